@@ -37,7 +37,7 @@ OWNERS = {
     "ort": {"trireme-generation", "trireme-model"},
     "prost-reflect": {"trireme-model-repository"},
     "redb": {"trireme-bus"},
-    "reqwest": {"trireme-model-source"},
+    "reqwest": {"trireme-gateway", "trireme-model-source"},
     "tiktoken-rs": {"trireme-gateway"},
     "tokenizers": {"trireme-text"},
     "tonic": {"trireme-gateway", "trireme-protocol", "trireme-e2e"},

@@ -132,6 +132,7 @@ async fn list(args: &ListArgs) -> anyhow::Result<String> {
             cell(age_of(&stored)),
             cell(stage(&stored)),
             cell(stored.letter.attempts),
+            cell(stored.letter.message.job.as_deref().unwrap_or("-")),
             cell(&stored.letter.reason),
         ]);
     }
@@ -139,7 +140,7 @@ async fn list(args: &ListArgs) -> anyhow::Result<String> {
         return Ok(json);
     }
     let mut text = String::new();
-    table(&mut text, &[">number", ">age", "stage", ">attempts", "reason"], &lines, colours());
+    table(&mut text, &[">number", ">age", "stage", ">attempts", "job", "reason"], &lines, colours());
     Ok(text)
 }
 
@@ -160,6 +161,7 @@ async fn show(args: &ShowArgs) -> anyhow::Result<String> {
         ("attempts", letter.attempts.to_string()),
         ("reason", letter.reason.to_string()),
         ("model", message.route.model().to_string()),
+        ("job", message.job.clone().unwrap_or_else(|| "none".to_owned())),
         ("request", format!("{} (client's id '{}')", message.request_id, message.client_id)),
         ("steps", steps.join(", ")),
     ];
@@ -245,6 +247,7 @@ fn describe(stored: &StoredLetter) -> Value {
         "model": message.route.model(),
         "request": message.request_id,
         "client_id": message.client_id,
+        "job": message.job,
         "steps": message.route.remaining(),
         "tensors": shapes(&message.tensors),
         "ledger": message.ledger,

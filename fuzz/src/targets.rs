@@ -175,6 +175,7 @@ fn envelope_work(body: &[u8]) -> String {
         priority: 0,
         traceparent: None,
         answer: AnswerForm::Whole,
+        job: None,
     };
     match decode_work(headers(), &Bytes::copy_from_slice(body)) {
         Ok(message) => {

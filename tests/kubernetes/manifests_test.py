@@ -21,6 +21,8 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 KUBERNETES = "1.32"
+# The end of the name of a stream with bulk requests.
+BULK = "-10000"
 FAULTS = []
 
 
@@ -66,6 +68,11 @@ def matches(selector, labels):
     return all(labels.get(e["key"]) in e["values"] for e in selector.get("matchExpressions", []))
 
 
+def queues_of(models):
+    """The streams of models' queues: for live requests, and for bulk requests."""
+    return {f"trireme_work_{model}_1{lane}" for model in models for lane in ("", BULK)}
+
+
 def check_scaled_object(thing, workloads, queues):
     """A KEDA ScaledObject for a queue of NATS."""
     where, spec = f"ScaledObject {thing['metadata']['name']}", thing["spec"]
@@ -81,6 +88,10 @@ def check_scaled_object(thing, workloads, queues):
         check(all(isinstance(value, str) for value in metadata.values()), f"{where}: metadata are texts")
         check(metadata["stream"] in queues, f"{where}: no queue {metadata['stream']}, the demo has {sorted(queues)}")
         check(metadata["natsServerMonitoringEndpoint"].startswith("nats.trireme."), f"{where}: another broker")
+    streams = {trigger["metadata"]["stream"] for trigger in spec["triggers"]}
+    for stream in streams:
+        # Bulk requests, which jobs send, wait in a stream of their own.
+        check(stream.endswith(BULK) or stream + BULK in streams, f"{where}: jobs do not wake {stream}")
 
 
 def check_pod(where, template, have, variables, claims):
@@ -220,7 +231,7 @@ def check_overlay(overlay):
     check(len(have) == len(objects), f"{overlay}: two objects of one name")
     variables = set(re.findall(r"`(TRIREME_[A-Z_]+)`", (ROOT / "docs" / "configuration.md").read_text()))
     demo = {path.parent.name for path in (ROOT / "examples" / "demo").glob("*/*")}
-    queues = {f"trireme_work_{model}_1" for model in demo}
+    queues = queues_of(demo)
 
     workloads = {t["metadata"]["name"]: t for t in objects if t["kind"] in ("Deployment", "StatefulSet")}
     check(set(workloads) == {"nats", *services(overlay)}, f"{overlay}: {sorted(workloads)}")
@@ -251,7 +262,7 @@ def check_overlay(overlay):
 def main():
     """Checks all overlays; skips the test if there is no kustomize."""
     check_scaled_object(
-        yaml.safe_load((FOLDER / "python" / "scaled-object.yaml").read_text()), {"python"}, {"trireme_work_preprocessing_1"}
+        yaml.safe_load((FOLDER / "python" / "scaled-object.yaml").read_text()), {"python"}, queues_of(["preprocessing"])
     )
     for overlay in ("base", "demo", "base+cluster", "demo-cluster", "base+python", "base+python+cluster"):
         count = check_overlay(overlay)

@@ -164,6 +164,8 @@ pub struct WorkHeaders {
     pub priority: u64,
     pub traceparent: Option<String>,
     pub answer: AnswerForm,
+    #[serde(default)]
+    pub job: Option<String>,
 }
 
 /// The fields of a [`Reply`] that travel in headers.
@@ -186,6 +188,7 @@ impl WorkHeaders {
             priority: message.priority,
             traceparent: message.traceparent.clone(),
             answer: message.answer,
+            job: message.job.clone(),
         }
     }
 }
@@ -236,6 +239,7 @@ pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, En
         ledger: wire.ledger.into_owned(),
         answer: headers.answer,
         callers: wire.callers.into_owned(),
+        job: headers.job,
     })
 }
 

@@ -34,6 +34,8 @@ pub struct WorkMessage {
     pub answer: AnswerForm,
     /// The models whose instances wait for the answer; empty for a client's request.
     pub callers: Callers,
+    /// The job that the request belongs to, and its line in a batch; `None` for a client's own request. For people only.
+    pub job: Option<String>,
 }
 
 /// How the answer to a request comes.
@@ -169,6 +171,7 @@ impl WorkMessage {
         let hops = self.ledger.0.iter().map(|hop| 2 * ENTRY + hop.model.len() + hop.worker.len());
         let callers = self.callers.models().iter().map(|model| ENTRY + model.name.len());
         let own = ENTRY + self.request_id.len() + self.gateway.len() + self.client_id.len();
+        let own = own + self.job.as_ref().map_or(0, String::len);
         let lists = tensors_size(&self.tensors) + parameters_size(&self.parameters);
         (own + lists + steps.chain(hops).chain(callers).sum::<usize>()) as u64
     }

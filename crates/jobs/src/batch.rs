@@ -171,8 +171,9 @@ impl Run<'_> {
                 self.read_chunk().await?;
             }
             while running.len() < share.most()
-                && let Some(task) = self.waiting.pop_front()
+                && let Some(mut task) = self.waiting.pop_front()
             {
+                task.call = task.call.of(format!("{} line {}", self.id, task.number));
                 let (jobs, expires, batch) = (self.jobs.clone(), self.batch.expires, self.id.to_owned());
                 running.spawn(async move {
                     let answer = jobs.execute(&task.call, expires).await;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::error::JobError;
-use crate::jobs::Jobs;
+use crate::jobs::{Jobs, Terms};
 use crate::record::{Batch, BatchState, Counts};
-use crate::record::{Checkpoint, Object, Record};
+use crate::record::{Checkpoint, Object, Record, Webhook};
 use crate::store::{new_id, now};
 
 /// The kind of job in errors.
@@ -33,8 +33,13 @@ pub struct NewBatch {
 impl Jobs {
     /// Accepts a batch: it is in the store when this returns.
     pub async fn begin_batch(&self, new: NewBatch) -> Result<(String, Batch), JobError> {
+        self.begin_batch_on(new, Terms::default()).await
+    }
+
+    /// Like [`Jobs::begin_batch`], for a batch that begins later or whose end is told to a URL.
+    pub async fn begin_batch_on(&self, new: NewBatch, terms: Terms) -> Result<(String, Batch), JobError> {
         self.file(&new.input).await?;
-        let id = new_id(PREFIX);
+        let (id, created) = (new_id(PREFIX), now());
         let object = |what: &str| Object { name: format!("{id}-{what}"), ..Object::default() };
         let batch = Batch {
             owner: self.0.own.clone(),
@@ -46,11 +51,13 @@ impl Jobs {
             failure: None,
             output: None,
             errors: None,
-            created: now(),
-            expires: now() + new.window.as_secs(),
+            created,
+            expires: created.max(terms.not_before.unwrap_or_default()) + new.window.as_secs(),
             begun: None,
             cancelling: None,
             ended: None,
+            not_before: terms.not_before,
+            webhook: terms.webhook.map(Webhook::new),
             checkpoint: Checkpoint { output: object("output"), errors: object("errors"), ..Checkpoint::default() },
         };
         self.write(&id, &Record::Batch(batch.clone()), 0, None).await?;

@@ -1,8 +1,13 @@
 //! The requests that jobs send, and the system that answers them.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+
+/// The header of a [`JobCall`] that names its job, and the line in a batch. For people only; clients cannot set it.
+pub const JOB: &str = "trireme-job";
 
 /// A request to one of the gateway's routes, without the client's credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,11 +31,43 @@ pub struct JobAnswer {
     pub body: Bytes,
 }
 
+/// One call of a webhook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebhookCall {
+    /// The URL.
+    pub url: String,
+    /// The id of the event: the same in each call about the end of one job.
+    pub id: String,
+    /// The event as JSON.
+    pub body: Bytes,
+}
+
+/// What came of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WebhookAnswer {
+    /// The receiver has taken the event.
+    Delivered,
+    /// The receiver has not taken it.
+    Failed {
+        /// The reason.
+        why: String,
+        /// Whether another call would be in vain.
+        is_final: bool,
+        /// The shortest pause that the receiver asks for.
+        after: Option<Duration>,
+    },
+}
+
 /// The system that runs calls.
 #[async_trait]
 pub trait Execute: Send + Sync + 'static {
     /// Runs a call. The caller may drop the future, which cancels the call.
     async fn execute(&self, call: JobCall) -> JobAnswer;
+
+    /// Calls the URL of a webhook once.
+    async fn call(&self, _call: WebhookCall) -> WebhookAnswer {
+        WebhookAnswer::failed("this gateway calls no webhooks")
+    }
 
     /// Whether the gateway of this name is alive, as far as its heartbeats tell.
     fn lives(&self, gateway: &str) -> bool;
@@ -39,6 +76,12 @@ pub trait Execute: Send + Sync + 'static {
 // === impl JobCall ===
 
 impl JobCall {
+    /// The call of a job, and of its line in a batch.
+    pub(crate) fn of(mut self, job: String) -> JobCall {
+        self.headers.push((JOB.to_owned(), job.into()));
+        self
+    }
+
     /// The value of a header.
     pub fn header(&self, name: &str) -> Option<&[u8]> {
         self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_ref())
@@ -51,5 +94,14 @@ impl JobAnswer {
     /// Whether the same call may get another answer later: the queue was full, no worker was there, or time ran out.
     pub fn is_temporary(&self) -> bool {
         matches!(self.status, 408 | 429 | 503 | 504)
+    }
+}
+
+// === impl WebhookAnswer ===
+
+impl WebhookAnswer {
+    /// A call that failed and may be repeated.
+    pub fn failed(why: impl Into<String>) -> WebhookAnswer {
+        WebhookAnswer::Failed { why: why.into(), is_final: false, after: None }
     }
 }

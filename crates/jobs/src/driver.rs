@@ -1,6 +1,6 @@
 //! Follows the store of jobs: runs what this gateway owns, and takes over the jobs of gateways that are gone.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::call::Execute;
 use crate::files::ARRIVING;
 use crate::jobs::{Jobs, Options, Shared};
 use crate::pace::{Pace, Share};
-use crate::record::{BatchState, Counts, Record};
+use crate::record::{BatchState, Counts, Record, Step};
 use crate::statistics::{Load, Statistics};
 use crate::store::now;
 use crate::{batch, store};
@@ -26,16 +26,23 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Most files that are deleted in one tick because they have stopped to arrive.
 const SWEPT: usize = 16;
 
+/// Most webhooks that are called at the same time.
+const CALLS: usize = 128;
+
 /// Most jobs that are taken over in one tick, and at the same time.
 const TAKEN_OVER: usize = 2048;
 const AT_A_TIME: usize = 64;
 
-/// A job that has not ended.
+/// A job with something left to do.
 enum Open {
+    /// The next step of a job of this gateway begins at this time, in seconds since 1970.
+    Later(Step, u64),
     /// A request of this gateway that waits for its turn.
     Waits,
     /// This gateway runs it. A batch hears on `stop` that it was cancelled.
     Runs { task: AbortHandle, stop: Option<tokio::sync::watch::Sender<bool>> },
+    /// This gateway calls its webhook, after so many calls before.
+    Calls { task: AbortHandle, attempts: u32 },
     /// Another gateway owns it.
     Others(String),
 }
@@ -49,10 +56,16 @@ struct Driver {
     arriving: HashMap<String, u64>,
     /// Requests of this gateway, oldest first. Some may have ended since.
     waiting: VecDeque<String>,
+    /// The jobs of this gateway whose time has not come: when, and the id.
+    later: BTreeSet<(u64, String)>,
+    /// The webhooks that are due at a time: when, how many calls there were, and the id.
+    webhooks: BTreeSet<(u64, u32, String)>,
     /// Ends with the id of the job, and whether it has to be run again.
     running: JoinSet<(String, bool)>,
     /// The tasks of requests; those of batches are not counted.
     requests: HashSet<tokio::task::Id>,
+    /// The tasks that call webhooks.
+    calls: HashSet<tokio::task::Id>,
     /// The requests' part of the pace, while there are any.
     share: Option<Share>,
 }
@@ -95,8 +108,11 @@ async fn run(jobs: Jobs) {
         batches: HashMap::new(),
         arriving: HashMap::new(),
         waiting: VecDeque::new(),
+        later: BTreeSet::new(),
+        webhooks: BTreeSet::new(),
         running: JoinSet::new(),
         requests: HashSet::new(),
+        calls: HashSet::new(),
         share: None,
     };
     let mut tick = tokio::time::interval(TICK);
@@ -113,7 +129,9 @@ async fn run(jobs: Jobs) {
             }
         };
         loop {
+            driver.begin_due();
             driver.begin();
+            driver.call_webhooks();
             tokio::select! {
                 change = changes.recv() => match change {
                     Some(Change::Put(entry)) => driver.put(&entry),
@@ -148,10 +166,20 @@ impl Driver {
             self.arriving.insert(id, file.expires.unwrap_or_default());
             return;
         }
-        let Some(owner) = record.open_for() else { return self.close(&id) };
+        let (Some(owner), Some((step, at))) = (record.open_for(), record.step()) else { return self.close(&id) };
         if owner != self.jobs.0.own {
             self.close(&id);
             self.open.insert(id, Open::Others(owner.to_owned()));
+            return;
+        }
+        if step == Step::Webhook {
+            let attempts = record.webhook().map_or(0, |webhook| webhook.attempts);
+            if !matches!(self.open.get(&id), Some(Open::Calls { attempts: own, .. }) if *own == attempts) {
+                // It has ended, or a call has.
+                self.close(&id);
+                self.webhooks.insert((at, attempts, id.clone()));
+                self.open.insert(id, Open::Later(step, at));
+            }
             return;
         }
         if let Record::Batch(batch) = &record {
@@ -166,11 +194,65 @@ impl Driver {
                 });
             }
             (Some(Open::Runs { .. } | Open::Waits), _) => {}
-            (Some(Open::Others(_)) | None, Record::Request(_)) => {
+            _ if at > now() => {
+                self.later.insert((at, id.clone()));
+                self.open.insert(id, Open::Later(step, at));
+            }
+            _ => self.run(id, step),
+        }
+    }
+
+    /// Begins the jobs whose time has come.
+    fn begin_due(&mut self) {
+        let now = now();
+        while let Some((at, id)) = self.later.pop_first() {
+            if at > now {
+                self.later.insert((at, id));
+                return;
+            }
+            // It may have been cancelled or taken over meanwhile.
+            if let Some(&Open::Later(step, own)) = self.open.get(&id)
+                && own == at
+            {
+                self.run(id, step);
+            }
+        }
+    }
+
+    /// Runs a job whose time has come.
+    fn run(&mut self, id: String, step: Step) {
+        match step {
+            Step::Request => {
                 self.open.insert(id.clone(), Open::Waits);
                 self.waiting.push_back(id);
             }
-            (Some(Open::Others(_)) | None, _) => self.run_batch(id),
+            Step::Batch => self.run_batch(id),
+            Step::Webhook => {}
+        }
+    }
+
+    /// Calls as many of the webhooks that are due as may be called at the same time.
+    fn call_webhooks(&mut self) {
+        let now = now();
+        while self.calls.len() < CALLS
+            && let Some((at, attempts, id)) = self.webhooks.pop_first()
+        {
+            if at > now {
+                self.webhooks.insert((at, attempts, id));
+                return;
+            }
+            if !matches!(self.open.get(&id), Some(Open::Later(Step::Webhook, own)) if *own == at) {
+                continue;
+            }
+            let (jobs, own) = (self.jobs.clone(), id.clone());
+            let task = self.running.spawn(async move {
+                let again = jobs.call_webhook(&own).await.inspect_err(|error| {
+                    tracing::warn!(job = own, %error, "a webhook could not be called, because of the store; trying again");
+                });
+                (own, again.is_err())
+            });
+            self.calls.insert(task.id());
+            self.open.insert(id, Open::Calls { task, attempts });
         }
     }
 
@@ -178,8 +260,10 @@ impl Driver {
     fn close(&mut self, id: &str) {
         self.arriving.remove(id);
         self.batches.remove(id);
-        if let Some(Open::Runs { task, .. }) = self.open.remove(id) {
-            task.abort();
+        match self.open.remove(id) {
+            Some(Open::Runs { task, .. } | Open::Calls { task, .. }) => task.abort(),
+            Some(Open::Later(Step::Request | Step::Batch, at)) => drop(self.later.remove(&(at, id.to_owned()))),
+            Some(Open::Later(Step::Webhook, _) | Open::Waits | Open::Others(_)) | None => {}
         }
         // An error says that nobody waits for it.
         let _ = self.jobs.0.ended.send(id.to_owned());
@@ -234,6 +318,7 @@ impl Driver {
             Err(error) => error.id(),
         };
         self.requests.remove(&task);
+        self.calls.remove(&task);
         if self.requests.is_empty() && self.waiting.is_empty() {
             self.share = None;
         }
@@ -252,20 +337,34 @@ impl Driver {
                 }
             },
             Some(Open::Runs { .. }) => drop(self.open.remove(&id)),
-            Some(Open::Waits | Open::Others(_)) | None => {}
+            Some(Open::Calls { task: own, attempts }) if own.id() == task && again => {
+                let (at, attempts) = (now() + AGAIN.as_secs(), *attempts);
+                self.webhooks.insert((at, attempts, id.clone()));
+                self.open.insert(id, Open::Later(Step::Webhook, at));
+            }
+            // What came of a call comes on the watch.
+            Some(Open::Calls { .. } | Open::Later(..) | Open::Waits | Open::Others(_)) | None => {}
         }
     }
 
     /// Counts the work that is there, for metrics.
     fn tell(&self) {
         let waiting = self.open.values().filter(|open| matches!(open, Open::Waits)).count() as u64;
-        let in_state = |state| self.batches.values().filter(|(own, _)| *own == state).count() as u64;
+        let later = |wanted| {
+            let is_wanted = |open: &&Open| matches!(open, Open::Later(step, _) if *step == wanted);
+            self.open.values().filter(is_wanted).count() as u64
+        };
+        let is_later = |id: &String| matches!(self.open.get(id), Some(Open::Later(..)));
+        let begun: Vec<_> = self.batches.iter().filter(|(id, _)| !is_later(id)).map(|(_, batch)| batch).collect();
+        let in_state = |state| begun.iter().filter(|(own, _)| *own == state).count() as u64;
         let open = [BatchState::Validating, BatchState::InProgress, BatchState::Cancelling];
         let left = |(_, counts): &(BatchState, Counts)| counts.total.saturating_sub(counts.completed + counts.failed);
         *self.jobs.0.counters.load.lock() = Load {
             waiting,
+            scheduled: later(Step::Request),
             running: self.requests.len() as u64,
             batches: open.map(|state| (state, in_state(state))).into(),
+            scheduled_batches: later(Step::Batch),
             lines_left: self.batches.values().map(left).sum(),
         };
     }
@@ -307,7 +406,7 @@ impl Driver {
                 let taken = jobs.change(&id, |record| {
                     (record.open_for() == Some(&owner)).then(|| {
                         record.set_owner(&jobs.0.own);
-                        None
+                        jobs.lapse(record)
                     })
                 });
                 if let Err(error) = taken.await {

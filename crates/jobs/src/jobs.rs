@@ -20,6 +20,15 @@ pub struct Options {
     pub upload_patience: Duration,
 }
 
+/// When a job begins, and which URL is called when it has ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// The time before which it does not begin, in seconds since 1970. Its time to live counts from then on.
+    pub not_before: Option<u64>,
+    /// The URL that is called when it has ended.
+    pub webhook: Option<String>,
+}
+
 /// Durable work on one bus. Clones are the same.
 #[derive(Clone)]
 pub struct Jobs(pub(crate) Arc<Shared>);

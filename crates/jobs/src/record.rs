@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::call::{JobAnswer, JobCall};
 
+/// The state of a job whose time has not come.
+const SCHEDULED: &str = "scheduled";
+
 /// The value of a key in the store of jobs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Record {
@@ -31,6 +34,12 @@ pub struct Request {
     pub ended: Option<u64>,
     /// Where it is.
     pub state: RequestState,
+    /// When it may begin, if that is later than when it was accepted.
+    #[serde(default)]
+    pub not_before: Option<u64>,
+    /// The URL that is called when it has ended.
+    #[serde(default)]
+    pub webhook: Option<Webhook>,
     /// A digest of its path, headers and body.
     pub(crate) digest: Bytes,
     /// Path and headers; the body is in `body`.
@@ -120,6 +129,12 @@ pub struct Batch {
     pub cancelling: Option<u64>,
     /// When it ended.
     pub ended: Option<u64>,
+    /// When it may begin, if that is later than when it was accepted.
+    #[serde(default)]
+    pub not_before: Option<u64>,
+    /// The URL that is called when it has ended.
+    #[serde(default)]
+    pub webhook: Option<Webhook>,
     pub(crate) checkpoint: Checkpoint,
 }
 
@@ -165,6 +180,83 @@ pub(crate) struct Checkpoint {
     pub errors: Object,
 }
 
+/// A URL that is called when a job has ended, and how far that is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Webhook {
+    /// The URL.
+    pub url: String,
+    /// Whether it was called.
+    pub state: WebhookState,
+    /// How many calls have ended.
+    pub attempts: u32,
+    /// When it is called next, in seconds since 1970; 0 as soon as the job has ended.
+    pub next: u64,
+    /// Why the last call failed.
+    pub failure: Option<String>,
+}
+
+/// Whether a webhook was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WebhookState {
+    /// The job has not ended, or the URL has to be called again.
+    Waiting,
+    /// A call succeeded.
+    Delivered,
+    /// The receiver wants no more calls, or the time to live of the job is over.
+    Failed,
+}
+
+/// What the owner of a job does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Runs the request.
+    Request,
+    /// Runs the batch.
+    Batch,
+    /// Calls the webhook of a job that has ended.
+    Webhook,
+}
+
+// === impl Webhook ===
+
+impl Webhook {
+    /// A webhook that was not called yet.
+    pub(crate) fn new(url: String) -> Webhook {
+        Webhook { url, state: WebhookState::Waiting, attempts: 0, next: 0, failure: None }
+    }
+}
+
+// === impl Request ===
+
+impl Request {
+    /// The name of its state in the API. `now` is in seconds since 1970.
+    pub fn state_name(&self, now: u64) -> &'static str {
+        match self.state {
+            RequestState::Queued if self.not_before.is_some_and(|at| at > now) => SCHEDULED,
+            RequestState::Queued => "queued",
+            RequestState::Completed => "completed",
+            RequestState::Cancelled => "cancelled",
+            RequestState::Expired => "expired",
+        }
+    }
+}
+
+// === impl Batch ===
+
+impl Batch {
+    /// The name of its state in the API. `now` is in seconds since 1970.
+    pub fn state_name(&self, now: u64) -> &'static str {
+        let waits = self.state == BatchState::Validating && self.not_before.is_some_and(|at| at > now);
+        if waits { SCHEDULED } else { self.state.name() }
+    }
+
+    /// When its time begins to run, in seconds since 1970.
+    pub fn start(&self) -> u64 {
+        self.created.max(self.not_before.unwrap_or_default())
+    }
+}
+
 // === impl BatchState ===
 
 impl BatchState {
@@ -193,12 +285,59 @@ impl BatchState {
 // === impl Record ===
 
 impl Record {
-    /// The gateway that owns the job, if the job has not ended.
+    /// The gateway that owns the job, if something is left to do.
     pub fn open_for(&self) -> Option<&str> {
+        self.step()?;
         match self {
-            Record::Request(request) if request.state == RequestState::Queued => Some(&request.owner),
-            Record::Batch(batch) if !batch.state.is_end() => Some(&batch.owner),
-            Record::Request(_) | Record::Batch(_) | Record::File(_) => None,
+            Record::Request(request) => Some(&request.owner),
+            Record::Batch(batch) => Some(&batch.owner),
+            Record::File(_) => None,
+        }
+    }
+
+    /// What the owner does next, and the time before which it waits, in seconds since 1970; 0 is at once. `None` if nothing is
+    /// left to do.
+    pub fn step(&self) -> Option<(Step, u64)> {
+        match self {
+            Record::Request(request) if request.state == RequestState::Queued => {
+                Some((Step::Request, request.not_before.unwrap_or_default()))
+            }
+            Record::Batch(batch) if !batch.state.is_end() => {
+                let waits = batch.state == BatchState::Validating;
+                Some((Step::Batch, batch.not_before.filter(|_| waits).unwrap_or_default()))
+            }
+            Record::Request(_) | Record::Batch(_) => {
+                let webhook = self.webhook().filter(|webhook| webhook.state == WebhookState::Waiting)?;
+                Some((Step::Webhook, webhook.next))
+            }
+            Record::File(_) => None,
+        }
+    }
+
+    /// When the job ended, in seconds since 1970.
+    pub fn ended(&self) -> Option<u64> {
+        match self {
+            Record::Request(request) => request.ended,
+            Record::Batch(batch) => batch.ended,
+            Record::File(_) => None,
+        }
+    }
+
+    /// The URL that is called when the job has ended.
+    pub fn webhook(&self) -> Option<&Webhook> {
+        match self {
+            Record::Request(request) => request.webhook.as_ref(),
+            Record::Batch(batch) => batch.webhook.as_ref(),
+            Record::File(_) => None,
+        }
+    }
+
+    /// The URL that is called when the job has ended, to note a call.
+    pub fn webhook_mut(&mut self) -> Option<&mut Webhook> {
+        match self {
+            Record::Request(request) => request.webhook.as_mut(),
+            Record::Batch(batch) => batch.webhook.as_mut(),
+            Record::File(_) => None,
         }
     }
 

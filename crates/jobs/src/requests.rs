@@ -8,9 +8,9 @@ use trireme_bus::BusError;
 
 use crate::call::{JobAnswer, JobCall};
 use crate::error::JobError;
-use crate::jobs::Jobs;
+use crate::jobs::{Jobs, Terms};
 use crate::record::{Body, Record};
-use crate::record::{Request, RequestState};
+use crate::record::{Request, RequestState, Webhook};
 use crate::store::{Kept, new_id, now};
 
 /// The kind of job in errors.
@@ -43,7 +43,13 @@ impl Jobs {
     /// Accepts a request: it is in the store when this returns. With `key` a second request with the same key is the first
     /// one; [`JobError::OtherRequest`] if it has another path, header or body.
     pub async fn accept(&self, call: JobCall, key: Option<&str>) -> Result<Accepted, JobError> {
-        let digest = digest(&call);
+        self.accept_on(call, key, Terms::default()).await
+    }
+
+    /// Like [`Jobs::accept`], for a request that begins later or whose end is told to a URL. With another time or URL it is
+    /// another request to its key.
+    pub async fn accept_on(&self, call: JobCall, key: Option<&str>, terms: Terms) -> Result<Accepted, JobError> {
+        let digest = digest(&call, &terms);
         let id = match key {
             Some(key) => format!("{PREFIX}{}", hex(&sha256(&[key.as_bytes()]), 16)),
             None => new_id(PREFIX),
@@ -55,13 +61,17 @@ impl Jobs {
         }
         let (created, live) = (now(), self.0.options.time_to_live);
         let name = format!("{id}-{}", hex(&digest, 8));
-        let body = self.keep(name, &call.body, Some(live + SLACK)).await?;
+        let start = created.max(terms.not_before.unwrap_or_default());
+        let lapse = Duration::from_secs(start - created) + live + SLACK;
+        let body = self.keep(name, &call.body, Some(lapse)).await?;
         let request = Request {
             owner: self.0.own.clone(),
             created,
-            expires: created + live.as_secs(),
+            expires: start + live.as_secs(),
             ended: None,
             state: RequestState::Queued,
+            not_before: terms.not_before,
+            webhook: terms.webhook.map(Webhook::new),
             digest: digest.clone(),
             call: JobCall { body: Bytes::new(), ..call },
             body,
@@ -156,7 +166,7 @@ impl Jobs {
             return Ok(());
         }
         let live = self.0.options.time_to_live;
-        let call = JobCall { body: self.body(&request.body).await?, ..request.call.clone() };
+        let call = JobCall { body: self.body(&request.body).await?, ..request.call.clone() }.of(id.to_owned());
         let answer = self.execute(&call, request.expires).await;
         request.ended = Some(now());
         match answer {
@@ -207,8 +217,12 @@ fn unknown(id: &str) -> JobError {
     JobError::Unknown { kind: KIND, id: id.to_owned() }
 }
 
-fn digest(call: &JobCall) -> Bytes {
+fn digest(call: &JobCall, terms: &Terms) -> Bytes {
     let mut parts = vec![call.path.as_bytes()];
+    let not_before = terms.not_before.map(u64::to_le_bytes);
+    // A request without terms has the digest that it had before there were any.
+    parts.extend(not_before.as_ref().map(|at| at.as_slice()));
+    parts.extend(terms.webhook.as_ref().map(|url| url.as_bytes()));
     for (name, value) in &call.headers {
         parts.extend([name.as_bytes(), value.as_ref()]);
     }

@@ -11,10 +11,14 @@ use crate::record::BatchState;
 pub struct Load {
     /// Requests that wait for their turn.
     pub waiting: u64,
+    /// Requests whose time has not come.
+    pub scheduled: u64,
     /// Requests that run.
     pub running: u64,
     /// Batches that have not ended, by state.
     pub batches: Vec<(BatchState, u64)>,
+    /// Batches whose time has not come. They are not among those in `batches`.
+    pub scheduled_batches: u64,
     /// Lines of these batches that have not ended, as of their checkpoints.
     pub lines_left: u64,
 }
@@ -32,6 +36,19 @@ pub struct Statistics {
     pub completed: u64,
     /// Lines that have ended with an error.
     pub failed: u64,
+    /// Calls of webhooks.
+    pub webhooks: WebhookCounts,
+}
+
+/// Calls of webhooks, by what came of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WebhookCounts {
+    /// The receiver has taken the event.
+    pub delivered: u64,
+    /// The call failed and is repeated later.
+    pub retried: u64,
+    /// The call failed and is not repeated.
+    pub given_up: u64,
 }
 
 /// The counters behind them.
@@ -41,6 +58,7 @@ pub(crate) struct Counters {
     in_flight: AtomicU64,
     completed: AtomicU64,
     failed: AtomicU64,
+    webhooks: Mutex<WebhookCounts>,
 }
 
 /// Counts a call as in flight until it is dropped.
@@ -57,6 +75,7 @@ impl Counters {
             limit,
             completed: self.completed.load(Ordering::Relaxed),
             failed: self.failed.load(Ordering::Relaxed),
+            webhooks: *self.webhooks.lock(),
         }
     }
 
@@ -64,6 +83,14 @@ impl Counters {
     pub fn call(&self) -> InFlight<'_> {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         InFlight(self)
+    }
+
+    /// Counts calls of webhooks.
+    pub fn webhook(&self, calls: WebhookCounts) {
+        let mut counts = self.webhooks.lock();
+        counts.delivered += calls.delivered;
+        counts.retried += calls.retried;
+        counts.given_up += calls.given_up;
     }
 
     /// Counts the end of a line.

@@ -228,6 +228,7 @@ fn request(id: &str, models: &[&str], order: i64, answer: AnswerForm) -> WorkMes
         ledger: Ledger::default(),
         answer,
         callers: Callers::default(),
+        job: None,
     }
 }
 

@@ -297,6 +297,7 @@ fn request(id: &str, models: &[&str], order: &str) -> WorkMessage {
         ledger: Ledger::default(),
         answer: AnswerForm::Whole,
         callers: Callers::default(),
+        job: None,
     }
 }
 

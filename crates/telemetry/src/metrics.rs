@@ -88,6 +88,7 @@ metrics! {
     JobsBatches = "trireme_jobs_batches" Gauge "Batches of this gateway that have not ended";
     JobsLinesLeft = "trireme_jobs_lines_left" Gauge "Lines of this gateway's batches that have not ended, as of their checkpoints";
     JobsLines = "trireme_jobs_lines_total" Counter "Lines of batches that this gateway has run to their end";
+    JobsWebhooks = "trireme_jobs_webhooks_total" Counter "Calls of webhooks that this gateway has made: delivered, failed and to be retried, or failed and given up";
     JobsInFlight = "trireme_jobs_calls_in_flight" Gauge "Calls of durable work that this gateway has in flight";
     JobsLimit = "trireme_jobs_calls_limit" Gauge "Calls of durable work that this gateway may have in flight now";
 

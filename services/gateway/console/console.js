@@ -283,7 +283,7 @@ function describeBatch(batch) {
   const done = completed + failed;
   const end = batch.completed_at ?? batch.failed_at ?? batch.expired_at ?? batch.cancelled_at ?? shown.time;
   const rate = batch.in_progress_at === null ? undefined : done / Math.max(1, end - batch.in_progress_at);
-  const runs = batch.status === "in_progress" || batch.status === "validating";
+  const runs = ["scheduled", "validating", "in_progress"].includes(batch.status);
   const bar = (old) => {
     const element = old ?? make("progress");
     element.max = Math.max(1, total);

@@ -1,5 +1,6 @@
 //! One budget for the bytes of all requests at this gateway. Bodies take their bytes from it as they arrive, and give them back
-//! when the answer has been sent. Without room a request is refused at once, as by a full queue.
+//! when the answer has been sent. Without room a request is refused at once, as by a full queue. Bulk requests leave half of the
+//! budget to live ones.
 //!
 //! Invariant: bytes that have not arrived are not counted. An announced body only asks for room, so that its refusal need not
 //! wait for it.
@@ -18,7 +19,7 @@ use bytes::{Buf, Bytes};
 use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use trireme_bus::QUEUE_FULL;
-use trireme_inference::InferError;
+use trireme_inference::{InferError, Lane};
 
 use crate::traces::{OpenTrace, Passage};
 
@@ -48,6 +49,10 @@ struct HeldBytes {
     bytes: AtomicU64,
     /// The number of bytes that are never refused.
     free: u64,
+    /// The lane of the request.
+    lane: Lane,
+    /// The job that the request belongs to.
+    job: Option<String>,
     passage: Arc<Passage>,
     /// Traces that end when the answer is sent.
     traces: Mutex<Vec<Arc<OpenTrace>>>,
@@ -113,29 +118,45 @@ impl Budget {
         self.0.used.load(Ordering::Relaxed)
     }
 
-    /// A new request's hold, without bytes.
+    /// A new live request's hold, without bytes.
     pub fn hold(&self) -> Hold {
-        self.holding(0, 0)
+        self.hold_in(Lane::Live)
+    }
+
+    /// A new request's hold, without bytes.
+    pub fn hold_in(&self, lane: Lane) -> Hold {
+        self.holding(0, 0, lane, None)
+    }
+
+    /// The hold of a job's request, without bytes. `job` names the job, and the line in a batch.
+    pub fn hold_for_job(&self, job: Option<String>) -> Hold {
+        self.holding(0, 0, Lane::Bulk, job)
     }
 
     /// The hold of a request about the server, which has to be answered even if there is no room for others: as many bytes as
     /// such requests need are counted and not refused.
     pub fn hold_about_server(&self) -> Hold {
-        self.holding(0, ABOUT_SERVER)
+        self.holding(0, ABOUT_SERVER, Lane::Live, None)
     }
 
-    fn holding(&self, bytes: u64, free: u64) -> Hold {
+    fn holding(&self, bytes: u64, free: u64, lane: Lane, job: Option<String>) -> Hold {
         let (budget, bytes) = (self.clone(), AtomicU64::new(bytes));
-        Hold(Arc::new(HeldBytes { budget, bytes, free, passage: Passage::begin(), traces: Mutex::default() }))
+        let (passage, traces) = (Passage::begin(), Mutex::default());
+        Hold(Arc::new(HeldBytes { budget, bytes, free, lane, job, passage, traces }))
     }
 }
 
 // === impl Shared ===
 
 impl Shared {
-    /// The sum of `used` and `bytes`, unless it is above the limit.
-    fn with(&self, used: u64, bytes: u64) -> Option<u64> {
-        used.checked_add(bytes).filter(|&used| used <= self.limit)
+    /// The sum of `used` and `bytes`, unless it is above the limit, or above half of it for a bulk request. A bulk request that
+    /// is alone, with all of `used` as its `own`, may take as much as a live one: no request is too large for one lane only.
+    fn with(&self, used: u64, bytes: u64, lane: Lane, own: u64) -> Option<u64> {
+        let most = match lane {
+            Lane::Bulk if used > own => self.limit.div_ceil(2),
+            Lane::Bulk | Lane::Live => self.limit,
+        };
+        used.checked_add(bytes).filter(|&used| used <= most)
     }
 }
 
@@ -149,7 +170,8 @@ impl Hold {
             return Ok(());
         }
         let budget = &self.0.budget.0;
-        let more = |used: u64| budget.with(used, bytes);
+        let (lane, own) = (self.0.lane, self.bytes());
+        let more = |used: u64| budget.with(used, bytes, lane, own);
         budget.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| NoRoom)?;
         self.0.bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
@@ -163,7 +185,8 @@ impl Hold {
     /// Whether there is room for so many more bytes. Takes none.
     pub fn ask(&self, bytes: u64) -> Result<(), NoRoom> {
         let budget = &self.0.budget.0;
-        let left = self.is_free(bytes) || budget.with(budget.used.load(Ordering::Relaxed), bytes).is_some();
+        let used = budget.used.load(Ordering::Relaxed);
+        let left = self.is_free(bytes) || budget.with(used, bytes, self.0.lane, self.bytes()).is_some();
         left.then_some(()).ok_or(NoRoom)
     }
 
@@ -194,6 +217,11 @@ impl Hold {
         self.give_back(self.bytes().saturating_sub(bytes));
     }
 
+    /// The job that the request belongs to, and the line in a batch.
+    pub fn job(&self) -> Option<String> {
+        self.0.job.clone()
+    }
+
     /// When the request came and its answer goes.
     pub fn passage(&self) -> Arc<Passage> {
         self.0.passage.clone()
@@ -206,7 +234,8 @@ impl Hold {
 
     /// Moves all bytes of this hold into a new one: for a message of a stream.
     pub fn split(&self) -> Hold {
-        self.0.budget.holding(self.0.bytes.swap(0, Ordering::Relaxed), self.0.free)
+        let HeldBytes { budget, bytes, free, lane, job, .. } = self.0.as_ref();
+        budget.holding(bytes.swap(0, Ordering::Relaxed), *free, *lane, job.clone())
     }
 }
 
@@ -380,6 +409,27 @@ mod tests {
         assert!(control.take(1).is_err(), "more than a request about the server needs");
         drop((full, control));
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn bulk_requests_leave_half_to_live_ones() {
+        let budget = Budget::new(100);
+        let (first, second, live) = (budget.hold_in(Lane::Bulk), budget.hold_in(Lane::Bulk), budget.hold());
+        first.take(30).unwrap();
+        assert!(second.ask(21).is_err() && second.take(21).is_err());
+        second.take(20).unwrap();
+        assert!(first.take(1).is_err());
+        live.take(50).unwrap();
+        assert!(live.take(1).is_err(), "there is one budget");
+        drop((first, second, live));
+        let alone = budget.hold_in(Lane::Bulk);
+        alone.take(60).unwrap();
+        alone.take(40).unwrap();
+        drop(alone.split());
+        assert_eq!(budget.used(), 0);
+        let live = budget.hold();
+        live.take(1).unwrap();
+        assert!(alone.split().take(60).is_err(), "a message of a stream has its lane");
     }
 
     #[test]

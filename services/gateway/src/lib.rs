@@ -22,6 +22,7 @@ mod grpc;
 mod handlers;
 mod http;
 mod inflate;
+mod kept;
 mod large;
 mod metrics;
 mod models;
@@ -67,7 +68,7 @@ use statistics::Collector;
 pub use access::{AccessArgs, ControlAccess, Restriction, Secret};
 pub use crowd::ConnectionArgs;
 pub use grpc::{CompressionLevel, GrpcArgs};
-pub use http::{HttpArgs, JobArgs, TokenInput};
+pub use http::{HttpArgs, JobArgs, Target, TokenInput, WebhookSecret};
 pub use metrics::MetricsArgs;
 pub use models::ModelOptions;
 pub use traces::TraceArgs;
@@ -213,6 +214,7 @@ impl Gateway {
             !args.coalesce_requests || args.cache.cache_config.is_some(),
             "--coalesce-requests needs a cache: give --cache-config local,size=BYTES"
         );
+        let webhooks = args.jobs.webhooks()?;
         let http = HttpListener::bind(&args.http).await?;
         let http_address = http.as_ref().map(|listener| listener.address);
         let grpc = GrpcListener::bind(&args.grpc, args.http.idle_timeout()).await?;
@@ -225,6 +227,10 @@ impl Gateway {
         let (name, keep) = (statistics.process(), args.keep_models);
         let registry = Registry::follow(bus.clone(), name, repository, &models.control, keep, &tasks).await?;
         queues::look_after(bus.clone(), registry.clone(), &tasks);
+        if keep {
+            kept::restore(bus.as_ref(), &registry).await;
+            kept::look_after(bus.clone(), registry.clone(), &tasks);
+        }
         let models = ModelControl::start(bus.clone(), name, models, registry.clone(), &tasks).await?;
         let dispatcher = Dispatcher::open(bus.clone(), name, args.max_in_flight, &tasks).await?;
         let collector = Collector::open(bus.clone(), statistics.clone(), registry.clone(), &tasks).await?;
@@ -262,8 +268,8 @@ impl Gateway {
         if let Some(listener) = http {
             tracing::info!(address = %listener.address, "HTTP listener");
             let (shared, raised) = (handlers.clone(), stop.clone());
-            let keeper =
-                keeps_jobs.then(|| Keeper { bus: bus.clone(), own: name.to_owned(), options: args.jobs.options() });
+            let (bus, own, options) = (bus.clone(), name.to_owned(), args.jobs.options());
+            let keeper = keeps_jobs.then_some(Keeper { bus, own, options, webhooks });
             serving.spawn("http", async move { listener.serve(shared, keeper, limits, raised, exit_timeout).await });
         }
         if let Some(listener) = grpc {

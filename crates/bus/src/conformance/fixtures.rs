@@ -141,6 +141,7 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
         ledger: Ledger(vec![hop, Hop::default()]),
         answer: AnswerForm::Part(Part { sequence: 7, last: true }),
         callers: Callers::joined([&Callers::default()], model),
+        job: Some("batch_1 line 7".to_owned()),
     }
 }
 
@@ -176,6 +177,7 @@ fn with_tensors(model: &ModelKey, tensors: Vec<Tensor>) -> WorkMessage {
         ledger: Ledger::default(),
         answer: AnswerForm::Whole,
         callers: Callers::default(),
+        job: None,
     }
 }
 

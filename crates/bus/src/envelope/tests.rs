@@ -18,6 +18,7 @@ fn work_headers(message: &WorkMessage) -> WorkHeaders {
         priority: message.priority,
         traceparent: message.traceparent.clone(),
         answer: message.answer,
+        job: message.job.clone(),
     }
 }
 
@@ -122,6 +123,7 @@ fn any_work() -> impl Strategy<Value = WorkMessage> {
                 // Travels in headers, which have a test of their own.
                 answer: AnswerForm::Whole,
                 callers: Callers::default(),
+                job: None,
             }
         },
     )

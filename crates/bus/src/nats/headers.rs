@@ -16,6 +16,7 @@ const PRIORITY: &str = "Trireme-Priority";
 const IN_PARTS: &str = "Trireme-In-Parts";
 const SEQUENCE: &str = "Trireme-Sequence";
 const FINAL: &str = "Trireme-Final";
+const JOB: &str = "Trireme-Job";
 const TRACEPARENT: &str = "traceparent";
 
 /// A claim's name.
@@ -35,6 +36,9 @@ pub fn write_work(message: &WorkMessage) -> Result<HeaderMap, EnvelopeError> {
     if let Some(traceparent) = &message.traceparent {
         headers.insert(TRACEPARENT, one_line(TRACEPARENT, traceparent)?);
     }
+    if let Some(job) = &message.job {
+        headers.insert(JOB, one_line(JOB, job)?);
+    }
     match message.answer {
         AnswerForm::Whole => {}
         AnswerForm::InParts => headers.insert(IN_PARTS, "true"),
@@ -53,6 +57,7 @@ pub fn read_work(message: &Message) -> Result<WorkHeaders, EnvelopeError> {
         priority: number(message, PRIORITY)?,
         traceparent: get(message, TRACEPARENT).map(str::to_owned),
         answer: read_answer(message)?,
+        job: get(message, JOB).map(str::to_owned),
     })
 }
 
@@ -214,17 +219,18 @@ mod tests {
         fn headers_round_trip_or_are_refused(
             request_id in "\\PC{1,8}|.{0,3}",
             gateway in "\\PC{1,8}|(?s).{0,3}",
-            traceparent in proptest::option::of("(?s).{0,4}"),
+            (traceparent, job) in (proptest::option::of("(?s).{0,4}"), proptest::option::of("(?s).{0,4}")),
             (deadline, priority, sequence, last) in any::<(u64, u64, u32, bool)>(),
             kind in 0usize..3,
         ) {
             let answer = [AnswerForm::Whole, AnswerForm::InParts, AnswerForm::Part(Part { sequence, last })][kind];
             let message = WorkMessage {
-                request_id, gateway, traceparent, deadline: UnixMicros(deadline), priority, answer, ..work()
+                request_id, gateway, traceparent, job, deadline: UnixMicros(deadline), priority, answer, ..work()
             };
             let unfit = |text: &str| text.is_empty() || text.contains(['\r', '\n']);
             let (request_id, gateway) = (&message.request_id, &message.gateway);
-            let traceparent_unfit = message.traceparent.as_deref().is_some_and(unfit);
+            let optional = [&message.traceparent, &message.job];
+            let optional_unfit = optional.iter().any(|text| text.as_deref().is_some_and(unfit));
 
             match write_work(&message) {
                 Ok(headers) => prop_assert_eq!(read_work(&received(headers)).unwrap(), WorkHeaders {
@@ -234,8 +240,9 @@ mod tests {
                     priority,
                     traceparent: message.traceparent.clone(),
                     answer,
+                    job: message.job.clone(),
                 }),
-                Err(_) => prop_assert!(unfit(request_id) || unfit(gateway) || traceparent_unfit),
+                Err(_) => prop_assert!(unfit(request_id) || unfit(gateway) || optional_unfit),
             }
             let reply = Reply { sequence, last, ..message.reply(Ok(crate::Output::default())) };
             match write_reply(&reply) {

@@ -104,6 +104,7 @@ fn letter(model: &ModelKey, message: &jetstream::Message, reason: String) -> Dea
         ledger: Ledger::default(),
         answer: AnswerForm::Whole,
         callers: Callers::default(),
+        job: None,
     };
     let attempts = info.map_or(0, |info| u32::try_from(info.delivered).unwrap_or(u32::MAX));
     DeadLetter { message: unread, reason: InferError::unsupported(reason).at(model, ""), attempts }

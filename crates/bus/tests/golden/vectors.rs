@@ -125,6 +125,7 @@ fn single() -> WorkMessage {
         ledger: Ledger::default(),
         answer: AnswerForm::Whole,
         callers: Callers::default(),
+        job: None,
     }
 }
 
@@ -183,6 +184,7 @@ fn ensemble() -> WorkMessage {
         ledger: Ledger(vec![hop]),
         answer: AnswerForm::Whole,
         callers: Callers::default(),
+        job: None,
     }
 }
 
@@ -242,7 +244,9 @@ impl Message {
     /// Decodes a body to a message of this one's kind, with its headers.
     pub fn decode(&self, body: &Bytes) -> Result<Message, EnvelopeError> {
         match self {
-            Message::Work(WorkMessage { request_id, gateway, deadline, priority, traceparent, answer, .. }) => {
+            Message::Work(WorkMessage {
+                request_id, gateway, deadline, priority, traceparent, answer, job, ..
+            }) => {
                 let headers = WorkHeaders {
                     request_id: request_id.clone(),
                     gateway: gateway.clone(),
@@ -250,6 +254,7 @@ impl Message {
                     priority: *priority,
                     traceparent: traceparent.clone(),
                     answer: *answer,
+                    job: job.clone(),
                 };
                 decode_work(headers, body).map(Message::Work)
             }

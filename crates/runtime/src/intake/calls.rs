@@ -88,5 +88,6 @@ fn message(nested: Nested, origin: &Origin, callers: Callers, worker: &str) -> W
         ledger: Ledger::default(),
         answer: if nested.in_parts { AnswerForm::InParts } else { AnswerForm::Whole },
         callers,
+        job: None,
     }
 }

@@ -1,10 +1,12 @@
 //! Every call on its way in: how it is counted, what a spare connection may ask, and a handler that panics.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::HeaderValue;
 use axum::middleware::Next;
 use axum::response::Response;
 use futures_util::FutureExt;
@@ -16,7 +18,7 @@ use trireme_protocol::grpc::status;
 use super::access;
 use super::body::{self, Rules};
 use super::unread::Unread;
-use crate::access::Category;
+use crate::access::{Access, Category};
 use crate::budget::{self, Budget};
 use crate::crowd::Spare;
 
@@ -35,6 +37,8 @@ fn infers(path: &str) -> bool {
 #[derive(Clone)]
 pub struct Counting {
     pub budget: Budget,
+    /// Knows the lane of a call.
+    pub access: Arc<Access>,
     pub unread: Unread,
     /// Most bytes of a message.
     pub largest: usize,
@@ -44,10 +48,11 @@ pub struct Counting {
 
 /// Counts the bytes of a call in the budget until it is answered. A stream's messages are counted until each is answered.
 pub async fn count(State(counting): State<Counting>, request: Request, next: Next) -> Response {
-    let Counting { budget, unread, largest, pause } = counting;
+    let Counting { budget, access: rules, unread, largest, pause } = counting;
     let (mut parts, body) = request.into_parts();
     let path = parts.uri.path();
-    let hold = if infers(path) { budget.hold() } else { budget.hold_about_server() };
+    let lane = || rules.lane(|name| parts.headers.get(name).map(HeaderValue::as_bytes));
+    let hold = if infers(path) { budget.hold_in(lane()) } else { budget.hold_about_server() };
     let is_health = access::category(path) == Some(Category::Health);
     if !is_health && parts.extensions.get::<Spare>().is_some() {
         return status(&InferError::unavailable("there are too many connections (--max-connections)")).into_http();

@@ -90,6 +90,7 @@ impl GrpcListener {
         let unread = Unread::default();
         let counting = Counting {
             budget: handlers.budget.clone(),
+            access: Arc::new(handlers.access.clone()),
             unread: unread.clone(),
             largest: self.args.max_message_size().min(usize::try_from(handlers.budget.limit()).unwrap_or(usize::MAX)),
             pause: self.pause,

@@ -79,6 +79,7 @@ struct Terms {
     answer: AnswerForm,
     traceparent: Option<String>,
     callers: Callers,
+    job: Option<String>,
     trace: Option<Arc<OpenTrace>>,
 }
 
@@ -164,8 +165,8 @@ impl Handlers {
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.via.attributes());
         let trace = self.tracing.begin(&traced.request, traced.via, &traced.hold);
-        let terms =
-            Terms { waits: traced.waits, rows: traced.rows, answer, traceparent, callers: traced.callers, trace };
+        let (waits, rows, callers, job) = (traced.waits, traced.rows, traced.callers, traced.hold.job());
+        let terms = Terms { waits, rows, answer, traceparent, callers, job, trace };
         let prepared = span.in_scope(|| {
             self.repeat_query(&mut traced.request, &traced.hold)?;
             self.admit(traced.request, terms, &span)
@@ -178,7 +179,7 @@ impl Handlers {
 
     /// Checks a request and makes the message of it that goes into the pipeline.
     fn admit(&self, request: InferRequest, terms: Terms, span: &tracing::Span) -> Result<Prepared, InferError> {
-        let Terms { waits, rows, answer, traceparent, callers, trace } = terms;
+        let Terms { waits, rows, answer, traceparent, callers, job, trace } = terms;
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
         served.config.check_outputs(&request.outputs, &request.id)?;
@@ -229,6 +230,7 @@ impl Handlers {
             ledger: Ledger::default(),
             answer: if served.config.decoupled { answer } else { AnswerForm::Whole },
             callers,
+            job,
         };
         // Responses of a decoupled model are sent at once, so they keep no order among requests.
         let keeps_order = served.config.dynamic_batching.as_ref().is_some_and(|batching| batching.preserve_ordering);

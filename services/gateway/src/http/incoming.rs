@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{Method, StatusCode};
+use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use futures_util::FutureExt;
@@ -14,6 +14,7 @@ use trireme_runtime::TaskSet;
 
 use super::traffic::Traffic;
 use super::{body, response};
+use crate::access::Access;
 use crate::budget::{self, Budget};
 use crate::crowd::Spare;
 
@@ -25,6 +26,8 @@ pub struct Intake {
     pub idle_timeout: Duration,
     /// The budget for the bytes of requests and answers.
     pub budget: Budget,
+    /// Knows the lane of a request.
+    pub access: Arc<Access>,
     /// The tasks that read on what a handler refuses.
     pub tasks: TaskSet,
 }
@@ -45,7 +48,8 @@ async fn answer(State(intake): State<Arc<Intake>>, request: Request, next: Next)
         return response::error(StatusCode::SERVICE_UNAVAILABLE, message);
     }
     let budget = &intake.budget;
-    let hold = if traffic.executes() { budget.hold() } else { budget.hold_about_server() };
+    let lane = || intake.access.lane(|name| request.headers().get(name).map(HeaderValue::as_bytes));
+    let hold = if traffic.executes() { budget.hold_in(lane()) } else { budget.hold_about_server() };
     let (mut parts, body) = body::guard(request, intake.idle_timeout, &intake.tasks).into_parts();
     // An upload is written as it comes, and needs no room for the whole of it.
     let announced = body::announced(&parts.headers).filter(|_| traffic != Traffic::Upload).unwrap_or_default();

@@ -13,8 +13,10 @@ use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{ArgAction, Args};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
-use trireme_jobs::{Execute, JobAnswer, JobCall, Options};
+use trireme_jobs::{Execute, JOB, JobAnswer, JobCall, Options, WebhookAnswer, WebhookCall};
 
+use super::webhooks::{Target, WebhookSecret, Webhooks};
+use crate::budget::{Budget, Hold};
 use crate::registry::Registry;
 
 /// A client that sends nothing of a file for this long is gone.
@@ -39,6 +41,22 @@ pub struct JobArgs {
     #[arg(long, env = "TRIREME_JOBS_TIME_TO_LIVE_HOURS", value_name = "HOURS", default_value_t = 24)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=24 * 365))]
     pub jobs_time_to_live_hours: u64,
+
+    /// Secret that signs the webhooks of durable work: whsec_ and 24 to 64 bytes in base64. Without one, webhooks are refused.
+    /// May be given several times: each call is then signed with all of them
+    #[arg(
+        long = "jobs-webhook-secret",
+        env = "TRIREME_JOBS_WEBHOOK_SECRET",
+        value_name = "SECRET",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub jobs_webhook_secrets: Vec<WebhookSecret>,
+
+    /// Host, address or network (10.1.0.0/16) that webhooks may call although it is not public, also by http; may be given
+    /// several times. Other webhooks go to public addresses by https
+    #[arg(long = "jobs-webhook-allow", env = "TRIREME_JOBS_WEBHOOK_ALLOW", value_name = "HOST", value_delimiter = ',')]
+    pub jobs_webhook_allow: Vec<Target>,
 }
 
 /// A call of durable work, which was checked when it was accepted. Only this process can put the mark on a request.
@@ -56,6 +74,10 @@ pub struct Runner {
     pub routes: Router,
     /// Knows which gateways are alive.
     pub registry: Registry,
+    /// The budget for the bytes of requests and answers.
+    pub budget: Budget,
+    /// Calls webhooks, if this gateway does.
+    pub webhooks: Option<Webhooks>,
 }
 
 /// The header names that a durable request keeps. Others are about the connection, or secrets.
@@ -73,14 +95,26 @@ impl JobArgs {
             upload_patience: UPLOAD_PATIENCE,
         }
     }
+
+    /// What calls webhooks, if a secret was given.
+    pub(crate) fn webhooks(&self) -> anyhow::Result<Option<Webhooks>> {
+        let secrets = &self.jobs_webhook_secrets;
+        (!secrets.is_empty()).then(|| Webhooks::new(secrets, &self.jobs_webhook_allow)).transpose()
+    }
 }
 
 // === impl Runner ===
 
 #[async_trait]
 impl Execute for Runner {
-    async fn execute(&self, call: JobCall) -> JobAnswer {
-        let request = match request(call) {
+    async fn execute(&self, mut call: JobCall) -> JobAnswer {
+        let job = call.header(JOB).map(|job| String::from_utf8_lossy(job).into_owned());
+        call.headers.retain(|(name, _)| name != JOB);
+        let hold = self.budget.hold_for_job(job);
+        if let Err(no_room) = hold.take(call.body.len() as u64) {
+            return refusal(StatusCode::SERVICE_UNAVAILABLE, &no_room.to_string());
+        }
+        let request = match request(call, hold) {
             Ok(request) => request,
             Err(error) => return refusal(StatusCode::BAD_REQUEST, &error.to_string()),
         };
@@ -97,14 +131,21 @@ impl Execute for Runner {
         }
     }
 
+    async fn call(&self, call: WebhookCall) -> WebhookAnswer {
+        match &self.webhooks {
+            Some(webhooks) => webhooks.call(call).await,
+            None => WebhookAnswer::failed("this gateway was started without --jobs-webhook-secret"),
+        }
+    }
+
     fn lives(&self, gateway: &str) -> bool {
         self.registry.lives(gateway)
     }
 }
 
-fn request(call: JobCall) -> Result<Request<Body>, axum::http::Error> {
+fn request(call: JobCall, hold: Hold) -> Result<Request<Body>, axum::http::Error> {
     // Durable work waits in the bulk lane.
-    let mut request = Request::post(&call.path).extension(Admitted).header("priority", "u=7");
+    let mut request = Request::post(&call.path).extension(Admitted).extension(hold).header("priority", "u=7");
     for (name, value) in &call.headers {
         request = request.header(name, value.as_ref());
     }

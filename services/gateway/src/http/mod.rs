@@ -15,7 +15,9 @@ mod response;
 mod routes;
 mod routing;
 mod state;
+mod terms;
 mod traffic;
+mod webhooks;
 
 #[cfg(test)]
 mod tests;
@@ -41,6 +43,7 @@ pub use jobs::JobArgs;
 use jobs::Runner;
 use state::HttpState;
 pub use traffic::Traffic;
+pub use webhooks::{Target, WebhookSecret, Webhooks};
 
 /// Where durable work is kept.
 pub struct Keeper {
@@ -50,6 +53,8 @@ pub struct Keeper {
     pub own: String,
     /// The limits.
     pub options: trireme_jobs::Options,
+    /// Calls webhooks, if this gateway does.
+    pub webhooks: Option<Webhooks>,
 }
 
 /// A bound HTTP listener, not yet serving.
@@ -86,7 +91,7 @@ impl HttpListener {
         exit_timeout: Duration,
     ) {
         let (idle_timeout, tls) = (self.options.idle_timeout, self.options.tls.clone());
-        let budget = handlers.budget.clone();
+        let (budget, access) = (handlers.budget.clone(), Arc::new(handlers.access.clone()));
         let (crowd, tasks) = (Crowd::new(limits), TaskSet::new());
         let registry = handlers.registry.clone();
         let mut state = HttpState {
@@ -95,9 +100,12 @@ impl HttpListener {
             traffic: routes::traffic,
             entries: routes::entries,
             jobs: None,
+            webhooks: None,
         };
         if let Some(keeper) = keeper {
-            let runner = Runner { routes: routes::work(state.clone()), registry };
+            state.webhooks = keeper.webhooks.clone();
+            let (routes, budget) = (routes::work(state.clone()), budget.clone());
+            let runner = Runner { routes, registry, budget, webhooks: keeper.webhooks };
             let (jobs, run) = Jobs::open(keeper.bus, &keeper.own, Arc::new(runner), keeper.options);
             let stopped = stop.clone();
             // Another gateway goes on with the jobs of this one.
@@ -110,7 +118,7 @@ impl HttpListener {
             let _ = state.handlers.jobs.set(jobs.clone());
             state.jobs = Some(jobs);
         }
-        let intake = Intake { traffic: routes::traffic, idle_timeout, budget, tasks: tasks.clone() };
+        let intake = Intake { traffic: routes::traffic, idle_timeout, budget, access, tasks: tasks.clone() };
         let router = intake.guard(routes::router(state));
         let connections = Connections { router, protocol: Protocol::Http1, idle_timeout, tls, crowd, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;

@@ -13,6 +13,7 @@ use super::body;
 use super::openapi::Entry;
 use super::prefer::Preference;
 use super::traffic::Traffic;
+use super::webhooks::Webhooks;
 use crate::handlers::{SharedHandlers, Waits};
 
 /// The state that routes share.
@@ -26,6 +27,8 @@ pub struct HttpState {
     pub entries: fn() -> Vec<Entry>,
     /// Durable work, if this gateway keeps jobs.
     pub jobs: Option<Jobs>,
+    /// Calls webhooks, if this gateway does.
+    pub webhooks: Option<Webhooks>,
 }
 
 // === impl HttpState ===

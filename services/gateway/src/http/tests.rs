@@ -70,7 +70,7 @@ fn connections(router: Router, idle_timeout: Duration, limits: Limits, tasks: Ta
         _ => Traffic::Server,
     };
     let budget = Budget::new(8 << 20);
-    let router = Intake { traffic, idle_timeout, budget, tasks: tasks.clone() }.guard(router);
+    let router = Intake { traffic, idle_timeout, budget, access: Arc::default(), tasks: tasks.clone() }.guard(router);
     Connections { router, protocol: Protocol::Http1, idle_timeout, tls: None, crowd: Crowd::new(limits), tasks }
 }
 

@@ -87,13 +87,14 @@ impl MetricsListener {
         stop: CancellationToken,
         exit_timeout: Duration,
     ) {
-        let budget = handlers.budget.clone();
+        // Metrics are shown to everybody.
+        let (budget, access) = (handlers.budget.clone(), Arc::default());
         let metrics = Arc::new(Metrics { handlers, options: self.options, seen: Mutex::default() });
         let router = Router::new().route("/metrics", get(show)).with_state(metrics);
         let (crowd, tasks) = (Crowd::new(limits), TaskSet::new());
         let (idle_timeout, protocol) = (IDLE_TIMEOUT, Protocol::Http1);
         let router =
-            Intake { traffic: |_, _| Traffic::Watch, idle_timeout, budget, tasks: tasks.clone() }.guard(router);
+            Intake { traffic: |_, _| Traffic::Watch, idle_timeout, budget, access, tasks: tasks.clone() }.guard(router);
         let connections = Connections { router, protocol, idle_timeout, tls: None, crowd, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
@@ -180,17 +181,20 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
 
 /// Adds the metrics of this gateway's durable work.
 fn durable(statistics: &trireme_jobs::Statistics, out: &mut Exposition) {
-    let trireme_jobs::Statistics { load, in_flight, limit, completed, failed } = statistics;
+    let trireme_jobs::Statistics { load, in_flight, limit, completed, failed, webhooks } = statistics;
     let by = |samples: &mut Samples<'_>, label, values: &[(&str, u64)]| {
         values.iter().for_each(|&(name, value)| samples.value(&[(label, name)], value as f64));
     };
-    let requests = [("waiting", load.waiting), ("running", load.running)];
+    let requests = [("scheduled", load.scheduled), ("waiting", load.waiting), ("running", load.running)];
     out.family(Metric::JobsRequests, |samples| by(samples, "state", &requests));
-    let batches: Vec<_> = load.batches.iter().map(|&(state, count)| (state.name(), count)).collect();
+    let mut batches = vec![("scheduled", load.scheduled_batches)];
+    batches.extend(load.batches.iter().map(|&(state, count)| (state.name(), count)));
     out.family(Metric::JobsBatches, |samples| by(samples, "state", &batches));
     out.family(Metric::JobsLinesLeft, |samples| samples.value(&[], load.lines_left as f64));
     let lines = [("completed", *completed), ("failed", *failed)];
     out.family(Metric::JobsLines, |samples| by(samples, "outcome", &lines));
+    let calls = [("delivered", webhooks.delivered), ("retried", webhooks.retried), ("given_up", webhooks.given_up)];
+    out.family(Metric::JobsWebhooks, |samples| by(samples, "result", &calls));
     out.family(Metric::JobsInFlight, |samples| samples.value(&[], *in_flight as f64));
     out.family(Metric::JobsLimit, |samples| samples.value(&[], *limit as f64));
 }

@@ -28,7 +28,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use trireme_bus::{Bus, BusError, Connection, Heartbeat, RegistryEvent, WorkerEntry};
 use trireme_inference::ModelKey;
-use trireme_model_repository::{EnsembleError, Repository, RepositoryModel, compile_ensemble};
+use trireme_model_repository::{EnsembleError, ModelConfig, Repository, RepositoryModel, compile_ensemble};
 use trireme_runtime::{ControlOptions, TaskSet};
 
 use state::State;
@@ -198,6 +198,39 @@ impl Registry {
     /// Whether a model version counts as served although it has no entries.
     pub fn keeps(&self, model: &ModelKey) -> bool {
         self.0.state.lock().keeps(model)
+    }
+
+    /// Counts models as served that were served like this before this gateway started: by name, with the configuration of each
+    /// version.
+    pub fn restore(&self, models: impl IntoIterator<Item = (String, BTreeMap<i64, Arc<ModelConfig>>)>) {
+        {
+            let mut state = self.0.state.lock();
+            models.into_iter().for_each(|(name, versions)| state.restore(&name, versions));
+        }
+        self.publish();
+    }
+
+    /// The configurations of the models that workers serve now, as workers wrote them: by name and version.
+    pub fn texts(&self) -> BTreeMap<String, BTreeMap<i64, String>> {
+        self.0.state.lock().texts()
+    }
+
+    /// The model versions that count as served, each with its configuration and whether it has workers. Ensembles are not
+    /// among them.
+    pub fn served(&self) -> Vec<(ModelKey, Arc<ModelConfig>, bool)> {
+        let state = self.0.state.lock();
+        let texts = state.texts();
+        let has_workers = |name: &str, version| texts.get(name).is_some_and(|found| found.contains_key(&version));
+        let of = |(name, versions): (&str, BTreeMap<i64, Arc<ModelConfig>>)| {
+            let name = name.to_owned();
+            versions.into_iter().map(move |(version, config)| (name.clone(), version, config))
+        };
+        let served = state.served().into_iter().flat_map(of);
+        let each = served.map(|(name, version, config)| {
+            let workers = has_workers(&name, version);
+            (ModelKey { name, version }, config, workers)
+        });
+        each.collect()
     }
 
     /// Notifies of changes of the catalog.

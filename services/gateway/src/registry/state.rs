@@ -330,6 +330,27 @@ impl State {
         kept.is_some_and(|versions| versions.contains_key(&model.version)) && self.is_wanted(&model.name)
     }
 
+    /// Counts a model as served that another gateway, or this one before it was restarted, has seen served like this.
+    pub fn restore(&mut self, name: &str, versions: BTreeMap<i64, Arc<ModelConfig>>) {
+        let has_room = versions.keys().all(|&version| self.has_room_for(&ModelKey { name: name.to_owned(), version }));
+        if let Some(kept) = self.kept.as_mut().filter(|_| has_room) {
+            let numbers: Vec<_> = versions.keys().copied().collect();
+            kept.entry(name.to_owned()).or_insert(versions);
+            self.learn(name, numbers);
+        }
+    }
+
+    /// The configurations of the models that workers serve now, as workers wrote them, by version.
+    pub fn texts(&self) -> BTreeMap<String, BTreeMap<i64, String>> {
+        let mut texts: BTreeMap<String, BTreeMap<i64, String>> = BTreeMap::new();
+        for Live { entry, config, .. } in self.entries.values() {
+            if matches!(entry.state, ModelState::Ready | ModelState::Recovering(_)) {
+                texts.entry(entry.model.name.clone()).or_default().insert(entry.model.version, config.text.clone());
+            }
+        }
+        texts
+    }
+
     /// Remembers that a model has these versions.
     pub fn learn(&mut self, model: &str, versions: impl IntoIterator<Item = i64>) {
         self.known.entry(model.to_owned()).or_default().extend(versions);

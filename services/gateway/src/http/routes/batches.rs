@@ -9,14 +9,16 @@ use axum::response::Response;
 use axum::routing::{get as on_get, post as on_post};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use trireme_jobs::{Batch, BatchState, NewBatch};
+use trireme_jobs::{Batch, BatchState, NewBatch, now};
 use utoipa::openapi::schema::Schema;
 
+use super::deferred::as_webhook;
 use super::files::{Refused, found, jobs, page_schema, read_json};
 use crate::access::Category;
-use crate::http::openapi::schema::{integer, nullable, object_with, plain, text};
+use crate::http::openapi::schema::{any_of, integer, nullable, object_with, plain, text};
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::state::HttpState;
+use crate::http::terms::{self, Time};
 use crate::http::traffic::Traffic;
 
 /// Most batches in one page of a list, and their number if the client names none.
@@ -31,6 +33,11 @@ struct Asked {
     completion_window: String,
     #[serde(default)]
     metadata: Option<BTreeMap<String, String>>,
+    /// Beside OpenAI's fields: when it may begin, and the URL that is called when it has ended.
+    #[serde(default)]
+    not_before: Option<Time>,
+    #[serde(default)]
+    webhook: Option<String>,
 }
 
 /// The query of `GET /v1/batches`.
@@ -72,9 +79,11 @@ async fn begin(State(http): State<HttpState>, request: Request) -> Result<Respon
             asked.completion_window
         ))
     })?;
+    let terms = terms::of_fields(asked.not_before, asked.webhook.as_deref(), http.webhooks.as_ref())
+        .map_err(|why| Refused::invalid(&why))?;
     let metadata = asked.metadata.unwrap_or_default();
-    let (id, batch) =
-        jobs.begin_batch(NewBatch { input: asked.input_file_id, endpoint: asked.endpoint, window, metadata }).await?;
+    let new = NewBatch { input: asked.input_file_id, endpoint: asked.endpoint, window, metadata };
+    let (id, batch) = jobs.begin_batch_on(new, terms).await?;
     Ok(found(&as_batch(&id, &batch)))
 }
 
@@ -134,8 +143,8 @@ fn as_batch(id: &str, batch: &Batch) -> Value {
         "endpoint": batch.endpoint,
         "errors": errors,
         "input_file_id": batch.input,
-        "completion_window": format!("{}h", (batch.expires - batch.created) / 3600),
-        "status": batch.state,
+        "completion_window": format!("{}h", batch.expires.saturating_sub(batch.start()) / 3600),
+        "status": batch.state_name(now()),
         "output_file_id": batch.output,
         "error_file_id": batch.errors,
         "created_at": batch.created,
@@ -153,6 +162,8 @@ fn as_batch(id: &str, batch: &Batch) -> Value {
             "failed": batch.counts.failed,
         },
         "metadata": batch.metadata,
+        "not_before": batch.not_before,
+        "webhook": batch.webhook.as_ref().map(as_webhook),
     })
 }
 
@@ -180,7 +191,11 @@ impl Page {
 fn new_batch_schema() -> Schema {
     object_with(
         [("input_file_id", text()), ("endpoint", text()), ("completion_window", text())],
-        [("metadata", nullable(plain()))],
+        [
+            ("metadata", nullable(plain())),
+            ("not_before", nullable(any_of([integer(), text()]))),
+            ("webhook", nullable(text())),
+        ],
     )
 }
 
@@ -194,7 +209,12 @@ fn batch_schema() -> Schema {
             ("created_at", integer()),
             ("request_counts", plain()),
         ],
-        [("output_file_id", nullable(text())), ("error_file_id", nullable(text()))],
+        [
+            ("output_file_id", nullable(text())),
+            ("error_file_id", nullable(text())),
+            ("not_before", nullable(integer())),
+            ("webhook", nullable(plain())),
+        ],
     )
 }
 

@@ -7,7 +7,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::delete as on_delete;
 use serde_json::{Value, json};
-use trireme_jobs::{JobAnswer, JobCall, JobError, Jobs, RequestState};
+use trireme_jobs::{JobAnswer, JobCall, JobError, Jobs, RequestState, Webhook, now};
 use utoipa::openapi::schema::Schema;
 
 use crate::access::Category;
@@ -20,6 +20,7 @@ use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};
 use crate::http::routing::get;
 use crate::http::state::HttpState;
+use crate::http::terms;
 use crate::http::traffic::Traffic;
 
 const APPLIED: HeaderName = HeaderName::from_static("preference-applied");
@@ -55,6 +56,11 @@ pub const RESOURCE: Resource = Resource {
 pub async fn defer(State(http): State<HttpState>, request: Request, next: Next) -> Response {
     let preference = Preference::of(request.headers());
     if !preference.is_async || request.method() != Method::POST {
+        if request.method() == Method::POST && terms::are_in(request.headers()) {
+            let message =
+                "Not-Before and Webhook-Url are headers of durable requests: send 'Prefer: respond-async' with them";
+            return response::error(StatusCode::BAD_REQUEST, message);
+        }
         return next.run(request).await;
     }
     match accept(&http, request, preference).await {
@@ -74,11 +80,13 @@ async fn accept(http: &HttpState, request: Request, preference: Preference) -> R
         let message = format!("Idempotency-Key has more than {LONGEST_KEY} bytes");
         return Err(response::error(StatusCode::BAD_REQUEST, &message));
     }
+    let terms = terms::of_headers(&parts.headers, http.webhooks.as_ref())
+        .map_err(|why| response::error(StatusCode::BAD_REQUEST, &why))?;
     let limit = body::Limit::binary(http.options.max_input_size);
     let body = body::read(&parts.headers, body, limit).await.map_err(|error| HttpError::from(error).into_response())?;
     let headers = KEPT_HEADERS.iter().filter_map(|&name| Some((name.to_owned(), header(name)?.to_vec().into())));
     let call = JobCall { path: parts.uri.path().to_owned(), headers: headers.collect(), body };
-    let accepted = jobs.accept(call, key).await.map_err(|error| refused(&error))?;
+    let accepted = jobs.accept_on(call, key, terms).await.map_err(|error| refused(&error))?;
     let mut request = accepted.request;
     if !preference.wait.is_zero() {
         request = jobs.wait(&accepted.id, preference.wait).await.map_err(|error| refused(&error))?;
@@ -138,11 +146,23 @@ fn state(id: &str, request: &trireme_jobs::Request) -> Value {
     json!({
         "id": id,
         "object": "request",
-        "status": request.state,
+        "status": request.state_name(now()),
         "created_at": request.created,
         "expires_at": request.expires,
         "ended_at": request.ended,
+        "not_before": request.not_before,
+        "webhook": request.webhook.as_ref().map(as_webhook),
         "response": format!("/v1/requests/{id}/response"),
+    })
+}
+
+/// A webhook as jobs show it.
+pub(super) fn as_webhook(webhook: &Webhook) -> Value {
+    json!({
+        "url": webhook.url,
+        "status": webhook.state,
+        "attempts": webhook.attempts,
+        "last_error": webhook.failure,
     })
 }
 
@@ -189,6 +209,10 @@ fn schema() -> Schema {
             ("expires_at", integer()),
             ("response", schema::text()),
         ],
-        [("ended_at", nullable(integer()))],
+        [
+            ("ended_at", nullable(integer())),
+            ("not_before", nullable(integer())),
+            ("webhook", nullable(schema::plain())),
+        ],
     )
 }
