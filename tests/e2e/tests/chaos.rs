@@ -112,6 +112,20 @@ fn a_power_cut_loses_nothing_that_was_accepted() {
     assert!(report.job_answers().1 >= 2000, "{report}");
 }
 
+/// The same for three brokers that lose power together.
+#[test]
+fn a_power_cut_of_three_brokers_loses_nothing_that_was_accepted() {
+    let Some(disk) = SmallDisk::mount() else {
+        return println!("not run: mounting a small disk takes root's rights");
+    };
+    let cut = || vec![Fault::PowerCut(Duration::from_millis(500))];
+    let options = Options { brokers: 3, lines: 500, requests: 300, prompt: Duration::from_secs(30), ..SHORT };
+    let report = run_faults(&options, Some(disk), &[cut(), cut()], say);
+    println!("{report}");
+    assert!(report.is_clean(), "{report}");
+    assert!(report.job_answers().1 >= 500, "{report}");
+}
+
 /// Brokers that sync their files every two minutes lose what was accepted in a power cut, and the harness has to notice.
 #[test]
 fn a_power_cut_without_syncs_is_noticed() {

@@ -24,8 +24,8 @@ use super::questions::{Question, Verdict};
 use crate::{Golden, Request, Response};
 
 /// Clients that send durable requests, and the pause of each after a request.
-const CLIENTS: usize = 2;
-const PAUSE: Duration = Duration::from_millis(100);
+const CLIENTS: usize = 4;
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// How long one call may be refused or broken off before the client complains: longer than any fault.
 const CALL_LIMIT: Duration = Duration::from_secs(120);
@@ -317,7 +317,8 @@ impl<'a> Jobs<'a> {
         let output = match (batch["status"].as_str(), batch["output_file_id"].as_str()) {
             (Some("completed"), Some(output)) if batch["request_counts"] == all => output,
             _ => {
-                return self.complain(format!("a batch of {lines} lines ended as {batch}; {}", self.first_error(batch)));
+                return self
+                    .complain(format!("a batch of {lines} lines ended as {batch}; {}", self.first_error(batch)));
             }
         };
         let request = Request::get(&format!("/v1/files/{output}/content"));
