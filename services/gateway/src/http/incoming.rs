@@ -48,8 +48,10 @@ async fn answer(State(intake): State<Arc<Intake>>, request: Request, next: Next)
         return response::error(StatusCode::SERVICE_UNAVAILABLE, message);
     }
     let budget = &intake.budget;
-    let lane = || intake.access.lane(|name| request.headers().get(name).map(HeaderValue::as_bytes));
-    let hold = if traffic.executes() { budget.hold_in(lane()) } else { budget.hold_about_server() };
+    let hold = match traffic.executes() {
+        true => budget.hold_in(intake.access.lane(|name| request.headers().get(name).map(HeaderValue::as_bytes))),
+        false => budget.hold_about_server(),
+    };
     let (mut parts, body) = body::guard(request, intake.idle_timeout, &intake.tasks).into_parts();
     // An upload is written as it comes, and needs no room for the whole of it.
     let announced = body::announced(&parts.headers).filter(|_| traffic != Traffic::Upload).unwrap_or_default();
