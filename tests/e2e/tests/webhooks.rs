@@ -222,7 +222,10 @@ fn webhooks_are_signed_and_repeated(mode: Mode) {
     }
     let live = send(address, &embed("a").header("Webhook-Url", &receiver.url("/live")));
     assert!(live.status == 400 && live.error().contains("respond-async"), "{}", live.text());
-    let metrics = send(address, &Request::get("/metrics")).text();
+    let events = sandbox.gateway.events();
+    let listener = events.iter().find(|event| event["message"] == "metrics listener").expect("a listener");
+    let metrics: SocketAddr = listener["address"].as_str().and_then(|text| text.parse().ok()).expect("an address");
+    let metrics = send(metrics, &Request::get("/metrics")).text();
     for sample in ["{result=\"delivered\"} 2", "{result=\"retried\"} 2", "{result=\"given_up\"} 1"] {
         assert!(metrics.contains(&format!("trireme_jobs_webhooks_total{sample}\n")), "{sample}: {metrics}");
     }
