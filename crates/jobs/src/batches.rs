@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::columns::{self, RowRequest};
 use crate::error::JobError;
 use crate::jobs::Jobs;
 use crate::record::{Batch, BatchState, Counts};
@@ -26,6 +27,8 @@ pub struct NewBatch {
     pub window: Duration,
     /// Words of the client about the batch.
     pub metadata: BTreeMap<String, String>,
+    /// How rows become requests, where the file has columns; for lines it is empty.
+    pub rows: RowRequest,
 }
 
 // === impl Jobs ===
@@ -33,7 +36,13 @@ pub struct NewBatch {
 impl Jobs {
     /// Accepts a batch: it is in the store when this returns.
     pub async fn begin_batch(&self, new: NewBatch) -> Result<(String, Batch), JobError> {
-        self.file(&new.input).await?;
+        let file = self.file(&new.input).await?;
+        if columns::format(&file).is_none() && new.rows != RowRequest::default() {
+            return Err(JobError::Invalid(format!(
+                "'body' and 'columns' say how rows become requests, but file '{}' is named '{}', expected .parquet, .arrow or .feather",
+                new.input, file.name
+            )));
+        }
         let id = new_id(PREFIX);
         let object = |what: &str| Object { name: format!("{id}-{what}"), ..Object::default() };
         let batch = Batch {
@@ -52,6 +61,7 @@ impl Jobs {
             cancelling: None,
             ended: None,
             checkpoint: Checkpoint { output: object("output"), errors: object("errors"), ..Checkpoint::default() },
+            rows: new.rows,
         };
         self.write(&id, &Record::Batch(batch.clone()), 0, None).await?;
         Ok((id, batch))

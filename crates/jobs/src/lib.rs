@@ -19,6 +19,7 @@
 mod batch;
 mod batches;
 mod call;
+mod columns;
 mod driver;
 mod error;
 mod files;
@@ -33,6 +34,7 @@ mod store;
 
 pub use batches::NewBatch;
 pub use call::{Execute, JobAnswer, JobCall};
+pub use columns::RowRequest;
 pub use error::JobError;
 pub use files::{Content, Upload};
 pub use jobs::{Jobs, Options};

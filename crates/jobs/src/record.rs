@@ -6,6 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::call::{JobAnswer, JobCall};
+use crate::columns::RowRequest;
 
 /// The value of a key in the store of jobs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -121,6 +122,9 @@ pub struct Batch {
     /// When it ended.
     pub ended: Option<u64>,
     pub(crate) checkpoint: Checkpoint,
+    /// How rows become requests, where the file has columns.
+    #[serde(default)]
+    pub(crate) rows: RowRequest,
 }
 
 /// Where a batch is. The words are those of OpenAI's Batch API.

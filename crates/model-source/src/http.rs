@@ -1,7 +1,9 @@
 //! Requests over HTTP: for the hub's files, and for those of web servers.
 
+use std::ops::Range;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use reqwest::header::{AUTHORIZATION, CONTENT_RANGE, RANGE};
 use reqwest::redirect::Policy;
@@ -92,6 +94,39 @@ impl Http {
             _ => 0,
         };
         Ok(Body { from, bytes: response.bytes_stream().map_err(|error| innermost(&error)).boxed() })
+    }
+
+    /// Bytes of a file. Errors if the server sends other ones, or all of the file.
+    pub(crate) async fn range(&self, url: &str, range: Range<u64>) -> Result<Bytes, FetchError> {
+        let (mut wait, mut attempt) = (WAIT, 1);
+        loop {
+            match self.try_range(url, &range).await {
+                Err(fault) if fault.is_transient() && attempt < ATTEMPTS => {
+                    tracing::warn!("{fault}; asking again in {} ms", wait.as_millis());
+                    tokio::time::sleep(wait).await;
+                    wait *= 2;
+                    attempt += 1;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn try_range(&self, url: &str, range: &Range<u64>) -> Result<Bytes, FetchError> {
+        let asked = format!("bytes={}-{}", range.start, range.end.saturating_sub(1));
+        let response = self.client.get(url).header(RANGE, asked).send().await.map_err(|error| no_answer(url, &error))?;
+        let response = self.accept(url, response)?;
+        let found = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
+        if response.status() != StatusCode::PARTIAL_CONTENT || found.and_then(first_byte) != Some(range.start) {
+            let found = format!("status {} and Content-Range {}", response.status().as_u16(), found.unwrap_or("none"));
+            let expected = "the part of the file that was asked for; download the file first";
+            return Err(FetchError::Answer { url: url.to_owned(), expected, found });
+        }
+        let bytes = response.bytes().await.map_err(|error| no_answer(url, &error))?;
+        match range.end - range.start {
+            expected if bytes.len() as u64 == expected => Ok(bytes),
+            expected => Err(FetchError::Size { url: url.to_owned(), expected, found: bytes.len() as u64 }),
+        }
     }
 
     async fn send(&self, client: &Client, method: Method, url: &str, from: u64) -> Result<Response, FetchError> {

@@ -9,7 +9,7 @@ use axum::response::Response;
 use axum::routing::{get as on_get, post as on_post};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use trireme_jobs::{Batch, BatchState, NewBatch};
+use trireme_jobs::{Batch, BatchState, NewBatch, RowRequest};
 use utoipa::openapi::schema::Schema;
 
 use super::files::{Refused, found, jobs, page_schema, read_json};
@@ -31,6 +31,11 @@ struct Asked {
     completion_window: String,
     #[serde(default)]
     metadata: Option<BTreeMap<String, String>>,
+    /// For files of columns: the fields that all bodies have, and the column of each further field.
+    #[serde(default)]
+    body: Option<serde_json::Map<String, Value>>,
+    #[serde(default)]
+    columns: Option<BTreeMap<String, String>>,
 }
 
 /// The query of `GET /v1/batches`.
@@ -73,8 +78,9 @@ async fn begin(State(http): State<HttpState>, request: Request) -> Result<Respon
         ))
     })?;
     let metadata = asked.metadata.unwrap_or_default();
-    let (id, batch) =
-        jobs.begin_batch(NewBatch { input: asked.input_file_id, endpoint: asked.endpoint, window, metadata }).await?;
+    let rows = RowRequest { body: asked.body.unwrap_or_default(), columns: asked.columns };
+    let new = NewBatch { input: asked.input_file_id, endpoint: asked.endpoint, window, metadata, rows };
+    let (id, batch) = jobs.begin_batch(new).await?;
     Ok(found(&as_batch(&id, &batch)))
 }
 
@@ -180,7 +186,7 @@ impl Page {
 fn new_batch_schema() -> Schema {
     object_with(
         [("input_file_id", text()), ("endpoint", text()), ("completion_window", text())],
-        [("metadata", nullable(plain()))],
+        [("metadata", nullable(plain())), ("body", nullable(plain())), ("columns", nullable(plain()))],
     )
 }
 
