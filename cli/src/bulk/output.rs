@@ -132,8 +132,9 @@ impl Parts {
         let mut writer = Writer::new(Format::Arrow, layout, Vec::new())?;
         match &window.rest {
             Rest::Ids(ids) => {
-                let text = |id: &Value| id.as_str().map_or_else(|| id.to_string(), str::to_owned);
-                writer.write(&Batch::of_ids(ids.iter().map(text).collect()).with_vectors(layout, outcomes)?)?;
+                let text = |id: &Value| Some(id.as_str().map_or_else(|| id.to_string(), str::to_owned));
+                let batch = Batch::of_texts(vec![("id", ids.iter().map(text).collect())])?;
+                writer.write(&batch.with_vectors(layout, outcomes)?)?;
             }
             Rest::Batches(batches) => {
                 let mut outcomes = outcomes;

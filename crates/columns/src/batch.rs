@@ -69,11 +69,11 @@ impl Batch {
         cells(column, self.column(column)?)
     }
 
-    /// One column `id` of texts.
-    pub fn of_ids(ids: Vec<String>) -> Batch {
-        let array: ArrayRef = Arc::new(StringArray::from(ids));
-        let schema = Arc::new(Schema::new(vec![Field::new("id", DataType::Utf8, false)]));
-        Batch(RecordBatch::try_new(schema, vec![array]).expect("one column of the schema's type"))
+    /// Columns of texts, all of one length.
+    pub fn of_texts(columns: Vec<(&str, Vec<Option<String>>)>) -> Result<Batch, ColumnsError> {
+        let array = |texts: Vec<Option<String>>| Arc::new(StringArray::from(texts)) as ArrayRef;
+        let columns = columns.into_iter().map(|(name, texts)| (name, array(texts), true));
+        RecordBatch::try_from_iter_with_nullable(columns).map(Batch).map_err(unreadable)
     }
 
     /// These rows with their vectors, or the reasons why they have none. There is one outcome for each row, and each vector
@@ -144,6 +144,7 @@ fn cells(column: &str, array: &ArrayRef) -> Result<Vec<Value>, ColumnsError> {
         DataType::Utf8View => array.as_string_view().iter().map(Value::from).collect(),
         DataType::List(_) => return lists(&mut array.as_list::<i32>().iter()),
         DataType::LargeList(_) => return lists(&mut array.as_list::<i64>().iter()),
+        DataType::FixedSizeList(..) => return lists(&mut array.as_fixed_size_list().iter()),
         other => return Err(wrong(column, other, "texts, numbers, booleans or lists of those")),
     })
 }
@@ -180,9 +181,14 @@ impl Layout {
         }
     }
 
-    /// A column of ids, and behind it those of vectors of `width` numbers and of errors.
+    /// A column `id` of texts, and behind it those of vectors of `width` numbers and of errors.
     pub fn of_ids(width: usize) -> Result<Layout, ColumnsError> {
-        Layout::behind(&Batch::of_ids(Vec::new()).0.schema(), width)
+        Layout::behind(&Batch::of_texts(vec![("id", Vec::new())])?.0.schema(), width)
+    }
+
+    /// The columns of a batch, and no others.
+    pub fn plain(batch: &Batch) -> Layout {
+        Layout { schema: batch.0.schema(), width: 0 }
     }
 
     /// The columns of `table`, and behind them those of answers (texts of JSON) and of errors.
