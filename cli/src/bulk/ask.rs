@@ -168,7 +168,9 @@ mod tests {
         fn ask(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, Refused> {
             match texts {
                 texts if texts.iter().any(|text| text == "bad") => Err(Refused::Texts("a bad text".to_owned())),
-                texts if texts.iter().any(|text| text == "worse") => Err(Refused::Everything("no such model".to_owned())),
+                texts if texts.iter().any(|text| text == "worse") => {
+                    Err(Refused::Everything("no such model".to_owned()))
+                }
                 texts => Ok(texts.iter().map(|text| vec![text.len() as f32]).collect()),
             }
         }
@@ -192,7 +194,8 @@ mod tests {
 
     #[test]
     fn vectors_are_read_from_base64() {
-        let body = json!({"data": [{"embedding": BASE64_STANDARD.encode([1.5f32, -2.0].map(f32::to_le_bytes).concat())}]});
+        let body =
+            json!({"data": [{"embedding": BASE64_STANDARD.encode([1.5f32, -2.0].map(f32::to_le_bytes).concat())}]});
         assert_eq!(read_vectors(&body, 1).unwrap(), [vec![1.5, -2.0]]);
         assert!(read_vectors(&body, 2).unwrap_err().to_string().contains("1 vectors for 2 texts"));
         assert!(read_vectors(&json!({"data": [{"embedding": [1.5]}]}), 1).unwrap_err().to_string().contains("base64"));

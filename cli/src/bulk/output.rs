@@ -95,8 +95,11 @@ impl Parts {
     /// where that run has made the output whole. `job` tells jobs apart.
     pub fn open(output: Place, columns: Option<(Format, Layout)>, job: &Value) -> anyhow::Result<Option<(Parts, u64)>> {
         let folder = output.with(".parts")?;
-        let mut names = folder.names()?;
+        let names = folder.names()?;
         let described = names.iter().any(|name| name == JOB);
+        // Files that a run was writing when it was cut off.
+        let (partial, mut names): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| name.ends_with(".partial"));
+        folder.remove(&partial)?;
         names.retain(|name| row_range(name).is_some());
         if described {
             let found = read(&folder.with(&format!("/{JOB}"))?)?;
@@ -111,10 +114,7 @@ impl Parts {
                 return Ok(None);
             }
         } else {
-            ensure!(
-                !output.exists()?,
-                "{output} is there already: remove it, or choose another OUT"
-            );
+            ensure!(!output.exists()?, "{output} is there already: remove it, or choose another OUT");
             ensure!(names.is_empty(), "{folder} holds parts of an unknown job: remove it, or choose another OUT");
             folder.with(&format!("/{JOB}"))?.put(job.to_string().into_bytes())?;
         }

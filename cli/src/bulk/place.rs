@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -155,7 +155,8 @@ impl Place {
         match self {
             Place::Local(path) => {
                 for name in names {
-                    fs::remove_file(path.join(name)).with_context(|| format!("cannot remove {}", path.join(name).display()))?;
+                    fs::remove_file(path.join(name))
+                        .with_context(|| format!("cannot remove {}", path.join(name).display()))?;
                 }
                 // Somebody else's files stay.
                 let _ = fs::remove_dir(path);
@@ -243,7 +244,8 @@ impl RemoteFile {
     /// The piece that begins at byte `from`, a multiple of [`PIECE`].
     fn piece(&self, from: u64) -> io::Result<Bytes> {
         let poisoned = |_| io::Error::other("a reader of this file has panicked");
-        let kept = self.pieces.lock().map_err(poisoned)?.iter().find(|(at, _)| *at == from).map(|(_, bytes)| bytes.clone());
+        let kept =
+            self.pieces.lock().map_err(poisoned)?.iter().find(|(at, _)| *at == from).map(|(_, bytes)| bytes.clone());
         if let Some(bytes) = kept {
             return Ok(bytes);
         }

@@ -78,7 +78,8 @@ mod tests {
     #[test]
     fn progress_names_the_rate_of_this_run() {
         let now = Instant::now();
-        let of = |total| Progress { total, before: 400, done: 100, errors: 2, began: now, told: now, is_terminal: false };
+        let of =
+            |total| Progress { total, before: 400, done: 100, errors: 2, began: now, told: now, is_terminal: false };
         let line = |total, is_last| of(total).line(Duration::from_secs(10), is_last);
         assert_eq!(line(Some(1000), false), "500 of 1000 texts, 10 texts/s, 2 errors, 50 s left");
         assert_eq!(line(None, false), "500 texts, 10 texts/s, 2 errors");

@@ -140,7 +140,9 @@ fn read(
             }
         }
         let taken = enter.send(()).is_ok() && tell.send(Event::Window(number, window, outcomes)).is_ok();
-        if !taken || !group(texts, sending).all(|(places, texts)| send.send(Group { window: number, places, texts }).is_ok()) {
+        if !taken
+            || !group(texts, sending).all(|(places, texts)| send.send(Group { window: number, places, texts }).is_ok())
+        {
             return Ok(());
         }
         number += 1;
@@ -210,7 +212,9 @@ fn write(
                 }
             }
         }
-        while let Some(first) = unfinished.first_entry().filter(|first| *first.key() == next && first.get().missing == 0) {
+        while let Some(first) =
+            unfinished.first_entry().filter(|first| *first.key() == next && first.get().missing == 0)
+        {
             let Unfinished { window, outcomes, .. } = first.remove();
             let outcomes: Vec<Outcome> = outcomes.into_iter().flatten().collect();
             output.write(&window, &outcomes)?;

@@ -63,9 +63,11 @@ impl ArrowFile {
         mut from: u64,
         size: usize,
     ) -> impl Iterator<Item = Result<RecordBatch, ColumnsError>> + Send + use<> {
-        let skipped = self.blocks.iter().take_while(|(_, rows)| *rows <= from && {
-            from -= rows;
-            true
+        let skipped = self.blocks.iter().take_while(|(_, rows)| {
+            *rows <= from && {
+                from -= rows;
+                true
+            }
         });
         let (file, first) = (self.clone(), skipped.count());
         (first..self.blocks.len()).flat_map(move |index| {

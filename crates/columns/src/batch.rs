@@ -88,7 +88,8 @@ impl Batch {
         }
         let there = NullBuffer::from_iter(outcomes.iter().map(Result::is_ok));
         let values = Arc::new(PrimitiveArray::<Float32Type>::from(numbers));
-        let vectors = FixedSizeListArray::try_new(item(), layout.width as i32, values, Some(there)).map_err(unreadable)?;
+        let vectors =
+            FixedSizeListArray::try_new(item(), layout.width as i32, values, Some(there)).map_err(unreadable)?;
         let errors = StringArray::from_iter(outcomes.iter().map(|outcome| outcome.as_ref().err()));
         let mut columns = self.0.columns().to_vec();
         columns.extend([Arc::new(vectors) as ArrayRef, Arc::new(errors) as ArrayRef]);
@@ -106,7 +107,8 @@ impl Batch {
 
     fn column(&self, name: &str) -> Result<&ArrayRef, ColumnsError> {
         let missing = || {
-            let names: Vec<_> = self.0.schema_ref().fields().iter().map(|field| format!("'{}'", field.name())).collect();
+            let names: Vec<_> =
+                self.0.schema_ref().fields().iter().map(|field| format!("'{}'", field.name())).collect();
             ColumnsError::Missing { column: name.to_owned(), found: names.join(", ") }
         };
         self.0.column_by_name(name).ok_or_else(missing)

@@ -19,12 +19,12 @@ mod batch;
 mod parquet;
 #[cfg(feature = "formats")]
 mod table;
-#[cfg(feature = "formats")]
-mod writer;
 #[cfg(all(test, feature = "formats"))]
 mod tests;
 #[cfg(not(feature = "formats"))]
 mod without;
+#[cfg(feature = "formats")]
+mod writer;
 
 #[cfg(feature = "formats")]
 pub use batch::{Batch, Layout};

@@ -31,7 +31,8 @@ fn rows(from: i64, count: i64) -> RecordBatch {
 /// A file of 100 rows in five record batches or row groups.
 fn file(format: Format) -> Bytes {
     let layout = Layout { schema: rows(0, 1).schema(), width: 1 };
-    let properties = parquet::file::properties::WriterProperties::builder().set_max_row_group_row_count(Some(20)).build();
+    let properties =
+        parquet::file::properties::WriterProperties::builder().set_max_row_group_row_count(Some(20)).build();
     if format == Format::Parquet {
         let mut writer = parquet::arrow::ArrowWriter::try_new(Vec::new(), layout.schema, Some(properties)).unwrap();
         (0..5).for_each(|part| writer.write(&rows(part * 20, 20)).unwrap());
@@ -120,7 +121,8 @@ fn a_file_that_is_not_whole_is_refused() {
     for format in FORMATS {
         let whole = file(format);
         for length in [0, 3, 9, 10, 11, whole.len() / 2, whole.len() - 1] {
-            let error = open(whole.slice(..length), format).err().unwrap_or_else(|| panic!("{format:?} of {length} bytes"));
+            let error =
+                open(whole.slice(..length), format).err().unwrap_or_else(|| panic!("{format:?} of {length} bytes"));
             assert!(error.to_string().contains(format.name()), "{error}");
         }
         assert!(open(Bytes::from(vec![7; 1000]), format).is_err());
@@ -151,9 +153,16 @@ fn columns_of_other_types_are_refused() {
     let table = open(file(Format::Arrow), Format::Arrow).unwrap();
     let batch = table.batches(0, 5).unwrap().next().unwrap().unwrap();
     let error = |outcome: Result<_, ColumnsError>| outcome.map(|_: Vec<_>| ()).unwrap_err().to_string();
-    assert!(error(batch.texts("id").map(|texts| texts.into_iter().map(drop).collect())).contains("Int64, expected texts"));
-    assert!(error(batch.texts("no").map(|texts| texts.into_iter().map(drop).collect())).contains("only 'id', 'text', 'kind'"));
-    let texts = Batch(RecordBatch::try_from_iter([("id", Arc::new(StringArray::from(vec![Some("a"), None])) as ArrayRef)]).unwrap());
+    assert!(
+        error(batch.texts("id").map(|texts| texts.into_iter().map(drop).collect())).contains("Int64, expected texts")
+    );
+    assert!(
+        error(batch.texts("no").map(|texts| texts.into_iter().map(drop).collect()))
+            .contains("only 'id', 'text', 'kind'")
+    );
+    let texts = Batch(
+        RecordBatch::try_from_iter([("id", Arc::new(StringArray::from(vec![Some("a"), None])) as ArrayRef)]).unwrap(),
+    );
     assert_eq!(texts.ids("id").unwrap(), [json!("a"), json!(null)]);
     assert_eq!(Source::size(&file(Format::Parquet)), file(Format::Parquet).len() as u64);
 }

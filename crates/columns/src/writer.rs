@@ -33,7 +33,7 @@ impl<W: Write + Send> Writer<W> {
             Format::Parquet => {
                 let rows = (ROW_GROUP / (4 * layout.width).max(1)).max(FEWEST_ROWS);
                 // Vectors do not repeat, and hardly compress.
-                let vectors = ColumnPath::from(vec![EMBEDDING.to_owned(), "list".to_owned(), "element".to_owned()]);
+                let vectors = ColumnPath::from(vec![EMBEDDING.to_owned(), "list".to_owned(), "item".to_owned()]);
                 let properties = WriterProperties::builder()
                     .set_compression(Compression::ZSTD(ZstdLevel::default()))
                     .set_column_compression(vectors.clone(), Compression::UNCOMPRESSED)

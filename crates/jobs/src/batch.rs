@@ -311,7 +311,7 @@ impl Run<'_> {
         let (output, errors) = self.write(ended.into_iter()).await?;
         let live = Some(self.jobs.0.options.time_to_live);
         let mut publish = Vec::new();
-        let (whole, suffix) = self.with_columns(&output, &errors).await?;
+        let (whole, suffix) = with_columns(self.jobs, self.id, &self.batch, &output, &errors).await?;
         for (object, what, suffix) in [(&whole, "output", suffix), (&errors, "errors", "jsonl")] {
             let id = format!("file-{}-{what}", self.id);
             publish.push((object.bytes > 0).then_some(id));
@@ -330,23 +330,6 @@ impl Run<'_> {
         self.batch.ended = Some(now());
         self.save(live).await?;
         Ok(())
-    }
-
-    /// The output in the format of the input, and the end of its name.
-    async fn with_columns(&self, output: &Object, errors: &Object) -> Result<(Object, &'static str), JobError> {
-        let lines = Ok((output.clone(), "jsonl"));
-        let file = match self.jobs.file(&self.batch.input).await {
-            Ok(file) => file,
-            // The input was deleted: the answers are all that is left.
-            Err(JobError::Unknown { .. }) => return lines,
-            Err(error) => return Err(error),
-        };
-        let Some(format) = columns::format(&file).filter(|_| output.bytes > 0) else { return lines };
-        let left = Duration::from_secs(self.batch.expires.saturating_sub(now()));
-        let lapse = Some(left + self.jobs.0.options.time_to_live + SLACK);
-        let name = format!("{}-columns", self.id);
-        let object = columns::join(self.jobs, &file, format, [output, errors], name, lapse).await?;
-        Ok((object, format.suffix()))
     }
 
     /// Writes the record. Returns whether the batch is still this gateway's and goes on.
@@ -376,6 +359,28 @@ impl Run<'_> {
             }
         }
     }
+}
+
+/// The output in the format of the batch's file, and the end of its name.
+async fn with_columns(
+    jobs: &Jobs,
+    id: &str,
+    batch: &Batch,
+    output: &Object,
+    errors: &Object,
+) -> Result<(Object, &'static str), JobError> {
+    let lines = (output.clone(), "jsonl");
+    let file = match jobs.file(&batch.input).await {
+        Ok(file) => file,
+        // The input was deleted: the answers are all that is left.
+        Err(JobError::Unknown { .. }) => return Ok(lines),
+        Err(error) => return Err(error),
+    };
+    let Some(format) = columns::format(&file).filter(|_| output.bytes > 0) else { return Ok(lines) };
+    let left = Duration::from_secs(batch.expires.saturating_sub(now()));
+    let lapse = Some(left + jobs.0.options.time_to_live + SLACK);
+    let object = columns::join(jobs, &file, format, [output, errors], format!("{id}-columns"), lapse).await?;
+    Ok((object, format.suffix()))
 }
 
 /// The outcome of a line that ran. `None` is a line that had no answer in time.

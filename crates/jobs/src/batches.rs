@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::columns::{self, RowRequest};
+use crate::columns;
 use crate::error::JobError;
 use crate::jobs::Jobs;
-use crate::record::{Batch, BatchState, Counts};
+use crate::record::{Batch, BatchState, Counts, RowRequest};
 use crate::record::{Checkpoint, Object, Record};
 use crate::store::{new_id, now};
 

@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -20,7 +19,7 @@ use trireme_columns::{Batch, ColumnsError, Format, Layout, Reader, Source, Table
 use crate::files::Content;
 use crate::jobs::Jobs;
 use crate::objects::{self, PART};
-use crate::record::{File, Object};
+use crate::record::{File, Object, RowRequest};
 
 /// Rows that are read and written together.
 const ROWS: usize = 512;
@@ -33,15 +32,6 @@ const PARTS: usize = 64;
 
 /// Columns that become fields of the body under their own names, where the client names no others.
 const FIELDS: [&str; 6] = ["input", "inputs", "text", "texts", "query", "documents"];
-
-/// How the rows of a file of columns become requests.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct RowRequest {
-    /// The fields that all bodies have, such as `model`: a JSON object.
-    pub body: Map<String, Value>,
-    /// The column of each further field; `None`: those that have a field's name, and for embeddings `input` from the column `text`.
-    pub columns: Option<BTreeMap<String, String>>,
-}
 
 /// The format of a file of columns, by the end of its name; `None` for lines.
 pub fn format(file: &File) -> Option<Format> {
@@ -98,7 +88,7 @@ pub fn lines(jobs: &Jobs, file: &File, format: Format, endpoint: &str, rows: &Ro
     tokio::task::spawn_blocking(move || {
         let mut number = before;
         let mut total = before;
-        let mut read = || {
+        let read = || {
             let table = Table::open(Arc::new(source), format).map_err(|error| error.to_string())?;
             total = table.rows();
             let columns = rows.columns_of(&table, &endpoint)?;
@@ -141,8 +131,7 @@ pub async fn join(
     let source = Stored::of(jobs, &file.objects);
     let lines = [output, errors].map(|object| Stored::of(jobs, std::slice::from_ref(object)));
     let object = Object { name, ..Object::default() };
-    let sink =
-        Sink { jobs: jobs.clone(), object, rest: BytesMut::new(), lapse, runtime: Handle::current() };
+    let sink = Sink { jobs: jobs.clone(), object, rest: BytesMut::new(), lapse, runtime: Handle::current() };
     let joining = move || {
         let table = Table::open(Arc::new(source), format)?;
         let mut answers = Answers::new(lines);
@@ -308,7 +297,8 @@ impl Stored {
     fn part(&self, object: usize, part: u64) -> io::Result<Bytes> {
         let poisoned = |_| io::Error::other("a reader of this file has panicked");
         let place = (object, part);
-        let found = self.kept.lock().map_err(poisoned)?.iter().find(|(kept, _)| *kept == place).map(|(_, bytes)| bytes.clone());
+        let found =
+            self.kept.lock().map_err(poisoned)?.iter().find(|(kept, _)| *kept == place).map(|(_, bytes)| bytes.clone());
         if let Some(bytes) = found {
             return Ok(bytes);
         }

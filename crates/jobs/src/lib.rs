@@ -34,11 +34,10 @@ mod store;
 
 pub use batches::NewBatch;
 pub use call::{Execute, JobAnswer, JobCall};
-pub use columns::RowRequest;
 pub use error::JobError;
 pub use files::{Content, Upload};
 pub use jobs::{Jobs, Options};
 pub use pace::Pace;
-pub use record::{Batch, BatchState, Counts, File, Request, RequestState};
+pub use record::{Batch, BatchState, Counts, File, Request, RequestState, RowRequest};
 pub use requests::Accepted;
 pub use statistics::{Load, Statistics};

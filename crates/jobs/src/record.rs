@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::call::{JobAnswer, JobCall};
-use crate::columns::RowRequest;
 
 /// The value of a key in the store of jobs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -125,6 +125,15 @@ pub struct Batch {
     /// How rows become requests, where the file has columns.
     #[serde(default)]
     pub(crate) rows: RowRequest,
+}
+
+/// How the rows of a file of columns become requests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RowRequest {
+    /// The fields that all bodies have, such as `model`: a JSON object.
+    pub body: Map<String, Value>,
+    /// The column of each further field; `None`: those that have a field's name, and for embeddings `input` from the column `text`.
+    pub columns: Option<BTreeMap<String, String>>,
 }
 
 /// Where a batch is. The words are those of OpenAI's Batch API.

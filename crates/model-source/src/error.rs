@@ -62,9 +62,10 @@ impl FetchError {
     /// The code of the error.
     pub fn code(&self) -> ErrorCode {
         match self {
-            FetchError::Address { .. } | FetchError::File { .. } | FetchError::NoListing { .. } | FetchError::Needed { .. } => {
-                ErrorCode::InvalidArg
-            }
+            FetchError::Address { .. }
+            | FetchError::File { .. }
+            | FetchError::NoListing { .. }
+            | FetchError::Needed { .. } => ErrorCode::InvalidArg,
             FetchError::Empty { .. } | FetchError::Offline { .. } => ErrorCode::NotFound,
             FetchError::Refused { status: 404, .. } => ErrorCode::NotFound,
             FetchError::Refused { .. }

@@ -24,6 +24,9 @@ const ATTEMPTS: u32 = 3;
 /// The wait before it is sent again; it doubles then.
 const WAIT: Duration = Duration::from_millis(500);
 
+/// What a server does not do that sends files as a whole only.
+const WHOLE_ONLY: &str = "the part of the file that was asked for (download the file first)";
+
 /// A client with what all requests to one server have.
 pub(crate) struct Http {
     client: Client,
@@ -112,15 +115,33 @@ impl Http {
         }
     }
 
+    /// Bytes of a file; `None` if it is not there. Asks for the first byte, because signed URLs allow no HEAD.
+    pub(crate) async fn length(&self, url: &str) -> Result<Option<u64>, FetchError> {
+        let response = self.client.get(url).header(RANGE, "bytes=0-0").send().await;
+        let response = response.map_err(|error| no_answer(url, &error))?;
+        let found = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok()).unwrap_or("none");
+        let length = found.rsplit('/').next().and_then(|length| length.parse().ok());
+        match (response.status(), length) {
+            (StatusCode::NOT_FOUND, _) => Ok(None),
+            // An empty file has no first byte.
+            (StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE, Some(length)) => Ok(Some(length)),
+            (status, _) => {
+                let found = format!("status {} and Content-Range {found}", status.as_u16());
+                self.accept(url, response)?;
+                Err(FetchError::Answer { url: url.to_owned(), expected: WHOLE_ONLY, found })
+            }
+        }
+    }
+
     async fn try_range(&self, url: &str, range: &Range<u64>) -> Result<Bytes, FetchError> {
         let asked = format!("bytes={}-{}", range.start, range.end.saturating_sub(1));
-        let response = self.client.get(url).header(RANGE, asked).send().await.map_err(|error| no_answer(url, &error))?;
+        let response =
+            self.client.get(url).header(RANGE, asked).send().await.map_err(|error| no_answer(url, &error))?;
         let response = self.accept(url, response)?;
         let found = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
         if response.status() != StatusCode::PARTIAL_CONTENT || found.and_then(first_byte) != Some(range.start) {
             let found = format!("status {} and Content-Range {}", response.status().as_u16(), found.unwrap_or("none"));
-            let expected = "the part of the file that was asked for; download the file first";
-            return Err(FetchError::Answer { url: url.to_owned(), expected, found });
+            return Err(FetchError::Answer { url: url.to_owned(), expected: WHOLE_ONLY, found });
         }
         let bytes = response.bytes().await.map_err(|error| no_answer(url, &error))?;
         match range.end - range.start {

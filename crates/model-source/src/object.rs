@@ -8,7 +8,6 @@ use bytes::Bytes;
 use futures_util::TryStreamExt;
 use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart};
-use reqwest::header::CONTENT_LENGTH;
 use url::Url;
 
 use crate::FetchError;
@@ -81,19 +80,7 @@ impl Object {
                 Err(Error::NotFound { .. }) => Ok(None),
                 Err(error) => Err(self.fault(&error)),
             },
-            Place::Web(http) => match http.head(self.url.as_str(), true).await {
-                Ok(found) => {
-                    let length = found.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-                    let missing = || FetchError::Answer {
-                        url: self.to_string(),
-                        expected: "a Content-Length; download the file first",
-                        found: "none".to_owned(),
-                    };
-                    length.map(Some).ok_or_else(missing)
-                }
-                Err(FetchError::Refused { status: 404, .. }) => Ok(None),
-                Err(error) => Err(error),
-            },
+            Place::Web(http) => http.length(self.url.as_str()).await,
         }
     }
 

@@ -90,7 +90,8 @@ fn table(path: &Path, format: Format) -> Table {
 fn one_process_embeds_between_all_formats() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = |name: &str| folder.path().join(name);
-    let lines: Vec<String> = (0..3000).map(|n| json!({"id": n, "text": format!("text {n} again")}).to_string()).collect();
+    let lines: Vec<String> =
+        (0..3000).map(|n| json!({"id": n, "text": format!("text {n} again")}).to_string()).collect();
     fs::write(path("in.jsonl"), lines.join("\n")).expect("the input is written");
     let said = run(alone(&path("in.jsonl"), &path("lines.jsonl")));
     assert!(said.contains("3000 of 3000 texts"), "{said}");

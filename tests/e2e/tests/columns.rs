@@ -71,7 +71,8 @@ fn a_batch_of_rows_is_a_table_in_and_a_table_out(mode: Mode) {
         let batch = ended(address, &file, "/v1/embeddings", &json!({"body": {"model": "embedding"}}));
         assert_eq!(batch["status"], "completed", "{batch}");
         assert_eq!(batch["request_counts"], json!({"total": 2500, "completed": 2475, "failed": 25}), "{batch}");
-        let listed = send(address, &Request::get(&format!("/v1/files/{}", batch["output_file_id"].as_str().expect("a file"))));
+        let listed =
+            send(address, &Request::get(&format!("/v1/files/{}", batch["output_file_id"].as_str().expect("a file"))));
         assert!(listed.json()["filename"].as_str().expect("a name").ends_with(&format!("_output.{}", format.suffix())));
         let found = content(address, &batch["output_file_id"]);
         let found = Table::open(Arc::new(bytes::Bytes::from(found)), format).expect("a whole table");
@@ -79,7 +80,8 @@ fn a_batch_of_rows_is_a_table_in_and_a_table_out(mode: Mode) {
         let batches: Vec<Batch> = found.batches(0, 1000).expect("rows").collect::<Result<_, _>>().expect("rows");
         let notes: Vec<Value> = batches.iter().flat_map(|batch| batch.ids("note").expect("notes")).collect();
         assert_eq!(notes, (0..ROWS).map(|row| json!(format!("note {row}"))).collect::<Vec<_>>(), "in order");
-        let errors: Vec<Option<String>> = batches.iter().flat_map(|batch| batch.texts("error").expect("errors")).collect();
+        let errors: Vec<Option<String>> =
+            batches.iter().flat_map(|batch| batch.texts("error").expect("errors")).collect();
         assert!(errors.iter().enumerate().all(|(row, error)| error.is_some() == (row % 100 == 7)), "{:?}", errors[7]);
         let vectors: Vec<Value> = batches.iter().flat_map(|batch| batch.json("embedding").expect("vectors")).collect();
         let live = json!({"model": "embedding", "input": format!("text 4 {}", "again ".repeat(4))}).to_string();
@@ -88,7 +90,10 @@ fn a_batch_of_rows_is_a_table_in_and_a_table_out(mode: Mode) {
             vector.as_array().expect("a vector").iter().filter_map(Value::as_f64).collect()
         };
         let (own, live) = (numbers(&vectors[4]), numbers(&live["data"][0]["embedding"]));
-        assert!(own.len() == live.len() && own.iter().zip(&live).all(|(a, b)| (a - b).abs() < 1e-5), "{own:?} {live:?}");
+        assert!(
+            own.len() == live.len() && own.iter().zip(&live).all(|(a, b)| (a - b).abs() < 1e-5),
+            "{own:?} {live:?}"
+        );
         let failed = String::from_utf8(content(address, &batch["error_file_id"])).expect("lines");
         assert!(failed.lines().count() == 25 && failed.lines().all(|line| line.contains("custom_id")));
     }
@@ -100,7 +105,9 @@ fn a_batch_of_rows_is_a_table_in_and_a_table_out(mode: Mode) {
     let found = content(address, &batch["output_file_id"]);
     let found = Table::open(Arc::new(bytes::Bytes::from(found)), Format::Parquet).expect("a whole table");
     let first = found.batches(2499, 10).expect("rows").next().expect("a batch").expect("rows");
-    let answer: Value = serde_json::from_str(first.texts("response").expect("answers")[0].as_deref().expect("an answer")).expect("JSON");
+    let answer: Value =
+        serde_json::from_str(first.texts("response").expect("answers")[0].as_deref().expect("an answer"))
+            .expect("JSON");
     assert!(answer["results"].as_array().is_some_and(|results| results.len() == 2), "{answer}");
 
     let batch = ended(address, &file, "/v1/embeddings", &json!({"columns": {"input": "words"}}));
