@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # A member may use members of layers above its own, but none of its own layer.
 LAYERS = [
     ("domain", ["trireme-inference", "trireme-telemetry"]),
-    ("libraries", ["trireme-protocol", "trireme-model-repository", "trireme-text", "trireme-bus"]),
+    ("libraries", ["trireme-protocol", "trireme-model-repository", "trireme-text", "trireme-bus", "trireme-columns"]),
     ("execution", ["trireme-model-source", "trireme-engine"]),
     ("runtime", ["trireme-runtime", "trireme-generation", "trireme-jobs"]),
     ("services", []),  # the members in the folder services
@@ -30,11 +30,14 @@ TESTKIT_USES = {"trireme-inference"}
 
 # The only members that may use a heavy dependency.
 OWNERS = {
+    "arrow-array": {"trireme-columns"},
+    "arrow-ipc": {"trireme-columns"},
     "async-nats": {"trireme-bus"},
     "axum": {"trireme-gateway", "trireme-runtime"},
     "object_store": {"trireme-model-source"},
     "multer": {"trireme-gateway"},
     "ort": {"trireme-generation", "trireme-model"},
+    "parquet": {"trireme-columns"},
     "prost-reflect": {"trireme-model-repository"},
     "redb": {"trireme-bus"},
     "reqwest": {"trireme-gateway", "trireme-model-source"},

@@ -41,8 +41,8 @@ enum Command {
     Worker(Box<worker::WorkerCommand>),
     /// Load a server of the v2 protocol and print throughput and latency
     Bench(bench::BenchArgs),
-    /// Embed a file of texts by a running server, beside its live requests; started again it goes on where it was
-    Bulk(bulk::BulkArgs),
+    /// Embed a file of texts, in this process or by a running server beside its live requests; started again it goes on where it was
+    Bulk(Box<bulk::BulkArgs>),
     /// Look at messages that were given up, and send them again
     Dead(dead::DeadArgs),
     /// Make the ONNX file of a model folder that has none, by optimum-onnx or torch in a Python, and verify it

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use trireme_bus::{Bus, InProcess};
-use trireme_gateway::{Gateway, GatewayArgs, ModelOptions, TritonFlags};
+use trireme_gateway::{Embedder, Gateway, GatewayArgs, ModelOptions, TritonFlags};
 use trireme_model::OnnxRuntimeArgs;
 use trireme_python::PythonArgs;
 use trireme_runtime::service::{self, AdminArgs, QueueArgs, WorkerArgs};
@@ -132,6 +132,11 @@ impl Server {
     /// The address of the HTTP listener.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.gateway.http_address
+    }
+
+    /// Embeds texts without a listener.
+    pub fn embedder(&self) -> Embedder {
+        self.gateway.embedder()
     }
 
     /// Finishes the requests in progress.

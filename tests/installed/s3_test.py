@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Serves a model folder and a model repository from a server with S3's interface: as they are, and over a connection that is
-cut in the middle of a file."""
+cut in the middle of a file. Embeds files of columns from a bucket to a bucket."""
 
+import json
 import logging
 import os
 import re
@@ -10,10 +11,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import boto3
+import pyarrow
 from moto.server import ThreadedMotoServer
+from pyarrow import feather, parquet
 
 import tiny
 
@@ -73,18 +77,71 @@ def environment(scratch, port, name):
     return variables | {"TRIREME_DOWNLOAD_CACHE": str(scratch / name)}
 
 
-def fill(port, folder, prefix):
-    client = boto3.client(
+def s3(port):
+    return boto3.client(
         "s3",
         endpoint_url=f"http://127.0.0.1:{port}",
         region_name=KEYS["AWS_REGION"],
         aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
         aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
     )
+
+
+def fill(port, folder, prefix):
+    client = s3(port)
     client.create_bucket(Bucket="models")
     for path in folder.rglob("*"):
         if path.is_file():
             client.upload_file(str(path), "models", f"{prefix}/{path.relative_to(folder)}")
+
+
+def bulk(scratch, port, folder, text, expected):
+    """`trireme bulk` from a bucket to a bucket, over a file of columns that another library has written and reads."""
+    count, variables = 20_000, environment(scratch, port, "bulk")
+    texts = [text if n % 3 else None if n % 1000 == 0 else f"{text} {n}" for n in range(count)]
+    kinds = pyarrow.array(["even" if n % 2 == 0 else "odd" for n in range(count)]).dictionary_encode()
+    table = pyarrow.table({"id": range(count), "text": texts, "kind": kinds, "tags": [[n, n + 1] for n in range(count)]})
+    parquet.write_table(table, scratch / "in.parquet", row_group_size=3000)
+    feather.write_feather(table, scratch / "in.feather", chunksize=700)
+    client = s3(port)
+
+    def run(source, target, kill=False):
+        command = [str(word) for word in [BINARY, "bulk", source, target, "--model", folder, "--log-level", "warn"]]
+        with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
+            give_up = time.monotonic() + 300
+            while kill and process.poll() is None and time.monotonic() < give_up:
+                if client.list_objects_v2(Bucket="models", Prefix="out/vectors.parquet.parts/").get("KeyCount", 0) > 1:
+                    process.kill()
+                time.sleep(0.02)
+            return process.returncode if process.poll() is not None else process.wait(300), process.stderr.read()
+
+    def right(found):
+        vectors, errors = found["embedding"].to_pylist(), found["error"].to_pylist()
+        same = all(found[name].to_pylist() == table[name].to_pylist() for name in table.column_names)
+        width = found.schema.field("embedding").type == pyarrow.list_(pyarrow.float32(), 8)
+        given = all((vector is None) == (word is None) == (error is not None) for vector, word, error in zip(vectors, texts, errors))
+        return same and width and given and tiny.close(vectors[1], expected)
+
+    for name in ("in.parquet", "in.feather"):
+        client.upload_file(str(scratch / name), "models", f"in/{name}")
+    _, said = run("s3://models/in/in.parquet", "s3://models/out/vectors.parquet", kill=True)
+    there = client.list_objects_v2(Bucket="models", Prefix="out/")["Contents"]
+    tiny.check("a killed bulk job has left parts and no output", all(item["Key"].startswith("out/vectors.parquet.parts/") for item in there))
+    code, said = run("s3://models/in/in.parquet", "s3://models/out/vectors.parquet")
+    tiny.check("started again it goes on, and says which rows have no text", code == 1 and "goes on behind line" in said)
+    left = client.list_objects_v2(Bucket="models", Prefix="out/")["Contents"]
+    tiny.check("its parts are gone from the bucket", [item["Key"] for item in left] == ["out/vectors.parquet"])
+    client.download_file("models", "out/vectors.parquet", str(scratch / "found.parquet"))
+    tiny.check("another library reads every row of the Parquet file, in order", right(parquet.read_table(scratch / "found.parquet")))
+    run("s3://models/in/in.feather", scratch / "found.feather")
+    tiny.check("and of the Arrow file", right(feather.read_table(scratch / "found.feather")))
+    url = client.generate_presigned_url("get_object", {"Bucket": "models", "Key": "in/in.parquet"})
+    run(url, "s3://models/out/lines.jsonl")
+    client.download_file("models", "out/lines.jsonl", str(scratch / "found.jsonl"))
+    lines = [json.loads(line) for line in (scratch / "found.jsonl").read_text().splitlines()]
+    tiny.check("and of lines, from a signed URL", [line["id"] for line in lines] == list(range(count)) and tiny.close(lines[1]["embedding"], expected))
+    code, said = run("s3://models/in/none.parquet", scratch / "none.parquet")
+    tiny.check("a file that is not there is named", code == 1 and "s3://models/in/none.parquet" in said)
 
 
 def main(scratch):
@@ -111,6 +168,8 @@ def main(scratch):
     with tiny.Served(BINARY, ["s3://models/a%20folder/mini"], variables, scratch / "cut.log") as served:
         tiny.check("so it does over a connection that was cut", tiny.close(served.embed("mini", text), expected))
         tiny.check(f"which was continued at byte {b', '.join(cutter.ranges).decode()}", cutter.cut == 1 and cutter.ranges)
+
+    bulk(scratch, port, folder, text, expected)
 
     server.stop()
     with tiny.Served(BINARY, ["s3://models/a%20folder/mini"], environment(scratch, port, "plain"), scratch / "away.log") as served:

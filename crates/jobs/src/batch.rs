@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use trireme_bus::BusError;
 
 use crate::call::{JobAnswer, JobCall};
+use crate::columns;
 use crate::error::JobError;
 use crate::files::Content;
 use crate::jobs::Jobs;
@@ -86,11 +87,26 @@ pub async fn run(jobs: &Jobs, id: &str, stop: watch::Receiver<bool>) -> Result<(
         Err(error @ JobError::Unknown { .. }) => return fail(jobs, id, batch, revision, &error.to_string()).await,
         Err(error) => return Err(error),
     };
-    let (lines, number) = (lines_from(jobs, &file, batch.checkpoint.offset), batch.checkpoint.lines);
+    let number = batch.checkpoint.lines;
+    let format = columns::format(&file);
+    let mut rows = None;
+    if let (Some(format), BatchState::Validating) = (format, batch.state) {
+        match columns::check(jobs, &file, format, &batch.endpoint, &batch.rows).await {
+            Ok(count) => rows = Some(count),
+            Err(why) => {
+                let why = format!("file '{}': {why}", batch.input);
+                return fail(jobs, id, batch, revision, &why).await;
+            }
+        }
+    }
+    let lines = lines_from(jobs, &file, &batch, batch.checkpoint.offset, number);
     let (chunks, waiting) = (VecDeque::new(), VecDeque::new());
     let mut run = Run { jobs, id, batch, revision, lines, number, chunks, first: 0, waiting, ended: false };
     if run.batch.state == BatchState::Validating {
-        let total = count(lines_from(jobs, &file, 0)).await?;
+        let total = match rows {
+            Some(rows) => rows,
+            None => count(lines_from(jobs, &file, &run.batch, 0, 0)).await?,
+        };
         if total == 0 {
             let why = format!("file '{}' has no lines, expected one JSON object in each line", run.batch.input);
             return fail(jobs, id, run.batch, run.revision, &why).await;
@@ -105,8 +121,11 @@ pub async fn run(jobs: &Jobs, id: &str, stop: watch::Receiver<bool>) -> Result<(
     run.work(stop).await
 }
 
-/// The lines of a file from `offset` on.
-fn lines_from(jobs: &Jobs, file: &File, offset: u64) -> Lines<Content> {
+/// The lines of a file from `offset` on, before which there are `number` lines.
+fn lines_from(jobs: &Jobs, file: &File, batch: &Batch, offset: u64, number: u64) -> Lines<Content> {
+    if let Some(format) = columns::format(file) {
+        return Lines::new(columns::lines(jobs, file, format, &batch.endpoint, &batch.rows, number), offset);
+    }
     let (jobs, objects) = (jobs.clone(), file.objects.clone());
     let parts = async_parts(jobs, objects, offset);
     Lines::new(Box::pin(parts), offset)
@@ -297,11 +316,12 @@ impl Run<'_> {
         let (output, errors) = self.write(ended.into_iter()).await?;
         let live = Some(self.jobs.0.options.time_to_live);
         let mut publish = Vec::new();
-        for (object, what) in [(&output, "output"), (&errors, "errors")] {
+        let (whole, suffix) = with_columns(self.jobs, self.id, &self.batch, &output, &errors).await?;
+        for (object, what, suffix) in [(&whole, "output", suffix), (&errors, "errors", "jsonl")] {
             let id = format!("file-{}-{what}", self.id);
             publish.push((object.bytes > 0).then_some(id));
             if let Some(Some(id)) = publish.last() {
-                self.jobs.publish(id, format!("{}_{what}.jsonl", self.id), object, live).await?;
+                self.jobs.publish(id, format!("{}_{what}.{suffix}", self.id), object, live).await?;
             }
         }
         self.batch.errors = publish.pop().flatten();
@@ -344,6 +364,28 @@ impl Run<'_> {
             }
         }
     }
+}
+
+/// The output in the format of the batch's file, and the end of its name.
+async fn with_columns(
+    jobs: &Jobs,
+    id: &str,
+    batch: &Batch,
+    output: &Object,
+    errors: &Object,
+) -> Result<(Object, &'static str), JobError> {
+    let lines = (output.clone(), "jsonl");
+    let file = match jobs.file(&batch.input).await {
+        Ok(file) => file,
+        // The input was deleted: the answers are all that is left.
+        Err(JobError::Unknown { .. }) => return Ok(lines),
+        Err(error) => return Err(error),
+    };
+    let Some(format) = columns::format(&file).filter(|_| output.bytes > 0) else { return Ok(lines) };
+    let left = Duration::from_secs(batch.expires.saturating_sub(now()));
+    let lapse = Some(left + jobs.0.options.time_to_live + SLACK);
+    let object = columns::join(jobs, &file, format, [output, errors], format!("{id}-columns"), lapse).await?;
+    Ok((object, format.suffix()))
 }
 
 /// The outcome of a line that ran. `None` is a line that had no answer in time.

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::columns;
 use crate::error::JobError;
 use crate::jobs::{Jobs, Terms};
-use crate::record::{Batch, BatchState, Counts};
+use crate::record::{Batch, BatchState, Counts, RowRequest};
 use crate::record::{Checkpoint, Object, Record, Webhook};
 use crate::store::{new_id, now};
 
@@ -26,6 +27,8 @@ pub struct NewBatch {
     pub window: Duration,
     /// Words of the client about the batch.
     pub metadata: BTreeMap<String, String>,
+    /// How rows become requests, where the file has columns; for lines it is empty.
+    pub rows: RowRequest,
 }
 
 // === impl Jobs ===
@@ -38,7 +41,13 @@ impl Jobs {
 
     /// Like [`Jobs::begin_batch`], for a batch that begins later or whose end is told to a URL.
     pub async fn begin_batch_on(&self, new: NewBatch, terms: Terms) -> Result<(String, Batch), JobError> {
-        self.file(&new.input).await?;
+        let file = self.file(&new.input).await?;
+        if columns::format(&file).is_none() && new.rows != RowRequest::default() {
+            return Err(JobError::Invalid(format!(
+                "'body' and 'columns' say how rows become requests, but file '{}' is named '{}', expected .parquet, .arrow or .feather",
+                new.input, file.name
+            )));
+        }
         let (id, created) = (new_id(PREFIX), now());
         let object = |what: &str| Object { name: format!("{id}-{what}"), ..Object::default() };
         let batch = Batch {
@@ -59,6 +68,7 @@ impl Jobs {
             not_before: terms.not_before,
             webhook: terms.webhook.map(Webhook::new),
             checkpoint: Checkpoint { output: object("output"), errors: object("errors"), ..Checkpoint::default() },
+            rows: new.rows,
         };
         self.write(&id, &Record::Batch(batch.clone()), 0, None).await?;
         Ok((id, batch))

@@ -19,6 +19,7 @@
 mod batch;
 mod batches;
 mod call;
+mod columns;
 mod driver;
 mod error;
 mod files;
@@ -38,7 +39,7 @@ pub use error::JobError;
 pub use files::{Content, Upload};
 pub use jobs::{Jobs, Options, Terms};
 pub use pace::Pace;
-pub use record::{Batch, BatchState, Counts, File, Request, RequestState, Webhook, WebhookState};
+pub use record::{Batch, BatchState, Counts, File, Request, RequestState, RowRequest, Webhook, WebhookState};
 pub use requests::Accepted;
 pub use statistics::{Load, Statistics, WebhookCounts};
 pub use store::now;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::call::{JobAnswer, JobCall};
 
@@ -136,6 +137,18 @@ pub struct Batch {
     #[serde(default)]
     pub webhook: Option<Webhook>,
     pub(crate) checkpoint: Checkpoint,
+    /// How rows become requests, where the file has columns.
+    #[serde(default)]
+    pub(crate) rows: RowRequest,
+}
+
+/// How the rows of a file of columns become requests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RowRequest {
+    /// The fields that all bodies have, such as `model`: a JSON object.
+    pub body: Map<String, Value>,
+    /// The column of each further field; `None`: those that have a field's name, and for embeddings `input` from the column `text`.
+    pub columns: Option<BTreeMap<String, String>>,
 }
 
 /// Where a batch is. The words are those of OpenAI's Batch API.

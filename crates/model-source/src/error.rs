@@ -12,6 +12,9 @@ pub enum FetchError {
     /// A word that names no place.
     #[error("'{word}' names no model: {why}")]
     Address { word: String, why: String },
+    /// A word that names no file.
+    #[error("'{word}' names no file: {why}")]
+    File { word: String, why: String },
     /// The server says no.
     #[error("{url}: the server answered {status}{}", hint(.advice))]
     Refused { url: String, status: u16, advice: Option<String> },
@@ -59,9 +62,10 @@ impl FetchError {
     /// The code of the error.
     pub fn code(&self) -> ErrorCode {
         match self {
-            FetchError::Address { .. } | FetchError::NoListing { .. } | FetchError::Needed { .. } => {
-                ErrorCode::InvalidArg
-            }
+            FetchError::Address { .. }
+            | FetchError::File { .. }
+            | FetchError::NoListing { .. }
+            | FetchError::Needed { .. } => ErrorCode::InvalidArg,
             FetchError::Empty { .. } | FetchError::Offline { .. } => ErrorCode::NotFound,
             FetchError::Refused { status: 404, .. } => ErrorCode::NotFound,
             FetchError::Refused { .. }

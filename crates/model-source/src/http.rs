@@ -1,7 +1,9 @@
 //! Requests over HTTP: for the hub's files, and for those of web servers.
 
+use std::ops::Range;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use reqwest::header::{AUTHORIZATION, CONTENT_RANGE, RANGE};
 use reqwest::redirect::Policy;
@@ -21,6 +23,9 @@ const ATTEMPTS: u32 = 3;
 
 /// The wait before it is sent again; it doubles then.
 const WAIT: Duration = Duration::from_millis(500);
+
+/// What a server does not do that sends files as a whole only.
+const WHOLE_ONLY: &str = "the part of the file that was asked for (download the file first)";
 
 /// A client with what all requests to one server have.
 pub(crate) struct Http {
@@ -92,6 +97,57 @@ impl Http {
             _ => 0,
         };
         Ok(Body { from, bytes: response.bytes_stream().map_err(|error| innermost(&error)).boxed() })
+    }
+
+    /// Bytes of a file. Errors if the server sends other ones, or all of the file.
+    pub(crate) async fn range(&self, url: &str, range: Range<u64>) -> Result<Bytes, FetchError> {
+        let (mut wait, mut attempt) = (WAIT, 1);
+        loop {
+            match self.try_range(url, &range).await {
+                Err(fault) if fault.is_transient() && attempt < ATTEMPTS => {
+                    tracing::warn!("{fault}; asking again in {} ms", wait.as_millis());
+                    tokio::time::sleep(wait).await;
+                    wait *= 2;
+                    attempt += 1;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Bytes of a file; `None` if it is not there. Asks for the first byte, because signed URLs allow no HEAD.
+    pub(crate) async fn length(&self, url: &str) -> Result<Option<u64>, FetchError> {
+        let response = self.client.get(url).header(RANGE, "bytes=0-0").send().await;
+        let response = response.map_err(|error| no_answer(url, &error))?;
+        let found = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok()).unwrap_or("none");
+        let length = found.rsplit('/').next().and_then(|length| length.parse().ok());
+        match (response.status(), length) {
+            (StatusCode::NOT_FOUND, _) => Ok(None),
+            // An empty file has no first byte.
+            (StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE, Some(length)) => Ok(Some(length)),
+            (status, _) => {
+                let found = format!("status {} and Content-Range {found}", status.as_u16());
+                self.accept(url, response)?;
+                Err(FetchError::Answer { url: url.to_owned(), expected: WHOLE_ONLY, found })
+            }
+        }
+    }
+
+    async fn try_range(&self, url: &str, range: &Range<u64>) -> Result<Bytes, FetchError> {
+        let asked = format!("bytes={}-{}", range.start, range.end.saturating_sub(1));
+        let response =
+            self.client.get(url).header(RANGE, asked).send().await.map_err(|error| no_answer(url, &error))?;
+        let response = self.accept(url, response)?;
+        let found = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
+        if response.status() != StatusCode::PARTIAL_CONTENT || found.and_then(first_byte) != Some(range.start) {
+            let found = format!("status {} and Content-Range {}", response.status().as_u16(), found.unwrap_or("none"));
+            return Err(FetchError::Answer { url: url.to_owned(), expected: WHOLE_ONLY, found });
+        }
+        let bytes = response.bytes().await.map_err(|error| no_answer(url, &error))?;
+        match range.end - range.start {
+            expected if bytes.len() as u64 == expected => Ok(bytes),
+            expected => Err(FetchError::Size { url: url.to_owned(), expected, found: bytes.len() as u64 }),
+        }
     }
 
     async fn send(&self, client: &Client, method: Method, url: &str, from: u64) -> Result<Response, FetchError> {

@@ -4,6 +4,8 @@
 //! under its final name when all of its files are there, so that no process ever reads a part of a model. A download that was
 //! cut off goes on where it ended, in this process or a later one.
 //!
+//! Other files that lie elsewhere, such as those of jobs, are read and written where they lie: [`Object`].
+//!
 //! Models of the Hugging Face hub lie in Hugging Face's own cache, so that its Python libraries and this crate share files.
 //! Not here: reading the downloaded files, which is the work of the crate for model repositories.
 
@@ -16,6 +18,7 @@ mod http;
 mod hub;
 mod hub_cache;
 mod lock;
+mod object;
 mod progress;
 mod remote;
 mod settings;
@@ -27,4 +30,5 @@ mod web;
 pub use address::is_remote;
 pub use error::FetchError;
 pub use fetch::fetch;
+pub use object::{Object, Upload};
 pub use settings::Settings;

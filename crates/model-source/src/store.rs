@@ -28,27 +28,7 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn new(url: &Url) -> Result<Store, FetchError> {
-        install_ring();
-        let retry = RetryConfig { max_retries: 3, retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() };
-        let bucket = url.host_str().unwrap_or_default();
-        let store: Result<Box<dyn ObjectStore>, Error> = match url.scheme() {
-            "s3" => {
-                AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry).build().map(|s| Box::new(s) as _)
-            }
-            "gs" => GoogleCloudStorageBuilder::from_env()
-                .with_bucket_name(bucket)
-                .with_retry(retry)
-                .build()
-                .map(|s| Box::new(s) as _),
-            _ => MicrosoftAzureBuilder::from_env()
-                .with_container_name(bucket)
-                .with_retry(retry)
-                .build()
-                .map(|s| Box::new(s) as _),
-        };
-        let root = Path::from_url_path(url.path())
-            .map_err(|error| FetchError::Address { word: url.to_string(), why: error.to_string() })?;
-        let store = store.map_err(|error| fault(url, url.as_str(), &error))?;
+        let (store, root) = open(url)?;
         Ok(Store { store, root, url: url.clone() })
     }
 
@@ -89,8 +69,34 @@ impl Store {
     }
 }
 
+/// The bucket that a URL names, and the path in it. Credentials come from the environment.
+pub(crate) fn open(url: &Url) -> Result<(Box<dyn ObjectStore>, Path), FetchError> {
+    install_ring();
+    let retry = RetryConfig { max_retries: 3, retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() };
+    let bucket = url.host_str().unwrap_or_default();
+    let store: Result<Box<dyn ObjectStore>, Error> = match url.scheme() {
+        "s3" => {
+            AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry).build().map(|s| Box::new(s) as _)
+        }
+        "gs" => GoogleCloudStorageBuilder::from_env()
+            .with_bucket_name(bucket)
+            .with_retry(retry)
+            .build()
+            .map(|s| Box::new(s) as _),
+        _ => MicrosoftAzureBuilder::from_env()
+            .with_container_name(bucket)
+            .with_retry(retry)
+            .build()
+            .map(|s| Box::new(s) as _),
+    };
+    let root = Path::from_url_path(url.path())
+        .map_err(|error| FetchError::Address { word: url.to_string(), why: error.to_string() })?;
+    let store = store.map_err(|error| fault(url, url.as_str(), &error))?;
+    Ok((store, root))
+}
+
 /// An error that names the variables with the credentials and the server.
-fn fault(root: &Url, url: &str, error: &Error) -> FetchError {
+pub(crate) fn fault(root: &Url, url: &str, error: &Error) -> FetchError {
     let variables = match root.scheme() {
         "s3" => {
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_REGION, and for other servers than Amazon's AWS_ENDPOINT_URL"

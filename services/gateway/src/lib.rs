@@ -17,6 +17,7 @@ mod calls;
 mod connections;
 mod crowd;
 mod dispatch;
+mod embedder;
 mod forward;
 mod grpc;
 mod handlers;
@@ -67,6 +68,7 @@ use statistics::Collector;
 
 pub use access::{AccessArgs, ControlAccess, Restriction, Secret};
 pub use crowd::ConnectionArgs;
+pub use embedder::Embedder;
 pub use grpc::{CompressionLevel, GrpcArgs};
 pub use http::{HttpArgs, JobArgs, Target, TokenInput, WebhookSecret};
 pub use metrics::MetricsArgs;
@@ -294,6 +296,11 @@ impl Gateway {
     pub fn readiness(&self) -> impl Fn() -> bool + Clone + Send + Sync + 'static {
         let handlers = self.handlers.clone();
         move || handlers.server_ready().unwrap_or(false)
+    }
+
+    /// Embeds texts for this process itself, with or without listeners.
+    pub fn embedder(&self) -> Embedder {
+        Embedder::new(self.handlers.clone())
     }
 
     /// Waits until one of the gateway's tasks dies, which a process should not outlive.

@@ -11,6 +11,8 @@ pub enum Via {
     Grpc(&'static str),
     /// From a model.
     Model,
+    /// From this process itself, which has no client then.
+    Process,
 }
 
 // === impl Via ===
@@ -25,16 +27,16 @@ impl Via {
                 ("rpc.service", "inference.GRPCInferenceService".to_owned()),
                 ("rpc.method", method.to_owned()),
             ],
-            Via::Model => Vec::new(),
+            Via::Model | Via::Process => Vec::new(),
         }
     }
 
-    /// The protocol under which trace files have the request. They are about the requests of clients, so a model's has none.
+    /// The protocol under which trace files have the request. They are about the requests of clients, so others have none.
     pub fn protocol(self) -> Option<Protocol> {
         match self {
             Via::Http(_) => Some(Protocol::Http),
             Via::Grpc(_) => Some(Protocol::Grpc),
-            Via::Model => None,
+            Via::Model | Via::Process => None,
         }
     }
 }

@@ -1,9 +1,13 @@
 //! `trireme bulk`: a file of texts becomes a file of vectors, and goes on where it was.
 
 use std::fs;
-use std::process::Output;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use trireme_columns::{Format, Table};
 use trireme_e2e::{Mode, Request, Sandbox, Setup, product, workspace};
 
 fn bulk(sandbox: &Sandbox, folder: &std::path::Path) -> Output {
@@ -61,4 +65,106 @@ fn a_file_of_texts_becomes_a_file_of_vectors_and_goes_on_where_it_was() {
         lines.map(|line| line["id"].clone()).collect()
     };
     assert_eq!(ids(&fs::read(&path).expect("the output is there")), ids(&whole));
+}
+
+/// The command that embeds a file in its own process.
+fn alone(input: &Path, output: &Path) -> Command {
+    let mut command = product("trireme");
+    command.arg("bulk").args([input, output]).arg("--model").arg(workspace().join("tests/repositories/texts"));
+    command
+}
+
+fn run(mut command: Command) -> String {
+    let output = command.output().expect("the command runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    said
+}
+
+fn table(path: &Path, format: Format) -> Table {
+    let bytes: bytes::Bytes = fs::read(path).expect("the file is there").into();
+    Table::open(Arc::new(bytes), format).expect("the file is whole")
+}
+
+#[test]
+fn one_process_embeds_between_all_formats() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name);
+    let lines: Vec<String> =
+        (0..3000).map(|n| json!({"id": n, "text": format!("text {n} again")}).to_string()).collect();
+    fs::write(path("in.jsonl"), lines.join("\n")).expect("the input is written");
+    let said = run(alone(&path("in.jsonl"), &path("lines.jsonl")));
+    assert!(said.contains("3000 of 3000 texts"), "{said}");
+    for (name, format) in [("out.parquet", Format::Parquet), ("out.feather", Format::Arrow)] {
+        run(alone(&path("in.jsonl"), &path(name)));
+        let table = table(&path(name), format);
+        assert_eq!((table.rows(), table.columns().as_str()), (3000, "'id', 'embedding', 'error'"));
+        let batches: Vec<_> = table.batches(0, 4096).expect("rows").collect::<Result<_, _>>().expect("rows");
+        let ids: Vec<_> = batches.iter().flat_map(|batch| batch.ids("id").expect("ids")).collect();
+        assert_eq!(ids, (0..3000).map(|n| json!(n.to_string())).collect::<Vec<_>>());
+        assert!(batches.iter().all(|batch| batch.texts("error").expect("errors").iter().all(Option::is_none)));
+        assert!(!path(name).with_extension("parquet.parts").exists());
+
+        // Its ids are texts too.
+        let mut back = alone(&path(name), &path(&format!("{name}.jsonl")));
+        back.args(["--text-column", "id"]);
+        run(back);
+        let text = fs::read_to_string(path(&format!("{name}.jsonl"))).expect("lines");
+        let found: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert!(found.len() == 3000 && found[2999]["id"] == "2999" && found[7]["embedding"].is_array());
+        let again = alone(&path("in.jsonl"), &path(name)).output().expect("the command runs");
+        let said = String::from_utf8_lossy(&again.stderr).into_owned();
+        assert!(!again.status.success() && said.contains("is there already"), "{said}");
+    }
+    let mut taken = alone(&path("out.parquet"), &path("twice.parquet"));
+    taken.args(["--text-column", "id"]);
+    let said = String::from_utf8_lossy(&taken.output().expect("the command runs").stderr).into_owned();
+    assert!(said.contains("column 'embedding' already"), "{said}");
+}
+
+#[test]
+fn a_file_of_columns_goes_on_after_kills_and_never_looks_whole_before_it_is() {
+    const ROWS: u64 = 30_000;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name);
+    let lines: Vec<String> = (0..ROWS).map(|n| format!("text {n} {}", "again ".repeat(n as usize % 5))).collect();
+    fs::write(path("in.jsonl"), lines.join("\n")).expect("the input is written");
+    let (output, parts) = (path("out.parquet"), path("out.parquet.parts"));
+    let count = || fs::read_dir(&parts).map_or(0, |entries| entries.flatten().count());
+    for kill in 1..=2 {
+        let before = count();
+        let mut child = alone(&path("in.jsonl"), &output).spawn().expect("the command runs");
+        let until = Instant::now() + Duration::from_secs(120);
+        // The description of the job, and a part more than before.
+        while count() < before.max(1) + 1 && Instant::now() < until && child.try_wait().expect("a child").is_none() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child.kill().expect("the child is killed");
+        child.wait().expect("the child ends");
+        assert!(!output.exists(), "nothing looks whole after kill {kill}");
+    }
+    let other = alone(&path("in.jsonl"), &output).args(["--texts", "3"]).output().expect("the command runs");
+    let said = String::from_utf8_lossy(&other.stderr).into_owned();
+    assert!(other.status.success() && said.contains("goes on behind line"), "{said}");
+    assert!(said.contains(&format!("{ROWS} of {ROWS} texts")), "{said}");
+    let table = table(&output, Format::Parquet);
+    let ids = table.batches(0, 4096).expect("rows").flat_map(|batch| batch.expect("rows").ids("id").expect("ids"));
+    assert!(ids.eq((1..=ROWS).map(|n| json!(n.to_string()))), "every row once, in order");
+    assert!(!parts.exists(), "the parts are gone");
+}
+
+#[test]
+fn parts_of_another_job_are_not_continued() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (folder.path().join("in.jsonl"), folder.path().join("out.parquet"));
+    fs::write(&input, "a text").expect("the input is written");
+    let parts = folder.path().join("out.parquet.parts");
+    fs::create_dir(&parts).expect("a folder");
+    fs::write(parts.join("job.json"), r#"{"input": "other"}"#).expect("a file");
+    let said = String::from_utf8_lossy(&alone(&input, &output).output().expect("the command runs").stderr).into_owned();
+    assert!(said.contains("parts of another job") && said.contains("remove that folder"), "{said}");
+    let mut missing = product("trireme");
+    missing.arg("bulk").args([&input, &output]).args(["--model", "my-model"]);
+    let said = String::from_utf8_lossy(&missing.output().expect("the command runs").stderr).into_owned();
+    assert!(said.contains("no such folder") && said.contains("--server"), "{said}");
 }

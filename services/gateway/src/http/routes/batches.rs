@@ -9,7 +9,7 @@ use axum::response::Response;
 use axum::routing::{get as on_get, post as on_post};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use trireme_jobs::{Batch, BatchState, NewBatch, now};
+use trireme_jobs::{Batch, BatchState, NewBatch, RowRequest, now};
 use utoipa::openapi::schema::Schema;
 
 use super::deferred::as_webhook;
@@ -38,6 +38,11 @@ struct Asked {
     not_before: Option<Time>,
     #[serde(default)]
     webhook: Option<String>,
+    /// For files of columns: the fields that all bodies have, and the column of each further field.
+    #[serde(default)]
+    body: Option<serde_json::Map<String, Value>>,
+    #[serde(default)]
+    columns: Option<BTreeMap<String, String>>,
 }
 
 /// The query of `GET /v1/batches`.
@@ -82,7 +87,8 @@ async fn begin(State(http): State<HttpState>, request: Request) -> Result<Respon
     let terms = terms::of_fields(asked.not_before, asked.webhook.as_deref(), http.webhooks.as_ref())
         .map_err(|why| Refused::invalid(&why))?;
     let metadata = asked.metadata.unwrap_or_default();
-    let new = NewBatch { input: asked.input_file_id, endpoint: asked.endpoint, window, metadata };
+    let rows = RowRequest { body: asked.body.unwrap_or_default(), columns: asked.columns };
+    let new = NewBatch { input: asked.input_file_id, endpoint: asked.endpoint, window, metadata, rows };
     let (id, batch) = jobs.begin_batch_on(new, terms).await?;
     Ok(found(&as_batch(&id, &batch)))
 }
@@ -193,6 +199,8 @@ fn new_batch_schema() -> Schema {
         [("input_file_id", text()), ("endpoint", text()), ("completion_window", text())],
         [
             ("metadata", nullable(plain())),
+            ("body", nullable(plain())),
+            ("columns", nullable(plain())),
             ("not_before", nullable(any_of([integer(), text()]))),
             ("webhook", nullable(text())),
         ],

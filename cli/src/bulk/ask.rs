@@ -1,0 +1,203 @@
+//! Who embeds: a server over HTTP, or the pipeline in this process.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+use tokio::runtime::Handle;
+use trireme_gateway::Embedder;
+use trireme_inference::{ErrorCode, InferError};
+
+use super::rows::Outcome;
+use crate::client::{Answer, Client};
+use crate::output;
+
+/// The header that puts requests into the bulk lane.
+const BULK: (&str, &str) = ("priority", "u=7");
+
+/// The pause before texts are asked for again that could not be taken: the first one, which then doubles, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// How long a request of this process waits for room in a full queue.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A text that every model takes, to learn the width of its vectors.
+const PROBE: &str = "text";
+
+/// Why texts have no vectors.
+#[derive(Debug, PartialEq)]
+pub enum Refused {
+    /// These texts are refused.
+    Texts(String),
+    /// Every text would be refused: the key or the model is wrong.
+    Everything(String),
+    /// They may be taken later, after this time if it is known.
+    Later(String, Option<Duration>),
+}
+
+/// Embeds texts.
+pub trait Embed: Sync {
+    /// The vector of each text.
+    fn ask(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, Refused>;
+}
+
+/// A server.
+pub struct Remote {
+    pub client: Client,
+    pub model: String,
+}
+
+/// The pipeline in this process.
+pub struct Own {
+    pub embedder: Embedder,
+    /// The model's name; `None` is the only one that embeds.
+    pub model: Option<String>,
+    pub runtime: Handle,
+}
+
+// === impl Remote ===
+
+impl Embed for Remote {
+    fn ask(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, Refused> {
+        let body = json!({"model": self.model, "input": texts, "encoding_format": "base64"});
+        match self.client.try_post("/v1/embeddings", &[BULK], &body) {
+            Ok(Answer { status: 200, body, .. }) => {
+                read_vectors(&body, texts.len()).map_err(|error| Refused::Texts(format!("{error:#}")))
+            }
+            Ok(Answer { status: status @ (408 | 429 | 502 | 503 | 504), retry_after, .. }) => {
+                Err(Refused::Later(format!("status {status}"), retry_after))
+            }
+            Ok(Answer { status, body, .. }) => {
+                let error = &body["error"];
+                let message = error["message"].as_str().or(error.as_str()).unwrap_or("no reason");
+                let why = format!("status {status}: {message}");
+                Err(match status {
+                    401 | 403 | 404 | 405 => Refused::Everything(why),
+                    _ => Refused::Texts(why),
+                })
+            }
+            Err(error) => Err(Refused::Later(format!("{error:#}"), None)),
+        }
+    }
+}
+
+fn read_vectors(body: &Value, count: usize) -> anyhow::Result<Vec<Vec<f32>>> {
+    let data = body["data"].as_array().context("the server's answer has no 'data'")?;
+    ensure!(data.len() == count, "the server gave {} vectors for {count} texts", data.len());
+    let vector = |row: &Value| {
+        let text = row["embedding"].as_str().context("the server gave a vector that is not in base64")?;
+        let bytes = BASE64_STANDARD.decode(text).context("the server gave a vector that is not in base64")?;
+        let numbers = bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]));
+        Ok(numbers.collect())
+    };
+    data.iter().map(vector).collect()
+}
+
+// === impl Own ===
+
+impl Embed for Own {
+    fn ask(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, Refused> {
+        let asking = self.embedder.embed(self.model.as_deref(), texts, PATIENCE);
+        self.runtime.block_on(asking).map_err(|InferError { code, message, .. }| match code {
+            ErrorCode::NotFound => Refused::Everything(message),
+            ErrorCode::Unavailable => Refused::Later(message, None),
+            _ => Refused::Texts(message),
+        })
+    }
+}
+
+/// The width of a model's vectors. Errors where the model embeds nothing.
+pub fn width(embed: &dyn Embed) -> anyhow::Result<usize> {
+    let found = outcomes(embed, &[PROBE.to_owned()], &AtomicBool::new(false))?;
+    match found.into_iter().next() {
+        Some(Ok(vector)) if !vector.is_empty() => Ok(vector.len()),
+        Some(Err(why)) => anyhow::bail!("the model does not embed the text '{PROBE}': {why}"),
+        _ => anyhow::bail!("the model gives no vector for the text '{PROBE}'"),
+    }
+}
+
+/// The vector of each text, or the reason why there is none. Texts that are refused together are asked for one by one. An error
+/// ends the run: every text would fail, or `stop` was raised while texts could not be taken.
+pub fn outcomes(embed: &dyn Embed, texts: &[String], stop: &AtomicBool) -> anyhow::Result<Vec<Outcome>> {
+    match (insist(embed, texts, stop)?, texts) {
+        (Ok(vectors), _) => Ok(vectors.into_iter().map(Ok).collect()),
+        (Err(why), [_]) => Ok(vec![Err(why)]),
+        (Err(_), texts) => {
+            let alone = |text: &String| {
+                let found = insist(embed, std::slice::from_ref(text), stop)?;
+                Ok(found.and_then(|vectors| vectors.into_iter().next().ok_or_else(|| "no vector".to_owned())))
+            };
+            texts.iter().map(alone).collect()
+        }
+    }
+}
+
+/// The vectors of texts, or why there are none. Asks again for as long as they may be taken later.
+fn insist(embed: &dyn Embed, texts: &[String], stop: &AtomicBool) -> anyhow::Result<Result<Vec<Vec<f32>>, String>> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let (why, after) = match embed.ask(texts) {
+            Ok(vectors) if vectors.len() == texts.len() => return Ok(Ok(vectors)),
+            Ok(vectors) => return Ok(Err(format!("there are {} vectors for {} texts", vectors.len(), texts.len()))),
+            Err(Refused::Texts(why)) => return Ok(Err(why)),
+            Err(Refused::Everything(why)) => {
+                anyhow::bail!("{why}; the same command goes on once that is put right")
+            }
+            Err(Refused::Later(why, after)) => (why, after),
+        };
+        if pause == FIRST_PAUSE * 8 {
+            output::warn(&format!("no request is taken now ({why}); trying on"));
+        }
+        ensure!(!stop.load(Ordering::Relaxed), "{why}");
+        std::thread::sleep(after.unwrap_or(pause).max(pause));
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Picky;
+
+    impl Embed for Picky {
+        fn ask(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, Refused> {
+            match texts {
+                texts if texts.iter().any(|text| text == "bad") => Err(Refused::Texts("a bad text".to_owned())),
+                texts if texts.iter().any(|text| text == "worse") => {
+                    Err(Refused::Everything("no such model".to_owned()))
+                }
+                texts => Ok(texts.iter().map(|text| vec![text.len() as f32]).collect()),
+            }
+        }
+    }
+
+    fn asked(texts: &[&str]) -> anyhow::Result<Vec<Outcome>> {
+        outcomes(&Picky, &texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>(), &AtomicBool::new(false))
+    }
+
+    #[test]
+    fn one_bad_text_costs_no_other_its_vector() {
+        assert_eq!(asked(&["a", "bad", "bb"]).unwrap(), [Ok(vec![1.0]), Err("a bad text".to_owned()), Ok(vec![2.0])]);
+        assert_eq!(width(&Picky).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_wrong_model_is_no_fault_of_a_text() {
+        let error = asked(&["a", "worse"]).unwrap_err().to_string();
+        assert!(error.contains("no such model") && error.contains("goes on"), "{error}");
+    }
+
+    #[test]
+    fn vectors_are_read_from_base64() {
+        let body =
+            json!({"data": [{"embedding": BASE64_STANDARD.encode([1.5f32, -2.0].map(f32::to_le_bytes).concat())}]});
+        assert_eq!(read_vectors(&body, 1).unwrap(), [vec![1.5, -2.0]]);
+        assert!(read_vectors(&body, 2).unwrap_err().to_string().contains("1 vectors for 2 texts"));
+        assert!(read_vectors(&json!({"data": [{"embedding": [1.5]}]}), 1).unwrap_err().to_string().contains("base64"));
+    }
+}

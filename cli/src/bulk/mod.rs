@@ -1,0 +1,225 @@
+//! `trireme bulk`: a file of texts in, a file of vectors out, by a running server's bulk lane or by the pipeline in this process.
+//!
+//! Rows are in the order of the input. A run that was cut off is continued by the same command (`output`).
+
+mod ask;
+mod input;
+mod output;
+mod place;
+mod progress;
+mod rows;
+mod work;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use serde_json::{Value, json};
+use tokio::runtime::Handle;
+use trireme_columns::Layout;
+use trireme_model::OnnxRuntimeArgs;
+use trireme_model_repository::{Precision, folder_name, is_model_folder};
+use trireme_runtime::{local_folder, precision_parser, service};
+use trireme_telemetry::TelemetryArgs;
+
+use crate::client::{Client, ServerArgs};
+use crate::serve::{ServeArgs, Server};
+use ask::{Embed, Own, Remote};
+use input::{Columns, FileFormat, InputFile};
+use output::{Lines, Parts};
+use place::{Place, check_writable};
+use progress::Progress;
+use work::{Output, Sending};
+
+/// Texts of a request, and requests in flight, where a server embeds.
+const SERVER: Sending = Sending { texts: 32, bytes: 1 << 20, window: 16 };
+
+/// The same in one process, where a request costs little: the model's worker puts small ones of like length together.
+const OWN: Sending = Sending { texts: 32, bytes: 2048, window: 64 };
+
+/// How long a request may wait in this process, in milliseconds: no client waits for it.
+const TIMEOUT_MS: &str = "--default-timeout-ms=3600000";
+
+/// Flags of `trireme bulk`.
+#[derive(Args)]
+pub struct BulkArgs {
+    /// File of texts, local or at an s3://, gs://, az:// or https:// URL. JSONL: a text in each line, as it is, as a JSON string, or as
+    /// {"id": …, "text": …}. Parquet or Arrow: a text in each row
+    #[arg(value_name = "IN")]
+    input: String,
+
+    /// File for the vectors, local or at an s3://, gs:// or az:// URL; the same command continues what an earlier one has begun
+    #[arg(value_name = "OUT")]
+    output: String,
+
+    /// Model that embeds: with --server its name there, otherwise a model folder or model repository, or its hf://, s3://, gs://, az:// or
+    /// https:// URL
+    #[arg(long, value_name = "MODEL")]
+    model: String,
+
+    /// Server that embeds; https:// in front for TLS. Without it the model runs in this process
+    #[arg(long, value_name = "URL")]
+    server: Option<String>,
+
+    /// A header of the requests to --server, such as an API key; may be given several times
+    #[arg(long = "header", value_name = "NAME: VALUE", requires = "server")]
+    headers: Vec<String>,
+
+    /// Seconds to wait for an answer of --server
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    timeout_secs: u64,
+
+    /// Format of files whose names do not end in .jsonl, .parquet, .arrow or .feather; jsonl by default
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<FileFormat>,
+
+    /// Column of texts in Parquet and Arrow
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    text_column: String,
+
+    /// Column of ids where IN is Parquet or Arrow and OUT is JSONL; by default `id`, or the numbers of the rows if there is none
+    #[arg(long, value_name = "NAME")]
+    id_column: Option<String>,
+
+    /// Texts of a request; 32 at most by default
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    texts: Option<u64>,
+
+    /// Requests in flight; by default 16 with --server and 64 without
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    window: Option<u64>,
+
+    /// Which ONNX file of a model folder runs in this process
+    #[arg(long, value_name = "PRECISION", default_value = "exact", value_parser = precision_parser(), conflicts_with = "server")]
+    precision: Precision,
+
+    #[command(flatten)]
+    onnxruntime: OnnxRuntimeArgs,
+    #[command(flatten)]
+    telemetry: TelemetryArgs,
+}
+
+/// The flags of the server in this process.
+#[derive(clap::Parser)]
+struct OwnServer {
+    #[command(flatten)]
+    serve: ServeArgs,
+}
+
+/// Embeds a file. A failure says what to do.
+pub fn run(args: &BulkArgs) -> ExitCode {
+    service::block_on("bulk", &args.telemetry, async {
+        let errors = match &args.server {
+            Some(url) => {
+                let server = ServerArgs::at(url, args.headers.clone(), args.timeout_secs);
+                let remote = Remote { client: Client::new(&server)?, model: args.model.clone() };
+                embed(args, &remote, SERVER)?
+            }
+            None => alone(args).await?,
+        };
+        ensure!(errors == 0, "{errors} lines have no vector: {} has the reasons", args.output);
+        Ok(())
+    })
+}
+
+/// Embeds by the pipeline in this process, without a listener.
+async fn alone(args: &BulkArgs) -> anyhow::Result<u64> {
+    let word = Path::new(&args.model);
+    let folder = local_folder(word, args.precision).await?;
+    ensure!(
+        folder.is_dir(),
+        "--model {0}: there is no such folder; if it is a model of a running server, name that by --server URL",
+        args.model
+    );
+    let (name, server) = own_server(args, &folder)?;
+    let server = Server::open(&server).await?;
+    let outcome = match server.load().await {
+        Ok(()) => {
+            let own = Own { embedder: server.embedder(), model: name, runtime: Handle::current() };
+            embed(args, &own, OWN)
+        }
+        Err(error) => Err(error),
+    };
+    server.drain().await;
+    outcome
+}
+
+/// The model's name where the folder has only one, and the flags of a server that holds it.
+fn own_server(args: &BulkArgs, folder: &Path) -> anyhow::Result<(Option<String>, ServeArgs)> {
+    let name = is_model_folder(folder).then(|| folder_name(folder));
+    let path = folder.display().to_string();
+    let model = match &name {
+        Some(name) => vec!["--model".to_owned(), format!("{name}={path}")],
+        None => vec!["--model-repository".to_owned(), path],
+    };
+    let precision = ["--precision", args.precision.name()];
+    let ports = ["--allow-http=false", "--allow-grpc=false", "--allow-metrics=false", TIMEOUT_MS];
+    let flags = ["trireme"].into_iter().chain(model.iter().map(String::as_str)).chain(precision).chain(ports);
+    let OwnServer { mut serve } = clap::Parser::try_parse_from(flags)?;
+    serve.onnxruntime = args.onnxruntime.clone();
+    Ok((name, serve))
+}
+
+/// Embeds all rows, on a thread that may block. Gives the number of rows without a vector.
+fn embed(args: &BulkArgs, embed: &dyn Embed, sending: Sending) -> anyhow::Result<u64> {
+    tokio::task::block_in_place(|| blocking(args, embed, sending))
+}
+
+fn blocking(args: &BulkArgs, embed: &dyn Embed, sending: Sending) -> anyhow::Result<u64> {
+    check_writable(&args.output)?;
+    let runtime = Handle::current();
+    let (source, target) = (Place::of(&args.input, &runtime)?, Place::of(&args.output, &runtime)?);
+    let columns = Columns { text: args.text_column.clone(), id: args.id_column.clone() };
+    let input = InputFile::open(&source, FileFormat::of(&args.input, args.format), &columns)?;
+    let format = FileFormat::of(&args.output, args.format);
+    let total = input.rows(&source)?;
+    let width = ask::width(embed)?;
+    let (mut output, before) = match open(args, &input, target, format, width)? {
+        Some(opened) => opened,
+        None => {
+            eprintln!("{} is whole already", args.output);
+            return Ok(0);
+        }
+    };
+    let has_more = total.is_some_and(|total| before > total);
+    ensure!(!has_more, "{} has {before} rows, more than {}", args.output, args.input);
+    let mut progress = Progress::new(total, before);
+    let mut rest = input.rest(before, &columns, format == FileFormat::Jsonl)?;
+    let sending = Sending {
+        texts: args.texts.map_or(sending.texts, |texts| texts as usize),
+        window: args.window.map_or(sending.window, |window| window as usize),
+        ..sending
+    };
+    work::run(embed, rest.as_mut(), output.as_mut(), sending, width, &mut progress)?;
+    output.finish()?;
+    progress.tell(true);
+    Ok(progress.errors)
+}
+
+/// The output and the rows that it has already; `None` if it has them all.
+fn open(
+    args: &BulkArgs,
+    input: &InputFile,
+    target: Place,
+    format: FileFormat,
+    width: usize,
+) -> anyhow::Result<Option<(Box<dyn Output>, u64)>> {
+    let layout = match (format.columns(), input) {
+        (None, _) => None,
+        (Some(format), InputFile::Lines(_)) => Some((format, Layout::of_ids(width)?)),
+        (Some(format), InputFile::Table(table, _)) => {
+            Some((format, Layout::of(table, width).with_context(|| args.input.clone())?))
+        }
+    };
+    if let (None, Place::Local(path)) = (&layout, &target) {
+        let (lines, before) = Lines::open(path)?;
+        return Ok(Some((Box::new(lines), before)));
+    }
+    let job: Value = json!({
+        "input": args.input.split('?').next(), "bytes": input.size(), "model": args.model, "width": width,
+        "text_column": args.text_column, "id_column": args.id_column, "format": format!("{format:?}"),
+    });
+    let opened = Parts::open(target, layout, &job)?;
+    Ok(opened.map(|(parts, before)| (Box::new(parts) as Box<dyn Output>, before)))
+}

@@ -1,0 +1,48 @@
+//! Files of columns: Parquet, and Arrow's IPC file format (Feather 2). Rows in, the same rows beside their vectors out.
+//!
+//! A file is read by ranges of its bytes from any [`Source`], batch by batch, so memory holds a batch and not the file. Columns with
+//! dictionaries are read as plain ones.
+//!
+//! Without the feature `formats` the same functions refuse every file, and no library for columns is linked.
+//!
+//! Not here: where files lie, who computes vectors.
+
+mod error;
+mod format;
+mod source;
+
+#[cfg(feature = "formats")]
+mod arrow;
+#[cfg(feature = "formats")]
+mod batch;
+#[cfg(feature = "formats")]
+mod parquet;
+#[cfg(feature = "formats")]
+mod table;
+#[cfg(all(test, feature = "formats"))]
+mod tests;
+#[cfg(not(feature = "formats"))]
+mod without;
+#[cfg(feature = "formats")]
+mod writer;
+
+#[cfg(feature = "formats")]
+pub use batch::{Batch, Layout};
+pub use error::ColumnsError;
+pub use format::Format;
+pub use source::{Reader, Source};
+#[cfg(feature = "formats")]
+pub use table::{Batches, Table};
+#[cfg(not(feature = "formats"))]
+pub use without::{Batch, Batches, Layout, Table, Writer};
+#[cfg(feature = "formats")]
+pub use writer::Writer;
+
+/// The column of vectors: `FixedSizeList<Float32>`, null in rows without a vector.
+pub const EMBEDDING: &str = "embedding";
+
+/// The column that says why a row has no vector: a text, null in rows with a vector.
+pub const ERROR: &str = "error";
+
+/// The column of answers that are no vectors: a text of JSON, null in rows without an answer.
+pub const RESPONSE: &str = "response";

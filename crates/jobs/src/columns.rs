@@ -1,0 +1,382 @@
+//! Batches over files of columns: each row is a request, and the output has the rows with their answers.
+//!
+//! Rows become lines as the file of a batch has them, with the number of the row (from 1) for `custom_id`, so everything between the
+//! file and the answers is the same as for lines. At the end the lines of the answers become columns beside those of the input.
+//! The libraries for columns block, so they run on threads of their own.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, BufRead, Write};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use serde_json::{Map, Value, json};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use trireme_bus::BusError;
+use trireme_columns::{Batch, ColumnsError, Format, Layout, Reader, Source, Table, Writer};
+
+use crate::files::Content;
+use crate::jobs::Jobs;
+use crate::objects::{self, PART};
+use crate::record::{File, Object, RowRequest};
+
+/// Rows that are read and written together.
+const ROWS: usize = 512;
+
+/// Lines of batches of rows that wait for the batch's run.
+const AHEAD: usize = 2;
+
+/// Parts that a reader keeps: it goes on in each column by turns.
+const PARTS: usize = 64;
+
+/// Columns that become fields of the body under their own names, where the client names no others.
+const FIELDS: [&str; 6] = ["input", "inputs", "text", "texts", "query", "documents"];
+
+/// The format of a file of columns, by the end of its name; `None` for lines.
+pub fn format(file: &File) -> Option<Format> {
+    Format::of_name(&file.name)
+}
+
+/// Parts of objects in the store, as a file. May be read on threads that block.
+struct Stored {
+    jobs: Jobs,
+    objects: Vec<Object>,
+    runtime: Handle,
+    /// The parts that were read last, by object and number.
+    kept: Mutex<VecDeque<((usize, u64), Bytes)>>,
+}
+
+/// An object in the store that is written. May be written on threads that block.
+struct Sink {
+    jobs: Jobs,
+    object: Object,
+    rest: BytesMut,
+    lapse: Option<Duration>,
+    runtime: Handle,
+}
+
+/// The answers to rows, in the order of the rows.
+struct Answers {
+    /// Lines of the output and of the errors, with the number of the row of the next one.
+    lines: [io::Lines<Reader>; 2],
+    next: [Option<(u64, Value)>; 2],
+}
+
+/// The number of rows of a file of columns whose rows can become requests; otherwise why they cannot.
+pub async fn check(jobs: &Jobs, file: &File, format: Format, endpoint: &str, rows: &RowRequest) -> Result<u64, String> {
+    let (source, endpoint, rows) = (Stored::of(jobs, &file.objects), endpoint.to_owned(), rows.clone());
+    let checking = move || {
+        let table = Table::open(Arc::new(source), format).map_err(|error| error.to_string())?;
+        let columns = rows.columns_of(&table, &endpoint)?;
+        if let Some(first) = table.batches(0, 1).map_err(|error| error.to_string())?.next() {
+            let first = first.map_err(|error| error.to_string())?;
+            for column in columns.values() {
+                first.json(column).map_err(|error| error.to_string())?;
+            }
+        }
+        Layout::answers(&table).map_err(|error| error.to_string())?;
+        Ok(table.rows())
+    };
+    tokio::task::spawn_blocking(checking).await.unwrap_or_else(|error| Err(format!("it cannot be read: {error}")))
+}
+
+/// The lines of a file of columns, behind the first `before` rows.
+pub fn lines(jobs: &Jobs, file: &File, format: Format, endpoint: &str, rows: &RowRequest, before: u64) -> Content {
+    let (send, receive) = mpsc::channel::<Result<Bytes, BusError>>(AHEAD);
+    let (source, endpoint, rows) = (Stored::of(jobs, &file.objects), endpoint.to_owned(), rows.clone());
+    tokio::task::spawn_blocking(move || {
+        let mut number = before;
+        let mut total = before;
+        let read = || {
+            let table = Table::open(Arc::new(source), format).map_err(|error| error.to_string())?;
+            total = table.rows();
+            let columns = rows.columns_of(&table, &endpoint)?;
+            for batch in table.batches(before, ROWS).map_err(|error| error.to_string())? {
+                let batch = batch.map_err(|error| error.to_string())?;
+                let text = rows.lines(&batch, &columns, &endpoint, number).map_err(|error| error.to_string())?;
+                number += batch.rows() as u64;
+                if send.blocking_send(Ok(text.into())).is_err() {
+                    break;
+                }
+            }
+            Ok::<_, String>(())
+        };
+        if let Err(why) = read() {
+            // Each row that cannot be read is an error of its own, which names the reason in place of a route.
+            let url = format!("(the row cannot be read: {why})");
+            for number in number + 1..=total {
+                let line = format!("{}\n", json!({"custom_id": number.to_string(), "url": url, "body": {}}));
+                if send.blocking_send(Ok(line.into())).is_err() {
+                    break;
+                }
+            }
+        }
+    });
+    Box::pin(futures_util::stream::unfold(receive, |mut receive| async move {
+        let part = receive.recv().await?;
+        Some((part, receive))
+    }))
+}
+
+/// Writes the rows of `file` with their answers as object `name`. Rows that have none say so.
+pub async fn join(
+    jobs: &Jobs,
+    file: &File,
+    format: Format,
+    [output, errors]: [&Object; 2],
+    name: String,
+    lapse: Option<Duration>,
+) -> Result<Object, BusError> {
+    let source = Stored::of(jobs, &file.objects);
+    let lines = [output, errors].map(|object| Stored::of(jobs, std::slice::from_ref(object)));
+    let object = Object { name, ..Object::default() };
+    let sink = Sink { jobs: jobs.clone(), object, rest: BytesMut::new(), lapse, runtime: Handle::current() };
+    let joining = move || {
+        let table = Table::open(Arc::new(source), format)?;
+        let mut answers = Answers::new(lines);
+        let width = answers.width();
+        let layout = match width {
+            Some(width) => Layout::of(&table, width)?,
+            None => Layout::answers(&table)?,
+        };
+        let mut writer = Writer::new(format, &layout, sink)?;
+        let mut number = 0;
+        for batch in table.batches(0, ROWS)? {
+            let batch = batch?;
+            let first = number + 1;
+            number += batch.rows() as u64;
+            let own = (first..=number).map(|row| answers.of(row));
+            let batch = match width {
+                Some(width) => {
+                    let vectors: Vec<_> = own.map(|answer| vector(answer?, width)).collect();
+                    batch.with_vectors(&layout, &vectors)?
+                }
+                None => {
+                    let texts: Vec<_> = own.map(|answer| Ok(answer?["response"]["body"].to_string())).collect();
+                    batch.with_answers(&layout, &texts)?
+                }
+            };
+            writer.write(&batch)?;
+        }
+        let sink = writer.finish()?;
+        sink.finish().map_err(|error| ColumnsError::Unwritable { format, why: error.to_string() })
+    };
+    let joined = tokio::task::spawn_blocking(joining).await;
+    let refused = |reason: String| BusError::Refused { action: "writing the columns of a batch", reason };
+    joined.map_err(|error| refused(error.to_string()))?.map_err(|error| refused(error.to_string()))
+}
+
+/// The vector of an answer to an embedding request, as numbers or in base64.
+fn vector(answer: Value, width: usize) -> Result<Vec<f32>, String> {
+    let found = embedding(&answer).ok_or("the answer has no vector")?;
+    match found.len() == width {
+        true => Ok(found),
+        false => Err(format!("the answer has a vector of {} numbers, expected {width} as in other rows", found.len())),
+    }
+}
+
+fn embedding(answer: &Value) -> Option<Vec<f32>> {
+    use base64::Engine;
+    match &answer["response"]["body"]["data"][0]["embedding"] {
+        Value::Array(numbers) => numbers.iter().map(|number| number.as_f64().map(|number| number as f32)).collect(),
+        Value::String(text) => {
+            let bytes = base64::prelude::BASE64_STANDARD.decode(text).ok()?;
+            Some(bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect())
+        }
+        _ => None,
+    }
+}
+
+// === impl RowRequest ===
+
+impl RowRequest {
+    /// The column of each field.
+    fn columns_of(&self, table: &Table, endpoint: &str) -> Result<BTreeMap<String, String>, String> {
+        let columns = match &self.columns {
+            Some(columns) => columns.clone(),
+            None => {
+                let field = |column: &&str| match *column {
+                    "text" if endpoint.ends_with("/embeddings") => "input".to_owned(),
+                    column => column.to_owned(),
+                };
+                let there = FIELDS.iter().filter(|column| table.has(column));
+                there.map(|column| (field(column), (*column).to_owned())).collect()
+            }
+        };
+        if columns.is_empty() {
+            return Err(format!(
+                "no column is a field of the body: name them by 'columns', as in {{\"input\": \"COLUMN\"}}; there are {}",
+                table.columns()
+            ));
+        }
+        match columns.values().find(|column| !table.has(column)) {
+            Some(column) => Err(format!("'columns' names '{column}', there are {}", table.columns())),
+            None => Ok(columns),
+        }
+    }
+
+    /// The lines of rows; `before` is the number of the row before the first of them. Cells that are null leave their fields
+    /// out.
+    fn lines(
+        &self,
+        batch: &Batch,
+        columns: &BTreeMap<String, String>,
+        endpoint: &str,
+        before: u64,
+    ) -> Result<String, ColumnsError> {
+        let mut body = self.body.clone();
+        if endpoint.ends_with("/embeddings") {
+            body.entry("encoding_format").or_insert_with(|| "base64".into());
+        }
+        let mut bodies = vec![body; batch.rows()];
+        for (field, column) in columns {
+            for (body, cell) in bodies.iter_mut().zip(batch.json(column)?).filter(|(_, cell)| !cell.is_null()) {
+                body.insert(field.clone(), cell);
+            }
+        }
+        let line = |(number, body): (u64, Map<String, Value>)| {
+            format!("{}\n", json!({"custom_id": number.to_string(), "url": endpoint, "body": body}))
+        };
+        Ok((before + 1..).zip(bodies).map(line).collect())
+    }
+}
+
+// === impl Answers ===
+
+impl Answers {
+    fn new(lines: [Stored; 2]) -> Answers {
+        let lines = lines.map(|source| Reader::new(Arc::new(source), 0).lines());
+        let mut answers = Answers { lines, next: [None, None] };
+        (0..answers.lines.len()).for_each(|from| answers.read(from));
+        answers
+    }
+
+    /// The width of the first vector, if the answers are vectors.
+    fn width(&self) -> Option<usize> {
+        self.next[0].as_ref().and_then(|(_, answer)| embedding(answer)).map(|vector| vector.len())
+    }
+
+    fn read(&mut self, from: usize) {
+        let line = self.lines[from].next().and_then(Result::ok);
+        let answer: Option<Value> = line.and_then(|line| serde_json::from_str(&line).ok());
+        self.next[from] = answer.and_then(|answer| Some((answer["custom_id"].as_str()?.parse().ok()?, answer)));
+    }
+
+    /// The answer to a row, or why it has none.
+    fn of(&mut self, row: u64) -> Result<Value, String> {
+        for from in 0..self.lines.len() {
+            let Some((_, answer)) = self.next[from].take_if(|(number, _)| *number == row) else { continue };
+            self.read(from);
+            return match from {
+                0 => Ok(answer),
+                _ => Err(reason(&answer)),
+            };
+        }
+        Err("the batch ended before this row".to_owned())
+    }
+}
+
+/// What a line of the errors says.
+fn reason(line: &Value) -> String {
+    let body = &line["response"]["body"];
+    let said = [&line["error"]["message"], &body["error"]["message"], &body["error"]];
+    match said.into_iter().find_map(Value::as_str) {
+        Some(message) => message.to_owned(),
+        None => line["response"].to_string(),
+    }
+}
+
+// === impl Stored ===
+
+impl Stored {
+    fn of(jobs: &Jobs, objects: &[Object]) -> Stored {
+        Stored { jobs: jobs.clone(), objects: objects.to_vec(), runtime: Handle::current(), kept: Mutex::default() }
+    }
+
+    fn part(&self, object: usize, part: u64) -> io::Result<Bytes> {
+        let poisoned = |_| io::Error::other("a reader of this file has panicked");
+        let place = (object, part);
+        let found =
+            self.kept.lock().map_err(poisoned)?.iter().find(|(kept, _)| *kept == place).map(|(_, bytes)| bytes.clone());
+        if let Some(bytes) = found {
+            return Ok(bytes);
+        }
+        let reading = objects::read_part(self.jobs.0.bus.as_ref(), &self.objects[object].name, part);
+        let bytes = self.runtime.block_on(reading).map_err(io::Error::other)?;
+        let mut kept = self.kept.lock().map_err(poisoned)?;
+        if kept.len() == PARTS {
+            kept.pop_front();
+        }
+        kept.push_back((place, bytes.clone()));
+        Ok(bytes)
+    }
+}
+
+impl Source for Stored {
+    fn size(&self) -> u64 {
+        self.objects.iter().map(|object| object.bytes).sum()
+    }
+
+    fn read(&self, from: u64, length: usize) -> io::Result<Bytes> {
+        if from.checked_add(length as u64).is_none_or(|end| end > self.size()) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut bytes = BytesMut::with_capacity(length);
+        let (mut skip, mut index) = (from, 0);
+        while bytes.len() < length {
+            let object = self.objects.get(index).ok_or(io::ErrorKind::UnexpectedEof)?;
+            if skip >= object.bytes {
+                skip -= object.bytes;
+                index += 1;
+                continue;
+            }
+            // The parts of an object but its last have one size.
+            let part = self.part(index, skip / PART as u64)?;
+            let within = part.get((skip % PART as u64) as usize..).unwrap_or_default();
+            let within = &within[..within.len().min(length - bytes.len())];
+            if within.is_empty() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            bytes.extend_from_slice(within);
+            skip += within.len() as u64;
+        }
+        Ok(bytes.freeze())
+    }
+}
+
+// === impl Sink ===
+
+impl Sink {
+    fn put(&mut self, bytes: Bytes) -> Result<(), BusError> {
+        let object = std::mem::take(&mut self.object);
+        let bus = self.jobs.0.bus.as_ref();
+        self.object = self.runtime.block_on(async {
+            let mut writer = objects::Writer::append(bus, object, self.lapse);
+            writer.write(&bytes).await?;
+            writer.finish().await
+        })?;
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Object, BusError> {
+        let rest = self.rest.split().freeze();
+        self.put(rest)?;
+        Ok(self.object)
+    }
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.rest.extend_from_slice(bytes);
+        while self.rest.len() >= PART {
+            let part = self.rest.split_to(PART).freeze();
+            self.put(part).map_err(io::Error::other)?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

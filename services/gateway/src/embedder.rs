@@ -1,0 +1,46 @@
+//! Vectors of texts for the process that the gateway runs in: the operation of `/v1/embeddings` without a listener.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use trireme_inference::{InferError, Lane, Parameters};
+
+use crate::handlers::operations::{Ask, TextOptions};
+use crate::handlers::{Handlers, Waits};
+use crate::via::Via;
+
+/// Embeds texts. Clones are the same.
+#[derive(Clone)]
+pub struct Embedder {
+    handlers: Arc<Handlers>,
+}
+
+// === impl Embedder ===
+
+impl Embedder {
+    pub(crate) fn new(handlers: Arc<Handlers>) -> Embedder {
+        Embedder { handlers }
+    }
+
+    /// The vector of each text, in the order of the texts; all vectors have one length. `model` is the name of a model that embeds; `None`
+    /// is the only one that does. The request waits up to `patience` for room in a full queue. Errors are those of
+    /// `/v1/embeddings`.
+    pub async fn embed(
+        &self,
+        model: Option<&str>,
+        texts: &[String],
+        patience: Duration,
+    ) -> Result<Vec<Vec<f32>>, InferError> {
+        let ask = Ask {
+            model: model.map(str::to_owned),
+            options: TextOptions::default(),
+            hold: self.handlers.budget.hold(),
+            parameters: Parameters::new(),
+            traceparent: None,
+            waits: Waits { lane: Lane::Live, patience },
+            via: Via::Process,
+        };
+        let vectors = self.handlers.embed(texts, &ask).await?;
+        Ok(vectors.numbers().chunks_exact(vectors.width.max(1)).map(<[f32]>::to_vec).collect())
+    }
+}
