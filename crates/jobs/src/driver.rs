@@ -261,9 +261,10 @@ impl Driver {
         self.arriving.remove(id);
         self.batches.remove(id);
         match self.open.remove(id) {
-            Some(Open::Runs { task, .. } | Open::Calls { task, .. }) => task.abort(),
+            Some(Open::Runs { task, .. }) => task.abort(),
             Some(Open::Later(Step::Request | Step::Batch, at)) => drop(self.later.remove(&(at, id.to_owned()))),
-            Some(Open::Later(Step::Webhook, _) | Open::Waits | Open::Others(_)) | None => {}
+            // A call ends by itself: its record may be written and its result not counted yet.
+            Some(Open::Later(Step::Webhook, _) | Open::Calls { .. } | Open::Waits | Open::Others(_)) | None => {}
         }
         // An error says that nobody waits for it.
         let _ = self.jobs.0.ended.send(id.to_owned());
