@@ -1,7 +1,7 @@
 //! Dead letters: `trireme dead` lists the messages that were given up and sends them again.
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Sandbox, Setup, Stage, product};
+use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, product, wait_until};
 
 fn dead(sandbox: &Sandbox, arguments: &[&str]) -> (bool, String, String) {
     let url = sandbox.nats.as_ref().expect("this mode has a broker").url();
@@ -56,5 +56,45 @@ fn what_killed_its_workers_can_be_looked_at_and_sent_again() {
     assert_eq!(dead(&sandbox, &["list", "--json"]).1, "", "it is done with");
     let (found, _, errors) = dead(&sandbox, &["replay", &number]);
     assert!(!found && errors.contains(&format!("there is no dead letter of number {number}")), "{errors}");
+    drop(models);
+}
+
+#[test]
+fn a_message_of_a_batch_names_batch_and_line() {
+    let models = ModelFolder::new().slow("poison", 3_600_000);
+    let mut sandbox = Setup::new(Mode::Services)
+        .repository(models.path())
+        .replicas(Stage::Tokenizer, 0)
+        .replicas(Stage::Postprocess, 0)
+        .queue_arguments(&["--max-deliver", "1", "--ack-wait-ms", "300"])
+        .start();
+    let route = "/v2/models/poison/infer";
+    let body = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}]});
+    let line = json!({"custom_id": "1", "method": "POST", "url": route, "body": body});
+    // The second line of the file is the first that is not empty.
+    let form = format!(
+        "--edge\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--edge\r\nContent-Disposition: \
+         form-data; name=\"file\"; filename=\"lines.jsonl\"\r\n\r\n\n{line}\n\r\n--edge--\r\n"
+    );
+    let upload = Request::post("/v1/files", form).header("Content-Type", "multipart/form-data; boundary=edge");
+    let file = sandbox.send(&upload).json()["id"].clone();
+    let begin = json!({"input_file_id": file, "endpoint": route, "completion_window": "24h"});
+    let batch = sandbox.send(&Request::post("/v1/batches", begin.to_string())).json();
+    let id = batch["id"].as_str().expect("an id");
+    sandbox.wait_delivered("poison", 1);
+    sandbox.worker(Stage::Model, 0).kill();
+    let models = models.slow("poison", 0);
+    sandbox.start_worker(Stage::Model);
+    let lines = wait_until("the dead letter", std::time::Duration::from_secs(60), || {
+        let (_, lines, _) = dead(&sandbox, &["list", "--json"]);
+        (!lines.is_empty()).then_some(lines)
+    });
+    let letter: Value = serde_json::from_str(lines.trim()).unwrap_or_else(|error| panic!("{error}: {lines}"));
+    let job = format!("{id} line 2");
+    assert_eq!(letter["job"], json!(job), "{letter}");
+    let (_, listed, _) = dead(&sandbox, &["list"]);
+    assert!(listed.contains(&job), "{listed}");
+    let (_, shown, _) = dead(&sandbox, &["show", &letter["number"].to_string()]);
+    assert!(shown.contains(&format!("job       {job}\n")), "{shown}");
     drop(models);
 }

@@ -225,9 +225,11 @@ fn webhooks_are_signed_and_repeated(mode: Mode) {
     let events = sandbox.gateway.events();
     let listener = events.iter().find(|event| event["message"] == "metrics listener").expect("a listener");
     let metrics: SocketAddr = listener["address"].as_str().and_then(|text| text.parse().ok()).expect("an address");
-    let metrics = send(metrics, &Request::get("/metrics")).text();
     for sample in ["{result=\"delivered\"} 2", "{result=\"retried\"} 2", "{result=\"given_up\"} 1"] {
-        assert!(metrics.contains(&format!("trireme_jobs_webhooks_total{sample}\n")), "{sample}: {metrics}");
+        wait_until(sample, LIMIT, || {
+            let text = send(metrics, &Request::get("/metrics")).text();
+            text.contains(&format!("trireme_jobs_webhooks_total{sample}\n")).then_some(())
+        });
     }
     assert_eq!(receiver.calls("/gone", 1).len(), 1);
 }
