@@ -5,7 +5,7 @@
 //! The libraries for columns block, so they run on threads of their own.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead, Read, Write};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use trireme_bus::BusError;
-use trireme_columns::{Batch, ColumnsError, Format, Layout, Reader, Source, Table, Writer};
+use trireme_columns::{Batch, ColumnsError, Format, Layout, Source, Table, Writer};
 
 use crate::files::Content;
 use crate::jobs::Jobs;
@@ -56,10 +56,20 @@ struct Sink {
     runtime: Handle,
 }
 
+/// The bytes of an object, part after part: an object that was appended to has parts of any size. May be read on threads that
+/// block.
+struct Parts {
+    jobs: Jobs,
+    object: Object,
+    next: u64,
+    bytes: Bytes,
+    runtime: Handle,
+}
+
 /// The answers to rows, in the order of the rows.
 struct Answers {
     /// Lines of the output and of the errors, with the number of the row of the next one.
-    lines: [io::Lines<Reader>; 2],
+    lines: [io::Lines<Parts>; 2],
     next: [Option<(u64, Value)>; 2],
 }
 
@@ -129,12 +139,13 @@ pub async fn join(
     lapse: Option<Duration>,
 ) -> Result<Object, BusError> {
     let source = Stored::of(jobs, &file.objects);
-    let lines = [output, errors].map(|object| Stored::of(jobs, std::slice::from_ref(object)));
+    let lines = [output, errors].map(|object| Parts::of(jobs, object));
     let object = Object { name, ..Object::default() };
     let sink = Sink { jobs: jobs.clone(), object, rest: BytesMut::new(), lapse, runtime: Handle::current() };
     let joining = move || {
         let table = Table::open(Arc::new(source), format)?;
-        let mut answers = Answers::new(lines);
+        let unreadable = |error: io::Error| ColumnsError::Unreadable { format, why: format!("the answers: {error}") };
+        let mut answers = Answers::new(lines).map_err(unreadable)?;
         let width = answers.width();
         let layout = match width {
             Some(width) => Layout::of(&table, width)?,
@@ -146,14 +157,16 @@ pub async fn join(
             let batch = batch?;
             let first = number + 1;
             number += batch.rows() as u64;
-            let own = (first..=number).map(|row| answers.of(row));
+            let own: Vec<_> =
+                (first..=number).map(|row| answers.of(row)).collect::<io::Result<_>>().map_err(unreadable)?;
             let batch = match width {
                 Some(width) => {
-                    let vectors: Vec<_> = own.map(|answer| vector(answer?, width)).collect();
+                    let vectors: Vec<_> = own.into_iter().map(|answer| vector(answer?, width)).collect();
                     batch.with_vectors(&layout, &vectors)?
                 }
                 None => {
-                    let texts: Vec<_> = own.map(|answer| Ok(answer?["response"]["body"].to_string())).collect();
+                    let texts: Vec<_> =
+                        own.into_iter().map(|answer| Ok(answer?["response"]["body"].to_string())).collect();
                     batch.with_answers(&layout, &texts)?
                 }
             };
@@ -245,11 +258,12 @@ impl RowRequest {
 // === impl Answers ===
 
 impl Answers {
-    fn new(lines: [Stored; 2]) -> Answers {
-        let lines = lines.map(|source| Reader::new(Arc::new(source), 0).lines());
-        let mut answers = Answers { lines, next: [None, None] };
-        (0..answers.lines.len()).for_each(|from| answers.read(from));
-        answers
+    fn new(lines: [Parts; 2]) -> io::Result<Answers> {
+        let mut answers = Answers { lines: lines.map(BufRead::lines), next: [None, None] };
+        for from in 0..answers.lines.len() {
+            answers.read(from)?;
+        }
+        Ok(answers)
     }
 
     /// The width of the first vector, if the answers are vectors.
@@ -257,23 +271,28 @@ impl Answers {
         self.next[0].as_ref().and_then(|(_, answer)| embedding(answer)).map(|vector| vector.len())
     }
 
-    fn read(&mut self, from: usize) {
-        let line = self.lines[from].next().and_then(Result::ok);
-        let answer: Option<Value> = line.and_then(|line| serde_json::from_str(&line).ok());
-        self.next[from] = answer.and_then(|answer| Some((answer["custom_id"].as_str()?.parse().ok()?, answer)));
+    fn read(&mut self, from: usize) -> io::Result<()> {
+        self.next[from] = None;
+        if let Some(line) = self.lines[from].next() {
+            let answer: Value = serde_json::from_str(&line?)?;
+            let row = answer["custom_id"].as_str().and_then(|id| id.parse().ok());
+            let row = row.ok_or_else(|| io::Error::other("a line has no number of a row for 'custom_id'"))?;
+            self.next[from] = Some((row, answer));
+        }
+        Ok(())
     }
 
     /// The answer to a row, or why it has none.
-    fn of(&mut self, row: u64) -> Result<Value, String> {
+    fn of(&mut self, row: u64) -> io::Result<Result<Value, String>> {
         for from in 0..self.lines.len() {
             let Some((_, answer)) = self.next[from].take_if(|(number, _)| *number == row) else { continue };
-            self.read(from);
-            return match from {
+            self.read(from)?;
+            return Ok(match from {
                 0 => Ok(answer),
                 _ => Err(reason(&answer)),
-            };
+            });
         }
-        Err("the batch ended before this row".to_owned())
+        Ok(Err("the batch ended before this row".to_owned()))
     }
 }
 
@@ -342,6 +361,40 @@ impl Source for Stored {
             skip += within.len() as u64;
         }
         Ok(bytes.freeze())
+    }
+}
+
+// === impl Parts ===
+
+impl Parts {
+    fn of(jobs: &Jobs, object: &Object) -> Parts {
+        let (jobs, runtime) = (jobs.clone(), Handle::current());
+        Parts { jobs, object: object.clone(), next: 0, bytes: Bytes::new(), runtime }
+    }
+}
+
+impl BufRead for Parts {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        while self.bytes.is_empty() && self.next < self.object.parts {
+            let reading = objects::read_part(self.jobs.0.bus.as_ref(), &self.object.name, self.next);
+            self.bytes = self.runtime.block_on(reading).map_err(io::Error::other)?;
+            self.next += 1;
+        }
+        Ok(&self.bytes)
+    }
+
+    fn consume(&mut self, amount: usize) {
+        let _ = self.bytes.split_to(amount.min(self.bytes.len()));
+    }
+}
+
+impl Read for Parts {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let there = self.fill_buf()?;
+        let count = there.len().min(into.len());
+        into[..count].copy_from_slice(&there[..count]);
+        self.consume(count);
+        Ok(count)
     }
 }
 
