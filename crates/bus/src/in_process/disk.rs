@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use redb::{AccessGuard, Database, ReadableDatabase, ReadableTable, StorageError, Table, TableDefinition};
+use redb::{Database, ReadableDatabase, ReadableTable, Table, TableDefinition};
 use tokio::sync::{mpsc, oneshot, watch};
 use trireme_inference::UnixMicros;
 
@@ -266,25 +266,25 @@ impl Shared {
         let revisions = read.open_table(REVISIONS).map_err(failed)?;
         let values = read.open_table(VALUES).map_err(failed)?;
         let range = (bucket.name(), revision.saturating_add(1))..=(bucket.name(), u64::MAX);
-        let change = |next: Result<(AccessGuard<'_, (&str, u64)>, AccessGuard<'_, (&str, bool)>), StorageError>| {
+        let mut changes = Vec::new();
+        for next in revisions.range(range).map_err(failed)?.take(most) {
             let (at, changed) = next.map_err(failed)?;
             let ((_, revision), (key, is_deletion)) = (at.value(), changed.value());
+            let found = match is_deletion {
+                true => None,
+                false => values.get((bucket.name(), key)).map_err(failed)?,
+            };
             let key = key.to_owned();
-            if is_deletion {
-                return Ok((revision, Change::Deleted { key, revision }));
-            }
-            let found = values.get((bucket.name(), key.as_str())).map_err(failed)?;
-            let found = found.as_ref().map(|found| found.value());
-            let change = match found {
+            let change = match found.as_ref().map(|found| found.value()) {
                 Some((own, at, until, value)) if own == revision && until > UnixMicros::now().0 => {
                     let value = Bytes::copy_from_slice(value);
                     Change::Put(Entry { key, value, revision, at: UnixMicros(at) })
                 }
                 _ => Change::Deleted { key, revision },
             };
-            Ok((revision, change))
-        };
-        revisions.range(range).map_err(failed)?.take(most).map(change).collect()
+            changes.push((revision, change));
+        }
+        Ok(changes)
     }
 
     /// The keys of the values that have lapsed, by the names of their buckets.

@@ -354,7 +354,7 @@ impl<'a> Jobs<'a> {
             Ok(found) => found,
             Err(error) => return Some(format!("line {number} of the output is no JSON ({error})")),
         };
-        if found["custom_id"] != number.to_string() {
+        if found["custom_id"].as_str() != Some(&*number.to_string()) {
             return Some(format!("line {number} of the output is that of {}", found["custom_id"]));
         }
         let (response, question) = (&found["response"], Question::line(number, self.golden));
