@@ -121,9 +121,11 @@ pub(crate) fn join_prompts<'a>(core: &mut Core, prompts: impl Iterator<Item = &'
     };
     for prompt in prompts {
         let first = prompt.split_whitespace().next();
-        let Some(token) = [Some(prompt.as_str()), first].into_iter().flatten().find(|token| {
-            !token.trim().is_empty() && tokenizer.token_to_id(token).is_some()
-        }) else {
+        let Some(token) = [Some(prompt.as_str()), first]
+            .into_iter()
+            .flatten()
+            .find(|token| !token.trim().is_empty() && tokenizer.token_to_id(token).is_some())
+        else {
             continue;
         };
         let encoded = tokenizer.encode_fast(token, false).map_err(|error| error.to_string())?;

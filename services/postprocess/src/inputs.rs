@@ -85,7 +85,10 @@ impl SideInputs {
             };
             kind.check(input)?;
             if let Some(first) = slot.replace(input.name.clone()) {
-                return Err(format!("inputs '{first}' and '{}' are for the same use, expected one of them", input.name));
+                return Err(format!(
+                    "inputs '{first}' and '{}' are for the same use, expected one of them",
+                    input.name
+                ));
             }
         }
         let mut integers = left.iter().filter(|input| Kind::Integer.is(input));

@@ -140,7 +140,8 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
             Some(width) => heads = heads::read(reader, &tokenizer, width),
             None => {
                 let there: Vec<_> = heads::files().filter(|file| reader.has(file)).collect();
-                let why = format!("{} gives no vectors of tokens; export it with --task feature-extraction", file.file.value);
+                let why =
+                    format!("{} gives no vectors of tokens; export it with --task feature-extraction", file.file.value);
                 unserved = Some(Derived::from(there.join(", "), why));
             }
         }

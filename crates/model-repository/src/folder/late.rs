@@ -90,9 +90,7 @@ pub(super) fn read(
     let mut late = Late::default();
     // Lengths in the newer place hold for both sides.
     let fixed = transformer.and_then(modules::processing_length).is_some();
-    for (slot, key) in
-        [(&mut late.query_length, "query_length"), (&mut late.document_length, "document_length")]
-    {
+    for (slot, key) in [(&mut late.query_length, "query_length"), (&mut late.document_length, "document_length")] {
         let file = transformer.filter(|file| file.get(key).is_some()).or(told);
         *slot = file.filter(|_| !fixed).and_then(|file| file.number(reader, key)).filter(|length| length.value > 0);
     }

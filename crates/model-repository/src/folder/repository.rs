@@ -329,7 +329,13 @@ fn head_model(name: &str, wiring: &Wiring, head: &Head, branch: &Branch) -> Deri
 
 impl DerivedModel {
     fn new(name: String, text: Text) -> DerivedModel {
-        DerivedModel { name, config: text.finish(), files: BTreeMap::new(), texts: BTreeMap::new(), converted: BTreeMap::new() }
+        DerivedModel {
+            name,
+            config: text.finish(),
+            files: BTreeMap::new(),
+            texts: BTreeMap::new(),
+            converted: BTreeMap::new(),
+        }
     }
 }
 
@@ -379,7 +385,15 @@ impl Wiring {
             Task::Classify => [texts, vec![pair.optional()]].concat(),
             _ => texts,
         };
-        Wiring { texts, tokens: given, inputs, result, side, outputs: outputs(description.task.value, &description.width), branches }
+        Wiring {
+            texts,
+            tokens: given,
+            inputs,
+            result,
+            side,
+            outputs: outputs(description.task.value, &description.width),
+            branches,
+        }
     }
 
     /// The ensemble's name for the model's output, which must differ from the names of all other tensors.

@@ -107,7 +107,10 @@ pub(super) mod tests {
         let bytes = zip(&[("a/x".to_owned(), b"one"), ("a/y".to_owned(), b"")]);
         let archive = StoredZip::new(&bytes).unwrap();
         assert_eq!(archive.names().collect::<Vec<_>>(), ["a/x", "a/y"]);
-        assert_eq!((archive.entry("a/x"), archive.entry("a/y"), archive.entry("b")), (Some(&b"one"[..]), Some(&b""[..]), None));
+        assert_eq!(
+            (archive.entry("a/x"), archive.entry("a/y"), archive.entry("b")),
+            (Some(&b"one"[..]), Some(&b""[..]), None)
+        );
         assert_eq!(StoredZip::new(b"nonsense").err().unwrap(), "it has no directory");
         let mut packed = bytes.clone();
         let entry = packed.windows(4).position(|window| window == ENTRY).unwrap();

@@ -51,7 +51,9 @@ impl FolderDescription {
         }
         let late = &self.late;
         let lengths = [("query_length", &late.query_length), ("document_length", &late.document_length)];
-        rows.extend(lengths.into_iter().filter_map(|(what, length)| Some(Row::new("tokenizer", what, length.clone()?))));
+        rows.extend(
+            lengths.into_iter().filter_map(|(what, length)| Some(Row::new("tokenizer", what, length.clone()?))),
+        );
         let lists = [
             ("query_expansion", &late.query_expansion),
             ("skiplist_words", &late.skiplist_words),

@@ -371,11 +371,9 @@ impl Machine<'_> {
         };
         let value = match (name, arguments.as_slice()) {
             (Name::OrderedDict, []) => Value::Dict(Vec::new()),
-            (
-                Name::RebuildTensor,
-                [Value::Storage { dtype, key, count }, Value::Int(offset), shape, strides, ..],
-            ) => {
-                let (shape, strides) = sizes(shape).zip(sizes(strides)).ok_or("a tensor's shape is no list of sizes")?;
+            (Name::RebuildTensor, [Value::Storage { dtype, key, count }, Value::Int(offset), shape, strides, ..]) => {
+                let (shape, strides) =
+                    sizes(shape).zip(sizes(strides)).ok_or("a tensor's shape is no list of sizes")?;
                 let offset = usize::try_from(*offset).map_err(|_| "a tensor begins before its storage".to_owned())?;
                 Value::Tensor(Outline { dtype: *dtype, key: key.clone(), count: *count, offset, shape, strides })
             }
@@ -468,7 +466,9 @@ mod tests {
     #[test]
     fn whatever_is_no_tensor_is_refused_by_its_name() {
         let refused = |pickle: &[u8]| read(archive(pickle, &[]).path()).unwrap_err();
-        assert!(refused(b"\x80\x02cos\nsystem\n(X\x02\x00\x00\x00lstR.").contains("names os.system, which is not executed"));
+        assert!(
+            refused(b"\x80\x02cos\nsystem\n(X\x02\x00\x00\x00lstR.").contains("names os.system, which is not executed")
+        );
         assert!(refused(b"\x80\x04\x8c\x05posix\x8c\x06system\x93.").contains("names posix.system"));
         assert!(refused(b"\x80\x02]q\x00.").contains("instruction 0x5d"));
         assert!(refused(b"\x80\x02ctorch\nLongStorage\n.").contains("torch.LongStorage"));
