@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import string
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +41,7 @@ LONGEST = 64
 SIZE = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
 FOLDERS = {}
 # Folders that are refused, and what the refusal says.
-REFUSED = {"dense-as-pytorch-bin": ["holds its weights as pytorch_model.bin only", "write them as model.safetensors"]}
+REFUSED = {"dense-as-older-torch-bin": ["2_Dense/pytorch_model.bin cannot be read", "no ZIP archive", "write model.safetensors"]}
 
 
 @dataclass
@@ -57,7 +58,10 @@ class Folder:
     postprocess: dict = field(default_factory=dict)
     modules: list = field(default_factory=list)
     static: dict = None
-    prompt_name: str = None
+    # The prompts by whose names texts are asked.
+    prompt_names: list = field(default_factory=lambda: [None])
+    # Further tasks of the folder.
+    more_tasks: list = field(default_factory=list)
     strategies: list = field(default_factory=lambda: [None])
     # The lowest likeness that is good enough.
     bar: float = 0.9999
@@ -278,7 +282,7 @@ def prompts_with_a_default(path):
 def prompt_by_name(path):
     prompts = {"query": "query: ", "document": "passage: "}
     sentence(path, bert(wordpiece()), wordpiece(), [pooling("mean")], prompts=prompts)
-    return Folder("embed", ops="pool:mean", tokenizer={"prompts": json.dumps(prompts)}, prompt_name="query")
+    return Folder("embed", ops="pool:mean", tokenizer={"prompts": json.dumps(prompts)}, prompt_names=["query"])
 
 
 @folder
@@ -288,7 +292,7 @@ def prompt_not_pooled(path):
     sentence(path, bert(wordpiece()), wordpiece(), modules, prompts=prompts)
     return Folder(
         "embed", ops="pool:mean, normalize", tokenizer={"prompts": json.dumps(prompts), "pooling_mask": True},
-        prompt_name="query",
+        prompt_names=["query"],
     )
 
 
@@ -299,7 +303,7 @@ def weighted_mean_without_prompt(path):
     sentence(path, bert(wordpiece()), wordpiece(), modules, prompts=prompts)
     return Folder(
         "embed", ops="pool:weighted_mean+cls", tokenizer={"prompts": json.dumps(prompts), "pooling_mask": True},
-        prompt_name="query", width=2 * SIZE["hidden_size"],
+        prompt_names=["query"], width=2 * SIZE["hidden_size"],
     )
 
 
@@ -346,6 +350,14 @@ def dense_as_pytorch_bin(path):
     torch.save(load_file(file), path / "2_Dense" / "pytorch_model.bin")
     file.unlink()
     return Folder("embed", ops="pool:mean, dense:2_Dense", width=16, modules=["2_Dense"])
+
+
+@folder
+def dense_as_older_torch_bin(path):
+    known = dense_as_pytorch_bin(path)
+    file = path / "2_Dense" / "pytorch_model.bin"
+    torch.save(torch.load(file, weights_only=True), file, _use_new_zipfile_serialization=False)
+    return known
 
 
 @folder
@@ -523,6 +535,96 @@ def colbert(path):
     export(transformer.auto_model, path, BERT)
     shutil.rmtree(plain)
     return Folder("multi_vector", ops="dense:1_Dense, normalize, mask", width=16, modules=["1_Dense"])
+
+
+def late_interaction(path, tokenizer=None, prompts=None, transformer_options=None, mask_options=None):
+    """A folder of a model with a vector for each token, and its transformer."""
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.models import Transformer
+    from sentence_transformers.base.modules.dense import Dense
+    from sentence_transformers.base.modules.normalize import Normalize
+    from sentence_transformers.multi_vector_encoder.modules.multi_vector_mask import MultiVectorMask
+
+    tokenizer = tokenizer or wordpiece()
+    plain = path.with_name(f"{path.name}-transformer")
+    bert(tokenizer).eval().save_pretrained(plain)
+    tokenizer.save_pretrained(plain)
+    transformer = Transformer(str(plain), **(transformer_options or {}))
+    tokens = dict(module_input_name="token_embeddings", module_output_name="token_embeddings")
+    dense = Dense(SIZE["hidden_size"], 16, bias=False, activation_function=torch.nn.Identity(), **tokens)
+    modules = [transformer, dense, MultiVectorMask(**(mask_options or {})), Normalize(**tokens)]
+    MultiVectorEncoder(modules=modules, prompts=prompts, device="cpu").save(str(path), create_model_card=False)
+    export(transformer.auto_model, path, BERT)
+    shutil.rmtree(plain)
+
+
+SIDES = ["query", "document", None]
+
+
+@folder
+def colbert_expanded(path):
+    expansion = {"strategy": "fixed", "attend": False, "length": 24}
+    late_interaction(
+        path, prompts={"query": "find: ", "document": ""},
+        transformer_options={"query_expansion": expansion, "document_length": 40},
+        mask_options={"skiplist_words": list(string.punctuation)},
+    )
+    return Folder("multi_vector", width=16, prompt_names=SIDES)
+
+
+@folder
+def colbert_expanded_and_attended(path):
+    expansion = {"strategy": "min", "attend": True, "length": 12, "token": "[UNK]"}
+    late_interaction(
+        path, transformer_options={"query_expansion": expansion, "query_length": 30},
+        mask_options={"skiplist_words": ["the", ".", "notaword"], "skiplist_tasks": ["query", "document"]},
+    )
+    return Folder("multi_vector", width=16, prompt_names=SIDES)
+
+
+def pylate(path, prefixes, **fields):
+    """Turns a folder of `late_interaction` into one of PyLate: the mask is no module, and its own file says all."""
+    rewrite(path / "modules.json", lambda modules: [
+        modules[0], {**modules[1], "type": "pylate.models.Dense.Dense"}
+    ])
+    for module in ("2_MultiVectorMask", "3_Normalize"):
+        shutil.rmtree(path / module, ignore_errors=True)
+    dense = next(path.glob("1_*")) / "config.json"
+    rewrite(dense, lambda new: {key: new[key] for key in ("in_features", "out_features", "bias", "activation_function")})
+    own = {"model_type": "ColBERT", "query_prefix": prefixes[0], "document_prefix": prefixes[1], "similarity_fn_name": "MaxSim", **fields}
+    (path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {}, "default_prompt_name": None, **own}))
+
+
+@folder
+def colbert_of_pylate(path):
+    # PyLate puts its prefixes into the vocabulary, as tokens that a lower-casing tokenizer does not find in a text.
+    tokenizer = wordpiece()
+    tokenizer.add_tokens(["[Q] ", "[D] "])
+    late_interaction(path, tokenizer)
+    pylate(
+        path, ["[Q] ", "[D] "], query_length=20, document_length=48, do_query_expansion=True, attend_to_expansion_tokens=False,
+        skiplist_words=list(string.punctuation),
+    )
+    return Folder("multi_vector", width=16, prompt_names=SIDES)
+
+
+@folder
+def colbert_of_pylate_by_defaults(path):
+    late_interaction(path)
+    pylate(path, ["[unused0]", "doc: "], attend_to_expansion_tokens=True)
+    return Folder("multi_vector", width=16, prompt_names=SIDES)
+
+
+@folder
+def bge_m3(path):
+    tokenizer = unigram("<s> $A </s>", [("<s>", 0), ("</s>", 2)])
+    config = XLMRobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=LONGEST + 2, pad_token_id=1, **SIZE)
+    model = XLMRobertaModel(eager(config), add_pooling_layer=False)
+    sentence(path, model, tokenizer, [pooling("cls"), normalize()], inputs=PLAIN)
+    # As its library saves them: the state of one linear layer each, in half precision.
+    for name, width in (("sparse_linear.pt", 1), ("colbert_linear.pt", 24)):
+        torch.save(torch.nn.Linear(SIZE["hidden_size"], width).half().state_dict(), path / name)
+    return Folder("embed", PLAIN, ops="pool:cls, normalize", more_tasks=["sparse", "multi_vector"])
 
 
 # === Without a graph ===

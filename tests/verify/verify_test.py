@@ -6,6 +6,7 @@ in one process and over NATS, each text alone and batched. Folders that contradi
 """
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -32,28 +33,28 @@ BY_PYTHON = ["mean-normalized", "rerank-one-score"]
 EXPORTED = ["mean-normalized", "roberta", "rerank-one-score", "classify-many-labels", "token-classify-words", "splade-max"]
 
 
-def expect(folder, known, strategy, file):
+def expect(folder, known, strategy, prompt, file):
     """Writes the answers of the folder's own library."""
     pairs = TEXTS[-1:] + TEXTS[:-1] if known.task == "rerank" else None
     ask = {
-        "folder": str(folder), "tasks": [known.task], "texts": TEXTS, "pairs": pairs, "prompt_name": known.prompt_name,
+        "folder": str(folder), "tasks": [known.task, *known.more_tasks], "texts": TEXTS, "pairs": pairs, "prompt_name": prompt,
         "aggregation": strategy or "simple",
     }
     file.write_text("".join(json.dumps(line) + "\n" for line in reference.lines_of(ask)), encoding="utf-8")
 
 
-def compare(trireme, target, name, known, strategy, work, by_python=None):
+def compare(trireme, target, name, known, strategy, prompt, work, by_python=None):
     """Runs `trireme verify` on the model `name` of a server, or on a folder; its exit code and its output."""
     model = [name, "--server", target] if name else [target]
     command = [trireme, "verify", *model, "--log-level", "warning", "--min-cosine", known.bar]
     if by_python:
         command += ["--python", by_python]
     else:
-        vectors = work / f"{name}-{strategy or 'expected'}.jsonl"
+        vectors = work / f"{name}-{strategy or 'expected'}-{prompt or 'plain'}.jsonl"
         if not vectors.exists():
-            expect(work / name, known, strategy, vectors)
+            expect(work / name, known, strategy, prompt, vectors)
         command += ["--vectors", vectors]
-    command += ["--prompt-name", known.prompt_name] if known.prompt_name else []
+    command += ["--prompt-name", prompt] if prompt else []
     command += ["--aggregation-strategy", strategy] if strategy else []
     ran = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=600)
     return ran.returncode, ran.stdout + ran.stderr
@@ -106,17 +107,18 @@ class Run:
 
     def alike(self, url, name):
         known, lowest = self.known[name], []
-        for strategy in known.strategies:
-            code, text = compare(self.trireme, url, name, known, strategy, self.work)
+        for strategy, prompt in itertools.product(known.strategies, known.prompt_names):
+            code, text = compare(self.trireme, url, name, known, strategy, prompt, self.work)
             if code != 0:
-                raise AssertionError(f"exit code {code}{f', {strategy}' if strategy else ''}:\n{text}")
+                how = "".join(f", {word}" for word in (strategy, prompt) if word)
+                raise AssertionError(f"exit code {code}{how}:\n{text}")
             lowest.append(lowest_of(text))
         return min(lowest)
 
     def by_python(self, name):
         """`trireme verify FOLDER --python`: this Python computes the reference itself."""
         folder = self.make(name)
-        code, text = compare(self.trireme, folder, None, self.known[name], None, self.work, sys.executable)
+        code, text = compare(self.trireme, folder, None, self.known[name], None, None, self.work, sys.executable)
         if code != 0:
             raise AssertionError(f"exit code {code}:\n{text}")
         return lowest_of(text)
@@ -138,7 +140,7 @@ class Run:
         shutil.rmtree(repository, ignore_errors=True)
         repositories.of_folder(folder, self.known[name], repository)
         vectors = repository / "expected.jsonl"
-        expect(folder, self.known[name], None, vectors)
+        expect(folder, self.known[name], None, None, vectors)
         command = [self.trireme, "verify", repository, "m", "--log-level", "warning", "--vectors", vectors]
         ran = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=600)
         if ran.returncode != 1 or "does not serve what" not in ran.stdout:

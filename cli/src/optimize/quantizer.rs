@@ -55,6 +55,13 @@ impl Quantizer {
         Ok(quantizer)
     }
 
+    /// Makes the base of the kinds `smooth` and `usmooth`, by the activations of these rows of token ids: factors that change nothing
+    /// at full precision take large values out of the activations. Gives the number of matrices that have factors.
+    pub fn smooth(&mut self, rows: &[Value]) -> anyhow::Result<u64> {
+        let found = self.ask(&json!({ "do": "smooth", "rows": rows }))?;
+        found["smoothed"].as_u64().context("the script named no number of matrices")
+    }
+
     /// How far each matrix alone, quantized, moves the results for these rows of token ids.
     pub fn damage(&mut self, kind: &str, rows: &[Value]) -> anyhow::Result<BTreeMap<String, f64>> {
         let found = self.ask(&json!({ "do": "damage", "kind": kind, "rows": rows }))?;

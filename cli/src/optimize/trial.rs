@@ -22,6 +22,9 @@ const IN_HAND: f64 = 0.1;
 /// The texts on which matrices are tried alone: those that fare worst.
 const TRIED_ALONE: usize = 12;
 
+/// The texts whose activations are looked at for smoothing, beside those that fare worst: spread over all.
+const SPREAD: usize = 12;
+
 /// Neighbours that are compared.
 const NEAREST: usize = 10;
 
@@ -70,8 +73,13 @@ pub struct Trial<'a> {
     bar: f64,
     work: PathBuf,
     tried: usize,
-    /// Matrices in the order in which they are left out, once it is known. Kinds of weights differ little in it.
-    order: Vec<String>,
+}
+
+/// A kind of 8-bit weights: its name for the script, for people, and the same on the smoothed base.
+struct Kind {
+    name: &'static str,
+    words: &'static str,
+    smooth: &'static str,
 }
 
 // === impl Measured ===
@@ -108,15 +116,14 @@ pub fn bytes_beside(graph: &Path) -> u64 {
 
 /// The kinds of 8-bit weights that pay on this processor. Where x86 has no instructions for products of 8 bits, the product of
 /// signed weights overflows, which costs fidelity, and unsigned weights cost time: both are tried.
-fn kinds() -> Vec<(&'static str, &'static str)> {
+fn kinds() -> Vec<Kind> {
     #[cfg(target_arch = "x86_64")]
     let plain = !(is_x86_feature_detected!("avx512vnni") || is_x86_feature_detected!("avxvnni"));
     #[cfg(not(target_arch = "x86_64"))]
     let plain = false;
-    match plain {
-        true => vec![("int8", "int8"), ("uint8", "unsigned int8")],
-        false => vec![("int8", "int8")],
-    }
+    let signed = Kind { name: "int8", words: "int8", smooth: "smooth" };
+    let unsigned = Kind { name: "uint8", words: "unsigned int8", smooth: "usmooth" };
+    if plain { vec![signed, unsigned] } else { vec![signed] }
 }
 
 // === impl Trial ===
@@ -134,26 +141,60 @@ impl<'a> Trial<'a> {
         let cases: Vec<Case> = texts.into_iter().enumerate().map(case).collect();
         ensure!(!cases.is_empty(), "there are no texts to compare");
         let expected = stand.answers(EXACT, task, &cases, true)?;
-        Ok(Trial { stand, task, cases, expected, bar, work, tried: 0, order: Vec::new() })
+        Ok(Trial { stand, task, cases, expected, bar, work, tried: 0 })
     }
 
     /// The variants that are worth measuring, each on the server, and the texts.
     pub fn variants(mut self, quantizer: &mut Quantizer) -> anyhow::Result<(Vec<Variant>, Vec<String>)> {
         let mut found = Vec::new();
-        for (kind, name) in kinds() {
+        let mut smoothed = None;
+        for Kind { name, words, smooth } in kinds() {
             let count = quantizer.matrices.len();
-            let all = self.variant(quantizer, kind, &format!("{name}, all {count} matrices"), &[])?;
-            let holds = all.fidelity.lowest >= self.bar;
-            let worst = all.fidelity.worst.clone();
+            let all = self.variant(quantizer, name, &format!("{words}, all {count} matrices"), &[])?;
+            let (lowest, worst) = (all.fidelity.lowest, all.fidelity.worst.clone());
             found.push(all);
-            if !holds {
-                found.extend(self.leave_out(quantizer, kind, name, &worst)?);
+            if lowest >= self.target() {
+                continue;
             }
+            let changed = match smoothed {
+                Some(changed) => changed,
+                None => *smoothed.insert(quantizer.smooth(&self.stand.token_rows(&self.watched(&worst))?)?),
+            };
+            let mut base = (name, words.to_owned(), worst);
+            if changed > 0 {
+                let words = format!("{words}, smoothed");
+                let all = self.variant(quantizer, smooth, &format!("{words}, all {count} matrices"), &[])?;
+                let smoother = all.fidelity.lowest;
+                if smoother > lowest {
+                    base = (smooth, words, all.fidelity.worst.clone());
+                }
+                found.push(all);
+                if smoother >= self.target() {
+                    continue;
+                }
+            }
+            let (kind, words, worst) = base;
+            found.extend(self.leave_out(quantizer, kind, &words, &worst)?);
         }
         if quantizer.has_blocks {
             found.push(self.variant(quantizer, "blocks", "int8 in blocks", &[])?);
         }
         Ok((found, self.cases.into_iter().map(|case| case.text).collect()))
+    }
+
+    /// The lowest likeness that ends the search.
+    fn target(&self) -> f64 {
+        self.bar + (1.0 - self.bar) * IN_HAND
+    }
+
+    /// The texts whose activations are looked at: the worst ones, by their indices, and some spread over all.
+    fn watched(&self, worst: &[usize]) -> Vec<&Case> {
+        let step = self.cases.len().div_ceil(SPREAD).max(1);
+        let mut indices: Vec<usize> = worst.iter().take(TRIED_ALONE).copied().collect();
+        indices.extend((0..self.cases.len()).step_by(step));
+        indices.sort_unstable();
+        indices.dedup();
+        indices.into_iter().map(|index| &self.cases[index]).collect()
     }
 
     /// The variant that leaves out the fewest matrices and holds the bar.
@@ -164,13 +205,10 @@ impl<'a> Trial<'a> {
         name: &str,
         worst: &[usize],
     ) -> anyhow::Result<Option<Variant>> {
-        if self.order.is_empty() {
-            let tried: Vec<&Case> = worst.iter().take(TRIED_ALONE).map(|&index| &self.cases[index]).collect();
-            let damage = quantizer.damage(kind, &self.stand.token_rows(&tried)?)?;
-            self.order = order(&quantizer.matrices, &damage);
-        }
-        let order = self.order.clone();
-        let target = self.bar + (1.0 - self.bar) * IN_HAND;
+        let tried: Vec<&Case> = worst.iter().take(TRIED_ALONE).map(|&index| &self.cases[index]).collect();
+        let damage = quantizer.damage(kind, &self.stand.token_rows(&tried)?)?;
+        let order = order(&quantizer.matrices, &damage);
+        let target = self.target();
         let mut best = None;
         // With half of the matrices at full precision nothing is won any more.
         smallest(order.len() / 2, |count| {

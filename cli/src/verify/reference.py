@@ -27,6 +27,47 @@ def numbers(array):
     return [float(value) for value in array]
 
 
+def encoding(model, ask):
+    """The library's function for texts under this prompt: those of queries and documents have functions of their own."""
+    name = ask["prompt_name"]
+    sides = {"query": model.encode_query, "document": model.encode_document}
+    sides |= {"passage": model.encode_document, "corpus": model.encode_document}
+    function = sides.get(name, model.encode)
+    prompt = {"prompt_name": name} if name and (name in model.prompts or name not in sides) else {}
+    return lambda text, **options: function([text], show_progress_bar=False, **prompt, **options)[0]
+
+
+def states_of(ask):
+    """The states of each text's tokens as BGE-M3's own library takes them, with the ids of the tokens; and its tokenizer."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    model, tokenizer = AutoModel.from_pretrained(ask["folder"]).eval(), AutoTokenizer.from_pretrained(ask["folder"])
+    path = os.path.join(ask["folder"], "sentence_bert_config.json")
+    told = {}
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            told = json.load(file)
+    length = told.get("max_seq_length") or tokenizer.model_max_length
+    found = []
+    for text in ask["texts"]:
+        encoded = tokenizer([text], truncation=True, max_length=length, return_tensors="pt")
+        with torch.no_grad():
+            found.append((encoded["input_ids"][0].tolist(), model(**encoded).last_hidden_state[0]))
+    return found, tokenizer
+
+
+def head_of(folder, name):
+    """A head of BGE-M3 as a function; `None` where the folder has none."""
+    path = os.path.join(folder, name)
+    if not os.path.exists(path):
+        return None
+    import torch
+
+    layer = torch.load(path, map_location="cpu", weights_only=True)
+    return lambda states: states @ layer["weight"].float().T + layer["bias"].float()
+
+
 def embed(ask):
     if config_of(ask["folder"]).get("model_type") == "model2vec":
         from model2vec import StaticModel
@@ -36,31 +77,43 @@ def embed(ask):
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(ask["folder"], device="cpu")
-    prompt = {"prompt_name": ask["prompt_name"]} if ask["prompt_name"] else {}
-    vectors = [model.encode([text], show_progress_bar=False, **prompt)[0] for text in ask["texts"]]
-    return [{"embedding": numbers(vector)} for vector in vectors]
+    encode = encoding(model, ask)
+    return [{"embedding": numbers(encode(text))} for text in ask["texts"]]
 
 
 def sparse(ask):
+    if head := head_of(ask["folder"], "sparse_linear.pt"):
+        states, tokenizer = states_of(ask)
+        unused = {tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+        found = []
+        for ids, tokens in states:
+            weights = {}
+            for token, weight in zip(ids, numbers(head(tokens).relu().flatten())):
+                if token not in unused and weight > weights.get(token, 0):
+                    weights[token] = weight
+            found.append({"sparse": {"indices": sorted(weights), "values": [weights[token] for token in sorted(weights)]}})
+        return found
     from sentence_transformers import SparseEncoder
 
     model = SparseEncoder(ask["folder"], device="cpu")
-    prompt = {"prompt_name": ask["prompt_name"]} if ask["prompt_name"] else {}
-    found = []
+    encode, found = encoding(model, ask), []
     for text in ask["texts"]:
-        vector = model.encode([text], show_progress_bar=False, convert_to_sparse_tensor=False, **prompt)[0]
+        vector = encode(text, convert_to_sparse_tensor=False)
         indices = [int(index) for index in vector.nonzero().flatten()]
         found.append({"sparse": {"indices": indices, "values": numbers(vector[indices])}})
     return found
 
 
 def multi_vector(ask):
+    if head := head_of(ask["folder"], "colbert_linear.pt"):
+        states, _ = states_of(ask)
+        vectors = [head(tokens[1:]) for _, tokens in states]
+        return [{"token_embeddings": [numbers(v / v.norm()) for v in tokens]} for tokens in vectors]
     from sentence_transformers import MultiVectorEncoder
 
     model = MultiVectorEncoder(ask["folder"], device="cpu")
-    prompt = {"prompt_name": ask["prompt_name"]} if ask["prompt_name"] else {}
-    vectors = [model.encode([text], show_progress_bar=False, **prompt)[0] for text in ask["texts"]]
-    return [{"token_embeddings": [numbers(token) for token in tokens]} for tokens in vectors]
+    encode = encoding(model, ask)
+    return [{"token_embeddings": [numbers(token) for token in encode(text)]} for text in ask["texts"]]
 
 
 def rerank(ask):

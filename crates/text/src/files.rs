@@ -36,6 +36,10 @@ pub(crate) struct Files {
     pub(crate) pad_type_id: u32,
     /// `unk_token`.
     pub(crate) unknown_token: Option<String>,
+    /// `mask_token`.
+    pub(crate) mask_token: Option<String>,
+    /// `eos_token`.
+    pub(crate) end_token: Option<String>,
 }
 
 /// Settings of a translation model's tokenizer.
@@ -114,6 +118,8 @@ impl Files {
             pad_token,
             pad_type_id,
             unknown_token: config.unk_token.map(|token| token.text().to_owned()),
+            mask_token: config.mask_token.map(|token| token.text().to_owned()),
+            end_token: config.eos_token.map(|token| token.text().to_owned()),
         })
     }
 }

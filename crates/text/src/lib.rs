@@ -22,6 +22,7 @@
 mod config;
 mod core;
 mod error;
+mod expansion;
 mod family;
 mod files;
 mod joiner;
@@ -29,14 +30,17 @@ mod json_file;
 mod limits;
 mod listing;
 mod options;
+mod role;
 mod row;
 mod sentencepiece;
+mod sides;
 mod slow;
 mod tokenizer;
 mod tokens;
 mod truncate;
 
 pub use error::TextError;
+pub use expansion::{ExpansionStrategy, QueryExpansion};
 pub use limits::MAX_PADDED_TOKENS;
 pub use options::{Padding, RequestOptions, Side, TokenizeOptions, Truncation};
 pub use tokenizer::{Encoded, Extras, TextTokenizer, texts_of};

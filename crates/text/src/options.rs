@@ -7,6 +7,7 @@ use std::str::FromStr;
 use trireme_inference::{ParameterValue, Parameters, nearest};
 
 use crate::TextError;
+use crate::expansion::QueryExpansion;
 
 /// Options for encoding texts. The default equals `AutoTokenizer(texts, padding=True, truncation=True)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +43,18 @@ pub struct TokenizeOptions {
     pub truncation_side: Option<Side>,
     /// `pad_token`: the padding token. `None`: the one in the tokenizer's files.
     pub pad_token: Option<String>,
+    /// `query_length`: most tokens of a query, in place of `max_length`.
+    pub query_length: Option<NonZeroUsize>,
+    /// `document_length`: most tokens of a document, in place of `max_length`.
+    pub document_length: Option<NonZeroUsize>,
+    /// `query_expansion`: how queries are filled up; a JSON object.
+    pub query_expansion: Option<QueryExpansion>,
+    /// `skiplist_words`: tokens that `scoring_mask` leaves out; a JSON array.
+    pub skiplist_words: Vec<String>,
+    /// `skiplist_tasks`: the sides that `skiplist_words` is for, of `query` and `document`; a JSON array.
+    pub skiplist_tasks: Vec<String>,
+    /// `prompts_as_tokens`: a prompt that the vocabulary has as one token becomes that token.
+    pub prompts_as_tokens: bool,
 }
 
 /// Options that one request overrides, by parameters with the same names.
@@ -120,15 +133,22 @@ impl Default for TokenizeOptions {
             padding_side: None,
             truncation_side: None,
             pad_token: None,
+            query_length: None,
+            document_length: None,
+            query_expansion: None,
+            skiplist_words: Vec::new(),
+            skiplist_tasks: vec!["document".to_owned()],
+            prompts_as_tokens: false,
         }
     }
 }
 
 impl TokenizeOptions {
     /// The parameters that [`TokenizeOptions::from_parameters`] accepts.
-    pub const PARAMETERS: [&str; 14] = [
+    pub const PARAMETERS: [&str; 20] = [
         "add_special_tokens",
         "default_prompt",
+        "document_length",
         "max_characters",
         "max_length",
         "pad_to_multiple_of",
@@ -137,6 +157,11 @@ impl TokenizeOptions {
         "padding_side",
         "prefix",
         "prompts",
+        "prompts_as_tokens",
+        "query_expansion",
+        "query_length",
+        "skiplist_tasks",
+        "skiplist_words",
         "source_language",
         "target_language",
         "truncation",
@@ -188,11 +213,28 @@ impl TokenizeOptions {
         const NUMBER: &str = "a whole number from 1";
         const SIDE: &str = "'left' or 'right'";
         const PROMPTS: &str = r#"a JSON object of texts, as {"query": "query: "}"#;
+        const EXPANSION: &str = r#"a JSON object, as {"strategy": "fixed", "attend": false, "length": 32}; strategies are 'fixed' and 'min'"#;
+        const WORDS: &str = r#"a JSON array of tokens, as [".", ","]"#;
+        const TASKS: &str = r#"a JSON array of "query" and "document""#;
         let trimmed = value.trim();
         let number = || trimmed.parse::<NonZeroUsize>().map(Some).map_err(|_| Some(NUMBER));
         let side = || trimmed.parse::<Side>().map(Some).map_err(|()| Some(SIDE));
         match key {
             "max_length" => self.max_length = number()?,
+            "query_length" => self.query_length = number()?,
+            "document_length" => self.document_length = number()?,
+            "query_expansion" => {
+                self.query_expansion = serde_json::from_str(value).map(Some).map_err(|_| Some(EXPANSION))?;
+            }
+            "skiplist_words" => self.skiplist_words = serde_json::from_str(value).map_err(|_| Some(WORDS))?,
+            "skiplist_tasks" => {
+                let tasks: Vec<String> = serde_json::from_str(value).map_err(|_| Some(TASKS))?;
+                let known = tasks.iter().all(|task| ["query", "document"].contains(&task.as_str()));
+                self.skiplist_tasks = if known { tasks } else { return Err(Some(TASKS)) };
+            }
+            "prompts_as_tokens" => {
+                self.prompts_as_tokens = trimmed.parse().map_err(|_| Some("'true' or 'false'"))?;
+            }
             "max_characters" => self.max_characters = number()?,
             "pad_to_multiple_of" => self.pad_to_multiple_of = number()?,
             "padding_side" => self.padding_side = side()?,
@@ -323,6 +365,12 @@ mod tests {
             ("padding_side", "left"),
             ("truncation_side", "left"),
             ("pad_token", "<pad>"),
+            ("query_length", "32"),
+            ("document_length", "180"),
+            ("query_expansion", r#"{"strategy": "min", "attend": true, "length": 24, "token": "[MASK]"}"#),
+            ("skiplist_words", r#"["!", "?"]"#),
+            ("skiplist_tasks", r#"["query", "document"]"#),
+            ("prompts_as_tokens", "true"),
             ("EXECUTION_ENV_PATH", "x"),
             ("trireme.queue", "x"),
         ])
@@ -342,6 +390,17 @@ mod tests {
             padding_side: Some(Side::Left),
             truncation_side: Some(Side::Left),
             pad_token: Some("<pad>".to_owned()),
+            query_length: NonZeroUsize::new(32),
+            document_length: NonZeroUsize::new(180),
+            query_expansion: Some(QueryExpansion {
+                strategy: crate::ExpansionStrategy::Min,
+                attend: true,
+                token: Some("[MASK]".to_owned()),
+                length: NonZeroUsize::new(24).unwrap(),
+            }),
+            skiplist_words: vec!["!".to_owned(), "?".to_owned()],
+            skiplist_tasks: vec!["query".to_owned(), "document".to_owned()],
+            prompts_as_tokens: true,
         };
         assert_eq!(options, expected);
     }

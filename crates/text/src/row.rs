@@ -7,6 +7,7 @@ use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, TruncationDirect
 
 use crate::core::Core;
 use crate::family::Template;
+use crate::role::Role;
 use crate::truncate::kept_tokens;
 use crate::{RequestOptions, Side, TextError, TokenizeOptions, Truncation};
 
@@ -33,6 +34,10 @@ pub(crate) struct Row {
     pub(crate) offsets: Vec<(usize, usize)>,
     /// Which text of a pair each token is of; `None` for special tokens and those of a prefix. Empty like `offsets`.
     pub(crate) sequences: Vec<Option<usize>>,
+    /// How many tokens at the end fill a query up.
+    pub(crate) expansion: usize,
+    /// Whether the model attends to them.
+    pub(crate) attends: bool,
 }
 
 /// Settings for all rows of a request.
@@ -54,6 +59,8 @@ pub(crate) struct Around<'a> {
     pub(crate) add_special_tokens: bool,
     /// Whether rows are token ids, not texts.
     pub(crate) token_ids: bool,
+    /// The side of all texts.
+    pub(crate) role: Role,
 }
 
 // === impl Around ===
@@ -83,8 +90,14 @@ impl<'a> Around<'a> {
             // Ids come as they shall be.
             add_special_tokens: !request.token_ids && request.add_special_tokens.unwrap_or(options.add_special_tokens),
             token_ids: request.token_ids,
+            role: role(request),
         })
     }
+}
+
+/// The side of a request's texts; rows of token ids come as they shall be.
+pub(crate) fn role(request: &RequestOptions<'_>) -> Role {
+    Role::of(request.prompt_name.filter(|_| !request.token_ids))
 }
 
 /// The text before each text: the request's own, or that of the prompt it names, or as the options say.
@@ -203,6 +216,7 @@ impl RowEncoder {
             special: encoding.get_special_tokens_mask().to_vec(),
             offsets: if around.offsets { text_offsets(&encoding, around.prefix) } else { Vec::new() },
             sequences: if around.offsets { text_sequences(&encoding, around.prefix) } else { Vec::new() },
+            ..Row::default()
         })
     }
 

@@ -8,7 +8,8 @@ use trireme_inference::Tensor;
 use crate::core::Core;
 use crate::files::{Files, Translation};
 use crate::limits::MAX_PADDED_TOKENS;
-use crate::row::{Around, Row, RowEncoder};
+use crate::row::{Around, Row, RowEncoder, role};
+use crate::sides::{Sides, join_prompts};
 use crate::{Padding, RequestOptions, Side, TextError, TokenizeOptions, Truncation};
 
 /// A tokenizer with its options. Encoding and decoding need `&self` only.
@@ -21,6 +22,8 @@ pub struct TextTokenizer {
     pub(crate) unknown_token: Option<String>,
     /// Most tokens of a row; `None` means no limit.
     max_length: Option<usize>,
+    /// Queries and documents.
+    sides: Sides,
     truncation_side: Side,
     padding_side: Side,
     pad_id: i64,
@@ -34,7 +37,7 @@ pub struct Encoded {
     pub rows: usize,
     /// Tokens in each row, padding included.
     pub length: usize,
-    /// Tokens of all rows, special tokens included, padding not.
+    /// Tokens of all rows, special tokens included, padding and the tokens that fill queries up not.
     pub tokens: u64,
     /// Rows that were too long and lost tokens.
     pub truncated: u64,
@@ -54,6 +57,9 @@ pub struct Encoded {
     /// The attention mask with 0 for the tokens before the text: those of the prefix, and the special tokens before them
     /// where there is a prefix.
     pub pooling_mask: Vec<i64>,
+    /// 1 for tokens whose vectors are compared with those of other texts: the attention mask, with 1 for the tokens that fill a query
+    /// up, and 0 for those of the skip list.
+    pub scoring_mask: Vec<i64>,
     /// The token with which the output has to begin to be in the target language. `None` if no target language was
     /// given, or if the model gets it in another way.
     pub forced_bos_token_id: Option<i64>,
@@ -71,6 +77,7 @@ pub struct Extras {
     pub offsets: bool,
     pub special_tokens_mask: bool,
     pub pooling_mask: bool,
+    pub scoring_mask: bool,
     pub token_lists: bool,
     pub decoded: bool,
 }
@@ -99,8 +106,12 @@ impl TextTokenizer {
     /// Loads `tokenizer.json` or a SentencePiece model from `directory`, and `tokenizer_config.json` if it exists.
     /// Errors if the tokenizer cannot follow the options, so that this does not fail later at a text.
     pub fn load(directory: &Path, options: TokenizeOptions) -> Result<TextTokenizer, TextError> {
-        let files = Files::read(directory)?;
+        let mut files = Files::read(directory)?;
         let mut faults = Vec::new();
+        if options.prompts_as_tokens {
+            faults.extend(join_prompts(&mut files.core, options.prompts.values()).err());
+        }
+        let sides = Sides::new(&options, &files.core, files.mask_token, files.end_token, &mut faults);
         let max_length = options.max_length.map(NonZeroUsize::get).or(files.max_length);
         let mut tokenizer = TextTokenizer {
             encoder: RowEncoder {
@@ -110,6 +121,7 @@ impl TextTokenizer {
             },
             translation: files.translation,
             max_length,
+            sides,
             truncation_side: options.truncation_side.unwrap_or(files.truncation_side),
             padding_side: options.padding_side.unwrap_or(files.padding_side),
             pad_id: 0,
@@ -201,7 +213,9 @@ impl TextTokenizer {
         }
         let around = Around { offsets: extras.offsets || extras.token_lists, ..self.around(request)? };
         let row = |(index, &text)| self.encoder.encode_row(index, text, pairs.map(|p| p[index]), &around);
-        let rows: Vec<Row> = texts.iter().enumerate().map(row).collect::<Result<_, _>>()?;
+        let mut rows: Vec<Row> = texts.iter().enumerate().map(row).collect::<Result<_, _>>()?;
+        let tokens = rows.iter().map(|row| row.ids.len() as u64).sum();
+        rows.iter_mut().for_each(|row| self.sides.expand(around.role, row));
         let length = self.padded_length(&rows)?;
 
         let size = rows.len().checked_mul(length).filter(|&size| size <= MAX_PADDED_TOKENS);
@@ -209,7 +223,7 @@ impl TextTokenizer {
         let mut encoded = Encoded {
             rows: rows.len(),
             length,
-            tokens: rows.iter().map(|row| row.ids.len() as u64).sum(),
+            tokens,
             truncated: rows.iter().filter(|row| row.truncated).count() as u64,
             input_ids: Vec::with_capacity(size),
             attention_mask: Vec::with_capacity(size),
@@ -231,7 +245,13 @@ impl TextTokenizer {
                 encoded.decoded.push(self.decode(&row.ids, request.skip_special_tokens.unwrap_or(true))?);
             }
             encoded.extend(&row, left, right, prompt_tokens, extras);
-            extend_padded(&mut encoded.attention_mask, row.ids.iter().map(|_| 1), left, right, 0);
+            let texts = row.ids.len() - row.expansion;
+            let attended = (0..row.ids.len()).map(|position| i64::from(position < texts || row.attends));
+            extend_padded(&mut encoded.attention_mask, attended, left, right, 0);
+            if extras.scoring_mask {
+                let counted = row.ids.iter().map(|&id| i64::from(self.sides.counts(around.role, id)));
+                extend_padded(&mut encoded.scoring_mask, counted, left, right, 0);
+            }
             extend_padded(&mut encoded.input_ids, row.ids.into_iter().map(i64::from), left, right, self.pad_id);
             let type_ids = row.type_ids.into_iter().map(i64::from);
             extend_padded(&mut encoded.token_type_ids, type_ids, left, right, self.pad_type_id);
@@ -271,7 +291,8 @@ impl TextTokenizer {
     /// The prefix and special tokens around the texts of a request.
     fn around<'a>(&'a self, request: &RequestOptions<'a>) -> Result<Around<'a>, TextError> {
         let ours = |own: &'a Option<String>| own.as_deref();
-        let around = Around::new(&self.options, request, self.max_length, self.truncation_side)?;
+        let longest = self.sides.max_length(role(request), self.max_length);
+        let around = Around::new(&self.options, request, longest, self.truncation_side)?;
         let source = request.source_language.or(ours(&self.options.source_language));
         let target = request.target_language.or(ours(&self.options.target_language));
         let translation = self.translation.as_ref();

@@ -10,7 +10,7 @@ use crate::options::RequestOptions;
 pub struct SideInputs {
     /// The attention mask.
     pub attention: Option<String>,
-    /// The mask of the tokens that are pooled, if it differs from the attention mask.
+    /// The mask of the tokens that are pooled or compared, if it differs from the attention mask.
     pub pooling: Option<String>,
     /// See [`crate::ops::decode`].
     pub emitted: Option<String>,
@@ -30,7 +30,8 @@ pub struct SideInputs {
 /// request's options.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Side<'a> {
-    /// The mask of the tokens that count `[rows, length]`, INT64 or INT32: `pooling_mask`, or else the attention mask.
+    /// The mask of the tokens that count `[rows, length]`, INT64 or INT32: `pooling_mask` or `scoring_mask`, or else the
+    /// attention mask.
     pub mask: Option<&'a Tensor>,
     /// The attention mask, likewise: where texts begin and end.
     pub attention: Option<&'a Tensor>,
@@ -79,12 +80,15 @@ impl SideInputs {
                 "input_ids" => (&mut side.input_ids, Kind::Integer),
                 "offsets" => (&mut side.offsets, Kind::Integer),
                 "special_tokens_mask" => (&mut side.special_tokens_mask, Kind::Integer),
-                "pooling_mask" => (&mut side.pooling, Kind::Integer),
+                "pooling_mask" | "scoring_mask" => (&mut side.pooling, Kind::Integer),
                 _ => (&mut side.texts, Kind::Text),
             };
             kind.check(input)?;
             if let Some(first) = slot.replace(input.name.clone()) {
-                return Err(format!("inputs '{first}' and '{}' both hold texts, expected one", input.name));
+                return Err(format!(
+                    "inputs '{first}' and '{}' are for the same use, expected one of them",
+                    input.name
+                ));
             }
         }
         let mut integers = left.iter().filter(|input| Kind::Integer.is(input));

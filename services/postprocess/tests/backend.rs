@@ -285,5 +285,5 @@ fn entities_need_their_inputs_and_two_inputs_of_texts_are_one_too_many() {
     let few = config("entities:simple", &[tokens, ids, &text("TEXT")], &[entities]) + labels;
     assert!(fault(&few).contains("does not declare: 'offsets', 'special_tokens_mask'"), "{}", fault(&few));
     let two = config("entities:simple", &[tokens, ids, &text("A"), &text("B")], &[entities]) + labels;
-    assert!(fault(&two).contains("inputs 'A' and 'B' both hold texts"), "{}", fault(&two));
+    assert!(fault(&two).contains("inputs 'A' and 'B' are for the same use"), "{}", fault(&two));
 }

@@ -166,6 +166,7 @@ fn tensor(encoded: &mut Encoded, declared: &Declared, batches: bool) -> Result<T
         Output::Offsets => std::mem::take(&mut encoded.offsets),
         Output::SpecialTokensMask => std::mem::take(&mut encoded.special_tokens_mask),
         Output::PoolingMask => std::mem::take(&mut encoded.pooling_mask),
+        Output::ScoringMask => std::mem::take(&mut encoded.scoring_mask),
         Output::Tokens | Output::DecodedText => Vec::new(),
         Output::ForcedBosTokenId => vec![encoded.forced_bos_token_id.unwrap_or(NO_TOKEN); encoded.rows],
     };

@@ -15,6 +15,7 @@ pub(crate) enum Output {
     Offsets,
     SpecialTokensMask,
     PoolingMask,
+    ScoringMask,
     ForcedBosTokenId,
     Tokens,
     DecodedText,
@@ -52,7 +53,7 @@ pub(crate) struct Pairs {
 // === impl Output ===
 
 impl Output {
-    const ALL: [Output; 10] = [
+    const ALL: [Output; 11] = [
         Output::InputIds,
         Output::AttentionMask,
         Output::TokenTypeIds,
@@ -60,6 +61,7 @@ impl Output {
         Output::Offsets,
         Output::SpecialTokensMask,
         Output::PoolingMask,
+        Output::ScoringMask,
         Output::ForcedBosTokenId,
         Output::Tokens,
         Output::DecodedText,
@@ -78,6 +80,7 @@ impl Output {
             Output::Offsets => "offsets",
             Output::SpecialTokensMask => "special_tokens_mask",
             Output::PoolingMask => "pooling_mask",
+            Output::ScoringMask => "scoring_mask",
             Output::ForcedBosTokenId => "forced_bos_token_id",
             Output::Tokens => "tokens",
             Output::DecodedText => "decoded_text",
@@ -174,6 +177,7 @@ impl Schema {
             offsets: has(Output::Offsets),
             special_tokens_mask: has(Output::SpecialTokensMask),
             pooling_mask: has(Output::PoolingMask),
+            scoring_mask: has(Output::ScoringMask),
             token_lists: has(Output::Tokens),
             decoded: has(Output::DecodedText),
         }

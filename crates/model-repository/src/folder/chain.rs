@@ -5,6 +5,7 @@ use super::described::Files;
 use super::files::{Json, Reader};
 use super::graphs::GraphFile;
 use super::head::{self, Activation};
+use super::heads;
 use super::modules::{Module, ModuleKind, Pooling};
 use super::onnx::GraphTensor;
 use super::origin::Derived;
@@ -44,7 +45,8 @@ pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &Files, file: &G
     let steps: Vec<_> = files.modules.iter().flatten().filter(|module| after(&module.step)).collect();
     let excludes_prompt =
         steps.iter().any(|module| matches!(&module.step, ModuleKind::Pooling(pooling) if !pooling.include_prompt));
-    let pooled = file.pooled().filter(|_| task == Task::Embed && !(excludes_prompt && file.tokens().is_some()));
+    let needs_tokens = excludes_prompt || heads::are_there(reader);
+    let pooled = file.pooled().filter(|_| task == Task::Embed && !(needs_tokens && file.tokens().is_some()));
     match pooled {
         Some(output) => {
             if excludes_prompt {
@@ -145,7 +147,7 @@ pub(super) fn token_chain(
                 format!("layer_norm:{}", folder.trim_end_matches('/'))
             }
             ModuleKind::Normalize => "normalize".to_owned(),
-            ModuleKind::Mask => "mask".to_owned(),
+            ModuleKind::Mask { .. } => "mask".to_owned(),
             ModuleKind::Splade { .. } | ModuleKind::Transformer { .. } | ModuleKind::Static { .. } => continue,
         };
         ops.push(Derived::from(op, module.place.clone()));

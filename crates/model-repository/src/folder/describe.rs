@@ -9,6 +9,8 @@ use super::classifier::Head;
 use super::described::Files;
 use super::files::{Json, Reader};
 use super::graphs::{self, GraphFile};
+use super::heads;
+use super::late::{self, Late};
 use super::modules::{self, ModuleKind};
 use super::onnx::GraphTensor;
 use super::origin::Derived;
@@ -38,12 +40,13 @@ pub struct FolderDescription {
     pub(crate) labels: Option<Derived<Vec<String>>>,
     pub(crate) problem: Option<Derived<&'static str>>,
     pub(crate) prompts: Prompts,
-    /// Parts of the model that its folder holds in a form that is not read.
+    /// How queries and documents are treated, for models with a vector for each token.
+    pub(crate) late: Late,
+    /// Further results that are made of the same states.
+    pub(crate) heads: Vec<heads::Head>,
+    /// Files of such results that the graph gives no states for.
     pub(crate) unserved: Option<Derived<String>>,
 }
-
-/// Heads of BGE-M3 for sparse and multi-vector results. Its library keeps them as pickles beside the graph of the dense one.
-const PICKLED_HEADS: [&str; 2] = ["sparse_linear.pt", "colbert_linear.pt"];
 
 /// The way in which the model is executed.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,8 +80,9 @@ impl FolderDescription {
 }
 
 pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
-    let modules = modules::read(reader);
+    let mut modules = modules::read(reader);
     let own = reader.json("config_sentence_transformers.json");
+    late::complete(own.as_ref(), &mut modules);
     let base = modules::base(modules.as_deref());
     if modules.is_some() && base.is_none() {
         reader.fault("modules.json lists no Transformer, MLMTransformer or StaticEmbedding, of which it needs one");
@@ -88,7 +92,19 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     let files = Files { config, own, modules };
     let mut purpose = task::purpose(reader, files.modules.as_deref(), files.own.as_ref(), &files.config, &folder);
     let tokenizer = tokenizer::read(reader, &folder, &files.config, purpose.is_static);
-    let prompts = tokenizer::prompts(reader, files.own.as_ref());
+    let mut prompts = tokenizer::prompts(reader, files.own.as_ref());
+    let (own, modules) = (files.own.as_ref(), files.modules.as_deref());
+    let late = late::read(reader, purpose.task.value, &folder, own, modules, &mut prompts);
+    late.lengths().for_each(|length| tokenizer::check_length(reader, &length, &files.config));
+    if modules.is_none() && architecture(&files.config) == "HF_ColBERT" {
+        reader.fault(format_args!(
+            "{0}: architectures is HF_ColBERT, whose projection and markers only the library of ColBERT reads; save it with \
+             sentence-transformers: python -c \"from sentence_transformers import MultiVectorEncoder as M; \
+             M('{1}').save('{1}-st')\"",
+            files.config.file,
+            reader.root().display()
+        ));
+    }
 
     if reader.precision() != Precision::Exact && (purpose.is_static || purpose.task.value == Task::Generate) {
         reader.fault(format_args!(
@@ -116,6 +132,21 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         Task::Sparse => sparse(reader, &files, &file),
         _ => scores(reader, &purpose, &files, &file, &head),
     };
+    let (mut late, mut heads, mut unserved) = (late, Vec::new(), None);
+    if let (Task::Embed, Some(output)) = (purpose.task.value, &chain.output)
+        && heads::are_there(reader)
+    {
+        match output.value.width().filter(|_| output.value.rank() == Some(3)) {
+            Some(width) => heads = heads::read(reader, &tokenizer, width),
+            None => {
+                let there: Vec<_> = heads::files().filter(|file| reader.has(file)).collect();
+                let why =
+                    format!("{} gives no vectors of tokens; export it with --task feature-extraction", file.file.value);
+                unserved = Some(Derived::from(there.join(", "), why));
+            }
+        }
+        late = heads::late(&heads, &tokenizer);
+    }
     let width = chain.width;
     if width.is_none() {
         reader.fault(format_args!(
@@ -135,22 +166,21 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         labels: head.labels,
         problem: head.problem.map(|problem| problem.map(|(name, _)| name)),
         prompts,
-        unserved: unserved(reader),
+        late,
+        heads,
+        unserved,
     })
 }
 
-/// The heads that lie beside the graph and are not served.
-fn unserved(reader: &Reader<'_>) -> Option<Derived<String>> {
-    let there: Vec<_> = PICKLED_HEADS.into_iter().filter(|file| reader.has(file)).collect();
-    let why =
-        "pickles of torch, which are not read; a graph with outputs of its own for them is served by a repository";
-    (!there.is_empty()).then(|| Derived::from(there.join(", "), why))
+/// The first of the architectures that config.json names.
+fn architecture(config: &Json) -> &str {
+    config.get("architectures").and_then(|list| list.get(0)?.as_str()).unwrap_or_default()
 }
 
 /// A masked language model without `modules.json` is SPLADE if its graph gives logits over the vocabulary, as
 /// sentence-transformers takes it.
 fn guess_sparse(purpose: &mut Purpose, files: &Files, file: &GraphFile) {
-    let architecture = files.config.get("architectures").and_then(|list| list.get(0)?.as_str()).unwrap_or_default();
+    let architecture = architecture(&files.config);
     let gives_tokens = ["last_hidden_state", "token_embeddings"].iter().any(|name| file.graph.output(name).is_some());
     if purpose.task.value == Task::Embed
         && files.modules.is_none()
@@ -277,7 +307,9 @@ fn static_model(
         labels: None,
         problem: None,
         prompts,
-        unserved: unserved(reader),
+        late: Late::default(),
+        heads: Vec::new(),
+        unserved: None,
     })
 }
 
@@ -320,6 +352,8 @@ fn generation(
         labels: None,
         problem: None,
         prompts,
-        unserved: unserved(reader),
+        late: Late::default(),
+        heads: Vec::new(),
+        unserved: None,
     })
 }

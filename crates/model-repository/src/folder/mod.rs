@@ -16,6 +16,8 @@ mod export;
 mod files;
 mod graphs;
 mod head;
+mod heads;
+mod late;
 mod modules;
 mod needed;
 mod onnx;
@@ -24,10 +26,12 @@ mod place;
 mod precision;
 mod repository;
 mod safetensors;
+mod stored_zip;
 mod table;
 mod task;
 mod text;
 mod tokenizer;
+mod torch_file;
 
 use std::path::{Path, PathBuf};
 

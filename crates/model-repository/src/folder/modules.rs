@@ -7,8 +7,12 @@ use serde_json::{Map, Value};
 use super::files::{Json, Reader, kind};
 use super::origin::Derived;
 use super::safetensors;
+use super::torch_file;
 
 const MODULES: &str = "modules.json";
+
+/// The weights of a module as older folders have them.
+pub(super) const TORCH_WEIGHTS: &str = "pytorch_model.bin";
 
 /// The names that the transformer's own file has had.
 pub(crate) const TRANSFORMER_CONFIGS: [&str; 7] = [
@@ -66,8 +70,12 @@ pub(crate) enum ModuleKind {
     Splade {
         argument: Derived<String>,
     },
-    /// Zeroes the vectors of padding.
-    Mask,
+    /// Zeroes the vectors of padding, and of tokens that are not compared.
+    Mask {
+        skiplist_words: Option<Derived<Vec<String>>>,
+        /// The sides that the words are for.
+        skiplist_tasks: Option<Derived<Vec<String>>>,
+    },
 }
 
 /// How one vector is made of many.
@@ -263,13 +271,22 @@ fn weights(reader: &Reader<'_>, folder: &str) -> Option<Vec<(String, Vec<i64>)>>
     let file = format!("{folder}model.safetensors");
     match safetensors::shapes(&reader.path(&file)) {
         Ok(shapes) => Some(shapes.into_iter().collect()),
-        Err(_) if !reader.has(&file) && reader.has(&format!("{folder}pytorch_model.bin")) => {
-            reader.fault(format_args!(
-                "{folder} holds its weights as pytorch_model.bin only; write them as model.safetensors: python -c \"from \
-                 sentence_transformers import SentenceTransformer as S; S('{0}').save('{0}')\"",
-                reader.root().display()
-            ));
-            None
+        Err(_) if !reader.has(&file) && reader.has(&format!("{folder}{TORCH_WEIGHTS}")) => {
+            let file = format!("{folder}{TORCH_WEIGHTS}");
+            let shape = |(name, tensor): (String, torch_file::TorchTensor)| {
+                (name, tensor.shape.iter().map(|&size| size as i64).collect())
+            };
+            match torch_file::read(&reader.path(&file)) {
+                Ok(tensors) => Some(tensors.into_iter().map(shape).collect()),
+                Err(reason) => {
+                    reader.fault(format_args!(
+                        "{file} cannot be read: {reason}; or write model.safetensors: python -c \"from sentence_transformers import \
+                         SentenceTransformer as S; S('{0}').save('{0}')\"",
+                        reader.root().display()
+                    ));
+                    None
+                }
+            }
         }
         Err(error) => {
             reader.fault(format_args!("{file} cannot be read: {error}"));
@@ -299,16 +316,32 @@ fn splade(reader: &Reader<'_>, folder: &str) -> Option<ModuleKind> {
 
 fn mask(reader: &Reader<'_>, folder: &str) -> Option<ModuleKind> {
     let json = config(reader, folder)?;
-    for key in ["skiplist_words", "keep_only_token_ids"] {
-        if json.get(key).is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty())) {
-            let instead = match key {
-                "skiplist_words" => "write [] to index the vectors of all tokens, punctuation too",
-                _ => "it is for tokens of images; remove it",
-            };
-            reader.fault(format_args!("{}: {key} leaves out tokens, which is not supported; {instead}", json.file));
-        }
+    const KEEP: &str = "keep_only_token_ids";
+    if json.get(KEEP).is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty())) {
+        let file = &json.file;
+        reader.fault(format_args!("{file}: {KEEP} is for tokens of images, which are not supported; remove it"));
     }
-    Some(ModuleKind::Mask)
+    let list = |key: &str| words(reader, &json.file, key, json.get(key)?);
+    let skiplist_tasks = list("skiplist_tasks");
+    if let Some(tasks) = &skiplist_tasks
+        && let Some(other) = tasks.value.iter().find(|task| !["query", "document"].contains(&task.as_str()))
+    {
+        reader.fault(format_args!("{} has '{other}', expected query and document", tasks.origin));
+    }
+    Some(ModuleKind::Mask { skiplist_words: list("skiplist_words"), skiplist_tasks })
+}
+
+/// A list of texts, or one text alone.
+pub(crate) fn words(reader: &Reader<'_>, file: &str, key: &str, found: &Value) -> Option<Derived<Vec<String>>> {
+    let list = match found {
+        Value::String(word) => Some(vec![word.clone()]),
+        Value::Array(list) => list.iter().map(|word| word.as_str().map(str::to_owned)).collect(),
+        _ => None,
+    };
+    if list.is_none() {
+        reader.fault(format_args!("{file}: {key} is {}, expected a list of texts", kind(found)));
+    }
+    list.map(|list| Derived::field(list, file, key))
 }
 
 /// The transformer's own file, under any of its names; if the folder has two, they have to agree.

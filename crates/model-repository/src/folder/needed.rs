@@ -7,6 +7,7 @@ use super::MARKS;
 use super::described::Files;
 use super::files::Reader;
 use super::graphs::{self, Choice};
+use super::heads;
 use super::modules;
 use super::onnx::Graph;
 use super::precision::Precision;
@@ -129,6 +130,7 @@ fn of_folder(local: &Path, listed: &[&str], precision: Precision) -> Result<Vec<
         needed.extend(parts);
         return Ok(needed);
     }
+    needed.extend(heads::files().filter(|file| listed.contains(file)).map(str::to_owned));
     let graphs: Vec<String> = [format!("{folder}onnx/"), folder.clone()]
         .iter()
         .flat_map(|place| listed.iter().filter(move |name| is_in(name, place) && name.ends_with(".onnx")))

@@ -8,6 +8,7 @@ use std::path::Path;
 use crate::RepositoryError;
 
 use super::repository::DerivedModel;
+use super::torch_file;
 
 /// How the files of a model folder come into a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +48,9 @@ pub fn place(
         fs::write(&config, &model.config).map_err(cannot(&config))?;
         for (name, text) in &model.texts {
             let path = folder.join(name);
+            if let Some(parent) = path.parent() {
+                fs::create_dir_all(parent).map_err(cannot(parent))?;
+            }
             fs::write(&path, text).map_err(cannot(&path))?;
         }
         for (name, source) in &model.files {
@@ -55,6 +59,15 @@ pub fn place(
                 fs::create_dir_all(parent).map_err(cannot(parent))?;
             }
             bring(&root.join(source), &target, placement).map_err(cannot(&target))?;
+        }
+        for (name, source) in &model.converted {
+            let target = version.join(name);
+            if let Some(parent) = target.parent() {
+                fs::create_dir_all(parent).map_err(cannot(parent))?;
+            }
+            let converted = torch_file::to_safetensors(&root.join(source));
+            let converted = converted.map_err(|reason| io::Error::other(format!("{source} cannot be read: {reason}")));
+            fs::write(&target, converted.map_err(cannot(&target))?).map_err(cannot(&target))?;
         }
     }
     Ok(())

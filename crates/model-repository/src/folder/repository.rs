@@ -9,6 +9,8 @@ use serde_json::json;
 use trireme_inference::DataType;
 
 use super::describe::{Executor, FolderDescription};
+use super::heads::Head;
+use super::modules::TORCH_WEIGHTS;
 use super::origin::Derived;
 use super::task::Task;
 use super::text::{Tensor, Text};
@@ -32,8 +34,10 @@ pub struct DerivedModel {
     pub config: String,
     /// The files of its version folder: path there to path within the model folder.
     pub files: BTreeMap<String, String>,
-    /// Further texts beside config.pbtxt, by name.
+    /// Further texts beside config.pbtxt, by their paths from there.
     pub texts: BTreeMap<String, String>,
+    /// Files of the version folder that are made of files that torch has saved: path there to path within the model folder.
+    pub converted: BTreeMap<String, String>,
 }
 
 /// The tensors that travel between the steps.
@@ -50,6 +54,16 @@ struct Wiring {
     side: Vec<Tensor>,
     /// The outputs of the whole chain.
     outputs: Vec<Tensor>,
+    /// Further chains on the model's output.
+    branches: Vec<Branch>,
+}
+
+/// A step that makes a further result of the model's output.
+struct Branch {
+    /// The name of its model, behind the folder's.
+    suffix: &'static str,
+    side: Vec<Tensor>,
+    outputs: Vec<Tensor>,
 }
 
 // === impl FolderDescription ===
@@ -58,12 +72,14 @@ impl FolderDescription {
     /// The models that serve the folder under `name`: the ensemble first, then its steps.
     pub fn models(&self, name: &str) -> Vec<DerivedModel> {
         let wiring = Wiring::of(self);
-        vec![
+        let steps = vec![
             self.ensemble(name, &wiring),
             self.tokenizer(name, &wiring),
             self.model(name, &wiring),
             self.postprocess(name, &wiring),
-        ]
+        ];
+        let branches = self.heads.iter().zip(&wiring.branches);
+        steps.into_iter().chain(branches.map(|(head, branch)| head_model(name, &wiring, head, branch))).collect()
     }
 
     fn ensemble(&self, name: &str, wiring: &Wiring) -> DerivedModel {
@@ -75,11 +91,15 @@ impl FolderDescription {
         text.blank();
         text.tensors("input", &wiring.texts);
         // The file of labels lies beside the step that reads it.
-        let outputs: Vec<_> =
-            wiring.outputs.iter().map(|output| Tensor { label_file: None, ..output.clone() }).collect();
+        let all = wiring.outputs.iter().chain(wiring.branches.iter().flat_map(|branch| &branch.outputs));
+        let outputs: Vec<_> = all.map(|output| Tensor { label_file: None, ..output.clone() }).collect();
         text.tensors("output", &outputs);
         text.blank();
-        text.derived("task", Some(&self.task.clone().map(Task::name)));
+        let heads: Vec<&str> = self.heads.iter().map(|head| head.file).collect();
+        let tasks: Vec<&str> =
+            std::iter::once(self.task.value).chain(self.heads.iter().map(|head| head.task)).map(Task::name).collect();
+        let origin = [self.task.origin.as_str()].into_iter().chain(heads).collect::<Vec<_>>().join("; ");
+        text.parameter("task", &tasks.join(", "), &origin);
         if let Some(labels) = &self.labels {
             text.parameter("labels", &json!(labels.value).to_string(), &labels.origin);
         }
@@ -87,7 +107,7 @@ impl FolderDescription {
         self.prompt_parameters(&mut text);
         text.derived("query_prompt", self.prompts.first(&["query"]).as_ref());
         text.derived("document_prompt", self.prompts.first(&["document", "passage", "corpus"]).as_ref());
-        if wiring.outputs.iter().all(|output| output.dims.iter().skip(1).all(|&dim| dim > 0)) {
+        if outputs.iter().all(|output| output.dims.iter().skip(1).all(|&dim| dim > 0)) {
             text.blank();
             text.line("# A request of more texts is cut into parts of this many, of like length, which run on all workers there are.", "");
             text.parameter("max_rows_per_message", ROWS_PER_MESSAGE, "");
@@ -100,8 +120,13 @@ impl FolderDescription {
         let result = vec![(wiring.result.name.clone(), wiring.carried())];
         text.step(&format!("{name}_tokenizer"), &same(&wiring.texts), &same(&wiring.tokens), false);
         text.step(&format!("{name}_model"), &same(&wiring.inputs), &result, false);
-        let taken = [result, same(&wiring.side)].concat();
-        text.step(&format!("{name}_postprocess"), &taken, &same(&wiring.outputs), true);
+        let taken = |side: &[Tensor]| [result.clone(), same(side)].concat();
+        let last = wiring.branches.is_empty();
+        text.step(&format!("{name}_postprocess"), &taken(&wiring.side), &same(&wiring.outputs), last);
+        for (index, branch) in wiring.branches.iter().enumerate() {
+            let last = index + 1 == wiring.branches.len();
+            text.step(&format!("{name}_{}", branch.suffix), &taken(&branch.side), &same(&branch.outputs), last);
+        }
         text.line("  ]", "");
         text.line("}", "");
         DerivedModel::new(name.to_owned(), text)
@@ -141,6 +166,12 @@ impl FolderDescription {
         text.derived("max_characters", self.tokenizer.max_characters.as_ref());
         text.derived("add_special_tokens", self.special_tokens.as_ref());
         self.prompt_parameters(&mut text);
+        text.derived("prompts_as_tokens", self.late.prompts_as_tokens.as_ref());
+        text.derived("query_length", self.late.query_length.as_ref());
+        text.derived("document_length", self.late.document_length.as_ref());
+        text.derived("query_expansion", self.late.query_expansion.as_ref());
+        text.derived("skiplist_words", self.late.skiplist_words.as_ref());
+        text.derived("skiplist_tasks", self.late.skiplist_tasks.as_ref());
         text.blank();
         text.line("instance_group [ { count: 1 kind: KIND_CPU } ]", "");
         DerivedModel { files: self.tokenizer_files(), ..DerivedModel::new(name, text) }
@@ -248,8 +279,13 @@ impl FolderDescription {
         let mut model = DerivedModel::new(name, text);
         for op in &self.ops {
             if let Some((_, folder)) = op.value.split_once(':').filter(|(op, _)| ["dense", "layer_norm"].contains(op)) {
-                let files = ["config.json", "model.safetensors"].map(|file| format!("{folder}/{file}"));
-                model.files.extend(files.map(|file| (file.clone(), file)));
+                let [config, weights] = ["config.json", "model.safetensors"].map(|file| format!("{folder}/{file}"));
+                model.files.insert(config.clone(), config);
+                if self.root.join(&weights).is_file() {
+                    model.files.insert(weights.clone(), weights);
+                } else {
+                    model.converted.insert(weights, format!("{folder}/{TORCH_WEIGHTS}"));
+                }
             }
         }
         if matches!(self.task.value, Task::Generate | Task::TokenClassify) {
@@ -266,11 +302,40 @@ impl FolderDescription {
     }
 }
 
+/// The model that makes a head's result.
+fn head_model(name: &str, wiring: &Wiring, head: &Head, branch: &Branch) -> DerivedModel {
+    let name = format!("{name}_{}", branch.suffix);
+    let what = format!("What the model makes of a text, to what {} makes of it.", head.file);
+    let mut text = Text::new(&what, &name, ("backend", "postprocess"));
+    text.blank();
+    text.tensors("input", &[std::slice::from_ref(&wiring.result), &branch.side].concat());
+    text.tensors("output", &branch.outputs);
+    text.blank();
+    for op in &head.ops {
+        text.line(&format!("# {}: {}", op.value, op.origin), "");
+    }
+    let ops = head.ops.iter().map(|op| op.value.as_str()).collect::<Vec<_>>().join(", ");
+    text.parameter("ops", &ops, "");
+    text.blank();
+    text.line("instance_group [ { count: 1 kind: KIND_CPU } ]", "");
+    let mut model = DerivedModel::new(name, text);
+    let folder = head.folder();
+    model.texts.insert(format!("1/{folder}/config.json"), head.config.clone());
+    model.converted.insert(format!("{folder}/model.safetensors"), head.file.to_owned());
+    model
+}
+
 // === impl DerivedModel ===
 
 impl DerivedModel {
     fn new(name: String, text: Text) -> DerivedModel {
-        DerivedModel { name, config: text.finish(), files: BTreeMap::new(), texts: BTreeMap::new() }
+        DerivedModel {
+            name,
+            config: text.finish(),
+            files: BTreeMap::new(),
+            texts: BTreeMap::new(),
+            converted: BTreeMap::new(),
+        }
     }
 }
 
@@ -306,7 +371,9 @@ impl Wiring {
         };
         let side = side(description);
         let mut given: Vec<Tensor> = inputs.iter().map(|input| Tensor { optional: false, ..input.clone() }).collect();
-        for tensor in side.iter().filter(|tensor| tensor.data_type != STRING) {
+        let branches: Vec<Branch> = description.heads.iter().map(|head| Branch::of(description, head)).collect();
+        let beside = side.iter().chain(branches.iter().flat_map(|branch| &branch.side));
+        for tensor in beside.filter(|tensor| tensor.data_type != STRING) {
             if !given.iter().any(|given| given.name == tensor.name) {
                 given.push(tensor.clone());
             }
@@ -318,7 +385,15 @@ impl Wiring {
             Task::Classify => [texts, vec![pair.optional()]].concat(),
             _ => texts,
         };
-        Wiring { texts, tokens: given, inputs, result, side, outputs: outputs(description) }
+        Wiring {
+            texts,
+            tokens: given,
+            inputs,
+            result,
+            side,
+            outputs: outputs(description.task.value, &description.width),
+            branches,
+        }
     }
 
     /// The ensemble's name for the model's output, which must differ from the names of all other tensors.
@@ -337,18 +412,42 @@ fn loose(mut dims: Vec<i64>) -> Vec<i64> {
     dims
 }
 
+// === impl Branch ===
+
+impl Branch {
+    fn of(description: &FolderDescription, head: &Head) -> Branch {
+        let attention = || tokens(description, "attention_mask");
+        let (suffix, side) = match head.task {
+            Task::Sparse => ("sparse", vec![attention(), tokens(description, "input_ids")]),
+            _ if description.late.scores_apart() => ("multi_vector", vec![scoring_mask()]),
+            _ => ("multi_vector", vec![attention()]),
+        };
+        let width = Derived::from(head.width, format!("{}: weight", head.file));
+        Branch { suffix, side, outputs: outputs(head.task, &width) }
+    }
+}
+
+fn scoring_mask() -> Tensor {
+    Tensor::new("scoring_mask", INT64, &[-1, -1]).origin("the tokens whose vectors are compared")
+}
+
+/// An output of the tokenizer that the graph may take, too.
+fn tokens(description: &FolderDescription, name: &str) -> Tensor {
+    let own = match &description.executor {
+        Executor::Onnx { file, .. } => file.graph.input(name).and_then(|input| input.datatype),
+        _ => None,
+    };
+    Tensor::new(name, own.unwrap_or(DataType::Int64).config_name(), &[-1, -1])
+}
+
 /// The inputs that a chain's ops need beside the data.
 fn side(description: &FolderDescription) -> Vec<Tensor> {
-    let tokens = |name: &str| {
-        let own = match &description.executor {
-            Executor::Onnx { file, .. } => file.graph.input(name).and_then(|input| input.datatype),
-            _ => None,
-        };
-        Tensor::new(name, own.unwrap_or(DataType::Int64).config_name(), &[-1, -1])
-    };
+    let tokens = |name: &str| tokens(description, name);
     let uses_mask = |op: &Derived<String>| ["pool:", "mask", "splade"].iter().any(|name| op.value.starts_with(name));
     let mut side = Vec::new();
-    if description.ops.iter().any(uses_mask) {
+    if description.task.value == Task::MultiVector && description.late.scores_apart() {
+        side.push(scoring_mask());
+    } else if description.ops.iter().any(uses_mask) {
         side.push(tokens("attention_mask"));
     }
     if description.excludes_prompt {
@@ -365,9 +464,10 @@ fn side(description: &FolderDescription) -> Vec<Tensor> {
     side
 }
 
-fn outputs(description: &FolderDescription) -> Vec<Tensor> {
-    let Derived { value: width, origin } = &description.width;
-    match description.task.value {
+/// The outputs of a task, for results of this width.
+fn outputs(task: Task, width: &Derived<i64>) -> Vec<Tensor> {
+    let Derived { value: width, origin } = width;
+    match task {
         Task::Embed => vec![Tensor::new("sentence_embedding", FP32, &[-1, *width]).origin(origin)],
         Task::Sparse => {
             vec![Tensor::new("sparse_indices", INT64, &[-1, -1]), Tensor::new("sparse_values", FP32, &[-1, -1])]

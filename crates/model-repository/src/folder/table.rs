@@ -49,6 +49,17 @@ impl FolderDescription {
         if let Some(special) = &self.special_tokens {
             rows.push(Row::new("tokenizer", "add_special_tokens", special.clone()));
         }
+        let late = &self.late;
+        let lengths = [("query_length", &late.query_length), ("document_length", &late.document_length)];
+        rows.extend(
+            lengths.into_iter().filter_map(|(what, length)| Some(Row::new("tokenizer", what, length.clone()?))),
+        );
+        let lists = [
+            ("query_expansion", &late.query_expansion),
+            ("skiplist_words", &late.skiplist_words),
+            ("skiplist_tasks", &late.skiplist_tasks),
+        ];
+        rows.extend(lists.into_iter().filter_map(|(what, list)| Some(Row::new("tokenizer", what, list.clone()?))));
         match &self.executor {
             Executor::Onnx { file, output } => {
                 rows.push(Row::new("model", "graph", file.file.clone()));

@@ -8,6 +8,9 @@ use super::origin::Derived;
 
 pub(crate) use crate::task::Task;
 
+/// The value of `model_type` in folders of PyLate.
+pub(super) const PYLATE: &str = "ColBERT";
+
 /// A task, and two facts that its files give with it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Purpose {
@@ -45,13 +48,17 @@ pub(crate) fn purpose(
     let plain = |task| Purpose { task, cross_encoder: false, is_static: false };
     let find = |wanted: fn(&ModuleKind) -> bool| modules.into_iter().flatten().find(|module| wanted(&module.step));
     let by_module = |module: &Module, task| plain(Derived::from(task, format!("{}.type", module.place)));
+    let is_pylate = own.filter(|own| own.get("model_type").is_some_and(|kind| kind == PYLATE));
+    if let Some(own) = is_pylate {
+        return plain(Derived::field(Task::MultiVector, &own.file, "model_type"));
+    }
     if let Some(module) = find(|step| matches!(step, ModuleKind::Static { .. })) {
         return Purpose { is_static: true, ..by_module(module, Task::Embed) };
     }
     if let Some(module) = find(|step| matches!(step, ModuleKind::Splade { .. })) {
         return by_module(module, Task::Sparse);
     }
-    if let Some(module) = find(|step| matches!(step, ModuleKind::Mask)) {
+    if let Some(module) = find(|step| matches!(step, ModuleKind::Mask { .. })) {
         return by_module(module, Task::MultiVector);
     }
     if let Some(module) = find(|step| matches!(step, ModuleKind::Pooling(_))) {

@@ -441,9 +441,49 @@ fn what_is_not_supported_is_named_all_together() {
 fn heads_in_pickles_are_named() {
     let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "cls"}))]);
     write(folder.path(), "sparse_linear.pt", b"");
+    let found = faults(&folder);
+    assert!(found[0].starts_with("sparse_linear.pt cannot be read: it is no ZIP archive"), "{found:?}");
+    // A graph that pools gives no states for them.
+    write(folder.path(), "onnx/model.onnx", &onnx(&IDS, &[("sentence_embedding", &[-1, 8])]));
     let table = FolderDescription::read(folder.path(), Precision::Exact).unwrap().table();
     let row = table.iter().find(|row| row.what == "not served").expect("a line of its own");
-    assert!(row.value == "sparse_linear.pt" && row.origin.starts_with("pickles of torch"), "{row:?}");
+    assert!(row.value == "sparse_linear.pt" && row.origin.contains("gives no vectors of tokens"), "{row:?}");
+}
+
+#[test]
+fn queries_and_documents_of_late_interaction() {
+    let expansion = json!({"strategy": "fixed", "attend": false, "token": null, "length": 24});
+    let transformer = json!({"query_expansion": expansion, "document_length": 40});
+    let mask = json!({"skiplist_words": [".", ","], "skiplist_tasks": ["document"], "keep_only_token_ids": null});
+    let modules = [TRANSFORMER, ("sentence_transformers.x.MultiVectorMask", "1_MultiVectorMask")];
+    let files = [("sentence_bert_config.json", transformer), ("1_MultiVectorMask/config.json", mask)];
+    let [ensemble, tokenizer, _, postprocess] = configs(&encoder(&modules, &files)).try_into().unwrap();
+    let parameter = |name: &str| tokenizer.parameters.get(name).map(String::as_str).unwrap_or_default();
+    assert_eq!(parameter("query_expansion"), r#"{"attend":false,"length":24,"strategy":"fixed"}"#);
+    assert_eq!((parameter("document_length"), parameter("query_length")), ("40", ""));
+    assert_eq!((parameter("skiplist_words"), parameter("skiplist_tasks")), (r#"[".",","]"#, r#"["document"]"#));
+    assert_eq!(parameter("prompts"), r#"{"document":"","query":""}"#);
+    assert_eq!(ensemble.parameters["query_prompt"], "query");
+    assert_eq!(names(postprocess.inputs.iter().map(|input| &input.name)), ["last_hidden_state", "scoring_mask"]);
+
+    let long = [("sentence_bert_config.json", json!({"document_length": 65})), files[1].clone()];
+    let found = faults(&encoder(&modules, &long));
+    let words = "sentence_bert_config.json: document_length is 65, but config.json: max_position_embeddings allows 64";
+    assert_eq!(found, [words]);
+}
+
+#[test]
+fn folders_of_pylate() {
+    let own = json!({"model_type": "ColBERT", "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 24});
+    let folder = encoder(&[TRANSFORMER], &[("config_sentence_transformers.json", own)]);
+    let [_, tokenizer, _, postprocess] = configs(&folder).try_into().unwrap();
+    assert_eq!(tokenizer.parameters["prompts"], r#"{"document":"[D] ","query":"[Q] "}"#);
+    assert_eq!(tokenizer.parameters["query_expansion"], r#"{"attend":false,"length":24,"strategy":"fixed"}"#);
+    assert_eq!(tokenizer.parameters["prompts_as_tokens"], "true");
+    assert!(!tokenizer.parameters.contains_key("query_length"));
+    let words: Vec<String> = serde_json::from_str(&tokenizer.parameters["skiplist_words"]).unwrap();
+    assert!(words.len() == 32 && words.contains(&"!".to_owned()), "{words:?}");
+    assert_eq!(postprocess.parameters["ops"], "mask, normalize");
 }
 
 /// A note in an ONNX file's metadata.

@@ -77,6 +77,10 @@ pub(crate) struct Tokenizer {
     pub(crate) highest: Option<Derived<i64>>,
     /// The id of the token for unknown input, where `tokenizer.json` gives it.
     pub(crate) unknown: Option<Derived<i64>>,
+    /// The token at the beginning of each row, `cls_token`.
+    pub(crate) first: Option<Derived<String>>,
+    /// The ids of the tokens `cls_token`, `eos_token`, `pad_token` and `unk_token`.
+    pub(crate) special: Vec<i64>,
 }
 
 /// The texts that go before others, by name.
@@ -102,14 +106,6 @@ pub(crate) fn read(reader: &Reader<'_>, folder: &str, model: &Json, is_static: b
     let config = reader.json_or_empty(&format!("{folder}tokenizer_config.json"));
     let vocabulary = json.as_ref().map(Vocabulary::of);
     let own = modules::transformer_config(reader, folder);
-    for key in ["query_expansion", "query_length", "document_length"] {
-        if let Some(own) = own.as_ref().filter(|own| own.get(key).is_some()) {
-            reader.fault(format_args!(
-                "{}: {key} treats queries and documents differently, which is not supported",
-                own.file
-            ));
-        }
-    }
     if let (Some(own), Some(json)) = (&own, &json)
         && own.get("do_lower_case") == Some(&Value::Bool(true))
         && !lowers(json.get("normalizer"), &config)
@@ -123,6 +119,14 @@ pub(crate) fn read(reader: &Reader<'_>, folder: &str, model: &Json, is_static: b
         true => static_length(reader, model),
         false => Some(length(reader, own.as_ref(), &config, model)),
     };
+    let named = |key: &str| {
+        let token = config.get(key)?;
+        token.as_str().or_else(|| token.get("content")?.as_str())
+    };
+    let id = |key: &str| vocabulary.as_ref()?.ids.get(named(key)?).copied();
+    let special: BTreeSet<i64> =
+        ["cls_token", "eos_token", "pad_token", "unk_token"].into_iter().filter_map(id).collect();
+    let first = named("cls_token").map(|token| Derived::field(token.to_owned(), &config.file, "cls_token"));
     let median = vocabulary.as_ref().and_then(|vocabulary| vocabulary.median).filter(|_| is_static);
     Some(Tokenizer {
         files,
@@ -138,6 +142,8 @@ pub(crate) fn read(reader: &Reader<'_>, folder: &str, model: &Json, is_static: b
             Some(Derived::field(vocabulary.highest?, &json.file, "model.vocab, added_tokens"))
         }),
         unknown: json.as_ref().zip(vocabulary.as_ref()).and_then(|(json, vocabulary)| unknown(json, vocabulary)),
+        first,
+        special: special.into_iter().collect(),
     })
 }
 
@@ -211,14 +217,7 @@ fn length(reader: &Reader<'_>, own: Option<&Json>, config: &Json, model: &Json) 
     let positions = positions(reader, model);
     let told = own.and_then(|own| processing_or_max(reader, own));
     if let Some(told) = told {
-        if let Some((positions, true)) = &positions
-            && told.value > positions.value
-        {
-            reader.fault(format_args!(
-                "{} is {}, but {} allows {}",
-                told.origin, told.value, positions.origin, positions.value
-            ));
-        }
+        check_length(reader, &told, model);
         return told;
     }
     let longest =
@@ -230,6 +229,18 @@ fn length(reader: &Reader<'_>, own: Option<&Json>, config: &Json, model: &Json) 
         (Some(longest), _) => longest,
         (None, Some(positions)) => positions,
         (None, None) => Derived::guessed(USUAL_LENGTH, "no file says a length"),
+    }
+}
+
+/// A row must not be longer than the model's positions, where these are a table.
+pub(crate) fn check_length(reader: &Reader<'_>, length: &Derived<u64>, model: &Json) {
+    if let Some((positions, true)) = positions(reader, model)
+        && length.value > positions.value
+    {
+        reader.fault(format_args!(
+            "{} is {}, but {} allows {}",
+            length.origin, length.value, positions.origin, positions.value
+        ));
     }
 }
 

@@ -1,5 +1,6 @@
 //! `mask`: zeros in place of the vectors of tokens whose mask is 0, padding for instance: for one vector per token
-//! (ColBERT). An output `token_mask` of the model gets the mask.
+//! (ColBERT). The mask is `scoring_mask` or `pooling_mask` where the model has such an input, else the attention mask. An output
+//! `token_mask` of the model gets it.
 
 use ndarray::{CowArray, Ix3};
 use trireme_inference::InferError;
@@ -14,7 +15,7 @@ pub const ENTRY: OpEntry = OpEntry {
     name: "mask",
     usage: "mask",
     doc: "zeros in place of the vectors of padding: [rows, length, width]",
-    inputs: &["pooling_mask"],
+    inputs: &["pooling_mask", "scoring_mask"],
     embeds: true,
     build,
 };

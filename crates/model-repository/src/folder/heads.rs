@@ -1,0 +1,113 @@
+//! The heads of BGE-M3: from the states that its dense embedding is made of, a weight for each token (`sparse_linear.pt`) and a smaller
+//! vector for each token (`colbert_linear.pt`). The rules are those of FlagEmbedding, the model's own library: weights go through ReLU,
+//! special tokens have none, and of the vectors only the first token's is left out.
+
+use super::files::Reader;
+use super::late::Late;
+use super::origin::Derived;
+use super::task::Task;
+use super::tokenizer::Tokenizer;
+use super::torch_file;
+
+/// The files, each with its task and the activation behind its layer.
+const FILES: [(&str, Task, &str); 2] = [
+    ("sparse_linear.pt", Task::Sparse, "torch.nn.modules.activation.ReLU"),
+    ("colbert_linear.pt", Task::MultiVector, "torch.nn.modules.linear.Identity"),
+];
+
+/// A further result that is made of the states of tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Head {
+    pub(crate) task: Task,
+    /// The file of the layer.
+    pub(crate) file: &'static str,
+    /// `config.json` of the layer, as sentence-transformers has it for a Dense.
+    pub(crate) config: String,
+    pub(crate) ops: Vec<Derived<String>>,
+    pub(crate) width: i64,
+}
+
+// === impl Head ===
+
+impl Head {
+    /// The folder of the layer, where op `dense` finds it.
+    pub(crate) fn folder(&self) -> &'static str {
+        self.file.trim_end_matches(".pt")
+    }
+}
+
+/// The names of the files, for downloads.
+pub(super) fn files() -> impl Iterator<Item = &'static str> {
+    FILES.into_iter().map(|(file, ..)| file)
+}
+
+/// Whether the folder has a head.
+pub(super) fn are_there(reader: &Reader<'_>) -> bool {
+    files().any(|file| reader.has(file))
+}
+
+/// The heads of the folder, for states of this width.
+pub(super) fn read(reader: &Reader<'_>, tokenizer: &Tokenizer, width: i64) -> Vec<Head> {
+    let there = FILES.into_iter().filter(|(file, ..)| reader.has(file));
+    there.filter_map(|(file, task, activation)| head(reader, file, task, activation, tokenizer, width)).collect()
+}
+
+fn head(
+    reader: &Reader<'_>,
+    file: &'static str,
+    task: Task,
+    activation: &str,
+    tokenizer: &Tokenizer,
+    width: i64,
+) -> Option<Head> {
+    let tensors = match torch_file::read(&reader.path(file)) {
+        Ok(tensors) => tensors,
+        Err(reason) => {
+            reader.fault(format_args!("{file} cannot be read: {reason}"));
+            return None;
+        }
+    };
+    let shape = tensors.get("weight").map(|weight| weight.shape.clone()).unwrap_or_default();
+    let [outputs, inputs] = shape.as_slice() else {
+        let names = tensors.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        reader.fault(format_args!("{file} has no matrix 'weight' of a linear layer, found {names}"));
+        return None;
+    };
+    let expected = (task == Task::Sparse).then_some(1);
+    if *inputs as i64 != width || expected.is_some_and(|expected| *outputs != expected) {
+        let wide = expected.map_or("any number".to_owned(), |expected| expected.to_string());
+        reader.fault(format_args!("{file}: weight has shape {shape:?}, but states of {width} to {wide} are expected"));
+        return None;
+    }
+    let config = serde_json::json!({
+        "in_features": inputs, "out_features": outputs, "bias": tensors.contains_key("bias"), "activation_function": activation
+    });
+    let dense = format!("dense:{}", file.trim_end_matches(".pt"));
+    let ops = match task {
+        Task::Sparse => {
+            let ids = tokenizer.special.iter().map(i64::to_string).collect::<Vec<_>>().join("+");
+            let lexical = if ids.is_empty() { "lexical".to_owned() } else { format!("lexical:{ids}") };
+            vec![
+                Derived::from(dense, file),
+                Derived::from(lexical, "BGE-M3's weights: those of special tokens, by their ids, are left out"),
+            ]
+        }
+        _ => vec![
+            Derived::from(dense, file),
+            Derived::from("mask".to_owned(), "BGE-M3's vectors: all but the first token's"),
+            Derived::from("normalize".to_owned(), "BGE-M3's vectors have length 1"),
+        ],
+    };
+    Some(Head { task, file, config: config.to_string(), ops, width: *outputs as i64 })
+}
+
+/// What the tokenizer has to mark for the vectors: the first token, which is not compared.
+pub(super) fn late(heads: &[Head], tokenizer: &Tokenizer) -> Late {
+    let has_vectors = heads.iter().any(|head| head.task == Task::MultiVector);
+    let Some(first) = tokenizer.first.as_ref().filter(|_| has_vectors) else { return Late::default() };
+    Late {
+        skiplist_words: Some(first.clone().map(|first| serde_json::json!([first]).to_string())),
+        skiplist_tasks: Some(Derived::from(r#"["query","document"]"#.to_owned(), "BGE-M3's vectors, of both sides")),
+        ..Late::default()
+    }
+}
