@@ -224,6 +224,7 @@ const EXTRAS: Extras = Extras {
     offsets: true,
     special_tokens_mask: true,
     pooling_mask: true,
+    scoring_mask: true,
     token_lists: false,
     decoded: false,
 };

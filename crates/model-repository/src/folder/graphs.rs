@@ -183,10 +183,10 @@ impl GraphFile {
         Some(Derived::guessed(first, &format!("the only output of rank 3 of {}", self.file.value)))
     }
 
-    /// The output that holds scores: `logits`, or the only output.
+    /// The output that holds scores: `logits`, or the only output, unless its name says that it holds vectors of tokens.
     pub(crate) fn logits(&self, rank: usize) -> Option<&GraphTensor> {
         let only = match self.graph.outputs.as_slice() {
-            [only] => Some(only),
+            [only] if !TOKENS.contains(&only.name.as_str()) => Some(only),
             _ => None,
         };
         self.graph.output("logits").or(only).filter(|output| output.rank().is_none_or(|found| found == rank))

@@ -329,6 +329,9 @@ fn token_classifiers_and_sparse_encoders() {
         ("sparse", "splade:log1p_relu+sum, sparse")
     );
     assert_eq!((output(&ensemble, "sparse_values"), ensemble.max_rows_per_message), (vec![-1, -1], None));
+    write(folder.path(), "onnx/model.onnx", &onnx(&IDS, &[("last_hidden_state", &[-1, -1, 8])]));
+    let found = faults(&folder);
+    assert!(found[0].contains("gives no logits over the vocabulary, found last_hidden_state"), "{found:?}");
 }
 
 #[test]
