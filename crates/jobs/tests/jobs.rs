@@ -91,7 +91,13 @@ impl Gateway {
 
     async fn batch(&self, input: String) -> String {
         let window = Duration::from_secs(600);
-        let new = NewBatch { input, endpoint: "/run".to_owned(), window, metadata: BTreeMap::new(), rows: Default::default() };
+        let new = NewBatch {
+            input,
+            endpoint: "/run".to_owned(),
+            window,
+            metadata: BTreeMap::new(),
+            rows: Default::default(),
+        };
         self.jobs.begin_batch(new).await.unwrap().0
     }
 
@@ -321,7 +327,8 @@ async fn a_batch_without_lines_or_file_fails_with_the_reason() {
     assert!(batch.failure.unwrap().contains("has no lines"));
     let input = "file-none".to_owned();
     let window = Duration::from_secs(60);
-    let new = NewBatch { input, endpoint: "/run".to_owned(), window, metadata: BTreeMap::new(), rows: Default::default() };
+    let new =
+        NewBatch { input, endpoint: "/run".to_owned(), window, metadata: BTreeMap::new(), rows: Default::default() };
     let missing = gateway.jobs.begin_batch(new).await.unwrap_err();
     assert!(missing.to_string().starts_with("no file with id 'file-none'"), "{missing}");
 }
