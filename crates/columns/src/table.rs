@@ -1,5 +1,8 @@
 //! A file of columns that is read.
+//!
+//! Damaged files are errors, also where the libraries for columns panic (parquet 60 does, for a column that begins at a negative byte).
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use arrow_schema::{Schema, SchemaRef};
@@ -19,18 +22,24 @@ enum File {
     Arrow(ArrowFile),
 }
 
-/// The rows of a table, in its order.
+/// The rows of a table, in its order. Nothing follows an error.
 pub type Batches = Box<dyn Iterator<Item = Result<Batch, ColumnsError>> + Send>;
+
+/// Batches of a library, until the first error.
+struct Guarded<I> {
+    batches: Option<I>,
+    format: Format,
+}
 
 // === impl Table ===
 
 impl Table {
     /// Reads the end of the file, where the names and types of its columns are.
     pub fn open(source: Arc<dyn Source>, format: Format) -> Result<Table, ColumnsError> {
-        let file = match format {
-            Format::Parquet => File::Parquet(ParquetFile::open(source)?),
-            Format::Arrow => File::Arrow(ArrowFile::open(source)?),
-        };
+        let file = guarded(format, || match format {
+            Format::Parquet => ParquetFile::open(source).map(File::Parquet),
+            Format::Arrow => ArrowFile::open(source).map(File::Arrow),
+        })?;
         let schema = match &file {
             File::Parquet(file) => file.schema(),
             File::Arrow(file) => file.schema(),
@@ -67,8 +76,37 @@ impl Table {
         let schema = self.schema.clone();
         let plain = move |batch| Batch::plain(batch, &schema);
         Ok(match &self.file {
-            File::Parquet(file) => Box::new(file.batches(from, size)?.map(move |batch| plain(batch?))),
-            File::Arrow(file) => Box::new(file.batches(from, size).map(move |batch| plain(batch?))),
+            File::Parquet(file) => {
+                let batches = guarded(Format::Parquet, || file.batches(from, size))?;
+                let batches = batches.map(move |batch| plain(batch?));
+                Box::new(Guarded { batches: Some(batches), format: Format::Parquet })
+            }
+            File::Arrow(file) => {
+                let batches = file.batches(from, size).map(move |batch| plain(batch?));
+                Box::new(Guarded { batches: Some(batches), format: Format::Arrow })
+            }
         })
     }
+}
+
+// === impl Guarded ===
+
+impl<I: Iterator<Item = Result<Batch, ColumnsError>>> Iterator for Guarded<I> {
+    type Item = Result<Batch, ColumnsError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let batches = self.batches.as_mut()?;
+        let batch = guarded(self.format, || batches.next().transpose()).transpose();
+        if !matches!(batch, Some(Ok(_))) {
+            self.batches = None;
+        }
+        batch
+    }
+}
+
+/// Calls a library for columns, whose panic becomes an error.
+fn guarded<T>(format: Format, call: impl FnOnce() -> Result<T, ColumnsError>) -> Result<T, ColumnsError> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
+        Err(ColumnsError::Unreadable { format, why: "its bytes contradict each other".to_owned() })
+    })
 }
