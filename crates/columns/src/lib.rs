@@ -19,7 +19,8 @@ mod batch;
 mod parquet;
 #[cfg(feature = "formats")]
 mod table;
-#[cfg(all(test, feature = "formats"))]
+#[cfg(test)]
+#[cfg(feature = "formats")]
 mod tests;
 #[cfg(not(feature = "formats"))]
 mod without;
