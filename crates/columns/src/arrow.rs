@@ -6,7 +6,7 @@ use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
 use arrow_ipc::convert::try_fb_to_schema;
 use arrow_ipc::reader::{FileDecoder, read_footer_length};
-use arrow_ipc::{Block, root_as_footer, root_as_message};
+use arrow_ipc::{Block, Message, root_as_footer, root_as_message};
 use arrow_schema::SchemaRef;
 
 use crate::{ColumnsError, Format, Source};
@@ -16,6 +16,10 @@ const TRAILER: usize = 10;
 
 /// The word that a message begins with, before its length, in files of version 5 and later.
 const CONTINUED: [u8; 4] = [0xff; 4];
+
+/// Most bytes of a block once it is decompressed. The library would take as much memory as a damaged file claims, and a process that
+/// the system refuses memory ends.
+const LARGEST: u64 = 512 << 20;
 
 /// An Arrow file. Clones are the same.
 #[derive(Clone)]
@@ -101,8 +105,37 @@ fn read_block(source: &dyn Source, block: &Block) -> Result<Buffer, ColumnsError
         return Err(outside());
     }
     let bytes = source.read(from, length as usize).map_err(unreadable)?;
+    check_size(&bytes, block.metaDataLength() as usize)?;
     // Bytes from a download begin anywhere.
     Ok(Buffer::from_slice_ref(&bytes[..]))
+}
+
+/// Refuses a block whose buffers claim more than [`LARGEST`] bytes. Each compressed buffer begins with its size without compression, in 8
+/// bytes (`BodyCompression` of Arrow's Message.fbs); -1 is a buffer that is not compressed.
+fn check_size(block: &[u8], metadata: usize) -> Result<(), ColumnsError> {
+    let (message, body) = block.split_at_checked(metadata).ok_or_else(outside)?;
+    let message = message_of(message)?;
+    let dictionary = || message.header_as_dictionary_batch()?.data();
+    let Some(batch) = message.header_as_record_batch().or_else(dictionary) else { return Ok(()) };
+    if batch.compression().is_none() {
+        return Ok(());
+    }
+    let mut claimed = batch.buffers().into_iter().flatten().filter(|buffer| buffer.length() > 0).map(|buffer| {
+        let size = usize::try_from(buffer.offset()).ok().and_then(|at| body.get(at..)?.first_chunk::<8>());
+        size.map(|size| i64::from_le_bytes(*size).max(0) as u64).ok_or_else(outside)
+    });
+    match claimed.try_fold(0u64, |sum, bytes| bytes.map(|bytes: u64| sum.saturating_add(bytes)))? {
+        bytes if bytes <= LARGEST => Ok(()),
+        bytes => Err(unreadable(format!(
+            "a record batch has {bytes} bytes without compression, expected {LARGEST} at most: write smaller record batches"
+        ))),
+    }
+}
+
+/// The message that a block begins with.
+fn message_of(bytes: &[u8]) -> Result<Message<'_>, ColumnsError> {
+    let skipped = if bytes.starts_with(&CONTINUED) { 8 } else { 4 };
+    root_as_message(bytes.get(skipped..).ok_or_else(outside)?).map_err(unreadable)
 }
 
 /// The rows of a record batch, as its message says them.
@@ -112,9 +145,7 @@ fn rows_of(source: &dyn Source, block: &Block) -> Result<u64, ColumnsError> {
         return Err(outside());
     }
     let bytes = source.read(from, length).map_err(unreadable)?;
-    let skipped = if bytes.starts_with(&CONTINUED) { 8 } else { 4 };
-    let message = bytes.get(skipped..).ok_or_else(outside)?;
-    let message = root_as_message(message).map_err(unreadable)?;
+    let message = message_of(&bytes)?;
     let batch = message.header_as_record_batch().ok_or_else(|| unreadable("a block holds no record batch"))?;
     u64::try_from(batch.length()).map_err(unreadable)
 }

@@ -106,7 +106,6 @@ impl<I: Iterator<Item = Result<Batch, ColumnsError>>> Iterator for Guarded<I> {
 
 /// Calls a library for columns, whose panic becomes an error.
 fn guarded<T>(format: Format, call: impl FnOnce() -> Result<T, ColumnsError>) -> Result<T, ColumnsError> {
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
-        Err(ColumnsError::Unreadable { format, why: "its bytes contradict each other".to_owned() })
-    })
+    catch_unwind(AssertUnwindSafe(call))
+        .unwrap_or_else(|_| Err(ColumnsError::Unreadable { format, why: "its bytes contradict each other".to_owned() }))
 }
