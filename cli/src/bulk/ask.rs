@@ -1,4 +1,4 @@
-//! Who embeds: a server over HTTP, or the pipeline in this process.
+//! The two ways to embed texts: a server over HTTP, and the pipeline in this process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -3,17 +3,17 @@
 use serde_json::Value;
 use trireme_columns::Batch;
 
-/// The text of a row, or why it has none.
+/// The text of a row, or the reason why the row has no text.
 pub type Text = Result<String, String>;
 
-/// The vector of a row, or why it has none.
+/// The vector of a row, or the reason why the row has no vector.
 pub type Outcome = Result<Vec<f32>, String>;
 
 /// Rows that follow one another in the input. Their texts are answered together.
 pub struct Window {
     /// The text of each row.
     pub texts: Vec<Text>,
-    /// What else goes into the output.
+    /// The other columns of the output.
     pub rest: Rest,
 }
 

@@ -63,7 +63,7 @@ struct Group {
     texts: Vec<String>,
 }
 
-/// What the writer hears.
+/// The messages to the writer.
 enum Event {
     /// Rows that were read. Texts have been taken out of it and are in work.
     Window(u64, Window, Vec<Option<Outcome>>),

@@ -59,7 +59,7 @@ impl<W: Write + Send> Writer<W> {
         }
     }
 
-    /// Writes the end of the file, and gives back what it was written to.
+    /// Writes the end of the file, and returns the inner writer.
     pub fn finish(self) -> Result<W, ColumnsError> {
         match self.0 {
             Kind::Parquet(writer) => writer.into_inner().map_err(|error| unwritable(Format::Parquet, &error)),

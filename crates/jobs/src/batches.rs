@@ -39,7 +39,7 @@ impl Jobs {
         self.begin_batch_on(new, Terms::default()).await
     }
 
-    /// Like [`Jobs::begin_batch`], for a batch that begins later or whose end is told to a URL.
+    /// Like [`Jobs::begin_batch`], for a batch that begins later or has a webhook.
     pub async fn begin_batch_on(&self, new: NewBatch, terms: Terms) -> Result<(String, Batch), JobError> {
         let file = self.file(&new.input).await?;
         if columns::format(&file).is_none() && new.rows != RowRequest::default() {

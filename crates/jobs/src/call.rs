@@ -42,7 +42,7 @@ pub struct WebhookCall {
     pub body: Bytes,
 }
 
-/// What came of a call.
+/// The outcome of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WebhookAnswer {
     /// The receiver has taken the event.

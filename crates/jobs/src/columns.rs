@@ -282,7 +282,7 @@ impl Answers {
         Ok(())
     }
 
-    /// The answer to a row, or why it has none.
+    /// The answer to a row, or the reason why the row has no answer.
     fn of(&mut self, row: u64) -> io::Result<Result<Value, String>> {
         for from in 0..self.lines.len() {
             let Some((_, answer)) = self.next[from].take_if(|(number, _)| *number == row) else { continue };
@@ -296,7 +296,7 @@ impl Answers {
     }
 }
 
-/// What a line of the errors says.
+/// The content of a line of the error file.
 fn reason(line: &Value) -> String {
     let body = &line["response"]["body"];
     let said = [&line["error"]["message"], &body["error"]["message"], &body["error"]];

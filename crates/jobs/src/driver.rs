@@ -343,7 +343,7 @@ impl Driver {
                 self.webhooks.insert((at, attempts, id.clone()));
                 self.open.insert(id, Open::Later(Step::Webhook, at));
             }
-            // What came of a call comes on the watch.
+            // The watch shows the outcome of a call.
             Some(Open::Calls { .. } | Open::Later(..) | Open::Waits | Open::Others(_)) | None => {}
         }
     }

@@ -220,7 +220,7 @@ pub enum WebhookState {
     Failed,
 }
 
-/// What the owner of a job does next.
+/// The next act of a job's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Runs the request.

@@ -46,7 +46,7 @@ impl Jobs {
         self.accept_on(call, key, Terms::default()).await
     }
 
-    /// Like [`Jobs::accept`], for a request that begins later or whose end is told to a URL. With another time or URL it is
+    /// Like [`Jobs::accept`], for a request that begins later or has a webhook. With another time or URL it is
     /// another request to its key.
     pub async fn accept_on(&self, call: JobCall, key: Option<&str>, terms: Terms) -> Result<Accepted, JobError> {
         let digest = digest(&call, &terms);

@@ -40,7 +40,7 @@ pub struct Statistics {
     pub webhooks: WebhookCounts,
 }
 
-/// Calls of webhooks, by what came of them.
+/// Calls of webhooks, by their outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WebhookCounts {
     /// The receiver has taken the event.

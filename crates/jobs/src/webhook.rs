@@ -49,7 +49,7 @@ fn pause(attempts: u32, jitter: f64, at_least: Option<Duration>) -> Duration {
 // === impl Webhook ===
 
 impl Webhook {
-    /// Notes what came of a call at `now`. After `last` there are no more calls. Times are in seconds since 1970.
+    /// Notes the outcome of a call at `now`. After `last` there are no more calls. Times are in seconds since 1970.
     fn note(&mut self, answer: WebhookAnswer, now: u64, last: u64) {
         self.attempts += 1;
         match answer {
@@ -69,7 +69,7 @@ impl Webhook {
 // === impl Jobs ===
 
 impl Jobs {
-    /// Calls the webhook of a job of this gateway once, and notes what came of it.
+    /// Calls the webhook of a job of this gateway once, and notes the outcome.
     pub(crate) async fn call_webhook(&self, id: &str) -> Result<(), JobError> {
         let Some(Kept { record, .. }) = self.read(id).await? else { return Ok(()) };
         let is_due = |record: &Record| {

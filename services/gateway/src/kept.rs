@@ -45,7 +45,7 @@ struct Kept {
 struct Keeper {
     bus: Arc<dyn Bus>,
     registry: Registry,
-    /// What was written for each model, and when.
+    /// The last entry that was written for each model, and its time.
     written: HashMap<String, (Bytes, Instant)>,
     /// The queues that were made, over which connection, and whether only their bulk lanes.
     made: HashMap<ModelKey, (Connection, bool)>,

@@ -208,7 +208,7 @@ fn webhooks_are_signed_and_repeated(mode: Mode) {
     let path = format!("/v1/batches/{}", begun.json()["id"].as_str().expect("an id"));
     shown(address, &path, |job| job["status"] == "completed" && job["webhook"]["status"] == "delivered");
 
-    // What a gateway must not call, and what it does not understand.
+    // URLs that a gateway must not call, and times that it does not understand.
     for (url, why) in [
         ("http://10.0.0.1/", "no public address"),
         ("https://[::1]/", "no public address"),

@@ -96,7 +96,7 @@ impl JobArgs {
         }
     }
 
-    /// What calls webhooks, if a secret was given.
+    /// The caller of webhooks, if a secret was given.
     pub(crate) fn webhooks(&self) -> anyhow::Result<Option<Webhooks>> {
         let secrets = &self.jobs_webhook_secrets;
         (!secrets.is_empty()).then(|| Webhooks::new(secrets, &self.jobs_webhook_allow)).transpose()

@@ -1,4 +1,4 @@
-//! What clients say about a job beside its work: when it may begin, and the URL that is called when it has ended.
+//! The terms of a job, which a client may name: the time before which the job does not begin, and the URL of its webhook.
 //!
 //! A time is a time, not a pause, so that a request that is sent twice means the same: RFC 3339, or seconds since 1970 as in
 //! OpenAI's API.
@@ -35,7 +35,7 @@ pub fn are_in(headers: &HeaderMap) -> bool {
     headers.contains_key(NOT_BEFORE) || headers.contains_key(WEBHOOK)
 }
 
-/// What the headers of a durable request say. The error is for the client.
+/// The terms that the headers of a durable request name. The error is for the client.
 pub fn of_headers(headers: &HeaderMap, webhooks: Option<&Webhooks>) -> Result<Terms, String> {
     let text = |name: &str| match headers.get(name).map(|value| value.to_str()) {
         Some(Ok(value)) => Ok(Some(value)),
@@ -47,7 +47,7 @@ pub fn of_headers(headers: &HeaderMap, webhooks: Option<&Webhooks>) -> Result<Te
     Ok(Terms { not_before, webhook })
 }
 
-/// What the fields of a batch say. The error is for the client.
+/// The terms that the fields of a batch name. The error is for the client.
 pub fn of_fields(
     not_before: Option<Time>,
     webhook: Option<&str>,

@@ -61,7 +61,7 @@ pub(super) struct JobTally {
     pub complaints: Vec<String>,
 }
 
-/// What the clients do.
+/// The phase of the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Phase {
@@ -84,7 +84,7 @@ pub(super) struct Jobs<'a> {
     tally: Mutex<JobTally>,
 }
 
-/// What a look at a durable request found.
+/// The outcome of a look at a durable request.
 enum Look {
     /// No answer so far.
     Waits,

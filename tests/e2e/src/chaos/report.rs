@@ -46,7 +46,7 @@ impl Report {
         self.tally.requests()
     }
 
-    /// What went wrong with durable work.
+    /// The faults of durable work.
     pub fn job_complaints(&self) -> &[String] {
         self.jobs.as_ref().map_or(&[], |jobs| &jobs.complaints)
     }
