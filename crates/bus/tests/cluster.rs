@@ -470,6 +470,37 @@ async fn what_was_confirmed_outlives_each_broker() {
     assert_eq!(numbers, (0..MESSAGES).collect::<Vec<_>>());
 }
 
+/// Gateways that make the same queues at the same time agree on the number of the first message: where a broker's copy began with
+/// another one, the queue would deliver nothing once that broker leads it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queues_that_several_gateways_make_at_once_begin_with_one_number() {
+    use futures_util::TryStreamExt;
+    let cluster = Cluster::start().await;
+    let gateways = [cluster.gateway(None).await, cluster.gateway(None).await, cluster.gateway(None).await];
+    let models: Vec<ModelKey> = (0..6).map(|number| model(&format!("race{number}"))).collect();
+    let options = QueueOptions { file_storage: true, ..queue_options(3) };
+    for model in &models {
+        let declare = |gateway: &'_ Arc<dyn Bus>| {
+            let (gateway, options) = (gateway.clone(), options.clone());
+            async move { done("declaring", async || gateway.declare_queue(model, &options).await).await }
+        };
+        futures_util::future::join_all(gateways.iter().map(declare)).await;
+    }
+    let made: Vec<_> = cluster.raw().await.streams().try_collect().await.expect("a cluster that is whole");
+    for (sent, model) in models.iter().enumerate() {
+        let its = Some(format!("work for {model}"));
+        let stream = made.iter().find(|stream| stream.config.description == its).expect("its stream");
+        let first = stream.config.first_sequence;
+        assert!(first.is_some_and(|first| first > 1), "{model} begins with {first:?}");
+        assert_eq!(Some(stream.state.first_sequence), first, "{model}");
+        let mut puller = done("opening", async || gateways[0].pull(model).await).await;
+        done("publishing", async || gateways[0].publish(&message(model, sent as i64)).await).await;
+        let delivery = take(&mut puller, "the message").await;
+        assert_eq!(number(&delivery), sent as i64);
+        delivery.acker.ack().await.expect("an acknowledgement");
+    }
+}
+
 /// A gateway waits for brokers that start one after the other.
 #[tokio::test]
 async fn a_gateway_waits_for_a_cluster_that_is_not_whole() {

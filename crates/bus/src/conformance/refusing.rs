@@ -1,4 +1,4 @@
-//! The in-process bus with a broker's refusals, for tests of how its callers react.
+//! The in-process bus with a broker's refusals and delays, for tests of how its callers react.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::{
     QueueOptions, QueueStatus, Queued, Reply, WorkMessage,
 };
 
-/// A call of [`Bus`] that [`Refusing`] can answer with an error.
+/// A call of [`Bus`] that [`Refusing`] can let fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
     /// [`Bus::declare_queue`].
@@ -30,9 +30,11 @@ pub enum Call {
     WriteUnheard(Bucket),
     /// [`Bus::get`] and [`Bus::next`] on a bucket.
     Read(Bucket),
+    /// [`Bus::get`] on a bucket: it finds nothing, as from a broker of a cluster that is behind the others.
+    ReadBehind(Bucket),
 }
 
-/// [`InProcess`], where the calls named by a test return an error.
+/// [`InProcess`], where the calls named by a test fail.
 #[derive(Clone, Default)]
 pub struct Refusing {
     bus: InProcess,
@@ -143,6 +145,9 @@ impl Bus for Refusing {
 
     async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
         self.check(Call::Read(bucket))?;
+        if self.refused.lock().contains(&Call::ReadBehind(bucket)) {
+            return Ok(None);
+        }
         self.bus.get(bucket, key).await
     }
 

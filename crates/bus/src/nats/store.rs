@@ -203,18 +203,29 @@ impl Nats {
     }
 
     async fn read_last(&self, bucket: Bucket, key: &str) -> Result<Option<StreamMessage>, BusError> {
-        match self.stream(bucket).await?.direct_get_last_for_subject(buckets::subject(bucket, key)).await {
+        let subject = buckets::subject(bucket, key);
+        let mut found = self.stream(bucket).await?.direct_get_last_for_subject(&subject).await;
+        if found.as_ref().is_err_and(|error| errors::says_no_responders(error)) {
+            // The stream does not exist, or is electing its leader.
+            self.need(Needed::Bucket(bucket)).await?;
+            found = self.stream(bucket).await?.direct_get_last_for_subject(&subject).await;
+        }
+        match found {
             Ok(message) => Ok(Some(message)),
-            Err(error) if error.kind() == DirectGetErrorKind::NotFound => Ok(None),
-            Err(error) if errors::says_no_responders(&error) => {
-                // The stream does not exist, or is electing its leader.
-                self.need(Needed::Bucket(bucket)).await?;
-                match self.stream(bucket).await?.direct_get_last_for_subject(buckets::subject(bucket, key)).await {
-                    Ok(message) => Ok(Some(message)),
-                    Err(error) if error.kind() == DirectGetErrorKind::NotFound => Ok(None),
-                    Err(error) => Err(failure("reading from a store", &error)),
-                }
-            }
+            Err(error) if error.kind() == DirectGetErrorKind::NotFound => match bucket {
+                Bucket::Jobs => self.read_last_from_leader(bucket, &subject).await,
+                _ => Ok(None),
+            },
+            Err(error) => Err(failure("reading from a store", &error)),
+        }
+    }
+
+    /// Reads from the leader of a stream: a broker of a cluster that is behind the others answers a direct get too, and has not what was
+    /// accepted just before.
+    async fn read_last_from_leader(&self, bucket: Bucket, subject: &str) -> Result<Option<StreamMessage>, BusError> {
+        match self.stream(bucket).await?.get_last_raw_message_by_subject(subject).await {
+            Ok(message) => Ok(Some(message)),
+            Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
             Err(error) => Err(failure("reading from a store", &error)),
         }
     }

@@ -108,11 +108,8 @@ impl Nats {
         };
         let config = stream::Config { num_replicas: self.replicas(), ..config };
         // An operator who created or changed the stream has decided about its storage and size.
-        let config = match self.jetstream.get_stream(&config.name).await {
-            Ok(there) => buckets::as_made(config, &there.cached_info().config),
-            Err(_) => config,
-        };
-        self.create_or_update(needed.action(), config).await
+        let as_made = |there: &stream::Config| Some(buckets::as_made(config.clone(), there));
+        self.create_or_update(needed.action(), &config, as_made).await.map(drop)
     }
 
     /// Like [`Nats::make_queue`], but errors if this process has no permission. Otherwise the request would only time
@@ -143,21 +140,13 @@ impl Nats {
         };
         for (level, policy) in options.policies() {
             let name = subjects::work_stream(model, level);
-            let mut max_messages = policy.max_messages(options);
-            if for_stage && policy.max_waiting.is_some() {
-                max_messages = match self.jetstream.get_stream(&name).await {
-                    Ok(there) => u64::try_from(there.cached_info().config.max_messages).unwrap_or(max_messages),
-                    Err(error) if is_not_found(&error) => max_messages,
-                    Err(error) => return Err(failure(ACTION, &error)),
-                };
-            }
             let config = stream::Config {
                 name: name.clone(),
                 description: Some(format!("work for {model}")),
                 subjects: vec![subjects::work_at(model, level)],
                 retention: stream::RetentionPolicy::WorkQueue,
                 discard: stream::DiscardPolicy::New,
-                max_messages: i64::try_from(max_messages).unwrap_or(i64::MAX),
+                max_messages: i64::try_from(policy.max_messages(options)).unwrap_or(i64::MAX),
                 max_bytes: if options.max_bytes == 0 {
                     -1
                 } else {
@@ -169,11 +158,14 @@ impl Nats {
                 storage,
                 ..Default::default()
             };
-            // A look is cheap. A change of a cluster's stream is a vote of its brokers, and most workers change nothing.
-            let there = self.jetstream.get_stream(&name).await.ok();
-            if there.as_ref().is_none_or(|there| differs(&there.cached_info().config, &config)) {
-                self.create_or_update(ACTION, config).await?;
-            }
+            // A change of a cluster's stream is a vote of its brokers, and most workers change nothing.
+            let changed = |there: &stream::Config| {
+                let keeps_limit = for_stage && policy.max_waiting.is_some();
+                let max_messages = if keeps_limit { there.max_messages } else { config.max_messages };
+                let config = stream::Config { max_messages, ..config.clone() };
+                differs(there, &config).then_some(config)
+            };
+            let there = self.create_or_update(ACTION, &config, changed).await?;
             let config = consumer::pull::Config {
                 durable_name: Some(subjects::WORKERS.to_owned()),
                 description: Some(format!("workers of {model}")),
@@ -195,6 +187,12 @@ impl Nats {
             }
             let created = self.jetstream.create_consumer_on_stream(config, &name).await;
             created.map_err(|error| match error.kind() {
+                // A broker that started again meanwhile has lost a stream in memory: the caller tries again.
+                stream::ConsumerErrorKind::JetStream(answer)
+                    if answer.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND =>
+                {
+                    BusError::Unreachable(format!("stream {name} is gone"))
+                }
                 stream::ConsumerErrorKind::JetStream(answer) => match failure(ACTION, &answer) {
                     BusError::Refused { reason, .. } => BusError::Refused {
                         action: "making a work queue's consumer",
@@ -208,28 +206,55 @@ impl Nats {
         Ok(())
     }
 
-    /// Creates a stream, or updates the existing one.
-    ///
-    /// A new stream starts with a sequence number that no stream of its name has reached before. An acknowledgement
-    /// names its message only by number, so one for a message that a broker has lost must not match another message.
-    async fn create_or_update(&self, action: &'static str, config: stream::Config) -> Result<(), BusError> {
-        let made = match self.jetstream.update_stream(&config).await {
-            Err(error) if error.kind() == CreateStreamErrorKind::NotFound => {
-                let new = stream::Config { first_sequence: Some(UnixMicros::now().0), ..config.clone() };
-                match self.jetstream.create_stream(new).await {
-                    // Another gateway was faster, and its stream starts with another number.
-                    Err(error) if is_name_in_use(&error) => self.jetstream.update_stream(&config).await.map(drop),
-                    created => created.map(drop),
-                }
-            }
-            updated => updated.map(drop),
-        };
-        let made = made.map_err(|error| stream_failure(action, &config.name, &error));
+    /// Creates a stream, or updates the existing one to what `changed` makes of its configuration. Returns the existing stream.
+    async fn create_or_update(
+        &self,
+        action: &'static str,
+        config: &stream::Config,
+        changed: impl Fn(&stream::Config) -> Option<stream::Config>,
+    ) -> Result<Option<stream::Stream>, BusError> {
+        let made = self.put(action, config, changed).await;
         match &made {
-            Err(BusError::Unreachable(_)) => self.replace_if_gone(&config).await,
+            Err(BusError::Unreachable(_)) => self.replace_if_gone(config).await,
             _ => self.out_of_reach.end(&config.name),
         }
         made
+    }
+
+    /// See [`Nats::create_or_update`].
+    ///
+    /// A new stream starts with a sequence number that no stream of its name has reached before. An acknowledgement
+    /// names its message only by number, so one for a message that a broker has lost must not match another message. An
+    /// update keeps the number: brokers of a cluster that create their replica after an update without it begin with 1, and
+    /// the stream's consumer, which waits for higher numbers, then gets nothing.
+    async fn put(
+        &self,
+        action: &'static str,
+        config: &stream::Config,
+        changed: impl Fn(&stream::Config) -> Option<stream::Config>,
+    ) -> Result<Option<stream::Stream>, BusError> {
+        let failed = |error: &CreateStreamError| stream_failure(action, &config.name, error);
+        let new = || stream::Config { first_sequence: Some(UnixMicros::now().0), ..config.clone() };
+        let mut there = self.jetstream.get_stream(&config.name).await;
+        if there.as_ref().is_err_and(is_not_found) {
+            match self.jetstream.create_stream(new()).await {
+                // Another gateway was faster, and its stream starts with another number.
+                Err(error) if is_name_in_use(&error) => {
+                    there = self.jetstream.get_stream(&config.name).await;
+                    if there.as_ref().is_err_and(is_not_found) {
+                        return Err(BusError::Unreachable(format!("stream {} has no leader yet", config.name)));
+                    }
+                }
+                created => return created.map(|_| None).map_err(|error| failed(&error)),
+            }
+        }
+        let there = there.map_err(|error| failure(action, &error))?;
+        let made = &there.cached_info().config;
+        if let Some(changed) = changed(made) {
+            let config = stream::Config { first_sequence: made.first_sequence, ..changed };
+            self.jetstream.update_stream(config).await.map_err(|error| failed(&error))?;
+        }
+        Ok(Some(there))
     }
 
     /// Deletes a stream in memory that has been out of reach for long; it is created again when it is needed next. Its
