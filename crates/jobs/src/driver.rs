@@ -20,8 +20,8 @@ use crate::{batch, store};
 /// How often the owners of other jobs are looked at.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Pause before the store is followed again, or a job is run again whose run failed because the store was out of reach.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Pause before the store is followed again. Also how long after a job's run the watch may show its outcome, before the job is run again.
+const AGAIN: Duration = Duration::from_secs(2);
 
 /// Most files that are deleted in one tick because they have stopped to arrive.
 const SWEPT: usize = 16;
@@ -43,6 +43,8 @@ enum Open {
     Runs { task: AbortHandle, stop: Option<tokio::sync::watch::Sender<bool>> },
     /// This gateway calls its webhook, after so many calls before.
     Calls { task: AbortHandle, attempts: u32 },
+    /// Its run is over. It is run again at this time, in seconds since 1970, unless the watch shows its outcome before.
+    Ran(Step, u64),
     /// Another gateway owns it.
     Others(String),
 }
@@ -56,12 +58,12 @@ struct Driver {
     arriving: HashMap<String, u64>,
     /// Requests of this gateway, oldest first. Some may have ended since.
     waiting: VecDeque<String>,
-    /// The jobs of this gateway whose time has not come: when, and the id.
+    /// The jobs of this gateway that are run, or run again, at a time: when, and the id.
     later: BTreeSet<(u64, String)>,
     /// The webhooks that are due at a time: when, how many calls there were, and the id.
     webhooks: BTreeSet<(u64, u32, String)>,
-    /// Ends with the id of the job, and whether it has to be run again.
-    running: JoinSet<(String, bool)>,
+    /// Ends with the id of the job.
+    running: JoinSet<String>,
     /// The tasks of requests; those of batches are not counted.
     requests: HashSet<tokio::task::Id>,
     /// The tasks that call webhooks.
@@ -193,7 +195,7 @@ impl Driver {
                     cancelled
                 });
             }
-            (Some(Open::Runs { .. } | Open::Waits), _) => {}
+            (Some(Open::Runs { .. } | Open::Waits | Open::Ran(..)), _) => {}
             _ if at > now() => {
                 self.later.insert((at, id.clone()));
                 self.open.insert(id, Open::Later(step, at));
@@ -211,7 +213,7 @@ impl Driver {
                 return;
             }
             // It may have been cancelled or taken over meanwhile.
-            if let Some(&Open::Later(step, own)) = self.open.get(&id)
+            if let Some(&(Open::Later(step, own) | Open::Ran(step, own))) = self.open.get(&id)
                 && own == at
             {
                 self.run(id, step);
@@ -246,10 +248,10 @@ impl Driver {
             }
             let (jobs, own) = (self.jobs.clone(), id.clone());
             let task = self.running.spawn(async move {
-                let again = jobs.call_webhook(&own).await.inspect_err(|error| {
+                if let Err(error) = jobs.call_webhook(&own).await {
                     tracing::warn!(job = own, %error, "a webhook could not be called, because of the store; trying again");
-                });
-                (own, again.is_err())
+                }
+                own
             });
             self.calls.insert(task.id());
             self.open.insert(id, Open::Calls { task, attempts });
@@ -262,7 +264,9 @@ impl Driver {
         self.batches.remove(id);
         match self.open.remove(id) {
             Some(Open::Runs { task, .. }) => task.abort(),
-            Some(Open::Later(Step::Request | Step::Batch, at)) => drop(self.later.remove(&(at, id.to_owned()))),
+            Some(Open::Later(Step::Request | Step::Batch, at) | Open::Ran(_, at)) => {
+                self.later.remove(&(at, id.to_owned()));
+            }
             // A call ends by itself: its record may be written and its result not counted yet.
             Some(Open::Later(Step::Webhook, _) | Open::Calls { .. } | Open::Waits | Open::Others(_)) | None => {}
         }
@@ -283,14 +287,10 @@ impl Driver {
             }
             let (jobs, own) = (self.jobs.clone(), id.clone());
             let task = self.running.spawn(async move {
-                let again = jobs.run_request(&own).await.inspect_err(|error| {
+                if let Err(error) = jobs.run_request(&own).await {
                     tracing::warn!(request = own, %error, "a durable request could not be run; trying again");
-                });
-                let again = again.is_err();
-                if again {
-                    tokio::time::sleep(AGAIN).await;
                 }
-                (own, again)
+                own
             });
             self.requests.insert(task.id());
             self.open.insert(id, Open::Runs { task, stop: None });
@@ -301,19 +301,17 @@ impl Driver {
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let (jobs, own) = (self.jobs.clone(), id.clone());
         let task = self.running.spawn(async move {
-            let again = batch::run(&jobs, &own, stopped).await.inspect_err(|error| {
+            if let Err(error) = batch::run(&jobs, &own, stopped).await {
                 tracing::warn!(batch = own, %error, "a batch could not go on; trying again from its checkpoint");
-            });
-            let again = again.is_err();
-            if again {
-                tokio::time::sleep(AGAIN).await;
             }
-            (own, again)
+            own
         });
         self.open.insert(id, Open::Runs { task, stop: Some(stop) });
     }
 
-    fn ended(&mut self, ended: Result<(tokio::task::Id, (String, bool)), tokio::task::JoinError>) {
+    /// Notes that a task is over. The outcome of its job is what the watch shows, not what the task says: the task may have read the record
+    /// from a broker that is behind the others, so that it was missing or had another owner.
+    fn ended(&mut self, ended: Result<(tokio::task::Id, String), tokio::task::JoinError>) {
         let task = match &ended {
             Ok((task, _)) => *task,
             Err(error) => error.id(),
@@ -323,28 +321,23 @@ impl Driver {
         if self.requests.is_empty() && self.waiting.is_empty() {
             self.share = None;
         }
-        let (id, again) = match ended {
-            Ok((_, ended)) => ended,
+        let id = match ended {
+            Ok((_, id)) => id,
             Err(error) if error.is_panic() => return tracing::error!(%error, "a job died"),
             Err(_) => return,
         };
+        let at = now() + AGAIN.as_secs();
         match self.open.get(&id) {
-            Some(Open::Runs { task: own, .. }) if own.id() != task => {}
-            Some(Open::Runs { stop, .. }) if again => match stop.is_some() {
-                true => self.run_batch(id),
-                false => {
-                    self.open.insert(id.clone(), Open::Waits);
-                    self.waiting.push_back(id);
-                }
-            },
-            Some(Open::Runs { .. }) => drop(self.open.remove(&id)),
-            Some(Open::Calls { task: own, attempts }) if own.id() == task && again => {
-                let (at, attempts) = (now() + AGAIN.as_secs(), *attempts);
-                self.webhooks.insert((at, attempts, id.clone()));
+            Some(Open::Runs { task: own, stop }) if own.id() == task => {
+                let step = if stop.is_some() { Step::Batch } else { Step::Request };
+                self.later.insert((at, id.clone()));
+                self.open.insert(id, Open::Ran(step, at));
+            }
+            Some(Open::Calls { task: own, attempts }) if own.id() == task => {
+                self.webhooks.insert((at, *attempts, id.clone()));
                 self.open.insert(id, Open::Later(Step::Webhook, at));
             }
-            // The watch shows the outcome of a call.
-            Some(Open::Calls { .. } | Open::Later(..) | Open::Waits | Open::Others(_)) | None => {}
+            _ => {}
         }
     }
 

@@ -150,7 +150,7 @@ impl Jobs {
 
     /// Deletes a file whose bytes have stopped to arrive.
     pub(crate) async fn sweep(&self, id: &str) -> Result<(), JobError> {
-        let Some(Kept { record: Record::File(file), revision }) = self.read_now(id).await? else { return Ok(()) };
+        let Some(Kept { record: Record::File(file), revision }) = self.read(id).await? else { return Ok(()) };
         if file.purpose != ARRIVING || file.expires.is_none_or(|at| at > now()) {
             return Ok(());
         }
@@ -194,7 +194,7 @@ impl Jobs {
     ) -> Result<(), JobError> {
         let expires = lapse.map(|lapse| now() + lapse.as_secs());
         let file = as_file(&name, "batch_output", object.clone(), expires);
-        let revision = self.read_now(id).await?.map_or(0, |kept: Kept| kept.revision);
+        let revision = self.read(id).await?.map_or(0, |kept: Kept| kept.revision);
         self.write(id, &Record::File(file), revision, lapse).await?;
         Ok(())
     }

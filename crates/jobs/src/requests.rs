@@ -90,7 +90,7 @@ impl Jobs {
     }
 
     async fn accepted_before(&self, id: &str, digest: &Bytes) -> Result<Option<Accepted>, JobError> {
-        match self.read_now(id).await?.map(|kept| kept.record) {
+        match self.read(id).await?.map(|kept| kept.record) {
             Some(Record::Request(request)) if request.digest == digest => {
                 Ok(Some(Accepted { id: id.to_owned(), request, was_there: true }))
             }

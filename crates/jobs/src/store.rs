@@ -13,10 +13,6 @@ use crate::record::{Body, Object, Record};
 /// Larger bodies are objects of their own. So a gateway that follows the store of jobs does not read them.
 const BODY_IN_RECORD: usize = 2 << 10;
 
-/// How many times a record is read again that a broker of a cluster may not have yet, and the pause in between.
-const LOOKS: u32 = 5;
-const LOOK_PAUSE: Duration = Duration::from_millis(40);
-
 /// Longest id, in bytes. No id that the gateway makes is as long, and a broker closes the connection over a longer subject.
 const LONGEST_ID: usize = 128;
 
@@ -42,24 +38,11 @@ pub struct Kept {
 // === impl Jobs ===
 
 impl Jobs {
-    /// The record of `id`.
+    /// The record of `id`, which may be missing.
     pub(crate) async fn read(&self, id: &str) -> Result<Option<Kept>, JobError> {
         if id.len() > LONGEST_ID {
             return Ok(None);
         }
-        for look in 0..LOOKS {
-            if look > 0 {
-                tokio::time::sleep(LOOK_PAUSE).await;
-            }
-            if let Some(kept) = self.read_now(id).await? {
-                return Ok(Some(kept));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The record of `id`, which may be missing.
-    pub(crate) async fn read_now(&self, id: &str) -> Result<Option<Kept>, JobError> {
         let entry = self.0.bus.get(Bucket::Jobs, &escape_token(id)).await?;
         let kept = |entry: trireme_bus::Entry| Ok(Kept { record: decode(&entry.value)?, revision: entry.revision });
         entry.map(kept).transpose()

@@ -15,6 +15,7 @@ use futures_util::TryStreamExt;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
+use trireme_bus::conformance::refusing::{Call, Refusing};
 use trireme_bus::{Bucket, Bus, InProcess, QueueOptions};
 use trireme_jobs::{BatchState, Execute, JobAnswer, JobCall, JobError, Jobs, NewBatch, Options, RequestState};
 
@@ -77,8 +78,12 @@ impl Gateway {
 
     /// A gateway that deletes files without new bytes for this long.
     fn with(bus: &InProcess, name: &str, upload_patience: Duration) -> Gateway {
+        Gateway::over(Arc::new(bus.clone()), name, upload_patience)
+    }
+
+    fn over(bus: Arc<dyn Bus>, name: &str, upload_patience: Duration) -> Gateway {
         let options = Options { max_in_flight: 64, time_to_live: Duration::from_secs(600), upload_patience };
-        let (bus, system): (Arc<dyn Bus>, _) = (Arc::new(bus.clone()), Arc::new(Upper::default()));
+        let system = Arc::new(Upper::default());
         let (jobs, run) = Jobs::open(bus, name, system.clone(), options);
         Gateway { jobs, system, task: tokio::spawn(run) }
     }
@@ -138,6 +143,27 @@ async fn ended(gateway: &Gateway, batch: &str) -> trireme_jobs::Batch {
             .then_some(batch)
     })
     .await
+}
+
+/// A gateway follows the jobs through one broker, and may read a record from another one that does not have it yet.
+#[tokio::test]
+async fn jobs_are_not_forgotten_when_a_broker_that_is_behind_lacks_their_records() {
+    let bus = Refusing::default();
+    let gateway = Gateway::over(Arc::new(bus.clone()), "a", Duration::from_secs(600));
+    let file = gateway.file("{\"custom_id\": \"1\", \"method\": \"POST\", \"url\": \"/run\", \"body\": \"x\"}").await;
+    let batch = gateway.batch(file).await;
+    bus.refuse([Call::ReadBehind(Bucket::Jobs)]);
+    let request = gateway.jobs.accept(call("later"), None).await.unwrap();
+    // Longer than a read looks for a record.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!gateway.system.calls.lock().contains_key(b"later".as_slice()));
+    bus.refuse([]);
+    until("the answer", async || {
+        let request = gateway.jobs.request(&request.id).await.unwrap();
+        (request.state == RequestState::Completed).then_some(())
+    })
+    .await;
+    assert_eq!(ended(&gateway, &batch).await.state, BatchState::Completed);
 }
 
 #[tokio::test(flavor = "multi_thread")]
