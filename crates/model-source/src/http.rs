@@ -24,7 +24,7 @@ const ATTEMPTS: u32 = 3;
 /// The wait before it is sent again; it doubles then.
 const WAIT: Duration = Duration::from_millis(500);
 
-/// What a server does not do that sends files as a whole only.
+/// The expected answer, in errors about a server that sends files as a whole only.
 const WHOLE_ONLY: &str = "the part of the file that was asked for (download the file first)";
 
 /// A client with what all requests to one server have.
@@ -62,21 +62,13 @@ impl Http {
         self.ask(client, Method::HEAD, url).await
     }
 
-    /// The answer to a short request, which is repeated where that may help.
+    /// The answer to a short request.
     async fn ask(&self, client: &Client, method: Method, url: &str) -> Result<Response, FetchError> {
-        let (mut wait, mut attempt) = (WAIT, 1);
-        loop {
-            let response = self.send(client, method.clone(), url, 0).await;
-            match response.and_then(|response| self.accept(url, response)) {
-                Err(fault) if fault.is_transient() && attempt < ATTEMPTS => {
-                    tracing::warn!("{fault}; asking again in {} ms", wait.as_millis());
-                    tokio::time::sleep(wait).await;
-                    wait *= 2;
-                    attempt += 1;
-                }
-                outcome => return outcome,
-            }
-        }
+        let ask = |method| async move {
+            let response = self.send(client, method, url, 0).await?;
+            self.accept(url, response)
+        };
+        repeat(|| ask(method.clone())).await
     }
 
     /// A file's content from byte `from`, or from its beginning where the server does not send parts.
@@ -90,7 +82,7 @@ impl Http {
         let range = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
         let from = match response.status() {
             StatusCode::PARTIAL_CONTENT => range.and_then(first_byte).ok_or_else(|| FetchError::Answer {
-                url: url.to_owned(),
+                url: shown(url),
                 expected: "a Content-Range",
                 found: range.unwrap_or("none").to_owned(),
             })?,
@@ -101,18 +93,7 @@ impl Http {
 
     /// Bytes of a file. Errors if the server sends other ones, or all of the file.
     pub(crate) async fn range(&self, url: &str, range: Range<u64>) -> Result<Bytes, FetchError> {
-        let (mut wait, mut attempt) = (WAIT, 1);
-        loop {
-            match self.try_range(url, &range).await {
-                Err(fault) if fault.is_transient() && attempt < ATTEMPTS => {
-                    tracing::warn!("{fault}; asking again in {} ms", wait.as_millis());
-                    tokio::time::sleep(wait).await;
-                    wait *= 2;
-                    attempt += 1;
-                }
-                outcome => return outcome,
-            }
-        }
+        repeat(|| self.try_range(url, &range)).await
     }
 
     /// Bytes of a file; `None` if it is not there. Asks for the first byte, because signed URLs allow no HEAD.
@@ -128,7 +109,7 @@ impl Http {
             (status, _) => {
                 let found = format!("status {} and Content-Range {found}", status.as_u16());
                 self.accept(url, response)?;
-                Err(FetchError::Answer { url: url.to_owned(), expected: WHOLE_ONLY, found })
+                Err(FetchError::Answer { url: shown(url), expected: WHOLE_ONLY, found })
             }
         }
     }
@@ -141,12 +122,12 @@ impl Http {
         let found = response.headers().get(CONTENT_RANGE).and_then(|value| value.to_str().ok());
         if response.status() != StatusCode::PARTIAL_CONTENT || found.and_then(first_byte) != Some(range.start) {
             let found = format!("status {} and Content-Range {}", response.status().as_u16(), found.unwrap_or("none"));
-            return Err(FetchError::Answer { url: url.to_owned(), expected: WHOLE_ONLY, found });
+            return Err(FetchError::Answer { url: shown(url), expected: WHOLE_ONLY, found });
         }
         let bytes = response.bytes().await.map_err(|error| no_answer(url, &error))?;
         match range.end - range.start {
             expected if bytes.len() as u64 == expected => Ok(bytes),
-            expected => Err(FetchError::Size { url: url.to_owned(), expected, found: bytes.len() as u64 }),
+            expected => Err(FetchError::Size { url: shown(url), expected, found: bytes.len() as u64 }),
         }
     }
 
@@ -167,7 +148,7 @@ impl Http {
             return Ok(response);
         }
         let advice = matches!(status.as_u16(), 401 | 403 | 404).then(|| self.advice.clone()).flatten();
-        Err(FetchError::Refused { url: url.to_owned(), status: status.as_u16(), advice })
+        Err(FetchError::Refused { url: shown(url), status: status.as_u16(), advice })
     }
 }
 
@@ -176,8 +157,29 @@ pub(crate) fn install_ring() {
     let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
 }
 
+/// Repeats a short request while that may help.
+async fn repeat<T, F: Future<Output = Result<T, FetchError>>>(request: impl Fn() -> F) -> Result<T, FetchError> {
+    let (mut wait, mut attempt) = (WAIT, 1);
+    loop {
+        match request().await {
+            Err(fault) if fault.is_transient() && attempt < ATTEMPTS => {
+                tracing::warn!("{fault}; asking again in {} ms", wait.as_millis());
+                tokio::time::sleep(wait).await;
+                wait *= 2;
+                attempt += 1;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// A URL as errors and logs show it: without its query, which may hold a signature.
+pub(crate) fn shown(url: &str) -> String {
+    url.split(['?', '#']).next().unwrap_or_default().to_owned()
+}
+
 fn no_answer(url: &str, error: &reqwest::Error) -> FetchError {
-    FetchError::Unreachable { url: url.to_owned(), why: innermost(error) }
+    FetchError::Unreachable { url: shown(url), why: innermost(error) }
 }
 
 /// The cause at the bottom, which names the fault; those above it repeat the URL.

@@ -11,7 +11,7 @@ use object_store::{Error, ObjectStore, ObjectStoreExt, PutPayload, WriteMultipar
 use url::Url;
 
 use crate::FetchError;
-use crate::http::Http;
+use crate::http::{Http, shown};
 use crate::store::{fault, open};
 
 /// Parts of an upload that are sent at the same time.
@@ -41,7 +41,7 @@ pub struct Upload {
 impl Object {
     /// The file at an s3://, gs://, az://, http:// or https:// URL, whether or not it is there.
     pub fn at(word: &str) -> Result<Object, FetchError> {
-        let bad = |why: &str| FetchError::File { word: word.to_owned(), why: why.to_owned() };
+        let bad = |why: &str| FetchError::File { word: shown(word), why: why.to_owned() };
         let url = Url::parse(word).map_err(|error| bad(&error.to_string()))?;
         let place = match url.scheme() {
             "s3" | "gs" | "az" => {
@@ -139,7 +139,7 @@ impl Object {
 /// Its URL without a query, which may hold a signature.
 impl fmt::Display for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.url.as_str().split(['?', '#']).next().unwrap_or_default())
+        f.write_str(&shown(self.url.as_str()))
     }
 }
 
@@ -181,5 +181,17 @@ mod tests {
         let object = Object::at("https://localhost/a").unwrap();
         let error = object.put(Bytes::new()).await.unwrap_err().to_string();
         assert!(error.contains("takes no files"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn errors_show_no_signature() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let object = Object::at(&format!("http://127.0.0.1:{port}/a?signature=secret")).unwrap();
+        let errors = [object.size().await.unwrap_err(), object.read(0..1).await.unwrap_err()];
+        for error in errors.map(|error| error.to_string()) {
+            assert!(error.contains(&format!("http://127.0.0.1:{port}/a:")) && !error.contains("secret"), "{error}");
+        }
     }
 }
