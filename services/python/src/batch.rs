@@ -9,10 +9,13 @@ use trireme_runtime::{ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInsta
 
 use crate::child::LOOK;
 use crate::frame::{Frame, Layout, Link, LinkError};
-use crate::message::{FromChild, RequestHeader, ResponseHeader, ToChild};
+use crate::message::{FromChild, RequestHeader, ResponseHeader, Responses, ToChild};
 use crate::nested::NestedRequests;
 use crate::policy::CallTime;
 use crate::slot::Slot;
+
+/// An instance that has had nothing to do for so long serves few requests.
+const IDLE: Duration = Duration::from_micros(200);
 
 /// An instance of a model that is not decoupled.
 pub struct BatchInstance {
@@ -22,6 +25,8 @@ pub struct BatchInstance {
     /// Present where each request is a call of `execute` of its own.
     apart: Option<Arc<CallTime>>,
     next: u64,
+    /// When the last execution ended.
+    ended: Option<Instant>,
 }
 
 /// The results of a batch so far.
@@ -40,14 +45,26 @@ impl BatchInstance {
     /// An instance whose child is in this slot. `apart`: each request is a call of `execute` of its own, and the time that a call
     /// takes is noted there.
     pub fn new(slot: Slot, batches: bool, apart: Option<Arc<CallTime>>) -> BatchInstance {
-        BatchInstance { slot, batches, apart, next: 0 }
+        BatchInstance { slot, batches, apart, next: 0, ended: None }
     }
 
     fn run(&mut self, link: &Arc<Link>, requests: &[ExecuteRequest], batch: &mut Batch) -> Result<(), LinkError> {
         send_execute(link, requests.iter().zip(batch.first..), self.apart.is_some())?;
         let nested = NestedRequests::new(link.clone());
+        // Of a short call the response is there before this thread would be asleep. Where requests come together or one after the other,
+        // the child needs the CPU more.
+        let is_lone = requests.len() == 1 && self.ended.is_none_or(|ended| ended.elapsed() > IDLE);
+        let mut soon = is_lone && self.apart.as_ref().is_some_and(|calls| calls.are_short());
         while !batch.is_done() {
-            let Some(frame) = link.receive(LOOK)? else {
+            let frame = match std::mem::take(&mut soon) {
+                true => link.receive_soon()?,
+                false => None,
+            };
+            let frame = match frame {
+                None => link.receive(LOOK)?,
+                frame => frame,
+            };
+            let Some(frame) = frame else {
                 batch.tell_cancelled(link, requests)?;
                 if batch.waiting(requests).next().is_none() {
                     nested.cancel_all();
@@ -55,7 +72,7 @@ impl BatchInstance {
                 continue;
             };
             match self.slot.recipe().read(&frame, self.slot.instance())? {
-                Some(FromChild::Responses { responses, executed, released, took_ns }) => {
+                Some(FromChild::Responses(Responses { responses, executed, released, took_ns })) => {
                     if executed {
                         batch.executed = true;
                         link.executed(released);
@@ -101,6 +118,7 @@ impl ModelInstance for BatchInstance {
             None => Err("it is being started again".to_owned()),
         };
         self.slot.set_used(false);
+        self.ended = Some(Instant::now());
         let calls = self.apart.as_ref().map_or(1, |_| requests.len().max(1));
         let took = started.elapsed() / calls as u32;
         let rows = self.rows(requests);

@@ -115,8 +115,11 @@ impl Recipe {
                 }
                 Err(reason.unwrap_or_else(|| {
                     let status = status.map(|status| status.to_string()).unwrap_or_else(|error| error.to_string());
-                    let program = self.program.display();
-                    format!("its process ({program}) ended before the model was loaded ({status}){}", printed.tail())
+                    let (program, named_by) = (self.program.display(), self.named_by);
+                    let printed = printed.tail();
+                    format!(
+                        "its process ({program}, see {named_by}) ended before the model was loaded ({status}){printed}"
+                    )
                 }))
             }
         }
@@ -197,7 +200,7 @@ impl Recipe {
 
     /// Decodes a frame. Handles a frame with log lines or metrics, and returns `None` for it.
     pub fn read(&self, frame: &Frame, instance: &str) -> Result<Option<FromChild>, LinkError> {
-        let message = serde_json::from_slice(&frame.header).map_err(|error| LinkError::Garbage(error.to_string()))?;
+        let message = FromChild::read(&frame.header).map_err(|error| LinkError::Garbage(error.to_string()))?;
         let model = &self.model;
         let (level, message) = match message {
             FromChild::Log { level, message } => (level, message),

@@ -12,7 +12,7 @@ use trireme_runtime::{
 
 use crate::batch::{ResponseOutputs, outputs, process_lost, send_execute};
 use crate::frame::{Frame, Layout, LinkError};
-use crate::message::{FromChild, ResponseHeader, ToChild};
+use crate::message::{FromChild, ResponseHeader, Responses, ToChild};
 use crate::nested::NestedRequests;
 use crate::slot::Slot;
 
@@ -74,7 +74,7 @@ impl DecoupledInstance {
         let mut wait = LONGEST_STEP;
         while let Some(frame) = link.receive(wait)? {
             match self.slot.recipe().read(&frame, self.slot.instance())? {
-                Some(FromChild::Responses { responses, executed, released, .. }) => {
+                Some(FromChild::Responses(Responses { responses, executed, released, .. })) => {
                     if executed {
                         link.executed(released);
                         self.executing = None;

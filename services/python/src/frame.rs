@@ -3,17 +3,17 @@
 //! A frame is the sizes of its header and body, 4 bytes each, little-endian; then the header, JSON; then the body. Where tensors
 //! have more than [`INLINE_BYTES`] the body is empty and they lie in a memory file, whose descriptor comes with the first byte.
 
+use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -37,6 +37,15 @@ const ALIGNMENT: u64 = 64;
 /// Largest header and largest body, in bytes.
 const MAX_PART: usize = 64 << 20;
 
+/// Most frames are smaller. Larger ones make the buffer of received bytes grow.
+const BUFFER_BYTES: usize = INLINE_BYTES as usize + (16 << 10);
+
+/// The sizes of header and body, before them.
+const PREFIX: usize = 8;
+
+/// How long [`Link::receive_soon`] stays awake.
+const SOON: Duration = Duration::from_micros(150);
+
 /// The time limit for sending one frame, and for receiving the rest of a frame that has begun.
 const FRAME_LIMIT: Duration = Duration::from_secs(10);
 
@@ -45,7 +54,23 @@ const FRAME_LIMIT: Duration = Duration::from_secs(10);
 pub struct Link {
     socket: UnixStream,
     sending: Mutex<()>,
+    received: Mutex<Received>,
     memory: Mutex<Memory>,
+}
+
+/// Bytes that have come and are not a whole frame yet.
+#[derive(Debug)]
+struct Received {
+    /// They lie in `buffer[begin..end]`.
+    buffer: Vec<u8>,
+    begin: usize,
+    end: usize,
+    /// The number of bytes that ever came.
+    count: u64,
+    /// Descriptors, each with the number of bytes that had come with it: it belongs to the frame with the last of those.
+    memory: VecDeque<(u64, OwnedFd)>,
+    /// The socket's time limit for receiving.
+    limit: Duration,
 }
 
 /// The memory files of a link that are used more than once.
@@ -165,7 +190,7 @@ impl Link {
     pub fn new(socket: UnixStream) -> io::Result<Link> {
         socket.set_read_timeout(Some(FRAME_LIMIT))?;
         socket.set_write_timeout(Some(FRAME_LIMIT))?;
-        Ok(Link { socket, sending: Mutex::new(()), memory: Mutex::default() })
+        Ok(Link { socket, sending: Mutex::new(()), received: Mutex::default(), memory: Mutex::default() })
     }
 
     /// Sends a frame.
@@ -196,7 +221,6 @@ impl Link {
     }
 
     fn send_with(&self, header: &impl Serialize, layout: &Layout, memory: Option<&Mapped>) -> Result<(), LinkError> {
-        const PREFIX: usize = 8;
         let mut frame = vec![0; PREFIX];
         serde_json::to_writer(&mut frame, header).map_err(io::Error::from)?;
         // The body begins aligned; JSON may end in blanks.
@@ -222,33 +246,48 @@ impl Link {
         Ok(sendmsg(&self.socket, &[IoSlice::new(frame)], &mut control, SendFlags::NOSIGNAL)?)
     }
 
+    /// Waits for a frame that is expected within microseconds: `None` when none has begun within [`SOON`]. The thread stays awake, because
+    /// to fall asleep and to be woken takes longer; it yields the CPU to threads that can run.
+    pub fn receive_soon(&self) -> Result<Option<Frame>, LinkError> {
+        let mut received = self.received.lock();
+        let until = Instant::now() + SOON;
+        while received.end == received.begin && Instant::now() < until {
+            match received.receive(&self.socket, RecvFlags::DONTWAIT) {
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => std::thread::yield_now(),
+                Ok(1..) => {}
+                _ => break,
+            }
+        }
+        drop(received);
+        self.receive(Duration::ZERO)
+    }
+
     /// Waits for a frame, `limit` at most: `None` when none has begun by then.
     pub fn receive(&self, limit: Duration) -> Result<Option<Frame>, LinkError> {
-        let timeout = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-        let mut waiting = [PollFd::new(&self.socket, PollFlags::IN)];
-        match poll(&mut waiting, Some(&timeout)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(None),
-            Ok(_) => {}
-            Err(error) => return Err(io::Error::from(error).into()),
+        let mut received = self.received.lock();
+        loop {
+            if let Some((header, body, memory)) = received.take()? {
+                let data = match memory {
+                    None => body,
+                    Some(memory) => self.read(File::from(memory))?,
+                };
+                return Ok(Some(Frame { header, data }));
+            }
+            let has_begun = received.end > received.begin;
+            let limit = if has_begun { FRAME_LIMIT } else { limit };
+            if received.limit != limit {
+                // Zero would be no limit.
+                self.socket.set_read_timeout(Some(limit.max(Duration::from_micros(1))))?;
+                received.limit = limit;
+            }
+            match received.receive(&self.socket, RecvFlags::empty()) {
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) if !has_begun => return Ok(None),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::CONNRESET) | Ok(0) => return Err(LinkError::Closed),
+                Err(error) => return Err(io::Error::from(error).into()),
+                Ok(_) => {}
+            }
         }
-        let mut prefix = [0; 8];
-        let memory = self.receive_first(&mut prefix)?;
-        let size = |bytes: [u8; 4]| u32::from_le_bytes(bytes) as usize;
-        let [a, b, c, d, e, f, g, h] = prefix;
-        let (header_size, body_size) = (size([a, b, c, d]), size([e, f, g, h]));
-        if header_size > MAX_PART || body_size > MAX_PART {
-            return Err(LinkError::Garbage(format!(
-                "a header of {header_size} and a body of {body_size} bytes, expected {MAX_PART} at most"
-            )));
-        }
-        let mut header = vec![0; header_size + body_size];
-        (&self.socket).read_exact(&mut header)?;
-        let data = match memory {
-            None => Bytes::copy_from_slice(&header[header_size..]),
-            Some(memory) => self.read(File::from(memory))?,
-        };
-        header.truncate(header_size);
-        Ok(Some(Frame { header, data }))
     }
 
     /// The bytes of a memory file. They are copied, so that later writes of the child have no effect.
@@ -269,30 +308,64 @@ impl Link {
         }
         read
     }
+}
 
-    /// Receives the sizes of header and body, and the memory file that came with them.
-    fn receive_first(&self, prefix: &mut [u8; 8]) -> Result<Option<OwnedFd>, LinkError> {
-        let (mut received, mut memory) = (0, None);
-        while received < prefix.len() {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let mut parts = [IoSliceMut::new(&mut prefix[received..])];
-            let message = recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC);
-            let message = message.map_err(|error| match error {
-                rustix::io::Errno::CONNRESET => LinkError::Closed,
-                error => io::Error::from(error).into(),
-            })?;
-            if message.bytes == 0 {
-                return Err(LinkError::Closed);
-            }
-            received += message.bytes;
-            for control in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(mut descriptors) = control {
-                    memory = descriptors.next().or(memory);
-                }
+/// The header of a frame, its body, and the memory file that came with it.
+type Parts = (Vec<u8>, Bytes, Option<OwnedFd>);
+
+// === impl Received ===
+
+impl Received {
+    /// Takes the first frame out, once it is whole.
+    fn take(&mut self) -> Result<Option<Parts>, LinkError> {
+        let Some((&[a, b, c, d, e, f, g, h], rest)) = self.buffer[self.begin..self.end].split_first_chunk() else {
+            return Ok(None);
+        };
+        let size = |bytes: [u8; 4]| u32::from_le_bytes(bytes) as usize;
+        let (header_size, body_size) = (size([a, b, c, d]), size([e, f, g, h]));
+        if header_size > MAX_PART || body_size > MAX_PART {
+            return Err(LinkError::Garbage(format!(
+                "a header of {header_size} and a body of {body_size} bytes, expected {MAX_PART} at most"
+            )));
+        }
+        if rest.len() < header_size + body_size {
+            let needed = PREFIX + header_size + body_size;
+            self.buffer.resize(needed.max(self.buffer.len()), 0);
+            return Ok(None);
+        }
+        let (header, rest) = rest.split_at(header_size);
+        let body = &rest[..body_size];
+        let (header, body) = (header.to_vec(), Bytes::copy_from_slice(body));
+        self.begin += PREFIX + header_size + body_size;
+        let frame_end = self.count - (self.end - self.begin) as u64;
+        let has_memory = self.memory.front().is_some_and(|(count, _)| *count <= frame_end);
+        let memory = if has_memory { self.memory.pop_front().map(|(_, memory)| memory) } else { None };
+        Ok(Some((header, body, memory)))
+    }
+
+    /// Receives bytes, and the memory file that comes with them.
+    fn receive(&mut self, socket: &UnixStream, flags: RecvFlags) -> rustix::io::Result<usize> {
+        self.buffer.copy_within(self.begin..self.end, 0);
+        (self.begin, self.end) = (0, self.end - self.begin);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut self.buffer[self.end..])];
+        let bytes = recvmsg(socket, &mut parts, &mut control, flags | RecvFlags::CMSG_CLOEXEC)?.bytes;
+        (self.end, self.count) = (self.end + bytes, self.count + bytes as u64);
+        for control in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = control {
+                // The kernel ends what one call receives where a message with a descriptor ends.
+                self.memory.extend(descriptors.map(|descriptor| (self.count, descriptor)));
             }
         }
-        Ok(memory)
+        Ok(bytes)
+    }
+}
+
+impl Default for Received {
+    fn default() -> Self {
+        let (buffer, memory) = (vec![0; BUFFER_BYTES], VecDeque::new());
+        Received { buffer, begin: 0, end: 0, count: 0, memory, limit: FRAME_LIMIT }
     }
 }
 

@@ -119,19 +119,7 @@ pub enum FromChild {
         traceback: String,
     },
     /// Responses to requests.
-    Responses {
-        /// The responses.
-        responses: Vec<ResponseHeader>,
-        /// Whether `execute` has returned, so that the child can take more requests.
-        #[serde(default)]
-        executed: bool,
-        /// With `executed`: the memory file of the requests is not used any more.
-        #[serde(default)]
-        released: bool,
-        /// With `executed`: the time in `execute`, in nanoseconds.
-        #[serde(default)]
-        took_ns: Option<u64>,
-    },
+    Responses(Responses),
     /// A request of the model to another model.
     Infer(Box<InferHeader>),
     /// The model waits no longer for the answers to these requests.
@@ -153,6 +141,21 @@ pub enum FromChild {
     },
     /// The model has cleaned up; the child ends.
     Finalized,
+}
+
+impl FromChild {
+    /// Reads a header. Serde keeps a copy of a message in memory until it knows its `type`; the message of each batch is read without one.
+    pub fn read(header: &[u8]) -> serde_json::Result<FromChild> {
+        #[derive(Deserialize)]
+        struct Typed<'a> {
+            #[serde(rename = "type", borrow)]
+            kind: Cow<'a, str>,
+        }
+        match serde_json::from_slice::<Typed<'_>>(header)?.kind.as_ref() {
+            "responses" => serde_json::from_slice(header).map(FromChild::Responses),
+            _ => serde_json::from_slice(header),
+        }
+    }
 }
 
 /// A request in [`FromChild::Infer`].
@@ -231,7 +234,23 @@ pub enum MetricVerb {
     Observe,
 }
 
-/// A response in [`FromChild::Responses`].
+/// The fields of [`FromChild::Responses`].
+#[derive(Debug, Deserialize)]
+pub struct Responses {
+    /// The responses.
+    pub responses: Vec<ResponseHeader>,
+    /// Whether `execute` has returned, so that the child can take more requests.
+    #[serde(default)]
+    pub executed: bool,
+    /// With `executed`: the memory file of the requests is not used any more.
+    #[serde(default)]
+    pub released: bool,
+    /// With `executed`: the time in `execute`, in nanoseconds.
+    #[serde(default)]
+    pub took_ns: Option<u64>,
+}
+
+/// A response in [`Responses`].
 #[derive(Debug, Deserialize)]
 pub struct ResponseHeader {
     /// The ticket of its request.

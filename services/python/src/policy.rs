@@ -21,8 +21,11 @@ const FRAME_TIME: Duration = Duration::from_millis(5);
 /// Longer calls are sent one by one: the way to the child and back is short beside them.
 const SHORT_CALL: Duration = Duration::from_millis(1);
 
+/// Calls that take less than the way to the child and back.
+const VERY_SHORT_CALL: Duration = Duration::from_micros(100);
+
 /// Most requests of a frame whose requests are executed one by one.
-const MAX_APART: usize = 16;
+const MAX_APART: usize = 32;
 
 /// How long a call of `execute` takes, by the clock of the child. Instances note it, the policy reads it.
 #[derive(Debug)]
@@ -77,6 +80,11 @@ impl CallTime {
             before => took.max(before - before / 8 + took / 8),
         };
         self.0.store(now, Ordering::Relaxed);
+    }
+
+    /// Whether calls take less time than the way to the child and back.
+    pub fn are_short(&self) -> bool {
+        self.0.load(Ordering::Relaxed) < VERY_SHORT_CALL.as_nanos() as u64
     }
 
     /// The number of calls that a frame may have.

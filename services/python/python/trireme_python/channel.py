@@ -32,8 +32,11 @@ F_SEAL_SHRINK = 2
 
 PREFIX = struct.Struct("<II")
 # Made once: `json.dumps` makes one for each text where it is not to write blanks.
-ENCODER = json.JSONEncoder(separators=(",", ":"))
-DESCRIPTOR = struct.calcsize("i")
+ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+DECODER = json.JSONDecoder()
+ANCILLARY = socket.CMSG_SPACE(struct.calcsize("i"))
+# Most frames are smaller. Larger ones make the buffer grow.
+BUFFER_BYTES = INLINE_BYTES + 16 * 1024
 
 
 class Closed(Exception):
@@ -46,6 +49,10 @@ class Channel:
     def __init__(self, sock):
         self.socket = sock
         self.sending = threading.Lock()
+        # Bytes that were received lie in `buffer[begin:end]`; `received` counts all bytes that ever were.
+        self.buffer, self.begin, self.end, self.received = bytearray(BUFFER_BYTES), 0, 0, 0
+        # Descriptors, each with the number of bytes that had been received with it: it belongs to the frame with the last of those.
+        self.memory = deque()
         # The memory of the last answer to `execute`: the worker has read it when it sends something to execute again.
         self.spare = None
         # The memory of the last requests that was released: the worker may send it again.
@@ -100,6 +107,8 @@ class Channel:
 
     def is_readable(self):
         """Whether something can be received without waiting."""
+        if self.end > self.begin:
+            return True
         # Not select(), which knows no descriptors above 1023.
         readable = select.poll()
         readable.register(self.socket, select.POLLIN)
@@ -113,27 +122,21 @@ class Channel:
             raise Closed(str(error)) from error
 
     def _receive(self):
-        prefix, memory = b"", None
-        while len(prefix) < PREFIX.size:
-            part, rights, _, _ = self.socket.recvmsg(PREFIX.size - len(prefix), socket.CMSG_SPACE(DESCRIPTOR))
-            if not part:
-                raise Closed("the worker has closed the socket")
-            prefix += part
-            for level, kind, data in rights:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    memory = struct.unpack_from("i", data)[0]
-        header_size, body_size = PREFIX.unpack(prefix)
-        frame = bytearray(header_size + body_size)
-        rest = memoryview(frame)
-        while rest:
-            count = self.socket.recv_into(rest)
-            if count == 0:
-                raise Closed("the worker has closed the socket")
-            rest = rest[count:]
-        # As text: of bytes, `loads` would find out the encoding first.
-        header = json.loads(frame[:header_size].decode())
-        if memory is None:
-            return header, Received(memoryview(frame)[header_size:])
+        while True:
+            there, needed = self.end - self.begin, PREFIX.size
+            if there >= needed:
+                header_size, body_size = PREFIX.unpack_from(self.buffer, self.begin)
+                needed += header_size + body_size
+                if there >= needed:
+                    break
+            self._receive_more(needed)
+        header_begin = self.begin + PREFIX.size
+        body_begin, self.begin = header_begin + header_size, self.begin + needed
+        # Not `loads`, which would find out the encoding and skip blanks first.
+        header, _ = DECODER.raw_decode(self.buffer[header_begin:body_begin].decode())
+        if not self.memory or self.memory[0][0] > self.received - (self.end - self.begin):
+            return header, Received(memoryview(self.buffer[body_begin : self.begin]))
+        _, memory = self.memory.popleft()
         try:
             status = os.fstat(memory)
             identity = (status.st_dev, status.st_ino, status.st_size)
@@ -144,6 +147,24 @@ class Channel:
             return header, Received.mapped(mmap.mmap(memory, status.st_size), identity)
         finally:
             os.close(memory)
+
+    def _receive_more(self, needed):
+        """Receives bytes of a frame that has `needed` bytes at least, and the descriptor that comes with them."""
+        there = self.end - self.begin
+        if self.begin:
+            self.buffer[:there] = self.buffer[self.begin : self.end]
+            self.begin, self.end = 0, there
+        if needed > len(self.buffer):
+            self.buffer = self.buffer.ljust(needed, b"\0")
+        with memoryview(self.buffer) as view, view[there:] as free:
+            count, rights, _, _ = self.socket.recvmsg_into([free], ANCILLARY)
+        if count == 0:
+            raise Closed("the worker has closed the socket")
+        self.end, self.received = there + count, self.received + count
+        for level, kind, data in rights:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                # The kernel ends a message of the socket where one with a descriptor ends.
+                self.memory.append((self.received, struct.unpack_from("i", data)[0]))
 
 
 class Received:

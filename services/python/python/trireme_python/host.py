@@ -63,7 +63,7 @@ class Host:
         # The class, where there is no model file; then the model.
         self.model, self.loop = model, None
         self.model_name, self.instance_name, self.model_version, self.decoupled = "", "", 1, False
-        # The senders of requests that are not answered, by ticket.
+        # The senders of requests that are not answered, by ticket. Whoever holds `lock` may send, or take a sender out.
         self.senders, self.lock = {}, threading.Lock()
         # Requests of the model to other models, by their ids, and the threads that wait for them.
         self.calls, self.waiters = {}, None
@@ -184,8 +184,7 @@ class Host:
         if not isinstance(responses, list):
             self.refuse(requests, f"Expected a list in the execute return, found type '{type(responses)}'.")
             return []
-        is_open = any(request._ticket in self.senders for request in requests)
-        if len(responses) != len(requests) and is_open:
+        if len(responses) != len(requests) and any(request._ticket in self.senders for request in requests):
             self.refuse(requests, (
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(responses)}\n"
@@ -228,13 +227,13 @@ class Host:
                     f"'{type(response)}'."
                 )
                 response = InferenceResponse(error=TritonError(self.refusal(text)))
-            if request._sender.close():
+            if self.close_sender(request._ticket):
                 try:
                     described = response.describe(layout)
                 except Exception as error:
                     described = {"error": self.error(error).describe()}
-                answers.append({"id": request._ticket, "final": True, **described})
-                self.forget(request._ticket)
+                described["id"], described["final"] = request._ticket, True
+                answers.append(described)
 
     def fail(self, requests, error):
         """Answers those requests that are not answered with an error; the traceback goes to the log."""
@@ -251,9 +250,8 @@ class Host:
         """Answers those requests that are not answered with an error."""
         headers = []
         for request in requests:
-            if request._sender.close():
+            if self.close_sender(request._ticket):
                 headers.append({"id": request._ticket, "final": True, "error": error.describe()})
-                self.forget(request._ticket)
         self.channel.send({"type": "responses", "responses": headers})
 
     def error(self, error):
@@ -264,10 +262,10 @@ class Host:
         """Triton's words around a reason."""
         return f"Failed to process the request(s) for model '{self.instance_name}', message: {reason}"
 
-    def forget(self, ticket):
-        """A request is answered."""
+    def close_sender(self, ticket):
+        """Takes the right to answer a request from its sender. Returns whether the sender had it."""
         with self.lock:
-            self.senders.pop(ticket, None)
+            return self.senders.pop(ticket, None) is not None
 
     # === The rest ===
 

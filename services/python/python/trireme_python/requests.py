@@ -191,12 +191,13 @@ class InferenceRequest:
 
 
 class ResponseSender:
-    """Sends the responses of one request, from any thread."""
+    """Sends the responses of one request, from any thread. It is open for as long as the host has it under its ticket."""
+
+    __slots__ = ("_ticket", "_host", "_cancelled", "_sent")
 
     def __init__(self, ticket, host):
         # Not the request, which has this sender: its tensors are freed with it.
-        self._ticket, self._host, self._cancelled = ticket, host, False
-        self._lock, self._closed, self._sent = threading.Lock(), False, 0
+        self._ticket, self._host, self._cancelled, self._sent = ticket, host, False, False
 
     def send(self, response=None, flags=0):
         """Sends a response; with TRITONSERVER_RESPONSE_COMPLETE_FINAL it is the last one, or says that none follows."""
@@ -212,27 +213,25 @@ class ResponseSender:
         layout, header = Layout(), {"id": self._ticket, "final": final}
         if response is not None:
             header.update(response.describe(layout))
-        with self._lock:
-            if self._closed:
+        with self._host.lock:
+            if not self.is_open():
                 raise TritonModelException("Unable to send response. Response sender has been closed.")
             if response is not None and self._sent and not self._host.decoupled:
                 raise TritonModelException(
                     "a model without the decoupled transaction policy sends one response for each request"
                 )
-            self._closed, self._sent = final, self._sent + (response is not None)
+            if final:
+                del self._host.senders[self._ticket]
+            self._sent = self._sent or response is not None
             self._host.channel.send({"type": "responses", "responses": [header]}, layout.buffers)
-        if final:
-            self._host.forget(self._ticket)
 
-    def close(self):
-        """Takes the right to send, for who sends all responses at once. Says whether it was there."""
-        with self._lock:
-            was_open, self._closed = not self._closed, True
-        return was_open
+    def is_open(self):
+        """Whether something may be sent."""
+        return self._ticket in self._host.senders
 
     def has_sent(self):
         """Whether anything was sent, or everything was."""
-        return self._closed or self._sent > 0
+        return self._sent or not self.is_open()
 
     def is_cancelled(self):
         """Whether no client waits for the answer any more."""

@@ -33,6 +33,8 @@ if bfloat16 is not None:
 OF_NUMPY = {dtype: name for name, dtype in NUMPY.items()}
 
 LENGTH = struct.Struct("<I")
+# To copy so few bytes is faster than to make a view of them.
+COPIED_BYTES = 4096
 
 
 def datatype_of(array):
@@ -98,10 +100,13 @@ class Tensor:
             data = encode_bytes(self._array)
         else:
             array = self._array
-            if not array.dtype.isnative or not array.flags.c_contiguous:
-                array = np.ascontiguousarray(array, dtype=NUMPY[self._datatype])
-            # By way of bytes: numpy exports no buffers of elements that Python has no letter for.
-            data = memoryview(array.reshape(-1).view(np.uint8)) if array.size else b""
+            if not array.dtype.isnative:
+                array = array.astype(NUMPY[self._datatype])
+            if array.nbytes <= COPIED_BYTES:
+                data = array.tobytes()
+            else:
+                # By way of bytes: numpy exports no buffers of elements that Python has no letter for.
+                data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         offset = layout.add(data)
         return {
             "name": self._name,
