@@ -26,6 +26,8 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 KINDS = {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8, "smooth": QuantType.QInt8, "usmooth": QuantType.QUInt8}
 BLOCK = 128
+# The quantizer of blocks needs one more package.
+HAS_BLOCKS = importlib.util.find_spec("onnx_ir") is not None
 # How much of the range of a channel moves from the activations into the weights: candidates, of which each matrix takes the best.
 STRENGTHS = [0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
 # A factor costs a multiplication of the activations: it has to take this part of the error away.
@@ -60,17 +62,24 @@ class Variants:
 
     def quantize(self, output, kind, **which):
         if kind == "blocks":
-            return self.in_blocks(output)
+            return self.in_blocks(self.base, output)
         quantize_dynamic(
             self.smoothed if kind.endswith("smooth") else self.base, output, weight_type=KINDS[kind], per_channel=True, op_types_to_quantize=["MatMul"],
             use_external_data_format=self.large, **which,
         )
 
-    def in_blocks(self, output):
-        """Weights of 8 bits with a scale for each block, and each row of activations quantized by itself."""
+    def leave_out(self, output, kind, names):
+        """A variant without some matrices: those get weights in blocks where Python has what that needs, else they stay as they are."""
+        self.quantize(output, kind, nodes_to_exclude=names)
+        if names and HAS_BLOCKS:
+            self.in_blocks(output, output)
+
+    def in_blocks(self, path, output):
+        """Weights of 8 bits with a scale for each block, and each row of activations quantized by itself: of all matrices that are
+        not quantized yet."""
         from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-        model = onnx.load(self.base)
+        model = onnx.load(path)
         quantizer = MatMulNBitsQuantizer(model, bits=8, block_size=BLOCK, is_symmetric=True, accuracy_level=4)
         quantizer.process()
         quantizer.model.save_model_to_file(output, self.large)
@@ -225,15 +234,13 @@ def main():
         ask = json.loads(line)
         if ask["do"] == "open":
             variants = Variants(ask)
-            # The quantizer of blocks needs one more package.
-            blocks = importlib.util.find_spec("onnx_ir") is not None
-            say({"matmuls": variants.matmuls, "by": f"onnxruntime {onnxruntime.__version__}", "blocks": blocks})
+            say({"matmuls": variants.matmuls, "by": f"onnxruntime {onnxruntime.__version__}", "blocks": HAS_BLOCKS})
         elif ask["do"] == "smooth":
             say(variants.smooth(ask))
         elif ask["do"] == "damage":
             say(variants.damage(ask))
         elif ask["do"] == "quantize":
-            variants.quantize(ask["output"], ask["kind"], nodes_to_exclude=ask["leave_out"])
+            variants.leave_out(ask["output"], ask["kind"], ask["leave_out"])
             say({})
         elif ask["do"] == "sign":
             say(sign(ask["path"], ask["notes"]))

@@ -197,7 +197,8 @@ impl<'a> Trial<'a> {
         indices.into_iter().map(|index| &self.cases[index]).collect()
     }
 
-    /// The variant that leaves out the fewest matrices and holds the bar.
+    /// The variant that leaves out the fewest matrices and holds the bar. A matrix that is left out gets weights in blocks, which are
+    /// slower and more precise, or stays as it is.
     fn leave_out(
         &mut self,
         quantizer: &mut Quantizer,
@@ -210,9 +211,12 @@ impl<'a> Trial<'a> {
         let order = order(&quantizer.matrices, &damage);
         let target = self.target();
         let mut best = None;
-        // With half of the matrices at full precision nothing is won any more.
+        // With half of the matrices at more precision nothing is won any more.
         smallest(order.len() / 2, |count| {
-            let name = format!("{name} without {count} of {} matrices", order.len());
+            let name = match quantizer.has_blocks {
+                true => format!("{name}, {count} of {} matrices in blocks", order.len()),
+                false => format!("{name}, without {count} of {} matrices", order.len()),
+            };
             let variant = self.variant(quantizer, kind, &name, &order[..count])?;
             let holds = variant.fidelity.lowest >= target;
             if let Some(worse) = if holds { best.replace(variant) } else { Some(variant) } {
