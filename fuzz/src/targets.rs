@@ -1,11 +1,12 @@
 //! The targets: each takes bytes and returns the outcome as text. An accepted input also has to survive being written
 //! and read again.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use prost::Message;
 use trireme_bus::{AnswerForm, ReplyHeaders, WorkHeaders, decode_reply, decode_work, encode_reply, encode_work};
+use trireme_columns::{Format, Table};
 use trireme_inference::{InferRequest, UnixMicros};
 use trireme_model_repository::ModelConfig;
 use trireme_protocol::infer::RequestContext;
@@ -76,6 +77,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "infer-grpc", run: infer_grpc, words: &["BYTES", "FP32", "INPUT0"] },
     Target { name: "config-pbtxt", run: config_pbtxt, words: PBTXT_WORDS },
     Target { name: "config-json", run: config_json, words: JSON_WORDS },
+    Target { name: "columns-parquet", run: columns_parquet, words: &["PAR1", "text", "embedding"] },
+    Target { name: "columns-arrow", run: columns_arrow, words: &["ARROW1", "text", "embedding"] },
     Target { name: "envelope-work", run: envelope_work, words: &["tensors", "route", "steps", "data", "shape"] },
     Target { name: "envelope-reply", run: envelope_reply, words: &["tensors", "error", "ledger"] },
 ];
@@ -197,6 +200,35 @@ fn envelope_reply(body: &[u8]) -> String {
             assert_eq!(encode_reply(&again).ok(), Some(written), "a reply is the same when it was written and read");
             "valid".to_owned()
         }
+        Err(error) => error.to_string(),
+    }
+}
+
+fn columns_parquet(file: &[u8]) -> String {
+    columns(file, Format::Parquet)
+}
+
+fn columns_arrow(file: &[u8]) -> String {
+    columns(file, Format::Arrow)
+}
+
+/// Reads all rows of a file of columns, each column as a job and as `trireme bulk` would.
+fn columns(file: &[u8], format: Format) -> String {
+    const ROWS: usize = 64;
+    let source = Arc::new(Bytes::copy_from_slice(file));
+    let read = Table::open(source, format).and_then(|table| {
+        let mut rows = 0;
+        for batch in table.batches(0, ROWS)?.take(ROWS) {
+            let batch = batch?;
+            rows += batch.rows();
+            for column in ["id", "text", "kind", "list", "vector"] {
+                let _ = (batch.texts(column), batch.ids(column), batch.json(column));
+            }
+        }
+        Ok(rows)
+    });
+    match read {
+        Ok(rows) => format!("{rows} rows"),
         Err(error) => error.to_string(),
     }
 }
