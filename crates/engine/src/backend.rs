@@ -87,10 +87,24 @@ pub struct LoadedModel {
     pub config: Arc<ModelConfig>,
     /// Its instances; each gets an OS thread of its own.
     pub instances: Vec<Instance>,
+    /// Instances for bulk requests alone, which run in the time that live requests leave. Without any, `instances` execute bulk
+    /// requests between live ones.
+    pub background: Vec<BackgroundInstance>,
     /// Decides which waiting requests run together. For stepwise instances it only gives the order of the requests.
     pub policy: Box<dyn BatchPolicy>,
     /// A request for the canary that was executed when the model was loaded; with `None` the harness makes one up.
     pub canary: Option<ExecuteRequest>,
+}
+
+/// Makes an instance for bulk requests: called when the first bulk request comes, on the thread that then runs the instance. Threads
+/// that are started meanwhile have its low priority.
+pub type BackgroundInstance = Box<dyn FnOnce() -> Result<Box<dyn ModelInstance>, LoadError> + Send>;
+
+/// An instance that `make` makes.
+pub fn in_background<I: ModelInstance + 'static>(
+    make: impl FnOnce() -> Result<I, LoadError> + Send + 'static,
+) -> BackgroundInstance {
+    Box::new(|| make().map(|instance| Box::new(instance) as Box<dyn ModelInstance>))
 }
 
 /// One copy of a model, by the way it executes requests.

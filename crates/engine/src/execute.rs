@@ -8,13 +8,14 @@ use std::time::Instant;
 
 use trireme_inference::{FailureReason, InferError};
 
-use crate::backend::{Instance, ModelInstance, Stop, panicked};
+use crate::backend::{BackgroundInstance, Instance, ModelInstance, Stop, panicked};
+use crate::background::{PATIENCE, Share, lower_priority, priorities_count};
 use crate::canary::Streak;
 use crate::cancel::expired;
 use crate::completion::Completion;
 use crate::model::{Model, Threads, Work, conclude};
 use crate::outage::is_out;
-use crate::queue::Taken;
+use crate::queue::{Role, Taken};
 use crate::runs::Runs;
 use crate::stepwise::Stepper;
 use crate::watchdog::Abort;
@@ -39,14 +40,46 @@ impl<C: Completion> Drop for EndsOnPanic<C> {
 
 impl<C: Completion> Model<C> {
     /// Starts a thread for each instance. The threads end when the queue is closed and empty.
-    pub fn start(self: &Arc<Self>, instances: Vec<Instance>) -> Result<Threads, std::io::Error> {
+    pub fn start(
+        self: &Arc<Self>,
+        instances: Vec<Instance>,
+        background: Vec<BackgroundInstance>,
+    ) -> Result<Threads, std::io::Error> {
         let mut threads = Vec::new();
+        let named = |name: String| std::thread::Builder::new().name(name);
         for (index, instance) in instances.into_iter().enumerate() {
-            let model = self.clone();
-            let thread = std::thread::Builder::new().name(format!("{}-{index}", self.key.name));
+            let (model, thread) = (self.clone(), named(format!("{}-{index}", self.key.name)));
             threads.push(thread.spawn(move || model.run_instance(instance))?);
         }
+        let background = if priorities_count() { background } else { Vec::new() };
+        for (index, make) in background.into_iter().enumerate() {
+            let (model, thread) = (self.clone(), named(format!("bulk-{index}-{}", self.key.name)));
+            threads.push(thread.spawn(move || model.run_background(make))?);
+        }
         Ok(threads)
+    }
+
+    /// The life of the thread of an instance for bulk requests: it makes the instance when the first bulk request comes.
+    fn run_background(self: Arc<Self>, make: BackgroundInstance) {
+        let runtime = self.tasks.runtime().clone();
+        let _runtime = runtime.enter();
+        let _watch = EndsOnPanic(self.clone());
+        if !self.queue.bulk_comes() {
+            return;
+        }
+        let (model, otherwise) = (&self.key, "bulk requests run between live ones, which then wait for them");
+        if let Err(error) = lower_priority() {
+            tracing::warn!(%model, %error, "the priority of a thread cannot be lowered: {otherwise}");
+            return;
+        }
+        match make() {
+            Ok(instance) => {
+                tracing::info!(%model, "an instance for bulk requests is ready");
+                self.queue.add_background();
+                self.run_batches(Role::Background, instance);
+            }
+            Err(error) => tracing::warn!(%model, %error, "no instance for bulk requests could be made: {otherwise}"),
+        }
     }
 
     /// The life of an instance's thread, until the queue is closed.
@@ -56,19 +89,19 @@ impl<C: Completion> Model<C> {
         let _runtime = runtime.enter();
         let _watch = EndsOnPanic(self.clone());
         match instance {
-            Instance::Batch(instance) => self.run_batches(instance),
+            Instance::Batch(instance) => self.run_batches(Role::Main, instance),
             Instance::Stepwise(instance) => Stepper::new(self, instance).run(),
         }
     }
 
     /// Takes a batch, executes it, sends the results on.
-    fn run_batches(self: Arc<Self>, mut instance: Box<dyn ModelInstance>) {
+    fn run_batches(self: Arc<Self>, role: Role, mut instance: Box<dyn ModelInstance>) {
         let (stop, mut calls, mut streak) = (instance.stop(), 0, Streak::default());
-        let outage = instance.outage();
+        let (outage, mut share) = (instance.outage(), Share::default());
         let late = |work: &Work<C>, takes| work.pending.is_too_late(takes);
         loop {
             self.wait_out(outage.as_ref());
-            let Some(taken) = self.queue.take_run(&mut calls, late) else { return };
+            let Some(taken) = self.queue.take_run(role, &mut calls, late) else { return };
             let called = match taken {
                 Taken::Late(late) => {
                     late.into_iter().for_each(|work| work.pending.fail(expired(), FailureReason::Other));
@@ -80,7 +113,14 @@ impl<C: Completion> Model<C> {
                 }
                 Taken::Batch(batch, _) if batch.is_empty() => true,
                 Taken::Batch(batch, mut run) => {
-                    run.executed = self.run_batch(instance.as_mut(), stop.as_ref(), &mut streak, batch);
+                    let execute = || self.run_batch(role, instance.as_mut(), stop.as_ref(), &mut streak, batch);
+                    run.executed = match role {
+                        Role::Main => execute(),
+                        Role::Background => share.of(execute),
+                    };
+                    if share.is_too_little() {
+                        self.queue.background_starves();
+                    }
                     false
                 }
             };
@@ -94,6 +134,7 @@ impl<C: Completion> Model<C> {
     /// Executes the requests of a batch that clients still wait for, and returns their number.
     fn run_batch(
         &self,
+        role: Role,
         instance: &mut dyn ModelInstance,
         stop: Option<&Arc<dyn Stop>>,
         streak: &mut Streak,
@@ -107,7 +148,8 @@ impl<C: Completion> Model<C> {
         let held = waiting.iter().filter_map(C::held).collect();
         let callers = || requests.iter().map(|request| (request.cancelled.clone(), request.deadline)).collect();
         let abort = stop.map(|stop| Abort { callers: callers(), stop: stop.clone() });
-        let execution = self.executions.begin(held, abort);
+        let patience = if role == Role::Background { PATIENCE } else { 1 };
+        let execution = self.executions.begin(held, abort, patience);
         let executed = std::panic::catch_unwind(AssertUnwindSafe(|| instance.execute(&requests)));
         drop(execution);
         let mut results = executed.unwrap_or_else(|_| {

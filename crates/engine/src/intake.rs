@@ -135,6 +135,16 @@ impl Intake {
         Intake { instances: instances.max(1), appetite, pace, running, last: 0, fetches: (0.0, 0.0) }
     }
 
+    /// The same for one idle instance, before anything was measured.
+    pub fn for_one(&self) -> Intake {
+        Intake::new(1, self.appetite)
+    }
+
+    /// One more instance, idle.
+    pub fn add_instance(&mut self) {
+        self.instances += 1;
+    }
+
     /// Requests that fill a run.
     pub fn batch(&self) -> usize {
         self.appetite.batch.max(1)

@@ -13,6 +13,7 @@
 
 mod activity;
 mod backend;
+mod background;
 mod batching;
 mod calls;
 mod canary;
@@ -35,8 +36,9 @@ mod watchdog;
 
 pub use activity::doing;
 pub use backend::{
-    Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
-    ModelSource, Outage, Progress, SequenceSupport, StepwiseInstance, Stop, Ticket, one_line, one_response,
+    Backend, BackgroundInstance, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel,
+    ModelInstance, ModelSource, Outage, Progress, SequenceSupport, StepwiseInstance, Stop, Ticket, in_background,
+    one_line, one_response,
 };
 pub use batching::{Appetite, BatchPolicy, Candidate, Decision, Description, OneAtATime};
 pub use calls::{Answered, Caller, Calls, Nested, NestedResponse, Origin};

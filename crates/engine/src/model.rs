@@ -103,7 +103,7 @@ impl<C: Completion> Model<C> {
     /// Executes the canary request on an instance between two batches. Returns whether the instance may go on.
     pub(crate) fn run_canary(&self, instance: &mut dyn ModelInstance) -> bool {
         let Some(request) = self.canary_request() else { return true };
-        let execution = self.executions.begin(Vec::new(), None);
+        let execution = self.executions.begin(Vec::new(), None, 1);
         let result = canary::execute(instance, request);
         drop(execution);
         self.judge_canary(result)

@@ -1,11 +1,15 @@
 //! A model's queue in this worker, between the async tasks that admit work and the instance threads that take batches.
-//! The policy decides what makes a batch; this file has the lock and the waiting, `state` the requests and the counting.
+//! The policy decides what makes a batch; this file has the lock, `taking` the
+//! waiting for batches, `state` the requests and the counting.
 //!
-//! Requests wait in two lanes. While live requests wait, the policy sees them alone, so no bulk request runs before them or with
-//! them. Bulk requests run when no live request waits, and after [`PASSED_OVER`] runs that have passed them over. A live request may have
-//! to wait for the run under way, so runs of bulk requests are short while there are live requests now and then.
+//! Requests wait in two lanes. Where a model has background instances ([`Role`]), those execute bulk requests and the main instances
+//! live ones; the operating system gives the background the time that is left. Where there are none, or where other processes leave
+//! them too little, the main instances execute both. While live requests wait, the policy then sees them alone, so no bulk request runs
+//! before them or with them. Bulk requests run when no live request waits, and after 15 runs that have passed them over. A
+//! live request may have to wait for the run under way, so runs of bulk requests are short while there are live requests now and then.
 
 mod state;
+mod taking;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,25 +20,26 @@ use tokio::sync::Notify;
 use trireme_inference::{Lane, Tensor};
 
 use crate::backend::Instance;
-use crate::batching::{BatchPolicy, Candidate, Decision, Description};
+use crate::batching::{BatchPolicy, Candidate, Description};
 use crate::intake::{self, Intake, Room, RunId};
 use crate::statistics::QueueLoad;
 use state::{State, Waiting, is_beyond};
 
+pub use state::Role;
+
 /// The most requests to ask for at a time in place of requests that came too late.
 const REPLACED: usize = 64;
 
-/// Runs of live requests, one after the other, while bulk requests wait. The next run is one of bulk requests, so that they are not
-/// starved by live requests that never pause.
-const PASSED_OVER: u32 = 15;
+/// How long the main instances execute bulk requests after background instances got too little of the CPUs.
+const RESPITE: Duration = Duration::from_secs(5);
 
 /// The queue. `T` is the data of a waiting request.
 pub struct WorkQueue<T> {
     policy: Box<dyn BatchPolicy>,
     capacity: usize,
     state: Mutex<State<T>>,
-    /// Signalled when work has arrived, the queue was closed, or idle instances were called.
-    arrived: Condvar,
+    /// For each role: signalled when work has arrived, the queue was closed, or idle instances were called.
+    arrived: [Condvar; 2],
     /// Signalled when the room of a lane may have changed: a permit was given back, or a run began or ended.
     room_changed: [Notify; 2],
 }
@@ -48,6 +53,7 @@ pub struct Permit<T> {
 /// A run under way, from when its batch was taken until its results have been sent on.
 pub struct Run<T> {
     queue: Arc<WorkQueue<T>>,
+    role: Role,
     id: Option<RunId>,
     /// Number of requests that were executed.
     pub executed: usize,
@@ -75,6 +81,9 @@ impl<T> WorkQueue<T> {
             alone: VecDeque::new(),
             reserved: None,
             intake,
+            background: None,
+            starves_until: None,
+            bulk_came: false,
             asked: [0; 2],
             permits_out: [0; 2],
             late: 0,
@@ -86,7 +95,7 @@ impl<T> WorkQueue<T> {
             policy,
             capacity,
             state: Mutex::new(state),
-            arrived: Condvar::new(),
+            arrived: [Condvar::new(), Condvar::new()],
             room_changed: [Notify::new(), Notify::new()],
         })
     }
@@ -145,9 +154,13 @@ impl<T> WorkQueue<T> {
         }
     }
 
-    /// Notes how long a message took to arrive from the shared queue; there has been room for it since `since`.
-    pub fn fetched(&self, since: Instant) {
-        if let Some(intake) = &mut self.state.lock().intake {
+    /// Notes how long a message of a lane took to arrive from the shared queue; there has been room for it since `since`.
+    pub fn fetched(&self, lane: Lane, since: Instant) {
+        let mut state = self.state.lock();
+        let role = state.role_for(lane);
+        // Main instances have room for bulk requests while live ones leave it.
+        let counts = lane == Lane::Live || role == Role::Background;
+        if let Some(intake) = state.intake_of(role).as_mut().filter(|_| counts) {
             intake.fetched(since.elapsed());
         }
     }
@@ -177,7 +190,7 @@ impl<T> WorkQueue<T> {
         let closed = state.closed;
         drop(state);
         if closed {
-            self.arrived.notify_all();
+            self.wake_all();
         }
         closed
     }
@@ -191,8 +204,7 @@ impl<T> WorkQueue<T> {
     /// that go before it; `None` while the durations of runs are not known.
     pub fn outlook(&self, lane: Lane, request: &Description) -> Option<(Duration, Duration)> {
         let cost = self.policy.cost(std::slice::from_ref(request));
-        let state = self.state.lock();
-        state.intake.as_ref()?.outlook(cost, state.waiting_up_to(lane), Instant::now())
+        self.state.lock().outlook(lane, cost, Instant::now())
     }
 
     /// A request came too late to be executed. The requests behind it in the shared queue are probably late, too. So
@@ -208,140 +220,51 @@ impl<T> WorkQueue<T> {
         state.late = 0;
         state.lanes[lane as usize].candidates.push(candidate);
         state.lanes[lane as usize].items.push_back(item);
+        let role = state.role_for(lane);
+        let is_first = lane == Lane::Bulk && !std::mem::replace(&mut state.bulk_came, true);
         drop(state);
-        self.arrived.notify_one();
+        self.arrived[role as usize].notify_one();
+        if is_first {
+            self.arrived[Role::Background as usize].notify_all();
+        }
+    }
+
+    /// Waits until the first bulk request has come. `false` once the queue is closed.
+    pub fn bulk_comes(&self) -> bool {
+        let mut state = self.state.lock();
+        while !state.bulk_came && !state.closed {
+            self.arrived[Role::Background as usize].wait(&mut state);
+        }
+        !state.closed
+    }
+
+    /// Background instances got too little of the CPUs: the main instances execute bulk requests for a while.
+    pub fn background_starves(&self) {
+        self.state.lock().starves_until = Some(Instant::now() + RESPITE);
+        self.arrived[Role::Main as usize].notify_one();
+    }
+
+    /// A background instance is ready. From the first one on, the main instances take no bulk requests.
+    pub fn add_background(&self) {
+        let mut state = self.state.lock();
+        state.background = match (state.background.take(), &state.intake) {
+            (Some(mut intake), _) => {
+                intake.add_instance();
+                Some(intake)
+            }
+            (None, intake) => intake.as_ref().map(Intake::for_one),
+        };
     }
 
     /// Puts a request into the queue that has to run in a batch of its own.
     pub fn push_alone(&self, candidate: Candidate, item: T) {
         self.state.lock().alone.push_back((candidate, item));
-        self.arrived.notify_one();
+        self.arrived[Role::Main as usize].notify_one();
     }
 
-    /// Waits for a batch to execute, in the order that the policy gave; the run ends when it is dropped. `None` once
-    /// the queue is closed and empty. When no request waits and [`WorkQueue::call_idle`] was called more than `calls`
-    /// times, returns an empty batch and updates `calls`. If some of the batch's requests are too `late` for its
-    /// expected duration, returns only those.
-    pub fn take_run(self: &Arc<Self>, calls: &mut u64, late: impl Fn(&T, Duration) -> bool) -> Option<Taken<T>> {
-        let (taken, wrong) = self.take_with(usize::MAX, calls, |state, lane, mut indices| {
-            let began = Instant::now();
-            let waiting = &state.lanes[lane as usize];
-            let mut members: Vec<_> = indices.iter().map(|&index| waiting.candidates[index].description).collect();
-            if let Some(most) = state.most_cost(lane, began) {
-                while members.len() > 1 && self.policy.cost(&members) > most {
-                    members.pop();
-                }
-                indices.truncate(members.len());
-            }
-            let cost = self.policy.cost(&members);
-            let waiting = &state.lanes[lane as usize];
-            if let Some(takes) = state.intake.as_ref().and_then(|intake| intake.run(cost)) {
-                let is_late = |index: &usize| late(&waiting.items[*index], takes);
-                let indices: Vec<_> = indices.iter().copied().filter(is_late).collect();
-                if !indices.is_empty() {
-                    return (Taken::Late(state.take(lane, &indices)), [false; 2]);
-                }
-            }
-            if lane == Lane::Live && !indices.is_empty() {
-                state.note_live(cost, began);
-            }
-            let (batch, now) = (state.take(lane, &indices), Instant::now());
-            let id = state.intake.as_mut().map(|intake| intake.begin(cost, now));
-            // Fewer requests wait now, and one more instance is busy.
-            let wrong = state.is_asked_wrongly(self.capacity, now);
-            (Taken::Batch(batch, Run { queue: self.clone(), id, executed: 0 }), wrong)
-        })?;
-        self.wake(wrong);
-        Some(taken)
-    }
-
-    /// Like [`WorkQueue::take_run`], but takes at most `limit` requests, for instances that do not work in runs.
-    pub fn take(&self, limit: usize, calls: &mut u64) -> Option<Vec<T>> {
-        self.take_with(limit, calls, |state, lane, indices| state.take(lane, &indices))
-    }
-
-    /// Waits until there is a batch, and lets `remove` take it out before the queue is unlocked.
-    fn take_with<R>(
-        &self,
-        limit: usize,
-        calls: &mut u64,
-        remove: impl Fn(&mut State<T>, Lane, Vec<usize>) -> R,
-    ) -> Option<R> {
-        let mut state = self.state.lock();
-        loop {
-            if let Some((candidate, item)) = state.alone.pop_front() {
-                state.reserved = None;
-                // Put before all others only for `remove`, which takes it out at once: the policy does not see it.
-                let live = &mut state.lanes[Lane::Live as usize];
-                live.candidates.insert(0, candidate);
-                live.items.push_front(item);
-                let removed = remove(&mut state, Lane::Live, vec![0]);
-                if state.waiting() > 0 {
-                    self.arrived.notify_one();
-                }
-                return Some(removed);
-            }
-            let Some((lane, decision)) = self.decide(&state) else {
-                if state.closed {
-                    return None;
-                }
-                if *calls < state.calls {
-                    *calls = state.calls;
-                    return Some(remove(&mut state, Lane::Live, Vec::new()));
-                }
-                self.arrived.wait(&mut state);
-                continue;
-            };
-            match decision {
-                Decision::Run(mut indices) => {
-                    indices.truncate(limit);
-                    let removed = remove(&mut state, lane, indices);
-                    if state.waiting() > 0 {
-                        // The remaining requests may be a batch for another instance, and this instance has used up its
-                        // wake-up.
-                        self.arrived.notify_one();
-                    }
-                    return Some(removed);
-                }
-                Decision::WaitUntil(time) => {
-                    self.arrived.wait_until(&mut state, time);
-                }
-                Decision::Wait => self.arrived.wait(&mut state),
-            }
-        }
-    }
-
-    /// Takes at most `limit` requests that the policy would run now, to join others in a stepwise instance. `None` if
-    /// there are none. If a request waits that has to run alone, the first instance that asks gets `None` until it is
-    /// empty: it takes that request then, unless another instance is empty before.
-    pub fn try_take(&self, limit: usize) -> Option<Vec<T>> {
-        let mut state = self.state.lock();
-        let me = std::thread::current().id();
-        if !state.alone.is_empty() && *state.reserved.get_or_insert(me) == me {
-            return None;
-        }
-        match self.decide(&state)? {
-            (lane, Decision::Run(mut indices)) => {
-                indices.truncate(limit);
-                Some(state.take(lane, &indices))
-            }
-            (_, Decision::WaitUntil(_) | Decision::Wait) => None,
-        }
-    }
-
-    /// The lane whose turn it is, and the policy's decision about its requests; `None` if no request waits.
-    fn decide(&self, state: &State<T>) -> Option<(Lane, Decision)> {
-        let now = Instant::now();
-        let decide = |lane: Lane| (lane, self.policy.decide(&state.lanes[lane as usize].candidates, now));
-        let [live, bulk] = &state.lanes;
-        match (live.items.is_empty(), bulk.items.is_empty()) {
-            (true, true) => None,
-            (true, false) => Some(decide(Lane::Bulk)),
-            (false, false) if state.passed_over >= PASSED_OVER => match decide(Lane::Bulk) {
-                run @ (_, Decision::Run(_)) => Some(run),
-                _ => Some(decide(Lane::Live)),
-            },
-            (false, _) => Some(decide(Lane::Live)),
+    fn wake_all(&self) {
+        for arrived in &self.arrived {
+            arrived.notify_all();
         }
     }
 
@@ -385,7 +308,7 @@ impl<T> WorkQueue<T> {
     /// Gives an empty batch to every instance that waits for one.
     pub fn call_idle(&self) {
         self.state.lock().calls += 1;
-        self.arrived.notify_all();
+        self.arrived[Role::Main as usize].notify_all();
     }
 
     /// While the queue is paused it has no room, for work from the bus and for hand-overs alike.
@@ -402,7 +325,7 @@ impl<T> WorkQueue<T> {
     /// No more work will arrive: instance threads end when the queue is empty.
     pub fn close(&self) {
         self.state.lock().closed = true;
-        self.arrived.notify_all();
+        self.wake_all();
     }
 }
 
@@ -424,7 +347,7 @@ impl<T> Drop for Run<T> {
     fn drop(&mut self) {
         let mut state = self.queue.state.lock();
         let now = Instant::now();
-        if let (Some(intake), Some(id)) = (&mut state.intake, self.id) {
+        if let (Some(intake), Some(id)) = (state.intake_of(self.role), self.id) {
             intake.end(id, self.executed, now);
         }
         let wrong = state.is_asked_wrongly(self.queue.capacity, now);

@@ -214,7 +214,7 @@ impl<C: Completion> Stepper<C> {
         let instance = &mut self.instance;
         // Each call counts as an execution of all requests: a call that does not end holds up all of them.
         let held = self.in_hand.values().filter_map(|request| request.held.clone()).collect();
-        let execution = self.model.executions.begin(held, None);
+        let execution = self.model.executions.begin(held, None, 1);
         let result = std::panic::catch_unwind(AssertUnwindSafe(|| call(instance.as_mut())));
         drop(execution);
         if let Ok(result) = result {

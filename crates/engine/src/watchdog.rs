@@ -29,6 +29,8 @@ struct Running<H> {
 
 struct Begun<H> {
     since: Instant,
+    /// How many times the limit it may take.
+    patience: u32,
     /// Whether it was ended by force.
     killed: bool,
     /// The handles that can release its requests.
@@ -53,12 +55,12 @@ pub struct Execution<'a, H> {
 // === impl Executions ===
 
 impl<H> Executions<H> {
-    /// An execution of these requests begins.
-    pub fn begin(&self, held: Vec<H>, abort: Option<Abort>) -> Execution<'_, H> {
+    /// An execution of these requests begins. It may take `patience` times the limit.
+    pub fn begin(&self, held: Vec<H>, abort: Option<Abort>, patience: u32) -> Execution<'_, H> {
         let mut running = self.running.lock();
         let number = running.next;
         running.next += 1;
-        running.by_number.insert(number, Begun { since: Instant::now(), killed: false, held, abort });
+        running.by_number.insert(number, Begun { since: Instant::now(), patience, killed: false, held, abort });
         Execution { executions: self, number }
     }
 
@@ -82,13 +84,13 @@ impl<H> Executions<H> {
         self.broken.store(true, Ordering::Release);
     }
 
-    /// The requests of executions that began more than `limit` ago and cannot be ended by force. Each execution is
+    /// The requests of executions that have passed their limit, a multiple of `limit`, and cannot be ended by force. Each execution is
     /// returned only once; `None` if there are none. An execution that was ended by force gets `limit` once more.
     pub(crate) fn overdue(&self, limit: Duration, now: Instant) -> Option<Vec<H>> {
         let mut running = self.running.lock();
         let mut over = Vec::new();
         for (number, begun) in &mut running.by_number {
-            if now.saturating_duration_since(begun.since) <= limit {
+            if now.saturating_duration_since(begun.since) <= limit * begun.patience {
                 continue;
             }
             match &begun.abort {
@@ -122,14 +124,16 @@ mod tests {
     #[test]
     fn an_execution_that_does_not_end_is_told_once() {
         let executions = Executions::<()>::default();
-        let ended = executions.begin(Vec::new(), None);
-        let hanging = executions.begin(Vec::new(), None);
+        let ended = executions.begin(Vec::new(), None, 1);
+        let hanging = executions.begin(Vec::new(), None, 1);
+        let patient = executions.begin(Vec::new(), None, 10);
         let (limit, now) = (Duration::from_secs(5), Instant::now());
         assert!(executions.overdue(limit, now).is_none());
         drop(ended);
         assert!(executions.overdue(limit, now + limit * 2).is_some());
-        assert!(executions.overdue(limit, now + limit * 2).is_none());
-        drop(hanging);
+        assert!(executions.overdue(limit, now + limit * 9).is_none());
+        assert!(executions.overdue(limit, now + limit * 11).is_some());
+        drop((hanging, patient));
         assert!(executions.running.lock().by_number.is_empty());
     }
 
@@ -146,7 +150,7 @@ mod tests {
         let (one, other) = (CancelFlag::default(), CancelFlag::default());
         let late = (CancelFlag::default(), UnixMicros::now());
         let callers = vec![(one.clone(), UnixMicros::NEVER), (other.clone(), UnixMicros::NEVER), late];
-        let execution = executions.begin(Vec::new(), Some(Abort { callers, stop: stopped.clone() }));
+        let execution = executions.begin(Vec::new(), Some(Abort { callers, stop: stopped.clone() }), 1);
         one.cancel();
         executions.stop_unwanted();
         assert!(!stopped.0.load(Ordering::SeqCst), "somebody waits");

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_engine::{
-    Candidate, Completion, Description, DynamicBatcher, ExecuteRequest, ExecuteResponse, Executions, Instance, Model,
-    ModelInstance, ModelStatistics, OneAtATime, Progress, SendParts, StepwiseInstance, TaskSet, Ticket, Work,
-    WorkQueue,
+    BackgroundInstance, Candidate, Completion, Description, DynamicBatcher, ExecuteRequest, ExecuteResponse,
+    Executions, Instance, LoadError, Model, ModelInstance, ModelStatistics, OneAtATime, Progress, SendParts,
+    StepwiseInstance, TaskSet, Ticket, Work, WorkQueue, in_background,
 };
 use trireme_inference::{FailureReason, InferError, Lane, ModelKey, Tensor};
 use trireme_model_repository::ModelConfig;
@@ -131,6 +131,23 @@ impl StepwiseInstance for Countdown {
     }
 }
 
+/// Answers with the nice value of its thread, and computes before that as long as the request says, in milliseconds.
+struct Nice;
+
+impl ModelInstance for Nice {
+    fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+        let nice = |request: &ExecuteRequest| {
+            let until = Instant::now() + Duration::from_millis(request.inputs[0].values::<i64>()?[0] as u64);
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+            let nice = rustix::process::getpriority_process(None).expect("a priority");
+            Ok(ExecuteResponse { outputs: vec![tensor(nice.into())], ..ExecuteResponse::default() })
+        };
+        requests.iter().map(nice).collect()
+    }
+}
+
 fn tensor(number: i64) -> Tensor {
     Tensor::from_values("NUMBER", [1, 1], vec![number]).expect("one element")
 }
@@ -143,6 +160,10 @@ struct Running {
 
 impl Running {
     fn start(instance: Instance, delay: Option<Duration>) -> Running {
+        Running::start_with(instance, Vec::new(), delay)
+    }
+
+    fn start_with(instance: Instance, background: Vec<BackgroundInstance>, delay: Option<Duration>) -> Running {
         let instances = vec![instance];
         let policy: Box<dyn trireme_engine::BatchPolicy> = match delay {
             Some(delay) => {
@@ -165,16 +186,20 @@ impl Running {
             intake: CancellationToken::new(),
             tasks: TaskSet::new(),
         });
-        let threads = Mutex::new(model.start(instances).expect("threads"));
+        let threads = Mutex::new(model.start(instances, background).expect("threads"));
         Running { model, threads }
     }
 
     fn push(&self, request: ExecuteRequest) -> Receiver<Got> {
+        self.push_to(Lane::Live, request)
+    }
+
+    fn push_to(&self, lane: Lane, request: ExecuteRequest) -> Receiver<Got> {
         let (got, results) = sync_channel(16);
         let description = self.model.queue.describe(&request.inputs);
         let (arrived, pending) = (Instant::now(), Caller { description, got });
         let candidate = Candidate { arrived, priority: 0, description };
-        self.model.queue.push(Lane::Live, candidate, Work { request, pending, arrived });
+        self.model.queue.push(lane, candidate, Work { request, pending, arrived });
         results
     }
 
@@ -237,4 +262,40 @@ async fn an_execution_that_hangs_is_released_and_reported() {
     assert!(matches!(next(&results), Got::Released));
     assert!(running.model.executions.broken() && running.model.intake.is_cancelled());
     tasks.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bulk_requests_run_in_the_background_beside_live_ones() {
+    let make = in_background(|| Ok(Nice));
+    let running = Running::start_with(Instance::Batch(Box::new(Nice)), vec![make], None);
+    assert!(matches!(next(&running.push(request(0))), Got::Response(nice, _) if nice == [0]));
+    // The main instance may take the first bulk requests, while the other one is made.
+    let until = Instant::now() + PATIENCE;
+    while !matches!(next(&running.push_to(Lane::Bulk, request(0))), Got::Response(nice, _) if nice == [19]) {
+        assert!(Instant::now() < until, "no instance in the background");
+    }
+    let (long, waiting) = (running.push_to(Lane::Bulk, request(1000)), running.push_to(Lane::Bulk, request(0)));
+    assert!(matches!(next(&running.push(request(0))), Got::Response(nice, _) if nice == [0]));
+    assert!(long.try_recv().is_err(), "the live request did not wait for the bulk request");
+    assert!(matches!(next(&long), Got::Response(nice, _) if nice == [19]));
+    assert!(matches!(next(&waiting), Got::Response(..)));
+    running.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_background_instance_the_main_one_executes_bulk_requests() {
+    let fails = || in_background(|| Err::<Nice, _>(LoadError::Config("no memory".to_owned())));
+    let running = Running::start_with(Instance::Batch(Box::new(Nice)), vec![fails(), fails()], None);
+    for _ in 0..3 {
+        assert!(matches!(next(&running.push_to(Lane::Bulk, request(0))), Got::Response(nice, _) if nice == [0]));
+    }
+    running.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_no_bulk_request_came_for_ends() {
+    let make: BackgroundInstance = Box::new(|| panic!("no bulk request has come"));
+    let running = Running::start_with(Instance::Batch(Box::new(Nice)), vec![make], None);
+    assert!(matches!(next(&running.push(request(0))), Got::Response(nice, _) if nice == [0]));
+    running.end();
 }

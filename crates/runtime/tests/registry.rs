@@ -28,6 +28,7 @@ impl Backend for Echo {
         Ok(LoadedModel {
             config: Arc::new(source.config.clone()),
             instances: vec![(Box::new(Echo) as Box<dyn ModelInstance>).into()],
+            background: Vec::new(),
             policy: Box::new(OneAtATime),
             canary: None,
         })

@@ -135,6 +135,7 @@ impl Backend for Fake {
         Ok(LoadedModel {
             config: Arc::new(source.config.clone()),
             instances,
+            background: Vec::new(),
             policy: Box::new(OneAtATime),
             canary: None,
         })

@@ -101,6 +101,7 @@ impl Backend for Obedient {
         Ok(LoadedModel {
             config: Arc::new(source.config.clone()),
             instances: (0..source.cpu_instances()?).map(|_| instance().into()).collect(),
+            background: Vec::new(),
             policy: if self.panics { Box::new(Panics) } else { Box::new(OneAtATime) },
             canary: self.declared.then_some(canary),
         })

@@ -56,6 +56,7 @@ impl Backend for Obedient {
         Ok(LoadedModel {
             config: Arc::new(source.config.clone()),
             instances: (0..source.cpu_instances()?).map(|_| instance().into()).collect(),
+            background: Vec::new(),
             policy: Box::new(OneAtATime),
             canary: None,
         })

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use trireme_engine::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
-    ModelSource, OneAtATime,
+    ModelSource, OneAtATime, in_background,
 };
 use trireme_inference::{DataType, InferError, nearest};
 use trireme_model_repository::{ModelConfig, ModelInput};
@@ -44,9 +44,14 @@ impl Backend for PostprocessBackend {
         let instances = source.cpu_instances()?;
         let shared = Arc::new(PostprocessModel::load(source)?);
         let instance = || Instance::Batch(Box::new(PostprocessInstance(Arc::clone(&shared))));
+        let background = || {
+            let shared = Arc::clone(&shared);
+            in_background(move || Ok(PostprocessInstance(shared)))
+        };
         Ok(LoadedModel {
             config: Arc::new(source.config.clone()),
             instances: std::iter::repeat_with(instance).take(instances).collect(),
+            background: std::iter::repeat_with(background).take(instances).collect(),
             policy: Box::new(OneAtATime),
             canary: None,
         })

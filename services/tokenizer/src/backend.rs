@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use trireme_engine::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
-    ModelSource, OneAtATime,
+    ModelSource, OneAtATime, in_background,
 };
 use trireme_inference::{DataType, InferError, Shape, Tensor, TextFacts};
 use trireme_text::{Encoded, RequestOptions, TextError, TextTokenizer, TokenizeOptions, texts_of};
@@ -67,9 +67,14 @@ impl Backend for TokenizerBackend {
         let batches = config.max_batch_size > 0;
         let shared = Arc::new(TokenizerModel { tokenizer, schema, batches });
         let instance = || Instance::Batch(Box::new(TokenizerInstance(Arc::clone(&shared))));
+        let background = || {
+            let shared = Arc::clone(&shared);
+            in_background(move || Ok(TokenizerInstance(shared)))
+        };
         Ok(LoadedModel {
             config: Arc::new(config),
             instances: std::iter::repeat_with(instance).take(instances).collect(),
+            background: std::iter::repeat_with(background).take(instances).collect(),
             policy: Box::new(OneAtATime),
             canary: None,
         })

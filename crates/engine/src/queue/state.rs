@@ -19,6 +19,15 @@ const SHORT_RUN: f64 = 1.5;
 /// Weight of the last run of live requests in what such a run usually costs.
 const LIVE_WEIGHT: f64 = 0.1;
 
+/// The instances of a model, by the requests that they execute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Live requests, and bulk requests where there are no background instances.
+    Main,
+    /// Bulk requests, in the time that the main instances leave.
+    Background,
+}
+
 /// The state of a queue, under its lock.
 pub(super) struct State<T> {
     /// The requests of each lane.
@@ -34,6 +43,12 @@ pub(super) struct State<T> {
     pub reserved: Option<ThreadId>,
     /// How much to take from the shared queue; with `None`, as much as there are permits for.
     pub intake: Option<Intake>,
+    /// The same for the bulk requests of background instances; `None` while there are no such instances.
+    pub background: Option<Intake>,
+    /// Until when the main instances execute bulk requests, because background instances got too little of the CPUs.
+    pub starves_until: Option<Instant>,
+    /// Whether a bulk request has ever come.
+    pub bulk_came: bool,
     /// Number of requests of each lane for which the shared queue was last asked. The pulling task sleeps until this number
     /// is wrong.
     pub asked: [usize; 2],
@@ -58,12 +73,55 @@ pub(super) struct Waiting<T> {
 
 impl<T> State<T> {
     pub fn waiting(&self) -> usize {
-        self.waiting_up_to(Lane::Bulk)
+        self.lanes.iter().map(|waiting| waiting.items.len()).sum::<usize>() + self.alone.len()
     }
 
     /// Number of waiting requests that go before a new one of this lane.
-    pub fn waiting_up_to(&self, lane: Lane) -> usize {
-        self.lanes[..=lane as usize].iter().map(|waiting| waiting.items.len()).sum::<usize>() + self.alone.len()
+    pub fn waiting_before(&self, lane: Lane) -> usize {
+        match self.role_for(lane) {
+            Role::Background => self.lanes[lane as usize].items.len(),
+            Role::Main => {
+                self.lanes[..=lane as usize].iter().map(|waiting| waiting.items.len()).sum::<usize>() + self.alone.len()
+            }
+        }
+    }
+
+    /// The instances that execute the requests of a lane now.
+    pub fn role_for(&self, lane: Lane) -> Role {
+        let starves = || self.starves_until.is_some_and(|until| Instant::now() < until);
+        // In a closed queue each role takes its leave when nothing is left for it: nothing may change sides then.
+        let is_background = lane == Lane::Bulk && self.background.is_some() && !self.closed && !starves();
+        if is_background { Role::Background } else { Role::Main }
+    }
+
+    /// Whether requests of a lane wait for instances of this role.
+    pub fn waits_for(&self, role: Role, lane: Lane) -> bool {
+        self.role_for(lane) == role && !self.lanes[lane as usize].items.is_empty()
+    }
+
+    /// How much the instances of a role take from the shared queue.
+    pub fn intake_of(&mut self, role: Role) -> &mut Option<Intake> {
+        match role {
+            Role::Main => &mut self.intake,
+            Role::Background => &mut self.background,
+        }
+    }
+
+    fn intake_for(&self, lane: Lane) -> Option<&Intake> {
+        match self.role_for(lane) {
+            Role::Main => self.intake.as_ref(),
+            Role::Background => self.background.as_ref(),
+        }
+    }
+
+    /// Expected duration of a run of a lane that has this cost.
+    pub fn run(&self, lane: Lane, cost: f64) -> Option<Duration> {
+        self.intake_for(lane)?.run(cost)
+    }
+
+    /// See [`Intake::outlook`].
+    pub fn outlook(&self, lane: Lane, cost: f64, now: Instant) -> Option<(Duration, Duration)> {
+        self.intake_for(lane)?.outlook(cost, self.waiting_before(lane), now)
     }
 
     pub fn in_hand(&self) -> usize {
@@ -79,9 +137,9 @@ impl<T> State<T> {
         }
     }
 
-    /// The most that a run of a lane may cost; `None` without a limit.
-    pub fn most_cost(&self, lane: Lane, now: Instant) -> Option<f64> {
-        let ran = self.live_ran.filter(|_| lane == Lane::Bulk)?;
+    /// The most that a run of a lane on an instance of this role may cost; `None` without a limit.
+    pub fn most_cost(&self, role: Role, lane: Lane, now: Instant) -> Option<f64> {
+        let ran = self.live_ran.filter(|_| lane == Lane::Bulk && role == Role::Main)?;
         (now.saturating_duration_since(ran) < BESIDE_LIVE).then_some(SHORT_RUN * self.live_cost)
     }
 
@@ -97,11 +155,11 @@ impl<T> State<T> {
     pub fn room(&self, lane: Lane, capacity: usize, now: Instant) -> Room {
         let late = if lane == Lane::Live { self.late } else { 0 };
         let free = self.most(lane, capacity).saturating_sub(self.permits_out[lane as usize]);
-        match (free, &self.intake) {
+        match (free, self.intake_for(lane)) {
             _ if self.paused => Room::None,
             (0, _) => Room::None,
             (free, None) => Room::Now(free),
-            (free, Some(intake)) => match intake.room(self.waiting_up_to(lane), now) {
+            (free, Some(intake)) => match intake.room(self.waiting_before(lane), now) {
                 Room::Now(room) => Room::Now(room.max(late).min(free)),
                 // The batch that has its turn although live requests wait.
                 _ if lane == Lane::Bulk && self.permits_out[lane as usize] == 0 => Room::Now(intake.batch().min(free)),

@@ -1,4 +1,6 @@
+use super::taking::PASSED_OVER;
 use super::*;
+use crate::batching::Decision;
 use crate::{Appetite, OneAtATime};
 
 /// Takes pairs, newest first, and waits a limited time for a second request.
@@ -131,7 +133,7 @@ fn work_wakes_idle_instances() {
 }
 
 fn taken_run(queue: &Arc<WorkQueue<()>>) -> Run<()> {
-    match queue.take_run(&mut 0, |(), _| false) {
+    match queue.take_run(Role::Main, &mut 0, |(), _| false) {
         Some(Taken::Batch(_, run)) => run,
         Some(Taken::Late(_)) | None => panic!("it is to be executed"),
     }
@@ -141,7 +143,7 @@ fn taken_run(queue: &Arc<WorkQueue<()>>) -> Run<()> {
 fn what_is_too_late_takes_no_place_in_a_batch() {
     let appetite = Appetite { batch: 2, look_ahead: Duration::from_millis(20) };
     let queue = WorkQueue::new(Box::new(Pairs), 8, Some(Intake::new(1, appetite)));
-    let take = |late: &[i32]| match queue.take_run(&mut 0, |item, _| late.contains(item)) {
+    let take = |late: &[i32]| match queue.take_run(Role::Main, &mut 0, |item, _| late.contains(item)) {
         Some(Taken::Batch(batch, mut run)) => {
             run.executed = 2;
             (batch, vec![])
@@ -260,7 +262,7 @@ impl BatchPolicy for All {
 #[test]
 fn runs_of_bulk_requests_are_short_while_there_are_live_ones() {
     let queue = WorkQueue::new(Box::new(All), 64, None);
-    let run = || match queue.take_run(&mut 0, |_, _| false) {
+    let run = || match queue.take_run(Role::Main, &mut 0, |_, _| false) {
         Some(Taken::Batch(batch, _)) => batch.len(),
         _ => panic!("a batch is there"),
     };
@@ -311,4 +313,54 @@ fn a_stepwise_instance_keeps_half_of_its_places_for_live_requests() {
     let bulk: Vec<_> = std::iter::from_fn(|| queue.try_permit(Lane::Bulk)).collect();
     let live: Vec<_> = std::iter::from_fn(|| queue.try_permit(Lane::Live)).collect();
     assert_eq!((bulk.len(), live.len()), (3, 5));
+}
+
+#[tokio::test]
+async fn background_instances_have_the_bulk_lane_to_themselves() {
+    let appetite = Appetite { batch: 2, look_ahead: Duration::from_millis(20) };
+    let queue = WorkQueue::new(Box::new(All), 64, Some(Intake::new(1, appetite)));
+    let take = |role| match queue.take_run(role, &mut 0, |_, _| false) {
+        Some(Taken::Batch(batch, run)) => (batch, run),
+        _ => panic!("a batch is there"),
+    };
+    queue.push(Lane::Live, candidate(), "live");
+    drop(take(Role::Main));
+    (0..20).for_each(|_| queue.push(Lane::Bulk, candidate(), "bulk"));
+    queue.add_background();
+    queue.push(Lane::Live, candidate(), "live");
+    let (bulk, run) = take(Role::Background);
+    assert_eq!(bulk.len(), 20, "no run is short for the sake of live requests");
+    assert_eq!(queue.room_beyond(Lane::Live, 0).await.0, 1, "a bulk run leaves the room for live requests as it is");
+    queue.push(Lane::Bulk, candidate(), "bulk");
+    let (live, _run) = take(Role::Main);
+    assert_eq!(live, ["live"]);
+    let mut calls = 0;
+    queue.call_idle();
+    let (called, _run) = match queue.take_run(Role::Main, &mut calls, |_, _| false) {
+        Some(Taken::Batch(batch, run)) => (batch, run),
+        _ => panic!("idle instances were called"),
+    };
+    assert!(called.is_empty() && calls == 1, "the main instances have nothing to do");
+    drop(run);
+    assert_eq!(take(Role::Background).0, ["bulk"]);
+}
+
+#[test]
+fn main_instances_execute_bulk_requests_while_the_background_starves() {
+    let appetite = Appetite { batch: 2, look_ahead: Duration::from_millis(20) };
+    let queue = WorkQueue::new(Box::new(All), 64, Some(Intake::new(1, appetite)));
+    let take = |role| match queue.take_run(role, &mut 0, |_, _| false) {
+        Some(Taken::Batch(batch, _)) => batch,
+        _ => panic!("a batch is there"),
+    };
+    queue.add_background();
+    queue.push(Lane::Live, candidate(), "live");
+    assert_eq!(take(Role::Main), ["live"]);
+    (0..9).for_each(|_| queue.push(Lane::Bulk, candidate(), "bulk"));
+    queue.background_starves();
+    queue.push(Lane::Live, candidate(), "live");
+    assert_eq!(take(Role::Main), ["live"], "live requests go first");
+    assert_eq!(take(Role::Main), ["bulk"], "a short run, because a live request has just run");
+    queue.state.lock().starves_until = Some(Instant::now());
+    assert_eq!(take(Role::Background).len(), 8, "that is over");
 }

@@ -41,8 +41,8 @@ pub(crate) async fn next(
                 let deliveries = deliveries?;
                 let (now, waited) = (UnixMicros::now(), since.elapsed());
                 let was_there = |delivery: &Delivery| now.since(delivery.message.sent_at) > waited;
-                if lane == Lane::Live && room > 0 && deliveries.iter().any(was_there) {
-                    model.queue.fetched(since);
+                if room > 0 && deliveries.iter().any(was_there) {
+                    model.queue.fetched(lane, since);
                 }
                 return Ok(deliveries);
             }

@@ -80,7 +80,13 @@ impl Backend for Identity {
             instances.push(Instance::Batch(Box::new(instance)));
         }
         let canary = warmup::first(config, source.model_path)?;
-        Ok(LoadedModel { config: Arc::new(config.clone()), instances, policy: batcher::policy(config), canary })
+        Ok(LoadedModel {
+            config: Arc::new(config.clone()),
+            instances,
+            background: Vec::new(),
+            policy: batcher::policy(config),
+            canary,
+        })
     }
 }
 

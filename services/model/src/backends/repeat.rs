@@ -72,6 +72,7 @@ impl Backend for Repeat {
         Ok(LoadedModel {
             config: Arc::new(config.clone()),
             instances: std::iter::repeat_with(instance).take(source.cpu_instances()?).collect(),
+            background: Vec::new(),
             policy: Box::new(OneAtATime),
             canary: None,
         })

@@ -51,7 +51,7 @@ impl Models {
         Proven { loaded, initial_states, canary, took }: Proven,
     ) -> Result<(), BusError> {
         let key = ModelKey { name: model.name.clone(), version };
-        let LoadedModel { config, instances, policy, .. } = loaded;
+        let LoadedModel { config, instances, background, policy, .. } = loaded;
         let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
         let queue = WorkQueue::of(policy, &instances, config.has_queue_policy());
         let statistics = self.shared.statistics.model(&key);
@@ -88,7 +88,7 @@ impl Models {
         let outages: Option<Vec<_>> = instances.iter().map(Instance::outage).collect();
         let threads = hosted
             .engine
-            .start(instances)
+            .start(instances, background)
             .map_err(|error| BusError::Refused { action: "starting an instance thread", reason: error.to_string() })?;
         self.declare(&hosted).await?;
         let mut said = self.said.lock().await;

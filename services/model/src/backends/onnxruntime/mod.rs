@@ -30,9 +30,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use trireme_engine::{
-    Backend, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource, SequenceSupport, doing, warmup,
+    Backend, BackgroundInstance, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource, SequenceSupport,
+    doing, in_background, warmup,
 };
+use trireme_model_repository::ModelConfig;
 
+use self::accelerators::InstanceDevice;
 use self::cost_cache::Entry;
 use self::instance::{OnnxInstance, Wide};
 use self::schema::Schema;
@@ -140,9 +143,37 @@ impl Backend for OnnxRuntime {
             warmup::run(&config, source.model_path, &mut loaded[0])?;
         }
         let instances = loaded.into_iter().map(|instance| (Box::new(instance) as Box<dyn ModelInstance>).into());
+        let instances = instances.collect();
         let canary = warmup::first(&config, source.model_path)?;
-        Ok(LoadedModel { config: Arc::new(config), instances: instances.collect(), policy, canary })
+        let padding = padding.cloned();
+        let config = Arc::new(config);
+        let background = match settings.has_background() {
+            true => background(sessions, &settings, config.clone(), schema, padding),
+            false => Vec::new(),
+        };
+        Ok(LoadedModel { config, instances, background, policy, canary })
     }
+}
+
+/// As many instances for bulk requests as there are others, with as many threads.
+fn background(
+    sessions: Sessions,
+    settings: &Settings,
+    config: Arc<ModelConfig>,
+    schema: Schema,
+    padding: Option<Padding>,
+) -> Vec<BackgroundInstance> {
+    let (sessions, schema) = (Arc::new(sessions), Arc::new(schema));
+    let one = |_| {
+        let (sessions, config, schema, padding) = (sessions.clone(), config.clone(), schema.clone(), padding.clone());
+        let (threads, shrinkage) = (settings.intra_threads, settings.arena_shrinkage.clone());
+        in_background(move || {
+            let session = sessions.make(InstanceDevice::Cpu, threads);
+            let session = session.map_err(|reason| LoadError::Backend { model: config.name.clone(), reason })?;
+            Ok(OnnxInstance::new(&config, &schema, session, padding, shrinkage))
+        })
+    };
+    settings.places.iter().map(one).collect()
 }
 
 /// The version's model file: the file named in the configuration, or the model in the directory named there (with

@@ -17,12 +17,12 @@ use super::settings::Settings;
 use super::weights::SharedWeights;
 
 /// Makes the sessions of a model.
-pub struct Sessions<'a> {
-    model: &'a str,
-    environment: &'a Environment,
+pub struct Sessions {
+    model: String,
+    environment: Environment,
     settings: Settings,
-    options: &'a OnnxRuntimeOptions,
-    path: &'a Path,
+    options: OnnxRuntimeOptions,
+    path: PathBuf,
     optimised: Option<Optimised>,
 }
 
@@ -36,21 +36,24 @@ struct Optimised {
 
 // === impl Sessions ===
 
-impl<'a> Sessions<'a> {
+impl Sessions {
     /// Prepares the sessions of the model at `path`. Optimises the model if the result is cached or its weights are
     /// shared.
     pub fn prepare(
-        model: &'a str,
-        environment: &'a Environment,
+        model: &str,
+        environment: &Environment,
         settings: &Settings,
-        options: &'a OnnxRuntimeOptions,
-        path: &'a Path,
-    ) -> Sessions<'a> {
-        let mut sessions = Sessions { model, environment, settings: settings.clone(), options, path, optimised: None };
-        let entry = options.model_cache.as_deref().and_then(|directory| sessions.entry(directory));
+        options: &OnnxRuntimeOptions,
+        path: &Path,
+    ) -> Sessions {
+        let (environment, settings, options) = (environment.clone(), settings.clone(), options.clone());
+        let (model, path) = (model.to_owned(), path.to_owned());
+        let mut sessions = Sessions { model, environment, settings, options, path, optimised: None };
+        let entry = sessions.options.model_cache.as_deref().and_then(|directory| sessions.entry(directory));
         if let Some(entry) = &entry {
             sessions.keep_with_providers(entry);
         }
+        let (settings, model) = (&sessions.settings, &sessions.model);
         let of_use = entry.is_some() || settings.share_weights;
         if of_use
             && settings.accelerators.at(InstanceDevice::Cpu).is_empty()
@@ -68,7 +71,7 @@ impl<'a> Sessions<'a> {
 
     fn entry(&self, directory: &Path) -> Option<Entry> {
         let circumstances = format!("{:?} {} {}", self.settings, processor(), ort::info());
-        Entry::new(directory, self.model, self.path, &circumstances)
+        Entry::new(directory, &self.model, &self.path, &circumstances)
             .inspect_err(|error| tracing::warn!(model = self.model, %error, "the model cannot be kept optimised"))
             .ok()
     }
@@ -98,7 +101,7 @@ impl<'a> Sessions<'a> {
     fn optimise(&self, entry: Option<&Entry>) -> Result<Optimised, String> {
         let write = |path: &Path| {
             let builder = self.builder(&self.settings, InstanceDevice::Cpu, 1)?.with_optimized_model_path(path);
-            builder.map_err(message)?.commit_from_file(self.path).map(drop).map_err(message)
+            builder.map_err(message)?.commit_from_file(&self.path).map(drop).map_err(message)
         };
         let (path, directory) = match entry {
             Some(entry) => (entry.get_or_make(write)?, None),
@@ -127,7 +130,7 @@ impl<'a> Sessions<'a> {
                 }
                 builder.commit_from_file(&optimised.path)
             }
-            _ => self.builder(&self.settings, place, threads)?.commit_from_file(self.path),
+            _ => self.builder(&self.settings, place, threads)?.commit_from_file(&self.path),
         };
         self.verify(session.map_err(message)?, accelerators)
     }
@@ -136,7 +139,7 @@ impl<'a> Sessions<'a> {
     pub fn make_plain(&self) -> Result<Session, String> {
         let settings = self.settings.plain();
         let session =
-            self.builder(&settings, InstanceDevice::Cpu, crate::cpus::available())?.commit_from_file(self.path);
+            self.builder(&settings, InstanceDevice::Cpu, crate::cpus::available())?.commit_from_file(&self.path);
         self.verify(session.map_err(message)?, &[])
     }
 
@@ -146,10 +149,10 @@ impl<'a> Sessions<'a> {
     }
 
     fn builder(&self, settings: &Settings, place: InstanceDevice, threads: usize) -> Result<SessionBuilder, String> {
-        let builder = settings.builder(self.environment, threads).map_err(message)?;
+        let builder = settings.builder(&self.environment, threads).map_err(message)?;
         let accelerators = settings.accelerators.at(place);
         let openvino = self.options.openvino_library.as_deref();
-        providers::apply(builder, self.environment, accelerators, place, threads, settings.memory_arena, openvino)
+        providers::apply(builder, &self.environment, accelerators, place, threads, settings.memory_arena, openvino)
     }
 
     fn verify(&self, session: Session, accelerators: &[Accelerator]) -> Result<Session, String> {

@@ -147,6 +147,12 @@ impl Settings {
         })
     }
 
+    /// Whether bulk requests can run in the background: not on accelerators, which know no priorities of threads.
+    pub fn has_background(&self) -> bool {
+        let plain = self.accelerators == Accelerators::default();
+        plain && self.places.iter().all(|place| *place == InstanceDevice::Cpu)
+    }
+
     /// Triton's number for no optimisation.
     pub const NO_OPTIMISATION: i32 = 2;
 
@@ -254,6 +260,12 @@ mod tests {
 
     fn parameter(key: &str, value: &str) -> String {
         format!(" parameters {{ key: '{key}' value {{ string_value: '{value}' }} }}")
+    }
+
+    #[test]
+    fn bulk_requests_run_in_the_background_on_cpus() {
+        assert!(settings("").unwrap().has_background());
+        assert!(!settings("instance_group [{ kind: KIND_GPU gpus: [0] }]").unwrap().has_background());
     }
 
     #[test]
