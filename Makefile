@@ -77,7 +77,7 @@ bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (M
 	@scripts/setup-bench.sh
 	@scripts/setup-triton.sh || echo "==> Triton is left out of the comparison: see the message above"
 	@echo "==> building release binaries (the first build takes some minutes)"
-	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model -p trireme-python
+	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model -p trireme-python -p trireme-bare-chain
 	@$(TOOLS)/bench-python/bin/python bench/run.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
 

@@ -21,6 +21,7 @@ OPENAI_TURNS = 4
 BUDGETS = [512, 1024, 2048, 4096]
 WORKERS = [1, 2, 4, 8, 16, 32]
 TRITON = ROOT / ".tools/triton"
+CHAIN_BYTES = 512  # about what a message of the identity ensemble has as headers and body
 LARGE_ELEMENTS = 4 << 20  # of FP32: 16 MiB
 DELAY_SECONDS = 0.05  # as bench/repositories/simulated says
 NATS_CONFIG = "host: 127.0.0.1\nport: {port}\nmax_payload: 8MB\njetstream {{ store_dir: \"{store}\", max_mem: 2GB {more} }}\n"
@@ -126,6 +127,9 @@ class Bench:
             identity = ROOT / "bench/repositories/identity"
             self.all_in_one("identity", ["--model-repository", identity], "identity_chain")
             self.services("identity services", identity, "identity_chain", [("model", ["trireme-model"])])
+        if "identity" in self.parts:
+            chain = self.deployments["bare chain"] = Deployment("bare chain", self.logs)
+            chain.url, _ = self.start_nats(chain, "")
         if "python" in self.parts:
             models = ROOT / "bench/repositories/python"
             self.all_in_one("python", ["--model-repository", models], "python_chain")
@@ -191,9 +195,19 @@ class Bench:
             for name in ("identity", "identity services"):
                 deployment, seconds = self.deployments[name], self.options.seconds
                 self.keep(f"{name} / 64", load(self.binaries / "trireme", deployment, "identity_chain", seconds, 64))
+            self.keep("bare chain / 64", self.bare_chain(64))
         if "python" in self.parts:
             self.python()
         print(f"    round {number} of {self.options.rounds}", flush=True)
+
+    def bare_chain(self, in_flight):
+        """Three hops over JetStream without Trireme, with as many messages in flight."""
+        deployment = self.deployments["bare chain"]
+        argv = [self.binaries / "trireme-bare-chain", deployment.url, in_flight, CHAIN_BYTES, self.options.seconds]
+        done = subprocess.run([str(word) for word in argv], capture_output=True, text=True)
+        if done.returncode:
+            raise BenchError(f"trireme-bare-chain failed: {done.stderr.strip()}")
+        return json.loads(done.stdout)
 
     def python(self):
         """An ensemble of three steps in Python: many requests at a time, one at a time, and one step with a large tensor."""
@@ -283,7 +297,7 @@ class Bench:
             # start.
             for process in deployment.processes:
                 wait_for_line(process, "ready")
-# Four requests for each worker: one is executed, and the others wait so that the queue does not
+            # Four requests for each worker: one is executed, and the others wait so that the queue does not
             # run empty.
             measured = load(self.binaries / "trireme", deployment, "simulated", self.options.seconds, 4 * count)
             measured["ideal"] = count / DELAY_SECONDS

@@ -21,7 +21,7 @@ LAYERS = [
     ("runtime", ["trireme-runtime", "trireme-generation", "trireme-jobs"]),
     ("services", []),  # the members in the folder services
     ("cli", ["trireme"]),
-    ("tests", ["trireme-e2e", "trireme-fuzz"]),
+    ("tests", ["trireme-e2e", "trireme-fuzz", "trireme-bare-chain"]),
 ]
 
 # Helpers for tests: this crate uses domain types only, and only tests use it.
@@ -32,7 +32,7 @@ TESTKIT_USES = {"trireme-inference"}
 OWNERS = {
     "arrow-array": {"trireme-columns"},
     "arrow-ipc": {"trireme-columns"},
-    "async-nats": {"trireme-bus"},
+    "async-nats": {"trireme-bare-chain", "trireme-bus"},
     "axum": {"trireme-gateway", "trireme-runtime"},
     "object_store": {"trireme-model-source"},
     "multer": {"trireme-gateway"},
