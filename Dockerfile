@@ -26,7 +26,7 @@ FROM ${RUST_IMAGE} AS build
 WORKDIR /src
 # `unoptimized` builds in a fraction of the time.
 ARG CARGO_PROFILE=release
-ENV CARGO_INCREMENTAL=0 CARGO_PROFILE_RELEASE_DEBUG=false
+ENV CARGO_INCREMENTAL=0
 ENV PROGRAMS="trireme trireme-gateway trireme-tokenizer trireme-model trireme-postprocess trireme-python"
 COPY --from=manifests /src .
 # With cargo-auditable in the image of Rust, programs contain the list of their crates, which scanners of images read (trivy,

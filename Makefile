@@ -81,6 +81,14 @@ bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (M
 	@$(TOOLS)/bench-python/bin/python bench/run.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
 
+.PHONY: bench-quick
+bench-quick: setup-demo ## Compares this tree's speed with a git revision in three minutes, and fails when it is more than 5 % slower (REVISION=HEAD~1 TURNS=8)
+	@scripts/fetch-nats-server.sh
+	@scripts/setup-bench.sh
+	@other=$$(scripts/build-revision.sh $(or $(REVISION),HEAD~1)) && \
+		cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model && \
+		$(TOOLS)/bench-python/bin/python bench/quick.py "$$other" $(if $(TURNS),--turns $(TURNS))
+
 .PHONY: bench-bulk
 bench-bulk: setup-demo ## Durable work beside raw ONNX Runtime and beside live traffic: batches, `trireme bulk`, queued requests (ROUNDS=3, SECONDS_EACH=20, QUEUED=100000, BENCH_ARGUMENTS="--only queued")
 	@scripts/fetch-nats-server.sh

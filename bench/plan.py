@@ -18,6 +18,7 @@ CONCURRENCY = [1, 16, 64]
 LONE_TURNS = 4
 LONE_TEXTS = 40
 OPENAI_TURNS = 4
+POLICY_TURNS = 2
 BUDGETS = [512, 1024, 2048, 4096]
 WORKERS = [1, 2, 4, 8, 16, 32]
 TRITON = ROOT / ".tools/triton"
@@ -25,6 +26,12 @@ CHAIN_BYTES = 512  # about what a message of the identity ensemble has as header
 LARGE_ELEMENTS = 4 << 20  # of FP32: 16 MiB
 DELAY_SECONDS = 0.05  # as bench/repositories/simulated says
 NATS_CONFIG = "host: 127.0.0.1\nport: {port}\nmax_payload: 8MB\njetstream {{ store_dir: \"{store}\", max_mem: 2GB {more} }}\n"
+POLICY = """
+dynamic_batching {
+  priority_levels: 2 default_priority_level: 1
+  default_queue_policy { timeout_action: REJECT default_timeout_microseconds: 10000000 max_queue_size: 10000 }
+}
+"""
 OPENVINO = """
 optimization {{ execution_accelerators {{ cpu_execution_accelerator: [ {{ name: "openvino" {parameters} }} ] }} }}
 """
@@ -49,6 +56,14 @@ class Bench:
         subprocess.run([ROOT / "scripts/assemble-repository.sh", self.options.model, target], check=True)
         with open(target / "minilm/config.pbtxt", "a") as config:
             config.write(extra)
+        return target
+
+    def with_policy(self, repository):
+        """The repository with a queue policy and levels of priority for the first step."""
+        target = self.work / "policy"
+        shutil.copytree(repository, target)
+        with open(target / "step_a/config.pbtxt", "a") as config:
+            config.write(POLICY)
         return target
 
     def all_in_one(self, name, models, model, environment=None, extra=("--allow-metrics=false",)):
@@ -130,6 +145,7 @@ class Bench:
         if "identity" in self.parts:
             chain = self.deployments["bare chain"] = Deployment("bare chain", self.logs)
             chain.url, _ = self.start_nats(chain, "")
+            self.services("identity policy services", self.with_policy(identity), "identity_chain", [("model", ["trireme-model"])])
         if "python" in self.parts:
             models = ROOT / "bench/repositories/python"
             self.all_in_one("python", ["--model-repository", models], "python_chain")
@@ -196,6 +212,10 @@ class Bench:
                 deployment, seconds = self.deployments[name], self.options.seconds
                 self.keep(f"{name} / 64", load(self.binaries / "trireme", deployment, "identity_chain", seconds, 64))
             self.keep("bare chain / 64", self.bare_chain(64))
+            # In turns, because each is compared with the other.
+            for name in ("identity services", "identity policy services") * POLICY_TURNS:
+                measured = load(self.binaries / "trireme", self.deployments[name], "identity_chain", seconds / 2, 64)
+                self.keep(f"{name} beside the other / 64", measured)
         if "python" in self.parts:
             self.python()
         print(f"    round {number} of {self.options.rounds}", flush=True)

@@ -75,6 +75,7 @@ class Report:
             bars += [
                 ("identity ensemble at 64, all in one, req/s", rate("identity"), ">=", 30000),
                 ("identity ensemble at 64, services / a bare chain of three hops on JetStream", rate("identity services") / rate("bare chain"), ">=", 0.7),
+                ("the same with a queue policy / without", rate("identity policy services beside the other") / rate("identity services beside the other"), ">=", 0.7),
             ]
         if "python / 64" in self.results:
             if "python triton / 64" in self.results:

@@ -160,21 +160,21 @@ impl<'a> Trial<'a> {
                 Some(changed) => changed,
                 None => *smoothed.insert(quantizer.smooth(&self.stand.token_rows(&self.watched(&worst))?)?),
             };
-            let mut base = (name, words.to_owned(), worst);
+            let mut bases = vec![(name, words.to_owned(), worst)];
             if changed > 0 {
                 let words = format!("{words}, smoothed");
                 let all = self.variant(quantizer, smooth, &format!("{words}, all {count} matrices"), &[])?;
-                let smoother = all.fidelity.lowest;
-                if smoother > lowest {
-                    base = (smooth, words, all.fidelity.worst.clone());
-                }
+                let (smoother, worst) = (all.fidelity.lowest, all.fidelity.worst.clone());
                 found.push(all);
                 if smoother >= self.target() {
                     continue;
                 }
+                bases.push((smooth, words, worst));
             }
-            let (kind, words, worst) = base;
-            found.extend(self.leave_out(quantizer, kind, &words, &worst)?);
+            // The base that is better with all matrices may be the one that has to leave out more of them.
+            for (kind, words, worst) in bases {
+                found.extend(self.leave_out(quantizer, kind, &words, &worst)?);
+            }
         }
         if quantizer.has_blocks {
             found.push(self.variant(quantizer, "blocks", "int8 in blocks", &[])?);

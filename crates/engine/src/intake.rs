@@ -75,20 +75,24 @@ pub enum Room {
 }
 
 /// The most requests that this worker holds for a model, waiting and being executed. Stepwise instances say themselves how
-/// many requests they take; one more per instance may wait, so that no place stays empty between pulls. With a queue policy
-/// (`queue`), requests that this worker holds are out of the policy's order. So, as in Triton, it holds a batch for each
-/// instance and one more.
-pub fn most_in_hand(policy: &dyn BatchPolicy, instances: &[Instance], queue: bool) -> usize {
+/// many requests they take; one more per instance may wait, so that no place stays empty between pulls.
+pub fn most_in_hand(policy: &dyn BatchPolicy, instances: &[Instance]) -> usize {
+    by_instances(instances, |batches| policy.in_hand(batches))
+}
+
+/// How many requests of this worker the limits of a queue policy allow for, beside those that wait: as in Triton, a batch for each
+/// instance and one more. A worker whose runs are short may hold more; then fewer requests wait before the limit is reached.
+pub fn allowance(policy: &dyn BatchPolicy, instances: &[Instance]) -> usize {
+    by_instances(instances, |batches| (batches + 1).saturating_mul(policy.max_rows().max(1) as usize))
+}
+
+fn by_instances(instances: &[Instance], in_batches: impl Fn(usize) -> usize) -> usize {
     let batches = instances.iter().filter(|instance| matches!(instance, Instance::Batch(_))).count();
     let stepwise = instances.iter().filter_map(|instance| match instance {
         Instance::Batch(_) => None,
         Instance::Stepwise(instance) => Some(instance.room() + 1),
     });
     let stepwise: usize = stepwise.sum();
-    let in_batches = |batches: usize| match queue {
-        true => (batches + 1).saturating_mul(policy.max_rows().max(1) as usize),
-        false => policy.in_hand(batches),
-    };
     match (batches, stepwise) {
         (0, 0) => in_batches(1),
         (0, stepwise) => stepwise,

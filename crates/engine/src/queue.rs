@@ -100,17 +100,11 @@ impl<T> WorkQueue<T> {
         })
     }
 
-    /// The queue of a model with these instances. With a queue policy it holds few requests, because those that wait here
-    /// are out of the policy's order.
-    pub fn of(policy: Box<dyn BatchPolicy>, instances: &[Instance], queue_policy: bool) -> Arc<WorkQueue<T>> {
-        let capacity = intake::most_in_hand(policy.as_ref(), instances, queue_policy);
+    /// The queue of a model with these instances.
+    pub fn of(policy: Box<dyn BatchPolicy>, instances: &[Instance]) -> Arc<WorkQueue<T>> {
+        let capacity = intake::most_in_hand(policy.as_ref(), instances);
         let intake = intake::of(policy.as_ref(), instances);
         WorkQueue::new(policy, capacity, intake)
-    }
-
-    /// The most requests of a lane that the queue holds.
-    pub fn capacity(&self) -> usize {
-        self.capacity
     }
 
     /// Number of requests in this worker: waiting and being executed.

@@ -179,7 +179,7 @@ impl Running {
         };
         let model = Arc::new(Model {
             key: ModelKey { name: "doubler".to_owned(), version: 1 },
-            queue: WorkQueue::of(policy, &instances, false),
+            queue: WorkQueue::of(policy, &instances),
             statistics: Arc::<ModelStatistics>::default(),
             canary: None,
             executions: Executions::default(),

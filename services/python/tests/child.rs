@@ -256,6 +256,20 @@ fn what_is_wrong_with_a_model_is_said_when_it_is_loaded() {
 }
 
 #[test]
+fn a_python_without_numpy_is_named() {
+    use std::os::unix::fs::PermissionsExt;
+    let mut model = Model::texts("", OBEDIENT);
+    let bare = model.path().join("bare-python");
+    // Without `site` there are no installed packages.
+    std::fs::write(&bare, format!("#!/bin/sh\nexec '{}' -S \"$@\"\n", python().display())).unwrap();
+    std::fs::set_permissions(&bare, std::fs::Permissions::from_mode(0o755)).unwrap();
+    model.options.python = bare;
+    let fault = model.fault();
+    assert!(fault.contains("cannot import numpy, which models in Python need"), "{fault}");
+    assert!(!fault.contains("Traceback"), "{fault}");
+}
+
+#[test]
 fn code_runs_only_where_it_may() {
     let mut model = Model::texts("", OBEDIENT);
     model.options.allow = AllowPython::Never;

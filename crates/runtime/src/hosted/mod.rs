@@ -63,6 +63,8 @@ pub(crate) struct HostedModel {
     pub worker: Arc<Shared>,
     /// Number of requests admitted so far.
     pub admitted: AtomicU64,
+    /// How many requests in this worker the limits of its queue policy allow for.
+    pub allowance: usize,
     /// Whether the first dimension of its inputs is a batch; otherwise a request is one row.
     pub batched: bool,
     /// The states before the first request of a sequence, for requests that bring none.

@@ -166,7 +166,7 @@ impl HostedModel {
     pub fn queue_options(&self) -> QueueOptions {
         QueueOptions {
             levels: queue_policy::levels(&self.config),
-            in_hand: self.queue.capacity() as u64,
+            in_hand: self.allowance as u64,
             ..self.worker.queue_options().clone()
         }
     }

@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::{BusError, ModelState};
-use trireme_engine::{Executions, Instance, LoadedModel, Model, Outage, WorkQueue, stage};
+use trireme_engine::{Executions, Instance, LoadedModel, Model, Outage, WorkQueue, allowance, stage};
 use trireme_inference::ModelKey;
 use trireme_model_repository::RepositoryModel;
 
@@ -53,13 +53,14 @@ impl Models {
         let key = ModelKey { name: model.name.clone(), version };
         let LoadedModel { config, instances, background, policy, .. } = loaded;
         let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
-        let queue = WorkQueue::of(policy, &instances, config.has_queue_policy());
+        let allowance = allowance(policy.as_ref(), &instances);
+        let queue = WorkQueue::of(policy, &instances);
         let statistics = self.shared.statistics.model(&key);
         // A stepwise instance has no batches, and no answer that another request could have.
         let in_batches = instances.iter().all(|instance| matches!(instance, Instance::Batch(_)));
         let caches = self.shared.step_answers.is_some() && config.response_cache && in_batches;
         let cached = caches.then(|| self.shared.loads.fetch_add(1, Ordering::Relaxed));
-        let mut entry = self.entry(&key, ModelState::Ready, config.to_json(), queue.capacity());
+        let mut entry = self.entry(&key, ModelState::Ready, config.to_json(), allowance);
         // A version that is replaced keeps its pulling task, and the token that stops the task.
         let intake = match self.versions.lock().get(&key).and_then(|known| known.running.as_ref()) {
             Some(running) if running.serves_queue_of(&config) => running.pull.stop.clone(),
@@ -79,6 +80,7 @@ impl Models {
             config,
             worker: self.shared.clone(),
             admitted: AtomicU64::new(0),
+            allowance,
             batched,
             initial_states,
             gone: CancellationToken::new(),
