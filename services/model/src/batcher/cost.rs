@@ -5,7 +5,7 @@
 //! its activations stay in the caches. Above that size each token costs more, which no batcher should pay for. If
 //! measurements show that size, it becomes the token budget.
 
-/// The cost of a run. Only ratios matter, so it can be in any unit of time; [`fit`] uses the unit of its points.
+/// The cost of a run. [`fit`] uses the unit of its points, which are in seconds where a model was measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
     /// Per run.

@@ -5,7 +5,7 @@
 //! | `pad_inputs` | inputs that may be padded, with their fillers: `input_ids:0, attention_mask:0` | none: no padding |
 //! | `unpad_outputs` | outputs whose rows are as long as the inputs: `last_hidden_state`; empty for none | those whose dimension after the batch is -1 |
 //! | `token_budget` | most tokens (rows × padded length) of one run | measured, else 1024 |
-//! | `max_overtake_microseconds` | how long later requests may go first | 50000 |
+//! | `max_overtake_microseconds` | how long later requests may go first | two full runs as measured, at least 50000 |
 //! | `max_rows` | most rows of one run, where `max_batch_size` is 0 and the dimensions spell the batch out | 64 |
 //! | `cost_model` | `measured`: the cost of runs is measured when the model is loaded; `off` | `measured` |
 //!
@@ -28,7 +28,6 @@ const MAX_ROWS: &str = "max_rows";
 const COST_MODEL: &str = "cost_model";
 
 const DEFAULT_MAX_ROWS: u32 = 64;
-const DEFAULT_MAX_OVERTAKE: Duration = Duration::from_millis(50);
 
 /// A model's declaration that it can be batched by length.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,8 +38,8 @@ pub struct Declaration {
     pub max_rows: u32,
     /// Most tokens of one run, if the configuration sets it.
     pub token_budget: Option<u32>,
-    /// How long later requests may overtake a request.
-    pub max_overtake: Duration,
+    /// How long later requests may overtake a request, if the configuration sets it.
+    pub max_overtake: Option<Duration>,
     /// Whether to measure the costs of runs.
     pub measure: bool,
 }
@@ -93,7 +92,7 @@ impl<'a> Reader<'a> {
             padding: Padding { inputs, outputs },
             max_rows,
             token_budget: self.number(TOKEN_BUDGET),
-            max_overtake: self.microseconds(MAX_OVERTAKE).unwrap_or(DEFAULT_MAX_OVERTAKE),
+            max_overtake: self.microseconds(MAX_OVERTAKE),
             measure: self.cost_model(),
         })
     }

@@ -32,6 +32,12 @@ const WINDOW: usize = 64;
 /// costs a worker without peers another 3 % of its throughput (docs/adr/0008-room-in-time.md).
 const LOOK_AHEAD: Duration = Duration::from_millis(200);
 
+/// How long later requests may overtake a request: this many full runs, and at least [`MIN_OVERTAKE`]. In the simulator, with 16 requests in
+/// flight, two runs give a median a tenth below that of strict order, with the same throughput and 99th percentile; with four
+/// runs the 99th percentile is 1.6 times as long.
+const OVERTAKEN_RUNS: f64 = 2.0;
+const MIN_OVERTAKE: Duration = Duration::from_millis(50);
+
 /// Requests in a run of similar lengths among usual texts. A worker takes at least this many for an instance.
 const ALIKE: usize = 8;
 
@@ -62,6 +68,12 @@ struct Run {
     efficiency: f64,
 }
 
+/// How long later requests may overtake a request, by the measured time of a full run of usual texts.
+fn max_overtake(fit: Option<&Fit>, token_budget: u32) -> Duration {
+    let full = fit.map_or(0.0, |fit| fit.model.cost((token_budget / USUAL_LENGTH).max(1), USUAL_LENGTH));
+    Duration::try_from_secs_f64(OVERTAKEN_RUNS * full).map_or(MIN_OVERTAKE, |time| time.max(MIN_OVERTAKE))
+}
+
 // === impl LengthBatcher ===
 
 impl LengthBatcher {
@@ -72,12 +84,13 @@ impl LengthBatcher {
         let measured = fit.map(|fit| fit.token_budget);
         let preferred = settings.map_or(&[][..], |settings| &settings.preferred_batch_sizes);
         let enough_rows = preferred.iter().copied().filter(|size| (1..=max_rows).contains(size)).min();
+        let token_budget = declaration.token_budget.or(measured).unwrap_or(DEFAULT_TOKEN_BUDGET).max(1);
         LengthBatcher {
             padding: declaration.padding.clone(),
             cost: fit.map_or(CostModel::UNMEASURED, |fit| fit.model),
             max_rows,
-            token_budget: declaration.token_budget.or(measured).unwrap_or(DEFAULT_TOKEN_BUDGET).max(1),
-            max_overtake: declaration.max_overtake,
+            token_budget,
+            max_overtake: declaration.max_overtake.unwrap_or_else(|| max_overtake(fit, token_budget)),
             delay: settings.map_or(Duration::ZERO, |settings| settings.max_queue_delay),
             enough_rows: enough_rows.unwrap_or(max_rows),
         }

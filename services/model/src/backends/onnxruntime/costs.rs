@@ -8,12 +8,14 @@ use super::measure;
 use crate::batcher::Declaration;
 use crate::batcher::cost::Fit;
 
-/// The costs of `config`'s model; `kept` is its entry in the cache, if there is one. `None` if the declaration turns
+/// The costs of `config`'s model; `kept` is its entry in the cache, if there is one. The
+/// instance runs on an accelerator or on CPUs. `None` if the declaration turns
 /// measuring off or, with a warning, if they cannot be measured.
 pub fn find(
     config: &ModelConfig,
     declaration: &Declaration,
     kept: Option<Entry>,
+    accelerated: bool,
     instance: &mut dyn ModelInstance,
 ) -> Option<Fit> {
     if !declaration.measure {
@@ -23,7 +25,7 @@ pub fn find(
         report(config, declaration, &fit, "cache");
         return Some(fit);
     }
-    let fit = match measure::measure(config, declaration, instance) {
+    let fit = match measure::measure(config, declaration, accelerated, instance) {
         Ok(fit) => fit,
         Err(reason) => {
             tracing::warn!(model = config.name, reason, "costs could not be measured: batches go by tokens alone");

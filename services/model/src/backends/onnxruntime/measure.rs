@@ -14,12 +14,15 @@ use trireme_model_repository::ModelConfig;
 use crate::batcher::Declaration;
 use crate::batcher::cost::{self, Fit, Point};
 
-/// The grid.
-const ROWS: [u32; 6] = [1, 2, 4, 8, 16, 32];
+/// The grid. On CPUs it ends with the sixth number of rows.
+const ROWS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
+const ROWS_ON_CPUS: usize = 6;
 const LENGTHS: [u32; 6] = [8, 16, 32, 64, 128, 256];
 
-/// Most tokens of a measured run.
+/// Most tokens of a measured run. On CPUs tokens of larger runs are dearer, and the arena would keep the memory of such a run;
+/// accelerators are at their best with large runs only.
 const MOST_TOKENS: u32 = 4096;
+const MOST_TOKENS_ACCELERATED: u32 = 65536;
 
 /// Measured runs with the same number of tokens: the two extremes and one in between.
 const SHAPES_PER_SIZE: usize = 3;
@@ -34,12 +37,17 @@ const TIME_LIMIT: Duration = Duration::from_millis(2500);
 /// Prevents two models that load at the same time from measuring each other.
 static MEASURING: Mutex<()> = Mutex::new(());
 
-/// Measures `instance`. The error says why that is impossible; the model then serves without measurements.
+/// Measures `instance`, which runs on an accelerator or on CPUs. The error says why that is impossible; the model then serves without measurements.
 pub fn measure(
     config: &ModelConfig,
     declaration: &Declaration,
+    accelerated: bool,
     instance: &mut dyn ModelInstance,
 ) -> Result<Fit, String> {
+    let (counts, most_tokens) = match accelerated {
+        true => (&ROWS[..], MOST_TOKENS_ACCELERATED),
+        false => (&ROWS[..ROWS_ON_CPUS], MOST_TOKENS),
+    };
     let _alone = MEASURING.lock();
     let started = Instant::now();
     let mut seconds = |rows: u32, length: u32| -> Result<f64, String> {
@@ -53,7 +61,7 @@ pub fn measure(
     // A model may accept only as many tokens as it has positions.
     let mut too_long = u32::MAX;
     let mut why = "no run was made".to_owned();
-    for (rows, length) in grid(declaration.max_rows, declaration.token_budget.unwrap_or(MOST_TOKENS)) {
+    for (rows, length) in grid(counts, declaration.max_rows, declaration.token_budget.unwrap_or(most_tokens)) {
         if started.elapsed() >= TIME_LIMIT / 2 {
             break;
         }
@@ -76,13 +84,13 @@ pub fn measure(
 }
 
 /// The sizes to measure, small runs first.
-fn grid(max_rows: u32, most_tokens: u32) -> Vec<(u32, u32)> {
-    let mut sizes: Vec<u32> = ROWS.iter().flat_map(|rows| LENGTHS.map(|length| rows * length)).collect();
+fn grid(counts: &[u32], max_rows: u32, most_tokens: u32) -> Vec<(u32, u32)> {
+    let mut sizes: Vec<u32> = counts.iter().flat_map(|rows| LENGTHS.map(|length| rows * length)).collect();
     sizes.sort_unstable();
     sizes.dedup();
     let of_size = |tokens: u32| {
         let lengths =
-            LENGTHS.iter().filter(|&&length| tokens.is_multiple_of(length) && ROWS.contains(&(tokens / length)));
+            LENGTHS.iter().filter(|&&length| tokens.is_multiple_of(length) && counts.contains(&(tokens / length)));
         let shapes: Vec<_> =
             lengths.map(|&length| (tokens / length, length)).filter(|(rows, _)| *rows <= max_rows).collect();
         match shapes.len() {
@@ -138,13 +146,14 @@ mod tests {
 
     #[test]
     fn the_grid_is_small_and_in_order() {
-        let points = grid(64, MOST_TOKENS);
+        let points = grid(&ROWS[..ROWS_ON_CPUS], 64, MOST_TOKENS);
         assert!(points.is_sorted_by_key(|(rows, length)| rows * length));
         assert!((20..40).contains(&points.len()), "{}", points.len());
         for size in [(1, 8), (1, 256), (32, 8), (32, 32), (16, 256)] {
             assert!(points.contains(&size), "{size:?}");
         }
-        assert!(grid(4, 512).iter().all(|(rows, length)| *rows <= 4 && rows * length <= 512));
+        assert!(grid(&ROWS, 4, 512).iter().all(|(rows, length)| *rows <= 4 && rows * length <= 512));
+        assert!(grid(&ROWS, 256, MOST_TOKENS_ACCELERATED).contains(&(256, 256)));
     }
 
     #[test]

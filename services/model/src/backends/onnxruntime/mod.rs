@@ -130,7 +130,8 @@ impl Backend for OnnxRuntime {
                 let directory = self.options.cost_model_cache.as_deref();
                 let kept = directory.map(|directory| Entry::new(directory, &config.name, &path, &circumstances));
                 doing("measuring the cost of runs");
-                let fit = costs::find(&config, declaration, kept, &mut loaded[0]);
+                let accelerated = settings.places.first().is_some_and(|place| *place != InstanceDevice::Cpu);
+                let fit = costs::find(&config, declaration, kept, accelerated, &mut loaded[0]);
                 Box::new(LengthBatcher::new(declaration, config.dynamic_batching.as_ref(), fit.as_ref()))
             }
             None => batcher::policy(&config),

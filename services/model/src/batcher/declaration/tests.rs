@@ -30,7 +30,7 @@ fn defaults() {
             },
             max_rows: 64,
             token_budget: None,
-            max_overtake: Duration::from_millis(50),
+            max_overtake: None,
             measure: true,
         }
     );
@@ -51,7 +51,10 @@ fn everything_may_be_said() {
     );
     let declared = declared.unwrap().unwrap();
     assert!(declared.padding.outputs.is_empty() && !declared.measure);
-    assert_eq!((declared.token_budget, declared.max_rows, declared.max_overtake), (Some(512), 16, Duration::ZERO));
+    assert_eq!(
+        (declared.token_budget, declared.max_rows, declared.max_overtake),
+        (Some(512), 16, Some(Duration::ZERO))
+    );
 }
 
 #[test]

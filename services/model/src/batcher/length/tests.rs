@@ -103,7 +103,7 @@ fn settings_come_from_the_configuration_then_the_measurement() {
         padding: Padding { inputs: Vec::new(), outputs: Vec::new() },
         max_rows: 32,
         token_budget,
-        max_overtake: MS,
+        max_overtake: Some(MS),
         measure: true,
     };
     let fit = Fit { model: MEASURED, token_budget: 512, error: 0.0 };
@@ -331,4 +331,13 @@ fn what_is_left_to_peers_costs_little_and_pays() {
     let (throughput, p99) = play(&modest, &[(2, 1.0), (2, 4.0)], 64);
     let (held_back, long) = play(&hoarding, &[(2, 1.0), (2, 4.0)], 64);
     assert!(throughput > 1.8 * held_back && p99 < long, "{throughput} {p99:?} to {held_back} {long:?}");
+}
+
+#[test]
+fn requests_are_overtaken_for_two_full_runs() {
+    let fit = |run| Fit { model: CostModel { run, token: 2e-4, pair: 0.0 }, token_budget: 512, error: 0.0 };
+    assert_eq!(max_overtake(Some(&fit(7.6e-3)), 512), 220 * MS);
+    assert_eq!(max_overtake(Some(&fit(7.6e-3)), 64), MIN_OVERTAKE, "short runs");
+    assert_eq!(max_overtake(None, 512), MIN_OVERTAKE, "not measured");
+    assert_eq!(max_overtake(Some(&fit(f64::INFINITY)), 512), MIN_OVERTAKE);
 }
