@@ -19,7 +19,7 @@ from servers import BenchError, load
 LIMIT = 0.05
 SIDES = ["this tree", "the other"]
 STAGES = [("tokenizer", ["trireme-tokenizer"]), ("model", ["trireme", "worker", "--stages", "model,postprocess"])]
-# What is loaded: the name of the row, the deployment, its model, requests in flight, the field, and whether more of it is better.
+# Each row: its name, the deployment, its model, requests in flight, the field, and whether more of it is better.
 ROWS = [
     ("identity, all in one, requests/s at 64", "identity", "identity_chain", 64, "requests_per_second", True),
     ("identity, services, requests/s at 64", "identity services", "identity_chain", 64, "requests_per_second", True),

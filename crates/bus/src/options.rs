@@ -32,7 +32,7 @@ pub struct QueueOptions {
     pub file_storage: bool,
     /// Copies that the broker keeps of each message.
     pub replicas: usize,
-    /// Most messages that workers hold together. They are added to [`LevelPolicy::max_waiting`], because the limit of a
+    /// An allowance for the messages that workers hold together. It is added to [`LevelPolicy::max_waiting`], because the limit of a
     /// stream counts waiting messages and those that workers hold.
     #[serde(default)]
     pub in_hand: u64,

@@ -41,7 +41,7 @@ pub struct WorkerEntry {
     pub state: ModelState,
     /// The model's configuration after auto-completion, as protobuf JSON.
     pub config: String,
-    /// Requests that it accepts at a time.
+    /// Requests that it accepts at a time; with a queue policy, those that the limits of the policy allow for.
     pub capacity: usize,
     /// Whether it takes requests of the bulk lane.
     #[serde(default)]

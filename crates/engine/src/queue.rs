@@ -1,6 +1,6 @@
 //! A model's queue in this worker, between the async tasks that admit work and the instance threads that take batches.
-//! The policy decides what makes a batch; this file has the lock, `taking` the
-//! waiting for batches, `state` the requests and the counting.
+//! The policy decides what makes a batch; this file has the lock, `taking` the waiting for batches,
+//! `state` the requests and the counting.
 //!
 //! Requests wait in two lanes. Where a model has background instances ([`Role`]), those execute bulk requests and the main instances
 //! live ones; the operating system gives the background the time that is left. Where there are none, or where other processes leave

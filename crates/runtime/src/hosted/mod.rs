@@ -63,7 +63,7 @@ pub(crate) struct HostedModel {
     pub worker: Arc<Shared>,
     /// Number of requests admitted so far.
     pub admitted: AtomicU64,
-    /// How many requests in this worker the limits of its queue policy allow for.
+    /// How many requests in this worker the limits of its queue policy allow for; without a policy, the most that it holds.
     pub allowance: usize,
     /// Whether the first dimension of its inputs is a batch; otherwise a request is one row.
     pub batched: bool,

@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::{BusError, ModelState};
-use trireme_engine::{Executions, Instance, LoadedModel, Model, Outage, WorkQueue, allowance, stage};
+use trireme_engine::{Executions, Instance, LoadedModel, Model, Outage, WorkQueue, allowance, most_in_hand, stage};
 use trireme_inference::ModelKey;
 use trireme_model_repository::RepositoryModel;
 
@@ -53,7 +53,10 @@ impl Models {
         let key = ModelKey { name: model.name.clone(), version };
         let LoadedModel { config, instances, background, policy, .. } = loaded;
         let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
-        let allowance = allowance(policy.as_ref(), &instances);
+        let allowance = match config.has_queue_policy() {
+            true => allowance(policy.as_ref(), &instances),
+            false => most_in_hand(policy.as_ref(), &instances),
+        };
         let queue = WorkQueue::of(policy, &instances);
         let statistics = self.shared.statistics.model(&key);
         // A stepwise instance has no batches, and no answer that another request could have.
