@@ -161,7 +161,7 @@ async fn show(args: &ShowArgs) -> anyhow::Result<String> {
         ("attempts", letter.attempts.to_string()),
         ("reason", letter.reason.to_string()),
         ("model", message.route.model().to_string()),
-        ("job", message.job.clone().unwrap_or_else(|| "none".to_owned())),
+        ("job", message.job.clone().unwrap_or_else(|| "none".into()).to_string()),
         ("request", format!("{} (client's id '{}')", message.request_id, message.client_id)),
         ("steps", steps.join(", ")),
     ];
@@ -180,10 +180,10 @@ async fn replay(args: &ReplayArgs) -> anyhow::Result<String> {
     let now = UnixMicros::now();
     // A request with a name of its own: under its old name the broker might take it for a repetition.
     let message = WorkMessage {
-        request_id: format!("{gateway}-{}", args.number),
+        request_id: format!("{gateway}-{}", args.number).into(),
         deadline: now.after(timeout),
         sent_at: now,
-        gateway,
+        gateway: gateway.into(),
         ..stored.letter.message
     };
     let inbox = bus.open_inbox(&message.gateway).await?;

@@ -172,8 +172,8 @@ fn config(read: Result<ModelConfig, trireme_model_repository::RepositoryError>) 
 
 fn envelope_work(body: &[u8]) -> String {
     let headers = || WorkHeaders {
-        request_id: "r".to_owned(),
-        gateway: "g".to_owned(),
+        request_id: "r".into(),
+        gateway: "g".into(),
         deadline: UnixMicros(1),
         priority: 0,
         traceparent: None,
@@ -192,7 +192,7 @@ fn envelope_work(body: &[u8]) -> String {
 }
 
 fn envelope_reply(body: &[u8]) -> String {
-    let headers = || ReplyHeaders { request_id: "r".to_owned(), gateway: "g".to_owned(), sequence: 0, last: true };
+    let headers = || ReplyHeaders { request_id: "r".into(), gateway: "g".into(), sequence: 0, last: true };
     match decode_reply(headers(), &Bytes::copy_from_slice(body)) {
         Ok(reply) => {
             let written = encode_reply(&reply).expect("what was read can be written");

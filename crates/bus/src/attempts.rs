@@ -4,7 +4,7 @@
 //! Not here: which workers read and write the notes (`runtime::intake::attempts`). For a first delivery, they do neither.
 
 use serde::{Deserialize, Serialize};
-use trireme_inference::{ModelKey, UnixMicros};
+use trireme_inference::{ModelKey, Name, UnixMicros};
 
 use crate::{Bucket, Bus, BusError, WorkMessage, escape_token};
 
@@ -14,7 +14,7 @@ pub struct MessageName {
     /// The queue's model.
     pub model: ModelKey,
     /// [`WorkMessage::message_id`].
-    pub id: String,
+    pub id: Name,
     /// The request's deadline. The note lapses with it.
     pub deadline: UnixMicros,
 }
@@ -34,7 +34,7 @@ pub struct AttemptNote {
 impl WorkMessage {
     /// The message's name in the queue of `model`, from which it was taken.
     pub fn name(&self, model: &ModelKey) -> MessageName {
-        MessageName { model: model.clone(), id: self.message_id(), deadline: self.deadline }
+        MessageName { model: model.clone(), id: self.message_id().into(), deadline: self.deadline }
     }
 }
 
@@ -45,7 +45,7 @@ impl dyn Bus + '_ {
         let Some(note) = self.get(Bucket::Attempts, &escape_token(&message.id)).await? else { return Ok(None) };
         let read = serde_json::from_slice(&note.value);
         if let Err(error) = &read {
-            tracing::warn!(message = message.id, %error, "ignored a malformed note of attempts");
+            tracing::warn!(message = %message.id, %error, "ignored a malformed note of attempts");
         }
         Ok(read.ok())
     }

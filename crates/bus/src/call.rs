@@ -168,7 +168,7 @@ impl Drop for CallReplies {
         if self.complete {
             return;
         }
-        let (bus, id) = (self.bus.clone(), Bytes::from(self.message.request_id.clone()));
+        let (bus, id) = (self.bus.clone(), Bytes::copy_from_slice(self.message.request_id.as_bytes()));
         if tokio::runtime::Handle::try_current().is_ok() {
             crate::spawn("hanging up", async move {
                 if let Err(error) = bus.say(HANG_UP, id).await {

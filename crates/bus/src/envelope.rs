@@ -8,8 +8,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::sync::Arc;
 use trireme_inference::{
-    Callers, DataType, InferError, Ledger, ModelKey, Parameters, Route, Shape, Step, Tensor, TensorError, TooMany,
-    UnixMicros, check_listed, read_list, read_parameters,
+    Callers, DataType, InferError, Ledger, ModelKey, Name, Parameters, Route, Shape, Step, Tensor, TensorError,
+    TooMany, UnixMicros, check_listed, read_list, read_parameters,
 };
 
 use crate::message::{AnswerForm, Output, Reply, SequenceStates, WorkMessage};
@@ -158,22 +158,22 @@ fn read_own_parameters<'de, 'a, D: Deserializer<'de>>(
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are those of WorkMessage")]
 pub struct WorkHeaders {
-    pub request_id: String,
-    pub gateway: String,
+    pub request_id: Name,
+    pub gateway: Name,
     pub deadline: UnixMicros,
     pub priority: u64,
-    pub traceparent: Option<String>,
+    pub traceparent: Option<Name>,
     pub answer: AnswerForm,
     #[serde(default)]
-    pub job: Option<String>,
+    pub job: Option<Name>,
 }
 
 /// The fields of a [`Reply`] that travel in headers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are those of Reply")]
 pub struct ReplyHeaders {
-    pub request_id: String,
-    pub gateway: String,
+    pub request_id: Name,
+    pub gateway: Name,
     pub sequence: u32,
     pub last: bool,
 }
@@ -222,7 +222,7 @@ pub fn encode_work(message: &WorkMessage) -> Result<Bytes, EnvelopeError> {
 /// Decodes a work message from its headers and body. Its tensors share `body`'s memory.
 pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, EnvelopeError> {
     let wire: WireWork<'_, Steps> = decode(body)?;
-    let model = ModelKey { name: wire.route.model.into_owned(), version: wire.route.version };
+    let model = ModelKey { name: wire.route.model.into_owned().into(), version: wire.route.version };
     let steps = wire.route.steps.0;
     check_route(&steps)?;
     Ok(WorkMessage {
@@ -231,7 +231,7 @@ pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, En
         deadline: headers.deadline,
         priority: headers.priority,
         traceparent: headers.traceparent,
-        client_id: wire.id.into_owned(),
+        client_id: wire.id.into_owned().into(),
         sent_at: wire.sent_at,
         route: Route::resume(model, wire.route.ensemble, wire.route.step, steps),
         tensors: own_tensors(wire.tensors, body)?,

@@ -106,8 +106,8 @@ impl Inbox {
         let waiter =
             Arc::new(Waiter { deadline: request.deadline, replies: Mutex::new(replies), arrived: Notify::new() });
         let request_id = request.request_id.clone();
-        self.shard(&request_id).lock().insert(request_id.clone(), waiter.clone());
-        PendingReplies { inbox: self.clone(), request_id, waiter }
+        self.shard(&request_id).lock().insert(request_id.to_string(), waiter.clone());
+        PendingReplies { inbox: self.clone(), request_id: request_id.to_string(), waiter }
     }
 
     /// Ends the entries of requests at their deadlines and calls `cancel` for each of them, until the inbox is dropped.
@@ -154,7 +154,7 @@ impl Inbox {
     #[must_use]
     pub(crate) fn dispatch(&self, reply: Reply) -> Dispatched {
         let Some(waiter) = self.waiter(&reply.request_id) else {
-            tracing::trace!(request_id = reply.request_id, "reply that no request waits for");
+            tracing::trace!(request_id = %reply.request_id, "reply that no request waits for");
             return Dispatched { complete: true, given_up: None };
         };
         let mut replies = waiter.replies.lock();
@@ -268,10 +268,10 @@ impl Replies {
 
     /// Replaces all kept replies by an error, and keeps no more.
     fn give_up(&mut self, reply: Reply, error: String) -> String {
-        tracing::warn!(request_id = reply.request_id, kept = self.kept.len(), bytes = self.bytes, "{error}");
+        tracing::warn!(request_id = %reply.request_id, kept = self.kept.len(), bytes = self.bytes, "{error}");
         let request_id = reply.request_id.clone();
         self.end(Reply { outcome: Err(InferError::unavailable(error)), ..reply });
-        request_id
+        request_id.to_string()
     }
 
     /// Replaces all kept replies by the error for a passed deadline.
@@ -280,7 +280,15 @@ impl Replies {
             let outcome = Err(InferError::unavailable("Request timeout expired"));
             let (request_id, gateway) = (request_id.to_owned(), gateway.to_owned());
             let (ledger, sent_at) = (Ledger::default(), UnixMicros::now());
-            self.end(Reply { request_id, gateway, sequence: 0, last: true, outcome, ledger, sent_at });
+            self.end(Reply {
+                request_id: request_id.into(),
+                gateway: gateway.into(),
+                sequence: 0,
+                last: true,
+                outcome,
+                ledger,
+                sent_at,
+            });
         }
     }
 

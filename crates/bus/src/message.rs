@@ -3,23 +3,25 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use trireme_inference::{Callers, InferError, Lane, Ledger, ModelKey, Parameters, Route, Tensor, UnixMicros};
+use trireme_inference::{
+    Callers, InferError, Lane, Ledger, ModelKey, Name, Parameters, Route, Tensor, UnixMicros, format_name,
+};
 
 /// A request on its way through the stages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkMessage {
     /// Unique among all requests of all gateways; one token of a NATS subject.
-    pub request_id: String,
+    pub request_id: Name,
     /// The gateway that waits for the answer.
-    pub gateway: String,
+    pub gateway: Name,
     /// The time by which the whole request has to be answered.
     pub deadline: UnixMicros,
     /// The client's priority, 1 highest; 0 if the client set none. The levels that follow from it are in the route.
     pub priority: u64,
     /// W3C trace context of the span this hop belongs to.
-    pub traceparent: Option<String>,
+    pub traceparent: Option<Name>,
     /// The client's own id for the request; may be empty.
-    pub client_id: String,
+    pub client_id: Name,
     /// When the previous stage sent it.
     pub sent_at: UnixMicros,
     /// The steps still to run.
@@ -35,7 +37,7 @@ pub struct WorkMessage {
     /// The models whose instances wait for the answer; empty for a client's request.
     pub callers: Callers,
     /// The job that the request belongs to, and its line in a batch; `None` for a client's own request. For people only.
-    pub job: Option<String>,
+    pub job: Option<Name>,
 }
 
 /// How the answer to a request comes.
@@ -63,9 +65,9 @@ pub struct Part {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
     /// The id of the request.
-    pub request_id: String,
+    pub request_id: Name,
     /// The gateway that waits for the answer.
-    pub gateway: String,
+    pub gateway: Name,
     /// Counts the replies to one request from 0; a repeated number is a repetition.
     pub sequence: u32,
     /// No more replies follow.
@@ -126,11 +128,11 @@ impl WorkMessage {
     /// The id of the request when it is published again for the `time`th time; 0 is the first publish. The id has to
     /// differ, because the bus drops a message with the name of one in progress. A request whose answer was lost is not
     /// in progress.
-    pub fn id_when_sent_again(&self, time: u32) -> String {
+    pub fn id_when_sent_again(&self, time: u32) -> Name {
         let original = original_id(&self.request_id);
         match time {
-            0 => original.to_owned(),
-            time => format!("{original}{AGAIN}{time}"),
+            0 => original.into(),
+            time => format_name!("{original}{AGAIN}{time}"),
         }
     }
 
@@ -152,11 +154,11 @@ impl WorkMessage {
 
     /// Its unique name, the same each time the step is published: `request/step`, and `request/step/part` for a part of
     /// an answer.
-    pub fn message_id(&self) -> String {
+    pub fn message_id(&self) -> Name {
         let (request, step) = (&self.request_id, self.route.step_number());
         match self.answer {
-            AnswerForm::Whole | AnswerForm::InParts => format!("{request}/{step}"),
-            AnswerForm::Part(part) => format!("{request}/{step}/{}", part.sequence),
+            AnswerForm::Whole | AnswerForm::InParts => format_name!("{request}/{step}"),
+            AnswerForm::Part(part) => format_name!("{request}/{step}/{}", part.sequence),
         }
     }
 
@@ -171,7 +173,7 @@ impl WorkMessage {
         let hops = self.ledger.0.iter().map(|hop| 2 * ENTRY + hop.model.len() + hop.worker.len());
         let callers = self.callers.models().iter().map(|model| ENTRY + model.name.len());
         let own = ENTRY + self.request_id.len() + self.gateway.len() + self.client_id.len();
-        let own = own + self.job.as_ref().map_or(0, String::len);
+        let own = own + self.job.as_ref().map_or(0, |job| job.len());
         let lists = tensors_size(&self.tensors) + parameters_size(&self.parameters);
         (own + lists + steps.chain(hops).chain(callers).sum::<usize>()) as u64
     }

@@ -124,7 +124,7 @@ impl WorkerEntry {
         if entry.key() != *key {
             return Err(format!("it is of model '{}' and worker '{}'", entry.model, entry.worker));
         }
-        let longest = [&entry.model.name, &entry.worker].map(|name| name.len()).into_iter().max().unwrap_or_default();
+        let longest = [entry.model.name.len(), entry.worker.len()].into_iter().max().unwrap_or_default();
         if longest > MAX_NAME {
             return Err(format!("it holds a name of {longest} bytes, expected {MAX_NAME} at most"));
         }
@@ -252,7 +252,7 @@ mod tests {
             worker: worker.to_owned(),
             service: "model".to_owned(),
             host: "h".to_owned(),
-            model: ModelKey { name: name.to_owned(), version: 1 },
+            model: ModelKey { name: name.into(), version: 1 },
             state: ModelState::Ready,
             config: String::new(),
             capacity: 1,

@@ -88,7 +88,7 @@ mod tests {
         let bus = InProcess::new(&QueueOptions::default());
         let bus: &dyn Bus = &bus;
         let name = |model: &str, version, id: CorrelationId| SequenceName {
-            model: ModelKey { name: model.to_owned(), version },
+            model: ModelKey { name: model.into(), version },
             id,
         };
         let (number, text) = (CorrelationId::Number(5), CorrelationId::Text("5".to_owned()));

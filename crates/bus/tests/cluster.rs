@@ -191,10 +191,10 @@ async fn work(bus: Arc<dyn Bus>, model: ModelKey, options: QueueOptions, stop: A
 /// Makes one request as a gateway does: publishes it again while it is in no queue. Returns how long the answer took.
 async fn request(gateway: &dyn Bus, inbox: &Arc<trireme_bus::Inbox>, model: &ModelKey, number: usize) -> Duration {
     let started = Instant::now();
-    let first = WorkMessage { gateway: inbox.gateway().to_owned(), ..message(model, number as i64) };
+    let first = WorkMessage { gateway: inbox.gateway().into(), ..message(model, number as i64) };
     let mut waiting = inbox.expect(&first);
     for time in 0.. {
-        let again = WorkMessage { request_id: first.id_when_sent_again(time), ..first.clone() };
+        let again = WorkMessage { request_id: first.id_when_sent_again(time).into(), ..first.clone() };
         if passing("publishing", gateway.publish(&again)).await.is_some()
             && let Ok(reply) = tokio::time::timeout(Duration::from_secs(5), waiting.next()).await
         {

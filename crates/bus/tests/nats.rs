@@ -48,7 +48,7 @@ fn at(url: &str) -> NatsOptions {
 
 /// A request without a deadline.
 fn awaited(request_id: &str) -> WorkMessage {
-    WorkMessage { request_id: request_id.to_owned(), deadline: UnixMicros::NEVER, ..message(&model("awaited"), 1) }
+    WorkMessage { request_id: request_id.into(), deadline: UnixMicros::NEVER, ..message(&model("awaited"), 1) }
 }
 
 /// A gateway's connection.
@@ -188,7 +188,7 @@ async fn a_broker_that_lost_everything_is_served_again() {
     let delivery = take(&mut puller, "a message for a new puller").await;
 
     let mut waiting = inbox.expect(&delivery.message);
-    let reply = WorkMessage { gateway: "gateway".to_owned(), ..delivery.message.clone() }.reply(Ok(Output::default()));
+    let reply = WorkMessage { gateway: "gateway".into(), ..delivery.message.clone() }.reply(Ok(Output::default()));
     worker.reply(reply.clone(), None).await.unwrap();
     assert_eq!(within("a reply to the inbox from before", waiting.next()).await, reply);
 }
@@ -268,7 +268,7 @@ async fn questions_and_answers_of_any_size_arrive() {
 async fn malformed_work_is_refused_and_holds_up_nothing() {
     let server = NatsServer::start();
     let bus = connect(&server).await;
-    let model = ModelKey { name: "malformed".to_owned(), version: 1 };
+    let model = ModelKey { name: "malformed".into(), version: 1 };
     bus.declare_queue(&model, &options()).await.unwrap();
     let jetstream = jetstream::new(async_nats::connect(server.url()).await.unwrap());
 
@@ -280,7 +280,7 @@ async fn malformed_work_is_refused_and_holds_up_nothing() {
         headers
     };
     let body = encode_work(&sent).unwrap();
-    let elsewhere = encode_work(&full_message(&ModelKey { name: "other".to_owned(), version: 1 })).unwrap();
+    let elsewhere = encode_work(&full_message(&ModelKey { name: "other".into(), version: 1 })).unwrap();
     let malformed = [
         (HeaderMap::new(), body.clone()),
         (with("Trireme-Contract", ""), body.clone()),
@@ -319,7 +319,7 @@ async fn malformed_work_is_refused_and_holds_up_nothing() {
 async fn a_message_of_another_contract_version_is_set_aside_at_once() {
     let server = NatsServer::start();
     let bus = connect(&server).await;
-    let model = ModelKey { name: "version".to_owned(), version: 1 };
+    let model = ModelKey { name: "version".into(), version: 1 };
     bus.declare_queue(&model, &options()).await.unwrap();
     let jetstream = jetstream::new(async_nats::connect(server.url()).await.unwrap());
     let sent = message(&model, 1);
@@ -372,10 +372,10 @@ async fn malformed_replies_are_ignored() {
         headers
     };
     let request = WorkMessage {
-        request_id: "r".to_owned(),
-        gateway: "gateway".to_owned(),
+        request_id: "r".into(),
+        gateway: "gateway".into(),
         answer: trireme_bus::AnswerForm::Whole,
-        ..full_message(&ModelKey { name: "m".to_owned(), version: 1 })
+        ..full_message(&ModelKey { name: "m".into(), version: 1 })
     };
     let mut waiting = inbox.expect(&request);
     let reply = request.reply(Ok(Output { tensors: request.tensors.clone(), ..Output::default() }));
@@ -470,7 +470,7 @@ async fn a_line_break_in_what_a_client_sent_starts_no_header() {
     let bus = connect(&server).await;
     let model = model("line break");
     bus.declare_queue(&model, &options()).await.unwrap();
-    let sent = WorkMessage { traceparent: Some("00-\r\nTrireme-Final: true".to_owned()), ..message(&model, 1) };
+    let sent = WorkMessage { traceparent: Some("00-\r\nTrireme-Final: true".into()), ..message(&model, 1) };
     let published = bus.publish(&sent).await;
     let Err(BusError::Envelope(EnvelopeError::Header { name: "traceparent", found, .. })) = published else {
         panic!("{published:?}")
@@ -552,7 +552,7 @@ async fn names_that_are_too_long_are_refused_and_disturb_nothing() {
     let server = NatsServer::start();
     let (gateway, stage) = (connect(&server).await, connect_stage(&server).await);
     let before = *gateway.connection().borrow();
-    let long = ModelKey { name: "é".repeat(128), version: 1 };
+    let long = ModelKey { name: "é".repeat(128).into(), version: 1 };
     for bus in [&gateway, &stage] {
         let declared = within("an answer", bus.declare_queue(&long, &options())).await;
         assert!(matches!(declared, Err(BusError::Refused { action: "making a work queue", .. })), "{declared:?}");
@@ -564,7 +564,7 @@ async fn names_that_are_too_long_are_refused_and_disturb_nothing() {
     let (longest, too_long) = ("*".repeat(256), "*".repeat(257));
     for (request_id, gateway_name) in [(&too_long, &longest), (&longest, &too_long)] {
         let names = (request_id.clone(), gateway_name.clone());
-        let work = WorkMessage { request_id: names.0, gateway: names.1, ..message(&model, 1) };
+        let work = WorkMessage { request_id: names.0.into(), gateway: names.1.into(), ..message(&model, 1) };
         let published = gateway.publish(&work).await;
         assert!(matches!(published, Err(BusError::Envelope(EnvelopeError::Header { .. }))), "{published:?}");
         let replied = stage.reply(work.reply(Ok(Output::default())), None).await;
@@ -572,7 +572,7 @@ async fn names_that_are_too_long_are_refused_and_disturb_nothing() {
     }
     // The longest allowed names work, in requests and in replies.
     let inbox = gateway.open_inbox(&longest).await.unwrap();
-    let work = WorkMessage { request_id: longest.clone(), gateway: longest, ..message(&model, 1) };
+    let work = WorkMessage { request_id: longest.as_str().into(), gateway: longest.into(), ..message(&model, 1) };
     let mut waiting = inbox.expect(&work);
     gateway.publish(&work).await.unwrap();
     let mut puller = stage.pull(&model).await.unwrap();

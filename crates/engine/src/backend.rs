@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use trireme_inference::{InferError, Parameters, Tensor, TextFacts, UnixMicros};
+use trireme_inference::{InferError, Name, Parameters, Tensor, TextFacts, UnixMicros};
 use trireme_model_repository::{InstanceKind, ModelConfig, Uploaded};
 
 use crate::batching::BatchPolicy;
@@ -195,13 +195,13 @@ pub trait Stop: Send + Sync {
 #[derive(Clone, Debug)]
 pub struct ExecuteRequest {
     /// The request's id: the same for each execution, on every worker.
-    pub request_id: String,
+    pub request_id: Name,
     /// The client's own id for the request; may be empty.
-    pub client_id: String,
+    pub client_id: Name,
     /// Inputs under the model's names, checked against its configuration.
     pub inputs: Vec<Tensor>,
     /// The outputs that the route or the client needs, under the model's names.
-    pub outputs: Vec<String>,
+    pub outputs: Vec<Name>,
     /// The request's parameters.
     pub parameters: Arc<Parameters>,
     /// The deadline of the whole request.
@@ -219,15 +219,15 @@ pub struct ExecuteRequest {
 impl ExecuteRequest {
     /// A request that the harness makes: without a deadline, never cancelled, answered as a whole.
     pub fn made_up(
-        request_id: impl Into<String>,
+        request_id: impl Into<Name>,
         inputs: Vec<Tensor>,
-        outputs: impl IntoIterator<Item = impl ToString>,
+        outputs: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> ExecuteRequest {
         ExecuteRequest {
             request_id: request_id.into(),
-            client_id: String::new(),
+            client_id: Name::default(),
             inputs,
-            outputs: outputs.into_iter().map(|name| name.to_string()).collect(),
+            outputs: outputs.into_iter().map(Name::new).collect(),
             parameters: Arc::default(),
             deadline: UnixMicros::NEVER,
             cancelled: CancelFlag::default(),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::DropGuard;
-use trireme_inference::{Action, Callers, InferError, Lane, ModelKey, Parameters, Tensor, UnixMicros};
+use trireme_inference::{Action, Callers, InferError, Lane, ModelKey, Name, Parameters, Tensor, UnixMicros};
 
 /// A request's way to other models. The default leads nowhere, and refuses every request.
 #[derive(Clone, Default)]
@@ -28,7 +28,7 @@ pub struct Origin {
     /// Its lane.
     pub lane: Lane,
     /// W3C trace context of its span.
-    pub traceparent: Option<String>,
+    pub traceparent: Option<Name>,
 }
 
 /// A request to another model.

@@ -178,7 +178,7 @@ impl Running {
             None => Box::new(OneAtATime),
         };
         let model = Arc::new(Model {
-            key: ModelKey { name: "doubler".to_owned(), version: 1 },
+            key: ModelKey { name: "doubler".into(), version: 1 },
             queue: WorkQueue::of(policy, &instances),
             statistics: Arc::<ModelStatistics>::default(),
             canary: None,

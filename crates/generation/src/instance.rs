@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use trireme_engine::{ExecuteRequest, ExecuteResponse, ExecuteTiming, Progress, StepwiseInstance, Ticket, one_line};
-use trireme_inference::{ErrorCode, InferError, Parameters};
+use trireme_inference::{ErrorCode, InferError, Name, Parameters};
 
 use super::beams::Found;
 use super::graphs::{Graphs, State, last_logits};
@@ -25,7 +25,7 @@ pub struct Generator {
 
 /// A request being worked on.
 struct Job {
-    outputs: Vec<String>,
+    outputs: Vec<Name>,
     /// Whether each step's ids are a part of the answer.
     in_parts: bool,
     /// Ids in earlier parts of the answer.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use trireme_engine::{ExecuteRequest, LoadError};
-use trireme_inference::{DataType, InferError, Shape, Tensor, TensorSpec};
+use trireme_inference::{DataType, InferError, Name, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
 
 use super::beams::Found;
@@ -52,7 +52,7 @@ pub struct Text {
 /// The tensors of every model of this backend, with full shapes.
 pub fn tensors(batches: bool) -> (Vec<TensorSpec>, Vec<TensorSpec>) {
     let spec = |name: &str, datatype, shape: &[i64], optional| TensorSpec {
-        name: name.to_owned(),
+        name: name.into(),
         datatype,
         shape: Shape::from(shape),
         optional,
@@ -190,14 +190,14 @@ impl Format {
     /// the number of ids in earlier parts.
     pub fn write(
         &self,
-        wanted: &[String],
+        wanted: &[Name],
         found: &[Found],
         rows: usize,
         emitted: usize,
         last: bool,
     ) -> Result<Vec<Tensor>, InferError> {
         let length = found.iter().map(|found| found.ids.len()).max().unwrap_or(0);
-        let tensor = |name: &String| match name.as_str() {
+        let tensor = |name: &Name| match name.as_str() {
             GENERATED => {
                 let pad = self.defaults.pad();
                 let mut ids = Vec::with_capacity(found.len() * length);

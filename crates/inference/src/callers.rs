@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     fn key(name: &str) -> ModelKey {
-        ModelKey { name: name.to_owned(), version: 1 }
+        ModelKey { name: name.into(), version: 1 }
     }
 
     #[test]

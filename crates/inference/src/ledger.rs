@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::Name;
+
 /// The hops a request has made so far, in order. Becomes the `Server-Timing` header and the per-stage histograms.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -15,9 +17,9 @@ fn read_hops<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Hop>, D::
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hop {
     /// The step's model.
-    pub model: String,
+    pub model: Name,
     /// The worker that ran it.
-    pub worker: String,
+    pub worker: Name,
     /// From sending by the previous stage to receiving here: the broker and its queue.
     pub transit_us: u64,
     /// From receiving until the batch began to run: the worker's own queue.

@@ -48,3 +48,7 @@ pub use shape::{MAX_ELEMENTS, MAX_EMPTY_SIZE, Shape};
 pub use statistics::{BatchTimes, Completed, Counters, DropReason, Executed, FailureReason, Timed};
 pub use tensor::{BytesElements, Element, Tensor, TensorError, TensorSpec, UncheckedTensor};
 pub use time::UnixMicros;
+
+/// The type of names in messages: of models, tensors, requests and processes. Short ones need no memory of their own, and a clone of a
+/// long one shares it, so that a message can be cloned for each step.
+pub use smol_str::{SmolStr as Name, format_smolstr as format_name};

@@ -30,12 +30,13 @@ pub fn check_listed(what: &'static str, found: usize) -> Result<(), TooMany> {
 }
 
 /// Reads a list, for `deserialize_with`. `what` is its name in the error for a list that is too long.
-pub fn read_list<'de, D, T>(deserializer: D, what: &'static str) -> Result<Vec<T>, D::Error>
+pub fn read_list<'de, D, L>(deserializer: D, what: &'static str) -> Result<L, D::Error>
 where
     D: Deserializer<'de>,
-    T: Deserialize<'de>,
+    L: Default + IntoIterator + Extend<L::Item>,
+    L::Item: Deserialize<'de>,
 {
-    deserializer.deserialize_seq(Counting { what, kind: PhantomData::<T> })
+    deserializer.deserialize_seq(Counting { what, kind: PhantomData::<L> })
 }
 
 /// Reads parameters: for `deserialize_with`.
@@ -44,28 +45,33 @@ pub fn read_parameters<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Par
 }
 
 /// Reads entries up to the limit.
-struct Counting<T> {
+struct Counting<L> {
     what: &'static str,
-    kind: PhantomData<T>,
+    kind: PhantomData<L>,
 }
 
 // === impl Counting ===
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for Counting<T> {
-    type Value = Vec<T>;
+impl<'de, L> Visitor<'de> for Counting<L>
+where
+    L: Default + IntoIterator + Extend<L::Item>,
+    L::Item: Deserialize<'de>,
+{
+    type Value = L;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{MAX_LISTED} {} at most", self.what)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Vec<T>, A::Error> {
-        // The announced length is only a claim.
-        let mut list = Vec::with_capacity(entries.size_hint().unwrap_or_default().min(16));
+    fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<L, A::Error> {
+        // No memory is reserved, because the announced length is only a claim.
+        let (mut list, mut found) = (L::default(), 0);
         while let Some(entry) = entries.next_element()? {
-            if list.len() == MAX_LISTED {
+            if found == MAX_LISTED {
                 return Err(A::Error::custom(format_args!("more than {MAX_LISTED} {}", self.what)));
             }
-            list.push(entry);
+            list.extend(std::iter::once::<L::Item>(entry));
+            found += 1;
         }
         Ok(list)
     }

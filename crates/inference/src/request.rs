@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Ledger, Parameters, Tensor, UncheckedTensor};
+use crate::{Ledger, Name, Parameters, Tensor, UncheckedTensor};
 
 /// One version of one model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ModelKey {
     /// The model's name: its directory in the model repository.
-    pub name: String,
+    pub name: Name,
     /// The version: the number its version directory is named by.
     pub version: i64,
 }

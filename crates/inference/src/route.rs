@@ -13,20 +13,20 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize};
 
 pub use self::branches::{Branch, Branches};
-use crate::{InferError, ModelKey, Reshape, Tensor};
+use crate::{InferError, ModelKey, Name, Reshape, Tensor};
 
 /// A compiled ensemble or single model, before it is reduced to one request. The steps are in an order in which each
 /// one's inputs exist when it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoutePlan {
     /// The model that clients name.
-    pub model: String,
+    pub model: Name,
     /// Whether `model` is an ensemble. Errors inside a step then name it.
     pub ensemble: bool,
     /// Steps in execution order.
     pub steps: Vec<PlanStep>,
     /// The model's outputs, in configuration order.
-    pub outputs: Vec<String>,
+    pub outputs: Vec<Name>,
     /// The reshapes of outputs on their way to the client, in this order; an output without an entry keeps its shape.
     pub reshapes: BTreeMap<String, Vec<Reshape>>,
 }
@@ -35,7 +35,7 @@ pub struct RoutePlan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanStep {
     /// The model that runs.
-    pub model: String,
+    pub model: Name,
     /// Its version; `None` means the latest ready one when the request arrives.
     pub version: Option<i64>,
     /// Where its inputs come from.
@@ -48,9 +48,9 @@ pub struct PlanStep {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepInput {
     /// The input's name at the model.
-    pub name: String,
+    pub name: Name,
     /// The live tensor it takes.
-    pub tensor: String,
+    pub tensor: Name,
     /// Whether the step may run without this input, if the tensor does not exist.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optional: bool,
@@ -63,9 +63,9 @@ pub struct StepInput {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepOutput {
     /// The output's name at the model.
-    pub name: String,
+    pub name: Name,
     /// The live tensor it becomes.
-    pub tensor: String,
+    pub tensor: Name,
 }
 
 /// One step of a route: a plan step with its version resolved.
@@ -81,7 +81,7 @@ pub struct Step {
     pub outputs: Vec<StepOutput>,
     /// Live tensors that no step needs after this one.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "read_dead")]
-    pub dead: Vec<String>,
+    pub dead: Vec<Name>,
     /// The priority level of its model's queue at which the request waits, 1 highest; 0 if the queue has no levels.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub level: u32,
@@ -99,7 +99,7 @@ fn read_reshapes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Resha
     crate::read_list(deserializer, "reshapes of an input")
 }
 
-fn read_dead<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+fn read_dead<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Name>, D::Error> {
     crate::read_list(deserializer, "dead tensors of a step")
 }
 
@@ -110,12 +110,12 @@ fn is_zero(level: &u32) -> bool {
 /// Sets for each step which tensors die with it: those that no later step takes, unless `stays` keeps them to the end.
 /// `live` are the tensors that exist before the first step.
 fn let_die(steps: &mut [Step], live: &[&str], stays: impl Fn(&str) -> bool) {
-    let mut live: Vec<String> = live.iter().map(|&tensor| tensor.to_owned()).collect();
+    let mut live: Vec<Name> = live.iter().map(|&tensor| tensor.into()).collect();
     for index in 0..steps.len() {
         let (before, later) = steps.split_at_mut(index + 1);
         let step = &mut before[index];
         live.extend(step.outputs.iter().map(|output| output.tensor.clone()));
-        let needed = |tensor: &String| {
+        let needed = |tensor: &Name| {
             stays(tensor) || later.iter().any(|step| step.inputs.iter().any(|input| input.tensor == *tensor))
         };
         (live, step.dead) = live.into_iter().partition(needed);
@@ -139,15 +139,15 @@ pub struct Route {
 impl RoutePlan {
     /// The plan of a single model: one step whose live tensors are the model's own inputs and outputs. `inputs` are
     /// names, each with whether it is optional.
-    pub fn single(model: &str, inputs: impl IntoIterator<Item = (String, bool)>, outputs: Vec<String>) -> RoutePlan {
+    pub fn single(model: &str, inputs: impl IntoIterator<Item = (Name, bool)>, outputs: Vec<Name>) -> RoutePlan {
         let input =
-            |(name, optional): (String, bool)| StepInput { tensor: name.clone(), name, optional, reshapes: Vec::new() };
+            |(name, optional): (Name, bool)| StepInput { tensor: name.clone(), name, optional, reshapes: Vec::new() };
         let inputs = inputs.into_iter().map(input).collect();
         let step_outputs = outputs.iter().map(|name| StepOutput { name: name.clone(), tensor: name.clone() }).collect();
         RoutePlan {
-            model: model.to_owned(),
+            model: model.into(),
             ensemble: false,
-            steps: vec![PlanStep { model: model.to_owned(), version: None, inputs, outputs: step_outputs }],
+            steps: vec![PlanStep { model: model.into(), version: None, inputs, outputs: step_outputs }],
             outputs,
             reshapes: BTreeMap::new(),
         }
@@ -166,7 +166,7 @@ impl RoutePlan {
         mut resolve: impl FnMut(&str, Option<i64>) -> Result<i64, InferError>,
     ) -> Result<Route, InferError> {
         let mut needed: BTreeSet<&str> = if requested.is_empty() {
-            self.outputs.iter().map(String::as_str).collect()
+            self.outputs.iter().map(Name::as_str).collect()
         } else {
             requested.iter().copied().collect()
         };
@@ -278,7 +278,7 @@ impl Route {
         let mut inputs = Vec::with_capacity(step.inputs.len());
         for input in &step.inputs {
             match live.iter().find(|t| t.name() == input.tensor) {
-                Some(tensor) => inputs.push(reshaped(tensor.clone(), &input.reshapes)?.renamed(input.name.as_str())),
+                Some(tensor) => inputs.push(reshaped(tensor.clone(), &input.reshapes)?.renamed(input.name.clone())),
                 None if input.optional => {}
                 None => {
                     return Err(InferError::invalid_arg(format!(
@@ -302,7 +302,7 @@ impl Route {
         for tensor in produced {
             // A model's output may become two live tensors: one that the client asked for, and a state of its sequence.
             for output in step.outputs.iter().filter(|output| output.name == tensor.name() && !dies(&output.tensor)) {
-                live.push(tensor.clone().renamed(output.tensor.as_str()));
+                live.push(tensor.clone().renamed(output.tensor.clone()));
             }
         }
         self.cursor += 1;
@@ -410,8 +410,7 @@ mod tests {
 
     #[test]
     fn a_single_model_is_a_route_of_one_step() {
-        let plan =
-            RoutePlan::single("m", [("a".to_owned(), false), ("b".to_owned(), true)], vec!["x".into(), "y".into()]);
+        let plan = RoutePlan::single("m", [("a".into(), false), ("b".into(), true)], vec!["x".into(), "y".into()]);
         let mut route = plan.route(3, &["y"], &["a"], |_, _| unreachable!("its own version is given")).unwrap();
         assert_eq!(route.current().unwrap().model.to_string(), "m:3");
         let mut live = vec![tensor("a")];
@@ -422,8 +421,7 @@ mod tests {
 
     #[test]
     fn an_output_with_the_name_of_an_input_takes_its_place() {
-        let plan =
-            RoutePlan::single("m", [("x".to_owned(), false), ("y".to_owned(), true)], vec!["y".into(), "x".into()]);
+        let plan = RoutePlan::single("m", [("x".into(), false), ("y".into(), true)], vec!["y".into(), "x".into()]);
         let mut route = plan.route(1, &[], &["x", "y"], |_, _| Ok(1)).unwrap();
         let mut live = vec![tensor("x"), tensor("y")];
         route.advance(&mut live, vec![tensor("x")]);
@@ -450,7 +448,7 @@ mod tests {
         let mut plan = branching();
         let reshape = |from: &[i64], to: &[i64]| Reshape { from: from.into(), to: to.into() };
         plan.steps[0].inputs[0].reshapes = vec![reshape(&[4], &[2, 2]), reshape(&[2, 2], &[1, 4])];
-        plan.reshapes.insert("label".to_owned(), vec![reshape(&[2, 2], &[4])]);
+        plan.reshapes.insert("label".into(), vec![reshape(&[2, 2], &[4])]);
         let route = plan.route(1, &[], &["TEXT"], |_, _| Ok(1)).unwrap();
         let tensor = |name: &str, shape: &[i64]| Tensor::from_values(name, shape, vec![1i64; 8]).unwrap();
         let inputs = route.step_inputs(&[tensor("TEXT", &[2, 4])]).unwrap();

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 
 use serde::{Deserialize, Deserializer, Serialize};
+use smallvec::SmallVec;
 
 /// The most elements a tensor may have; Triton's limit too.
 pub const MAX_ELEMENTS: u64 = i64::MAX as u64;
@@ -15,9 +16,9 @@ pub const MAX_EMPTY_SIZE: u64 = 1 << 24;
 /// Dimensions, outermost first. In a schema -1 means "any size"; a [`crate::Tensor`] never holds a negative one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Shape(#[serde(deserialize_with = "read_dimensions")] Vec<i64>);
+pub struct Shape(#[serde(deserialize_with = "read_dimensions")] SmallVec<[i64; 4]>);
 
-fn read_dimensions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<i64>, D::Error> {
+fn read_dimensions<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SmallVec<[i64; 4]>, D::Error> {
     crate::read_list(deserializer, "dimensions")
 }
 
@@ -50,7 +51,7 @@ impl Shape {
 
     /// This shape with one more, outermost, dimension.
     pub fn prepend(&self, dimension: i64) -> Shape {
-        let mut dims = Vec::with_capacity(self.0.len() + 1);
+        let mut dims = SmallVec::with_capacity(self.0.len() + 1);
         dims.push(dimension);
         dims.extend_from_slice(&self.0);
         Shape(dims)
@@ -67,19 +68,19 @@ impl Deref for Shape {
 
 impl From<Vec<i64>> for Shape {
     fn from(dims: Vec<i64>) -> Self {
-        Shape(dims)
+        Shape(dims.into())
     }
 }
 
 impl From<&[i64]> for Shape {
     fn from(dims: &[i64]) -> Self {
-        Shape(dims.to_vec())
+        Shape(SmallVec::from_slice(dims))
     }
 }
 
 impl<const N: usize> From<[i64; N]> for Shape {
     fn from(dims: [i64; N]) -> Self {
-        Shape(dims.to_vec())
+        Shape(SmallVec::from_slice(&dims))
     }
 }
 

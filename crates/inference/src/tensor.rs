@@ -5,13 +5,13 @@ use std::borrow::Cow;
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
-use crate::{DataType, Shape};
+use crate::{DataType, Name, Shape};
 
 /// A named tensor. `data` is little-endian and row-major; a BYTES element is its length as `u32` followed by its bytes.
 /// This is the v2 binary extension, so no stage transcodes. Cloning shares the bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    name: String,
+    name: Name,
     datatype: DataType,
     shape: Shape,
     data: Bytes,
@@ -22,7 +22,7 @@ pub struct Tensor {
 #[derive(Clone, Debug, PartialEq)]
 pub struct UncheckedTensor {
     /// The claimed name.
-    pub name: String,
+    pub name: Name,
     /// The claimed datatype.
     pub datatype: DataType,
     /// The claimed shape.
@@ -35,7 +35,7 @@ pub struct UncheckedTensor {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorSpec {
     /// The tensor's name at the model.
-    pub name: String,
+    pub name: Name,
     /// Datatype of its elements.
     pub datatype: DataType,
     /// Full shape, batch dimension included, -1 for any size.
@@ -51,31 +51,31 @@ pub struct TensorSpec {
 pub enum TensorError {
     /// A dimension is negative.
     #[error("tensor '{name}' has shape {shape} which contains one or more invalid dimensions")]
-    NegativeDimension { name: String, shape: Shape },
+    NegativeDimension { name: Name, shape: Shape },
     /// The product of the dimensions exceeds [`crate::MAX_ELEMENTS`].
     #[error(
         "tensor '{name}' has shape {shape} which causes total element count to exceed maximum size of {}",
         crate::MAX_ELEMENTS
     )]
-    TooManyElements { name: String, shape: Shape },
+    TooManyElements { name: Name, shape: Shape },
     /// No elements, but the product of the other dimensions exceeds [`crate::MAX_EMPTY_SIZE`].
     #[error(
         "tensor '{name}' has shape {shape} without elements, whose other dimensions exceed the maximum size of {}",
         crate::MAX_EMPTY_SIZE
     )]
-    VastAndEmpty { name: String, shape: Shape },
+    VastAndEmpty { name: Name, shape: Shape },
     /// The number of bytes does not match datatype and shape.
     #[error("tensor '{name}' of datatype {datatype} and shape {shape} takes {expected} bytes, got {actual}")]
-    ByteSize { name: String, datatype: DataType, shape: Shape, expected: u64, actual: u64 },
+    ByteSize { name: Name, datatype: DataType, shape: Shape, expected: u64, actual: u64 },
     /// A BYTES tensor holds more or fewer elements than its shape says.
     #[error("tensor '{name}' of shape {shape} takes {expected} string elements, got {actual}")]
-    ElementCount { name: String, shape: Shape, expected: u64, actual: u64 },
+    ElementCount { name: Name, shape: Shape, expected: u64, actual: u64 },
     /// A BYTES element's length prefix is truncated, or larger than the rest of the bytes.
     #[error("tensor '{name}' has an incomplete string element at byte {offset}")]
-    IncompleteElement { name: String, offset: usize },
+    IncompleteElement { name: Name, offset: usize },
     /// The tensor holds another datatype than the reader asked for.
     #[error("tensor '{name}' holds {actual}, expected {expected}")]
-    Datatype { name: String, expected: DataType, actual: DataType },
+    Datatype { name: Name, expected: DataType, actual: DataType },
 }
 
 /// A Rust type whose values are tensor elements. Sealed: implemented for the fixed-size numbers here.
@@ -112,7 +112,7 @@ impl Tensor {
     /// A tensor from outside bytes, checked: dimensions, byte size, and for BYTES every element's length prefix.
     /// The bytes are kept as they are, not copied.
     pub fn new(
-        name: impl Into<String>,
+        name: impl Into<Name>,
         datatype: DataType,
         shape: impl Into<Shape>,
         data: Bytes,
@@ -155,7 +155,7 @@ impl Tensor {
     /// A tensor of numbers. It takes over the vector's memory, without a copy. Errors if the number of `values` does
     /// not match `shape`.
     pub fn from_values<T: Element>(
-        name: impl Into<String>,
+        name: impl Into<Name>,
         shape: impl Into<Shape>,
         values: Vec<T>,
     ) -> Result<Tensor, TensorError> {
@@ -170,7 +170,7 @@ impl Tensor {
 
     /// A BYTES tensor of `elements`. Errors if their number does not match `shape`.
     pub fn from_bytes_elements<B: AsRef<[u8]>>(
-        name: impl Into<String>,
+        name: impl Into<Name>,
         shape: impl Into<Shape>,
         elements: &[B],
     ) -> Result<Tensor, TensorError> {
@@ -210,7 +210,7 @@ impl Tensor {
     }
 
     /// The same tensor under another name; the bytes are shared.
-    pub fn renamed(mut self, name: impl Into<String>) -> Tensor {
+    pub fn renamed(mut self, name: impl Into<Name>) -> Tensor {
         self.name = name.into();
         self
     }

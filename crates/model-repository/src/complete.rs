@@ -84,7 +84,7 @@ fn dims(tensor: &TensorSpec, strip: bool) -> (Vec<i64>, Option<ModelTensorReshap
 fn input(tensor: &TensorSpec, strip: bool) -> proto::ModelInput {
     let (dims, reshape) = dims(tensor, strip);
     proto::ModelInput {
-        name: tensor.name.clone(),
+        name: tensor.name.to_string(),
         data_type: data_type(tensor.datatype),
         dims,
         reshape,
@@ -96,7 +96,7 @@ fn input(tensor: &TensorSpec, strip: bool) -> proto::ModelInput {
 fn output(tensor: &TensorSpec, strip: bool) -> proto::ModelOutput {
     let (dims, reshape) = dims(tensor, strip);
     proto::ModelOutput {
-        name: tensor.name.clone(),
+        name: tensor.name.to_string(),
         data_type: data_type(tensor.datatype),
         dims,
         reshape,

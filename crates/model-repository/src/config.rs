@@ -287,7 +287,7 @@ impl ModelConfig {
     /// The inputs with their full shapes, batch dimension included.
     pub fn input_specs(&self) -> Vec<TensorSpec> {
         let spec = |i: &ModelInput| TensorSpec {
-            name: i.name.clone(),
+            name: i.name.as_str().into(),
             datatype: i.datatype,
             shape: self.full_shape(&i.dims),
             optional: i.optional,
@@ -298,7 +298,7 @@ impl ModelConfig {
     /// The outputs with their full shapes, batch dimension included.
     pub fn output_specs(&self) -> Vec<TensorSpec> {
         let spec = |o: &ModelOutput| TensorSpec {
-            name: o.name.clone(),
+            name: o.name.as_str().into(),
             datatype: o.datatype,
             shape: self.full_shape(&o.dims),
             optional: false,

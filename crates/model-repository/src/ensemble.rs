@@ -64,8 +64,8 @@ impl EnsembleError {
 
 /// The plan of a single model.
 pub fn plan_single(config: &ModelConfig) -> RoutePlan {
-    let inputs = config.inputs.iter().map(|input| (input.name.clone(), input.optional));
-    let outputs = config.outputs.iter().map(|output| output.name.clone()).collect();
+    let inputs = config.inputs.iter().map(|input| (input.name.as_str().into(), input.optional));
+    let outputs = config.outputs.iter().map(|output| output.name.as_str().into()).collect();
     RoutePlan::single(&config.name, inputs, outputs)
 }
 

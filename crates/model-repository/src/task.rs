@@ -99,7 +99,7 @@ impl Task {
             }
             _ => None,
         })?;
-        Some(found.into_iter().map(|output| output.name.clone()).collect())
+        Some(found.into_iter().map(|output| output.name.to_string()).collect())
     }
 }
 

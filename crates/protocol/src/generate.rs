@@ -23,7 +23,7 @@ pub fn decode_generate_request(
     let mut request = InferRequest { model: model.to_owned(), ..InferRequest::default() };
     for (key, value) in document.members()? {
         let key = String::from_utf8_lossy(&key);
-        let is_input = inputs.iter().any(|input| input.name == key);
+        let is_input = inputs.iter().any(|input| input.name == *key);
         match &*key {
             "id" if !is_input => {
                 let id = value.as_text().map_err(|error| error.context("Unable to parse 'id'"))?;
@@ -60,10 +60,10 @@ fn put(
     value: &Value<'_>,
     room: Room<'_>,
 ) -> Result<(), InferError> {
-    let Some(spec) = inputs.iter().find(|input| input.name == key) else {
+    let Some(spec) = inputs.iter().find(|input| input.name == *key) else {
         return parameters::set(request, key, value);
     };
-    if request.inputs.iter().any(|input| input.name == key) {
+    if request.inputs.iter().any(|input| input.name == *key) {
         return Err(InferError::invalid_arg(format!("input '{key}' already exists in request")));
     }
     let count = match value {
@@ -78,7 +78,7 @@ fn put(
         Value::Array(array) => data::from_elements(key, spec.datatype, count, array.flatten(), array.text_len(), room)?,
         scalar => data::from_elements(key, spec.datatype, 1, std::iter::once(Ok(scalar.clone())), 1, room)?,
     };
-    request.inputs.push(UncheckedTensor { name: key.to_owned(), datatype: spec.datatype, shape, data });
+    request.inputs.push(UncheckedTensor { name: key.into(), datatype: spec.datatype, shape, data });
     Ok(())
 }
 
@@ -133,7 +133,7 @@ mod tests {
     use trireme_inference::{DataType, ErrorCode, Ledger, ModelKey, ParameterValue, Parameters, Tensor};
 
     fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
-        TensorSpec { name: name.to_owned(), datatype, shape: Shape::from(shape), optional: false }
+        TensorSpec { name: name.into(), datatype, shape: Shape::from(shape), optional: false }
     }
 
     fn inputs() -> [TensorSpec; 3] {
@@ -225,7 +225,7 @@ mod tests {
     fn responses_are_flat() {
         let response = InferResponse {
             id: "7".to_owned(),
-            model: ModelKey { name: "m".to_owned(), version: 2 },
+            model: ModelKey { name: "m".into(), version: 2 },
             parameters: Parameters::from([("p".to_owned(), ParameterValue::Bool(true))]),
             outputs: vec![
                 Tensor::from_bytes_elements("text", [1, 1], &["a\nb"]).unwrap(),

@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn model_metadata_has_versions_as_text_and_full_shapes() {
         let spec = |name: &str, datatype, shape: &[i64]| TensorSpec {
-            name: name.to_owned(),
+            name: name.into(),
             datatype,
             shape: Shape::from(shape),
             optional: false,

@@ -82,7 +82,7 @@ mod tests {
         let (compute_input, compute_infer, compute_output) = (ns(4), ns(5), ns(6));
         counters.execute(&Executed { batch_size: 2, compute_input, compute_infer, compute_output });
         counters.fail(FailureReason::Backend, ns(9));
-        let key = ModelKey { name: "m".to_owned(), version: 3 };
+        let key = ModelKey { name: "m".into(), version: 3 };
         assert_eq!(
             encode_statistics([(&key, &counters)]),
             concat!(

@@ -50,7 +50,7 @@ fn tensors() -> impl Strategy<Value = Tensor> {
 fn echo(outputs: Vec<Tensor>, format: &OutputFormat) -> Vec<Tensor> {
     let response = InferResponse {
         id: "r".to_owned(),
-        model: ModelKey { name: "m".to_owned(), version: 1 },
+        model: ModelKey { name: "m".into(), version: 1 },
         parameters: Parameters::new(),
         outputs,
         shared: Default::default(),
@@ -116,7 +116,7 @@ proptest! {
         max_batch_size in 0u32..2,
         body in prop::collection::vec(any::<u8>(), 0..32),
     ) {
-        let spec = TensorSpec { name: "x".to_owned(), datatype, shape: shape.into(), optional: false };
+        let spec = TensorSpec { name: "x".into(), datatype, shape: shape.into(), optional: false };
         let context = RequestContext { model: "m", inputs: &[spec], max_batch_size, max_json_size: 64 << 20 };
         if let Ok(decoded) = decode_infer_request(&context, &body.into(), Some("0"), &mut |_| Ok(())) {
             let _tensor = decoded.request.inputs[0].clone().check();

@@ -165,7 +165,7 @@ async fn a_process_has_one_heartbeat_and_one_answer_whatever_is_in_it() {
     let tasks = TaskSet::new();
     stage.statistics.report(&stage.bus, &tasks).await.unwrap();
     stage.statistics.gateway(|| 3);
-    stage.statistics.model(&ModelKey { name: "never used".to_owned(), version: 1 });
+    stage.statistics.model(&ModelKey { name: "never used".into(), version: 1 });
     let first = stage.heartbeat(1).await;
     let mut numbers = Vec::new();
     for _ in 0..2 {

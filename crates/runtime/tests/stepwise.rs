@@ -198,28 +198,28 @@ fn write_model(repository: &Path, name: &str, rest: &str) {
 
 fn request(id: &str, models: &[&str], order: i64, answer: AnswerForm) -> WorkMessage {
     let step = |(index, model): (usize, &&str)| Step {
-        model: ModelKey { name: (*model).to_owned(), version: 1 },
+        model: ModelKey { name: (*model).into(), version: 1 },
         inputs: vec![StepInput {
-            name: "INPUT0".to_owned(),
-            tensor: format!("t{index}"),
+            name: "INPUT0".into(),
+            tensor: format!("t{index}").into(),
             optional: false,
             reshapes: Vec::new(),
         }],
-        outputs: vec![StepOutput { name: "OUTPUT0".to_owned(), tensor: format!("t{}", index + 1) }],
-        dead: vec![format!("t{index}")],
+        outputs: vec![StepOutput { name: "OUTPUT0".into(), tensor: format!("t{}", index + 1).into() }],
+        dead: vec![format!("t{index}").into()],
         level: 0,
     };
     let now = UnixMicros::now();
     WorkMessage {
-        request_id: id.to_owned(),
-        gateway: "gateway".to_owned(),
+        request_id: id.into(),
+        gateway: "gateway".into(),
         deadline: now.after(PATIENCE),
         priority: 0,
         traceparent: None,
-        client_id: String::new(),
+        client_id: String::new().into(),
         sent_at: now,
         route: Route::resume(
-            ModelKey { name: "e".to_owned(), version: 1 },
+            ModelKey { name: "e".into(), version: 1 },
             models.len() > 1,
             0,
             models.iter().enumerate().map(step).collect(),

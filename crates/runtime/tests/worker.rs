@@ -192,7 +192,7 @@ impl Stage {
     /// Waits until no message is in a queue or delivered and not acknowledged; acknowledgements follow the reply.
     async fn wait_for_rest(&self, models: &[&str]) {
         for model in models {
-            let model = ModelKey { name: (*model).to_owned(), version: 1 };
+            let model = ModelKey { name: (*model).into(), version: 1 };
             let rest = async {
                 while self.bus.queue_status(&model, &[]).await.is_ok_and(|status| status.waiting + status.delivered > 0)
                 {
@@ -271,28 +271,28 @@ fn write_model(repository: &Path, name: &str) {
 fn request(id: &str, models: &[&str], order: &str) -> WorkMessage {
     let tensor = |number: usize| format!("t{number}");
     let step = |(number, model): (usize, &&str)| Step {
-        model: ModelKey { name: (*model).to_owned(), version: 1 },
+        model: ModelKey { name: (*model).into(), version: 1 },
         inputs: vec![StepInput {
-            name: "INPUT0".to_owned(),
-            tensor: tensor(number),
+            name: "INPUT0".into(),
+            tensor: tensor(number).into(),
             optional: false,
             reshapes: Vec::new(),
         }],
-        outputs: vec![StepOutput { name: "OUTPUT0".to_owned(), tensor: tensor(number + 1) }],
-        dead: vec![tensor(number)],
+        outputs: vec![StepOutput { name: "OUTPUT0".into(), tensor: tensor(number + 1).into() }],
+        dead: vec![tensor(number).into()],
         level: 0,
     };
     let steps = models.iter().enumerate().map(step).collect();
     let now = UnixMicros::now();
     WorkMessage {
-        request_id: id.to_owned(),
-        gateway: "gateway".to_owned(),
+        request_id: id.into(),
+        gateway: "gateway".into(),
         deadline: now.after(PATIENCE),
         priority: 0,
         traceparent: None,
-        client_id: String::new(),
+        client_id: String::new().into(),
         sent_at: now,
-        route: Route::resume(ModelKey { name: "e".to_owned(), version: 1 }, models.len() > 1, 0, steps),
+        route: Route::resume(ModelKey { name: "e".into(), version: 1 }, models.len() > 1, 0, steps),
         tensors: vec![Tensor::from_bytes_elements("t0", [1], &[order]).expect("one element")],
         parameters: Arc::default(),
         ledger: Ledger::default(),
@@ -510,7 +510,7 @@ async fn a_model_that_hangs_on_a_made_up_canary_request_is_not_served() {
 async fn a_message_that_was_never_settled_is_given_up_without_running() {
     let bus = Arc::new(Refusing::default());
     let queue = QueueOptions { max_attempts: 1, ..QueueOptions::default() };
-    let model = ModelKey { name: "a".to_owned(), version: 1 };
+    let model = ModelKey { name: "a".into(), version: 1 };
     bus.declare_queue(&model, &queue).await.unwrap();
     bus.publish(&request("1", &["a"], "echo")).await.unwrap();
     // A worker takes the message and dies.

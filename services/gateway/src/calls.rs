@@ -116,8 +116,8 @@ fn read(handlers: &Handlers, message: &WorkMessage) -> Result<Traced, InferError
     let outputs = message.route.current().map_or(&[][..], |step| &step.outputs);
     let wanted = |name: &str| RequestedOutput { name: name.to_owned(), classification: 0 };
     let request = InferRequest {
-        id: message.client_id.clone(),
-        model: model.name.clone(),
+        id: message.client_id.to_string(),
+        model: model.name.to_string(),
         version: (model.version != LATEST).then_some(model.version),
         parameters: (*message.parameters).clone(),
         priority: message.priority,
@@ -128,7 +128,7 @@ fn read(handlers: &Handlers, message: &WorkMessage) -> Result<Traced, InferError
     };
     Ok(Traced {
         request,
-        traceparent: message.traceparent.clone(),
+        traceparent: message.traceparent.as_deref().map(str::to_owned),
         via: Via::Model,
         waits: Waits { lane: message.lane(), ..Waits::default() },
         rows: Rows::Configured,

@@ -57,7 +57,7 @@ fn entry(model: &str, state: ModelState, since: u64) -> WorkerEntry {
         worker: "mute".to_owned(),
         service: "test".to_owned(),
         host: "h".to_owned(),
-        model: ModelKey { name: model.to_owned(), version: 1 },
+        model: ModelKey { name: model.into(), version: 1 },
         state,
         config: format!(r#"{{"name":"{model}","backend":"identity"}}"#),
         capacity: 1,

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use ndarray::ArrayD;
-use trireme_inference::{DataType, Element, InferError, Shape, Tensor, TensorError, TensorSpec};
+use trireme_inference::{DataType, Element, InferError, Name, Shape, Tensor, TensorError, TensorSpec};
 
 use crate::{Form, Labels, Signature, Value};
 
@@ -13,7 +13,7 @@ pub(crate) struct Outputs {
 }
 
 struct Output {
-    name: String,
+    name: Name,
     datatype: DataType,
     content: Content,
     /// The declared shape has one more axis, of size 1, at the end.
@@ -89,7 +89,7 @@ impl Outputs {
                     false
                 }
             };
-            outputs.push(Output { name: spec.name.clone(), datatype: spec.datatype, content, trailing_axis });
+            outputs.push(Output { name: spec.name.to_string().into(), datatype: spec.datatype, content, trailing_axis });
         }
         if faults.is_empty() { Ok(Outputs { outputs, labels }) } else { Err(faults) }
     }
@@ -99,7 +99,7 @@ impl Outputs {
         &self,
         value: &Value<'_>,
         mask: Option<&Tensor>,
-        wanted: &[String],
+        wanted: &[Name],
     ) -> Result<Vec<Tensor>, InferError> {
         let outputs = self.outputs.iter().filter(|output| wanted.contains(&output.name));
         let tensor = |output: &Output| match (output.content, mask) {
@@ -187,11 +187,11 @@ impl Output {
     }
 
     fn numbers<T: Element>(&self, shape: Shape, values: impl Iterator<Item = T>) -> Result<Tensor, TensorError> {
-        Tensor::from_values(&self.name, shape, values.collect())
+        Tensor::from_values(self.name.clone(), shape, values.collect())
     }
 
     fn texts<T: AsRef<[u8]>>(&self, shape: Shape, texts: impl Iterator<Item = T>) -> Result<Tensor, TensorError> {
-        Tensor::from_bytes_elements(&self.name, shape, &texts.collect::<Vec<_>>())
+        Tensor::from_bytes_elements(self.name.clone(), shape, &texts.collect::<Vec<_>>())
     }
 }
 
@@ -215,14 +215,14 @@ mod tests {
     use super::*;
 
     fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
-        TensorSpec { name: name.to_owned(), datatype, shape: Shape::from(shape), optional: false }
+        TensorSpec { name: name.into(), datatype, shape: Shape::from(shape), optional: false }
     }
 
     fn tensors(specs: &[TensorSpec], value: &Value<'_>, labels: &str) -> Vec<Tensor> {
         let dims: Vec<i64> = value.dims().iter().map(|&d| d as i64).collect();
         let labels = if labels.is_empty() { Labels::default() } else { Labels::from_list(labels) };
         let outputs = Outputs::of(specs, &Signature::new(value.form(), dims), labels).unwrap();
-        let wanted: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
+        let wanted: Vec<Name> = specs.iter().map(|spec| spec.name.clone()).collect();
         outputs.tensors(value, None, &wanted).unwrap()
     }
 
@@ -300,7 +300,7 @@ mod tests {
         let outputs = Outputs::of(&specs, &Signature::new(Form::Floats, [-1, -1, 2]), Labels::default()).unwrap();
         let value = Value::Floats(ndarray::arr3(&[[[1.0, 2.0], [0.0, 0.0]]]).into_dyn().into());
         let mask = Tensor::from_values("attention_mask", [1, 2], vec![1i32, 0]).unwrap();
-        let wanted = ["token_embeddings", "token_mask"].map(str::to_owned);
+        let wanted = ["token_embeddings", "token_mask"].map(Name::new);
         let tensors = outputs.tensors(&value, Some(&mask), &wanted).unwrap();
         assert_eq!((&**tensors[1].shape(), &*tensors[1].values::<i64>().unwrap()), (&[1, 2][..], &[1, 0][..]));
         assert_eq!(tensors[1].name(), "token_mask");

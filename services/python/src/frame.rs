@@ -171,7 +171,7 @@ impl Frame {
         let end = header.offset.checked_add(header.size).filter(|&end| end <= length);
         let Some(end) = end else {
             return Err(TensorError::ByteSize {
-                name: name.to_owned(),
+                name: name.into(),
                 datatype: header.datatype,
                 shape: header.shape.to_vec().into(),
                 expected: header.size,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use trireme_inference::{Action, DataType, ErrorCode, InferError, Parameters};
+use trireme_inference::{Action, DataType, ErrorCode, InferError, Name, Parameters};
 use trireme_runtime::statistics::own::{SampleChange, What};
 use trireme_telemetry::metrics::Kind;
 
@@ -72,7 +72,7 @@ pub struct RequestHeader<'a> {
     /// Its inputs.
     pub inputs: Vec<TensorHeader<'a>>,
     /// The names of outputs that somebody needs.
-    pub outputs: &'a [String],
+    pub outputs: &'a [Name],
     /// Its parameters, those of the protocol among them.
     pub parameters: &'a Parameters,
 }

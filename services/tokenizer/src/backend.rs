@@ -121,7 +121,7 @@ impl TokenizerModel {
         let mut encoded = self.tokenizer.encode_with(&texts, pairs.as_deref(), &options, extras)?;
 
         let encoded_at = Instant::now();
-        let wanted = self.schema.outputs.iter().filter(|own| request.outputs.contains(&own.name));
+        let wanted = self.schema.outputs.iter().filter(|own| request.outputs.iter().any(|output| *output == own.name));
         let outputs = wanted.map(|declared| tensor(&mut encoded, declared, self.batches)).collect::<Result<_, _>>()?;
         let timing = ExecuteTiming {
             compute_input: read - started,

@@ -141,7 +141,7 @@ impl Schema {
                     faults.push(format!("output '{}' is a second {}: remove one of them", spec.name, output.name()));
                 }
                 Some(output) => {
-                    outputs.push(Declared { output, name: spec.name.clone(), datatype: spec.datatype });
+                    outputs.push(Declared { output, name: spec.name.to_string(), datatype: spec.datatype });
                 }
                 None if fault.is_none() => {
                     let (usual, known) =
@@ -186,7 +186,7 @@ impl Schema {
     /// The inputs and outputs of a tokenizer whose configuration declares none.
     pub(crate) fn default_for(config: &ModelConfig) -> AutoComplete {
         let spec =
-            |name: &str, datatype, shape: Shape| TensorSpec { name: name.to_owned(), datatype, shape, optional: false };
+            |name: &str, datatype, shape: Shape| TensorSpec { name: name.into(), datatype, shape, optional: false };
         let texts = if config.max_batch_size == 0 { Shape::from([-1]) } else { Shape::from([-1, 1]) };
         AutoComplete {
             inputs: vec![spec("TEXT", DataType::Bytes, texts)],

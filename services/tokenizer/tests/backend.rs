@@ -68,7 +68,7 @@ fn texts_become_padded_rows_of_the_declared_datatypes() {
 fn only_outputs_asked_for_are_made() {
     let mut model = load(IO, true).unwrap();
     let mut request = request(vec![texts("TEXT", &[1], &["hello"])]);
-    request.outputs = vec!["attention_mask".to_owned()];
+    request.outputs = vec!["attention_mask".into()];
     let response = model.instances[0].as_batch().unwrap().execute(&[request]).remove(0).unwrap();
     assert_eq!(response.outputs.iter().map(Tensor::name).collect::<Vec<_>>(), ["attention_mask"]);
 }
@@ -167,7 +167,7 @@ fn a_request_may_choose_its_languages() {
     let mut model = load_m2m100("parameters { key: 'target_language' value { string_value: 'fr' } }").unwrap();
     let mut run = |parameters: &[(&str, &str)]| {
         let mut request = request(vec![texts("TEXT", &[2], &["the harbour", "a"])]);
-        request.outputs.push("forced_bos_token_id".to_owned());
+        request.outputs.push("forced_bos_token_id".into());
         request.parameters = Arc::new(parameters.iter().map(|&(k, v)| (k.to_owned(), v.into())).collect());
         model.instances[0].as_batch().unwrap().execute(&[request]).remove(0)
     };
@@ -190,7 +190,7 @@ fn without_a_target_language_no_token_is_forced() {
         output { name: 'forced_bos_token_id' data_type: TYPE_INT32 dims: [ -1, 1 ] }";
     let mut model = load(io, true).unwrap();
     let mut request = request(vec![texts("TEXT", &[2], &["hello", "world"])]);
-    request.outputs = vec!["forced_bos_token_id".to_owned()];
+    request.outputs = vec!["forced_bos_token_id".into()];
     let response = model.instances[0].as_batch().unwrap().execute(std::slice::from_ref(&request)).remove(0).unwrap();
     assert_eq!(*response.outputs[0].values::<i32>().unwrap(), [-1, -1]);
     request.parameters = Arc::new([("target_language".to_owned(), "sw".into())].into());
@@ -216,7 +216,7 @@ fn the_translation_example_is_encoded_as_its_model_learnt_it() {
     };
     let mut model = TokenizerBackend.load(&source).unwrap();
     let mut request = request(vec![texts("TEXT", &[2], &["forty-two", "seven"])]);
-    request.outputs.push("forced_bos_token_id".to_owned());
+    request.outputs.push("forced_bos_token_id".into());
     let response = model.instances[0].as_batch().unwrap().execute(&[request]).remove(0).unwrap();
     // As M2M100Tokenizer gives them: the token of English, the pieces, </s>, padding; and the token of Swahili.
     let ids = output(&response, "input_ids");

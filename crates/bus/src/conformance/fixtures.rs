@@ -35,7 +35,7 @@ pub fn unique(name: &str) -> String {
 
 /// A model version for one test.
 pub fn model(name: &str) -> ModelKey {
-    ModelKey { name: unique(name), version: 3 }
+    ModelKey { name: unique(name).into(), version: 3 }
 }
 
 /// Options with a short `ack_wait`. Brokers reserve `max_bytes`, so it is modest.
@@ -97,28 +97,23 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
         ("temperature".to_owned(), ParameterValue::Double(0.5)),
         ("".to_owned(), "línea\n\"2\"".into()),
     ]);
-    let next = ModelKey { name: "another model".to_owned(), version: i64::MAX };
+    let next = ModelKey { name: "another model".into(), version: i64::MAX };
     let steps = vec![
         Step {
             model: model.clone(),
             inputs: vec![
-                StepInput { name: "text".to_owned(), tensor: "TEXT".to_owned(), optional: false, reshapes: Vec::new() },
-                StepInput {
-                    name: "extra".to_owned(),
-                    tensor: "missing".to_owned(),
-                    optional: true,
-                    reshapes: Vec::new(),
-                },
+                StepInput { name: "text".into(), tensor: "TEXT".into(), optional: false, reshapes: Vec::new() },
+                StepInput { name: "extra".into(), tensor: "missing".into(), optional: true, reshapes: Vec::new() },
             ],
-            outputs: vec![StepOutput { name: "ids".to_owned(), tensor: "input_ids".to_owned() }],
-            dead: vec!["TEXT".to_owned(), "scalar".to_owned()],
+            outputs: vec![StepOutput { name: "ids".into(), tensor: "input_ids".into() }],
+            dead: vec!["TEXT".into(), "scalar".into()],
             level: 0,
         },
         Step { model: next, inputs: vec![], outputs: vec![], dead: vec![], level: u32::MAX },
     ];
     let hop = Hop {
-        model: "first".to_owned(),
-        worker: "worker-1".to_owned(),
+        model: "first".into(),
+        worker: "worker-1".into(),
         transit_us: 1,
         queue_us: u64::MAX,
         compute_input_us: 3,
@@ -128,20 +123,20 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
         texts: Some(TextFacts { tokens: u64::MAX, truncated: 7 }),
     };
     WorkMessage {
-        request_id: format!("{:032x}", fastrand::u128(..)),
-        gateway: unique("gateway"),
+        request_id: format!("{:032x}", fastrand::u128(..)).into(),
+        gateway: unique("gateway").into(),
         deadline: UnixMicros::NEVER,
         priority: 2,
-        traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned()),
-        client_id: "the client's own id: ü\n".to_owned(),
+        traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),
+        client_id: "the client's own id: ü\n".into(),
         sent_at: UnixMicros(1_700_000_000_000_001),
-        route: Route::resume(ModelKey { name: "ensemble".to_owned(), version: 9 }, true, 1, steps),
+        route: Route::resume(ModelKey { name: "ensemble".into(), version: 9 }, true, 1, steps),
         tensors,
         parameters: Arc::new(parameters),
         ledger: Ledger(vec![hop, Hop::default()]),
         answer: AnswerForm::Part(Part { sequence: 7, last: true }),
         callers: Callers::joined([&Callers::default()], model),
-        job: Some("batch_1 line 7".to_owned()),
+        job: Some("batch_1 line 7".into()),
     }
 }
 
@@ -164,12 +159,12 @@ pub async fn assert_idle(puller: &mut Box<dyn Puller>, time: Duration, why: &str
 fn with_tensors(model: &ModelKey, tensors: Vec<Tensor>) -> WorkMessage {
     let step = Step { model: model.clone(), inputs: vec![], outputs: vec![], dead: vec![], level: 0 };
     WorkMessage {
-        request_id: format!("{:032x}", fastrand::u128(..)),
-        gateway: "gateway".to_owned(),
+        request_id: format!("{:032x}", fastrand::u128(..)).into(),
+        gateway: "gateway".into(),
         deadline: UnixMicros::now().after(Duration::from_secs(300)),
         priority: 0,
         traceparent: None,
-        client_id: String::new(),
+        client_id: String::new().into(),
         sent_at: UnixMicros::now(),
         route: Route::resume(model.clone(), false, 0, vec![step]),
         tensors,

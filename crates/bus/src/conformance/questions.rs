@@ -52,8 +52,8 @@ pub async fn a_call_goes_to_one_gateway_and_ends_when_nobody_waits(setup: &Setup
     let (one, two, caller) = (setup.connect_gateway().await, setup.connect_gateway().await, setup.connect().await);
     let mut gateways = [one.calls().await.expect("calls"), two.calls().await.expect("calls")];
     let [first, second] = &mut gateways;
-    let mut message = heavy_message(&ModelKey { name: unique("called"), version: LATEST }, 3 << 20);
-    message.callers = Callers::joined([&Callers::default()], &ModelKey { name: "caller".to_owned(), version: 1 });
+    let mut message = heavy_message(&ModelKey { name: unique("called").into(), version: LATEST }, 3 << 20);
+    message.callers = Callers::joined([&Callers::default()], &ModelKey { name: "caller".into(), version: 1 });
     let mut replies = CallReplies::open(caller.clone(), Action::Load, message.clone()).await.expect("sent");
     let taken = async {
         tokio::select! {
@@ -72,7 +72,7 @@ pub async fn a_call_goes_to_one_gateway_and_ends_when_nobody_waits(setup: &Setup
     }
     assert_eq!(replies.next().await, None);
 
-    message.request_id = unique("another");
+    message.request_id = unique("another").into();
     let replies = CallReplies::open(caller, Action::Infer, message.clone()).await.expect("sent");
     let taken = async {
         tokio::select! {

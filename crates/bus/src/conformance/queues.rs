@@ -346,7 +346,7 @@ pub async fn a_queue_says_which_requests_it_has(setup: &Setup) {
     let gateway = unique("gate.way");
     let of = |n| {
         let request_id = format!("{gateway}-{n}~1");
-        WorkMessage { gateway: gateway.clone(), request_id, ..message(&model, n) }
+        WorkMessage { gateway: gateway.as_str().into(), request_id: request_id.into(), ..message(&model, n) }
     };
     let found = async || {
         let found = within("a look", bus.unsettled(&model, &[0], &gateway)).await.expect("a look");

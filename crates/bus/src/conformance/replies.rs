@@ -94,7 +94,7 @@ pub async fn a_large_reply_passes(setup: &Setup) {
     let inbox = gateway.open_inbox(&unique("large")).await.expect("an inbox");
     let request = request(inbox.gateway());
     let mut waiting = inbox.expect(&request);
-    let tensors = heavy_message(&ModelKey { name: "any".to_owned(), version: 1 }, LARGE).tensors;
+    let tensors = heavy_message(&ModelKey { name: "any".into(), version: 1 }, LARGE).tensors;
     let reply = request.reply(Ok(Output { tensors, ..Output::default() }));
     worker.reply(reply.clone(), None).await.expect("sent");
     assert_eq!(within("the reply", waiting.next()).await, reply);
@@ -151,8 +151,8 @@ pub async fn a_cancellation_reaches_every_worker(setup: &Setup) {
 }
 
 fn request(gateway: &str) -> WorkMessage {
-    let model = ModelKey { name: "m".to_owned(), version: 1 };
-    WorkMessage { gateway: gateway.to_owned(), answer: AnswerForm::Whole, ..full_message(&model) }
+    let model = ModelKey { name: "m".into(), version: 1 };
+    WorkMessage { gateway: gateway.into(), answer: AnswerForm::Whole, ..full_message(&model) }
 }
 
 fn output(request: &WorkMessage) -> Output {
@@ -163,7 +163,7 @@ fn output(request: &WorkMessage) -> Output {
 async fn delivered(setup: &Setup, gateway: &str) -> (Arc<dyn Bus>, Box<dyn Puller>, Delivery) {
     let (bus, model) = (setup.connect().await, model("answered"));
     within("a queue", bus.declare_queue(&model, &options())).await.expect("a queue is made");
-    let message = WorkMessage { gateway: gateway.to_owned(), request_id: unique("r"), ..message(&model, 1) };
+    let message = WorkMessage { gateway: gateway.into(), request_id: unique("r").into(), ..message(&model, 1) };
     within("a publish", bus.publish(&message)).await.expect("the queue takes the message");
     let mut puller = within("a hold on the queue", bus.pull(&model)).await.expect("the queue can be worked on");
     let delivery = take(&mut puller, "the message").await;

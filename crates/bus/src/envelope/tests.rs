@@ -32,7 +32,7 @@ fn reply_headers(reply: &Reply) -> ReplyHeaders {
 }
 
 fn full() -> WorkMessage {
-    full_message(&ModelKey { name: "m".to_owned(), version: 1 })
+    full_message(&ModelKey { name: "m".into(), version: 1 })
 }
 
 // === arbitrary messages ===
@@ -65,7 +65,7 @@ fn any_parameters() -> impl Strategy<Value = Parameters> {
 }
 
 fn any_key() -> impl Strategy<Value = ModelKey> {
-    (".{0,8}", any::<i64>()).prop_map(|(name, version)| ModelKey { name, version })
+    (".{0,8}", any::<i64>()).prop_map(|(name, version)| ModelKey { name: name.into(), version })
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
@@ -76,10 +76,18 @@ fn any_step() -> impl Strategy<Value = Step> {
         model,
         inputs: inputs
             .into_iter()
-            .map(|(name, tensor, optional)| StepInput { name, tensor, optional, reshapes: Vec::new() })
+            .map(|(name, tensor, optional)| StepInput {
+                name: name.into(),
+                tensor: tensor.into(),
+                optional,
+                reshapes: Vec::new(),
+            })
             .collect(),
-        outputs: outputs.into_iter().map(|(name, tensor)| StepOutput { name, tensor }).collect(),
-        dead,
+        outputs: outputs
+            .into_iter()
+            .map(|(name, tensor)| StepOutput { name: name.into(), tensor: tensor.into() })
+            .collect(),
+        dead: dead.into_iter().map(Name::from).collect(),
     })
 }
 
@@ -88,8 +96,8 @@ fn any_ledger() -> impl Strategy<Value = Ledger> {
     let texts = texts.prop_map(|texts| texts.map(|(tokens, truncated)| TextFacts { tokens, truncated }));
     let hop = (".{0,6}", ".{0,6}", any::<[u64; 5]>(), any::<u32>(), texts);
     let hop = hop.prop_map(|(model, worker, [a, b, c, d, e], batch_size, texts)| Hop {
-        model,
-        worker,
+        model: model.into(),
+        worker: worker.into(),
         transit_us: a,
         queue_us: b,
         compute_input_us: c,
@@ -109,12 +117,12 @@ fn any_work() -> impl Strategy<Value = WorkMessage> {
     (names, numbers, route, vec(any_tensor(), 0..4), any_parameters(), any_ledger()).prop_map(
         |((request_id, gateway, client_id, traceparent), (deadline, priority, sent_at), route, tensors, p, ledger)| {
             WorkMessage {
-                request_id,
-                gateway,
+                request_id: request_id.into(),
+                gateway: gateway.into(),
                 deadline: UnixMicros(deadline),
                 priority,
-                traceparent,
-                client_id,
+                traceparent: traceparent.map(Name::from),
+                client_id: client_id.into(),
                 sent_at: UnixMicros(sent_at),
                 route,
                 tensors,
@@ -150,8 +158,8 @@ fn any_reply() -> impl Strategy<Value = Reply> {
     ];
     (".{0,8}", ".{0,8}", any::<u32>(), any::<bool>(), outcome, any_ledger(), any::<u64>()).prop_map(
         |(request_id, gateway, sequence, last, outcome, ledger, sent_at)| Reply {
-            request_id,
-            gateway,
+            request_id: request_id.into(),
+            gateway: gateway.into(),
             sequence,
             last,
             outcome,

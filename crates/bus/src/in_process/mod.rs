@@ -182,7 +182,7 @@ impl Bus for InProcess {
     }
 
     async fn reply(&self, reply: Reply, delivery: Option<&mut Acker>) -> Result<(), BusError> {
-        let inbox = self.0.inboxes.lock().get(&reply.gateway).and_then(Weak::upgrade);
+        let inbox = self.0.inboxes.lock().get(reply.gateway.as_str()).and_then(Weak::upgrade);
         let given_up = inbox.and_then(|inbox| inbox.dispatch(reply).given_up);
         if let Some(delivery) = delivery {
             delivery.spend().await?;
@@ -297,7 +297,7 @@ mod tests {
     use crate::conformance::fixtures::full_message;
 
     fn model() -> ModelKey {
-        ModelKey { name: "m".to_owned(), version: 1 }
+        ModelKey { name: "m".into(), version: 1 }
     }
 
     #[tokio::test]
@@ -314,7 +314,7 @@ mod tests {
             count
         };
         for number in 0..20 {
-            let message = WorkMessage { request_id: number.to_string(), ..letter.message.clone() };
+            let message = WorkMessage { request_id: number.to_string().into(), ..letter.message.clone() };
             bus.dead_letter(DeadLetter { message, ..letter.clone() }).await.unwrap();
         }
         assert_eq!(count().await, 6, "of 10 MiB each");
@@ -337,7 +337,7 @@ mod tests {
         bus.declare_queue(&model(), &options).await.unwrap();
         let named = |id: &str, bytes: usize| {
             let mut message = full_message(&model());
-            message.request_id = id.to_owned();
+            message.request_id = id.into();
             let text = ParameterValue::String("p".repeat(bytes));
             message.parameters = Arc::new([("long".to_owned(), text)].into());
             message

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use trireme_inference::{Lane, ModelKey};
+use trireme_inference::{Lane, ModelKey, Name, format_name};
 
 use crate::{AckHandle, Acker, BusError, Delivery, LevelPolicy, Puller, QueueOptions, QueueStatus, WorkMessage};
 
@@ -29,14 +29,14 @@ struct QueueState {
     delayed: BinaryHeap<Delayed>,
     /// All unsettled messages by name: ready, delayed and delivered. The map is ordered, because the names of a
     /// request's messages begin with its id.
-    unsettled: BTreeMap<String, Unsettled>,
+    unsettled: BTreeMap<Name, Unsettled>,
 }
 
 struct Unsettled {
     /// When it was published.
     since: Instant,
-    request_id: String,
-    gateway: String,
+    request_id: Name,
+    gateway: Name,
 }
 
 #[derive(Default)]
@@ -122,7 +122,14 @@ impl Queue {
         level.bytes += size;
         level.ready.push_back(Queued { message: message.clone(), deliveries: 1, since: Instant::now() });
         let (request_id, gateway) = (message.request_id.clone(), message.gateway.clone());
-        state.unsettled.insert(name, Unsettled { since: Instant::now(), request_id, gateway });
+        state.unsettled.insert(
+            name.to_string().into(),
+            Unsettled {
+                since: Instant::now(),
+                request_id: request_id.to_string().into(),
+                gateway: gateway.to_string().into(),
+            },
+        );
         drop(state);
         self.arrived[message.lane() as usize].notify_one();
         Ok(())
@@ -142,15 +149,15 @@ impl Queue {
     pub fn unsettled(&self, gateway: &str) -> HashSet<String> {
         let state = self.state.lock();
         let of_gateway = state.unsettled.values().filter(|message| message.gateway == gateway);
-        of_gateway.map(|message| message.request_id.clone()).collect()
+        of_gateway.map(|message| message.request_id.to_string()).collect()
     }
 
     /// Removes a request's messages that wait. Delivered messages stay with their worker.
     pub fn remove(&self, request_id: &str) {
-        let of_request = format!("{request_id}/");
+        let of_request = format_name!("{request_id}/");
         let mut state = self.state.lock();
         let first = state.unsettled.range(of_request.clone()..).next();
-        if !first.is_some_and(|(name, _)| name.starts_with(&of_request)) {
+        if !first.is_some_and(|(name, _)| name.starts_with(of_request.as_str())) {
             return;
         }
         let is_of_request = |queued: &Queued| queued.message.request_id == request_id;
@@ -302,7 +309,7 @@ impl AckHandle for Handle {
 
     fn abandon(&self) {
         if let Some(queued) = self.message.lock().take() {
-            tracing::warn!(request_id = queued.message.request_id, "delivery was let go without being settled");
+            tracing::warn!(request_id = %queued.message.request_id, "delivery was let go without being settled");
             self.queue.redeliver(queued, Duration::ZERO);
         }
     }

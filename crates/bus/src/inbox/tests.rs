@@ -8,8 +8,8 @@ use crate::Output;
 
 fn part(sequence: u32, last: bool) -> Reply {
     Reply {
-        request_id: "r".to_owned(),
-        gateway: "g".to_owned(),
+        request_id: "r".into(),
+        gateway: "g".into(),
         sequence,
         last,
         outcome: Ok(Output::default()),
@@ -103,9 +103,9 @@ fn a_reader_that_is_too_far_behind_gets_an_error_and_nothing_is_kept() {
 #[test]
 fn a_place_ends_with_its_deadline_though_nobody_looks() {
     let inbox = Inbox::new("g");
-    let model = trireme_inference::ModelKey { name: "m".to_owned(), version: 1 };
+    let model = trireme_inference::ModelKey { name: "m".into(), version: 1 };
     let request = |id: &str, deadline| WorkMessage {
-        request_id: id.to_owned(),
+        request_id: id.into(),
         deadline: UnixMicros(deadline),
         ..crate::conformance::fixtures::full_message(&model)
     };

@@ -38,7 +38,7 @@ impl Fetch {
     pub async fn run(self) -> Option<Delivery> {
         if self.headers.deadline.remaining(UnixMicros::now()).is_none() {
             // The deadline has passed, so the body is not needed.
-            tracing::debug!(model = %self.model, request_id = self.headers.request_id, "dropped a message that is late");
+            tracing::debug!(model = %self.model, request_id = %self.headers.request_id, "dropped a message that is late");
             let _ = self.ack.ack().await;
             return None;
         }
@@ -57,7 +57,7 @@ impl Fetch {
                     true => self.ack.nak(FETCH_PAUSE).await,
                     false => {
                         let (model, request_id) = (&self.model, &self.headers.request_id);
-                        tracing::warn!(%model, request_id, %error, "dropped a message whose body is lost");
+                        tracing::warn!(%model, %request_id, %error, "dropped a message whose body is lost");
                         self.ack.term("its body is lost").await
                     }
                 };
@@ -68,7 +68,7 @@ impl Fetch {
             }
             Err(error) => error.to_string(),
         };
-        tracing::warn!(model = %self.model, request_id = self.headers.request_id, reason, "refused a message");
+        tracing::warn!(model = %self.model, request_id = %self.headers.request_id, reason, "refused a message");
         let error = InferError::unavailable(format!("message was lost: {reason}")).at(&self.model, "");
         let WorkHeaders { request_id, gateway, answer, .. } = self.headers.clone();
         let sequence = match answer {

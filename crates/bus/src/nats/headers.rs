@@ -1,7 +1,7 @@
 //! NATS headers: the fields that routing needs and that people want to see.
 
 use async_nats::{HeaderMap, HeaderValue, Message};
-use trireme_inference::UnixMicros;
+use trireme_inference::{Name, UnixMicros};
 
 use super::claims::Claim;
 use super::subjects;
@@ -51,13 +51,13 @@ pub fn write_work(message: &WorkMessage) -> Result<HeaderMap, EnvelopeError> {
 pub fn read_work(message: &Message) -> Result<WorkHeaders, EnvelopeError> {
     check_contract(message)?;
     Ok(WorkHeaders {
-        request_id: name(message, REQUEST)?,
-        gateway: name(message, GATEWAY)?,
+        request_id: name(message, REQUEST)?.into(),
+        gateway: name(message, GATEWAY)?.into(),
         deadline: UnixMicros(number(message, DEADLINE)?),
         priority: number(message, PRIORITY)?,
-        traceparent: get(message, TRACEPARENT).map(str::to_owned),
+        traceparent: get(message, TRACEPARENT).map(Name::new),
         answer: read_answer(message)?,
-        job: get(message, JOB).map(str::to_owned),
+        job: get(message, JOB).map(Name::new),
     })
 }
 
@@ -80,7 +80,12 @@ pub fn write_reply(reply: &Reply) -> Result<HeaderMap, EnvelopeError> {
 pub fn read_reply(message: &Message) -> Result<ReplyHeaders, EnvelopeError> {
     check_contract(message)?;
     let Part { sequence, last } = read_part(message)?;
-    Ok(ReplyHeaders { request_id: name(message, REQUEST)?, gateway: name(message, GATEWAY)?, sequence, last })
+    Ok(ReplyHeaders {
+        request_id: name(message, REQUEST)?.into(),
+        gateway: name(message, GATEWAY)?.into(),
+        sequence,
+        last,
+    })
 }
 
 /// Writes the number of a part, or of its reply, and whether more follow.
@@ -211,7 +216,7 @@ mod tests {
     }
 
     fn work() -> WorkMessage {
-        fixtures::full_message(&trireme_inference::ModelKey { name: "m".to_owned(), version: 1 })
+        fixtures::full_message(&trireme_inference::ModelKey { name: "m".into(), version: 1 })
     }
 
     proptest! {
@@ -225,7 +230,7 @@ mod tests {
         ) {
             let answer = [AnswerForm::Whole, AnswerForm::InParts, AnswerForm::Part(Part { sequence, last })][kind];
             let message = WorkMessage {
-                request_id, gateway, traceparent, job, deadline: UnixMicros(deadline), priority, answer, ..work()
+                request_id: request_id.into(), gateway: gateway.into(), traceparent: traceparent.map(Name::from), job: job.map(Name::from), deadline: UnixMicros(deadline), priority, answer, ..work()
             };
             let unfit = |text: &str| text.is_empty() || text.contains(['\r', '\n']);
             let (request_id, gateway) = (&message.request_id, &message.gateway);

@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_request_is_for_what_its_subject_says() {
-        let model = ModelKey { name: "a.b".to_owned(), version: 3 };
+        let model = ModelKey { name: "a.b".into(), version: 3 };
         let body = |levels: u32| {
             let options = QueueOptions {
                 levels: (1..=levels).map(|level| (level, LevelPolicy::default())).collect(),

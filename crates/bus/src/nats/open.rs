@@ -91,12 +91,12 @@ fn letter(model: &ModelKey, message: &jetstream::Message, reason: String) -> Dea
     let step = Step { model: model.clone(), inputs: Vec::new(), outputs: Vec::new(), dead: Vec::new(), level: 0 };
     let body = Tensor::new(BODY, DataType::Uint8, [message.payload.len() as i64], message.payload.clone());
     let unread = WorkMessage {
-        request_id: headers::request_name(message).unwrap_or_else(|| format!("message-{number}")),
-        gateway: String::new(),
+        request_id: headers::request_name(message).unwrap_or_else(|| format!("message-{number}")).into(),
+        gateway: String::new().into(),
         deadline: UnixMicros::default(),
         priority: 0,
         traceparent: None,
-        client_id: String::new(),
+        client_id: String::new().into(),
         sent_at: UnixMicros::default(),
         route: Route::resume(model.clone(), false, 0, vec![step]),
         tensors: body.into_iter().collect(),

@@ -77,7 +77,7 @@ impl NatsPuller {
             if let (Some(id), Ok(headers)) = (id, headers::read_work(message)) {
                 let (model, id) = (source.model.clone(), id.as_str().to_owned());
                 let never = AttemptNote { attempts: 0, ended: true };
-                let name = MessageName { model, id, deadline: headers.deadline };
+                let name = MessageName { model, id: id.into(), deadline: headers.deadline };
                 let _ = (&source.nats as &dyn Bus).note_attempts(&name, never).await;
             }
             let _ = taken(message.ack_with(AckKind::Nak(None))).await;

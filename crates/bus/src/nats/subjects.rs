@@ -55,7 +55,7 @@ pub fn work_stream(model: &ModelKey, level: u32) -> String {
 pub fn model_of(stream: &str) -> Option<ModelKey> {
     let (model, version) = stream.strip_prefix("trireme_work_")?.rsplit_once('_')?;
     let version = version.split_once('-').map_or(version, |(version, _)| version);
-    Some(ModelKey { name: unescape_token(model)?, version: version.parse().ok()? })
+    Some(ModelKey { name: unescape_token(model)?.into(), version: version.parse().ok()? })
 }
 
 /// The delivery that a reply ends, as encoded in the reply's own reply subject.
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_stream_tells_whose_work_it_holds() {
-        let model = ModelKey { name: "a.b_1-2".to_owned(), version: 3 };
+        let model = ModelKey { name: "a.b_1-2".into(), version: 3 };
         for level in [0, 7] {
             assert_eq!(model_of(&work_stream(&model, level)), Some(model.clone()));
         }

@@ -112,12 +112,12 @@ fn single() -> WorkMessage {
         level: 0,
     };
     WorkMessage {
-        request_id: "r1".to_owned(),
-        gateway: "gateway-1".to_owned(),
+        request_id: "r1".into(),
+        gateway: "gateway-1".into(),
         deadline: UnixMicros(1_767_225_630_000_000),
         priority: 0,
         traceparent: None,
-        client_id: String::new(),
+        client_id: String::new().into(),
         sent_at: UnixMicros(1_767_225_600_000_000),
         route: Route::resume(key("minilm", 2), false, 0, vec![step]),
         tensors: vec![Tensor::from_values("input_ids", [1, 3], vec![101i64, 7592, 102]).expect("three numbers")],
@@ -138,19 +138,19 @@ fn ensemble() -> WorkMessage {
             input("attention_mask", "mask"),
         ],
         outputs: vec![output("last_hidden_state", "hidden")],
-        dead: vec!["ids".to_owned()],
+        dead: vec!["ids".into()],
         level: 1,
     };
     let pool = Step {
         model: key("mean pool", 1),
         inputs: vec![input("hidden", "hidden"), input("mask", "mask")],
         outputs: vec![output("pooled", "embedding")],
-        dead: vec!["mask".to_owned(), "hidden".to_owned()],
+        dead: vec!["mask".into(), "hidden".into()],
         level: 0,
     };
     let hop = Hop {
-        model: "tokenizer".to_owned(),
-        worker: "worker-a".to_owned(),
+        model: "tokenizer".into(),
+        worker: "worker-a".into(),
         transit_us: 210,
         queue_us: 35,
         compute_input_us: 4,
@@ -168,12 +168,12 @@ fn ensemble() -> WorkMessage {
         ("temperature", ParameterValue::Double(0.5)),
     ];
     WorkMessage {
-        request_id: "r2".to_owned(),
-        gateway: "gateway-1".to_owned(),
+        request_id: "r2".into(),
+        gateway: "gateway-1".into(),
         deadline: UnixMicros(1_767_225_605_000_000),
         priority: 1,
-        traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned()),
-        client_id: "the client's id".to_owned(),
+        traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),
+        client_id: "the client's id".into(),
         sent_at: UnixMicros(1_767_225_600_125_000),
         route: Route::resume(key("embed", 1), true, 1, vec![model, pool]),
         tensors: vec![
@@ -205,25 +205,25 @@ fn datatypes() -> WorkMessage {
     tensors.push(numbers("scalar", &[], &[1.0]));
     tensors.push(numbers("empty", &[2, 0, 3], &[]));
     tensors.push(Tensor::new("no texts", DataType::Bytes, [0], Bytes::new()).expect("no elements"));
-    WorkMessage { request_id: "r3".to_owned(), tensors, ..single() }
+    WorkMessage { request_id: "r3".into(), tensors, ..single() }
 }
 
 fn large() -> WorkMessage {
     let ids: Vec<i64> = (0..520).collect();
     let tensor = Tensor::from_values("input_ids", [2, 260], ids).expect("520 numbers");
-    WorkMessage { request_id: "r4".to_owned(), tensors: vec![tensor], ..single() }
+    WorkMessage { request_id: "r4".into(), tensors: vec![tensor], ..single() }
 }
 
 fn key(name: &str, version: i64) -> ModelKey {
-    ModelKey { name: name.to_owned(), version }
+    ModelKey { name: name.into(), version }
 }
 
 fn input(name: &str, tensor: &str) -> StepInput {
-    StepInput { name: name.to_owned(), tensor: tensor.to_owned(), optional: false, reshapes: Vec::new() }
+    StepInput { name: name.into(), tensor: tensor.into(), optional: false, reshapes: Vec::new() }
 }
 
 fn output(name: &str, tensor: &str) -> StepOutput {
-    StepOutput { name: name.to_owned(), tensor: tensor.to_owned() }
+    StepOutput { name: name.into(), tensor: tensor.into() }
 }
 
 fn numbers(name: &str, shape: &[i64], values: &[f32]) -> Tensor {
@@ -302,19 +302,19 @@ impl Message {
                 let mut headers = vec![
                     ("Nats-Msg-Id", id),
                     ("Trireme-Contract", "2".to_owned()),
-                    ("Trireme-Request", message.request_id.clone()),
-                    ("Trireme-Gateway", message.gateway.clone()),
+                    ("Trireme-Request", message.request_id.to_string()),
+                    ("Trireme-Gateway", message.gateway.to_string()),
                     ("Trireme-Deadline", message.deadline.0.to_string()),
                     ("Trireme-Priority", message.priority.to_string()),
                 ];
                 headers.extend(answer);
-                headers.extend(message.traceparent.iter().map(|value| ("traceparent", value.clone())));
+                headers.extend(message.traceparent.iter().map(|value| ("traceparent", value.to_string())));
                 headers
             }
             Message::Reply(reply) => vec![
                 ("Trireme-Contract", "2".to_owned()),
-                ("Trireme-Request", reply.request_id.clone()),
-                ("Trireme-Gateway", reply.gateway.clone()),
+                ("Trireme-Request", reply.request_id.to_string()),
+                ("Trireme-Gateway", reply.gateway.to_string()),
                 ("Trireme-Sequence", reply.sequence.to_string()),
                 ("Trireme-Final", reply.last.to_string()),
             ],

@@ -55,7 +55,7 @@ fn from_a_gateway(model: &ModelKey, size: usize) -> WorkMessage {
 /// The result of the same step when it runs again.
 fn run_again(message: &WorkMessage) -> WorkMessage {
     let mut again = WorkMessage { sent_at: message.sent_at.after(Duration::from_secs(3)), ..message.clone() };
-    again.ledger.0.push(Hop { worker: "another worker, with a longer name".to_owned(), ..Hop::default() });
+    again.ledger.0.push(Hop { worker: "another worker, with a longer name".into(), ..Hop::default() });
     again
 }
 
@@ -114,7 +114,7 @@ pub async fn lay_down_by_hand(server: &NatsServer, claim: &str, body: Bytes) {
 async fn a_body_that_the_broker_does_not_give_is_asked_for_again_by_the_same_delivery() {
     let server = NatsServer::start();
     let bus = connect(&server).await;
-    let model = ModelKey { name: "silent".to_owned(), version: 1 };
+    let model = ModelKey { name: "silent".into(), version: 1 };
     bus.declare_queue(&model, &options()).await.unwrap();
     let sent = message(&model, 1);
     let body = encode_work(&sent).unwrap();
@@ -163,7 +163,7 @@ async fn a_result_that_is_made_again_leaves_the_first_one_whole() {
     let mut inbox_of_replies = Vec::new();
     let inbox = bus.open_inbox("gateway").await.unwrap();
     for result in [&first, &again] {
-        let result = WorkMessage { gateway: "gateway".to_owned(), ..result.clone() };
+        let result = WorkMessage { gateway: "gateway".into(), ..result.clone() };
         let mut waiting = inbox.expect(&awaited(&result.request_id));
         let output = Output { tensors: result.tensors.clone(), ..Output::default() };
         let reply = trireme_bus::Reply { sequence: 0, last: true, ..result.reply(Ok(output)) };
@@ -327,7 +327,7 @@ async fn a_message_whose_claim_is_lost_for_good_leaves_its_queue() {
     let bus = connect(&server).await;
     let model = model("lost claim");
     bus.declare_queue(&model, &options()).await.unwrap();
-    let large = WorkMessage { gateway: "gateway".to_owned(), ..heavy_message(&model, LARGE) };
+    let large = WorkMessage { gateway: "gateway".into(), ..heavy_message(&model, LARGE) };
     bus.publish(&large).await.unwrap();
     let raw = jetstream::new(async_nats::connect(server.url()).await.unwrap());
     raw.delete_stream("trireme_claims").await.unwrap();
@@ -347,7 +347,7 @@ async fn a_message_whose_claim_is_lost_for_good_leaves_its_queue() {
 async fn claims_that_are_not_what_they_say_are_refused() {
     let server = NatsServer::start();
     let bus = connect(&server).await;
-    let model = ModelKey { name: "hostile".to_owned(), version: 1 };
+    let model = ModelKey { name: "hostile".into(), version: 1 };
     bus.declare_queue(&model, &options()).await.unwrap();
     let inbox = bus.open_inbox("gateway").await.unwrap();
     let raw = jetstream::new(async_nats::connect(server.url()).await.unwrap());
@@ -367,7 +367,7 @@ async fn claims_that_are_not_what_they_say_are_refused() {
     ];
     for (number, (name, bytes, parts)) in claims.into_iter().enumerate() {
         let sent =
-            WorkMessage { gateway: "gateway".to_owned(), request_id: format!("r{number}"), ..message(&model, 1) };
+            WorkMessage { gateway: "gateway".into(), request_id: format!("r{number}").into(), ..message(&model, 1) };
         let mut headers = work_headers(&sent);
         headers.insert("Trireme-Claim", name);
         headers.insert("Trireme-Claim-Bytes", bytes);

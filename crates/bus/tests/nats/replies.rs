@@ -18,7 +18,7 @@ use super::{awaited, connect, connect_as, connect_stage, stage_at};
 
 fn request(id: &str) -> WorkMessage {
     let message = full_message(&model("replies"));
-    WorkMessage { request_id: id.to_owned(), gateway: "gateway".to_owned(), answer: AnswerForm::Whole, ..message }
+    WorkMessage { request_id: id.into(), gateway: "gateway".into(), answer: AnswerForm::Whole, ..message }
 }
 
 fn reply_of(request: &WorkMessage) -> Reply {
@@ -68,7 +68,7 @@ async fn a_reply_that_is_lost_with_its_connection_is_made_again() {
     let cable = Cable::cut_at(&server, &["trireme.reply.", "trireme.reply."]).await;
     let (gateway, worker) = (connect(&server).await, connect_as(&stage_at(&cable.url())).await);
     let inbox = gateway.open_inbox("gateway").await.unwrap();
-    let request = WorkMessage { gateway: "gateway".to_owned(), ..message(&model("cut"), 1) };
+    let request = WorkMessage { gateway: "gateway".into(), ..message(&model("cut"), 1) };
     let mut puller = queue_with(&*gateway, &*worker, &request).await;
     let mut waiting = inbox.expect(&request);
     let answer = async |mut delivery: Delivery| {
@@ -89,8 +89,7 @@ async fn no_part_of_an_answer_is_lost_with_its_workers_connection() {
         Cable::cut_at(&server, &["Trireme-Sequence: 0\r", "Trireme-Sequence: 42\r", "Trireme-Sequence: 99\r"]).await;
     let (gateway, worker) = (connect(&server).await, connect_as(&stage_at(&cable.url())).await);
     let inbox = gateway.open_inbox("gateway").await.unwrap();
-    let request =
-        WorkMessage { gateway: "gateway".to_owned(), answer: AnswerForm::InParts, ..message(&model("cut"), 1) };
+    let request = WorkMessage { gateway: "gateway".into(), answer: AnswerForm::InParts, ..message(&model("cut"), 1) };
     let mut puller = queue_with(&*gateway, &*worker, &request).await;
     let mut waiting = inbox.expect(&request);
     let answer = async |mut delivery: Delivery| {
@@ -120,8 +119,7 @@ async fn a_part_ends_its_delivery_though_others_are_missing() {
     let server = NatsServer::start();
     let (gateway, worker) = (connect(&server).await, connect_stage(&server).await);
     let inbox = gateway.open_inbox("gateway").await.unwrap();
-    let request =
-        WorkMessage { request_id: "r".to_owned(), gateway: "gateway".to_owned(), ..message(&model("parts"), 1) };
+    let request = WorkMessage { request_id: "r".into(), gateway: "gateway".into(), ..message(&model("parts"), 1) };
     let part = |sequence| {
         let answer = AnswerForm::Part(Part { sequence, last: sequence == 2 });
         WorkMessage { answer, ..request.clone() }
@@ -167,12 +165,12 @@ async fn unheard(server: &NatsServer, gateway: &str) {
 async fn a_gateway_that_is_gone_causes_no_rerun() {
     let server = NatsServer::start();
     let (gateway, worker) = (connect(&server).await, connect_stage(&server).await);
-    let request = WorkMessage { gateway: "gone".to_owned(), ..message(&model("gone"), 1) };
+    let request = WorkMessage { gateway: "gone".into(), ..message(&model("gone"), 1) };
     let inbox = gateway.open_inbox("gone").await.unwrap();
     let mut puller = queue_with(&*gateway, &*worker, &request).await;
     let mut deliveries = vec![take(&mut puller, "the request").await];
     // A request that travels by claim, and whose reply does too.
-    let large = WorkMessage { gateway: "gone".to_owned(), ..heavy_message(request.queue().unwrap(), LARGE) };
+    let large = WorkMessage { gateway: "gone".into(), ..heavy_message(request.queue().unwrap(), LARGE) };
     gateway.publish(&large).await.unwrap();
     deliveries.push(take(&mut puller, "the large request").await);
     drop(inbox);
@@ -219,8 +217,8 @@ async fn a_reply_whose_body_is_gone_is_made_again() {
     let server = NatsServer::start();
     let bus = connect(&server).await;
     let inbox = bus.open_inbox("gateway").await.unwrap();
-    let model = ModelKey { name: "bodies".to_owned(), version: 1 };
-    let request = WorkMessage { request_id: "r".to_owned(), gateway: "gateway".to_owned(), ..message(&model, 1) };
+    let model = ModelKey { name: "bodies".into(), version: 1 };
+    let request = WorkMessage { request_id: "r".into(), gateway: "gateway".into(), ..message(&model, 1) };
     let mut puller = queue_with(&*bus, &*bus, &request).await;
     let mut waiting = inbox.expect(&request);
 
@@ -242,7 +240,7 @@ async fn a_reply_whose_body_is_gone_is_made_again() {
     answer(again).await;
     assert!(within("the reply", waiting.next()).await.outcome.is_ok());
     // A repeated reply is dropped, but its delivery is still acknowledged.
-    let request = WorkMessage { request_id: "s".to_owned(), ..request };
+    let request = WorkMessage { request_id: "s".into(), ..request };
     bus.publish(&request).await.unwrap();
     let mut waiting = inbox.expect(&request);
     let delivered = within("the request", async {

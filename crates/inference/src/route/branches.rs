@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Route, Step, let_die};
-use crate::Tensor;
+use crate::{Name, Tensor};
 
 /// A request whose route forks: its branches, and the tensors that they have returned so far.
 #[derive(Clone, Debug)]
@@ -23,9 +23,9 @@ pub struct Branches {
     ended: BTreeSet<usize>,
     live: Vec<Tensor>,
     /// Live tensors that are not outputs of the request.
-    passing: BTreeSet<String>,
+    passing: BTreeSet<Name>,
     /// The position of each step's outputs among all outputs.
-    places: BTreeMap<String, usize>,
+    places: BTreeMap<Name, usize>,
 }
 
 /// A chain of steps that can run now, with its input tensors.
@@ -87,7 +87,7 @@ impl Route {
         }
         let others = all.iter().enumerate().filter(|(step, _)| !chain.contains(step));
         let taken_elsewhere: BTreeSet<&str> = others.flat_map(|(_, step)| inputs(step)).collect();
-        let passing: BTreeSet<&str> = all.iter().flat_map(|step| step.dead.iter().map(String::as_str)).collect();
+        let passing: BTreeSet<&str> = all.iter().flat_map(|step| step.dead.iter().map(Name::as_str)).collect();
         // Tensors that the branch takes stay with the request. Only tensors that it makes have to come back.
         let_die(&mut steps, &takes, |tensor| {
             made.contains(tensor) && (taken_elsewhere.contains(tensor) || !passing.contains(tensor))

@@ -89,9 +89,9 @@ fn compile(
         }
     }
     check_decoupled(config, steps, &decoupled, &order)?;
-    let outputs = config.outputs.iter().map(|output| output.name.clone()).collect();
+    let outputs = config.outputs.iter().map(|output| output.name.as_str().into()).collect();
     let reshapes = views_of_outputs(config, &views);
-    let plan = RoutePlan { model: config.name.clone(), ensemble: true, steps: plan, outputs, reshapes };
+    let plan = RoutePlan { model: config.name.as_str().into(), ensemble: true, steps: plan, outputs, reshapes };
     Ok((plan, decoupled.contains(&true)))
 }
 
@@ -328,12 +328,14 @@ fn plan_step(step: &EnsembleStep, model: &ModelConfig, views: &Views) -> PlanSte
     let inputs = model.inputs.iter().filter_map(|input| {
         let tensor = step.input_map.get(&input.name)?.clone();
         let reshapes = views.get(&tensor).cloned().unwrap_or_default();
-        Some(StepInput { name: input.name.clone(), tensor, optional: input.optional, reshapes })
+        Some(StepInput { name: input.name.as_str().into(), tensor: tensor.into(), optional: input.optional, reshapes })
     });
-    let outputs =
-        step.output_map.iter().map(|(name, tensor)| StepOutput { name: name.clone(), tensor: tensor.clone() });
+    let outputs = step
+        .output_map
+        .iter()
+        .map(|(name, tensor)| StepOutput { name: name.as_str().into(), tensor: tensor.as_str().into() });
     PlanStep {
-        model: step.model_name.clone(),
+        model: step.model_name.as_str().into(),
         version: step.model_version,
         inputs: inputs.collect(),
         outputs: outputs.collect(),
@@ -381,17 +383,18 @@ fn flatten(
         step.inputs.retain(|input| !absent(&input.tensor));
         for input in &mut step.inputs {
             // First in the outer ensemble's shape, then in the nested one's.
-            let outer = step_of_nested.input_map.get(&input.tensor).and_then(|tensor| views.get(tensor));
+            let outer = step_of_nested.input_map.get(input.tensor.as_str()).and_then(|tensor| views.get(tensor));
             input.reshapes.splice(..0, outer.into_iter().flatten().cloned());
-            input.tensor = rename(std::mem::take(&mut input.tensor));
+            input.tensor = rename(input.tensor.to_string()).into();
         }
         for output in &mut step.outputs {
-            output.tensor = rename(std::mem::take(&mut output.tensor));
+            output.tensor = rename(output.tensor.to_string()).into();
         }
         plan.push(step);
     }
     let outputs = inner.reshapes.into_iter();
-    views.extend(outputs.filter_map(|(name, view)| Some((step_of_nested.output_map.get(&name)?.clone(), view))));
+    views
+        .extend(outputs.filter_map(|(name, view)| Some((step_of_nested.output_map.get(name.as_str())?.clone(), view))));
     Ok(())
 }
 

@@ -34,8 +34,8 @@ fn called(name: &str) -> String {
 fn the_execution_has_tensors_that_clients_do_not_see() {
     let config = config(4, &format!("{CONTROLS} {STATE}"));
     let names = |config: &ModelConfig| -> (Vec<String>, Vec<String>) {
-        let inputs = config.input_specs().into_iter().map(|spec| spec.name).collect();
-        (inputs, config.output_specs().into_iter().map(|spec| spec.name).collect())
+        let inputs = config.input_specs().into_iter().map(|spec| spec.name.to_string()).collect();
+        (inputs, config.output_specs().into_iter().map(|spec| spec.name.to_string()).collect())
     };
     assert_eq!(names(&config), (vec!["X".to_owned()], vec!["Y".to_owned()]));
     let executed = config.for_execution();
@@ -164,12 +164,8 @@ fn completion_leaves_the_hidden_tensors_out() {
     let text = format!("backend: 'onnxruntime' max_batch_size: 4 sequence_batching {{ {CONTROLS} {STATE} }}");
     let mut config = ModelConfig::parse(&text, "m").unwrap().for_execution();
     assert!(config.is_incomplete());
-    let tensor = |name: &str| TensorSpec {
-        name: name.to_owned(),
-        datatype: DataType::Fp32,
-        shape: [-1, 1].into(),
-        optional: false,
-    };
+    let tensor =
+        |name: &str| TensorSpec { name: name.into(), datatype: DataType::Fp32, shape: [-1, 1].into(), optional: false };
     let inputs = ["X", "START", "END", "READY", "ID", "IN"].map(tensor).to_vec();
     let found = AutoComplete { inputs, outputs: ["Y", "OUT"].map(tensor).to_vec(), default_max_batch_size: 4 };
     config.complete(found).unwrap();

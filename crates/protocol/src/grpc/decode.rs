@@ -105,7 +105,7 @@ fn decode_input(
             ))
         })?,
     };
-    Ok((UncheckedTensor { name, datatype, shape: Shape::from(shape), data }, part))
+    Ok((UncheckedTensor { name: name.into(), datatype, shape: Shape::from(shape), data }, part))
 }
 
 fn decode_output(

@@ -46,7 +46,7 @@ pub fn encode_infer_response(response: InferResponse) -> ModelInferResponse {
         false => output.data().clone(),
     };
     ModelInferResponse {
-        model_name: response.model.name,
+        model_name: response.model.name.to_string(),
         model_version: response.model.version.to_string(),
         id: response.id,
         parameters: response.parameters.into_iter().map(|(name, value)| (name, parameter(value))).collect(),

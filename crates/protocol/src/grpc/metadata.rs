@@ -41,5 +41,9 @@ pub fn model_config(encoded: Vec<u8>) -> Result<ModelConfigResponse, InferError>
 }
 
 fn tensor(spec: &TensorSpec) -> TensorMetadata {
-    TensorMetadata { name: spec.name.clone(), datatype: spec.datatype.name().to_owned(), shape: spec.shape.to_vec() }
+    TensorMetadata {
+        name: spec.name.to_string(),
+        datatype: spec.datatype.name().to_owned(),
+        shape: spec.shape.to_vec(),
+    }
 }

@@ -22,7 +22,7 @@ fn model(key: &ModelKey, counters: &Counters) -> ModelStatistics {
         compute_output: duration(times.compute_output),
     });
     ModelStatistics {
-        name: key.name.clone(),
+        name: key.name.to_string(),
         version: key.version.to_string(),
         last_inference: counters.last_inference_ms,
         inference_count: counters.inferences,

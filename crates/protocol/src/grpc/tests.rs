@@ -321,7 +321,7 @@ fn versions_are_read_as_stol_does() {
 fn response() -> InferResponse {
     InferResponse {
         id: String::new(),
-        model: ModelKey { name: "m".to_owned(), version: 3 },
+        model: ModelKey { name: "m".into(), version: 3 },
         parameters: Parameters::from([("n".to_owned(), ParameterValue::Uint64(1))]),
         outputs: vec![
             Tensor::from_values("b", [2, 1], vec![1.0f32, 2.0]).unwrap(),
@@ -414,8 +414,7 @@ fn statuses_have_the_tables_code_and_bounded_text() {
 
 #[test]
 fn metadata_has_versions_as_text_and_full_shapes() {
-    let spec =
-        TensorSpec { name: "t".to_owned(), datatype: DataType::Bytes, shape: Shape::from([-1, 1]), optional: false };
+    let spec = TensorSpec { name: "t".into(), datatype: DataType::Bytes, shape: Shape::from([-1, 1]), optional: false };
     let message = model_metadata("m", &[1, 3], "ensemble", std::slice::from_ref(&spec), &[]);
     assert_eq!((message.name.as_str(), message.platform.as_str()), ("m", "ensemble"));
     assert_eq!(message.versions, ["1", "3"]);

@@ -155,7 +155,7 @@ impl InputDecoder<'_> {
             self.check_claim(&name, datatype, &shape)?;
             data::from_json(&name, datatype, &shape, data, self.room)?
         };
-        Ok(UncheckedTensor { name, datatype, shape, data })
+        Ok(UncheckedTensor { name: name.into(), datatype, shape, data })
     }
 
     /// Checks that a shape claims no more bytes than a request may have.

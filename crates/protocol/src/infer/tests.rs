@@ -9,7 +9,7 @@ use trireme_inference::{
 use super::*;
 
 fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
-    TensorSpec { name: name.to_owned(), datatype, shape: Shape::from(shape), optional: false }
+    TensorSpec { name: name.into(), datatype, shape: Shape::from(shape), optional: false }
 }
 
 fn decode_with(body: &[u8], header_length: Option<&str>) -> Result<HttpInferRequest, InferError> {
@@ -506,7 +506,7 @@ fn raw_requests_that_leave_doubt_are_refused_in_tritons_words() {
 fn response(outputs: Vec<Tensor>) -> InferResponse {
     InferResponse {
         id: String::new(),
-        model: ModelKey { name: "m".to_owned(), version: 3 },
+        model: ModelKey { name: "m".into(), version: 3 },
         parameters: Parameters::new(),
         outputs,
         shared: Default::default(),

@@ -21,7 +21,7 @@ use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::{Acker, Bus, BusError, MessageName, QueueOptions, WorkMessage};
 use trireme_engine::{Description, Model, Permit, TaskSet};
-use trireme_inference::{ModelKey, Tensor, UnixMicros};
+use trireme_inference::{ModelKey, Name, Tensor, UnixMicros};
 use trireme_model_repository::ModelConfig;
 use trireme_telemetry::steps::StepSpan;
 
@@ -34,7 +34,7 @@ use suspects::{Suspect, Suspects};
 
 /// State that all parts of a worker share.
 pub(crate) struct Shared {
-    pub name: String,
+    pub name: Name,
     pub bus: Arc<dyn Bus>,
     pub tasks: TaskSet,
     /// The deployment's settings, read before the first queue is declared.

@@ -9,7 +9,7 @@ use trireme_bus::{AnswerForm, Delivery, QueueOptions, WorkMessage, original_id};
 use trireme_engine::{
     Calls, Candidate, Description, ExecuteRequest, Origin, Permit, cancelled_by_client, expired, refused,
 };
-use trireme_inference::{FailureReason, InferError, Lane, StepOutput, Tensor, UnixMicros};
+use trireme_inference::{FailureReason, InferError, Lane, Name, StepOutput, Tensor, UnixMicros};
 use trireme_telemetry::steps::{StepRun, StepSpan};
 
 use super::lateness::comes_too_late;
@@ -77,7 +77,7 @@ impl HostedModel {
         let message = &pending.message;
         let outputs = message.route.current().map_or(&[][..], |step| &step.outputs);
         let request = ExecuteRequest {
-            request_id: original_id(&message.request_id).to_owned(),
+            request_id: original_id(&message.request_id).into(),
             client_id: message.client_id.clone(),
             outputs: names(outputs),
             parameters: message.parameters.clone(),
@@ -221,11 +221,11 @@ pub(crate) fn hand_over(
 }
 
 /// The names of a step's outputs, each once: the client and the next request of a sequence may need the same one.
-fn names(outputs: &[StepOutput]) -> Vec<String> {
-    let mut names: Vec<String> = Vec::with_capacity(outputs.len());
+fn names(outputs: &[StepOutput]) -> Vec<Name> {
+    let mut names: Vec<Name> = Vec::with_capacity(outputs.len());
     for output in outputs {
         if !names.contains(&output.name) {
-            names.push(output.name.clone());
+            names.push(output.name.to_string().into());
         }
     }
     names

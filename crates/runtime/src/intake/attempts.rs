@@ -128,7 +128,7 @@ impl HostedModel {
         error: &BusError,
     ) -> Option<(ExecuteRequest, Pending)> {
         let (message, model) = (&pending.delivery.name.id, &self.key);
-        tracing::warn!(message, %model, %error, "attempts cannot be noted; deliveries are counted instead");
+        tracing::warn!(%message, %model, %error, "attempts cannot be noted; deliveries are counted instead");
         let delivery = &mut pending.delivery;
         delivery.attempts = delivery.attempts.max(delivery.deliveries.saturating_sub(1));
         if delivery.attempts < self.worker.queue_options().max_attempts {

@@ -64,8 +64,8 @@ fn response(reply: Reply) -> NestedResponse {
 fn message(nested: Nested, origin: &Origin, callers: Callers, worker: &str) -> WorkMessage {
     let now = UnixMicros::now();
     let deadline = nested.timeout.map_or(origin.deadline, |timeout| origin.deadline.min(now.after(timeout)));
-    let model = ModelKey { name: nested.model, version: nested.version.unwrap_or(LATEST) };
-    let output = |name: &String| StepOutput { name: name.clone(), tensor: name.clone() };
+    let model = ModelKey { name: nested.model.into(), version: nested.version.unwrap_or(LATEST) };
+    let output = |name: &String| StepOutput { name: name.as_str().into(), tensor: name.as_str().into() };
     let step = Step {
         model: model.clone(),
         inputs: Vec::new(),
@@ -75,12 +75,12 @@ fn message(nested: Nested, origin: &Origin, callers: Callers, worker: &str) -> W
         level: origin.lane.level(0),
     };
     WorkMessage {
-        request_id: format!("{worker}-call-{:016x}", fastrand::u64(..)),
-        gateway: worker.to_owned(),
+        request_id: format!("{worker}-call-{:016x}", fastrand::u64(..)).into(),
+        gateway: worker.into(),
         deadline,
         priority: origin.priority,
         traceparent: origin.traceparent.clone(),
-        client_id: nested.id,
+        client_id: nested.id.into(),
         sent_at: now,
         route: Route::resume(model, false, 0, vec![step]),
         tensors: nested.inputs,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use trireme_engine::{ExecuteRequest, ExecuteResponse};
-use trireme_inference::{RequestedOutput, UnixMicros};
+use trireme_inference::{Name, RequestedOutput, UnixMicros};
 
 use crate::hosted::{HostedModel, Missed, Pending};
 use crate::response_cache::{Key, StepAnswer};
@@ -26,7 +26,7 @@ impl HostedModel {
             return Some(pending);
         }
         let started = Instant::now();
-        let output = |name: &String| RequestedOutput { name: name.clone(), classification: 0 };
+        let output = |name: &Name| RequestedOutput { name: name.to_string(), classification: 0 };
         let outputs: Vec<_> = request.outputs.iter().map(output).collect();
         let key = Key::new(&self.key, loaded, &request.inputs, &outputs, &request.parameters);
         let Some(StepAnswer { outputs, texts }) = cache.get(&key) else {

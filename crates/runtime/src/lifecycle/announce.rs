@@ -239,7 +239,7 @@ mod tests {
             worker: "w".to_owned(),
             service: "model".to_owned(),
             host: "h".to_owned(),
-            model: ModelKey { name: "m".to_owned(), version },
+            model: ModelKey { name: "m".into(), version },
             state,
             config: String::new(),
             capacity: 1,

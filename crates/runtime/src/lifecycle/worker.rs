@@ -57,7 +57,7 @@ impl Worker {
     ) -> Result<Worker, StartError> {
         let tasks = TaskSet::new();
         let shared = Arc::new(Shared {
-            name: options.name.clone(),
+            name: options.name.clone().into(),
             bus: bus.clone(),
             tasks: tasks.clone(),
             settings: OnceLock::new(),
@@ -122,7 +122,7 @@ impl Shared {
             let Some(shared) = shared.upgrade() else { return Vec::new() };
             shared.hosted.read().values().map(|model| (model.key.clone(), model.config.backend.clone())).collect()
         };
-        self.taps.serve(self.name.clone(), self.bus.as_ref(), &self.tasks, hosted).await
+        self.taps.serve(self.name.to_string(), self.bus.as_ref(), &self.tasks, hosted).await
     }
 
     async fn follow_cancellations(self: &Arc<Self>) -> Result<(), BusError> {

@@ -248,9 +248,9 @@ impl TappedMessage {
         TappedMessage {
             time_us: now.0,
             model: model.to_string(),
-            request_id: message.request_id.clone(),
+            request_id: message.request_id.to_string(),
             client_id: cut(message.client_id.as_bytes()),
-            gateway: message.gateway.clone(),
+            gateway: message.gateway.to_string(),
             step: message.route.step_number(),
             route: message.route.remaining().iter().map(|step| step.model.to_string()).collect(),
             attempt,
@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_filter_takes_models_stages_and_both_ids() {
-        let model = ModelKey { name: "m".to_owned(), version: 1 };
+        let model = ModelKey { name: "m".into(), version: 1 };
         let filter = |stage: Option<&str>| TapFilter { stage: stage.map(str::to_owned), request_id: None };
         let hosts = |stage| filter(stage).hosts(&model, "tokenizer");
         assert_eq!(

@@ -20,7 +20,7 @@ impl HostedModel {
     /// Gives a delivery back whose attempts cannot be counted now.
     pub(crate) async fn give_back(&self, message: &WorkMessage, held: HeldDelivery, error: &BusError) {
         let request_id = &message.request_id;
-        tracing::warn!(request_id, model = %self.key, %error, "attempts cannot be counted; the delivery is given back");
+        tracing::warn!(%request_id, model = %self.key, %error, "attempts cannot be counted; the delivery is given back");
         self.report(message, held.acker.nak(GIVE_BACK_PAUSE).await);
     }
 
@@ -37,7 +37,7 @@ impl HostedModel {
         }
         if let Err(error) = self.worker.bus.note_attempts(&held.name, ended).await {
             // The next worker assumes that this one died, so the message will have to wait for its turn.
-            tracing::debug!(message = held.name.id, model = %self.key, %error, "not noted that an attempt has ended");
+            tracing::debug!(message = %held.name.id, model = %self.key, %error, "not noted that an attempt has ended");
         }
     }
 
@@ -46,7 +46,7 @@ impl HostedModel {
     pub(crate) async fn note_success(&self, held: &HeldDelivery) {
         let succeeded = AttemptNote { attempts: 0, ended: true };
         if let Err(error) = self.worker.bus.note_attempts(&held.name, succeeded).await {
-            tracing::debug!(message = held.name.id, model = %self.key, %error, "not noted that an attempt has succeeded");
+            tracing::debug!(message = %held.name.id, model = %self.key, %error, "not noted that an attempt has succeeded");
         }
     }
 

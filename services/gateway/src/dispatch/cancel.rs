@@ -39,7 +39,7 @@ impl Canceller {
         self.tasks.spawn("cancel", async move {
             for request_id in ids {
                 if let Err(error) = bus.cancel(&request_id).await {
-                    tracing::debug!(request_id, trace_id, %error, "cancellation could not be sent");
+                    tracing::debug!(%request_id, trace_id, %error, "cancellation could not be sent");
                 }
             }
             if let (Some(queued), Ok(_place)) = (queued, under_way.try_acquire())

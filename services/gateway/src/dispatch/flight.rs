@@ -74,7 +74,7 @@ enum Publishing {
 pub fn log_failure(message: &WorkMessage, error: &InferError) {
     let trace_id = trace_id(message.traceparent.as_deref());
     let (request_id, id, model) = (&message.request_id, &message.client_id, message.route.model());
-    tracing::warn!(request_id, trace_id, id, %model, %error, "request failed");
+    tracing::warn!(%request_id, trace_id, %id, %model, %error, "request failed");
 }
 
 // === impl Outbox ===
@@ -191,7 +191,7 @@ impl Flight {
 
     fn send_again(&mut self, why: &str) {
         tracing::info!(
-            request_id = self.message.request_id,
+            request_id = %self.message.request_id,
             trace_id = trace_id(self.message.traceparent.as_deref()),
             "{why}; publishing the request again"
         );
@@ -210,20 +210,20 @@ impl Flight {
             }
             // The registry has a worker for the model: the broker has restarted, and the queue will be created again.
             Err(BusError::NoQueue { model }) => {
-                tracing::debug!(request_id, trace_id, %model, "request waits for its queue");
+                tracing::debug!(%request_id, trace_id, %model, "request waits for its queue");
                 self.queueless += 1;
                 Ok(Publishing::DueAt(Instant::now() + queue_pause(self.queueless - 1)))
             }
             // Not refused, but the bus cannot be reached: the request waits here.
             Err(BusError::Unreachable(reason)) => {
-                tracing::warn!(request_id, trace_id, reason, "request waits for the message bus");
+                tracing::warn!(%request_id, trace_id, reason, "request waits for the message bus");
                 Ok(Publishing::DueAt(Instant::now() + UNREACHABLE_PAUSE.mul_f64(0.5 + fastrand::f64())))
             }
             // The request was accepted before, or a part of it was, so it is not refused now.
             Err(error @ (BusError::Full { .. } | BusError::ClaimsFull { .. }))
                 if self.again > 0 || self.siblings.is_some() || Instant::now() < self.room_by =>
             {
-                tracing::debug!(request_id, trace_id, %error, "request waits for room");
+                tracing::debug!(%request_id, trace_id, %error, "request waits for room");
                 self.refusals += 1;
                 let due = Instant::now() + queue_pause(self.refusals - 1);
                 let was_accepted = self.again > 0 || self.siblings.is_some();

@@ -136,7 +136,10 @@ impl Pieces for SplitRequest {
     fn next(&mut self) -> Option<(usize, WorkMessage)> {
         let (number, tensors) = self.parts.next()?;
         let request_id = format!("{}.{number}", self.whole.request_id);
-        Some((number, WorkMessage { request_id, tensors, sent_at: UnixMicros::now(), ..self.whole.clone() }))
+        Some((
+            number,
+            WorkMessage { request_id: request_id.into(), tensors, sent_at: UnixMicros::now(), ..self.whole.clone() },
+        ))
     }
 
     fn answered(&mut self, number: usize, output: Output, ledger: Ledger) {
@@ -168,7 +171,16 @@ impl Pieces for Fork {
     fn next(&mut self) -> Option<(usize, WorkMessage)> {
         let Branch { number, route, tensors } = self.branches.begin()?;
         let request_id = format!("{}.b{number}", self.whole.request_id);
-        Some((number, WorkMessage { request_id, route, tensors, sent_at: UnixMicros::now(), ..self.whole.clone() }))
+        Some((
+            number,
+            WorkMessage {
+                request_id: request_id.into(),
+                route,
+                tensors,
+                sent_at: UnixMicros::now(),
+                ..self.whole.clone()
+            },
+        ))
     }
 
     fn answered(&mut self, number: usize, output: Output, ledger: Ledger) {

@@ -93,7 +93,7 @@ impl Turn {
         let mut states = found.map(|found| found.states).unwrap_or_default();
         let mine: Vec<Tensor> = states.tensors.extract_if(.., |state| self.takes(state.name())).collect();
         message.tensors.extend(mine);
-        states.request.clone_from(&message.request_id);
+        states.request = message.request_id.to_string();
         // It has not waited in a queue so far.
         message.sent_at = UnixMicros::now();
         let mut reply = exchange(outbox, message, None).next().await.unwrap_or_else(|| Err(no_answer()))?;
@@ -119,7 +119,7 @@ impl Turn {
         match (in_time, missing) {
             (Some(found), None) => Ok(found),
             (_, missing) => {
-                let model = missing.map_or(&self.name.model.name, |step| &step.model);
+                let model = missing.map_or(self.name.model.name.as_str(), |step| &step.model);
                 Err(InferError::invalid_arg(format!(
                     "inference request for sequence {} to model '{model}' must specify the START flag on the first request of \
                      the sequence",
@@ -182,7 +182,7 @@ mod tests {
 
     fn turn(end: bool) -> Turn {
         let state = StateTensor { taken: "old".to_owned(), given: "new".to_owned(), output: "OUT".to_owned() };
-        let model = ModelKey { name: "m".to_owned(), version: 1 };
+        let model = ModelKey { name: "m".into(), version: 1 };
         Turn {
             name: SequenceName { model, id: CorrelationId::Number(5) },
             start: false,

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use tracing::Instrument;
 use trireme_bus::{AnswerForm, WorkMessage};
-use trireme_inference::{Callers, InferError, InferRequest, InferResponse, Lane, Ledger, ModelKey, Tensor, UnixMicros};
+use trireme_inference::{
+    Callers, InferError, InferRequest, InferResponse, Lane, Ledger, ModelKey, Name, Tensor, UnixMicros,
+};
 use trireme_runtime::response_cache::Key;
 
 use super::Handlers;
@@ -211,18 +213,18 @@ impl Handlers {
             Err(route) => (route, Vec::new(), None),
         };
 
-        let model = ModelKey { name: request.model, version };
+        let model = ModelKey { name: request.model.into(), version };
         let cached = self.cache.is_some() && served.config.response_cache;
         let key = cached.then(|| Key::new(&model, 0, &tensors, &request.outputs, &request.parameters));
         let counted = CountedRequest::begin(self.collector.own(), route.model(), &served.config, &tensors);
         let now = UnixMicros::now();
         let message = WorkMessage {
-            request_id: self.dispatcher.request_id(),
-            gateway: self.dispatcher.gateway().to_owned(),
+            request_id: self.dispatcher.request_id().into(),
+            gateway: self.dispatcher.gateway().into(),
             deadline: now.after(request.timeout.unwrap_or(self.default_timeout)),
             priority: request.priority,
-            traceparent,
-            client_id: request.id.clone(),
+            traceparent: traceparent.map(Name::from),
+            client_id: request.id.as_str().into(),
             sent_at: now,
             route,
             tensors: [tensors, controls].concat(),
@@ -230,7 +232,7 @@ impl Handlers {
             ledger: Ledger::default(),
             answer: if served.config.decoupled { answer } else { AnswerForm::Whole },
             callers,
-            job,
+            job: job.map(Name::from),
         };
         // Responses of a decoupled model are sent at once, so they keep no order among requests.
         let keeps_order = served.config.dynamic_batching.as_ref().is_some_and(|batching| batching.preserve_ordering);

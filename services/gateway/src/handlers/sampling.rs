@@ -97,7 +97,7 @@ impl Tracing {
         let Target::Files { writer: Some(writer), .. } = &self.target else { return None };
         let protocol = via.protocol()?;
         let Picked { level, stream } = self.pick(&request.model)?;
-        let model = ModelKey { name: request.model.clone(), version: request.version.unwrap_or(-1) };
+        let model = ModelKey { name: request.model.as_str().into(), version: request.version.unwrap_or(-1) };
         let (id, passage) = (request.id.clone(), hold.passage());
         let trace = Arc::new(OpenTrace::begin(writer.clone(), stream?, level, protocol, model, id, passage));
         hold.keep(trace.clone());

@@ -73,8 +73,8 @@ pub(super) fn join(
         let controls = config.control_tensors(&member, |control| called("control", control));
         let controls = controls.map_err(|error| route.describe(error))?;
         let taken = |tensor: String, input: &str, optional| StepInput {
-            name: input.to_owned(),
-            tensor,
+            name: input.into(),
+            tensor: tensor.into(),
             optional,
             reshapes: Vec::new(),
         };
@@ -94,11 +94,13 @@ pub(super) fn join(
                 output: state.output.clone(),
             })
             .collect();
-        let outputs =
-            states.iter().map(|state| StepOutput { name: state.output.clone(), tensor: state.given.clone() }).collect();
+        let outputs = states
+            .iter()
+            .map(|state| StepOutput { name: state.output.as_str().into(), tensor: state.given.as_str().into() })
+            .collect();
         joined = joined.with_tensors(index, inputs, outputs);
         tensors.extend(controls);
-        steps.push(SequenceStep { name, model: step.model.name, states });
+        steps.push(SequenceStep { name, model: step.model.name.to_string(), states });
     }
     let turn = Turn {
         name: SequenceName { model: route.model().clone(), id: member.id },

@@ -85,6 +85,6 @@ impl Handlers {
             let text = format!("requested model version is not available for model '{name}'");
             return Err(InferError::invalid_arg(text));
         }
-        Ok(versions.into_iter().map(|version| ModelKey { name: name.to_owned(), version }).collect())
+        Ok(versions.into_iter().map(|version| ModelKey { name: name.into(), version }).collect())
     }
 }

@@ -119,7 +119,7 @@ fn models(
         let Some((version, ready, reason)) = version else {
             return json!({"name": name, "version": null, "ready": false, "reason": "no version of it is known"});
         };
-        let key = ModelKey { name, version };
+        let key = ModelKey { name: name.into(), version };
         let mut model = Map::new();
         model.insert("name".to_owned(), json!(key.name));
         model.insert("version".to_owned(), json!(version));
@@ -249,7 +249,7 @@ mod tests {
                 worker: worker.to_owned(),
                 service: "model".to_owned(),
                 host: "h".to_owned(),
-                model: ModelKey { name: model.to_owned(), version: 1 },
+                model: ModelKey { name: model.into(), version: 1 },
                 state: ModelState::Unavailable("broken".to_owned()),
                 config: String::new(),
                 capacity: 4,

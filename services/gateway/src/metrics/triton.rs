@@ -48,7 +48,7 @@ type Times = fn(&Counters) -> &Latencies;
 /// The labels of a model version: model, version and its own tags, in alphabetical order.
 pub fn labels(key: &ModelKey, tags: &BTreeMap<String, String>) -> Vec<(String, String)> {
     let tags = tags.iter().map(|(name, value)| (format!("_{name}"), value.clone()));
-    let own = [("model".to_owned(), key.name.clone()), ("version".to_owned(), key.version.to_string())];
+    let own = [("model".to_owned(), key.name.to_string()), ("version".to_owned(), key.version.to_string())];
     tags.chain(own).collect()
 }
 
@@ -171,7 +171,7 @@ mod tests {
         counters.complete(&request, UnixMicros(1));
         counters.first_response.record(ms(400));
         counters.fail(FailureReason::Rejected, ms(1));
-        let key = ModelKey { name: "m".to_owned(), version: 2 };
+        let key = ModelKey { name: "m".into(), version: 2 };
         let labels = labels(&key, &BTreeMap::from([("team".to_owned(), "search".to_owned())]));
         let load = QueueLoad { waiting: 3, in_hand: 9 };
         let total = Total { counters, load, load_duration: ms(1500) };

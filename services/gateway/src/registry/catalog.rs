@@ -130,7 +130,7 @@ impl Catalog {
             }
         }
         for (ModelKey { name, version }, reason) in recovering {
-            if let Some(model) = catalog.models.get_mut(&name) {
+            if let Some(model) = catalog.models.get_mut(name.as_str()) {
                 model.recovering.insert(version, reason);
             }
         }
@@ -233,7 +233,7 @@ impl Catalog {
     fn keys(&self, versions: impl Fn(&Model) -> Vec<i64>) -> Vec<ModelKey> {
         let of = |(name, model): (&String, &Model)| {
             let name = name.clone();
-            versions(model).into_iter().map(move |version| ModelKey { name: name.clone(), version })
+            versions(model).into_iter().map(move |version| ModelKey { name: name.as_str().into(), version })
         };
         self.models.iter().flat_map(of).collect()
     }

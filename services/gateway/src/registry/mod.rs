@@ -228,7 +228,7 @@ impl Registry {
         let served = state.served().into_iter().flat_map(of);
         let each = served.map(|(name, version, config)| {
             let workers = has_workers(&name, version);
-            (ModelKey { name, version }, config, workers)
+            (ModelKey { name: name.into(), version }, config, workers)
         });
         each.collect()
     }

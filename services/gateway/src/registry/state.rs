@@ -208,7 +208,7 @@ impl State {
 
     /// Whether a model version is known, or can become known. Versions that are neither served nor wanted make room.
     fn has_room_for(&mut self, model: &ModelKey) -> bool {
-        if self.known.get(&model.name).is_some_and(|versions| versions.contains(&model.version)) {
+        if self.known.get(model.name.as_str()).is_some_and(|versions| versions.contains(&model.version)) {
             return true;
         }
         let count = |known: &BTreeMap<String, BTreeSet<i64>>| known.values().map(BTreeSet::len).sum::<usize>();
@@ -326,13 +326,13 @@ impl State {
 
     /// Whether a model version counts as served although it has no entries.
     pub fn keeps(&self, model: &ModelKey) -> bool {
-        let kept = self.kept.as_ref().and_then(|kept| kept.get(&model.name));
+        let kept = self.kept.as_ref().and_then(|kept| kept.get(model.name.as_str()));
         kept.is_some_and(|versions| versions.contains_key(&model.version)) && self.is_wanted(&model.name)
     }
 
     /// Counts a model as served that another gateway, or this one before it was restarted, has seen served like this.
     pub fn restore(&mut self, name: &str, versions: BTreeMap<i64, Arc<ModelConfig>>) {
-        let has_room = versions.keys().all(|&version| self.has_room_for(&ModelKey { name: name.to_owned(), version }));
+        let has_room = versions.keys().all(|&version| self.has_room_for(&ModelKey { name: name.into(), version }));
         if let Some(kept) = self.kept.as_mut().filter(|_| has_room) {
             let numbers: Vec<_> = versions.keys().copied().collect();
             kept.entry(name.to_owned()).or_insert(versions);
@@ -345,7 +345,7 @@ impl State {
         let mut texts: BTreeMap<String, BTreeMap<i64, String>> = BTreeMap::new();
         for Live { entry, config, .. } in self.entries.values() {
             if matches!(entry.state, ModelState::Ready | ModelState::Recovering(_)) {
-                texts.entry(entry.model.name.clone()).or_default().insert(entry.model.version, config.text.clone());
+                texts.entry(entry.model.name.to_string()).or_default().insert(entry.model.version, config.text.clone());
             }
         }
         texts
@@ -470,7 +470,7 @@ impl State {
                 ModelState::Loading(activity) => Unready::Loading(activity.clone()),
                 ModelState::Unavailable(reason) => Unready::Failed(reason.clone()),
             };
-            known.entry(entry.model.name.clone()).or_default().insert(entry.model.version, state);
+            known.entry(entry.model.name.to_string()).or_default().insert(entry.model.version, state);
         }
         // A name without versions that is neither in a repository nor wanted is left out.
         known.retain(|name, versions| !versions.is_empty() || self.is_in_repository(name) || self.is_wanted(name));

@@ -67,7 +67,7 @@ fn entry(worker: &str, model: &str) -> WorkerEntry {
         worker: worker.to_owned(),
         service: "model".to_owned(),
         host: "h".to_owned(),
-        model: ModelKey { name: model.to_owned(), version: 1 },
+        model: ModelKey { name: model.into(), version: 1 },
         state: ModelState::Ready,
         config: format!(r#"{{"name":"{model}","backend":"identity"}}"#),
         capacity: 1,

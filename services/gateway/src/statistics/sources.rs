@@ -100,7 +100,7 @@ mod tests {
     use trireme_runtime::ModelSnapshot;
 
     fn key() -> ModelKey {
-        ModelKey { name: "m".to_owned(), version: 1 }
+        ModelKey { name: "m".into(), version: 1 }
     }
 
     fn snapshot(process: &str, started: u64, number: u64, inferences: u64) -> Snapshot {

@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn a_minute_is_looked_back() {
         let (mut windows, start) = (Windows::default(), Instant::now());
-        let key = ModelKey { name: "m".to_owned(), version: 1 };
+        let key = ModelKey { name: "m".into(), version: 1 };
         let totals = |inferences| {
             let counters = Counters { inferences, ..Counters::default() };
             Totals::from([(key.clone(), Total { counters, ..Total::default() })])

@@ -155,14 +155,14 @@ mod tests {
 
     fn step(model: &str, inputs: &[&str], outputs: &[&str]) -> Step {
         let input = |name: &&str| StepInput {
-            name: (*name).to_owned(),
-            tensor: (*name).to_owned(),
+            name: (*name).into(),
+            tensor: (*name).into(),
             optional: false,
             reshapes: Vec::new(),
         };
-        let output = |name: &&str| StepOutput { name: (*name).to_owned(), tensor: (*name).to_owned() };
+        let output = |name: &&str| StepOutput { name: (*name).into(), tensor: (*name).into() };
         Step {
-            model: ModelKey { name: model.to_owned(), version: 1 },
+            model: ModelKey { name: model.into(), version: 1 },
             inputs: inputs.iter().map(input).collect(),
             outputs: outputs.iter().map(output).collect(),
             dead: Vec::new(),
@@ -171,13 +171,13 @@ mod tests {
     }
 
     fn hop(model: &str, queue_us: u64, compute_infer_us: u64) -> Hop {
-        Hop { model: model.to_owned(), queue_us, compute_infer_us, ..Hop::default() }
+        Hop { model: model.into(), queue_us, compute_infer_us, ..Hop::default() }
     }
 
     /// When steps were queued and when they ended.
     fn spans(steps: &[Step], hops: &[Hop], ended: u64) -> Vec<(String, u64, u64)> {
         let found = times(steps, hops, UnixMicros(100), UnixMicros(ended));
-        found.iter().map(|(model, times)| (model.name.clone(), times.queued.0, times.compute_end.0)).collect()
+        found.iter().map(|(model, times)| (model.name.to_string(), times.queued.0, times.compute_end.0)).collect()
     }
 
     #[test]

@@ -152,7 +152,7 @@ impl IdentityInstance {
                 Some(input) => {
                     let shape =
                         pair.reshapes.iter().fold(input.shape().clone(), |shape, reshape| reshape.apply(&shape));
-                    outputs.push(input.clone().renamed(name).reshaped(shape)?);
+                    outputs.push(input.clone().renamed(name.clone()).reshaped(shape)?);
                 }
                 None if let Some((datatype, dims)) = &pair.absent => {
                     outputs.push(self.zeros(name, *datatype, dims, request)?)

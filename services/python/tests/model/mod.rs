@@ -74,7 +74,7 @@ impl Model {
 /// A request with these texts in `IN`.
 pub fn request(texts: &[&str]) -> ExecuteRequest {
     let input = Tensor::from_bytes_elements("IN", [texts.len() as i64], texts).unwrap();
-    ExecuteRequest { client_id: "client's".to_owned(), ..ExecuteRequest::made_up("ours", vec![input], ["OUT"]) }
+    ExecuteRequest { client_id: "client's".into(), ..ExecuteRequest::made_up("ours", vec![input], ["OUT"]) }
 }
 
 /// Has an instance execute a batch.

@@ -55,7 +55,7 @@ fn execute(step: &Step, inputs: &[Tensor]) -> Vec<Tensor> {
 fn walk(mut route: Route, mut live: Vec<Tensor>, ran: &mut Vec<String>) -> Result<Vec<Tensor>, InferError> {
     while let Some(step) = route.current().cloned() {
         let inputs = route.step_inputs(&live)?;
-        ran.push(step.model.name.clone());
+        ran.push(step.model.name.to_string());
         route.advance(&mut live, execute(&step, &inputs));
     }
     Ok(live)
@@ -176,7 +176,12 @@ fn build((steps, asked): &Graph) -> (Vec<Step>, Vec<String>) {
         for &(take, optional) in takes {
             let tensor = &tensors[take % tensors.len()];
             let name = format!("i{}", inputs.len());
-            inputs.push(StepInput { name, tensor: tensor.clone(), optional, reshapes: Vec::new() });
+            inputs.push(StepInput {
+                name: name.into(),
+                tensor: tensor.as_str().into(),
+                optional,
+                reshapes: Vec::new(),
+            });
         }
         let made: Vec<String> = (0..*makes).map(|output| format!("t{number}.{output}")).collect();
         let made: Vec<&str> = made.iter().map(String::as_str).collect();

@@ -50,7 +50,7 @@ impl Models {
         version: i64,
         Proven { loaded, initial_states, canary, took }: Proven,
     ) -> Result<(), BusError> {
-        let key = ModelKey { name: model.name.clone(), version };
+        let key = ModelKey { name: model.name.as_str().into(), version };
         let LoadedModel { config, instances, background, policy, .. } = loaded;
         let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
         let allowance = match config.has_queue_policy() {

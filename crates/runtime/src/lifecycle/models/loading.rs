@@ -71,7 +71,7 @@ impl Models {
     /// Whether the last attempt to load the version used the current files. With `retry`, a failed attempt does not
     /// count.
     fn is_current(&self, model: &RepositoryModel, version: i64, retry: bool) -> bool {
-        let key = ModelKey { name: model.name.clone(), version };
+        let key = ModelKey { name: model.name.as_str().into(), version };
         let versions = self.versions.lock();
         versions
             .get(&key)
@@ -80,7 +80,7 @@ impl Models {
 
     /// Announces in the registry that a version is loading, if none of its instances serves meanwhile.
     async fn announce_load(&self, model: &RepositoryModel, version: i64, doing: String) {
-        let key = ModelKey { name: model.name.clone(), version };
+        let key = ModelKey { name: model.name.as_str().into(), version };
         let mut said = self.said.lock().await;
         if self.versions.lock().get(&key).is_some_and(|known| known.running.is_some()) {
             return;
@@ -95,7 +95,7 @@ impl Models {
     /// says why the model is not available.
     async fn refuse(&self, model: &RepositoryModel, version: i64, fault: &LoadError) {
         tracing::error!(model = model.name, version, %fault, "a model version could not be loaded");
-        let key = ModelKey { name: model.name.clone(), version };
+        let key = ModelKey { name: model.name.as_str().into(), version };
         let fingerprint = model.fingerprint(version);
         let mut said = self.said.lock().await;
         if let Some(known) = self.versions.lock().get_mut(&key).filter(|known| known.running.is_some()) {

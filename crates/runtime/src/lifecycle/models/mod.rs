@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trireme_bus::{BusError, ModelState, WorkerEntry};
 use trireme_engine::{Backend, LoadError};
-use trireme_inference::{ModelKey, UnixMicros};
+use trireme_inference::{ModelKey, Name, UnixMicros};
 use trireme_model_repository::ModelConfig;
 
 use super::announce::Announcer;
@@ -131,7 +131,7 @@ impl Models {
     }
 
     /// Names of the models that have a version here, loaded or not.
-    pub fn names(&self) -> Vec<String> {
+    pub fn names(&self) -> Vec<Name> {
         let mut names: Vec<_> = self.versions.lock().keys().map(|key| key.name.clone()).collect();
         names.dedup();
         names
@@ -207,7 +207,7 @@ impl Models {
 
     fn entry(&self, key: &ModelKey, state: ModelState, config: String, capacity: usize) -> WorkerEntry {
         WorkerEntry {
-            worker: self.shared.name.clone(),
+            worker: self.shared.name.to_string(),
             service: self.options.service.clone(),
             host: hostname(),
             model: key.clone(),

@@ -118,8 +118,8 @@ mod tests {
     #[test]
     fn a_hosted_model_has_every_stage_metric() {
         let statistics = Statistics::new("worker");
-        statistics.model(&ModelKey { name: "elsewhere".to_owned(), version: 1 });
-        let model = statistics.model(&ModelKey { name: "m".to_owned(), version: 2 });
+        statistics.model(&ModelKey { name: "elsewhere".into(), version: 1 });
+        let model = statistics.model(&ModelKey { name: "m".into(), version: 2 });
         model.host("model", Duration::ZERO, || QueueLoad { waiting: 3, in_hand: 5 });
         model.record(|counters| {
             let ms = Duration::from_millis;

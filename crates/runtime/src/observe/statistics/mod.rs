@@ -127,13 +127,13 @@ mod tests {
     #[test]
     fn a_snapshot_reads_back_as_it_was() {
         let statistics = Statistics::new("worker");
-        let key = ModelKey { name: "m".to_owned(), version: 3 };
+        let key = ModelKey { name: "m".into(), version: 3 };
         let model = statistics.model(&key);
         model.host("model", Duration::from_millis(1500), || QueueLoad { waiting: 2, in_hand: 3 });
         let request = Completed { rows: 4, total: Duration::from_millis(7), ..Completed::default() };
         model.record(|counters| counters.complete(&request, UnixMicros(5_000_000)));
         statistics.model(&key).record(|counters| counters.fail(FailureReason::Backend, Duration::from_secs(1)));
-        statistics.model(&ModelKey { name: "idle".to_owned(), version: 1 });
+        statistics.model(&ModelKey { name: "idle".into(), version: 1 });
         let snapshot = statistics.snapshot();
         assert_eq!(snapshot.models.len(), 1, "what is neither hosted nor counted is left out");
         assert_eq!(report::decode(&report::encode(&snapshot)).unwrap(), snapshot);

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use trireme_inference::{
-    DataType, InferError, InferRequest, InferResponse, Ledger, Parameters, RequestedOutput, Shape, Tensor,
+    DataType, InferError, InferRequest, InferResponse, Ledger, Name, Parameters, RequestedOutput, Shape, Tensor,
     UncheckedTensor,
 };
 
@@ -184,11 +184,7 @@ impl Found {
     }
 
     /// Texts as an input of this name and declared shape, one a row.
-    fn input(
-        &self,
-        spec: Option<(&String, &Shape)>,
-        texts: &[impl AsRef<[u8]>],
-    ) -> Result<UncheckedTensor, InferError> {
+    fn input(&self, spec: Option<(&Name, &Shape)>, texts: &[impl AsRef<[u8]>]) -> Result<UncheckedTensor, InferError> {
         let Some((name, shape)) = spec else {
             return Err(InferError::invalid_arg(format!(
                 "model '{}' takes single texts, not pairs: it has one TYPE_STRING input",
@@ -205,7 +201,7 @@ impl Found {
             data.extend_from_slice(text);
         }
         Ok(UncheckedTensor {
-            name: name.clone(),
+            name: name.as_str().into(),
             datatype: DataType::Bytes,
             shape: shape.into(),
             data: Bytes::from(data),

@@ -16,7 +16,7 @@ fn entry(state: ModelState, since: u64) -> WorkerEntry {
         worker: "w".to_owned(),
         service: "model".to_owned(),
         host: "h".to_owned(),
-        model: ModelKey { name: "m".to_owned(), version: 1 },
+        model: ModelKey { name: "m".into(), version: 1 },
         state,
         config: r#"{"name":"m","backend":"identity"}"#.to_owned(),
         capacity: 1,
@@ -115,7 +115,7 @@ fn a_stranger_that_has_gone_is_not_waited_for_where_a_repository_says_what_is_wa
 fn made_up_models_do_not_add_up() {
     let mut state = State::new("g", Repository::default(), &ControlOptions::default(), false);
     let made_up = |version: usize| WorkerEntry {
-        model: ModelKey { name: "m".to_owned(), version: version as i64 },
+        model: ModelKey { name: "m".into(), version: version as i64 },
         ..entry(ModelState::Ready, 1)
     };
     for version in 0..MAX_KNOWN {
@@ -126,7 +126,7 @@ fn made_up_models_do_not_add_up() {
     let keys: Vec<_> = state.entries.keys().cloned().collect();
     assert!(keys.iter().all(|key| state.delete(key)));
     assert!(state.owners.is_empty());
-    let another = WorkerEntry { model: ModelKey { name: "n".to_owned(), version: 1 }, ..entry(ModelState::Ready, 1) };
+    let another = WorkerEntry { model: ModelKey { name: "n".into(), version: 1 }, ..entry(ModelState::Ready, 1) };
     assert!(bring(&mut state, another), "what has gone made room");
 }
 
@@ -147,7 +147,7 @@ fn beat(state: &mut State, process: &str, number: u64, entries: u32, now: Instan
 }
 
 fn of(worker: &str, version: i64) -> WorkerEntry {
-    let model = ModelKey { name: "m".to_owned(), version };
+    let model = ModelKey { name: "m".into(), version };
     WorkerEntry { worker: worker.to_owned(), model, ..entry(ModelState::Ready, 1) }
 }
 
@@ -227,7 +227,7 @@ fn entries_of_a_worker_that_had_the_same_name_lapse() {
 #[test]
 fn bulk_requests_go_to_the_bulk_lane_where_a_worker_takes_from_it() {
     let mut state = state();
-    let step = ModelKey { name: "m".to_owned(), version: 1 };
+    let step = ModelKey { name: "m".into(), version: 1 };
     let lane = |state: &State| state.catalog().lane_at(&step, Lane::Bulk);
     let of =
         |worker: &str, bulk, since| WorkerEntry { worker: worker.to_owned(), bulk, ..entry(ModelState::Ready, since) };

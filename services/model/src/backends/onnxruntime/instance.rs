@@ -7,7 +7,7 @@ use std::time::Instant;
 use ort::session::{HasSelectedOutputs, OutputSelector, RunOptions, Session, SessionInputValue};
 use parking_lot::Mutex;
 use trireme_engine::{Description, ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Stop};
-use trireme_inference::{ErrorCode, InferError, Reshape, Shape, Tensor, TensorSpec};
+use trireme_inference::{ErrorCode, InferError, Name, Reshape, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
 
 use super::layouts::{Layout, Layouts, Turn};
@@ -27,7 +27,7 @@ pub struct OnnxInstance {
     /// The declared padding, if requests of differing lengths may share a batch.
     padding: Option<Padding>,
     /// Output names in the configuration's order.
-    outputs: Vec<String>,
+    outputs: Vec<Name>,
     /// Inputs whose shape differs at the model; then outputs.
     input_reshapes: Vec<(String, Reshape)>,
     output_reshapes: Vec<(String, Reshape)>,
@@ -107,7 +107,7 @@ impl OnnxInstance {
                 (false, None) => Batching::None,
             },
             padding,
-            outputs: config.outputs.iter().map(|output| output.name.clone()).collect(),
+            outputs: config.outputs.iter().map(|output| output.name.as_str().into()).collect(),
             input_reshapes: input_reshapes.collect(),
             output_reshapes: output_reshapes.collect(),
             arena_shrinkage,
@@ -179,10 +179,10 @@ impl OnnxInstance {
     }
 
     /// The outputs that any of the requests needs.
-    fn select_outputs(&self, requests: &[ExecuteRequest]) -> Result<Vec<String>, InferError> {
-        let wanted = |name: &String| requests.iter().any(|request| request.outputs.contains(name));
+    fn select_outputs(&self, requests: &[ExecuteRequest]) -> Result<Vec<Name>, InferError> {
+        let wanted = |name: &Name| requests.iter().any(|request| request.outputs.contains(name));
         if let Some(unknown) = requests.iter().flat_map(|r| &r.outputs).find(|name| !self.outputs.contains(name)) {
-            let allowed = self.outputs.join(", ");
+            let allowed = self.outputs.iter().map(Name::as_str).collect::<Vec<_>>().join(", ");
             return Err(InferError::invalid_arg(format!(
                 "unexpected inference output '{unknown}', allowed outputs are: {allowed}"
             )));
@@ -190,12 +190,13 @@ impl OnnxInstance {
         Ok(self.outputs.iter().filter(|name| wanted(name)).cloned().collect())
     }
 
-    fn run_options(&self, selected: &[String]) -> ort::Result<RunOptions<HasSelectedOutputs>> {
+    fn run_options(&self, selected: &[Name]) -> ort::Result<RunOptions<HasSelectedOutputs>> {
         let mut options = RunOptions::new()?;
         if let Some(devices) = &self.arena_shrinkage {
             options.set("memory.enable_memory_arena_shrinkage", devices)?;
         }
-        Ok(options.with_outputs(selected.iter().fold(OutputSelector::no_default(), OutputSelector::with)))
+        let names = selected.iter().map(Name::as_str);
+        Ok(options.with_outputs(names.fold(OutputSelector::no_default(), OutputSelector::with)))
     }
 
     /// Splits the outputs into the requested ones of each request.
@@ -208,7 +209,7 @@ impl OnnxInstance {
     ) -> Result<Vec<Vec<Tensor>>, InferError> {
         let mut parts: Vec<Vec<Tensor>> = requests.iter().map(|r| Vec::with_capacity(r.outputs.len())).collect();
         for output in outputs {
-            let name = output.name().to_owned();
+            let name = Name::new(output.name());
             let split = self.split(output, rows, lengths).map_err(|error| in_model(&self.model, error))?;
             for ((part, request), own) in split.into_iter().zip(requests).zip(&mut parts) {
                 if request.outputs.contains(&name) {

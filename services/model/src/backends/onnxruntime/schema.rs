@@ -73,7 +73,7 @@ fn tensor_spec(model: &str, kind: &str, outlet: &Outlet) -> Result<TensorSpec, L
             "model '{model}', {kind} '{name}': {dtype} is not supported, only tensors of the v2 datatypes are"
         )));
     };
-    Ok(TensorSpec { name: name.to_owned(), datatype, shape: Shape::from(&shape[..]), optional: false })
+    Ok(TensorSpec { name: name.into(), datatype, shape: Shape::from(&shape[..]), optional: false })
 }
 
 // === impl Declared ===

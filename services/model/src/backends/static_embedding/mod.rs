@@ -152,7 +152,7 @@ impl StaticModel {
     /// The model's inputs and outputs, with full shapes.
     fn tensors(&self) -> AutoComplete {
         let spec = |name: &str, datatype, shape: [i64; 2], optional| TensorSpec {
-            name: name.to_owned(),
+            name: name.into(),
             datatype,
             shape: Shape::from(shape),
             optional,
