@@ -1,19 +1,34 @@
 //! Names as single tokens of subjects and keys.
 
-/// Escapes `name` to one subject token that is also valid in stream names and bucket keys. Letters, digits, `-` and `_`
-/// stay; every other byte becomes `=` and two hexadecimal digits. An empty name becomes `=`.
+use std::fmt;
+
+/// A name, displayed as one subject token that is also valid in stream names and bucket keys. Letters, digits, `-` and `_` stay;
+/// every other byte becomes `=` and two hexadecimal digits. An empty name becomes `=`.
+pub struct Token<'a>(pub &'a str);
+
+/// A name as a [`Token`].
 pub fn escape_token(name: &str) -> String {
-    let mut token = String::with_capacity(name.len());
-    for &byte in name.as_bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => token.push(byte as char),
-            _ => token.push_str(&format!("={byte:02X}")),
+    Token(name).to_string()
+}
+
+// === impl Token ===
+
+impl fmt::Display for Token<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rest = self.0;
+        if rest.is_empty() {
+            return f.write_str("=");
+        }
+        let stays = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        loop {
+            let kept = rest.bytes().take_while(stays).count();
+            f.write_str(&rest[..kept])?;
+            let Some(next) = rest[kept..].chars().next() else { return Ok(()) };
+            let (escaped, behind) = rest[kept..].split_at(next.len_utf8());
+            escaped.bytes().try_for_each(|byte| write!(f, "={byte:02X}"))?;
+            rest = behind;
         }
     }
-    if token.is_empty() {
-        token.push('=');
-    }
-    token
 }
 
 /// The name from which [`escape_token`] made this token.

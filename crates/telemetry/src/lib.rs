@@ -15,6 +15,7 @@ mod trace;
 use std::io::IsTerminal;
 
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use tracing_subscriber::filter::{FilterExt, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
@@ -42,7 +43,7 @@ pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telem
     let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let logs = match args.log_format {
         LogFormat::Text => logs.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed(),
-        LogFormat::Json => logs.json().flatten_event(true).with_current_span(false).with_span_list(true).boxed(),
+        LogFormat::Json => logs.json().flatten_event(true).with_current_span(false).with_span_list(false).boxed(),
     };
     // Compose files cannot leave a variable out, so an empty one counts as missing.
     let provider = match args.otlp_endpoint.as_deref().filter(|endpoint| !endpoint.is_empty()) {
@@ -51,7 +52,9 @@ pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telem
     };
     let spans = provider.as_ref().map(trace::layer);
     let filter = levels::reloadable(filter);
-    tracing_subscriber::registry().with(logs.with_filter(filter)).with(spans).try_init()?;
+    // Log lines name what they are about themselves. So spans cost nothing unless they are exported.
+    let lines = filter.and(filter_fn(|metadata| metadata.is_event()));
+    tracing_subscriber::registry().with(logs.with_filter(lines)).with(spans).try_init()?;
     let levels = log_levels();
     set_log_levels(LogLevels {
         info: levels.info && args.log_info,

@@ -89,7 +89,12 @@ impl Outputs {
                     false
                 }
             };
-            outputs.push(Output { name: spec.name.to_string().into(), datatype: spec.datatype, content, trailing_axis });
+            outputs.push(Output {
+                name: spec.name.to_string().into(),
+                datatype: spec.datatype,
+                content,
+                trailing_axis,
+            });
         }
         if faults.is_empty() { Ok(Outputs { outputs, labels }) } else { Err(faults) }
     }

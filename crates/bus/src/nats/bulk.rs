@@ -20,7 +20,7 @@ use super::limits::{LONGEST, limited, taken};
 use super::puller::NatsPuller;
 use super::streams::Needed;
 use super::subjects;
-use crate::{BusError, Connection, Delivery, LevelPolicy, Puller, QueueOptions};
+use crate::{BusError, Connection, Delivery, LevelPolicy, Puller, QueueOptions, Queued, WorkMessage};
 
 /// How often a worker looks for a bulk lane that is not there, in case that it missed the message about it.
 const LOOK: Duration = Duration::from_secs(60);
@@ -43,8 +43,20 @@ fn options(settings: QueueOptions) -> QueueOptions {
 // === impl Nats ===
 
 impl Nats {
+    /// Publishes a bulk request, into a lane that this process makes if it makes streams.
+    pub(super) async fn publish_bulk(&self, message: &WorkMessage) -> Result<Queued, BusError> {
+        if self.makes_streams {
+            self.make_bulk_lanes(&message.route).await?;
+        }
+        let published = self.publish_work(message).await;
+        if matches!(published, Err(BusError::NoQueue { .. })) {
+            self.forget_bulk_lanes();
+        }
+        published
+    }
+
     /// Makes the bulk lanes that a route's steps lead to, where this gateway has not made them before.
-    pub(super) async fn make_bulk_lanes(&self, route: &Route) -> Result<(), BusError> {
+    async fn make_bulk_lanes(&self, route: &Route) -> Result<(), BusError> {
         for step in route.remaining().iter().filter(|step| Lane::of_level(step.level) == Lane::Bulk) {
             let connection = Some(*self.connection.borrow());
             {

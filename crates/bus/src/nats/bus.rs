@@ -33,17 +33,11 @@ impl Bus for Nats {
     }
 
     async fn publish(&self, message: &WorkMessage) -> Result<Queued, BusError> {
-        if message.lane() == Lane::Live {
-            return self.publish_work(message).await;
+        match message.lane() {
+            Lane::Live => self.publish_work(message).await,
+            // Boxed, because its state is much larger than that of a live message.
+            Lane::Bulk => Box::pin(self.publish_bulk(message)).await,
         }
-        if self.makes_streams {
-            self.make_bulk_lanes(&message.route).await?;
-        }
-        let published = self.publish_work(message).await;
-        if matches!(published, Err(BusError::NoQueue { .. })) {
-            self.forget_bulk_lanes();
-        }
-        published
     }
 
     async fn take_back(&self, queued: &Queued) -> Result<(), BusError> {

@@ -281,7 +281,7 @@ pub fn name(message: &WorkMessage) -> String {
 /// Bytes that headers take on the wire.
 pub fn wire_size(headers: &HeaderMap) -> usize {
     let lines = headers.iter().flat_map(|(name, values)| {
-        let name = name.to_string().len();
+        let name = AsRef::<str>::as_ref(name).len();
         values.iter().map(move |value| name + value.as_str().len() + ": \r\n".len())
     });
     "NATS/1.0\r\n\r\n".len() + lines.sum::<usize>()

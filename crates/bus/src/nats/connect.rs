@@ -164,7 +164,7 @@ impl Nats {
                 BusError::Refused { action: "using JetStream", reason: format!("{error}; start nats-server with -js") }
             }
         })?;
-        let max_payload = client.server_info().max_payload;
+        let max_payload = client.max_payload();
         tracing::info!(url = options.url, version, max_payload, "connected to NATS");
         let unheard = client.new_inbox();
         let nats = Nats {

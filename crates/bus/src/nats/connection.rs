@@ -86,6 +86,6 @@ impl Nats {
     }
 
     pub(super) fn max_payload(&self) -> usize {
-        self.client.server_info().max_payload
+        self.client.max_payload()
     }
 }

@@ -94,7 +94,8 @@ impl Nats {
         if claims::wire_size(&headers) + body.len() > self.max_payload() {
             // A reply made in another run of the step has another name, so parts of the two do not mix.
             let name = format!("{}/reply/{}/{}", reply.request_id, reply.sequence, reply.sent_at);
-            let claim = self.lay_down(BodyStore::Claims, escape_token(&name), &body, Some(LAPSE)).await?;
+            // Boxed, because its state is much larger than that of a reply without a claim.
+            let claim = Box::pin(self.lay_down(BodyStore::Claims, escape_token(&name), &body, Some(LAPSE))).await?;
             headers::write_claim(&mut headers, claim.claim());
             claim.keep();
             body = Bytes::new();

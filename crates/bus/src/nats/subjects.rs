@@ -2,7 +2,7 @@
 
 use trireme_inference::ModelKey;
 
-use crate::token::{escape_token, unescape_token};
+use crate::token::{Token, unescape_token};
 
 /// Subjects on which stages ask gateways for streams.
 pub const STREAM_REQUESTS: &str = "trireme.streams.>";
@@ -16,23 +16,18 @@ pub const WORKERS: &str = "workers";
 /// The subject of a request's work for a model version at a priority level. It contains the request's id, so that the
 /// broker can list the requests in a queue.
 pub fn work(model: &ModelKey, level: u32, gateway: &str, request_id: &str) -> String {
-    let request_id = escape_token(request_id);
-    format!(
-        "trireme.work.{}.{}.{level}.{}.{request_id}",
-        escape_token(&model.name),
-        model.version,
-        escape_token(gateway)
-    )
+    let request_id = Token(request_id);
+    format!("trireme.work.{}.{}.{level}.{}.{request_id}", Token(&model.name), model.version, Token(gateway))
 }
 
 /// Subjects of all work for a model version at a priority level.
 pub fn work_at(model: &ModelKey, level: u32) -> String {
-    format!("trireme.work.{}.{}.{level}.>", escape_token(&model.name), model.version)
+    format!("trireme.work.{}.{}.{level}.>", Token(&model.name), model.version)
 }
 
 /// Subjects of all work of a gateway for a model version.
 pub fn work_of(model: &ModelKey, gateway: &str) -> String {
-    format!("trireme.work.{}.{}.*.{}.*", escape_token(&model.name), model.version, escape_token(gateway))
+    format!("trireme.work.{}.{}.*.{}.*", Token(&model.name), model.version, Token(gateway))
 }
 
 /// The request's id in a subject of work.
@@ -42,7 +37,7 @@ pub fn request_of(subject: &str) -> Option<String> {
 
 /// Name of the stream of a model version's work at a priority level.
 pub fn work_stream(model: &ModelKey, level: u32) -> String {
-    let name = format!("trireme_work_{}_{}", escape_token(&model.name), model.version);
+    let name = format!("trireme_work_{}_{}", Token(&model.name), model.version);
     match level {
         0 => name,
         // Without a level, the part after the last `_` is the version. A version has no `-` inside, so no other queue
@@ -79,7 +74,7 @@ const OF_REQUEST: &str = "request";
 pub fn unheard(inbox: &str, ended: &Ended) -> String {
     let claim = ended.claim.as_deref().unwrap_or("=");
     let of = if ended.is_part { OF_PART } else { OF_REQUEST };
-    format!("{inbox}.{}.{claim}.{of}", escape_token(&ended.acknowledgement))
+    format!("{inbox}.{}.{claim}.{of}", Token(&ended.acknowledgement))
 }
 
 /// Parses a subject made by [`unheard`].
@@ -97,12 +92,12 @@ pub fn ended(subject: &str) -> Option<Ended> {
 
 /// Subject of the replies to one request.
 pub fn reply(gateway: &str, request_id: &str) -> String {
-    format!("trireme.reply.{}.{}", escape_token(gateway), escape_token(request_id))
+    format!("trireme.reply.{}.{}", Token(gateway), Token(request_id))
 }
 
 /// Subjects of all replies to a gateway.
 pub fn replies_to(gateway: &str) -> String {
-    format!("trireme.reply.{}.*", escape_token(gateway))
+    format!("trireme.reply.{}.*", Token(gateway))
 }
 
 /// The subject on which stages ask for the stream of a store, or of claims.
@@ -112,17 +107,17 @@ pub fn stream_request(name: &str) -> String {
 
 /// The subject on which stages ask for the queue of a model version.
 pub fn queue_request(model: &ModelKey) -> String {
-    format!("trireme.streams.work.{}.{}", escape_token(&model.name), model.version)
+    format!("trireme.streams.work.{}.{}", Token(&model.name), model.version)
 }
 
 /// Subject of a topic.
 pub fn topic(topic: &str) -> String {
-    format!("trireme.control.{}", escape_token(topic))
+    format!("trireme.control.{}", Token(topic))
 }
 
 /// The subject on which a gateway says that it has made the bulk lane of a model version's queue.
 pub fn bulk_made(model: &ModelKey) -> String {
-    format!("trireme.control.bulk.{}.{}", escape_token(&model.name), model.version)
+    format!("trireme.control.bulk.{}.{}", Token(&model.name), model.version)
 }
 
 /// Subject of one part of a claim, or of all its parts (`*`).
@@ -130,7 +125,7 @@ pub fn claim(name: &str, part: &str) -> String {
     format!("trireme.claim.{name}.{part}")
 }
 
-/// Whether `token` has only characters that [`escape_token`] produces.
+/// Whether `token` has only characters of a [`Token`].
 pub fn is_token(token: &str) -> bool {
     !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_=".contains(&byte))
 }
@@ -138,6 +133,7 @@ pub fn is_token(token: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::escape_token;
 
     #[test]
     fn names_become_one_token() {

@@ -70,34 +70,39 @@ impl Nats {
         };
         let body = envelope::encode_work(message)?;
         let subject = subjects::work(model, message.level(), &message.gateway, &message.request_id);
-        let mut headers = headers::write_work(message)?;
         // The broker keeps a message after its last delivery. No worker would remove a message that killed all its
         // workers, and a message past its deadline is of no use.
         let lapse = lapse(message.deadline);
-        if lapse < LONGEST_LAPSE {
-            headers.insert(async_nats::header::NATS_MESSAGE_TTL, lapse.as_secs().to_string());
+        let headers = || {
+            let mut headers = headers::write_work(message)?;
+            if lapse < LONGEST_LAPSE {
+                headers.insert(async_nats::header::NATS_MESSAGE_TTL, lapse.as_secs().to_string());
+            }
+            Ok::<_, envelope::EnvelopeError>(headers)
+        };
+        let written = headers()?;
+        if claims::wire_size(&written) + body.len() <= self.max_payload() {
+            let again = || headers().expect("they were written before");
+            let sent = self.send_confirmed_again(subject, written, again, body).await;
+            return sent.map(|confirmed| confirmed.queued(None)).map_err(|error| self.publish_error(model, &error));
         }
         let (name, lapse) = (claims::name(message), Some(lapse.min(LONGEST_LAPSE)));
         // A gateway always publishes the same message again; the result of a step differs each time the step runs.
         let result = !message.ledger.0.is_empty();
-        self.publish_body(model, subject, headers, body, ToClaim { name, lapse, result }).await
+        // Boxed, because its state is much larger than that of a message without a claim.
+        Box::pin(self.publish_claimed(model, subject, written, body, ToClaim { name, lapse, result })).await
     }
 
-    /// Publishes a body, by claim if it is too large for the message. If the queue does not exist, no claim is stored;
-    /// if the queue refuses the message, the claim is discarded.
-    async fn publish_body(
+    /// Publishes a body that is too large for a message by claim. If the queue does not exist, no claim is stored; if the queue
+    /// refuses the message, the claim is discarded.
+    async fn publish_claimed(
         &self,
         model: &ModelKey,
         subject: String,
         mut headers: HeaderMap,
         body: Bytes,
-        claim: ToClaim,
+        ToClaim { name, lapse, result }: ToClaim,
     ) -> Result<Queued, BusError> {
-        if claims::wire_size(&headers) + body.len() <= self.max_payload() {
-            let sent = self.send_confirmed(subject, headers, body).await;
-            return sent.map(|confirmed| confirmed.queued(None)).map_err(|error| self.publish_error(model, &error));
-        }
-        let ToClaim { name, lapse, result } = claim;
         self.look_for_queue(model, &subject).await?;
         let laid_down = self.lay_down(BodyStore::Claims, name, &body, lapse).await?;
         headers::write_claim(&mut headers, laid_down.claim());
@@ -134,10 +139,24 @@ impl Nats {
         headers: HeaderMap,
         body: Bytes,
     ) -> Result<Confirmed, PublishError> {
-        let mut attempt = 1;
+        self.send_confirmed_again(subject, headers.clone(), || headers.clone(), body).await
+    }
+
+    /// Like [`send_confirmed`](Self::send_confirmed). Each attempt after the first one has headers that `again` writes, because
+    /// writing them costs less than keeping a copy for an attempt that is rarely needed.
+    async fn send_confirmed_again(
+        &self,
+        subject: String,
+        headers: HeaderMap,
+        again: impl Fn() -> HeaderMap,
+        body: Bytes,
+    ) -> Result<Confirmed, PublishError> {
+        let subject = async_nats::Subject::from(subject);
+        let (mut attempt, mut first) = (1, Some(headers));
         loop {
+            let headers = first.take().unwrap_or_else(&again);
             let confirmed = tokio::time::timeout(CONFIRM_TIMEOUT, async {
-                let sent = self.jetstream.publish_with_headers(subject.clone(), headers.clone(), body.clone());
+                let sent = self.jetstream.publish_with_headers(subject.clone(), headers, body.clone());
                 sent.await?.await
             });
             let confirmed = confirmed.await.unwrap_or_else(|_| Err(PublishErrorKind::TimedOut.into()));

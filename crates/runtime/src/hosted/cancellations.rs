@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use trireme_engine::CancelFlag;
+use trireme_inference::Name;
 
 /// Fewest cancellations that are remembered for work that has not arrived yet; there are always fewer than twice as
 /// many.
@@ -18,7 +19,7 @@ pub struct Cancellations(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     /// Each request's flag, and how many of its messages are in this worker: an answer in parts has several.
-    in_hand: HashMap<String, (CancelFlag, usize)>,
+    in_hand: HashMap<Name, (CancelFlag, usize)>,
     recent: Recent,
 }
 
@@ -62,9 +63,9 @@ impl Recent {
 
 impl Cancellations {
     /// The flag of a request whose message has arrived; it is raised already if the request was cancelled before.
-    pub fn enter(&self, request_id: &str) -> CancelFlag {
+    pub fn enter(&self, request_id: &Name) -> CancelFlag {
         let mut state = self.0.lock();
-        let (flag, count) = state.in_hand.entry(request_id.to_owned()).or_default();
+        let (flag, count) = state.in_hand.entry(request_id.clone()).or_default();
         *count += 1;
         let flag = flag.clone();
         if state.recent.contains(request_id) {
@@ -104,23 +105,25 @@ impl Cancellations {
 
 #[cfg(test)]
 mod tests {
+    use trireme_inference::format_name;
+
     use super::*;
 
     #[test]
     fn work_is_cancelled_whether_it_is_here_or_yet_to_come() {
         let cancellations = Cancellations::default();
-        let here = cancellations.enter("a");
+        let here = cancellations.enter(&Name::new("a"));
         assert!(!here.is_cancelled());
         assert!(cancellations.cancel("a"), "in hand");
         assert!(here.is_cancelled());
         assert!(!cancellations.cancel("b"), "not in hand");
-        assert!(cancellations.enter("b").is_cancelled());
+        assert!(cancellations.enter(&Name::new("b")).is_cancelled());
     }
 
     #[test]
     fn every_part_of_a_request_is_cancelled() {
         let cancellations = Cancellations::default();
-        let flags = [cancellations.enter("a"), cancellations.enter("a")];
+        let flags = [cancellations.enter(&Name::new("a")), cancellations.enter(&Name::new("a"))];
         cancellations.leave("a");
         cancellations.cancel("a");
         assert!(flags.iter().all(CancelFlag::is_cancelled));
@@ -141,6 +144,6 @@ mod tests {
         }
         assert_eq!(taken(), before);
         assert!(!cancellations.is_cancelled("0"));
-        assert!(cancellations.enter(&(2 * REMEMBERED + 10).to_string()).is_cancelled(), "the last but so many");
+        assert!(cancellations.enter(&format_name!("{}", 2 * REMEMBERED + 10)).is_cancelled(), "the last but so many");
     }
 }

@@ -58,7 +58,7 @@ pub(crate) type NextStep = fn(&Arc<HostedModel>, WorkMessage, HeldDelivery) -> O
 
 /// A model version of the engine with its place in this worker.
 pub(crate) struct HostedModel {
-    pub engine: Arc<Model<Pending>>,
+    pub engine: Arc<Model<Box<Pending>>>,
     pub config: Arc<ModelConfig>,
     pub worker: Arc<Shared>,
     /// Number of requests admitted so far.
@@ -75,8 +75,8 @@ pub(crate) struct HostedModel {
     pub cached: Option<u64>,
 }
 
-/// A request that waits in this worker's queue.
-pub(crate) type Work = trireme_engine::Work<Pending>;
+/// A request that waits in this worker's queue. The rest of it is boxed, because queue and batches move it several times.
+pub(crate) type Work = trireme_engine::Work<Box<Pending>>;
 
 /// The rest of a request while the engine has it; it is needed to settle the delivery afterwards.
 pub(crate) struct Pending {
@@ -128,9 +128,9 @@ pub(crate) struct Missed {
 // === impl HostedModel ===
 
 impl Deref for HostedModel {
-    type Target = Model<Pending>;
+    type Target = Model<Box<Pending>>;
 
-    fn deref(&self) -> &Model<Pending> {
+    fn deref(&self) -> &Model<Box<Pending>> {
         &self.engine
     }
 }

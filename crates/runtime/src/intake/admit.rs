@@ -112,7 +112,7 @@ impl HostedModel {
         delivery: HeldDelivery,
         permit: Permit<Work>,
         received_at: UnixMicros,
-    ) -> Pending {
+    ) -> Box<Pending> {
         let step = StepRun {
             model: &self.key.name,
             version: self.key.version,
@@ -125,7 +125,8 @@ impl HostedModel {
         let span = StepSpan::start(message.traceparent.as_deref(), &step);
         let stay = Stay { _permit: permit, span };
         let (queued, description) = (Duration::ZERO, Description::exact(&[]));
-        Pending { model: self.clone(), message, delivery, stay, received_at, queued, description, missed: None }
+        let model = self.clone();
+        Box::new(Pending { model, message, delivery, stay, received_at, queued, description, missed: None })
     }
 
     fn check(
@@ -158,7 +159,7 @@ impl HostedModel {
     }
 
     /// Drops a request that cannot be answered before its deadline; the gateway answers it at the deadline.
-    pub(crate) fn drop_late(self: &Arc<Self>, pending: Pending) {
+    pub(crate) fn drop_late(self: &Arc<Self>, pending: Box<Pending>) {
         self.fail(pending, expired(), FailureReason::Other);
     }
 

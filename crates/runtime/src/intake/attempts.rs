@@ -91,20 +91,20 @@ impl HostedModel {
     /// publish takes.
     pub(crate) fn count_attempts(
         self: &Arc<Self>,
-        mut batch: Vec<(ExecuteRequest, Pending)>,
-    ) -> Vec<(ExecuteRequest, Pending)> {
+        mut batch: Vec<(ExecuteRequest, Box<Pending>)>,
+    ) -> Vec<(ExecuteRequest, Box<Pending>)> {
         let is_new = |held: &HeldDelivery| !held.begun && held.suspect.is_some();
         if batch.iter().any(|(_, pending)| is_new(&pending.delivery)) {
-            let noting = batch.iter().map(async |(_, Pending { delivery, .. })| match is_new(delivery) {
+            let noting = batch.iter().map(async |(_, pending)| match is_new(&pending.delivery) {
                 true => {
-                    let begins = AttemptNote { attempts: delivery.attempt(), ended: false };
-                    self.worker.bus.note_attempts(&delivery.name, begins).await
+                    let begins = AttemptNote { attempts: pending.delivery.attempt(), ended: false };
+                    self.worker.bus.note_attempts(&pending.delivery.name, begins).await
                 }
                 false => Ok(()),
             });
             let noted = self.worker.tasks.runtime().block_on(join_all(noting));
             let mut noted = noted.into_iter();
-            let mut begin = |begun: (ExecuteRequest, Pending)| match noted.next() {
+            let mut begin = |begun: (ExecuteRequest, Box<Pending>)| match noted.next() {
                 None | Some(Ok(())) => Some(begun),
                 Some(Err(error @ BusError::Refused { .. })) => self.begin_unnoted(begun, &error),
                 Some(Err(error)) => {
@@ -124,9 +124,9 @@ impl HostedModel {
     /// Counts an attempt by the message's deliveries, if one is left by that count.
     fn begin_unnoted(
         self: &Arc<Self>,
-        (request, mut pending): (ExecuteRequest, Pending),
+        (request, mut pending): (ExecuteRequest, Box<Pending>),
         error: &BusError,
-    ) -> Option<(ExecuteRequest, Pending)> {
+    ) -> Option<(ExecuteRequest, Box<Pending>)> {
         let (message, model) = (&pending.delivery.name.id, &self.key);
         tracing::warn!(%message, %model, %error, "attempts cannot be noted; deliveries are counted instead");
         let delivery = &mut pending.delivery;
@@ -139,8 +139,8 @@ impl HostedModel {
         None
     }
 
-    fn do_not_begin(self: &Arc<Self>, pending: Pending, error: BusError) {
-        let (this, Pending { message, mut delivery, mut stay, .. }) = (self.clone(), pending);
+    fn do_not_begin(self: &Arc<Self>, pending: Box<Pending>, error: BusError) {
+        let (this, Pending { message, mut delivery, mut stay, .. }) = (self.clone(), *pending);
         self.worker.cancellations.leave(&message.request_id);
         stay.span.fail(&error.to_string());
         self.settle(async move {

@@ -20,7 +20,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 
 // === impl Pending ===
 
-impl Completion for Pending {
+impl Completion for Box<Pending> {
     type Holding = Holding;
     type PartSender = PartSender;
 

@@ -18,9 +18,9 @@ impl HostedModel {
     /// Answers a request from the cache. Gives it back if it has to be executed.
     pub(crate) fn answer_from_cache(
         self: &Arc<Self>,
-        mut pending: Pending,
+        mut pending: Box<Pending>,
         request: &ExecuteRequest,
-    ) -> Option<Pending> {
+    ) -> Option<Box<Pending>> {
         let Some((loaded, cache)) = self.cached.zip(self.worker.step_answers.as_ref()) else { return Some(pending) };
         if !pending.message.route.is_ensemble() {
             return Some(pending);

@@ -58,9 +58,9 @@ impl HostedModel {
     }
 
     /// Gives requests that were not begun back to the bus, which delivers them again after `pause`.
-    pub(crate) async fn hand_back_work(&self, requests: Vec<Pending>, pause: Duration) {
+    pub(crate) async fn hand_back_work(&self, requests: Vec<Box<Pending>>, pause: Duration) {
         let giving = requests.into_iter().map(async |pending| {
-            let Pending { message, delivery, stay, .. } = pending;
+            let Pending { message, delivery, stay, .. } = *pending;
             let _stay = stay;
             self.worker.cancellations.leave(&message.request_id);
             if delivery.attempts == 0 {

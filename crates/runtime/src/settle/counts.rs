@@ -41,7 +41,7 @@ impl HostedModel {
         let timing = &response.timing;
         Hop {
             model: self.key.name.clone(),
-            worker: self.worker.name.as_str().into(),
+            worker: self.worker.name.clone(),
             transit_us: micros(pending.received_at.since(pending.message.sent_at)),
             queue_us: micros(pending.queued),
             compute_input_us: micros(timing.compute_input),

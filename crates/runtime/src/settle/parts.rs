@@ -31,7 +31,7 @@ enum Made {
 }
 
 /// Starts to send the parts of a request's answer.
-pub(crate) fn start(pending: Pending) -> PartSender {
+pub(crate) fn start(pending: Box<Pending>) -> PartSender {
     let (sender, made) = mpsc::channel(BACKLOG);
     let model = pending.model.clone();
     model.worker.tasks.spawn("parts", forward(model.clone(), pending, made));
@@ -51,7 +51,7 @@ impl SendParts for PartSender {
     }
 }
 
-async fn forward(model: Arc<HostedModel>, mut pending: Pending, mut made: mpsc::Receiver<Made>) {
+async fn forward(model: Arc<HostedModel>, mut pending: Box<Pending>, mut made: mpsc::Receiver<Made>) {
     let mut sequence = 0;
     let outcome = loop {
         let (part, last) = match made.recv().await {
@@ -75,7 +75,7 @@ async fn forward(model: Arc<HostedModel>, mut pending: Pending, mut made: mpsc::
         }
     };
     model.worker.cancellations.leave(&pending.message.request_id);
-    let Pending { message, delivery, mut stay, .. } = pending;
+    let Pending { message, delivery, mut stay, .. } = *pending;
     // An error gets the next number, so it comes after all parts that were sent.
     let delivery = HeldDelivery { sequence, ..delivery };
     match outcome {

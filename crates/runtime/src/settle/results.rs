@@ -32,18 +32,18 @@ const LETTER_PAUSE: Duration = Duration::from_secs(1);
 
 impl HostedModel {
     /// A step was executed: counts it and sends the request on.
-    pub(crate) fn finish(self: &Arc<Self>, pending: Pending, response: ExecuteResponse) {
+    pub(crate) fn finish(self: &Arc<Self>, pending: Box<Pending>, response: ExecuteResponse) {
         self.count_completed(&pending, &response, true);
         self.pass_on(pending, response);
     }
 
     /// A step has its result: records the hop, applies the output map, sends the request on.
-    pub(crate) fn pass_on(self: &Arc<Self>, mut pending: Pending, response: ExecuteResponse) {
+    pub(crate) fn pass_on(self: &Arc<Self>, mut pending: Box<Pending>, response: ExecuteResponse) {
         self.worker.cancellations.leave(&pending.message.request_id);
         pending.stay.span.computed(computed(&response.timing));
         let hop = self.hop(&pending, &response);
         // A dead letter has the message as it was received.
-        let Pending { message: received, mut delivery, stay, .. } = pending;
+        let Pending { message: received, mut delivery, stay, .. } = *pending;
         let mut message = received.clone();
         advance(&mut message, hop, response.outputs);
         let parameters = response.parameters;
@@ -75,8 +75,8 @@ impl HostedModel {
     }
 
     /// A step has failed.
-    pub(crate) fn fail(self: &Arc<Self>, pending: Pending, error: InferError, reason: FailureReason) {
-        let Pending { message, delivery, mut stay, .. } = pending;
+    pub(crate) fn fail(self: &Arc<Self>, pending: Box<Pending>, error: InferError, reason: FailureReason) {
+        let Pending { message, delivery, mut stay, .. } = *pending;
         self.worker.cancellations.leave(&message.request_id);
         stay.span.fail(&error.message);
         let this = self.clone();
