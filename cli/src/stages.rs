@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use trireme_model::OnnxRuntimeOptions;
-use trireme_postprocess::PostprocessBackend;
+use trireme_ops::PostprocessBackend;
 use trireme_python::PythonOptions;
 use trireme_runtime::Backend;
 use trireme_tokenizer::TokenizerBackend;

@@ -9,7 +9,7 @@ use half::f16;
 use trireme_engine::{Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelSource};
 use trireme_inference::{DataType, ErrorCode, InferError, ParameterValue, Tensor};
 use trireme_model_repository::ModelConfig;
-use trireme_postprocess::PostprocessBackend;
+use trireme_ops::PostprocessBackend;
 
 const HIDDEN: &str = "{ name: 'last_hidden_state' data_type: TYPE_FP32 dims: [ -1, 2 ] }";
 const MASK: &str = "{ name: 'attention_mask' data_type: TYPE_INT64 dims: [ -1 ] }";
