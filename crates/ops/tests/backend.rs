@@ -179,8 +179,11 @@ fn configurations_that_do_not_fit_are_refused_with_the_reason() {
     let extra = "parameters { key: 'op' value { string_value: 'x' } }";
     assert!(
         fault(&(config("softmax", &[LOGITS], &[y]) + extra))
-            .contains("unknown parameter 'op', expected one of labels, ops")
+            .contains("unknown parameter 'op', expected one of beside_model, labels, ops")
     );
+    let beside = "parameters { key: 'beside_model' value { string_value: 'yes' } }";
+    let refused = fault(&(config("softmax", &[LOGITS], &[y]) + beside));
+    assert_eq!(refused, format!("{prefix}parameter 'beside_model' is 'yes', expected 'true' or 'false'"));
     let gpu = "instance_group { kind: KIND_GPU count: 1 gpus: [ 0 ] }";
     assert!(fault(&(config("softmax", &[LOGITS], &[y]) + gpu)).contains("KIND_GPU"));
 }
