@@ -77,7 +77,7 @@ bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (M
 	@scripts/setup-bench.sh
 	@scripts/setup-triton.sh || echo "==> Triton is left out of the comparison: see the message above"
 	@echo "==> building release binaries (the first build takes some minutes)"
-	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model -p trireme-python -p trireme-bare-chain
+	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model -p trireme-postprocess -p trireme-python -p trireme-bare-chain
 	@$(TOOLS)/bench-python/bin/python bench/run.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
 
@@ -86,7 +86,7 @@ bench-quick: setup-demo ## Compares this tree's speed with a git revision in thr
 	@scripts/fetch-nats-server.sh
 	@scripts/setup-bench.sh
 	@other=$$(scripts/build-revision.sh $(or $(REVISION),HEAD~1)) && \
-		cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model && \
+		cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model -p trireme-postprocess && \
 		$(TOOLS)/bench-python/bin/python bench/quick.py "$$other" $(if $(TURNS),--turns $(TURNS))
 
 .PHONY: bench-bulk
@@ -94,7 +94,7 @@ bench-bulk: setup-demo ## Durable work beside raw ONNX Runtime and beside live t
 	@scripts/fetch-nats-server.sh
 	@scripts/setup-bench.sh
 	@echo "==> building release binaries (the first build takes some minutes)"
-	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model
+	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model -p trireme-postprocess
 	@$(TOOLS)/bench-python/bin/python -B bench/bulk.py $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) \
 		$(if $(QUEUED),--queued $(QUEUED)) $(BENCH_ARGUMENTS)
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import clients
-from plan import BUDGETS, MODEL, ROOT, Bench
+from plan import BUDGETS, MODEL, ROOT, STAGES, Bench
 from raw import read_texts
 from run import processor
 from servers import BenchError, free_port, load
@@ -52,8 +52,7 @@ class BulkBench(Bench):
             self.start_raw("raw", [])
         if {"batch", "beside"} & self.parts:
             repository = self.repository("plain")
-            stages = [("tokenizer", ["trireme-tokenizer"]), ("model", ["trireme", "worker", "--stages", "model,postprocess"])]
-            self.deploy("", repository, MODEL, stages)
+            self.deploy("", repository, MODEL, STAGES)
 
     def deploy(self, prefix, repository, model, stages, broker=""):
         for where in self.where:

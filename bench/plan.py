@@ -13,6 +13,8 @@ from servers import DIRECT, BenchError, Deployment, Process, load
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "sentence_embedding"
+# The services of the encoder, each a process. The model service pools by itself.
+STAGES = [(stage, [f"trireme-{stage}"]) for stage in ("tokenizer", "model", "postprocess")]
 PARTS = ["texts", "lone", "openai", "recipe", "int8", "identity", "python", "simulated"]
 CONCURRENCY = [1, 16, 64]
 LONE_TURNS = 4
@@ -134,10 +136,7 @@ class Bench:
         if {"texts", "lone", "openai"} & self.parts:
             if {"texts", "lone"} & self.parts:
                 self.start_raw("raw", [])
-            self.services("services", fp32, MODEL, [
-                ("tokenizer", ["trireme-tokenizer"]),
-                ("model", ["trireme", "worker", "--stages", "model,postprocess"]),
-            ])
+            self.services("services", fp32, MODEL, STAGES)
         if {"identity", "python"} & self.parts:
             identity = ROOT / "bench/repositories/identity"
             self.all_in_one("identity", ["--model-repository", identity], "identity_chain")

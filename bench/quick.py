@@ -13,12 +13,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from plan import MODEL, ROOT, Bench
+from plan import MODEL, ROOT, STAGES, Bench
 from servers import BenchError, load
 
 LIMIT = 0.05
 SIDES = ["this tree", "the other"]
-STAGES = [("tokenizer", ["trireme-tokenizer"]), ("model", ["trireme", "worker", "--stages", "model,postprocess"])]
 # Each row: its name, the deployment, its model, requests in flight, the field, and whether more of it is better.
 ROWS = [
     ("identity, all in one, requests/s at 64", "identity", "identity_chain", 64, "requests_per_second", True),

@@ -15,5 +15,5 @@ else
 fi
 cd "$tree"
 say "building the release programs of $1 (${commit:0:10}); the first build takes some minutes" >&2
-CARGO_TARGET_DIR=$target cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model >&2
+CARGO_TARGET_DIR=$target cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model -p trireme-postprocess >&2
 echo "$target/release"

@@ -18,7 +18,7 @@ LAYERS = [
     ("domain", ["trireme-inference", "trireme-telemetry"]),
     ("libraries", ["trireme-protocol", "trireme-model-repository", "trireme-text", "trireme-bus", "trireme-columns"]),
     ("execution", ["trireme-model-source", "trireme-engine"]),
-    ("runtime", ["trireme-runtime", "trireme-generation", "trireme-jobs"]),
+    ("runtime", ["trireme-runtime", "trireme-generation", "trireme-jobs", "trireme-ops"]),
     ("services", []),  # the members in the folder services
     ("cli", ["trireme"]),
     ("tests", ["trireme-e2e", "trireme-fuzz", "trireme-bare-chain"]),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use trireme_model::OnnxRuntimeOptions;
-use trireme_postprocess::PostprocessBackend;
+use trireme_ops::PostprocessBackend;
 use trireme_python::PythonOptions;
 use trireme_runtime::Backend;
 use trireme_tokenizer::TokenizerBackend;
@@ -53,7 +53,7 @@ impl Stage {
 mod tests {
     use std::collections::BTreeSet;
 
-    use trireme_model_repository::BACKENDS;
+    use trireme_model_repository::{BACKENDS, ModelConfig};
 
     use super::*;
 
@@ -65,7 +65,23 @@ mod tests {
             let backends = stage.backends(&StageOptions::default());
             hosted.extend(backends.iter().map(|backend| (backend.name(), service.clone())));
         }
+        assert!(
+            hosted.remove(&("postprocess", "model".to_owned())),
+            "the model service hosts reductions beside its models"
+        );
         let known = BACKENDS.iter().filter_map(|known| Some((known.name, known.service?.to_owned())));
         assert_eq!(hosted, known.collect());
+    }
+
+    #[test]
+    fn a_stage_hosts_every_model_of_its_backend() {
+        for known in &BACKENDS {
+            let Some(service) = known.service else { continue };
+            let stage = Stage::from_str(service, false).unwrap();
+            let backends = stage.backends(&StageOptions::default());
+            let config = ModelConfig::parse(&format!("backend: '{}'", known.name), "m").unwrap();
+            let hosts = |backend: &Arc<dyn Backend>| backend.name() == known.name && backend.hosts(&config);
+            assert!(backends.iter().any(hosts), "{} of {service}", known.name);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! `trireme worker`: any stages of the pipeline in one process, on NATS.
 //!
-//! A request whose next step is hosted in the same process is handed over in memory: with model and postprocess side by
-//! side, hidden states never leave the process.
+//! A request whose next step is hosted in the same process is handed over in memory. The stage `model` hosts reductions of its
+//! models' outputs by itself; with `postprocess` beside it, it hosts all other chains, too.
 
 use std::process::ExitCode;
 

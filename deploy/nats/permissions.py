@@ -4,7 +4,7 @@
 Each stage then reads the queues of its own models in the repository, writes those of the steps that follow them in an
 ensemble, and speaks for its own models in the registry and among dead letters. Models can be named without a repository:
 
-    permissions.py --tokenizer tokenizer --model minilm/1 minilm/2 --postprocess pooling > users.conf
+    permissions.py --tokenizer tokenizer --model minilm/1 minilm/2 pooling --postprocess pooling > users.conf
 
 A model is NAME, NAME/VERSION (1 if not said) or, with priority levels, NAME/VERSION/LEVELS. Work may then go from every
 stage to every model named. Without any of that a worker may read and write every queue: the broker cannot tell one
@@ -21,6 +21,8 @@ STAGES = ("tokenizer", "model", "postprocess", "python")
 INBOX = "_INBOX.{}.>"
 # The level of the bulk lane of every queue.
 BULK_LEVEL = 10000
+# The model service hosts models of backend `postprocess` whose chain begins with one of these ops, too.
+REDUCTIONS = ["pool", "argmax", "top_k", "slice", "splade", "sparse"]
 
 # Streams on the broker's disk: settings, models loaded by request, dead letters, durable work and its bytes.
 ON_DISK = ["KV_trireme_settings", "KV_trireme_models", "trireme_dead", "trireme_jobs", "trireme_objects"]
@@ -121,8 +123,8 @@ def every(fields, name):
     return [value for field, value in fields if field == name]
 
 
-def stage_of(folder, config):
-    """The stage that executes a model."""
+def stages_of(folder, config):
+    """The stages that execute a model."""
     backend = (every(config, "backend") + [""])[0]
     if not backend and not every(config, "platform"):
         # The files show it.
@@ -130,7 +132,16 @@ def stage_of(folder, config):
         told = [("model.onnx", "model"), ("model.py", "python"), ("tokenizer.json", "tokenizer")]
         backend = next((backend for file, backend in told if file in files), "")
     backend = "python" if backend == "process" else backend
-    return backend if backend in ("tokenizer", "postprocess", "python") else "model"
+    if backend == "postprocess" and is_beside_model(config):
+        return ["model", "postprocess"]
+    return [backend if backend in ("tokenizer", "postprocess", "python") else "model"]
+
+
+def is_beside_model(config):
+    """Whether the model service hosts this model of backend `postprocess`."""
+    parameters = {every(entry, "key")[0]: every(every(entry, "value")[0], "string_value")[0] for entry in every(config, "parameters")}
+    first = re.split("[,:]", parameters.get("ops", ""))[0].strip()
+    return parameters.get("beside_model", "true" if first in REDUCTIONS else "false") != "false"
 
 
 def flows(ensemble):
@@ -176,11 +187,11 @@ def read_repository(root):
     for name, (folder, config) in configs.items():
         if name in ensembles:
             continue
-        stage = stages[stage_of(folder, config)]
         levels = re.search(r'\["priority_levels", "(\d+)"\]', json.dumps(config))
         versions = sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdigit()) or [1]
-        stage.models += [f"{name}/{version}" + (f"/{levels[1]}" if levels else "") for version in versions]
-        stage.next_models = sorted({*stage.next_models, *after.get(name, ())})
+        for stage in (stages[stage] for stage in stages_of(folder, config)):
+            stage.models += [f"{name}/{version}" + (f"/{levels[1]}" if levels else "") for version in versions]
+            stage.next_models = sorted({*stage.next_models, *after.get(name, ())})
     return stages
 
 
@@ -191,7 +202,8 @@ def gateway(stages):
     """The gateway publishes work and takes it back, receives replies and acknowledges their deliveries, follows the stores, counts
     waiting messages, creates all streams and removes queues without workers. It reads no queue."""
     kept = [*ON_DISK, *IN_MEMORY]
-    names = [name for stage in stages if stage for model in stage.models for name in streams(model)] if all(stages) else ["*"]
+    models = dict.fromkeys(model for stage in stages if stage for model in stage.models)
+    names = [name for model in models for name in streams(model)] if all(stages) else ["*"]
     queues = []
     for name in names:
         queues += [f"$JS.API.STREAM.{verb}.{name}" for verb in ("CREATE", "UPDATE", "INFO", "DELETE", "MSG.DELETE")]

@@ -20,6 +20,11 @@ pub trait Backend: Send + Sync {
     /// The name that config.pbtxt uses in `backend`.
     fn name(&self) -> &'static str;
 
+    /// Whether it hosts models with this configuration; a service may leave some of a backend's models to another service.
+    fn hosts(&self, _config: &ModelConfig) -> bool {
+        true
+    }
+
     /// Whether it acts on `reshape` of inputs and outputs. A model with one is not loaded where not.
     fn reshapes(&self) -> bool {
         false

@@ -25,8 +25,7 @@ fn service_of(backend: &str) -> Option<&'static str> {
     KnownBackend::named(backend)?.service
 }
 
-/// The one of `backends` that executes the model. `None` if another service executes it, or if it is an ensemble, which
-/// no worker hosts.
+/// The first of `backends` that hosts the model. `None` if another service does, or if it is an ensemble, which no worker hosts.
 pub fn backend_of(
     model: &RepositoryModel,
     backends: &[Arc<dyn Backend>],
@@ -34,7 +33,8 @@ pub fn backend_of(
     if model.config.is_ensemble() {
         return Ok(None);
     }
-    let found = backends.iter().find(|backend| backend.name() == model.config.backend);
+    let hosts = |backend: &&Arc<dyn Backend>| backend.name() == model.config.backend && backend.hosts(&model.config);
+    let found = backends.iter().find(hosts);
     if let Some(backend) = found {
         check_sequences(&model.config, backend.keeps_sequences()).map_err(LoadError::Config)?;
     }

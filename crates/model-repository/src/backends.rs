@@ -6,8 +6,8 @@
 pub struct KnownBackend {
     /// The value of `backend` in config.pbtxt.
     pub name: &'static str,
-    /// The service that hosts the backend, which is its stage. `None`: no service here does, and an error that names the backend
-    /// can say so.
+    /// The service that hosts every model of the backend, which is its stage. `None`: no service here does, and an error that names
+    /// the backend can say so. Another service may host some of them beside its own: see `hosts` of `trireme_engine::Backend`.
     pub service: Option<&'static str>,
     /// The platform that selects this backend.
     pub(crate) platform: Option<&'static str>,

@@ -2,26 +2,34 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use trireme_bus::{Bucket, Bus, Heartbeat, InProcess, ModelState, QueueOptions, RegistryEvent, WorkerEntry};
 use trireme_inference::{Counters, InferError, ModelKey};
+use trireme_model_repository::ModelConfig;
 use trireme_runtime::statistics::report::{STATISTICS, STATISTICS_TOLD, decode};
 use trireme_runtime::{
-    Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime,
-    Statistics, TaskSet, Worker, WorkerOptions,
+    Backend, ControlMode, ControlOptions, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance,
+    ModelSource, OneAtATime, Statistics, TaskSet, Worker, WorkerOptions,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Returns its inputs.
+/// Time between two looks at the repository.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Returns its inputs. It leaves models with the parameter `elsewhere` to another service.
 struct Echo;
 
 impl Backend for Echo {
     fn name(&self) -> &'static str {
         "identity"
+    }
+
+    fn hosts(&self, config: &ModelConfig) -> bool {
+        !config.parameters.contains_key("elsewhere")
     }
 
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
@@ -51,31 +59,34 @@ struct Stage {
     statistics: Statistics,
     events: mpsc::Receiver<RegistryEvent>,
     heartbeats: mpsc::Receiver<Heartbeat>,
-    _repository: tempfile::TempDir,
+    repository: tempfile::TempDir,
 }
 
-fn write_model(repository: &Path, name: &str) {
+fn write_model(repository: &Path, name: &str, head: &str) {
     let directory = repository.join(name);
     std::fs::create_dir_all(directory.join("1")).expect("a directory");
-    let config = "backend: 'identity'
-        input [{ name: 'INPUT0' data_type: TYPE_STRING dims: [1] }]
-        output [{ name: 'OUTPUT0' data_type: TYPE_STRING dims: [1] }]";
+    let config = format!(
+        "{head}
+        input [{{ name: 'INPUT0' data_type: TYPE_STRING dims: [1] }}]
+        output [{{ name: 'OUTPUT0' data_type: TYPE_STRING dims: [1] }}]"
+    );
     std::fs::write(directory.join("config.pbtxt"), config).expect("a file");
 }
 
 impl Stage {
     async fn start(models: &[&str]) -> Stage {
         let repository = tempfile::tempdir().expect("a temporary directory");
-        models.iter().for_each(|model| write_model(repository.path(), model));
+        models.iter().for_each(|model| write_model(repository.path(), model, "backend: 'identity'"));
         let bus: Arc<dyn Bus> = Arc::new(InProcess::default());
         bus.init_settings(&QueueOptions::default()).await.expect("in process nothing refuses");
         let events = bus.watch_registry().await.expect("in process nothing refuses");
         let heartbeats = bus.heartbeats().await.expect("in process nothing refuses");
         let statistics = Statistics::new("worker");
-        let options = WorkerOptions::new("test", vec![repository.path().to_owned()], statistics.clone());
+        let mut options = WorkerOptions::new("test", vec![repository.path().to_owned()], statistics.clone());
+        options.control = ControlOptions { mode: ControlMode::Poll, poll: POLL, ..ControlOptions::default() };
         let backends: [Arc<dyn Backend>; 1] = [Arc::new(Echo)];
         let worker = Worker::start(bus.clone(), &backends, &options).await.expect("in process nothing refuses");
-        Stage { bus, worker, statistics, events, heartbeats, _repository: repository }
+        Stage { bus, worker, statistics, events, heartbeats, repository }
     }
 
     async fn next(&mut self) -> RegistryEvent {
@@ -156,6 +167,25 @@ async fn a_worker_that_drains_says_so_and_takes_its_entries_back() {
     let last = decode(&told.try_recv().expect("a last word").body).expect("a snapshot");
     assert_eq!((last.process.as_str(), last.models[0].counters.executions), ("worker", 1));
     assert!(told.try_recv().is_err(), "once");
+}
+
+/// The other service serves the model's queue at once. So this worker does not wait until no more work arrives.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_another_service_hosts_now_is_unloaded() {
+    let mut stage = Stage::start(&["a"]).await;
+    let elsewhere = "backend: 'identity' parameters { key: 'elsewhere' value { string_value: 'true' } }";
+    for head in [elsewhere, "backend: 'python'"] {
+        let ready = stage.put().await;
+        assert_eq!(ready.state, ModelState::Ready);
+        let started = Instant::now();
+        write_model(stage.repository.path(), "a", head);
+        assert_eq!(stage.put().await.state, ModelState::Unloading);
+        assert_eq!(stage.next().await, RegistryEvent::Delete(ready.key()));
+        assert!(started.elapsed() < Duration::from_secs(2), "it took {:?}", started.elapsed());
+        write_model(stage.repository.path(), "a", "backend: 'identity'");
+    }
+    assert_eq!(stage.put().await.state, ModelState::Ready, "it comes back");
+    assert_eq!(stage.worker.drain(PATIENCE).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

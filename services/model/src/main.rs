@@ -6,7 +6,8 @@ use clap::Parser;
 use trireme_model::{OnnxRuntimeArgs, OnnxRuntimeOptions, backends};
 use trireme_runtime::service::{self, ServiceArgs};
 
-/// Executes models: hosts those of backend `onnxruntime`, `generation`, `identity` and `repeat`
+/// Executes models: hosts those of backend `onnxruntime`, `static`, `generation`, `identity` and `repeat`, and
+/// reductions of their outputs (`postprocess`)
 #[derive(Parser)]
 #[command(name = "trireme-model", version)]
 struct Cli {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
-use trireme_postprocess::PostprocessBackend;
+use trireme_ops::PostprocessBackend;
 use trireme_runtime::service::{self, ServiceArgs};
 
 /// Turns outputs of models into answers (pooling, normalizing, labels, text): hosts models of backend `postprocess`

@@ -112,6 +112,11 @@ impl ModelFolder {
         self.file(&path, format!("{config}\n{setting}\n"))
     }
 
+    /// Leaves the basic repository's pooling to the postprocess service, so that the states of the encoder cross the broker.
+    pub fn with_pooling_apart(self) -> ModelFolder {
+        self.with_setting("tiny_pool", "parameters { key: 'beside_model' value { string_value: 'false' } }")
+    }
+
     /// Writes a file; `path` is relative to the repository.
     pub fn file(self, path: &str, content: impl AsRef<[u8]>) -> ModelFolder {
         fs::write(self.path().join(path), content).expect("the temporary folder can be written");

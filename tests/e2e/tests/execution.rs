@@ -1,10 +1,12 @@
 //! Answers that need no execution (the response cache), and stages that share a process.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, ModelFolder, Process, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load, product,
+    Mode, ModelFolder, Process, Sandbox, Setup, Stage, Wire, WireMessage, basic_repository, golden, in_every_mode,
+    load, product, wait_until,
 };
 use trireme_testkit::assert_close;
 
@@ -57,13 +59,14 @@ fn without_a_cache_everything_is_computed(mode: Mode) {
 
 #[test]
 fn model_and_postprocess_share_a_process() {
-    let mut sandbox = Setup::new(Mode::Services).start_gateway();
+    let models = ModelFolder::copy_of(&basic_repository()).with_pooling_apart();
+    let mut sandbox = Setup::new(Mode::Services).repository(models.path()).start_gateway();
     sandbox.start_worker(Stage::Tokenizer);
     let url = sandbox.nats.as_ref().expect("services are on NATS").url();
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut command = product("trireme");
     command.args(["worker", "--stages", "model,postprocess", "--nats-url", &url, "--model-repository"]);
-    let worker = Process::start("worker", command.arg(basic_repository()), folder.path());
+    let worker = Process::start("worker", command.arg(models.path()), folder.path());
     sandbox.wait_ready();
     for expected in golden() {
         let body = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [expected.text]}]});
@@ -74,6 +77,46 @@ fn model_and_postprocess_share_a_process() {
         assert_eq!(hops, ["tiny_tokenizer", "tiny_encoder", "tiny_pool"], "{timing}");
     }
     assert!(worker.log().contains("ready"));
+}
+
+/// Sends each text of [`golden`] to the ensemble and returns the subjects on which work was sent meanwhile.
+fn embed(sandbox: &Sandbox) -> BTreeSet<String> {
+    let mut wire = Wire::open(&sandbox.nats.as_ref().expect("services are on NATS").url());
+    wire.subscribe("trireme.work.>");
+    for expected in golden() {
+        let body = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [expected.text]}]});
+        assert_close(&sandbox.infer("tiny_embedding", &body).numbers("embedding"), &expected.embedding, 1e-5);
+    }
+    let model = |message: WireMessage| message.subject.split('.').nth(2).map(str::to_owned);
+    std::iter::from_fn(|| wire.next(Duration::from_millis(500))).filter_map(model).collect()
+}
+
+#[test]
+fn the_model_service_pools_what_its_models_give() {
+    let sandbox = Setup::new(Mode::Services).replicas(Stage::Postprocess, 0).start();
+    let queues = BTreeSet::from(["tiny_tokenizer".to_owned(), "tiny_encoder".to_owned()]);
+    assert_eq!(embed(&sandbox), queues, "the states of the encoder stay in its worker");
+}
+
+#[test]
+fn a_model_that_is_to_be_apart_waits_for_the_postprocess_service() {
+    let models = ModelFolder::copy_of(&basic_repository()).with_pooling_apart();
+    let mut sandbox = Setup::new(Mode::Services).repository(models.path()).start_gateway();
+    for stage in [Stage::Tokenizer, Stage::Model] {
+        sandbox.start_worker(stage);
+    }
+    sandbox.wait_listening();
+    wait_until("the encoder is served", Duration::from_secs(60), || {
+        (sandbox.model_ready("tiny_encoder") == 200 && sandbox.model_ready("tiny_tokenizer") == 200).then_some(())
+    });
+    wait_until("the model service is ready", Duration::from_secs(60), || {
+        (sandbox.worker(Stage::Model, 0).count("ready") > 0).then_some(())
+    });
+    assert_eq!((sandbox.model_ready("tiny_pool"), sandbox.model_ready("tiny_embedding")), (400, 400));
+    sandbox.start_worker(Stage::Postprocess);
+    sandbox.wait_ready();
+    let queues = ["tiny_tokenizer", "tiny_encoder", "tiny_pool"].map(str::to_owned);
+    assert_eq!(embed(&sandbox), BTreeSet::from(queues));
 }
 
 /// A worker takes requests while its instance is busy. All that come until it is free run together.

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use trireme_e2e::chaos::Proxy;
-use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, golden, in_every_mode, load, wait_until};
+use trireme_e2e::{
+    Mode, ModelFolder, Request, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load, wait_until,
+};
 use trireme_testkit::{NatsServer, assert_close};
 
 /// A worker's entries lapse when its heartbeats have been missing for 8 s; the limit leaves some more time.
@@ -210,7 +212,8 @@ fn a_gateway_that_is_cut_off_delays_its_requests() {
 #[test]
 fn a_worker_that_finds_the_broker_late_is_waited_for() {
     const LATE: Duration = Duration::from_secs(3);
-    let mut sandbox = Sandbox::start(Mode::Services);
+    let models = ModelFolder::copy_of(&basic_repository()).with_pooling_apart();
+    let mut sandbox = Setup::new(Mode::Services).repository(models.path()).start();
     sandbox.worker(Stage::Postprocess, 0).pause();
     sandbox.nats.as_mut().expect("this mode has a broker").restart();
     let (address, started) = (sandbox.address, Instant::now());

@@ -17,14 +17,15 @@ use trireme_testkit::{NatsServer, assert_close};
 
 const USERS: [&str; 6] = ["gateway", "tokenizer", "model", "postprocess", "python", "admin"];
 
-/// Models of `tests/repositories/basic`, by the service that hosts them.
-const MODELS: [&str; 15] = [
+/// Models of `tests/repositories/basic`, by the services that host them.
+const MODELS: [&str; 16] = [
     "--tokenizer",
     "tiny_tokenizer",
     "--postprocess",
     "tiny_pool/1",
     "--model",
     "tiny_encoder",
+    "tiny_pool",
     "autocomplete",
     "identity_a",
     "identity_b",
@@ -286,6 +287,7 @@ fn a_stage_reaches_its_own_models_and_those_that_follow() {
     assert_refused(nats, "gateway", &[publish("$JS.API.STREAM.CREATE.other")]);
     for (at, (user, own)) in stages.into_iter().enumerate() {
         for (of, (_, model)) in stages.into_iter().enumerate() {
+            let hosts = model == own || (user, model) == ("model", "tiny_pool");
             let stream = format!("trireme_work_{model}_1");
             let owners = [
                 publish(&format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.workers")),
@@ -295,7 +297,7 @@ fn a_stage_reaches_its_own_models_and_those_that_follow() {
                 publish(&format!("$JS.API.STREAM.MSG.GET.{stream}")),
                 publish(&format!("trireme.dead.{model}.1.message")),
             ];
-            check(user, model == own, &owners);
+            check(user, hosts, &owners);
             check(user, of > at, &[publish(&format!("trireme.work.{model}.1.0.gateway.request"))]);
         }
         // All processes would trust an answer there; and a process that creates a consumer decides where its messages
@@ -333,7 +335,8 @@ fn a_stage_whose_models_are_named_reads_no_other_queue() {
     assert_refused(nats, "tokenizer", &[publish("trireme.work.unnamed.1.0.gateway.request")]);
 }
 
-/// The permissions follow the repository's ensembles, including ensembles within ensembles.
+/// The permissions follow the repository's ensembles, including ensembles within ensembles. The model service has those of
+/// reductions, too.
 #[test]
 fn what_follows_in_an_ensemble_is_read_from_its_configuration() {
     let step = |model: &str, from: &str, to: &str| {
@@ -346,11 +349,14 @@ fn what_follows_in_an_ensemble_is_read_from_its_configuration() {
         |steps: &[String]| format!("platform: \"ensemble\" ensemble_scheduling {{ step [ {} ] }}", steps.join(", "));
     let inner = ensemble(&[step("second", "y", "z"), step("first", "x", "y")]);
     let outer = ensemble(&[step("words", "t", "x"), step("inner", "x", "z"), step("last", "z", "out")]);
+    let pool = "backend: 'postprocess' parameters { key: 'ops' value { string_value: 'pool:mean, normalize' } }";
     let models = ModelFolder::new()
         .model("words", "backend: 'tokenizer'")
         .model("first", "backend: 'identity'")
         .model("second", "backend: 'identity' dynamic_batching { priority_levels: 2 default_priority_level: 1 }")
         .model("last", "backend: 'postprocess'")
+        .model("pool", pool)
+        .model("apart", &format!("{pool} parameters {{ key: 'beside_model' value {{ string_value: 'false' }} }}"))
         .model("inner", &inner)
         .model("outer", &outer);
     let users = permissions(&["--repository", &models.path().display().to_string()]);
@@ -369,9 +375,12 @@ fn what_follows_in_an_ensemble_is_read_from_its_configuration() {
         streams.iter().map(read).collect::<Vec<_>>()
     };
     assert_eq!(of("tokenizer"), [next(&["first", "last", "second"]), queues(&["words_1", "words_1-10000"])].concat());
-    let of_model = ["first_1", "first_1-10000", "second_1-1", "second_1-2", "second_1-10000"];
+    let of_model = ["first_1", "first_1-10000", "pool_1", "pool_1-10000", "second_1-1", "second_1-2", "second_1-10000"];
     assert_eq!(of("model"), [next(&["last", "second"]), queues(&of_model)].concat());
-    assert_eq!(of("postprocess"), queues(&["last_1", "last_1-10000"]));
+    assert_eq!(
+        of("postprocess"),
+        queues(&["apart_1", "apart_1-10000", "last_1", "last_1-10000", "pool_1", "pool_1-10000"])
+    );
 }
 
 #[test]

@@ -65,7 +65,9 @@ fn every_request_is_counted_once_at_every_step(mode: Mode) {
             assert_eq!(checked(&sandbox, model), number as u64, "{model}, read right after the answer");
         }
     }
-    let stats = statistics(&sandbox, "tiny_embedding");
+    // Over all steps the parts are measured by several processes, whose clocks may differ by some milliseconds.
+    let whole = if mode == Mode::AllInOne { "tiny_embedding" } else { "tiny_encoder" };
+    let stats = statistics(&sandbox, whole);
     let ns = |part: &str| stats["inference_stats"][part]["ns"].as_u64().expect("a number");
     assert!(ns("success") > ns("queue") + ns("compute_infer"), "{stats}");
     assert!(stats["last_inference"].as_u64().expect("a number") > 1_600_000_000_000, "{stats}");

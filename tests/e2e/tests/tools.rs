@@ -106,16 +106,16 @@ fn the_status_tells_of_everything(mode: Mode) {
 #[test]
 fn the_status_says_why_a_model_is_not_ready() {
     let mut sandbox = Sandbox::start(Mode::Services);
-    sandbox.worker(Stage::Postprocess, 0).kill();
+    sandbox.worker(Stage::Tokenizer, 0).kill();
     let status = wait_until("its worker is gone", SOON, || {
         let status = status(&sandbox);
-        (model(&status, "tiny_pool")["ready"] == false).then_some(status)
+        (model(&status, "tiny_tokenizer")["ready"] == false).then_some(status)
     });
     assert_eq!(status["ready"], false);
     assert_eq!(status["workers"].as_array().map(Vec::len), Some(2), "{status}");
-    assert_eq!(model(&status, "tiny_pool")["reason"], "no worker serves it");
+    assert_eq!(model(&status, "tiny_tokenizer")["reason"], "no worker serves it");
     let reason = model(&status, "tiny_embedding")["reason"].as_str().expect("a reason");
-    assert!(reason.contains("tiny_pool"), "{reason}");
+    assert!(reason.contains("tiny_tokenizer"), "{reason}");
 }
 
 fn the_console_is_shown_unless_it_is_turned_off(mode: Mode) {

@@ -1,4 +1,5 @@
-//! The backends of this service, keyed by `backend` in config.pbtxt. A new one is a module here, a line in [`backends`] and one
+//! The backends of this service, keyed by `backend` in config.pbtxt, and those models of backend `postprocess` that make the output of
+//! a model small ([`trireme_ops::Reductions`]). A new one is a module here, a line in [`backends`] and one
 //! in [`trireme_model_repository::BACKENDS`]; `conformance` has the requirements on it.
 
 #[cfg(feature = "test-backends")]
@@ -15,6 +16,7 @@ mod static_embedding;
 use std::sync::Arc;
 
 use trireme_engine::Backend;
+use trireme_ops::Reductions;
 
 #[cfg(feature = "test-backends")]
 pub use identity::Identity;
@@ -34,6 +36,7 @@ pub fn backends(runtime: OnnxRuntimeOptions) -> Vec<Arc<dyn Backend>> {
         #[cfg(feature = "generation")]
         Arc::new(generation::generation(runtime.clone())),
         Arc::new(OnnxRuntime::new(runtime)),
+        Arc::new(Reductions),
     ]
 }
 

@@ -43,7 +43,7 @@ const LIMIT: &str = "dynamic_batching { default_queue_policy { max_queue_size: 5
 const NUMBERS: &str =
     "input [{ name: 'IN' data_type: TYPE_INT32 dims: [-1] }, { name: 'DELAY' data_type: TYPE_UINT32 dims: [-1] }]";
 
-/// - `tiny_embedding`: three stages, one after the other; many rows travel in parts.
+/// - `tiny_embedding`: three stages, one after the other, whose states cross the broker; many rows travel in parts.
 /// - `slow`, `snail`: one step that takes some time, or longer than the timeout of a caller in a hurry; `slow` has
 ///   priority levels.
 /// - `diamond`: two branches, which join.
@@ -53,6 +53,7 @@ const NUMBERS: &str =
 pub(super) fn models() -> ModelFolder {
     let rows = format!("parameters {{ key: 'max_rows_per_message' value {{ string_value: '{ROWS_IN_A_PART}' }} }}");
     ModelFolder::basic(&["tiny_embedding", "tiny_tokenizer", "tiny_encoder", "tiny_pool"])
+        .with_pooling_apart()
         .with_setting("tiny_embedding", &rows)
         .slow("slow", 2)
         .with_setting("slow", LEVELS)

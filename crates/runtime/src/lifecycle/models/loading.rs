@@ -1,6 +1,7 @@
 //! Loading: makes the hosted versions of a model match the repository.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use trireme_bus::{BusError, ModelState, WorkerEntry};
@@ -8,6 +9,7 @@ use trireme_engine::{LoadError, backend_of, load_watched};
 use trireme_inference::ModelKey;
 use trireme_model_repository::RepositoryModel;
 
+use super::retire::QUIET;
 use super::{Applied, Models, Version};
 
 // === impl Models ===
@@ -18,7 +20,12 @@ impl Models {
     pub async fn apply(self: &Arc<Self>, model: &RepositoryModel, retry: bool) -> Result<Applied, BusError> {
         let backend = match backend_of(model, &self.backends) {
             Ok(Some(backend)) => backend,
-            Ok(None) => return Ok(Applied::default()),
+            Ok(None) => {
+                // Its configuration may have changed. Other workers take what is in its queue now; an ensemble has none.
+                let quiet = if model.config.is_ensemble() { QUIET } else { Duration::ZERO };
+                self.retire(&model.name, &[], quiet).await;
+                return Ok(Applied::default());
+            }
             Err(fault) => {
                 let version = model.versions.last().copied().unwrap_or(1);
                 if self.is_current(model, version, retry) {
@@ -54,7 +61,7 @@ impl Models {
             self.host(model, version, instance).await?;
         }
         let mut entries = match faults.is_empty() {
-            true => self.retire(&model.name, &model.versions).await,
+            true => self.retire(&model.name, &model.versions, QUIET).await,
             false => Vec::new(),
         };
         entries.extend(self.entries_of(&model.name));
@@ -64,7 +71,7 @@ impl Models {
     /// Stops serving the model. `None` if it is not hosted here.
     pub async fn unload(&self, model: &str) -> Option<Vec<WorkerEntry>> {
         let known = self.versions.lock().keys().any(|key| key.name == model);
-        let entries = self.retire(model, &[]).await;
+        let entries = self.retire(model, &[], QUIET).await;
         known.then_some(entries)
     }
 

@@ -121,7 +121,10 @@ impl Models {
 
     /// The names of the backends.
     pub fn backends(&self) -> String {
-        self.backends.iter().map(|backend| backend.name()).collect::<Vec<_>>().join(", ")
+        let mut names: Vec<_> = self.backends.iter().map(|backend| backend.name()).collect();
+        // Two services that share a process may both host models of one backend.
+        names.dedup();
+        names.join(", ")
     }
 
     /// The versions that are loaded and take work.

@@ -14,7 +14,7 @@ use crate::hosted::{HostedModel, Shared};
 
 /// A version that is unloaded is pulled for until no work has arrived for this long. So requests whose earlier steps
 /// still run find it.
-const QUIET: Duration = Duration::from_secs(3);
+pub(super) const QUIET: Duration = Duration::from_secs(3);
 
 /// Time between two checks whether a version can be unloaded.
 const TICK: Duration = Duration::from_millis(50);
@@ -22,8 +22,9 @@ const TICK: Duration = Duration::from_millis(50);
 // === impl Models ===
 
 impl Models {
-    /// Unloads the versions of a model that are not in `keep`. Returns their entries in the state `Unloading`.
-    pub(super) async fn retire(&self, model: &str, keep: &[i64]) -> Vec<WorkerEntry> {
+    /// Unloads the versions of a model that are not in `keep`, once no work has arrived for `quiet`. Returns their entries in the
+    /// state `Unloading`.
+    pub(super) async fn retire(&self, model: &str, keep: &[i64], quiet: Duration) -> Vec<WorkerEntry> {
         let mut unloading = Vec::new();
         let mut said = self.said.lock().await;
         let leaving: Vec<Version> = {
@@ -38,14 +39,14 @@ impl Models {
                 tracing::warn!(model = %entry.model, %error, "could not announce yet that a version is unloaded; trying on");
             }
             unloading.push(entry.clone());
-            self.unload_when_quiet(running, entry);
+            self.unload_when_quiet(running, entry, quiet);
         }
         unloading
     }
 
-    /// Goes on to pull in the background until no work has arrived for [`QUIET`], then lets go of the version. An entry
+    /// Goes on to pull in the background until no work has arrived for `quiet`, then lets go of the version. An entry
     /// of a version that was never loaded is withdrawn after the same time.
-    fn unload_when_quiet(&self, running: Option<Running>, entry: WorkerEntry) {
+    fn unload_when_quiet(&self, running: Option<Running>, entry: WorkerEntry, quiet: Duration) {
         let (shared, stopping, versions) = (self.shared.clone(), self.pulling.clone(), self.versions.clone());
         let (said, announcer) = (self.said.clone(), self.announcer.clone());
         let running = running.map(|Running { instances: Instances { model, threads }, pull }| {
@@ -57,7 +58,7 @@ impl Models {
             let in_hand = || running.as_ref().map_or(0, |(model, _)| model.queue.in_hand());
             let mut seen = admitted();
             let mut since = Instant::now();
-            while since.elapsed() < QUIET && !stopping.is_cancelled() {
+            while since.elapsed() < quiet && !stopping.is_cancelled() {
                 tokio::time::sleep(TICK).await;
                 let now = admitted();
                 if now != seen || in_hand() > 0 {

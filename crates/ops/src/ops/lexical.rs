@@ -22,6 +22,7 @@ pub const ENTRY: OpEntry = OpEntry {
     doc: "the highest weight of each different token, as in sparse: [rows, length, 1]; last in a chain",
     inputs: &["input_ids", "special_tokens_mask", "pooling_mask"],
     embeds: false,
+    reduces: false,
     build,
 };
 

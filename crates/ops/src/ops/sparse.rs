@@ -18,6 +18,7 @@ pub const ENTRY: OpEntry = OpEntry {
     doc: "the components that are not 0 and their indices; last in a chain",
     inputs: &[],
     embeds: false,
+    reduces: true,
     build,
 };
 

@@ -9,7 +9,7 @@ use half::f16;
 use trireme_engine::{Backend, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelSource};
 use trireme_inference::{DataType, ErrorCode, InferError, ParameterValue, Tensor};
 use trireme_model_repository::ModelConfig;
-use trireme_postprocess::PostprocessBackend;
+use trireme_ops::PostprocessBackend;
 
 const HIDDEN: &str = "{ name: 'last_hidden_state' data_type: TYPE_FP32 dims: [ -1, 2 ] }";
 const MASK: &str = "{ name: 'attention_mask' data_type: TYPE_INT64 dims: [ -1 ] }";
@@ -179,8 +179,11 @@ fn configurations_that_do_not_fit_are_refused_with_the_reason() {
     let extra = "parameters { key: 'op' value { string_value: 'x' } }";
     assert!(
         fault(&(config("softmax", &[LOGITS], &[y]) + extra))
-            .contains("unknown parameter 'op', expected one of labels, ops")
+            .contains("unknown parameter 'op', expected one of beside_model, labels, ops")
     );
+    let beside = "parameters { key: 'beside_model' value { string_value: 'yes' } }";
+    let refused = fault(&(config("softmax", &[LOGITS], &[y]) + beside));
+    assert_eq!(refused, format!("{prefix}parameter 'beside_model' is 'yes', expected 'true' or 'false'"));
     let gpu = "instance_group { kind: KIND_GPU count: 1 gpus: [ 0 ] }";
     assert!(fault(&(config("softmax", &[LOGITS], &[y]) + gpu)).contains("KIND_GPU"));
 }

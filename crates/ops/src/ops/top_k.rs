@@ -23,6 +23,7 @@ pub const ENTRY: OpEntry = OpEntry {
     doc: "the K highest scores of the last axis with their labels; last in a chain",
     inputs: &[],
     embeds: false,
+    reduces: true,
     build,
 };
 

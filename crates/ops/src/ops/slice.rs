@@ -14,6 +14,7 @@ pub const ENTRY: OpEntry = OpEntry {
     doc: "the first D of the last axis (Matryoshka embeddings)",
     inputs: &[],
     embeds: true,
+    reduces: true,
     build,
 };
 

@@ -17,6 +17,7 @@ pub const ENTRY: OpEntry = OpEntry {
     doc: "zeros in place of the vectors of padding: [rows, length, width]",
     inputs: &["pooling_mask", "scoring_mask"],
     embeds: true,
+    reduces: false,
     build,
 };
 

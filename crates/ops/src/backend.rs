@@ -121,15 +121,21 @@ impl PostprocessModel {
     }
 }
 
-/// Reports unknown parameters. Keys with a dot or a capital letter belong to other programs.
+/// Reports unknown parameters, and a `beside_model` that says neither. Keys with a dot or a capital letter belong to other programs.
 fn check_parameters(config: &ModelConfig) -> Result<(), LoadError> {
-    let is_unknown = |key: &&String| {
-        !matches!(key.as_str(), "ops" | "labels") && !key.contains(|c: char| c == '.' || c.is_uppercase())
-    };
-    let meant = |key: &&String| nearest(key, ["ops", "labels"]).is_some();
-    match config.parameters.keys().find(|key| is_unknown(key) || meant(key)) {
-        Some(key) => Err(refused(config, format_args!("unknown parameter '{key}', expected one of labels, ops"))),
-        None => Ok(()),
+    const KNOWN: [&str; 3] = ["beside_model", "labels", "ops"];
+    let is_unknown =
+        |key: &&String| !KNOWN.contains(&key.as_str()) && !key.contains(|c: char| c == '.' || c.is_uppercase());
+    let meant = |key: &&String| nearest(key, KNOWN).is_some();
+    if let Some(key) = config.parameters.keys().find(|key| is_unknown(key) || meant(key)) {
+        let known = KNOWN.join(", ");
+        return Err(refused(config, format_args!("unknown parameter '{key}', expected one of {known}")));
+    }
+    match config.parameters.get("beside_model").map(String::as_str) {
+        None | Some("true" | "false") => Ok(()),
+        Some(other) => {
+            Err(refused(config, format_args!("parameter 'beside_model' is '{other}', expected 'true' or 'false'")))
+        }
     }
 }
 

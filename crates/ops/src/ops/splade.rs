@@ -20,6 +20,7 @@ pub const ENTRY: OpEntry = OpEntry {
     doc: "a weight for each token of the vocabulary: [rows, length, vocabulary] to [rows, vocabulary]",
     inputs: &[],
     embeds: false,
+    reduces: true,
     build,
 };
 

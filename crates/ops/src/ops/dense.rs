@@ -21,6 +21,7 @@ pub const ENTRY: OpEntry = OpEntry {
     doc: "a linear layer with its activation, from a folder of sentence-transformers",
     inputs: &[],
     embeds: true,
+    reduces: false,
     build,
 };
 

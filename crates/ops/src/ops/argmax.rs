@@ -14,6 +14,7 @@ pub const ENTRY: OpEntry = OpEntry {
     doc: "the index of the highest score of the last axis",
     inputs: &[],
     embeds: false,
+    reduces: true,
     build,
 };
 

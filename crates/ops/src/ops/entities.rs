@@ -27,6 +27,7 @@ pub const ENTRY: OpEntry = OpEntry {
     doc: "named entities of texts, as JSON: [rows, length, labels] to [rows]; last in a chain",
     inputs: &["input_ids", "offsets", "special_tokens_mask", "TEXT"],
     embeds: false,
+    reduces: false,
     build,
 };
 

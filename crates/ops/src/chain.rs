@@ -114,6 +114,12 @@ pub(crate) fn used_inputs(ops: &str) -> Vec<&'static str> {
     entries.flat_map(|entry| entry.inputs).copied().collect()
 }
 
+/// Whether the first op of a chain reduces.
+pub(crate) fn begins_with_reduction(ops: &str) -> bool {
+    let first = ops.split([',', ':']).next().unwrap_or_default().trim();
+    OPS.iter().any(|entry| entry.name == first && entry.reduces)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

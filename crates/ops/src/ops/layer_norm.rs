@@ -17,6 +17,7 @@ pub const ENTRY: OpEntry = OpEntry {
     doc: "layer normalisation of the last axis, from a folder of sentence-transformers",
     inputs: &[],
     embeds: true,
+    reduces: false,
     build,
 };
 

@@ -53,6 +53,9 @@ pub struct OpEntry {
     pub inputs: &'static [&'static str],
     /// Whether its result is an embedding, which a request may cut by `dimensions`.
     pub embeds: bool,
+    /// Whether its result is much smaller than the output of a model that it takes: one value of many tokens, or few of many
+    /// components. Then the model service hosts models whose chain begins with it: see [`Reductions`](crate::Reductions).
+    pub reduces: bool,
     /// Builds the op.
     pub build: BuildOp,
 }

@@ -11,6 +11,7 @@ pub const ENTRY: OpEntry = OpEntry {
     doc: "scores to probabilities that sum to 1 over the last axis",
     inputs: &[],
     embeds: false,
+    reduces: false,
     build,
 };
 

@@ -14,6 +14,7 @@ pub const ENTRY: OpEntry = OpEntry {
     doc: "one vector from those of all tokens: [rows, length, width] to [rows, width]",
     inputs: &["pooling_mask"],
     embeds: true,
+    reduces: true,
     build,
 };
 

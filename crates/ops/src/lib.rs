@@ -1,4 +1,6 @@
-//! The postprocess stage: turns a model's output into the client's answer, by a chain of ops.
+//! Backend `postprocess`: turns a model's output into the client's answer, by a chain of ops. Two services use it: the postprocess
+//! service hosts all of its models ([`PostprocessBackend`]); the model service hosts those that make a model's output small
+//! ([`Reductions`]), so that large outputs stay in the process.
 //!
 //! The chain stands in config.pbtxt: `parameters { key: "ops" value { string_value: "pool:mean, normalize" } }`. Ops are
 //! separated by commas; the text after a colon is an op's argument. [`ops::OPS`] lists them all.
@@ -13,7 +15,8 @@
 //!   are distinguished by their names: see [`ops::top_k`]. So may one that ends in `sparse`, and one that gives a vector for each
 //!   token, whose mask is the output `token_mask`.
 //! - The parameters of a request may leave out ops or change their options: see [`RequestOptions`].
-//! - The parameters of this backend are `ops` and `labels` (`"negative,positive"`, for models without a label file).
+//! - The parameters of this backend are `ops`, `labels` (`"negative,positive"`, for models without a label file) and `beside_model`
+//!   (`"true"` or `"false"`: whether the model service hosts the model, too).
 //!
 //! Loading a model checks its whole chain: names, arguments, the order of ops, and that ranks, datatypes and outputs fit
 //! together. Each op is one file in [`ops`], and pure.
@@ -27,6 +30,7 @@ mod labels;
 pub mod ops;
 mod options;
 mod outputs;
+mod reductions;
 mod value;
 mod weights;
 
@@ -35,4 +39,5 @@ pub use chain::{Chain, ChainError};
 pub use inputs::SideInputs;
 pub use labels::Labels;
 pub use options::{Aggregation, RequestOptions};
+pub use reductions::Reductions;
 pub use value::{Form, Signature, Value};

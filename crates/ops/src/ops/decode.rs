@@ -27,6 +27,7 @@ pub const ENTRY: OpEntry = OpEntry {
     doc: "token ids to text by the tokenizer in the version directory; first in a chain",
     inputs: &["emitted", "final"],
     embeds: false,
+    reduces: false,
     build,
 };
 

@@ -11,6 +11,7 @@ pub const ENTRY: OpEntry = OpEntry {
     doc: "divides by the Euclidean length of the last axis",
     inputs: &[],
     embeds: true,
+    reduces: false,
     build,
 };
 

@@ -11,6 +11,7 @@ pub const ENTRY: OpEntry = OpEntry {
     doc: "each score to a probability of its own",
     inputs: &[],
     embeds: false,
+    reduces: false,
     build,
 };
 
