@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use trireme_inference::Tensor;
 
-/// Fewest requests that a worker may hold for each instance, so that a fast stage does not idle between pulls.
-const MIN_REQUESTS_PER_INSTANCE: usize = 8;
+/// Fewest requests that a worker may hold for each instance. A fast stage so asks the broker seldom, and does not idle between pulls; a
+/// step whose worker has also executed the step before takes over all requests of a batch at once. A slow stage takes fewer, because
+/// its room is counted in time.
+const MIN_REQUESTS_PER_INSTANCE: usize = 64;
 
 /// Default look-ahead of a policy: about the time that it takes to fetch a message from the broker, with slack.
 const FETCH_TIME: Duration = Duration::from_millis(20);

@@ -1,11 +1,10 @@
 //! Access rules that are checked before a route runs.
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use std::net::IpAddr;
 
 use axum::http::header::{HOST, ORIGIN, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Method, StatusCode};
-use axum::middleware::Next;
 use axum::response::Response;
 
 use super::{jobs, response};
@@ -13,28 +12,22 @@ use crate::access::{Category, Credentials, Denied};
 use crate::crowd::Peer;
 use crate::handlers::SharedHandlers;
 
-/// Runs the route, unless the rules for its category refuse the request.
-pub async fn admit(
-    State((category, handlers)): State<(Category, SharedHandlers)>,
-    request: Request,
-    next: Next,
-) -> Response {
+/// The answer to a request that the rules for its category refuse; `None` if its route may run.
+pub fn refusal(category: Category, handlers: &SharedHandlers, request: &Request) -> Option<Response> {
     if jobs::is_admitted(request.extensions()) {
-        return next.run(request).await;
+        return None;
     }
     let headers = request.headers();
     match handlers.access.check(category, |name| headers.get(name).map(HeaderValue::as_bytes)) {
-        Ok(()) if changes_the_server(category, &request) => {
+        Ok(()) if changes_the_server(category, request) => {
             let is_local =
-                request.extensions().get::<Peer>().is_some_and(|peer| peer.is_local()) && !is_foreign(&request);
+                request.extensions().get::<Peer>().is_some_and(|peer| peer.is_local()) && !is_foreign(request);
             let credentials = Credentials { is_local, is_proven: handlers.access.proves(category) };
-            match handlers.access.check_control(credentials) {
-                Ok(()) => next.run(request).await,
-                Err(refusal) => response::error(StatusCode::FORBIDDEN, &refusal.to_string()),
-            }
+            let refused = handlers.access.check_control(credentials).err();
+            refused.map(|refused| response::error(StatusCode::FORBIDDEN, &refused.to_string()))
         }
-        Ok(()) => next.run(request).await,
-        Err(denied) => refuse(&denied),
+        Ok(()) => None,
+        Err(denied) => Some(refuse(&denied)),
     }
 }
 

@@ -52,8 +52,13 @@ pub const RESOURCE: Resource = Resource {
     ],
 };
 
-/// Accepts a request that prefers to be answered later; lets others pass.
+/// Middleware: [`accept_or_pass`].
 pub async fn defer(State(http): State<HttpState>, request: Request, next: Next) -> Response {
+    accept_or_pass(&http, request, next).await
+}
+
+/// Accepts a request that prefers to be answered later; lets others pass.
+pub async fn accept_or_pass(http: &HttpState, request: Request, next: Next) -> Response {
     let preference = Preference::of(request.headers());
     if !preference.is_async || request.method() != Method::POST {
         if request.method() == Method::POST && terms::are_in(request.headers()) {
@@ -63,7 +68,8 @@ pub async fn defer(State(http): State<HttpState>, request: Request, next: Next) 
         }
         return next.run(request).await;
     }
-    match accept(&http, request, preference).await {
+    // Boxed, because its state is much larger than that of a request which is answered now.
+    match Box::pin(accept(http, request, preference)).await {
         Ok(response) | Err(response) => response,
     }
 }

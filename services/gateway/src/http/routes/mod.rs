@@ -21,7 +21,10 @@ mod ui;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use axum::extract::{Request, State};
 use axum::http::Method;
+use axum::middleware::Next;
+use axum::response::Response;
 use axum::{Router, middleware};
 
 use super::openapi::{Entry, Verb};
@@ -57,16 +60,12 @@ const PAGES: &[&Resource] = &[&ui::RESOURCE, &docs::PAGES];
 /// All routes, each with the category that access rules know it by.
 pub fn router(state: HttpState) -> Router {
     // The middleware's refusals have the dialect's own shape.
-    let later = || middleware::from_fn_with_state(state.clone(), deferred::defer);
-    let dialects = dialects::routes().route_layer(later());
+    let dialects = dialects::routes().route_layer(middleware::from_fn_with_state(state.clone(), deferred::defer));
     let pages = if state.options.ui { PAGES } else { &[] };
     let routes = RESOURCES.iter().chain(pages).fold(Router::new(), |all, resource| {
         let routes = resource.router();
         let Some(category) = resource.category else { return all.merge(routes) };
-        // A deferred request is checked when it is accepted, and not again.
-        let routes = if category == Category::Inference { routes.route_layer(later()) } else { routes };
-        let rules = (category, state.handlers.clone());
-        all.merge(routes.route_layer(middleware::from_fn_with_state(rules, access::admit)))
+        all.merge(routes.route_layer(middleware::from_fn_with_state((category, state.clone()), admit)))
     });
     let full_queue_is_429 = state.options.full_queue_is_429;
     let routes =
@@ -74,6 +73,18 @@ pub fn router(state: HttpState) -> Router {
     match full_queue_is_429 {
         true => routes.layer(middleware::map_response(response::full_queue_as_429)),
         false => routes,
+    }
+}
+
+/// Runs a route, unless the rules for its category refuse the request or the request is to be answered later. One middleware for
+/// both, because each takes memory for every request.
+async fn admit(State((category, http)): State<(Category, HttpState)>, request: Request, next: Next) -> Response {
+    if let Some(refusal) = access::refusal(category, &http.handlers, &request) {
+        return refusal;
+    }
+    match category {
+        Category::Inference => deferred::accept_or_pass(&http, request, next).await,
+        _ => next.run(request).await,
     }
 }
 
