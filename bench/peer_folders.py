@@ -20,6 +20,17 @@ class LeftOut(BenchError):
     """Why a peer cannot serve this model."""
 
 
+def once(target, make):
+    """Makes a folder, unless it is there. One that cannot be made whole is removed."""
+    if target.exists():
+        return
+    try:
+        make()
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
 def tokenizer_and_config(model, target, **changes):
     """Copies the files of the tokenizer, and config.json with these changes."""
     target.mkdir(parents=True)

@@ -104,8 +104,7 @@ class PeersBench(Bench):
 
     def start_infinity(self, name, batch):
         folder = self.work / "infinity-model"
-        if not folder.exists():
-            peer_folders.with_onnx(self.model, folder)
+        peer_folders.once(folder, lambda: peer_folders.with_onnx(self.model, folder))
         deployment = Deployment(name, self.logs)
         environment = {**OFFLINE, "HF_HOME": str(self.work / "infinity-home"), "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
         # Its loader finds the file of a folder that is not on the hub only from within the folder.
@@ -121,16 +120,8 @@ class PeersBench(Bench):
         return lambda name: self.start_sie(name, batch)
 
     def start_sie(self, name, batch):
-        home, models = self.work / "sie-home", self.work / "sie-models"
-        if not home.exists():
-            hub = home / "hub" / f"models--{HUB_NAME.replace('/', '--')}"
-            peer_folders.with_weights(self.model, hub / "snapshots" / SNAPSHOT)
-            (hub / "refs").mkdir()
-            (hub / "refs/main").write_text(SNAPSHOT)
-            models.mkdir()
-            width = json.loads((self.model / "config.json").read_text())["hidden_size"]
-            settings = {"model": MODEL, "hub_name": HUB_NAME, "width": width, "max_length": peer_folders.MAX_LENGTH}
-            (models / "encoder.yaml").write_text(SIE_MODEL.format(**settings))
+        home, models = self.work / "sie-home", self.work / "sie-home/models"
+        peer_folders.once(home, lambda: self.sie_home(home, models))
         deployment = Deployment(name, self.logs)
         environment = {
             **OFFLINE, "HF_HOME": str(home), "SIE_TELEMETRY_DISABLED": "1", "SIE_TORCH_NUM_THREADS": str(self.cores),
@@ -141,6 +132,17 @@ class PeersBench(Bench):
             "--models-dir", models, "--models", MODEL, "--preload", MODEL, "--no-hf-fallback", "--log-level", "warning",
         ], environment)
         return ready(deployment, lambda: wait_embedding(deployment, "/v1/embeddings"))
+
+    def sie_home(self, home, models):
+        """The model as in a cache of the hub, and sie-server's settings for it."""
+        hub = home / "hub" / f"models--{HUB_NAME.replace('/', '--')}"
+        peer_folders.with_weights(self.model, hub / "snapshots" / SNAPSHOT)
+        (hub / "refs").mkdir()
+        (hub / "refs/main").write_text(SNAPSHOT)
+        models.mkdir()
+        width = json.loads((self.model / "config.json").read_text())["hidden_size"]
+        settings = {"model": MODEL, "hub_name": HUB_NAME, "width": width, "max_length": peer_folders.MAX_LENGTH}
+        (models / "encoder.yaml").write_text(SIE_MODEL.format(**settings))
 
 
 def ready(deployment, wait):

@@ -106,8 +106,8 @@ class Run:
                 print(f"    {row.key}", flush=True)
             except (BenchError, OSError, KeyError, ValueError) as error:
                 what = "not measured" if isinstance(error, LeftOut) else "failed"
-                self.failed[row.key] = f"{what}: {error}"
-                print(f"    {row.key} {what}: {error}", flush=True)
+                self.failed[row.key] = f"{what}: {shortened(str(error))}"
+                print(f"    {row.key}: {what}: {error}", flush=True)
                 self.bench.stop()
 
     def measure(self, row):
@@ -152,14 +152,22 @@ class Run:
         return json.loads(done.stdout)
 
     def compare(self, row, deployment):
-        """The lowest cosine of this server's vectors and Trireme's, which are the first that are made."""
+        """The lowest cosine of this server's vectors and those of Trireme's first row, or nothing where that row is left out."""
         if row.table == OPENAI:
             vectors = [peer_servers.openai_vector(deployment, row.path, text) for text in self.compared]
         else:
             vectors = [peer_servers.v2_vector(deployment, text) for text in self.compared]
-        if self.reference is None:
+        if self.reference is None and row.name.startswith("Trireme"):
             self.reference = vectors
+        if self.reference is None:
+            return None
         return min(cosine(*pair) for pair in zip(vectors, self.reference, strict=True))
+
+
+def shortened(text):
+    """The beginning and the end of a long text, in one line."""
+    text = " ".join(text.split())
+    return text if len(text) <= 400 else f"{text[:150]} … {text[-230:]}"
 
 
 def warm_up(seconds):
@@ -230,7 +238,7 @@ class Table:
         lines.append("|---|---|---|---|---|---|---|---|---|---|---|")
         for row in (row for row in self.rows if row.table == table):
             if row.key in self.run.failed:
-                lines.append(f"| {row.name} | {' '.join(self.run.failed[row.key].split()).replace('|', '/')} |" + " |" * 9)
+                lines.append(f"| {row.name} | {self.run.failed[row.key].replace('|', '/')} |" + " |" * 9)
                 continue
             for in_flight in CONCURRENCY:
                 lines.append(self.line(row, in_flight))
