@@ -98,6 +98,17 @@ bench-bulk: setup-demo ## Durable work beside raw ONNX Runtime and beside live t
 	@$(TOOLS)/bench-python/bin/python -B bench/bulk.py $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) \
 		$(if $(QUEUED),--queued $(QUEUED)) $(BENCH_ARGUMENTS)
 
+.PHONY: bench-peers
+bench-peers: setup-demo ## Measures Trireme beside Triton, infinity-emb and sie-server, one at a time (MODEL=DIR, TEXTS=FILE, ROUNDS=3, SECONDS_EACH=5, BENCH_ARGUMENTS="--rows triton")
+	@scripts/fetch-nats-server.sh
+	@scripts/setup-bench.sh
+	@scripts/setup-python.sh
+	@scripts/setup-peers.sh
+	@echo "==> building release binaries (the first build takes some minutes)"
+	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-python
+	@$(TOOLS)/bench-python/bin/python -B bench/peers.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
+
 .PHONY: lint
 lint: ## Formatting, clippy, shell scripts, dependencies between crates and modules; advisories and licences where cargo-deny is installed
 	@echo "==> lint"
