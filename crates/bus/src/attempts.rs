@@ -34,7 +34,7 @@ pub struct AttemptNote {
 impl WorkMessage {
     /// The message's name in the queue of `model`, from which it was taken.
     pub fn name(&self, model: &ModelKey) -> MessageName {
-        MessageName { model: model.clone(), id: self.message_id().into(), deadline: self.deadline }
+        MessageName { model: model.clone(), id: self.message_id(), deadline: self.deadline }
     }
 }
 

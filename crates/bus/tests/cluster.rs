@@ -194,7 +194,7 @@ async fn request(gateway: &dyn Bus, inbox: &Arc<trireme_bus::Inbox>, model: &Mod
     let first = WorkMessage { gateway: inbox.gateway().into(), ..message(model, number as i64) };
     let mut waiting = inbox.expect(&first);
     for time in 0.. {
-        let again = WorkMessage { request_id: first.id_when_sent_again(time).into(), ..first.clone() };
+        let again = WorkMessage { request_id: first.id_when_sent_again(time), ..first.clone() };
         if passing("publishing", gateway.publish(&again)).await.is_some()
             && let Ok(reply) = tokio::time::timeout(Duration::from_secs(5), waiting.next()).await
         {

@@ -58,6 +58,7 @@ impl HostedModel {
     }
 
     /// Gives requests that were not begun back to the bus, which delivers them again after `pause`.
+    #[allow(clippy::vec_box, reason = "the engine has them boxed")]
     pub(crate) async fn hand_back_work(&self, requests: Vec<Box<Pending>>, pause: Duration) {
         let giving = requests.into_iter().map(async |pending| {
             let Pending { message, delivery, stay, .. } = *pending;
