@@ -105,7 +105,7 @@ bench-peers: setup-demo ## Measures Trireme beside Triton, infinity-emb and sie-
 	@scripts/setup-python.sh
 	@scripts/setup-peers.sh
 	@echo "==> building release binaries (the first build takes some minutes)"
-	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-python
+	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model -p trireme-postprocess -p trireme-python
 	@$(TOOLS)/bench-python/bin/python -B bench/peers.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
 

@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 
 import peer_folders
-from plan import MODEL, ROOT, TRITON, Bench
+from plan import Bench, MODEL, ROOT, STAGES, TRITON
 from servers import DIRECT, TICKS, BenchError, Deployment
 
 PEERS = ROOT / ".tools/peers"
@@ -56,8 +56,7 @@ class PeersBench(Bench):
         return self.started(name)
 
     def trireme_services(self, name):
-        stages = [("tokenizer", ["trireme-tokenizer"]), ("model", ["trireme", "worker", "--stages", "model,postprocess"])]
-        return self.on_new_broker(name, self.plain, MODEL, stages)
+        return self.on_new_broker(name, self.plain, MODEL, STAGES)
 
     def trireme_python(self, name):
         self.all_in_one(name, ["--model-repository", ROOT / "bench/repositories/python"], "python_chain")

@@ -59,7 +59,7 @@ class Row:
 
 def rows(bench):
     cores, own = bench.cores, "the demo's repository, defaults"
-    services = "gateway, tokenizer, model with postprocess, and NATS, a process each"
+    services = "gateway, tokenizer, model, postprocess, and NATS, a process each"
     triton = "ensemble of tokenizer, encoder, pooling in Triton's python backend (bench/repositories/peers), dynamic batching, ragged batches"
     triton += f" of at most {bench.options.triton_batch} requests, sorted by length and cut at 512 tokens"
     infinity = "engine optimum (ONNX Runtime, with the graph that it optimizes at its start), mean pooling, log level warning"
