@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import folders
+import lengths
+import stages
 from raw import read_texts
 from servers import DIRECT, BenchError, Deployment, Process, load
 
@@ -15,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODEL = "sentence_embedding"
 # The services of the encoder, each a process. The model service pools by itself.
 STAGES = [(stage, [f"trireme-{stage}"]) for stage in ("tokenizer", "model", "postprocess")]
-PARTS = ["texts", "lone", "openai", "recipe", "int8", "identity", "python", "simulated"]
+PARTS = ["texts", "lengths", "lone", "stages", "openai", "recipe", "int8", "identity", "python", "simulated"]
 CONCURRENCY = [1, 16, 64]
 LONE_TURNS = 4
 LONE_TEXTS = 40
@@ -119,8 +121,11 @@ class Bench:
 
     def start(self):
         """Starts the deployments that the wanted parts need."""
-        if {"texts", "lone", "openai", "recipe"} & self.parts:
+        if {"texts", "lengths", "lone", "stages", "openai", "recipe"} & self.parts:
             fp32 = self.repository("plain")
+        if "stages" in self.parts:
+            stages.start(self, fp32, MODEL, STAGES)
+        if {"texts", "lengths", "lone", "openai", "recipe"} & self.parts:
             self.all_in_one("all in one", ["--model-repository", fp32], MODEL)
         if {"recipe", "int8"} & self.parts:
             recipe = folders.make(Path(self.options.model), self.work / folders.NAME)
@@ -133,9 +138,11 @@ class Bench:
                 folders.fidelity(self, "recipe", "int8")
             else:
                 print(f"    the row of int8 is left out: {self.int8}", flush=True)
-        if {"texts", "lone", "openai"} & self.parts:
+        if {"texts", "lengths", "lone", "openai"} & self.parts:
             if {"texts", "lone"} & self.parts:
                 self.start_raw("raw", [])
+            if "lengths" in self.parts:
+                lengths.start(self)
             self.services("services", fp32, MODEL, STAGES)
         if {"identity", "python"} & self.parts:
             identity = ROOT / "bench/repositories/identity"
@@ -198,8 +205,12 @@ class Bench:
     def round(self, number):
         if "texts" in self.parts:
             self.texts()
+        if "lengths" in self.parts:
+            lengths.turns(self, MODEL)
         if "lone" in self.parts:
             self.lone_turns()
+        if "stages" in self.parts:
+            stages.measure(self, MODEL)
         if "openai" in self.parts:
             self.openai_turns()
         if "recipe" in self.parts:
@@ -249,11 +260,10 @@ class Bench:
     def texts(self):
         """Texts per second: raw offline, and served to 1, some and many clients, and in one large request."""
         seconds, texts, many = self.options.seconds, self.options.texts, self.options.batch_texts
-        for name in self.raw:
-            for layout in ("narrow", "wide"):
-                for budget in BUDGETS:
-                    measured = self.ask(name, what="offline", budget=budget, layout=layout, seconds=seconds / 4)
-                    self.keep(f"{name} / {layout}, {budget} tokens", measured)
+        for name in ("raw", "raw openvino"):
+            if name not in self.raw:
+                continue
+            self.offline(name)
             self.keep(f"{name} / lone", self.ask(name, what="lone", seconds=seconds / 2))
         for name in ("all in one", "services", "openvino"):
             if name not in self.deployments:
@@ -263,6 +273,13 @@ class Bench:
                 self.keep(f"{name} / {concurrency}", measured)
             measured = load(self.binaries / "trireme", self.deployments[name], MODEL, seconds, 1, texts, many)
             self.keep(f"{name} / 1 request of {many}", measured)
+
+    def offline(self, raw):
+        """Texts per second of raw ONNX Runtime that knows all texts, with each layout and size of batches."""
+        for layout in ("narrow", "wide"):
+            for budget in BUDGETS:
+                measured = self.ask(raw, what="offline", budget=budget, layout=layout, seconds=self.options.seconds / 4)
+                self.keep(f"{raw} / {layout}, {budget} tokens", measured)
 
     def lone_turns(self):
         """One text at a time, raw and served in quick turns, because their difference is smaller than a machine's drift. There

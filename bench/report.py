@@ -3,7 +3,10 @@
 import json
 import statistics
 
+from lengths import IN_FLIGHT
 from plan import BUDGETS, CONCURRENCY, WORKERS
+
+LENGTH_BARS = {"queries": {"all in one": 0.9, "services": 0.9}, "passages": {"all in one": 0.97, "services": 0.92}}
 
 
 def spread(values):
@@ -47,6 +50,15 @@ class Report:
             texts = int(key.rsplit(" of ", 1)[1])
             value = texts * self.median(key, "requests_per_second") / best
             bars.append((f"texts/s of 1 request of {texts}, all in one / raw best", value, ">=", 0.98))
+        for kind, in_flight in IN_FLIGHT.items():
+            if f"raw {kind} / narrow, {BUDGETS[0]} tokens" not in self.results:
+                continue
+            offline = self.median(self.best(f"raw {kind}"), "texts_per_second")
+            for name, bar in LENGTH_BARS[kind].items():
+                value = self.median(f"{name}, {kind} / {in_flight}", "requests_per_second") / offline
+                bars.append((f"texts/s of {kind} at {in_flight}, {name} / raw best", value, ">=", bar))
+        starts = [key for key in self.results if key.endswith("/ start to first answer")]
+        bars += [(f"seconds, {key}", self.median(key, "seconds"), "<=", 1.0) for key in starts]
         for key in (key for key in self.results if key.startswith("recipe / tuned / ")):
             where = key.removeprefix("recipe / tuned / ")
             bars.append((f"texts/s of serve FOLDER / tuned repository, {where}", self.median(key, "ratio"), ">=", 0.97))
@@ -108,15 +120,16 @@ class Report:
         for text, value, bar, holds in self.bars():
             lines.append(f"| {text} | {value:,.4g} | {bar} | {'holds' if holds else 'missed'} |")
         lines += ["", "| | texts/s | p50 ms | p99 ms | client CPU us/request |", "|---|---|---|---|---|"]
-        for raw in ("raw", "raw openvino"):
-            if f"{raw} / lone" not in self.results:
+        for raw in ("raw", "raw openvino", *(f"raw {kind}" for kind in IN_FLIGHT)):
+            if f"{raw} / narrow, {BUDGETS[0]} tokens" not in self.results:
                 continue
             for layout in ("narrow", "wide"):
                 for budget in BUDGETS:
                     key = f"{raw} / {layout}, {budget} tokens"
                     mark = " **best**" if key == self.best(raw) else ""
                     lines.append(f"| {key}{mark} | {show(self.values(key, 'texts_per_second'))} | | | |")
-            lines.append(f"| {raw} / lone | | {show(self.values(f'{raw} / lone', 'p50_ms'), 3)} | | |")
+            if f"{raw} / lone" in self.results:
+                lines.append(f"| {raw} / lone | | {show(self.values(f'{raw} / lone', 'p50_ms'), 3)} | | |")
         for name in ("all in one", "services"):
             key = f"{name} / lone, less raw"
             if key in self.results:
@@ -132,6 +145,10 @@ class Report:
                 show(self.values(key, "p99_ms"), 3), show(self.values(key, "client_cpu_us")) if "client_cpu_us" in rounds[0] else "",
             ]
             lines.append(f"| {key} | {' | '.join(cells)} |")
+        memory = [key for key in self.results if key.endswith("/ memory")]
+        if memory:
+            lines += ["", "| | RSS MiB under load |", "|---|---|"]
+            lines += [f"| {key.removesuffix(' / memory')} | {show(self.values(key, 'rss_mib'), 0)} |" for key in memory]
         loads = [f"{name} / one text, {form}" for name in ("all in one", "services") for form in ("json", "openai")]
         loads += ["all in one / 64", "services / 64", "identity / 64", "identity services / 64"]
         loads += ["python / 64", "python services / 64"]

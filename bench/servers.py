@@ -31,10 +31,13 @@ class Process:
     def __init__(self, name, argv, logs, environment=None):
         self.name = name
         self.log = logs / f"{name}.log"
-        with open(self.log, "w") as log:
-            self.process = subprocess.Popen(
-                [str(word) for word in argv], stdout=log, stderr=log, env={**os.environ, **(environment or {})}
-            )
+        self.argv, self.environment = [str(word) for word in argv], {**os.environ, **(environment or {})}
+        self.start()
+
+    def start(self):
+        """Starts the process, or starts it again after it was stopped."""
+        with open(self.log, "a") as log:
+            self.process = subprocess.Popen(self.argv, stdout=log, stderr=log, env=self.environment)
 
     def check(self):
         if self.process.poll() is not None:
@@ -46,6 +49,11 @@ class Process:
         with open(f"/proc/{self.process.pid}/stat") as stat:
             fields = stat.read().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def rss(self):
+        """Resident memory, in bytes."""
+        with open(f"/proc/{self.process.pid}/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def cpu_by_thread(self):
         """The same by the names of threads, without numbers at their ends."""
