@@ -236,10 +236,11 @@ impl<'a> Jobs<'a> {
         }
     }
 
-    /// Runs batches over one file, one after the other.
+    /// Runs batches over one file, one after the other; at least one, because the load may be over before the file is there.
     fn batches(&self) {
         let Some(file) = self.upload() else { return };
-        while self.is(Phase::Begin) {
+        let mut has_run = false;
+        while self.is(Phase::Begin) || !(has_run || self.is(Phase::GiveUp)) {
             let body = json!({"input_file_id": file, "endpoint": ENDPOINT, "completion_window": "24h"});
             let request = Request::post("/v1/batches", body.to_string());
             let Some(begun) = self.call("a batch", |address| request.send(address)) else { return };
@@ -254,6 +255,7 @@ impl<'a> Jobs<'a> {
             };
             let Some(batch) = self.ended(&id) else { return };
             self.check(&batch);
+            has_run = true;
         }
     }
 
