@@ -35,15 +35,17 @@ def restart(deployment, process, model):
     process.stop()
     begun = time.monotonic()
     process.start()
-    body = {"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["a first text"]}]}
+    body = {"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["a first text"]}]}
     request = urllib.request.Request(f"http://{deployment.address}/v2/models/{model}/infer", json.dumps(body).encode())
     while time.monotonic() - begun < WAIT_SECONDS:
         try:
             with DIRECT.open(request, timeout=WAIT_SECONDS) as answer:
                 answer.read()
                 return time.monotonic() - begun
-        except OSError:
-            # The gateway does not listen yet, or no worker has the model.
+        except OSError as error:
+            # The gateway does not listen yet, or does not know of a worker yet.
+            if getattr(error, "code", 503) < 500:
+                raise BenchError(f"{deployment.name} refuses a request: {error}") from error
             process.check()
             time.sleep(0.005)
     raise BenchError(f"{process.name} does not answer {WAIT_SECONDS} s after its start: see {process.log}")
