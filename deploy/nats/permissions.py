@@ -21,7 +21,7 @@ STAGES = ("tokenizer", "model", "postprocess", "python")
 INBOX = "_INBOX.{}.>"
 # The level of the bulk lane of every queue.
 BULK_LEVEL = 10000
-# The model service hosts models of backend `postprocess` whose chain begins with one of these ops, too.
+# Ops with which a chain of backend `postprocess` has to begin for the model service to host it.
 REDUCTIONS = ["pool", "argmax", "top_k", "slice", "splade", "sparse"]
 
 # Streams on the broker's disk: settings, models loaded by request, dead letters, durable work and its bytes.

@@ -52,7 +52,7 @@ pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telem
     };
     let spans = provider.as_ref().map(trace::layer);
     let filter = levels::reloadable(filter);
-    // Log lines name what they are about themselves. So spans cost nothing unless they are exported.
+    // Each log line names its request and model, so lines need no spans. A span that is not exported then costs nothing.
     let lines = filter.and(filter_fn(|metadata| metadata.is_event()));
     tracing_subscriber::registry().with(logs.with_filter(lines)).with(spans).try_init()?;
     let levels = log_levels();

@@ -226,7 +226,7 @@ fn names(outputs: &[StepOutput]) -> Vec<Name> {
     let mut names: Vec<Name> = Vec::with_capacity(outputs.len());
     for output in outputs {
         if !names.contains(&output.name) {
-            names.push(output.name.to_string().into());
+            names.push(output.name.clone());
         }
     }
     names

@@ -21,7 +21,8 @@ impl Models {
         let backend = match backend_of(model, &self.backends) {
             Ok(Some(backend)) => backend,
             Ok(None) => {
-                // Its configuration may have changed. Other workers take what is in its queue now; an ensemble has none.
+                // The model may have been hosted here before its configuration changed. Now other workers serve its queue; an ensemble has
+                // no workers.
                 let quiet = if model.config.is_ensemble() { QUIET } else { Duration::ZERO };
                 self.retire(&model.name, &[], quiet).await;
                 return Ok(Applied::default());
