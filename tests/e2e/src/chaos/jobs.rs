@@ -239,7 +239,7 @@ impl<'a> Jobs<'a> {
     /// Runs batches over one file, one after the other; at least one, because the load may be over before the file is there.
     fn batches(&self) {
         let Some(file) = self.upload() else { return };
-        let mut has_run = false;
+        let (mut has_run, mut unknown) = (false, None);
         while self.is(Phase::Begin) || !(has_run || self.is(Phase::GiveUp)) {
             let body = json!({"input_file_id": file, "endpoint": ENDPOINT, "completion_window": "24h"});
             let request = Request::post("/v1/batches", body.to_string());
@@ -248,6 +248,9 @@ impl<'a> Jobs<'a> {
                 (200, Some(id)) => id.to_owned(),
                 // A broker that was cut off may not have the file yet.
                 (404 | 400, _) if !self.is(Phase::GiveUp) => {
+                    if unknown.get_or_insert_with(Instant::now).elapsed() > UNKNOWN_LIMIT {
+                        return self.complain(format!("file {file} is lost, although it was accepted"));
+                    }
                     std::thread::sleep(LOOK);
                     continue;
                 }
@@ -255,7 +258,7 @@ impl<'a> Jobs<'a> {
             };
             let Some(batch) = self.ended(&id) else { return };
             self.check(&batch);
-            has_run = true;
+            (has_run, unknown) = (true, None);
         }
     }
 
