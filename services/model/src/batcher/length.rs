@@ -44,6 +44,9 @@ const ALIKE: usize = 8;
 /// Tokens of a usual text, used to estimate how many requests an instance executes at once.
 const USUAL_LENGTH: u32 = 32;
 
+/// Tokens of a short text, such as a query. A worker has room for a full run of them for each instance.
+const SHORT_LENGTH: u32 = 8;
+
 /// Chooses batches by length.
 #[derive(Clone, Debug)]
 pub struct LengthBatcher {
@@ -96,9 +99,9 @@ impl LengthBatcher {
         }
     }
 
-    /// Requests in a full run of usual texts.
-    fn usual_batch(&self) -> usize {
-        (self.token_budget / USUAL_LENGTH).clamp(1, self.max_rows) as usize
+    /// Requests in a full run of texts of `length` tokens.
+    fn full_run(&self, length: u32) -> usize {
+        (self.token_budget / length).clamp(1, self.max_rows) as usize
     }
 
     /// Requests of equal level and signature, in order of arrival. The groups are in the order of their oldest
@@ -204,7 +207,7 @@ impl BatchPolicy for LengthBatcher {
     }
 
     fn appetite(&self) -> Appetite {
-        Appetite { batch: self.usual_batch().min(ALIKE), look_ahead: LOOK_AHEAD }
+        Appetite { batch: self.full_run(USUAL_LENGTH).min(ALIKE), look_ahead: LOOK_AHEAD }
     }
 
     fn cost(&self, members: &[Description]) -> f64 {
@@ -212,8 +215,9 @@ impl BatchPolicy for LengthBatcher {
         self.cost.cost(rows, members.iter().map(|member| member.length).max().unwrap_or(0))
     }
 
+    // With fewer, an instance that has taken a run of short texts leaves nothing to the others. The worker's look-ahead limits longer texts.
     fn in_hand(&self, instances: usize) -> usize {
-        WINDOW + instances * self.usual_batch()
+        WINDOW + instances * self.full_run(SHORT_LENGTH)
     }
 }
 
