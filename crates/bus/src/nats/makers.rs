@@ -11,12 +11,14 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 
 use async_nats::client::RequestErrorKind;
 use async_nats::{Message, Subject};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use trireme_inference::ModelKey;
 
@@ -29,8 +31,10 @@ use super::subjects;
 use crate::envelope::MAX_NAME;
 use crate::{Bucket, BusError, QueueOptions};
 
-/// Streams that a gateway creates for stages at a time. Beyond that a stage has to ask again.
+/// Streams that a gateway creates for stages at a time, and different requests that it takes: the others wait. Beyond that a stage has
+/// to ask again.
 const MAKING: usize = 64;
+const MOST_REQUESTS: usize = 8192;
 
 /// The queue group of gateways that create streams.
 const MAKERS: &str = "makers";
@@ -72,7 +76,7 @@ impl Nats {
         let mut asked = taken(asked).await?;
         let nats = self.clone();
         crate::spawn("nats streams", async move {
-            let mut making = JoinSet::new();
+            let (mut making, turns) = (JoinSet::new(), Arc::new(Semaphore::new(MAKING)));
             // Stages that want the same stream share the answer.
             let mut askers = HashMap::<(String, Bytes), Vec<Subject>>::new();
             loop {
@@ -91,14 +95,15 @@ impl Nats {
                 let request = (message.subject.to_string(), message.payload.clone());
                 match askers.entry(request) {
                     Entry::Occupied(mut same) => same.get_mut().push(asker),
-                    Entry::Vacant(_) if making.len() >= MAKING => {
+                    Entry::Vacant(_) if making.len() >= MOST_REQUESTS => {
                         let reason = "too many streams are asked for at a time".to_owned();
                         nats.answer(asker, &StreamOutcome::Unreachable(reason));
                     }
                     Entry::Vacant(new) => {
-                        let (nats, request) = (nats.clone(), new.key().clone());
+                        let (nats, request, turns) = (nats.clone(), new.key().clone(), turns.clone());
                         new.insert(vec![asker]);
                         making.spawn(async move {
+                            let _turn = turns.acquire().await;
                             let answer = nats.make_for(&message).await;
                             (request, answer)
                         });

@@ -33,6 +33,10 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// missed once.
 const LOOKS: u32 = 2;
 
+/// Most requests that are published again after one look, so that a broker that has just come back is not flooded. The others are
+/// published after the next looks.
+const MOST_AT_ONCE: usize = 4096;
+
 /// The requests of a gateway that are looked for. Clones are the same.
 #[derive(Clone)]
 pub(super) struct Reconciler {
@@ -106,14 +110,15 @@ impl Reconciler {
     }
 
     fn judge(&self, found: &HashMap<ModelKey, Result<HashSet<String>, BusError>>) {
+        let mut lost = 0;
         for sought in self.sought.lock().values_mut() {
             match is_missing(sought, found) {
                 Some(true) => sought.missed += 1,
                 // The request was found, or a queue could not be read.
                 None | Some(false) => sought.missed = 0,
             }
-            if sought.missed >= LOOKS {
-                sought.missed = 0;
+            if sought.missed >= LOOKS && lost < MOST_AT_ONCE {
+                (sought.missed, lost) = (0, lost + 1);
                 sought.lost.notify_one();
             }
         }
