@@ -14,7 +14,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +22,7 @@ import clients
 from plan import BUDGETS, MODEL, ROOT, STAGES, Bench
 from raw import read_texts
 from run import processor
-from servers import BenchError, free_port, load
+from servers import BenchError, free_port, load, run_script
 
 PARTS = ["batch", "beside", "queued"]
 WHERE = ["all in one", "services"]
@@ -306,9 +305,4 @@ def main():
 
 
 if __name__ == "__main__":
-    import signal
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: stopped"))
-    try:
-        main()
-    except BenchError as error:
-        sys.exit(f"bench: {error}")
+    run_script(main)

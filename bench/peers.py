@@ -12,7 +12,6 @@ import datetime
 import json
 import math
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from peer_servers import PEERS, Memory, PeersBench
 from plan import CONCURRENCY, MODEL, ROOT, TRITON
 from raw import read_texts
 from run import processor
-from servers import BenchError, load
+from servers import BenchError, load, run_script
 
 COMPARED_TEXTS = 20
 COSINE_BAR = 0.9999
@@ -332,8 +331,4 @@ def main():
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: stopped"))
-    try:
-        main()
-    except BenchError as error:
-        sys.exit(f"bench: {error}")
+    run_script(main)

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from plan import MODEL, ROOT, STAGES, Bench
-from servers import BenchError, load
+from servers import load, run_script
 
 LIMIT = 0.05
 SIDES = ["this tree", "the other"]
@@ -108,9 +108,4 @@ def main():
 
 
 if __name__ == "__main__":
-    import signal
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: stopped"))
-    try:
-        main()
-    except BenchError as error:
-        sys.exit(f"bench: {error}")
+    run_script(main)

@@ -9,15 +9,13 @@ import argparse
 import datetime
 import os
 import platform
-import signal
-import sys
 import tempfile
 from pathlib import Path
 
 from plan import PARTS, ROOT, Bench
 from raw import read_texts
 from report import Report
-from servers import BenchError
+from servers import run_script
 
 PLUGIN = ROOT / ".tools/openvino/libonnxruntime_providers_openvino_plugin.so"
 BUILT_IN = ROOT / ".tools/bench-openvino/bin/python"
@@ -85,9 +83,4 @@ def main():
 
 
 if __name__ == "__main__":
-    # On SIGTERM, the benchmark stops its processes.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: stopped"))
-    try:
-        main()
-    except BenchError as error:
-        sys.exit(f"bench: {error}")
+    run_script(main)

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +18,15 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 class BenchError(Exception):
     """An error that the user can fix."""
+
+
+def run_script(main):
+    """Runs a benchmark. On SIGTERM it stops its processes; an error that the user can fix is one line."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: stopped"))
+    try:
+        main()
+    except BenchError as error:
+        sys.exit(f"bench: {error}")
 
 
 def free_port():
