@@ -29,7 +29,7 @@ TRITON = ROOT / ".tools/triton"
 CHAIN_BYTES = 512  # about what a message of the identity ensemble has as headers and body
 LARGE_ELEMENTS = 4 << 20  # of FP32: 16 MiB
 DELAY_SECONDS = 0.05  # as bench/repositories/simulated says
-NATS_CONFIG = "host: 127.0.0.1\nport: {port}\nmax_payload: 8MB\njetstream {{ store_dir: \"{store}\", max_mem: 2GB {more} }}\n"
+NATS_CONFIG = "host: 127.0.0.1\nport: {port}\nhttp: 127.0.0.1:{monitor}\nmax_payload: 8MB\njetstream {{ store_dir: \"{store}\", max_mem: 2GB {more} }}\n"
 POLICY = """
 dynamic_batching {
   priority_levels: 2 default_priority_level: 1
@@ -113,9 +113,10 @@ class Bench:
 
     def start_nats(self, deployment, broker=""):
         from servers import free_port
-        port, store = free_port(), self.work / f"nats-{deployment.name}"
+        port, deployment.monitor = free_port(), free_port()
+        store = self.work / f"nats-{deployment.name}"
         config = self.work / f"nats-{deployment.name}.conf"
-        config.write_text(NATS_CONFIG.format(port=port, store=store, more=broker))
+        config.write_text(NATS_CONFIG.format(port=port, monitor=deployment.monitor, store=store, more=broker))
         deployment.start("nats-server", [self.options.nats_server, "--config", config])
         return f"nats://127.0.0.1:{port}", store
 
@@ -142,7 +143,7 @@ class Bench:
             if {"texts", "lone"} & self.parts:
                 self.start_raw("raw", [])
             if "lengths" in self.parts:
-                lengths.start(self)
+                lengths.start(self, STAGES)
             self.services("services", fp32, MODEL, STAGES)
         if {"identity", "python"} & self.parts:
             identity = ROOT / "bench/repositories/identity"

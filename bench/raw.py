@@ -20,19 +20,25 @@ from tokenizers import Tokenizer
 MAX_LENGTH = 256
 
 
-def read_texts(path):
+def read_lines(path):
+    """The texts of each line: one, or two where the line is a JSON object with a `text_pair`."""
     with open(path) as file:
         lines = [line.rstrip("\n") for line in file if line.strip()]
-    return [json.loads(line)["text"] if line.startswith('{"') else line for line in lines]
+    objects = [json.loads(line) if line.startswith('{"') else {"text": line} for line in lines]
+    return [[one[key] for key in ("text", "text_pair") if key in one] for one in objects]
+
+
+def read_texts(path):
+    return [texts[0] for texts in read_lines(path)]
 
 
 class Raw:
     def __init__(self, options):
         self.tokenizer = Tokenizer.from_file(f"{options.model}/tokenizer.json")
         self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(MAX_LENGTH)
-        self.texts = read_texts(options.texts)
-        self.tokens = sorted((self.tokenizer.encode(text).ids for text in self.texts), key=len)
+        self.tokenizer.enable_truncation(options.max_length)
+        self.texts = read_lines(options.texts)
+        self.tokens = sorted((self.tokenizer.encode(*texts) for texts in self.texts), key=len)
         self.path, self.openvino = f"{options.model}/model.onnx", options.openvino
         self.plugin = bool(self.openvino) and self.openvino.endswith(".so")
         self.properties = json.loads(options.properties)
@@ -61,11 +67,10 @@ class Raw:
 
     def feed(self, rows):
         length = max(map(len, rows))
-        ids = np.zeros((len(rows), length), np.int64)
-        mask = np.zeros_like(ids)
+        ids, mask, types = np.zeros((3, len(rows), length), np.int64)
         for row, tokens in enumerate(rows):
-            ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
-        everything = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+            ids[row, : len(tokens)], mask[row, : len(tokens)], types[row, : len(tokens)] = tokens.ids, 1, tokens.type_ids
+        everything = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
         return {name: everything[name] for name in self.inputs}
 
     def offline(self, budget, layout, seconds):
@@ -111,7 +116,7 @@ class Raw:
         latencies, until, index = [], time.perf_counter() + seconds, 0
         while time.perf_counter() < until:
             started = time.perf_counter()
-            feed = self.feed([self.tokenizer.encode(texts[index % len(texts)]).ids])
+            feed = self.feed([self.tokenizer.encode(*texts[index % len(texts)])])
             states = self.wide.run(None, feed)[0]
             mask = feed["attention_mask"][:, :, None].astype(np.float32)
             pooled = (states * mask).sum(1) / mask.sum(1)
@@ -123,8 +128,8 @@ class Raw:
     def embed(self, count):
         """Embeddings of the first texts, to compare two providers."""
         vectors = []
-        for text in self.texts[:count]:
-            feed = self.feed([self.tokenizer.encode(text).ids])
+        for texts in self.texts[:count]:
+            feed = self.feed([self.tokenizer.encode(*texts)])
             pooled = self.wide.run(None, feed)[0][0].mean(0)
             vectors.append((pooled / np.linalg.norm(pooled)).tolist())
         return {"vectors": vectors}
@@ -134,6 +139,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--texts", required=True)
+    parser.add_argument("--max-length", type=int, default=MAX_LENGTH, help="tokens of a text at most")
     parser.add_argument("--cpus", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--openvino", help="run on OpenVINO: the plugin's library, or anything else where it is built in")
     parser.add_argument("--properties", default="{}", help="OpenVINO's properties as JSON")

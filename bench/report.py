@@ -6,7 +6,11 @@ import statistics
 from lengths import IN_FLIGHT
 from plan import BUDGETS, CONCURRENCY, WORKERS
 
-LENGTH_BARS = {"queries": {"all in one": 0.9, "services": 0.9}, "passages": {"all in one": 0.97, "services": 0.92}}
+LENGTH_BARS = {
+    "queries": {"all in one": 0.9, "services": 0.9}, "passages": {"all in one": 0.97, "services": 0.92},
+    "pairs": {"all in one": 0.9, "services": 0.9}, "wide states": {"services": 0.9},
+}
+BROKER_BAR = 64  # kB: the states of a text are 2 MB
 
 
 def spread(values):
@@ -57,6 +61,9 @@ class Report:
             for name, bar in LENGTH_BARS[kind].items():
                 value = self.median(f"{name}, {kind} / {in_flight}", "requests_per_second") / offline
                 bars.append((f"texts/s of {kind} at {in_flight}, {name} / raw best", value, ">=", bar))
+        if (wide := f"services, wide states / {IN_FLIGHT['wide states']}") in self.results:
+            crossed = statistics.median(self.values(wide, "broker_bytes", 1e-3))
+            bars.append(("kB that the broker gets and sends for a text of wide states", crossed, "<=", BROKER_BAR))
         starts = [key for key in self.results if key.endswith("/ start to first answer")]
         bars += [(f"seconds, {key}", self.median(key, "seconds"), "<=", 1.0) for key in starts]
         for key in (key for key in self.results if key.startswith("recipe / tuned / ")):

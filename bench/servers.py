@@ -94,6 +94,7 @@ class Deployment:
         self.name, self.logs = name, logs
         self.processes = []
         self.port = free_port()
+        self.monitor = None  # the broker's port for its statistics
 
     @property
     def address(self):
@@ -122,6 +123,14 @@ class Deployment:
     def cpu(self):
         return {process.stage: process.cpu_seconds() for process in self.processes}
 
+    def broker_bytes(self):
+        """Bytes that the broker has received and sent so far; 0 without a broker."""
+        if not self.monitor:
+            return 0
+        with DIRECT.open(f"http://127.0.0.1:{self.monitor}/varz", timeout=10) as answer:
+            statistics = json.load(answer)
+        return statistics["in_bytes"] + statistics["out_bytes"]
+
     def stop(self):
         for process in reversed(self.processes):
             process.stop()
@@ -133,16 +142,17 @@ def load(trireme, deployment, model, seconds, concurrency, texts=None, dimension
     argv = [trireme, "bench", "--server", deployment.address, "--model", model, "--json", "--seconds", seconds]
     argv += ["--concurrency", concurrency, "--warmup-seconds", min(1, seconds / 4), "--dimension", dimension, "--form", form]
     argv += ["--texts", texts] if texts else []
-    before, threads = deployment.cpu(), deployment.processes[0].cpu_by_thread()
+    before, threads, crossed = deployment.cpu(), deployment.processes[0].cpu_by_thread(), deployment.broker_bytes()
     done = subprocess.run([str(word) for word in argv], capture_output=True, text=True)
     if done.returncode:
         raise BenchError(f"trireme bench failed on {deployment.name}: {done.stderr.strip()}")
     result = json.loads(done.stdout)
     after, threads_after = deployment.cpu(), deployment.processes[0].cpu_by_thread()
-    # The CPU time includes the warm-up's requests, so the number of requests is scaled by the whole
+    # CPU time and bytes include the warm-up's requests, so the number of requests is scaled by the whole
     # time under load.
     requests = result["requests_per_second"] * (seconds + min(1, seconds / 4))
     per_request = lambda seconds: 1e6 * seconds / max(requests, 1)
+    result["broker_bytes"] = (deployment.broker_bytes() - crossed) / max(requests, 1)
     result["cpu_us"] = {stage: per_request(after[stage] - before[stage]) for stage in after}
     result["thread_cpu_us"] = {
         name: per_request(seconds - threads.get(name, 0)) for name, seconds in threads_after.items()

@@ -47,7 +47,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     warmup_seconds: f64,
 
-    /// File of texts for the model's BYTES input, one a line, plain or as JSON objects with a `text`
+    /// File of texts for the model's BYTES input, one a line, plain or as JSON objects with a `text`, and with a `text_pair` for the
+    /// second BYTES input of a model that takes pairs
     #[arg(long, value_name = "FILE")]
     texts: Option<std::path::PathBuf>,
 
@@ -90,9 +91,9 @@ async fn measure_all(args: &BenchArgs) -> anyhow::Result<usize> {
     let path = format!("/v2/models/{}", args.model);
     let metadata =
         connection.get(&path).await.with_context(|| format!("asking for the metadata of '{}'", args.model))?;
-    let texts = requests::read_texts(args.texts.as_deref())?;
+    let lines = requests::read_lines(args.texts.as_deref())?;
     let target = requests::Target { server: server.as_str(), model: &args.model, dimension: args.dimension };
-    let requests = Arc::new(target.requests(args.form, &metadata, &texts)?);
+    let requests = Arc::new(target.requests(args.form, &metadata, &lines)?);
     let mut errors = 0;
     if !args.json {
         let text = format!(
@@ -129,7 +130,8 @@ pub async fn rate(
 ) -> anyhow::Result<f64> {
     let metadata = Connection::open(server).await?.get(&format!("/v2/models/{model}")).await?;
     let target = requests::Target { server, model, dimension: 1 };
-    let requests = Arc::new(target.requests(Form::Binary, &metadata, texts)?);
+    let lines: Vec<_> = texts.iter().map(|text| requests::Line::from(text.as_str())).collect();
+    let requests = Arc::new(target.requests(Form::Binary, &metadata, &lines)?);
     load(server, &requests, concurrency, WARM_UP).await?;
     let measured = load(server, &requests, concurrency, duration).await?;
     if let Some(error) = measured.first_error {

@@ -10,17 +10,22 @@ use serde_json::{Value, json};
 /// The text in BYTES inputs when no file of texts is given.
 const DEFAULT_TEXT: &str = "The quick brown fox jumps over the lazy dog.";
 
-/// The texts of a file: plain lines, or lines that are JSON objects with a `text`.
-pub fn read_texts(path: Option<&Path>) -> anyhow::Result<Vec<String>> {
-    let Some(path) = path else { return Ok(vec![DEFAULT_TEXT.to_owned()]) };
+/// A line of a file of texts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// The text.
+    pub text: String,
+    /// The other text of a pair.
+    pub pair: Option<String>,
+}
+
+/// The lines of a file: plain texts, or JSON objects with a `text` and, for pairs, a `text_pair`.
+pub fn read_lines(path: Option<&Path>) -> anyhow::Result<Vec<Line>> {
+    let Some(path) = path else { return Ok(vec![DEFAULT_TEXT.into()]) };
     let file = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let text = |line: &str| match serde_json::from_str::<Value>(line) {
-        Ok(Value::Object(object)) => object.get("text")?.as_str().map(str::to_owned),
-        _ => Some(line.to_owned()),
-    };
-    let texts: Vec<_> = file.lines().filter(|line| !line.trim().is_empty()).filter_map(text).collect();
-    anyhow::ensure!(!texts.is_empty(), "{} holds no text", path.display());
-    Ok(texts)
+    let lines: Vec<_> = file.lines().filter(|line| !line.trim().is_empty()).filter_map(Line::parse).collect();
+    anyhow::ensure!(!lines.is_empty(), "{} holds no text", path.display());
+    Ok(lines)
 }
 
 /// In which form requests are sent.
@@ -46,31 +51,54 @@ pub struct Target<'a> {
     pub dimension: i64,
 }
 
+// === impl Line ===
+
+impl From<&str> for Line {
+    fn from(text: &str) -> Line {
+        Line { text: text.to_owned(), pair: None }
+    }
+}
+
+impl Line {
+    /// `None` for a JSON object without a `text`.
+    fn parse(line: &str) -> Option<Line> {
+        let Ok(Value::Object(object)) = serde_json::from_str(line) else { return Some(line.into()) };
+        let field = |name| Some(object.get(name)?.as_str()?.to_owned());
+        Some(Line { text: field("text")?, pair: field("text_pair") })
+    }
+
+    /// The text for the input with this many BYTES inputs before it. A line without a pair has one text for all inputs.
+    fn text_for(&self, before: usize) -> &str {
+        self.pair.as_deref().filter(|_| before > 0).unwrap_or(&self.text)
+    }
+}
+
 // === impl Target ===
 
 impl Target<'_> {
-    /// A whole HTTP request per text in this form. Where a request takes several texts, those that follow come along.
-    pub fn requests(&self, form: Form, metadata: &[u8], texts: &[String]) -> anyhow::Result<Vec<Bytes>> {
+    /// A whole HTTP request per line in this form. Where a request takes several texts, those that follow come along.
+    pub fn requests(&self, form: Form, metadata: &[u8], lines: &[Line]) -> anyhow::Result<Vec<Bytes>> {
         let metadata: Value = serde_json::from_slice(metadata).context("the model's metadata is not JSON")?;
         let inputs = metadata["inputs"].as_array().context("the model's metadata has no inputs")?;
         let request = |first: usize| match form {
-            Form::Binary => self.binary(inputs, texts, first),
-            Form::Json => self.json(inputs, texts, first),
-            Form::Openai => Ok(self.openai("float", texts, first)),
-            Form::OpenaiBase64 => Ok(self.openai("base64", texts, first)),
+            Form::Binary => self.binary(inputs, lines, first),
+            Form::Json => self.json(inputs, lines, first),
+            Form::Openai => self.openai("float", lines, first),
+            Form::OpenaiBase64 => self.openai("base64", lines, first),
         };
-        (0..texts.len()).map(request).collect()
+        (0..lines.len()).map(request).collect()
     }
 
     /// Tensors in binary, outputs in binary.
-    fn binary(&self, inputs: &[Value], texts: &[String], first: usize) -> anyhow::Result<Bytes> {
+    fn binary(&self, inputs: &[Value], lines: &[Line], first: usize) -> anyhow::Result<Bytes> {
         let (mut header, mut data) = (Vec::new(), Vec::new());
-        for input in inputs {
+        for (at, input) in inputs.iter().enumerate() {
             let (shape, count) = self.shape(input);
             let before = data.len();
             match input["datatype"].as_str() {
                 Some("BYTES") => {
-                    for text in texts.iter().cycle().skip(first).take(count) {
+                    for line in lines.iter().cycle().skip(first).take(count) {
+                        let text = line.text_for(texts_before(inputs, at));
                         data.extend_from_slice(&(text.len() as u32).to_le_bytes());
                         data.extend_from_slice(text.as_bytes());
                     }
@@ -89,30 +117,34 @@ impl Target<'_> {
     }
 
     /// Tensors as JSON, outputs as JSON.
-    fn json(&self, inputs: &[Value], texts: &[String], first: usize) -> anyhow::Result<Bytes> {
-        let tensor = |input: &Value| {
+    fn json(&self, inputs: &[Value], lines: &[Line], first: usize) -> anyhow::Result<Bytes> {
+        let tensor = |(at, input): (usize, &Value)| {
             let (shape, count) = self.shape(input);
             let data: Value = match input["datatype"].as_str() {
-                Some("BYTES") => texts.iter().cycle().skip(first).take(count).map(String::as_str).collect(),
+                Some("BYTES") => {
+                    let text = |line| Line::text_for(line, texts_before(inputs, at));
+                    lines.iter().cycle().skip(first).take(count).map(text).collect()
+                }
                 Some("BOOL") => vec![false; count].into(),
                 Some(_) => vec![0; count].into(),
                 None => anyhow::bail!("the model's metadata has an input without datatype"),
             };
             Ok(json!({ "name": input["name"], "datatype": input["datatype"], "shape": shape, "data": data }))
         };
-        let inputs = inputs.iter().map(tensor).collect::<anyhow::Result<Vec<_>>>()?;
+        let inputs = inputs.iter().enumerate().map(tensor).collect::<anyhow::Result<Vec<_>>>()?;
         Ok(self.post(&self.infer(), JSON, json!({ "inputs": inputs }).to_string().as_bytes()))
     }
 
     /// OpenAI's words: a text for itself, or a list of several.
-    fn openai(&self, encoding_format: &str, texts: &[String], first: usize) -> Bytes {
+    fn openai(&self, encoding_format: &str, lines: &[Line], first: usize) -> anyhow::Result<Bytes> {
+        anyhow::ensure!(lines[first].pair.is_none(), "/v1/embeddings takes no pairs of texts");
         let count = usize::try_from(self.dimension).unwrap_or(1).max(1);
         let input: Value = match count {
-            1 => texts[first].as_str().into(),
-            _ => texts.iter().cycle().skip(first).take(count).map(String::as_str).collect(),
+            1 => lines[first].text.as_str().into(),
+            _ => lines.iter().cycle().skip(first).take(count).map(|line| line.text.as_str()).collect(),
         };
         let body = json!({ "model": self.model, "input": input, "encoding_format": encoding_format });
-        self.post("/v1/embeddings", JSON, body.to_string().as_bytes())
+        Ok(self.post("/v1/embeddings", JSON, body.to_string().as_bytes()))
     }
 
     fn infer(&self) -> String {
@@ -137,6 +169,11 @@ impl Target<'_> {
 
 const JSON: &str = "Content-Type: application/json\r\n";
 
+/// How many BYTES inputs there are before the one at `at`.
+fn texts_before(inputs: &[Value], at: usize) -> usize {
+    inputs[..at].iter().filter(|input| input["datatype"] == "BYTES").count()
+}
+
 fn element_size(datatype: &str) -> anyhow::Result<usize> {
     Ok(match datatype {
         "BOOL" | "UINT8" | "INT8" => 1,
@@ -145,4 +182,44 @@ fn element_size(datatype: &str) -> anyhow::Result<usize> {
         "UINT64" | "INT64" | "FP64" => 8,
         other => anyhow::bail!("an input has the datatype {other}, which is unknown"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAIRS: &str = r#"{"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [-1]},
+        {"name": "TEXT_PAIR", "datatype": "BYTES", "shape": [-1]}]}"#;
+
+    /// The data of both inputs in the first request of these lines.
+    fn first_request(lines: &[&str], dimension: i64) -> (Value, Value) {
+        let lines: Vec<_> = lines.iter().copied().filter_map(Line::parse).collect();
+        let target = Target { server: "127.0.0.1:1", model: "m", dimension };
+        let requests = target.requests(Form::Json, PAIRS.as_bytes(), &lines).unwrap();
+        let binary = target.requests(Form::Binary, PAIRS.as_bytes(), &lines).unwrap();
+        let (_, body) = std::str::from_utf8(&requests[0]).unwrap().split_once("\r\n\r\n").unwrap();
+        let inputs: Value = serde_json::from_str::<Value>(body).unwrap()["inputs"].take();
+        let data: Vec<&Value> = inputs.as_array().unwrap().iter().map(|input| &input["data"]).collect();
+        let texts = data.iter().flat_map(|texts| texts.as_array().unwrap()).filter_map(Value::as_str);
+        let expected: Vec<u8> =
+            texts.flat_map(|text| [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat()).collect();
+        assert!(binary[0].ends_with(&expected), "the binary form has the same texts");
+        (data[0].clone(), data[1].clone())
+    }
+
+    #[test]
+    fn a_pair_goes_to_two_inputs_and_a_plain_text_to_both() {
+        let pair = r#"{"text": "who rows", "text_pair": "the crew"}"#;
+        assert_eq!(first_request(&[pair], 1), (json!(["who rows"]), json!(["the crew"])));
+        let two = first_request(&[pair, "a boat"], 2);
+        assert_eq!(two, (json!(["who rows", "a boat"]), json!(["the crew", "a boat"])));
+    }
+
+    #[test]
+    fn pairs_are_refused_where_a_request_has_one_text() {
+        let line = Line { pair: Some("the crew".to_owned()), .."who rows".into() };
+        let target = Target { server: "127.0.0.1:1", model: "m", dimension: 1 };
+        let error = target.requests(Form::Openai, PAIRS.as_bytes(), &[line]).unwrap_err().to_string();
+        assert_eq!(error, "/v1/embeddings takes no pairs of texts");
+    }
 }

@@ -103,7 +103,7 @@ async fn optimize(args: &OptimizeArgs) -> anyhow::Result<(String, bool)> {
     ensure!(target != graph, "{} has 8-bit weights: optimize the folder of the original", graph.display());
     ensure!(args.force || !target.exists(), "{} is there already: remove it, or give --force", target.display());
     let texts = match &args.texts {
-        Some(file) => crate::bench::requests::read_texts(Some(file))?,
+        Some(file) => crate::bench::requests::read_lines(Some(file))?.into_iter().map(|line| line.text).collect(),
         None => texts::built_in(),
     };
     let work = tempfile::Builder::new().prefix("trireme-optimize-").tempdir()?;
