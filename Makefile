@@ -109,6 +109,16 @@ bench-peers: setup-demo ## Measures Trireme beside Triton, infinity-emb and sie-
 	@$(TOOLS)/bench-python/bin/python -B bench/peers.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
 
+.PHONY: bench-gpu
+bench-gpu: ## Measures the encoder on an NVIDIA GPU beside raw ONNX Runtime on it; without a GPU it ends with 2 and fetches nothing (MODEL=DIR of fp32, TEXTS=FILE, ROUNDS=3, SECONDS_EACH=5)
+	@scripts/setup-gpu.sh
+	@$(MAKE) --no-print-directory setup-demo
+	@scripts/fetch-nats-server.sh
+	@echo "==> building release binaries (the first build takes some minutes)"
+	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model -p trireme-postprocess
+	@$(TOOLS)/gpu-python/bin/python -B bench/gpu.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
+
 .PHONY: lint
 lint: ## Formatting, clippy, shell scripts, dependencies between crates and modules; advisories and licences where cargo-deny is installed
 	@echo "==> lint"

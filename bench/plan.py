@@ -174,18 +174,22 @@ class Bench:
     def stop(self):
         for deployment in self.deployments.values():
             deployment.stop()
-        for process in self.raw.values():
-            process.stdin.close()
-            process.wait()
+        for name in list(self.raw):
+            self.stop_raw(name)
 
     # === Raw ONNX Runtime ===
 
     def start_raw(self, name, extra, python=sys.executable):
         argv = [python, ROOT / "bench/raw.py", "--model", self.options.model, "--texts", self.options.texts, *extra]
-        log = open(self.logs / f"{name.replace(' ', '-')}.log", "w")
-        process = subprocess.Popen(list(map(str, argv)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        with open(self.raw_log(name), "w") as log:
+            process = subprocess.Popen(list(map(str, argv)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
         self.raw[name] = process
         self.answer(name)
+
+    def stop_raw(self, name):
+        process = self.raw.pop(name)
+        process.stdin.close()
+        process.wait()
 
     def ask(self, name, **request):
         self.raw[name].stdin.write(json.dumps(request) + "\n")
@@ -195,8 +199,12 @@ class Bench:
     def answer(self, name):
         line = self.raw[name].stdout.readline()
         if not line:
-            raise BenchError(f"{name} ended: see {self.logs}")
+            last = self.raw_log(name).read_text(errors="replace").splitlines()[-1:]
+            raise BenchError(f"{name} ended: {''.join(last) or 'it printed nothing'}")
         return json.loads(line)
+
+    def raw_log(self, name):
+        return self.logs / f"{name.replace(' ', '-')}.log"
 
     # === Measuring ===
 
@@ -275,10 +283,10 @@ class Bench:
             measured = load(self.binaries / "trireme", self.deployments[name], MODEL, seconds, 1, texts, many)
             self.keep(f"{name} / 1 request of {many}", measured)
 
-    def offline(self, raw):
+    def offline(self, raw, budgets=BUDGETS):
         """Texts per second of raw ONNX Runtime that knows all texts, with each layout and size of batches."""
         for layout in ("narrow", "wide"):
-            for budget in BUDGETS:
+            for budget in budgets:
                 measured = self.ask(raw, what="offline", budget=budget, layout=layout, seconds=self.options.seconds / 4)
                 self.keep(f"{raw} / {layout}, {budget} tokens", measured)
 

@@ -42,7 +42,9 @@ class Raw:
         self.path, self.openvino = f"{options.model}/model.onnx", options.openvino
         self.plugin = bool(self.openvino) and self.openvino.endswith(".so")
         self.properties = json.loads(options.properties)
-        self.cpus = options.cpus
+        self.cpus, self.providers, self.device = options.cpus, options.providers, None
+        if self.providers:
+            self.device = "cpu" if self.providers[0][0] == "CPUExecutionProvider" else "cuda"
         if self.plugin:
             onnxruntime.register_execution_provider_library("OpenVINOExecutionProvider", self.openvino)
         self.narrow = [self.session(1) for _ in range(self.cpus)]
@@ -54,6 +56,12 @@ class Raw:
         options.intra_op_num_threads = threads
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.enable_mem_pattern = False
+        if self.providers:
+            session = onnxruntime.InferenceSession(self.path, options, providers=self.providers)
+            # A provider that cannot be loaded would be left out in silence.
+            if (found := session.get_providers()[0]) != self.providers[0][0]:
+                sys.exit(f"ONNX Runtime cannot load {self.providers[0][0]}, it would run on {found}")
+            return session
         wanted = "OpenVINOExecutionProvider" if self.openvino else "CPUExecutionProvider"
         # If they were pinned, the threads of all sessions would be on the first CPU.
         properties = {"INFERENCE_NUM_THREADS": str(threads), "NUM_STREAMS": "1", "ENABLE_CPU_PINNING": "NO", **self.properties}
@@ -73,6 +81,23 @@ class Raw:
         everything = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
         return {name: everything[name] for name in self.inputs}
 
+    def on_device(self, feed):
+        """The inputs of a run on the device of `--providers`."""
+        if not self.device:
+            return feed
+        return {name: onnxruntime.OrtValue.ortvalue_from_numpy(value, self.device, 0) for name, value in feed.items()}
+
+    def run(self, session, feed):
+        """A run. With `--providers` its outputs stay on the device."""
+        if not self.device:
+            return session.run(None, feed)
+        binding = session.io_binding()
+        for name, value in feed.items():
+            binding.bind_ortvalue_input(name, value)
+        for output in session.get_outputs():
+            binding.bind_output(output.name, self.device)
+        session.run_with_iobinding(binding)
+
     def offline(self, budget, layout, seconds):
         batches, batch = [], []
         for tokens in self.tokens:
@@ -80,14 +105,19 @@ class Raw:
                 batches.append(batch)
                 batch = []
             batch.append(tokens)
-        feeds = [(len(batch), self.feed(batch)) for batch in [*batches, batch]]
+        feeds = [(len(batch), self.on_device(self.feed(batch))) for batch in [*batches, batch]]
         work, done = queue.SimpleQueue(), []
         sessions = self.narrow if layout == "narrow" else [self.wide]
+        if self.device:
+            # A first run with a shape allocates, and may choose or compile kernels.
+            for session in sessions:
+                for _, feed in feeds:
+                    self.run(session, feed)
         until = time.perf_counter() + seconds
 
         def run(session):
             while (item := work.get()) is not None:
-                session.run(None, item[1])
+                self.run(session, item[1])
                 done.append(item[0])
 
         threads = [threading.Thread(target=run, args=(session,)) for session in sessions]
@@ -135,6 +165,11 @@ class Raw:
         return {"vectors": vectors}
 
 
+def providers(text):
+    """Pairs of a name and its options, as ONNX Runtime takes them."""
+    return [(name, settings) for name, settings in json.loads(text)]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
@@ -143,6 +178,7 @@ def main():
     parser.add_argument("--cpus", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--openvino", help="run on OpenVINO: the plugin's library, or anything else where it is built in")
     parser.add_argument("--properties", default="{}", help="OpenVINO's properties as JSON")
+    parser.add_argument("--providers", type=providers, help="run on these, JSON pairs of name and options, with inputs and outputs on the first one's device")
     raw = Raw(parser.parse_args())
     print(json.dumps({"ready": onnxruntime.__version__}), flush=True)
     for line in sys.stdin:

