@@ -44,14 +44,14 @@ pub struct Accelerators {
     pub gpu: Vec<Accelerator>,
 }
 
-/// A place for each instance of the configuration.
-pub fn places(config: &ModelConfig) -> Vec<InstanceDevice> {
+/// A place for each instance of the configuration. A group of `KIND_GPU` that names no GPU has its count on each of `gpus`.
+pub fn places(config: &ModelConfig, gpus: &[i32]) -> Vec<InstanceDevice> {
     let mut places = Vec::new();
     for group in &config.instance_groups {
         let count = group.count as usize;
-        match (group.kind, &group.gpus[..]) {
-            (InstanceKind::Gpu, []) => places.extend(std::iter::repeat_n(InstanceDevice::Gpu(0), count)),
-            (InstanceKind::Gpu, gpus) => {
+        match group.kind {
+            InstanceKind::Gpu => {
+                let gpus = if group.gpus.is_empty() { gpus } else { &group.gpus };
                 places.extend(gpus.iter().flat_map(|&gpu| std::iter::repeat_n(InstanceDevice::Gpu(gpu), count)));
             }
             _ => places.extend(std::iter::repeat_n(InstanceDevice::Cpu, count)),
@@ -245,7 +245,7 @@ mod tests {
 
     fn parse(text: &str) -> Result<Accelerators, String> {
         let config = ModelConfig::parse(&format!("backend: 'onnxruntime' {text}"), "m").unwrap();
-        Accelerators::parse(&config, &places(&config)).map_err(|error| error.to_string())
+        Accelerators::parse(&config, &places(&config, &[0])).map_err(|error| error.to_string())
     }
 
     fn accelerators(which: &str, list: &str) -> String {
@@ -268,7 +268,16 @@ mod tests {
             InstanceDevice::Gpu(2),
             InstanceDevice::Cpu,
         ];
-        assert_eq!(places(&config), expected);
+        assert_eq!(places(&config, &[0, 1, 2]), expected);
+    }
+
+    #[test]
+    fn a_group_without_gpus_has_its_count_on_every_gpu() {
+        let text = "backend: 'onnxruntime' instance_group [{ kind: KIND_GPU count: 2 }]";
+        let config = ModelConfig::parse(text, "m").unwrap();
+        let on = |gpus: &[i32]| places(&config, gpus);
+        assert_eq!(on(&[0]), [InstanceDevice::Gpu(0); 2]);
+        assert_eq!(on(&[0, 1]), [0, 0, 1, 1].map(InstanceDevice::Gpu));
     }
 
     #[test]

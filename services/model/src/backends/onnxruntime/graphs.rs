@@ -7,10 +7,10 @@ use ort::session::Session;
 use trireme_engine::LoadError;
 use trireme_model_repository::ModelConfig;
 
-use super::library;
 use super::options::OnnxRuntimeOptions;
 use super::sessions::Sessions;
 use super::settings::Settings;
+use super::{gpus, library};
 use crate::cpus;
 
 /// Makes the sessions of one model's graphs.
@@ -27,7 +27,7 @@ impl GraphSessions {
     /// Loads the library and reads the session settings in `config`. Settings that are impossible for graphs of another
     /// backend are refused, so that none is silently ignored.
     pub fn new(config: &ModelConfig, options: &OnnxRuntimeOptions) -> Result<GraphSessions, LoadError> {
-        let settings = Settings::new(config, options, cpus::available())?;
+        let settings = Settings::new(config, options, cpus::available(), &gpus::of_this_process())?;
         let refused = |what: &str| {
             let (name, backend) = (&config.name, &config.backend);
             Err(LoadError::Config(format!("model '{name}': backend '{backend}' {what}")))

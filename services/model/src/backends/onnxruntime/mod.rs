@@ -9,6 +9,7 @@
 mod accelerators;
 mod cost_cache;
 mod costs;
+mod gpus;
 mod graph_cache;
 mod graphs;
 mod instance;
@@ -82,7 +83,7 @@ impl Backend for OnnxRuntime {
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
         let mut config = source.config.for_execution();
         let refused = |reason: String| LoadError::Backend { model: source.config.name.clone(), reason };
-        let settings = Settings::new(&config, &self.options, cpus::available())?;
+        let settings = Settings::new(&config, &self.options, cpus::available(), &gpus::of_this_process())?;
         let path = model_file(source)?;
         let environment =
             library::environment(self.options.library.as_deref()).map_err(|error| refused(error.to_string()))?;

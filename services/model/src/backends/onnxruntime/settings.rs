@@ -91,9 +91,14 @@ const PASSED_ON: [&str; 4] = ["session.", "optimization.", "mlas.", "ep."];
 // === impl Settings ===
 
 impl Settings {
-    /// Reads `config`, for a process of `cpus` CPUs. Errors on invalid values.
-    pub fn new(config: &ModelConfig, options: &OnnxRuntimeOptions, cpus: usize) -> Result<Settings, LoadError> {
-        let mut places = accelerators::places(config);
+    /// Reads `config`, for a process of `cpus` CPUs that sees `gpus`. Errors on invalid values.
+    pub fn new(
+        config: &ModelConfig,
+        options: &OnnxRuntimeOptions,
+        cpus: usize,
+        gpus: &[i32],
+    ) -> Result<Settings, LoadError> {
+        let mut places = accelerators::places(config, gpus);
         let accelerators = Accelerators::parse(config, &places)?;
         let parameters = Parameters { model: &config.name, values: &config.parameters };
         parameters.check_names()?;
@@ -255,7 +260,7 @@ mod tests {
 
     fn settings(text: &str) -> Result<Settings, String> {
         let config = ModelConfig::parse(&format!("backend: 'onnxruntime' {text}"), "m").unwrap();
-        Settings::new(&config, &OnnxRuntimeOptions::default(), 8).map_err(|error| error.to_string())
+        Settings::new(&config, &OnnxRuntimeOptions::default(), 8, &[0, 1]).map_err(|error| error.to_string())
     }
 
     fn parameter(key: &str, value: &str) -> String {
