@@ -42,7 +42,7 @@ const MIN_OVERTAKE: Duration = Duration::from_millis(50);
 const ALIKE: usize = 8;
 
 /// Tokens of a usual text, used to estimate how many requests an instance executes at once.
-const USUAL_LENGTH: u32 = 32;
+pub const USUAL_LENGTH: u32 = 32;
 
 /// Tokens of a short text, such as a query. A worker has room for a full run of them for each instance.
 const SHORT_LENGTH: u32 = 8;

@@ -14,6 +14,6 @@ mod padding;
 mod simulator;
 
 pub use declaration::Declaration;
-pub use length::LengthBatcher;
+pub use length::{LengthBatcher, USUAL_LENGTH};
 pub use padding::{PaddedInput, Padding, UnpaddedOutput};
 pub use trireme_engine::policy;

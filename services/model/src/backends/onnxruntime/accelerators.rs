@@ -4,6 +4,7 @@
 //! any instance. Whether the library has the provider shows in [`super::providers`], when sessions are made.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use trireme_engine::LoadError;
 use trireme_model_repository::{InstanceKind, ModelConfig};
@@ -63,6 +64,30 @@ pub fn places(config: &ModelConfig, gpus: &[i32]) -> Vec<InstanceDevice> {
     places
 }
 
+/// The number of the first instance of each kind of place: those for which `kind` is different.
+pub fn firsts<K: PartialEq>(places: &[InstanceDevice], kind: impl Fn(InstanceDevice) -> K) -> Vec<usize> {
+    let is_first = |&at: &usize| places[..at].iter().all(|before| kind(*before) != kind(places[at]));
+    (0..places.len()).filter(is_first).collect()
+}
+
+// === impl InstanceDevice ===
+
+impl InstanceDevice {
+    /// Whether it is a GPU, whatever its number.
+    pub fn is_gpu(self) -> bool {
+        matches!(self, InstanceDevice::Gpu(_))
+    }
+}
+
+impl fmt::Display for InstanceDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            InstanceDevice::Cpu => write!(f, "CPU"),
+            InstanceDevice::Gpu(number) => write!(f, "GPU {number}"),
+        }
+    }
+}
+
 // === impl AcceleratorKind ===
 
 impl AcceleratorKind {
@@ -97,7 +122,7 @@ impl Accelerators {
         let optimization = &config.optimization;
         let (cpu, gpu) = (wanted(&optimization.cpu_accelerators), wanted(&optimization.gpu_accelerators));
         let on_cpu = places.contains(&InstanceDevice::Cpu);
-        let on_gpu = places.iter().any(|place| matches!(place, InstanceDevice::Gpu(_)));
+        let on_gpu = places.iter().any(|place| place.is_gpu());
         let mut accelerators = Accelerators::default();
         for (name, parameters) in cpu {
             if !on_cpu {
@@ -278,6 +303,15 @@ mod tests {
         let on = |gpus: &[i32]| places(&config, gpus);
         assert_eq!(on(&[0]), [InstanceDevice::Gpu(0); 2]);
         assert_eq!(on(&[0, 1]), [0, 0, 1, 1].map(InstanceDevice::Gpu));
+    }
+
+    #[test]
+    fn each_place_has_a_first_instance_and_so_has_each_kind() {
+        let config = ModelConfig::parse(&format!("backend: 'onnxruntime' {GPU}"), "m").unwrap();
+        let places = places(&config, &[]);
+        let named = |firsts: Vec<usize>| firsts.into_iter().map(|at| places[at].to_string()).collect::<Vec<_>>();
+        assert_eq!(named(firsts(&places, |place| place)), ["GPU 1", "GPU 2", "CPU"]);
+        assert_eq!(named(firsts(&places, InstanceDevice::is_gpu)), ["GPU 1", "CPU"]);
     }
 
     #[test]

@@ -1,48 +1,78 @@
-//! The costs of a model's runs: from the cache, otherwise measured. They are logged in one line.
+//! The costs of a model's runs: from the cache, otherwise measured. They are logged in one line for each kind of place.
 
 use trireme_engine::ModelInstance;
 use trireme_model_repository::ModelConfig;
 
+use super::accelerators::{InstanceDevice, firsts};
 use super::cost_cache::Entry;
 use super::measure;
-use crate::batcher::Declaration;
 use crate::batcher::cost::Fit;
+use crate::batcher::{Declaration, USUAL_LENGTH};
 
-/// The costs of `config`'s model; `kept` is its entry in the cache, if there is one. The
-/// instance runs on an accelerator or on CPUs. `None` if the declaration turns
-/// measuring off or, with a warning, if they cannot be measured.
-pub fn find(
+/// The costs that batches of `config`'s model go by. Its `instances` are at `places`; `kept` is a place's entry in the cache, if
+/// there is one. `None` if the declaration turns measuring off or, with a warning, if they cannot be measured.
+pub fn find<I: ModelInstance>(
     config: &ModelConfig,
     declaration: &Declaration,
-    kept: Option<Entry>,
-    accelerated: bool,
-    instance: &mut dyn ModelInstance,
+    places: &[InstanceDevice],
+    kept: impl Fn(InstanceDevice) -> Option<Entry>,
+    instances: &mut [I],
 ) -> Option<Fit> {
     if !declaration.measure {
         return None;
     }
+    // GPUs are taken for alike.
+    let firsts = firsts(places, InstanceDevice::is_gpu).into_iter();
+    let at =
+        |at: usize| Some((places[at], find_at(config, declaration, kept(places[at]), places[at], &mut instances[at])?));
+    let found: Vec<_> = firsts.filter_map(at).collect();
+    decisive(declaration, places, &found)
+}
+
+/// The costs at `place`, where `instance` is.
+fn find_at(
+    config: &ModelConfig,
+    declaration: &Declaration,
+    kept: Option<Entry>,
+    place: InstanceDevice,
+    instance: &mut dyn ModelInstance,
+) -> Option<Fit> {
     if let Some(fit) = kept.as_ref().and_then(Entry::read) {
-        report(config, declaration, &fit, "cache");
+        report(config, declaration, place, &fit, "cache");
         return Some(fit);
     }
-    let fit = match measure::measure(config, declaration, accelerated, instance) {
+    let fit = match measure::measure(config, declaration, place, instance) {
         Ok(fit) => fit,
         Err(reason) => {
-            tracing::warn!(model = config.name, reason, "costs could not be measured: batches go by tokens alone");
+            tracing::warn!(model = config.name, %place, reason, "costs could not be measured");
             return None;
         }
     };
-    report(config, declaration, &fit, "measured");
+    report(config, declaration, place, &fit, "measured");
     if let Some(Err(error)) = kept.map(|entry| entry.write(&fit)) {
         tracing::warn!(model = config.name, %error, "the cost model could not be kept");
     }
     Some(fit)
 }
 
-fn report(config: &ModelConfig, declaration: &Declaration, fit: &Fit, source: &str) {
+/// Of the costs at several places those that batches go by. All instances of a model take their batches from one policy, which does not know the instance.
+/// So these are the costs of the kind of place whose instances together do most of the work: those with the most tokens per
+/// second, in full runs of usual texts.
+fn decisive(declaration: &Declaration, places: &[InstanceDevice], found: &[(InstanceDevice, Fit)]) -> Option<Fit> {
+    let throughput = |(place, fit): &(InstanceDevice, Fit)| {
+        let alike = places.iter().filter(|other| other.is_gpu() == place.is_gpu()).count();
+        let budget = declaration.token_budget.unwrap_or(fit.token_budget);
+        let rows = (budget / USUAL_LENGTH).min(declaration.max_rows).max(1);
+        alike as f64 * f64::from(rows * USUAL_LENGTH) / fit.model.cost(rows, USUAL_LENGTH)
+    };
+    found.iter().max_by(|one, other| throughput(one).total_cmp(&throughput(other))).map(|(_, fit)| *fit)
+}
+
+fn report(config: &ModelConfig, declaration: &Declaration, place: InstanceDevice, fit: &Fit, source: &str) {
     let micros = |seconds: f64| (seconds * 1e9).round() / 1e3;
     tracing::info!(
         model = config.name,
+        %place,
         source,
         run_us = micros(fit.model.run),
         token_us = micros(fit.model.token),
@@ -51,4 +81,31 @@ fn report(config: &ModelConfig, declaration: &Declaration, fit: &Fit, source: &s
         error_percent = (fit.error * 1e3).round() / 10.0,
         "cost model"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batcher::cost::CostModel;
+
+    #[test]
+    fn batches_go_by_the_place_that_does_most_of_the_work() {
+        let config = ModelConfig::parse(
+            "backend: 'onnxruntime' max_batch_size: 64 input [{ name: 'x' data_type: TYPE_INT64 dims: [-1] }]
+             output [{ name: 'y' data_type: TYPE_FP32 dims: [1] }]
+             parameters { key: 'pad_inputs' value { string_value: 'x:0' } }",
+            "m",
+        );
+        let declaration = Declaration::parse(&config.unwrap()).unwrap().unwrap();
+        let fit =
+            |token, token_budget| Fit { model: CostModel { run: 1e-3, token, pair: 0.0 }, token_budget, error: 0.0 };
+        let (cpu, gpu) = (fit(1e-4, 512), fit(1e-5, 65536));
+        let found = [(InstanceDevice::Cpu, cpu), (InstanceDevice::Gpu(1), gpu)];
+        let one_each = [InstanceDevice::Gpu(1), InstanceDevice::Cpu];
+        assert_eq!(decisive(&declaration, &one_each, &found), Some(gpu));
+        let many = [&[InstanceDevice::Cpu; 16][..], &one_each].concat();
+        assert_eq!(decisive(&declaration, &many, &found), Some(cpu));
+        assert_eq!(decisive(&declaration, &one_each, &found[..1]), Some(cpu), "the other could not be measured");
+        assert_eq!(decisive(&declaration, &one_each, &[]), None);
+    }
 }

@@ -12,6 +12,16 @@ pub fn of_this_process() -> Vec<i32> {
     visible(&names("/dev"), &names("/proc/driver/nvidia/gpus"), |name| std::env::var(name).ok())
 }
 
+/// The makes of the driver's GPUs. They tell machines apart that share a disk.
+pub fn makes() -> String {
+    let entries = std::fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
+    let texts = entries.filter_map(|entry| std::fs::read_to_string(entry.path().join("information")).ok());
+    let make = |text: String| Some(text.lines().find_map(|line| line.strip_prefix("Model:"))?.trim().to_owned());
+    let mut makes: Vec<_> = texts.filter_map(make).collect();
+    makes.sort();
+    makes.join(", ")
+}
+
 /// The numbers of the visible GPUs, from the names in `/dev`, the GPUs that the driver lists, and the process's variables.
 ///
 /// A container has device files for its own GPUs only, but may see all of the driver's. A host may have no device files until

@@ -11,6 +11,7 @@ use trireme_engine::{ExecuteRequest, ModelInstance};
 use trireme_inference::{DataType, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
 
+use super::accelerators::InstanceDevice;
 use crate::batcher::Declaration;
 use crate::batcher::cost::{self, Fit, Point};
 
@@ -37,14 +38,14 @@ const TIME_LIMIT: Duration = Duration::from_millis(2500);
 /// Prevents two models that load at the same time from measuring each other.
 static MEASURING: Mutex<()> = Mutex::new(());
 
-/// Measures `instance`, which runs on an accelerator or on CPUs. The error says why that is impossible; the model then serves without measurements.
+/// Measures `instance`, which is at `place`. The error says why that is impossible; the model then serves without measurements.
 pub fn measure(
     config: &ModelConfig,
     declaration: &Declaration,
-    accelerated: bool,
+    place: InstanceDevice,
     instance: &mut dyn ModelInstance,
 ) -> Result<Fit, String> {
-    let (counts, most_tokens) = match accelerated {
+    let (counts, most_tokens) = match place.is_gpu() {
         true => (&ROWS[..], MOST_TOKENS_ACCELERATED),
         false => (&ROWS[..ROWS_ON_CPUS], MOST_TOKENS),
     };

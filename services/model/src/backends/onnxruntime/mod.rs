@@ -1,8 +1,8 @@
 //! `backend: "onnxruntime"`: ONNX models in the ONNX Runtime library, on the CPU or with the accelerators in the
 //! configuration.
 //!
-//! Loading a model makes one session per instance ([`sessions`]), compares an accelerated one with the plain model
-//! ([`precision`]), and runs the warm-up. The library is loaded with the first model that needs it, so a process
+//! Loading a model runs the plain model for later comparison ([`precision`]), makes one session per instance ([`sessions`]),
+//! compares an instance at each place with the plain model, and runs the warm-up. The library is loaded with the first model that needs it, so a process
 //! without ONNX models does not need it. Models that declare their inputs as paddable ([`batcher::Declaration`]) are
 //! batched by length, with costs measured here.
 
@@ -39,6 +39,7 @@ use trireme_model_repository::ModelConfig;
 use self::accelerators::InstanceDevice;
 use self::cost_cache::Entry;
 use self::instance::{OnnxInstance, Wide};
+use self::precision::Expected;
 use self::schema::Schema;
 use self::sessions::Sessions;
 use self::settings::Settings;
@@ -89,10 +90,19 @@ impl Backend for OnnxRuntime {
             library::environment(self.options.library.as_deref()).map_err(|error| refused(error.to_string()))?;
         let sessions = Sessions::prepare(&source.config.name, &environment, &settings, &self.options, &path);
 
-        let place = settings.places[0];
-        doing(format!("making {} sessions of {}", settings.places.len(), path.display()));
-        let first = sessions.make(place, settings.intra_threads).map_err(refused)?;
-        let schema = Schema::new(&config.name, first.inputs(), first.outputs())?;
+        let each_place = accelerators::firsts(&settings.places, |place| place);
+        // The plain model runs and goes before the others are made, so that the model is in memory once.
+        let plain_first = settings.precision.is_some();
+        doing(format!("making a session of {}", path.display()));
+        let made = match plain_first {
+            true => {
+                let missing = each_place.iter().try_for_each(|&at| sessions.try_providers(settings.places[at]));
+                missing.and_then(|()| sessions.make_plain())
+            }
+            false => sessions.make(settings.places[0], settings.intra_threads),
+        };
+        let made = made.map_err(refused)?;
+        let schema = Schema::new(&config.name, made.inputs(), made.outputs())?;
         if source.auto_complete {
             let found = schema.auto_complete(self.options.default_max_batch_size);
             config.complete(found).map_err(|error| LoadError::Config(error.to_string()))?;
@@ -104,35 +114,48 @@ impl Backend for OnnxRuntime {
             OnnxInstance::new(&config, &schema, session, padding.cloned(), settings.arena_shrinkage.clone())
         };
 
-        let mut loaded = vec![new_instance(first, padding)];
-        for place in &settings.places[1..] {
-            let session = sessions.make(*place, settings.intra_threads).map_err(refused)?;
-            loaded.push(new_instance(session, padding));
+        let samples = || -> Result<Vec<_>, LoadError> {
+            Ok(warmup::samples(&config, source.model_path)?.into_iter().map(|(_, request)| request).collect())
+        };
+        let (mut first, mut expected) = (None, None);
+        if plain_first {
+            doing("running the plain model");
+            expected = Some(Expected::new(&config, samples()?, &mut new_instance(made, padding))?);
+        } else {
+            first = Some(made);
         }
-        if let Some(check) = settings.precision {
-            // One instance is checked for all, because they differ only in their places. The plain session is dropped
-            // after the check.
+        doing(format!("making {} sessions of {}", settings.places.len(), path.display()));
+        let mut loaded = Vec::with_capacity(settings.places.len());
+        for place in &settings.places {
+            let session = first.take().map_or_else(|| sessions.make(*place, settings.intra_threads), Ok);
+            loaded.push(new_instance(session.map_err(refused)?, padding));
+        }
+        if let (Some(check), Some(expected)) = (settings.precision, expected) {
             doing("comparing the accelerated model with the plain one");
-            let samples = warmup::samples(&config, source.model_path)?.into_iter().map(|(_, request)| request);
-            let mut plain = new_instance(sessions.make_plain().map_err(refused)?, padding);
-            let provider = sessions.provider(place);
-            precision::check(&config, check, samples.collect(), provider, &mut loaded[0], &mut plain)?;
+            for &at in &each_place {
+                let provider = sessions.provider(settings.places[at]);
+                precision::check(&config, check, &expected, &provider, &mut loaded[at])?;
+            }
         }
         for instance in &mut loaded {
             warmup::run(&config, source.model_path, instance)?;
         }
         if let Some(declaration) = &declaration {
             doing("trying which inputs may be padded");
-            probe::check(&config, declaration, &mut loaded[0])?;
+            for &at in &each_place {
+                probe::check(&config, declaration, settings.places[at], &mut loaded[at])?;
+            }
         }
         let policy: Box<dyn BatchPolicy> = match &declaration {
             Some(declaration) => {
                 let circumstances = format!("{settings:?} {declaration:?} {}", ort::info());
                 let directory = self.options.cost_model_cache.as_deref();
-                let kept = directory.map(|directory| Entry::new(directory, &config.name, &path, &circumstances));
+                let kept = |place: InstanceDevice| {
+                    let makes = if place.is_gpu() { gpus::makes() } else { String::new() };
+                    Some(Entry::new(directory?, &config.name, &path, &format!("{place} {makes} {circumstances}")))
+                };
                 doing("measuring the cost of runs");
-                let accelerated = settings.places.first().is_some_and(|place| *place != InstanceDevice::Cpu);
-                let fit = costs::find(&config, declaration, kept, accelerated, &mut loaded[0]);
+                let fit = costs::find(&config, declaration, &settings.places, kept, &mut loaded);
                 Box::new(LengthBatcher::new(declaration, config.dynamic_batching.as_ref(), fit.as_ref()))
             }
             None => batcher::policy(&config),
@@ -140,7 +163,7 @@ impl Backend for OnnxRuntime {
         if let Some(threads) = settings.wide_threads {
             // Added last, because the measured costs are those of runs beside others.
             doing("making the session for lone requests");
-            let wide = Arc::new(Wide::new(sessions.make(place, threads).map_err(refused)?));
+            let wide = Arc::new(Wide::new(sessions.make(InstanceDevice::Cpu, threads).map_err(refused)?));
             loaded.iter_mut().for_each(|instance| instance.share(wide.clone()));
             warmup::run(&config, source.model_path, &mut loaded[0])?;
         }

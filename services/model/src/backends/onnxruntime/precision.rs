@@ -1,5 +1,7 @@
 //! Compares an accelerated model with the plain fp32 model on the CPU, before it serves.
 //!
+//! The plain model runs first. Only its outputs are kept, so that the two models need not be in memory together.
+//!
 //! The inputs are the model's warm-up samples or, without any, random tokens of a few lengths. The comparison is of the
 //! direction of each row of each floating-point output (of the whole output, if rows are short), because embeddings and
 //! scores are used by their direction. The worst row counts.
@@ -31,28 +33,30 @@ pub struct Comparison {
     pub rows: usize,
 }
 
-/// Compares `accelerated` with `reference` on `samples`, or on made-up requests if there are none. It refuses or warns
-/// according to `check`. `provider` is the name of the accelerator, for the message.
+/// The requests of a comparison, with the plain model's outputs.
+pub struct Expected {
+    requests: Vec<ExecuteRequest>,
+    outputs: Vec<Vec<Tensor>>,
+}
+
+/// Compares `accelerated` with what the plain model gave. It refuses or warns according to `check`. `provider` names the
+/// accelerator and its place, for the message.
 pub fn check(
     config: &ModelConfig,
     check: PrecisionCheck,
-    samples: Vec<ExecuteRequest>,
+    expected: &Expected,
     provider: &str,
     accelerated: &mut dyn ModelInstance,
-    reference: &mut dyn ModelInstance,
 ) -> Result<(), LoadError> {
-    let refused = |reason: String| LoadError::Backend {
-        model: config.name.clone(),
-        reason: format!("precision check: {reason}"),
-    };
-    let (requests, expected) = expected(config, samples, reference).map_err(refused)?;
+    let refused = |reason: String| refused(config, reason);
     let mut worst = Comparison { min_cosine: 1.0, max_difference: 0.0, rows: 0 };
-    for (request, expected) in requests.iter().zip(expected) {
-        let found = run(accelerated, request).map_err(|error| refused(format!("cannot run: {}", error.message)))?;
-        for expected in &expected {
+    for (request, expected) in expected.requests.iter().zip(&expected.outputs) {
+        let found = run(accelerated, request);
+        let found = found.map_err(|error| refused(format!("{provider} cannot run: {}", error.message)))?;
+        for expected in expected {
             let found = found.iter().find(|found| found.name() == expected.name());
-            let found = found.ok_or_else(|| refused(format!("output '{}' is missing", expected.name())))?;
-            worst = worst.and(compare(expected, found).map_err(refused)?);
+            let missing = || refused(format!("output '{}' of {provider} is missing", expected.name()));
+            worst = worst.and(compare(expected, found.ok_or_else(missing)?).map_err(refused)?);
         }
     }
     let Comparison { min_cosine, max_difference, rows } = worst;
@@ -81,14 +85,32 @@ pub fn check(
     }
 }
 
-/// The requests for the comparison, with the reference's outputs.
-fn expected(
+fn refused(config: &ModelConfig, reason: String) -> LoadError {
+    LoadError::Backend { model: config.name.clone(), reason: format!("precision check: {reason}") }
+}
+
+// === impl Expected ===
+
+impl Expected {
+    /// Runs `plain` on `samples`, or on made-up requests if there are none.
+    pub fn new(
+        config: &ModelConfig,
+        samples: Vec<ExecuteRequest>,
+        plain: &mut dyn ModelInstance,
+    ) -> Result<Expected, LoadError> {
+        let (requests, outputs) = run_plain(config, samples, plain).map_err(|reason| refused(config, reason))?;
+        Ok(Expected { requests, outputs })
+    }
+}
+
+/// The requests, with the outputs of `plain`.
+fn run_plain(
     config: &ModelConfig,
     samples: Vec<ExecuteRequest>,
-    reference: &mut dyn ModelInstance,
+    plain: &mut dyn ModelInstance,
 ) -> Result<(Vec<ExecuteRequest>, Vec<Vec<Tensor>>), String> {
     let mut run_all = |requests: &[ExecuteRequest]| -> Result<Vec<Vec<Tensor>>, InferError> {
-        requests.iter().map(|request| run(reference, request)).collect()
+        requests.iter().map(|request| run(plain, request)).collect()
     };
     if !samples.is_empty() {
         let outputs = run_all(&samples).map_err(|error| format!("cannot run the plain model: {}", error.message))?;
@@ -269,8 +291,8 @@ mod tests {
 
     fn outcome(bend: f32, refuse: bool) -> Result<(), String> {
         let asked = PrecisionCheck { min_cosine: 0.9999, refuse };
-        let (mut accelerated, mut reference) = (Fake { bend }, Fake { bend: 0.0 });
-        check(&config(), asked, Vec::new(), "SomeProvider", &mut accelerated, &mut reference)
+        let expected = Expected::new(&config(), Vec::new(), &mut Fake { bend: 0.0 }).unwrap();
+        check(&config(), asked, &expected, "SomeProvider on GPU 1", &mut Fake { bend })
             .map_err(|error| error.to_string())
     }
 
@@ -282,7 +304,7 @@ mod tests {
             refused.starts_with("model 'm': precision check: the lowest cosine to the plain fp32 run"),
             "{refused}"
         );
-        assert!(refused.contains("less than 0.9999") && refused.contains("run by SomeProvider"), "{refused}");
+        assert!(refused.contains("less than 0.9999") && refused.contains("run by SomeProvider on GPU 1)"), "{refused}");
         assert_eq!(outcome(500.0, false), Ok(()));
         assert!(outcome(f32::NAN, true).unwrap_err().contains("is -1.000000"));
     }

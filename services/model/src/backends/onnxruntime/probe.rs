@@ -8,6 +8,7 @@ use trireme_engine::LoadError;
 use trireme_inference::{InferError, Tensor};
 use trireme_model_repository::ModelConfig;
 
+use super::accelerators::InstanceDevice;
 use super::instance::OnnxInstance;
 use super::measure;
 use crate::batcher::Declaration;
@@ -19,8 +20,13 @@ const LONG: u32 = 8;
 /// Differences up to this count as rounding.
 const ROUNDING: f32 = 1e-4;
 
-/// Checks padding on `instance`.
-pub fn check(config: &ModelConfig, declaration: &Declaration, instance: &mut OnnxInstance) -> Result<(), LoadError> {
+/// Checks padding on `instance`, which is at `place`.
+pub fn check(
+    config: &ModelConfig,
+    declaration: &Declaration,
+    place: InstanceDevice,
+    instance: &mut OnnxInstance,
+) -> Result<(), LoadError> {
     let requests = [SHORT, LONG].map(|length| measure::request(config, declaration, 1, length));
     let [Ok(short), Ok(long)] = requests else {
         tracing::debug!(model = config.name, "padding cannot be tried: inputs have no definite size");
@@ -51,6 +57,7 @@ pub fn check(config: &ModelConfig, declaration: &Declaration, instance: &mut Onn
             tracing::warn!(
                 model = config.name,
                 output = alone.name(),
+                %place,
                 difference,
                 "a request's result depends on the requests that share its batch; the cause may be the padding value, a \
                  mask that is not padded, or quantization over the batch"

@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use super::accelerators::{Accelerator, AcceleratorKind, InstanceDevice};
 use super::cost_cache::processor;
 use super::graph_cache::Entry;
+use super::library::CPU;
 use super::options::OnnxRuntimeOptions;
 use super::providers;
 use super::settings::Settings;
@@ -116,6 +117,11 @@ impl Sessions {
         Ok(Optimised { path, weights, _directory: directory })
     }
 
+    /// Whether an instance could be at `place`: tries its providers without reading the model.
+    pub fn try_providers(&self, place: InstanceDevice) -> Result<(), String> {
+        self.builder(&self.settings, place, 1).map(drop)
+    }
+
     /// A session for an instance at `place`, with `threads` threads. Errors if its providers are not the configured
     /// ones.
     pub fn make(&self, place: InstanceDevice, threads: usize) -> Result<Session, String> {
@@ -143,9 +149,10 @@ impl Sessions {
         self.verify(session.map_err(message)?, &[])
     }
 
-    /// The name of the first provider of sessions at `place`.
-    pub fn provider(&self, place: InstanceDevice) -> &'static str {
-        self.settings.accelerators.at(place).first().map_or("CPUExecutionProvider", |first| first.kind.provider())
+    /// The first provider of sessions at `place`, and the place.
+    pub fn provider(&self, place: InstanceDevice) -> String {
+        let first = self.settings.accelerators.at(place).first();
+        format!("{} on {place}", first.map_or(CPU, |first| first.kind.provider()))
     }
 
     fn builder(&self, settings: &Settings, place: InstanceDevice, threads: usize) -> Result<SessionBuilder, String> {

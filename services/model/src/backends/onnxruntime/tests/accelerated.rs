@@ -108,7 +108,7 @@ fn too_little_precision_is_refused_or_warned_of() {
     let low = openvino("parameters { key: 'precision' value: 'BF16' }") + &parameter("precision_min_cosine", "1");
     let refused = load_error(committed("tiny_encoder"), &encoder(&low));
     assert!(refused.starts_with("model 'tiny_encoder': precision check: the lowest cosine"), "{refused}");
-    assert!(refused.contains("run by OpenVINOExecutionProvider"), "{refused}");
+    assert!(refused.contains("run by OpenVINOExecutionProvider on CPU)"), "{refused}");
     for how in ["warn", "off"] {
         let text = format!("{low} {}", parameter("precision_check", how));
         assert!(load(committed("tiny_encoder"), &encoder(&text)).is_ok(), "{how}");
