@@ -9,6 +9,8 @@ use std::fmt;
 use trireme_engine::LoadError;
 use trireme_model_repository::{InstanceKind, ModelConfig};
 
+use super::profiles;
+
 /// A provider with its options for ONNX Runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Accelerator {
@@ -160,6 +162,12 @@ impl Accelerators {
             accelerators.gpu.push(cuda);
         }
         Ok(accelerators)
+    }
+
+    /// Whether TensorRT is to run the model, and the configuration gives it no shape profiles.
+    pub fn lack_profiles(&self) -> bool {
+        let given = |accelerator: &Accelerator| accelerator.options.keys().any(|key| key.starts_with(profiles::PREFIX));
+        self.gpu.iter().any(|accelerator| accelerator.kind == AcceleratorKind::TensorRt && !given(accelerator))
     }
 
     /// The providers of an instance at `place`.
@@ -343,7 +351,12 @@ mod tests {
         assert_eq!(parsed.gpu[0].options, tensorrt);
         let cuda = map(&[("arena_extend_strategy", "kSameAsRequested"), ("gpu_mem_limit", "64"), ("use_tf32", "0")]);
         assert_eq!(parsed.gpu[1], Accelerator { kind: AcceleratorKind::Cuda, options: cuda });
-        assert_eq!(parse(GPU).unwrap().gpu[0].kind, AcceleratorKind::Cuda, "KIND_GPU alone means CUDA");
+        assert!(parsed.lack_profiles());
+        let own = "{ name: 'tensorrt' parameters { key: 'trt_profile_min_shapes' value: 'x:1x1' } }";
+        assert!(!parse(&format!("{GPU} {}", accelerators("gpu", own))).unwrap().lack_profiles());
+        let cuda = parse(GPU).unwrap();
+        assert_eq!(cuda.gpu[0].kind, AcceleratorKind::Cuda, "KIND_GPU alone means CUDA");
+        assert!(!cuda.lack_profiles());
     }
 
     #[test]

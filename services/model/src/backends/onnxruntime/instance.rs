@@ -303,7 +303,26 @@ fn run_error(model: &str, error: &ort::Error) -> InferError {
     let code = match error.code() {
         ort::ErrorCode::InvalidArgument => ErrorCode::InvalidArg,
         ort::ErrorCode::RuntimeException | ort::ErrorCode::GenericFailure if about_shapes => ErrorCode::InvalidArg,
+        // TensorRT's function for the shapes of a run fails outside of the profiles.
+        ort::ErrorCode::ExecutionProviderFailure if message.contains("setInputShape") => ErrorCode::InvalidArg,
         _ => ErrorCode::Internal,
     };
     InferError::new(code, format!("model '{model}': onnxruntime: {message}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_fails_is_not_the_senders_fault() {
+        // The library makes the errors.
+        super::super::library::environment(None).unwrap();
+        let code = |message: &str| {
+            run_error("m", &ort::Error::new_with_code(ort::ErrorCode::ExecutionProviderFailure, message)).code
+        };
+        let outside = "TensorRT EP failed to call nvinfer1::IExecutionContext::setInputShape() for input 'ids'";
+        assert_eq!(code(outside), ErrorCode::InvalidArg);
+        assert_eq!(code("CUDA failure 700 while running Reshape node"), ErrorCode::Internal);
+    }
 }

@@ -19,6 +19,7 @@ mod measure;
 mod options;
 mod precision;
 mod probe;
+mod profiles;
 mod providers;
 mod schema;
 mod sessions;
@@ -88,11 +89,13 @@ impl Backend for OnnxRuntime {
         let path = model_file(source)?;
         let environment =
             library::environment(self.options.library.as_deref()).map_err(|error| refused(error.to_string()))?;
-        let sessions = Sessions::prepare(&source.config.name, &environment, &settings, &self.options, &path);
+        let mut sessions = Sessions::prepare(&source.config.name, &environment, &settings, &self.options, &path);
 
         let each_place = accelerators::firsts(&settings.places, |place| place);
         // The plain model runs and goes before the others are made, so that the model is in memory once.
-        let plain_first = settings.precision.is_some();
+        // Shape profiles also need the model's inputs before.
+        let lack_profiles = settings.accelerators.lack_profiles();
+        let plain_first = settings.precision.is_some() || lack_profiles;
         doing(format!("making a session of {}", path.display()));
         let made = match plain_first {
             true => {
@@ -118,11 +121,16 @@ impl Backend for OnnxRuntime {
             Ok(warmup::samples(&config, source.model_path)?.into_iter().map(|(_, request)| request).collect())
         };
         let (mut first, mut expected) = (None, None);
-        if plain_first {
-            doing("running the plain model");
-            expected = Some(Expected::new(&config, samples()?, &mut new_instance(made, padding))?);
-        } else {
-            first = Some(made);
+        match settings.precision {
+            Some(_) => {
+                doing("running the plain model");
+                expected = Some(Expected::new(&config, samples()?, &mut new_instance(made, padding))?);
+            }
+            None if plain_first => drop(made),
+            None => first = Some(made),
+        }
+        if lack_profiles {
+            sessions.set_profiles(profiles::derive(&schema.inputs, &config, declaration.as_ref(), &samples()?));
         }
         doing(format!("making {} sessions of {}", settings.places.len(), path.display()));
         let mut loaded = Vec::with_capacity(settings.places.len());

@@ -1,11 +1,13 @@
 //! Makes the sessions of a model: from its file, or from its optimised graph if that is cached or its weights are
 //! shared.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use ort::environment::Environment;
 use ort::session::Session;
 use ort::session::builder::SessionBuilder;
+use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use super::accelerators::{Accelerator, AcceleratorKind, InstanceDevice};
@@ -25,6 +27,8 @@ pub struct Sessions {
     options: OnnxRuntimeOptions,
     path: PathBuf,
     optimised: Option<Optimised>,
+    /// TensorRT's options for shape profiles, if they were derived and it takes them.
+    profiles: Mutex<BTreeMap<String, String>>,
 }
 
 /// The optimised model, for sessions on the plain CPU provider.
@@ -49,7 +53,8 @@ impl Sessions {
     ) -> Sessions {
         let (environment, settings, options) = (environment.clone(), settings.clone(), options.clone());
         let (model, path) = (model.to_owned(), path.to_owned());
-        let mut sessions = Sessions { model, environment, settings, options, path, optimised: None };
+        let mut sessions =
+            Sessions { model, environment, settings, options, path, optimised: None, profiles: Mutex::default() };
         let entry = sessions.options.model_cache.as_deref().and_then(|directory| sessions.entry(directory));
         if let Some(entry) = &entry {
             sessions.keep_with_providers(entry);
@@ -122,9 +127,30 @@ impl Sessions {
         self.builder(&self.settings, place, 1).map(drop)
     }
 
+    /// Gives TensorRT these options for shape profiles, from now on.
+    pub fn set_profiles(&mut self, profiles: BTreeMap<String, String>) {
+        tracing::info!(model = self.model, ?profiles, "TensorRT's shape profiles");
+        *self.profiles.get_mut() = profiles;
+    }
+
     /// A session for an instance at `place`, with `threads` threads. Errors if its providers are not the configured
     /// ones.
     pub fn make(&self, place: InstanceDevice, threads: usize) -> Result<Session, String> {
+        match self.try_make(place, threads) {
+            // TensorRT refuses profiles of the inputs alone where it takes only parts of the graph.
+            Err(reason) if place.is_gpu() && !std::mem::take(&mut *self.profiles.lock()).is_empty() => {
+                tracing::warn!(
+                    model = self.model,
+                    reason,
+                    "TensorRT does not take the shape profiles: it builds an engine for new shapes"
+                );
+                self.try_make(place, threads)
+            }
+            made => made,
+        }
+    }
+
+    fn try_make(&self, place: InstanceDevice, threads: usize) -> Result<Session, String> {
         let accelerators = self.settings.accelerators.at(place);
         let session = match (&self.optimised, place) {
             (Some(optimised), InstanceDevice::Cpu) => {
@@ -157,9 +183,12 @@ impl Sessions {
 
     fn builder(&self, settings: &Settings, place: InstanceDevice, threads: usize) -> Result<SessionBuilder, String> {
         let builder = settings.builder(&self.environment, threads).map_err(message)?;
-        let accelerators = settings.accelerators.at(place);
+        let mut accelerators = settings.accelerators.at(place).to_vec();
+        for accelerator in accelerators.iter_mut().filter(|accelerator| accelerator.kind == AcceleratorKind::TensorRt) {
+            accelerator.options.extend(self.profiles.lock().clone());
+        }
         let openvino = self.options.openvino_library.as_deref();
-        providers::apply(builder, &self.environment, accelerators, place, threads, settings.memory_arena, openvino)
+        providers::apply(builder, &self.environment, &accelerators, place, threads, settings.memory_arena, openvino)
     }
 
     fn verify(&self, session: Session, accelerators: &[Accelerator]) -> Result<Session, String> {
