@@ -30,7 +30,7 @@ pub enum AcceleratorKind {
 }
 
 /// The place of an instance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InstanceDevice {
     /// On the CPU.
     Cpu,

@@ -1,4 +1,4 @@
-//! One session and the work of its thread: gather a batch, run it, split the results.
+//! The work of an instance's thread: gather a batch, run it, split the results.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use trireme_model_repository::ModelConfig;
 
 use super::layouts::{Layout, Layouts, Turn};
 use super::schema::Schema;
+use super::shared::Held;
 use super::stop::Stopper;
 use super::values;
 use crate::batcher::Padding;
@@ -20,8 +21,8 @@ use crate::batcher::merge::{self, Cut};
 /// An instance of an ONNX model.
 pub struct OnnxInstance {
     model: String,
-    session: Session,
-    /// The session shared with the model's other instances, if layouts are chosen by load.
+    session: Held,
+    /// The session on all CPUs, shared with the model's other instances, if layouts are chosen by load.
     wide: Option<Arc<Wide>>,
     batch: Batching,
     /// The declared padding, if requests of differing lengths may share a batch.
@@ -42,6 +43,9 @@ pub struct Wide {
     /// Locked by the run whose turn it is, so a lock is never waited for.
     session: Mutex<Session>,
 }
+
+/// The inputs of a run, by name.
+type Inputs<'t> = Vec<(Cow<'t, str>, SessionInputValue<'t>)>;
 
 /// The meaning of the first dimension.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -84,7 +88,7 @@ impl OnnxInstance {
     pub fn new(
         config: &ModelConfig,
         schema: &Schema,
-        session: Session,
+        session: Held,
         padding: Option<Padding>,
         arena_shrinkage: Option<String>,
     ) -> OnnxInstance {
@@ -150,13 +154,25 @@ impl OnnxInstance {
         if let Some(error) = unwanted(requests) {
             return Err(error);
         }
-        let gathered = Instant::now();
+        let mut gathered = Instant::now();
         let turn = self.wide.as_ref().map(|wide| (wide, wide.layouts.enter()));
-        let (outputs, ran) = match &turn {
-            Some((wide, Turn { layout: Layout::Wide, .. })) => {
+        let (outputs, ran) = match (&turn, &mut self.session) {
+            (Some((wide, Turn { layout: Layout::Wide, .. })), _) => {
                 run_session(&self.model, &mut wide.session.lock(), values, run.options())
             }
-            _ => run_session(&self.model, &mut self.session, values, run.options()),
+            (_, Held::Own(session)) => run_session(&self.model, session, values, run.options()),
+            (_, shared) => {
+                let ran = shared.run(|session| {
+                    let outputs = session.run_with_options(values, run.options())?;
+                    Ok(outputs.into_iter().map(|(name, value)| (Name::new(name), value)).collect())
+                });
+                let ran = ran.map_err(|error| run_error(&self.model, &error))?;
+                gathered = ran.began;
+                // The outputs are copied while the next instance runs.
+                let outputs = ran.outputs.iter().map(|(name, value)| values::output_tensor(name, value));
+                let outputs = outputs.collect::<Result<_, _>>().map_err(|error| in_model(&self.model, error));
+                outputs.map(|outputs| (outputs, ran.ended))
+            }
         }?;
         Ok(Batch { outputs, rows, lengths, started, gathered, ran })
     }
@@ -169,7 +185,7 @@ impl OnnxInstance {
         }
     }
 
-    fn input_values<'t>(&self, inputs: &'t [Tensor]) -> ort::Result<Vec<(Cow<'t, str>, SessionInputValue<'t>)>> {
+    fn input_values<'t>(&self, inputs: &'t [Tensor]) -> ort::Result<Inputs<'t>> {
         let value = |tensor: &'t Tensor| {
             let reshape = self.input_reshapes.iter().find(|(name, _)| name == tensor.name());
             let shape = reshape.map_or_else(|| tensor.shape().clone(), |(_, reshape)| reshape.apply(tensor.shape()));
@@ -273,7 +289,7 @@ fn unwanted(requests: &[ExecuteRequest]) -> Option<InferError> {
 fn run_session(
     model: &str,
     session: &mut Session,
-    values: Vec<(Cow<'_, str>, SessionInputValue<'_>)>,
+    values: Inputs<'_>,
     options: &RunOptions<HasSelectedOutputs>,
 ) -> Result<(Vec<Tensor>, Instant), InferError> {
     let results = session.run_with_options(values, options).map_err(|error| run_error(model, &error))?;

@@ -24,13 +24,17 @@ mod providers;
 mod schema;
 mod sessions;
 mod settings;
+mod shared;
 mod stop;
 mod values;
 mod weights;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ort::session::Session;
+use parking_lot::Mutex;
 use trireme_engine::{
     Backend, BackgroundInstance, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource, SequenceSupport,
     doing, in_background, warmup,
@@ -44,6 +48,7 @@ use self::precision::Expected;
 use self::schema::Schema;
 use self::sessions::Sessions;
 use self::settings::Settings;
+use self::shared::Held;
 use crate::batcher::{self, Declaration, LengthBatcher, Padding};
 use crate::cpus;
 
@@ -124,7 +129,7 @@ impl Backend for OnnxRuntime {
         match settings.precision {
             Some(_) => {
                 doing("running the plain model");
-                expected = Some(Expected::new(&config, samples()?, &mut new_instance(made, padding))?);
+                expected = Some(Expected::new(&config, samples()?, &mut new_instance(Held::Own(made), padding))?);
             }
             None if plain_first => drop(made),
             None => first = Some(made),
@@ -134,9 +139,24 @@ impl Backend for OnnxRuntime {
         }
         doing(format!("making {} sessions of {}", settings.places.len(), path.display()));
         let mut loaded = Vec::with_capacity(settings.places.len());
-        for place in &settings.places {
-            let session = first.take().map_or_else(|| sessions.make(*place, settings.intra_threads), Ok);
-            loaded.push(new_instance(session.map_err(refused)?, padding));
+        let mut shared: HashMap<InstanceDevice, Arc<Mutex<Session>>> = HashMap::new();
+        for &place in &settings.places {
+            let held = match shared.get(&place) {
+                Some(session) => Held::Shared(session.clone()),
+                None => {
+                    let session = first.take().map_or_else(|| sessions.make(place, settings.intra_threads), Ok);
+                    let session = session.map_err(refused)?;
+                    match place.is_gpu() && settings.share_sessions {
+                        true => {
+                            let session = Arc::new(Mutex::new(session));
+                            shared.insert(place, session.clone());
+                            Held::Shared(session)
+                        }
+                        false => Held::Own(session),
+                    }
+                }
+            };
+            loaded.push(new_instance(held, padding));
         }
         if let (Some(check), Some(expected)) = (settings.precision, expected) {
             doing("comparing the accelerated model with the plain one");
@@ -203,7 +223,7 @@ fn background(
         in_background(move || {
             let session = sessions.make(InstanceDevice::Cpu, threads);
             let session = session.map_err(|reason| LoadError::Backend { model: config.name.clone(), reason })?;
-            Ok(OnnxInstance::new(&config, &schema, session, padding, shrinkage))
+            Ok(OnnxInstance::new(&config, &schema, Held::Own(session), padding, shrinkage))
         })
     };
     settings.places.iter().map(one).collect()

@@ -25,8 +25,10 @@ pub struct Settings {
     pub precision: Option<PrecisionCheck>,
     /// Threads of the wide session, if layouts are chosen by load.
     pub wide_threads: Option<usize>,
-    /// Whether sessions share their weights.
+    /// Whether sessions on the CPU share their weights.
     pub share_weights: bool,
+    /// Whether the instances on a GPU share its session.
+    pub share_sessions: bool,
     /// Session settings that are passed on unchanged.
     pub entries: BTreeMap<String, String>,
     /// Threads within an operator.
@@ -143,6 +145,7 @@ impl Settings {
             arena_shrinkage: config.parameters.get("memory.enable_memory_arena_shrinkage").cloned(),
             device_initializers: parameters.switch("session.use_device_allocator_for_initializers")?.unwrap_or(false),
             share_weights: parameters.switch("share_weights")?.unwrap_or(by_load) && plain,
+            share_sessions: parameters.switch("share_weights")?.unwrap_or(true),
             places,
             accelerators,
             precision,
@@ -348,6 +351,16 @@ mod tests {
         let fixed = settings("instance_group [{ count: 2 kind: KIND_CPU }]").unwrap();
         assert_eq!((fixed.intra_threads, fixed.places.len(), fixed.wide_threads), (4, 2, None));
         assert!(settings(&parameter("layouts", "both")).unwrap_err().contains("fixed or by_load, found 'both'"));
+    }
+
+    #[test]
+    fn instances_share_weights_on_gpus_unless_told_otherwise() {
+        let shares =
+            |text: &str| settings(text).map(|settings| (settings.share_weights, settings.share_sessions)).unwrap();
+        let gpu = "instance_group [{ kind: KIND_GPU gpus: [0] count: 2 }]";
+        assert_eq!((shares(""), shares(gpu)), ((false, true), (false, true)));
+        assert_eq!(shares(&(gpu.to_owned() + &parameter("share_weights", "0"))), (false, false));
+        assert_eq!(shares(&parameter("share_weights", "1")), (true, true));
     }
 
     #[test]

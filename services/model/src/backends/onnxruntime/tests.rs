@@ -3,6 +3,7 @@
 mod accelerated;
 mod hostile;
 mod padding;
+mod shared;
 mod stopping;
 
 use std::path::{Path, PathBuf};
