@@ -180,6 +180,9 @@ pub struct Optimization {
     pub gpu_accelerators: Vec<(String, BTreeMap<String, String>)>,
     /// Accelerators on the CPU: name and parameters.
     pub cpu_accelerators: Vec<(String, BTreeMap<String, String>)>,
+    /// Whether inputs and outputs of a model on a GPU may be in pinned memory: unless `input_pinned_memory` or
+    /// `output_pinned_memory` is off.
+    pub pinned_memory: bool,
 }
 
 /// A request made up to warm the model before it is ready.

@@ -145,6 +145,9 @@ mod tests {
         assert_eq!((group.name.as_str(), group.kind, group.count), ("m", InstanceKind::Cpu, 2));
         let pinned = config.message.optimization.clone().unwrap();
         assert!(pinned.input_pinned_memory.unwrap().enable && pinned.output_pinned_memory.unwrap().enable);
+        assert!(config.optimization.pinned_memory);
+        let off = on_host("optimization { output_pinned_memory { enable: false } }", &["model.onnx"], &[]);
+        assert!(!off.optimization.pinned_memory);
     }
 
     #[test]

@@ -196,10 +196,12 @@ fn read_step(step: &Step) -> EnsembleStep {
 fn read_optimization(optimization: &proto::ModelOptimizationPolicy) -> Optimization {
     let read = |list: &[Accelerator]| list.iter().map(|a| (a.name.clone(), a.parameters.clone())).collect();
     let accelerators = optimization.execution_accelerators.as_ref();
+    let pinned = [&optimization.input_pinned_memory, &optimization.output_pinned_memory];
     Optimization {
         graph_level: optimization.graph.as_ref().map(|graph| graph.level),
         gpu_accelerators: accelerators.map(|a| read(&a.gpu_execution_accelerator)).unwrap_or_default(),
         cpu_accelerators: accelerators.map(|a| read(&a.cpu_execution_accelerator)).unwrap_or_default(),
+        pinned_memory: pinned.into_iter().all(|memory| memory.as_ref().is_none_or(|memory| memory.enable)),
     }
 }
 

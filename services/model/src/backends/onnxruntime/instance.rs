@@ -10,9 +10,10 @@ use trireme_engine::{Description, ExecuteRequest, ExecuteResponse, ExecuteTiming
 use trireme_inference::{ErrorCode, InferError, Name, Reshape, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
 
+use super::binding::{Memory, Staging};
 use super::layouts::{Layout, Layouts, Turn};
 use super::schema::Schema;
-use super::shared::Held;
+use super::shared::{Held, Ran};
 use super::stop::Stopper;
 use super::values;
 use crate::batcher::Padding;
@@ -24,6 +25,8 @@ pub struct OnnxInstance {
     session: Held,
     /// The session on all CPUs, shared with the model's other instances, if layouts are chosen by load.
     wide: Option<Arc<Wide>>,
+    /// The memory for inputs and outputs, if the session is on a device.
+    staging: Option<Staging>,
     batch: Batching,
     /// The declared padding, if requests of differing lengths may share a batch.
     padding: Option<Padding>,
@@ -46,6 +49,9 @@ pub struct Wide {
 
 /// The inputs of a run, by name.
 type Inputs<'t> = Vec<(Cow<'t, str>, SessionInputValue<'t>)>;
+
+/// The outputs of a run, when it began, and when it ended.
+type Outcome = (Vec<Tensor>, Instant, Instant);
 
 /// The meaning of the first dimension.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -105,6 +111,7 @@ impl OnnxInstance {
             model: config.name.clone(),
             session,
             wide: None,
+            staging: None,
             batch: match (batches, &padding) {
                 (true, _) => Batching::Implied,
                 (false, Some(_)) => Batching::Declared,
@@ -124,6 +131,23 @@ impl OnnxInstance {
         self.wide = Some(wide);
     }
 
+    /// Gives the instance `memory` for its inputs and outputs. Without it the instance runs all the same, only slower.
+    pub fn stage(&mut self, memory: Memory) {
+        match self.session.with(|session| Staging::new(session, memory)) {
+            Ok(staging) => self.staging = Some(staging),
+            Err(error) => {
+                let reason = trireme_engine::one_line(error.message());
+                tracing::warn!(model = self.model, reason, "inputs and outputs are not in memory of {memory:?}");
+            }
+        }
+    }
+
+    /// Whether inputs and outputs are in memory for the device.
+    #[cfg(test)]
+    pub fn is_staged(&self) -> bool {
+        self.staging.is_some()
+    }
+
     /// Runs `requests` as one batch; an error applies to all of them.
     pub fn execute_together(&mut self, requests: &[ExecuteRequest]) -> Result<Vec<ExecuteResponse>, InferError> {
         let Batch { outputs, rows, lengths, started, gathered, ran } = self.run(requests)?;
@@ -141,20 +165,36 @@ impl OnnxInstance {
         let started = Instant::now();
         let rows = self.rows(requests)?;
         let selected = self.select_outputs(requests)?;
-        let options = self.run_options(&selected).map_err(|error| run_error(&self.model, &error))?;
         let inputs: Vec<_> = requests.iter().map(|request| &request.inputs[..]).collect();
         let padding = self.padding.as_ref();
         let lengths = padding.and_then(|padding| padding.lengths(&inputs));
         let padded = padding.filter(|_| lengths.is_some()).map_or(&[][..], |padding| &padding.inputs);
         let inputs = merge::join(&inputs, padded).map_err(|error| in_model(&self.model, error))?;
-        let values = self.input_values(&inputs).map_err(|error| run_error(&self.model, &error))?;
-        let stopper = self.stopper.clone();
-        let run = stopper.begin(options);
+        let (outputs, gathered, ran) = self.run_inputs(requests, &inputs, &selected)?;
+        Ok(Batch { outputs, rows, lengths, started, gathered, ran })
+    }
+
+    fn run_plain(
+        &mut self,
+        requests: &[ExecuteRequest],
+        inputs: &[Tensor],
+        selected: &[Name],
+    ) -> Result<Outcome, InferError> {
+        let failed = |error: ort::Error| run_error(&self.model, &error);
+        let names = selected.iter().map(Name::as_str);
+        let options = self.run_options().map_err(failed)?;
+        let options = options.with_outputs(names.fold(OutputSelector::no_default(), OutputSelector::with));
+        let values = inputs.iter().map(|tensor| {
+            let value = values::input_value(tensor, &self.shape_at_model(tensor))?;
+            Ok((Cow::Borrowed(tensor.name()), value))
+        });
+        let values = values.collect::<ort::Result<Inputs<'_>>>().map_err(failed)?;
+        let run = self.stopper.begin(options);
         // The requests were cancelled before the run could be stopped.
         if let Some(error) = unwanted(requests) {
             return Err(error);
         }
-        let mut gathered = Instant::now();
+        let gathered = Instant::now();
         let turn = self.wide.as_ref().map(|wide| (wide, wide.layouts.enter()));
         let (outputs, ran) = match (&turn, &mut self.session) {
             (Some((wide, Turn { layout: Layout::Wide, .. })), _) => {
@@ -166,15 +206,30 @@ impl OnnxInstance {
                     let outputs = session.run_with_options(values, run.options())?;
                     Ok(outputs.into_iter().map(|(name, value)| (Name::new(name), value)).collect())
                 });
-                let ran = ran.map_err(|error| run_error(&self.model, &error))?;
-                gathered = ran.began;
-                // The outputs are copied while the next instance runs.
-                let outputs = ran.outputs.iter().map(|(name, value)| values::output_tensor(name, value));
-                let outputs = outputs.collect::<Result<_, _>>().map_err(|error| in_model(&self.model, error));
-                outputs.map(|outputs| (outputs, ran.ended))
+                return copied(&self.model, ran.map_err(failed)?);
             }
         }?;
-        Ok(Batch { outputs, rows, lengths, started, gathered, ran })
+        Ok((outputs, gathered, ran))
+    }
+
+    /// Runs `inputs`, in the staging memory if there is one.
+    fn run_inputs(
+        &mut self,
+        requests: &[ExecuteRequest],
+        inputs: &[Tensor],
+        selected: &[Name],
+    ) -> Result<Outcome, InferError> {
+        let Some(staging) = &self.staging else { return self.run_plain(requests, inputs, selected) };
+        let failed = |error: ort::Error| run_error(&self.model, &error);
+        let values =
+            inputs.iter().map(|tensor| Ok((tensor.name(), staging.copy(tensor, &self.shape_at_model(tensor))?)));
+        let values = values.collect::<ort::Result<Vec<_>>>().map_err(failed)?;
+        let run = self.stopper.begin(self.run_options().map_err(failed)?);
+        if let Some(error) = unwanted(requests) {
+            return Err(error);
+        }
+        let ran = self.session.run(|session| staging.run(session, &values, selected, run.options()));
+        copied(&self.model, ran.map_err(failed)?)
     }
 
     fn rows(&self, requests: &[ExecuteRequest]) -> Result<Vec<u32>, InferError> {
@@ -185,13 +240,9 @@ impl OnnxInstance {
         }
     }
 
-    fn input_values<'t>(&self, inputs: &'t [Tensor]) -> ort::Result<Inputs<'t>> {
-        let value = |tensor: &'t Tensor| {
-            let reshape = self.input_reshapes.iter().find(|(name, _)| name == tensor.name());
-            let shape = reshape.map_or_else(|| tensor.shape().clone(), |(_, reshape)| reshape.apply(tensor.shape()));
-            Ok((Cow::Borrowed(tensor.name()), values::input_value(tensor, &shape)?))
-        };
-        inputs.iter().map(value).collect()
+    fn shape_at_model(&self, input: &Tensor) -> Shape {
+        let reshape = self.input_reshapes.iter().find(|(name, _)| name == input.name());
+        reshape.map_or_else(|| input.shape().clone(), |(_, reshape)| reshape.apply(input.shape()))
     }
 
     /// The outputs that any of the requests needs.
@@ -206,13 +257,12 @@ impl OnnxInstance {
         Ok(self.outputs.iter().filter(|name| wanted(name)).cloned().collect())
     }
 
-    fn run_options(&self, selected: &[Name]) -> ort::Result<RunOptions<HasSelectedOutputs>> {
+    fn run_options(&self) -> ort::Result<RunOptions> {
         let mut options = RunOptions::new()?;
         if let Some(devices) = &self.arena_shrinkage {
             options.set("memory.enable_memory_arena_shrinkage", devices)?;
         }
-        let names = selected.iter().map(Name::as_str);
-        Ok(options.with_outputs(names.fold(OutputSelector::no_default(), OutputSelector::with)))
+        Ok(options)
     }
 
     /// Splits the outputs into the requested ones of each request.
@@ -296,6 +346,13 @@ fn run_session(
     let ran = Instant::now();
     let outputs = results.into_iter().map(|(name, value)| values::output_tensor(name, &value));
     Ok((outputs.collect::<Result<_, _>>().map_err(|error| in_model(model, error))?, ran))
+}
+
+/// Copies the outputs of a run that is over. Meanwhile the next instance may run.
+fn copied(model: &str, ran: Ran) -> Result<Outcome, InferError> {
+    let outputs = ran.outputs.iter().map(|(name, value)| values::output_tensor(name, value));
+    let outputs = outputs.collect::<Result<_, _>>().map_err(|error| in_model(model, error))?;
+    Ok((outputs, ran.began, ran.ended))
 }
 
 /// The shape of a scalar, if the model's tensor is one. The configuration declares it as one element, because a shape

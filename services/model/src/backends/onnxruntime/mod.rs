@@ -7,6 +7,7 @@
 //! batched by length, with costs measured here.
 
 mod accelerators;
+mod binding;
 mod cost_cache;
 mod costs;
 mod gpus;
@@ -33,15 +34,15 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ort::session::Session;
-use parking_lot::Mutex;
 use trireme_engine::{
     Backend, BackgroundInstance, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource, SequenceSupport,
     doing, in_background, warmup,
 };
+use trireme_inference::DataType;
 use trireme_model_repository::ModelConfig;
 
 use self::accelerators::InstanceDevice;
+use self::binding::Memory;
 use self::cost_cache::Entry;
 use self::instance::{OnnxInstance, Wide};
 use self::precision::Expected;
@@ -139,24 +140,18 @@ impl Backend for OnnxRuntime {
         }
         doing(format!("making {} sessions of {}", settings.places.len(), path.display()));
         let mut loaded = Vec::with_capacity(settings.places.len());
-        let mut shared: HashMap<InstanceDevice, Arc<Mutex<Session>>> = HashMap::new();
+        let mut shared = HashMap::new();
         for &place in &settings.places {
-            let held = match shared.get(&place) {
-                Some(session) => Held::Shared(session.clone()),
-                None => {
-                    let session = first.take().map_or_else(|| sessions.make(place, settings.intra_threads), Ok);
-                    let session = session.map_err(refused)?;
-                    match place.is_gpu() && settings.share_sessions {
-                        true => {
-                            let session = Arc::new(Mutex::new(session));
-                            shared.insert(place, session.clone());
-                            Held::Shared(session)
-                        }
-                        false => Held::Own(session),
-                    }
-                }
-            };
-            loaded.push(new_instance(held, padding));
+            let make = || first.take().map_or_else(|| sessions.make(place, settings.intra_threads), Ok);
+            let share = (place.is_gpu() && settings.share_sessions).then_some(&mut shared);
+            let held = Held::at(place, share, make).map_err(refused)?;
+            let mut instance = new_instance(held, padding);
+            if let InstanceDevice::Gpu(gpu) = place
+                && may_be_pinned(&config)
+            {
+                instance.stage(Memory::Pinned(gpu));
+            }
+            loaded.push(instance);
         }
         if let (Some(check), Some(expected)) = (settings.precision, expected) {
             doing("comparing the accelerated model with the plain one");
@@ -206,6 +201,13 @@ impl Backend for OnnxRuntime {
         };
         Ok(LoadedModel { config, instances, background, policy, canary })
     }
+}
+
+/// Whether inputs and outputs may be in pinned memory. Strings have memory of their own.
+fn may_be_pinned(config: &ModelConfig) -> bool {
+    let inputs = config.inputs.iter().map(|input| input.datatype);
+    let mut datatypes = inputs.chain(config.outputs.iter().map(|output| output.datatype));
+    config.optimization.pinned_memory && datatypes.all(|datatype| datatype != DataType::Bytes)
 }
 
 /// As many instances for bulk requests as there are others, with as many threads.

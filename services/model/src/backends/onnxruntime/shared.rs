@@ -5,6 +5,7 @@
 //! so the device has the next run as soon as one ends. Runs are not made at the same time, though ONNX Runtime allows it: its
 //! CUDA provider may give memory to one run that another run still uses (docs/adr/0032-accelerators.md).
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,6 +13,8 @@ use ort::session::Session;
 use ort::value::DynValue;
 use parking_lot::Mutex;
 use trireme_inference::Name;
+
+use super::accelerators::InstanceDevice;
 
 /// The session of an instance.
 pub enum Held {
@@ -34,6 +37,22 @@ pub struct Ran {
 // === impl Held ===
 
 impl Held {
+    /// The session for an instance at `place`. With `shared` it is the one of its place there, if there is one already. Otherwise
+    /// `make` makes it.
+    pub fn at<E>(
+        place: InstanceDevice,
+        shared: Option<&mut HashMap<InstanceDevice, Arc<Mutex<Session>>>>,
+        make: impl FnOnce() -> Result<Session, E>,
+    ) -> Result<Held, E> {
+        let Some(shared) = shared else { return make().map(Held::Own) };
+        if let Some(session) = shared.get(&place) {
+            return Ok(Held::Shared(session.clone()));
+        }
+        let session = Arc::new(Mutex::new(make()?));
+        shared.insert(place, session.clone());
+        Ok(Held::Shared(session))
+    }
+
     /// Uses the session when no other instance does.
     pub fn with<T>(&mut self, task: impl FnOnce(&mut Session) -> T) -> T {
         match self {

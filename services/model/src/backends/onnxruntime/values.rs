@@ -60,6 +60,33 @@ pub fn input_value<'t>(tensor: &'t Tensor, shape: &Shape) -> ort::Result<Session
     for_number!(tensor.datatype(), numbers(tensor, shape), BOOL => booleans(tensor, shape), BYTES => strings(tensor, shape))
 }
 
+/// `tensor` with the shape at the model, in memory of `allocator`, which has to be the host's. Strings have memory of their own and
+/// cannot be there.
+pub fn copied_value(tensor: &Tensor, shape: &Shape, allocator: &Allocator) -> ort::Result<DynValue> {
+    let booleans = || {
+        let mut value = ort::value::Tensor::<bool>::new(allocator, shape.to_vec())?;
+        if !tensor.data().is_empty() {
+            let (_, elements) = value.try_extract_tensor_mut::<bool>()?;
+            elements.iter_mut().zip(&tensor.data()[..]).for_each(|(element, &byte)| *element = byte != 0);
+        }
+        Ok(value.into_dyn())
+    };
+    let strings = || Err(ort::Error::new(format!("input '{}' has strings, which cannot be staged", tensor.name())));
+    for_number!(tensor.datatype(), copied_numbers(tensor, shape, allocator), BOOL => booleans(), BYTES => strings())
+}
+
+fn copied_numbers<T>(tensor: &Tensor, shape: &Shape, allocator: &Allocator) -> ort::Result<DynValue>
+where
+    T: Element + PrimitiveTensorElementType + std::fmt::Debug,
+{
+    let mut value = ort::value::Tensor::<T>::new(allocator, shape.to_vec())?;
+    if !tensor.data().is_empty() {
+        let (_, elements) = value.try_extract_tensor_mut::<T>()?;
+        elements.copy_from_slice(&tensor.values::<T>().map_err(ort::Error::wrap)?);
+    }
+    Ok(value.into_dyn())
+}
+
 fn numbers<'t, T>(tensor: &'t Tensor, shape: &Shape) -> ort::Result<SessionInputValue<'t>>
 where
     T: Element + PrimitiveTensorElementType + std::fmt::Debug,
