@@ -116,7 +116,7 @@ fn settings_come_from_the_configuration_then_the_measurement() {
     };
     let batcher = LengthBatcher::new(&declaration(None), Some(&settings), Some(&fit));
     assert_eq!((batcher.enough_rows, batcher.delay, batcher.max_rows()), (8, 3 * MS, 32));
-    assert_eq!(batcher.in_hand(2), 64 + 2 * 16);
+    assert_eq!(batcher.in_hand(2), 64 + 2 * 32);
 }
 
 #[test]

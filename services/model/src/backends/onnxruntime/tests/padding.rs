@@ -157,7 +157,7 @@ fn costs_are_measured_once_and_kept() {
         })
         .collect();
     std::fs::write(&entries[0], changed).unwrap();
-    assert_eq!(in_hand(), 64 + 10);
+    assert_eq!(in_hand(), 64 + 40);
 }
 
 /// Runs only if TRIREME_REFERENCE_DIR names a folder with `data/texts-dev.jsonl` and the published model.
