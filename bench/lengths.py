@@ -13,6 +13,7 @@ from servers import BenchError, load
 QUERY_WORDS = 5  # about eight tokens, with those at both ends
 PASSAGE_WORDS = 400  # more than 512 tokens
 IN_FLIGHT = {"queries": 256, "passages": 64, "pairs": 64, "wide states": 32}
+LONGER = {"passages": 4}  # times the usual measurement: those in flight take seconds, and would be much of a short one
 DEPLOYMENTS = ("all in one", "services")
 # The deployments of kinds that have a model of their own.
 OWN = {"pairs": DEPLOYMENTS, "wide states": ("services",)}
@@ -64,6 +65,7 @@ def turns(bench, model):
     for kind, in_flight in IN_FLIGHT.items():
         bench.offline(f"raw {kind}")
         for name in OWN.get(kind, DEPLOYMENTS):
-            deployment, asked = (bench.deployments[f"{name}, {kind}"], name_of(kind)) if kind in OWN else (bench.deployments[name], model)
-            measured = load(bench.binaries / "trireme", deployment, asked, bench.options.seconds, in_flight, file(bench, kind))
+            where, asked = (f"{name}, {kind}", name_of(kind)) if kind in OWN else (name, model)
+            seconds = bench.options.seconds * LONGER.get(kind, 1)
+            measured = load(bench.binaries / "trireme", bench.deployments[where], asked, seconds, in_flight, file(bench, kind))
             bench.keep(f"{name}, {kind} / {in_flight}", measured)
