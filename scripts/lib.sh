@@ -77,11 +77,12 @@ install_file() {
     mv -f "$2.part" "$2"
 }
 
-# environment TARGET REQUIREMENTS SIZE: makes a Python environment with these packages, unless it exists.
+# environment TARGET REQUIREMENTS SIZE [OPTION...]: makes a Python environment with these packages, unless it exists. Options are pip's.
 environment() {
     local target=$1 requirements=$2 size=$3 stamp=$1/requirements.txt quiet=()
+    shift 3
     if cmp --silent "$requirements" "$stamp"; then
-        say "a benchmark's Python environment is there: ${target#"$ROOT"/}"
+        say "the Python environment is there: ${target#"$ROOT"/}"
         return
     fi
     say "making ${target#"$ROOT"/} (about $size)"
@@ -89,7 +90,7 @@ environment() {
     mkdir -p "$TOOLS"
     python3 -m venv "$target" >/dev/null || fail "python3 cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"
     [[ -t 1 ]] || quiet=(--quiet)
-    if ! "$target/bin/python" -m pip install "${quiet[@]}" --disable-pip-version-check --only-binary=:all: --requirement "$requirements"; then
+    if ! "$target/bin/python" -m pip install "${quiet[@]}" --disable-pip-version-check "$@" --requirement "$requirements"; then
         rm -rf "$target"
         return 1
     fi

@@ -8,5 +8,5 @@ if [[ ! -e /dev/nvidia0 ]] && ! nvidia-smi --list-gpus >/dev/null 2>&1; then
     exit 2
 fi
 [[ $(machine) == x86_64 ]] || fail "the CUDA build of ONNX Runtime is published for x86_64 only"
-environment "$TOOLS/gpu-python" "$ROOT/bench/requirements-gpu.txt" "4 GB" ||
+environment "$TOOLS/gpu-python" "$ROOT/bench/requirements-gpu.txt" "4 GB" --only-binary=:all: ||
     fail "cannot install bench/requirements-gpu.txt: see pip's message above; check the network and pip's configuration, then run this again"

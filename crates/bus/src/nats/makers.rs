@@ -31,9 +31,10 @@ use super::subjects;
 use crate::envelope::MAX_NAME;
 use crate::{Bucket, BusError, QueueOptions};
 
-/// Streams that a gateway creates for stages at a time, and different requests that it takes: the others wait. Beyond that a stage has
-/// to ask again.
+/// Streams that a gateway creates for stages at a time. Other requests wait for their turn.
 const MAKING: usize = 64;
+
+/// Most different requests for streams that a gateway takes. A stage whose request is not taken has to ask again.
 const MOST_REQUESTS: usize = 8192;
 
 /// The queue group of gateways that create streams.

@@ -171,6 +171,8 @@ fn is_missing(sought: &Sought, found: &HashMap<ModelKey, Result<HashSet<String>,
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     fn key(name: &str) -> ModelKey {
@@ -192,6 +194,25 @@ mod tests {
         assert_eq!(is_missing(&sought("2", &["b", "c"]), &found), None, "it may be where nobody can look");
         assert_eq!(is_missing(&sought("1", &["a", "c"]), &found), Some(false), "it was found");
         assert_eq!(is_missing(&sought("2", &["d"]), &found), None, "it began to be sought meanwhile");
+    }
+
+    #[tokio::test]
+    async fn lost_requests_are_published_again_in_portions() {
+        let reconciler = Reconciler { sought: Arc::default(), next: Arc::default(), begun: Arc::new(Notify::new()) };
+        let lost: Vec<_> = (0..MOST_AT_ONCE as u64 + 1)
+            .map(|number| {
+                let sought = sought(&number.to_string(), &["a"]);
+                let lost = sought.lost.clone();
+                reconciler.sought.lock().insert(number, sought);
+                lost
+            })
+            .collect();
+        let found = HashMap::from([(key("a"), Ok(HashSet::new()))]);
+        let mut published = || {
+            reconciler.judge(&found);
+            lost.iter().filter(|lost| lost.notified().now_or_never().is_some()).count()
+        };
+        assert_eq!([published(), published(), published()], [0, MOST_AT_ONCE, 1]);
     }
 
     #[test]

@@ -215,7 +215,8 @@ impl BatchPolicy for LengthBatcher {
         self.cost.cost(rows, members.iter().map(|member| member.length).max().unwrap_or(0))
     }
 
-    // With fewer, an instance that has taken a run of short texts leaves nothing to the others. The worker's look-ahead limits longer texts.
+    // With fewer, an instance that has taken a run of short texts leaves nothing to the others. Of longer texts the worker takes
+    // only as many as it can begin within its look-ahead.
     fn in_hand(&self, instances: usize) -> usize {
         WINDOW + instances * self.full_run(SHORT_LENGTH)
     }

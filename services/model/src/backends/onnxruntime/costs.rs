@@ -55,9 +55,9 @@ fn find_at(
     Some(fit)
 }
 
-/// Of the costs at several places those that batches go by. All instances of a model take their batches from one policy, which does not know the instance.
-/// So these are the costs of the kind of place whose instances together do most of the work: those with the most tokens per
-/// second, in full runs of usual texts.
+/// The costs that batches go by, out of those at several places. All instances of a model take their batches from one policy, which
+/// does not know the instance. So the costs of one kind of place decide: the one whose instances together do the most tokens per
+/// second in full runs of usual texts.
 fn decisive(declaration: &Declaration, places: &[InstanceDevice], found: &[(InstanceDevice, Fit)]) -> Option<Fit> {
     let throughput = |(place, fit): &(InstanceDevice, Fit)| {
         let alike = places.iter().filter(|other| other.is_gpu() == place.is_gpu()).count();

@@ -2,8 +2,8 @@
 //!
 //! GPUs have CUDA's numbers: those of the visible ones, from 0.
 
-/// Instances go to these GPUs where `KIND_GPU` names none. GPU 0 is always among them: where there is none, ONNX Runtime's
-/// error says what is missing.
+/// Instances go to these GPUs where `KIND_GPU` names none. GPU 0 is always among them: on a machine without GPUs the error of ONNX
+/// Runtime then says which part is missing.
 pub fn of_this_process() -> Vec<i32> {
     let names = |folder: &str| {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();

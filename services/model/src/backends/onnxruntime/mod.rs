@@ -2,8 +2,8 @@
 //! configuration.
 //!
 //! Loading a model runs the plain model for later comparison ([`precision`]), makes one session per instance ([`sessions`]),
-//! compares an instance at each place with the plain model, and runs the warm-up. The library is loaded with the first model that needs it, so a process
-//! without ONNX models does not need it. Models that declare their inputs as paddable ([`batcher::Declaration`]) are
+//! compares an instance at each place with the plain model, and runs the warm-up. The library is loaded with the first model
+//! that needs it, so a process without ONNX models does not need it. Models that declare their inputs as paddable ([`batcher::Declaration`]) are
 //! batched by length, with costs measured here.
 
 mod accelerators;

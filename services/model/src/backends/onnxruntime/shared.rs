@@ -20,7 +20,7 @@ use super::accelerators::InstanceDevice;
 pub enum Held {
     /// The instance's own.
     Own(Session),
-    /// That of the instances on one device.
+    /// The session of all instances on one device.
     Shared(Arc<Mutex<Session>>),
 }
 

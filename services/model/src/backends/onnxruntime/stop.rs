@@ -19,7 +19,7 @@ pub struct Stoppable<'a, O: SelectedOutputMarker> {
 /// Options shared by the run and the thread that stops it.
 struct Shared<O: SelectedOutputMarker>(RunOptions<O>);
 
-/// What the thread that stops a run may do with its options.
+/// The only use of a run's options by the thread that stops the run.
 trait Terminate: Send + Sync {
     fn terminate(&self) -> ort::Result<()>;
 }
