@@ -208,7 +208,7 @@ mod tests {
             })
             .collect();
         let found = HashMap::from([(key("a"), Ok(HashSet::new()))]);
-        let mut published = || {
+        let published = || {
             reconciler.judge(&found);
             lost.iter().filter(|lost| lost.notified().now_or_never().is_some()).count()
         };
