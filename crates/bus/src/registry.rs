@@ -103,7 +103,7 @@ pub enum RegistryEvent {
 
 impl Heartbeat {
     /// How often a process sends a heartbeat.
-    pub const PERIOD: Duration = Duration::from_secs(2);
+    pub const PERIOD: Duration = Duration::from_secs(3);
 
     /// A process without a heartbeat for this time is gone or unreachable.
     pub const TIME_TO_LIVE: Duration = Duration::from_secs(8);

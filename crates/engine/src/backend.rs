@@ -95,6 +95,9 @@ pub struct LoadedModel {
     /// Instances for bulk requests alone, which run in the time that live requests leave. Without any, `instances` execute bulk
     /// requests between live ones.
     pub background: Vec<BackgroundInstance>,
+    /// Further instances, which execute short requests on the threads that bring them: for a backend that computes and waits for
+    /// nothing. Usually as many as `instances`, or none.
+    pub guests: Vec<Box<dyn ModelInstance>>,
     /// Decides which waiting requests run together. For stepwise instances it only gives the order of the requests.
     pub policy: Box<dyn BatchPolicy>,
     /// A request for the canary that was executed when the model was loaded; with `None` the harness makes one up.

@@ -1,4 +1,5 @@
-//! The thread of an instance: takes the next batch, executes it, counts it, and concludes each request.
+//! The thread of an instance: takes the next batch, executes it, counts it, and concludes each request. A guest does the same with one
+//! request on the thread that brings it.
 //!
 //! Not here: instances that work step by step (`stepwise`), and the treatment of a result or an error (`completion`).
 
@@ -6,13 +7,15 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
-use trireme_inference::{FailureReason, InferError};
+use trireme_inference::{FailureReason, InferError, Lane};
 
-use crate::backend::{BackgroundInstance, Instance, ModelInstance, Stop, panicked};
+use crate::backend::{BackgroundInstance, ExecuteRequest, ExecuteResponse, Instance, ModelInstance, Stop, panicked};
 use crate::background::{PATIENCE, Share, lower_priority, priorities_count};
+use crate::batching::Candidate;
 use crate::canary::Streak;
 use crate::cancel::expired;
 use crate::completion::Completion;
+use crate::guests::{Guest, Nested, SHORT, reserve_thread};
 use crate::model::{Model, Threads, Work, conclude};
 use crate::outage::is_out;
 use crate::queue::{Role, Taken};
@@ -32,6 +35,26 @@ impl<C: Completion> Drop for EndsOnPanic<C> {
             let EndsOnPanic(model) = self;
             tracing::error!(model = %model.key, "an instance's thread panicked: this worker gives its work back and ends");
             model.give_up(FAILURE);
+        }
+    }
+}
+
+/// A request that was executed, and is still to be concluded.
+struct Executed<C> {
+    request: ExecuteRequest,
+    pending: C,
+    result: Result<ExecuteResponse, InferError>,
+}
+
+// === impl Executed ===
+
+impl<C: Completion> Executed<C> {
+    fn conclude(self) {
+        let Executed { request, pending, result } = self;
+        match result.is_err().then(|| request.unwanted()).flatten() {
+            // It may have been stopped for that.
+            Some(error) => pending.fail(error, FailureReason::Other),
+            None => conclude(pending, result),
         }
     }
 }
@@ -59,6 +82,24 @@ impl<C: Completion> Model<C> {
         Ok(threads)
     }
 
+    /// Takes a request in: executes it at once by a guest, if one may, or puts it into the queue.
+    pub fn enter(&self, lane: Lane, candidate: Candidate, work: Work<C>) {
+        let passes = self.guests.may_take(&work.request.inputs) && self.queue.passes(lane, &candidate, SHORT);
+        match passes.then(|| self.guests.take()).flatten() {
+            Some(guest) => self.run_guest(guest, work),
+            None => self.queue.push(lane, candidate, work),
+        }
+    }
+
+    fn run_guest(&self, mut guest: Guest, work: Work<C>) {
+        let executed = self.execute_batch(Role::Main, guest.instance.as_mut(), None, &mut guest.streak, vec![work]);
+        if !guest.streak.is_due() || self.run_canary(guest.instance.as_mut()) {
+            self.guests.put_back(guest);
+        }
+        let _nested = Nested::begin();
+        executed.into_iter().for_each(Executed::conclude);
+    }
+
     /// The life of the thread of an instance for bulk requests: it makes the instance when the first bulk request comes.
     fn run_background(self: Arc<Self>, make: BackgroundInstance) {
         let runtime = self.tasks.runtime().clone();
@@ -84,6 +125,9 @@ impl<C: Completion> Model<C> {
 
     /// The life of an instance's thread, until the queue is closed.
     fn run_instance(self: Arc<Self>, instance: Instance) {
+        if self.guests.is_empty() {
+            reserve_thread();
+        }
         // Sending results on may need the runtime's timers and channels.
         let runtime = self.tasks.runtime().clone();
         let _runtime = runtime.enter();
@@ -113,7 +157,12 @@ impl<C: Completion> Model<C> {
                 }
                 Taken::Batch(batch, _) if batch.is_empty() => true,
                 Taken::Batch(batch, mut run) => {
-                    let execute = || self.run_batch(role, instance.as_mut(), stop.as_ref(), &mut streak, batch);
+                    let execute = || {
+                        let executed = self.execute_batch(role, instance.as_mut(), stop.as_ref(), &mut streak, batch);
+                        let count = executed.len();
+                        executed.into_iter().for_each(Executed::conclude);
+                        count
+                    };
                     run.executed = match role {
                         Role::Main => execute(),
                         Role::Background => share.of(execute),
@@ -131,19 +180,19 @@ impl<C: Completion> Model<C> {
         }
     }
 
-    /// Executes the requests of a batch that clients still wait for, and returns their number.
-    fn run_batch(
+    /// Executes the requests of a batch that clients still wait for.
+    fn execute_batch(
         &self,
         role: Role,
         instance: &mut dyn ModelInstance,
         stop: Option<&Arc<dyn Stop>>,
         streak: &mut Streak,
         batch: Vec<Work<C>>,
-    ) -> usize {
+    ) -> Vec<Executed<C>> {
         let started = Instant::now();
         let (requests, mut waiting): (Vec<_>, Vec<_>) = self.begin(batch, started).into_iter().unzip();
         if requests.is_empty() {
-            return 0;
+            return Vec::new();
         }
         let held = waiting.iter().filter_map(C::held).collect();
         let callers = || requests.iter().map(|request| (request.cancelled.clone(), request.deadline)).collect();
@@ -169,14 +218,8 @@ impl<C: Completion> Model<C> {
         if let Some(outcome) = outcomes.reduce(Result::or) {
             self.note_run(streak, outcome);
         }
-        for ((request, pending), result) in requests.iter().zip(waiting).zip(results) {
-            match result.is_err().then(|| request.unwanted()).flatten() {
-                // It may have been stopped for that.
-                Some(error) => pending.fail(error, FailureReason::Other),
-                None => conclude(pending, result),
-            }
-        }
-        requests.len()
+        let executed = requests.into_iter().zip(waiting).zip(results);
+        executed.map(|((request, pending), result)| Executed { request, pending, result }).collect()
     }
 
     /// Counts an instance's run.

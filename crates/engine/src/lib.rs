@@ -1,8 +1,8 @@
 //! The engine: from a checked request to its result.
 //!
 //! A backend loads a model version ([`load_version`], [`LoadedModel`]). A [`Model`] has its queue, and one OS thread per
-//! instance ([`Model::start`]). The threads form batches by the model's [`BatchPolicy`], execute them, and give each result
-//! to the request's [`Completion`]. Executions that hang and instances that became unreliable are noticed by
+//! instance ([`Model::start`]). A request enters by [`Model::enter`]. A guest ([`Guests`]) executes a short one at once; of the others
+//! the threads form batches by the model's [`BatchPolicy`] and execute them. Each result goes to the request's [`Completion`]. Executions that hang and instances that became unreliable are noticed by
 //! [`Model::watch_executions`] and [`Model::watch_canary`].
 //!
 //! Invariants:
@@ -21,6 +21,7 @@ mod cancel;
 mod completion;
 mod dynamic_batching;
 mod execute;
+mod guests;
 mod intake;
 mod load;
 mod model;
@@ -46,6 +47,7 @@ pub use canary::Canary;
 pub use cancel::{CancelFlag, cancelled_by_client, expired, refused, unwanted};
 pub use completion::{Completion, SendParts};
 pub use dynamic_batching::{DynamicBatcher, policy};
+pub use guests::Guests;
 pub use intake::{Intake, Room, RunId, allowance, most_in_hand};
 pub use load::{Loaded, backend_of, instead, load_version, load_watched, stage};
 pub use model::{Model, Work};

@@ -15,6 +15,7 @@ use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstan
 use crate::canary::{self, Canary, Streak};
 use crate::cancel::refused;
 use crate::completion::Completion;
+use crate::guests::Guests;
 use crate::outage::is_out;
 use crate::queue::WorkQueue;
 use crate::runs::executed;
@@ -34,6 +35,8 @@ pub struct Model<C: Completion> {
     pub key: ModelKey,
     /// The requests that wait for an instance.
     pub queue: Arc<WorkQueue<Work<C>>>,
+    /// Its instances that run on the threads that bring requests.
+    pub guests: Guests,
     /// Its counters.
     pub statistics: Arc<ModelStatistics>,
     /// The request that idle instances execute from time to time.

@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use trireme_inference::{Lane, Tensor};
 
 use crate::backend::Instance;
-use crate::batching::{BatchPolicy, Candidate, Description};
+use crate::batching::{BatchPolicy, Candidate, Decision, Description};
 use crate::intake::{self, Intake, Room, RunId};
 use crate::statistics::QueueLoad;
 use state::{State, Waiting, is_beyond};
@@ -206,6 +206,21 @@ impl<T> WorkQueue<T> {
     pub fn came_late(&self) {
         let mut state = self.state.lock();
         state.late = (state.late + 1).min(REPLACED);
+    }
+
+    /// Whether a request of a lane may pass the queue: no other waits, the policy would run it now, and its run is expected to take
+    /// `longest` at most. The caller then executes it.
+    pub fn passes(&self, lane: Lane, candidate: &Candidate, longest: Duration) -> bool {
+        let mut state = self.state.lock();
+        let (cost, now) = (self.policy.cost(std::slice::from_ref(&candidate.description)), Instant::now());
+        let is_short = |state: &State<T>| state.run(lane, cost).is_some_and(|takes| takes <= longest);
+        let runs_now = || matches!(self.policy.decide(std::slice::from_ref(candidate), now), Decision::Run(_));
+        let passes = lane == Lane::Live && state.waiting() == 0 && !state.closed && is_short(&state) && runs_now();
+        if passes {
+            state.late = 0;
+            state.note_live(cost, now);
+        }
+        passes
     }
 
     /// Puts a request into a lane of the queue.

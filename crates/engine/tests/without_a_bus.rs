@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_engine::{
     BackgroundInstance, Candidate, Completion, Description, DynamicBatcher, ExecuteRequest, ExecuteResponse,
-    Executions, Instance, LoadError, Model, ModelInstance, ModelStatistics, OneAtATime, Progress, SendParts,
+    Executions, Guests, Instance, LoadError, Model, ModelInstance, ModelStatistics, OneAtATime, Progress, SendParts,
     StepwiseInstance, TaskSet, Ticket, Work, WorkQueue, in_background,
 };
 use trireme_inference::{FailureReason, InferError, Lane, ModelKey, Tensor};
@@ -148,6 +148,17 @@ impl ModelInstance for Nice {
     }
 }
 
+/// Answers with 1 on the thread of an instance, with 0 on any other.
+struct Place;
+
+impl ModelInstance for Place {
+    fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+        let own = std::thread::current().name().is_some_and(|name| name.starts_with("doubler-"));
+        let place = |_| Ok(ExecuteResponse { outputs: vec![tensor(own.into())], ..ExecuteResponse::default() });
+        requests.iter().map(place).collect()
+    }
+}
+
 fn tensor(number: i64) -> Tensor {
     Tensor::from_values("NUMBER", [1, 1], vec![number]).expect("one element")
 }
@@ -160,10 +171,15 @@ struct Running {
 
 impl Running {
     fn start(instance: Instance, delay: Option<Duration>) -> Running {
-        Running::start_with(instance, Vec::new(), delay)
+        Running::start_with(instance, Vec::new(), Vec::new(), delay)
     }
 
-    fn start_with(instance: Instance, background: Vec<BackgroundInstance>, delay: Option<Duration>) -> Running {
+    fn start_with(
+        instance: Instance,
+        background: Vec<BackgroundInstance>,
+        guests: Vec<Box<dyn ModelInstance>>,
+        delay: Option<Duration>,
+    ) -> Running {
         let instances = vec![instance];
         let policy: Box<dyn trireme_engine::BatchPolicy> = match delay {
             Some(delay) => {
@@ -180,6 +196,7 @@ impl Running {
         let model = Arc::new(Model {
             key: ModelKey { name: "doubler".into(), version: 1 },
             queue: WorkQueue::of(policy, &instances),
+            guests: Guests::new(guests),
             statistics: Arc::<ModelStatistics>::default(),
             canary: None,
             executions: Executions::default(),
@@ -199,7 +216,7 @@ impl Running {
         let description = self.model.queue.describe(&request.inputs);
         let (arrived, pending) = (Instant::now(), Caller { description, got });
         let candidate = Candidate { arrived, priority: 0, description };
-        self.model.queue.push(lane, candidate, Work { request, pending, arrived });
+        self.model.enter(lane, candidate, Work { request, pending, arrived });
         results
     }
 
@@ -267,7 +284,7 @@ async fn an_execution_that_hangs_is_released_and_reported() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bulk_requests_run_in_the_background_beside_live_ones() {
     let make = in_background(|| Ok(Nice));
-    let running = Running::start_with(Instance::Batch(Box::new(Nice)), vec![make], None);
+    let running = Running::start_with(Instance::Batch(Box::new(Nice)), vec![make], Vec::new(), None);
     assert!(matches!(next(&running.push(request(0))), Got::Response(nice, _) if nice == [0]));
     // The main instance may take the first bulk requests, while the other one is made.
     let until = Instant::now() + PATIENCE;
@@ -285,7 +302,7 @@ async fn bulk_requests_run_in_the_background_beside_live_ones() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_background_instance_the_main_one_executes_bulk_requests() {
     let fails = || in_background(|| Err::<Nice, _>(LoadError::Config("no memory".to_owned())));
-    let running = Running::start_with(Instance::Batch(Box::new(Nice)), vec![fails(), fails()], None);
+    let running = Running::start_with(Instance::Batch(Box::new(Nice)), vec![fails(), fails()], Vec::new(), None);
     for _ in 0..3 {
         assert!(matches!(next(&running.push_to(Lane::Bulk, request(0))), Got::Response(nice, _) if nice == [0]));
     }
@@ -295,7 +312,35 @@ async fn without_a_background_instance_the_main_one_executes_bulk_requests() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_that_no_bulk_request_came_for_ends() {
     let make: BackgroundInstance = Box::new(|| panic!("no bulk request has come"));
-    let running = Running::start_with(Instance::Batch(Box::new(Nice)), vec![make], None);
+    let running = Running::start_with(Instance::Batch(Box::new(Nice)), vec![make], Vec::new(), None);
     assert!(matches!(next(&running.push(request(0))), Got::Response(nice, _) if nice == [0]));
+    running.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_executes_short_requests_on_the_thread_that_brings_them() {
+    let running = Running::start_with(Instance::Batch(Box::new(Place)), Vec::new(), vec![Box::new(Place)], None);
+    let place = |lane, request| match next(&running.push_to(lane, request)) {
+        Got::Response(values, _) => values[0],
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(place(Lane::Live, request(1)), 1, "nobody knows yet how long a run takes");
+    let until = Instant::now() + PATIENCE;
+    while place(Lane::Live, request(1)) != 0 {
+        assert!(Instant::now() < until, "no guest");
+    }
+    assert_eq!(place(Lane::Bulk, request(1)), 1);
+    let large = Tensor::from_values("NUMBER", [1, 1000], vec![1i64; 1000]).expect("a thousand elements");
+    assert_eq!(place(Lane::Live, ExecuteRequest { inputs: vec![large], ..request(1) }), 1);
+    running.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_whose_guest_fails_gets_its_error() {
+    let running = Running::start_with(Instance::Batch(Box::new(Doubler)), Vec::new(), vec![Box::new(Doubler)], None);
+    for _ in 0..20 {
+        assert!(matches!(next(&running.push(request(0))), Got::Error(error, _) if error.message == "zero"));
+        assert!(matches!(next(&running.push(request(2))), Got::Response(values, 1) if values == [4]));
+    }
     running.end();
 }

@@ -91,7 +91,14 @@ impl Backend for Generation {
         }
         let policy = policy(&config);
         let canary = warmup::first(&config, source.model_path)?;
-        Ok(LoadedModel { config: Arc::new(config), instances: loaded, background: Vec::new(), policy, canary })
+        Ok(LoadedModel {
+            config: Arc::new(config),
+            instances: loaded,
+            background: Vec::new(),
+            guests: Vec::new(),
+            policy,
+            canary,
+        })
     }
 }
 

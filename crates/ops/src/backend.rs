@@ -44,6 +44,7 @@ impl Backend for PostprocessBackend {
         let instances = source.cpu_instances()?;
         let shared = Arc::new(PostprocessModel::load(source)?);
         let instance = || Instance::Batch(Box::new(PostprocessInstance(Arc::clone(&shared))));
+        let guest = || Box::new(PostprocessInstance(Arc::clone(&shared))) as Box<dyn ModelInstance>;
         let background = || {
             let shared = Arc::clone(&shared);
             in_background(move || Ok(PostprocessInstance(shared)))
@@ -52,6 +53,7 @@ impl Backend for PostprocessBackend {
             config: Arc::new(source.config.clone()),
             instances: std::iter::repeat_with(instance).take(instances).collect(),
             background: std::iter::repeat_with(background).take(instances).collect(),
+            guests: std::iter::repeat_with(guest).take(instances).collect(),
             policy: Box::new(OneAtATime),
             canary: None,
         })

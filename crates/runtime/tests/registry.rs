@@ -37,6 +37,7 @@ impl Backend for Echo {
             config: Arc::new(source.config.clone()),
             instances: vec![(Box::new(Echo) as Box<dyn ModelInstance>).into()],
             background: Vec::new(),
+            guests: Vec::new(),
             policy: Box::new(OneAtATime),
             canary: None,
         })

@@ -136,6 +136,7 @@ impl Backend for Fake {
             config: Arc::new(source.config.clone()),
             instances,
             background: Vec::new(),
+            guests: Vec::new(),
             policy: Box::new(OneAtATime),
             canary: None,
         })

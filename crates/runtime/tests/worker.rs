@@ -102,6 +102,7 @@ impl Backend for Obedient {
             config: Arc::new(source.config.clone()),
             instances: (0..source.cpu_instances()?).map(|_| instance().into()).collect(),
             background: Vec::new(),
+            guests: Vec::new(),
             policy: if self.panics { Box::new(Panics) } else { Box::new(OneAtATime) },
             canary: self.declared.then_some(canary),
         })

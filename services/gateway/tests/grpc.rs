@@ -57,6 +57,7 @@ impl Backend for Obedient {
             config: Arc::new(source.config.clone()),
             instances: (0..source.cpu_instances()?).map(|_| instance().into()).collect(),
             background: Vec::new(),
+            guests: Vec::new(),
             policy: Box::new(OneAtATime),
             canary: None,
         })

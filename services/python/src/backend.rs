@@ -161,7 +161,7 @@ pub fn start(recipe: Recipe, config: Arc<ModelConfig>, options: &PythonOptions) 
         });
     }
     let policy = policy(&config, instances.len(), apart.filter(|_| !config.decoupled));
-    Ok(LoadedModel { config, instances, background: Vec::new(), policy, canary: None })
+    Ok(LoadedModel { config, instances, background: Vec::new(), guests: Vec::new(), policy, canary: None })
 }
 
 /// The model file of a version, absolute: the child may change its folder.

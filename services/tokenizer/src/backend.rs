@@ -67,6 +67,7 @@ impl Backend for TokenizerBackend {
         let batches = config.max_batch_size > 0;
         let shared = Arc::new(TokenizerModel { tokenizer, schema, batches });
         let instance = || Instance::Batch(Box::new(TokenizerInstance(Arc::clone(&shared))));
+        let guest = || Box::new(TokenizerInstance(Arc::clone(&shared))) as Box<dyn ModelInstance>;
         let background = || {
             let shared = Arc::clone(&shared);
             in_background(move || Ok(TokenizerInstance(shared)))
@@ -75,6 +76,7 @@ impl Backend for TokenizerBackend {
             config: Arc::new(config),
             instances: std::iter::repeat_with(instance).take(instances).collect(),
             background: std::iter::repeat_with(background).take(instances).collect(),
+            guests: std::iter::repeat_with(guest).take(instances).collect(),
             policy: Box::new(OneAtATime),
             canary: None,
         })

@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 /// deployment.
 pub const PULL_EXPIRES: Duration = Duration::from_secs(1);
 
-/// The longest time that a pull request stays with a broker that stands alone. The worker notices when it loses the
-/// requests: its connection ends, or the broker says that the consumer is gone.
-pub const LONGEST_EXPIRES: Duration = Duration::from_secs(30);
+/// The longest time that a pull request stays with the broker.
+const LONGEST_EXPIRES: Duration = Duration::from_secs(30);
 
-/// The longest time that a pull request stays with a cluster. When the node that leads a consumer dies, no other node
-/// knows the requests that it held, or says so.
-pub const LONGEST_EXPIRES_IN_CLUSTER: Duration = Duration::from_secs(4);
+/// How often a cluster confirms that it still holds a pull request. When the node that leads a consumer dies, no other
+/// node knows the requests that it held, or says so. A broker that stands alone is not asked for heartbeats: when it loses
+/// the requests, the worker's connection ends, or the broker says that the consumer is gone.
+const HEARTBEAT: Duration = Duration::from_secs(4);
 
-/// How much later its end may arrive before the request counts as lost.
-const EXPIRY_SLACK: Duration = Duration::from_secs(1);
+/// How much later its end or its next heartbeat may arrive before the request counts as lost.
+const LOSS_SLACK: Duration = Duration::from_secs(1);
 
 /// Open pull requests, oldest first.
 #[derive(Debug)]
@@ -53,6 +53,12 @@ impl Pulls {
         self.expires
     }
 
+    /// How often a cluster has to confirm the next request. `None` if the request ends too soon for that: JetStream refuses
+    /// heartbeats that are further apart than half of `expires`.
+    pub fn heartbeat(&self) -> Option<Duration> {
+        (self.expires >= HEARTBEAT * 2).then_some(HEARTBEAT)
+    }
+
     /// How many more messages to ask for if there is room for `room`. Returns 0 if too few are missing to be worth a
     /// request.
     pub fn missing(&self, room: usize) -> usize {
@@ -69,10 +75,11 @@ impl Pulls {
         self.made + 1
     }
 
-    /// Adds a request for `count` messages, made now. Returns its number.
-    pub fn ask(&mut self, count: usize, now: Instant) -> u64 {
+    /// Adds a request for `count` messages, made now. Its end or its first heartbeat comes `within` this time. Returns its
+    /// number.
+    pub fn ask(&mut self, count: usize, within: Duration, now: Instant) -> u64 {
         self.made += 1;
-        let lost_after = now + self.expires + EXPIRY_SLACK;
+        let lost_after = now + within + LOSS_SLACK;
         self.open.push_back(Pull { number: self.made, outstanding: count, lost_after });
         self.made
     }
@@ -108,9 +115,16 @@ impl Pulls {
         self.discount(unserved.saturating_sub(counted));
     }
 
-    /// The time of a request ended before a message came. The broker keeps requests for `longest` at most.
-    pub fn expired(&mut self, longest: Duration) {
-        self.expires = (self.expires * 2).min(longest);
+    /// The time of a request ended before a message came.
+    pub fn expired(&mut self) {
+        self.expires = (self.expires * 2).min(LONGEST_EXPIRES);
+    }
+
+    /// The broker confirmed request `number` by a heartbeat.
+    pub fn confirmed(&mut self, number: u64, now: Instant) {
+        if let Some(pull) = self.open.iter_mut().find(|pull| pull.number == number) {
+            pull.lost_after = now + HEARTBEAT + LOSS_SLACK;
+        }
     }
 
     /// Forgets requests whose end got lost.
@@ -157,7 +171,7 @@ mod tests {
     fn only_room_that_is_not_asked_for_and_worth_it_is_asked_for() {
         let mut pulls = Pulls::default();
         assert_eq!(pulls.missing(8), 8);
-        pulls.ask(8, Instant::now());
+        pulls.ask(8, PULL_EXPIRES, Instant::now());
         assert_eq!(pulls.missing(8), 0);
         assert_eq!(pulls.missing(9), 0, "one more is not worth a request");
         pulls.delivered();
@@ -170,11 +184,11 @@ mod tests {
     #[test]
     fn a_request_that_ends_short_is_no_longer_counted() {
         let mut pulls = Pulls::default();
-        let number = pulls.ask(5, Instant::now());
+        let number = pulls.ask(5, PULL_EXPIRES, Instant::now());
         pulls.delivered();
         pulls.ended(number, Some(4));
         assert_eq!(pulls.missing(5), 5);
-        let number = pulls.ask(5, Instant::now());
+        let number = pulls.ask(5, PULL_EXPIRES, Instant::now());
         pulls.ended(number, None);
         assert_eq!(pulls.missing(5), 5);
     }
@@ -183,7 +197,7 @@ mod tests {
     fn a_request_whose_end_got_lost_is_forgotten() {
         let mut pulls = Pulls::default();
         let now = Instant::now();
-        pulls.ask(1, now);
+        pulls.ask(1, PULL_EXPIRES, now);
         let lost = pulls.next_loss().unwrap();
         assert!(lost > now + PULL_EXPIRES);
         pulls.forget_lost(lost - Duration::from_millis(1));
@@ -195,18 +209,32 @@ mod tests {
     #[test]
     fn an_idle_worker_asks_less_and_less_often() {
         let mut pulls = Pulls::default();
-        let seconds = |pulls: &mut Pulls| {
-            let now = Instant::now();
-            let number = pulls.ask(1, now);
-            let kept = pulls.next_loss().unwrap() - now - EXPIRY_SLACK;
-            assert_eq!(kept, pulls.expires());
+        let mut next = || {
+            let number = pulls.ask(1, pulls.expires(), Instant::now());
+            let asked = (pulls.expires().as_secs(), pulls.heartbeat().map(|apart| apart.as_secs()));
             pulls.ended(number, Some(1));
-            pulls.expired(Duration::from_secs(4));
-            kept.as_secs()
+            pulls.expired();
+            asked
         };
-        assert_eq!([(); 4].map(|()| seconds(&mut pulls)), [1, 2, 4, 4]);
+        let beat = Some(HEARTBEAT.as_secs());
+        assert_eq!(
+            [(); 7].map(|()| next()),
+            [(1, None), (2, None), (4, None), (8, beat), (16, beat), (30, beat), (30, beat)]
+        );
         pulls.delivered();
-        assert_eq!(seconds(&mut pulls), 1);
+        assert_eq!((pulls.expires(), pulls.heartbeat()), (PULL_EXPIRES, None));
+    }
+
+    #[test]
+    fn a_request_without_heartbeats_is_forgotten_long_before_its_end() {
+        let mut pulls = Pulls::default();
+        let now = Instant::now();
+        let number = pulls.ask(1, HEARTBEAT, now);
+        pulls.confirmed(number, now + HEARTBEAT);
+        pulls.confirmed(number + 1, now + HEARTBEAT * 2);
+        assert_eq!(pulls.next_loss(), Some(now + HEARTBEAT * 2 + LOSS_SLACK));
+        pulls.forget_lost(now + HEARTBEAT * 2 + LOSS_SLACK);
+        assert_eq!(pulls.missing(1), 1);
     }
 
     proptest! {
@@ -217,7 +245,7 @@ mod tests {
             for (kind, choice) in steps {
                 let chosen = choice % broker.len().max(1);
                 match kind {
-                    0 => broker.push((pulls.ask(choice, Instant::now()), choice)),
+                    0 => broker.push((pulls.ask(choice, PULL_EXPIRES, Instant::now()), choice)),
                     1 if !broker.is_empty() => {
                         pulls.delivered();
                         broker[chosen].1 -= 1;

@@ -7,6 +7,7 @@
 //!
 //! Not here: reading and settling a message (`open`, `puller`).
 
+use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::stream::RawMessageErrorKind;
@@ -18,7 +19,7 @@ use trireme_inference::{ModelKey, UnixMicros};
 use super::connection::Nats;
 use super::errors::failure;
 use super::limits::taken;
-use super::pulls::{LONGEST_EXPIRES, LONGEST_EXPIRES_IN_CLUSTER, PULL_EXPIRES, Pulls};
+use super::pulls::{PULL_EXPIRES, Pulls};
 use super::subjects;
 use crate::{BusError, Connection};
 
@@ -117,7 +118,7 @@ impl Source {
         if room == 0 || self.is_down() || self.paused_until.is_some() {
             return Ok(room == 0);
         }
-        let number = self.send(room, r#""no_wait":true"#, now).await?;
+        let number = self.send(room, r#""no_wait":true"#, TAKE_LIMIT, now).await?;
         // A lost answer must not delay the other levels.
         let mut left = room;
         while left > 0 && self.pulls.is_open(number) {
@@ -183,17 +184,23 @@ impl Source {
         if missing == 0 || self.is_down() || self.paused_until.is_some() {
             return Ok(());
         }
-        let expires = self.pulls.expires().as_nanos();
-        self.send(missing, &format!(r#""expires":{expires}"#), now).await.map(drop)
+        let expires = self.pulls.expires();
+        let mut until = format!(r#""expires":{}"#, expires.as_nanos());
+        let heartbeat = self.pulls.heartbeat().filter(|_| self.nats.client.server_info().cluster.is_some());
+        if let Some(heartbeat) = heartbeat {
+            let _ = write!(until, r#","idle_heartbeat":{}"#, heartbeat.as_nanos());
+        }
+        self.send(missing, &until, heartbeat.unwrap_or(expires), now).await.map(drop)
     }
 
-    /// Sends a request for `count` messages and counts it. Returns its number.
-    async fn send(&mut self, count: usize, until: &str, now: Instant) -> Result<u64, BusError> {
+    /// Sends a request for `count` messages and counts it. The broker says something about it `within` this time. Returns its
+    /// number.
+    async fn send(&mut self, count: usize, until: &str, within: Duration, now: Instant) -> Result<u64, BusError> {
         let reply = format!("{}.{}", self.inbox, self.pulls.upcoming());
         let request = format!(r#"{{"batch":{count},{until}}}"#);
         taken(self.nats.client.publish_with_reply(self.next_subject.clone(), reply, request.into())).await?;
         // Not earlier: if the caller drops the future before, nothing was asked.
-        Ok(self.pulls.ask(count, now))
+        Ok(self.pulls.ask(count, within, now))
     }
 
     fn is_down(&self) -> bool {
@@ -224,18 +231,19 @@ impl Source {
         Ok(Some(jetstream::Message { message, context: self.nats.jetstream.clone() }))
     }
 
-    /// A status message ends the pull request at whose reply subject it arrived.
+    /// A status message is about the pull request at whose reply subject it arrived. All but a heartbeat end the request.
     fn on_status(&mut self, status: StatusCode, message: &Message) -> Result<(), NoQueue> {
         const HEARTBEAT: u16 = 100;
         const EXPIRED: u16 = 408;
         const NO_MESSAGES: u16 = 404;
         const NO_RESPONDERS: u16 = 503;
+        let number = message.subject.rsplit('.').next().and_then(|token| token.parse().ok()).unwrap_or(0);
         if status.as_u16() == HEARTBEAT {
+            self.pulls.confirmed(number, Instant::now());
             return Ok(());
         }
         let unserved = message.headers.as_ref().and_then(|headers| headers.get("Nats-Pending-Messages"));
         let unserved = unserved.and_then(|value| value.as_str().parse().ok());
-        let number = message.subject.rsplit('.').next().and_then(|token| token.parse().ok()).unwrap_or(0);
         let open = self.pulls.is_open(number);
         self.pulls.ended(number, unserved);
         let gone = message.description.as_deref().is_some_and(|text| text.contains("Deleted"));
@@ -250,10 +258,7 @@ impl Source {
             };
         }
         if status.as_u16() == EXPIRED {
-            self.pulls.expired(match self.nats.client.server_info().cluster {
-                Some(_) => LONGEST_EXPIRES_IN_CLUSTER,
-                None => LONGEST_EXPIRES,
-            });
+            self.pulls.expired();
         } else if status.as_u16() != NO_MESSAGES {
             tracing::debug!(model = %self.model, %status, description = message.description, "a pull request ended");
             self.paused_until = Some(Instant::now() + REFUSED_PAUSE);

@@ -20,20 +20,21 @@ use crate::settle::given_up;
 // === impl HostedModel ===
 
 impl HostedModel {
-    /// Takes in a delivery from the bus.
-    pub fn receive(self: &Arc<Self>, delivery: Delivery) {
+    /// Takes in a delivery from the bus. A short request may be executed on this thread if it is the `last` of those that came
+    /// together: instances' threads execute the others at the same time.
+    pub fn receive(self: &Arc<Self>, delivery: Delivery, last: bool) {
         let (message, held) = self.hold(delivery);
         if held.deliveries > 1 {
             self.statistics.record(|counters| counters.redeliveries += 1);
             let (this, permit) = (self.clone(), self.queue.permit(message.lane()));
             return self.worker.tasks.spawn("suspect", async move {
                 if let Some((message, held)) = this.take_turn(message, held).await {
-                    this.admit(message, held, permit);
+                    this.admit(message, held, permit, false);
                 }
             });
         }
         let permit = self.queue.permit(message.lane());
-        self.admit(message, held, permit);
+        self.admit(message, held, permit, last);
     }
 
     /// Starts to count a delivery as held.
@@ -51,8 +52,14 @@ impl HostedModel {
         (delivery.message, held)
     }
 
-    /// Checks a request and puts it into the queue, or settles it at once.
-    pub(crate) fn admit(self: &Arc<Self>, message: WorkMessage, delivery: HeldDelivery, permit: Permit<Work>) {
+    /// Checks a request and puts it into the queue, or settles it at once. A short one may be executed `here`, on this thread.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        message: WorkMessage,
+        delivery: HeldDelivery,
+        permit: Permit<Work>,
+        here: bool,
+    ) {
         self.admitted.fetch_add(1, Ordering::Relaxed);
         let received_at = UnixMicros::now();
         self.worker.taps.see(&self.key, &self.config.backend, &message, delivery.attempt());
@@ -99,9 +106,14 @@ impl HostedModel {
         let candidate = Candidate { arrived, priority, description };
         let rows = if self.batched { description.rows } else { 1 };
         pending.description = Description { rows, ..description };
-        match pending.delivery.is_alone() {
-            true => self.queue.push_alone(candidate, Work { request, pending, arrived }),
-            false => self.queue.push(lane, candidate, Work { request, pending, arrived }),
+        // Attempts of a suspect are noted before it begins, and parts of an answer wait for their reader: both would block here.
+        let here = here && pending.delivery.suspect.is_none() && !request.in_parts;
+        let alone = pending.delivery.is_alone();
+        let work = Work { request, pending, arrived };
+        match (alone, here) {
+            (true, _) => self.queue.push_alone(candidate, work),
+            (false, true) => self.enter(lane, candidate, work),
+            (false, false) => self.queue.push(lane, candidate, work),
         }
     }
 
@@ -214,7 +226,7 @@ pub(crate) fn hand_over(
 ) -> Option<(WorkMessage, HeldDelivery)> {
     match model.queue.try_permit(message.lane()).filter(|_| !model.config.has_queue_policy()) {
         Some(permit) => {
-            model.admit(message, held, permit);
+            model.admit(message, held, permit, true);
             None
         }
         None => Some((message, held)),

@@ -34,7 +34,8 @@ async fn pull_lane(lane: Lane, current: Current, pulling: CancellationToken) {
     // Under the lock: a task that replaces the model sees these deliveries in the old model's queue.
     let receive = |deliveries: Vec<Delivery>| {
         let model = current.read();
-        deliveries.into_iter().for_each(|delivery| model.receive(delivery));
+        let last = deliveries.len().saturating_sub(1);
+        deliveries.into_iter().enumerate().for_each(|(index, delivery)| model.receive(delivery, index == last));
     };
     loop {
         let opened = match lane {

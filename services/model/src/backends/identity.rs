@@ -31,6 +31,7 @@ const MAX_DELAY_MS: u64 = 3_600_000;
 pub struct Identity;
 
 /// An instance of an identity model.
+#[derive(Clone)]
 struct IdentityInstance {
     model: String,
     /// Output and the input that it copies, in configuration order.
@@ -66,7 +67,7 @@ impl Backend for Identity {
         let multiplier = parameter(config, "instance_wise_delay_multiplier")?.unwrap_or(0);
         let abort_on = AbortOn::of(config)?;
         let count = source.cpu_instances()?;
-        let mut instances = Vec::new();
+        let (mut instances, mut guests) = (Vec::new(), Vec::<Box<dyn ModelInstance>>::new());
         for index in 0..count as u64 {
             let delay_ms = delay_ms.saturating_mul(index.saturating_mul(multiplier).max(1)).min(MAX_DELAY_MS);
             let mut instance = IdentityInstance {
@@ -77,6 +78,9 @@ impl Backend for Identity {
                 abort_on,
             };
             warmup::run(config, source.model_path, &mut instance)?;
+            if delay_ms == 0 {
+                guests.push(Box::new(instance.clone()));
+            }
             instances.push(Instance::Batch(Box::new(instance)));
         }
         let canary = warmup::first(config, source.model_path)?;
@@ -84,6 +88,7 @@ impl Backend for Identity {
             config: Arc::new(config.clone()),
             instances,
             background: Vec::new(),
+            guests,
             policy: batcher::policy(config),
             canary,
         })

@@ -73,6 +73,7 @@ impl Backend for Repeat {
             config: Arc::new(config.clone()),
             instances: std::iter::repeat_with(instance).take(source.cpu_instances()?).collect(),
             background: Vec::new(),
+            guests: Vec::new(),
             policy: Box::new(OneAtATime),
             canary: None,
         })

@@ -44,7 +44,7 @@ struct Args {
     seconds: f64,
 
     /// Seconds for which a deployment is left alone before that
-    #[arg(long, default_value_t = 10.0)]
+    #[arg(long, default_value_t = 60.0)]
     settle: f64,
 
     /// Seconds that a deployment may take to get ready

@@ -35,6 +35,9 @@ impl Settings {
             "--nats-url".to_owned(),
             broker.to_owned(),
             "--max-in-flight=20000".to_owned(),
+            // All clients of the harness have one address.
+            "--max-connections=20000".to_owned(),
+            "--max-connections-per-address=20000".to_owned(),
             format!("--default-timeout-ms={}", self.timeout_ms),
         ];
         if gateways_take_queue_settings() {

@@ -1,6 +1,6 @@
-//! The cost of a deployment without requests.
+//! The cost of a deployment without requests, and of its queues alone.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::broker;
 use super::broker::Traffic;
@@ -16,6 +16,9 @@ const BROKER_BAR: f64 = 5.0;
 
 /// Percent of one core that a gateway may use.
 const GATEWAY_BAR: f64 = 1.0;
+
+/// How long the pull requests of workers that were killed may stay with the broker.
+const PULLS_END: Duration = Duration::from_secs(30);
 
 /// The CPU of every part of a deployment, watched at the same time.
 struct Watches {
@@ -41,7 +44,7 @@ pub fn run(plan: &Plan, scene: &str, size: Size, deployment: &Deployment, findin
     let since = Instant::now();
     let watches = Watches::start(deployment);
     std::thread::sleep(plan.watch);
-    let busiest = watches.brokers.iter().map(CpuWatch::percent).fold(0.0, f64::max);
+    let busiest = busiest(&watches.brokers);
     let (gateway, workers) = (watches.gateway.percent(), watches.workers.percent());
     let hosted = watches.gateways.as_ref().map(CpuWatch::percent);
     let ours = watches.brokers.iter().map(CpuWatch::percent).sum::<f64>() + gateway + hosted.unwrap_or(0.0) + workers;
@@ -80,6 +83,23 @@ pub fn run(plan: &Plan, scene: &str, size: Size, deployment: &Deployment, findin
     deployment.broker.show_complaints();
 }
 
+/// Watches the brokers after every process of the product was killed: what is left are their queues.
+pub fn queues_alone(plan: &Plan, scene: &str, size: Size, deployment: &Deployment, findings: &mut Findings) {
+    std::thread::sleep(plan.settle.max(PULLS_END));
+    let watches = brokers(deployment);
+    std::thread::sleep(plan.watch);
+    let finding = Finding::new(scene, size.name(), "broker without workers and gateways, CPU", busiest(&watches), "%");
+    findings.add(finding.of(&deployment.shape));
+}
+
+fn brokers(deployment: &Deployment) -> Vec<CpuWatch> {
+    deployment.broker.processes().into_iter().map(|id| CpuWatch::start(vec![id])).collect()
+}
+
+fn busiest(brokers: &[CpuWatch]) -> f64 {
+    brokers.iter().map(CpuWatch::percent).fold(0.0, f64::max)
+}
+
 fn traffic(deployment: &Deployment) -> Traffic {
     broker::traffic(deployment.broker.monitors()).expect("a broker at rest answers about itself")
 }
@@ -90,7 +110,7 @@ impl Watches {
     fn start(deployment: &Deployment) -> Watches {
         let of = |processes: &[Process]| CpuWatch::start(processes.iter().map(Process::id).collect());
         Watches {
-            brokers: deployment.broker.processes().into_iter().map(|id| CpuWatch::start(vec![id])).collect(),
+            brokers: brokers(deployment),
             gateway: CpuWatch::start(vec![deployment.gateway.id()]),
             gateways: deployment.gateway_host().map(|host| CpuWatch::start(vec![host.id()])),
             workers: of(deployment.worker_hosts()),

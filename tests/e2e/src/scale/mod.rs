@@ -86,8 +86,11 @@ fn on_one_broker(plan: &Plan, size: Size, shape: Shape, findings: &mut Findings)
 fn on_three_brokers(plan: &Plan, size: Size, shape: Shape, findings: &mut Findings) {
     let settings = Settings { replicas: plan.replicas, ..Settings::default() };
     let mut deployment = Deployment::start(Broker::cluster(plan.ready_limit), shape, settings, plan.ready_limit);
-    idle::run(plan, "idle, three brokers", size, &deployment, findings);
+    let scene = "idle, three brokers";
+    idle::run(plan, scene, size, &deployment, findings);
     deployment.check_running();
+    deployment.kill();
+    idle::queues_alone(plan, scene, size, &deployment, findings);
 }
 
 /// Runs a scene, or a part of one. A panic becomes a finding.

@@ -17,7 +17,10 @@ use super::flags::Settings;
 use super::load::Tally;
 use super::plan::Plan;
 use super::shape::Shape;
-use super::usage::MachineWatch;
+use super::usage::{MachineWatch, descriptor_limit};
+
+/// Open files that the gateway's limit has to allow for each request: it divides them between its three ports.
+const FILES_PER_REQUEST: u64 = 4;
 
 /// How long a request may take: longer than all of them together take.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -67,6 +70,12 @@ type Samples = Arc<Mutex<Vec<[f64; 3]>>>;
 
 /// Fills the gateway, restarts the broker, and adds the outcome of the requests to the findings.
 pub fn run(plan: &Plan, at: &str, findings: &mut Findings) {
+    let (files, wanted_files) = (descriptor_limit(), FILES_PER_REQUEST * plan.in_flight as u64);
+    assert!(
+        files >= wanted_files,
+        "{} requests in flight need a limit of {wanted_files} open files (ulimit -n), it is {files}: raise it, or lower --in-flight",
+        plan.in_flight
+    );
     let shape = Shape { groups: 1, models_per_group: 1, workers_per_group: 4, gateways: 1, model: MODEL };
     let timeout_ms = TIMEOUT.as_millis() as u64;
     let settings = Settings { queue_messages: 4 * plan.in_flight, timeout_ms, ..Settings::default() };

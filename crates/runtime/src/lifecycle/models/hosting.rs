@@ -9,7 +9,9 @@ use parking_lot::RwLock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::{BusError, ModelState};
-use trireme_engine::{Executions, Instance, LoadedModel, Model, Outage, WorkQueue, allowance, most_in_hand, stage};
+use trireme_engine::{
+    Executions, Guests, Instance, LoadedModel, Model, Outage, WorkQueue, allowance, most_in_hand, stage,
+};
 use trireme_inference::ModelKey;
 use trireme_model_repository::RepositoryModel;
 
@@ -51,7 +53,7 @@ impl Models {
         Proven { loaded, initial_states, canary, took }: Proven,
     ) -> Result<(), BusError> {
         let key = ModelKey { name: model.name.as_str().into(), version };
-        let LoadedModel { config, instances, background, policy, .. } = loaded;
+        let LoadedModel { config, instances, background, guests, policy, .. } = loaded;
         let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
         let allowance = match config.has_queue_policy() {
             true => allowance(policy.as_ref(), &instances),
@@ -72,6 +74,7 @@ impl Models {
         let engine = Arc::new(Model {
             key: key.clone(),
             queue,
+            guests: Guests::new(guests),
             statistics,
             canary,
             executions: Executions::default(),

@@ -199,7 +199,7 @@ impl Backend for OnnxRuntime {
             true => background(sessions, &settings, config.clone(), schema, padding),
             false => Vec::new(),
         };
-        Ok(LoadedModel { config, instances, background, policy, canary })
+        Ok(LoadedModel { config, instances, background, guests: Vec::new(), policy, canary })
     }
 }
 

@@ -89,7 +89,14 @@ impl Backend for StaticEmbedding {
         let settings = config.dynamic_batching.clone().unwrap_or_default();
         let policy = Box::new(AnyShape(DynamicBatcher::new(&settings, rows)));
         let canary = warmup::first(&config, source.model_path)?;
-        Ok(LoadedModel { config: Arc::new(config), instances, background: Vec::new(), policy, canary })
+        Ok(LoadedModel {
+            config: Arc::new(config),
+            instances,
+            background: Vec::new(),
+            guests: (0..count).map(|_| Box::new(StaticInstance(Arc::clone(&model))) as _).collect(),
+            policy,
+            canary,
+        })
     }
 }
 

@@ -1,0 +1,98 @@
+//! Guests: instances that execute a request on the thread that brings it. Handing a request to an instance's thread and its result
+//! back takes two changes of threads, which cost more than a short run.
+//!
+//! A guest executes a request if no other waits, the request is small, and runs of its model are short. All other requests go
+//! through the queue to the threads of the model's instances. The thread of a guest is usually one of the runtime's, so only a backend
+//! that computes and waits for nothing has guests.
+//!
+//! Not here: the execution (`execute`).
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use trireme_inference::Tensor;
+
+use crate::backend::ModelInstance;
+use crate::canary::Streak;
+
+/// The longest expected run on another thread: about as long as a task may keep a thread of the runtime.
+pub(crate) const SHORT: Duration = Duration::from_micros(200);
+
+/// The most bytes of a request's inputs.
+const SMALL: usize = 4 << 10;
+
+/// The most guests whose requests are concluded within each other: the result of one is the request of the next.
+const MOST_NESTED: u32 = 4;
+
+thread_local! {
+    /// The guests of this thread that conclude a request.
+    static NESTED: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A model's guests.
+pub struct Guests {
+    count: usize,
+    idle: Mutex<Vec<Guest>>,
+}
+
+/// An instance, and how its last runs ended.
+pub(crate) struct Guest {
+    pub instance: Box<dyn ModelInstance>,
+    pub streak: Streak,
+}
+
+/// A guest's request is being concluded, which may run the guest of the next model.
+pub(crate) struct Nested(());
+
+/// This thread executes long runs: it executes nothing else between them.
+pub(crate) fn reserve_thread() {
+    NESTED.set(MOST_NESTED);
+}
+
+// === impl Guests ===
+
+impl Guests {
+    /// The guests of a model.
+    pub fn new(instances: Vec<Box<dyn ModelInstance>>) -> Guests {
+        let guest = |instance| Guest { instance, streak: Streak::default() };
+        let guests: Vec<_> = instances.into_iter().map(guest).collect();
+        Guests { count: guests.len(), idle: Mutex::new(guests) }
+    }
+
+    /// Whether the model has none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Whether a guest may execute a request with these inputs on this thread.
+    pub(crate) fn may_take(&self, inputs: &[Tensor]) -> bool {
+        let is_small = || inputs.iter().map(|input| input.data().len()).sum::<usize>() <= SMALL;
+        !self.is_empty() && NESTED.get() < MOST_NESTED && is_small()
+    }
+
+    /// A guest that executes nothing.
+    pub(crate) fn take(&self) -> Option<Guest> {
+        self.idle.lock().pop()
+    }
+
+    /// The guest has executed its request.
+    pub(crate) fn put_back(&self, guest: Guest) {
+        self.idle.lock().push(guest);
+    }
+}
+
+// === impl Nested ===
+
+impl Nested {
+    pub fn begin() -> Nested {
+        NESTED.set(NESTED.get() + 1);
+        Nested(())
+    }
+}
+
+impl Drop for Nested {
+    fn drop(&mut self) {
+        NESTED.set(NESTED.get() - 1);
+    }
+}
