@@ -15,7 +15,7 @@ use crate::batching::Candidate;
 use crate::canary::Streak;
 use crate::cancel::expired;
 use crate::completion::Completion;
-use crate::guests::{Guest, Nested, SHORT, reserve_thread};
+use crate::guests::{Guest, Nested, SHORT_RUN, reserve_thread};
 use crate::model::{Model, Threads, Work, conclude};
 use crate::outage::is_out;
 use crate::queue::{Role, Taken};
@@ -84,7 +84,7 @@ impl<C: Completion> Model<C> {
 
     /// Takes a request in: executes it at once by a guest, if one may, or puts it into the queue.
     pub fn enter(&self, lane: Lane, candidate: Candidate, work: Work<C>) {
-        let passes = self.guests.may_take(&work.request.inputs) && self.queue.passes(lane, &candidate, SHORT);
+        let passes = self.guests.may_take(&work.request.inputs) && self.queue.passes(lane, &candidate, SHORT_RUN);
         match passes.then(|| self.guests.take()).flatten() {
             Some(guest) => self.run_guest(guest, work),
             None => self.queue.push(lane, candidate, work),

@@ -16,8 +16,8 @@ use trireme_inference::Tensor;
 use crate::backend::ModelInstance;
 use crate::canary::Streak;
 
-/// The longest expected run on another thread: about as long as a task may keep a thread of the runtime.
-pub(crate) const SHORT: Duration = Duration::from_micros(200);
+/// The longest expected run of a guest: about as long as a task may keep a thread of the runtime.
+pub const SHORT_RUN: Duration = Duration::from_micros(200);
 
 /// The most bytes of a request's inputs.
 const SMALL: usize = 4 << 10;

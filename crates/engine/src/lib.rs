@@ -47,7 +47,7 @@ pub use canary::Canary;
 pub use cancel::{CancelFlag, cancelled_by_client, expired, refused, unwanted};
 pub use completion::{Completion, SendParts};
 pub use dynamic_batching::{DynamicBatcher, policy};
-pub use guests::Guests;
+pub use guests::{Guests, SHORT_RUN};
 pub use intake::{Intake, Room, RunId, allowance, most_in_hand};
 pub use load::{Loaded, backend_of, instead, load_version, load_watched, stage};
 pub use model::{Model, Work};

@@ -20,9 +20,8 @@ use crate::settle::given_up;
 // === impl HostedModel ===
 
 impl HostedModel {
-    /// Takes in a delivery from the bus. A short request may be executed on this thread if it is the `last` of those that came
-    /// together: instances' threads execute the others at the same time.
-    pub fn receive(self: &Arc<Self>, delivery: Delivery, last: bool) {
+    /// Takes in a delivery from the bus. A short request may be executed `here`, on this thread.
+    pub fn receive(self: &Arc<Self>, delivery: Delivery, here: bool) {
         let (message, held) = self.hold(delivery);
         if held.deliveries > 1 {
             self.statistics.record(|counters| counters.redeliveries += 1);
@@ -34,7 +33,7 @@ impl HostedModel {
             });
         }
         let permit = self.queue.permit(message.lane());
-        self.admit(message, held, permit, last);
+        self.admit(message, held, permit, here);
     }
 
     /// Starts to count a delivery as held.

@@ -1,11 +1,12 @@
 //! Pulls a model's work from its queue, as long as the version takes work.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Delivery;
+use trireme_engine::SHORT_RUN;
 use trireme_inference::Lane;
 
 use super::bounds;
@@ -34,8 +35,8 @@ async fn pull_lane(lane: Lane, current: Current, pulling: CancellationToken) {
     // Under the lock: a task that replaces the model sees these deliveries in the old model's queue.
     let receive = |deliveries: Vec<Delivery>| {
         let model = current.read();
-        let last = deliveries.len().saturating_sub(1);
-        deliveries.into_iter().enumerate().for_each(|(index, delivery)| model.receive(delivery, index == last));
+        let began = Instant::now();
+        deliveries.into_iter().for_each(|delivery| model.receive(delivery, began.elapsed() < SHORT_RUN));
     };
     loop {
         let opened = match lane {
