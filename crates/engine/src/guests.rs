@@ -60,7 +60,7 @@ impl Guests {
         Guests { count: guests.len(), idle: Mutex::new(guests) }
     }
 
-    /// Whether the model has none.
+    /// Whether the model has no guests.
     pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
     }
