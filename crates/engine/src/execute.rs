@@ -15,7 +15,7 @@ use crate::batching::Candidate;
 use crate::canary::Streak;
 use crate::cancel::expired;
 use crate::completion::Completion;
-use crate::guests::{Guest, Nested, SHORT_RUN, reserve_thread};
+use crate::guests::{Guest, Nested, Place, SHORT_RUN, reserve_thread};
 use crate::model::{Model, Threads, Work, conclude};
 use crate::outage::is_out;
 use crate::queue::{Role, Taken};
@@ -85,17 +85,19 @@ impl<C: Completion> Model<C> {
     /// Takes a request in: executes it at once by a guest, if one may, or puts it into the queue.
     pub fn enter(&self, lane: Lane, candidate: Candidate, work: Work<C>) {
         let passes = self.guests.may_take(&work.request.inputs) && self.queue.passes(lane, &candidate, SHORT_RUN);
-        match passes.then(|| self.guests.take()).flatten() {
-            Some(guest) => self.run_guest(guest, work),
+        let threads = || self.tasks.runtime().metrics().num_workers();
+        match passes.then(|| self.guests.take(threads())).flatten() {
+            Some((guest, place)) => self.run_guest(guest, place, work),
             None => self.queue.push(lane, candidate, work),
         }
     }
 
-    fn run_guest(&self, mut guest: Guest, work: Work<C>) {
+    fn run_guest(&self, mut guest: Guest, place: Place, work: Work<C>) {
         let executed = self.execute_batch(Role::Main, guest.instance.as_mut(), None, &mut guest.streak, vec![work]);
         if !guest.streak.is_due() || self.run_canary(guest.instance.as_mut()) {
             self.guests.put_back(guest);
         }
+        drop(place);
         let _nested = Nested::begin();
         executed.into_iter().for_each(Executed::conclude);
     }

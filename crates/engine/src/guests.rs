@@ -8,6 +8,7 @@
 //! Not here: the execution (`execute`).
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -42,6 +43,12 @@ pub(crate) struct Guest {
     pub streak: Streak,
 }
 
+/// The guests of this process that execute a request now.
+static EXECUTING: AtomicUsize = AtomicUsize::new(0);
+
+/// The place of one of them.
+pub(crate) struct Place(());
+
 /// A guest's request is being concluded, which may run the guest of the next model.
 pub(crate) struct Nested(());
 
@@ -71,14 +78,30 @@ impl Guests {
         !self.is_empty() && NESTED.get() < MOST_NESTED && is_small()
     }
 
-    /// A guest that executes nothing.
-    pub(crate) fn take(&self) -> Option<Guest> {
-        self.idle.lock().pop()
+    /// An idle guest. One of the runtime's `threads` is left without a guest, so that a guest that hangs is noticed.
+    pub(crate) fn take(&self, threads: usize) -> Option<(Guest, Place)> {
+        let place = Place::take(threads.saturating_sub(1))?;
+        Some((self.idle.lock().pop()?, place))
     }
 
     /// The guest has executed its request.
     pub(crate) fn put_back(&self, guest: Guest) {
         self.idle.lock().push(guest);
+    }
+}
+
+// === impl Place ===
+
+impl Place {
+    fn take(most: usize) -> Option<Place> {
+        let more = |executing| (executing < most).then_some(executing + 1);
+        EXECUTING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Place(()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        EXECUTING.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

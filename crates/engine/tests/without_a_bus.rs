@@ -317,7 +317,7 @@ async fn a_model_that_no_bulk_request_came_for_ends() {
     running.end();
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guest_executes_short_requests_on_the_thread_that_brings_them() {
     let running = Running::start_with(Instance::Batch(Box::new(Place)), Vec::new(), vec![Box::new(Place)], None);
     let place = |lane, request| match next(&running.push_to(lane, request)) {
@@ -332,6 +332,16 @@ async fn a_guest_executes_short_requests_on_the_thread_that_brings_them() {
     assert_eq!(place(Lane::Bulk, request(1)), 1);
     let large = Tensor::from_values("NUMBER", [1, 1000], vec![1i64; 1000]).expect("a thousand elements");
     assert_eq!(place(Lane::Live, ExecuteRequest { inputs: vec![large], ..request(1) }), 1);
+    running.end();
+}
+
+/// The only thread of a runtime has to notice executions that hang.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_runtime_of_one_thread_has_no_guests() {
+    let running = Running::start_with(Instance::Batch(Box::new(Place)), Vec::new(), vec![Box::new(Place)], None);
+    for _ in 0..50 {
+        assert!(matches!(next(&running.push(request(1))), Got::Response(values, _) if values == [1]));
+    }
     running.end();
 }
 

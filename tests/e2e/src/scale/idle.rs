@@ -83,7 +83,7 @@ pub fn run(plan: &Plan, scene: &str, size: Size, deployment: &Deployment, findin
     deployment.broker.show_complaints();
 }
 
-/// Watches the brokers after every process of the product was killed: what is left are their queues.
+/// Watches the brokers after every process of the product was killed: the queues are still there.
 pub fn queues_alone(plan: &Plan, scene: &str, size: Size, deployment: &Deployment, findings: &mut Findings) {
     std::thread::sleep(plan.settle.max(PULLS_END));
     let watches = brokers(deployment);
