@@ -23,6 +23,10 @@ const MEMORY: f64 = 8.0;
 /// A fetch that takes longer counts as this long, so that it does not widen the horizon further.
 const LONGEST_FETCH: Duration = Duration::from_millis(250);
 
+/// Work is taken in portions of at least this part of the horizon, because a pull request for each message costs this worker and the
+/// broker as much as the message itself.
+const PORTION: f64 = 1.0 / 8.0;
+
 /// Differences up to this size count as rounding errors, in seconds and in requests.
 const ROUNDED: f64 = 1e-6;
 
@@ -225,10 +229,13 @@ impl Intake {
         let time = idle as f64 * horizon + soon().map(|left| horizon - left).sum::<f64>();
         let per_request = self.pace.request();
         let by_time = per_request.map_or(0.0, |each| time / each.max(f64::MIN_POSITIVE) + ROUNDED) as usize;
-        let by_batch = (idle + soon().count()).saturating_mul(self.appetite.batch);
+        let takers = idle + soon().count();
+        let by_batch = takers.saturating_mul(self.appetite.batch);
+        let portion = per_request.map_or(0.0, |each| takers as f64 * horizon / each.max(f64::MIN_POSITIVE) * PORTION);
+        let portion = (portion as usize).max(1);
         match by_time.max(by_batch).saturating_sub(waiting) {
-            0 => self.later(waiting, &busy, time, now),
-            room => Room::Now(room),
+            room if by_batch > waiting || room >= portion => Room::Now(room),
+            _ => self.later(waiting + portion - 1, &busy, time, now),
         }
     }
 

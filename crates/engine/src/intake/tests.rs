@@ -52,8 +52,8 @@ fn a_fast_instance_takes_what_it_can_begin_within_the_horizon() {
     assert_eq!(intake.room(0, now), Room::Now(20));
     intake.begin(1.0, now);
     assert_eq!(intake.room(0, now), Room::Now(19));
-    let Room::At(at) = intake.room(19, now) else { panic!("room comes with time") };
-    assert!(at > now && intake.room(19, at) == Room::Now(1), "{:?}", at - now);
+    let Room::At(at) = intake.room(18, now) else { panic!("room comes with time") };
+    assert!(at > now && intake.room(18, at) == Room::Now(2), "a portion, {:?}", at - now);
 }
 
 #[test]
