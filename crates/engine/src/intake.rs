@@ -27,6 +27,10 @@ const LONGEST_FETCH: Duration = Duration::from_millis(250);
 /// broker as much as the message itself.
 const PORTION: f64 = 1.0 / 8.0;
 
+/// The horizon of background instances, as a multiple of the others': no user waits for bulk requests, so a worker may choose among
+/// more of them.
+const BACKGROUND_HORIZON: u32 = 5;
+
 /// Differences up to this size count as rounding errors, in seconds and in requests.
 const ROUNDED: f64 = 1e-6;
 
@@ -143,9 +147,9 @@ impl Intake {
         Intake { instances: instances.max(1), appetite, pace, running, last: 0, fetches: (0.0, 0.0) }
     }
 
-    /// The same for one idle instance, before anything was measured.
-    pub fn for_one(&self) -> Intake {
-        Intake::new(1, self.appetite)
+    /// The same for one idle background instance, before anything was measured.
+    pub fn for_background(&self) -> Intake {
+        Intake::new(1, Appetite { look_ahead: self.appetite.look_ahead * BACKGROUND_HORIZON, ..self.appetite })
     }
 
     /// One more instance, idle.

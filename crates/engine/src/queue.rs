@@ -261,7 +261,7 @@ impl<T> WorkQueue<T> {
                 intake.add_instance();
                 Some(intake)
             }
-            (None, intake) => intake.as_ref().map(Intake::for_one),
+            (None, intake) => intake.as_ref().map(Intake::for_background),
         };
     }
 
