@@ -30,7 +30,7 @@ const WINDOW: usize = 64;
 
 /// A worker takes texts from the shared queue for this time at most, if they are fewer than the window. Half of it
 /// costs a worker without peers another 3 % of its throughput (docs/adr/0008-room-in-time.md).
-const LOOK_AHEAD: Duration = Duration::from_millis(200);
+const LOOK_AHEAD: Duration = Duration::from_millis(220);
 
 /// How long later requests may overtake a request: this many full runs, and at least [`MIN_OVERTAKE`]. In the simulator, with 16 requests in
 /// flight, two runs give a median a tenth below that of strict order, with the same throughput and 99th percentile; with four
