@@ -23,8 +23,8 @@ const MEMORY: f64 = 8.0;
 /// A fetch that takes longer counts as this long, so that it does not widen the horizon further.
 const LONGEST_FETCH: Duration = Duration::from_millis(250);
 
-/// Work is taken in portions of at least this part of the horizon, because a pull request for each message costs this worker and the
-/// broker as much as the message itself.
+/// A worker takes work in portions of at least this part of the horizon, because a pull request for each message is one more message
+/// for the worker and the broker.
 const PORTION: f64 = 1.0 / 8.0;
 
 /// The horizon of background instances, as a multiple of the others': no user waits for bulk requests, so a worker may choose among

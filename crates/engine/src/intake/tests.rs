@@ -57,6 +57,14 @@ fn a_fast_instance_takes_what_it_can_begin_within_the_horizon() {
 }
 
 #[test]
+fn background_instances_choose_among_more() {
+    let (mut background, now) = (intake(1, 1).for_background(), Instant::now());
+    let id = background.begin(1.0, now);
+    background.end(id, 1, now + MS);
+    assert_eq!(background.room(0, now + MS), Room::Now(100), "five times 20 ms, at 1 ms each");
+}
+
+#[test]
 fn costs_tell_when_a_run_ends() {
     let (mut intake, now) = paced(1, 1, 100 * MS, 1);
     intake.begin(3.0, now);
