@@ -409,10 +409,21 @@ async fn one_copy_of_each_stream_is_enough_where_that_is_wanted() {
 /// A stream in the memory of one broker is lost with it. After half a minute it is created again on another broker.
 #[tokio::test]
 async fn a_stream_of_a_broker_that_is_gone_for_good_is_made_anew() {
+    a_queue_of_a_broker_that_is_gone_is_made_anew(queue_options(1)).await;
+}
+
+/// A queue in files is out of reach with its broker, or when its brokers cannot agree on it. Gateways publish its messages
+/// again, so nothing is gained by a wait for the files.
+#[tokio::test]
+async fn a_queue_in_files_that_is_out_of_reach_is_made_anew() {
+    a_queue_of_a_broker_that_is_gone_is_made_anew(QueueOptions { file_storage: true, ..queue_options(1) }).await;
+}
+
+async fn a_queue_of_a_broker_that_is_gone_is_made_anew(options: QueueOptions) {
     let mut cluster = Cluster::start().await;
     let (gateway, stage) = (cluster.gateway(Some(1)).await, cluster.stage().await);
     let model = model("gone");
-    done("declaring", async || stage.declare_queue(&model, &queue_options(1)).await).await;
+    done("declaring", async || stage.declare_queue(&model, &options).await).await;
     let raw = cluster.raw().await;
     let name = {
         use futures_util::TryStreamExt;
@@ -425,7 +436,7 @@ async fn a_stream_of_a_broker_that_is_gone_for_good_is_made_anew() {
     cluster.kill(node);
     let started = Instant::now();
     within("a queue anew", async {
-        while passing("declaring", stage.declare_queue(&model, &queue_options(1))).await.is_none() {
+        while passing("declaring", stage.declare_queue(&model, &options)).await.is_none() {
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     })

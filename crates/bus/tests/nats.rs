@@ -20,14 +20,14 @@ use std::time::{Duration, Instant};
 use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
 use futures_util::StreamExt;
-use trireme_bus::conformance::fixtures::{full_message, message, model, number, options, take, within};
+use trireme_bus::conformance::fixtures::{full_message, message, message_at, model, number, options, take, within};
 use trireme_bus::conformance::{self, Setup};
 use trireme_bus::{
     AttemptNote, Bus, BusError, Connection, DeadLetter, Deployment, EnvelopeError, LevelPolicy, ModelState, Nats,
     NatsLogin, NatsOptions, NatsTls, Output, QueueOptions, RegistryEvent, WorkMessage, WorkerEntry, encode_reply,
-    encode_work,
+    encode_work, queue_pause,
 };
-use trireme_inference::{InferError, ModelKey, UnixMicros};
+use trireme_inference::{InferError, Lane, ModelKey, UnixMicros};
 use trireme_testkit::NatsServer;
 
 /// Longer than the retries of an unconfirmed publish.
@@ -544,6 +544,45 @@ async fn a_queue_whose_storage_cannot_be_changed_is_refused_with_the_way_out() {
     let error = worker.declare_queue(&model, &on_disk).await.unwrap_err().to_string();
     assert!(error.starts_with("message bus refused making a work queue: "), "{error}");
     assert!(error.contains("nats stream rm trireme_work_storage"), "{error}");
+}
+
+/// Each attempt to make a lane is work for the brokers that elect leaders, so a thousand requests must not make a thousand.
+#[tokio::test]
+async fn many_bulk_requests_at_a_time_make_their_lane_once() {
+    const REQUESTS: i64 = 1000;
+    let server = NatsServer::start();
+    let (gateway, stage) = (connect(&server).await, connect_stage(&server).await);
+    let model = ModelKey { name: "flooded".into(), version: 1 };
+    gateway.declare_queue(&model, &options()).await.unwrap();
+    let client = async_nats::connect(server.url()).await.unwrap();
+    let mut asked = client.subscribe("$JS.API.STREAM.*.trireme_work_flooded_1-10000").await.unwrap();
+    client.flush().await.unwrap();
+    let mut worker = stage.pull_bulk(&model).await.unwrap();
+    for round in 0..2 {
+        let flood = (1..=REQUESTS).map(|n| {
+            let bulk = message_at(&model, Lane::Bulk.level(0), round * REQUESTS + n);
+            let gateway = gateway.clone();
+            async move {
+                loop {
+                    match gateway.publish(&bulk).await {
+                        Err(BusError::NoQueue { .. }) => tokio::time::sleep(queue_pause(0)).await,
+                        published => return published.map(drop),
+                    }
+                }
+            }
+        });
+        within("all are published", futures_util::future::try_join_all(flood)).await.unwrap();
+        take(&mut worker, "a message").await.acker.ack().await.unwrap();
+        // The broker loses the lane.
+        jetstream::new(client.clone()).delete_stream("trireme_work_flooded_1-10000").await.unwrap();
+    }
+    let mut times = BTreeMap::<String, u32>::new();
+    while let Ok(Some(request)) = tokio::time::timeout(Duration::from_secs(1), asked.next()).await {
+        *times.entry(request.subject.to_string()).or_default() += 1;
+    }
+    let creations = times["$JS.API.STREAM.CREATE.trireme_work_flooded_1-10000"];
+    assert_eq!(creations, 2, "{times:?}");
+    assert!(times.values().sum::<u32>() < 20, "{times:?}");
 }
 
 /// Names that are too long for the broker are refused; the connection stays open.

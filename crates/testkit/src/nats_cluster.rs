@@ -226,10 +226,17 @@ impl NatsCluster {
     }
 }
 
-/// Whether there are at least `least` replicas, and all are as current as their leader.
+/// Whether there are at least `least` replicas, and all are as current as their leader, but for entries that are on their
+/// way: under load there are always some.
 fn is_current(cluster: &Value, least: usize) -> bool {
+    const ON_THEIR_WAY: u64 = 16;
+    const HEARD_WITHIN: Duration = Duration::from_secs(1);
     let replicas = cluster["replicas"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let is_current = |replica: &Value| replica["current"] == true && replica["offline"] != true;
+    let follows = |replica: &Value| {
+        let lag = replica["lag"].as_u64().is_some_and(|lag| lag <= ON_THEIR_WAY);
+        lag && replica["active"].as_u64().is_some_and(|ago| Duration::from_nanos(ago) < HEARD_WITHIN)
+    };
+    let is_current = |replica: &Value| replica["offline"] != true && (replica["current"] == true || follows(replica));
     replicas.len() >= least && replicas.iter().all(is_current)
 }
 

@@ -5,14 +5,15 @@
 //!
 //! Not here: the order of the lanes in a worker (`trireme-engine`).
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::Subscriber;
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::StreamExt;
-use tokio::sync::watch;
+use futures_util::{FutureExt, StreamExt};
+use tokio::sync::{Mutex, watch};
 use trireme_inference::{Lane, ModelKey, Route};
 
 use super::connection::Nats;
@@ -24,6 +25,18 @@ use crate::{BusError, Connection, Delivery, LevelPolicy, Puller, QueueOptions, Q
 
 /// How often a worker looks for a bulk lane that is not there, in case that it missed the message about it.
 const LOOK: Duration = Duration::from_secs(60);
+
+/// The bulk lanes that a gateway has made or tried to make. The request that holds a lane's lock is making the lane.
+pub type BulkLanes = HashMap<ModelKey, Arc<Mutex<BulkLane>>>;
+
+/// What a gateway knows about a bulk lane.
+#[derive(Default)]
+pub struct BulkLane {
+    /// The connection over which the gateway has made it. A broker that was restarted has lost the streams in its memory.
+    made_over: Option<Connection>,
+    /// The broker's reason, if it refused the last attempt.
+    refused: Option<String>,
+}
 
 /// Pulls from a bulk lane, which may not be there yet.
 pub struct BulkPuller {
@@ -50,39 +63,56 @@ impl Nats {
         }
         let published = self.publish_work(message).await;
         if matches!(published, Err(BusError::NoQueue { .. })) {
-            self.forget_bulk_lanes();
+            for lane in self.bulk_lanes_of(&message.route).map(|(_, lane)| lane) {
+                if let Ok(mut lane) = lane.try_lock() {
+                    lane.made_over = None;
+                }
+            }
         }
         published
     }
 
-    /// Makes the bulk lanes that a route's steps lead to, where this gateway has not made them before.
+    /// Makes the bulk lanes that a route's steps lead to, where this gateway has not made them before. One request makes a
+    /// lane; others go on meanwhile, and the caller publishes them again if the lane is not there.
     async fn make_bulk_lanes(&self, route: &Route) -> Result<(), BusError> {
-        for step in route.remaining().iter().filter(|step| Lane::of_level(step.level) == Lane::Bulk) {
-            let connection = Some(*self.connection.borrow());
-            {
-                let mut made = self.bulk_lanes.lock();
-                if made.0 != connection {
-                    // A broker that was restarted has lost the streams in its memory.
-                    *made = (connection, HashSet::new());
-                }
-                if made.1.contains(&step.model) {
-                    continue;
+        const ACTION: &str = "making a bulk lane";
+        let connection = *self.connection.borrow();
+        for (model, lane) in self.bulk_lanes_of(route) {
+            let Ok(mut lane) = lane.try_lock() else { continue };
+            if lane.made_over == Some(connection) {
+                continue;
+            }
+            let stream = subjects::work_stream(model, Lane::Bulk.level(0));
+            if self.out_of_reach.is_due(&stream, Instant::now()) {
+                lane.refused = None;
+                let options = options(self.settings.lock().clone().unwrap_or_default());
+                match limited(LONGEST, self.make(Needed::Queue(model, &options), false)).await {
+                    Ok(()) => {
+                        taken(self.client.publish(subjects::bulk_made(model), Bytes::new())).await?;
+                        lane.made_over = Some(connection);
+                    }
+                    // The lane may be there even though the brokers cannot say so.
+                    Err(BusError::Unreachable(reason)) => tracing::debug!(%model, reason, "a bulk lane was not made"),
+                    Err(BusError::Refused { reason, .. }) => lane.refused = Some(reason),
+                    Err(error) => return Err(error),
                 }
             }
-            let options = options(self.settings.lock().clone().unwrap_or_default());
-            limited(LONGEST, self.make(Needed::Queue(&step.model, &options), false)).await?;
-            taken(self.client.publish(subjects::bulk_made(&step.model), Bytes::new())).await?;
-            let mut made = self.bulk_lanes.lock();
-            if made.0 == connection {
-                made.1.insert(step.model.clone());
+            if let Some(reason) = &lane.refused {
+                return Err(BusError::Refused { action: ACTION, reason: reason.clone() });
             }
         }
         Ok(())
     }
 
-    /// Forgets which bulk lanes were made, because a lane is gone or the settings have changed.
+    /// The models whose bulk lanes a route's steps lead to, and what this gateway knows about the lanes.
+    fn bulk_lanes_of<'a>(&self, route: &'a Route) -> impl Iterator<Item = (&'a ModelKey, Arc<Mutex<BulkLane>>)> {
+        let steps = route.remaining().iter().filter(|step| Lane::of_level(step.level) == Lane::Bulk);
+        steps.map(|step| (&step.model, self.bulk_lanes.lock().entry(step.model.clone()).or_default().clone()))
+    }
+
+    /// Forgets which bulk lanes were made, because the settings have changed.
     pub(super) fn forget_bulk_lanes(&self) {
-        self.bulk_lanes.lock().1.clear();
+        self.bulk_lanes.lock().clear();
     }
 }
 
@@ -110,6 +140,8 @@ impl Puller for BulkPuller {
                 }
                 self.look_at = None;
             }
+            // Gateways also announce a lane that was there.
+            while let Some(Some(_)) = self.made.next().now_or_never() {}
             match self.lane.next(room).await {
                 Err(BusError::NoQueue { .. }) => self.look_at = Some(Instant::now() + LOOK),
                 pulled => return pulled,

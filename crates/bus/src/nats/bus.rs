@@ -34,7 +34,13 @@ impl Bus for Nats {
 
     async fn publish(&self, message: &WorkMessage) -> Result<Queued, BusError> {
         match message.lane() {
-            Lane::Live => self.publish_work(message).await,
+            Lane::Live => {
+                let published = self.publish_work(message).await;
+                if matches!(published, Err(BusError::NoQueue { .. })) && self.makes_streams {
+                    self.look_at_queue(message);
+                }
+                published
+            }
             // Boxed, because its state is much larger than that of a live message.
             Lane::Bulk => Box::pin(self.publish_bulk(message)).await,
         }

@@ -2,7 +2,7 @@
 //!
 //! Not here: making it (`connect`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,13 +11,11 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use trireme_inference::ModelKey;
 
+use super::bulk::BulkLanes;
 use super::deliveries::Deliveries;
 use super::limits::taken;
 use super::reach::OutOfReach;
 use crate::{BusError, Connection, QueueOptions};
-
-/// The bulk lanes that a gateway has made, and the connection over which it did.
-pub type BulkLanes = (Option<Connection>, HashSet<ModelKey>);
 
 /// A connection to NATS. Clones share it.
 #[derive(Clone)]
@@ -40,7 +38,7 @@ pub struct Nats {
     pub(super) queues: Arc<Mutex<HashMap<ModelKey, QueueOptions>>>,
     /// The deployment's settings, if this process creates streams.
     pub(super) settings: Arc<Mutex<Option<QueueOptions>>>,
-    /// The bulk lanes that this process has made.
+    /// The bulk lanes that this process makes.
     pub(super) bulk_lanes: Arc<Mutex<BulkLanes>>,
     pub(super) out_of_reach: Arc<OutOfReach>,
     pub(super) closed: Arc<AtomicBool>,

@@ -1,4 +1,4 @@
-//! Streams that are out of reach, and for how long.
+//! Streams that are out of reach: for how long, and when it is time to look at them again.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -8,9 +8,17 @@ use parking_lot::Mutex;
 /// Failures to reach a stream that are further apart than this count as different absences.
 const LOOK_WITHIN: Duration = Duration::from_secs(15);
 
+/// How long a process waits after a look at a stream before it looks again. Brokers that elect a leader answer late or not at
+/// all, and each question delays the election.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// Streams that are out of reach, by name.
 #[derive(Default)]
-pub struct OutOfReach(Mutex<HashMap<String, Absence>>);
+pub struct OutOfReach {
+    absences: Mutex<HashMap<String, Absence>>,
+    /// The latest looks.
+    looks: Mutex<HashMap<String, Instant>>,
+}
 
 /// A period in which every attempt to reach a stream failed.
 #[derive(Clone, Copy)]
@@ -22,9 +30,20 @@ struct Absence {
 // === impl OutOfReach ===
 
 impl OutOfReach {
+    /// Whether it is time to look at a stream. The caller then does: others are not due before the next second.
+    pub fn is_due(&self, name: &str, now: Instant) -> bool {
+        let mut looks = self.looks.lock();
+        looks.retain(|_, last| now.duration_since(*last) < LOOK_AGAIN);
+        if looks.contains_key(name) {
+            return false;
+        }
+        looks.insert(name.to_owned(), now);
+        true
+    }
+
     /// Counts a failure to reach a stream; returns how long every attempt has failed.
     pub fn note(&self, name: &str, now: Instant) -> Duration {
-        let mut absences = self.0.lock();
+        let mut absences = self.absences.lock();
         let absence = absences.entry(name.to_owned()).or_insert(Absence { first: now, last: now });
         if now.duration_since(absence.last) > LOOK_WITHIN {
             // There were no attempts for a while, so this may be another absence.
@@ -36,7 +55,7 @@ impl OutOfReach {
 
     /// Counts a success, or that the stream does not exist.
     pub fn end(&self, name: &str) {
-        self.0.lock().remove(name);
+        self.absences.lock().remove(name);
     }
 }
 
@@ -53,5 +72,13 @@ mod tests {
         assert_eq!(absences.note("t", start).as_secs(), 0, "another stream");
         absences.end("s");
         assert_eq!(after(71), 0);
+    }
+
+    #[test]
+    fn a_stream_is_looked_at_once_a_second() {
+        let (streams, start) = (OutOfReach::default(), Instant::now());
+        let is_due = |name, after| streams.is_due(name, start + Duration::from_millis(after));
+        assert_eq!([0, 1, 999, 1000, 1001].map(|after| is_due("s", after)), [true, false, false, true, false]);
+        assert!(is_due("t", 1002), "another stream");
     }
 }

@@ -15,14 +15,14 @@ use super::connection::Nats;
 use super::errors::{failure, is_not_found};
 use super::limits::REQUEST_TIMEOUT;
 use super::{buckets, subjects};
-use crate::{Bucket, BusError, QueueOptions};
+use crate::{Bucket, BusError, QueueOptions, WorkMessage};
 
 /// How long the broker remembers message ids. It is longer than a few redeliveries; the memory it takes is rate times
 /// window.
 const DEDUP_WINDOW: Duration = Duration::from_secs(15);
 
-/// A stream in memory that has been out of reach for this long is created again: its brokers will not come back with
-/// it, or cannot agree on it.
+/// A stream in memory and a work queue that have been out of reach for this long are created again: their brokers will not
+/// come back with them, or cannot agree on them.
 const GONE_AFTER: Duration = Duration::from_secs(15);
 
 /// Idle workers that may wait for work of one queue, each with a pull request or two.
@@ -242,13 +242,14 @@ impl Nats {
                 Err(error) if is_name_in_use(&error) => {
                     there = self.jetstream.get_stream(&config.name).await;
                     if there.as_ref().is_err_and(is_not_found) {
-                        return Err(BusError::Unreachable(format!("stream {} has no leader yet", config.name)));
+                        return Err(leaderless(&config.name));
                     }
                 }
                 created => return created.map(|_| None).map_err(|error| failed(&error)),
             }
         }
         let there = there.map_err(|error| failure(action, &error))?;
+        self.check_led(there.cached_info())?;
         let made = &there.cached_info().config;
         if let Some(changed) = changed(made) {
             let config = stream::Config { first_sequence: made.first_sequence, ..changed };
@@ -257,15 +258,57 @@ impl Nats {
         Ok(Some(there))
     }
 
-    /// Deletes a stream in memory that has been out of reach for long; it is created again when it is needed next. Its
-    /// messages were lost with its brokers, or their gateways publish them again.
+    /// Errors if no broker leads a stream, so that it takes no messages. A broker with a replica describes it nevertheless.
+    fn check_led(&self, info: &stream::Info) -> Result<(), BusError> {
+        if info.cluster.as_ref().is_none_or(|cluster| cluster.leader.is_some()) {
+            return Ok(());
+        }
+        let created = u64::try_from(info.created.unix_timestamp_nanos() / 1000).unwrap_or_default();
+        if UnixMicros::now().since(UnixMicros(created)) < GONE_AFTER {
+            // It was another stream of this name that was out of reach.
+            self.out_of_reach.end(&info.config.name);
+        }
+        Err(leaderless(&info.config.name))
+    }
+
+    /// Looks whether the queue that did not take a message has a leader, once a second for all messages. Does not wait for the
+    /// broker's answer.
+    pub(super) fn look_at_queue(&self, message: &WorkMessage) {
+        let Some(stream) = message.queue().map(|model| subjects::work_stream(model, message.level())) else { return };
+        if !self.out_of_reach.is_due(&stream, Instant::now()) {
+            return;
+        }
+        let nats = self.clone();
+        crate::spawn("nats look", async move {
+            if let Ok(stream) = nats.jetstream.get_stream(&stream).await {
+                let _ = nats.check_queue_led(stream.cached_info()).await;
+            }
+        });
+    }
+
+    /// Errors if no broker leads a queue's stream, and replaces one that has had no leader for long. Its workers do not
+    /// notice: the stream's consumer may have a leader, which lets them wait.
+    pub(super) async fn check_queue_led(&self, info: &stream::Info) -> Result<(), BusError> {
+        let led = self.check_led(info);
+        if led.is_err() && self.makes_streams {
+            self.replace_if_gone(&info.config).await;
+        }
+        led
+    }
+
+    /// Deletes a stream in memory or a work queue that has been out of reach for long; it is created again when it is needed
+    /// next. Its messages were lost with its brokers, or their gateways publish them again.
+    ///
+    /// A queue in files can be out of reach while all its brokers run: after a power cut of all of them, the replicas of a
+    /// queue that was empty wait for each other to send what they lack, and none can be elected (nats-server 2.15).
     async fn replace_if_gone(&self, config: &stream::Config) {
         let in_memory = config.storage == stream::StorageType::Memory;
-        if !in_memory || self.client.server_info().cluster.is_none() || self.is_down() {
+        let is_queue = config.retention == stream::RetentionPolicy::WorkQueue;
+        if !(in_memory || is_queue) || self.client.server_info().cluster.is_none() || self.is_down() {
             return;
         }
         if self.out_of_reach.note(&config.name, Instant::now()) >= GONE_AFTER {
-            tracing::warn!(stream = config.name, "a stream in memory is out of reach; creating it again");
+            tracing::warn!(stream = config.name, "a stream is out of reach; creating it again");
             // The cluster deletes it, even though the broker that would confirm that is gone.
             let _ = self.jetstream.delete_stream(&config.name).await;
             self.out_of_reach.end(&config.name);
@@ -327,6 +370,10 @@ fn differs(there: &stream::Config, wanted: &stream::Config) -> bool {
         || (&there.subjects, there.storage) != (&wanted.subjects, wanted.storage)
         || (there.duplicate_window, there.allow_message_ttl) != (wanted.duplicate_window, wanted.allow_message_ttl)
         || (there.retention, there.discard) != (wanted.retention, wanted.discard)
+}
+
+fn leaderless(name: &str) -> BusError {
+    BusError::Unreachable(format!("stream {name} has no leader"))
 }
 
 fn is_name_in_use(error: &CreateStreamError) -> bool {

@@ -231,6 +231,7 @@ pub async fn unsettled(
             Err(error) if super::errors::says_no_stream(&error) => continue,
             Err(error) => return Err(failure(ACTION, &error)),
         };
+        nats.check_queue_led(&subjects.info).await?;
         let listed: Vec<_> = subjects.try_collect().await.map_err(|error| failure(ACTION, &error))?;
         found.extend(listed.iter().filter_map(|(subject, _)| subjects::request_of(subject)));
     }
