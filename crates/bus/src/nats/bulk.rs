@@ -5,7 +5,6 @@
 //!
 //! Not here: the order of the lanes in a worker (`trireme-engine`).
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,7 @@ use futures_util::{FutureExt, StreamExt};
 use tokio::sync::{Mutex, watch};
 use trireme_inference::{Lane, ModelKey, Route};
 
-use super::connection::Nats;
+use super::connection::{BulkLane, Nats};
 use super::limits::{LONGEST, limited, taken};
 use super::puller::NatsPuller;
 use super::streams::Needed;
@@ -25,18 +24,6 @@ use crate::{BusError, Connection, Delivery, LevelPolicy, Puller, QueueOptions, Q
 
 /// How often a worker looks for a bulk lane that is not there, in case that it missed the message about it.
 const LOOK: Duration = Duration::from_secs(60);
-
-/// The bulk lanes that a gateway has made or tried to make. The request that holds a lane's lock is making the lane.
-pub type BulkLanes = HashMap<ModelKey, Arc<Mutex<BulkLane>>>;
-
-/// What a gateway knows about a bulk lane.
-#[derive(Default)]
-pub struct BulkLane {
-    /// The connection over which the gateway has made it. A broker that was restarted has lost the streams in its memory.
-    made_over: Option<Connection>,
-    /// The broker's reason, if it refused the last attempt.
-    refused: Option<String>,
-}
 
 /// Pulls from a bulk lane, which may not be there yet.
 pub struct BulkPuller {

@@ -11,11 +11,22 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use trireme_inference::ModelKey;
 
-use super::bulk::BulkLanes;
 use super::deliveries::Deliveries;
 use super::limits::taken;
 use super::reach::OutOfReach;
 use crate::{BusError, Connection, QueueOptions};
+
+/// The bulk lanes that a gateway has made or tried to make. The request that holds a lane's lock is making the lane.
+pub type BulkLanes = HashMap<ModelKey, Arc<tokio::sync::Mutex<BulkLane>>>;
+
+/// What a gateway knows about a bulk lane.
+#[derive(Default)]
+pub struct BulkLane {
+    /// The connection over which the gateway has made it. A broker that was restarted has lost the streams in its memory.
+    pub(super) made_over: Option<Connection>,
+    /// The broker's reason, if it refused the last attempt.
+    pub(super) refused: Option<String>,
+}
 
 /// A connection to NATS. Clones share it.
 #[derive(Clone)]
