@@ -37,6 +37,7 @@ CLAIMS = ["trireme.claim.>", "$JS.API.DIRECT.GET.trireme_claims.>", "$JS.API.STR
 ATTEMPTS = ["trireme.attempts.*", "$JS.API.DIRECT.GET.trireme_attempts.trireme.attempts.*"]
 # The states of sequences: gateways write and read them, and remove the parts of large ones.
 SEQUENCES = ["trireme.sequences.>", "$JS.API.DIRECT.GET.trireme_sequences.>", "$JS.API.STREAM.PURGE.trireme_sequences"]
+SEQUENCES += ["$JS.API.STREAM.MSG.GET.trireme_sequences"]
 # Durable work: gateways follow and list the records, write and read the bytes.
 JOBS = ["trireme.jobs.>", "$JS.API.DIRECT.GET.trireme_jobs.>", "$JS.API.STREAM.MSG.GET.trireme_jobs", "$JS.API.STREAM.PURGE.trireme_jobs"]
 JOBS += ["$JS.API.CONSUMER.CREATE.trireme_jobs", "$JS.FC.trireme_jobs.>"]

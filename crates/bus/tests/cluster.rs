@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use async_nats::jetstream;
 use bytes::Bytes;
 use tempfile::TempDir;
-use trireme_bus::conformance::fixtures::{message, model, number, options, take, within};
+use trireme_bus::conformance::fixtures::{heavy_message, message, model, number, options, take, within};
 use trireme_bus::{
     Bucket, Bus, BusError, Change, Deployment, Nats, NatsLogin, NatsOptions, NatsTls, Output, QueueOptions,
-    QueueStatus, WorkMessage,
+    QueueStatus, SequenceName, SequenceStates, WorkMessage,
 };
-use trireme_inference::ModelKey;
+use trireme_inference::{CorrelationId, ModelKey};
 use trireme_testkit::quiet_port;
 
 /// Time in which everything works again after a broker was lost or has come back: a few seconds, but brokers on a busy machine
@@ -446,6 +446,64 @@ async fn a_queue_of_a_broker_that_is_gone_is_made_anew(options: QueueOptions) {
     done("publishing", async || gateway.publish(&message(&model, 1)).await).await;
     let mut puller = stage.pull(&model).await.expect("a hold on the queue");
     take(&mut puller, "the message").await.acker.ack().await.expect("acknowledged");
+}
+
+/// Each broker reads parts of large bodies for processes, also one that has not yet got what the others have confirmed.
+#[tokio::test]
+async fn large_answers_arrive_though_a_broker_is_a_moment_behind() {
+    const ANSWERS: i64 = 120;
+    let cluster = Cluster::start().await;
+    let (gateway, stage) = (cluster.gateway(None).await, cluster.stage().await);
+    let model = model("large");
+    // A lost answer would come again only after `ack_wait`.
+    let options = QueueOptions { ack_wait: Duration::from_secs(600), ..queue_options(3) };
+    done("declaring", async || stage.declare_queue(&model, &options).await).await;
+    let inbox = gateway.open_inbox("gateway").await.expect("an inbox");
+    let mut puller = stage.pull(&model).await.expect("a hold on the queue");
+    let output = Output { tensors: heavy_message(&model, 9 << 20).tensors, ..Output::default() };
+    for n in 0..ANSWERS {
+        let request = WorkMessage { gateway: inbox.gateway().into(), ..message(&model, n) };
+        let mut waiting = inbox.expect(&request);
+        done("publishing", async || gateway.publish(&request).await).await;
+        let mut delivery = take(&mut puller, "the request").await;
+        let reply = delivery.message.reply(Ok(output.clone()));
+        stage.reply(reply, Some(&mut delivery.acker)).await.expect("sent");
+        assert!(within("the answer", waiting.next()).await.outcome.is_ok());
+    }
+}
+
+/// A sequence goes on at any gateway as soon as its last request is answered: a broker that has not yet got the states that the
+/// others have confirmed must not answer with none, or with older ones.
+#[tokio::test]
+async fn a_sequence_goes_on_with_its_latest_states_at_each_gateway() {
+    const REQUESTS: u64 = 1000;
+    let cluster = Cluster::start().await;
+    let gateways = [cluster.gateway(None).await, cluster.gateway(None).await, cluster.gateway(None).await];
+    let model = model("sequence");
+    let name = |n: u64| SequenceName { model: model.clone(), id: CorrelationId::Number(n / 10) };
+    let states = |n: u64| SequenceStates { request: n.to_string(), ..SequenceStates::default() };
+    let mut revision = 0;
+    // Large values keep the brokers busy, which are then further behind each other.
+    let large = Bytes::from(vec![0; 6 << 20]);
+    let load = async {
+        loop {
+            let _ = gateways[0].put(Bucket::Objects, "large.0", large.clone(), None, None).await;
+        }
+    };
+    let requests = async {
+        for n in 0..REQUESTS {
+            let [writer, reader] = [n as usize % 3, (n as usize + 1) % 3].map(|number| &gateways[number]);
+            let expect = if n % 10 == 0 { 0 } else { revision };
+            let kept = writer.keep_sequence(&name(n), &states(n), Some(expect), Duration::from_secs(600)).await;
+            revision = kept.expect("kept");
+            let found = reader.sequence(&name(n)).await.expect("read").map(|found| found.states.request);
+            assert_eq!(found, Some(n.to_string()), "request {n}");
+        }
+    };
+    tokio::select! {
+        () = requests => {}
+        () = load => {}
+    }
 }
 
 /// Confirmed messages survive the loss of any broker, and are delivered once.

@@ -41,6 +41,13 @@ const READING_BYTES: usize = 512 << 20;
 /// Shares of [`READING_BYTES`], in KiB.
 static READING: Semaphore = Semaphore::const_new(READING_BYTES >> 10);
 
+/// How often a part is asked for again that a cluster says it has not. Any of its brokers answers, one that has not yet got what
+/// the others have confirmed, too.
+const ASK_AGAIN: u32 = 4;
+
+/// Pause before a part is asked for again the first time; each pause is twice the last.
+const BEHIND: Duration = Duration::from_millis(20);
+
 /// Pause before a half-stored claim is discarded after its sender stopped: a last part may still be on its way.
 const LEFT_PAUSE: Duration = Duration::from_secs(2);
 
@@ -257,13 +264,22 @@ async fn read_part(nats: Nats, place: BodyStore, name: String, part: usize) -> R
         Ok(stream) => stream,
         Err(error) => return Err(RedeemError::Unreachable { name, reason: error.to_string() }),
     };
-    let read = stream.direct_get_last_for_subject(place.part(&name, &part.to_string())).await;
-    read.map(|message| message.payload).map_err(|error| match error.kind() {
-        DirectGetErrorKind::NotFound => RedeemError::Gone { name, part },
-        // There are no responders for a stream that does not exist.
-        _ if says_no_responders(&error) => RedeemError::Gone { name, part },
-        _ => RedeemError::Unreachable { name, reason: chain(&error) },
-    })
+    let (subject, mut asked) = (place.part(&name, &part.to_string()), 0);
+    loop {
+        match stream.direct_get_last_for_subject(&subject).await {
+            Ok(message) => return Ok(message.payload),
+            Err(error) if error.kind() == DirectGetErrorKind::NotFound => {
+                if asked == ASK_AGAIN || !nats.is_clustered() {
+                    return Err(RedeemError::Gone { name, part });
+                }
+                tokio::time::sleep(BEHIND * 2u32.pow(asked)).await;
+                asked += 1;
+            }
+            // There are no responders for a stream that does not exist.
+            Err(error) if says_no_responders(&error) => return Err(RedeemError::Gone { name, part }),
+            Err(error) => return Err(RedeemError::Unreachable { name, reason: chain(&error) }),
+        }
+    }
 }
 
 fn not_laid_down(claim: &Claim, error: &PublishError) -> BusError {

@@ -196,7 +196,7 @@ impl Nats {
     /// Reads the deployment's settings, or writes them if this is the first gateway, and creates the streams of the
     /// stores and claims.
     async fn found_deployment(&self, wanted: &Deployment) -> Result<(), BusError> {
-        let is_cluster = self.client.server_info().cluster.is_some();
+        let is_cluster = self.is_clustered();
         let replicas = wanted.replicas.unwrap_or(if is_cluster { 3 } else { 1 });
         let wanted = QueueOptions { replicas, ..wanted.queue.clone() };
         let bus = self as &dyn Bus;

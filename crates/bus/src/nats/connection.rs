@@ -94,6 +94,11 @@ impl Nats {
         *self.connection.borrow() == Connection::Down
     }
 
+    /// Whether the broker is one of a cluster.
+    pub(super) fn is_clustered(&self) -> bool {
+        self.client.server_info().cluster.is_some()
+    }
+
     pub(super) fn max_payload(&self) -> usize {
         self.client.max_payload()
     }

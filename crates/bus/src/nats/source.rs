@@ -186,7 +186,7 @@ impl Source {
         }
         let expires = self.pulls.expires();
         let mut until = format!(r#""expires":{}"#, expires.as_nanos());
-        let heartbeat = self.pulls.heartbeat().filter(|_| self.nats.client.server_info().cluster.is_some());
+        let heartbeat = self.pulls.heartbeat().filter(|_| self.nats.is_clustered());
         if let Some(heartbeat) = heartbeat {
             let _ = write!(until, r#","idle_heartbeat":{}"#, heartbeat.as_nanos());
         }

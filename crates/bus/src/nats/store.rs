@@ -204,6 +204,10 @@ impl Nats {
 
     async fn read_last(&self, bucket: Bucket, key: &str) -> Result<Option<StreamMessage>, BusError> {
         let subject = buckets::subject(bucket, key);
+        // With older states than the latest, a sequence's next request would run for nothing.
+        if bucket == Bucket::Sequences && self.is_clustered() {
+            return self.read_last_from_leader(bucket, &subject).await;
+        }
         let mut found = self.stream(bucket).await?.direct_get_last_for_subject(&subject).await;
         if found.as_ref().is_err_and(|error| errors::says_no_responders(error)) {
             // The stream does not exist, or is electing its leader.
@@ -223,7 +227,12 @@ impl Nats {
     /// Reads from the leader of a stream: a broker of a cluster that is behind the others answers a direct get too, and has not what was
     /// accepted just before.
     async fn read_last_from_leader(&self, bucket: Bucket, subject: &str) -> Result<Option<StreamMessage>, BusError> {
-        match self.stream(bucket).await?.get_last_raw_message_by_subject(subject).await {
+        let mut found = self.stream(bucket).await?.get_last_raw_message_by_subject(subject).await;
+        if found.as_ref().is_err_and(|error| errors::says_no_stream(error)) {
+            self.need(Needed::Bucket(bucket)).await?;
+            found = self.stream(bucket).await?.get_last_raw_message_by_subject(subject).await;
+        }
+        match found {
             Ok(message) => Ok(Some(message)),
             Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
             Err(error) => Err(failure("reading from a store", &error)),

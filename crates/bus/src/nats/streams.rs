@@ -304,7 +304,7 @@ impl Nats {
     async fn replace_if_gone(&self, config: &stream::Config) {
         let in_memory = config.storage == stream::StorageType::Memory;
         let is_queue = config.retention == stream::RetentionPolicy::WorkQueue;
-        if !(in_memory || is_queue) || self.client.server_info().cluster.is_none() || self.is_down() {
+        if !(in_memory || is_queue) || !self.is_clustered() || self.is_down() {
             return;
         }
         if self.out_of_reach.note(&config.name, Instant::now()) >= GONE_AFTER {
