@@ -226,17 +226,10 @@ impl NatsCluster {
     }
 }
 
-/// Whether there are at least `least` replicas, and all are as current as their leader, but for entries that are on their
-/// way: under load there are always some.
+/// Whether there are at least `least` replicas, and all are as current as their leader.
 fn is_current(cluster: &Value, least: usize) -> bool {
-    const ON_THEIR_WAY: u64 = 16;
-    const HEARD_WITHIN: Duration = Duration::from_secs(1);
     let replicas = cluster["replicas"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let follows = |replica: &Value| {
-        let lag = replica["lag"].as_u64().is_some_and(|lag| lag <= ON_THEIR_WAY);
-        lag && replica["active"].as_u64().is_some_and(|ago| Duration::from_nanos(ago) < HEARD_WITHIN)
-    };
-    let is_current = |replica: &Value| replica["offline"] != true && (replica["current"] == true || follows(replica));
+    let is_current = |replica: &Value| replica["current"] == true && replica["offline"] != true;
     replicas.len() >= least && replicas.iter().all(is_current)
 }
 

@@ -261,6 +261,7 @@ impl Nats {
     /// Errors if no broker leads a stream, so that it takes no messages. A broker with a replica describes it nevertheless.
     fn check_led(&self, info: &stream::Info) -> Result<(), BusError> {
         if info.cluster.as_ref().is_none_or(|cluster| cluster.leader.is_some()) {
+            self.out_of_reach.end(&info.config.name);
             return Ok(());
         }
         let created = u64::try_from(info.created.unix_timestamp_nanos() / 1000).unwrap_or_default();

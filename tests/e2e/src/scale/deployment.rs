@@ -44,6 +44,8 @@ pub struct Deployment {
     pub gateway: Process,
     /// The gateways' addresses for HTTP; the first one is that of the gateway with a process of its own.
     pub addresses: Vec<SocketAddr>,
+    /// The address for gRPC of the gateway with a process of its own.
+    pub grpc: SocketAddr,
     /// That gateway's address for metrics.
     pub metrics: SocketAddr,
     /// The broker.
@@ -77,6 +79,7 @@ impl Deployment {
         let metrics =
             wait(&mut gateway, "its metrics listener", ready_limit, |log| listeners(log, "metrics listener").pop());
         let mut addresses = listeners(&gateway.events(), "HTTP listener");
+        let grpc = listeners(&gateway.events(), "gRPC listener").pop().expect("a gateway logs where it listens");
         let gateways = (shape.gateways > 1).then(|| {
             let mut command = product("scale");
             command.arg("host-gateways");
@@ -90,7 +93,7 @@ impl Deployment {
         let (hosts, workers) = (Vec::new(), 0);
         #[rustfmt::skip]
         let mut deployment = Deployment {
-            shape, hosts, workers, gateways, gateway, addresses, metrics, broker, ready_after, settings, ready_limit,
+            shape, hosts, workers, gateways, gateway, addresses, grpc, metrics, broker, ready_after, settings, ready_limit,
             repositories, folder,
         };
         deployment.hosts = deployment.add_workers(shape.workers());

@@ -13,6 +13,7 @@
 //! Not here: throughput and latency under load (`overload`, and `bench/`), faults (`chaos`).
 
 mod broker;
+mod calls;
 mod client;
 mod crowd;
 mod deployment;

@@ -5,11 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::broker::{Broker, stored, traffic};
-use super::client::{self, Call, Fault};
+use super::calls::Calls;
 use super::deployment::Deployment;
 use super::findings::figure::WHOLE_MACHINE;
 use super::findings::{Finding, Findings};
@@ -17,10 +16,7 @@ use super::flags::Settings;
 use super::load::Tally;
 use super::plan::Plan;
 use super::shape::Shape;
-use super::usage::{MachineWatch, descriptor_limit};
-
-/// Open files that the gateway's limit has to allow for each request: it divides them between its three ports.
-const FILES_PER_REQUEST: u64 = 4;
+use super::usage::MachineWatch;
 
 /// How long a request may take: longer than all of them together take.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -30,11 +26,11 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 const MODEL: &str = "max_batch_size: 32 dynamic_batching { }
     parameters [{ key: 'execute_delay_ms' value { string_value: '500' } }]";
 
-/// Connections that are opened at a time.
-const CONNECTING: usize = 200;
-
 /// How long the harness tries to get the wanted number of requests in flight.
 const FILLING: Duration = Duration::from_secs(180);
+
+/// Calls that are begun before the ones begun are sent.
+const CALLS_AT_ONCE: usize = 100;
 
 /// Pause before the harness checks again whether requests were answered, to send others in their place.
 const REFILL_PAUSE: Duration = Duration::from_millis(5);
@@ -70,19 +66,13 @@ type Samples = Arc<Mutex<Vec<[f64; 3]>>>;
 
 /// Fills the gateway, restarts the broker, and adds the outcome of the requests to the findings.
 pub fn run(plan: &Plan, at: &str, findings: &mut Findings) {
-    let (files, wanted_files) = (descriptor_limit(), FILES_PER_REQUEST * plan.in_flight as u64);
-    assert!(
-        files >= wanted_files,
-        "{} requests in flight need a limit of {wanted_files} open files (ulimit -n), it is {files}: raise it, or lower --in-flight",
-        plan.in_flight
-    );
     let shape = Shape { groups: 1, models_per_group: 1, workers_per_group: 4, gateways: 1, model: MODEL };
     let timeout_ms = TIMEOUT.as_millis() as u64;
     let settings = Settings { queue_messages: 4 * plan.in_flight, timeout_ms, ..Settings::default() };
     let mut deployment = Deployment::start(Broker::single(), shape, settings, plan.ready_limit);
 
     let (progress, started) = (Arc::new(Progress::default()), Instant::now());
-    let (gateway, model, wanted) = (deployment.addresses[0], deployment.shape.model_name(0), plan.in_flight);
+    let (gateway, model, wanted) = (deployment.grpc, deployment.shape.model_name(0), plan.in_flight);
     let seen = progress.clone();
     let client = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -92,11 +82,15 @@ pub fn run(plan: &Plan, at: &str, findings: &mut Findings) {
     while !progress.full.load(Ordering::Relaxed) && Instant::now() < give_up && !client.is_finished() {
         std::thread::sleep(Duration::from_millis(20));
     }
+    let monitor = deployment.broker.monitors()[0];
+    while queued(monitor) < wanted && Instant::now() < give_up && !client.is_finished() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
     let sampling = Arc::new(AtomicBool::new(true));
-    let (samples, sampler) = sample(deployment.broker.monitors()[0], started, sampling.clone());
+    let (samples, sampler) = sample(monitor, started, sampling.clone());
     // Take some samples before the broker is killed.
     std::thread::sleep(4 * SAMPLE);
-    let (in_flight, machine) = (progress.in_flight(), MachineWatch::start());
+    let (in_flight, machine) = (progress.in_flight().min(queued(monitor)), MachineWatch::start());
     progress.enough.store(true, Ordering::Relaxed);
     let killed = started.elapsed().as_secs_f64();
     deployment.broker.restart();
@@ -153,37 +147,39 @@ impl Progress {
 /// Sends requests and keeps a few more than `wanted` of them in flight until `progress.enough` is set. Then waits for
 /// all answers.
 async fn send(gateway: SocketAddr, model: &str, wanted: usize, started: Instant, progress: Arc<Progress>) {
-    let connecting = Arc::new(Semaphore::new(CONNECTING));
-    let mut calls = JoinSet::new();
-    let mut number = 0;
+    let mut running = JoinSet::new();
     let kept = wanted + wanted / 20;
+    let calls = Calls::connect(gateway, kept).await;
+    let mut number = 0;
     while !progress.enough.load(Ordering::Relaxed) && started.elapsed() < FILLING {
         if progress.in_flight() >= kept {
             progress.full.store(true, Ordering::Relaxed);
             tokio::time::sleep(REFILL_PAUSE).await;
             continue;
         }
-        let permit = connecting.clone().acquire_owned().await.expect("the semaphore stays open");
-        let (request, progress) = (client::echo(model, number, true), progress.clone());
-        number += 1;
-        calls.spawn(async move {
+        let (calls, model, progress) = (calls.clone(), model.to_owned(), progress.clone());
+        progress.sent.fetch_add(1, Ordering::Relaxed);
+        running.spawn(async move {
             let sent = Instant::now();
-            let call = Call::start(gateway, &request, TIMEOUT + Duration::from_secs(30)).await;
-            drop(permit);
-            progress.sent.fetch_add(1, Ordering::Relaxed);
-            let answer = match call {
-                Ok(call) => call.answer().await,
-                Err(error) => Err(error),
-            };
+            let fault = calls.echo(&model, number, TIMEOUT + Duration::from_secs(30)).await;
             progress.answered.fetch_add(1, Ordering::Relaxed);
-            let fault: Option<Fault> = client::fault(&answer, number - 1);
             let mut answers = progress.answers.lock().expect("no holder panics");
             answers.0.push(started.elapsed().as_secs_f64());
             answers.1.count(fault, sent.elapsed());
         });
-        while calls.try_join_next().is_some() {}
+        number += 1;
+        if number % CALLS_AT_ONCE == 0 {
+            // Lets the calls be sent.
+            tokio::task::yield_now().await;
+        }
+        while running.try_join_next().is_some() {}
     }
-    while calls.join_next().await.is_some() {}
+    while running.join_next().await.is_some() {}
+}
+
+/// The requests in the queue, those that workers hold among them.
+fn queued(monitor: SocketAddr) -> usize {
+    stored(monitor).map_or(0, |stored| (stored.last_work + 1.0 - stored.first_work).max(0.0) as usize)
 }
 
 /// Reads the broker's traffic at intervals.

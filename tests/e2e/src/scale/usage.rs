@@ -89,11 +89,6 @@ pub fn resident_mebibytes(process: u32) -> f64 {
     kibibytes.unwrap_or(0.0) / 1024.0
 }
 
-/// The number of files that this process, and each child, may have open.
-pub fn descriptor_limit() -> u64 {
-    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
-}
-
 /// Raises the descriptor limit of this process, and of its children, as far as the system allows.
 pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
