@@ -15,3 +15,21 @@ pub(crate) struct Tensor {
     #[prost(int64, repeated, tag = "3")]
     pub shape: Vec<i64>,
 }
+
+/// A request.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct InferRequest {
+    #[prost(string, tag = "1")]
+    pub model_name: String,
+    #[prost(message, repeated, tag = "5")]
+    pub inputs: Vec<Tensor>,
+    #[prost(bytes = "vec", repeated, tag = "7")]
+    pub raw_input_contents: Vec<Vec<u8>>,
+}
+
+/// The bytes of its answer.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct InferResponse {
+    #[prost(bytes = "vec", repeated, tag = "6")]
+    pub raw_output_contents: Vec<Vec<u8>>,
+}

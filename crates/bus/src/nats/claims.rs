@@ -41,8 +41,8 @@ const READING_BYTES: usize = 512 << 20;
 /// Shares of [`READING_BYTES`], in KiB.
 static READING: Semaphore = Semaphore::const_new(READING_BYTES >> 10);
 
-/// How often a part is asked for again that a cluster says it has not. Any of its brokers answers, one that has not yet got what
-/// the others have confirmed, too.
+/// How often the reader asks a cluster again for a part that was not found. Any broker answers, also one that has not yet received
+/// a part that the others have confirmed.
 const ASK_AGAIN: u32 = 4;
 
 /// Pause before a part is asked for again the first time; each pause is twice the last.

@@ -19,7 +19,7 @@ use crate::{BusError, Connection, QueueOptions};
 /// The bulk lanes that a gateway has made or tried to make. The request that holds a lane's lock is making the lane.
 pub type BulkLanes = HashMap<ModelKey, Arc<tokio::sync::Mutex<BulkLane>>>;
 
-/// What a gateway knows about a bulk lane.
+/// A bulk lane as a gateway knows it.
 #[derive(Default)]
 pub struct BulkLane {
     /// The connection over which the gateway has made it. A broker that was restarted has lost the streams in its memory.

@@ -300,8 +300,8 @@ impl Nats {
     /// Deletes a stream in memory or a work queue that has been out of reach for long; it is created again when it is needed
     /// next. Its messages were lost with its brokers, or their gateways publish them again.
     ///
-    /// A queue in files can be out of reach while all its brokers run: after a power cut of all of them, the replicas of a
-    /// queue that was empty wait for each other to send what they lack, and none can be elected (nats-server 2.15).
+    /// A queue in files can be out of reach while all its brokers run: after a power cut of all of them, replicas that came back
+    /// empty wait for a leader's messages, and none of them becomes the leader (nats-server 2.15).
     async fn replace_if_gone(&self, config: &stream::Config) {
         let in_memory = config.storage == stream::StorageType::Memory;
         let is_queue = config.retention == stream::RetentionPolicy::WorkQueue;

@@ -9,7 +9,7 @@ use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
 use super::client::Fault;
-use crate::messages::{INFER, Tensor};
+use crate::messages::{INFER, InferRequest, InferResponse, Tensor};
 
 /// Calls that share a connection. A gateway allows 1024.
 const SHARING: usize = 500;
@@ -17,22 +17,6 @@ const SHARING: usize = 500;
 /// Connections to a gateway.
 #[derive(Clone)]
 pub struct Calls(Vec<Grpc<Channel>>);
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct InferRequest {
-    #[prost(string, tag = "1")]
-    model_name: String,
-    #[prost(message, repeated, tag = "5")]
-    inputs: Vec<Tensor>,
-    #[prost(bytes = "vec", repeated, tag = "7")]
-    raw_input_contents: Vec<Vec<u8>>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct InferResponse {
-    #[prost(bytes = "vec", repeated, tag = "6")]
-    raw_output_contents: Vec<Vec<u8>>,
-}
 
 // === impl Calls ===
 

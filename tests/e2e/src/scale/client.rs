@@ -42,10 +42,9 @@ pub async fn ask(address: SocketAddr, request: &Request, limit: Duration) -> Res
     Call::start(address, request, limit).await?.answer().await
 }
 
-/// An infer request to a model that returns its input, which is this number. `row` adds a batch dimension.
-pub fn echo(model: &str, number: usize, row: bool) -> Request {
-    let shape = if row { vec![1, 1] } else { vec![1] };
-    let input = json!({"name": "INPUT0", "datatype": "FP32", "shape": shape, "data": [number]});
+/// An infer request to a model that returns its input, which is this number.
+pub fn echo(model: &str, number: usize) -> Request {
+    let input = json!({"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [number]});
     Request::infer(model, &json!({"inputs": [input]}))
 }
 

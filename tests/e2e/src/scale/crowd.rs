@@ -80,7 +80,7 @@ fn ask(deployment: &Deployment) -> (Vec<Duration>, usize) {
     let (mut times, mut wrong) = (Vec::new(), 0);
     for number in 0..REQUESTS {
         let started = Instant::now();
-        let answer = runtime.block_on(client::ask(gateway, &client::echo(&model, number, false), LIMIT));
+        let answer = runtime.block_on(client::ask(gateway, &client::echo(&model, number), LIMIT));
         times.push(started.elapsed());
         wrong += usize::from(client::fault(&answer, number).is_some());
     }

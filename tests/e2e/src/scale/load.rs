@@ -75,7 +75,7 @@ async fn send(gateways: &[SocketAddr], models: &[String], rate: f64, stop: &Atom
         let due = started + Duration::from_secs_f64(number as f64 / rate);
         tokio::time::sleep_until(due.into()).await;
         let (gateway, model) = (gateways[number % gateways.len()], &models[number % models.len()]);
-        let (request, tally) = (client::echo(model, number, false), tally.clone());
+        let (request, tally) = (client::echo(model, number), tally.clone());
         calls.spawn(async move {
             let sent = Instant::now();
             let answer = client::ask(gateway, &request, LIMIT).await;

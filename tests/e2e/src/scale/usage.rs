@@ -92,7 +92,7 @@ pub fn resident_mebibytes(process: u32) -> f64 {
 /// Raises the descriptor limit of this process, and of its children, as far as the system allows.
 pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
-    // Without the right to raise it, the limit stays; a scene that needs more descriptors fails with an error.
+    // Without the right to raise it, the limit stays.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 

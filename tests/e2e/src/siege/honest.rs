@@ -13,7 +13,7 @@ use tonic_prost::ProstCodec;
 
 use super::felt::Felt;
 use super::target::Target;
-use crate::messages::{INFER, Tensor};
+use crate::messages::{INFER, InferRequest, InferResponse, Tensor};
 use crate::{Request, Response};
 
 /// Between two requests of a client.
@@ -33,22 +33,6 @@ pub enum Client {
     Grpc,
     /// Asks over HTTP whether the server lives, on a connection for each request, as monitoring does.
     Health,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Call {
-    #[prost(string, tag = "1")]
-    model_name: String,
-    #[prost(message, repeated, tag = "5")]
-    inputs: Vec<Tensor>,
-    #[prost(bytes = "vec", repeated, tag = "7")]
-    raw_input_contents: Vec<Vec<u8>>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Answer {
-    #[prost(bytes = "vec", repeated, tag = "6")]
-    raw_output_contents: Vec<Vec<u8>>,
 }
 
 // === impl Client ===
@@ -130,13 +114,13 @@ fn grpc(target: Target) -> impl FnMut() -> Result<(), String> {
     let ones: Vec<u8> = 1i32.to_le_bytes().repeat(16);
     let tensor = |name: &str| Tensor { name: name.to_owned(), datatype: "INT32".to_owned(), shape: vec![1, 16] };
     let inputs = vec![tensor("INPUT0"), tensor("INPUT1")];
-    let call = Call { model_name: "simple".to_owned(), inputs, raw_input_contents: vec![ones.clone(), ones] };
+    let call = InferRequest { model_name: "simple".to_owned(), inputs, raw_input_contents: vec![ones.clone(), ones] };
     move || {
         let mut client = Grpc::new(channel.clone());
         let asking = async {
             client.ready().await.map_err(|error| error.to_string())?;
             let answered = client.unary(tonic::Request::new(call.clone()), INFER, ProstCodec::default()).await;
-            let answer: Answer = answered.map_err(|status| status.to_string())?.into_inner();
+            let answer: InferResponse = answered.map_err(|status| status.to_string())?.into_inner();
             match answer.raw_output_contents.first() == Some(&2i32.to_le_bytes().repeat(16)) {
                 true => Ok(()),
                 false => Err(format!("not the sum: {answer:?}")),
