@@ -5,6 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -34,6 +35,11 @@ impl TaskSet {
 
     /// Starts a task. Can be called from any thread.
     pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_boxed(name, task.boxed());
+    }
+
+    /// The runtime's code for a task is compiled once for this type, not once for each future.
+    fn spawn_boxed(&self, name: &'static str, task: BoxFuture<'static, ()>) {
         let failed = self.failed.clone();
         let task = async move {
             if AssertUnwindSafe(task).catch_unwind().await.is_err() {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use futures_util::future::BoxFuture;
 use trireme_model_repository::Precision;
 use url::Url;
 
@@ -20,14 +21,16 @@ use crate::web::Web;
 
 /// The local folder of the model that `word` names, downloaded where the cache lacks it. Where the
 /// place does not answer, the files of an earlier download are served.
-pub async fn fetch(word: &str, settings: &Settings) -> Result<PathBuf, FetchError> {
-    let address = Address::parse(word, &settings.hub_endpoint)?;
-    match &address {
-        Address::Hub { repository, revision } => {
-            fetch_hub(word, settings, repository, revision.as_deref().unwrap_or(MAIN)).await
+pub fn fetch<'a>(word: &'a str, settings: &'a Settings) -> BoxFuture<'a, Result<PathBuf, FetchError>> {
+    Box::pin(async move {
+        let address = Address::parse(word, &settings.hub_endpoint)?;
+        match &address {
+            Address::Hub { repository, revision } => {
+                fetch_hub(word, settings, repository, revision.as_deref().unwrap_or(MAIN)).await
+            }
+            Address::Store(url) | Address::Web(url) => fetch_folder(word, settings, &address, url).await,
         }
-        Address::Store(url) | Address::Web(url) => fetch_folder(word, settings, &address, url).await,
-    }
+    })
 }
 
 async fn fetch_hub(word: &str, settings: &Settings, repository: &str, revision: &str) -> Result<PathBuf, FetchError> {

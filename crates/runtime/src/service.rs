@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, LocalBoxFuture};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -90,18 +92,20 @@ pub struct ServiceArgs {
 
 impl WorkerArgs {
     /// The worker these flags describe; models that lie elsewhere are downloaded, and model folders read. Errors name the flag.
-    pub async fn options(&self, service: &str) -> anyhow::Result<WorkerOptions> {
-        let sources = self.models.open_some().await?;
-        let name = self.worker_name.clone().unwrap_or_else(|| process_name(service));
-        let statistics = Statistics::new(name.as_str());
-        let defaults = WorkerOptions::new(service, sources.repositories.clone(), statistics);
-        Ok(WorkerOptions {
-            sources: Some(Arc::new(sources)),
-            auto_complete: !(self.disable_auto_complete_config || self.strict_model_config),
-            control: self.control.options()?,
-            execution_limit: self.execution_limit(),
-            canary: (self.canary_secs > 0).then(|| Duration::from_secs(self.canary_secs)),
-            ..defaults
+    pub fn options<'a>(&'a self, service: &'a str) -> BoxFuture<'a, anyhow::Result<WorkerOptions>> {
+        Box::pin(async move {
+            let sources = self.models.open_some().await?;
+            let name = self.worker_name.clone().unwrap_or_else(|| process_name(service));
+            let statistics = Statistics::new(name.as_str());
+            let defaults = WorkerOptions::new(service, sources.repositories.clone(), statistics);
+            Ok(WorkerOptions {
+                sources: Some(Arc::new(sources)),
+                auto_complete: !(self.disable_auto_complete_config || self.strict_model_config),
+                control: self.control.options()?,
+                execution_limit: self.execution_limit(),
+                canary: (self.canary_secs > 0).then(|| Duration::from_secs(self.canary_secs)),
+                ..defaults
+            })
         })
     }
 
@@ -222,6 +226,15 @@ pub fn block_on(
     service: &'static str,
     telemetry: &TelemetryArgs,
     main: impl Future<Output = anyhow::Result<()>>,
+) -> ExitCode {
+    block_on_boxed(service, telemetry, main.boxed_local())
+}
+
+/// [`block_on`], compiled once and not for each `main`.
+fn block_on_boxed(
+    service: &'static str,
+    telemetry: &TelemetryArgs,
+    main: LocalBoxFuture<'_, anyhow::Result<()>>,
 ) -> ExitCode {
     raise_file_limit();
     let outcome = tokio::runtime::Builder::new_multi_thread()

@@ -17,7 +17,7 @@ mod relay;
 mod tolerance;
 
 pub use hub::{HUB_COMMIT, HubFault, HubServer};
-pub use nats_cluster::NatsCluster;
+pub use nats_cluster::{NatsCluster, Recovery};
 pub use nats_server::NatsServer;
 pub use port::quiet_port;
 pub use tolerance::{assert_close, cosine};

@@ -7,6 +7,7 @@
 //!
 //! Not here: faults between clients and the nodes (tests use their own proxies).
 
+use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
@@ -33,6 +34,13 @@ const LOOK: Duration = Duration::from_millis(50);
 pub struct NatsCluster {
     nodes: Vec<NatsServer>,
     routes: Vec<ClusterRoute>,
+}
+
+/// What repeated looks at a cluster have shown since a fault ended; see [`NatsCluster::has_recovered`].
+#[derive(Default)]
+pub struct Recovery {
+    /// The replicas that have been current: the stream, whose name is empty for the cluster's own log, and the node.
+    current: HashSet<(String, String)>,
 }
 
 /// The route from one node to another.
@@ -156,22 +164,32 @@ impl NatsCluster {
         })
     }
 
-    /// Whether all nodes run and agree on a leader, and every stream has a leader whose replicas are current.
+    /// Whether all nodes run and agree on a leader, and every stream has a leader whose replicas are current, all at one
+    /// moment.
     pub fn is_whole(&self) -> bool {
+        self.has_recovered(&mut Recovery::default())
+    }
+
+    /// Whether all nodes run and agree on a leader, every stream has a leader, and each of its replicas was current at
+    /// this look or at an earlier one with the same `recovery`. Under load there may be no moment at which all replicas
+    /// of all streams are current.
+    pub fn has_recovered(&self, recovery: &mut Recovery) -> bool {
         let Some(leader) = self.leader() else { return false };
         let all = (0..NODES).map(|node| Some((self.jetstream(node, "")?, self.streams(node)?))).collect();
         let Some(all): Option<Vec<_>> = all else { return false };
         let meta = &all[leader].0["meta_cluster"];
-        let is_led = |stream: &Value| {
-            let leads = |(node, (_, streams)): (usize, &(Value, Vec<Value>))| {
-                let mut same = streams.iter().filter(|one| one["name"] == stream["name"]);
-                same.any(|one| {
-                    one["cluster"]["leader"] == NatsCluster::name(node).as_str() && is_current(&one["cluster"], 0)
-                })
-            };
-            all.iter().enumerate().any(leads)
-        };
-        is_current(meta, NODES - 1) && all.iter().flat_map(|(_, streams)| streams).all(is_led)
+        let mut led = HashSet::new();
+        for (node, (_, streams)) in all.iter().enumerate() {
+            let name = NatsCluster::name(node);
+            for stream in streams.iter().filter(|stream| stream["cluster"]["leader"] == name.as_str()) {
+                let stream_name = stream["name"].as_str().unwrap_or_default();
+                if recovery.have_been_current(stream_name, &stream["cluster"], 0) {
+                    led.insert(stream_name);
+                }
+            }
+        }
+        let is_led = |stream: &Value| stream["name"].as_str().is_some_and(|name| led.contains(name));
+        recovery.have_been_current("", meta, NODES - 1) && all.iter().flat_map(|(_, streams)| streams).all(is_led)
     }
 
     /// Whether a stream with a replica on each node can be created. Right after an election, the leader may not know
@@ -226,11 +244,25 @@ impl NatsCluster {
     }
 }
 
-/// Whether there are at least `least` replicas, and all are as current as their leader.
-fn is_current(cluster: &Value, least: usize) -> bool {
-    let replicas = cluster["replicas"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let is_current = |replica: &Value| replica["current"] == true && replica["offline"] != true;
-    replicas.len() >= least && replicas.iter().all(is_current)
+// === impl Recovery ===
+
+impl Recovery {
+    /// Notes the replicas of a stream that are as current as their leader. Returns whether there are at least `least`
+    /// replicas, none of them offline, and all have been current.
+    fn have_been_current(&mut self, stream: &str, cluster: &Value, least: usize) -> bool {
+        let replicas = cluster["replicas"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let mut all = replicas.len() >= least;
+        for replica in replicas {
+            let is_online = replica["offline"] != true;
+            let of = (stream.to_owned(), replica["name"].as_str().unwrap_or_default().to_owned());
+            if is_online && replica["current"] == true {
+                self.current.insert(of);
+            } else {
+                all &= is_online && self.current.contains(&of);
+            }
+        }
+        all
+    }
 }
 
 /// A node's part of the configuration. The address it advertises to other nodes leads nowhere, so that they use the
@@ -275,6 +307,23 @@ mod tests {
     /// Whether the other nodes have elected a leader that is not `one`.
     fn leader_without(cluster: &NatsCluster, one: usize) -> bool {
         cluster.leader().is_some_and(|leader| leader != one)
+    }
+
+    #[test]
+    fn replicas_may_be_current_one_after_the_other() {
+        let replicas = |first: bool, second: bool, offline: bool| {
+            serde_json::json!({"replicas": [
+                {"name": "n1", "current": first},
+                {"name": "n2", "current": second, "offline": offline},
+            ]})
+        };
+        let mut recovery = Recovery::default();
+        assert!(!recovery.have_been_current("s", &replicas(true, false, false), 2));
+        assert!(!recovery.have_been_current("another", &replicas(false, true, false), 2));
+        assert!(recovery.have_been_current("s", &replicas(false, true, false), 2));
+        assert!(recovery.have_been_current("s", &replicas(false, false, false), 2));
+        assert!(!recovery.have_been_current("s", &replicas(true, true, true), 2), "one is offline");
+        assert!(!recovery.have_been_current("s", &replicas(true, true, false), 3), "one is missing");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use trireme_inference::{InferError, Lane, Parameters};
 
 use crate::handlers::operations::{Ask, TextOptions};
@@ -25,22 +26,24 @@ impl Embedder {
     /// The vector of each text, in the order of the texts; all vectors have one length. `model` is the name of a model that embeds; `None`
     /// is the only one that does. The request waits up to `patience` for room in a full queue. Errors are those of
     /// `/v1/embeddings`.
-    pub async fn embed(
-        &self,
-        model: Option<&str>,
-        texts: &[String],
+    pub fn embed<'a>(
+        &'a self,
+        model: Option<&'a str>,
+        texts: &'a [String],
         patience: Duration,
-    ) -> Result<Vec<Vec<f32>>, InferError> {
-        let ask = Ask {
-            model: model.map(str::to_owned),
-            options: TextOptions::default(),
-            hold: self.handlers.budget.hold(),
-            parameters: Parameters::new(),
-            traceparent: None,
-            waits: Waits { lane: Lane::Live, patience },
-            via: Via::Process,
-        };
-        let vectors = self.handlers.embed(texts, &ask).await?;
-        Ok(vectors.numbers().chunks_exact(vectors.width.max(1)).map(<[f32]>::to_vec).collect())
+    ) -> BoxFuture<'a, Result<Vec<Vec<f32>>, InferError>> {
+        Box::pin(async move {
+            let ask = Ask {
+                model: model.map(str::to_owned),
+                options: TextOptions::default(),
+                hold: self.handlers.budget.hold(),
+                parameters: Parameters::new(),
+                traceparent: None,
+                waits: Waits { lane: Lane::Live, patience },
+                via: Via::Process,
+            };
+            let vectors = self.handlers.embed(texts, &ask).await?;
+            Ok(vectors.numbers().chunks_exact(vectors.width.max(1)).map(<[f32]>::to_vec).collect())
+        })
     }
 }

@@ -45,6 +45,7 @@ use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args};
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
@@ -203,88 +204,91 @@ impl Gateway {
     /// Takes its ports, follows the registry, and serves. Requests for models that no worker serves yet are refused
     /// until one does. `statistics` are those of this process, under the name that replies come to. Drained by
     /// [`Gateway::drain`].
-    pub async fn start(
+    pub fn start(
         bus: Arc<dyn Bus>,
         statistics: Statistics,
         models: ModelOptions,
         args: &GatewayArgs,
         exit_timeout: Duration,
-    ) -> anyhow::Result<Gateway> {
-        let repository = models.read()?;
-        let access = Access::new(&args.access)?;
-        anyhow::ensure!(
-            !args.coalesce_requests || args.cache.cache_config.is_some(),
-            "--coalesce-requests needs a cache: give --cache-config local,size=BYTES"
-        );
-        let webhooks = args.jobs.webhooks()?;
-        let http = HttpListener::bind(&args.http).await?;
-        let http_address = http.as_ref().map(|listener| listener.address);
-        let grpc = GrpcListener::bind(&args.grpc, args.http.idle_timeout()).await?;
-        let grpc_address = grpc.as_ref().map(|listener| listener.address);
+    ) -> BoxFuture<'_, anyhow::Result<Gateway>> {
+        Box::pin(async move {
+            let repository = models.read()?;
+            let access = Access::new(&args.access)?;
+            anyhow::ensure!(
+                !args.coalesce_requests || args.cache.cache_config.is_some(),
+                "--coalesce-requests needs a cache: give --cache-config local,size=BYTES"
+            );
+            let webhooks = args.jobs.webhooks()?;
+            let http = HttpListener::bind(&args.http).await?;
+            let http_address = http.as_ref().map(|listener| listener.address);
+            let grpc = GrpcListener::bind(&args.grpc, args.http.idle_timeout()).await?;
+            let grpc_address = grpc.as_ref().map(|listener| listener.address);
 
-        let metrics = MetricsListener::bind(&args.metrics, &args.http).await?;
-        let metrics_address = metrics.as_ref().map(|listener| listener.address);
+            let metrics = MetricsListener::bind(&args.metrics, &args.http).await?;
+            let metrics_address = metrics.as_ref().map(|listener| listener.address);
 
-        let tasks = TaskSet::new();
-        let (name, keep) = (statistics.process(), args.keep_models);
-        let registry = Registry::follow(bus.clone(), name, repository, &models.control, keep, &tasks).await?;
-        queues::look_after(bus.clone(), registry.clone(), &tasks);
-        if keep {
-            kept::restore(bus.as_ref(), &registry).await;
-            kept::look_after(bus.clone(), registry.clone(), &tasks);
-        }
-        let models = ModelControl::start(bus.clone(), name, models, registry.clone(), &tasks).await?;
-        let dispatcher = Dispatcher::open(bus.clone(), name, args.max_in_flight, &tasks).await?;
-        let collector = Collector::open(bus.clone(), statistics.clone(), registry.clone(), &tasks).await?;
-        follow_log_levels(bus.as_ref(), statistics.process(), &tasks).await?;
-        let health = Health::default();
-        health.set_ready(true);
-        let default_timeout = Duration::from_millis(args.default_timeout_ms);
-        let dispatcher = Arc::new(dispatcher);
-        let observed = Arc::downgrade(&dispatcher);
-        collector.own().gateway(move || observed.upgrade().map_or(0, |dispatcher| dispatcher.in_flight() as u64));
-        let keeps_jobs = http.is_some() && args.jobs.allow_jobs && bus.keeps_jobs();
-        let handlers = Arc::new(Handlers {
-            registry,
-            dispatcher,
-            health,
-            id: args.id.clone(),
-            strict_readiness: args.strict_readiness,
-            models,
-            log_format: Mutex::new("default"),
-            tracing: Tracing::new(&args.traces.config(trireme_telemetry::exports_spans()))?,
-            jobs: Default::default(),
-            collector,
-            last_status: Default::default(),
-            keeps_jobs,
-            access,
-            default_timeout,
-            budget: Budget::new(args.max_bytes_in_flight),
-            shared_memory: SharedMemory::default(),
-            allow_client_shm: args.allow_client_shm,
-            cache: args.cache.cache_config.map(|config| ResponseCache::new(config, args.coalesce_requests)),
-        });
+            let tasks = TaskSet::new();
+            let (name, keep) = (statistics.process(), args.keep_models);
+            let registry = Registry::follow(bus.clone(), name, repository, &models.control, keep, &tasks).await?;
+            queues::look_after(bus.clone(), registry.clone(), &tasks);
+            if keep {
+                kept::restore(bus.as_ref(), &registry).await;
+                kept::look_after(bus.clone(), registry.clone(), &tasks);
+            }
+            let models = ModelControl::start(bus.clone(), name, models, registry.clone(), &tasks).await?;
+            let dispatcher = Dispatcher::open(bus.clone(), name, args.max_in_flight, &tasks).await?;
+            let collector = Collector::open(bus.clone(), statistics.clone(), registry.clone(), &tasks).await?;
+            follow_log_levels(bus.as_ref(), statistics.process(), &tasks).await?;
+            let health = Health::default();
+            health.set_ready(true);
+            let default_timeout = Duration::from_millis(args.default_timeout_ms);
+            let dispatcher = Arc::new(dispatcher);
+            let observed = Arc::downgrade(&dispatcher);
+            collector.own().gateway(move || observed.upgrade().map_or(0, |dispatcher| dispatcher.in_flight() as u64));
+            let keeps_jobs = http.is_some() && args.jobs.allow_jobs && bus.keeps_jobs();
+            let handlers = Arc::new(Handlers {
+                registry,
+                dispatcher,
+                health,
+                id: args.id.clone(),
+                strict_readiness: args.strict_readiness,
+                models,
+                log_format: Mutex::new("default"),
+                tracing: Tracing::new(&args.traces.config(trireme_telemetry::exports_spans()))?,
+                jobs: Default::default(),
+                collector,
+                last_status: Default::default(),
+                keeps_jobs,
+                access,
+                default_timeout,
+                budget: Budget::new(args.max_bytes_in_flight),
+                shared_memory: SharedMemory::default(),
+                allow_client_shm: args.allow_client_shm,
+                cache: args.cache.cache_config.map(|config| ResponseCache::new(config, args.coalesce_requests)),
+            });
 
-        calls::serve(bus.as_ref(), handlers.clone(), &tasks).await?;
-        let (stop, serving, limits) = (CancellationToken::new(), TaskSet::new(), args.connections.limits());
-        if let Some(listener) = http {
-            tracing::info!(address = %listener.address, "HTTP listener");
-            let (shared, raised) = (handlers.clone(), stop.clone());
-            let (bus, own, options) = (bus.clone(), name.to_owned(), args.jobs.options());
-            let keeper = keeps_jobs.then_some(Keeper { bus, own, options, webhooks });
-            serving.spawn("http", async move { listener.serve(shared, keeper, limits, raised, exit_timeout).await });
-        }
-        if let Some(listener) = grpc {
-            tracing::info!(address = %listener.address, "gRPC listener");
-            let (shared, raised) = (handlers.clone(), stop.clone());
-            serving.spawn("grpc", async move { listener.serve(shared, limits, raised, exit_timeout).await });
-        }
-        if let Some(listener) = metrics {
-            tracing::info!(address = %listener.address, "metrics listener");
-            let (shared, raised) = (handlers.clone(), stop.clone());
-            serving.spawn("metrics", async move { listener.serve(shared, limits, raised, exit_timeout).await });
-        }
-        Ok(Gateway { http_address, grpc_address, metrics_address, handlers, tasks, stop, serving, exit_timeout })
+            calls::serve(bus.as_ref(), handlers.clone(), &tasks).await?;
+            let (stop, serving, limits) = (CancellationToken::new(), TaskSet::new(), args.connections.limits());
+            if let Some(listener) = http {
+                tracing::info!(address = %listener.address, "HTTP listener");
+                let (shared, raised) = (handlers.clone(), stop.clone());
+                let (bus, own, options) = (bus.clone(), name.to_owned(), args.jobs.options());
+                let keeper = keeps_jobs.then_some(Keeper { bus, own, options, webhooks });
+                serving
+                    .spawn("http", async move { listener.serve(shared, keeper, limits, raised, exit_timeout).await });
+            }
+            if let Some(listener) = grpc {
+                tracing::info!(address = %listener.address, "gRPC listener");
+                let (shared, raised) = (handlers.clone(), stop.clone());
+                serving.spawn("grpc", async move { listener.serve(shared, limits, raised, exit_timeout).await });
+            }
+            if let Some(listener) = metrics {
+                tracing::info!(address = %listener.address, "metrics listener");
+                let (shared, raised) = (handlers.clone(), stop.clone());
+                serving.spawn("metrics", async move { listener.serve(shared, limits, raised, exit_timeout).await });
+            }
+            Ok(Gateway { http_address, grpc_address, metrics_address, handlers, tasks, stop, serving, exit_timeout })
+        })
     }
 
     /// Waits until every known model is ready, for `timeout` at most. The error names the others, with reasons.
@@ -313,25 +317,27 @@ impl Gateway {
 
     /// Stops: says not ready, takes no more connections, finishes the requests in flight. All of that within the exit
     /// timeout and [`LAST_WORDS`] at its end, whether or not the bus can be reached.
-    pub async fn drain(self) {
-        self.handlers.health.set_ready(false);
-        self.stop.cancel();
-        // Listeners cut off requests that last longer, so little is left to do then.
-        let served = tokio::time::timeout(self.exit_timeout + LAST_WORDS, self.serving.join());
-        if served.await.is_err() {
-            tracing::warn!("stopped before all connections were closed");
-        }
-        let handlers = self.handlers.clone();
-        let traces = tokio::task::spawn_blocking(move || handlers.tracing.finish());
-        let last_words = async {
-            self.handlers.collector.tell().await;
-            self.tasks.join().await;
-            // An error is a panic, which was logged.
-            let _ = traces.await;
-        };
-        if tokio::time::timeout(LAST_WORDS, last_words).await.is_err() {
-            self.tasks.stop();
-        }
+    pub fn drain(self) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            self.handlers.health.set_ready(false);
+            self.stop.cancel();
+            // Listeners cut off requests that last longer, so little is left to do then.
+            let served = tokio::time::timeout(self.exit_timeout + LAST_WORDS, self.serving.join());
+            if served.await.is_err() {
+                tracing::warn!("stopped before all connections were closed");
+            }
+            let handlers = self.handlers.clone();
+            let traces = tokio::task::spawn_blocking(move || handlers.tracing.finish());
+            let last_words = async {
+                self.handlers.collector.tell().await;
+                self.tasks.join().await;
+                // An error is a panic, which was logged.
+                let _ = traces.await;
+            };
+            if tokio::time::timeout(LAST_WORDS, last_words).await.is_err() {
+                self.tasks.stop();
+            }
+        })
     }
 }
 

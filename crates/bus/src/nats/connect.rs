@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::jetstream::context::AccountErrorKind;
 use async_nats::{ConnectErrorKind, ConnectOptions, jetstream};
+use futures_util::future::BoxFuture;
 use tokio::sync::{Semaphore, watch};
 
 use super::buckets;
@@ -97,20 +98,22 @@ pub struct NatsTls {
 impl Nats {
     /// Connects. Failed attempts are logged and retried until `connect_timeout` has passed. Errors when the server
     /// cannot be reached, has no JetStream, or is too old.
-    pub async fn connect(options: &NatsOptions) -> Result<Nats, BusError> {
-        let give_up = Instant::now() + options.connect_timeout;
-        loop {
-            let error = match Nats::try_connect(options).await {
-                Ok(nats) => return Ok(nats),
-                Err(error) => error,
-            };
-            let left = give_up.saturating_duration_since(Instant::now());
-            if left.is_zero() || !matches!(error, BusError::Unreachable(_)) {
-                return Err(error);
+    pub fn connect(options: &NatsOptions) -> BoxFuture<'_, Result<Nats, BusError>> {
+        Box::pin(async move {
+            let give_up = Instant::now() + options.connect_timeout;
+            loop {
+                let error = match Nats::try_connect(options).await {
+                    Ok(nats) => return Ok(nats),
+                    Err(error) => error,
+                };
+                let left = give_up.saturating_duration_since(Instant::now());
+                if left.is_zero() || !matches!(error, BusError::Unreachable(_)) {
+                    return Err(error);
+                }
+                tracing::warn!(url = options.url, %error, "NATS is not there yet; trying for another {} s", left.as_secs());
+                tokio::time::sleep(RETRY_PAUSE.min(left)).await;
             }
-            tracing::warn!(url = options.url, %error, "NATS is not there yet; trying for another {} s", left.as_secs());
-            tokio::time::sleep(RETRY_PAUSE.min(left)).await;
-        }
+        })
     }
 
     async fn try_connect(options: &NatsOptions) -> Result<Nats, BusError> {

@@ -8,6 +8,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::BoxFuture;
 use futures_util::future::join_all;
 
 use super::worker::Worker;
@@ -25,37 +26,39 @@ impl Worker {
     /// Stops the worker: it takes no more work, finishes the requests that it holds, and withdraws its registry
     /// entries. All of that takes at most `timeout` plus [`LAST_WORDS`] at the beginning and at the end, whether or not
     /// the bus can be reached. Returns how many requests were not finished; the bus delivers those to other workers.
-    pub async fn drain(self, timeout: Duration) -> usize {
-        let until = tokio::time::Instant::now() + timeout;
-        if tokio::time::timeout(LAST_WORDS, self.models.leave()).await.is_err() {
-            tracing::warn!("could not announce that this worker leaves: its entries lapse");
-        }
-        self.models.pulling.cancel();
-        let finished = tokio::time::timeout_at(until, self.finish()).await;
-        let unfinished = if finished.is_ok() { 0 } else { self.shared.held.count() };
+    pub fn drain(self, timeout: Duration) -> BoxFuture<'static, usize> {
+        Box::pin(async move {
+            let until = tokio::time::Instant::now() + timeout;
+            if tokio::time::timeout(LAST_WORDS, self.models.leave()).await.is_err() {
+                tracing::warn!("could not announce that this worker leaves: its entries lapse");
+            }
+            self.models.pulling.cancel();
+            let finished = tokio::time::timeout_at(until, self.finish()).await;
+            let unfinished = if finished.is_ok() { 0 } else { self.shared.held.count() };
 
-        let (shared, entries) = (&self.shared, self.models.entries());
-        let last_words = async {
-            tokio::join!(
-                shared.statistics.tell(shared.bus.as_ref()),
-                join_all(entries.iter().map(|entry| self.models.announcer.withdraw(entry))),
-            )
-        };
-        let _ = tokio::time::timeout(LAST_WORDS, last_words).await;
-        let broken = self.shared.hosted.read().values().any(|model| model.executions.broken());
-        let threads = self.models.close();
-        let ended = async {
-            let join = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join())));
-            drop(join.await);
-            self.shared.tasks.join().await;
-        };
-        // An instance may still execute a canary request. An instance that may hang is not waited for; its thread ends
-        // with the process.
-        let until = until.max(tokio::time::Instant::now() + LAST_WORDS);
-        if unfinished > 0 || broken || tokio::time::timeout_at(until, ended).await.is_err() {
-            self.shared.tasks.stop();
-        }
-        unfinished
+            let (shared, entries) = (&self.shared, self.models.entries());
+            let last_words = async {
+                tokio::join!(
+                    shared.statistics.tell(shared.bus.as_ref()),
+                    join_all(entries.iter().map(|entry| self.models.announcer.withdraw(entry))),
+                )
+            };
+            let _ = tokio::time::timeout(LAST_WORDS, last_words).await;
+            let broken = self.shared.hosted.read().values().any(|model| model.executions.broken());
+            let threads = self.models.close();
+            let ended = async {
+                let join = tokio::task::spawn_blocking(move || threads.into_iter().for_each(|t| drop(t.join())));
+                drop(join.await);
+                self.shared.tasks.join().await;
+            };
+            // An instance may still execute a canary request. An instance that may hang is not waited for; its thread ends
+            // with the process.
+            let until = until.max(tokio::time::Instant::now() + LAST_WORDS);
+            if unfinished > 0 || broken || tokio::time::timeout_at(until, ended).await.is_err() {
+                self.shared.tasks.stop();
+            }
+            unfinished
+        })
     }
 
     /// Waits until the worker holds no requests and can get no more.

@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Mutex, mpsc};
 use trireme_bus::{Bucket, Bus, BusError, Change as Stored, Question};
@@ -85,21 +86,23 @@ struct Listener {
 impl Participation {
     /// Reads the store and begins to listen. Waits if the store cannot be reached. `name` must be unique among
     /// participants.
-    pub async fn join(bus: Arc<dyn Bus>, name: String) -> Result<Participation, BusError> {
-        let (mut changes, memory) = (bus.watch(Bucket::Models).await?, Memory::default());
-        loop {
-            match tokio::time::timeout(SAY_AGAIN, changes.recv()).await {
-                Ok(Some(Stored::Put(entry))) => drop(ModelChange::read(&entry).map(|change| memory.keep(change))),
-                Ok(Some(Stored::Deleted { .. })) => {}
-                Ok(Some(Stored::Complete)) => break,
-                Ok(None) => return Err(BusError::Unreachable("the store of models was closed".to_owned())),
-                Err(_) => {
-                    tracing::warn!("the store of models that were loaded by request is not there; waiting for it")
+    pub fn join(bus: Arc<dyn Bus>, name: String) -> BoxFuture<'static, Result<Participation, BusError>> {
+        Box::pin(async move {
+            let (mut changes, memory) = (bus.watch(Bucket::Models).await?, Memory::default());
+            loop {
+                match tokio::time::timeout(SAY_AGAIN, changes.recv()).await {
+                    Ok(Some(Stored::Put(entry))) => drop(ModelChange::read(&entry).map(|change| memory.keep(change))),
+                    Ok(Some(Stored::Deleted { .. })) => {}
+                    Ok(Some(Stored::Complete)) => break,
+                    Ok(None) => return Err(BusError::Unreachable("the store of models was closed".to_owned())),
+                    Err(_) => {
+                        tracing::warn!("the store of models that were loaded by request is not there; waiting for it")
+                    }
                 }
             }
-        }
-        let commands = bus.listen(TOPIC).await?;
-        Ok(Participation { name, bus, memory, changes, commands })
+            let commands = bus.listen(TOPIC).await?;
+            Ok(Participation { name, bus, memory, changes, commands })
+        })
     }
 
     /// The wanted state of each model, kept up to date.

@@ -6,6 +6,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
+use futures_util::future::BoxFuture;
 use parking_lot::RwLock;
 use trireme_bus::{Bus, BusError};
 use trireme_engine::{Backend, TaskSet};
@@ -33,63 +34,69 @@ pub struct Worker {
 
 impl Worker {
     /// Loads the models and starts to work. Returns when all of them are ready.
-    pub async fn start(
+    pub fn start<'a>(
         bus: Arc<dyn Bus>,
-        backends: &[Arc<dyn Backend>],
-        options: &WorkerOptions,
-    ) -> Result<Worker, StartError> {
-        let worker = Worker::open(bus, backends, options).await?;
-        if let Err(error) = worker.load().await {
-            worker.models.pulling.cancel();
-            drop(worker.models.close());
-            worker.shared.tasks.stop();
-            return Err(error);
-        }
-        Ok(worker)
+        backends: &'a [Arc<dyn Backend>],
+        options: &'a WorkerOptions,
+    ) -> BoxFuture<'a, Result<Worker, StartError>> {
+        Box::pin(async move {
+            let worker = Worker::open(bus, backends, options).await?;
+            if let Err(error) = worker.load().await {
+                worker.models.pulling.cancel();
+                drop(worker.models.close());
+                worker.shared.tasks.stop();
+                return Err(error);
+            }
+            Ok(worker)
+        })
     }
 
     /// A worker that hosts no models yet. Next, call [`Worker::load`]. [`Worker::drain`] ends the worker, also while it
     /// loads.
-    pub async fn open(
+    pub fn open<'a>(
         bus: Arc<dyn Bus>,
-        backends: &[Arc<dyn Backend>],
-        options: &WorkerOptions,
-    ) -> Result<Worker, StartError> {
-        let tasks = TaskSet::new();
-        let shared = Arc::new(Shared {
-            name: options.name.clone().into(),
-            bus: bus.clone(),
-            tasks: tasks.clone(),
-            settings: OnceLock::new(),
-            held: Held::default(),
-            suspects: Suspects::default(),
-            cancellations: Cancellations::default(),
-            taps: Arc::default(),
-            statistics: options.statistics.clone(),
-            hosted: RwLock::default(),
-            step_answers: options.cache.map(|config| ResponseCache::new(config, false)),
-            loads: AtomicU64::new(0),
-            next_step: hand_over,
-        });
-        let announcer = Announcer::start(&options.name, bus, &tasks).await?;
-        let worker = Worker {
-            models: Arc::new(Models::new(shared.clone(), announcer.clone(), options.clone(), backends.to_vec())),
-            shared: shared.clone(),
-        };
-        shared.follow_cancellations().await?;
-        shared.serve_taps().await?;
-        let announcer = Arc::downgrade(&announcer);
-        let entries = move || announcer.upgrade().map(|announcer| announcer.count()).unwrap_or_default();
-        shared.statistics.worker(entries);
-        shared.statistics.report(&shared.bus, &tasks).await?;
-        follow_log_levels(shared.bus.as_ref(), shared.statistics.process(), &tasks).await?;
-        Ok(worker)
+        backends: &'a [Arc<dyn Backend>],
+        options: &'a WorkerOptions,
+    ) -> BoxFuture<'a, Result<Worker, StartError>> {
+        Box::pin(async move {
+            let tasks = TaskSet::new();
+            let shared = Arc::new(Shared {
+                name: options.name.clone().into(),
+                bus: bus.clone(),
+                tasks: tasks.clone(),
+                settings: OnceLock::new(),
+                held: Held::default(),
+                suspects: Suspects::default(),
+                cancellations: Cancellations::default(),
+                taps: Arc::default(),
+                statistics: options.statistics.clone(),
+                hosted: RwLock::default(),
+                step_answers: options.cache.map(|config| ResponseCache::new(config, false)),
+                loads: AtomicU64::new(0),
+                next_step: hand_over,
+            });
+            let announcer = Announcer::start(&options.name, bus, &tasks).await?;
+            let worker = Worker {
+                models: Arc::new(Models::new(shared.clone(), announcer.clone(), options.clone(), backends.to_vec())),
+                shared: shared.clone(),
+            };
+            shared.follow_cancellations().await?;
+            shared.serve_taps().await?;
+            let announcer = Arc::downgrade(&announcer);
+            let entries = move || announcer.upgrade().map(|announcer| announcer.count()).unwrap_or_default();
+            shared.statistics.worker(entries);
+            shared.statistics.report(&shared.bus, &tasks).await?;
+            follow_log_levels(shared.bus.as_ref(), shared.statistics.process(), &tasks).await?;
+            Ok(worker)
+        })
     }
 
     /// Loads the models; each of them takes work as soon as it is loaded. Returns when all of them are ready.
-    pub async fn load(&self) -> Result<(), StartError> {
-        Steward::start(self.models.clone()).await?;
-        Ok(())
+    pub fn load(&self) -> BoxFuture<'_, Result<(), StartError>> {
+        Box::pin(async move {
+            Steward::start(self.models.clone()).await?;
+            Ok(())
+        })
     }
 
     /// The model versions it hosts.

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -309,43 +310,45 @@ fn cut(bytes: &[u8]) -> String {
 
 /// Opens a tap until the receiver is dropped. The receiver gets the messages that workers admit and, from each worker
 /// at the beginning and at each renewal, whether it listens. `id` must be unique among taps.
-pub async fn tap(
+pub fn tap(
     bus: Arc<dyn Bus>,
     tasks: &TaskSet,
     id: String,
     filter: TapFilter,
-) -> Result<mpsc::Receiver<TapAnswer>, BusError> {
-    let (sender, receiver) = mpsc::channel(64);
-    let body: Bytes = serde_json::to_vec(&Request { id, filter }).expect("texts become JSON").into();
-    let mut newer = bus.ask(TAP, body.clone()).await?;
-    tasks.spawn("tap", async move {
-        // Answers to the question before the last one may still arrive when the next one is sent.
-        let mut older = mpsc::channel::<Bytes>(1).1;
-        let mut renew = tokio::time::interval_at(tokio::time::Instant::now() + RENEW, RENEW);
-        loop {
-            let answer = tokio::select! {
-                Some(answer) = newer.recv() => answer,
-                Some(answer) = older.recv() => answer,
-                _ = renew.tick() => {
-                    match bus.ask(TAP, body.clone()).await {
-                        Ok(asked) => older = std::mem::replace(&mut newer, asked),
-                        Err(error) => tracing::debug!(%error, "the tap could not be renewed"),
+) -> BoxFuture<'_, Result<mpsc::Receiver<TapAnswer>, BusError>> {
+    Box::pin(async move {
+        let (sender, receiver) = mpsc::channel(64);
+        let body: Bytes = serde_json::to_vec(&Request { id, filter }).expect("texts become JSON").into();
+        let mut newer = bus.ask(TAP, body.clone()).await?;
+        tasks.spawn("tap", async move {
+            // Answers to the question before the last one may still arrive when the next one is sent.
+            let mut older = mpsc::channel::<Bytes>(1).1;
+            let mut renew = tokio::time::interval_at(tokio::time::Instant::now() + RENEW, RENEW);
+            loop {
+                let answer = tokio::select! {
+                    Some(answer) = newer.recv() => answer,
+                    Some(answer) = older.recv() => answer,
+                    _ = renew.tick() => {
+                        match bus.ask(TAP, body.clone()).await {
+                            Ok(asked) => older = std::mem::replace(&mut newer, asked),
+                            Err(error) => tracing::debug!(%error, "the tap could not be renewed"),
+                        }
+                        continue;
                     }
-                    continue;
-                }
-                () = sender.closed() => return,
-            };
-            match serde_json::from_slice(&answer) {
-                Ok(answer) => {
-                    if sender.send(answer).await.is_err() {
-                        return;
+                    () = sender.closed() => return,
+                };
+                match serde_json::from_slice(&answer) {
+                    Ok(answer) => {
+                        if sender.send(answer).await.is_err() {
+                            return;
+                        }
                     }
+                    Err(error) => tracing::warn!(%error, "ignored an answer to a tap that cannot be read"),
                 }
-                Err(error) => tracing::warn!(%error, "ignored an answer to a tap that cannot be read"),
             }
-        }
-    });
-    Ok(receiver)
+        });
+        Ok(receiver)
+    })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use trireme_testkit::{NatsCluster, NatsServer};
+use trireme_testkit::{NatsCluster, NatsServer, Recovery};
 
 use super::admin::Admin;
 use super::disk::SmallDisk;
@@ -118,11 +118,12 @@ impl Brokers {
         Admin::new(self.urls())
     }
 
-    /// Whether all of them run and their streams are in sync.
-    pub fn are_whole(&self) -> bool {
+    /// Whether all of them run, and each replica of their streams has been in sync at one of the looks with this
+    /// `recovery`.
+    pub fn have_recovered(&self, recovery: &mut Recovery) -> bool {
         match self {
             Brokers::One(broker) => broker.is_running(),
-            Brokers::Three(cluster) => cluster.is_whole(),
+            Brokers::Three(cluster) => cluster.has_recovered(recovery),
         }
     }
 }

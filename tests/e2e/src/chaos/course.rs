@@ -4,6 +4,8 @@
 
 use std::time::{Duration, Instant};
 
+use trireme_testkit::Recovery;
+
 use super::clients::Clients;
 use super::cluster::Cluster;
 use super::effects;
@@ -120,17 +122,17 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Waits until no request takes longer than usual and the brokers are in sync, each for a limited time. Returns when
-/// that was, and when the brokers were in sync, if they were in time.
+/// Waits until no request takes longer than usual and the brokers have recovered, each for a limited time. Returns when
+/// that was, and when the brokers had recovered, if they were in time.
 fn settle(clients: &Clients<'_>, cluster: &mut Cluster) -> (Duration, Option<Duration>) {
     let ended = clients.elapsed();
-    let (mut is_calm, mut whole) = (false, None);
+    let (mut is_calm, mut whole, mut recovery) = (false, None, Recovery::default());
     loop {
         cluster.assert_alive();
         let now = clients.elapsed();
         // A request that the fault has stopped is noticed when it takes longer than usual.
         is_calm |= now > ended + effects::USUAL && clients.longest_pending() < effects::USUAL;
-        if whole.is_none() && cluster.brokers.are_whole() {
+        if whole.is_none() && cluster.brokers.have_recovered(&mut recovery) {
             whole = Some(clients.elapsed());
         }
         if (is_calm || now > ended + CALM_LIMIT) && (whole.is_some() || now > ended + WHOLE_LIMIT) {

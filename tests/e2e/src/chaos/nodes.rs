@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use trireme_testkit::NatsCluster;
+use trireme_testkit::{NatsCluster, Recovery};
 
 use super::cluster::Cluster;
 use super::settings;
@@ -146,8 +146,8 @@ impl NodeFault {
             let brokers = cluster.brokers.cluster();
             brokers.retire(node);
             brokers.restart(node);
-            let give_up = Instant::now() + WHOLE_LIMIT;
-            while nodes > 1 && !brokers.is_whole() && Instant::now() < give_up {
+            let (mut recovery, give_up) = (Recovery::default(), Instant::now() + WHOLE_LIMIT);
+            while nodes > 1 && !brokers.has_recovered(&mut recovery) && Instant::now() < give_up {
                 std::thread::sleep(LOOK);
             }
         }

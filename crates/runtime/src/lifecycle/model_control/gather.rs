@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use trireme_bus::{Bus, BusError};
 
@@ -26,30 +27,32 @@ pub type Outcomes = BTreeMap<String, Outcome>;
 
 /// Tells all participants to load the model as `wanted`, or to unload it. Waits for the participants in `expected`, and
 /// for others that answer. A participant that falls silent has failed if it had begun; otherwise it is left out.
-pub async fn command(
-    bus: &dyn Bus,
-    memory: &Memory,
-    model: &str,
-    wanted: Option<&Override>,
-    expected: &BTreeSet<String>,
-) -> Result<Outcomes, BusError> {
-    let command = Command { model: model.to_owned(), wanted: wanted.cloned(), after: memory.number(model) };
-    let mut answers = bus.ask(TOPIC, message::encode(&command)).await?;
-    let last_call = if wanted.is_some() { LAST_CALL } else { MUSTER };
-    let mut roll = Roll::new(expected, last_call, Instant::now());
-    while let Some(until) = roll.wait_until() {
-        match tokio::time::timeout_at(until, answers.recv()).await {
-            Ok(Some(answer)) => match message::decode(&answer) {
-                Ok(ControlReply::Working { participant }) => roll.working(participant, Instant::now()),
-                Ok(ControlReply::Ended { participant, outcome }) => roll.ended(participant, outcome),
-                Err(error) => tracing::warn!(%error, "ignored a malformed answer"),
-            },
-            // All participants that got the command have answered, or there is no participant.
-            Ok(None) => break,
-            Err(_) => roll.expire(Instant::now()),
+pub fn command<'a>(
+    bus: &'a dyn Bus,
+    memory: &'a Memory,
+    model: &'a str,
+    wanted: Option<&'a Override>,
+    expected: &'a BTreeSet<String>,
+) -> BoxFuture<'a, Result<Outcomes, BusError>> {
+    Box::pin(async move {
+        let command = Command { model: model.to_owned(), wanted: wanted.cloned(), after: memory.number(model) };
+        let mut answers = bus.ask(TOPIC, message::encode(&command)).await?;
+        let last_call = if wanted.is_some() { LAST_CALL } else { MUSTER };
+        let mut roll = Roll::new(expected, last_call, Instant::now());
+        while let Some(until) = roll.wait_until() {
+            match tokio::time::timeout_at(until, answers.recv()).await {
+                Ok(Some(answer)) => match message::decode(&answer) {
+                    Ok(ControlReply::Working { participant }) => roll.working(participant, Instant::now()),
+                    Ok(ControlReply::Ended { participant, outcome }) => roll.ended(participant, outcome),
+                    Err(error) => tracing::warn!(%error, "ignored a malformed answer"),
+                },
+                // All participants that got the command have answered, or there is no participant.
+                Ok(None) => break,
+                Err(_) => roll.expire(Instant::now()),
+            }
         }
-    }
-    Ok(roll.close())
+        Ok(roll.close())
+    })
 }
 
 /// The participants' answers so far. Pure: time is passed in.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use trireme_bus::{Bus, BusError};
 use trireme_engine::TaskSet;
@@ -27,26 +28,28 @@ const LOGGING: &str = "logging";
 impl Statistics {
     /// Sends heartbeats and answers questions for this process, for as long as `tasks` runs. If two parts of a process
     /// share statistics, the second call does nothing.
-    pub async fn report(&self, bus: &Arc<dyn Bus>, tasks: &TaskSet) -> Result<(), BusError> {
-        if self.0.reporting.swap(true, Ordering::Relaxed) {
-            return Ok(());
-        }
-        let mut questions = bus.listen(STATISTICS).await?;
-        self.beat(bus, tasks);
-        let (statistics, stopping) = (self.clone(), tasks.stopping().clone());
-        tasks.spawn("statistics", async move {
-            loop {
-                let question = tokio::select! {
-                    question = questions.recv() => question,
-                    () = stopping.cancelled() => return,
-                };
-                let Some(question) = question else { return };
-                if let Err(error) = question.answer(encode(&statistics.snapshot())).await {
-                    tracing::debug!(%error, "statistics could not be sent");
-                }
+    pub fn report<'a>(&'a self, bus: &'a Arc<dyn Bus>, tasks: &'a TaskSet) -> BoxFuture<'a, Result<(), BusError>> {
+        Box::pin(async move {
+            if self.0.reporting.swap(true, Ordering::Relaxed) {
+                return Ok(());
             }
-        });
-        Ok(())
+            let mut questions = bus.listen(STATISTICS).await?;
+            self.beat(bus, tasks);
+            let (statistics, stopping) = (self.clone(), tasks.stopping().clone());
+            tasks.spawn("statistics", async move {
+                loop {
+                    let question = tokio::select! {
+                        question = questions.recv() => question,
+                        () = stopping.cancelled() => return,
+                    };
+                    let Some(question) = question else { return };
+                    if let Err(error) = question.answer(encode(&statistics.snapshot())).await {
+                        tracing::debug!(%error, "statistics could not be sent");
+                    }
+                }
+            });
+            Ok(())
+        })
     }
 
     /// Publishes the current statistics: the last snapshot of a process that shuts down.
@@ -87,27 +90,33 @@ pub async fn tell_log_levels(bus: &dyn Bus, by: &str, levels: LogLevels) -> Resu
 
 /// Applies log levels that other processes send, for as long as `tasks` runs. Ignores those that this process, called
 /// `own`, has sent itself: they may arrive late and undo a later change.
-pub async fn follow_log_levels(bus: &dyn Bus, own: &str, tasks: &TaskSet) -> Result<(), BusError> {
-    let mut questions = bus.listen(LOGGING).await?;
-    let (own, stopping) = (own.to_owned(), tasks.stopping().clone());
-    tasks.spawn("log levels", async move {
-        loop {
-            let question = tokio::select! {
-                question = questions.recv() => question,
-                () = stopping.cancelled() => return,
-            };
-            let Some(question) = question else { return };
-            match serde_json::from_slice::<LogOrder>(&question.body) {
-                Ok(order) if order.by == own => {}
-                Ok(LogOrder { levels, .. }) => match trireme_telemetry::set_log_levels(levels) {
-                    Ok(()) => tracing::info!(?levels, "log levels were changed"),
-                    Err(error) => tracing::warn!(%error, "log levels could not be changed"),
-                },
-                Err(error) => tracing::warn!(%error, "ignored log levels that cannot be read"),
+pub fn follow_log_levels<'a>(
+    bus: &'a dyn Bus,
+    own: &'a str,
+    tasks: &'a TaskSet,
+) -> BoxFuture<'a, Result<(), BusError>> {
+    Box::pin(async move {
+        let mut questions = bus.listen(LOGGING).await?;
+        let (own, stopping) = (own.to_owned(), tasks.stopping().clone());
+        tasks.spawn("log levels", async move {
+            loop {
+                let question = tokio::select! {
+                    question = questions.recv() => question,
+                    () = stopping.cancelled() => return,
+                };
+                let Some(question) = question else { return };
+                match serde_json::from_slice::<LogOrder>(&question.body) {
+                    Ok(order) if order.by == own => {}
+                    Ok(LogOrder { levels, .. }) => match trireme_telemetry::set_log_levels(levels) {
+                        Ok(()) => tracing::info!(?levels, "log levels were changed"),
+                        Err(error) => tracing::warn!(%error, "log levels could not be changed"),
+                    },
+                    Err(error) => tracing::warn!(%error, "ignored log levels that cannot be read"),
+                }
+                // The answer only confirms; the sender does not wait for it.
+                let _ = question.answer(Bytes::new()).await;
             }
-            // The answer only confirms; the sender does not wait for it.
-            let _ = question.answer(Bytes::new()).await;
-        }
-    });
-    Ok(())
+        });
+        Ok(())
+    })
 }
