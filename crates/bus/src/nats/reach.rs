@@ -1,6 +1,8 @@
 //! Streams that are out of reach: for how long, and when it is time to look at them again.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -18,7 +20,11 @@ pub struct OutOfReach {
     absences: Mutex<HashMap<String, Absence>>,
     /// The latest looks.
     looks: Mutex<HashMap<String, Instant>>,
+    is_watched: AtomicBool,
 }
+
+/// One process watches all streams once at a time; see [`OutOfReach::watch`].
+pub struct Watch(Arc<OutOfReach>);
 
 /// A period in which every attempt to reach a stream failed.
 #[derive(Clone, Copy)]
@@ -41,6 +47,11 @@ impl OutOfReach {
         true
     }
 
+    /// Begins to watch all streams, until the value is dropped; `None` while another one exists.
+    pub fn watch(self: &Arc<Self>) -> Option<Watch> {
+        (!self.is_watched.swap(true, Ordering::Relaxed)).then(|| Watch(self.clone()))
+    }
+
     /// Counts a failure to reach a stream; returns how long every attempt has failed.
     pub fn note(&self, name: &str, now: Instant) -> Duration {
         let mut absences = self.absences.lock();
@@ -56,6 +67,12 @@ impl OutOfReach {
     /// Counts a success, or that the stream does not exist.
     pub fn end(&self, name: &str) {
         self.absences.lock().remove(name);
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.is_watched.store(false, Ordering::Relaxed);
     }
 }
 
@@ -80,5 +97,14 @@ mod tests {
         let is_due = |name, after| streams.is_due(name, start + Duration::from_millis(after));
         assert_eq!([0, 1, 999, 1000, 1001].map(|after| is_due("s", after)), [true, false, false, true, false]);
         assert!(is_due("t", 1002), "another stream");
+    }
+
+    #[test]
+    fn streams_are_watched_once_at_a_time() {
+        let streams = Arc::new(OutOfReach::default());
+        let watch = streams.watch();
+        assert!(watch.is_some() && streams.watch().is_none());
+        drop(watch);
+        assert!(streams.watch().is_some());
     }
 }

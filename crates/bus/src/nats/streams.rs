@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use async_nats::jetstream;
 use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind};
 use async_nats::jetstream::{consumer, stream};
-use futures_util::StreamExt;
+use futures_util::{StreamExt, TryStreamExt};
 use trireme_inference::{Lane, ModelKey, UnixMicros};
 
 use super::connection::Nats;
@@ -24,6 +24,14 @@ const DEDUP_WINDOW: Duration = Duration::from_secs(15);
 /// A stream in memory and a work queue that have been out of reach for this long are created again: their brokers will not
 /// come back with them, or cannot agree on them.
 const GONE_AFTER: Duration = Duration::from_secs(15);
+
+/// Average time between two looks at all work queues while one is out of reach, and the number of looks. Every gateway looks.
+const WATCH_PERIOD: Duration = Duration::from_secs(4);
+const WATCH_JITTER: f64 = 0.5;
+const WATCH_LOOKS: usize = 15;
+
+/// Work queues that a gateway looks at at the same time.
+const WATCHED_AT_ONCE: usize = 16;
 
 /// Idle workers that may wait for work of one queue, each with a pull request or two.
 const MAX_WAITING: i64 = 65_536;
@@ -305,15 +313,55 @@ impl Nats {
     async fn replace_if_gone(&self, config: &stream::Config) {
         let in_memory = config.storage == stream::StorageType::Memory;
         let is_queue = config.retention == stream::RetentionPolicy::WorkQueue;
-        if !(in_memory || is_queue) || !self.is_clustered() || self.is_down() {
+        if in_memory || is_queue {
+            self.delete_if_gone(&config.name).await;
+        }
+    }
+
+    async fn delete_if_gone(&self, name: &str) {
+        if !self.is_clustered() || self.is_down() {
             return;
         }
-        if self.out_of_reach.note(&config.name, Instant::now()) >= GONE_AFTER {
-            tracing::warn!(stream = config.name, "a stream is out of reach; creating it again");
+        self.watch_queues();
+        if self.out_of_reach.note(name, Instant::now()) >= GONE_AFTER {
+            tracing::warn!(stream = name, "a stream is out of reach; creating it again");
             // The cluster deletes it, even though the broker that would confirm that is gone.
-            let _ = self.jetstream.delete_stream(&config.name).await;
-            self.out_of_reach.end(&config.name);
+            let _ = self.jetstream.delete_stream(name).await;
+            self.out_of_reach.end(name);
         }
+    }
+
+    /// Looks at all work queues again and again until each has a leader, for a limited time. Without it, a queue would count as
+    /// out of reach only from the next message for it, and a request of several steps would wait for one queue after the other.
+    fn watch_queues(&self) {
+        let Some(watch) = self.out_of_reach.watch() else { return };
+        let nats = self.clone();
+        crate::spawn("nats watch", async move {
+            for _ in 0..WATCH_LOOKS {
+                if nats.is_closed() || nats.are_queues_led().await {
+                    break;
+                }
+                tokio::time::sleep(WATCH_PERIOD.mul_f64(1.0 + WATCH_JITTER * (2.0 * fastrand::f64() - 1.0))).await;
+            }
+            drop(watch);
+        });
+    }
+
+    /// Whether all work queues have a leader. Replaces those that have had none for long.
+    async fn are_queues_led(&self) -> bool {
+        let Ok(names) = self.jetstream.stream_names().try_collect::<Vec<_>>().await else { return false };
+        let looks = names.into_iter().filter(|name| subjects::model_of(name).is_some()).map(|name| async move {
+            match self.jetstream.get_stream(&name).await {
+                Ok(stream) => self.check_queue_led(stream.cached_info()).await.is_ok(),
+                Err(error) if is_not_found(&error) => true,
+                Err(_) => {
+                    self.delete_if_gone(&name).await;
+                    false
+                }
+            }
+        });
+        let looks = futures_util::stream::iter(looks).buffer_unordered(WATCHED_AT_ONCE);
+        looks.fold(true, |all, is_led| async move { all && is_led }).await
     }
 
     /// The model versions that have a queue.
