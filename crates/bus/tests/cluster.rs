@@ -1,6 +1,7 @@
 //! The bus over a cluster of three brokers while any single broker fails: requests in progress continue, or fail with a passing
 //! error.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -411,15 +412,20 @@ async fn one_copy_of_each_stream_is_enough_where_that_is_wanted() {
 /// for all of them, so that a request does not wait 15 s at each of its steps.
 #[tokio::test]
 async fn queues_that_are_out_of_reach_are_made_anew() {
+    use futures_util::TryStreamExt;
     let options = QueueOptions { file_storage: true, ..queue_options(1) };
     let mut cluster = Cluster::start().await;
     let (gateway, stage) = (cluster.gateway(Some(1)).await, cluster.stage().await);
     let raw = cluster.raw().await;
-    let (mut queues, mut node) = (Vec::new(), None);
+    let (mut streams, mut queues, mut node) = (HashSet::new(), Vec::new(), None);
     for number in 0.. {
         let model = model(&format!("gone{number}"));
         done("declaring", async || stage.declare_queue(&model, &options).await).await;
-        let stream = raw.get_stream(format!("trireme_work_{}_1", model.name)).await.expect("the queue was made");
+        let names: Vec<_> = raw.stream_names().try_collect().await.expect("a list");
+        let mut queue = names.into_iter().filter(|name| name.starts_with("trireme_work_") && !streams.contains(name));
+        let name = queue.next().expect("the queue was made");
+        let stream = raw.get_stream(&name).await.expect("it was made");
+        streams.insert(name);
         let leader =
             stream.cached_info().cluster.as_ref().and_then(|cluster| cluster.leader.clone()).expect("a leader");
         if *node.get_or_insert(leader.clone()) == leader {
