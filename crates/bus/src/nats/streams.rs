@@ -318,6 +318,7 @@ impl Nats {
         }
     }
 
+    /// Counts a look at a stream that was out of reach, and deletes the stream when it has been so for long.
     async fn delete_if_gone(&self, name: &str) {
         if !self.is_clustered() || self.is_down() {
             return;
