@@ -8,10 +8,7 @@
 Each in one process and as services. Nothing else should run on the machine meanwhile.
 """
 
-import argparse
-import datetime
 import json
-import os
 import statistics
 import subprocess
 import tempfile
@@ -19,9 +16,9 @@ import time
 from pathlib import Path
 
 import clients
+import options
 from plan import BUDGETS, MODEL, ROOT, STAGES, Bench
 from raw import read_texts
-from run import processor
 from servers import BenchError, free_port, load, run_script
 
 PARTS = ["batch", "beside", "queued"]
@@ -253,26 +250,19 @@ def markdown(results, facts):
     return "\n".join(lines) + "\n"
 
 
-def options():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=ROOT / ".tools/demo-model", help="folder of model.onnx and tokenizer files")
-    parser.add_argument("--texts", default=ROOT / "bench/texts.txt", help="texts, one a line, or JSON objects with a text")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20, help="of each measurement in a round, about")
+def parse():
+    parser = options.parser_of_rounds(__doc__, seconds=20)
     parser.add_argument("--lines", type=int, default=1_000_000, help="lines of the job beside live traffic")
     parser.add_argument("--queued", type=int, default=100_000, help="durable requests")
     parser.add_argument("--connections", type=int, default=256, help="connections that send durable requests")
-    parser.add_argument("--binaries", default=ROOT / "target/release")
-    parser.add_argument("--nats-server", default=os.environ.get("TRIREME_NATS_SERVER", ROOT / ".tools/nats-server/nats-server"))
     parser.add_argument("--only", choices=PARTS, help="one part alone: its table is printed, nothing is written")
     parser.add_argument("--where", choices=WHERE, help="one deployment alone, likewise")
     parser.add_argument("--work", type=Path, help="folder for stores and logs, on the disk to be measured; a temporary one without")
-    parser.add_argument("--results", type=Path, default=ROOT / "bench/results")
     return parser.parse_args()
 
 
 def main():
-    chosen = options()
+    chosen = parse()
     with tempfile.TemporaryDirectory(prefix="trireme-bench-bulk-", dir=chosen.work) as work:
         bench = BulkBench(chosen, Path(work))
         try:
@@ -287,13 +277,7 @@ def main():
                 bench.queued()
         finally:
             bench.stop()
-    facts = {
-        "date": datetime.date.today().isoformat(),
-        "processor": f"{processor()}, {len(os.sched_getaffinity(0))} CPUs",
-        "model": Path(chosen.model).name,
-        "texts": f"{len(bench.texts)} of {Path(chosen.texts).name}",
-        "rounds": f"{chosen.rounds} of {chosen.seconds:g} s",
-    }
+    facts = options.facts(chosen, bench.texts)
     print(markdown(bench.results, facts))
     if not chosen.only and not chosen.where:
         chosen.results.mkdir(parents=True, exist_ok=True)

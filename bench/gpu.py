@@ -6,8 +6,6 @@ share the GPU's memory. A provider that the library cannot load is left out, wit
 with the failure. `--device cpu` runs the same with CPU providers and KIND_CPU and writes nothing: a dry run without a GPU.
 """
 
-import argparse
-import datetime
 import json
 import os
 import shutil
@@ -18,10 +16,10 @@ import tempfile
 from pathlib import Path
 
 import onnxruntime
-from plan import MODEL, ROOT, STAGES, Bench, library_of
+import options
+from plan import MODEL, STAGES, Bench, library_of
 from raw import read_texts
 from report import show
-from run import processor
 from servers import BenchError, load, run_script
 
 BUDGETS = [1024, 4096, 16384, 65536]
@@ -144,19 +142,11 @@ def markdown(bench, facts):
     return "\n".join(lines) + "\n"
 
 
-def options():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parse():
+    parser = options.parser_of_rounds(__doc__)
     parser.add_argument("--device", choices=KINDS, default="gpu", help="cpu: a dry run, whose table is printed and not written")
-    parser.add_argument("--model", default=ROOT / ".tools/demo-model", help="folder of model.onnx and tokenizer files; the demo's model is int8, which GPUs run slowly")
-    parser.add_argument("--texts", default=ROOT / "bench/texts.txt", help="texts, one a line, or JSON objects with a text")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5, help="of each measurement in a round")
     parser.add_argument("--warmup", type=float, default=5, help="seconds of load before a server's first measurement in a round")
     parser.add_argument("--batch-texts", type=int, default=256, help="texts of the one large request")
-    parser.add_argument("--binaries", default=ROOT / "target/release")
-    parser.add_argument("--nats-server", default=os.environ.get("TRIREME_NATS_SERVER", ROOT / ".tools/nats-server/nats-server"))
-    parser.add_argument("--results", type=Path, default=ROOT / "bench/results")
-    parser.set_defaults(only=None)
     return parser.parse_args()
 
 
@@ -173,15 +163,9 @@ def use_gpu():
 
 
 def main():
-    chosen = options()
-    facts = {"date": datetime.date.today().isoformat()}
-    if chosen.device == "gpu":
-        facts["GPU, driver"] = use_gpu()
-    facts |= {
-        "processor": f"{processor()}, {len(os.sched_getaffinity(0))} CPUs", "ONNX Runtime": onnxruntime.__version__,
-        "model": Path(chosen.model).name, "texts": f"{len(read_texts(chosen.texts))} of {Path(chosen.texts).name}",
-        "rounds": f"{chosen.rounds} of {chosen.seconds:g} s",
-    }
+    chosen = parse()
+    device = {"GPU, driver": use_gpu()} if chosen.device == "gpu" else {}
+    facts = options.facts(chosen, read_texts(chosen.texts), **device, **{"ONNX Runtime": onnxruntime.__version__})
     with tempfile.TemporaryDirectory(prefix="trireme-bench-gpu-") as work:
         bench = GpuBench(chosen, Path(work))
         try:

@@ -6,12 +6,9 @@ from 1, 16 and 64 connections, and is stopped. Servers of one table have the sam
 with the reason; a row with a failed request has the failure in place of figures. Nothing else should run on the machine meanwhile.
 """
 
-import argparse
 import dataclasses
-import datetime
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -20,12 +17,12 @@ import time
 from pathlib import Path
 from typing import Callable
 
+import options
 import peer_servers
 from peer_folders import LeftOut
 from peer_servers import PEERS, Memory, PeersBench
 from plan import CONCURRENCY, MODEL, ROOT, TRITON
 from raw import read_texts
-from run import processor
 from servers import BenchError, load, run_script
 
 COMPARED_TEXTS = 20
@@ -283,24 +280,16 @@ def versions(bench):
     return ", ".join(found)
 
 
-def options():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=ROOT / ".tools/demo-model", help="folder of model.onnx (fp32), config.json and tokenizer files")
-    parser.add_argument("--texts", default=ROOT / "bench/texts.txt", help="texts, one a line, or JSON objects with a text")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5, help="of each measurement in a round")
+def parse():
+    parser = options.parser_of_rounds(__doc__)
     parser.add_argument("--warmup", type=float, default=5, help="seconds of load before a server's first measurement in a round")
     parser.add_argument("--triton-batch", type=int, default=64, help="requests that Triton's batchers put together at most")
-    parser.add_argument("--binaries", default=ROOT / "target/release")
-    parser.add_argument("--nats-server", default=os.environ.get("TRIREME_NATS_SERVER", ROOT / ".tools/nats-server/nats-server"))
     parser.add_argument("--rows", default="", help="only rows whose table and name have this text, in small letters: the table is printed, nothing is written")
-    parser.add_argument("--results", type=Path, default=ROOT / "bench/results")
-    parser.set_defaults(only=None)
     return parser.parse_args()
 
 
 def main():
-    chosen = options()
+    chosen = parse()
     texts = read_texts(chosen.texts)
     with tempfile.TemporaryDirectory(prefix="trireme-bench-peers-") as work:
         bench = PeersBench(chosen, Path(work))
@@ -312,14 +301,7 @@ def main():
                 run.round(listed)
         finally:
             bench.stop()
-        facts = {
-            "date": datetime.date.today().isoformat(),
-            "processor": f"{processor()}, {bench.cores} CPUs",
-            "model": Path(chosen.model).name,
-            "texts": f"{len(texts)} of {Path(chosen.texts).name}",
-            "rounds": f"{chosen.rounds} of {chosen.seconds:g} s",
-            "servers": versions(bench),
-        }
+        facts = options.facts(chosen, texts, servers=versions(bench))
     table = Table(run, listed, facts)
     print(table.markdown())
     if not chosen.rows:

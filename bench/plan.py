@@ -1,4 +1,4 @@
-"""The plan of the benchmark: deployments of Trireme, raw ONNX Runtime for comparison, and the rounds in which all take turns."""
+"""The plan of the benchmark: each part starts what it compares (deployments of Trireme, raw ONNX Runtime), which take turns in rounds."""
 
 import json
 import os
@@ -10,10 +10,10 @@ from pathlib import Path
 import folders
 import lengths
 import stages
+from options import ROOT
 from raw import read_texts
-from servers import DIRECT, BenchError, Deployment, Process, load
+from servers import DIRECT, BenchError, Deployment, free_port, load
 
-ROOT = Path(__file__).resolve().parent.parent
 MODEL = "sentence_embedding"
 # The services of the encoder, each a process. The model service pools by itself.
 STAGES = [(stage, [f"trireme-{stage}"]) for stage in ("tokenizer", "model", "postprocess")]
@@ -42,16 +42,16 @@ optimization {{ execution_accelerators {{ cpu_execution_accelerator: [ {{ name: 
 
 
 class Bench:
-    def __init__(self, options, work):
-        self.options, self.work = options, work
-        self.parts = {options.only} if options.only else set(PARTS)
+    """What one part of the benchmark needs. Its measurements go into `results`, by the names of their rows."""
+
+    def __init__(self, options, work, part=None, results=None):
+        self.options, self.work, self.part = options, work, part
         self.binaries = Path(options.binaries)
         self.logs = work / "logs"
         self.logs.mkdir()
         self.deployments, self.raw = {}, {}
         self.nats = None
-        self.results = {}
-        self.quiet = {"RUST_LOG": "warn"}
+        self.results = {} if results is None else results
 
     # === Deployments ===
 
@@ -112,7 +112,6 @@ class Bench:
         return on_bus
 
     def start_nats(self, deployment, broker=""):
-        from servers import free_port
         port, deployment.monitor = free_port(), free_port()
         store = self.work / f"nats-{deployment.name}"
         config = self.work / f"nats-{deployment.name}.conf"
@@ -121,55 +120,77 @@ class Bench:
         return f"nats://127.0.0.1:{port}", store
 
     def start(self):
-        """Starts the deployments that the wanted parts need."""
-        if {"texts", "lengths", "lone", "stages", "openai", "recipe"} & self.parts:
-            fp32 = self.repository("plain")
-        if "stages" in self.parts:
-            stages.start(self, fp32, MODEL, STAGES)
-        if {"texts", "lengths", "lone", "openai", "recipe"} & self.parts:
-            self.all_in_one("all in one", ["--model-repository", fp32], MODEL)
-        if {"recipe", "int8"} & self.parts:
-            recipe = folders.make(Path(self.options.model), self.work / folders.NAME)
-            folders.first_answers(self, recipe)
-            folders.serve(self, "recipe", recipe)
-        if "int8" in self.parts:
-            self.int8 = folders.optimize(self, recipe)
-            if self.int8 is None:
-                folders.serve(self, "int8", recipe, "--precision", "int8")
-                folders.fidelity(self, "recipe", "int8")
-            else:
-                print(f"    the row of int8 is left out: {self.int8}", flush=True)
-        if {"texts", "lengths", "lone", "openai"} & self.parts:
-            if {"texts", "lone"} & self.parts:
-                self.start_raw("raw", [])
-            if "lengths" in self.parts:
-                lengths.start(self, STAGES)
-            self.services("services", fp32, MODEL, STAGES)
-        if {"identity", "python"} & self.parts:
-            identity = ROOT / "bench/repositories/identity"
-            self.all_in_one("identity", ["--model-repository", identity], "identity_chain")
-            self.services("identity services", identity, "identity_chain", [("model", ["trireme-model"])])
-        if "identity" in self.parts:
-            chain = self.deployments["bare chain"] = Deployment("bare chain", self.logs)
-            chain.url, _ = self.start_nats(chain, "")
-            self.services("identity policy services", self.with_policy(identity), "identity_chain", [("model", ["trireme-model"])])
-        if "python" in self.parts:
-            models = ROOT / "bench/repositories/python"
-            self.all_in_one("python", ["--model-repository", models], "python_chain")
-            self.services("python services", models, "python_chain", [("python", ["trireme-python", "--allow-python"])])
-            if (TRITON / "tritonserver").exists():
-                self.triton("python triton", models, "python_chain")
-        if self.options.openvino and "texts" in self.parts:
-            properties = {"INFERENCE_PRECISION_HINT": self.options.openvino_precision} if self.options.openvino_precision else {}
-            listed = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in properties.items())
-            accelerated = self.repository("accelerated", OPENVINO.format(parameters=listed))
-            options = ["--openvino", self.options.openvino, "--properties", json.dumps(properties)]
-            if self.options.openvino.endswith(".so"):
-                python, environment = sys.executable, {"TRIREME_OPENVINO_LIBRARY": self.options.openvino}
-            else:
-                python, environment = self.options.openvino, {"ORT_DYLIB_PATH": library_of(self.options.openvino)}
-            self.start_raw("raw openvino", options, python)
-            self.all_in_one("openvino", ["--model-repository", accelerated], MODEL, environment)
+        """Starts what the part compares, and nothing else: idle processes would slow down the others."""
+        {
+            "texts": self.start_texts, "lengths": self.start_lengths, "lone": self.start_lone, "stages": self.start_stages,
+            "openai": self.start_encoder, "recipe": self.start_recipe, "int8": self.start_int8, "identity": self.start_identity,
+            "python": self.start_python, "simulated": lambda: None,
+        }[self.part]()
+
+    def start_encoder(self):
+        repository = self.repository("plain")
+        self.all_in_one("all in one", ["--model-repository", repository], MODEL)
+        self.services("services", repository, MODEL, STAGES)
+
+    def start_texts(self):
+        self.start_raw("raw", [])
+        self.start_encoder()
+        if not self.options.openvino:
+            return
+        properties = {"INFERENCE_PRECISION_HINT": self.options.openvino_precision} if self.options.openvino_precision else {}
+        listed = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in properties.items())
+        accelerated = self.repository("accelerated", OPENVINO.format(parameters=listed))
+        options = ["--openvino", self.options.openvino, "--properties", json.dumps(properties)]
+        if self.options.openvino.endswith(".so"):
+            python, environment = sys.executable, {"TRIREME_OPENVINO_LIBRARY": self.options.openvino}
+        else:
+            python, environment = self.options.openvino, {"ORT_DYLIB_PATH": library_of(self.options.openvino)}
+        self.start_raw("raw openvino", options, python)
+        self.all_in_one("openvino", ["--model-repository", accelerated], MODEL, environment)
+
+    def start_lengths(self):
+        lengths.start(self, STAGES)
+        self.start_encoder()
+
+    def start_lone(self):
+        self.start_raw("raw", [])
+        self.start_encoder()
+
+    def start_stages(self):
+        stages.start(self, self.repository("plain"), MODEL, STAGES)
+
+    def start_recipe(self):
+        self.all_in_one("all in one", ["--model-repository", self.repository("plain")], MODEL)
+        recipe = folders.make(Path(self.options.model), self.work / folders.NAME)
+        folders.first_answers(self, recipe)
+        folders.serve(self, "recipe", recipe)
+
+    def start_int8(self):
+        recipe = folders.make(Path(self.options.model), self.work / folders.NAME)
+        missing = folders.optimize(self, recipe)
+        if missing:
+            print(f"    the row of int8 is left out: {missing}", flush=True)
+            return
+        folders.serve(self, "recipe", recipe)
+        folders.serve(self, "int8", recipe, "--precision", "int8")
+        folders.fidelity(self, "recipe", "int8")
+
+    def start_identity(self):
+        repository, worker = ROOT / "bench/repositories/identity", [("model", ["trireme-model"])]
+        self.all_in_one("identity", ["--model-repository", repository], "identity_chain")
+        self.services("identity services", repository, "identity_chain", worker)
+        chain = self.deployments["bare chain"] = Deployment("bare chain", self.logs)
+        chain.url, _ = self.start_nats(chain, "")
+        self.services("identity policy services", self.with_policy(repository), "identity_chain", worker)
+
+    def start_python(self):
+        """The chain in Python, beside that of `identity`, whose step costs nothing."""
+        models = ROOT / "bench/repositories/python"
+        self.all_in_one("identity", ["--model-repository", ROOT / "bench/repositories/identity"], "identity_chain")
+        self.all_in_one("python", ["--model-repository", models], "python_chain")
+        self.services("python services", models, "python_chain", [("python", ["trireme-python", "--allow-python"])])
+        if (TRITON / "tritonserver").exists():
+            self.triton("python triton", models, "python_chain")
 
     def stop(self):
         for deployment in self.deployments.values():
@@ -211,33 +232,41 @@ class Bench:
     def keep(self, key, value):
         self.results.setdefault(key, []).append(value)
 
-    def round(self, number):
-        if "texts" in self.parts:
-            self.texts()
-        if "lengths" in self.parts:
-            lengths.turns(self, MODEL)
-        if "lone" in self.parts:
-            self.lone_turns()
-        if "stages" in self.parts:
-            stages.measure(self, MODEL)
-        if "openai" in self.parts:
-            self.openai_turns()
-        if "recipe" in self.parts:
-            folders.turns(self, "recipe / tuned", ("recipe", folders.NAME), ("all in one", MODEL))
+    def measure(self):
+        """The measurements of the part: those of each round, and those that are made once."""
+        if self.part == "simulated":
+            self.simulated()
+            return
+        for number in range(1, self.options.rounds + 1):
+            self.round()
+            print(f"    round {number} of {self.options.rounds}", flush=True)
+        if "raw openvino" in self.raw:
+            self.cosine()
+
+    def round(self):
+        {
+            "texts": self.texts, "lengths": lambda: lengths.turns(self, MODEL), "lone": self.lone_turns,
+            "stages": lambda: stages.measure(self, MODEL), "openai": self.openai_turns, "recipe": self.recipe, "int8": self.int8,
+            "identity": self.identity, "python": self.python,
+        }[self.part]()
+
+    def recipe(self):
+        folders.turns(self, "recipe / tuned", ("recipe", folders.NAME), ("all in one", MODEL))
+
+    def int8(self):
         if "int8" in self.deployments:
             folders.turns(self, "int8 / original", ("int8", folders.NAME), ("recipe", folders.NAME))
-        if "identity" in self.parts:
-            for name in ("identity", "identity services"):
-                deployment, seconds = self.deployments[name], self.options.seconds
-                self.keep(f"{name} / 64", load(self.binaries / "trireme", deployment, "identity_chain", seconds, 64))
-            self.keep("bare chain / 64", self.bare_chain(64))
-            # In turns, because each is compared with the other.
-            for name in ("identity services", "identity policy services") * POLICY_TURNS:
-                measured = load(self.binaries / "trireme", self.deployments[name], "identity_chain", seconds / 2, 64)
-                self.keep(f"{name} beside the other / 64", measured)
-        if "python" in self.parts:
-            self.python()
-        print(f"    round {number} of {self.options.rounds}", flush=True)
+
+    def identity(self):
+        """An ensemble of three steps that copy: what the way of a request costs."""
+        trireme, seconds = self.binaries / "trireme", self.options.seconds
+        for name in ("identity", "identity services"):
+            self.keep(f"{name} / 64", load(trireme, self.deployments[name], "identity_chain", seconds, 64))
+        self.keep("bare chain / 64", self.bare_chain(64))
+        # In turns, because each is compared with the other.
+        for name in ("identity services", "identity policy services") * POLICY_TURNS:
+            measured = load(trireme, self.deployments[name], "identity_chain", seconds / 2, 64)
+            self.keep(f"{name} beside the other / 64", measured)
 
     def bare_chain(self, in_flight):
         """Three hops over JetStream without Trireme, with as many messages in flight."""

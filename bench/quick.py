@@ -6,13 +6,12 @@ of a turn changes from turn to turn. Each row has the median of the turns' ratio
 is worse by more than 5 %, and three of four turns say that it is worse.
 """
 
-import argparse
-import os
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
+import options
 from plan import MODEL, ROOT, STAGES, Bench
 from servers import load, run_script
 
@@ -74,21 +73,15 @@ def table(found):
     return "\n".join(lines), worse
 
 
-def options():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parse():
+    parser = options.parser(__doc__, seconds=1.2)
     parser.add_argument("other", type=Path, help="folder of the other revision's programs")
-    parser.add_argument("--binaries", type=Path, default=ROOT / "target/release")
-    parser.add_argument("--model", default=ROOT / ".tools/demo-model", help="folder of model.onnx and tokenizer files")
-    parser.add_argument("--texts", default=ROOT / "bench/texts.txt", help="texts, one a line, or JSON objects with a text")
     parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=1.2, help="of each measurement in a turn")
-    parser.add_argument("--nats-server", default=os.environ.get("TRIREME_NATS_SERVER", ROOT / ".tools/nats-server/nats-server"))
-    parser.set_defaults(only=None)
     return parser.parse_args()
 
 
 def main():
-    chosen = options()
+    chosen = parse()
     with tempfile.TemporaryDirectory(prefix="trireme-bench-quick-") as work:
         sides = []
         try:

@@ -122,7 +122,7 @@ class Report:
 
     def markdown(self):
         lines = ["# Benchmark", "", *(f"- {name}: {value}" for name, value in self.facts.items()), ""]
-        lines += ["Medians of the rounds, with the lowest and the highest. All in one run, taking turns.", ""]
+        lines += ["Medians of the rounds, with the lowest and the highest. All in one run; the sides of each part take turns.", ""]
         lines += ["| against its bar | measured | bar | |", "|---|---|---|---|"]
         for text, value, bar, holds in self.bars():
             lines.append(f"| {text} | {value:,.4g} | {bar} | {'holds' if holds else 'missed'} |")

@@ -1,0 +1,47 @@
+"""What all benchmarks have: the options of their command lines, and the facts at the top of their tables."""
+
+import argparse
+import datetime
+import os
+import platform
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def parser(description, seconds=5):
+    """A parser of the options that every benchmark has. `description` is its module's docstring, `seconds` the default of
+    `--seconds`."""
+    made = argparse.ArgumentParser(description=description.splitlines()[0])
+    made.add_argument("--model", default=ROOT / ".tools/demo-model", help="folder of model.onnx (fp32, to compare with others) and tokenizer files")
+    made.add_argument("--texts", default=ROOT / "bench/texts.txt", help="texts, one a line, or JSON objects with a text")
+    made.add_argument("--seconds", type=float, default=seconds, help="of each measurement")
+    made.add_argument("--binaries", type=Path, default=ROOT / "target/release")
+    made.add_argument("--nats-server", default=os.environ.get("TRIREME_NATS_SERVER", ROOT / ".tools/nats-server/nats-server"))
+    return made
+
+
+def parser_of_rounds(description, seconds=5):
+    """The same for a benchmark that measures in rounds and writes its results."""
+    made = parser(description, seconds)
+    made.add_argument("--rounds", type=int, default=3)
+    made.add_argument("--results", type=Path, default=ROOT / "bench/results")
+    return made
+
+
+def processor():
+    with open("/proc/cpuinfo") as info:
+        names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def facts(chosen, texts, **more):
+    """What a table says of its run, and what `more` adds."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "processor": f"{processor()}, {len(os.sched_getaffinity(0))} CPUs",
+        "model": Path(chosen.model).name,
+        "texts": f"{len(texts)} of {Path(chosen.texts).name}",
+        "rounds": f"{chosen.rounds} of {chosen.seconds:g} s",
+        **more,
+    }
