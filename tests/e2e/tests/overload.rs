@@ -8,8 +8,13 @@ use trireme_e2e::{Bound, Demands, Level, Mode, Scene, Summary, in_every_mode, ov
 in_every_mode!(a_short_queue_keeps_goodput_under_overload, deadlines_keep_goodput_under_overload,);
 
 /// Without admission control, goodput under overload is a tenth of the best or less.
-const DEMANDS: Demands =
-    Demands { of_capacity: 0.5, of_best: 0.5, refusal: Duration::from_secs(3), overdue: Duration::from_secs(3) };
+const DEMANDS: Demands = Demands {
+    of_capacity: 0.5,
+    of_best: 0.5,
+    refusal: Duration::from_secs(3),
+    of_median: 3.0,
+    overdue: Duration::from_secs(3),
+};
 
 /// Long, so that a load of ten times the model's capacity is little work for the machine.
 const RUN: Duration = Duration::from_millis(200);

@@ -9,6 +9,7 @@
 
 pub mod cancellations;
 pub mod held;
+pub mod lines;
 pub mod suspects;
 
 use std::collections::HashMap;
@@ -30,6 +31,7 @@ use crate::observe::tap::Taps;
 use crate::response_cache::{Key, ResponseCache, StepAnswer};
 use cancellations::Cancellations;
 use held::{Held, HeldGuard};
+use lines::Lines;
 use suspects::{Suspect, Suspects};
 
 /// State that all parts of a worker share.
@@ -42,6 +44,8 @@ pub(crate) struct Shared {
     pub held: Held,
     pub suspects: Suspects,
     pub cancellations: Cancellations,
+    /// Results that wait for room in their next queue.
+    pub lines: Lines,
     pub taps: Arc<Taps>,
     pub statistics: Statistics,
     pub hosted: RwLock<HashMap<ModelKey, Arc<HostedModel>>>,

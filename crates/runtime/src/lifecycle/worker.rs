@@ -19,6 +19,7 @@ use super::steward::Steward;
 use crate::hosted::Shared;
 use crate::hosted::cancellations::Cancellations;
 use crate::hosted::held::Held;
+use crate::hosted::lines::Lines;
 use crate::hosted::suspects::Suspects;
 use crate::intake::hand_over;
 use crate::observe::statistics::report::follow_log_levels;
@@ -68,6 +69,7 @@ impl Worker {
                 held: Held::default(),
                 suspects: Suspects::default(),
                 cancellations: Cancellations::default(),
+                lines: Lines::default(),
                 taps: Arc::default(),
                 statistics: options.statistics.clone(),
                 hosted: RwLock::default(),

@@ -11,6 +11,7 @@ const DEMANDS: Demands = Demands {
     of_capacity: 0.9,
     of_best: 0.95,
     refusal: Duration::from_millis(10),
+    of_median: 2.0,
     overdue: Duration::from_millis(100),
 };
 

@@ -15,6 +15,8 @@ pub struct Demands {
     pub of_best: f64,
     /// The most time that 99 % of refusals may take since they were sent.
     pub refusal: Duration,
+    /// How many times the median 99 % of results may take under any overload: requests that were accepted are served in turn.
+    pub of_median: f64,
     /// How long after its deadline a request may be answered that its time has run out; 99 % have to be faster.
     pub overdue: Duration,
 }
@@ -29,6 +31,8 @@ pub struct Summary {
     /// The longest 99th percentile of refusals under overload, since they were sent and since they were due; `None`
     /// without refusals.
     refusal: Option<[Duration; 2]>,
+    /// The highest ratio of a 99th percentile to the median of results under overload; `None` without overload.
+    of_median: Option<f64>,
     /// The longest 99th percentile under overload of how long after their deadline requests were answered that their
     /// time has run out; `None` without such answers.
     overdue: Option<Duration>,
@@ -44,6 +48,7 @@ impl Summary {
         let overloaded = || levels.iter().filter(|level| level.load > 1.0);
         let refusal = |level: &Level| (level.refused > 0.0).then_some([level.refusal.sent[1], level.refusal.due[1]]);
         let overdue = |level: &Level| (level.expired > 0.0).then_some(level.overdue[1]);
+        let of_median = |level: &Level| level.result.due[1].as_secs_f64() / level.result.due[0].as_secs_f64();
         let best = levels.iter().map(|level| level.goodput).fold(0.0, f64::max);
         let worst = overloaded().map(|level| level.goodput).fold(best, f64::min);
         let full = levels.iter().find(|level| level.load >= 1.0);
@@ -51,6 +56,7 @@ impl Summary {
             of_capacity: full.map(|level| best / level.scene.capacity()),
             of_best: worst / best.max(f64::MIN_POSITIVE),
             refusal: overloaded().filter_map(refusal).reduce(|[a, b], [c, d]| [a.max(c), b.max(d)]),
+            of_median: overloaded().filter(|level| level.goodput > 0.0).map(of_median).reduce(f64::max),
             overdue: overloaded().filter_map(overdue).max(),
             other: levels.iter().map(|level| level.other).sum(),
         }
@@ -67,6 +73,9 @@ impl Summary {
         if self.of_best < demands.of_best {
             let [of_best, demanded] = [self.of_best, demands.of_best].map(percent);
             found.push(format!("goodput falls to {of_best} of its best under overload, not {demanded}"));
+        }
+        if let Some(times) = self.of_median.filter(|times| *times > demands.of_median) {
+            found.push(format!("99 % of results take {times:.1} times the median, not {:.1}", demands.of_median));
         }
         let times = [
             ("refusals take", self.refusal.map(|[sent, _]| sent), demands.refusal),
@@ -93,6 +102,9 @@ impl fmt::Display for Summary {
         if let Some([sent, due]) = self.refusal.map(|times| times.map(millis)) {
             write!(f, "; 99 % of refusals within {sent:.1} ms of being sent ({due:.1} of being due)")?;
         }
+        if let Some(times) = self.of_median {
+            write!(f, "; 99 % of results within {times:.1} times the median")?;
+        }
         if let Some(overdue) = self.overdue.map(millis) {
             write!(f, "; 99 % of timeouts {overdue:.1} ms late at most")?;
         }
@@ -110,6 +122,7 @@ mod tests {
         of_capacity: 0.9,
         of_best: 0.95,
         refusal: Duration::from_millis(10),
+        of_median: 2.0,
         overdue: Duration::from_millis(100),
     };
 
@@ -142,6 +155,13 @@ mod tests {
         assert_eq!(shortfalls(&[level(0.25, 37, &[])]), "", "it was offered no more");
         let nothing = shortfalls(&[level(1.0, 0, &[]), level(2.0, 0, &[])]);
         assert!(nothing.contains("of what the system can do") && nothing.contains("of its best"), "{nothing}");
+    }
+
+    #[test]
+    fn an_accepted_request_must_not_wait_much_longer_than_the_others() {
+        let of = |slow| [level(1.0, 150, &[]), level(2.0, 147, &[call(End::Good, slow, slow); 3])];
+        assert_eq!(shortfalls(&of(40)), "");
+        assert_eq!(shortfalls(&of(200)), "99 % of results take 10.0 times the median, not 2.0");
     }
 
     #[test]
