@@ -41,6 +41,7 @@ pub mod store;
 mod tasks;
 mod token;
 pub mod topic;
+mod waiting_rooms;
 
 pub use attempts::{AttemptNote, MessageName};
 pub(crate) use bus::Kept;
@@ -60,8 +61,9 @@ pub use options::{LevelPolicy, QueueOptions, WaitTimeout};
 pub use registry::{Heartbeat, ModelState, RegistryEvent, WorkerEntry};
 pub use sequences::{KeptStates, SequenceName};
 pub use store::{Bucket, Change, Entry};
-pub use tasks::queue_pause;
 pub(crate) use tasks::spawn;
+pub use tasks::{queue_pause, room_pause};
 pub use token::escape_token;
 pub(crate) use topic::AnswerHandle;
 pub use topic::Question;
+pub use waiting_rooms::{First, WaitingRooms};

@@ -11,6 +11,12 @@ pub fn queue_pause(time: u32) -> Duration {
     (FIRST * 2u32.pow(time.min(10))).min(LONGEST).mul_f64(0.5 + fastrand::f64())
 }
 
+/// The pause before the first message in a waiting room is published again: 5 to 100 ms on average. It is the only one of its process
+/// that looks for room, and other processes' messages take the room, too.
+pub fn room_pause(time: u32) -> Duration {
+    queue_pause(time) / 10
+}
+
 /// Starts one of the bus's own tasks. Each ends by itself when the value it serves is dropped, so no task is joined.
 pub(crate) fn spawn(name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
     use tracing::Instrument;

@@ -12,6 +12,7 @@ in_every_mode!(
     a_batch_goes_when_a_request_comes_that_cannot_join_it,
     a_full_queue_is_429_where_that_is_asked_for,
     a_client_may_wait_for_room_in_a_full_queue,
+    clients_that_wait_get_room_in_the_order_in_which_they_came,
     what_waits_too_long_is_refused_in_time,
     higher_priorities_go_first,
     each_level_holds_what_its_policy_says,
@@ -180,6 +181,29 @@ fn a_client_may_wait_for_room_in_a_full_queue(mode: Mode) {
     }
     sandbox.wait_queued("queue", 2);
     assert!(!patient.is_finished(), "it waits in the queue now, behind the run");
+}
+
+fn clients_that_wait_get_room_in_the_order_in_which_they_came(mode: Mode) {
+    const CLIENTS: usize = 48;
+    const REQUESTS: usize = 5;
+    let models = queueing("default_queue_policy { max_queue_size: 3 }", Duration::from_millis(40));
+    let sandbox = setup(mode, &models).start();
+    let address = sandbox.address;
+    let client = move || -> Vec<Duration> {
+        let patient = Request::infer("queue", &number(0, json!({}))).header("Prefer", "wait=60");
+        let times = (0..REQUESTS).map(|_| {
+            let begun = Instant::now();
+            let answer = patient.send(address).expect("an answer");
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            begun.elapsed()
+        });
+        times.collect()
+    };
+    let clients: Vec<_> = (0..CLIENTS).map(|_| std::thread::spawn(client)).collect();
+    let mut times: Vec<Duration> = clients.into_iter().flat_map(|client| client.join().expect("no panic")).collect();
+    times.sort_unstable();
+    let (median, slowest) = (times[times.len() / 2], times[times.len() - 1]);
+    assert!(slowest < median * 2, "{slowest:?}, and half of the requests took less than {median:?}");
 }
 
 fn what_waits_too_long_is_refused_in_time(mode: Mode) {

@@ -9,7 +9,6 @@
 
 pub mod cancellations;
 pub mod held;
-pub mod lines;
 pub mod suspects;
 
 use std::collections::HashMap;
@@ -20,7 +19,7 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
-use trireme_bus::{Acker, Bus, BusError, MessageName, QueueOptions, WorkMessage};
+use trireme_bus::{Acker, Bus, BusError, MessageName, QueueOptions, WaitingRooms, WorkMessage};
 use trireme_engine::{Description, Model, Permit, TaskSet};
 use trireme_inference::{ModelKey, Name, Tensor, UnixMicros};
 use trireme_model_repository::ModelConfig;
@@ -31,7 +30,6 @@ use crate::observe::tap::Taps;
 use crate::response_cache::{Key, ResponseCache, StepAnswer};
 use cancellations::Cancellations;
 use held::{Held, HeldGuard};
-use lines::Lines;
 use suspects::{Suspect, Suspects};
 
 /// State that all parts of a worker share.
@@ -45,7 +43,7 @@ pub(crate) struct Shared {
     pub suspects: Suspects,
     pub cancellations: Cancellations,
     /// Results that wait for room in their next queue.
-    pub lines: Lines,
+    pub waiting_rooms: WaitingRooms,
     pub taps: Arc<Taps>,
     pub statistics: Statistics,
     pub hosted: RwLock<HashMap<ModelKey, Arc<HostedModel>>>,

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use futures_util::future::BoxFuture;
 use parking_lot::RwLock;
-use trireme_bus::{Bus, BusError};
+use trireme_bus::{Bus, BusError, WaitingRooms};
 use trireme_engine::{Backend, TaskSet};
 use trireme_inference::ModelKey;
 
@@ -19,7 +19,6 @@ use super::steward::Steward;
 use crate::hosted::Shared;
 use crate::hosted::cancellations::Cancellations;
 use crate::hosted::held::Held;
-use crate::hosted::lines::Lines;
 use crate::hosted::suspects::Suspects;
 use crate::intake::hand_over;
 use crate::observe::statistics::report::follow_log_levels;
@@ -69,7 +68,7 @@ impl Worker {
                 held: Held::default(),
                 suspects: Suspects::default(),
                 cancellations: Cancellations::default(),
-                lines: Lines::default(),
+                waiting_rooms: WaitingRooms::default(),
                 taps: Arc::default(),
                 statistics: options.statistics.clone(),
                 hosted: RwLock::default(),

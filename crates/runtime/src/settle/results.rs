@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use trireme_bus::{Acker, BusError, DeadLetter, Output, Reply, WorkMessage, queue_pause};
+use trireme_bus::{Acker, BusError, DeadLetter, First, Output, Reply, WorkMessage, queue_pause, room_pause};
 use trireme_engine::{ExecuteResponse, cancelled_by_client};
 use trireme_inference::{DropReason, ErrorCode, FailureReason, Hop, InferError, Tensor, UnixMicros};
 use trireme_telemetry::trace_id;
 
 use super::counts::computed;
 use super::disposition::{Disposition, disposition};
-use crate::hosted::lines::Turn;
 use crate::hosted::{HeldDelivery, HostedModel, Pending, Stay};
 
 /// How often a result waits for a queue that does not exist, about half a minute in all: a queue's workers have it
@@ -27,12 +26,8 @@ const QUEUE_WAITS: u32 = 34;
 /// it.
 const CLAIM_WAITS: u32 = 8;
 
-/// How much shorter the pauses of the first result in a line are: 5 to 100 ms. It is the only one that looks for room, and other
-/// workers' results take the room, too.
-const FIRST_IN_LINE: u32 = 10;
-
-/// How often a result in a line looks whether its request is still wanted.
-const LINE_CHECK: Duration = Duration::from_millis(500);
+/// How often a result in a waiting room looks whether its request is still wanted.
+const WANTED_PERIOD: Duration = Duration::from_millis(500);
 
 /// Pause before a message is redelivered for which no dead letter could be written.
 const LETTER_PAUSE: Duration = Duration::from_secs(1);
@@ -140,15 +135,14 @@ impl HostedModel {
     /// step again would not change that. The request keeps its permit meanwhile, so this worker takes less work. Then the
     /// queues before it fill up, and the first one refuses new requests. Results get room in the order in which they came.
     pub(crate) async fn publish_when_there_is_a_queue(&self, message: &WorkMessage) -> Result<(), BusError> {
-        let lines = &self.worker.lines;
-        let (mut turn, mut waits) = (None, 0);
-        if lines.has_line(message) {
-            turn = self.stand_in_line(message).await;
+        let (mut first, mut waits) = (None, 0);
+        if self.worker.waiting_rooms.is_occupied(message) {
+            first = self.wait_behind_others(message).await;
         }
         loop {
             let published = self.worker.bus.publish(message).await.map(drop);
-            if matches!(published, Err(BusError::Full { .. })) && turn.is_none() {
-                turn = self.stand_in_line(message).await;
+            if matches!(published, Err(BusError::Full { .. })) && first.is_none() {
+                first = self.wait_behind_others(message).await;
             }
             if !self.waits_for_room(message, &published, &mut waits).await {
                 return published;
@@ -156,13 +150,13 @@ impl HostedModel {
         }
     }
 
-    /// Waits until all results that came before have got room in the next queue, or nobody wants this one any more.
-    async fn stand_in_line(&self, message: &WorkMessage) -> Option<Turn> {
-        let mut turn = pin!(self.worker.lines.join(message));
+    /// Waits until all results that came before have got room in the next queue. `None` if nobody wants this one any more.
+    async fn wait_behind_others(&self, message: &WorkMessage) -> Option<First> {
+        let mut first = pin!(self.worker.waiting_rooms.enter(message));
         loop {
             tokio::select! {
-                turn = &mut turn => return turn,
-                () = tokio::time::sleep(LINE_CHECK) => if !self.is_wanted(message) { return None },
+                first = &mut first => return Some(first),
+                () = tokio::time::sleep(WANTED_PERIOD) => if !self.is_wanted(message) { return None },
             }
         }
     }
@@ -194,8 +188,8 @@ impl HostedModel {
         };
         let waits_for_room = may_wait && self.is_wanted(message);
         if waits_for_room {
-            let is_first_in_line = matches!(sent, Err(BusError::Full { .. }));
-            tokio::time::sleep(queue_pause(*waits) / if is_first_in_line { FIRST_IN_LINE } else { 1 }).await;
+            let pause = if matches!(sent, Err(BusError::Full { .. })) { room_pause } else { queue_pause };
+            tokio::time::sleep(pause(*waits)).await;
             *waits += 1;
         }
         waits_for_room

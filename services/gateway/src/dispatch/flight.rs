@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use trireme_bus::{
-    AnswerForm, Bus, BusError, Connection, Inbox, PendingReplies, Queued, Reply, WorkMessage, queue_pause,
+    AnswerForm, Bus, BusError, Connection, First, Inbox, PendingReplies, Queued, Reply, WaitingRooms, WorkMessage,
+    queue_pause, room_pause,
 };
 use trireme_inference::{InferError, UnixMicros};
 use trireme_runtime::TaskSet;
@@ -28,6 +31,7 @@ pub struct Outbox {
     canceller: Canceller,
     reconciler: Reconciler,
     pub backlogs: Backlogs,
+    waiting_rooms: Arc<WaitingRooms>,
 }
 
 /// A message in flight.
@@ -54,6 +58,10 @@ pub struct Flight {
     siblings: Option<Arc<Notify>>,
     /// Until when a full queue is waited for.
     room_by: Instant,
+    /// Where the message waits for room behind others, and its place when it is the first of them.
+    waiting_rooms: Arc<WaitingRooms>,
+    entered: Option<BoxFuture<'static, First>>,
+    first: Option<First>,
     backlogs: Backlogs,
     /// Whether more replies may follow.
     open: bool,
@@ -85,7 +93,8 @@ impl Outbox {
         let inbox = bus.open_inbox(gateway).await?;
         let canceller = Canceller::new(bus.clone(), tasks.clone());
         let reconciler = Reconciler::start(bus.clone(), gateway, tasks);
-        Ok(Outbox { bus, inbox, canceller, reconciler, backlogs: Backlogs::default() })
+        let (backlogs, waiting_rooms) = (Backlogs::default(), Arc::default());
+        Ok(Outbox { bus, inbox, canceller, reconciler, backlogs, waiting_rooms })
     }
 
     /// A message that is published when its first reply is asked for. See [`Flight`] for `siblings`.
@@ -105,6 +114,9 @@ impl Outbox {
             refusals: 0,
             siblings,
             room_by: Instant::now(),
+            waiting_rooms: self.waiting_rooms.clone(),
+            entered: None,
+            first: None,
             backlogs: self.backlogs.clone(),
             open: true,
             message,
@@ -162,10 +174,13 @@ impl Flight {
             match self.publishing {
                 Publishing::Due => {
                     self.search = None;
-                    let published = tokio::select! {
-                        published = self.bus.publish(&self.message) => published,
-                        // The queue has it, only the confirmation is missing.
-                        reply = self.replies.next() => return Ok(reply),
+                    let published = match self.message.queue() {
+                        Some(model) if self.is_behind_others() => Err(BusError::Full { model: model.clone() }),
+                        _ => tokio::select! {
+                            published = self.bus.publish(&self.message) => published,
+                            // The queue has it, only the confirmation is missing.
+                            reply = self.replies.next() => return Ok(reply),
+                        },
                     };
                     self.publishing = self.published(published)?;
                     self.seek_at = Instant::now() + PATIENCE;
@@ -183,6 +198,10 @@ impl Flight {
                 }
                 () = lost(self.search.as_ref()), if self.search.is_some() => {
                     self.send_again("the message bus has lost the request");
+                }
+                first = entered(&mut self.entered) => {
+                    (self.first, self.entered) = (Some(first), None);
+                    self.publishing = Publishing::Due;
                 }
                 () = due(self.publishing, self.siblings.as_deref()) => self.publishing = Publishing::Due,
             }
@@ -203,6 +222,9 @@ impl Flight {
     fn published(&mut self, published: Result<Queued, BusError>) -> Result<Publishing, InferError> {
         let request_id = &self.message.request_id;
         let trace_id = trace_id(self.message.traceparent.as_deref());
+        if !matches!(published, Err(BusError::Full { .. })) {
+            (self.first, self.entered) = (None, None);
+        }
         match published {
             Ok(queued) => {
                 self.queued = Some(queued);
@@ -219,15 +241,21 @@ impl Flight {
                 tracing::warn!(%request_id, trace_id, reason, "request waits for the message bus");
                 Ok(Publishing::DueAt(Instant::now() + UNREACHABLE_PAUSE.mul_f64(0.5 + fastrand::f64())))
             }
-            // The request was accepted before, or a part of it was, so it is not refused now.
             Err(error @ (BusError::Full { .. } | BusError::ClaimsFull { .. }))
-                if self.again > 0 || self.siblings.is_some() || Instant::now() < self.room_by =>
+                if self.was_accepted() || Instant::now() < self.room_by =>
             {
                 tracing::debug!(%request_id, trace_id, %error, "request waits for room");
-                self.refusals += 1;
-                let due = Instant::now() + queue_pause(self.refusals - 1);
-                let was_accepted = self.again > 0 || self.siblings.is_some();
-                Ok(Publishing::DueAt(if was_accepted { due } else { due.min(self.room_by) }))
+                let now = Instant::now();
+                let due = match error {
+                    _ if self.was_accepted() => return Ok(Publishing::DueAt(now + self.next_pause(queue_pause))),
+                    BusError::Full { .. } if self.first.is_some() => now + self.next_pause(room_pause),
+                    BusError::Full { .. } => {
+                        self.entered.get_or_insert_with(|| self.waiting_rooms.enter(&self.message).boxed());
+                        self.room_by
+                    }
+                    _ => now + self.next_pause(queue_pause),
+                };
+                Ok(Publishing::DueAt(due.min(self.room_by)))
             }
             Err(error) => {
                 let is_full = matches!(error, BusError::Full { .. } | BusError::ClaimsFull { .. });
@@ -235,6 +263,21 @@ impl Flight {
                 Err(InferError { retry_after, ..InferError::new(error.code(), error.to_string()) })
             }
         }
+    }
+
+    /// Whether the request, or a part of it, was accepted before: then a full queue does not refuse it, and it waits behind nobody.
+    fn was_accepted(&self) -> bool {
+        self.again > 0 || self.siblings.is_some()
+    }
+
+    /// Whether other requests wait for room in the same queue and come first.
+    fn is_behind_others(&self) -> bool {
+        self.first.is_none() && !self.was_accepted() && self.waiting_rooms.is_occupied(&self.message)
+    }
+
+    fn next_pause(&mut self, pause: fn(u32) -> Duration) -> Duration {
+        self.refusals += 1;
+        pause(self.refusals - 1)
     }
 
     fn cancel(&self) {
@@ -259,6 +302,14 @@ async fn due(publishing: Publishing, siblings: Option<&Notify>) {
             let _ = tokio::time::timeout_at(time, siblings.notified()).await;
         }
         (Publishing::Due | Publishing::Done, _) => std::future::pending().await,
+    }
+}
+
+/// Waits until the message is the first in the waiting room that it has entered.
+async fn entered(room: &mut Option<BoxFuture<'static, First>>) -> First {
+    match room {
+        Some(room) => room.await,
+        None => std::future::pending().await,
     }
 }
 
