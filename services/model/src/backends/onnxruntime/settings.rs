@@ -14,6 +14,12 @@ use super::options::OnnxRuntimeOptions;
 use super::providers::RECORD_ASSIGNMENT;
 use crate::cpus;
 
+/// The threads of a run wait for each other after each operator. A wait is mostly shorter than a thread needs to go to sleep and wake up,
+/// so they spin for some microseconds first (ONNX Runtime 1.26 and newer). They stop with the run: idle threads that spin would take CPU time
+/// from the other stages and instances.
+const SHORT_SPINNING: [(&str, &str); 2] =
+    [("session.intra_op.spin_duration_us", "50"), ("session.force_spinning_stop", "1")];
+
 /// The settings for the sessions of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -176,14 +182,16 @@ impl Settings {
             .with_optimization_level(optimization_level(self.graph_level))?
             .with_intra_threads(threads)?
             .with_inter_threads(self.inter_threads)?
-            // Idle threads that spin would take CPU time from the other stages and instances.
-            .with_intra_op_spinning(false)?
+            .with_intra_op_spinning(true)?
             .with_inter_op_spinning(false)?
             .with_parallel_execution(self.parallel)?
             .with_memory_pattern(self.memory_pattern)?
             .with_config_entry(record, on)?;
         if self.device_initializers {
             builder = builder.with_device_allocated_initializers()?;
+        }
+        for (key, value) in SHORT_SPINNING {
+            builder = builder.with_config_entry(key, value)?;
         }
         for (key, value) in &self.entries {
             builder = builder.with_config_entry(key, value)?;
