@@ -549,6 +549,34 @@ async fn what_was_confirmed_outlives_each_broker() {
     assert_eq!(numbers, (0..MESSAGES).collect::<Vec<_>>());
 }
 
+/// Records that many write at the same time go to the brokers in batches, and every writer learns its own revision.
+#[tokio::test]
+async fn every_writer_of_a_group_learns_its_revision() {
+    let cluster = Cluster::start().await;
+    let gateway = cluster.gateway(None).await;
+    for wave in 0..3 {
+        let write = |number| {
+            let (key, gateway) = (format!("{wave}-{number}"), &gateway);
+            async move {
+                let put = async || gateway.put(Bucket::Jobs, &key, key.clone().into(), Some(0), None).await;
+                (done("writing", put).await, key)
+            }
+        };
+        for (revision, key) in futures_util::future::join_all((0..100).map(write)).await {
+            let entry = done("reading", async || gateway.get(Bucket::Jobs, &key).await).await.expect("it was written");
+            assert_eq!((entry.revision, entry.value), (revision, Bytes::from(key)));
+        }
+    }
+    let stream = cluster.raw().await.get_stream("trireme_jobs").await.expect("the stream is there");
+    let mut in_batches = 0;
+    let state = &stream.cached_info().state;
+    for sequence in state.first_sequence..=state.last_sequence {
+        let message = stream.get_raw_message(sequence).await;
+        in_batches += usize::from(message.is_ok_and(|message| message.headers.get("Nats-Batch-Id").is_some()));
+    }
+    assert!(in_batches >= 50, "{in_batches} of 300 records were in batches");
+}
+
 /// Gateways that make the same queues at the same time agree on the number of the first message: where a broker's copy began with
 /// another one, the queue would deliver nothing once that broker leads it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

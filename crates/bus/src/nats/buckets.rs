@@ -123,6 +123,7 @@ pub fn config(bucket: Bucket) -> Config {
         Bucket::Jobs => Config {
             description: description("durable requests, batches and files"),
             discard: DiscardPolicy::New,
+            allow_atomic_publish: true,
             ..last_value
         },
         Bucket::Objects => Config {

@@ -182,6 +182,7 @@ impl Nats {
             queues: Arc::default(),
             settings: Arc::default(),
             bulk_lanes: Arc::default(),
+            groups: Arc::default(),
             out_of_reach: Arc::default(),
             closed: Arc::default(),
         };

@@ -12,6 +12,7 @@ use tokio::sync::{Semaphore, watch};
 use trireme_inference::ModelKey;
 
 use super::deliveries::Deliveries;
+use super::groups::Groups;
 use super::limits::taken;
 use super::reach::OutOfReach;
 use crate::{BusError, Connection, QueueOptions};
@@ -51,6 +52,8 @@ pub struct Nats {
     pub(super) settings: Arc<Mutex<Option<QueueOptions>>>,
     /// The bulk lanes that this process makes.
     pub(super) bulk_lanes: Arc<Mutex<BulkLanes>>,
+    /// The records of jobs that wait to be sent.
+    pub(super) groups: Arc<Groups>,
     pub(super) out_of_reach: Arc<OutOfReach>,
     pub(super) closed: Arc<AtomicBool>,
 }

@@ -3,12 +3,14 @@
 //!
 //! The only user of `async-nats`. Each file is one part of the surface, from the bottom: the [`connection`] that all parts
 //! share; [`connect`]; [`work`] (publish) and [`puller`]
-//! for queues, with [`bulk`] for their bulk lanes and [`ack`] for deliveries; [`replies`]; [`store`]; [`topics`]; [`streams`] (creating streams) and
+//! for queues, with [`bulk`] for their bulk lanes and [`ack`] for deliveries; [`replies`]; [`store`], with [`groups`] and [`batches`] for records
+//! that are written at the same time; [`topics`]; [`streams`] (creating streams) and
 //! [`buckets`] (their configurations); the broker's [`clock`]. Bodies that travel by claim are in [`claims`] and
 //! [`fetch`], names on the wire in [`subjects`], headers in [`headers`], and the meaning of the broker's errors in
 //! [`errors`].
 
 mod ack;
+mod batches;
 mod buckets;
 mod bulk;
 mod bus;
@@ -19,6 +21,7 @@ mod connection;
 mod deliveries;
 mod errors;
 mod fetch;
+mod groups;
 mod headers;
 mod limits;
 mod makers;

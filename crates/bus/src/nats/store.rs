@@ -20,6 +20,7 @@ use trireme_inference::UnixMicros;
 use super::claims::{BodyStore, wire_size};
 use super::connection::Nats;
 use super::errors::{self, failure};
+use super::groups::Message;
 use super::streams::Needed;
 use super::work::LONGEST_LAPSE;
 use super::{buckets, headers};
@@ -150,10 +151,18 @@ impl Nats {
         // An expected stream, because another stream could accept the same subjects.
         headers.insert(header::NATS_EXPECTED_STREAM, buckets::stream(bucket));
         let (subject, size) = (buckets::subject(bucket, key), body.len());
-        let mut sent = self.send_confirmed(subject.clone(), headers.clone(), body.clone()).await;
+        let send = async |headers: &HeaderMap| {
+            let (subject, headers, body) = (subject.clone(), headers.clone(), body.clone());
+            match bucket {
+                // Clients write durable requests by the thousand, and their records have to be on the disk.
+                Bucket::Jobs => self.send_grouped(Message { subject, headers, body }).await,
+                _ => self.send_confirmed(subject, headers, body).await.map(|confirmed| confirmed.sequence),
+            }
+        };
+        let mut sent = send(&headers).await;
         if sent.as_ref().is_err_and(errors::is_no_stream) {
             self.need(Needed::Bucket(bucket)).await?;
-            sent = self.send_confirmed(subject.clone(), headers.clone(), body.clone()).await;
+            sent = send(&headers).await;
         }
         // After a deletion the broker has a revision for a key without a value, until it drops the deletion. That is rare, so it is
         // looked up only when a value for a new key is refused.
@@ -161,11 +170,11 @@ impl Nats {
             let deletion = self.last_revision(bucket, key).await?;
             if deletion > 0 {
                 headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, deletion.to_string());
-                sent = self.send_confirmed(subject, headers, body).await;
+                sent = send(&headers).await;
             }
         }
         match sent {
-            Ok(confirmed) => Ok(confirmed.sequence),
+            Ok(sequence) => Ok(sequence),
             Err(error) if errors::is_conflict(&error) => Err(BusError::Conflict { key: key.to_owned() }),
             Err(error) if errors::is_full(&error) => Err(BusError::StoreFull { store: bucket.name(), size }),
             Err(error) => Err(failure("writing to a store", &error)),

@@ -54,6 +54,44 @@ async fn a_key_can_be_written_for_the_first_time_again_after_it_was_deleted() {
     assert_eq!(written.into_iter().filter(|written| *written).count(), 1);
 }
 
+/// Writers at the same time share atomic batches. Each of them learns the revision of its own value, and a batch that is
+/// refused for one value costs the others nothing.
+#[tokio::test]
+async fn records_that_are_written_at_the_same_time_are_stored_in_batches() {
+    let server = NatsServer::start();
+    let put = async |bus: &dyn Bus, key: &str| bus.put(Bucket::Jobs, key, key.to_owned().into(), Some(0), None).await;
+    for with_conflict in [false, true] {
+        let bus = connect(&server).await;
+        // The first wave shows how long a message takes alone.
+        for wave in 0..2 {
+            let key = |number| format!("{with_conflict}-{wave}-{number}");
+            let write = |number| {
+                let (key, bus) = (key(number), &*bus);
+                async move { (put(bus, &key).await, key) }
+            };
+            let written = futures_util::future::join_all((0..200).map(write));
+            let again = async {
+                if with_conflict && wave == 1 {
+                    let again = bus.put(Bucket::Jobs, "false-0-0", "other".into(), Some(0), None).await;
+                    assert!(matches!(again, Err(BusError::Conflict { .. })), "{again:?}");
+                }
+            };
+            for (revision, key) in within("200 writes", async { tokio::join!(written, again).0 }).await {
+                let entry = bus.get(Bucket::Jobs, &key).await.unwrap().expect("it was written");
+                assert_eq!((entry.revision, entry.value), (revision.unwrap(), Bytes::from(key)));
+            }
+        }
+    }
+    let stream = raw(&server).await.get_stream("trireme_jobs").await.unwrap();
+    let mut batches = Vec::new();
+    let state = &stream.cached_info().state;
+    for sequence in state.first_sequence..=state.last_sequence {
+        let headers = stream.get_raw_message(sequence).await.map(|message| message.headers);
+        batches.extend(headers.ok().and_then(|headers| headers.get("Nats-Batch-Id").cloned()));
+    }
+    assert!(batches.len() >= 100, "{} of 800 records were in batches", batches.len());
+}
+
 /// Each of them reads the value before any of them has deleted it, most of the time.
 #[tokio::test]
 async fn of_many_that_delete_a_value_one_has_done_it() {

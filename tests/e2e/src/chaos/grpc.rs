@@ -177,8 +177,11 @@ mod tests {
             Attempt::Broken(how, text) => (how, text),
             other => panic!("{other:?}"),
         };
-        let never = broken(server(never_accepts));
-        assert!(matches!(never.0, Break::Reset | Break::Refused), "{never:?}");
+        // When the client's write is what meets the reset, its read afterwards finds an ordinary end of the connection,
+        // and the client library gives out only the latter. So one attempt in a few may look like a cut.
+        let never: Vec<_> = (0..10).map(|_| broken(server(never_accepts))).collect();
+        let told_apart = |(how, _): &(Break, String)| matches!(how, Break::Reset | Break::Refused);
+        assert!(never.iter().any(told_apart), "{never:?}");
         let left = broken(server(accepts_and_leaves));
         assert_eq!(left.0, Break::Cut, "{left:?}");
     }
