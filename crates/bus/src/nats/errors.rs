@@ -80,7 +80,8 @@ pub fn says_no_responders(error: &dyn Error) -> bool {
 }
 
 /// Whether the broker's error is a passing one: an HTTP status for it, or a cluster that elects a leader, misses
-/// a broker for a copy, or is already storing the same message and does not know the outcome yet.
+/// a broker for a copy, or is already storing the same message and does not know the outcome yet, or a broker that cannot make a
+/// stream's files because its disk is full.
 pub fn is_passing(answer: &jetstream::Error) -> bool {
     let code = answer.error_code();
     let is_full = matches!(
@@ -98,6 +99,7 @@ pub fn is_passing(answer: &jetstream::Error) -> bool {
                     | jetstream::ErrorCode::CLUSTER_NOT_LEADER
                     | jetstream::ErrorCode::CLUSTER_NOT_ASSIGNED
                     | jetstream::ErrorCode::CLUSTER_NO_PEERS
+                    | jetstream::ErrorCode::STREAM_CREATE
             )
             || answer.to_string().contains("offline"))
 }
@@ -160,12 +162,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_cluster_cannot_do_just_now_is_no_refusal() {
+    fn what_brokers_cannot_do_just_now_is_no_refusal() {
         for (code, error_code, description) in [
             (503, 10008, "JetStream system temporarily unavailable"),
             (500, 10009, "JetStream cluster can not handle request"),
             (500, 10007, "JetStream cluster not assigned to this server"),
             (400, 10005, "no suitable peers for placement"),
+            (500, 10049, "error creating store for stream"),
             (500, 10118, "stream is offline"),
             (500, 10194, "stream is offline: unsupported"),
             (408, 0, "timeout"),

@@ -23,9 +23,12 @@ use super::member::Doors;
 use super::questions::{Question, Verdict};
 use crate::{Golden, Request, Response};
 
-/// Clients that send durable requests, and the pause of each after a request.
-const CLIENTS: usize = 4;
-const PAUSE: Duration = Duration::from_millis(50);
+/// Clients that send durable requests: how many requests each of them sends at once, and its pause after them. Gateways write the records of
+/// requests that come at once in groups.
+const CLIENTS: [(usize, Duration); 5] = {
+    let single = (1, Duration::from_millis(50));
+    [single, single, single, single, (80, Duration::from_secs(2))]
+};
 
 /// How long one call may be refused or broken off before the client complains: longer than any fault.
 const CALL_LIMIT: Duration = Duration::from_secs(120);
@@ -110,7 +113,7 @@ impl<'a> Jobs<'a> {
         if self.lines == 0 {
             return Vec::new();
         }
-        let requests = (0..CLIENTS).map(|_| scope.spawn(|| self.requests()));
+        let requests = CLIENTS.map(|(at_once, pause)| scope.spawn(move || self.requests(at_once, pause))).into_iter();
         requests.chain([scope.spawn(|| self.batches())]).collect()
     }
 
@@ -140,17 +143,21 @@ impl<'a> Jobs<'a> {
         }
     }
 
-    /// Sends durable requests one after the other, and looks at those that wait for their answer. In the end each answer is read a second
-    /// time.
-    fn requests(&self) {
+    /// Sends durable requests, and looks at those that wait for their answer. In the end each answer is read a second time.
+    fn requests(&self, at_once: usize, pause: Duration) {
         let (mut waiting, mut right) = (VecDeque::new(), Vec::new());
         while self.is(Phase::Begin) {
-            let number = self.next.fetch_add(1, Ordering::Relaxed);
-            if let Some(location) = self.accept(number) {
-                waiting.push_back((number, location, None));
-            }
-            self.look_at_first(&mut waiting, &mut right);
-            std::thread::sleep(PAUSE);
+            let accepted = std::thread::scope(|scope| {
+                let accept = || {
+                    let number = self.next.fetch_add(1, Ordering::Relaxed);
+                    self.accept(number).map(|location| (number, location, None))
+                };
+                let sent: Vec<_> = (0..at_once).map(|_| scope.spawn(accept)).collect();
+                sent.into_iter().filter_map(|sent| sent.join().expect("it does not panic")).collect::<Vec<_>>()
+            });
+            waiting.extend(accepted);
+            (0..at_once).for_each(|_| self.look_at_first(&mut waiting, &mut right));
+            std::thread::sleep(pause);
         }
         let (mut count, mut moved) = (waiting.len(), Instant::now());
         while !waiting.is_empty() && !self.is(Phase::GiveUp) {
