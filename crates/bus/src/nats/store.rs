@@ -93,18 +93,20 @@ impl Nats {
             let useless = match &put {
                 Ok(_) => replaced.clone(),
                 Err(BusError::Unreachable(_)) => None,
-                // A first attempt may have arrived while only its confirmation got lost.
-                Err(BusError::Conflict { .. }) => match self.get_value(bucket, key).await? {
-                    Some(entry) if entry.value == value => return Ok(entry.revision),
-                    // The broker that was asked may not know yet that the value was deleted, or which deletion is the
-                    // last.
-                    _ if expect == Some(0) && looks < DELETION_LOOKS && self.get_raw(bucket, key).await?.is_none() => {
-                        looks += 1;
-                        tokio::time::sleep(DELETION_PAUSE).await;
-                        continue;
+                Err(BusError::Conflict { .. }) => {
+                    match self.latest(bucket, key).await?.filter(|last| !is_deletion(last)) {
+                        // A first attempt arrived, and only its confirmation got lost.
+                        Some(last) if self.has_value(bucket, &last, &value).await? => return Ok(last.sequence),
+                        // The broker that was asked may not know yet that the value was deleted, or which deletion is the
+                        // last.
+                        None if expect == Some(0) && looks < DELETION_LOOKS => {
+                            looks += 1;
+                            tokio::time::sleep(DELETION_PAUSE).await;
+                            continue;
+                        }
+                        _ => own.clone(),
                     }
-                    _ => own.clone(),
-                },
+                }
                 Err(_) => own.clone(),
             };
             if let Some(useless) = useless {
@@ -123,7 +125,7 @@ impl Nats {
         headers.insert(DELETION, deletion.as_str());
         if let Err(error) = self.write(bucket, key, headers, Bytes::new(), expect).await {
             let BusError::Conflict { .. } = error else { return Err(error) };
-            match self.read_last(bucket, key).await? {
+            match self.latest(bucket, key).await? {
                 // A first attempt arrived, and only its confirmation got lost.
                 Some(last) if last.headers.get(DELETION).is_some_and(|id| id.as_str() == deletion) => {}
                 Some(last) if !is_deletion(&last) => return Err(error),
@@ -230,6 +232,27 @@ impl Nats {
                 _ => Ok(None),
             },
             Err(error) => Err(failure("reading from a store", &error)),
+        }
+    }
+
+    /// The last message of a key after a write was refused because there is another one. A broker of a cluster that is behind the others
+    /// would show the one before, and a writer would take its own value for somebody else's.
+    async fn latest(&self, bucket: Bucket, key: &str) -> Result<Option<StreamMessage>, BusError> {
+        match bucket {
+            Bucket::Jobs if self.is_clustered() => {
+                self.read_last_from_leader(bucket, &buckets::subject(bucket, key)).await
+            }
+            _ => self.read_last(bucket, key).await,
+        }
+    }
+
+    /// Whether a message, or the parts of its claim, have this value.
+    async fn has_value(&self, bucket: Bucket, message: &StreamMessage, value: &Bytes) -> Result<bool, BusError> {
+        match self.entry(bucket, message.clone()).await {
+            Ok(entry) => Ok(entry.value == value),
+            Err(error @ BusError::Unreachable(_)) => Err(error),
+            // It was replaced meanwhile, and its parts with it.
+            Err(_) => Ok(false),
         }
     }
 
