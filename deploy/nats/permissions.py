@@ -41,7 +41,8 @@ SEQUENCES += ["$JS.API.STREAM.MSG.GET.trireme_sequences"]
 # Durable work: gateways follow and list the records, write and read the bytes.
 JOBS = ["trireme.jobs.>", "$JS.API.DIRECT.GET.trireme_jobs.>", "$JS.API.STREAM.MSG.GET.trireme_jobs", "$JS.API.STREAM.PURGE.trireme_jobs"]
 JOBS += ["$JS.API.CONSUMER.CREATE.trireme_jobs", "$JS.FC.trireme_jobs.>"]
-JOBS += ["trireme.objects.>", "$JS.API.DIRECT.GET.trireme_objects.>", "$JS.API.STREAM.PURGE.trireme_objects"]
+JOBS += ["trireme.objects.>", "$JS.API.DIRECT.GET.trireme_objects.>", "$JS.API.STREAM.MSG.GET.trireme_objects"]
+JOBS += ["$JS.API.STREAM.PURGE.trireme_objects"]
 # The deployment's settings.
 SETTINGS = ["$JS.API.DIRECT.GET.KV_trireme_settings.$KV.trireme_settings.*"]
 

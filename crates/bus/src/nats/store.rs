@@ -228,7 +228,7 @@ impl Nats {
         match found {
             Ok(message) => Ok(Some(message)),
             Err(error) if error.kind() == DirectGetErrorKind::NotFound => match bucket {
-                Bucket::Jobs => self.read_last_from_leader(bucket, &subject).await,
+                Bucket::Jobs | Bucket::Objects => self.read_last_from_leader(bucket, &subject).await,
                 _ => Ok(None),
             },
             Err(error) => Err(failure("reading from a store", &error)),
@@ -239,7 +239,7 @@ impl Nats {
     /// would show the one before, and a writer would take its own value for somebody else's.
     async fn latest(&self, bucket: Bucket, key: &str) -> Result<Option<StreamMessage>, BusError> {
         match bucket {
-            Bucket::Jobs if self.is_clustered() => {
+            Bucket::Jobs | Bucket::Objects if self.is_clustered() => {
                 self.read_last_from_leader(bucket, &buckets::subject(bucket, key)).await
             }
             _ => self.read_last(bucket, key).await,
