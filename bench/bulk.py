@@ -168,13 +168,13 @@ class BulkBench(Bench):
         body = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1], "datatype": "FP32", "data": [1.0]}]})
         path = f"/v2/models/{QUEUED_MODEL}/infer"
         send = lambda number: clients.accept_many(deployment, path, body, number, self.options.connections)
-        # So many that the broker has the buffers that it uses again and again: its blocks of a file, some tens of MiB.
+        # The broker fills its pool of buffers first: some tens of MiB, however many requests follow.
         send(max(count // 2, 1000))
         time.sleep(15)
         before, cpu = memory(deployment), deployment.cpu()
         result = send(count)
         spent = {stage: 1e6 * (after - cpu[stage]) / count for stage, after in deployment.cpu().items()}
-        # A broker gives up what it has cached of its files after some seconds.
+        # A broker drops its cache of file blocks after some seconds.
         time.sleep(15)
         after = memory(deployment)
         return {

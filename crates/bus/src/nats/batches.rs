@@ -88,7 +88,7 @@ impl Nats {
             self.jetstream.publish_with_headers(subject, headers, body).await?.await
         });
         match confirmed.await.ok()? {
-            // A stream that an older gateway made knows no batches, and stores each message by itself.
+            // No size: the stream's leader is a broker before 2.12, which has stored each message by itself.
             Ok(answer) => answer.batch_size.and(Some(answer.sequence)),
             Err(error) => {
                 tracing::debug!(%error, messages = group.len(), "a batch was refused; its messages are sent alone");

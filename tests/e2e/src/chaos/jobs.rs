@@ -1,6 +1,6 @@
 //! Durable work beside the load: requests that are answered later, and batches over a file, one after the other.
 //!
-//! What a gateway has accepted with 202, or a batch with 200, has to get its answer, whatever fails meanwhile. There is no deadline: a client
+//! A request that a gateway has accepted with 202, and a batch with 200, have to get their answers, whatever fails meanwhile. There is no deadline: a client
 //! of durable work sends again until it is accepted, and looks until there is an answer. The answer to a request stays the same, and a
 //! batch's output has every line once, in the order of the file. Right answers are known without a quiet run: they were computed without
 //! the product.
@@ -33,7 +33,7 @@ const CLIENTS: [(usize, Duration); 5] = {
 /// How long one call may be refused or broken off before the client complains: longer than any fault.
 const CALL_LIMIT: Duration = Duration::from_secs(120);
 
-/// How long the store may say that something does not exist which was accepted: a broker that was cut off answers with what it knows.
+/// How long the store may not know an accepted request or batch: a broker that was cut off answers from its own copy.
 const UNKNOWN_LIMIT: Duration = Duration::from_secs(40);
 
 /// How long there may be no answer at all, and how long a batch may stand still.
@@ -70,7 +70,7 @@ pub(super) struct JobTally {
 enum Phase {
     /// They begin more and more.
     Begin,
-    /// They begin nothing more, and wait for what was accepted.
+    /// They begin nothing more, and wait for the accepted work.
     Finish,
     /// The run is broken off: they wait for nothing.
     GiveUp,
@@ -117,7 +117,7 @@ impl<'a> Jobs<'a> {
         requests.chain([scope.spawn(|| self.batches())]).collect()
     }
 
-    /// Nothing more is begun. What was accepted is waited for, unless the run was broken off.
+    /// The clients begin nothing more. They wait for the accepted work, unless the run was broken off.
     pub fn stop(&self, is_broken_off: bool) {
         let phase = if is_broken_off { Phase::GiveUp } else { Phase::Finish };
         self.phase.store(phase as u8, Ordering::Relaxed);
