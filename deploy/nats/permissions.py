@@ -202,13 +202,13 @@ def read_repository(root):
 
 def gateway(stages):
     """The gateway publishes work and takes it back, receives replies and acknowledges their deliveries, follows the stores, counts
-    waiting messages, creates all streams and removes queues without workers. It reads no queue."""
+    waiting messages and looks at the oldest one, creates all streams and removes queues without workers. It takes nothing from a queue."""
     kept = [*ON_DISK, *IN_MEMORY]
     models = dict.fromkeys(model for stage in stages if stage for model in stage.models)
     names = [name for model in models for name in streams(model)] if all(stages) else ["*"]
     queues = []
     for name in names:
-        queues += [f"$JS.API.STREAM.{verb}.{name}" for verb in ("CREATE", "UPDATE", "INFO", "DELETE", "MSG.DELETE")]
+        queues += [f"$JS.API.STREAM.{verb}.{name}" for verb in ("CREATE", "UPDATE", "INFO", "DELETE", "MSG.GET", "MSG.DELETE")]
         queues += [f"$JS.API.CONSUMER.{verb}" for verb in (f"CREATE.{name}.workers", f"INFO.{name}.workers", f"LIST.{name}")]
         queues += [f"$JS.ACK.{name}.workers.>"]
     made = [f"$JS.API.STREAM.{verb}.{name}" for name in kept for verb in ("CREATE", "UPDATE", "INFO")]

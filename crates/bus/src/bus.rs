@@ -37,7 +37,8 @@ pub struct QueueStatus {
     pub waiting: u64,
     /// Messages that workers hold.
     pub delivered: u64,
-    /// Age of the oldest unsettled message; zero if the queue is empty.
+    /// Age of the oldest message that no worker was given yet; zero if there is none. A message that a worker holds may have left its
+    /// step: its result may wait elsewhere in that worker.
     pub oldest: Duration,
 }
 

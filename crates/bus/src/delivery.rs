@@ -14,6 +14,8 @@ pub struct Delivery {
     pub message: WorkMessage,
     /// How many times the message was delivered, this time included. Deliveries that no worker began count too.
     pub deliveries: u32,
+    /// Whether further messages of its lane waited in the queue when it was delivered.
+    pub more: bool,
     /// Settles it.
     pub acker: Acker,
 }

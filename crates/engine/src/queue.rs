@@ -23,7 +23,7 @@ use crate::backend::Instance;
 use crate::batching::{BatchPolicy, Candidate, Decision, Description};
 use crate::intake::{self, Intake, Room, RunId};
 use crate::statistics::QueueLoad;
-use state::{State, Waiting, is_beyond};
+use state::{Past, State, Waiting, is_beyond};
 
 pub use state::Role;
 
@@ -86,6 +86,7 @@ impl<T> WorkQueue<T> {
             bulk_came: false,
             asked: [0; 2],
             permits_out: [0; 2],
+            past: [Past::default(); 2],
             late: 0,
             calls: 0,
             paused: false,
@@ -166,14 +167,18 @@ impl<T> WorkQueue<T> {
         Permit { queue: self.clone(), lane }
     }
 
-    /// Room for one more request, if there is any.
+    /// Room for a request that has just left a step of this process. `None` if there is no room, or if older requests may wait in the
+    /// shared queue, which have to get it first: then the request has to wait there, too.
     pub fn try_permit(self: &Arc<Self>, lane: Lane) -> Option<Permit<T>> {
         let mut state = self.state.lock();
-        if state.closed || state.paused || state.permits_out[lane as usize] >= state.most(lane, self.capacity) {
-            return None;
-        }
-        state.permits_out[lane as usize] += 1;
-        Some(Permit { queue: self.clone(), lane })
+        let has_permit = !state.closed && !state.paused && state.take_past(lane, self.capacity);
+        drop(state);
+        has_permit.then(|| Permit { queue: self.clone(), lane })
+    }
+
+    /// A request of a lane was received from the shared queue; whether `more` waited there behind it.
+    pub fn received(&self, lane: Lane, more: bool) {
+        self.state.lock().past[lane as usize].backlog = more;
     }
 
     /// Closes the queue if it holds no requests, under one lock, so that no permit is given out in between. Returns

@@ -28,7 +28,7 @@ mod wire;
 
 pub use http::{Request, Response};
 pub use load::{Outcome, load};
-pub use overload::{Bound, Demands, Level, Scene, Summary, Times, overload};
+pub use overload::{Bound, Demands, Level, Loop, Round, Scene, Summary, Times, overload};
 pub use process::{Process, children};
 pub use repository::{Golden, ModelFolder, basic_repository, golden, seed_repository};
 pub use sandbox::{Mode, Sandbox, Setup, Stage};

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use trireme_e2e::{Bound, Demands, Level, Mode, Scene, Summary, in_every_mode, overload};
+use trireme_e2e::{Bound, Demands, Level, Loop, Mode, Round, Scene, Summary, in_every_mode, overload};
 
 in_every_mode!(a_short_queue_keeps_goodput_under_overload, deadlines_keep_goodput_under_overload,);
 
@@ -21,6 +21,10 @@ const RUN: Duration = Duration::from_millis(200);
 
 /// How long a request may take: ten runs.
 const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How many times the median the 99th percentile of a closed loop may take. A system in which some requests wait until the load ends
+/// reaches ten times and more.
+const IN_TURN: f64 = 2.0;
 
 /// Held during a measurement: two at the same time would overload the machine.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -41,4 +45,18 @@ fn a_short_queue_keeps_goodput_under_overload(mode: Mode) {
 
 fn deadlines_keep_goodput_under_overload(mode: Mode) {
     keeps_goodput(mode, Bound::Deadline(TIMEOUT));
+}
+
+/// A worker that hosts the next step, too, hands results over past the queue; those that found no room there must not wait until the
+/// load ends.
+#[test]
+fn a_closed_loop_is_served_in_turn() {
+    let _alone = ALONE.lock();
+    for (mode, apart) in [(Mode::AllInOne, false), (Mode::Services, false), (Mode::Services, true)] {
+        let scene = Loop { mode, apart };
+        println!("{scene}\n{}", Round::HEAD);
+        for round in scene.measure(&[2, 8], Duration::from_secs(3), |round| println!("{round}")) {
+            assert!(round.of_median() <= IN_TURN && round.other == 0, "{scene}: {round:?}");
+        }
+    }
 }

@@ -325,13 +325,17 @@ pub async fn a_queue_says_how_full_it_is(setup: &Setup) {
     }
     let mut puller = bus.pull(&model).await.expect("pull");
     let first = take(&mut puller, "the first message").await;
+    assert!(first.more, "two more wait");
     tokio::time::sleep(Duration::from_millis(30)).await;
     let status = bus.queue_status(&model, &[0]).await.expect("status");
     assert_eq!((status.waiting, status.delivered), (2, 1));
     assert!(status.oldest >= Duration::from_millis(25) && status.oldest < Duration::from_secs(20), "{status:?}");
-    first.acker.ack().await.expect("ack");
-    for _ in 0..2 {
-        take(&mut puller, "the others").await.acker.ack().await.expect("ack");
+    let [second, third] = [take(&mut puller, "the second").await, take(&mut puller, "the third").await];
+    assert_eq!((second.more, third.more), (true, false));
+    let status = bus.queue_status(&model, &[0]).await.expect("status");
+    assert_eq!(status, QueueStatus { waiting: 0, delivered: 3, oldest: Duration::ZERO }, "workers have all of them");
+    for delivery in [first, second, third] {
+        delivery.acker.ack().await.expect("ack");
     }
     within("an empty queue", async {
         while bus.queue_status(&model, &[0]).await.expect("status") != QueueStatus::default() {

@@ -33,8 +33,6 @@ struct QueueState {
 }
 
 struct Unsettled {
-    /// When it was published.
-    since: Instant,
     request_id: Name,
     gateway: Name,
 }
@@ -125,7 +123,6 @@ impl Queue {
         state.unsettled.insert(
             name.to_string().into(),
             Unsettled {
-                since: Instant::now(),
                 request_id: request_id.to_string().into(),
                 gateway: gateway.to_string().into(),
             },
@@ -141,7 +138,7 @@ impl Queue {
         QueueStatus {
             waiting: waiting as u64,
             delivered: state.unsettled.len().saturating_sub(waiting) as u64,
-            oldest: state.unsettled.values().map(|message| message.since.elapsed()).max().unwrap_or_default(),
+            oldest: state.levels.values().filter_map(Level::oldest).max().unwrap_or_default(),
         }
     }
 
@@ -224,7 +221,7 @@ impl Queue {
             // One notification may stand for many messages: notify the next puller too.
             self.arrived[lane as usize].notify_one();
         }
-        Ok(taken.into_iter().map(|queued| self.deliver(queued)).collect())
+        Ok(taken.into_iter().map(|queued| self.deliver(queued, more)).collect())
     }
 
     /// Takes messages that have waited longer than their level allows.
@@ -237,20 +234,25 @@ impl Queue {
             }
         }
         drop(state);
-        taken.into_iter().map(|queued| self.deliver(queued)).collect()
+        taken.into_iter().map(|queued| self.deliver(queued, true)).collect()
     }
 
-    fn deliver(self: &Arc<Self>, queued: Queued) -> Delivery {
+    fn deliver(self: &Arc<Self>, queued: Queued, more: bool) -> Delivery {
         let Queued { message, deliveries, since } = queued;
         let kept = Queued { message: message.clone(), deliveries, since };
         let handle = Handle { queue: self.clone(), message: Mutex::new(Some(kept)) };
-        Delivery { message, deliveries, acker: Acker::new(Arc::new(handle)) }
+        Delivery { message, deliveries, more, acker: Acker::new(Arc::new(handle)) }
     }
 }
 
 // === impl Level ===
 
 impl Level {
+    /// Age of the message that waits longest.
+    fn oldest(&self) -> Option<Duration> {
+        self.ready.iter().map(|queued| queued.since.elapsed()).max()
+    }
+
     /// Takes the first `room` messages in the order of delivery.
     fn take(&mut self, room: usize, taken: &mut Vec<Queued>) {
         let room = room.min(self.ready.len());

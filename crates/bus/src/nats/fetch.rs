@@ -29,6 +29,7 @@ pub struct Fetch {
     pub headers: WorkHeaders,
     pub claim: Claim,
     pub deliveries: u32,
+    pub more: bool,
 }
 
 // === impl Fetch ===
@@ -46,7 +47,7 @@ impl Fetch {
             Ok(body) => match decode(&self.model, self.headers.clone(), &body) {
                 Ok(work) => {
                     let acker = Acker::new(Arc::new(self.ack));
-                    return Some(Delivery { message: work, deliveries: self.deliveries, acker });
+                    return Some(Delivery { message: work, deliveries: self.deliveries, more: self.more, acker });
                 }
                 Err(reason) => reason,
             },

@@ -32,14 +32,14 @@ pub enum Opened {
 pub fn open(nats: &Nats, model: &ModelKey, message: jetstream::Message) -> Opened {
     let (model, nats) = (model.clone(), nats.clone());
     match read(&message) {
-        Ok((headers, deliveries, Some(claim))) => {
+        Ok((headers, deliveries, more, Some(claim))) => {
             let ack = NatsAck::new(&nats, message, Some(claim.name.clone()));
-            Opened::Claimed(Box::new(Fetch { nats, model, ack, headers, claim, deliveries }))
+            Opened::Claimed(Box::new(Fetch { nats, model, ack, headers, claim, deliveries, more }))
         }
-        Ok((headers, deliveries, None)) => match decode(&model, headers, &message.payload) {
+        Ok((headers, deliveries, more, None)) => match decode(&model, headers, &message.payload) {
             Ok(work) => {
                 let acker = Acker::new(Arc::new(NatsAck::new(&nats, message, None)));
-                Opened::Work(Box::new(Delivery { message: work, deliveries, acker }))
+                Opened::Work(Box::new(Delivery { message: work, deliveries, more, acker }))
             }
             Err(reason) => refuse(&model, message, &reason),
         },
@@ -52,8 +52,8 @@ pub fn open(nats: &Nats, model: &ModelKey, message: jetstream::Message) -> Opene
     }
 }
 
-/// Reads a message's headers and reply subject.
-fn read(message: &jetstream::Message) -> Result<(WorkHeaders, u32, Option<Claim>), EnvelopeError> {
+/// Reads a message's headers and reply subject: how often it was delivered, and whether more messages wait.
+fn read(message: &jetstream::Message) -> Result<(WorkHeaders, u32, bool, Option<Claim>), EnvelopeError> {
     let headers = headers::read_work(message)?;
     let claim = headers::read_claim(message)?;
     let info = message.info().map_err(|error| EnvelopeError::Header {
@@ -61,7 +61,7 @@ fn read(message: &jetstream::Message) -> Result<(WorkHeaders, u32, Option<Claim>
         found: error.to_string(),
         expected: "that of a delivery",
     })?;
-    Ok((headers, u32::try_from(info.delivered).unwrap_or(u32::MAX), claim))
+    Ok((headers, u32::try_from(info.delivered).unwrap_or(u32::MAX), info.pending > 0, claim))
 }
 
 /// Terminates a message that cannot be read. If it stayed unsettled, it would come again and be refused again.

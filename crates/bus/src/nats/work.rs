@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
-use async_nats::jetstream::stream;
+use async_nats::jetstream::stream::{self, RawMessageErrorKind};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use trireme_inference::{ModelKey, UnixMicros};
@@ -244,13 +244,28 @@ async fn stream_status(nats: &Nats, model: &ModelKey, name: String) -> Result<Qu
         true => BusError::NoQueue { model: model.clone() },
         false => failure(ACTION, &error),
     })?;
-    let state = &stream.cached_info().state;
-    let mut delivered = 0;
+    let messages = stream.cached_info().state.messages;
+    let (mut delivered, mut last) = (0, 0);
     let mut consumers = stream.consumers();
     while let Some(consumer) = consumers.next().await {
-        delivered += consumer.map_err(|error| failure(ACTION, &error))?.num_ack_pending as u64;
+        let consumer = consumer.map_err(|error| failure(ACTION, &error))?;
+        delivered += consumer.num_ack_pending as u64;
+        last = last.max(consumer.delivered.stream_sequence);
     }
-    let first = u64::try_from(state.first_timestamp.unix_timestamp_nanos() / 1000).unwrap_or_default();
-    let oldest = if state.messages == 0 { Duration::ZERO } else { UnixMicros::now().since(UnixMicros(first)) };
-    Ok(QueueStatus { waiting: state.messages.saturating_sub(delivered), delivered, oldest })
+    let waiting = messages.saturating_sub(delivered);
+    let since = if waiting > 0 { published_from(&stream, last + 1).await? } else { None };
+    let oldest = since.map(|since| UnixMicros::now().since(since)).unwrap_or_default();
+    Ok(QueueStatus { waiting, delivered, oldest })
+}
+
+/// When the first message of a stream from this sequence number on was published.
+pub async fn published_from<I>(stream: &stream::Stream<I>, sequence: u64) -> Result<Option<UnixMicros>, BusError> {
+    match stream.get_first_raw_message_by_subject(">", sequence).await {
+        Ok(message) => {
+            let published = u64::try_from(message.time.unix_timestamp_nanos() / 1000).unwrap_or_default();
+            Ok(Some(UnixMicros(published)))
+        }
+        Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
+        Err(error) => Err(failure("looking at what waits", &error)),
+    }
 }

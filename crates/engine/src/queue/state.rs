@@ -53,6 +53,8 @@ pub(super) struct State<T> {
     /// is wrong.
     pub asked: [usize; 2],
     pub permits_out: [usize; 2],
+    /// For each lane, how requests go past the shared queue.
+    pub past: [Past; 2],
     /// Number of requests in a row that came too late.
     pub late: usize,
     /// How often idle instances were called.
@@ -60,6 +62,17 @@ pub(super) struct State<T> {
     /// Whether no instance can execute: no more is taken in.
     pub paused: bool,
     pub closed: bool,
+}
+
+/// Requests of steps in this process take permits without having been in the shared queue. They would starve the requests in it if
+/// they took every permit, so they get one only while the shared queue is known to be empty: its last message was received, and
+/// since then there has been room for at least one more, for which the worker asks it all the time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Past {
+    /// Whether any request has come in this way.
+    pub used: bool,
+    /// Whether older requests may wait in the shared queue.
+    pub backlog: bool,
 }
 
 /// The waiting requests of a lane.
@@ -137,6 +150,17 @@ impl<T> State<T> {
         }
     }
 
+    /// Takes a permit for a request that does not come from the shared queue. Returns whether it may.
+    pub fn take_past(&mut self, lane: Lane, capacity: usize) -> bool {
+        let free = self.most(lane, capacity).saturating_sub(self.permits_out[lane as usize]);
+        let past = &mut self.past[lane as usize];
+        let may = free > 0 && !past.backlog;
+        // A refused request goes to the shared queue. With the last permit the worker stops to ask for what comes there.
+        *past = Past { used: true, backlog: !may || free == 1 };
+        self.permits_out[lane as usize] += usize::from(may);
+        may
+    }
+
     /// The most that a run of a lane on an instance of this role may cost; `None` without a limit.
     pub fn most_cost(&self, role: Role, lane: Lane, now: Instant) -> Option<f64> {
         let ran = self.live_ran.filter(|_| lane == Lane::Bulk && role == Role::Main)?;
@@ -151,10 +175,11 @@ impl<T> State<T> {
     }
 
     /// How many requests of a lane there is room for, with at most `capacity` in this worker. The room for live requests is the
-    /// same with and without bulk requests in the worker.
+    /// same with and without bulk requests in the worker. While requests go past the shared queue there is always room for one of it.
     pub fn room(&self, lane: Lane, capacity: usize, now: Instant) -> Room {
         let late = if lane == Lane::Live { self.late } else { 0 };
         let free = self.most(lane, capacity).saturating_sub(self.permits_out[lane as usize]);
+        let past = self.past[lane as usize];
         match (free, self.intake_for(lane)) {
             _ if self.paused => Room::None,
             (0, _) => Room::None,
@@ -163,6 +188,7 @@ impl<T> State<T> {
                 Room::Now(room) => Room::Now(room.max(late).min(free)),
                 // The batch that has its turn although live requests wait.
                 _ if lane == Lane::Bulk && self.permits_out[lane as usize] == 0 => Room::Now(intake.batch().min(free)),
+                _ if past.used && !past.backlog => Room::Now(1),
                 later => later,
             },
         }

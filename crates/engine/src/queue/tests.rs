@@ -225,6 +225,39 @@ async fn room_follows_permits() {
 }
 
 #[test]
+fn a_request_of_this_process_does_not_pass_those_in_the_shared_queue() {
+    let queue: Arc<WorkQueue<()>> = WorkQueue::new(Box::new(OneAtATime), 3, None);
+    let mut permits: Vec<_> = std::iter::from_fn(|| queue.try_permit(Lane::Live)).collect();
+    assert_eq!(permits.len(), 3);
+    permits.pop();
+    assert!(queue.try_permit(Lane::Live).is_none(), "the refused request waits in the shared queue");
+    queue.received(Lane::Live, true);
+    assert!(queue.try_permit(Lane::Live).is_none(), "others wait behind the one that was received");
+    queue.received(Lane::Bulk, false);
+    assert!(queue.try_permit(Lane::Live).is_none(), "the lanes are queues of their own");
+    queue.received(Lane::Live, false);
+    permits.extend(queue.try_permit(Lane::Live));
+    assert_eq!(permits.len(), 3);
+    // Nothing was asked of the shared queue while all permits were out.
+    permits.pop();
+    assert!(queue.try_permit(Lane::Live).is_none());
+}
+
+#[test]
+fn a_worker_asks_for_one_request_while_others_go_past_the_shared_queue() {
+    let intake = Intake::new(1, Appetite { batch: 1, look_ahead: Duration::ZERO });
+    let queue: Arc<WorkQueue<()>> = WorkQueue::new(Box::new(OneAtATime), 4, Some(intake));
+    let room = || queue.state.lock().room(Lane::Live, 4, Instant::now());
+    queue.push(Lane::Live, candidate(), ());
+    let _run = taken_run(&queue);
+    assert_eq!(room(), Room::None, "the instance is busy, nobody knows for how long");
+    let _permit = queue.try_permit(Lane::Live).unwrap();
+    assert_eq!(room(), Room::Now(1));
+    queue.received(Lane::Live, true);
+    assert_eq!(room(), Room::None, "no more than usual while requests wait in the shared queue");
+}
+
+#[test]
 fn bulk_requests_run_when_no_live_request_waits() {
     let queue = WorkQueue::new(Box::new(Pairs), 8, None);
     for item in 0..3 {

@@ -22,6 +22,7 @@ use crate::settle::given_up;
 impl HostedModel {
     /// Takes in a delivery from the bus. A short request may be executed `here`, on this thread.
     pub fn receive(self: &Arc<Self>, delivery: Delivery, here: bool) {
+        self.queue.received(delivery.message.lane(), delivery.more);
         let (message, held) = self.hold(delivery);
         if held.deliveries > 1 {
             self.statistics.record(|counters| counters.redeliveries += 1);
@@ -216,14 +217,15 @@ impl HostedModel {
     }
 }
 
-/// Takes a request of a step in this process into a model. Gives it back if there is no room, or if the model has a queue
-/// policy: then the request has to wait in the shared queue.
+/// Takes a request of a step in this process into a model. Gives it back if there is no room, if older requests wait in the shared
+/// queue, or if the model has a queue policy: then the request has to wait in the shared queue.
 pub(crate) fn hand_over(
     model: &Arc<HostedModel>,
     message: WorkMessage,
     held: HeldDelivery,
 ) -> Option<(WorkMessage, HeldDelivery)> {
-    match model.queue.try_permit(message.lane()).filter(|_| !model.config.has_queue_policy()) {
+    let permit = if model.config.has_queue_policy() { None } else { model.queue.try_permit(message.lane()) };
+    match permit {
         Some(permit) => {
             model.admit(message, held, permit, true);
             None

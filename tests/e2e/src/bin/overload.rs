@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use trireme_e2e::{Bound, Demands, Level, Mode, Scene, Summary, overload};
+use trireme_e2e::{Bound, Demands, Level, Loop, Mode, Round, Scene, Summary, overload};
 
 /// The figures that the system has to reach.
 const DEMANDS: Demands = Demands {
@@ -14,6 +14,12 @@ const DEMANDS: Demands = Demands {
     of_median: 2.0,
     overdue: Duration::from_millis(100),
 };
+
+/// How many times the median the 99th percentile may take in a closed loop.
+const IN_TURN: f64 = 1.5;
+
+/// The loads of closed loops, as multiples of the room of the slowest step.
+const CLOSED: [usize; 3] = [2, 4, 8];
 
 /// The timeout of requests in the scenes where it bounds the waiting.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -56,6 +62,18 @@ fn main() -> ExitCode {
         println!();
         kept &= shortfalls.is_empty();
         levels.extend(of_scene);
+    }
+    let closed = [(Mode::AllInOne, false), (Mode::Services, false), (Mode::Services, true)];
+    let closed = closed.map(|(mode, apart)| Loop { mode, apart });
+    for scene in closed.into_iter().filter(|scene| scene.to_string().contains(&args.scene)) {
+        println!("{scene}\n{}", Round::HEAD);
+        for round in scene.measure(&CLOSED, Duration::from_secs_f64(args.seconds), |round| println!("{round}")) {
+            if round.of_median() > IN_TURN || round.other > 0 {
+                println!("FAILED: 99 % of results take {:.2} times the median, not {IN_TURN:.2}", round.of_median());
+                kept = false;
+            }
+        }
+        println!();
     }
     if let Some(path) = &args.json {
         let lines: Vec<String> = levels.iter().map(|level| level.json().to_string()).collect();

@@ -19,8 +19,10 @@ use serde_json::{Value, json};
 
 use crate::{Mode, ModelFolder, Request, Sandbox, Setup, Stage};
 
+mod closed;
 mod demands;
 
+pub use closed::{Loop, Round};
 pub use demands::{Demands, Summary};
 
 /// Instances of the slow model. With the duration of a run they determine the system's capacity.
