@@ -1,12 +1,15 @@
 //! Requests of other servers' clients, sent to Trireme: OpenAI, Cohere, Jina, TEI, Infinity and vLLM, each in its own words.
 
+use std::fs;
+
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, golden, in_every_mode, texts_repository};
+use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, golden, in_every_mode, texts_repository, workspace};
 use trireme_testkit::assert_close;
 
 in_every_mode!(
     every_dialect_gives_the_vectors_of_the_model,
     documents_are_ranked_in_every_dialect,
+    documents_whose_scores_are_all_one_are_ranked_by_their_logits,
     texts_are_classified_in_every_dialect,
     tokens_have_vectors_of_their_own,
     texts_become_tokens_and_tokens_texts,
@@ -157,6 +160,37 @@ fn every_dialect_gives_the_vectors_of_the_model(mode: Mode) {
     assert_eq!(sandbox.get("/models").json()["data"][1]["capabilities"], json!(["embed"]));
     assert_eq!(sandbox.get("/tei/classifier/info").json()["model_type"]["classifier"]["id2label"]["2"], "storm");
     assert_eq!(sandbox.get("/health").status, 200);
+}
+
+/// In f32 the sigmoid of everything above 17 is 1.
+fn documents_whose_scores_are_all_one_are_ranked_by_their_logits(mode: Mode) {
+    let (from, folder) =
+        (workspace().join("examples/folders/reranker"), tempfile::tempdir().expect("a temporary folder"));
+    fs::create_dir(folder.path().join("onnx")).expect("a folder can be made");
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "onnx/model.onnx"] {
+        let mut content = fs::read(from.join(name)).expect("the example has the file");
+        // The share of the query's words is a logit of -4 to 4; it becomes one of -4 to 76.
+        let scale = content.windows(4).position(|bytes| bytes == 8f32.to_le_bytes());
+        if let Some(scale) = scale.filter(|_| name.ends_with(".onnx")) {
+            content[scale..scale + 4].copy_from_slice(&80f32.to_le_bytes());
+        }
+        fs::write(folder.path().join(name), content).expect("a file can be written");
+    }
+    let named = format!("sure={}", folder.path().display());
+    let mut setup = Setup::new(mode).repository(&texts_repository()).worker_arguments(&["--model", &named]);
+    if setup.is_services() {
+        setup = setup.gateway_arguments(&["--model", &named]);
+    }
+    let sandbox = setup.start();
+    let documents = ["crew", "drum", "drum beat", "beat"];
+    let body = json!({"model": "sure", "query": "drum beat", "documents": documents, "top_n": 2});
+    let results = answer(&sandbox, "/v2/rerank", body)["results"].clone();
+    let shown: Vec<_> =
+        [0, 1].map(|at| (results[at]["index"].as_u64(), results[at]["relevance_score"].as_f64())).into();
+    assert_eq!(shown, [(Some(2), Some(1.0)), (Some(1), Some(1.0))], "{results}");
+    let raw = json!({"query": "drum beat", "texts": documents, "raw_scores": true});
+    let raw = answer(&sandbox, "/tei/sure/rerank", raw);
+    assert_eq!((raw[0]["index"].as_u64(), raw[0]["score"].as_f64()), (Some(2), Some(76.0)), "{raw}");
 }
 
 fn documents_are_ranked_in_every_dialect(mode: Mode) {

@@ -123,7 +123,7 @@ impl Handlers {
         let numbers = vectors.numbers();
         let row = |place: usize| &numbers[place * vectors.width..(place + 1) * vectors.width];
         let scores = pairs.into_iter().map(|(one, two)| cosine(row(one), row(two))).collect();
-        Ok(Scores { scores, model: vectors.model, ledger: vectors.ledger })
+        Ok(Scores { scores, logits: None, model: vectors.model, ledger: vectors.ledger })
     }
 
     /// How alike the vectors of `source` and of each other text are: their cosines.

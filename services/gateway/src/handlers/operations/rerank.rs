@@ -2,7 +2,7 @@
 
 use trireme_inference::{InferError, Ledger};
 
-use super::{Ask, Handlers};
+use super::{Ask, Found, Handlers, TextOptions};
 use crate::registry::Task;
 
 /// A score for each pair of texts.
@@ -12,6 +12,8 @@ pub struct Scores {
     pub model: String,
     /// The scores, in the order of the pairs.
     pub scores: Vec<f32>,
+    /// The scores before the sigmoid that was taken of them: in f32 it is 1 for everything above 17.
+    pub logits: Option<Vec<f32>>,
     /// The steps of the request and their times.
     pub ledger: Ledger,
 }
@@ -27,13 +29,33 @@ impl Handlers {
     /// How well the two texts of each pair go together. `first` and `second` are of one length.
     pub async fn score(&self, first: &[&str], second: &[&str], ask: &Ask) -> Result<Scores, InferError> {
         let found = self.find_for(Task::Rerank, ask)?;
+        let squashes = ask.options.raw_scores != Some(true) && self.ends_with_sigmoid(&found);
+        let raw =
+            TextOptions { raw_scores: squashes.then_some(true).or(ask.options.raw_scores), ..ask.options.clone() };
+        let ask = &Ask { options: raw, ..ask.clone() };
         let (tensors, ledger) = self.run_texts(&found, first, Some(second), ask).await?;
         let tensor = tensors.first().ok_or_else(|| found.fault("gave no scores".to_owned()))?;
         let (numbers, width) = found.numbers(tensor)?;
         if width != 1 {
             return Err(found.fault(format!("gave {width} scores for a pair, expected 1")));
         }
-        Ok(Scores { scores: numbers.into_owned(), model: found.model, ledger })
+        let numbers = numbers.into_owned();
+        let (scores, logits) = match squashes {
+            true => (numbers.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(), Some(numbers)),
+            false => (numbers, None),
+        };
+        Ok(Scores { scores, logits, model: found.model, ledger })
+    }
+
+    /// Whether the last thing that happens to the model's scores is a sigmoid, which a request may leave out.
+    fn ends_with_sigmoid(&self, found: &Found) -> bool {
+        let catalog = self.registry.catalog();
+        let steps = found.served.plan.steps.iter().filter_map(|step| catalog.find(&step.model, None).ok());
+        let chains = steps.filter(|(_, step)| step.config.backend == "postprocess");
+        let chains: Vec<String> = chains.filter_map(|(_, step)| step.config.parameters.get("ops").cloned()).collect();
+        let ops: Vec<&str> = chains.iter().flat_map(|ops| ops.split(',').map(str::trim)).collect();
+        let squashing = ops.iter().filter(|op| ["sigmoid", "softmax"].contains(op)).count();
+        squashing == 1 && ops.last() == Some(&"sigmoid")
     }
 }
 
@@ -42,9 +64,10 @@ impl Handlers {
 impl Scores {
     /// The best `most` documents, by their numbers, the best first; all of them without `most`.
     pub fn ranked(&self, most: Option<usize>) -> Vec<(usize, f32)> {
+        let by = self.logits.as_ref().unwrap_or(&self.scores);
         let mut ranked: Vec<_> = self.scores.iter().copied().enumerate().collect();
         // Stable: documents of one score stay in their order.
-        ranked.sort_by(|(_, one), (_, two)| two.total_cmp(one));
+        ranked.sort_by(|&(one, _), &(two, _)| by[two].total_cmp(&by[one]));
         ranked.truncate(most.unwrap_or(usize::MAX));
         ranked
     }
@@ -56,9 +79,12 @@ mod tests {
 
     #[test]
     fn the_best_come_first_and_equal_ones_in_their_order() {
-        let scores = Scores { model: String::new(), scores: vec![0.5, 0.9, 0.5, -1.0], ledger: Ledger::default() };
+        let (scores, ledger) = (vec![0.5, 0.9, 0.5, -1.0], Ledger::default());
+        let scores = Scores { model: String::new(), scores, logits: None, ledger };
         assert_eq!(scores.ranked(None), [(1, 0.9), (0, 0.5), (2, 0.5), (3, -1.0)]);
         assert_eq!(scores.ranked(Some(2)), [(1, 0.9), (0, 0.5)]);
         assert!(scores.ranked(Some(0)).is_empty());
+        let squashed = Scores { scores: vec![1.0, 1.0, 0.5], logits: Some(vec![55.0, 59.0, 0.0]), ..scores };
+        assert_eq!(squashed.ranked(Some(2)), [(1, 1.0), (0, 1.0)]);
     }
 }
