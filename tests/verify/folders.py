@@ -225,6 +225,49 @@ def mean_normalized(path):
     return Folder("embed", ops="pool:mean, normalize")
 
 
+def external(path, **how):
+    """A folder whose graph has its weights in files beside it."""
+    import onnx
+
+    known, graph = mean_normalized(path), path / "onnx" / "model.onnx"
+    model = onnx.load(graph)
+    onnx.save(model, graph, save_as_external_data=True, size_threshold=128, **how)
+    return known
+
+
+@folder
+def external_in_one_file(path):
+    return external(path, location="model.onnx_data")
+
+
+@folder
+def external_in_a_folder(path):
+    (path / "onnx" / "weights").mkdir(parents=True)
+    return external(path, location="weights/model.onnx.data")
+
+
+@folder
+def external_in_several_files(path):
+    return external(path, all_tensors_to_one_file=False)
+
+
+@folder
+def external_by_torchs_default(path):
+    """As `torch.onnx.export` writes without being told otherwise: weights in `model.onnx.data`."""
+    known, graph = mean_normalized(path), path / "onnx" / "model.onnx"
+    graph.unlink()
+    model = Graph(BertModel.from_pretrained(path, attn_implementation="eager"), BERT, known.output).eval()
+    example = tuple(torch.ones(2, 7, dtype=torch.int64) for _ in BERT)
+    shapes = tuple({0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=LONGEST)} for _ in BERT)
+    with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+        torch.onnx.export(
+            model, example, str(graph), input_names=BERT, output_names=[known.output], dynamic_shapes=(shapes,), dynamo=True,
+            external_data=True,
+        )
+    assert graph.with_name("model.onnx.data").is_file()
+    return known
+
+
 @folder
 def cls_old_form(path):
     sentence(path, bert(wordpiece()), wordpiece(), [pooling("cls")])

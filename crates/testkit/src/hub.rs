@@ -53,7 +53,8 @@ impl HubServer {
     pub fn start(repository: &str, files: impl IntoIterator<Item = (String, Vec<u8>)>) -> HubServer {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let address = listener.local_addr().expect("the listener has an address");
-        let is_large = |name: &str| [".onnx", ".onnx_data", ".safetensors"].iter().any(|end| name.ends_with(end));
+        let is_large =
+            |name: &str| [".onnx", ".onnx_data", ".onnx.data", ".safetensors"].iter().any(|end| name.ends_with(end));
         let file = |(name, content): (String, Vec<u8>)| (name.clone(), HubFile { content, large: is_large(&name) });
         let state = Arc::new(State {
             repository: repository.to_owned(),

@@ -11,6 +11,9 @@ use trireme_testkit::{HubFault, HubServer, assert_close};
 
 in_every_mode!(a_folder_answers_as_the_repository_written_by_hand, a_model_of_the_hub_is_downloaded_once_and_served,);
 
+/// Layouts of weights beside the graph, in `tests/models/external`.
+const LAYOUTS: [&str; 3] = ["one", "nested", "several"];
+
 /// How long a command may take that serves nothing.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -36,6 +39,32 @@ fn tiny() -> TempDir {
         json!({"word_embedding_dimension": 8, "pooling_mode_mean_tokens": true, "pooling_mode_cls_token": false});
     write(&folder, "1_Pooling/config.json", &pooling);
     folder
+}
+
+/// The same folder with its weights in files beside the graph.
+fn external(layout: &str) -> TempDir {
+    let folder = tiny();
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/external").join(layout);
+    for (name, content) in files(&models, "") {
+        let path = folder.path().join("onnx").join(name);
+        fs::create_dir_all(path.parent().expect("a file lies in a folder")).expect("a folder can be made");
+        fs::write(path, content).expect("a file can be written");
+    }
+    folder
+}
+
+/// The folder as Hugging Face's cache has it: links to files with other names, which lie together.
+fn linked(folder: &TempDir) -> TempDir {
+    let cache = tempfile::tempdir().expect("a temporary folder");
+    for (number, (name, content)) in files(folder.path(), "").into_iter().enumerate() {
+        let (blob, link) = (cache.path().join(format!("blobs/{number}")), cache.path().join("snapshots/1").join(name));
+        for path in [&blob, &link] {
+            fs::create_dir_all(path.parent().expect("a file lies in a folder")).expect("a folder can be made");
+        }
+        fs::write(&blob, content).expect("a file can be written");
+        std::os::unix::fs::symlink(&blob, link).expect("a link can be made");
+    }
+    cache
 }
 
 fn write(folder: &TempDir, name: &str, content: &Value) {
@@ -90,6 +119,43 @@ fn a_folder_alone_is_enough_and_the_log_says_what_was_derived() {
         derived[1].contains("tokenizer: max_length 16 (sentence_bert_config.json: max_seq_length)"),
         "{derived:#?}"
     );
+}
+
+#[test]
+fn weights_beside_the_graph_come_along() {
+    let (folders, cache) = (LAYOUTS.map(external), tempfile::tempdir().expect("a temporary folder"));
+    let caches = folders.each_ref().map(linked);
+    let (copied, kept) = (cache.path().join("repository"), cache.path().join("kept").display().to_string());
+    let mut words = vec!["--model-cache".to_owned(), kept];
+    let mut names = Vec::new();
+    for ((layout, folder), cache) in LAYOUTS.iter().zip(&folders).zip(&caches) {
+        for (kind, path) in [("folder", folder.path()), ("linked", &cache.path().join("snapshots/1"))] {
+            let name = format!("{layout}_{kind}");
+            words.extend(["--model".to_owned(), format!("{name}={}", path.display())]);
+            names.push(name);
+        }
+        let name = format!("{layout}_copied");
+        let written = run(&["init", "--copy", "--name", &name], &[folder.path(), &copied]);
+        assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+        names.push(name);
+    }
+    words.extend(["--model".to_owned(), copied.display().to_string()]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    // The second process finds optimised models that the first one kept.
+    for start in ["first", "second"] {
+        let sandbox = Setup::new(Mode::AllInOne).worker_arguments(&words).start();
+        for golden in golden() {
+            let input = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [golden.text]}]});
+            for name in &names {
+                let answer = sandbox.infer(name, &input);
+                assert_eq!(answer.status, 200, "{name}, {start} start: {}", answer.text());
+                assert_close(&answer.numbers("sentence_embedding"), &golden.embedding, 1e-5);
+            }
+        }
+        let warned = sandbox.gateway.events().into_iter().filter(|event| event["level"] == "WARN");
+        let warned: Vec<_> = warned.filter(|event| event.to_string().contains("optimised")).collect();
+        assert!(warned.is_empty(), "{start} start: {warned:#?}");
+    }
 }
 
 #[test]
@@ -168,9 +234,9 @@ fn files(root: &Path, inner: &str) -> Vec<(String, Vec<u8>)> {
 }
 
 fn a_model_of_the_hub_is_downloaded_once_and_served(mode: Mode) {
-    let (folder, cache) = (tiny(), tempfile::tempdir().expect("a temporary folder"));
+    let (folder, cache) = (external("nested"), tempfile::tempdir().expect("a temporary folder"));
     let hub = HubServer::start("org/mini", files(folder.path(), ""));
-    hub.set_fault("onnx/model.onnx", Some(HubFault::Cut(1000)));
+    hub.set_fault("onnx/weights/model.onnx.data", Some(HubFault::Cut(1000)));
     let words = ["hf://org/mini@v1", "--model", "other=hf://org/mini"];
     let mut setup = Setup::new(mode).worker_arguments(&words);
     if setup.is_services() {
@@ -183,7 +249,7 @@ fn a_model_of_the_hub_is_downloaded_once_and_served(mode: Mode) {
         assert_close(&sandbox.infer(name, &input).numbers("sentence_embedding"), &golden()[0].embedding, 1e-5);
     }
     let graphs = hub.requests().into_iter().filter(|request| request.contains("/cdn/")).count();
-    assert_eq!(graphs, 2, "the file is read to the cut, then from there: {:?}", hub.requests());
+    assert_eq!(graphs, 3, "the graph, then its weights to the cut, then from there: {:?}", hub.requests());
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::graphs::{self, GraphFile};
 use super::heads;
 use super::late::{self, Late};
 use super::modules::{self, ModuleKind};
-use super::onnx::GraphTensor;
+use super::onnx::{Graph, GraphTensor};
 use super::origin::Derived;
 use super::precision::Precision;
 use super::safetensors;
@@ -250,7 +250,7 @@ fn static_model(
     let shapes = match safetensors::shapes(&reader.path(&file)) {
         Ok(shapes) => shapes,
         Err(error) => {
-            reader.fault(format_args!("{file} cannot be read: {error}"));
+            reader.unreadable(&file, format_args!("cannot be read: {error}"));
             return None;
         }
     };
@@ -329,7 +329,16 @@ fn generation(
     let names = ["", "onnx/"]
         .into_iter()
         .flat_map(|place| reader.names(place).into_iter().map(move |name| format!("{place}{name}")));
-    files.extend(names.filter(|name| graphs::is_generation_part(name)));
+    let parts: Vec<_> = names.filter(|name| graphs::is_generation_part(name)).collect();
+    for part in parts.iter().filter(|part| part.ends_with(".onnx")) {
+        match Graph::read(&reader.path(part)) {
+            Ok(graph) => files.extend(graph.external_files(reader, part)),
+            Err(error) => reader.unreadable(part, format_args!("cannot be read: {error}")),
+        }
+    }
+    files.extend(parts);
+    files.sort_unstable();
+    files.dedup();
     if !files.iter().any(|file| file.contains(graphs::ENCODER)) {
         graphs::missing(reader, "", Task::Generate);
         return None;

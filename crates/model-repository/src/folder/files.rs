@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -13,6 +13,9 @@ use super::precision::Precision;
 
 /// No JSON file of a model is larger than this by intent; vocabularies take some 20 MB.
 const MAX_JSON_BYTES: u64 = 256 << 20;
+
+/// The beginning of a pointer of Git LFS.
+const POINTER: &[u8; 27] = b"version https://git-lfs.git";
 
 /// A model folder while it is read, and its faults so far.
 pub(crate) struct Reader<'a> {
@@ -55,6 +58,22 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Notes that a file is a pointer of Git LFS, if it is one, else the `fault` of its content.
+    pub(crate) fn unreadable(&self, file: &str, fault: impl Display) {
+        match self.is_pointer(file) {
+            true => self.fault(format_args!(
+                "{file} is a Git LFS pointer, which stands for the file: fetch the files with git lfs pull, in the folder that was cloned"
+            )),
+            false => self.fault(format_args!("{file} {fault}")),
+        }
+    }
+
+    /// Whether a file is what git has in place of a large one.
+    pub(crate) fn is_pointer(&self, file: &str) -> bool {
+        let mut head = [0; POINTER.len()];
+        fs::File::open(self.path(file)).and_then(|mut file| file.read_exact(&mut head)).is_ok() && head == *POINTER
+    }
+
     pub(crate) fn into_faults(self) -> Vec<String> {
         self.faults.into_inner()
     }
@@ -88,14 +107,14 @@ impl<'a> Reader<'a> {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => {
-                self.fault(format_args!("{file} cannot be read: {error}"));
+                self.unreadable(file, format_args!("cannot be read: {error}"));
                 return None;
             }
         };
         match serde_json::from_slice(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes)) {
             Ok(value) => Some(value),
             Err(error) => {
-                self.fault(format_args!("{file} is not JSON: {error}"));
+                self.unreadable(file, format_args!("is not JSON: {error}"));
                 None
             }
         }

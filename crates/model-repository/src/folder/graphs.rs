@@ -41,12 +41,12 @@ pub(crate) fn find(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Grap
     match Graph::read(&reader.path(&file.value)) {
         Ok(graph) => {
             let mut found = GraphFile { file, graph };
-            found.check_external(reader);
+            found.graph.external_files(reader, &found.file.value);
             found.check_variant(reader);
             Some(found)
         }
         Err(error) => {
-            reader.fault(format_args!("{} cannot be read: {error}", file.value));
+            reader.unreadable(&file.value, format_args!("cannot be read: {error}"));
             None
         }
     }
@@ -159,11 +159,6 @@ impl GraphFile {
         format!("{}: {}", self.file.value, tensor.name)
     }
 
-    /// The folder of the file within the model's folder; empty or with a slash at its end.
-    pub(crate) fn folder(&self) -> &str {
-        self.file.value.rfind('/').map_or("", |slash| &self.file.value[..=slash])
-    }
-
     /// The output that holds one vector for each text.
     pub(crate) fn pooled(&self) -> Option<&GraphTensor> {
         let only = match self.graph.outputs.as_slice() {
@@ -205,7 +200,7 @@ impl GraphFile {
     /// model.
     fn check_variant(&mut self, reader: &Reader<'_>) {
         let Some(variant) = &self.graph.variant else { return };
-        let origin = format!("{}{}", self.folder(), variant.origin);
+        let origin = beside(&self.file.value, &variant.origin);
         if let Ok(found) = std::fs::metadata(reader.path(&origin))
             && found.len() != variant.origin_bytes
         {
@@ -218,15 +213,32 @@ impl GraphFile {
         }
         self.file.origin = format!("{}; made of {}: {}", self.file.origin, variant.origin, variant.figures);
     }
+}
 
-    fn check_external(&self, reader: &Reader<'_>) {
-        for name in &self.graph.external {
-            let file = format!("{}{name}", self.folder());
+// === impl Graph ===
+
+impl Graph {
+    /// The paths within the folder of the files that hold the graph's weights; the path of the graph is `file`. Files that are missing are
+    /// noted as faults.
+    pub(crate) fn external_files(&self, reader: &Reader<'_>, file: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        for name in &self.external {
+            let weights = beside(file, name);
             if name.split('/').any(|part| part == "..") || name.starts_with('/') {
-                reader.fault(format_args!("{}: its weights are in '{name}', outside of its folder", self.file.value));
-            } else if !reader.has(&file) {
-                reader.fault(format_args!("{}: its weights are in {file}, which is missing", self.file.value));
+                reader.fault(format_args!("{file}: its weights are in '{name}', outside of its folder"));
+            } else if !reader.has(&weights) {
+                reader.fault(format_args!("{file}: its weights are in {weights}, which is missing"));
+            } else if reader.is_pointer(&weights) {
+                reader.unreadable(&weights, "");
+            } else {
+                found.push(weights);
             }
         }
+        found
     }
+}
+
+/// The path of the file `name` that lies beside `file`.
+pub(crate) fn beside(file: &str, name: &str) -> String {
+    format!("{}{name}", file.rfind('/').map_or("", |slash| &file[..=slash]))
 }

@@ -63,7 +63,7 @@ fn head(
     let tensors = match torch_file::read(&reader.path(file)) {
         Ok(tensors) => tensors,
         Err(reason) => {
-            reader.fault(format_args!("{file} cannot be read: {reason}"));
+            reader.unreadable(file, format_args!("cannot be read: {reason}"));
             return None;
         }
     };

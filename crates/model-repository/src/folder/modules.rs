@@ -279,17 +279,20 @@ fn weights(reader: &Reader<'_>, folder: &str) -> Option<Vec<(String, Vec<i64>)>>
             match torch_file::read(&reader.path(&file)) {
                 Ok(tensors) => Some(tensors.into_iter().map(shape).collect()),
                 Err(reason) => {
-                    reader.fault(format_args!(
-                        "{file} cannot be read: {reason}; or write model.safetensors: python -c \"from sentence_transformers import \
-                         SentenceTransformer as S; S('{0}').save('{0}')\"",
-                        reader.root().display()
-                    ));
+                    let root = reader.root().display();
+                    reader.unreadable(
+                        &file,
+                        format_args!(
+                            "cannot be read: {reason}; or write model.safetensors: python -c \"from sentence_transformers import \
+                             SentenceTransformer as S; S('{root}').save('{root}')\""
+                        ),
+                    );
                     None
                 }
             }
         }
         Err(error) => {
-            reader.fault(format_args!("{file} cannot be read: {error}"));
+            reader.unreadable(&file, format_args!("cannot be read: {error}"));
             None
         }
     }

@@ -52,6 +52,8 @@ pub fn needed_files(local: &Path, listed: &[&str], precision: Precision) -> Resu
         Kind::Folder => of_folder(local, listed, precision)?,
     };
     needed.retain(|name| !local.join(name).is_file());
+    needed.sort_unstable();
+    needed.dedup();
     Ok(needed)
 }
 
@@ -127,6 +129,7 @@ fn of_folder(local: &Path, listed: &[&str], precision: Precision) -> Result<Vec<
         if parts.is_empty() {
             return Err(no_graph(listed, &folder, purpose.task.value));
         }
+        needed.extend(parts.iter().flat_map(|part| weights_of(local, part, listed)));
         needed.extend(parts);
         return Ok(needed);
     }
@@ -142,14 +145,17 @@ fn of_folder(local: &Path, listed: &[&str], precision: Precision) -> Result<Vec<
         Choice::Unclear => return Err(NeededError::SeveralGraphs(graphs.join(", "))),
         Choice::Only(graph) | Choice::Best(graph) => graph.to_owned(),
     };
-    // The graph names the files of its weights. A graph that cannot be read is reported later, when the folder is read.
-    if let Ok(outline) = Graph::read(&local.join(&graph)) {
-        let place = graph.rfind('/').map_or("", |slash| &graph[..=slash]);
-        let weights = outline.external.iter().map(|name| format!("{place}{name}"));
-        needed.extend(weights.filter(|name| listed.contains(&name.as_str())));
-    }
+    needed.extend(weights_of(local, &graph, listed));
     needed.push(graph);
     Ok(needed)
+}
+
+/// The files that the graph names as those of its weights; none until it is there. A graph that cannot be read is reported later, when the
+/// folder is read.
+fn weights_of(local: &Path, graph: &str, listed: &[&str]) -> Vec<String> {
+    let external = Graph::read(&local.join(graph)).map(|outline| outline.external).unwrap_or_default();
+    let weights = external.iter().map(|name| graphs::beside(graph, name));
+    weights.filter(|name| listed.contains(&name.as_str())).collect()
 }
 
 /// The small files of a folder: configurations, and what tokenizers are made of.
@@ -251,6 +257,33 @@ mod tests {
         ];
         let config = ("config.json", r#"{"architectures": ["MarianMTModel"]}"#);
         assert_eq!(all(&listed, &[config]).unwrap(), listed[..4]);
+    }
+
+    #[test]
+    fn files_of_weights_are_needed_by_the_names_that_the_graph_gives() {
+        let graph =
+            |layout: &str| format!("{}/../../tests/models/external/{layout}/model.onnx", env!("CARGO_MANIFEST_DIR"));
+        for (layout, weights) in [
+            ("one", vec!["model.onnx_data"]),
+            ("nested", vec!["weights/model.onnx.data"]),
+            ("several", vec!["2.bin", "3.bin", "4.bin"]),
+        ] {
+            for (name, config) in [("model", "BertModel"), ("encoder_model", "MarianMTModel")] {
+                let local = tempfile::tempdir().unwrap();
+                fs::create_dir(local.path().join("onnx")).unwrap();
+                let config = format!(r#"{{"architectures": ["{config}"]}}"#);
+                fs::write(local.path().join("config.json"), config).unwrap();
+                fs::copy(graph(layout), local.path().join(format!("onnx/{name}.onnx"))).unwrap();
+                let weights: Vec<_> = weights.iter().map(|file| format!("onnx/{file}")).collect();
+                let listed = [
+                    vec!["config.json".to_owned(), format!("onnx/{name}.onnx"), "onnx/other.bin".to_owned()],
+                    weights.clone(),
+                ];
+                let listed = listed.concat();
+                let listed: Vec<&str> = listed.iter().map(String::as_str).collect();
+                assert_eq!(needed_files(local.path(), &listed, Precision::Exact).unwrap(), weights, "{layout}, {name}");
+            }
+        }
     }
 
     #[test]

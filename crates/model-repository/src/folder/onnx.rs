@@ -10,6 +10,9 @@ use std::path::Path;
 
 use trireme_inference::DataType;
 
+/// Graphs lie within nodes of graphs no deeper than this.
+const MAX_DEPTH: usize = 16;
+
 /// Names and paths are shorter than this.
 const MAX_TEXT_BYTES: u64 = 64 << 10;
 
@@ -81,7 +84,7 @@ impl Graph {
         let (mut graph, mut notes) = (None, BTreeMap::new());
         wire.fields(length, |wire, field, value| {
             match (field, value) {
-                (7, Field::Bytes(end)) => graph = Some(wire.graph(end)?),
+                (7, Field::Bytes(end)) => graph = Some(wire.graph(end, 0)?),
                 (14, Field::Bytes(end)) => notes.extend([wire.entry(end)?]),
                 _ => {}
             }
@@ -132,7 +135,10 @@ impl GraphTensor {
 
 impl<R: Read + Seek> Wire<R> {
     /// GraphProto: nodes, weights, inputs, outputs.
-    fn graph(&mut self, end: u64) -> io::Result<Graph> {
+    fn graph(&mut self, end: u64, depth: usize) -> io::Result<Graph> {
+        if depth > MAX_DEPTH {
+            return Err(damaged("its graphs lie too deep within one another"));
+        }
         let mut graph = Graph::default();
         let mut weights: BTreeMap<String, Vec<i64>> = BTreeMap::new();
         let mut lookups = Vec::new();
@@ -140,7 +146,7 @@ impl<R: Read + Seek> Wire<R> {
             let Field::Bytes(end) = value else { return Ok(()) };
             match field {
                 1 => {
-                    let node = wire.node(end)?;
+                    let node = wire.node(end, depth, &mut graph.external)?;
                     lookups.extend(node.lookup());
                 }
                 5 => {
@@ -160,17 +166,30 @@ impl<R: Read + Seek> Wire<R> {
         Ok(graph)
     }
 
-    fn node(&mut self, end: u64) -> io::Result<Node> {
+    fn node(&mut self, end: u64, depth: usize, external: &mut BTreeSet<String>) -> io::Result<Node> {
         let mut node = Node::default();
         self.fields(end, |wire, field, value| {
             match (field, value) {
                 (1, Field::Bytes(end)) => node.inputs.push(wire.text(end)?),
                 (4, Field::Bytes(end)) => node.op = wire.text(end)?,
+                (5, Field::Bytes(end)) => wire.attribute(end, depth, external)?,
                 _ => {}
             }
             Ok(())
         })?;
         Ok(node)
+    }
+
+    /// AttributeProto: the weights of its tensors and graphs may lie in other files, too.
+    fn attribute(&mut self, end: u64, depth: usize, external: &mut BTreeSet<String>) -> io::Result<()> {
+        self.fields(end, |wire, field, value| {
+            match (field, value) {
+                (5 | 10, Field::Bytes(end)) => drop(wire.weight(end, external)?),
+                (6 | 11, Field::Bytes(end)) => external.extend(wire.graph(end, depth + 1)?.external),
+                _ => {}
+            }
+            Ok(())
+        })
     }
 
     /// TensorProto: name and dimensions; the file that holds it, where that is another one.
@@ -188,7 +207,7 @@ impl<R: Read + Seek> Wire<R> {
                 (13, Field::Bytes(end)) => {
                     let (key, value) = wire.entry(end)?;
                     if key == "location" {
-                        external.insert(value);
+                        external.insert(value.trim_start_matches("./").to_owned());
                     }
                 }
                 _ => {}

@@ -9,6 +9,7 @@ use serde_json::json;
 use trireme_inference::DataType;
 
 use super::describe::{Executor, FolderDescription};
+use super::graphs;
 use super::heads::Head;
 use super::modules::TORCH_WEIGHTS;
 use super::origin::Derived;
@@ -208,9 +209,8 @@ impl FolderDescription {
                     &format!("{}: {}", file.file.value, file.file.origin),
                 );
                 files.insert(model.to_owned(), file.file.value.clone());
-                let external =
-                    file.graph.external.iter().map(|name| (name.clone(), format!("{}{name}", file.folder())));
-                files.extend(external);
+                let external = file.graph.external.iter();
+                files.extend(external.map(|name| (name.clone(), graphs::beside(&file.file.value, name))));
             }
             Executor::Static { file, config, .. } => {
                 files.insert("model.safetensors".to_owned(), file.value.clone());

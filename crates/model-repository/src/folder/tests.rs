@@ -35,6 +35,27 @@ fn bytes(number: u8, content: &[u8]) -> Vec<u8> {
     out
 }
 
+/// A tensor whose numbers are in another file.
+fn external(location: &str) -> Vec<u8> {
+    let entry = [bytes(1, b"location"), bytes(2, location.as_bytes())].concat();
+    [bytes(8, b"w"), bytes(13, &entry)].concat()
+}
+
+/// An ONNX file with weights in these files: those of the graph, of a node, and of a graph within a node.
+fn onnx_with_weights(locations: [&str; 3]) -> Vec<u8> {
+    let [graph, node, within] = locations.map(external);
+    let within = bytes(1, &bytes(5, &bytes(6, &bytes(5, &within))));
+    let graph = [bytes(5, &graph), bytes(1, &bytes(5, &bytes(5, &node))), within].concat();
+    let model = onnx(&IDS, &[("last_hidden_state", &[-1, -1, 8])]);
+    bytes(7, &[inner(&model), &graph].concat())
+}
+
+/// The content of the only field of a message.
+fn inner(message: &[u8]) -> &[u8] {
+    let length = message[1..].iter().position(|byte| byte & 0x80 == 0).unwrap() + 1;
+    &message[1 + length..]
+}
+
 /// The outline of an ONNX file: tensors with their dims, -1 for any size. Inputs are INT64, outputs FP32.
 fn onnx(inputs: &[(&str, &[i64])], outputs: &[(&str, &[i64])]) -> Vec<u8> {
     let tensor = |name: &str, datatype: u8, dims: &[i64]| {
@@ -376,6 +397,54 @@ fn an_encoder_decoder_is_generation() {
     assert_eq!((&ensemble.parameters["task"][..], model.backend.as_str()), ("generate", "generation"));
     assert!(names(tokenizer.outputs.iter().map(|o| &o.name)).contains(&"forced_bos_token_id"));
     assert_eq!(postprocess.parameters["ops"], "decode");
+}
+
+#[test]
+fn all_files_of_weights_come_along() {
+    let locations = ["model.onnx_data", "./weights/0", "weights/1"];
+    let paths = ["model.onnx_data", "weights/0", "weights/1"];
+    let pooling = json!({"embedding_dimension": 8, "pooling_mode": "mean"});
+    let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", pooling)]);
+    write(folder.path(), "onnx/model.onnx", &onnx_with_weights(locations));
+    let missing = paths.map(|path| format!("onnx/model.onnx: its weights are in onnx/{path}, which is missing"));
+    assert_eq!(faults(&folder), missing);
+    paths.iter().for_each(|path| write(folder.path(), &format!("onnx/{path}"), b"numbers"));
+    let models = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m");
+    let files = &models.iter().find(|model| model.name == "m_model").unwrap().files;
+    for path in paths {
+        assert_eq!(files.get(path), Some(&format!("onnx/{path}")), "{files:?}");
+    }
+    let repository = tempfile::tempdir().unwrap();
+    place(&models, folder.path(), repository.path(), Placement::Copy).unwrap();
+    assert!(paths.iter().all(|path| repository.path().join("m_model/1").join(path).is_file()));
+
+    // The graphs of encoder-decoder models have files of their own.
+    let config = json!({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"});
+    let folder = encoder(&[], &[("config.json", config)]);
+    fs::remove_file(folder.path().join("modules.json")).unwrap();
+    fs::remove_file(folder.path().join("onnx/model.onnx")).unwrap();
+    write(folder.path(), "onnx/encoder_model.onnx", &onnx_with_weights(locations));
+    write(folder.path(), "onnx/decoder_model.onnx", &onnx_with_weights(["decoder.bin"; 3]));
+    let parts = [paths.as_slice(), &["decoder.bin"]].concat();
+    parts.iter().for_each(|path| write(folder.path(), &format!("onnx/{path}"), b"numbers"));
+    let models = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m");
+    let files = &models.iter().find(|model| model.name == "m_model").unwrap().files;
+    assert!(parts.iter().all(|path| files.contains_key(&format!("onnx/{path}"))), "{files:?}");
+}
+
+#[test]
+fn pointers_of_git_lfs_are_named() {
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+    for file in ["onnx/model.onnx", "tokenizer.json", "config.json", "onnx/model.onnx_data"] {
+        let folder = encoder(&[TRANSFORMER], &[]);
+        write(folder.path(), "onnx/model.onnx_data", b"numbers");
+        write(folder.path(), "onnx/model.onnx", &onnx_with_weights(["model.onnx_data"; 3]));
+        write(folder.path(), file, pointer);
+        let found = faults(&folder);
+        let named =
+            format!("{file} is a Git LFS pointer, which stands for the file: fetch the files with git lfs pull");
+        assert!(found.iter().any(|fault| fault.starts_with(&named)), "{found:?}");
+    }
 }
 
 #[test]

@@ -224,6 +224,7 @@ fn a_fingerprint_changes_with_the_files_of_its_version() {
     let root = repository(&[
         ("m/1/a", ""),
         ("m/2/a", ""),
+        ("m/2/weights/0", ""),
         ("m/config.pbtxt", &format!("{IDENTITY} version_policy {{ all {{}} }}")),
     ]);
     let path = root.path().join("m");
@@ -237,6 +238,8 @@ fn a_fingerprint_changes_with_the_files_of_its_version() {
     let after = fingerprints();
     assert_eq!(before[0], after[0]);
     assert_ne!(before[1], after[1]);
+    fs::write(path.join("2/weights/0"), "longer").unwrap();
+    assert_ne!(after[1], fingerprints()[1], "weights lie in folders, too");
     fs::write(path.join("labels.txt"), "x").unwrap();
     assert_ne!(after[0], fingerprints()[0], "what lies beside belongs to every version");
 }

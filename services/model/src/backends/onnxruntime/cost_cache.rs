@@ -10,6 +10,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use super::files;
 use crate::batcher::cost::{CostModel, Fit};
 
 /// First line of an entry; another format gets another number.
@@ -73,17 +74,16 @@ impl Entry {
     }
 }
 
-/// Name, size and time of change of the model's file and of all files in its directory, which may contain its weights.
+/// Name, size and time of change of all files of the model.
 fn files_beside(model_file: &Path) -> String {
-    let entries = model_file.parent().and_then(|directory| std::fs::read_dir(directory).ok());
-    let describe = |entry: std::fs::DirEntry| {
-        let metadata = std::fs::metadata(entry.path()).ok().filter(std::fs::Metadata::is_file)?;
+    let describe = |path: &PathBuf| {
+        let metadata = std::fs::metadata(path).ok()?;
         let changed = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-        Some(format!("{}={}@{}", entry.file_name().display(), metadata.len(), changed.as_micros()))
+        let name = path.file_name().unwrap_or_default();
+        Some(format!("{}={}@{}", name.display(), metadata.len(), changed.as_micros()))
     };
-    let mut files: Vec<_> = entries.into_iter().flatten().flatten().filter_map(describe).collect();
-    files.sort_unstable();
-    files.join(" ")
+    let files = files::beside(model_file).unwrap_or_default();
+    files.iter().filter_map(describe).collect::<Vec<_>>().join(" ")
 }
 
 /// The processor's name. The cache may be on a disk shared by different machines.
@@ -104,7 +104,8 @@ mod tests {
     #[test]
     fn what_is_kept_comes_back_until_something_changes() {
         let directory = tempfile::tempdir().unwrap();
-        let (cache, file) = (directory.path().join("new/cache"), directory.path().join("model.onnx"));
+        let (cache, file) = (directory.path().join("new/cache"), directory.path().join("model/model.onnx"));
+        std::fs::create_dir(file.parent().unwrap()).unwrap();
         std::fs::write(&file, "one").unwrap();
         let entry = |circumstances: &str| Entry::new(&cache, "my/model", &file, circumstances);
         assert_eq!(entry("1 thread").read(), None);

@@ -1,6 +1,6 @@
 //! Optimised models on disk. Optimising the graph takes most of the time of loading a large model.
 //!
-//! An entry is a folder with the optimised model and a text file with its key and checksum. It is written under a
+//! An entry is a folder with the optimised model, its weights in files beside it, and a text file with its key and checksum. It is written under a
 //! temporary name and renamed, so that processes may share a directory. An entry with a wrong checksum is replaced, and
 //! one that cannot be written is a warning: the cache only saves time. Only damaged entries are ever removed.
 
@@ -8,8 +8,10 @@ use std::hash::{DefaultHasher, Hasher};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use super::files;
+
 /// First line of an entry's key; another format gets another number.
-const HEADER: &str = "trireme optimised model 1";
+const HEADER: &str = "trireme optimised model 2";
 const MODEL: &str = "model.onnx";
 const KEY: &str = "key";
 
@@ -26,7 +28,8 @@ impl Entry {
     /// The entry of `model`, whose file is at `model_file`, in `directory`. `circumstances` are the other things that
     /// its optimised graph depends on: library, processor, provider, options.
     pub fn new(directory: &Path, model: &str, model_file: &Path, circumstances: &str) -> std::io::Result<Entry> {
-        let key = format!("{HEADER} {:016x} {circumstances}", hash_of_all_beside(model_file)?);
+        let name = model_file.file_name().unwrap_or_default().display();
+        let key = format!("{HEADER} {name} {:016x} {circumstances}", hash_of_all(&files::beside(model_file)?)?);
         let key = key.split_whitespace().collect::<Vec<_>>().join(" ");
         let mut hasher = DefaultHasher::new();
         hasher.write(key.as_bytes());
@@ -64,7 +67,7 @@ impl Entry {
         std::fs::create_dir_all(unfinished).map_err(failed)?;
         let model = unfinished.join(MODEL);
         make(&model)?;
-        let checksum = hash_of(&model).map_err(failed)?;
+        let checksum = hash_of_all(&files::beside(&model).map_err(failed)?).map_err(failed)?;
         std::fs::write(unfinished.join(KEY), format!("{}\n{checksum:016x}\n", self.key)).map_err(failed)?;
         match std::fs::rename(unfinished, &self.path) {
             // Another process was faster; its entry has the same content.
@@ -85,7 +88,9 @@ impl Entry {
             return Err(fault("its key is another model's"));
         }
         let model = self.path.join(MODEL);
-        match hash_of(&model) {
+        let mut made = files::beside(&model).map_err(|_| fault("it cannot be read"))?;
+        made.retain(|file| !file.ends_with(KEY));
+        match hash_of_all(&made) {
             Ok(found) if format!("{found:016x}") == checksum => Ok(model),
             Ok(_) => Err(fault("its checksum is wrong")),
             Err(_) => Err(fault("its model cannot be read")),
@@ -93,21 +98,12 @@ impl Entry {
     }
 }
 
-/// A hash of the model's file and all files in its directory, which may contain its weights.
-fn hash_of_all_beside(model_file: &Path) -> std::io::Result<u64> {
-    let directory = model_file.parent().unwrap_or(Path::new("."));
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(directory)? {
-        let path = entry?.path();
-        if path.is_file() {
-            files.push(path);
-        }
-    }
-    files.sort_unstable();
+/// A hash of the names and the contents of files.
+fn hash_of_all(files: &[PathBuf]) -> std::io::Result<u64> {
     let mut hasher = DefaultHasher::new();
     for file in files {
         hasher.write(file.file_name().unwrap_or_default().as_encoded_bytes());
-        hasher.write_u64(hash_of(&file)?);
+        hasher.write_u64(hash_of(file)?);
     }
     Ok(hasher.finish())
 }
@@ -138,7 +134,8 @@ mod tests {
     #[test]
     fn an_entry_is_made_once_for_each_model_and_circumstance() {
         let directory = tempfile::tempdir().unwrap();
-        let (cache, file) = (directory.path().join("cache"), directory.path().join("model.onnx"));
+        let (cache, file) = (directory.path().join("cache"), directory.path().join("model/model.onnx"));
+        std::fs::create_dir(file.parent().unwrap()).unwrap();
         std::fs::write(&file, "one").unwrap();
         let entry = |circumstances: &str| Entry::new(&cache, "my/model", &file, circumstances).unwrap();
         let made = entry("level 99").get_or_make(write("optimised")).unwrap();
@@ -148,18 +145,31 @@ mod tests {
         std::fs::write(&file, "two").unwrap();
         assert_eq!(entry("level 99").get_or_make(never).unwrap_err(), "it need not be made", "the model changed");
         assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 1, "nothing unfinished stays behind");
+        let made = entry("level 99").get_or_make(write("of two")).unwrap();
+        let weights = file.with_file_name("weights").join("0");
+        std::fs::create_dir(weights.parent().unwrap()).unwrap();
+        std::fs::write(weights, "three").unwrap();
+        assert!(entry("level 99").get_or_make(never).is_err(), "weights in a folder beside the graph changed");
+        std::fs::remove_dir_all(file.with_file_name("weights")).unwrap();
+        assert_eq!(entry("level 99").get_or_make(never).unwrap(), made);
+        std::fs::copy(&file, file.with_file_name("decoder.onnx")).unwrap();
+        entry("level 99").get_or_make(write("of the first of two graphs")).unwrap();
+        let decoder = Entry::new(&cache, "my/model", &file.with_file_name("decoder.onnx"), "level 99").unwrap();
+        assert!(decoder.get_or_make(never).is_err(), "each graph in a folder has an entry of its own");
     }
 
     #[test]
     fn a_damaged_entry_is_made_anew() {
         let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("model.onnx");
+        let file = directory.path().join("model/model.onnx");
+        std::fs::create_dir(file.parent().unwrap()).unwrap();
         std::fs::write(&file, "one").unwrap();
         let entry = Entry::new(&directory.path().join("cache"), "m", &file, "").unwrap();
         let path = entry.get_or_make(write("optimised")).unwrap();
-        let damages: [&dyn Fn(); 4] = [
+        let damages: [&dyn Fn(); 5] = [
             &|| std::fs::write(&path, "optimisef").unwrap(),
             &|| std::fs::remove_file(&path).unwrap(),
+            &|| std::fs::write(path.with_file_name("weights"), "of another model").unwrap(),
             &|| std::fs::write(path.with_file_name(KEY), "x").unwrap(),
             &|| std::fs::remove_file(path.with_file_name(KEY)).unwrap(),
         ];

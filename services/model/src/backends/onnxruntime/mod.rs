@@ -10,6 +10,7 @@ mod accelerators;
 mod binding;
 mod cost_cache;
 mod costs;
+mod files;
 mod gpus;
 mod graph_cache;
 mod graphs;

@@ -1,8 +1,9 @@
 //! Makes the sessions of a model: from its file, or from its optimised graph if that is cached or its weights are
-//! shared.
+//! shared. An optimised graph only saves time and memory: where it cannot be made or opened, sessions are made of the file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ort::environment::Environment;
 use ort::session::Session;
@@ -17,7 +18,7 @@ use super::library::CPU;
 use super::options::OnnxRuntimeOptions;
 use super::providers;
 use super::settings::Settings;
-use super::weights::SharedWeights;
+use super::weights::{SharedWeights, write_beside};
 
 /// Makes the sessions of a model.
 pub struct Sessions {
@@ -26,7 +27,8 @@ pub struct Sessions {
     settings: Settings,
     options: OnnxRuntimeOptions,
     path: PathBuf,
-    optimised: Option<Optimised>,
+    /// None from when it proves to be of no use.
+    optimised: Mutex<Option<Arc<Optimised>>>,
     /// TensorRT's options for shape profiles, if they were derived and it takes them.
     profiles: Mutex<BTreeMap<String, String>>,
 }
@@ -35,7 +37,7 @@ pub struct Sessions {
 struct Optimised {
     path: PathBuf,
     weights: Option<SharedWeights>,
-    /// A temporary directory for a file that is not cached.
+    /// A temporary directory for files that are not cached.
     _directory: Option<TempDir>,
 }
 
@@ -53,8 +55,8 @@ impl Sessions {
     ) -> Sessions {
         let (environment, settings, options) = (environment.clone(), settings.clone(), options.clone());
         let (model, path) = (model.to_owned(), path.to_owned());
-        let mut sessions =
-            Sessions { model, environment, settings, options, path, optimised: None, profiles: Mutex::default() };
+        let (optimised, profiles) = (Mutex::default(), Mutex::default());
+        let mut sessions = Sessions { model, environment, settings, options, path, optimised, profiles };
         let entry = sessions.options.model_cache.as_deref().and_then(|directory| sessions.entry(directory));
         if let Some(entry) = &entry {
             sessions.keep_with_providers(entry);
@@ -66,7 +68,7 @@ impl Sessions {
             && settings.places.contains(&InstanceDevice::Cpu)
         {
             match sessions.optimise(entry.as_ref()) {
-                Ok(optimised) => sessions.optimised = Some(optimised),
+                Ok(optimised) => *sessions.optimised.lock() = Some(Arc::new(optimised)),
                 Err(reason) => {
                     tracing::warn!(model, reason, "no optimised model is kept or shared: each session makes its own");
                 }
@@ -106,7 +108,7 @@ impl Sessions {
 
     fn optimise(&self, entry: Option<&Entry>) -> Result<Optimised, String> {
         let write = |path: &Path| {
-            let builder = self.builder(&self.settings, InstanceDevice::Cpu, 1)?.with_optimized_model_path(path);
+            let builder = write_beside(self.builder(&self.settings, InstanceDevice::Cpu, 1)?, path);
             builder.map_err(message)?.commit_from_file(&self.path).map(drop).map_err(message)
         };
         let (path, directory) = match entry {
@@ -151,20 +153,32 @@ impl Sessions {
     }
 
     fn try_make(&self, place: InstanceDevice, threads: usize) -> Result<Session, String> {
-        let accelerators = self.settings.accelerators.at(place);
-        let session = match (&self.optimised, place) {
-            (Some(optimised), InstanceDevice::Cpu) => {
-                // The graph is optimised already.
-                let settings = Settings { graph_level: Some(Settings::NO_OPTIMISATION), ..self.settings.clone() };
-                let mut builder = self.builder(&settings, place, threads)?;
-                if let Some(weights) = &optimised.weights {
-                    builder = weights.give(builder).map_err(message)?;
-                }
-                builder.commit_from_file(&optimised.path)
+        let optimised = self.optimised.lock().clone().filter(|_| !place.is_gpu());
+        match optimised.map(|optimised| self.of_optimised(&optimised, place, threads)) {
+            Some(Ok(session)) => return self.verify(session, self.settings.accelerators.at(place)),
+            Some(Err(reason)) => {
+                *self.optimised.lock() = None;
+                tracing::warn!(
+                    model = self.model,
+                    reason,
+                    "the optimised model cannot be opened: each session is made of {}",
+                    self.path.display()
+                );
             }
-            _ => self.builder(&self.settings, place, threads)?.commit_from_file(&self.path),
-        };
-        self.verify(session.map_err(message)?, accelerators)
+            None => {}
+        }
+        let session = self.builder(&self.settings, place, threads)?.commit_from_file(&self.path);
+        self.verify(session.map_err(message)?, self.settings.accelerators.at(place))
+    }
+
+    fn of_optimised(&self, optimised: &Optimised, place: InstanceDevice, threads: usize) -> Result<Session, String> {
+        // The graph is optimised already.
+        let settings = Settings { graph_level: Some(Settings::NO_OPTIMISATION), ..self.settings.clone() };
+        let mut builder = self.builder(&settings, place, threads)?;
+        if let Some(weights) = &optimised.weights {
+            builder = weights.give(builder).map_err(message)?;
+        }
+        builder.commit_from_file(&optimised.path).map_err(message)
     }
 
     /// A session on the plain CPU provider, without any setting that trades precision for speed.

@@ -3,18 +3,22 @@
 //! ONNX Runtime gives each session its own copy of the weights, unless the caller passes the initializers. Then it uses
 //! the caller's memory, and shares the data its operators derive from them (packed matrices) through a container. The
 //! initializers have to be those of the graph that runs. Optimisation fuses weights into new ones with new names, so
-//! the initializers are read from the optimised model.
+//! the initializers are read from the optimised model, whose graph names their places in the file beside it.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use ort::session::builder::{PrepackedWeights, SessionBuilder};
 use ort::value::{DynValue, Tensor};
 use prost::Message;
 
 /// Smaller initializers are not shared: they include shapes and axes, which the library has to read while it loads.
-const SMALLEST: usize = 4096;
+const SMALLEST: u64 = 4096;
+
+/// The file beside an optimised model's graph that holds its weights.
+const FILE: &str = "weights";
 
 /// Initializers in memory, and the data derived from them.
 pub struct SharedWeights {
@@ -44,23 +48,40 @@ struct TensorProto {
     data_type: i32,
     #[prost(string, tag = "8")]
     name: String,
-    #[prost(bytes = "bytes", tag = "9")]
-    raw_data: Bytes,
+    #[prost(message, repeated, tag = "13")]
+    external_data: Vec<Entry>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Entry {
+    #[prost(string, tag = "1")]
+    key: String,
+    #[prost(string, tag = "2")]
+    value: String,
+}
+
+/// Makes a session write its optimised model to `path`, with the weights in a file beside it: a graph with its weights within has 2 GB at
+/// most, and one that keeps its references to other files can be read only beside those.
+pub fn write_beside(builder: SessionBuilder, path: &Path) -> ort::Result<SessionBuilder> {
+    let builder = builder.with_optimized_model_path(path)?;
+    let builder = builder.with_config_entry("session.optimized_model_external_initializers_file_name", FILE)?;
+    let smallest = SMALLEST.to_string();
+    Ok(builder.with_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", smallest)?)
 }
 
 // === impl SharedWeights ===
 
 impl SharedWeights {
-    /// Reads the weights of the model at `path`.
+    /// Reads the weights of the optimised model at `path`, which [`write_beside`] made.
     pub fn read(path: &Path) -> Result<SharedWeights, String> {
         let file = std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-        let model = ModelProto::decode(Bytes::from(file)).map_err(|error| format!("{}: {error}", path.display()))?;
-        let large = |tensor: &TensorProto| tensor.raw_data.len() >= SMALLEST;
+        let model = ModelProto::decode(&*file).map_err(|error| format!("{}: {error}", path.display()))?;
+        let of = path.with_file_name(FILE);
         let mut initializers = Vec::new();
-        for tensor in model.graph.unwrap_or_default().initializer.into_iter().filter(large) {
-            if let Some(value) = tensor.value().map_err(|error| trireme_engine::one_line(error.message()))? {
-                initializers.push((tensor.name, Arc::new(value)));
-            }
+        for tensor in model.graph.unwrap_or_default().initializer {
+            let value = tensor.value(&of);
+            let value = value.map_err(|error| format!("'{}' in {}: {error}", tensor.name, of.display()))?;
+            initializers.extend(value.map(|value| (tensor.name, Arc::new(value))));
         }
         Ok(SharedWeights { initializers, prepacked: PrepackedWeights::new() })
     }
@@ -77,13 +98,21 @@ impl SharedWeights {
 // === impl TensorProto ===
 
 impl TensorProto {
-    /// The initializer as a value of the library; `None` if weights do not have its datatype.
-    fn value(&self) -> ort::Result<Option<DynValue>> {
-        // A vector of its own, because the bytes in the file may not be aligned for numbers.
+    /// The initializer as a value of the library, read from `file`; `None` if it lies in the graph, or weights do not have its datatype.
+    fn value(&self, file: &Path) -> Result<Option<DynValue>, String> {
+        let number = |key: &str| self.external_data.iter().find(|entry| entry.key == key)?.value.parse::<u64>().ok();
+        let (Some(offset), Some(length)) = (number("offset"), number("length")) else { return Ok(None) };
         macro_rules! tensor {
             ($type:ty) => {{
-                let values: Vec<$type> = bytemuck::pod_collect_to_vec(&self.raw_data);
-                Tensor::from_array((self.dims.clone(), values))?.into_dyn()
+                let file = File::open(file).map_err(|error| error.to_string())?;
+                let ends = file.metadata().map_err(|error| error.to_string())?.len();
+                if offset.checked_add(length).is_none_or(|end| end > ends) {
+                    return Err(format!("{length} bytes from {offset}, but the file has {ends}"));
+                }
+                let mut values: Vec<$type> = bytemuck::zeroed_vec(length as usize / size_of::<$type>());
+                file.read_exact_at(bytemuck::cast_slice_mut(&mut values), offset).map_err(|error| error.to_string())?;
+                let tensor = Tensor::from_array((self.dims.clone(), values));
+                tensor.map_err(|error| trireme_engine::one_line(error.message()))?.into_dyn()
             }};
         }
         Ok(Some(match self.data_type {

@@ -9,13 +9,13 @@ const IO: &str = "input [
       { name: 'attention_mask' data_type: TYPE_INT64 dims: [ -1, -1 ] }
     ]
     output [ { name: 'last_hidden_state' data_type: TYPE_FP32 dims: [ -1, -1, 8 ] } ]";
-const ONE: &str = "instance_group [{ count: 1 kind: KIND_CPU }]";
+pub(super) const ONE: &str = "instance_group [{ count: 1 kind: KIND_CPU }]";
 
-fn encoder(text: &str) -> ModelConfig {
+pub(super) fn encoder(text: &str) -> ModelConfig {
     config("tiny_encoder", &format!("{IO} {text}"))
 }
 
-fn parameter(key: &str, value: &str) -> String {
+pub(super) fn parameter(key: &str, value: &str) -> String {
     format!(" parameters {{ key: '{key}' value {{ string_value: '{value}' }} }}")
 }
 
@@ -32,7 +32,7 @@ fn tokens(rows: i64, length: i64) -> [Tensor; 2] {
         .map(|(name, values)| Tensor::from_values(name, [rows, length], values).unwrap())
 }
 
-fn answers(instance: &mut Instance) -> Vec<f32> {
+pub(super) fn answers(instance: &mut Instance) -> Vec<f32> {
     let instance = instance.as_batch().expect("it executes batches");
     let mut answers = Vec::new();
     for (rows, length) in [(1, 3), (2, 5), (4, 9)] {
@@ -42,11 +42,11 @@ fn answers(instance: &mut Instance) -> Vec<f32> {
     answers
 }
 
-fn plain() -> Vec<f32> {
+pub(super) fn plain() -> Vec<f32> {
     answers(&mut load(committed("tiny_encoder"), &encoder(ONE)).unwrap().instances[0])
 }
 
-fn assert_near(found: &[f32], expected: &[f32], most: f32) {
+pub(super) fn assert_near(found: &[f32], expected: &[f32], most: f32) {
     assert_eq!(found.len(), expected.len());
     let difference = found.iter().zip(expected).map(|(f, e)| (f - e).abs()).fold(0.0, f32::max);
     assert!(difference <= most, "differs by {difference}");
