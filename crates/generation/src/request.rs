@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use trireme_engine::{ExecuteRequest, LoadError};
-use trireme_inference::{DataType, InferError, Name, Shape, Tensor, TensorSpec};
+use trireme_inference::{DataType, InferError, Name, Shape, Tensor, TensorSpec, room_for};
 use trireme_model_repository::ModelConfig;
 
 use super::beams::Found;
@@ -129,6 +129,10 @@ impl Format {
         if rows == 0 || length == 0 {
             return Err(invalid(format!("input '{INPUT_IDS}' has shape {}, expected at least one id", ids.shape())));
         }
+        let sequences = (rows as i64).saturating_mul(settings.width() as i64);
+        let given = ids.data().len();
+        room_for(GENERATED, [sequences, settings.longest() as i64], size_of::<i64>(), given)
+            .map_err(|error| invalid(error.to_string()))?;
         let ids = ids.values::<i64>()?;
         let mask = match input(ATTENTION_MASK) {
             Some(mask) if mask.shape()[..] != [rows as i64, length as i64] => {
@@ -146,7 +150,12 @@ impl Format {
                 let found = forced.shape();
                 return Err(invalid(format!("input '{FORCED_BOS}' has shape {found}, expected [{rows},1]")));
             }
-            Some(forced) => Some(forced.values::<i64>()?),
+            Some(forced) => {
+                // Each row has settings of its own then.
+                room_for("settings of all rows", [rows as i64, settings.listed() as i64], size_of::<i64>(), given)
+                    .map_err(|error| invalid(error.to_string()))?;
+                Some(forced.values::<i64>()?)
+            }
             None => None,
         };
         let mut texts = Vec::with_capacity(rows);

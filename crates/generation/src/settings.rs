@@ -161,6 +161,13 @@ impl Settings {
     }
 
     /// Checks that no id is beyond the vocabulary, which would be an index out of range, here or in the model.
+    /// How many ids its lists have together.
+    pub fn listed(&self) -> usize {
+        let words = self.bad_words_ids.iter().map(Vec::len).sum::<usize>() + self.bad_words_ids.len();
+        let lists = [&self.suppress_tokens, &self.begin_suppress_tokens, &self.forced_eos_token_id, &self.eos_token_id];
+        words + lists.into_iter().map(Vec::len).sum::<usize>()
+    }
+
     fn check_ids(&self, vocabulary: usize) -> Result<(), OptionError> {
         let bad_words: Vec<_> = self.bad_words_ids.iter().flatten().copied().collect();
         let one = |id: Option<i64>| id.into_iter().collect::<Vec<_>>();

@@ -37,7 +37,7 @@ pub use error::{ErrorCode, InferError};
 pub use lane::Lane;
 pub use latencies::Latencies;
 pub use ledger::{Hop, Ledger, TextFacts};
-pub use limits::{MAX_LISTED, TooMany, check_listed, read_list, read_parameters};
+pub use limits::{MAX_LISTED, MAX_MESSAGE_BYTES, TooMany, check_listed, read_list, read_parameters};
 pub use names::nearest;
 pub use parameters::{ParameterValue, Parameters};
 pub use request::{InferRequest, InferResponse, ModelKey, RequestedOutput, SharedMemoryPart, SharedTensors};
@@ -46,7 +46,7 @@ pub use route::{Branch, Branches, PlanStep, Route, RoutePlan, Step, StepInput, S
 pub use sequence::{CorrelationId, Membership};
 pub use shape::{MAX_ELEMENTS, MAX_EMPTY_SIZE, Shape};
 pub use statistics::{BatchTimes, Completed, Counters, DropReason, Executed, FailureReason, Timed};
-pub use tensor::{BytesElements, Element, Tensor, TensorError, TensorSpec, UncheckedTensor};
+pub use tensor::{BytesElements, Element, Tensor, TensorError, TensorSpec, UncheckedTensor, room_for};
 pub use time::UnixMicros;
 
 /// The type of names in messages: of models, tensors, requests and processes. Short ones need no memory of their own, and a clone of a

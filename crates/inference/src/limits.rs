@@ -1,4 +1,4 @@
-//! The limit of entries in a list from outside. Entries are counted while they are read, so that a short message cannot
+//! The limit of bytes in a message, and that of entries in a list from outside. Entries are counted while they are read, so that a short message cannot
 //! take a lot of memory. They are also counted before they are sent, so that a reader never has to refuse the list.
 //!
 //! Not here: the length and depth of messages (`bus`).
@@ -13,6 +13,9 @@ use crate::Parameters;
 /// The most entries of a list in a message: tensors, dimensions of a shape, steps of a route, inputs and outputs of a
 /// step, parameters, hops. Some of these lists are compared with each other, entry by entry.
 pub const MAX_LISTED: usize = 1024;
+
+/// The most bytes of a message, and so of a tensor that is made for a request of fewer bytes.
+pub const MAX_MESSAGE_BYTES: usize = 128 << 20;
 
 /// More entries than a list may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use bytes::{BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
-use crate::{DataType, Name, Shape};
+use crate::{DataType, MAX_MESSAGE_BYTES, Name, Shape};
 
 /// A named tensor. `data` is little-endian and row-major; a BYTES element is its length as `u32` followed by its bytes.
 /// This is the v2 binary extension, so no stage transcodes. Cloning shares the bytes.
@@ -67,6 +67,11 @@ pub enum TensorError {
     /// The number of bytes does not match datatype and shape.
     #[error("tensor '{name}' of datatype {datatype} and shape {shape} takes {expected} bytes, got {actual}")]
     ByteSize { name: Name, datatype: DataType, shape: Shape, expected: u64, actual: u64 },
+    /// A request asks for more bytes than [`room_for`] gives.
+    #[error(
+        "tensor '{name}' of shape {shape} takes {bytes} bytes, and a request may ask for {limit} at most: send fewer rows"
+    )]
+    NoRoom { name: Name, shape: Shape, bytes: u64, limit: u64 },
     /// A BYTES tensor holds more or fewer elements than its shape says.
     #[error("tensor '{name}' of shape {shape} takes {expected} string elements, got {actual}")]
     ElementCount { name: Name, shape: Shape, expected: u64, actual: u64 },
@@ -76,6 +81,20 @@ pub enum TensorError {
     /// The tensor holds another datatype than the reader asked for.
     #[error("tensor '{name}' holds {actual}, expected {expected}")]
     Datatype { name: Name, expected: DataType, actual: DataType },
+}
+
+/// The number of elements of a tensor that is to be made for a request. Has to be asked before memory is allocated for it: a shape of few
+/// bytes may claim many rows. An element takes `size` bytes; `given` are the bytes of what the tensor is made of. An error if it takes more
+/// than [`MAX_MESSAGE_BYTES`], and more than twice `given`.
+pub fn room_for(name: &str, shape: impl Into<Shape>, size: usize, given: usize) -> Result<usize, TensorError> {
+    let shape = shape.into();
+    let count = shape.element_count();
+    let limit = (MAX_MESSAGE_BYTES as u64).max(given.saturating_mul(2) as u64);
+    let bytes = count.map_or(u64::MAX, |count| count.saturating_mul(size as u64));
+    match count.and_then(|count| usize::try_from(count).ok()) {
+        Some(count) if bytes <= limit => Ok(count),
+        _ => Err(TensorError::NoRoom { name: name.into(), shape, bytes, limit }),
+    }
 }
 
 /// A Rust type whose values are tensor elements. Sealed: implemented for the fixed-size numbers here.
@@ -352,6 +371,21 @@ mod tests {
         assert_eq!(Tensor::new("t", DataType::Fp32, [2, 0], Bytes::new()).unwrap().element_count(), 0);
         assert_eq!(Tensor::new("t", DataType::Bytes, [0], Bytes::new()).unwrap().element_count(), 0);
         assert_eq!(Tensor::new("t", DataType::Int64, [0, 1 << 24], Bytes::new()).unwrap().element_count(), 0);
+    }
+
+    #[test]
+    fn what_a_request_asks_for_has_room_within_a_message_or_in_proportion_to_the_request() {
+        let room = |rows: i64, given: usize| room_for("y", [rows, 256], 4, given);
+        assert_eq!(room(1 << 17, 0).unwrap(), 1 << 25);
+        let error = room((1 << 17) + 1, 1000).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "tensor 'y' of shape [131073,256] takes 134218752 bytes, and a request may ask for 134217728 at most: send fewer rows"
+        );
+        assert!(room(1 << 18, 128 << 20).is_ok() && room((1 << 18) + 1, 128 << 20).is_err());
+        for shape in [vec![i64::MAX], vec![i64::MAX, i64::MAX], vec![-1]] {
+            assert!(room_for("y", shape, 4, usize::MAX / 4).is_err());
+        }
     }
 
     #[test]

@@ -239,7 +239,9 @@ impl ModelConfig {
                     ),
                 }
             }
-            fault @ (TensorError::VastAndEmpty { .. } | TensorError::Datatype { .. }) => fault.to_string(),
+            fault @ (TensorError::VastAndEmpty { .. } | TensorError::NoRoom { .. } | TensorError::Datatype { .. }) => {
+                fault.to_string()
+            }
         };
         request.fault(text)
     }

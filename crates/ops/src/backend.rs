@@ -23,6 +23,7 @@ pub struct PostprocessBackend;
 
 /// A chain with its inputs and outputs; instances share it.
 struct PostprocessModel {
+    name: String,
     chain: Chain,
     data: String,
     side: SideInputs,
@@ -91,6 +92,7 @@ impl PostprocessModel {
         let result = chain.signature(input).map_err(chain_fault)?;
         let outputs = Outputs::of(&config.output_specs(), &result, labels);
         Ok(PostprocessModel {
+            name: config.name.clone(),
             chain,
             data: data.name.clone(),
             side,
@@ -105,7 +107,7 @@ impl PostprocessModel {
         let missing = || InferError::invalid_arg(format!("input '{}' is missing", self.data));
         let options = RequestOptions::from_parameters(&request.parameters)?;
         let data = Value::from_tensor(input(&self.data).ok_or_else(missing)?)?;
-        let side = self.side.find(&request.inputs, options);
+        let side = self.side.find(&self.name, &request.inputs, options);
         let rows = data.dims().first().copied().unwrap_or(1);
 
         let read = Instant::now();

@@ -70,7 +70,7 @@ impl Chain {
         for (index, (entry, op)) in self.0.iter().enumerate() {
             value = cut_at(index, cut, value)?;
             if !is_left_out(entry.name, &side.options) {
-                value = op.apply(value, side)?;
+                value = entry.apply(op.as_ref(), value, side)?;
             }
         }
         cut_at(self.0.len(), cut, value)

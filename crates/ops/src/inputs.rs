@@ -30,6 +30,8 @@ pub struct SideInputs {
 /// request's options.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Side<'a> {
+    /// The model's name, for messages.
+    pub model: &'a str,
     /// The mask of the tokens that count `[rows, length]`, INT64 or INT32: `pooling_mask` or `scoring_mask`, or else the
     /// attention mask.
     pub mask: Option<&'a Tensor>,
@@ -109,11 +111,12 @@ impl SideInputs {
         self.pooling.is_some() || self.attention.is_some()
     }
 
-    /// The tensors of these names.
-    pub(crate) fn find<'a>(&self, inputs: &'a [Tensor], options: RequestOptions) -> Side<'a> {
+    /// The tensors of these names in a request to `model`.
+    pub(crate) fn find<'a>(&self, model: &'a str, inputs: &'a [Tensor], options: RequestOptions) -> Side<'a> {
         let find = |name: &Option<String>| inputs.iter().find(|tensor| Some(tensor.name()) == name.as_deref());
         let attention = find(&self.attention);
         Side {
+            model,
             mask: find(&self.pooling).or(attention),
             attention,
             emitted: find(&self.emitted),

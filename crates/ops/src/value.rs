@@ -100,6 +100,16 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// The form and dimensions.
+    pub(crate) fn signature(&self) -> Signature {
+        Signature::new(self.form(), self.dims().iter().map(|&dim| dim as i64).collect::<Vec<_>>())
+    }
+
+    /// The bytes of its elements.
+    pub(crate) fn size(&self) -> usize {
+        self.dims().iter().product::<usize>().saturating_mul(self.form().element_size())
+    }
+
     /// The dimensions, rows first.
     pub fn dims(&self) -> &[usize] {
         match self {
@@ -148,6 +158,20 @@ impl Signature {
             (low, _) => format!("rank {low} or more"),
         };
         Err(format!("takes {form} of {rank}, got {self}"))
+    }
+}
+
+// === impl Form ===
+
+impl Form {
+    /// Bytes of an element in memory, without the bytes of a text.
+    pub(crate) fn element_size(self) -> usize {
+        match self {
+            Form::Floats => size_of::<f32>(),
+            Form::Ints => size_of::<i64>(),
+            Form::Texts => size_of::<String>(),
+            Form::Ranked | Form::Sparse => size_of::<f32>() + size_of::<i64>(),
+        }
     }
 }
 

@@ -85,8 +85,8 @@ pub enum TextError {
     LongerThanPadding { index: usize, actual: usize, length: usize },
     /// The padded rows would take more memory than one request may use.
     #[error(
-        "{rows} texts padded to {length} tokens exceed the maximum of {} tokens per request",
-        crate::limits::MAX_PADDED_TOKENS
+        "{rows} texts padded to {length} tokens take {} bytes in each tensor, and a request may ask for {} at most: send fewer texts",
+        rows.saturating_mul(*length).saturating_mul(size_of::<i64>()), trireme_inference::MAX_MESSAGE_BYTES
     )]
     TooManyTokens { rows: usize, length: usize },
     /// The tokenizer failed on a text.

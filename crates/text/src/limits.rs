@@ -1,5 +1,5 @@
 //! The limit on the size of encoded texts.
 
-/// The most tokens, padding included, of one call of [`TextTokenizer::encode`]: 128 MiB for each output. Without it,
+/// The most tokens, padding included, of one call of [`TextTokenizer::encode`]: a message for each output. Without it,
 /// one long text among many short ones could fill the memory with padding.
-pub const MAX_PADDED_TOKENS: usize = 1 << 24;
+pub const MAX_PADDED_TOKENS: usize = trireme_inference::MAX_MESSAGE_BYTES / size_of::<i64>();

@@ -212,14 +212,17 @@ impl TextTokenizer {
             return Err(TextError::PairCount { texts: texts.len(), pairs: pairs.len() });
         }
         let around = Around { offsets: extras.offsets || extras.token_lists, ..self.around(request)? };
-        let row = |(index, &text)| self.encoder.encode_row(index, text, pairs.map(|p| p[index]), &around);
+        let row = |(index, &text)| {
+            let row = self.encoder.encode_row(index, text, pairs.map(|p| p[index]), &around)?;
+            // All rows get the length of the longest, so one that is too long for that ends the work early.
+            self.check_size(texts.len(), row.ids.len().max(1)).map(|_| row)
+        };
         let mut rows: Vec<Row> = texts.iter().enumerate().map(row).collect::<Result<_, _>>()?;
         let tokens = rows.iter().map(|row| row.ids.len() as u64).sum();
         rows.iter_mut().for_each(|row| self.sides.expand(around.role, row));
         let length = self.padded_length(&rows)?;
 
-        let size = rows.len().checked_mul(length).filter(|&size| size <= MAX_PADDED_TOKENS);
-        let size = size.ok_or(TextError::TooManyTokens { rows: rows.len(), length })?;
+        let size = self.check_size(rows.len(), length)?;
         let mut encoded = Encoded {
             rows: rows.len(),
             length,
@@ -257,6 +260,12 @@ impl TextTokenizer {
             extend_padded(&mut encoded.token_type_ids, type_ids, left, right, self.pad_type_id);
         }
         Ok(encoded)
+    }
+
+    /// The number of tokens, padding included.
+    fn check_size(&self, rows: usize, length: usize) -> Result<usize, TextError> {
+        let size = rows.checked_mul(length).filter(|&size| size <= MAX_PADDED_TOKENS);
+        size.ok_or(TextError::TooManyTokens { rows, length })
     }
 
     /// The text of `ids`, joined as by the model's own tokenizer; unknown ids are skipped.

@@ -5,7 +5,7 @@
 
 use std::cmp::Reverse;
 
-use trireme_inference::{DataType, InferError, Shape, Tensor, TensorError};
+use trireme_inference::{DataType, InferError, Shape, Tensor, TensorError, room_for};
 
 /// The most parts of one request: each is a message of its own, even if it is small.
 const MAX_PARTS: usize = 1 << 14;
@@ -220,8 +220,12 @@ fn join_ragged(name: &str, filler: &[u8], parts: &[Vec<Tensor>]) -> Result<Tenso
     }
     let width = tensors.iter().map(|tensor| tensor.shape()[1]).max().unwrap_or_default();
     let rows = tensors.iter().map(|tensor| tensor.shape()[0]).sum();
+    let shape: Vec<i64> = [&[rows, width], &first.shape()[2..]].concat();
+    let given = tensors.iter().map(|tensor| tensor.data().len()).sum();
+    // The rows of short texts are filled up to the longest text's.
+    let room = room_for(name, shape.as_slice(), filler.len(), given)?;
     let cell = first.shape()[2..].iter().product::<i64>() as usize * filler.len();
-    let mut data = Vec::new();
+    let mut data = Vec::with_capacity(room * filler.len());
     for tensor in &tensors {
         let own = tensor.shape()[1] as usize * cell;
         let missing = width as usize * cell - own;
@@ -230,7 +234,6 @@ fn join_ragged(name: &str, filler: &[u8], parts: &[Vec<Tensor>]) -> Result<Tenso
             data.extend(filler.iter().cycle().take(missing));
         }
     }
-    let shape: Vec<i64> = [&[rows, width], &first.shape()[2..]].concat();
     Tensor::new(name, first.datatype(), Shape::from(shape.as_slice()), data.into())
         .map_err(|error| InferError::internal(format!("parts of a request do not join: {error}")))
 }

@@ -21,6 +21,7 @@ pub struct TokenizerBackend;
 
 /// A tokenizer and its schema; instances share both.
 struct TokenizerModel {
+    name: String,
     tokenizer: TextTokenizer,
     schema: Schema,
     /// Whether requests have a batch dimension.
@@ -65,7 +66,7 @@ impl Backend for TokenizerBackend {
         tokenizer.check(schema.extras(|_| true)).map_err(|error| load_error(model, error))?;
 
         let batches = config.max_batch_size > 0;
-        let shared = Arc::new(TokenizerModel { tokenizer, schema, batches });
+        let shared = Arc::new(TokenizerModel { name: config.name.clone(), tokenizer, schema, batches });
         let instance = || Instance::Batch(Box::new(TokenizerInstance(Arc::clone(&shared))));
         let guest = || Box::new(TokenizerInstance(Arc::clone(&shared))) as Box<dyn ModelInstance>;
         let background = || {
@@ -120,7 +121,11 @@ impl TokenizerModel {
 
         let read = Instant::now();
         let extras = self.schema.extras(|name| request.outputs.iter().any(|output| output == name));
-        let mut encoded = self.tokenizer.encode_with(&texts, pairs.as_deref(), &options, extras)?;
+        let encoded = self.tokenizer.encode_with(&texts, pairs.as_deref(), &options, extras);
+        let mut encoded = encoded.map_err(|error| match error {
+            TextError::TooManyTokens { .. } => InferError::invalid_arg(format!("model '{}': {error}", self.name)),
+            other => other.into(),
+        })?;
 
         let encoded_at = Instant::now();
         let wanted = self.schema.outputs.iter().filter(|own| request.outputs.iter().any(|output| *output == own.name));

@@ -204,6 +204,25 @@ fn tensors_in_shared_memory_count_like_those_that_travel() {
     assert_eq!(infer(1 << 10).status, 200, "there is room for others");
 }
 
+/// Rows without elements cost the client nothing, but each claims a row of the answer.
+#[test]
+fn rows_without_elements_take_no_memory() {
+    let models = ModelFolder::basic(&["tiny_pool"]);
+    let mut sandbox = Setup::new(Mode::AllInOne).repository(models.path()).start();
+    let ask = |rows: u64| {
+        let input = |name: &str, datatype: &str, shape: Value| json!({"name": name, "datatype": datatype, "shape": shape, "data": []});
+        let hidden = input("last_hidden_state", "FP32", json!([rows, 0, 8]));
+        sandbox.infer("tiny_pool", &json!({"inputs": [hidden, input("attention_mask", "INT64", json!([rows, 0]))]}))
+    };
+    assert_eq!(ask(3).output("embedding")["shape"], json!([3, 8]));
+    let refused = ask(1 << 23);
+    let expected = "model 'tiny_pool': tensor 'result of pool' of shape [8388608,8] takes 268435456 bytes, and a request may ask for \
+                    134217728 at most: send fewer rows";
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    assert!(refused.error().ends_with(expected), "{}", refused.error());
+    sandbox.check_running();
+}
+
 /// Each body of some kB expands to many MiB.
 #[test]
 fn memory_stays_within_the_budget_whatever_bodies_expand_to() {

@@ -24,7 +24,7 @@ use super::{buckets, subjects};
 use crate::{Bucket, BusError, WorkMessage, escape_token};
 
 /// The largest body that travels by claim.
-pub const MAX_CLAIM_BYTES: usize = 128 << 20;
+pub const MAX_CLAIM_BYTES: usize = trireme_inference::MAX_MESSAGE_BYTES;
 
 /// Largest part: large enough that its confirmation costs little, small enough not to delay other messages.
 const MAX_PART_BYTES: usize = 1 << 20;

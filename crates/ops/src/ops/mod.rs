@@ -43,7 +43,7 @@ mod tests {
     use std::cmp::Ordering;
 
     use ndarray::{ArrayD, CowArray, IxDyn};
-    use trireme_inference::Tensor;
+    use trireme_inference::{DataType, ErrorCode, MAX_EMPTY_SIZE, MAX_MESSAGE_BYTES, Tensor};
 
     use super::op::compare_scores;
     use super::*;
@@ -80,9 +80,8 @@ mod tests {
         signature.dims.iter().skip(1).filter(|dim| **dim >= 0).product()
     }
 
-    #[test]
-    fn every_op_in_the_table_does_what_its_signature_says() {
-        let labels = Labels::from_list("a,b");
+    /// The files of all ops, and their inputs besides the data.
+    fn surroundings() -> (tempfile::TempDir, Labels, SideInputs) {
         let directory = tempfile::tempdir().unwrap();
         let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/tokenizer/tokenizer.json");
         std::fs::copy(tokenizer, directory.path().join("tokenizer.json")).unwrap();
@@ -99,6 +98,58 @@ mod tests {
             texts: some("TEXT"),
             ..SideInputs::default()
         };
+        (directory, Labels::from_list("a,b"), inputs)
+    }
+
+    /// Rows without tokens cost nothing but claim a result each, whatever the op.
+    #[test]
+    fn no_op_makes_much_of_nothing() {
+        let (directory, labels, inputs) = surroundings();
+        let resources = Resources { version_path: directory.path(), labels: &labels, inputs: &inputs };
+        // Offsets have two numbers each.
+        let rows = MAX_EMPTY_SIZE as i64 / 2;
+        let tensor = |name, datatype, dims: &[i64]| Tensor::new(name, datatype, dims, bytes::Bytes::new()).unwrap();
+        let tokens = tensor("attention_mask", DataType::Int64, &[rows, 0]);
+        let offsets = tensor("offsets", DataType::Int64, &[rows, 0, 2]);
+        let texts = tensor("TEXT", DataType::Bytes, &[0]);
+        let side = Side {
+            model: "m",
+            mask: Some(&tokens),
+            attention: Some(&tokens),
+            input_ids: Some(&tokens),
+            offsets: Some(&offsets),
+            special_tokens_mask: Some(&tokens),
+            texts: Some(&texts),
+            ..Side::default()
+        };
+        let mut refused = Vec::new();
+        for entry in OPS {
+            let (argument, input) = sample(entry.name);
+            let op = (entry.build)(argument, &resources).unwrap();
+            let mut dims = input.dims.to_vec();
+            (dims[0], dims[1]) = (rows, 0);
+            if let Some(width @ 4) = dims.get_mut(2) {
+                *width = 384;
+            }
+            match entry.apply(op.as_ref(), value(&Signature::new(input.form, dims)), &side) {
+                Ok(value) => assert!(value.size() <= MAX_MESSAGE_BYTES, "{}: {} bytes", entry.name, value.size()),
+                Err(error) => {
+                    assert_eq!(error.code, ErrorCode::InvalidArg, "{}: {error}", entry.name);
+                    let limit = " bytes, and a request may ask for 134217728 at most";
+                    let named = format!("model 'm': tensor 'result of {}' of shape [8388608", entry.name);
+                    refused.extend(
+                        (error.message.starts_with(&named) && error.message.contains(limit)).then_some(entry.name),
+                    );
+                }
+            }
+        }
+        let reductions = ["pool", "splade", "entities", "decode"];
+        assert_eq!(refused, reductions, "a row of these has a result without tokens");
+    }
+
+    #[test]
+    fn every_op_in_the_table_does_what_its_signature_says() {
+        let (directory, labels, inputs) = surroundings();
         let resources = Resources { version_path: directory.path(), labels: &labels, inputs: &inputs };
         let names: std::collections::BTreeSet<_> = OPS.iter().map(|entry| entry.name).collect();
         assert_eq!(names.len(), OPS.len(), "names are unique");

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::path::Path;
 
 use ndarray::ArrayD;
-use trireme_inference::InferError;
+use trireme_inference::{InferError, Shape, room_for};
 
 use crate::inputs::{Side, SideInputs};
 use crate::{Form, Labels, Signature, Value};
@@ -81,6 +81,23 @@ pub(crate) fn number_argument(argument: Option<&str>) -> Result<usize, String> {
 /// arbitrary label would not.
 pub(crate) fn compare_scores(a: f32, b: f32) -> Ordering {
     a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+}
+
+// === impl OpEntry ===
+
+impl OpEntry {
+    /// Applies `op`, which this entry built, if there is room for its result: see [`room_for`]. A dimension of the result that is not known
+    /// before counts as 1.
+    pub fn apply<'a>(&self, op: &dyn Op, value: Value<'a>, side: &Side<'_>) -> Result<Value<'a>, InferError> {
+        // An op that does not take the value says so itself.
+        if let Ok(result) = op.signature(&value.signature()) {
+            let dims: Shape = result.dims.iter().map(|dim| dim.abs()).collect::<Vec<_>>().into();
+            let name = format!("result of {}", self.name);
+            room_for(&name, dims, result.form.element_size(), value.size())
+                .map_err(|error| InferError::invalid_arg(format!("model '{}': {error}", side.model)))?;
+        }
+        op.apply(value, side)
+    }
 }
 
 // === impl InPlace ===

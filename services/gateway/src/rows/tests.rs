@@ -166,3 +166,18 @@ fn outputs_as_wide_as_their_longest_row_are_filled_up() {
     assert_eq!(**joined[1].shape(), [3, 2, 2]);
     assert_eq!(joined[1].values::<f32>().unwrap()[..4], [0.5, 1.5, 0.0, 0.0]);
 }
+
+#[test]
+fn one_long_row_does_not_fill_up_many_short_ones_without_limit() {
+    let tokens = |rows: i64, width: i64| {
+        let values = vec![0f32; (rows * width * 4) as usize];
+        vec![Tensor::from_values("token_embeddings", [rows, width, 4], values).unwrap()]
+    };
+    let order = RowOrder { rows: 1 + (1 << 15), sorted: None };
+    let error = join(vec![tokens(1, 512), tokens(1 << 15, 1)], &order).unwrap_err();
+    assert!(
+        error.message.starts_with("tensor 'token_embeddings' of shape [32769,512,4] takes 268443648 bytes"),
+        "{error}"
+    );
+    assert!(join(vec![tokens(1, 8), tokens(1 << 15, 1)], &order).is_ok());
+}

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use bytes::Bytes;
 use trireme_engine::{Backend, ExecuteRequest, LoadError, LoadedModel, ModelSource};
-use trireme_inference::Tensor;
+use trireme_inference::{ErrorCode, InferError, MAX_EMPTY_SIZE, MAX_MESSAGE_BYTES, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
 
 /// A batching model's work.
@@ -96,8 +97,38 @@ pub fn check(backend: &dyn Backend, config: &ModelConfig, directory: impl AsRef<
                         _ => assert_same(&result.as_ref().expect("a neighbour's fault is not mine").outputs, alone),
                     }
                 }
+
+                if let Some(vast) = vast_and_empty(&model.config) {
+                    let response = instance.execute(&[request(&vast, &case.outputs)]).remove(0);
+                    assert_bounded(&model.config.name, response.map(|response| response.outputs));
+                }
             });
         });
+    }
+}
+
+/// Inputs of as many rows as a shape without elements may claim; `None` where a row has elements, so that rows have their price.
+fn vast_and_empty(config: &ModelConfig) -> Option<Vec<Tensor>> {
+    let input = |TensorSpec { name, datatype, shape, .. }: TensorSpec| {
+        let open = |(axis, &dim): (usize, &i64)| if axis == 0 { MAX_EMPTY_SIZE as i64 } else { dim.max(0) };
+        let shape: Shape = shape.iter().enumerate().map(open).collect::<Vec<_>>().into();
+        Tensor::new(name, datatype, shape, Bytes::new()).ok()
+    };
+    config.input_specs().into_iter().map(input).collect()
+}
+
+/// Asserts that a request which costs its sender nothing was answered in little, or refused with the model, a tensor, and both sizes.
+pub fn assert_bounded(model: &str, outputs: Result<Vec<Tensor>, InferError>) {
+    match outputs {
+        Ok(outputs) => {
+            let size: usize = outputs.iter().map(|output| output.data().len()).sum();
+            assert!(size <= MAX_MESSAGE_BYTES, "{size} bytes of nothing");
+        }
+        Err(error) => {
+            let words = [&format!("model '{model}': tensor '"), " bytes, and a request may ask for 134217728 at most"];
+            assert!(words.iter().all(|word| error.message.contains(*word)), "{error}");
+            assert_eq!(error.code, ErrorCode::InvalidArg);
+        }
     }
 }
 

@@ -13,15 +13,12 @@ use trireme_engine::{
     Backend, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel, ModelInstance,
     ModelSource,
 };
-use trireme_inference::{DataType, InferError, Reshape, Shape, Tensor};
+use trireme_inference::{DataType, InferError, Reshape, Shape, Tensor, room_for};
 use trireme_model_repository::{ModelConfig, ModelInput, ModelOutput};
 
 use super::abort::AbortOn;
 use crate::batcher::{self, merge};
 use trireme_engine::warmup;
-
-/// The most bytes that are made up for an absent input.
-const MAX_ZEROS: usize = 1 << 28;
 
 /// The longest delay that makes sense: an hour.
 const MAX_DELAY_MS: u64 = 3_600_000;
@@ -182,12 +179,9 @@ impl IdentityInstance {
         let shape = if self.batches { dims.prepend(i64::from(self.rows(request))) } else { dims.clone() };
         // An empty text is four zero bytes, too.
         let element = datatype.element_size().unwrap_or(4);
-        let bytes = shape.element_count().and_then(|count| usize::try_from(count).ok()?.checked_mul(element));
-        let bytes = bytes.filter(|&bytes| bytes <= MAX_ZEROS);
-        let bytes = bytes.ok_or_else(|| {
-            InferError::invalid_arg(format!("model '{}': output '{name}' of shape {shape} is too large", self.model))
-        })?;
-        Ok(Tensor::new(name, datatype, shape, vec![0; bytes].into())?)
+        let room = room_for(name, shape.clone(), element, 0);
+        let count = room.map_err(|error| InferError::invalid_arg(format!("model '{}': {error}", self.model)))?;
+        Ok(Tensor::new(name, datatype, shape, vec![0; count * element].into())?)
     }
 
     fn rows(&self, request: &ExecuteRequest) -> u32 {
@@ -268,6 +262,21 @@ mod tests {
         let zeros = Tensor::from_values("OUTPUT1", [1], vec![0i8]).unwrap();
         assert_eq!(results[0].as_ref().unwrap().outputs, [tensor("OUTPUT0"), zeros]);
         assert_eq!(results[1].as_ref().unwrap_err().message, "model 'm': input 'INPUT0' is missing");
+    }
+
+    #[test]
+    fn zeros_for_rows_without_elements_have_a_limit() {
+        let config = config(
+            "max_batch_size: 8
+             input [{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }, { name: 'INPUT1' data_type: TYPE_FP32 dims: [16] optional: true }]
+             output [{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }, { name: 'OUTPUT1' data_type: TYPE_FP32 dims: [16] }]",
+        );
+        let mut model = load(&Identity, &config, "").unwrap();
+        let vast = Tensor::new("INPUT0", DataType::Fp32, [1 << 22, 0], bytes::Bytes::new()).unwrap();
+        let result = model.instances[0].as_batch().unwrap().execute(&[conformance::request(&[vast], &["OUTPUT1"])]);
+        let outputs = result.into_iter().next().unwrap().map(|response| response.outputs);
+        assert!(outputs.is_err());
+        conformance::assert_bounded("m", outputs);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use trireme_engine::{
     Backend, ExecuteRequest, ExecuteResponse, Instance, LoadError, LoadedModel, ModelSource, OneAtATime, Progress,
     StepwiseInstance, Ticket, one_response,
 };
-use trireme_inference::{InferError, Parameters, Tensor};
+use trireme_inference::{InferError, Name, Parameters, Tensor};
 use trireme_model_repository::ModelConfig;
 
 use super::abort::AbortOn;
@@ -41,8 +41,11 @@ struct RepeatInstance {
 
 /// A request within an instance.
 struct Repetition {
-    /// The responses still to be made, the next one last, with the pause before each.
-    left: Vec<(Duration, Vec<Tensor>)>,
+    values: Tensor,
+    delays: Tensor,
+    outputs: Vec<Name>,
+    /// The responses made so far.
+    made: usize,
     due: Instant,
     in_parts: bool,
     /// Whether it ends the process.
@@ -108,14 +111,11 @@ impl StepwiseInstance for RepeatInstance {
     }
 
     fn join(&mut self, ticket: Ticket, request: ExecuteRequest) -> Result<(), InferError> {
-        let mut left = responses(&request)?;
-        if !request.in_parts && left.len() != 1 {
+        let aborts = self.abort_on.is_in(&request.inputs);
+        let repetition = Repetition::of(request, aborts)?;
+        if !repetition.in_parts && repetition.values.element_count() != 1 {
             return Err(one_response());
         }
-        left.reverse();
-        let aborts = self.abort_on.is_in(&request.inputs);
-        let pause = left.last().map_or(Duration::ZERO, |(pause, _)| *pause);
-        let repetition = Repetition { left, due: Instant::now() + pause, in_parts: request.in_parts, aborts };
         self.requests.insert(ticket, repetition);
         Ok(())
     }
@@ -146,48 +146,60 @@ impl StepwiseInstance for RepeatInstance {
 // === impl Repetition ===
 
 impl Repetition {
-    fn next(&mut self, now: Instant) -> Progress {
-        let Some((_, outputs)) = self.left.pop() else { return Progress::Done(Ok(ExecuteResponse::default())) };
-        // The final mark, "no more responses", follows the last response at once.
-        self.due = now + self.left.last().map_or(Duration::ZERO, |(pause, _)| *pause);
-        match self.in_parts {
-            true => Progress::Part(outputs, Parameters::default()),
-            false => Progress::Done(Ok(ExecuteResponse { outputs, ..ExecuteResponse::default() })),
+    fn of(request: ExecuteRequest, aborts: bool) -> Result<Repetition, InferError> {
+        let input = |name: &str| {
+            let found = request.inputs.iter().find(|input| input.name() == name);
+            found.ok_or_else(|| InferError::invalid_arg(format!("input '{name}' is missing")))
+        };
+        let (values, delays) = (input("IN")?.clone(), input("DELAY")?.clone());
+        let count = delays.values::<u32>().map_err(|error| InferError::invalid_arg(error.to_string()))?.len();
+        let [expected] = values.shape()[..] else {
+            let message = format!("input 'IN' has shape {}, expected one dimension", values.shape());
+            return Err(InferError::invalid_arg(message));
+        };
+        if expected != count as i64 {
+            let message = format!("input 'DELAY' has {count} elements, expected {expected}, as many as 'IN'");
+            return Err(InferError::invalid_arg(message));
         }
+        if values.datatype().element_size().is_none() {
+            return Err(InferError::invalid_arg("input 'IN' is BYTES, expected elements of a fixed size"));
+        }
+        let (outputs, in_parts) = (request.outputs, request.in_parts);
+        let mut repetition = Repetition { values, delays, outputs, made: 0, due: Instant::now(), in_parts, aborts };
+        repetition.due += repetition.pause();
+        Ok(repetition)
     }
-}
 
-/// The responses to a request, in order, with the pause before each.
-fn responses(request: &ExecuteRequest) -> Result<Vec<(Duration, Vec<Tensor>)>, InferError> {
-    let input = |name: &str| {
-        let found = request.inputs.iter().find(|input| input.name() == name);
-        found.ok_or_else(|| InferError::invalid_arg(format!("input '{name}' is missing")))
-    };
-    let (values, delays) = (input("IN")?, input("DELAY")?);
-    let delays = delays.values::<u32>().map_err(|error| InferError::invalid_arg(error.to_string()))?;
-    let [count] = values.shape()[..] else {
-        let message = format!("input 'IN' has shape {}, expected one dimension", values.shape());
-        return Err(InferError::invalid_arg(message));
-    };
-    if count != delays.len() as i64 {
-        let message = format!("input 'DELAY' has {} elements, expected {count}, as many as 'IN'", delays.len());
-        return Err(InferError::invalid_arg(message));
+    /// The pause before the next response. The final mark, "no more responses", follows the last response at once.
+    fn pause(&self) -> Duration {
+        let delays = self.delays.data().chunks_exact(size_of::<u32>()).nth(self.made);
+        let delay = delays.and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes);
+        Duration::from_millis(delay.into())
     }
-    let Some(size) = values.datatype().element_size() else {
-        return Err(InferError::invalid_arg("input 'IN' is BYTES, expected elements of a fixed size"));
-    };
-    let response = |(index, delay): (usize, &u32)| {
-        let element = values.data().slice(index * size..(index + 1) * size);
-        let mut outputs = Vec::new();
-        for name in &request.outputs {
-            outputs.push(match name.as_str() {
-                "OUT" => Tensor::new("OUT", values.datatype(), [1], element.clone()),
-                _ => Tensor::from_values("IDX", [1], vec![index as u32]),
-            }?);
+
+    /// Makes the next response. Each takes many times the memory of its element, so none is made before.
+    fn next(&mut self, now: Instant) -> Progress {
+        let index = self.made;
+        if index as u64 == self.values.element_count() {
+            return Progress::Done(Ok(ExecuteResponse::default()));
         }
-        Ok((Duration::from_millis(u64::from(*delay)), outputs))
-    };
-    delays.iter().enumerate().map(response).collect()
+        self.made += 1;
+        self.due = now + self.pause();
+        match (self.outputs.iter().map(|name| self.output(name, index)).collect(), self.in_parts) {
+            (Ok(outputs), true) => Progress::Part(outputs, Parameters::default()),
+            (outputs, _) => {
+                Progress::Done(outputs.map(|outputs| ExecuteResponse { outputs, ..ExecuteResponse::default() }))
+            }
+        }
+    }
+
+    fn output(&self, name: &Name, index: usize) -> Result<Tensor, InferError> {
+        let (values, size) = (&self.values, self.values.datatype().element_size().unwrap_or(1));
+        Ok(match name.as_str() {
+            "OUT" => Tensor::new("OUT", values.datatype(), [1], values.data().slice(index * size..(index + 1) * size)),
+            _ => Tensor::from_values("IDX", [1], vec![index as u32]),
+        }?)
+    }
 }
 
 #[cfg(test)]

@@ -464,6 +464,11 @@ fn bad_requests_are_refused_before_they_disturb_anybody() {
         "model 'm': parameter 'forced_bos_token_id' names id -1, but the vocabulary has 96 ids"
     );
     assert_eq!(
+        refused(&[tensor("input_ids", &[1 << 19, 1], vec![5; 1 << 19])], &[("num_beams", Value::from(4))]),
+        "model 'm': tensor 'generated_indices' of shape [2097152,24] takes 402653184 bytes, and a request may ask for 134217728 at most: \
+         send fewer rows"
+    );
+    assert_eq!(
         refused(&[ids()], &[("num_beams", Value::from("four"))]),
         "model 'm': parameter 'num_beams' has to be 1 to 64, found \"four\""
     );

@@ -7,7 +7,7 @@ use std::time::Instant;
 use ort::session::{HasSelectedOutputs, OutputSelector, RunOptions, Session, SessionInputValue};
 use parking_lot::Mutex;
 use trireme_engine::{Description, ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Stop};
-use trireme_inference::{ErrorCode, InferError, Name, Reshape, Shape, Tensor, TensorSpec};
+use trireme_inference::{ErrorCode, InferError, Name, Reshape, Shape, Tensor, TensorSpec, room_for};
 use trireme_model_repository::ModelConfig;
 
 use super::binding::{Memory, Staging};
@@ -30,8 +30,8 @@ pub struct OnnxInstance {
     batch: Batching,
     /// The declared padding, if requests of differing lengths may share a batch.
     padding: Option<Padding>,
-    /// Output names in the configuration's order.
-    outputs: Vec<Name>,
+    /// The outputs in the configuration's order.
+    outputs: Vec<TensorSpec>,
     /// Inputs whose shape differs at the model; then outputs.
     input_reshapes: Vec<(String, Reshape)>,
     output_reshapes: Vec<(String, Reshape)>,
@@ -118,7 +118,7 @@ impl OnnxInstance {
                 (false, None) => Batching::None,
             },
             padding,
-            outputs: config.outputs.iter().map(|output| output.name.as_str().into()).collect(),
+            outputs: config.output_specs(),
             input_reshapes: input_reshapes.collect(),
             output_reshapes: output_reshapes.collect(),
             arena_shrinkage,
@@ -165,6 +165,7 @@ impl OnnxInstance {
         let started = Instant::now();
         let rows = self.rows(requests)?;
         let selected = self.select_outputs(requests)?;
+        self.check_room(requests, &selected)?;
         let inputs: Vec<_> = requests.iter().map(|request| &request.inputs[..]).collect();
         let padding = self.padding.as_ref();
         let lengths = padding.and_then(|padding| padding.lengths(&inputs));
@@ -240,6 +241,20 @@ impl OnnxInstance {
         }
     }
 
+    /// Checks the room for the outputs of rows without elements, whose shape costs nothing. Another dimension of an output that is open
+    /// counts as 1.
+    fn check_room(&self, requests: &[ExecuteRequest], selected: &[Name]) -> Result<(), InferError> {
+        let empty = requests.iter().flat_map(|request| &request.inputs).filter(|input| input.data().is_empty());
+        let Some(rows) = empty.filter_map(|input| input.shape().first().copied()).max() else { return Ok(()) };
+        for TensorSpec { name, datatype, shape, .. } in self.outputs.iter().filter(|own| selected.contains(&own.name)) {
+            let dim = |(axis, &dim): (usize, &i64)| if axis == 0 && dim == -1 { rows } else { dim.abs() };
+            let shape: Vec<i64> = shape.iter().enumerate().map(dim).collect();
+            room_for(name, shape, datatype.element_size().unwrap_or(4), 0)
+                .map_err(|error| in_model(&self.model, error.into()))?;
+        }
+        Ok(())
+    }
+
     fn shape_at_model(&self, input: &Tensor) -> Shape {
         let reshape = self.input_reshapes.iter().find(|(name, _)| name == input.name());
         reshape.map_or_else(|| input.shape().clone(), |(_, reshape)| reshape.apply(input.shape()))
@@ -248,13 +263,14 @@ impl OnnxInstance {
     /// The outputs that any of the requests needs.
     fn select_outputs(&self, requests: &[ExecuteRequest]) -> Result<Vec<Name>, InferError> {
         let wanted = |name: &Name| requests.iter().any(|request| request.outputs.contains(name));
-        if let Some(unknown) = requests.iter().flat_map(|r| &r.outputs).find(|name| !self.outputs.contains(name)) {
-            let allowed = self.outputs.iter().map(Name::as_str).collect::<Vec<_>>().join(", ");
+        let known = |name: &Name| self.outputs.iter().any(|own| own.name == *name);
+        if let Some(unknown) = requests.iter().flat_map(|r| &r.outputs).find(|name| !known(name)) {
+            let allowed = self.outputs.iter().map(|own| own.name.as_str()).collect::<Vec<_>>().join(", ");
             return Err(InferError::invalid_arg(format!(
                 "unexpected inference output '{unknown}', allowed outputs are: {allowed}"
             )));
         }
-        Ok(self.outputs.iter().filter(|name| wanted(name)).cloned().collect())
+        Ok(self.outputs.iter().map(|own| &own.name).filter(|name| wanted(name)).cloned().collect())
     }
 
     fn run_options(&self) -> ort::Result<RunOptions> {

@@ -23,7 +23,7 @@ use trireme_engine::{
     Backend, BatchPolicy, Candidate, Decision, Description, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance,
     LoadError, LoadedModel, ModelInstance, ModelSource,
 };
-use trireme_inference::{DataType, InferError, ParameterValue, Parameters, Shape, Tensor, TensorSpec};
+use trireme_inference::{DataType, InferError, ParameterValue, Parameters, Shape, Tensor, TensorSpec, room_for};
 use trireme_model_repository::{AutoComplete, ModelConfig};
 
 use self::table::Table;
@@ -244,7 +244,9 @@ impl StaticModel {
         }
         let (ids, mask) = (integers(ids)?, mask.map(integers).transpose()?);
         let (rows, length) = (rows as usize, length as usize);
-        let mut embeddings = vec![0f32; rows * wanted.dimensions];
+        let given = request.inputs.iter().map(|input| input.data().len()).sum();
+        let room = room_for(EMBEDDING, [rows as i64, wanted.dimensions as i64], size_of::<f32>(), given);
+        let mut embeddings = vec![0f32; room.map_err(|error| self.invalid(error.to_string()))?];
         let mut sum = vec![0f32; self.table.width()];
         for row in 0..rows {
             let of = row * length..(row + 1) * length;

@@ -52,6 +52,24 @@ fn weights_lie_beside_their_model_or_nowhere() {
     assert_eq!(*output(&execute(&mut model, &[&zeros()], "y")[0]).values::<f32>().unwrap(), [1.0; 4]);
 }
 
+/// A row without tokens costs nothing, but a graph may make a vector of it.
+#[test]
+fn rows_without_elements_do_not_become_gigabytes() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/repositories/seed/embedding_model");
+    let text = std::fs::read_to_string(directory.join("config.pbtxt")).unwrap();
+    let mut model = load(&directory, &ModelConfig::parse(&text, "embedding_model").unwrap()).unwrap();
+    let empty =
+        ["input_ids", "attention_mask"].map(|name| Tensor::new(name, DataType::Int64, [1 << 16, 0], Bytes::new()));
+    let inputs = empty.map(Result::unwrap);
+    let results = execute(&mut model, &[&inputs], "3391");
+    let error = results[0].as_ref().unwrap_err();
+    assert_eq!(
+        error.message,
+        "model 'embedding_model': tensor '3391' of shape [65536,1024] takes 268435456 bytes, and a request may ask for 134217728 at most: \
+         send fewer rows"
+    );
+}
+
 #[test]
 fn one_bad_request_costs_its_batch_some_runs_and_not_one_for_each_member() {
     let encoder = "max_batch_size: 16
