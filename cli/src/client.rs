@@ -35,6 +35,9 @@ pub struct Answer {
     pub status: u16,
     /// `Retry-After`, if it is a number of seconds.
     pub retry_after: Option<Duration>,
+    /// `trireme-tokens` and `trireme-truncated-texts`: tokens of its texts, and texts that were cut. 0 where they are not counted.
+    pub tokens: u64,
+    pub truncated: u64,
     /// The body; null if it is no JSON.
     pub body: Value,
 }
@@ -88,11 +91,16 @@ impl Client {
             request = request.header(name, value);
         }
         let mut answer = request.send(body.to_string()).with_context(|| format!("asking {}", self.server))?;
-        let retry_after = answer.headers().get("retry-after").and_then(|value| value.to_str().ok()?.parse().ok());
+        let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+        let retry_after = header("retry-after");
+        let count = |name: &str| header(name).unwrap_or_default();
+        let (tokens, truncated) = (count("trireme-tokens"), count("trireme-truncated-texts"));
         let text = answer.body_mut().with_config().limit(u64::MAX).read_to_string().context("reading the answer")?;
         Ok(Answer {
             status: answer.status().as_u16(),
             retry_after: retry_after.map(Duration::from_secs),
+            tokens,
+            truncated,
             body: serde_json::from_str(&text).unwrap_or_default(),
         })
     }

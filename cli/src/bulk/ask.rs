@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use trireme_gateway::Embedder;
 use trireme_inference::{ErrorCode, InferError};
 
-use super::rows::Outcome;
+use super::rows::{Facts, Outcome};
 use crate::client::{Answer, Client};
 use crate::output;
 
@@ -39,10 +39,18 @@ pub enum Refused {
     Later(String, Option<Duration>),
 }
 
+/// The vector of each text, and the counts of the texts.
+pub type Vectors = (Vec<Vec<f32>>, Facts);
+
 /// Embeds texts.
 pub trait Embed: Sync {
     /// The vector of each text.
-    fn ask(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, Refused>;
+    fn ask(&self, texts: &[String]) -> Result<Vectors, Refused>;
+
+    /// Most tokens of a text, where that is known: longer ones are cut.
+    fn most_tokens(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// A server.
@@ -62,11 +70,13 @@ pub struct Own {
 // === impl Remote ===
 
 impl Embed for Remote {
-    fn ask(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, Refused> {
+    fn ask(&self, texts: &[String]) -> Result<Vectors, Refused> {
         let body = json!({"model": self.model, "input": texts, "encoding_format": "base64"});
         match self.client.try_post("/v1/embeddings", &[BULK], &body) {
-            Ok(Answer { status: 200, body, .. }) => {
-                read_vectors(&body, texts.len()).map_err(|error| Refused::Texts(format!("{error:#}")))
+            Ok(Answer { status: 200, body, tokens, truncated, .. }) => {
+                let vectors = read_vectors(&body, texts.len());
+                let vectors = vectors.map_err(|error| Refused::Texts(format!("{error:#}")))?;
+                Ok((vectors, Facts { tokens, cut: truncated }))
             }
             Ok(Answer { status: status @ (408 | 429 | 502 | 503 | 504), retry_after, .. }) => {
                 Err(Refused::Later(format!("status {status}"), retry_after))
@@ -82,6 +92,11 @@ impl Embed for Remote {
             }
             Err(error) => Err(Refused::Later(format!("{error:#}"), None)),
         }
+    }
+
+    fn most_tokens(&self) -> Option<u64> {
+        let body = json!({"model": self.model, "prompt": PROBE});
+        self.client.try_post("/tokenize", &[BULK], &body).ok()?.body["max_model_len"].as_u64()
     }
 }
 
@@ -100,19 +115,26 @@ fn read_vectors(body: &Value, count: usize) -> anyhow::Result<Vec<Vec<f32>>> {
 // === impl Own ===
 
 impl Embed for Own {
-    fn ask(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, Refused> {
+    fn ask(&self, texts: &[String]) -> Result<Vectors, Refused> {
         let asking = self.embedder.embed(self.model.as_deref(), texts, PATIENCE);
-        self.runtime.block_on(asking).map_err(|InferError { code, message, .. }| match code {
+        let asked = self.runtime.block_on(asking).map_err(|InferError { code, message, .. }| match code {
             ErrorCode::NotFound => Refused::Everything(message),
             ErrorCode::Unavailable => Refused::Later(message, None),
             _ => Refused::Texts(message),
-        })
+        });
+        let (vectors, facts) = asked?;
+        let facts = facts.map(|facts| Facts { tokens: facts.tokens, cut: facts.truncated });
+        Ok((vectors, facts.unwrap_or_default()))
+    }
+
+    fn most_tokens(&self) -> Option<u64> {
+        self.runtime.block_on(self.embedder.max_length(self.model.as_deref()))
     }
 }
 
 /// The width of a model's vectors. Errors where the model embeds nothing.
 pub fn width(embed: &dyn Embed) -> anyhow::Result<usize> {
-    let found = outcomes(embed, &[PROBE.to_owned()], &AtomicBool::new(false))?;
+    let (found, _) = outcomes(embed, &[PROBE.to_owned()], &AtomicBool::new(false))?;
     match found.into_iter().next() {
         Some(Ok(vector)) if !vector.is_empty() => Ok(vector.len()),
         Some(Err(why)) => anyhow::bail!("the model does not embed the text '{PROBE}': {why}"),
@@ -122,27 +144,34 @@ pub fn width(embed: &dyn Embed) -> anyhow::Result<usize> {
 
 /// The vector of each text, or the reason why there is none. Texts that are refused together are asked for one by one. An error
 /// ends the run: every text would fail, or `stop` was raised while texts could not be taken.
-pub fn outcomes(embed: &dyn Embed, texts: &[String], stop: &AtomicBool) -> anyhow::Result<Vec<Outcome>> {
+pub fn outcomes(embed: &dyn Embed, texts: &[String], stop: &AtomicBool) -> anyhow::Result<(Vec<Outcome>, Facts)> {
     match (insist(embed, texts, stop)?, texts) {
-        (Ok(vectors), _) => Ok(vectors.into_iter().map(Ok).collect()),
-        (Err(why), [_]) => Ok(vec![Err(why)]),
+        (Ok((vectors, facts)), _) => Ok((vectors.into_iter().map(Ok).collect(), facts)),
+        (Err(why), [_]) => Ok((vec![Err(why)], Facts::default())),
         (Err(_), texts) => {
-            let alone = |text: &String| {
+            let mut all = Facts::default();
+            let mut alone = |text: &String| {
                 let found = insist(embed, std::slice::from_ref(text), stop)?;
-                Ok(found.and_then(|vectors| vectors.into_iter().next().ok_or_else(|| "no vector".to_owned())))
+                Ok(found.and_then(|(vectors, facts)| {
+                    all += facts;
+                    vectors.into_iter().next().ok_or_else(|| "no vector".to_owned())
+                }))
             };
-            texts.iter().map(alone).collect()
+            let found = texts.iter().map(&mut alone).collect::<anyhow::Result<_>>()?;
+            Ok((found, all))
         }
     }
 }
 
 /// The vectors of texts, or why there are none. Asks again for as long as they may be taken later.
-fn insist(embed: &dyn Embed, texts: &[String], stop: &AtomicBool) -> anyhow::Result<Result<Vec<Vec<f32>>, String>> {
+fn insist(embed: &dyn Embed, texts: &[String], stop: &AtomicBool) -> anyhow::Result<Result<Vectors, String>> {
     let mut pause = FIRST_PAUSE;
     loop {
         let (why, after) = match embed.ask(texts) {
-            Ok(vectors) if vectors.len() == texts.len() => return Ok(Ok(vectors)),
-            Ok(vectors) => return Ok(Err(format!("there are {} vectors for {} texts", vectors.len(), texts.len()))),
+            Ok((vectors, facts)) if vectors.len() == texts.len() => return Ok(Ok((vectors, facts))),
+            Ok((vectors, _)) => {
+                return Ok(Err(format!("there are {} vectors for {} texts", vectors.len(), texts.len())));
+            }
             Err(Refused::Texts(why)) => return Ok(Err(why)),
             Err(Refused::Everything(why)) => {
                 anyhow::bail!("{why}; the same command goes on once that is put right")
@@ -165,24 +194,29 @@ mod tests {
     struct Picky;
 
     impl Embed for Picky {
-        fn ask(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, Refused> {
+        fn ask(&self, texts: &[String]) -> Result<Vectors, Refused> {
             match texts {
                 texts if texts.iter().any(|text| text == "bad") => Err(Refused::Texts("a bad text".to_owned())),
                 texts if texts.iter().any(|text| text == "worse") => {
                     Err(Refused::Everything("no such model".to_owned()))
                 }
-                texts => Ok(texts.iter().map(|text| vec![text.len() as f32]).collect()),
+                texts => {
+                    let facts = Facts { tokens: texts.len() as u64, cut: 0 };
+                    Ok((texts.iter().map(|text| vec![text.len() as f32]).collect(), facts))
+                }
             }
         }
     }
 
-    fn asked(texts: &[&str]) -> anyhow::Result<Vec<Outcome>> {
+    fn asked(texts: &[&str]) -> anyhow::Result<(Vec<Outcome>, Facts)> {
         outcomes(&Picky, &texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>(), &AtomicBool::new(false))
     }
 
     #[test]
     fn one_bad_text_costs_no_other_its_vector() {
-        assert_eq!(asked(&["a", "bad", "bb"]).unwrap(), [Ok(vec![1.0]), Err("a bad text".to_owned()), Ok(vec![2.0])]);
+        let (found, facts) = asked(&["a", "bad", "bb"]).unwrap();
+        assert_eq!(found, [Ok(vec![1.0]), Err("a bad text".to_owned()), Ok(vec![2.0])]);
+        assert_eq!(facts.tokens, 2, "those of texts with vectors are counted");
         assert_eq!(width(&Picky).unwrap(), 1);
     }
 

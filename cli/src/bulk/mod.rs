@@ -1,9 +1,13 @@
 //! `trireme bulk`: a file of texts in, a file of vectors out, by a running server's bulk lane or by the pipeline in this process.
 //!
-//! Rows are in the order of the input. A run that was cut off is continued by the same command (`output`).
+//! Rows are in the order of the input. A run that was cut off is continued by the same command (`output`). Where the output is whole, the
+//! same command tries the rows that have no vector again (`again`).
 
+mod again;
 mod ask;
+mod errors;
 mod input;
+mod lock;
 mod output;
 mod place;
 mod progress;
@@ -25,12 +29,16 @@ use trireme_telemetry::TelemetryArgs;
 
 use crate::client::{Client, ServerArgs};
 use crate::serve::{ServeArgs, Server};
+use again::{Mended, Only};
 use ask::{Embed, Own, Remote};
+use errors::ErrorFile;
 use input::{Columns, FileFormat, InputFile};
-use output::{Lines, Parts};
+use lock::Lock;
+use output::{Lines, Opened, Parts};
 use place::{Place, check_writable};
 use progress::Progress;
-use work::{Output, Sending};
+use rows::Totals;
+use work::{Input, Output, Sending};
 
 /// Texts of a request, and requests in flight, where a server embeds.
 const SERVER: Sending = Sending { texts: 32, bytes: 1 << 20, window: 16 };
@@ -49,7 +57,8 @@ pub struct BulkArgs {
     #[arg(value_name = "IN")]
     input: String,
 
-    /// File for the vectors, local or at an s3://, gs:// or az:// URL; the same command continues what an earlier one has begun
+    /// File for the vectors, local or at an s3://, gs:// or az:// URL; the same command continues what an earlier one has begun, and tries
+    /// the rows again that have no vector: OUT.errors.jsonl names them
     #[arg(value_name = "OUT")]
     output: String,
 
@@ -90,6 +99,10 @@ pub struct BulkArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=1024))]
     window: Option<u64>,
 
+    /// Prints a summary as JSON to standard output
+    #[arg(long)]
+    json: bool,
+
     /// Which ONNX file of a model folder runs in this process
     #[arg(long, value_name = "PRECISION", default_value = "exact", value_parser = precision_parser(), conflicts_with = "server")]
     precision: Precision,
@@ -110,7 +123,9 @@ struct OwnServer {
 /// Embeds a file. A failure says what to do.
 pub fn run(args: &BulkArgs) -> ExitCode {
     service::block_on("bulk", &args.telemetry, async {
-        let errors = match &args.server {
+        check_writable(&args.output)?;
+        let _lock = Lock::take(&Place::of(&args.output, &Handle::current())?)?;
+        let summary = match &args.server {
             Some(url) => {
                 let server = ServerArgs::at(url, args.headers.clone(), args.timeout_secs);
                 let remote = Remote { client: Client::new(&server)?, model: args.model.clone() };
@@ -118,13 +133,12 @@ pub fn run(args: &BulkArgs) -> ExitCode {
             }
             None => alone(args).await?,
         };
-        ensure!(errors == 0, "{errors} lines have no vector: {} has the reasons", args.output);
-        Ok(())
+        summary.tell(args)
     })
 }
 
 /// Embeds by the pipeline in this process, without a listener.
-async fn alone(args: &BulkArgs) -> anyhow::Result<u64> {
+async fn alone(args: &BulkArgs) -> anyhow::Result<Summary> {
     let word = Path::new(&args.model);
     let folder = local_folder(word, args.precision).await?;
     ensure!(
@@ -161,13 +175,23 @@ fn own_server(args: &BulkArgs, folder: &Path) -> anyhow::Result<(Option<String>,
     Ok((name, serve))
 }
 
-/// Embeds all rows, on a thread that may block. Gives the number of rows without a vector.
-fn embed(args: &BulkArgs, embed: &dyn Embed, sending: Sending) -> anyhow::Result<u64> {
+/// What was done with the rows.
+struct Summary {
+    /// Rows of the output; of those that were tried again where it was whole already.
+    rows: u64,
+    totals: Totals,
+    /// Most tokens of a text, where texts were cut and it is known.
+    most_tokens: Option<u64>,
+    /// The file that names the rows without a vector.
+    error_file: String,
+}
+
+/// Embeds all rows, on a thread that may block.
+fn embed(args: &BulkArgs, embed: &dyn Embed, sending: Sending) -> anyhow::Result<Summary> {
     tokio::task::block_in_place(|| blocking(args, embed, sending))
 }
 
-fn blocking(args: &BulkArgs, embed: &dyn Embed, sending: Sending) -> anyhow::Result<u64> {
-    check_writable(&args.output)?;
+fn blocking(args: &BulkArgs, embed: &dyn Embed, sending: Sending) -> anyhow::Result<Summary> {
     let runtime = Handle::current();
     let (source, target) = (Place::of(&args.input, &runtime)?, Place::of(&args.output, &runtime)?);
     let columns = Columns { text: args.text_column.clone(), id: args.id_column.clone() };
@@ -175,36 +199,50 @@ fn blocking(args: &BulkArgs, embed: &dyn Embed, sending: Sending) -> anyhow::Res
     let format = FileFormat::of(&args.output, args.format);
     let total = input.rows(&source)?;
     let width = ask::width(embed)?;
-    let (mut output, before) = match open(args, &input, target, format, width)? {
-        Some(opened) => opened,
-        None => {
-            eprintln!("{} is whole already", args.output);
-            return Ok(0);
-        }
-    };
-    let has_more = total.is_some_and(|total| before > total);
-    ensure!(!has_more, "{} has {before} rows, more than {}", args.output, args.input);
-    let mut progress = Progress::new(total, before);
-    let mut rest = input.rest(before, &columns, format == FileFormat::Jsonl)?;
     let sending = Sending {
         texts: args.texts.map_or(sending.texts, |texts| texts as usize),
         window: args.window.map_or(sending.window, |window| window as usize),
         ..sending
     };
+    let errors = ErrorFile::of(&target)?;
+    let (mut output, mut rest, mut progress): (Box<dyn Output>, Box<dyn Input>, _) =
+        match open(args, &input, target.clone(), format, width, total)? {
+            Opened::Open(output, before, totals) => {
+                let has_more = total.is_some_and(|total| before > total);
+                ensure!(!has_more, "{} has {before} rows, more than {}", args.output, args.input);
+                let rest = input.rest(before, &columns, format == FileFormat::Jsonl)?;
+                (output, rest, Progress::new(total, before, totals))
+            }
+            Opened::Whole => {
+                ensure!(
+                    errors.exists()?,
+                    "{target} is there already, and no row lacks a vector: remove it, or choose another OUT"
+                );
+                let rows = errors.rows()?;
+                eprintln!("{target} is whole; tries its {} rows without a vector again", rows.len());
+                let progress = Progress::new(Some(rows.len() as u64), 0, Totals::default());
+                let rest = Only::of(input.rest(0, &columns, true)?, rows);
+                (Box::new(Mended::open(target, format.columns(), width)?), Box::new(rest), progress)
+            }
+        };
     work::run(embed, rest.as_mut(), output.as_mut(), sending, width, &mut progress)?;
-    output.finish()?;
+    let found = output.finish()?;
+    progress.totals.errors = found;
     progress.tell(true);
-    Ok(progress.errors)
+    let totals = Totals { took: progress.took(), ..progress.totals };
+    let most_tokens = (totals.facts.cut > 0).then(|| embed.most_tokens()).flatten();
+    Ok(Summary { rows: progress.rows(), totals, most_tokens, error_file: errors.to_string() })
 }
 
-/// The output and the rows that it has already; `None` if it has them all.
+/// How far the output is.
 fn open(
     args: &BulkArgs,
     input: &InputFile,
     target: Place,
     format: FileFormat,
     width: usize,
-) -> anyhow::Result<Option<(Box<dyn Output>, u64)>> {
+    total: Option<u64>,
+) -> anyhow::Result<Opened> {
     let layout = match (format.columns(), input) {
         (None, _) => None,
         (Some(format), InputFile::Lines(_)) => Some((format, Layout::of_ids(width)?)),
@@ -213,13 +251,51 @@ fn open(
         }
     };
     if let (None, Place::Local(path)) = (&layout, &target) {
-        let (lines, before) = Lines::open(path)?;
-        return Ok(Some((Box::new(lines), before)));
+        let (lines, before, totals) = Lines::open(path)?;
+        // A file of errors is written when all rows are there.
+        let is_whole = before > 0 && total == Some(before) && ErrorFile::of(&target)?.exists()?;
+        return Ok(if is_whole { Opened::Whole } else { Opened::Open(Box::new(lines), before, totals) });
     }
     let job: Value = json!({
         "input": args.input.split('?').next(), "bytes": input.size(), "model": args.model, "width": width,
         "text_column": args.text_column, "id_column": args.id_column, "format": format!("{format:?}"),
     });
-    let opened = Parts::open(target, layout, &job)?;
-    Ok(opened.map(|(parts, before)| (Box::new(parts) as Box<dyn Output>, before)))
+    Parts::open(target, layout, &job)
+}
+
+// === impl Summary ===
+
+impl Summary {
+    /// Tells it. Rows without a vector are an error.
+    fn tell(&self, args: &BulkArgs) -> anyhow::Result<()> {
+        let Summary { rows, totals: Totals { errors, facts, took }, most_tokens, error_file } = self;
+        if args.json {
+            let error_file = (*errors > 0).then_some(error_file);
+            let seconds = (took.as_secs_f64() * 1e3).round() / 1e3;
+            let summary = json!({
+                "texts": rows, "tokens": facts.tokens, "cut_texts": facts.cut, "most_tokens": most_tokens, "errors": errors,
+                "seconds": seconds, "output": args.output, "error_file": error_file,
+            });
+            crate::output::write_out(format!("{summary}\n").as_bytes());
+        } else {
+            eprintln!(
+                "{rows} texts, {} tokens, {} cut, {errors} errors, {:.1} s",
+                facts.tokens,
+                facts.cut,
+                took.as_secs_f64()
+            );
+        }
+        if facts.cut > 0 {
+            let limit = most_tokens.map_or("the model takes".to_owned(), |most| format!("{most} tokens"));
+            crate::output::warn(&format!(
+                "{} of {rows} texts are longer than {limit} and were cut: the vectors are those of their beginnings",
+                facts.cut
+            ));
+        }
+        ensure!(
+            *errors == 0,
+            "{errors} of {rows} rows have no vector: {error_file} names them and the reasons; the same command tries them again"
+        );
+        Ok(())
+    }
 }

@@ -150,6 +150,19 @@ impl Place {
         }
     }
 
+    /// Removes the file, if it is there.
+    pub fn delete(&self) -> anyhow::Result<()> {
+        match self {
+            Place::Local(path) => match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    Err(error).with_context(|| format!("cannot remove {self}"))
+                }
+                _ => Ok(()),
+            },
+            Place::Remote(object, runtime) => Ok(runtime.block_on(object.delete())?),
+        }
+    }
+
     /// Removes files of this folder, and the folder where it is empty then.
     pub fn remove(&self, names: &[String]) -> anyhow::Result<()> {
         match self {

@@ -3,6 +3,8 @@
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use super::rows::{Facts, Totals};
+
 /// Time between two lines about the progress, on a terminal and elsewhere.
 const TOLD: Duration = Duration::from_millis(500);
 const TOLD_IN_LOGS: Duration = Duration::from_secs(30);
@@ -14,8 +16,8 @@ pub struct Progress {
     /// Rows that an earlier run has written.
     before: u64,
     done: u64,
-    /// Rows of this run without a vector.
-    pub errors: u64,
+    /// The counts of all rows, those of earlier runs too. Their time is that of earlier runs.
+    pub totals: Totals,
     began: Instant,
     told: Instant,
     is_terminal: bool,
@@ -24,20 +26,32 @@ pub struct Progress {
 // === impl Progress ===
 
 impl Progress {
-    pub fn new(total: Option<u64>, before: u64) -> Progress {
+    /// `totals` are those of the rows that earlier runs have written.
+    pub fn new(total: Option<u64>, before: u64, totals: Totals) -> Progress {
         let (now, is_terminal) = (Instant::now(), std::io::stderr().is_terminal());
         if before > 0 {
             let total = total.map(|total| format!(" of {total}")).unwrap_or_default();
             eprintln!("goes on behind line {before}{total}");
         }
-        Progress { total, before, done: 0, errors: 0, began: now, told: now, is_terminal }
+        Progress { total, before, done: 0, totals, began: now, told: now, is_terminal }
     }
 
     /// Rows are answered.
-    pub fn answered(&mut self, rows: u64, errors: u64) {
+    pub fn answered(&mut self, rows: u64, errors: u64, facts: Facts) {
         self.done += rows;
-        self.errors += errors;
+        self.totals.errors += errors;
+        self.totals.facts += facts;
         self.tell(false);
+    }
+
+    /// Rows of all runs.
+    pub fn rows(&self) -> u64 {
+        self.before + self.done
+    }
+
+    /// The time that all runs have taken.
+    pub fn took(&self) -> Duration {
+        self.totals.took + self.began.elapsed()
     }
 
     pub fn tell(&mut self, is_last: bool) {
@@ -56,7 +70,7 @@ impl Progress {
 
     fn line(&self, took: Duration, is_last: bool) -> String {
         let rate = self.done as f64 / took.as_secs_f64().max(1e-3);
-        let all = self.before + self.done;
+        let all = self.rows();
         let total = if is_last { Some(all) } else { self.total };
         let of = total.map(|total| format!(" of {total}")).unwrap_or_default();
         let left = total.map(|total| total.saturating_sub(all) as f64 / rate.max(1e-3));
@@ -67,7 +81,7 @@ impl Progress {
             Some(left) if left < 7200.0 => format!(", {:.0} min left", left / 60.0),
             Some(left) => format!(", {:.1} h left", left / 3600.0),
         };
-        format!("{all}{of} texts, {rate:.0} texts/s, {} errors{left}", self.errors)
+        format!("{all}{of} texts, {rate:.0} texts/s, {} errors{left}", self.totals.errors)
     }
 }
 
@@ -78,8 +92,8 @@ mod tests {
     #[test]
     fn progress_names_the_rate_of_this_run() {
         let now = Instant::now();
-        let of =
-            |total| Progress { total, before: 400, done: 100, errors: 2, began: now, told: now, is_terminal: false };
+        let totals = Totals { errors: 2, ..Totals::default() };
+        let of = |total| Progress { total, before: 400, done: 100, totals, began: now, told: now, is_terminal: false };
         let line = |total, is_last| of(total).line(Duration::from_secs(10), is_last);
         assert_eq!(line(Some(1000), false), "500 of 1000 texts, 10 texts/s, 2 errors, 50 s left");
         assert_eq!(line(None, false), "500 texts, 10 texts/s, 2 errors");

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::ask::{Embed, outcomes};
 use super::progress::Progress;
-use super::rows::{Outcome, Window};
+use super::rows::{Facts, Outcome, Totals, Window};
 
 /// How long the model should need for a window.
 const WINDOW_TIME: Duration = Duration::from_secs(15);
@@ -37,11 +37,11 @@ pub trait Input: Send {
 
 /// The output.
 pub trait Output {
-    /// Appends the rows of a window with one outcome for each.
-    fn write(&mut self, window: &Window, outcomes: &[Outcome]) -> anyhow::Result<()>;
+    /// Appends the rows of a window with one outcome for each. `totals` are those of all rows up to the last of these.
+    fn write(&mut self, window: &Window, outcomes: &[Outcome], totals: &Totals) -> anyhow::Result<()>;
 
-    /// Makes the output whole, behind its last row.
-    fn finish(self: Box<Self>) -> anyhow::Result<()>;
+    /// Makes the output whole, behind its last row, and writes the file of its errors. Returns the number of rows without a vector.
+    fn finish(self: Box<Self>) -> anyhow::Result<u64>;
 }
 
 /// How texts are sent.
@@ -68,7 +68,7 @@ enum Event {
     /// Rows that were read. Texts have been taken out of it and are in work.
     Window(u64, Window, Vec<Option<Outcome>>),
     /// Outcomes of a window's rows.
-    Outcomes(u64, Vec<(usize, Outcome)>),
+    Outcomes(u64, Vec<(usize, Outcome)>, Facts),
     /// The run ends.
     Fault(anyhow::Error),
 }
@@ -77,6 +77,7 @@ enum Event {
 struct Unfinished {
     window: Window,
     outcomes: Vec<Option<Outcome>>,
+    facts: Facts,
     missing: usize,
 }
 
@@ -170,7 +171,7 @@ fn work(embed: &dyn Embed, stop: &AtomicBool, groups: &Mutex<Receiver<Group>>, t
         };
         let Ok(Group { window, places, texts }) = group else { return };
         let event = match outcomes(embed, &texts, stop) {
-            Ok(outcomes) => Event::Outcomes(window, places.into_iter().zip(outcomes).collect()),
+            Ok((outcomes, facts)) => Event::Outcomes(window, places.into_iter().zip(outcomes).collect(), facts),
             Err(error) => Event::Fault(error),
         };
         if tell.send(event).is_err() {
@@ -191,33 +192,41 @@ fn write(
     let (mut unfinished, mut next) = (BTreeMap::<u64, Unfinished>::new(), 0);
     let most = (MOST_BYTES / (4 * width).max(1)).clamp(FEWEST_ROWS, MOST_ROWS);
     let (began, mut answered) = (Instant::now(), 0);
+    let mut totals = progress.totals;
+    let before = totals.took;
     for event in events {
         match event {
             Event::Fault(error) => return Err(error),
             Event::Window(number, window, outcomes) => {
                 let refused = outcomes.iter().flatten().count();
-                progress.answered(refused as u64, refused as u64);
+                progress.answered(refused as u64, refused as u64, Facts::default());
                 let missing = outcomes.len() - refused;
-                unfinished.insert(number, Unfinished { window, outcomes, missing });
+                unfinished.insert(number, Unfinished { window, outcomes, facts: Facts::default(), missing });
             }
-            Event::Outcomes(number, outcomes) => {
+            Event::Outcomes(number, outcomes, facts) => {
                 // A window is announced before its groups are sent.
                 let Some(unfinished) = unfinished.get_mut(&number) else { continue };
-                let errors = outcomes.iter().filter(|(_, outcome)| outcome.is_err()).count();
-                progress.answered(outcomes.len() as u64, errors as u64);
-                answered += outcomes.len();
-                unfinished.missing -= outcomes.len();
+                let (count, mut errors) = (outcomes.len(), 0);
                 for (place, outcome) in outcomes {
-                    unfinished.outcomes[place] = Some(fitting(outcome, width));
+                    let outcome = fitting(outcome, width);
+                    errors += u64::from(outcome.is_err());
+                    unfinished.outcomes[place] = Some(outcome);
                 }
+                progress.answered(count as u64, errors, facts);
+                answered += count;
+                unfinished.missing -= count;
+                unfinished.facts += facts;
             }
         }
         while let Some(first) =
             unfinished.first_entry().filter(|first| *first.key() == next && first.get().missing == 0)
         {
-            let Unfinished { window, outcomes, .. } = first.remove();
+            let Unfinished { window, outcomes, facts, .. } = first.remove();
             let outcomes: Vec<Outcome> = outcomes.into_iter().flatten().collect();
-            output.write(&window, &outcomes)?;
+            totals.errors += outcomes.iter().filter(|outcome| outcome.is_err()).count() as u64;
+            totals.facts += facts;
+            totals.took = before + began.elapsed();
+            output.write(&window, &outcomes, &totals)?;
             let _ = leave.recv();
             next += 1;
             let rate = answered as f64 / began.elapsed().as_secs_f64().max(1e-3);
@@ -242,16 +251,17 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::bulk::ask::Refused;
+    use crate::bulk::ask::{Refused, Vectors};
     use crate::bulk::rows::Rest;
 
     struct Lengths;
 
     impl Embed for Lengths {
-        fn ask(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, Refused> {
+        fn ask(&self, texts: &[String]) -> Result<Vectors, Refused> {
+            let facts = Facts { tokens: texts.len() as u64, cut: 0 };
             match texts.iter().any(|text| text == "wrong model") {
                 true => Err(Refused::Everything("no such model".to_owned())),
-                false => Ok(texts.iter().map(|text| vec![text.len() as f32]).collect()),
+                false => Ok((texts.iter().map(|text| vec![text.len() as f32]).collect(), facts)),
             }
         }
     }
@@ -267,23 +277,28 @@ mod tests {
     }
 
     #[derive(Default)]
-    struct Kept(Vec<Outcome>);
+    struct Kept(Vec<Outcome>, Totals);
 
     impl Output for Kept {
-        fn write(&mut self, _: &Window, outcomes: &[Outcome]) -> anyhow::Result<()> {
+        fn write(&mut self, _: &Window, outcomes: &[Outcome], totals: &Totals) -> anyhow::Result<()> {
             self.0.extend_from_slice(outcomes);
+            self.1 = *totals;
+            let errors = self.0.iter().filter(|outcome| outcome.is_err()).count() as u64;
+            assert_eq!((totals.errors, totals.facts.tokens), (7 + errors, self.0.len() as u64 - errors));
             Ok(())
         }
 
-        fn finish(self: Box<Self>) -> anyhow::Result<()> {
-            Ok(())
+        fn finish(self: Box<Self>) -> anyhow::Result<u64> {
+            Ok(0)
         }
     }
 
     fn answered(texts: Vec<String>) -> anyhow::Result<Vec<Outcome>> {
         let sending = Sending { texts: 3, bytes: 64, window: 4 };
         let (mut input, mut output) = (Numbered(texts.into_iter()), Kept::default());
-        run(&Lengths, &mut input, &mut output, sending, 1, &mut Progress::new(None, 0))?;
+        let mut progress = Progress::new(None, 0, Totals { errors: 7, ..Totals::default() });
+        run(&Lengths, &mut input, &mut output, sending, 1, &mut progress)?;
+        assert_eq!((output.1.errors, output.1.facts), (progress.totals.errors, progress.totals.facts));
         Ok(output.0)
     }
 

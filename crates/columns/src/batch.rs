@@ -96,6 +96,22 @@ impl Batch {
         RecordBatch::try_new(layout.schema.clone(), columns).map(Batch).map_err(unreadable)
     }
 
+    /// The inverse of [`Batch::with_vectors`]: the other columns, and the outcome of each row.
+    pub fn without_vectors(&self) -> Result<(Batch, Vec<Result<Vec<f32>, String>>), ColumnsError> {
+        let vectors = self.column(EMBEDDING)?;
+        let lists = vectors.as_fixed_size_list_opt().filter(|lists| lists.value_type() == DataType::Float32);
+        let lists = lists.ok_or_else(|| wrong(EMBEDDING, vectors.data_type(), "vectors (FixedSizeList<Float32>)"))?;
+        let outcome = |(vector, error): (Option<ArrayRef>, Option<String>)| match vector {
+            Some(vector) => Ok(vector.as_primitive::<Float32Type>().values().to_vec()),
+            None => Err(error.unwrap_or_default()),
+        };
+        let outcomes = lists.iter().zip(self.texts(ERROR)?).map(outcome).collect();
+        let fields = self.0.schema_ref().fields().iter().enumerate();
+        let others = fields.filter(|(_, field)| ![EMBEDDING, ERROR].contains(&field.name().as_str()));
+        let others: Vec<usize> = others.map(|(place, _)| place).collect();
+        Ok((Batch(self.0.project(&others).map_err(unreadable)?), outcomes))
+    }
+
     /// These rows with their answers as texts of JSON, or the reasons why they have none. There is one outcome for each row.
     pub fn with_answers(&self, layout: &Layout, outcomes: &[Result<String, String>]) -> Result<Batch, ColumnsError> {
         let answers = StringArray::from_iter(outcomes.iter().map(|outcome| outcome.as_ref().ok()));
@@ -186,6 +202,25 @@ impl Layout {
     /// A column `id` of texts, and behind it those of vectors of `width` numbers and of errors.
     pub fn of_ids(width: usize) -> Result<Layout, ColumnsError> {
         Layout::behind(&Batch::of_texts(vec![("id", Vec::new())])?.0.schema(), width)
+    }
+
+    /// The columns of a table that has vectors and errors already, behind its others.
+    pub fn with_vectors(table: &Table) -> Result<Layout, ColumnsError> {
+        let schema = table.schema().clone();
+        let missing = |column: &str| ColumnsError::Missing { column: column.to_owned(), found: table.columns() };
+        let (Some((_, vectors)), true) = (schema.column_with_name(EMBEDDING), table.has(ERROR)) else {
+            return Err(missing(if table.has(ERROR) { EMBEDDING } else { ERROR }));
+        };
+        let width = match vectors.data_type() {
+            DataType::FixedSizeList(_, width) => usize::try_from(*width).map_err(unreadable)?,
+            other => return Err(wrong(EMBEDDING, other, "vectors (FixedSizeList<Float32>)")),
+        };
+        Ok(Layout { schema, width })
+    }
+
+    /// Numbers of each vector.
+    pub fn width(&self) -> usize {
+        self.width
     }
 
     /// The columns of a batch, and no others.

@@ -51,6 +51,27 @@ fn open(bytes: Bytes, format: Format) -> Result<Table, ColumnsError> {
 }
 
 #[test]
+fn vectors_and_errors_are_taken_off_and_put_on_again() {
+    let outcomes: Vec<_> =
+        (0..20).map(|n| if n % 3 == 0 { Err(format!("why {n}")) } else { Ok(vec![n as f32; 4]) }).collect();
+    for format in FORMATS {
+        let input = open(file(format), format).unwrap();
+        let layout = Layout::of(&input, 4).unwrap();
+        let batch = input.batches(20, 20).unwrap().next().unwrap().unwrap();
+        let mut writer = Writer::new(format, &layout, Vec::new()).unwrap();
+        writer.write(&batch.with_vectors(&layout, &outcomes).unwrap()).unwrap();
+        let table = open(writer.finish().unwrap().into(), format).unwrap();
+        let found = Layout::with_vectors(&table).unwrap();
+        assert_eq!((found.width(), &found.schema), (4, &layout.schema));
+        let whole = table.batches(0, 20).unwrap().next().unwrap().unwrap();
+        let (rest, taken) = whole.without_vectors().unwrap();
+        assert_eq!((taken.as_slice(), rest.0.schema()), (outcomes.as_slice(), batch.0.schema()));
+        assert_eq!(rest.with_vectors(&found, &taken).unwrap().0, whole.0);
+        assert!(matches!(Layout::with_vectors(&input), Err(ColumnsError::Missing { column, .. }) if column == "error"));
+    }
+}
+
+#[test]
 fn a_table_is_read_from_any_row_on() {
     for format in FORMATS {
         let table = open(file(format), format).unwrap();

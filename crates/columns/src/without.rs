@@ -78,12 +78,24 @@ impl Batch {
     pub fn with_vectors(&self, _: &Layout, _: &[Result<Vec<f32>, String>]) -> Result<Batch, ColumnsError> {
         match self.0 {}
     }
+
+    pub fn without_vectors(&self) -> Result<(Batch, Vec<Result<Vec<f32>, String>>), ColumnsError> {
+        match self.0 {}
+    }
 }
 
 #[allow(missing_docs, reason = "as with the feature")]
 impl Layout {
     pub fn of(table: &Table, _: usize) -> Result<Layout, ColumnsError> {
         match table.0 {}
+    }
+
+    pub fn with_vectors(table: &Table) -> Result<Layout, ColumnsError> {
+        match table.0 {}
+    }
+
+    pub fn width(&self) -> usize {
+        match self.0 {}
     }
 
     pub fn plain(batch: &Batch) -> Layout {

@@ -6,7 +6,7 @@
 //! When all lines of the first chunk have ended, their answers are written and the checkpoint moves.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::Stream;
@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use trireme_bus::BusError;
+use trireme_inference::Name;
 
 use crate::call::{JobAnswer, JobCall};
 use crate::columns;
@@ -24,7 +25,9 @@ use crate::lines::{Asked, Lines};
 use crate::objects::{self, Writer};
 use crate::record::{Batch, BatchState};
 use crate::record::{Checkpoint, File, Object, Record};
+use crate::requests::Tried;
 use crate::store::{Kept, now};
+use crate::turns::{Turn, Turns, until};
 
 /// A chunk ends after so many lines or bytes.
 const CHUNK_LINES: usize = 1024;
@@ -72,8 +75,16 @@ struct Run<'a> {
     chunks: VecDeque<Chunk>,
     /// The number of the first chunk.
     first: u64,
-    waiting: VecDeque<Task>,
+    turns: Turns<Task>,
     ended: bool,
+}
+
+/// The end of a call.
+enum Called {
+    /// The line has ended.
+    Ended(u64, usize, Outcome),
+    /// It was refused, and is to be tried again.
+    Refused(Turn<Task>),
 }
 
 /// Runs a batch of this gateway from its checkpoint to its end. `stop` says that it was cancelled.
@@ -100,8 +111,8 @@ pub async fn run(jobs: &Jobs, id: &str, stop: watch::Receiver<bool>) -> Result<(
         }
     }
     let lines = lines_from(jobs, &file, &batch, batch.checkpoint.offset, number);
-    let (chunks, waiting) = (VecDeque::new(), VecDeque::new());
-    let mut run = Run { jobs, id, batch, revision, lines, number, chunks, first: 0, waiting, ended: false };
+    let (chunks, turns) = (VecDeque::new(), Turns::new(&jobs.0.paces));
+    let mut run = Run { jobs, id, batch, revision, lines, number, chunks, first: 0, turns, ended: false };
     if run.batch.state == BatchState::Validating {
         let total = match rows {
             Some(rows) => rows,
@@ -180,23 +191,26 @@ async fn fail(jobs: &Jobs, id: &str, mut batch: Batch, revision: u64, why: &str)
 
 impl Run<'_> {
     async fn work(mut self, mut stop: watch::Receiver<bool>) -> Result<(), JobError> {
-        let share = self.jobs.0.pace.share();
-        let mut running: JoinSet<(u64, usize, Outcome)> = JoinSet::new();
+        let paces = self.jobs.0.paces.clone();
+        let mut running: JoinSet<Called> = JoinSet::new();
         if self.batch.state == BatchState::Cancelling {
             return self.finish(BatchState::Cancelled).await;
         }
         loop {
-            while !self.ended && self.chunks.len() < CHUNKS && self.waiting.len() < CHUNK_LINES {
+            while !self.ended && self.chunks.len() < CHUNKS && self.turns.waiting() < CHUNK_LINES {
                 self.read_chunk().await?;
             }
-            while running.len() < share.most()
-                && let Some(mut task) = self.waiting.pop_front()
-            {
-                task.call = task.call.of(format!("{} line {}", self.id, task.number));
+            let room = paces.changed();
+            while let Some((turn, slot)) = self.turns.begin(Instant::now()) {
                 let (jobs, expires, batch) = (self.jobs.clone(), self.batch.expires, self.id.to_owned());
                 running.spawn(async move {
-                    let answer = jobs.execute(&task.call, expires).await;
-                    (task.chunk, task.index, outcome(&batch, &task, answer))
+                    let task = &turn.item;
+                    let answer = match jobs.attempt(&task.call, expires, &slot).await {
+                        Tried::Answered(answer) => Some(answer),
+                        Tried::Refused => return Called::Refused(turn),
+                        Tried::Expired => None,
+                    };
+                    Called::Ended(task.chunk, task.index, outcome(&batch, task, answer))
                 });
             }
             if self.chunks.front().is_some_and(|chunk| chunk.left == 0) {
@@ -208,17 +222,27 @@ impl Run<'_> {
             if self.ended && self.chunks.is_empty() {
                 return self.finish(BatchState::Completed).await;
             }
-            if now() >= self.batch.expires {
+            let left = Duration::from_secs(self.batch.expires.saturating_sub(now()));
+            if left.is_zero() {
                 running.shutdown().await;
                 return self.finish(BatchState::Expired).await;
             }
             tokio::select! {
-                Some(ended) = running.join_next() => {
-                    let (chunk, index, outcome) = ended.map_err(|error| {
-                        JobError::Bus(BusError::Unreachable(format!("a line died: {error}")))
-                    })?;
-                    self.take(chunk, index, outcome);
+                Some(called) = running.join_next() => {
+                    match called {
+                        Ok(Called::Ended(chunk, index, outcome)) => self.take(chunk, index, outcome),
+                        Ok(Called::Refused(turn)) => self.turns.push_refused(turn, Instant::now()),
+                        // The batch dies with its line.
+                        Err(error) => {
+                            if let Ok(panic) = error.try_into_panic() {
+                                std::panic::resume_unwind(panic);
+                            }
+                        }
+                    }
                 }
+                () = room => {}
+                () = until(self.turns.next_at(Instant::now())) => {}
+                () = tokio::time::sleep(left) => {}
                 Ok(()) = stop.changed() => {
                     running.shutdown().await;
                     return self.finish(BatchState::Cancelled).await;
@@ -243,6 +267,7 @@ impl Run<'_> {
             let Asked { custom_id, call } = line.asked(&self.batch.endpoint);
             match call {
                 Ok(call) => {
+                    let call = call.of(format!("{} line {}", self.id, self.number));
                     bytes += call.body.len();
                     tasks.push(Task { chunk, index: outcomes.len(), number: self.number, custom_id, call });
                     outcomes.push(None);
@@ -262,7 +287,10 @@ impl Run<'_> {
             tasks.reverse();
         }
         let left = tasks.len();
-        self.waiting.extend(tasks);
+        for task in tasks {
+            let destination = Name::from(self.jobs.0.execute.destination(&task.call));
+            self.turns.push(destination, task);
+        }
         self.chunks.push_back(Chunk { outcomes, left, end: (self.lines.offset, self.number) });
         Ok(())
     }
@@ -311,6 +339,8 @@ impl Run<'_> {
 
     /// Ends the batch: writes the lines that have ended, and makes files of output and errors.
     async fn finish(mut self, mut state: BatchState) -> Result<(), JobError> {
+        // Other jobs get the room.
+        self.turns = Turns::new(&self.jobs.0.paces);
         let ended: Vec<Outcome> =
             std::mem::take(&mut self.chunks).into_iter().flat_map(|chunk| chunk.outcomes).flatten().collect();
         let (output, errors) = self.write(ended.into_iter()).await?;

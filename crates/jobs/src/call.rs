@@ -31,6 +31,15 @@ pub struct JobAnswer {
     pub body: Bytes,
 }
 
+/// The outcome of a [`JobCall`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Executed {
+    /// The answer, which may be an error.
+    Answered(JobAnswer),
+    /// The same call may get another answer later: a queue was full, no worker was there, or a time ran out that the client did not set.
+    Refused,
+}
+
 /// One call of a webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookCall {
@@ -62,7 +71,12 @@ pub enum WebhookAnswer {
 #[async_trait]
 pub trait Execute: Send + Sync + 'static {
     /// Runs a call. The caller may drop the future, which cancels the call.
-    async fn execute(&self, call: JobCall) -> JobAnswer;
+    async fn execute(&self, call: JobCall) -> Executed;
+
+    /// The queue that a call goes to, as far as the call tells: calls to one destination are refused together.
+    fn destination(&self, call: &JobCall) -> String {
+        call.path.clone()
+    }
 
     /// Calls the URL of a webhook once.
     async fn call(&self, _call: WebhookCall) -> WebhookAnswer {
@@ -85,15 +99,6 @@ impl JobCall {
     /// The value of a header.
     pub fn header(&self, name: &str) -> Option<&[u8]> {
         self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_ref())
-    }
-}
-
-// === impl JobAnswer ===
-
-impl JobAnswer {
-    /// Whether the same call may get another answer later: the queue was full, no worker was there, or time ran out.
-    pub fn is_temporary(&self) -> bool {
-        matches!(self.status, 408 | 429 | 503 | 504)
     }
 }
 

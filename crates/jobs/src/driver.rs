@@ -1,8 +1,8 @@
 //! Follows the store of jobs: runs what this gateway owns, and takes over the jobs of gateways that are gone.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use tokio::task::{AbortHandle, JoinSet};
@@ -11,10 +11,11 @@ use trireme_bus::{Bucket, Bus, Change, Entry};
 use crate::call::Execute;
 use crate::files::ARRIVING;
 use crate::jobs::{Jobs, Options, Shared};
-use crate::pace::{Pace, Share};
+use crate::pace::Paces;
 use crate::record::{BatchState, Counts, Record, Step};
 use crate::statistics::{Load, Statistics};
 use crate::store::now;
+use crate::turns::{Turn, Turns, until};
 use crate::{batch, store};
 
 /// How often the owners of other jobs are looked at.
@@ -37,16 +38,23 @@ const AT_A_TIME: usize = 64;
 enum Open {
     /// The next step of a job of this gateway begins at this time, in seconds since 1970.
     Later(Step, u64),
-    /// A request of this gateway that waits for its turn.
+    /// A request of this gateway that waits for its turn, or to be tried again.
     Waits,
     /// This gateway runs it. A batch hears on `stop` that it was cancelled.
-    Runs { task: AbortHandle, stop: Option<tokio::sync::watch::Sender<bool>> },
+    Runs { task: AbortHandle, step: Step, stop: Option<tokio::sync::watch::Sender<bool>> },
     /// This gateway calls its webhook, after so many calls before.
     Calls { task: AbortHandle, attempts: u32 },
     /// Its run is over. It is run again at this time, in seconds since 1970, unless the watch shows its outcome before.
     Ran(Step, u64),
     /// Another gateway owns it.
     Others(String),
+}
+
+/// The end of a task.
+struct Ended {
+    id: String,
+    /// The request, if it was refused and is to be tried again.
+    again: Option<Turn<String>>,
 }
 
 struct Driver {
@@ -56,20 +64,17 @@ struct Driver {
     batches: HashMap<String, (BatchState, Counts)>,
     /// The files that arrive, at any gateway, and until when new bytes have to come.
     arriving: HashMap<String, u64>,
-    /// Requests of this gateway, oldest first. Some may have ended since.
-    waiting: VecDeque<String>,
+    /// Requests of this gateway by their destinations, oldest first. Some may have ended since.
+    turns: Turns<String>,
     /// The jobs of this gateway that are run, or run again, at a time: when, and the id.
     later: BTreeSet<(u64, String)>,
     /// The webhooks that are due at a time: when, how many calls there were, and the id.
     webhooks: BTreeSet<(u64, u32, String)>,
-    /// Ends with the id of the job.
-    running: JoinSet<String>,
+    running: JoinSet<Ended>,
     /// The tasks of requests; those of batches are not counted.
     requests: HashSet<tokio::task::Id>,
     /// The tasks that call webhooks.
     calls: HashSet<tokio::task::Id>,
-    /// The requests' part of the pace, while there are any.
-    share: Option<Share>,
 }
 
 // === impl Jobs ===
@@ -82,14 +87,14 @@ impl Jobs {
         execute: Arc<dyn Execute>,
         options: Options,
     ) -> (Jobs, impl Future<Output = ()> + Send + 'static) {
-        let pace = Pace::new(options.max_in_flight);
+        let paces = Paces::new(options.max_in_flight);
         let (ended, _) = tokio::sync::broadcast::channel(1024);
         let jobs = Jobs(Arc::new(Shared {
             bus,
             own: own.to_owned(),
             execute,
             options,
-            pace,
+            paces,
             counters: Default::default(),
             ended,
         }));
@@ -98,24 +103,24 @@ impl Jobs {
 
     /// How much durable work this gateway has. The load is that of the last second.
     pub fn statistics(&self) -> Statistics {
-        self.0.counters.read(self.0.pace.limit() as u64)
+        self.0.counters.read(self.0.paces.limit() as u64)
     }
 }
 
 /// Runs jobs until it is dropped.
 async fn run(jobs: Jobs) {
+    let paces = jobs.0.paces.clone();
     let mut driver = Driver {
+        turns: Turns::new(&paces),
         jobs,
         open: HashMap::new(),
         batches: HashMap::new(),
         arriving: HashMap::new(),
-        waiting: VecDeque::new(),
         later: BTreeSet::new(),
         webhooks: BTreeSet::new(),
         running: JoinSet::new(),
         requests: HashSet::new(),
         calls: HashSet::new(),
-        share: None,
     };
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -131,9 +136,11 @@ async fn run(jobs: Jobs) {
             }
         };
         loop {
+            let room = paces.changed();
             driver.begin_due();
             driver.begin();
             driver.call_webhooks();
+            let again = driver.turns.next_at(Instant::now());
             tokio::select! {
                 change = changes.recv() => match change {
                     Some(Change::Put(entry)) => driver.put(&entry),
@@ -142,6 +149,8 @@ async fn run(jobs: Jobs) {
                     None => break,
                 },
                 Some(ended) = driver.running.join_next_with_id() => driver.ended(ended),
+                () = room => {}
+                () = until(again) => {}
                 _ = tick.tick() => {
                     driver.take_over().await;
                     driver.sweep().await;
@@ -213,9 +222,10 @@ impl Driver {
                 return;
             }
             // It may have been cancelled or taken over meanwhile.
-            if let Some(&(Open::Later(step, own) | Open::Ran(step, own))) = self.open.get(&id)
-                && own == at
+            if let Some(Open::Later(step, own) | Open::Ran(step, own)) = self.open.get(&id)
+                && *own == at
             {
+                let step = step.clone();
                 self.run(id, step);
             }
         }
@@ -224,9 +234,9 @@ impl Driver {
     /// Runs a job whose time has come.
     fn run(&mut self, id: String, step: Step) {
         match step {
-            Step::Request => {
+            Step::Request(destination) => {
                 self.open.insert(id.clone(), Open::Waits);
-                self.waiting.push_back(id);
+                self.turns.push(destination, id);
             }
             Step::Batch => self.run_batch(id),
             Step::Webhook => {}
@@ -251,7 +261,7 @@ impl Driver {
                 if let Err(error) = jobs.call_webhook(&own).await {
                     tracing::warn!(job = own, %error, "a webhook could not be called, because of the store; trying again");
                 }
-                own
+                Ended { id: own, again: None }
             });
             self.calls.insert(task.id());
             self.open.insert(id, Open::Calls { task, attempts });
@@ -264,7 +274,7 @@ impl Driver {
         self.batches.remove(id);
         match self.open.remove(id) {
             Some(Open::Runs { task, .. }) => task.abort(),
-            Some(Open::Later(Step::Request | Step::Batch, at) | Open::Ran(_, at)) => {
+            Some(Open::Later(Step::Request(_) | Step::Batch, at) | Open::Ran(_, at)) => {
                 self.later.remove(&(at, id.to_owned()));
             }
             // A call ends by itself: its record may be written and its result not counted yet.
@@ -274,26 +284,23 @@ impl Driver {
         let _ = self.jobs.0.ended.send(id.to_owned());
     }
 
-    /// Begins as many waiting requests as the pace allows.
+    /// Begins as many waiting requests as the pace of their destinations allows.
     fn begin(&mut self) {
-        while !self.waiting.is_empty() {
-            let share = self.share.get_or_insert_with(|| self.jobs.0.pace.share());
-            if self.requests.len() >= share.most() {
-                return;
-            }
-            let Some(id) = self.waiting.pop_front() else { return };
+        while let Some((turn, slot)) = self.turns.begin(Instant::now()) {
+            let id = turn.item.clone();
             if !matches!(self.open.get(&id), Some(Open::Waits)) {
                 continue;
             }
-            let (jobs, own) = (self.jobs.clone(), id.clone());
+            let (jobs, step) = (self.jobs.clone(), Step::Request(turn.destination.clone()));
             let task = self.running.spawn(async move {
-                if let Err(error) = jobs.run_request(&own).await {
-                    tracing::warn!(request = own, %error, "a durable request could not be run; trying again");
-                }
-                own
+                let refused = jobs.run_request(&turn.item, &slot).await.unwrap_or_else(|error| {
+                    tracing::warn!(request = turn.item, %error, "a durable request could not be run; trying again");
+                    false
+                });
+                Ended { id: turn.item.clone(), again: refused.then_some(turn) }
             });
             self.requests.insert(task.id());
-            self.open.insert(id, Open::Runs { task, stop: None });
+            self.open.insert(id, Open::Runs { task, step, stop: None });
         }
     }
 
@@ -304,36 +311,37 @@ impl Driver {
             if let Err(error) = batch::run(&jobs, &own, stopped).await {
                 tracing::warn!(batch = own, %error, "a batch could not go on; trying again from its checkpoint");
             }
-            own
+            Ended { id: own, again: None }
         });
-        self.open.insert(id, Open::Runs { task, stop: Some(stop) });
+        self.open.insert(id, Open::Runs { task, step: Step::Batch, stop: Some(stop) });
     }
 
     /// Notes that a task is over. The outcome of its job is what the watch shows, not what the task says: the task may have read the record
     /// from a broker that is behind the others, so that it was missing or had another owner.
-    fn ended(&mut self, ended: Result<(tokio::task::Id, String), tokio::task::JoinError>) {
+    fn ended(&mut self, ended: Result<(tokio::task::Id, Ended), tokio::task::JoinError>) {
         let task = match &ended {
             Ok((task, _)) => *task,
             Err(error) => error.id(),
         };
         self.requests.remove(&task);
         self.calls.remove(&task);
-        if self.requests.is_empty() && self.waiting.is_empty() {
-            self.share = None;
-        }
-        let id = match ended {
-            Ok((_, id)) => id,
-            Err(error) if error.is_panic() => return tracing::error!(%error, "a job died"),
+        let Ended { id, again } = match ended {
+            Ok((_, ended)) => ended,
+            Err(error) if error.is_panic() => return self.died(task, &error),
             Err(_) => return,
         };
         let at = now() + AGAIN.as_secs();
-        match self.open.get(&id) {
-            Some(Open::Runs { task: own, stop }) if own.id() == task => {
-                let step = if stop.is_some() { Step::Batch } else { Step::Request };
+        match (self.open.get(&id), again) {
+            (Some(Open::Runs { task: own, .. }), Some(turn)) if own.id() == task => {
+                self.turns.push_refused(turn, Instant::now());
+                self.open.insert(id, Open::Waits);
+            }
+            (Some(Open::Runs { task: own, step, .. }), None) if own.id() == task => {
+                let step = step.clone();
                 self.later.insert((at, id.clone()));
                 self.open.insert(id, Open::Ran(step, at));
             }
-            Some(Open::Calls { task: own, attempts }) if own.id() == task => {
+            (Some(Open::Calls { task: own, attempts }), _) if own.id() == task => {
                 self.webhooks.insert((at, *attempts, id.clone()));
                 self.open.insert(id, Open::Later(Step::Webhook, at));
             }
@@ -341,12 +349,31 @@ impl Driver {
         }
     }
 
+    /// Ends the job of a task that has panicked. It would panic again.
+    fn died(&mut self, task: tokio::task::Id, error: &tokio::task::JoinError) {
+        let of_task = |open: &Open| match open {
+            Open::Runs { task: own, step, .. } if own.id() == task => Some(step.clone()),
+            Open::Calls { task: own, .. } if own.id() == task => Some(Step::Webhook),
+            _ => None,
+        };
+        let found = self.open.iter().find_map(|(id, open)| Some((id.clone(), of_task(open)?)));
+        let Some((id, step)) = found else { return tracing::error!(%error, "a job died") };
+        tracing::error!(job = id, %error, "a job died");
+        let (jobs, own) = (self.jobs.clone(), id.clone());
+        let task = self.running.spawn(async move {
+            if let Err(error) = jobs.fail(&own).await {
+                tracing::warn!(job = own, %error, "a job that has died could not be ended yet");
+            }
+            Ended { id: own, again: None }
+        });
+        self.open.insert(id, Open::Runs { task, step, stop: None });
+    }
+
     /// Counts the work that is there, for metrics.
     fn tell(&self) {
         let waiting = self.open.values().filter(|open| matches!(open, Open::Waits)).count() as u64;
-        let later = |wanted| {
-            let is_wanted = |open: &&Open| matches!(open, Open::Later(step, _) if *step == wanted);
-            self.open.values().filter(is_wanted).count() as u64
+        let later = |is_wanted: fn(&Step) -> bool| {
+            self.open.values().filter(|open| matches!(open, Open::Later(step, _) if is_wanted(step))).count() as u64
         };
         let is_later = |id: &String| matches!(self.open.get(id), Some(Open::Later(..)));
         let begun: Vec<_> = self.batches.iter().filter(|(id, _)| !is_later(id)).map(|(_, batch)| batch).collect();
@@ -355,10 +382,10 @@ impl Driver {
         let left = |(_, counts): &(BatchState, Counts)| counts.total.saturating_sub(counts.completed + counts.failed);
         *self.jobs.0.counters.load.lock() = Load {
             waiting,
-            scheduled: later(Step::Request),
+            scheduled: later(|step| matches!(step, Step::Request(_))),
             running: self.requests.len() as u64,
             batches: open.map(|state| (state, in_state(state))).into(),
-            scheduled_batches: later(Step::Batch),
+            scheduled_batches: later(|step| matches!(step, Step::Batch)),
             lines_left: self.batches.values().map(left).sum(),
         };
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use trireme_bus::Bus;
 
 use crate::call::Execute;
-use crate::pace::Pace;
+use crate::pace::Paces;
 use crate::statistics::Counters;
 
 /// Limits of durable work.
@@ -39,7 +39,7 @@ pub(crate) struct Shared {
     pub own: String,
     pub execute: Arc<dyn Execute>,
     pub options: Options,
-    pub pace: Pace,
+    pub paces: Paces,
     pub counters: Counters,
     /// Wakes those that wait for the end of a job.
     pub ended: tokio::sync::broadcast::Sender<String>,

@@ -31,14 +31,14 @@ mod record;
 mod requests;
 mod statistics;
 mod store;
+mod turns;
 mod webhook;
 
 pub use batches::NewBatch;
-pub use call::{Execute, JOB, JobAnswer, JobCall, WebhookAnswer, WebhookCall};
+pub use call::{Execute, Executed, JOB, JobAnswer, JobCall, WebhookAnswer, WebhookCall};
 pub use error::JobError;
 pub use files::{Content, Upload};
 pub use jobs::{Jobs, Options, Terms};
-pub use pace::Pace;
 pub use record::{Batch, BatchState, Counts, File, Request, RequestState, RowRequest, Webhook, WebhookState};
 pub use requests::Accepted;
 pub use statistics::{Load, Statistics, WebhookCounts};

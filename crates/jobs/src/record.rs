@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use trireme_inference::Name;
 
 use crate::call::{JobAnswer, JobCall};
 
@@ -43,6 +44,9 @@ pub struct Request {
     pub webhook: Option<Webhook>,
     /// A digest of its path, headers and body.
     pub(crate) digest: Bytes,
+    /// The queue that the call goes to.
+    #[serde(default)]
+    pub(crate) destination: String,
     /// Path and headers; the body is in `body`.
     pub(crate) call: JobCall,
     pub(crate) body: Body,
@@ -221,10 +225,10 @@ pub enum WebhookState {
 }
 
 /// The next act of a job's owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Runs the request.
-    Request,
+    /// Runs the request, whose call goes to this destination.
+    Request(Name),
     /// Runs the batch.
     Batch,
     /// Calls the webhook of a job that has ended.
@@ -313,7 +317,7 @@ impl Record {
     pub fn step(&self) -> Option<(Step, u64)> {
         match self {
             Record::Request(request) if request.state == RequestState::Queued => {
-                Some((Step::Request, request.not_before.unwrap_or_default()))
+                Some((Step::Request(Name::from(&request.destination)), request.not_before.unwrap_or_default()))
             }
             Record::Batch(batch) if !batch.state.is_end() => {
                 let waits = batch.state == BatchState::Validating;

@@ -6,9 +6,10 @@ use bytes::Bytes;
 use ring::digest::{Context, SHA256};
 use trireme_bus::BusError;
 
-use crate::call::{JobAnswer, JobCall};
+use crate::call::{Executed, JobAnswer, JobCall};
 use crate::error::JobError;
 use crate::jobs::{Jobs, Terms};
+use crate::pace::Slot;
 use crate::record::{Body, Record};
 use crate::record::{Request, RequestState, Webhook};
 use crate::store::{Kept, new_id, now};
@@ -22,9 +23,15 @@ const PREFIX: &str = "req_";
 /// Objects live for this much longer than the records that name them.
 const SLACK: Duration = Duration::from_secs(3600);
 
-/// The pause before a refused call is sent again: the first, which then doubles, and the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How a call was tried.
+pub(crate) enum Tried {
+    /// It has an answer.
+    Answered(JobAnswer),
+    /// It is to be tried again.
+    Refused,
+    /// It had no answer in time.
+    Expired,
+}
 
 /// A request that is in the store.
 #[derive(Clone, Debug)]
@@ -73,6 +80,7 @@ impl Jobs {
             not_before: terms.not_before,
             webhook: terms.webhook.map(Webhook::new),
             digest: digest.clone(),
+            destination: self.0.execute.destination(&call),
             call: JobCall { body: Bytes::new(), ..call },
             body,
             answer: None,
@@ -159,56 +167,58 @@ impl Jobs {
         Ok(before)
     }
 
-    /// Runs a request of this gateway to its end.
-    pub(crate) async fn run_request(&self, id: &str) -> Result<(), JobError> {
-        let Some(Kept { record: Record::Request(mut request), revision }) = self.read(id).await? else { return Ok(()) };
+    /// Tries a request of this gateway. Returns whether it was refused, and is to be tried again.
+    pub(crate) async fn run_request(&self, id: &str, slot: &Slot) -> Result<bool, JobError> {
+        let Some(Kept { record: Record::Request(mut request), revision }) = self.read(id).await? else {
+            return Ok(false);
+        };
         if request.state != RequestState::Queued || request.owner != self.0.own {
-            return Ok(());
+            return Ok(false);
         }
         let live = self.0.options.time_to_live;
         let call = JobCall { body: self.body(&request.body).await?, ..request.call.clone() }.of(id.to_owned());
-        let answer = self.execute(&call, request.expires).await;
+        let tried = self.attempt(&call, request.expires, slot).await;
         request.ended = Some(now());
-        match answer {
-            Some(answer) => {
+        match tried {
+            Tried::Answered(answer) => {
                 let name = format!("{id}-answer-{:08x}", fastrand::u32(..));
                 request.answer_body = self.keep(name, &answer.body, Some(live + SLACK)).await?;
                 request.answer = Some(JobAnswer { body: Bytes::new(), ..answer });
                 request.state = RequestState::Completed;
             }
-            None => request.state = RequestState::Expired,
+            Tried::Refused => return Ok(true),
+            Tried::Expired => request.state = RequestState::Expired,
         }
         let sent = std::mem::replace(&mut request.body, Body::Here(Bytes::new()));
         let answered = request.answer_body.clone();
         match self.write(id, &Record::Request(request), revision, Some(live)).await {
             Ok(_) => {
                 self.discard(&sent).await;
-                Ok(())
+                Ok(false)
             }
             // It was cancelled, or another gateway took it over.
             Err(BusError::Conflict { .. }) => {
                 self.discard(&answered).await;
-                Ok(())
+                Ok(false)
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Runs a call until it has an answer that is not temporary. `None` if there is none at `expires`.
-    pub(crate) async fn execute(&self, call: &JobCall, expires: u64) -> Option<JobAnswer> {
-        let mut pause = FIRST_PAUSE;
-        loop {
-            let left = Duration::from_secs(expires.saturating_sub(now()));
-            let in_flight = self.0.counters.call();
-            let answer = tokio::time::timeout(left, self.0.execute.execute(call.clone())).await.ok()?;
-            drop(in_flight);
-            if !answer.is_temporary() {
-                self.0.pace.answered();
-                return Some(answer);
+    /// Tries a call once, until `expires` at most.
+    pub(crate) async fn attempt(&self, call: &JobCall, expires: u64, slot: &Slot) -> Tried {
+        let left = Duration::from_secs(expires.saturating_sub(now()));
+        let _in_flight = self.0.counters.call();
+        match tokio::time::timeout(left, self.0.execute.execute(call.clone())).await {
+            Ok(Executed::Answered(answer)) => {
+                slot.answered();
+                Tried::Answered(answer)
             }
-            self.0.pace.refused(Instant::now());
-            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64()).min(left)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            Ok(Executed::Refused) => {
+                slot.refused(Instant::now());
+                Tried::Refused
+            }
+            Err(_) => Tried::Expired,
         }
     }
 }

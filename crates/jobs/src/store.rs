@@ -5,10 +5,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use trireme_bus::{Bucket, BusError, escape_token};
 
+use crate::call::JobAnswer;
 use crate::error::JobError;
 use crate::jobs::Jobs;
 use crate::objects::{self, Writer};
-use crate::record::{Body, Object, Record};
+use crate::record::{BatchState, Body, Object, Record, RequestState, WebhookState};
 
 /// Larger bodies are objects of their own. So a gateway that follows the store of jobs does not read them.
 const BODY_IN_RECORD: usize = 2 << 10;
@@ -77,6 +78,39 @@ impl Jobs {
             }
         }
         Err(BusError::Conflict { key: id.to_owned() }.into())
+    }
+
+    /// Ends a job whose task has panicked, or its webhook if the job had ended.
+    pub(crate) async fn fail(&self, id: &str) -> Result<(), JobError> {
+        const WHY: &str = "the server failed while it worked on this job; the gateway's log has the reason";
+        let live = self.0.options.time_to_live;
+        let failed = self.change(id, |record| {
+            if record.open_for() != Some(&self.0.own) {
+                return None;
+            }
+            match record {
+                Record::Request(request) if request.state == RequestState::Queued => {
+                    let body = serde_json::json!({ "error": WHY }).to_string();
+                    let json = ("content-type".to_owned(), Bytes::from_static(b"application/json"));
+                    request.answer = Some(JobAnswer { status: 500, headers: vec![json], body: Bytes::new() });
+                    request.answer_body = Body::Here(body.into());
+                    request.state = RequestState::Completed;
+                    request.ended = Some(now());
+                }
+                Record::Batch(batch) if !batch.state.is_end() => {
+                    batch.state = BatchState::Failed;
+                    batch.failure = Some(WHY.to_owned());
+                    batch.ended = Some(now());
+                }
+                other => {
+                    let webhook = other.webhook_mut()?;
+                    webhook.state = WebhookState::Failed;
+                    webhook.failure = Some(WHY.to_owned());
+                }
+            }
+            Some(Some(live))
+        });
+        failed.await.map(drop)
     }
 
     /// Keeps a body: in the record that names it, or as the object `name`.

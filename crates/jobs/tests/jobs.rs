@@ -17,7 +17,9 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use trireme_bus::conformance::refusing::{Call, Refusing};
 use trireme_bus::{Bucket, Bus, InProcess, QueueOptions};
-use trireme_jobs::{BatchState, Execute, JobAnswer, JobCall, JobError, Jobs, NewBatch, Options, RequestState};
+use trireme_jobs::{
+    BatchState, Execute, Executed, JobAnswer, JobCall, JobError, Jobs, NewBatch, Options, RequestState,
+};
 
 /// A system that answers with the body it got, in upper case.
 #[derive(Default)]
@@ -30,16 +32,18 @@ struct Upper {
     full: AtomicBool,
     /// Answers nothing while set.
     stuck: AtomicBool,
+    refused: AtomicUsize,
     gone: Mutex<Vec<String>>,
 }
 
 #[async_trait]
 impl Execute for Upper {
-    async fn execute(&self, call: JobCall) -> JobAnswer {
-        let answer = |status, body: String| JobAnswer { status, headers: Vec::new(), body: body.into() };
-        if self.full.load(Ordering::Relaxed) {
-            return answer(503, String::new());
+    async fn execute(&self, call: JobCall) -> Executed {
+        if self.full.load(Ordering::Relaxed) || call.body.starts_with(b"refused") || call.path == "/away" {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return Executed::Refused;
         }
+        assert!(!call.body.ends_with(b"panic\"}"), "a fault of the system");
         while self.stuck.load(Ordering::Relaxed) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -50,7 +54,7 @@ impl Execute for Upper {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
         let text = String::from_utf8_lossy(&call.body).to_uppercase();
         let status = if text.contains("WRONG") { 400 } else { 200 };
-        answer(status, text)
+        Executed::Answered(JobAnswer { status, headers: Vec::new(), body: text.into() })
     }
 
     fn lives(&self, gateway: &str) -> bool {
@@ -95,10 +99,14 @@ impl Gateway {
     }
 
     async fn batch(&self, input: String) -> String {
+        self.batch_to("/run", input).await
+    }
+
+    async fn batch_to(&self, endpoint: &str, input: String) -> String {
         let window = Duration::from_secs(600);
         let new = NewBatch {
             input,
-            endpoint: "/run".to_owned(),
+            endpoint: endpoint.to_owned(),
             window,
             metadata: BTreeMap::new(),
             rows: Default::default(),
@@ -216,6 +224,59 @@ async fn a_request_waits_for_room_and_can_be_cancelled_meanwhile() {
     assert_eq!(request.state, RequestState::Completed);
     assert_eq!(gateway.jobs.request(&cancelled.id).await.unwrap().state, RequestState::Cancelled);
     assert!(!gateway.system.calls.lock().contains_key("cancelled".as_bytes()));
+}
+
+/// A request whose call is always refused, those of a destination that is away, and lines of batches to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_always_refused_delays_nothing_else_and_can_be_cancelled() {
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = Gateway::on(&open(directory.path()), "g");
+    let refused = gateway.jobs.accept(call("refused"), None).await.unwrap().id;
+    let mut away = Vec::new();
+    for number in 0..200 {
+        let call = JobCall { path: "/away".to_owned(), ..call(&format!("{number}")) };
+        away.push(gateway.jobs.accept(call, None).await.unwrap().id);
+    }
+    let stands = gateway.batch_to("/away", gateway.file(&lines(50).replace("/run", "/away")).await).await;
+    // Until the gateway knows what is away.
+    until("refusals", async || (gateway.system.refused.load(Ordering::Relaxed) > 40).then_some(())).await;
+    let began = std::time::Instant::now();
+    let mut others = Vec::new();
+    for number in 0..300 {
+        others.push(gateway.jobs.accept(call(&format!("other {number}")), None).await.unwrap().id);
+    }
+    let batch = gateway.batch(gateway.file(&lines(300)).await).await;
+    for id in &others {
+        let request = gateway.jobs.wait(id, Duration::from_secs(30)).await.unwrap();
+        assert_eq!(request.state, RequestState::Completed);
+    }
+    assert_eq!(ended(&gateway, &batch).await.counts.completed, 300);
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    for id in away.iter().take(3).chain([&refused]) {
+        assert_eq!(gateway.jobs.cancel_request(id).await.unwrap().state, RequestState::Queued);
+        assert_eq!(gateway.jobs.request(id).await.unwrap().state, RequestState::Cancelled);
+    }
+    gateway.jobs.cancel_batch(&stands).await.unwrap();
+    assert_eq!(ended(&gateway, &stands).await.state, BatchState::Cancelled);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_panics_ends_its_job_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = Gateway::on(&open(directory.path()), "g");
+    let line = |text: &str| json!({"custom_id": "c", "url": "/run", "body": {"text": text}}).to_string();
+    let batch = gateway.batch(gateway.file(&line("panic")).await).await;
+    let fine = gateway.batch(gateway.file(&line("fine")).await).await;
+    let request = gateway.jobs.accept(call("{\"text\":\"panic\"}"), None).await.unwrap().id;
+    let other = gateway.jobs.accept(call("other"), None).await.unwrap().id;
+    let found = ended(&gateway, &batch).await;
+    assert_eq!(found.state, BatchState::Failed);
+    assert!(found.failure.unwrap().contains("the gateway's log"));
+    assert_eq!(ended(&gateway, &fine).await.state, BatchState::Completed);
+    for (id, status) in [(request, 500), (other, 200)] {
+        let request = gateway.jobs.wait(&id, Duration::from_secs(30)).await.unwrap();
+        assert_eq!(gateway.jobs.answer(&request).await.unwrap().unwrap().status, status);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

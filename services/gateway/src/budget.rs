@@ -9,8 +9,8 @@
 //! take to arrive (`pace`).
 
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use axum::body::{Body, HttpBody};
@@ -19,7 +19,7 @@ use bytes::{Buf, Bytes};
 use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use trireme_bus::QUEUE_FULL;
-use trireme_inference::{InferError, Lane};
+use trireme_inference::{InferError, Lane, UnixMicros};
 
 use crate::traces::{OpenTrace, Passage};
 
@@ -53,6 +53,10 @@ struct HeldBytes {
     lane: Lane,
     /// The job that the request belongs to.
     job: Option<String>,
+    /// Whether the request alone has more bytes than the budget.
+    is_too_large: AtomicBool,
+    /// When the time is over that the client gave the request.
+    deadline: OnceLock<UnixMicros>,
     passage: Arc<Passage>,
     /// Traces that end when the answer is sent.
     traces: Mutex<Vec<Arc<OpenTrace>>>,
@@ -142,7 +146,8 @@ impl Budget {
     fn holding(&self, bytes: u64, free: u64, lane: Lane, job: Option<String>) -> Hold {
         let (budget, bytes) = (self.clone(), AtomicU64::new(bytes));
         let (passage, traces) = (Passage::begin(), Mutex::default());
-        Hold(Arc::new(HeldBytes { budget, bytes, free, lane, job, passage, traces }))
+        let (is_too_large, deadline) = (AtomicBool::new(false), OnceLock::new());
+        Hold(Arc::new(HeldBytes { budget, bytes, free, lane, job, is_too_large, deadline, passage, traces }))
     }
 }
 
@@ -171,6 +176,9 @@ impl Hold {
         }
         let budget = &self.0.budget.0;
         let (lane, own) = (self.0.lane, self.bytes());
+        if own.saturating_add(bytes) > budget.limit {
+            self.0.is_too_large.store(true, Ordering::Relaxed);
+        }
         let more = |used: u64| budget.with(used, bytes, lane, own);
         budget.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| NoRoom)?;
         self.0.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -220,6 +228,18 @@ impl Hold {
     /// The job that the request belongs to, and the line in a batch.
     pub fn job(&self) -> Option<String> {
         self.0.job.clone()
+    }
+
+    /// Notes when the time is over that the client itself gave the request.
+    pub fn ends_at(&self, deadline: UnixMicros) {
+        // The client gives one time only.
+        let _ = self.0.deadline.set(deadline);
+    }
+
+    /// Whether a refusal is owed to what the client has set, its time or its size, so that another try would end in the same way.
+    pub fn is_final(&self) -> bool {
+        let is_over = self.0.deadline.get().is_some_and(|deadline| *deadline <= UnixMicros::now());
+        is_over || self.0.is_too_large.load(Ordering::Relaxed)
     }
 
     /// When the request came and its answer goes.

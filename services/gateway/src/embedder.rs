@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use trireme_inference::{InferError, Lane, Parameters};
+use trireme_inference::{InferError, Lane, Parameters, TextFacts};
 
 use crate::handlers::operations::{Ask, TextOptions};
 use crate::handlers::{Handlers, Waits};
@@ -25,25 +25,37 @@ impl Embedder {
 
     /// The vector of each text, in the order of the texts; all vectors have one length. `model` is the name of a model that embeds; `None`
     /// is the only one that does. The request waits up to `patience` for room in a full queue. Errors are those of
-    /// `/v1/embeddings`.
+    /// `/v1/embeddings`. The texts' tokens are counted where the model's tokenizer does.
     pub fn embed<'a>(
         &'a self,
         model: Option<&'a str>,
         texts: &'a [String],
         patience: Duration,
-    ) -> BoxFuture<'a, Result<Vec<Vec<f32>>, InferError>> {
+    ) -> BoxFuture<'a, Result<(Vec<Vec<f32>>, Option<TextFacts>), InferError>> {
         Box::pin(async move {
-            let ask = Ask {
-                model: model.map(str::to_owned),
-                options: TextOptions::default(),
-                hold: self.handlers.budget.hold(),
-                parameters: Parameters::new(),
-                traceparent: None,
-                waits: Waits { lane: Lane::Live, patience },
-                via: Via::Process,
-            };
-            let vectors = self.handlers.embed(texts, &ask).await?;
-            Ok(vectors.numbers().chunks_exact(vectors.width.max(1)).map(<[f32]>::to_vec).collect())
+            let vectors = self.handlers.embed(texts, &self.ask(model, patience)).await?;
+            let rows = vectors.numbers().chunks_exact(vectors.width.max(1)).map(<[f32]>::to_vec).collect();
+            Ok((rows, vectors.ledger.texts()))
         })
+    }
+
+    /// Most tokens of a text, where the tokenizer's configuration says it: longer texts are cut.
+    pub fn max_length<'a>(&'a self, model: Option<&'a str>) -> BoxFuture<'a, Option<u64>> {
+        Box::pin(async move {
+            let lists = self.handlers.tokenize(&["text".to_owned()], &self.ask(model, Duration::ZERO)).await;
+            lists.ok()?.max_length
+        })
+    }
+
+    fn ask(&self, model: Option<&str>, patience: Duration) -> Ask {
+        Ask {
+            model: model.map(str::to_owned),
+            options: TextOptions::default(),
+            hold: self.handlers.budget.hold(),
+            parameters: Parameters::new(),
+            traceparent: None,
+            waits: Waits { lane: Lane::Live, patience },
+            via: Via::Process,
+        }
     }
 }

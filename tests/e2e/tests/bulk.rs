@@ -127,7 +127,9 @@ fn a_file_of_columns_goes_on_after_kills_and_never_looks_whole_before_it_is() {
     const ROWS: u64 = 30_000;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = |name: &str| folder.path().join(name);
-    let lines: Vec<String> = (0..ROWS).map(|n| format!("text {n} {}", "again ".repeat(n as usize % 5))).collect();
+    let mut lines: Vec<String> = (0..ROWS).map(|n| format!("text {n}")).collect();
+    // One row has no text, and one has more tokens than the model takes.
+    (lines[5], lines[7]) = (String::new(), "again ".repeat(1000));
     fs::write(path("in.jsonl"), lines.join("\n")).expect("the input is written");
     let (output, parts) = (path("out.parquet"), path("out.parquet.parts"));
     let count = || fs::read_dir(&parts).map_or(0, |entries| entries.flatten().count());
@@ -135,18 +137,27 @@ fn a_file_of_columns_goes_on_after_kills_and_never_looks_whole_before_it_is() {
         let before = count();
         let mut child = alone(&path("in.jsonl"), &output).spawn().expect("the command runs");
         let until = Instant::now() + Duration::from_secs(120);
-        // The description of the job, and a part more than before.
-        while count() < before.max(1) + 1 && Instant::now() < until && child.try_wait().expect("a child").is_none() {
+        // The description of the job, and a part and its counts more than before.
+        while count() < before.max(1) + 2 && Instant::now() < until && child.try_wait().expect("a child").is_none() {
             std::thread::sleep(Duration::from_millis(5));
         }
         child.kill().expect("the child is killed");
         child.wait().expect("the child ends");
         assert!(!output.exists(), "nothing looks whole after kill {kill}");
     }
-    let other = alone(&path("in.jsonl"), &output).args(["--texts", "3"]).output().expect("the command runs");
+    let other = alone(&path("in.jsonl"), &output).args(["--texts", "3", "--json"]).output().expect("the command runs");
     let said = String::from_utf8_lossy(&other.stderr).into_owned();
-    assert!(other.status.success() && said.contains("goes on behind line"), "{said}");
-    assert!(said.contains(&format!("{ROWS} of {ROWS} texts")), "{said}");
+    assert!(other.status.code() == Some(1) && said.contains("goes on behind line"), "{said}");
+    assert!(said.contains(&format!("{ROWS} of {ROWS} texts")) && said.contains("1 errors, done"), "{said}");
+    assert!(said.contains(&format!("1 of {ROWS} texts are longer than")), "{said}");
+    let summary: Value = serde_json::from_slice(&other.stdout).expect("a summary");
+    assert_eq!((&summary["texts"], &summary["errors"], &summary["cut_texts"]), (&json!(ROWS), &json!(1), &json!(1)));
+    assert!(summary["tokens"].as_u64() > Some(3 * ROWS) && summary["most_tokens"].is_number(), "{summary}");
+    let errors = fs::read_to_string(path("out.parquet.errors.jsonl")).expect("the file of errors");
+    assert_eq!(
+        serde_json::from_str::<Value>(&errors).expect("one line"),
+        json!({"row": 6, "id": "6", "error": "an empty text"})
+    );
     let table = table(&output, Format::Parquet);
     let ids = table.batches(0, 4096).expect("rows").flat_map(|batch| batch.expect("rows").ids("id").expect("ids"));
     assert!(ids.eq((1..=ROWS).map(|n| json!(n.to_string()))), "every row once, in order");
@@ -167,4 +178,99 @@ fn parts_of_another_job_are_not_continued() {
     missing.arg("bulk").args([&input, &output]).args(["--model", "my-model"]);
     let said = String::from_utf8_lossy(&missing.output().expect("the command runs").stderr).into_owned();
     assert!(said.contains("no such folder") && said.contains("--server"), "{said}");
+}
+
+/// All outputs: the rows without a vector are tried again, and no others.
+#[test]
+fn the_same_command_tries_the_rows_without_a_vector_again() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name);
+    let mut lines: Vec<String> = (1..=5000).map(|n| format!("text {n}")).collect();
+    for name in ["out.jsonl", "out.parquet", "out.arrow"] {
+        let failing = [1, 700, 4999];
+        failing.iter().for_each(|row| lines[row - 1].clear());
+        fs::write(path("in.jsonl"), lines.join("\n")).expect("the input is written");
+        let (output, errors) = (path(name), path(&format!("{name}.errors.jsonl")));
+        let asked = |expected: i32| -> Value {
+            let ran = alone(&path("in.jsonl"), &output).arg("--json").output().expect("the command runs");
+            let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+            assert_eq!(ran.status.code(), Some(expected), "{name}: {said}");
+            serde_json::from_slice(&ran.stdout).expect("a summary")
+        };
+        let failed = || -> Vec<Value> {
+            let text = fs::read_to_string(&errors).expect("the file of errors");
+            text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON")["row"].clone()).collect()
+        };
+        let summary = asked(1);
+        assert_eq!((&summary["texts"], &summary["errors"]), (&json!(5000), &json!(3)));
+        assert_eq!(summary["error_file"], errors.to_str().expect("UTF-8"));
+        assert_eq!(failed(), [1, 700, 4999]);
+        let before = rows(&output);
+
+        // One row stays without a text.
+        for row in [1, 4999] {
+            lines[row - 1] = "a text".to_owned();
+        }
+        fs::write(path("in.jsonl"), lines.join("\n")).expect("the input is written");
+        let summary = asked(1);
+        assert_eq!((&summary["texts"], &summary["errors"]), (&json!(3), &json!(1)));
+        assert_eq!(failed(), [700]);
+        lines[699] = "a text".to_owned();
+        fs::write(path("in.jsonl"), lines.join("\n")).expect("the input is written");
+        let summary = asked(0);
+        assert_eq!((&summary["errors"], &summary["error_file"]), (&json!(0), &Value::Null));
+        assert!(!errors.exists(), "{name}: no row is left");
+        let after = rows(&output);
+        assert_eq!(after.len(), 5000);
+        for (row, (before, after)) in (1..).zip(before.iter().zip(&after)) {
+            assert_eq!(before == after, !failing.contains(&row), "{name}: row {row}");
+            assert!(after["embedding"].is_array() && after["error"].is_null(), "{name}: row {row}");
+        }
+        let left: Vec<_> =
+            fs::read_dir(folder.path()).expect("a folder").flatten().map(|entry| entry.file_name()).collect();
+        assert!(left.iter().all(|left| left.to_string_lossy().rsplit('.').next() != Some("lock")), "{left:?}");
+        assert!(left.iter().all(|left| !left.to_string_lossy().contains(&format!("{name}."))), "{left:?}");
+    }
+}
+
+/// The rows of an output as JSON.
+fn rows(output: &Path) -> Vec<Value> {
+    let format = match output.extension().and_then(|extension| extension.to_str()) {
+        Some("parquet") => Format::Parquet,
+        Some("arrow") => Format::Arrow,
+        _ => {
+            let text = fs::read_to_string(output).expect("lines");
+            return text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        }
+    };
+    let batches = table(output, format).batches(0, 4096).expect("rows");
+    let rows = batches.flat_map(|batch| {
+        let batch = batch.expect("rows");
+        let [ids, vectors, errors] = ["id", "embedding", "error"].map(|column| batch.json(column).expect("cells"));
+        let row = |((id, vector), error)| json!({"id": id, "embedding": vector, "error": error});
+        ids.into_iter().zip(vectors).zip(errors).map(row).collect::<Vec<_>>()
+    });
+    rows.collect()
+}
+
+#[test]
+fn two_runs_never_write_one_output() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (input, output) = (folder.path().join("in.jsonl"), folder.path().join("out.jsonl"));
+    fs::write(&input, "a text").expect("the input is written");
+    // A server that takes a request and gives no answer.
+    let server = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut first = product("trireme");
+    first.arg("bulk").args([&input, &output]).args(["--model", "m", "--server"]);
+    first.arg(format!("http://{}", server.local_addr().expect("an address")));
+    let mut first = first.spawn().expect("the command runs");
+    let connection = server.accept().expect("the first run asks");
+    let second = alone(&input, &output).output().expect("the command runs");
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(!second.status.success() && said.contains("another run of trireme bulk writes"), "{said}");
+    assert!(!output.exists(), "the second run has written nothing");
+    first.kill().expect("the first run is killed");
+    first.wait().expect("the first run ends");
+    drop(connection);
+    run(alone(&input, &output));
 }

@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, Process, Request, Response, Sandbox, Setup, Stage, in_every_mode, product, wait_until, workspace,
+    Mode, ModelFolder, Process, Request, Response, Sandbox, Setup, Stage, in_every_mode, load, product, wait_until,
+    workspace,
 };
 
 in_every_mode!(
     a_request_is_accepted_and_answered_later,
     a_batch_of_embeddings_is_a_file_in_and_a_file_out,
     a_queue_without_workers_holds_what_was_accepted,
+    what_is_refused_again_and_again_delays_nothing_else,
 );
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -199,6 +201,55 @@ fn check_whole(address: SocketAddr, batch: &str, count: usize) {
     let output = content(address, &batch["output_file_id"]);
     let ids: Vec<String> = output.iter().filter_map(|line| line["custom_id"].as_str().map(str::to_owned)).collect();
     assert_eq!(ids, (0..count).map(|number| number.to_string()).collect::<Vec<_>>());
+}
+
+/// A model answers nothing in time, and a client gives its own requests less time than they need.
+fn what_is_refused_again_and_again_delays_nothing_else(mode: Mode) {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let repository = ModelFolder::copy_of(&workspace().join("tests/repositories/texts")).slow("stuck", 20_000);
+    let data = folder.path().to_str().expect("UTF-8");
+    let arguments = ["--default-timeout-ms", "2000", "--data-dir", data];
+    let count = if mode == Mode::Services { 2 } else { 4 };
+    let sandbox = Setup::new(mode).repository(repository.path()).gateway_arguments(&arguments[..count]).start();
+    let address = sandbox.address;
+    let accepted = |request: Request| -> String {
+        let accepted = send(address, &request.header("Prefer", "respond-async"));
+        assert_eq!(accepted.status, 202, "{}", accepted.text());
+        accepted.header("location").expect("a location").to_owned()
+    };
+    let numbers = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1.0]}]});
+    let stuck: Vec<String> = (0..40).map(|_| accepted(Request::infer("stuck", &numbers))).collect();
+    let text = json!({"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["a text"]});
+    let hasty = |microseconds: u64| {
+        let body = json!({"inputs": [text], "parameters": {"timeout": microseconds}});
+        accepted(Request::infer("embedding", &body))
+    };
+    for location in (1..=5).map(hasty).collect::<Vec<_>>() {
+        let late = answer(address, &location);
+        assert_eq!(late.status, 503, "the client's own time is over: {}", late.text());
+        assert!(late.error().contains("timeout expired"), "{}", late.error());
+    }
+    wait_until("a refusal", LIMIT, || {
+        let statistics = send(address, &Request::get("/v2/models/stuck/stats")).json();
+        let failed = statistics["model_stats"][0]["inference_stats"]["fail"]["count"].as_u64()?;
+        (failed > 0).then_some(())
+    });
+    let began = std::time::Instant::now();
+    let outcome = load(
+        300,
+        8,
+        |number| {
+            let location = accepted(embed(&format!("text {number}")));
+            assert_eq!(answer(address, &location).status, 200);
+        },
+        || {},
+    );
+    outcome.assert_all_right(300);
+    assert!(began.elapsed() < LIMIT, "{:?}", began.elapsed());
+    for location in &stuck[..3] {
+        assert_eq!(send(address, &Request::get(location)).json()["status"], "queued");
+        assert_eq!(send(address, &Request::new("DELETE", location)).json()["status"], "cancelled");
+    }
 }
 
 /// Another gateway of the same system, and where it listens.

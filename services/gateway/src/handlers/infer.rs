@@ -167,6 +167,9 @@ impl Handlers {
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.via.attributes());
         let trace = self.tracing.begin(&traced.request, traced.via, &traced.hold);
+        if let Some(timeout) = traced.request.timeout {
+            traced.hold.ends_at(UnixMicros::now().after(timeout));
+        }
         let (waits, rows, callers, job) = (traced.waits, traced.rows, traced.callers, traced.hold.job());
         let terms = Terms { waits, rows, answer, traceparent, callers, job, trace };
         let prepared = span.in_scope(|| {

@@ -13,7 +13,8 @@ use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{ArgAction, Args};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
-use trireme_jobs::{Execute, JOB, JobAnswer, JobCall, Options, WebhookAnswer, WebhookCall};
+use serde::Deserialize;
+use trireme_jobs::{Execute, Executed, JOB, JobAnswer, JobCall, Options, WebhookAnswer, WebhookCall};
 
 use super::webhooks::{Target, WebhookSecret, Webhooks};
 use crate::budget::{Budget, Hold};
@@ -58,6 +59,9 @@ pub struct JobArgs {
     #[arg(long = "jobs-webhook-allow", env = "TRIREME_JOBS_WEBHOOK_ALLOW", value_name = "HOST", value_delimiter = ',')]
     pub jobs_webhook_allow: Vec<Target>,
 }
+
+/// The beginning of the paths that name a model.
+const MODELS: &str = "/v2/models/";
 
 /// A call of durable work, which was checked when it was accepted. Only this process can put the mark on a request.
 #[derive(Clone, Copy, Debug)]
@@ -107,16 +111,16 @@ impl JobArgs {
 
 #[async_trait]
 impl Execute for Runner {
-    async fn execute(&self, mut call: JobCall) -> JobAnswer {
+    async fn execute(&self, mut call: JobCall) -> Executed {
         let job = call.header(JOB).map(|job| String::from_utf8_lossy(job).into_owned());
         call.headers.retain(|(name, _)| name != JOB);
         let hold = self.budget.hold_for_job(job);
         if let Err(no_room) = hold.take(call.body.len() as u64) {
-            return refusal(StatusCode::SERVICE_UNAVAILABLE, &no_room.to_string());
+            return executed(refusal(StatusCode::SERVICE_UNAVAILABLE, &no_room.to_string()), &hold);
         }
-        let request = match request(call, hold) {
+        let request = match request(call, hold.clone()) {
             Ok(request) => request,
-            Err(error) => return refusal(StatusCode::BAD_REQUEST, &error.to_string()),
+            Err(error) => return Executed::Answered(refusal(StatusCode::BAD_REQUEST, &error.to_string())),
         };
         let Ok(response) = TowerToHyperService::new(self.routes.clone()).call(request).await;
         let (parts, body) = response.into_parts();
@@ -125,10 +129,23 @@ impl Execute for Runner {
             is_kept.then(|| (name.as_str().to_owned(), Bytes::copy_from_slice(value.as_bytes())))
         };
         let headers = parts.headers.iter().filter_map(kept).collect();
-        match axum::body::to_bytes(body, usize::MAX).await {
+        let answer = match axum::body::to_bytes(body, usize::MAX).await {
             Ok(body) => JobAnswer { status: parts.status.as_u16(), headers, body },
             Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &format!("the answer broke off: {error}")),
+        };
+        executed(answer, &hold)
+    }
+
+    /// The model, with its version where the call names one; the route of a call that names no model.
+    fn destination(&self, call: &JobCall) -> String {
+        #[derive(Deserialize)]
+        struct Named {
+            model: String,
         }
+        if let Some((model, _operation)) = call.path.strip_prefix(MODELS).and_then(|rest| rest.rsplit_once('/')) {
+            return model.to_owned();
+        }
+        serde_json::from_slice(&call.body).map_or_else(|_| call.path.clone(), |Named { model }| model)
     }
 
     async fn call(&self, call: WebhookCall) -> WebhookAnswer {
@@ -140,6 +157,14 @@ impl Execute for Runner {
 
     fn lives(&self, gateway: &str) -> bool {
         self.registry.lives(gateway)
+    }
+}
+
+/// Whether an answer is one, or a refusal of a call that may be taken later. A refusal that is owed to what the client has set is an answer.
+fn executed(answer: JobAnswer, hold: &Hold) -> Executed {
+    match answer.status {
+        408 | 429 | 503 | 504 if !hold.is_final() => Executed::Refused,
+        _ => Executed::Answered(answer),
     }
 }
 

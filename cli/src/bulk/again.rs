@@ -1,0 +1,167 @@
+//! A second try of the rows of a whole output that have no vector: only their texts are embedded, and the output is written anew with
+//! the outcomes in their places.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, Write};
+use std::iter::Peekable;
+
+use anyhow::{Context, ensure};
+use serde_json::Value;
+use trireme_columns::{Batch, Batches, Format, Layout, Reader, Table, Writer};
+
+use super::errors::ErrorFile;
+use super::output::{line, note_error, note_errors};
+use super::place::{Place, Sink};
+use super::rows::{Outcome, Rest, Totals, Window};
+use super::work::{Input, Output};
+
+/// Rows of a batch that is read from the output.
+const BATCH: usize = 4096;
+
+/// Some of the rows of an input.
+pub struct Only {
+    input: Box<dyn Input>,
+    /// Their numbers from 1, ascending.
+    rows: Peekable<std::vec::IntoIter<u64>>,
+    /// The number of the row before the next one of `input`.
+    before: u64,
+}
+
+/// The output, written anew.
+pub struct Mended {
+    old: Old,
+    /// Rows that are written.
+    rows: u64,
+    errors: ErrorFile,
+    output: Place,
+}
+
+enum Old {
+    Lines {
+        lines: std::io::Split<Reader>,
+        sink: Sink,
+    },
+    Columns {
+        batches: Batches,
+        layout: Layout,
+        writer: Writer<Sink>,
+        outcomes: BTreeMap<u64, Outcome>,
+        next: Option<Batch>,
+    },
+}
+
+// === impl Only ===
+
+impl Only {
+    pub fn of(input: Box<dyn Input>, rows: Vec<u64>) -> Only {
+        Only { input, rows: rows.into_iter().peekable(), before: 0 }
+    }
+}
+
+impl Input for Only {
+    fn next(&mut self, rows: usize) -> anyhow::Result<Option<Window>> {
+        while self.rows.peek().is_some() {
+            let window = self.input.next(rows)?.context("the input has fewer rows than the output")?;
+            let (mut texts, mut numbers) = (Vec::new(), Vec::new());
+            for text in window.texts {
+                self.before += 1;
+                if self.rows.next_if_eq(&self.before).is_some() {
+                    texts.push(text);
+                    numbers.push(self.before);
+                }
+            }
+            if !texts.is_empty() {
+                return Ok(Some(Window { texts, rest: Rest::Numbers(numbers) }));
+            }
+        }
+        Ok(None)
+    }
+}
+
+// === impl Mended ===
+
+impl Mended {
+    /// The output at `output`, whose vectors have `width` numbers.
+    pub fn open(output: Place, format: Option<Format>, width: usize) -> anyhow::Result<Mended> {
+        let source = output.open()?;
+        let old = match format {
+            None => Old::Lines { lines: Reader::new(source, 0).split(b'\n'), sink: output.create()? },
+            Some(format) => {
+                let table = Table::open(source, format).with_context(|| output.to_string())?;
+                let layout = Layout::with_vectors(&table).with_context(|| output.to_string())?;
+                let found = layout.width();
+                ensure!(
+                    found == width,
+                    "{output} has vectors of {found} numbers, but the model gives {width}: choose another OUT"
+                );
+                let (batches, writer) = (table.batches(0, BATCH)?, Writer::new(format, &layout, output.create()?)?);
+                Old::Columns { batches, layout, writer, outcomes: BTreeMap::new(), next: None }
+            }
+        };
+        Ok(Mended { old, rows: 0, errors: ErrorFile::of(&output)?, output })
+    }
+
+    /// Writes the rows up to `last` with the outcomes that are known; all rows where it is `None`.
+    fn write_until(&mut self, last: Option<u64>, mut new: impl FnMut(u64) -> Option<Outcome>) -> anyhow::Result<()> {
+        let cannot = || format!("cannot write {} anew", self.output);
+        match &mut self.old {
+            Old::Lines { lines, sink } => {
+                while last.is_none_or(|last| self.rows < last)
+                    && let Some(old) = lines.next()
+                {
+                    let mut old = old.with_context(cannot)?;
+                    self.rows += 1;
+                    if let Some(outcome) = new(self.rows) {
+                        let found: Value = serde_json::from_slice(&old).with_context(cannot)?;
+                        old = line(&found["id"], &outcome).into_bytes();
+                        old.pop();
+                    }
+                    note_error(&mut self.errors, self.rows, &old)?;
+                    old.push(b'\n');
+                    sink.write_all(&old).with_context(cannot)?;
+                }
+            }
+            Old::Columns { batches, layout, writer, outcomes, next } => loop {
+                if next.is_none() {
+                    *next = batches.next().transpose()?;
+                }
+                let Some(batch) = next.take_if(|next| last.is_none_or(|last| self.rows + next.rows() as u64 <= last))
+                else {
+                    // The batch has rows whose outcomes are not known yet.
+                    if let Some(last) = last {
+                        outcomes.extend((self.rows + 1..=last).filter_map(|row| Some((row, new(row)?))));
+                    }
+                    break;
+                };
+                let (rest, mut found) = batch.without_vectors()?;
+                for (row, outcome) in (self.rows + 1..).zip(&mut found) {
+                    if let Some(mended) = outcomes.remove(&row).or_else(|| new(row)) {
+                        *outcome = mended;
+                    }
+                }
+                let batch = rest.with_vectors(layout, &found)?;
+                note_errors(&mut self.errors, self.rows, &batch)?;
+                self.rows += batch.rows() as u64;
+                writer.write(&batch)?;
+            },
+        }
+        Ok(())
+    }
+}
+
+impl Output for Mended {
+    fn write(&mut self, window: &Window, outcomes: &[Outcome], _: &Totals) -> anyhow::Result<()> {
+        let Rest::Numbers(numbers) = &window.rest else { return Ok(()) };
+        let mut known: BTreeMap<u64, Outcome> = numbers.iter().copied().zip(outcomes.iter().cloned()).collect();
+        self.write_until(numbers.last().copied(), |row| known.remove(&row))
+    }
+
+    fn finish(mut self: Box<Self>) -> anyhow::Result<u64> {
+        self.write_until(None, |_| None)?;
+        match self.old {
+            Old::Lines { sink, .. } => sink.finish()?,
+            Old::Columns { writer, .. } => writer.finish()?.finish()?,
+        }
+        self.errors.finish()
+    }
+}

@@ -1,0 +1,165 @@
+//! What a job has to call, and what comes next: calls wait for room at their destination, and calls that were refused for the end of their
+//! own pause. So a call that is refused again and again keeps no other one from its turn.
+//!
+//! Pure but for the shared pace: time is passed in.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use trireme_inference::Name;
+
+use crate::pace::{FIRST_PAUSE, LONGEST_PAUSE, Paces, Share, Slot};
+
+/// The calls of a job that are not in flight.
+pub(crate) struct Turns<T> {
+    paces: Paces,
+    lines: HashMap<Name, Line<T>>,
+    /// Refused calls by the end of their pauses. The number tells those of one moment apart.
+    refused: BTreeMap<(Instant, u64), Turn<T>>,
+    next: u64,
+}
+
+/// The calls to one destination.
+struct Line<T> {
+    share: Share,
+    turns: VecDeque<Turn<T>>,
+}
+
+/// A call and its destination.
+pub(crate) struct Turn<T> {
+    pub item: T,
+    pub destination: Name,
+    /// The pause after its next refusal.
+    pause: Duration,
+}
+
+/// Ends at a time; without one never.
+pub(crate) async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+// === impl Turns ===
+
+impl<T> Turns<T> {
+    pub fn new(paces: &Paces) -> Turns<T> {
+        Turns { paces: paces.clone(), lines: HashMap::new(), refused: BTreeMap::new(), next: 0 }
+    }
+
+    /// Adds a call behind those to the same destination.
+    pub fn push(&mut self, destination: Name, item: T) {
+        self.wait(Turn { item, destination, pause: FIRST_PAUSE });
+    }
+
+    /// Adds a call that was refused: it waits for its pause first, which is longer each time.
+    pub fn push_refused(&mut self, turn: Turn<T>, now: Instant) {
+        self.next += 1;
+        let pause = turn.pause.mul_f64(0.5 + fastrand::f64());
+        let turn = Turn { pause: (turn.pause * 2).min(LONGEST_PAUSE), ..turn };
+        self.refused.insert((now + pause, self.next), turn);
+    }
+
+    fn wait(&mut self, turn: Turn<T>) {
+        let paces = &self.paces;
+        let line = self
+            .lines
+            .entry(turn.destination.clone())
+            .or_insert_with_key(|destination| Line { share: paces.share(destination), turns: VecDeque::new() });
+        line.turns.push_back(turn);
+    }
+
+    /// Takes the next call that may begin now. It is in flight until its slot is dropped.
+    pub fn begin(&mut self, now: Instant) -> Option<(Turn<T>, Slot)> {
+        while let Some(first) = self.refused.first_entry().filter(|first| first.key().0 <= now) {
+            let turn = first.remove();
+            self.wait(turn);
+        }
+        self.lines.retain(|_, line| {
+            if line.turns.is_empty() {
+                line.share.wants_none();
+            }
+            !line.turns.is_empty() || line.share.running() > 0
+        });
+        self.lines.values_mut().filter(|line| !line.turns.is_empty()).find_map(|line| {
+            let slot = line.share.begin(now)?;
+            Some((line.turns.pop_front()?, slot))
+        })
+    }
+
+    /// When a call may begin though none has ended: a pause or a rest is over.
+    pub fn next_at(&self, now: Instant) -> Option<Instant> {
+        let paused = self.refused.first_key_value().map(|((at, _), _)| *at);
+        let waiting = self.lines.values().filter(|line| !line.turns.is_empty());
+        waiting.filter_map(|line| line.share.rests_until(now)).chain(paused).min()
+    }
+
+    /// Calls that wait for room, those in a pause not among them.
+    pub fn waiting(&self) -> usize {
+        self.lines.values().map(|line| line.turns.len()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_is_always_refused_keeps_no_other_one_from_its_turn() {
+        let (mut turns, mut now) = (Turns::new(&Paces::new(8)), Instant::now());
+        let (one, other) = (Name::from("one"), Name::from("other"));
+        turns.push(one.clone(), "stuck");
+        (0..50).for_each(|_| turns.push(one.clone(), "fine"));
+        turns.push(other.clone(), "stuck");
+        (0..50).for_each(|_| turns.push(other.clone(), "fine"));
+        let (mut fine, mut tries, began) = (0, 0, now);
+        while fine < 100 {
+            while let Some((turn, slot)) = turns.begin(now) {
+                if turn.item == "fine" {
+                    slot.answered();
+                    fine += 1;
+                    // A call takes a moment.
+                    now += Duration::from_millis(1);
+                } else {
+                    slot.refused(now);
+                    tries += 1;
+                    turns.push_refused(turn, now);
+                }
+            }
+            if fine < 100 {
+                now = turns.next_at(now).expect("a call waits");
+            }
+        }
+        assert!(now - began < Duration::from_secs(1), "{:?}", now - began);
+        assert!(tries < 10, "{tries}");
+    }
+
+    #[test]
+    fn a_refused_call_waits_longer_each_time_and_holds_no_slot() {
+        let (mut turns, mut now) = (Turns::new(&Paces::new(1)), Instant::now());
+        turns.push(Name::from("m"), ());
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            let (turn, slot) = turns.begin(now).expect("its turn");
+            drop(slot);
+            turns.push_refused(turn, now);
+            assert!(turns.begin(now).is_none());
+            let at = turns.next_at(now).expect("the end of its pause");
+            pauses.push(at - now);
+            now = at;
+        }
+        assert!(pauses[0] < FIRST_PAUSE * 2 && pauses[7] >= LONGEST_PAUSE / 2, "{pauses:?}");
+        assert!(pauses.iter().all(|pause| *pause < LONGEST_PAUSE * 3 / 2), "{pauses:?}");
+    }
+
+    #[test]
+    fn calls_to_one_destination_begin_in_their_order_and_lines_without_calls_go() {
+        let paces = Paces::new(64);
+        let (mut turns, now) = (Turns::new(&paces), Instant::now());
+        (0..3).for_each(|number| turns.push(Name::from("m"), number));
+        let begun: Vec<_> = std::iter::from_fn(|| turns.begin(now)).map(|(turn, _)| turn.item).collect();
+        assert_eq!(begun, [0, 1, 2]);
+        assert!(turns.begin(now).is_none() && turns.lines.is_empty());
+    }
+}
