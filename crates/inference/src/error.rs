@@ -36,7 +36,8 @@ pub struct InferError {
     /// The worker that ran the step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
-    /// Whether the model's own code has made the error, so that its message reaches the client as it is.
+    /// Whether the model's own code has made the error. Then it is the answer: its message reaches the client as it is, and the
+    /// request is not tried again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub of_model: bool,
     /// After how long the same request may succeed; only within the gateway.

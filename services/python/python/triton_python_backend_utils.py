@@ -4,6 +4,8 @@ The names and what they do are Triton's; docs/python.md lists them. Tensors lie 
 a TritonModelException that says so.
 """
 
+import enum as _enum
+
 import numpy as np
 
 from trireme_python import calls as _calls
@@ -11,7 +13,8 @@ from trireme_python import host as _host
 from trireme_python.configuration import ModelConfig
 from trireme_python.errors import TritonError, TritonModelException
 from trireme_python.errors import unsupported as _unsupported
-from trireme_python.metrics import Metric, MetricFamily
+from trireme_python.calls import ResponseIterator
+from trireme_python.metrics import COUNTER, GAUGE, HISTOGRAM, Metric, MetricFamily, MetricKind
 from trireme_python.requests import (
     RELEASE_ALL as TRITONSERVER_REQUEST_RELEASE_ALL,
     RELEASE_RESCHEDULE as TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
@@ -21,17 +24,19 @@ from trireme_python.requests import (
     InferenceRequest,
     InferenceResponse,
     InferenceTrace,
+    MemoryType,
     PreferredMemory,
+    ResponseSender as InferenceResponseSender,
 )
 from trireme_python.tensors import NAMES as _NAMES, NUMPY as _NUMPY, Tensor
 from trireme_python.tensors import datatype_of as _datatype_of
 from trireme_python.tensors import decode_bytes as deserialize_bytes_tensor
 
-TRITONSERVER_MEMORY_GPU, TRITONSERVER_MEMORY_CPU = 0, 1
+TRITONSERVER_MEMORY_GPU, TRITONSERVER_MEMORY_CPU = MemoryType
 
 # By the name in config.pbtxt.
 TRITON_STRING_TO_NUMPY = {f"TYPE_{name}": dtype.type for name, dtype in _NUMPY.items()}
-TRITON_STRING_TO_NUMPY["TYPE_STRING"] = np.object_
+TRITON_STRING_TO_NUMPY.update(TYPE_BOOL=bool, TYPE_STRING=np.object_)
 
 # By number.
 TRITON_TO_NUMPY_TYPE = {_NAMES.index(name) + 1: dtype.type for name, dtype in _NUMPY.items()}
@@ -105,15 +110,18 @@ def triton_string_to_numpy(triton_type_string):
 class Logger:
     """Writes to the worker's log, with the model's name."""
 
-    INFO, WARNING, ERROR, VERBOSE = "INFO", "WARNING", "ERROR", "VERBOSE"
+    LogLevel = _enum.Enum("LogLevel", ["INFO", "WARNING", "ERROR", "VERBOSE"], start=0)
+    INFO, WARNING, ERROR, VERBOSE = LogLevel
 
     @staticmethod
     def log(message, level=INFO):
         """Writes a message at a level."""
-        if _host.HOST is None:
+        if not isinstance(level, Logger.LogLevel):
+            raise TritonModelException("the level of a line for the log is none of Logger's")
+        if _host.HOST is None or _host.HOST.channel.is_forked:
             print(message)
         else:
-            _host.HOST.log(level, str(message))
+            _host.HOST.log(level.name, message)
 
     @staticmethod
     def log_info(message):
@@ -139,7 +147,7 @@ class Logger:
 def load_model(model_name, config="", files=None):
     """Has all workers load a model, where the gateways' --model-control-mode is explicit. `files` are its files by
     `file:` and their paths, as bytes; they need a `config`, JSON."""
-    named = {name.removeprefix("file:"): content for name, content in (files or {}).items()}
+    named = {name.removeprefix("file:").lstrip("/"): content for name, content in (files or {}).items()}
     _calls.control(_host.HOST, "load", model_name, parameters={"config": config} if config else None, files=named)
 
 
@@ -154,9 +162,18 @@ def is_model_ready(model_name, model_version=""):
     return _calls.control(_host.HOST, "ready", model_name, version).get("ready", False)
 
 
-class _SharedMemory:
+def get_model_dir():
+    """The folder of the model's version, which its model.py lies in."""
+    if _host.HOST is None:
+        raise TritonModelException("a model has a folder only in the process of a worker")
+    return _host.HOST.model_dir
+
+
+class SharedMemory:
+    """The pool that tensors lie in: there is none here."""
+
     def __getattr__(self, name):
         _unsupported(f"shared_memory.{name}")
 
 
-shared_memory = _SharedMemory()
+shared_memory = SharedMemory()

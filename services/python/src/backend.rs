@@ -171,7 +171,8 @@ fn model_file(source: &ModelSource<'_>) -> Result<PathBuf, LoadError> {
         name => name,
     };
     let path = source.version_path.join(named);
-    path.canonicalize().map_err(|error| {
+    // A link stays one: what lies beside it belongs to the model.
+    path.metadata().and_then(|_| std::path::absolute(&path)).map_err(|error| {
         let error = std::io::Error::new(error.kind(), format!("{error}{}", instead(source.version_path)));
         LoadError::File { model: source.config.name.clone(), path, source: error }
     })

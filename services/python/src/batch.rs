@@ -10,7 +10,7 @@ use trireme_runtime::{ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInsta
 use crate::child::LOOK;
 use crate::frame::{Frame, Layout, Link, LinkError};
 use crate::message::{FromChild, RequestHeader, ResponseHeader, Responses, ToChild};
-use crate::nested::NestedRequests;
+use crate::nested::{NestedRequests, refuse, unreadable};
 use crate::policy::CallTime;
 use crate::slot::Slot;
 
@@ -86,6 +86,7 @@ impl BatchInstance {
                     nested.send(*header, &frame, batch.waiting(requests).map(|request| &request.calls))?;
                 }
                 Some(FromChild::HangUp { ids }) => nested.hang_up(&ids),
+                Some(FromChild::Unreadable { id, reason }) => refuse(link, id, unreadable(&reason))?,
                 // A late answer, for which nobody waited any more.
                 Some(FromChild::Ready { .. }) | None => {}
                 Some(other) => return Err(LinkError::Garbage(format!("{other:?} while it executed"))),
@@ -204,7 +205,10 @@ pub fn outputs(response: ResponseHeader, frame: &Frame) -> (Option<Result<Respon
         (None, Some(outputs)) => {
             let tensors = outputs.iter().map(|header| frame.tensor(header)).collect::<Result<_, _>>();
             // A bad tensor from the model is not the client's fault.
-            let bad = |error| InferError::internal(format!("the model answered with a bad tensor: {error}"));
+            let bad = |error| InferError {
+                of_model: true,
+                ..InferError::internal(format!("the model answered with a bad tensor: {error}"))
+            };
             Some(tensors.map(|tensors| (tensors, response.parameters)).map_err(bad))
         }
         (None, None) => None,

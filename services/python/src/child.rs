@@ -17,7 +17,9 @@ use trireme_runtime::statistics::own::OwnMetrics;
 use crate::archive::Unpacked;
 use crate::frame::{Frame, Layout, Link, LinkError};
 use crate::message::{FromChild, ToChild};
+use crate::nested::{NestedRequests, refuse, unreadable};
 use crate::package::Package;
+use crate::salvage;
 
 /// Number of lines of output that the error of a failed start shows.
 const LAST_LINES: usize = 12;
@@ -81,7 +83,7 @@ pub struct Child {
     /// The process.
     pub process: Process,
     /// The socket to it.
-    pub link: Link,
+    pub link: Arc<Link>,
     /// The configuration, where it was completed.
     pub config: Option<String>,
     /// Whether the model has an opinion on whether it is ready.
@@ -125,7 +127,7 @@ impl Recipe {
         }
     }
 
-    fn spawn(&self, instance: &str) -> io::Result<(Process, Link, (JoinHandle<()>, Printed))> {
+    fn spawn(&self, instance: &str) -> io::Result<(Process, Arc<Link>, (JoinHandle<()>, Printed))> {
         let (ours, theirs) = UnixStream::pair()?;
         let (reader, writer) = io::pipe()?;
         let mut command = Command::new(&self.program);
@@ -149,13 +151,13 @@ impl Recipe {
         let printing = printed.clone();
         let thread = std::thread::Builder::new().name("python-output".to_owned());
         let thread = thread.spawn(move || printing.follow(reader, &model, &instance))?;
-        Ok((process, Link::new(ours)?, (thread, printed)))
+        Ok((process, Arc::new(Link::new(ours)?), (thread, printed)))
     }
 
     /// Asks the child to load the model. `Err(None)` means that the process has ended.
     fn load(
         &self,
-        link: &Link,
+        link: &Arc<Link>,
         place: &InstancePlace,
         complete: bool,
         is_ending: &dyn Fn() -> bool,
@@ -192,7 +194,7 @@ impl Recipe {
                     tracing::error!(model = self.model, instance, "loading failed: {}", traceback.trim_end());
                     return Err(Some(message));
                 }
-                Some(other) => return Err(Some(format!("its process sent {other:?} while it was loaded"))),
+                Some(other) => refuse_idle(link, other, &frame).map_err(failed)?,
                 None => {}
             }
         }
@@ -200,7 +202,7 @@ impl Recipe {
 
     /// Decodes a frame. Handles a frame with log lines or metrics, and returns `None` for it.
     pub fn read(&self, frame: &Frame, instance: &str) -> Result<Option<FromChild>, LinkError> {
-        let message = FromChild::read(&frame.header).map_err(|error| LinkError::Garbage(error.to_string()))?;
+        let message = salvage::read(&frame.header).map_err(|error| LinkError::Garbage(error.to_string()))?;
         let model = &self.model;
         let (level, message) = match message {
             FromChild::Log { level, message } => (level, message),
@@ -221,6 +223,16 @@ impl Recipe {
             _ => tracing::info!(model, instance, "{message}"),
         }
         Ok(None)
+    }
+}
+
+/// Answers what a model has sent while it executes nothing: its requests to other models have an error for a response, because they
+/// belong to requests. Other messages have come too late.
+pub fn refuse_idle(link: &Arc<Link>, message: FromChild, frame: &Frame) -> Result<(), LinkError> {
+    match message {
+        FromChild::Infer(header) => NestedRequests::new(link.clone()).send(*header, frame, std::iter::empty()),
+        FromChild::Unreadable { id, reason } => refuse(link, id, unreadable(&reason)),
+        _ => Ok(()),
     }
 }
 

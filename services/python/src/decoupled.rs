@@ -13,7 +13,7 @@ use trireme_runtime::{
 use crate::batch::{ResponseOutputs, outputs, process_lost, send_execute};
 use crate::frame::{Frame, Layout, LinkError};
 use crate::message::{FromChild, ResponseHeader, Responses, ToChild};
-use crate::nested::NestedRequests;
+use crate::nested::{NestedRequests, refuse, unreadable};
 use crate::slot::Slot;
 
 /// Most requests that an instance works on at a time.
@@ -91,6 +91,7 @@ impl DecoupledInstance {
                         process.hang_up(&ids);
                     }
                 }
+                Some(FromChild::Unreadable { id, reason }) => refuse(&link, id, unreadable(&reason))?,
                 // A late answer, for which nobody waited any more.
                 Some(FromChild::Ready { .. }) | None => {}
                 Some(other) => return Err(LinkError::Garbage(format!("{other:?} while it executed"))),

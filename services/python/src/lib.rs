@@ -5,6 +5,7 @@
 //! The worker keeps all that makes a stage: queue, batches, deadlines, acknowledgements.
 //!
 //! Invariants:
+//! - What a model's code gives or raises is the answer to its request; a value of it ends no child ([`salvage`]).
 //! - A child that ends takes no request with it: its requests fail with UNAVAILABLE, which the harness tries again.
 //! - A child that ends is started again, with a pause that grows; until it is there its instance takes no work ([`slot`]).
 //! - No child outlives its worker, and none sees of the worker's environment more than the allow list ([`environment`]).
@@ -24,6 +25,7 @@ mod nested;
 mod package;
 mod policy;
 mod process;
+mod salvage;
 pub mod slot;
 
 use std::sync::Arc;

@@ -141,6 +141,14 @@ pub enum FromChild {
     },
     /// The model has cleaned up; the child ends.
     Finalized,
+    /// A request of the model to another model that cannot be read.
+    #[serde(skip)]
+    Unreadable {
+        /// The id that the child gave it.
+        id: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
 }
 
 impl FromChild {
@@ -276,17 +284,20 @@ pub struct ErrorHeader {
     pub code: ErrorCode,
     /// The message for clients.
     pub message: String,
+    /// Whether the model has not executed the request, so that it is tried again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub again: bool,
 }
 
 impl From<ErrorHeader> for InferError {
     fn from(error: ErrorHeader) -> Self {
-        InferError { of_model: true, ..InferError::new(error.code, error.message) }
+        InferError { of_model: !error.again, ..InferError::new(error.code, error.message) }
     }
 }
 
 impl From<InferError> for ErrorHeader {
     fn from(error: InferError) -> Self {
-        ErrorHeader { code: error.code, message: error.message }
+        ErrorHeader { code: error.code, message: error.message, again: false }
     }
 }
 

@@ -60,7 +60,7 @@ impl NestedRequests {
                 running.insert(id, guard);
                 Ok(())
             }
-            Err(error) => answer(&self.link, id, true, &Err(error)),
+            Err(error) => refuse(&self.link, id, error),
         }
     }
 
@@ -79,9 +79,19 @@ impl NestedRequests {
         for (id, _guard) in running {
             let error = InferError::cancelled("nobody waits any more for the request that the model executes");
             // If sending fails, the thread of the instance notices that the child is gone.
-            let _ = answer(&self.link, id, true, &Err(error));
+            let _ = refuse(&self.link, id, error);
         }
     }
+}
+
+/// Answers a request of the child with an error.
+pub fn refuse(link: &Link, id: u64, error: InferError) -> Result<(), LinkError> {
+    answer(link, id, true, &Err(error))
+}
+
+/// The error of a request of the child with a value that cannot be read.
+pub fn unreadable(reason: &str) -> InferError {
+    InferError::invalid_arg(format!("the request to another model cannot be read: {reason}"))
 }
 
 /// The request in a frame.

@@ -14,7 +14,8 @@ macro_rules! files {
 }
 
 /// Its files, by their paths within the folder.
-const FILES: [(&str, &str); 12] = files![
+const FILES: [(&str, &str); 14] = files![
+    "c_python_backend_utils.py",
     "triton_python_backend_utils.py",
     "trireme_python/__init__.py",
     "trireme_python/__main__.py",
@@ -27,6 +28,7 @@ const FILES: [(&str, &str); 12] = files![
     "trireme_python/requests.py",
     "trireme_python/stage.py",
     "trireme_python/tensors.py",
+    "trireme_python/values.py",
 ];
 
 /// The folder that the package lies in; deleted with the last clone.

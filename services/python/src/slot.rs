@@ -8,11 +8,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 use tokio::sync::watch;
 use trireme_runtime::Outage;
 
-use crate::child::{Child, InstancePlace, LOOK, Recipe, kill_group, memory_of};
+use crate::child::{Child, InstancePlace, LOOK, Recipe, kill_group, memory_of, refuse_idle};
 use crate::frame::{Layout, Link, LinkError};
 use crate::message::{FromChild, ToChild};
 
@@ -23,8 +24,11 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// A process that has lived for this long ends the row of failures.
 const STEADY: Duration = Duration::from_secs(60);
 
-/// How often a process's memory is looked at, where it has a limit.
-const MEMORY_CHECK: Duration = Duration::from_millis(100);
+/// How often a process is looked after: its memory, where that has a limit, and what it sends while it executes nothing.
+const ROUND: Duration = Duration::from_millis(100);
+
+/// Most frames of a round. A model that sends more while it executes nothing waits for the next round.
+const MOST_FRAMES: usize = 256;
 
 /// How often a model that has an opinion on whether it is ready is asked, and how long it may take to answer.
 const READINESS_CHECK: Duration = Duration::from_millis(250);
@@ -137,9 +141,14 @@ impl Slot {
         {
             while Instant::now() < until {
                 let Ok(frame) = link.receive(LOOK) else { break };
-                let message = frame.map(|frame| self.recipe().read(&frame, self.instance()));
-                if let Some(Ok(Some(FromChild::Finalized)) | Err(_)) = message {
-                    break;
+                let Some(frame) = frame else { continue };
+                match self.recipe().read(&frame, self.instance()) {
+                    Ok(Some(FromChild::Finalized)) | Err(_) => break,
+                    Ok(None) => {}
+                    // If sending fails, the process has ended.
+                    Ok(Some(other)) => {
+                        let _ = refuse_idle(&link, other, &frame);
+                    }
                 }
             }
             // The process flushes its output and ends.
@@ -232,14 +241,13 @@ impl Shared {
         }
     }
 
-    /// Waits until a process has ended. Ends it when it has too much memory, and asks the model whether it is ready.
+    /// Waits until a process has ended. Ends it when it has too much memory, asks the model whether it is ready, and reads what it
+    /// sends while it executes nothing: its threads may write to the log, and must not wait for the next request with that.
     fn until_ended(&self, pid: Pid, asks_ready: bool) {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let limit = self.recipe.memory_limit;
-        if limit.is_none() && !asks_ready {
-            while matches!(waitid(WaitId::Pid(pid), options), Err(rustix::io::Errno::INTR)) {}
-            return;
-        }
+        // Readable when the process has ended.
+        let process = pidfd_open(pid, PidfdFlags::empty());
         let mut asked = Instant::now();
         while let Ok(None) | Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), options | WaitIdOptions::NOHANG) {
             if asks_ready && asked.elapsed() >= READINESS_CHECK {
@@ -253,7 +261,36 @@ impl Shared {
                 }
                 self.down(&mut state, &reason);
             }
-            std::thread::sleep(MEMORY_CHECK);
+            self.read_idle();
+            match &process {
+                Ok(process) => {
+                    let round = Timespec { tv_sec: 0, tv_nsec: ROUND.subsec_nanos().into() };
+                    // An error, or nothing: the next round looks.
+                    let _ = poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&round));
+                }
+                Err(_) => std::thread::sleep(ROUND),
+            }
+        }
+    }
+
+    /// Reads what a process has sent while it executes nothing.
+    fn read_idle(&self) {
+        let used = self.used.lock();
+        let link = self.state.lock().link.clone();
+        let Some(link) = link.filter(|_| !*used) else { return };
+        for _ in 0..MOST_FRAMES {
+            let frame = match link.receive(Duration::ZERO) {
+                Ok(Some(frame)) => frame,
+                // Nothing, or the process has ended.
+                Ok(None) | Err(LinkError::Closed | LinkError::Io(_)) => return,
+                Err(error) => return self.down(&mut self.state.lock(), &error.to_string()),
+            };
+            let read = self.recipe.read(&frame, &self.place.name);
+            let answered =
+                read.and_then(|message| message.map_or(Ok(()), |message| refuse_idle(&link, message, &frame)));
+            if let Err(error) = answered {
+                return self.down(&mut self.state.lock(), &error.to_string());
+            }
         }
     }
 
@@ -303,7 +340,7 @@ impl Shared {
         let Some(pid) = Pid::from_raw(process.id() as i32) else { return };
         {
             let mut state = self.state.lock();
-            (state.link, state.pid) = (Some(Arc::new(link)), Some(pid));
+            (state.link, state.pid) = (Some(link), Some(pid));
             let again = state.first.replace(Ok(())).is_some();
             self.outage.send_replace(None);
             self.changed.notify_all();

@@ -7,8 +7,8 @@ mod model;
 use std::sync::Arc;
 
 use model::{Model, answer, execute, request, texts};
-use trireme_inference::{DataType, ErrorCode, ParameterValue, Tensor};
-use trireme_runtime::{ExecuteRequest, Progress};
+use trireme_inference::{DataType, ErrorCode, InferError, ParameterValue, Tensor};
+use trireme_runtime::{ExecuteRequest, Instance, Progress};
 
 #[test]
 fn tensors_of_every_datatype_and_size_come_back_as_they_went() {
@@ -346,6 +346,101 @@ class TritonPythonModel:
     assert!(error.message.contains("TritonModelException: all of them"), "{error}");
 }
 
+/// Gives and raises whatever a model's code may, by the text of a request.
+const RUBBISH: &str = include_str!("model/rubbish.py");
+
+/// Has a model answer one request, in whichever way it does.
+fn ask(instance: &mut Instance, ticket: u64, text: &str) -> Result<Vec<String>, InferError> {
+    let Instance::Stepwise(stepwise) = instance else { return answer(instance, &[text]) };
+    stepwise.join(ticket, request(&[text])).unwrap();
+    loop {
+        if let Some((_, Progress::Done(result))) = stepwise.step().pop() {
+            return result.map(|response| texts(&response.outputs[0]));
+        }
+    }
+}
+
+#[test]
+fn whatever_a_model_gives_or_raises_is_the_answer_to_that_request() {
+    for (sends, config) in [("false", ""), ("true", ""), ("true", "model_transaction_policy { decoupled: true }")] {
+        let config = format!("parameters {{ key: 'sends' value {{ string_value: '{sends}' }} }} {config}");
+        let mut instance = Model::texts(&config, RUBBISH).instance();
+        let mut tickets = 1..;
+        let mut ask = |text: &str| ask(&mut instance, tickets.next().unwrap(), text);
+        let (process, kinds) = (ask("who").unwrap(), ask("every").unwrap());
+        assert!(kinds.len() > 40);
+        for kind in kinds {
+            let error = ask(&kind).expect_err(&kind);
+            assert!(error.of_model && error.code == ErrorCode::Internal, "{kind}: {error:?}");
+            assert!(!error.message.is_empty() && error.message.len() < 70_000, "{kind}: {}", error.message.len());
+            assert_eq!(ask("who").unwrap(), process, "{kind} has cost the process");
+        }
+    }
+}
+
+#[test]
+fn whatever_the_model_s_other_functions_raise_is_an_error() {
+    let model = |code: &str| {
+        format!(
+            "
+import sys
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', request.inputs()[0].as_numpy())]) for request in requests]
+{code}"
+        )
+    };
+    for (raised, expected) in [
+        ("sys.exit('half \\ud83d')", "SystemExit: half ?"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise ValueError('x' * (70 << 20))", "ValueError: xxx"),
+    ] {
+        let fault = Model::texts("", &model(&format!("    def initialize(self, args): {raised}\n"))).fault();
+        assert!(fault.contains(expected) && fault.len() < 70_000, "{fault}");
+        let code = format!("    @staticmethod\n    def auto_complete_config(config): {raised}\n");
+        let fault = Model::texts("", &model(&code)).fault();
+        assert!(fault.contains(expected), "{fault}");
+        let code = format!("    def finalize(self): {raised}\n    def is_ready(self): {raised}\n");
+        let mut instance = Model::texts("", &model(&code)).instance();
+        assert_eq!(answer(&mut instance, &["x"]).unwrap(), ["x"]);
+    }
+    for wrong in ["float('nan')", "'\\ud83d'", "object()", "np.int64(1)", "config"] {
+        let code =
+            "    @staticmethod\n    def auto_complete_config(config):\n        config.as_dict()['parameters'] = ";
+        let fault = Model::texts("", &model(&format!("{code}{wrong}\n        return config\n"))).fault();
+        assert!(!fault.contains("ended before"), "{wrong}: {fault}");
+    }
+}
+
+#[test]
+fn a_coroutine_that_ends_the_event_loop_ends_one_request() {
+    let code = "
+import asyncio, sys
+class TritonPythonModel:
+    async def execute(self, requests):
+        text = requests[0].inputs()[0].as_numpy()
+        if text[0] == b'exit':
+            sys.exit('not so')
+        if text[0] == b'cancel':
+            asyncio.current_task().cancel()
+        if text[0] == b'task':
+            asyncio.get_running_loop().create_task(self.exits())
+        await asyncio.sleep(0.001)
+        sender, response = requests[0].get_response_sender(), pb_utils.InferenceResponse([pb_utils.Tensor('OUT', text)])
+        sender.send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    async def exits(self):
+        sys.exit('not so')
+";
+    for config in ["", "model_transaction_policy { decoupled: true }"] {
+        let mut instance = Model::texts(config, code).instance();
+        for (ticket, text) in [(1, "exit"), (3, "cancel"), (5, "task")] {
+            let answered = ask(&mut instance, ticket, text);
+            assert_eq!(answered.is_ok(), text == "task", "{answered:?}");
+            assert_eq!(ask(&mut instance, ticket + 1, "x").unwrap(), ["x"]);
+        }
+    }
+}
+
 #[test]
 fn what_is_not_there_says_so() {
     let code = "
@@ -363,64 +458,136 @@ class TritonPythonModel:
     assert!(said.len() == 2 && said.iter().all(|text| text.ends_with("is not supported by Trireme")), "{said:?}");
 }
 
-/// The names that Triton's module has, and its objects; those of requests' senders and iterators are looked up in the model.
-const SURFACE: [(&str, &str); 9] = [
-    (
-        "pb_utils",
-        "Tensor InferenceRequest InferenceResponse TritonError TritonModelException Logger MetricFamily Metric ModelConfig
-         PreferredMemory InferenceTrace load_model unload_model is_model_ready serialize_byte_tensor deserialize_bytes_tensor
-         get_input_tensor_by_name get_output_tensor_by_name get_input_config_by_name get_output_config_by_name
-         using_decoupled_model_transaction_policy triton_to_numpy_type numpy_to_triton_type triton_string_to_numpy
-         TRITON_STRING_TO_NUMPY shared_memory TRITONSERVER_REQUEST_FLAG_SEQUENCE_START TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
-         TRITONSERVER_RESPONSE_COMPLETE_FINAL TRITONSERVER_REQUEST_RELEASE_ALL TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
-         TRITONSERVER_MEMORY_CPU TRITONSERVER_MEMORY_GPU",
-    ),
-    (
-        "pb_utils.Tensor",
-        "name as_numpy triton_dtype shape is_cpu to_dlpack from_dlpack __dlpack__ __dlpack_device__",
-    ),
-    (
-        "made",
-        "inputs request_id correlation_id flags set_flags timeout parameters trace exec async_exec requested_output_names
-         get_response_sender is_cancelled set_release_flags model_name model_version",
-    ),
-    ("pb_utils.InferenceResponse", "output_tensors has_error error parameters"),
-    (
-        "pb_utils.TritonError",
-        "message code UNKNOWN INTERNAL NOT_FOUND INVALID_ARG UNAVAILABLE UNSUPPORTED ALREADY_EXISTS CANCELLED",
-    ),
-    ("pb_utils.Logger", "log log_info log_warn log_error log_verbose INFO WARNING ERROR VERBOSE"),
-    ("pb_utils.MetricFamily", "Metric COUNTER GAUGE HISTOGRAM"),
-    ("pb_utils.Metric", "increment set observe value"),
-    (
-        "pb_utils.ModelConfig",
-        "as_dict set_max_batch_size set_dynamic_batching add_input add_output set_model_transaction_policy",
-    ),
-];
-
-#[test]
-fn every_name_of_triton_s_module_is_there() {
-    let code = "
+/// Compares names and parameters with those of Triton's modules: what Triton calls, this takes.
+const COMPARES: &str = "
+import importlib, inspect, json, os
+# Of Triton's inside.
+OWN = ('async_event_future_done_callback', 'SharedMemory.free_memory')
 class TritonPythonModel:
     def execute(self, requests):
-        made = pb_utils.InferenceRequest('id', 7, inputs=[], requested_output_names=[], model_name='m', model_version=1,
-            flags=0, timeout=5, preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
-            trace=requests[0].trace(), parameters={'a': 1})
-        places = {'made': made, 'pb_utils': pb_utils, 'sender': requests[0].get_response_sender(),
-            'iterator': made.exec(decoupled=True)}
-        missing = []
-        for line in requests[0].inputs()[0].as_numpy():
-            owner, *names = line.decode().split()
-            place = places.get(owner) or getattr(pb_utils, owner.partition('.')[2])
-            missing += [f'{owner}.{name}' for name in names if not hasattr(place, name)]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array(missing, dtype=np.object_))])]
+        with open(os.path.join(pb_utils.get_model_dir(), 'surface.json')) as file:
+            surface = json.load(file)
+        differences = []
+        for module, names in surface.items():
+            for name in names.keys() - OWN:
+                difference = differs(importlib.import_module(module), name, names[name])
+                if difference is not None:
+                    differences.append(f'{module}.{name} {difference}')
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array(differences, dtype=object))]) for _ in requests]
+def differs(value, name, theirs):
+    for part in name.split('.'):
+        if not hasattr(value, part):
+            return 'is missing'
+        owner, value = value, getattr(value, part)
+    if theirs is None:
+        return None
+    ours = list(inspect.signature(value).parameters.values())
+    if isinstance(owner, type) and not isinstance(inspect.getattr_static(owner, part), staticmethod):
+        ours = ours[1:]
+    required = [parameter.name for parameter in ours[len(theirs):]
+                if parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)]
+    if len(ours) < len(theirs) or required:
+        return f'takes {[parameter.name for parameter in ours]}, not {theirs}'
+    for our, their in zip(ours, theirs):
+        wants_default = their.endswith('=') and our.default is our.empty
+        if wants_default or their.rstrip('=') not in ('_', our.name) or our.kind == our.KEYWORD_ONLY:
+            return f'takes {our}, not {their}'
 ";
-    let given = [("sender", "send is_cancelled"), ("iterator", "__iter__ __next__ cancel")];
-    let lines = SURFACE.into_iter().chain(given).map(|(owner, names)| format!("{owner} {names}")).collect::<Vec<_>>();
-    let lines = lines.iter().map(String::as_str).collect::<Vec<_>>();
-    let mut instance = Model::texts("", code).instance();
-    assert_eq!(answer(&mut instance, &lines).unwrap(), [""; 0]);
-    assert_eq!(answer(&mut instance, &["pb_utils nothing"]).unwrap(), ["pb_utils.nothing"], "a missing one is noticed");
+
+#[test]
+fn every_name_of_triton_s_modules_is_there_with_its_parameters() {
+    let compare = |surface: &str| {
+        let model = Model::texts("", COMPARES);
+        std::fs::write(model.path().join("surface.json"), surface).unwrap();
+        answer(&mut model.instance(), &["x"]).unwrap()
+    };
+    assert_eq!(compare(include_str!("model/triton-surface.json")), [""; 0]);
+    for different in [
+        r#"{"triton_python_backend_utils": {"nothing": null}}"#,
+        r#"{"c_python_backend_utils": {"Tensor.nothing": []}}"#,
+        r#"{"c_python_backend_utils": {"Tensor.name": ["of"]}}"#,
+        r#"{"c_python_backend_utils": {"TritonError.__init__": ["message=", "code="]}}"#,
+    ] {
+        assert_eq!(compare(different).len(), 1, "{different} is noticed");
+    }
+}
+
+#[test]
+fn names_of_triton_s_modules_are_what_they_are_there() {
+    let code = "
+import os
+import c_python_backend_utils
+from typing import List, Optional
+FOLDER = pb_utils.get_model_dir()
+class TritonPythonModel:
+    def initialize(self, args):
+        assert FOLDER == os.path.dirname(os.path.abspath(__file__)) == pb_utils.get_model_dir()
+    def execute(self, requests: List[pb_utils.InferenceRequest]) -> List[pb_utils.InferenceResponse]:
+        assert isinstance(requests[0], c_python_backend_utils.InferenceRequest)
+        error: pb_utils.TritonError = pb_utils.TritonError('x', pb_utils.TritonError.NOT_FOUND)
+        assert error.code() == c_python_backend_utils.TritonError.NOT_FOUND and error.code().name == 'NOT_FOUND'
+        sender: c_python_backend_utils.InferenceResponseSender = requests[0].get_response_sender()
+        assert isinstance(sender, c_python_backend_utils.InferenceResponseSender)
+        pb_utils.Logger.log('x', pb_utils.Logger.LogLevel.ERROR)
+        made = pb_utils.InferenceRequest('id', 7, [], [], 'm', 1, 0, 5, pb_utils.PreferredMemory(
+            pb_utils.TRITONSERVER_MEMORY_CPU, 0), requests[0].trace(), {'a': 1})
+        assert (made.request_id(), made.correlation_id(), made.timeout()) == ('id', 7, 5)
+        names = c_python_backend_utils.MetricKind.COUNTER.name, self.first(made.exec(decoupled=True)).error().message()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array(names, dtype=object))])]
+    def first(self, responses: pb_utils.ResponseIterator) -> Optional[pb_utils.InferenceResponse]:
+        return next(iter(responses))
+";
+    let said = answer(&mut Model::texts("", code).instance(), &["x"]).unwrap();
+    assert!(said[0] == "COUNTER" && said[1].contains("a request to model 'm'"), "{said:?}");
+}
+
+#[test]
+fn imports_are_looked_for_where_triton_does() {
+    let said = |imports: &str, word: &str, prepare: &dyn Fn(&std::path::Path)| {
+        let code = format!(
+            "
+{imports}
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array([{word}], dtype=object))]) for _ in requests]
+"
+        );
+        let model = Model::texts("", &code);
+        let write = |path: &str, text: &str| {
+            let path = model.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("helper.py", "WORD = 'helper'");
+        write("utils.py", "from . import helper\nWORD = 'utils ' + helper.WORD");
+        write("inner/deep.py", "from ..helper import WORD");
+        write("../beside/code.py", "WORD = 'beside'");
+        prepare(&model.path());
+        answer(&mut model.instance(), &["x"]).unwrap().remove(0)
+    };
+    let nothing = |_: &std::path::Path| {};
+    for (imports, word, expected) in [
+        ("from . import helper", "helper.WORD", "helper"),
+        ("from .helper import WORD", "WORD", "helper"),
+        ("from .utils import WORD", "WORD", "utils helper"),
+        ("import helper", "helper.WORD", "helper"),
+        ("from .inner.deep import WORD", "WORD", "helper"),
+        ("from beside.code import WORD", "WORD", "beside"),
+        ("import pickle", "pickle.loads(pickle.dumps(TritonPythonModel)).__name__", "TritonPythonModel"),
+    ] {
+        let said_so = std::panic::catch_unwind(|| said(imports, word, &nothing));
+        assert_eq!(said_so.ok().as_deref(), Some(expected), "{imports}");
+    }
+    let package = |folder: &std::path::Path| std::fs::write(folder.join("__init__.py"), "WORD = 'package'").unwrap();
+    assert_eq!(said("from . import WORD, helper", "WORD + helper.WORD", &package), "packagehelper");
+    let linked = |folder: &std::path::Path| {
+        let elsewhere = folder.join("../elsewhere");
+        std::fs::create_dir(&elsewhere).unwrap();
+        std::fs::write(elsewhere.join("shared.py"), "WORD = 'shared'").unwrap();
+        std::fs::rename(folder.join("model.py"), elsewhere.join("model.py")).unwrap();
+        std::os::unix::fs::symlink(elsewhere.join("model.py"), folder.join("model.py")).unwrap();
+    };
+    assert_eq!(said("import helper, shared", "helper.WORD + shared.WORD", &linked), "helpershared");
 }
 
 #[test]

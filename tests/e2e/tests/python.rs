@@ -225,6 +225,72 @@ class TritonPythonModel:
     assert!(sandbox.gateway.exited().is_none());
 }
 
+/// Of so many requests one has rubbish for an answer.
+const ONE_IN: usize = 50;
+
+/// One request in [`ONE_IN`] has for an answer what a model must not give or raises what it must not raise. Each such request has one
+/// error, is executed once, and costs neither the process nor another request.
+fn rubbish_of_a_model_under_load(mode: Mode) {
+    let code = fs::read_to_string(workspace().join("services/python/tests/model/rubbish.py")).expect("it is there");
+    let config = "backend: 'python' input [{ name: 'IN' data_type: TYPE_STRING dims: [1] }] output [{ name: 'OUT' data_type: TYPE_STRING dims: [-1] }]
+                  parameters { key: 'sends' value { string_value: 'false' } }";
+    let models = ModelFolder::new().model("rubbish", config).file("rubbish/1/model.py", code);
+    let sandbox = setup(mode, models.path(), 1).start();
+    let ask = |text: &str| {
+        let inputs = json!([{"name": "IN", "datatype": "BYTES", "shape": [1], "data": [text]}]);
+        Request::infer("rubbish", &json!({ "inputs": inputs })).send(sandbox.address).expect("an answer")
+    };
+    let answer = |text: &str| {
+        let response = ask(text);
+        assert_eq!(response.status, 200, "{text}: {}", response.text());
+        response.output("OUT")["data"].clone()
+    };
+    let process = answer("who");
+    let kinds: Vec<String> = serde_json::from_value(answer("every")).expect("texts");
+    let (next, texts) = (AtomicUsize::new(0), kinds.len() * ONE_IN);
+    let text_of = |number: usize| match number % ONE_IN {
+        0 => kinds[number / ONE_IN].clone(),
+        _ => format!("text {number}"),
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..SENDERS {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::AcqRel);
+                    if number >= texts {
+                        return;
+                    }
+                    let text = text_of(number);
+                    match number % ONE_IN {
+                        0 => {
+                            let response = ask(&text);
+                            assert!(
+                                response.status == 500 && !response.text().is_empty(),
+                                "{text}: {}",
+                                response.status
+                            );
+                        }
+                        _ => assert_eq!(answer(&text), process, "{text}"),
+                    }
+                }
+            });
+        }
+    });
+    for number in (0..texts).step_by(ONE_IN / 2) {
+        assert_eq!(answer(&format!("count {}", text_of(number))), json!(["1"]), "{}", text_of(number));
+    }
+}
+
+#[test]
+fn rubbish_of_a_model_costs_no_other_request_in_one_process() {
+    rubbish_of_a_model_under_load(Mode::AllInOne);
+}
+
+#[test]
+fn rubbish_of_a_model_costs_no_other_request_over_nats() {
+    rubbish_of_a_model_under_load(Mode::Services);
+}
+
 #[test]
 fn code_that_comes_with_a_request_to_load_it_does_not_run() {
     let models = ModelFolder::new().model("gated", ECHO).file("gated/1/model.py", GATED).file("gated/open", "");

@@ -220,7 +220,7 @@ impl HostedModel {
         }
         // A model may say of itself that a request was cancelled, for which a client waits.
         let waits = remaining.is_some() && !self.worker.cancellations.is_cancelled(&message.request_id);
-        let disposition = match disposition(error.code, attempt, max_attempts, remaining) {
+        let disposition = match disposition(&error, attempt, max_attempts, remaining) {
             Disposition::Drop if error.of_model && waits => Disposition::Answer,
             disposition => disposition,
         };

@@ -2,6 +2,11 @@
 
 import sys
 
+# The worker's folder, which `-m` has put first: a module of the model must not be looked for there. A Python that is told not to does not
+# put it there.
+if not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]
+
 try:
     import numpy  # noqa: F401
 except ImportError as error:

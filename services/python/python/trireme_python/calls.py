@@ -43,10 +43,12 @@ class Call:
         return response(header, data.view), header["final"]
 
     def cancel(self):
-        """Waits no longer: the request is cancelled."""
-        if self._open:
+        """Waits no longer: the request is cancelled. Says whether it was under way."""
+        was_open = self._open
+        if was_open:
             self._close()
             self._host.channel.send({"type": "hang_up", "ids": [self._id]})
+        return was_open
 
     def _close(self):
         self._open = False
@@ -54,27 +56,36 @@ class Call:
 
 
 class ResponseIterator:
-    """The responses to a request, each as soon as it is there."""
+    """The responses to a request, each as soon as it is there. The last one has no outputs where it only says that nothing
+    follows. Once all are there, another loop gives them again."""
 
     def __init__(self, call):
-        self._call = call
+        self._call, self._given, self._next = call, [], 0
 
     def __iter__(self):
+        if self._call is None and self._next >= len(self._given):
+            self._next = 0
         return self
 
     def __next__(self):
-        while True:
-            received = self._call.next()
-            if received is None:
+        if self._next == len(self._given):
+            if self._call is None:
                 raise StopIteration
-            answer, final = received
-            # A response without outputs after others only says that nothing follows.
-            if answer.has_error() or answer.output_tensors() or not final:
-                return answer
+            answer, final = self._call.next()
+            self._end(answer) if final else self._given.append(answer)
+        self._next += 1
+        return self._given[self._next - 1]
 
     def cancel(self):
-        """Ends the request. No response comes after that."""
-        self._call.cancel()
+        """Ends the request. The next response, and the last, is an error of code CANCELLED."""
+        if self._call is not None and self._call.cancel():
+            from trireme_python.requests import InferenceResponse
+
+            self._end(InferenceResponse(error=TritonError("the model has cancelled its request", TritonError.CANCELLED)))
+
+    def _end(self, answer):
+        self._given.append(answer)
+        self._call = None
 
 
 def start(host, request, decoupled):

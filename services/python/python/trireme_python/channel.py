@@ -16,6 +16,8 @@ import sys
 import threading
 from collections import deque
 
+from trireme_python.errors import TritonModelException
+
 # Above this many bytes tensors travel in a memory file.
 INLINE_BYTES = 64 * 1024
 
@@ -31,8 +33,10 @@ F_ADD_SEALS = 1033
 F_SEAL_SHRINK = 2
 
 PREFIX = struct.Struct("<II")
-# Made once: `json.dumps` makes one for each text where it is not to write blanks.
-ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+# Made once: `json.dumps` makes one for each text where it is not to write blanks. JSON has no word for NaN.
+ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False, ensure_ascii=False, allow_nan=False)
+# The worker takes no longer header, in bytes.
+LONGEST_HEADER = 64 << 20
 DECODER = json.JSONDecoder()
 ANCILLARY = socket.CMSG_SPACE(struct.calcsize("i"))
 # Most frames are smaller. Larger ones make the buffer grow.
@@ -48,6 +52,9 @@ class Channel:
 
     def __init__(self, sock):
         self.socket = sock
+        # Whether this is a process that the model has forked. The socket is not its own.
+        self.is_forked = False
+        os.register_at_fork(after_in_child=self._forked)
         self.sending = threading.Lock()
         # Bytes that were received lie in `buffer[begin:end]`; `received` counts all bytes that ever were.
         self.buffer, self.begin, self.end, self.received = bytearray(BUFFER_BYTES), 0, 0, 0
@@ -59,16 +66,19 @@ class Channel:
         self.released = None
 
     def send(self, header, buffers=()):
-        """Sends a frame. `buffers` are (offset, bytes-like) of its tensors, as `Layout` has laid them out."""
+        """Sends a frame. `buffers` are (offset, bytes-like) of its tensors, as `Layout` has laid them out. Where a header cannot
+        be encoded, nothing is sent."""
+        text = encode(header)
         body, memory = fill(buffers)
         try:
-            self._send(header, body, memory)
+            self._send(text, body, memory)
         finally:
             if memory is not None:
                 os.close(memory)
 
     def answer(self, header, layout, inputs):
-        """Sends that `execute` has returned, and what. `inputs` is what its frame's tensors lie in."""
+        """Sends that `execute` has returned, and what. `inputs` is what its frame's tensors lie in. Where that raises anything but
+        `Closed`, nothing is sent."""
         if INLINE_BYTES < layout.end <= SPARE_BYTES:
             self.spare = Spare.for_bytes(layout.end, self.spare)
             self.spare.fill(layout.buffers)
@@ -78,17 +88,21 @@ class Channel:
             made = memory
         # The outputs may lie in the inputs' memory.
         layout.buffers.clear()
-        if inputs.release():
-            header["released"] = True
-            self.released = inputs
         try:
-            self._send(header, body, memory)
+            if inputs.release():
+                header["released"] = True
+                self.released = inputs
+            self._send(encode(header), body, memory)
         finally:
             if made is not None:
                 os.close(made)
 
-    def _send(self, header, body, memory):
-        text = ENCODER.encode(header).encode()
+    def _forked(self):
+        self.is_forked = True
+
+    def _send(self, text, body, memory):
+        if self.is_forked:
+            raise TritonModelException("a process that a model has forked cannot send requests or responses: only the model's own can")
         frame = b"".join((PREFIX.pack(len(text), len(body)), text, body))
         try:
             with self.sending:
@@ -255,6 +269,8 @@ class Mailbox:
 
     def poll(self):
         """Takes in what has come, without waiting."""
+        if self.channel.is_forked:
+            return
         with self.changed:
             while not self.reading and self.channel.is_readable():
                 self._read()
@@ -272,6 +288,14 @@ class Mailbox:
             if frame is not None and self.dispatch(*frame):
                 self.work.append(frame)
             self.changed.notify_all()
+
+
+def encode(header):
+    """A header's bytes. Texts that clients or the log read may have half a character, which UTF-8 cannot say."""
+    text = ENCODER.encode(header).encode(errors="replace")
+    if len(text) > LONGEST_HEADER:
+        raise ValueError(f"names, parameters and messages have {len(text)} bytes together, expected {LONGEST_HEADER} at most")
+    return text
 
 
 def fill(buffers):

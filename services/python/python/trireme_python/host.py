@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import importlib
 import importlib.util
 import inspect
 import os
@@ -11,9 +12,9 @@ import sys
 import threading
 import time
 import traceback
-from concurrent.futures import wait
+from concurrent.futures import CancelledError, wait
 
-from trireme_python import metrics
+from trireme_python import metrics, values
 from trireme_python.channel import Channel, Closed, Layout, Mailbox
 from trireme_python.errors import TritonError, TritonModelException
 from trireme_python.requests import InferenceRequest, InferenceResponse
@@ -63,6 +64,8 @@ class Host:
         # The class, where there is no model file; then the model.
         self.model, self.loop = model, None
         self.model_name, self.instance_name, self.model_version, self.decoupled = "", "", 1, False
+        # The folder of the model's version.
+        self.model_dir = ""
         # The senders of requests that are not answered, by ticket. Whoever holds `lock` may send, or take a sender out.
         self.senders, self.lock = {}, threading.Lock()
         # Requests of the model to other models, by their ids, and the threads that wait for them.
@@ -95,9 +98,7 @@ class Host:
                 answers, layout = self.execute(header["requests"], data.view, header.get("apart", False))
                 took = time.perf_counter_ns() - began
                 self.send_metrics()
-                self.channel.answer(
-                    {"type": "responses", "responses": answers, "executed": True, "took_ns": took}, layout, data
-                )
+                self.executed(answers, layout, data, took)
             elif kind == "ready":
                 self.channel.send({"type": "ready", "ready": self.is_ready()})
             elif kind == "finalize":
@@ -114,6 +115,7 @@ class Host:
             args = header["args"]
             self.model_name, self.model_version = args["model_name"], int(args["model_version"])
             self.decoupled = header["decoupled"]
+            self.model_dir = os.path.abspath(os.path.join(args["model_repository"], args["model_version"]))
             model = self.model or self.import_model(header["file"])
             if header["complete"]:
                 self.channel.send({"type": "loaded", "config": complete(model, args["model_config"])})
@@ -129,19 +131,25 @@ class Host:
         except Closed:
             raise
         except BaseException as error:
-            self.channel.send({"type": "failed", "message": describe(error), "traceback": traceback.format_exc()})
+            self.channel.send({"type": "failed", "message": describe(error), "traceback": values.traced(error)})
 
     def import_model(self, file):
         """The class in a model file."""
         version = os.path.dirname(file)
         sys.path += [version, os.path.dirname(version)]
-        name = os.path.splitext(os.path.basename(file))[0]
-        spec = importlib.util.spec_from_file_location(name, file)
+        # Where the file is a link, its target may have neighbours, too.
+        target = os.path.dirname(os.path.realpath(file))
+        if target != os.path.realpath(version):
+            sys.path.append(target)
+        # The version's folder is a package, as in Triton: `from . import x` finds what lies there.
+        package, stem = os.path.basename(version), os.path.splitext(os.path.basename(file))[0]
+        importlib.import_module(package)
+        spec = importlib.util.spec_from_file_location(f"{package}.{stem}", file)
         if spec is None:
             raise TritonModelException(f"'{file}' is no Python file: its name has to end in .py")
         module = importlib.util.module_from_spec(spec)
-        # Before the module runs: pickled objects of the model refer to it by this name.
-        sys.modules[name] = module
+        # Before the module runs: pickled objects of the model refer to it by these names.
+        sys.modules[spec.name] = sys.modules[stem] = module
         spec.loader.exec_module(module)
         if not hasattr(module, "TritonPythonModel"):
             raise TritonModelException(f"'{file}' defines no class TritonPythonModel")
@@ -159,31 +167,47 @@ class Host:
             if apart and answers and time.monotonic() > until:
                 # Another process may be free, and the time limit of `execute` is for one call. The worker tries it again.
                 reason = f"the requests before it took more than {APART_SECONDS} s"
-                responses = [InferenceResponse(error=TritonError(self.refusal(reason), TritonError.UNAVAILABLE))]
+                responses = [InferenceResponse(error=TritonError.not_executed(self.refusal(reason)))]
             else:
                 responses = self.call(together)
             self.answer(together, responses, answers, layout)
         return answers, layout
 
+    def executed(self, answers, layout, data, took):
+        """Says that `execute` has returned, with the responses; with errors in their place where these cannot be sent."""
+        message = {"type": "responses", "responses": answers, "executed": True, "took_ns": took}
+        try:
+            self.channel.answer(message, layout, data)
+        except Closed:
+            raise
+        except BaseException as error:
+            self.log("ERROR", f"responses cannot be sent: {values.traced(error)}")
+            failed = self.error(error).describe()
+            message["responses"] = [{"id": answer["id"], "final": True, "error": failed} for answer in answers]
+            self.channel.answer(message, Layout(), data)
+
     def call(self, requests):
-        """Calls the model's `execute`. Requests that fail are answered here; gives the responses to the others."""
+        """Calls the model's `execute`. Requests that fail are answered here; gives the responses to the others. Whatever the model
+        raises is an answer, `SystemExit` and `KeyboardInterrupt` too."""
         try:
             responses = self.model.execute(requests)
             if inspect.iscoroutine(responses):
                 responses = self.execute_async(responses, requests)
-        except Exception as error:
+        except BaseException as error:
             self.fail(requests, error)
             return []
         if self.decoupled:
-            if responses:
+            if responses is not None:
                 text = f"Python model '{self.instance_name}' is using the decoupled mode and the execute function must return None."
                 self.refuse(requests, text)
             return []
         if responses is None:
             return [None] * len(requests)
         if not isinstance(responses, list):
-            self.refuse(requests, f"Expected a list in the execute return, found type '{type(responses)}'.")
+            self.refuse(requests, f"Expected a list in the execute return, found type '{values.kind(responses)}'.")
             return []
+        # Of a class of its own it could have no length, or another one later.
+        responses = list.__getitem__(responses, slice(None))
         if len(responses) != len(requests) and any(request._ticket in self.senders for request in requests):
             self.refuse(requests, (
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
@@ -203,8 +227,9 @@ class Host:
             return future.result()
 
         def ended(future):
-            if not future.cancelled() and future.exception() is not None:
-                self.fail(requests, future.exception())
+            error = CancelledError() if future.cancelled() else future.exception()
+            if error is not None:
+                self.fail(requests, error)
 
         future.add_done_callback(ended)
         return None
@@ -213,32 +238,39 @@ class Host:
         """Begins to run a coroutine in the event loop, which has a thread of its own; gives its future."""
         if self.loop is None:
             self.loop = asyncio.new_event_loop()
-            threading.Thread(target=self.loop.run_forever, name="trireme-asyncio", daemon=True).start()
+            threading.Thread(target=self.run_loop, name="trireme-asyncio", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def run_loop(self):
+        """Runs the event loop. A task that raises SystemExit or KeyboardInterrupt ends `run_forever`, and the others go on."""
+        while True:
+            try:
+                self.loop.run_forever()
+            except BaseException as error:
+                self.log("ERROR", f"a task has failed: {values.traced(error)}")
 
     def answer(self, requests, responses, answers, layout):
         """Adds what `execute` has returned to the headers of responses and to their tensors."""
         for request, response in zip(requests, responses):
-            if response is None and request._sender.has_sent():
+            if response is None and request._sender.answers():
                 continue
             if not isinstance(response, InferenceResponse):
                 text = (
                     "Expected an 'InferenceResponse' object in the execute function return list, found type "
-                    f"'{type(response)}'."
+                    f"'{values.kind(response)}'."
                 )
                 response = InferenceResponse(error=TritonError(self.refusal(text)))
             if self.close_sender(request._ticket):
                 try:
                     described = response.describe(layout)
-                except Exception as error:
+                except BaseException as error:
                     described = {"error": self.error(error).describe()}
                 described["id"], described["final"] = request._ticket, True
                 answers.append(described)
 
     def fail(self, requests, error):
         """Answers those requests that are not answered with an error; the traceback goes to the log."""
-        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        self.log("ERROR", f"execute failed: {trace}")
+        self.log("ERROR", f"execute failed: {values.traced(error)}")
         self.close(requests, self.error(error))
 
     def refuse(self, requests, reason):
@@ -276,8 +308,8 @@ class Host:
             if inspect.iscoroutine(ready):
                 ready = self.in_loop(ready).result()
             return bool(ready)
-        except Exception:
-            self.log("ERROR", f"is_ready failed: {traceback.format_exc()}")
+        except BaseException as error:
+            self.log("ERROR", f"is_ready failed: {values.traced(error)}")
             return False
 
     def finalize(self):
@@ -285,8 +317,8 @@ class Host:
         try:
             if hasattr(self.model, "finalize"):
                 self.model.finalize()
-        except Exception:
-            self.log("ERROR", f"finalize failed: {traceback.format_exc()}")
+        except BaseException as error:
+            self.log("ERROR", f"finalize failed: {values.traced(error)}")
         self.channel.send({"type": "finalized"})
         sys.stdout.flush()
         sys.stderr.flush()
@@ -301,7 +333,7 @@ class Host:
 
     def log(self, level, message):
         """Writes to the worker's log."""
-        self.channel.send({"type": "log", "level": level, "message": message})
+        self.channel.send({"type": "log", "level": level, "message": values.message(message)})
 
 
 def complete(model, config):
@@ -318,7 +350,7 @@ def complete(model, config):
 
 def describe(error):
     """An exception in Triton's form: its text, then the places in other files than ours, the one that raised it first."""
-    text = f"{type(error).__name__}: {error}"
+    text = values.said(error)
     frames = traceback.extract_tb(error.__traceback__)
     package = os.path.dirname(__file__)
     own = [frame for frame in reversed(frames) if not frame.filename.startswith((package, "<frozen"))]

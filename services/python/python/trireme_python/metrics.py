@@ -1,20 +1,26 @@
 """Metrics of a model's own. Changes are kept here and sent to the worker when `execute` or `initialize` has returned."""
 
+import enum
 import math
 import re
 import threading
 
+from trireme_python import values
 from trireme_python.errors import TritonModelException
 
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-COUNTER, GAUGE, HISTOGRAM = range(3)
+MetricKind = enum.IntEnum("MetricKind", ["COUNTER", "GAUGE", "HISTOGRAM"], start=0)
+COUNTER, GAUGE, HISTOGRAM = MetricKind
 KINDS = ("counter", "gauge", "histogram")
 
 # Most changes that are kept; the worker learns of them with the next response at the latest.
 MOST = 10_000
 
 CHANGES, LOCK = [], threading.Lock()
+
+# The values of counters and gauges, by family and labels: metrics with equal labels are one.
+VALUES = {}
 
 
 def take():
@@ -28,16 +34,16 @@ class Metric:
     """A sample of a family: a value of its own for each combination of labels."""
 
     def __init__(self, family, labels=None, buckets=None):
-        labels = {str(name): str(value) for name, value in (labels or {}).items()}
+        labels = {str(name): values.encodable("a label's value", str(value)) for name, value in (labels or {}).items()}
         for name in labels:
             if not LABEL.fullmatch(name):
                 raise TritonModelException(f"metric '{family.name}': '{name}' is no name for a label")
         if (family.kind == HISTOGRAM) != (buckets is not None):
             raise TritonModelException(f"metric '{family.name}': a histogram has buckets, and nothing else has")
-        self._family, self._labels, self._value = family, labels, 0.0
+        self._family, self._labels, self._key = family, labels, (family.name, *sorted(labels.items()))
         self._buckets = [float(bound) for bound in buckets or ()]
-        if self._buckets != sorted(self._buckets):
-            raise TritonModelException(f"metric '{family.name}': buckets must grow, found {self._buckets}")
+        if self._buckets != sorted(self._buckets) or not all(map(math.isfinite, self._buckets)):
+            raise TritonModelException(f"metric '{family.name}': buckets must be finite and grow, found {self._buckets}")
         if family.kind == HISTOGRAM:
             self._change("observe", None)
         else:
@@ -48,13 +54,11 @@ class Metric:
         self._expect(COUNTER, GAUGE)
         if self._family.kind == COUNTER and value < 0:
             raise TritonModelException(f"metric '{self._family.name}' is a counter, which cannot grow by {value}")
-        self._value += value
         self._change("add", float(value))
 
     def set(self, value):
         """Sets a gauge."""
         self._expect(GAUGE)
-        self._value = float(value)
         self._change("set", float(value))
 
     def observe(self, value):
@@ -65,7 +69,8 @@ class Metric:
     def value(self):
         """What this process has made of a counter or a gauge; other instances have values of their own."""
         self._expect(COUNTER, GAUGE)
-        return self._value
+        with LOCK:
+            return VALUES[self._key]
 
     def _expect(self, *kinds):
         if self._family.kind not in kinds:
@@ -84,6 +89,10 @@ class Metric:
             "bounds": self._buckets,
         }
         with LOCK:
+            if what == "add":
+                VALUES[self._key] = VALUES.get(self._key, 0.0) + value
+            elif what == "set":
+                VALUES[self._key] = value
             if len(CHANGES) < MOST:
                 CHANGES.append(change)
 
@@ -94,11 +103,12 @@ class MetricFamily:
     COUNTER, GAUGE, HISTOGRAM = COUNTER, GAUGE, HISTOGRAM
 
     def __init__(self, name, description, kind):
+        name = values.name("the name of a metric", name)
         if not NAME.fullmatch(name):
             raise TritonModelException(f"'{name}' is no name for a metric")
         if kind not in (COUNTER, GAUGE, HISTOGRAM):
             raise TritonModelException(f"metric '{name}' is of kind {kind}, expected COUNTER, GAUGE or HISTOGRAM")
-        self.name, self.description, self.kind = name, str(description), kind
+        self.name, self.description, self.kind = name, values.message(description), kind
 
     def Metric(self, labels=None, buckets=None):
         """The sample with these labels; `buckets` are the bounds of a histogram."""

@@ -1,9 +1,9 @@
 """Requests and responses as a model sees them."""
 
+import enum
 import json
-import threading
 
-from trireme_python import calls, host
+from trireme_python import calls, host, values
 from trireme_python.channel import Layout
 from trireme_python.errors import TritonError, TritonModelException, unsupported
 from trireme_python.tensors import Tensor
@@ -25,6 +25,13 @@ RESERVED = {
 }
 
 
+class MemoryType(enum.Enum):
+    """The kinds of memory that PreferredMemory has."""
+
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
+
+
 class PreferredMemory:
     """Where the outputs of a nested request shall lie: always in the memory of the CPU."""
 
@@ -44,14 +51,11 @@ class InferenceResponse:
     """The outputs of a request, or why there are none."""
 
     def __init__(self, output_tensors=(), error=None, parameters=None):
-        self._outputs = list(output_tensors)
-        for output in self._outputs:
-            if not isinstance(output, Tensor):
-                raise TritonModelException(
-                    f"an InferenceResponse has a {type(output).__name__} among its output_tensors, expected Tensor"
-                )
-        if isinstance(error, (str, Exception)):
+        self._outputs = tensors("the output_tensors of an InferenceResponse", output_tensors)
+        if isinstance(error, (str, BaseException)):
             error = TritonError(error)
+        if not isinstance(error, (TritonError, type(None))):
+            raise TypeError(f"the error of an InferenceResponse is a {values.kind(error)}, expected a TritonError")
         self._error, self._parameters = error, parse_parameters(parameters)
 
     def output_tensors(self):
@@ -87,10 +91,9 @@ class InferenceRequest:
         self,
         request_id="",
         correlation_id=0,
-        *,
-        inputs,
-        requested_output_names,
-        model_name,
+        inputs=None,
+        requested_output_names=None,
+        model_name=None,
         model_version=-1,
         flags=0,
         timeout=0,
@@ -98,9 +101,17 @@ class InferenceRequest:
         trace=None,
         parameters=None,
     ):
-        self._id, self._correlation_id, self._inputs = request_id, correlation_id, list(inputs)
-        self._outputs, self._flags, self._timeout = list(requested_output_names), flags, timeout
-        self._model, self._version = model_name, model_version
+        for name, given in (("inputs", inputs), ("requested_output_names", requested_output_names), ("model_name", model_name)):
+            if given is None:
+                raise TypeError(f"an InferenceRequest needs {name}")
+        self._id = values.name("the request_id of an InferenceRequest", request_id)
+        self._correlation_id = correlation(correlation_id)
+        self._inputs = tensors("the inputs of an InferenceRequest", inputs)
+        self._outputs = values.names("the requested_output_names of an InferenceRequest", requested_output_names)
+        self._timeout = values.whole("the timeout of an InferenceRequest", timeout)
+        self._model = values.name("the model_name of an InferenceRequest", model_name)
+        self._version = values.whole("the model_version of an InferenceRequest", model_version, -(2**63), 2**63 - 1)
+        self.set_flags(flags)
         self._parameters, self._sender, self._ticket = parse_parameters(parameters), None, None
 
     @classmethod
@@ -140,7 +151,7 @@ class InferenceRequest:
 
     def set_flags(self, flags):
         """Says where in its sequence it is."""
-        self._flags = flags
+        self._flags = values.whole("the flags of an InferenceRequest", flags, 0, 2**32 - 1)
 
     def timeout(self):
         """The timeout that the client gave it, in microseconds; 0 for none."""
@@ -170,6 +181,7 @@ class InferenceRequest:
         """What sends its responses."""
         if self._sender is None:
             raise TritonModelException("this request has come from no client: it has no response sender")
+        self._sender._taken = True
         return self._sender
 
     def is_cancelled(self):
@@ -193,11 +205,11 @@ class InferenceRequest:
 class ResponseSender:
     """Sends the responses of one request, from any thread. It is open for as long as the host has it under its ticket."""
 
-    __slots__ = ("_ticket", "_host", "_cancelled", "_sent")
+    __slots__ = ("_ticket", "_host", "_cancelled", "_sent", "_taken")
 
     def __init__(self, ticket, host):
         # Not the request, which has this sender: its tensors are freed with it.
-        self._ticket, self._host, self._cancelled, self._sent = ticket, host, False, False
+        self._ticket, self._host, self._cancelled, self._sent, self._taken = ticket, host, False, False, False
 
     def send(self, response=None, flags=0):
         """Sends a response; with TRITONSERVER_RESPONSE_COMPLETE_FINAL it is the last one, or says that none follows."""
@@ -208,7 +220,7 @@ class ResponseSender:
                 "Inference Response object must be provided when the response flags is set to zero"
             )
         if response is not None and not isinstance(response, InferenceResponse):
-            raise TypeError(f"send() takes an InferenceResponse, found a {type(response).__name__}")
+            raise TypeError(f"send() takes an InferenceResponse, found a {values.kind(response)}")
         final = flags == RESPONSE_COMPLETE_FINAL
         layout, header = Layout(), {"id": self._ticket, "final": final}
         if response is not None:
@@ -220,18 +232,19 @@ class ResponseSender:
                 raise TritonModelException(
                     "a model without the decoupled transaction policy sends one response for each request"
                 )
+            # What cannot be sent is an error of the model, which may still answer.
+            self._host.channel.send({"type": "responses", "responses": [header]}, layout.buffers)
             if final:
                 del self._host.senders[self._ticket]
             self._sent = self._sent or response is not None
-            self._host.channel.send({"type": "responses", "responses": [header]}, layout.buffers)
 
     def is_open(self):
         """Whether something may be sent."""
         return self._ticket in self._host.senders
 
-    def has_sent(self):
-        """Whether anything was sent, or everything was."""
-        return self._sent or not self.is_open()
+    def answers(self):
+        """Whether the model answers by this, or has."""
+        return self._taken or not self.is_open()
 
     def is_cancelled(self):
         """Whether no client waits for the answer any more."""
@@ -240,15 +253,35 @@ class ResponseSender:
         return self._cancelled
 
 
+def tensors(what, given):
+    """A list of tensors."""
+    given = list(given)
+    for tensor in given:
+        if not isinstance(tensor, Tensor):
+            raise TritonModelException(f"{what} have a {values.kind(tensor)} among them, expected Tensor")
+    return given
+
+
+def correlation(given):
+    """The name of a sequence: a whole number, or a text."""
+    if isinstance(given, (str, bytes)):
+        return values.name("the correlation_id of an InferenceRequest", given)
+    return values.whole("the correlation_id of an InferenceRequest", given)
+
+
 def parse_parameters(parameters):
     """A model gives parameters as a dictionary of scalars, or as the JSON of one."""
     if parameters is None or parameters == "":
         return {}
     if isinstance(parameters, str):
         parameters = json.loads(parameters)
+    if not isinstance(parameters, dict):
+        raise TypeError(f"parameters are a {values.kind(parameters)}, expected a dictionary, or the JSON of one")
+    checked = {}
     for key, value in parameters.items():
-        if not isinstance(key, str) or not isinstance(value, (bool, int, float, str)):
-            raise TritonModelException(
-                f"parameter '{key}' is a {type(value).__name__}, expected a bool, int, float or str under a str"
-            )
-    return dict(parameters)
+        key = values.name("the name of a parameter", key)
+        checked[key] = values.parameter(f"parameter '{key}'", value)
+    longest = values.LONGEST_PARAMETERS
+    if sum(len(key) + (len(value) if isinstance(value, str) else 8) for key, value in checked.items()) > longest:
+        raise ValueError(f"parameters have more than {longest} characters together")
+    return checked

@@ -4,6 +4,8 @@ import struct
 
 import numpy as np
 
+from trireme_python import values
+
 try:
     from ml_dtypes import bfloat16
 except ImportError:
@@ -57,9 +59,9 @@ def encode_bytes(array):
     return b"".join(parts)
 
 
-def decode_bytes(data):
+def decode_bytes(encoded_tensor):
     """The elements in such bytes, as an array of `bytes` objects."""
-    data, elements, offset = bytes(data), [], 0
+    data, elements, offset = bytes(encoded_tensor), [], 0
     while offset < len(data):
         (length,) = LENGTH.unpack_from(data, offset)
         offset += LENGTH.size
@@ -76,6 +78,7 @@ class Tensor:
     __slots__ = ("_name", "_array", "_datatype", "_shape", "_data")
 
     def __init__(self, name, array):
+        name = values.name("the name of a tensor", name)
         if not isinstance(array, np.ndarray):
             raise TypeError(f"tensor '{name}' is a {type(array).__name__}, expected a numpy array: use numpy.asarray")
         datatype = datatype_of(array)
@@ -150,7 +153,7 @@ class Tensor:
         """The tensor as a DLPack capsule."""
         return self.__dlpack__()
 
-    def __dlpack__(self, *, stream=None, **options):
+    def __dlpack__(self, stream=None, **options):
         return self.as_numpy().__dlpack__(**options)
 
     def __dlpack_device__(self):
