@@ -28,8 +28,11 @@ class TritonPythonModel:
             elif text == 'hang':
                 time.sleep(3600)
             elif text == 'garbage':
-                os.write(max(int(fd) for fd in os.listdir('/proc/self/fd') if sockets(fd)), b'GET / HTTP/1.1\\r\\n\\r\\n')
+                os.write(worker(), b'GET / HTTP/1.1\\r\\n\\r\\n')
                 time.sleep(3600)
+            elif text.startswith('frame '):
+                header = text[6:].replace('TICKET', str(request._ticket)).encode()
+                os.write(worker(), len(header).to_bytes(4, 'little') + bytes(4) + header)
             elif text == 'wait':
                 while not request.is_cancelled():
                     time.sleep(0.001)
@@ -42,6 +45,8 @@ class TritonPythonModel:
         return responses
     def finalize(self):
         open(os.path.join(os.path.dirname(__file__), 'finalized'), 'w').close()
+def worker():
+    return max(int(fd) for fd in os.listdir('/proc/self/fd') if sockets(fd))
 def sockets(fd):
     try:
         return os.readlink('/proc/self/fd/' + fd).startswith('socket:')
@@ -75,6 +80,28 @@ fn a_process_that_ends_takes_no_request_with_it_and_another_one_comes() {
         wait_back(&mut instance);
         assert_ne!(answer(&mut instance, &["who"]).unwrap(), first);
     }
+}
+
+#[test]
+fn a_value_that_cannot_be_read_is_an_error_and_no_loss() {
+    let model = Model::texts("", OBEDIENT);
+    let mut instance = model.instance();
+    let first = answer(&mut instance, &["who"]).unwrap();
+    for bad in [
+        r#""outputs": [{"name": 5, "datatype": "BYTES", "shape": [1], "offset": 0, "size": 4}]"#,
+        r#""outputs": [{"name": "OUT", "datatype": "BYTES", "shape": [1], "offset": 0, "size": 4}]"#,
+        r#""outputs": [], "parameters": {"a": NaN}"#,
+        r#""error": {"code": "INTERNAL", "message": "half: \ud83d"}"#,
+    ] {
+        let frame = format!(r#"frame {{"type": "responses", "responses": [{{"id": TICKET, {bad}}}]}}"#);
+        let error = answer(&mut instance, &[&frame]).unwrap_err();
+        assert!(error.of_model && error.code == ErrorCode::Internal, "{bad}: {error:?}");
+        assert_eq!(answer(&mut instance, &["who"]).unwrap(), first, "{bad}");
+    }
+    for without_request in [r#"{"type": "log", "message": 5}"#, r#"{"type": "metrics", "changes": [{"name": NaN}]}"#] {
+        assert!(answer(&mut instance, &[&format!("frame {without_request}")]).is_ok());
+    }
+    assert_eq!(answer(&mut instance, &["who"]).unwrap(), first);
 }
 
 #[test]

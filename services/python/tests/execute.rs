@@ -64,6 +64,44 @@ class TritonPythonModel:
 }
 
 #[test]
+fn dlpack_takes_and_gives_every_datatype_of_numbers() {
+    let code = "
+from trireme_python import dlpack
+class TritonPythonModel:
+    def execute(self, requests):
+        outputs = []
+        for tensor in requests[0].inputs():
+            name, unused = tensor.name()[1:], tensor.to_dlpack()
+            by_capsule = pb_utils.Tensor.from_dlpack('C' + name, tensor.to_dlpack())
+            outputs += [by_capsule, pb_utils.Tensor.from_dlpack('O' + name, by_capsule)]
+            del unused
+        assert not dlpack.KEPT, 'tensors are freed'
+        return [pb_utils.InferenceResponse(outputs)]
+";
+    let datatypes = [DataType::Bf16, DataType::Fp16, DataType::Fp32, DataType::Int64, DataType::Uint8];
+    let io = |kind: &str, name: &str| {
+        let tensors = datatypes.map(|of| format!("{{ name: '{name}{of}' data_type: {} dims: [-1, 2] }}", of.config_name()));
+        format!("{kind} [{}]", tensors.join(", "))
+    };
+    let mut instance =
+        Model::new(&format!("{} {} {}", io("input", "I"), io("output", "C"), io("output", "O")), code).instance();
+    for rows in [0, 3] {
+        let inputs = datatypes.map(|datatype| {
+            let size = rows * 2 * datatype.element_size().unwrap();
+            let bytes: Vec<u8> = (0..size).map(|index| index as u8).collect();
+            Tensor::new(format!("I{datatype}"), datatype, [rows as i64, 2], bytes.into()).unwrap()
+        });
+        let names = datatypes.iter().flat_map(|datatype| ["C", "O"].map(|letter| format!("{letter}{datatype}")));
+        let asked = ExecuteRequest::made_up("r", inputs.to_vec(), names);
+        let outputs = execute(&mut instance, &[asked]).remove(0).unwrap().outputs;
+        let expected = inputs.into_iter().flat_map(|input| {
+            ["C", "O"].map(|letter| input.clone().renamed(format!("{letter}{}", input.datatype())))
+        });
+        assert_eq!(outputs, expected.collect::<Vec<_>>());
+    }
+}
+
+#[test]
 fn a_batch_is_a_list_and_one_requests_error_is_its_own() {
     let code = "
 class TritonPythonModel:
@@ -268,6 +306,38 @@ class TritonPythonModel:
 }
 
 #[test]
+fn coroutines_of_several_requests_overlap() {
+    let code = "
+import asyncio
+class TritonPythonModel:
+    async def execute(self, requests):
+        self.second_is_there = getattr(self, 'second_is_there', None) or asyncio.Event()
+        text = requests[0].inputs()[0].as_numpy()
+        if text[0] == b'first':
+            await self.second_is_there.wait()
+        self.second_is_there.set()
+        response = pb_utils.InferenceResponse([pb_utils.Tensor('OUT', text)])
+        requests[0].get_response_sender().send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+";
+    let mut instance = Model::texts("model_transaction_policy { decoupled: true }", code).instance();
+    let instance = instance.as_stepwise().unwrap();
+    let (mut waiting, mut done) = (vec![(2, "second"), (1, "first")], Vec::new());
+    while done.len() < 2 {
+        if instance.room() > 0
+            && let Some((ticket, text)) = waiting.pop()
+        {
+            instance.join(ticket, request(&[text])).unwrap();
+        }
+        done.extend(instance.step().into_iter().map(|(ticket, progress)| match progress {
+            Progress::Done(Ok(_)) => ticket,
+            other => panic!("{other:?}"),
+        }));
+    }
+    done.sort();
+    assert_eq!(done, [1, 2]);
+}
+
+#[test]
 fn a_response_may_come_after_execute_has_returned() {
     let code = "
 import threading
@@ -458,7 +528,8 @@ class TritonPythonModel:
     assert!(said.len() == 2 && said.iter().all(|text| text.ends_with("is not supported by Trireme")), "{said:?}");
 }
 
-/// Compares names and parameters with those of Triton's modules: what Triton calls, this takes.
+/// Compares names and parameters with those of Triton's modules, which tests/compat/surface.py lists: calls that Triton takes are
+/// taken here.
 const COMPARES: &str = "
 import importlib, inspect, json, os
 # Of Triton's inside.
@@ -609,6 +680,87 @@ class TritonPythonModel:
     assert!(said[1] == "True" && said[2] == said[0], "{said:?}");
 }
 
+/// Asks another model while nothing is executed: in `initialize`, in a thread once there is a file `go`, and in a process of its own.
+const ASKS_IDLY: &str = "
+import os, threading, time
+def ask():
+    made = pb_utils.InferenceRequest(inputs=[], requested_output_names=[b'OUT'], model_name=b'other', model_version=np.int64(1))
+    error = made.exec().error()
+    return f'{error.code().name} {error.message()}'
+class TritonPythonModel:
+    def initialize(self, args):
+        self.said, self.folder = [ask()], pb_utils.get_model_dir()
+        try:
+            pb_utils.load_model('other')
+        except pb_utils.TritonModelException as error:
+            self.said.append(f'raised {error}')
+        threading.Thread(target=self.idle, daemon=True).start()
+    def idle(self):
+        while not os.path.exists(os.path.join(self.folder, 'go')):
+            time.sleep(0.001)
+        self.said.append(ask())
+        # More than fits between the processes.
+        for line in range(1000):
+            pb_utils.Logger.log_verbose(f'{line} ' + 'x' * 2000)
+        open(os.path.join(self.folder, 'gone'), 'w').close()
+    def execute(self, requests):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            try:
+                pb_utils.Logger.log_info('forked')
+                assert not requests[0].is_cancelled()
+                ask()
+            except pb_utils.TritonModelException as error:
+                os.write(writer, str(error).encode())
+            os._exit(0)
+        os.close(writer)
+        with open(reader) as file:
+            said = self.said + [file.read()]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array(said, dtype=np.object_))])]
+    def finalize(self):
+        with open(os.path.join(self.folder, 'finalized'), 'w') as file:
+            file.write(ask())
+";
+
+#[test]
+fn a_model_may_ask_and_log_while_nothing_is_executed() {
+    let model = Model::texts("", ASKS_IDLY);
+    let mut instance = model.instance();
+    std::fs::write(model.path().join("go"), "").unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !model.path().join("gone").exists() {
+        assert!(std::time::Instant::now() < until, "its thread waits for a request");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    let said = answer(&mut instance, &["x"]).unwrap();
+    let refused = "a request to model 'other' can be sent only while";
+    assert_eq!(said.len(), 4, "{said:?}");
+    assert!(said[0].starts_with(&format!("UNAVAILABLE {refused}")) && said[2] == said[0], "{said:?}");
+    assert!(said[1].starts_with(&format!("raised {refused}")), "{said:?}");
+    assert!(said[3].contains("a process that a model has forked cannot send requests"), "{said:?}");
+    drop(instance);
+    assert_eq!(std::fs::read_to_string(model.path().join("finalized")).unwrap(), said[0]);
+}
+
+#[test]
+fn none_in_the_place_of_a_response_may_have_one_later() {
+    let code = "
+import threading
+class TritonPythonModel:
+    def execute(self, requests):
+        text = requests[0].inputs()[0].as_numpy()
+        if text[0] == b'later':
+            response = pb_utils.InferenceResponse([pb_utils.Tensor('OUT', text)])
+            final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            threading.Timer(0.05, requests[0].get_response_sender().send, (response, final)).start()
+        return [None]
+";
+    let mut instance = Model::texts("", code).instance();
+    assert_eq!(answer(&mut instance, &["later"]).unwrap(), ["later"]);
+    let error = answer(&mut instance, &["never"]).unwrap_err();
+    assert!(error.message.contains("Expected an 'InferenceResponse' object"), "{error}");
+}
+
 #[test]
 fn models_have_metrics_of_their_own() {
     let code = "
@@ -623,6 +775,8 @@ class TritonPythonModel:
         self.level.set(7)
         self.level.increment(-1.5)
         self.times.observe(3)
+        same = pb_utils.MetricFamily('seen_total', 'Texts', pb_utils.MetricFamily.COUNTER).Metric({'kind': 'text'})
+        assert same.value() == self.seen.value() != 0
         said = [str(self.seen.value()), str(self.level.value())]
         for wrong in (lambda: self.seen.set(1), lambda: self.seen.increment(-1), lambda: self.times.value(),
                       lambda: self.level.set(float('nan')), lambda: pb_utils.MetricFamily('a b', '', 0)):

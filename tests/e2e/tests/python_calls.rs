@@ -28,6 +28,9 @@ def numbers(response):
         raise pb_utils.TritonModelException(response.error().message())
     return pb_utils.get_output_tensor_by_name(response, 'OUT').as_numpy().tolist()
 
+def all_numbers(response):
+    return numbers(response) if response.has_error() or response.output_tensors() else []
+
 class TritonPythonModel:
     def initialize(self, args):
         self.folder = args['model_repository']
@@ -50,7 +53,12 @@ const CALLER: &str = "
         found = numbers(ask('double', given).exec())
         found += numbers(ask('quadruple', given, model_version=1, request_id='mine').exec())
         responses = ask('count', [3]).exec(decoupled=True)
-        found += [number for response in responses for number in numbers(response)]
+        found += [number for response in responses for number in all_numbers(response)]
+        # A second loop gives them again; the last one only says that nothing follows.
+        assert [len(response.output_tensors()) for response in responses] == [1, 1, 1, 0]
+        cancelled = ask('count', [3]).exec(decoupled=True)
+        cancelled.cancel()
+        assert [response.error().code() for response in cancelled] == [pb_utils.TritonError.CANCELLED]
         failed = ask('nothing', given).exec()
         assert failed.has_error() and 'nothing' in failed.error().message(), failed.error().message()
         assert failed.error().code() == pb_utils.TritonError.NOT_FOUND, failed.error().code()
@@ -63,7 +71,7 @@ const AT_ONCE: &str = "
         calls = [ask('meet', [[number]]).async_exec() for number in range(4)]
         several = await ask('count', [2]).async_exec(decoupled=True)
         found = [number for response in await asyncio.gather(*calls) for [number] in numbers(response)]
-        found += [number for response in several for number in numbers(response)]
+        found += [number for response in several for number in all_numbers(response)]
         tensor = pb_utils.Tensor('OUT', np.asarray(found, dtype=np.int32))
         return [pb_utils.InferenceResponse([tensor]) for request in requests]
 ";

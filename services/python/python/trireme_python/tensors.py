@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 
-from trireme_python import values
+from trireme_python import dlpack, values
 
 try:
     from ml_dtypes import bfloat16
@@ -154,7 +154,17 @@ class Tensor:
         return self.__dlpack__()
 
     def __dlpack__(self, stream=None, **options):
-        return self.as_numpy().__dlpack__(**options)
+        if self._datatype == "BF16":
+            return dlpack.export(self._as_uint16())
+        array = self.as_numpy()
+        # numpy exports no array that must not be written to.
+        return (array if array.flags.writeable else array.copy()).__dlpack__(**options)
+
+    def _as_uint16(self):
+        """The elements of a BF16 tensor as they lie in memory."""
+        if self._array is not None:
+            return np.ascontiguousarray(self._array).view(np.uint16).reshape(self._shape)
+        return np.frombuffer(self._data, dtype=np.uint16).reshape(self._shape)
 
     def __dlpack_device__(self):
         return (1, 0)
@@ -162,11 +172,17 @@ class Tensor:
     @staticmethod
     def from_dlpack(name, tensor):
         """A tensor of whatever speaks DLPack, or of a capsule, in the memory of the CPU."""
-        if not hasattr(tensor, "__dlpack__"):
-            tensor = Capsule(tensor)
-        elif tensor.__dlpack_device__()[0] != 1:
-            raise TypeError(f"tensor '{name}' is not in the memory of the CPU, and tensors on GPUs are not supported")
-        return Tensor(name, np.from_dlpack(tensor))
+        if hasattr(tensor, "__dlpack__"):
+            if tensor.__dlpack_device__()[0] != 1:
+                raise TypeError(f"tensor '{name}' is not in the memory of the CPU, and tensors on GPUs are not supported")
+            tensor = tensor.__dlpack__()
+        elements = dlpack.take(tensor)
+        if elements is None:
+            return Tensor(name, np.from_dlpack(Capsule(tensor)))
+        made = Tensor(name, elements)
+        # numpy may not have such elements: they stay bytes.
+        made._datatype, made._data, made._array = "BF16", memoryview(elements.reshape(-1).view(np.uint8)), None
+        return made
 
 
 class Capsule:
