@@ -4,11 +4,13 @@
 use anyhow::Context;
 use axum::http::HeaderMap;
 use regex::{Regex, RegexBuilder};
-use trireme_inference::{InferError, ParameterValue, Parameters};
+use trireme_inference::{ParameterValue, Parameters};
 
-/// Parameters with a meaning of their own, which no header may set.
+/// Parameters with a meaning of their own, which no header sets, and the prefix of further ones; Triton's list. Their
+/// names are those of headers, too: `priority` is one of HTTP, which gateways set for durable work.
 const RESERVED: &[&str] =
     &["sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"];
+const RESERVED_PREFIX: &str = "triton_";
 
 /// Headers with credentials. Parameters travel on the bus, are kept in dead letters and are shown by taps, so these headers are
 /// never forwarded, whatever the pattern.
@@ -24,48 +26,37 @@ pub fn pattern(flag: &str, value: Option<&str>) -> anyhow::Result<Option<Regex>>
 /// Prefix of the headers that calls of restricted categories carry.
 const RESTRICTED: &str = "triton-grpc-protocol-";
 
-/// Adds the headers that match `pattern` to `parameters`, under their names in lower case. Leaves out secret headers; `own` says
-/// whether a header is one of this server's secrets. A reserved name is an error.
-pub fn headers(
-    headers: &HeaderMap,
-    pattern: Option<&Regex>,
-    own: impl Fn(&str) -> bool,
-    parameters: &mut Parameters,
-) -> Result<(), InferError> {
-    let Some(pattern) = pattern else { return Ok(()) };
+/// Adds the headers that match `pattern` to `parameters`, under their names in lower case. Leaves out reserved names and
+/// secret headers; `own` says whether a header is one of this server's secrets.
+pub fn headers(headers: &HeaderMap, pattern: Option<&Regex>, own: impl Fn(&str) -> bool, parameters: &mut Parameters) {
+    let Some(pattern) = pattern else { return };
     for (name, value) in headers {
         let name = name.as_str();
         let is_secret = SECRET.contains(&name) || name.starts_with(RESTRICTED) || own(name);
-        if is_secret || !pattern.is_match(name) {
-            continue;
+        let is_reserved = RESERVED.contains(&name) || name.starts_with(RESERVED_PREFIX);
+        if !is_secret && !is_reserved && pattern.is_match(name) {
+            let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
+            parameters.insert(name.to_owned(), ParameterValue::String(value));
         }
-        if RESERVED.contains(&name) || name.starts_with("triton_") {
-            return Err(InferError::invalid_arg(format!(
-                "Header '{name}' is reserved for Triton usage and cannot be forwarded."
-            )));
-        }
-        let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
-        parameters.insert(name.to_owned(), ParameterValue::String(value));
     }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn forwarded(pattern: &str, names: &[&'static str]) -> Result<Parameters, String> {
+    fn forwarded(pattern: &str, names: &[&'static str]) -> Parameters {
         let given = names.iter().map(|&name| (name.parse().unwrap(), "v".parse().unwrap()));
         let given: HeaderMap = given.map(|(n, v): (axum::http::HeaderName, axum::http::HeaderValue)| (n, v)).collect();
         let mut parameters = Parameters::new();
         let own = |name: &str| name == "admin-key";
-        let done = headers(&given, Some(&Regex::new(pattern).unwrap()), own, &mut parameters);
-        done.map(|()| parameters).map_err(|error| error.message)
+        headers(&given, Some(&Regex::new(pattern).unwrap()), own, &mut parameters);
+        parameters
     }
 
     #[test]
     fn matching_headers_become_parameters() {
-        let parameters = forwarded("^my", &["My-Header", "other-my", "my_2"]).unwrap();
+        let parameters = forwarded("^my", &["My-Header", "other-my", "my_2"]);
         assert_eq!(parameters.keys().collect::<Vec<_>>(), ["my-header", "my_2"]);
         assert_eq!(parameters["my_2"], ParameterValue::from("v"));
     }
@@ -73,17 +64,21 @@ mod tests {
     #[test]
     fn secrets_stay_at_the_gateway() {
         let names = ["Authorization", "X-API-Key", "Cookie", "Proxy-Authorization", "X-Tenant", "Admin-Key"];
-        assert!(forwarded(".*", &["triton-grpc-protocol-key"]).unwrap().is_empty());
+        assert!(forwarded(".*", &["triton-grpc-protocol-key"]).is_empty());
         for pattern in [".*", "authorization|x-api-key|cookie|x-tenant", "(?i)^(Authorization|x-tenant)$"] {
-            assert_eq!(forwarded(pattern, &names).unwrap().into_keys().collect::<Vec<_>>(), ["x-tenant"], "{pattern}");
+            assert_eq!(forwarded(pattern, &names).into_keys().collect::<Vec<_>>(), ["x-tenant"], "{pattern}");
         }
     }
 
     #[test]
-    fn reserved_headers_are_refused() {
-        for name in ["timeout", "triton_x"] {
-            let message = format!("Header '{name}' is reserved for Triton usage and cannot be forwarded.");
-            assert_eq!(forwarded(".*", &[name]), Err(message));
+    fn reserved_names_are_left_out_and_nothing_else_with_them() {
+        for name in RESERVED.iter().copied().chain(["triton_x"]) {
+            for pattern in [".*", name] {
+                let parameters = forwarded(pattern, &[name, "x-tenant"]);
+                let others = parameters.into_keys().filter(|name| name != "x-tenant").collect::<Vec<_>>();
+                assert_eq!(others, [""; 0], "{name} with {pattern}");
+            }
         }
+        assert_eq!(forwarded(".*", &["timeout", "x-tenant"]).into_keys().collect::<Vec<_>>(), ["x-tenant"]);
     }
 }

@@ -364,8 +364,11 @@ async fn metadata_that_matches_reaches_models_as_parameters() {
     let Server { mut client, .. } = Server::start(&[]).await;
     assert_eq!(shown(&mut client, "x-tenant", &given).await.unwrap(), "none");
     let Server { mut client, .. } = Server::start(&["--grpc-header-forward-pattern=.*"]).await;
-    let text = "Header 'timeout' is reserved for Triton usage and cannot be forwarded.";
-    assert_status(shown(&mut client, "x", &[("timeout", "1")]).await, Code::InvalidArgument, text);
+    for reserved in ["timeout", "priority", "sequence_id", "triton_x"] {
+        let given = [(reserved, "1"), ("x-tenant", "7")];
+        assert_eq!(shown(&mut client, reserved, &given).await.unwrap(), "none", "{reserved}");
+        assert_eq!(shown(&mut client, "x-tenant", &given).await.unwrap(), r#"String("7")"#, "{reserved}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

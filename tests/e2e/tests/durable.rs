@@ -19,11 +19,13 @@ in_every_mode!(
 
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Gateways forward every header that they may, which changes nothing for durable work.
 fn setup(mode: Mode, folder: &Path) -> Setup {
     let setup = Setup::new(mode).repository(&workspace().join("tests/repositories/texts"));
+    let forward = "--http-header-forward-pattern=.*";
     match mode {
-        Mode::Services => setup,
-        _ => setup.gateway_arguments(&["--data-dir", folder.to_str().expect("UTF-8")]),
+        Mode::Services => setup.gateway_arguments(&[forward]),
+        _ => setup.gateway_arguments(&[forward, "--data-dir", folder.to_str().expect("UTF-8")]),
     }
 }
 
@@ -54,6 +56,8 @@ fn a_request_is_accepted_and_answered_later(mode: Mode) {
     let sandbox = setup(mode, folder.path()).start();
     let address = sandbox.address;
     let live = send(address, &embed("what cause covid"));
+    let urgent = send(address, &embed("what cause covid").header("Priority", "u=1").header("Timeout", "Second-9"));
+    assert_eq!((urgent.status, vector(&urgent.json())), (200, vector(&live.json())));
     let accepted = send(address, &embed("what cause covid").header("Prefer", "respond-async"));
     assert_eq!(accepted.status, 202, "{}", accepted.text());
     assert_eq!(accepted.header("preference-applied"), Some("respond-async"));

@@ -24,7 +24,7 @@ pub struct RpcCall {
     /// Its requests' lane.
     lane: Lane,
     /// Metadata that models get as parameters.
-    forwarded: Result<Parameters, InferError>,
+    forwarded: Parameters,
 }
 
 /// The name in a request; `None` where the text is empty.
@@ -37,12 +37,8 @@ pub fn named(text: &str) -> Option<&str> {
 impl RpcCall {
     /// Reads a call's metadata. Entries that match `forward` become parameters for models.
     pub fn of<T>(request: &Request<T>, forward: Option<&Regex>) -> RpcCall {
-        let mut parameters = Parameters::new();
-        let forwarded = match forward {
-            Some(_) => forward::headers(request.metadata().as_ref(), forward, |_| false, &mut parameters),
-            None => Ok(()),
-        };
-        let forwarded = forwarded.map(|()| parameters);
+        let mut forwarded = Parameters::new();
+        forward::headers(request.metadata().as_ref(), forward, |_| false, &mut forwarded);
         let traceparent = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
         RpcCall {
             deadline: request.extensions().get().copied(),
@@ -96,7 +92,7 @@ impl RpcCall {
         // Typed contents take more room in memory than on the wire.
         hold.cover(request.inputs.iter().map(|input| input.data.len() as u64).sum())?;
         let mut request = InferRequest { timeout: self.limit(request.timeout), ..request };
-        request.parameters.extend(self.forwarded.clone()?);
+        request.parameters.extend(self.forwarded.clone());
         let traceparent = self.traceparent.clone();
         Ok(Traced {
             request,
@@ -130,7 +126,7 @@ mod tests {
             deadline: deadline.map(|left| Deadline(tokio::time::Instant::now() + left)),
             traceparent: None,
             lane: Lane::Live,
-            forwarded: Ok(Parameters::new()),
+            forwarded: Parameters::new(),
         };
         assert_eq!(call(Some(short)).limit(Some(long)), Some(short));
         assert_eq!(call(Some(long)).limit(Some(short)), Some(short));

@@ -151,9 +151,7 @@ async fn answer(
     let (dialect, route) = choose(contenders, &body);
     let mut parameters = Parameters::new();
     let own = |name: &str| http.handlers.access.is_secret(name);
-    if let Err(error) = forward::headers(&parts.headers, http.options.header_forward.as_ref(), own, &mut parameters) {
-        return refused(dialect, &error.into());
-    }
+    forward::headers(&parts.headers, http.options.header_forward.as_ref(), own, &mut parameters);
     let call = DialectCall {
         handlers: http.handlers.clone(),
         rest: path.remove("rest").unwrap_or_default(),

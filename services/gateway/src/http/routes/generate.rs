@@ -112,7 +112,7 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
     let mut request = body::convert(body.len(), decode)?;
     request.version = path.version;
     let own = |name: &str| http.handlers.access.is_secret(name);
-    forward::headers(headers, http.options.header_forward.as_ref(), own, &mut request.parameters)?;
+    forward::headers(headers, http.options.header_forward.as_ref(), own, &mut request.parameters);
     let traceparent = body::text(headers, "traceparent").map(str::to_owned);
     Ok(Traced {
         request,
