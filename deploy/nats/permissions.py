@@ -29,6 +29,13 @@ ON_DISK = ["KV_trireme_settings", "KV_trireme_models", "trireme_dead", "trireme_
 # Streams in its memory: registry, attempts, states of sequences, and bodies too large for a message.
 IN_MEMORY = ["KV_trireme_registry", "trireme_attempts", "trireme_sequences", "trireme_claims"]
 
+
+def answered(kind, subject):
+    """Permissions for the subjects at which the broker takes acknowledgements (ACK) or the flow control (FC) of a stream's
+    messages. With its feature js_ack_fc_v2 it names a domain and the account before the stream."""
+    return [f"$JS.{kind}.{subject}", f"$JS.{kind}.*.*.{subject}"]
+
+
 # The account's limits, which every process asks for at its start, and the broker's clock.
 EVERYBODY = ["$JS.API.INFO", "$JS.API.STREAM.INFO.KV_trireme_settings"]
 # A body too large for a message is stored at the broker, read by the receiver, and removed by sender or receiver.
@@ -40,7 +47,7 @@ SEQUENCES = ["trireme.sequences.>", "$JS.API.DIRECT.GET.trireme_sequences.>", "$
 SEQUENCES += ["$JS.API.STREAM.MSG.GET.trireme_sequences"]
 # Durable work: gateways follow and list the records, write and read the bytes.
 JOBS = ["trireme.jobs.>", "$JS.API.DIRECT.GET.trireme_jobs.>", "$JS.API.STREAM.MSG.GET.trireme_jobs", "$JS.API.STREAM.PURGE.trireme_jobs"]
-JOBS += ["$JS.API.CONSUMER.CREATE.trireme_jobs", "$JS.FC.trireme_jobs.>"]
+JOBS += ["$JS.API.CONSUMER.CREATE.trireme_jobs", *answered("FC", "trireme_jobs.>")]
 JOBS += ["trireme.objects.>", "$JS.API.DIRECT.GET.trireme_objects.>", "$JS.API.STREAM.MSG.GET.trireme_objects"]
 JOBS += ["$JS.API.STREAM.PURGE.trireme_objects"]
 # The deployment's settings.
@@ -57,7 +64,7 @@ CALLS = [f"trireme.control.{topic}" for topic in ("call", "hang_up")]
 
 def followed(store):
     """Permissions to follow a store: for a consumer, and for the flow control of its messages."""
-    return [f"$JS.API.STREAM.INFO.{store}", f"$JS.API.CONSUMER.CREATE.{store}", f"$JS.FC.{store}.>"]
+    return [f"$JS.API.STREAM.INFO.{store}", f"$JS.API.CONSUMER.CREATE.{store}", *answered("FC", f"{store}.>")]
 
 
 def token(name):
@@ -210,7 +217,7 @@ def gateway(stages):
     for name in names:
         queues += [f"$JS.API.STREAM.{verb}.{name}" for verb in ("CREATE", "UPDATE", "INFO", "DELETE", "MSG.GET", "MSG.DELETE")]
         queues += [f"$JS.API.CONSUMER.{verb}" for verb in (f"CREATE.{name}.workers", f"INFO.{name}.workers", f"LIST.{name}")]
-        queues += [f"$JS.ACK.{name}.workers.>"]
+        queues += answered("ACK", f"{name}.workers.>")
     made = [f"$JS.API.STREAM.{verb}.{name}" for name in kept for verb in ("CREATE", "UPDATE", "INFO")]
     # A stream that was lost with its broker is created again.
     made += [f"$JS.API.STREAM.DELETE.{name}" for name in IN_MEMORY]
@@ -251,7 +258,7 @@ def worker(stage, calls=()):
         needs = ["trireme.streams.*", *(f"trireme.streams.work.{name}.*" for name in mine)]
     queues = []
     for name in names:
-        queues += [f"$JS.API.CONSUMER.MSG.NEXT.{name}.workers", f"$JS.ACK.{name}.workers.>"]
+        queues += [f"$JS.API.CONSUMER.MSG.NEXT.{name}.workers", *answered("ACK", f"{name}.workers.>")]
         # For messages that have waited too long.
         queues += [f"$JS.API.CONSUMER.INFO.{name}.workers", f"$JS.API.STREAM.MSG.GET.{name}"]
     models = ["$JS.API.DIRECT.GET.KV_trireme_models.$KV.trireme_models.>", *followed("KV_trireme_models")]
