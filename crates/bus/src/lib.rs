@@ -56,7 +56,7 @@ pub use error::{BusError, QUEUE_FULL};
 pub use in_process::InProcess;
 pub use inbox::{Inbox, PendingReplies};
 pub use message::{AnswerForm, Output, Part, Reply, SequenceStates, WorkMessage, original_id};
-pub use nats::{Deployment, Nats, NatsLogin, NatsOptions, NatsTls};
+pub use nats::{Deployment, Nats, NatsLogin, NatsOptions, NatsTls, NatsUrl};
 pub use options::{LevelPolicy, QueueOptions, WaitTimeout};
 pub use registry::{Heartbeat, ModelState, RegistryEvent, WorkerEntry};
 pub use sequences::{KeptStates, SequenceName};

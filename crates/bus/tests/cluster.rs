@@ -13,8 +13,8 @@ use bytes::Bytes;
 use tempfile::TempDir;
 use trireme_bus::conformance::fixtures::{heavy_message, message, model, number, options, take, within};
 use trireme_bus::{
-    Bucket, Bus, BusError, Change, Deployment, Nats, NatsLogin, NatsOptions, NatsTls, Output, QueueOptions,
-    QueueStatus, SequenceName, SequenceStates, WorkMessage,
+    Bucket, Bus, BusError, Change, Deployment, Nats, NatsOptions, Output, QueueOptions, QueueStatus, SequenceName,
+    SequenceStates, WorkMessage,
 };
 use trireme_inference::{CorrelationId, ModelKey};
 use trireme_testkit::quiet_port;
@@ -94,13 +94,12 @@ impl Cluster {
 
     fn options(&self, deployment: Option<Deployment>) -> NatsOptions {
         NatsOptions {
-            url: self.urls(),
+            url: self.urls().as_str().into(),
             name: "test".to_owned(),
             service: "test".to_owned(),
             deployment,
             connect_timeout: Duration::from_secs(60),
-            login: NatsLogin::Anonymous,
-            tls: NatsTls::default(),
+            ..NatsOptions::default()
         }
     }
 

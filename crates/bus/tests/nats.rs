@@ -4,6 +4,8 @@
 mod cable;
 #[path = "nats/claims.rs"]
 mod claims;
+#[path = "nats/foreign.rs"]
+mod foreign;
 #[path = "nats/replies.rs"]
 mod replies;
 #[path = "nats/settings.rs"]
@@ -24,8 +26,7 @@ use trireme_bus::conformance::fixtures::{full_message, message, message_at, mode
 use trireme_bus::conformance::{self, Setup};
 use trireme_bus::{
     AttemptNote, Bus, BusError, Connection, DeadLetter, Deployment, EnvelopeError, LevelPolicy, ModelState, Nats,
-    NatsLogin, NatsOptions, NatsTls, Output, QueueOptions, RegistryEvent, WorkMessage, WorkerEntry, encode_reply,
-    encode_work, queue_pause,
+    NatsOptions, Output, QueueOptions, RegistryEvent, WorkMessage, WorkerEntry, encode_reply, encode_work, queue_pause,
 };
 use trireme_inference::{InferError, Lane, ModelKey, UnixMicros};
 use trireme_testkit::NatsServer;
@@ -36,13 +37,12 @@ const GIVES_UP_WITHIN: Duration = Duration::from_secs(15);
 fn at(url: &str) -> NatsOptions {
     let connect_timeout = Duration::from_secs(10);
     NatsOptions {
-        url: url.to_owned(),
+        url: url.into(),
         name: "test".to_owned(),
         service: "test".to_owned(),
         deployment: Some(Deployment { queue: options(), replicas: None }),
         connect_timeout,
-        login: NatsLogin::Anonymous,
-        tls: NatsTls::default(),
+        ..NatsOptions::default()
     }
 }
 

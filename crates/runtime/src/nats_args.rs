@@ -5,15 +5,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use trireme_bus::{Bus, BusError, Deployment, Nats, NatsLogin, NatsOptions, NatsTls};
+use trireme_bus::{Bus, BusError, Deployment, Nats, NatsLogin, NatsOptions, NatsTls, NatsUrl};
 
 /// Flags of every process that speaks over NATS.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "NATS")]
 pub struct NatsArgs {
-    /// NATS server, several separated by commas; tls:// insists on encryption
-    #[arg(long, env = "TRIREME_NATS_URL", value_name = "URL", default_value = "nats://127.0.0.1:4222")]
-    pub nats_url: String,
+    /// NATS server, several separated by commas; tls:// insists on encryption. May have a login: nats://USER:PASSWORD@HOST or
+    /// nats://TOKEN@HOST, percent-encoded
+    #[arg(
+        long,
+        env = "TRIREME_NATS_URL",
+        value_name = "URL",
+        default_value = "nats://127.0.0.1:4222",
+        hide_env_values = true
+    )]
+    pub nats_url: NatsUrl,
 
     /// Seconds to go on trying to reach NATS at start
     #[arg(long, env = "TRIREME_NATS_CONNECT_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 30)]
@@ -30,6 +37,15 @@ pub struct NatsArgs {
     /// Credentials file (.creds) for NATS
     #[arg(long, env = "TRIREME_NATS_CREDENTIALS", value_name = "FILE", conflicts_with = "nats_user")]
     pub nats_credentials: Option<PathBuf>,
+
+    /// File whose first line is a token for NATS
+    #[arg(long, env = "TRIREME_NATS_TOKEN_FILE", value_name = "FILE", conflicts_with_all = ["nats_user", "nats_credentials"])]
+    pub nats_token_file: Option<PathBuf>,
+
+    /// File with the seed of a user's key for NATS, a line that begins with SU
+    #[arg(long, env = "TRIREME_NATS_NKEY", value_name = "FILE")]
+    #[arg(conflicts_with_all = ["nats_user", "nats_credentials", "nats_token_file"])]
+    pub nats_nkey: Option<PathBuf>,
 
     /// Certificate authorities (PEM) that NATS's certificate has to come from; the system's by default
     #[arg(long, env = "TRIREME_NATS_TLS_CA", value_name = "FILE")]
@@ -60,11 +76,6 @@ impl NatsArgs {
     }
 
     async fn open(&self, service: &str, name: &str, deployment: Option<Deployment>) -> Result<Arc<dyn Bus>, BusError> {
-        let login = match (&self.nats_user, &self.nats_password_file, &self.nats_credentials) {
-            (Some(user), Some(file), _) => NatsLogin::Password { user: user.clone(), password_file: file.clone() },
-            (_, _, Some(file)) => NatsLogin::Credentials(file.clone()),
-            _ => NatsLogin::Anonymous,
-        };
         let certificate = self.nats_tls_cert.clone().zip(self.nats_tls_key.clone());
         let options = NatsOptions {
             url: self.nats_url.clone(),
@@ -72,10 +83,20 @@ impl NatsArgs {
             service: service.to_owned(),
             deployment,
             connect_timeout: Duration::from_secs(self.nats_connect_timeout_secs),
-            login,
+            login: self.login(),
             tls: NatsTls { ca: self.nats_tls_ca.clone(), certificate },
         };
         let nats = Nats::connect(&options).await?;
         Ok(Arc::new(nats))
+    }
+
+    fn login(&self) -> NatsLogin {
+        if let Some((user, file)) = self.nats_user.clone().zip(self.nats_password_file.clone()) {
+            return NatsLogin::Password { user, password_file: file };
+        }
+        let credentials = self.nats_credentials.clone().map(NatsLogin::Credentials);
+        let token = || self.nats_token_file.clone().map(NatsLogin::Token);
+        let nkey = || self.nats_nkey.clone().map(NatsLogin::Nkey);
+        credentials.or_else(token).or_else(nkey).unwrap_or_default()
     }
 }

@@ -161,6 +161,16 @@ fn the_shipped_users_are_what_the_script_writes() {
     let demo = workspace().join("examples/demo").display().to_string();
     let made = permissions(&["--repository", &demo]);
     assert_eq!(shipped, made, "run: deploy/nats/permissions.py --repository examples/demo > deploy/nats/users.conf");
+    // The broker has two forms of these subjects.
+    let named = |kind: &str| {
+        let subjects = shipped.lines().filter_map(move |line| line.trim().trim_matches('"').strip_prefix(kind));
+        subjects.filter(|subject| *subject != ">").collect::<Vec<_>>()
+    };
+    for kind in ["$JS.ACK.", "$JS.FC."] {
+        let (new, old): (Vec<_>, Vec<_>) = named(kind).into_iter().partition(|subject| subject.starts_with("*.*."));
+        assert!(!old.is_empty());
+        assert_eq!(new, old.iter().map(|subject| format!("*.*.{subject}")).collect::<Vec<_>>(), "{kind}");
+    }
 }
 
 #[test]
@@ -320,13 +330,25 @@ fn a_stage_reaches_its_own_models_and_those_that_follow() {
     assert_refused(nats, "tokenizer", &[publish("trireme.work.identity_fp32.1.0.gateway.request")]);
 }
 
+/// The broker's feature changes the subjects of acknowledgements.
 #[test]
 fn a_stage_whose_models_are_named_reads_no_other_queue() {
     let users = permissions(&MODELS);
-    let (nats, passwords) = broker(&users);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (nats, passwords) = broker_in(folder, &users, "feature_flags { js_ack_fc_v2: true }\n");
     let mut sandbox = Setup::new(Mode::Services).passwords(passwords.path()).start_on(Some(nats));
     assert_works(&mut sandbox);
+    // By claim: the body is discarded when the broker has confirmed the acknowledgement.
+    assert_eq!(ask(&sandbox, "identity_fp32", &[1, 3 << 20]).numbers("OUTPUT0").len(), 3 << 20);
+    assert_nothing_refused(&sandbox);
     let nats = sandbox.nats.as_ref().expect("services have a broker");
+    for (model, is_own) in [("tiny_tokenizer", true), ("tiny_encoder", false)] {
+        let acknowledge = [publish(&format!("$JS.ACK._.account.trireme_work_{model}_1.workers.1.9.9.9.0"))];
+        match is_own {
+            true => assert_allowed(nats, "tokenizer", &acknowledge),
+            false => assert_refused(nats, "tokenizer", &acknowledge),
+        }
+    }
     let [own, other] = ["tiny_tokenizer", "tiny_encoder"]
         .map(|model| [publish(&format!("$JS.API.CONSUMER.MSG.NEXT.trireme_work_{model}_1.workers"))]);
     assert_allowed(nats, "tokenizer", &own);
@@ -725,4 +747,95 @@ fn services_and_broker_show_each_other_certificates() {
     refused(&["--nats-tls-ca", &ca], "NATS at");
     let mixed = ["--nats-tls-ca", &ca, "--nats-tls-cert", &certificate, "--nats-tls-key", &certificate];
     refused(&mixed, "the NATS client key in");
+}
+
+/// Where the listener of this name listens.
+fn listener(process: &Process, name: &str) -> std::net::SocketAddr {
+    wait_until(name, SOON, || {
+        let listener = process.events().into_iter().find(|event| event["message"] == name)?;
+        listener["address"].as_str()?.parse().ok()
+    })
+}
+
+/// Log lines of every level, errors, answers, metrics and help.
+#[test]
+fn a_password_in_the_url_logs_in_and_is_printed_nowhere() {
+    const SECRET: &str = "s3cr";
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let config =
+        "max_payload: 8MB\njetstream { store_dir: \"STORE\" }\nauthorization { user: a, password: \"s3cr/et\" }\n";
+    let nats = NatsServer::start_with_files(&[("nats.conf", config)]);
+    let with = |login: &str| nats.url().replace("nats://", &format!("nats://{login}@"));
+    let url = with("a:s3cr%2Fet");
+    let mut printed: Vec<(String, String)> = Vec::new();
+
+    // A deployment that works, with the URL as a flag and as a variable.
+    let mut command = product("trireme-gateway");
+    command.args(["--log-level", "trace", "--nats-url", &url, "--model-repository"]).arg(basic_repository());
+    let mut gateway = Process::start("gateway", &mut command, folder.path());
+    let mut command = product("trireme");
+    command.args(["worker", "--stages", "tokenizer,model,postprocess", "--model-repository"]).arg(basic_repository());
+    command.env("TRIREME_NATS_URL", &url).env("TRIREME_LOG_LEVEL", "trace");
+    let mut worker = Process::start("worker", &mut command, folder.path());
+    let (http, metrics) = (listener(&gateway, "HTTP listener"), listener(&gateway, "metrics listener"));
+    let ready = Request::get("/v2/models/tiny_embedding/ready");
+    wait_until("the model is ready", SOON, || ready.send(http).ok().filter(|answer| answer.status == 200));
+    let text = json!({"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["a text"]});
+    let infer = Request::infer("tiny_embedding", &json!({"inputs": [text]}));
+    assert_eq!(infer.send(http).expect("an answer").status, 200);
+    for (path, address) in [("/v2/trireme/status", http), ("/v2", http), ("/v2/logging", http), ("/metrics", metrics)] {
+        let answer = Request::get(path).send(address).expect("an answer");
+        assert_eq!(answer.status, 200, "{path}");
+        printed.push((path.to_owned(), answer.text()));
+    }
+    let mut run = |arguments: &[&str], flag: Option<&str>, variable: &str, works: bool| {
+        let mut command = product(arguments[0]);
+        command.args(&arguments[1..]).env("TRIREME_NATS_URL", variable).env("TRIREME_LOG_LEVEL", "trace");
+        command.args(flag.iter().flat_map(|url| ["--nats-url", url]));
+        let output = command.output().expect("the binary runs");
+        let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        assert_eq!(output.status.success(), works, "{arguments:?} {flag:?}: {text}");
+        printed.push((format!("{arguments:?} {flag:?}"), text.clone()));
+        text
+    };
+    let services = ["trireme-gateway", "trireme-tokenizer", "trireme-model", "trireme-postprocess", "trireme-python"];
+    for service in services {
+        run(&[service, "--help"], None, &url, true);
+    }
+    for tool in [&["trireme", "dead", "list"][..], &["trireme", "settings"]] {
+        run(tool, None, &url, true);
+        run(&[tool, &["--help"]].concat(), None, &url, true);
+    }
+    // Starts that fail: a wrong password, faulty URLs, two logins, nobody there.
+    let repository = basic_repository().display().to_string();
+    let password_file = folder.path().join("password").display().to_string();
+    fs::write(&password_file, "s3cr/et").expect("the folder can be written");
+    let tokenizer = ["trireme-tokenizer", "--nats-connect-timeout-secs", "0", "--model-repository", &repository];
+    for (login, said) in [
+        ("a:s3cr", "does not let the user of --nats-url in"),
+        ("s3cr", "does not let the token of --nats-url in"),
+        ("a:s3cr/et", "is not understood"),
+        ("a:1/s3cr", "goes on after the host and port"),
+    ] {
+        let text = run(&tokenizer, Some(&with(login)), &url, false);
+        assert!(text.contains(said), "expected {said:?} in: {text}");
+        run(&["trireme", "dead", "list"], None, &with(login), false);
+    }
+    let user = ["--nats-user", "a", "--nats-password-file", &password_file];
+    let text = run(&[&tokenizer[..], &user].concat(), None, &url, false);
+    assert!(text.contains("user 'a' is given, and the user of --nats-url"), "{text}");
+    run(&[&tokenizer[..], &["--nats-token-file", "missing"]].concat(), None, &nats.url(), false);
+    run(&tokenizer, Some("nats://a:s3cret@127.0.0.1:1"), &url, false);
+    run(&["trireme-tokenizer", "--nats-ulr", &url], None, &url, false);
+    run(&["trireme-tokenizer", "--nats-connect-timeout-secs", "never"], Some(&url), &url, false);
+
+    for process in [&mut gateway, &mut worker] {
+        process.terminate();
+        assert_eq!(process.wait_exit(SOON).code(), Some(0), "{}", process.log_tail());
+        printed.push((process.name().to_owned(), process.log()));
+    }
+    for (of, text) in printed {
+        let shown = text.lines().find(|line| line.contains(SECRET));
+        assert!(shown.is_none(), "{of} has printed: {shown:?}");
+    }
 }

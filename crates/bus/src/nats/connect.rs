@@ -1,6 +1,7 @@
-//! Connecting: the login, logged retries with a limit, and a watch on the connection afterwards.
+//! Connecting: logged retries with a limit, and a watch on the connection afterwards.
+//!
+//! Not here: addresses (`address`) and logins (`login`).
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,11 +10,13 @@ use async_nats::{ConnectErrorKind, ConnectOptions, jetstream};
 use futures_util::future::BoxFuture;
 use tokio::sync::{Semaphore, watch};
 
+use super::address::NatsUrl;
 use super::buckets;
 use super::connection::Nats;
 use super::deliveries::Deliveries;
 use super::errors::{chain, failure, is_not_found};
 use super::limits::REQUEST_TIMEOUT;
+use super::login::{NatsLogin, NatsTls};
 use super::streams::Needed;
 use crate::{Bucket, Bus, BusError, Change, Connection, QueueOptions, escape_token};
 
@@ -39,10 +42,10 @@ const SUBSCRIPTION_CAPACITY: usize = 16_384;
 const SAYING: usize = 1024;
 
 /// How to reach NATS.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct NatsOptions {
-    /// One or several server URLs, separated by commas: `nats://host:4222`.
-    pub url: String,
+    /// The servers, and perhaps the login.
+    pub url: NatsUrl,
     /// The name of this connection, shown by `nats server report connections`.
     pub name: String,
     /// The service of this process. Answers to its questions come to `_INBOX.<service>.>`, so that a server can keep
@@ -68,33 +71,6 @@ pub struct Deployment {
     pub replicas: Option<usize>,
 }
 
-/// The login of a connection.
-#[derive(Clone, Debug, Default)]
-pub enum NatsLogin {
-    /// No login, or the one in the URL.
-    #[default]
-    Anonymous,
-    /// A user whose password is the first line of a file.
-    Password {
-        /// The user's name.
-        user: String,
-        /// The file with the password.
-        password_file: PathBuf,
-    },
-    /// The user in a credentials file (`.creds`).
-    Credentials(PathBuf),
-}
-
-/// Files for an encrypted connection. Without any, the URL (`tls://`) and the server decide about encryption, and the
-/// system's certificate authorities are trusted.
-#[derive(Clone, Debug, Default)]
-pub struct NatsTls {
-    /// Certificate authorities to trust in place of the system's. Encryption is required.
-    pub ca: Option<PathBuf>,
-    /// The client's certificate and its key. Encryption is required.
-    pub certificate: Option<(PathBuf, PathBuf)>,
-}
-
 impl Nats {
     /// Connects. Failed attempts are logged and retried until `connect_timeout` has passed. Errors when the server
     /// cannot be reached, has no JetStream, or is too old.
@@ -110,18 +86,20 @@ impl Nats {
                 if left.is_zero() || !matches!(error, BusError::Unreachable(_)) {
                     return Err(error);
                 }
-                tracing::warn!(url = options.url, %error, "NATS is not there yet; trying for another {} s", left.as_secs());
+                tracing::warn!(url = %options.url, %error, "NATS is not there yet; trying for another {} s", left.as_secs());
                 tokio::time::sleep(RETRY_PAUSE.min(left)).await;
             }
         })
     }
 
     async fn try_connect(options: &NatsOptions) -> Result<Nats, BusError> {
-        let urls: Vec<&str> = options.url.split(',').map(str::trim).filter(|url| !url.is_empty()).collect();
+        let refused = |reason: String| BusError::Refused { action: "connecting", reason };
+        let (servers, in_url) = options.url.parse().map_err(refused)?;
+        let who = in_url.as_ref().map_or_else(|| options.login.to_string(), ToString::to_string);
         let unreachable = |reason: String| BusError::Unreachable(format!("NATS at {}: {reason}", options.url));
 
         let (state, mut connection) = watch::channel(Connection::Down);
-        let (refused, refusals) = watch::channel(String::new());
+        let (complained, refusals) = watch::channel(String::new());
         let mut connect = ConnectOptions::new()
             .name(&options.name)
             .custom_inbox_prefix(format!("_INBOX.{}", escape_token(&options.service)))
@@ -130,19 +108,17 @@ impl Nats {
             .reconnect_delay_callback(|attempts| RECONNECT_PAUSE.min(Duration::from_millis(1 << attempts.min(16))))
             .request_timeout(Some(REQUEST_TIMEOUT))
             .event_callback(move |event| {
-                on_event(&state, &refused, &event);
+                on_event(&state, &complained, &event);
                 async {}
             });
-        connect = options.login.apply(options.tls.apply(connect)?)?;
-        let client = connect.connect(urls).await.map_err(|error| match error.kind() {
-            ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => BusError::Refused {
-                action: "connecting",
-                reason: format!("NATS at {} does not let {} in: {}", options.url, options.login, chain(&error)),
-            },
-            ConnectErrorKind::Tls | ConnectErrorKind::ServerParse => BusError::Refused {
-                action: "connecting",
-                reason: format!("NATS at {}: {}", options.url, chain(&error)),
-            },
+        connect = options.login.apply(options.tls.apply(connect)?, in_url)?;
+        let client = connect.connect(servers).await.map_err(|error| match error.kind() {
+            ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
+                refused(format!("NATS at {} does not let {who} in: {}", options.url, chain(&error)))
+            }
+            ConnectErrorKind::Tls | ConnectErrorKind::ServerParse => {
+                refused(format!("NATS at {}: {}", options.url, chain(&error)))
+            }
             _ => unreachable(chain(&error)),
         })?;
         // The event that reports the connection is asynchronous. Without this wait, a new bus could report `Down` for a
@@ -152,10 +128,7 @@ impl Nats {
         up.map(drop).map_err(|_| unreachable("connected, but not told so".to_owned()))?;
         let version = client.server_info().version;
         if !client.is_server_compatible(2, 11, 0) {
-            return Err(BusError::Refused {
-                action: "connecting",
-                reason: format!("nats-server {version} is too old, 2.11 or newer is needed"),
-            });
+            return Err(refused(format!("nats-server {version} is too old, 2.11 or newer is needed")));
         }
         let jetstream = jetstream::context::ContextBuilder::new().timeout(REQUEST_TIMEOUT).build(client.clone());
         jetstream.query_account().await.map_err(|error| match failure("using JetStream", &error) {
@@ -168,7 +141,7 @@ impl Nats {
             }
         })?;
         let max_payload = client.max_payload();
-        tracing::info!(url = options.url, version, max_payload, "connected to NATS");
+        tracing::info!(url = %options.url, version, max_payload, "connected to NATS");
         let unheard = client.new_inbox();
         let nats = Nats {
             deliveries: Deliveries::open(client.clone()),
@@ -294,73 +267,6 @@ impl Nats {
             }
             tokio::time::sleep(crate::queue_pause(time)).await;
         }
-    }
-}
-
-// === impl NatsLogin ===
-
-impl NatsLogin {
-    fn apply(&self, connect: ConnectOptions) -> Result<ConnectOptions, BusError> {
-        match self {
-            NatsLogin::Anonymous => Ok(connect),
-            NatsLogin::Password { user, password_file } => {
-                let text = read("the NATS password", password_file)?;
-                match text.lines().next().filter(|line| !line.is_empty()) {
-                    Some(password) => Ok(connect.user_and_password(user.clone(), password.to_owned())),
-                    None => Err(unfit("the NATS password", password_file, "its first line is empty")),
-                }
-            }
-            NatsLogin::Credentials(path) => {
-                let text = read("NATS credentials", path)?;
-                connect.credentials(&text).map_err(|error| unfit("NATS credentials", path, error))
-            }
-        }
-    }
-}
-
-impl std::fmt::Display for NatsLogin {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            NatsLogin::Anonymous => f.write_str("a client without credentials"),
-            NatsLogin::Password { user, .. } => write!(f, "user '{user}'"),
-            NatsLogin::Credentials(path) => write!(f, "the user of '{}'", path.display()),
-        }
-    }
-}
-
-// === impl NatsTls ===
-
-impl NatsTls {
-    /// The client reads the files itself when it connects, but its errors do not contain their names.
-    fn apply(&self, mut connect: ConnectOptions) -> Result<ConnectOptions, BusError> {
-        if let Some(ca) = &self.ca {
-            check_pem("the NATS certificate authority", ca, "CERTIFICATE-----")?;
-            connect = connect.add_root_certificates(ca.clone()).require_tls(true);
-        }
-        if let Some((certificate, key)) = &self.certificate {
-            check_pem("the NATS client certificate", certificate, "CERTIFICATE-----")?;
-            check_pem("the NATS client key", key, "PRIVATE KEY-----")?;
-            connect = connect.add_client_certificate(certificate.clone(), key.clone()).require_tls(true);
-        }
-        Ok(connect)
-    }
-}
-
-fn check_pem(what: &'static str, path: &Path, label: &str) -> Result<(), BusError> {
-    match read(what, path)?.contains(label) {
-        true => Ok(()),
-        false => Err(unfit(what, path, format!("expected a PEM file with a line that ends with '{label}'"))),
-    }
-}
-
-fn read(what: &'static str, path: &Path) -> Result<String, BusError> {
-    std::fs::read_to_string(path).map_err(|error| unfit(what, path, error))
-}
-
-fn unfit(what: &'static str, path: &Path, reason: impl std::fmt::Display) -> BusError {
-    BusError::Refused {
-        action: "connecting",
-        reason: format!("{what} in '{}' cannot be used: {reason}", path.display()),
     }
 }
 

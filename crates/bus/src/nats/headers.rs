@@ -111,6 +111,19 @@ pub fn is_part(message: &Message) -> bool {
     get(message, SEQUENCE).is_some()
 }
 
+/// Headers of an answer to another process.
+pub fn answer() -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTRACT, CONTRACT_VERSION.to_string());
+    headers
+}
+
+/// Whether a message in the inbox of a question is a process's answer. If a stream of somebody's takes the question's
+/// subject, the broker sends its acknowledgement there, too.
+pub fn is_answer(message: &Message) -> bool {
+    get(message, CONTRACT).is_some()
+}
+
 /// Adds the claim of a body.
 pub fn write_claim(headers: &mut HeaderMap, claim: &Claim) {
     headers.insert(CLAIM, claim.name.as_str());

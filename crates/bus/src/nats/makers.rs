@@ -13,8 +13,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use async_nats::client::RequestErrorKind;
-use async_nats::{Message, Subject};
+use async_nats::{HeaderMap, Message, Subject};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
@@ -23,7 +22,7 @@ use tokio::task::JoinSet;
 use trireme_inference::ModelKey;
 
 use super::connection::Nats;
-use super::errors::chain;
+use super::headers;
 use super::limits::LONGEST;
 use super::limits::{limited, taken};
 use super::streams::Needed;
@@ -119,7 +118,9 @@ impl Nats {
     fn answer(&self, asker: Subject, answer: &StreamOutcome) {
         if let Ok(body) = serde_json::to_vec(answer) {
             let client = self.client.clone();
-            crate::spawn("nats answer", async move { drop(taken(client.publish(asker, body.into())).await) });
+            crate::spawn("nats answer", async move {
+                drop(taken(client.publish_with_headers(asker, headers::answer(), body.into())).await)
+            });
         }
     }
 
@@ -135,17 +136,14 @@ impl Nats {
         let body = body.map_err(|error| BusError::Refused { action, reason: error.to_string() })?;
         let (subject, mut connection) = (needed.subject(), self.connection.clone());
         connection.mark_unchanged();
-        let request = async_nats::Request::new().payload(body.into()).timeout(Some(needed.patience()));
+        let mut answers = self.question(subject.clone(), HeaderMap::new(), body.into()).await?;
         let answer = tokio::select! {
-            answer = self.client.send_request(subject.clone(), request) => answer,
+            answer = tokio::time::timeout(needed.patience(), Nats::next_answer(&mut answers)) => answer,
             reason = self.refused(|refusal| refusal.contains(&format!("\"{subject}\""))) => return Err(BusError::Refused { action, reason }),
             _ = connection.changed() => return Err(unreachable(&"the connection was lost")),
         };
-        let answer = answer.map_err(|error| match error.kind() {
-            RequestErrorKind::NoResponders => unreachable(&"no gateway is there to do it"),
-            RequestErrorKind::TimedOut => unreachable(&"no gateway has answered"),
-            _ => unreachable(&chain(&error)),
-        })?;
+        let answer = answer.map_err(|_| unreachable(&"no gateway has answered"))?;
+        let answer = answer.ok_or_else(|| unreachable(&"no gateway is there to do it"))?;
         match serde_json::from_slice(&answer.payload) {
             Ok(StreamOutcome::Made) => Ok(()),
             Ok(StreamOutcome::Refused(reason)) => Err(BusError::Refused { action, reason }),

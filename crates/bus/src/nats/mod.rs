@@ -2,7 +2,7 @@
 //! and replies and topics over core NATS. Needs nats-server 2.11 or newer with JetStream enabled.
 //!
 //! The only user of `async-nats`. Each file is one part of the surface, from the bottom: the [`connection`] that all parts
-//! share; [`connect`]; [`work`] (publish) and [`puller`]
+//! share; [`connect`], with [`address`] and [`login`]; [`work`] (publish) and [`puller`]
 //! for queues, with [`bulk`] for their bulk lanes and [`ack`] for deliveries; [`replies`]; [`store`], with [`groups`] and [`batches`] for records
 //! that are written at the same time; [`topics`]; [`streams`] (creating streams) and
 //! [`buckets`] (their configurations); the broker's [`clock`]. Bodies that travel by claim are in [`claims`] and
@@ -10,6 +10,7 @@
 //! [`errors`].
 
 mod ack;
+mod address;
 mod batches;
 mod buckets;
 mod bulk;
@@ -24,6 +25,7 @@ mod fetch;
 mod groups;
 mod headers;
 mod limits;
+mod login;
 mod makers;
 mod open;
 mod puller;
@@ -37,5 +39,7 @@ mod subjects;
 mod topics;
 mod work;
 
-pub use connect::{Deployment, NatsLogin, NatsOptions, NatsTls};
+pub use address::NatsUrl;
+pub use connect::{Deployment, NatsOptions};
 pub use connection::Nats;
+pub use login::{NatsLogin, NatsTls};

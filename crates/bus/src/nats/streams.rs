@@ -253,6 +253,7 @@ impl Nats {
                         return Err(leaderless(&config.name));
                     }
                 }
+                Err(error) if overlaps(&error) => return Err(self.overlap(action, config).await),
                 created => return created.map(|_| None).map_err(|error| failed(&error)),
             }
         }
@@ -264,6 +265,26 @@ impl Nats {
             self.jetstream.update_stream(config).await.map_err(|error| failed(&error))?;
         }
         Ok(Some(there))
+    }
+
+    /// The refusal of a stream with subjects of another stream, which it names.
+    async fn overlap(&self, action: &'static str, config: &stream::Config) -> BusError {
+        let subjects = config.subjects.join(", ");
+        let mut others = Vec::new();
+        for subject in &config.subjects {
+            others.extend(self.jetstream.stream_by_subject(subject).await.ok());
+        }
+        let reason = match others.first() {
+            Some(other) => format!(
+                "stream {}: subjects overlap with stream {other}; take '{subjects}' out of the subjects of {other}",
+                config.name
+            ),
+            None => format!(
+                "stream {}: subjects overlap with another stream, expected '{subjects}' in no other",
+                config.name
+            ),
+        };
+        BusError::Refused { action, reason }
     }
 
     /// Errors if no broker leads a stream, so that it takes no messages. A broker with a replica describes it nevertheless.
@@ -429,6 +450,13 @@ fn leaderless(name: &str) -> BusError {
 fn is_name_in_use(error: &CreateStreamError) -> bool {
     match error.kind() {
         CreateStreamErrorKind::JetStream(answer) => answer.error_code() == jetstream::ErrorCode::STREAM_NAME_EXIST,
+        _ => false,
+    }
+}
+
+fn overlaps(error: &CreateStreamError) -> bool {
+    match error.kind() {
+        CreateStreamErrorKind::JetStream(answer) => answer.error_code() == jetstream::ErrorCode::STREAM_SUBJECT_OVERLAP,
         _ => false,
     }
 }

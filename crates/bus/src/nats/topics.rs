@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use async_nats::{HeaderMap, Message, Subject};
+use async_nats::{HeaderMap, Message, StatusCode, Subject};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -44,6 +44,36 @@ struct Answers {
     inbox: Subject,
 }
 
+// === impl Nats ===
+
+impl Nats {
+    /// Publishes a question; the answers come to the subscription.
+    pub(super) async fn question(
+        &self,
+        subject: String,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<async_nats::Subscriber, BusError> {
+        let inbox = self.client.new_inbox();
+        let answers = self.subscribe(inbox.clone()).await?;
+        taken(self.client.publish_with_reply_and_headers(subject, inbox, headers, body)).await?;
+        Ok(answers)
+    }
+
+    /// The next answer to a question; `None` if no process listens.
+    pub(super) async fn next_answer(answers: &mut async_nats::Subscriber) -> Option<Message> {
+        while let Some(message) = answers.next().await {
+            if headers::is_answer(&message) {
+                return Some(message);
+            }
+            if message.status == Some(StatusCode::NO_RESPONDERS) {
+                return None;
+            }
+        }
+        None
+    }
+}
+
 /// Publishes a message that needs no answer. Without a connection the message is dropped: it would arrive late, and a
 /// long outage would pile up many.
 pub async fn say(nats: &Nats, topic: &str, body: Bytes) -> Result<(), BusError> {
@@ -52,7 +82,7 @@ pub async fn say(nats: &Nats, topic: &str, body: Bytes) -> Result<(), BusError> 
     if nats.is_down() {
         return Err(lost());
     }
-    let (headers, body) = pack(nats, body).await?;
+    let (headers, body) = pack(nats, HeaderMap::new(), body).await?;
     let subject = subjects::topic(topic);
     match headers.is_empty() {
         true => taken(nats.client.publish(subject, body)).await,
@@ -62,23 +92,17 @@ pub async fn say(nats: &Nats, topic: &str, body: Bytes) -> Result<(), BusError> 
 
 /// Publishes the question. The answers end when the receiver is dropped, or at once if no process listens.
 pub async fn ask(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
-    let inbox = nats.client.new_inbox();
-    let mut answers = nats.subscribe(inbox.clone()).await?;
-    let (headers, body) = pack(nats, body).await?;
-    taken(nats.client.publish_with_reply_and_headers(subjects::topic(topic), inbox, headers, body)).await?;
+    let (headers, body) = pack(nats, HeaderMap::new(), body).await?;
+    let mut answers = nats.question(subjects::topic(topic), headers, body).await?;
     let (sender, receiver) = mpsc::channel(BACKLOG);
     let nats = nats.clone();
     crate::spawn("nats answers", async move {
         loop {
             let answer = tokio::select! {
-                answer = answers.next() => answer,
+                answer = Nats::next_answer(&mut answers) => answer,
                 () = sender.closed() => return,
             };
             let Some(answer) = answer else { return };
-            let nobody_listens = answer.status == Some(async_nats::StatusCode::NO_RESPONDERS);
-            if nobody_listens {
-                return;
-            }
             let Some(answer) = unpack(&nats, answer, Readers::One).await else { continue };
             if sender.send(answer).await.is_err() {
                 return;
@@ -127,14 +151,13 @@ pub async fn listen(nats: &Nats, topic: &str, in_turn: bool) -> Result<mpsc::Rec
 #[async_trait]
 impl AnswerHandle for Answers {
     async fn answer(&self, body: Bytes) -> Result<(), BusError> {
-        let (headers, body) = pack(&self.nats, body).await?;
+        let (headers, body) = pack(&self.nats, headers::answer(), body).await?;
         taken(self.nats.client.publish_with_headers(self.inbox.clone(), headers, body)).await
     }
 }
 
-/// The headers and body to send: the body itself, or a claim for it if it is too large.
-async fn pack(nats: &Nats, body: Bytes) -> Result<(HeaderMap, Bytes), BusError> {
-    let mut headers = HeaderMap::new();
+/// The headers and body to send: the body itself, or a claim for it, in the headers, if it is too large.
+async fn pack(nats: &Nats, mut headers: HeaderMap, body: Bytes) -> Result<(HeaderMap, Bytes), BusError> {
     if super::claims::wire_size(&headers) + body.len() <= nats.max_payload().min(INLINE_BYTES) {
         return Ok((headers, body));
     }

@@ -1,0 +1,111 @@
+//! Brokers that others run: their logins, and streams of theirs beside those of Trireme.
+
+use std::fs;
+
+use async_nats::jetstream::{self, stream};
+use trireme_bus::conformance::fixtures::{message, model, options, take, within};
+use trireme_bus::{BusError, Nats, NatsLogin, NatsOptions, Output};
+use trireme_testkit::NatsServer;
+
+use super::{at, connect, connect_stage};
+
+const JETSTREAM: &str = "jetstream { store_dir: \"STORE\", max_memory_store: 64GB, max_file_store: 64GB }\n";
+
+/// The key of NATS's own documentation.
+const SEED: &str = "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY";
+const PUBLIC_KEY: &str = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4";
+
+fn server_with(authorization: &str) -> NatsServer {
+    NatsServer::start_with_files(&[("nats.conf", &format!("{JETSTREAM}authorization {{ {authorization} }}\n"))])
+}
+
+/// Connects with these credentials in the URL, and this login.
+async fn log_in(server: &NatsServer, in_url: &str, login: NatsLogin) -> Result<(), BusError> {
+    let url = server.url().replace("nats://", &format!("nats://{in_url}"));
+    let options = NatsOptions { login, deployment: None, ..at(&url) };
+    let connected = within("connecting", Nats::connect(&options)).await;
+    connected.map(drop)
+}
+
+#[tokio::test]
+async fn every_login_of_nats_is_one_here() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path
+    };
+    let password = || NatsLogin::Password { user: "a".to_owned(), password_file: file("password", "p@ss/,é\n") };
+    let nkey = || NatsLogin::Nkey(file("nkey", &format!("# A comment\n{SEED}\n")));
+    let token = || NatsLogin::Token(file("token", "s3cr,t\n"));
+    let users = format!("users: [ {{ user: a, password: \"p@ss/,é\" }}, {{ nkey: {PUBLIC_KEY} }} ]");
+    let (with_users, with_token) = (server_with(&users), server_with("token: \"s3cr,t\""));
+    for (server, in_url, login) in [
+        (&with_users, "a:p%40ss%2F%2C%C3%A9@", NatsLogin::Anonymous),
+        (&with_users, "", password()),
+        (&with_users, "", nkey()),
+        (&with_token, "s3cr%2Ct@", NatsLogin::Anonymous),
+        (&with_token, "", token()),
+    ] {
+        log_in(server, in_url, login.clone()).await.unwrap_or_else(|error| panic!("{in_url} {login}: {error}"));
+    }
+    // Refused by the broker, or before it is asked.
+    let rubbish = || NatsLogin::Nkey(file("rubbish", "s3cret"));
+    for (server, in_url, login, said) in [
+        (&with_users, "a:s3cret@", NatsLogin::Anonymous, "does not let the user of --nats-url in"),
+        (&with_token, "s3cret@", NatsLogin::Anonymous, "does not let the token of --nats-url in"),
+        (&with_users, "a:s3cret@", password(), "user 'a' is given, and the user of --nats-url; expected one of them"),
+        (&with_token, "s3cret@", token(), "is given, and the token of --nats-url; expected one of them"),
+        (&with_users, "s3cret@", nkey(), "is given, and the token of --nats-url; expected one of them"),
+        (&with_users, "", rubbish(), "cannot be used: expected a line with a user's seed (SU...)"),
+        (&with_users, "a:1/s3cret@", NatsLogin::Anonymous, "goes on after the host and port"),
+    ] {
+        let error = log_in(server, in_url, login).await.unwrap_err();
+        assert!(matches!(error, BusError::Refused { .. }), "{error:?}");
+        let text = format!("{error} {error:?}");
+        assert!(text.contains(said) && !text.contains("s3cret"), "expected {said:?} in: {text}");
+    }
+}
+
+/// A stream that another application made, or an auditor.
+async fn foreign_stream(server: &NatsServer, subjects: &[&str]) {
+    let jetstream = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    let subjects = subjects.iter().map(|subject| subject.to_string()).collect();
+    let config = stream::Config { name: "AUDIT".to_owned(), subjects, ..Default::default() };
+    jetstream.create_stream(config).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stream_with_our_subjects_is_named() {
+    let server = NatsServer::start();
+    foreign_stream(&server, &["trireme.>"]).await;
+    let error = within("a refusal", Nats::connect(&at(&server.url()))).await.map(drop).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, BusError::Refused { .. }), "{error:?}");
+    assert!(text.contains("subjects overlap with stream AUDIT; take 'trireme."), "{text}");
+}
+
+/// The broker acknowledges each question to its inbox, because the stream stores it.
+#[tokio::test]
+async fn no_acknowledgement_of_a_stream_is_an_answer() {
+    let server = NatsServer::start();
+    foreign_stream(&server, &["trireme.control.>", "trireme.streams.>", "trireme.reply.>"]).await;
+    let (gateway, stage, model) = (connect(&server).await, connect_stage(&server).await, model("audited"));
+    within("a queue", stage.declare_queue(&model, &options())).await.unwrap();
+
+    let mut questions = stage.listen("audited").await.unwrap();
+    let mut answers = gateway.ask("audited", "?".into()).await.unwrap();
+    let question = within("the question", questions.recv()).await.unwrap();
+    question.answer("!".into()).await.unwrap();
+    assert_eq!(within("the answer", answers.recv()).await.unwrap(), "!");
+
+    let request = message(&model, 1);
+    let inbox = gateway.open_inbox(&request.gateway).await.unwrap();
+    let mut replies = inbox.expect(&request);
+    gateway.publish(&request).await.unwrap();
+    let mut puller = stage.pull(&model).await.unwrap();
+    let mut delivery = take(&mut puller, "the request").await;
+    let reply = request.reply(Ok(Output::default()));
+    stage.reply(reply.clone(), Some(&mut delivery.acker)).await.unwrap();
+    assert_eq!(within("the reply", replies.next()).await.request_id, reply.request_id);
+}
