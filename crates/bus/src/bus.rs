@@ -11,6 +11,7 @@ use trireme_inference::ModelKey;
 
 use crate::delivery::{Acker, Delivery};
 use crate::error::BusError;
+use crate::fault::BusFault;
 use crate::inbox::Inbox;
 use crate::message::{Reply, WorkMessage};
 use crate::options::QueueOptions;
@@ -168,6 +169,9 @@ pub trait Bus: Send + Sync + 'static {
 
     /// Whether the bus can be reached: the present state and its changes.
     fn connection(&self) -> watch::Receiver<Connection>;
+
+    /// What keeps the bus from taking work, if anything does: the present state and its changes.
+    fn fault(&self) -> watch::Receiver<Option<BusFault>>;
 
     /// Sends buffered messages and closes the connection. No call works afterwards.
     async fn close(&self);

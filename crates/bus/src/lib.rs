@@ -29,6 +29,7 @@ pub mod dead;
 mod delivery;
 mod envelope;
 mod error;
+mod fault;
 mod in_process;
 mod inbox;
 mod message;
@@ -53,6 +54,7 @@ pub use envelope::{
     CONTRACT_VERSION, EnvelopeError, ReplyHeaders, WorkHeaders, decode_reply, decode_work, encode_reply, encode_work,
 };
 pub use error::{BusError, QUEUE_FULL};
+pub use fault::{BusFault, FaultKind};
 pub use in_process::InProcess;
 pub use inbox::{Inbox, PendingReplies};
 pub use message::{AnswerForm, Output, Part, Reply, SequenceStates, WorkMessage, original_id};

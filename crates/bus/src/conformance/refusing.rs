@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use trireme_inference::ModelKey;
 
 use crate::{
-    Acker, Bucket, Bus, BusError, Change, Connection, DeadLetter, Entry, InProcess, Inbox, Puller, Question,
+    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, DeadLetter, Entry, InProcess, Inbox, Puller, Question,
     QueueOptions, QueueStatus, Queued, Reply, WorkMessage,
 };
 
@@ -183,6 +183,10 @@ impl Bus for Refusing {
 
     fn connection(&self) -> watch::Receiver<Connection> {
         self.bus.connection()
+    }
+
+    fn fault(&self) -> watch::Receiver<Option<BusFault>> {
+        self.bus.fault()
     }
 
     async fn close(&self) {

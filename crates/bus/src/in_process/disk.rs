@@ -7,14 +7,14 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use redb::{Database, ReadableDatabase, ReadableTable, Table, TableDefinition};
 use tokio::sync::{mpsc, oneshot, watch};
 use trireme_inference::UnixMicros;
 
-use crate::{Bucket, BusError, Change, Entry};
+use crate::{Bucket, BusError, BusFault, Change, Entry, FaultKind};
 
 /// The name of the file in its directory.
 const FILE: &str = "jobs.redb";
@@ -89,7 +89,8 @@ fn failed(error: impl std::fmt::Display) -> BusError {
 
 impl Disk {
     /// Opens the file in `directory`, which is created if it is missing. Another process must not have it open.
-    pub fn open(directory: &Path) -> Result<Disk, BusError> {
+    /// While it cannot be written, `fault` says so.
+    pub fn open(directory: &Path, fault: watch::Sender<Option<BusFault>>) -> Result<Disk, BusError> {
         std::fs::create_dir_all(directory).map_err(failed)?;
         let path = directory.join(FILE);
         let database = Database::builder()
@@ -110,7 +111,7 @@ impl Disk {
         let (writes, waiting) = mpsc::channel(WRITES);
         let (own, told) = (database.clone(), last.clone());
         let writer = std::thread::Builder::new().name("jobs-disk".to_owned()).spawn(move || {
-            write_all(&own, waiting, &told);
+            write_all(&own, waiting, &told, &fault);
         });
         let writer = Some(writer.map_err(failed)?);
         let disk = Disk(Arc::new(Shared { database, writes: Some(writes), writer, last }));
@@ -310,7 +311,12 @@ impl Drop for Shared {
 }
 
 /// Writes until all senders are gone: everything that waits goes into one transaction.
-fn write_all(database: &Database, mut waiting: mpsc::Receiver<Write>, last: &watch::Sender<u64>) {
+fn write_all(
+    database: &Database,
+    mut waiting: mpsc::Receiver<Write>,
+    last: &watch::Sender<u64>,
+    fault: &watch::Sender<Option<BusFault>>,
+) {
     let mut together = Vec::new();
     while let Some(first) = waiting.blocking_recv() {
         together.push(first);
@@ -320,6 +326,7 @@ fn write_all(database: &Database, mut waiting: mpsc::Receiver<Write>, last: &wat
             together.push(next);
         }
         let written = transact(database, &together);
+        note(fault, written.as_ref().err());
         if let Some(revision) = written.iter().flatten().filter_map(|result| result.as_ref().ok().copied()?).max() {
             last.send_replace(revision);
         }
@@ -329,6 +336,20 @@ fn write_all(database: &Database, mut waiting: mpsc::Receiver<Write>, last: &wat
             Err(error) => together.drain(..).for_each(|write| drop(write.done.send(Err(failed(&error))))),
         }
     }
+}
+
+/// Notes whether the last transaction was written.
+fn note(fault: &watch::Sender<Option<BusFault>>, error: Option<&BusError>) {
+    fault.send_if_modified(|now| {
+        let before = now.take();
+        *now = error.map(|error| BusFault {
+            kind: FaultKind::Disk,
+            stops_requests: false,
+            since: before.as_ref().map_or_else(Instant::now, |before| before.since),
+            reason: error.to_string(),
+        });
+        *now != before
+    });
 }
 
 /// Writes in one transaction. Each write has a result of its own; an error is one of all of them.
@@ -396,12 +417,12 @@ mod tests {
     #[tokio::test]
     async fn values_outlive_the_process_and_revisions_go_on() {
         let directory = tempfile::tempdir().unwrap();
-        let disk = Disk::open(directory.path()).unwrap();
+        let disk = Disk::open(directory.path(), watch::channel(None).0).unwrap();
         let first = disk.put(Bucket::Jobs, "a", TEXT, Some(0), None).await.unwrap();
         let gone = disk.put(Bucket::Jobs, "b", TEXT, None, None).await.unwrap();
         assert!(disk.delete(Bucket::Jobs, "b", Some(gone)).await.unwrap());
         drop(disk);
-        let disk = Disk::open(directory.path()).unwrap();
+        let disk = Disk::open(directory.path(), watch::channel(None).0).unwrap();
         assert_eq!(disk.get(Bucket::Jobs, "a").await.unwrap().unwrap().revision, first);
         assert_eq!(disk.get(Bucket::Jobs, "b").await.unwrap(), None);
         assert!(disk.put(Bucket::Jobs, "a", TEXT, Some(first), None).await.unwrap() > gone + 1);
@@ -412,7 +433,7 @@ mod tests {
     #[tokio::test]
     async fn a_watch_reads_values_and_changes_in_order() {
         let directory = tempfile::tempdir().unwrap();
-        let disk = Disk::open(directory.path()).unwrap();
+        let disk = Disk::open(directory.path(), watch::channel(None).0).unwrap();
         for number in 0..5 {
             disk.put(Bucket::Jobs, &format!("{number}"), TEXT, None, None).await.unwrap();
         }
@@ -435,7 +456,7 @@ mod tests {
     #[tokio::test]
     async fn writes_that_wait_share_a_transaction_and_keep_their_own_results() {
         let directory = tempfile::tempdir().unwrap();
-        let disk = Disk::open(directory.path()).unwrap();
+        let disk = Disk::open(directory.path(), watch::channel(None).0).unwrap();
         let puts = (0..300).map(|number| {
             let disk = disk.clone();
             // Every third one is for the same new key.
@@ -460,7 +481,7 @@ mod tests {
     #[tokio::test]
     async fn a_value_lapses_and_is_swept() {
         let directory = tempfile::tempdir().unwrap();
-        let disk = Disk::open(directory.path()).unwrap();
+        let disk = Disk::open(directory.path(), watch::channel(None).0).unwrap();
         disk.put(Bucket::Objects, "a.0", TEXT, None, Some(Duration::from_millis(1))).await.unwrap();
         disk.put(Bucket::Objects, "a.1", TEXT, None, Some(Duration::from_secs(60))).await.unwrap();
         tokio::time::sleep(Duration::from_millis(5)).await;

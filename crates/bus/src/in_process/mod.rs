@@ -25,7 +25,7 @@ use self::queue::Queue;
 use self::store::Stores;
 use crate::cancel::CANCEL;
 use crate::{
-    Acker, AnswerHandle, Bucket, Bus, BusError, Change, Connection, Entry, Inbox, Puller, Question, QueueOptions,
+    Acker, AnswerHandle, Bucket, Bus, BusError, BusFault, Change, Connection, Entry, Inbox, Puller, Question, QueueOptions,
     QueueStatus, Queued, Reply, WorkMessage,
 };
 
@@ -46,6 +46,7 @@ struct Shared {
     /// By topic, the listeners that take turns; the first one gets the next message.
     in_turn: Mutex<HashMap<String, VecDeque<mpsc::Sender<Question>>>>,
     connection: watch::Sender<Connection>,
+    fault: watch::Sender<Option<BusFault>>,
 }
 
 // === impl InProcess ===
@@ -60,16 +61,17 @@ impl Default for InProcess {
 impl InProcess {
     /// A bus with these settings. No other process has to write them.
     pub fn new(settings: &QueueOptions) -> InProcess {
-        InProcess::with(settings, None)
+        InProcess::with(settings, None, watch::channel(None).0)
     }
 
     /// The same with the stores of jobs in a file in `directory`, so that they outlive the process. No other process may
     /// use the directory at the same time.
     pub fn open(settings: &QueueOptions, directory: &Path) -> Result<InProcess, BusError> {
-        Ok(InProcess::with(settings, Some(Disk::open(directory)?)))
+        let fault = watch::channel(None).0;
+        Ok(InProcess::with(settings, Some(Disk::open(directory, fault.clone())?), fault))
     }
 
-    fn with(settings: &QueueOptions, disk: Option<Disk>) -> InProcess {
+    fn with(settings: &QueueOptions, disk: Option<Disk>, fault: watch::Sender<Option<BusFault>>) -> InProcess {
         let bus = InProcess(Arc::new(Shared {
             disk,
             queues: Mutex::default(),
@@ -78,6 +80,7 @@ impl InProcess {
             listeners: Mutex::default(),
             in_turn: Mutex::default(),
             connection: watch::channel(Connection::Up(1)).0,
+            fault,
         }));
         let written = (&bus as &dyn Bus).change_settings(settings).now_or_never();
         debug_assert!(matches!(written, Some(Ok(()))), "in process nothing waits, and nothing refuses");
@@ -271,6 +274,10 @@ impl Bus for InProcess {
 
     fn connection(&self) -> watch::Receiver<Connection> {
         self.0.connection.subscribe()
+    }
+
+    fn fault(&self) -> watch::Receiver<Option<BusFault>> {
+        self.0.fault.subscribe()
     }
 
     async fn close(&self) {}

@@ -15,7 +15,7 @@ use super::limits::{CLOSE_TIMEOUT, LONGEST, REQUEST_TIMEOUT, limited};
 use super::streams::Needed;
 use super::{bulk, puller, topics, work};
 use crate::{
-    Acker, Bucket, Bus, BusError, Change, Connection, Entry, Inbox, Puller, Question, QueueOptions, QueueStatus,
+    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, Entry, Inbox, Puller, Question, QueueOptions, QueueStatus,
     Queued, Reply, WorkMessage,
 };
 
@@ -136,6 +136,10 @@ impl Bus for Nats {
 
     fn connection(&self) -> watch::Receiver<Connection> {
         self.connection.clone()
+    }
+
+    fn fault(&self) -> watch::Receiver<Option<BusFault>> {
+        self.fault.clone()
     }
 
     async fn close(&self) {

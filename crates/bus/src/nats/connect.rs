@@ -143,11 +143,13 @@ impl Nats {
         let max_payload = client.max_payload();
         tracing::info!(url = %options.url, version, max_payload, "connected to NATS");
         let unheard = client.new_inbox();
+        let (faults, fault) = watch::channel(None);
         let nats = Nats {
             deliveries: Deliveries::open(client.clone()),
             client,
             jetstream,
             connection,
+            fault,
             refusals,
             unheard,
             makes_streams: options.deployment.is_some(),
@@ -167,6 +169,7 @@ impl Nats {
         }
         nats.set_clock().await;
         nats.follow_clock();
+        nats.follow_pulse(faults).await?;
         Ok(nats)
     }
 

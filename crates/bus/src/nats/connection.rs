@@ -15,7 +15,7 @@ use super::deliveries::Deliveries;
 use super::groups::Groups;
 use super::limits::taken;
 use super::reach::OutOfReach;
-use crate::{BusError, Connection, QueueOptions};
+use crate::{BusError, BusFault, Connection, QueueOptions};
 
 /// The bulk lanes that a gateway has made or tried to make. The request that holds a lane's lock is making the lane.
 pub type BulkLanes = HashMap<ModelKey, Arc<tokio::sync::Mutex<BulkLane>>>;
@@ -35,6 +35,8 @@ pub struct Nats {
     pub(super) client: async_nats::Client,
     pub(super) jetstream: jetstream::Context,
     pub(super) connection: watch::Receiver<Connection>,
+    /// What keeps the broker from taking work.
+    pub(super) fault: watch::Receiver<Option<BusFault>>,
     /// The text of the last action that the broker did not permit. The broker sends it apart from the answers to
     /// requests.
     pub(super) refusals: watch::Receiver<String>,

@@ -5,7 +5,7 @@
 //! share; [`connect`], with [`address`] and [`login`]; [`work`] (publish) and [`puller`]
 //! for queues, with [`bulk`] for their bulk lanes and [`ack`] for deliveries; [`replies`]; [`store`], with [`groups`] and [`batches`] for records
 //! that are written at the same time; [`topics`]; [`streams`] (creating streams) and
-//! [`buckets`] (their configurations); the broker's [`clock`]. Bodies that travel by claim are in [`claims`] and
+//! [`buckets`] (their configurations); the broker's [`clock`] and [`pulse`]. Bodies that travel by claim are in [`claims`] and
 //! [`fetch`], names on the wire in [`subjects`], headers in [`headers`], and the meaning of the broker's errors in
 //! [`errors`].
 
@@ -30,6 +30,7 @@ mod makers;
 mod open;
 mod puller;
 mod pulls;
+mod pulse;
 mod reach;
 mod replies;
 mod source;

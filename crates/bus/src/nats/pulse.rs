@@ -1,0 +1,265 @@
+//! Whether the broker takes work, as each process sees it.
+//!
+//! One gateway at a time writes a value to a stream on the broker's disk each second, and says on a topic how that went.
+//! Every process listens: a pulse that arrives shows that the broker is reached, that JetStream works, and whether its
+//! store takes writes. The gateway that has heard no pulse for a second makes the next one. A process that hears none
+//! for longer, because no gateway lives or one is of an older version, asks JetStream by itself. So the broker has one
+//! write each second and a message to each process, however many there are.
+
+use std::time::{Duration, Instant};
+
+use async_nats::jetstream::context::PublishError;
+use async_nats::{HeaderMap, header};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use super::connection::Nats;
+use super::errors::{chain, is_full, is_no_stream};
+use super::{buckets, topics};
+use crate::{Bucket, BusError, BusFault, Connection, FaultKind};
+
+/// The topic of pulses.
+const PULSE: &str = "pulse";
+
+/// The key that the gateway writes, in the store of settings.
+const KEY: &str = "pulse";
+
+/// Time between two pulses, and the most that a gateway adds, so that one of them is first.
+const PERIOD: Duration = Duration::from_secs(1);
+const JITTER: Duration = Duration::from_millis(250);
+
+/// A process that is no gateway asks JetStream by itself when it has heard no pulse for this long, and up to half of it.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// How long the broker may take to answer.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// A pulse.
+#[derive(Debug, Serialize, Deserialize)]
+struct Pulse {
+    /// What is wrong with the broker's store.
+    store: Option<StoreFault>,
+}
+
+/// A fault of the broker's store.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct StoreFault {
+    kind: FaultKind,
+    /// Whether queues are in that store.
+    stops_requests: bool,
+    /// How long it has lasted, in milliseconds.
+    for_ms: u64,
+    reason: String,
+}
+
+/// The part of JetStream's answer that is used here.
+#[derive(Deserialize)]
+struct Answer {
+    error: Option<ApiError>,
+}
+
+#[derive(Deserialize)]
+struct ApiError {
+    code: u16,
+    #[serde(default)]
+    description: String,
+}
+
+/// What this process knows of the broker.
+struct Watched {
+    fault: watch::Sender<Option<BusFault>>,
+    /// The last sign that the broker is reached.
+    proved: Instant,
+}
+
+// === impl Nats ===
+
+impl Nats {
+    /// Makes and hears pulses for as long as the connection is open, and keeps `fault`.
+    pub(super) async fn follow_pulse(&self, fault: watch::Sender<Option<BusFault>>) -> Result<(), BusError> {
+        let mut heard = topics::listen(self, PULSE, false).await?;
+        let nats = self.clone();
+        crate::spawn("nats pulse", async move {
+            let mut connection = nats.connection.clone();
+            let mut watched = Watched { fault, proved: Instant::now() };
+            let mut due = Instant::now() + nats.pause();
+            while !nats.is_closed() {
+                tokio::select! {
+                    pulse = heard.recv() => {
+                        let Some(pulse) = pulse else { return };
+                        watched.hear(&pulse.body);
+                        due = Instant::now() + nats.pause();
+                    }
+                    Ok(()) = connection.changed() => match *connection.borrow_and_update() {
+                        Connection::Down => watched.lost("the connection is lost"),
+                        Connection::Up(_) => due = Instant::now() + JITTER.mul_f64(fastrand::f64()),
+                    },
+                    () = tokio::time::sleep_until(due.into()) => {
+                        if nats.is_down() {
+                            watched.lost("the connection is lost");
+                        } else {
+                            match nats.beat(&watched).await {
+                                Ok(store) => watched.found(store),
+                                Err(reason) => watched.lost(&reason),
+                            }
+                        }
+                        let is_faulty = watched.fault.borrow().is_some();
+                        due = Instant::now() + if is_faulty { PERIOD } else { nats.pause() };
+                    }
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// The time after a sign of life at which this process looks for itself.
+    fn pause(&self) -> Duration {
+        match self.makes_streams {
+            true => PERIOD + JITTER.mul_f64(fastrand::f64()),
+            false => SILENCE.mul_f64(1.0 + fastrand::f64() / 2.0),
+        }
+    }
+
+    /// Looks whether the broker takes work; a gateway also says so. Returns what is wrong with the broker's store. The
+    /// error says why the broker is not reached.
+    async fn beat(&self, watched: &Watched) -> Result<Option<StoreFault>, String> {
+        if !self.makes_streams {
+            return self.round_trip().await.map(|()| None);
+        }
+        let store = match tokio::time::timeout(LIMIT, self.write_pulse()).await {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) if is_full(&error) => Some((FaultKind::StoreFull, chain(&error))),
+            // The stream was lost, and is made again by those who follow the settings.
+            Ok(Err(error)) if is_no_stream(&error) => {
+                self.round_trip().await?;
+                None
+            }
+            Ok(Err(error)) => {
+                self.round_trip().await?;
+                Some((FaultKind::StoreSilent, chain(&error)))
+            }
+            Err(_) => {
+                self.round_trip().await?;
+                Some((FaultKind::StoreSilent, format!("a write was not confirmed within {} s", LIMIT.as_secs())))
+            }
+        };
+        let stops_requests = self.settings.lock().as_ref().is_some_and(|settings| settings.file_storage);
+        let store = store.map(|(kind, reason)| {
+            let for_ms = u64::try_from(watched.lasts(kind).as_millis()).unwrap_or(u64::MAX);
+            StoreFault { kind, stops_requests, for_ms, reason }
+        });
+        let pulse = serde_json::to_vec(&Pulse { store: store.clone() }).expect("words and numbers become JSON");
+        if let Err(error) = topics::say(self, PULSE, pulse.into()).await {
+            tracing::debug!(%error, "a pulse could not be sent");
+        }
+        Ok(store)
+    }
+
+    async fn write_pulse(&self) -> Result<(), PublishError> {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::NATS_EXPECTED_STREAM, buckets::stream(Bucket::Settings));
+        let subject = buckets::subject(Bucket::Settings, KEY);
+        self.jetstream.publish_with_headers(subject, headers, Bytes::new()).await?.await.map(drop)
+    }
+
+    /// Whether JetStream answers. A cluster without a leader does not, or says so.
+    async fn round_trip(&self) -> Result<(), String> {
+        let subject = format!("$JS.API.STREAM.INFO.{}", buckets::stream(Bucket::Settings));
+        let answer = match tokio::time::timeout(LIMIT, self.client.request(subject, Bytes::new())).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => return Err(format!("JetStream does not answer: {}", chain(&error))),
+            Err(_) => return Err(format!("JetStream did not answer within {} s", LIMIT.as_secs())),
+        };
+        match serde_json::from_slice(&answer.payload) {
+            Ok(Answer { error: Some(ApiError { code: 500.., description }) }) => Err(description),
+            // That a stream does not exist is an answer, too.
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!("JetStream's answer cannot be read: {error}")),
+        }
+    }
+}
+
+// === impl Watched ===
+
+impl Watched {
+    fn hear(&mut self, body: &[u8]) {
+        match serde_json::from_slice::<Pulse>(body) {
+            Ok(Pulse { store }) => self.found(store),
+            Err(error) => tracing::debug!(%error, "ignored a pulse that cannot be read"),
+        }
+    }
+
+    /// The broker is reached, and its store is like this.
+    fn found(&mut self, store: Option<StoreFault>) {
+        self.proved = Instant::now();
+        self.set(store.map(|StoreFault { kind, stops_requests, for_ms, reason }| BusFault {
+            kind,
+            stops_requests,
+            since: self.proved.checked_sub(Duration::from_millis(for_ms)).unwrap_or(self.proved),
+            reason,
+        }));
+    }
+
+    /// The broker is not reached.
+    fn lost(&mut self, reason: &str) {
+        let (kind, since) = (FaultKind::Unreachable, self.proved);
+        self.set(Some(BusFault { kind, stops_requests: true, since, reason: reason.to_owned() }));
+    }
+
+    /// How long a fault of this kind has lasted.
+    fn lasts(&self, kind: FaultKind) -> Duration {
+        let fault = self.fault.borrow();
+        fault.as_ref().filter(|fault| fault.kind == kind).map_or(Duration::ZERO, |fault| fault.since.elapsed())
+    }
+
+    fn set(&mut self, fault: Option<BusFault>) {
+        let kind = |fault: &Option<BusFault>| fault.as_ref().map(|fault| fault.kind);
+        let before = kind(&self.fault.borrow());
+        match &fault {
+            Some(fault) if before != Some(fault.kind) => tracing::warn!("{fault}"),
+            None if before.is_some() => tracing::info!("the broker takes work again"),
+            Some(_) | None => {}
+        }
+        self.fault.send_if_modified(|now| {
+            let is_news = *now != fault;
+            *now = fault;
+            is_news
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watched() -> Watched {
+        Watched { fault: watch::channel(None).0, proved: Instant::now() }
+    }
+
+    #[test]
+    fn a_fault_lasts_from_the_last_sign_of_life_on() {
+        let mut watched = watched();
+        watched.proved = Instant::now().checked_sub(Duration::from_secs(7)).expect("the clock is older");
+        watched.lost("the connection is lost");
+        assert!(watched.fault.borrow().as_ref().is_some_and(BusFault::is_grave));
+        watched.hear(br#"{"store": null}"#);
+        assert_eq!(*watched.fault.borrow(), None);
+    }
+
+    #[test]
+    fn others_learn_of_a_full_store_from_the_pulse() {
+        let mut watched = watched();
+        let pulse = |stops: bool| {
+            format!(r#"{{"store": {{"kind": "store_full", "stops_requests": {stops}, "for_ms": 9000, "reason": "insufficient resources"}}}}"#)
+        };
+        watched.hear(pulse(false).as_bytes());
+        assert!(watched.fault.borrow().as_ref().is_some_and(|fault| !fault.is_grave()));
+        watched.hear(pulse(true).as_bytes());
+        assert!(watched.fault.borrow().as_ref().is_some_and(BusFault::is_grave));
+        assert!(watched.lasts(FaultKind::StoreFull) >= Duration::from_secs(9));
+        assert_eq!(watched.lasts(FaultKind::StoreSilent), Duration::ZERO);
+        watched.hear(b"rubbish");
+        assert!(watched.fault.borrow().is_some());
+    }
+}
