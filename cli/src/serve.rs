@@ -13,7 +13,7 @@ use trireme_gateway::{Embedder, Gateway, GatewayArgs, ModelOptions, TritonFlags}
 use trireme_model::OnnxRuntimeArgs;
 use trireme_python::PythonArgs;
 use trireme_runtime::service::{self, AdminArgs, QueueArgs, WorkerArgs};
-use trireme_runtime::{Worker, WorkerOptions, faults};
+use trireme_runtime::{Health, Worker, WorkerOptions, faults};
 use trireme_telemetry::TelemetryArgs;
 
 use crate::stages::{Stage, StageOptions, backends};
@@ -52,6 +52,8 @@ pub struct ServeArgs {
 pub struct Server {
     gateway: Gateway,
     worker: Worker,
+    /// Whether this process takes work: its models are loaded.
+    health: Health,
     exit_timeout: Duration,
     exit_on_error: bool,
 }
@@ -110,9 +112,11 @@ impl Server {
         let exit_timeout = args.worker.exit_timeout();
         let gateway =
             Gateway::start(bus.clone(), options.statistics.clone(), models, &args.gateway, exit_timeout).await?;
-        args.admin.listen(gateway.readiness(), &options.statistics)?;
+        let health = Health::default();
+        health.follow(bus.as_ref());
+        args.admin.listen(&health, &options.statistics)?;
         let worker = Worker::open(bus, &backends, &options).await?;
-        Ok(Server { gateway, worker, exit_timeout, exit_on_error })
+        Ok(Server { gateway, worker, health, exit_timeout, exit_on_error })
     }
 
     /// Loads the models. If some fail and the process shall not end, the others are served.
@@ -126,6 +130,7 @@ impl Server {
             }
             Ok(()) => {}
         }
+        self.health.set_ready();
         Ok(())
     }
 
@@ -142,6 +147,7 @@ impl Server {
     /// Finishes the requests in progress.
     pub async fn drain(self) {
         tracing::info!("draining");
+        self.health.set_stopping();
         self.gateway.drain().await;
         service::report_drained(self.worker.drain(self.exit_timeout).await);
     }

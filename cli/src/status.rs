@@ -90,6 +90,12 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
     let own = text(&now["name"]);
     let name = if USUAL_NAMES.contains(&own) { String::new() } else { format!(" '{}'", style::harmless(own)) };
     let _ = writeln!(out, "{product} {}{name} is {ready}\n", text(&now["version"]));
+    for problem in list(&now["problems"]) {
+        let _ = writeln!(out, "  {}", paint(text(problem), Style::Bad, colours));
+    }
+    if list(&now["problems"]).next().is_some() {
+        out.push('\n');
+    }
     let lines: Vec<_> = list(&now["gateways"]).map(gateway).collect();
     table(&mut out, &["gateway", ">up", ">in flight"], &lines, colours);
     out.push('\n');
@@ -139,7 +145,9 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
                 paint(&steps.join(" → "), Style::Plain, colours)
             );
         }
-        if let Some(reason) = model["reason"].as_str() {
+        let name = format!("'{}'", text(&model["name"]));
+        let is_said = list(&now["problems"]).any(|problem| text(problem).contains(&name));
+        if let Some(reason) = model["reason"].as_str().filter(|_| !is_said) {
             let _ = write!(
                 out,
                 "\n  {}: {}",
@@ -329,6 +337,17 @@ mod tests {
         let mut document = document(10.0, 1);
         document["gateways"][0]["clock_offset_seconds"] = json!(7200.0);
         assert!(render(&document, None, false).contains("the clock of g is 2 h behind the broker's"));
+    }
+
+    #[test]
+    fn problems_are_said_once() {
+        let mut document = document(10.0, 1);
+        let problem = "no live worker for step 1 (tokenizer) of model 'e'";
+        document["problems"] = json!(["the broker cannot be reached, since 12 s: the connection is lost", problem]);
+        document["models"][1]["name"] = json!("e");
+        let shown = render(&document, None, false);
+        assert!(shown.contains("the broker cannot be reached, since 12 s") && shown.contains(problem), "{shown}");
+        assert!(!shown.contains("no worker serves it"), "{shown}");
     }
 
     #[test]

@@ -24,8 +24,9 @@ BULK_LEVEL = 10000
 # Ops with which a chain of backend `postprocess` has to begin for the model service to host it.
 REDUCTIONS = ["pool", "argmax", "top_k", "slice", "splade", "sparse"]
 
-# Streams on the broker's disk: settings, models loaded by request, dead letters, durable work and its bytes.
-ON_DISK = ["KV_trireme_settings", "KV_trireme_models", "trireme_dead", "trireme_jobs", "trireme_objects"]
+# Streams on the broker's disk: settings, models loaded by request, dead letters, durable work and its bytes, and the stream
+# that shows whether the disk takes writes.
+ON_DISK = ["KV_trireme_settings", "KV_trireme_models", "trireme_dead", "trireme_jobs", "trireme_objects", "trireme_pulse"]
 # Streams in its memory: registry, attempts, states of sequences, and bodies too large for a message.
 IN_MEMORY = ["KV_trireme_registry", "trireme_attempts", "trireme_sequences", "trireme_claims"]
 
@@ -55,7 +56,7 @@ SETTINGS = ["$JS.API.DIRECT.GET.KV_trireme_settings.$KV.trireme_settings.*"]
 
 # Topics on which stages send, and those that they listen to.
 SAID = [f"trireme.control.{topic}" for topic in ("heartbeat", "statistics_told")]
-HEARD = [f"trireme.control.{topic}" for topic in ("cancel", "announce", "models", "statistics", "tap", "logging", "bulk.*.*")]
+HEARD = [f"trireme.control.{topic}" for topic in ("cancel", "announce", "models", "statistics", "tap", "logging", "pulse", "bulk.*.*")]
 
 # The code of models in Python may send requests to other models: gateways run them and answer to the stage's inbox.
 CALLERS = ["python"]
@@ -226,7 +227,7 @@ def gateway(stages):
         store = f"KV_trireme_{name}"
         stores += [f"$KV.trireme_{name}.>", f"$JS.API.DIRECT.GET.{store}.>", *followed(store)[1:]]
     stores += ["$JS.API.STREAM.PURGE.KV_trireme_models"]
-    ours = ["trireme.work.>", "trireme.control.>", "$JS.API.INFO", "$JS.API.STREAM.NAMES"]
+    ours = ["trireme.work.>", "trireme.control.>", "trireme.pulse", "$JS.API.INFO", "$JS.API.STREAM.NAMES"]
     # An answer in parts may have more messages than `allow_responses` covers.
     ours += [INBOX.format(stage) for stage in CALLERS]
     denied = [f"$JS.API.STREAM.MSG.DELETE.{name}" for name in kept] + [f"$JS.API.STREAM.DELETE.{name}" for name in ON_DISK]

@@ -37,6 +37,8 @@ pub enum FailureReason {
     Backend,
     /// Anything else.
     Other,
+    /// The broker was not reached, or took no work. Triton has no such reason.
+    Broker,
 }
 
 /// Why a worker dropped a request for which no client waits.
@@ -86,7 +88,7 @@ pub struct Counters {
     /// Requests that failed.
     pub fail: Timed,
     /// Failed requests by reason, in the order of [`FailureReason::ALL`].
-    pub failures: [u64; 4],
+    pub failures: [u64; 5],
     /// Answers found in a cache.
     pub cache_hit: Latencies,
     /// Answers not found in a cache.
@@ -173,11 +175,12 @@ impl From<&Latencies> for Timed {
 
 impl FailureReason {
     /// All reasons with their labels.
-    pub const ALL: [(FailureReason, &'static str); 4] = [
+    pub const ALL: [(FailureReason, &'static str); 5] = [
         (FailureReason::Rejected, "REJECTED"),
         (FailureReason::Canceled, "CANCELED"),
         (FailureReason::Backend, "BACKEND"),
         (FailureReason::Other, "OTHER"),
+        (FailureReason::Broker, "BROKER"),
     ];
 }
 

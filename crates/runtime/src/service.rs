@@ -137,14 +137,14 @@ pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backen
         let shutdown = shutdown_signal()?;
         let Some(options) = or_shutdown(&shutdown, args.worker.options(service)).await? else { return Ok(()) };
         let options = WorkerOptions { cache: args.cache.cache_config, ..options };
-        let ready = health.clone();
-        args.admin.listen(move || ready.is_ready(), &options.statistics)?;
+        args.admin.listen(&health, &options.statistics)?;
         let Some(bus) = or_shutdown(&shutdown, args.nats.connect(service, &options.name)).await? else { return Ok(()) };
+        health.follow(bus.as_ref());
         let opening = Worker::open(bus.clone(), backends, &options);
         let Some(worker) = or_shutdown(&shutdown, opening).await? else { return Ok(()) };
         let serving = async {
             worker.load().await?;
-            health.set_ready(true);
+            health.set_ready();
             tracing::info!(worker = options.name, models = list(&worker.models()), "ready");
             std::future::pending().await
         };
@@ -153,7 +153,7 @@ pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backen
             outcome = serving => outcome,
             outcome = until_shutdown(&shutdown, &worker) => outcome,
         };
-        health.set_ready(false);
+        health.set_stopping();
         tracing::info!("draining");
         let unfinished = worker.drain(args.worker.exit_timeout()).await;
         bus.close().await;

@@ -805,8 +805,8 @@ async fn what_happens_is_counted_before_it_is_answered() {
     let found = counters("a");
     assert_eq!(
         found.failures,
-        [0, 0, 2, 1],
-        "rejected, cancelled, by the backend (each once, whatever was tried), other"
+        [0, 0, 2, 1, 0],
+        "rejected, cancelled, by the backend (each once, whatever was tried), other, without a broker"
     );
     assert_eq!((found.redeliveries, found.dead_letters, found.request.count), (2, 1, 3));
 

@@ -112,6 +112,7 @@ metrics! {
     ProcessStart = "process_start_time_seconds" Gauge "Start time of the process since unix epoch in seconds.";
     ProcessTasks = "trireme_process_tasks" Gauge "Asynchronous tasks that live in this process";
     ClockOffset = "trireme_clock_offset_seconds" Gauge "How far this host's clock is behind the broker's, which requests go by; negative where it is ahead";
+    BusFault = "trireme_bus_fault_seconds" Gauge "For how long the bus has not taken this process's work, by reason: unreachable (the broker does not answer), store_full or store_silent (its disk takes no writes), disk (--data-dir); 0 where it does";
 }
 
 /// Names and values of a sample's labels.

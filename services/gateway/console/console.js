@@ -131,7 +131,10 @@ function state(text, kind) {
 
 function show(now) {
   const unready = now.models.filter((model) => !model.ready).length;
-  if (now.models.length === 0) state(NO_MODELS, now.ready ? "" : "bad");
+  const [problem, ...others] = now.problems;
+  const more = others.length ? ` (and ${others.length} more)` : "";
+  if (problem) state(`${now.ready ? "ready" : "not ready"}: ${problem}${more}`, "bad");
+  else if (now.models.length === 0) state(NO_MODELS, now.ready ? "" : "bad");
   else if (now.ready) state("ready", "good");
   else state(unready ? `not ready: ${unready} of ${now.models.length} models are missing` : "not ready", "bad");
   set(find("version"), "textContent", now.version);

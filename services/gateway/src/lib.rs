@@ -240,7 +240,13 @@ impl Gateway {
             let collector = Collector::open(bus.clone(), statistics.clone(), registry.clone(), &tasks).await?;
             follow_log_levels(bus.as_ref(), statistics.process(), &tasks).await?;
             let health = Health::default();
-            health.set_ready(true);
+            health.follow(bus.as_ref());
+            // Before that it would refuse requests for models that are served.
+            let (started, known) = (health.clone(), registry.clone());
+            tasks.spawn("registry read", async move {
+                known.until_read().await;
+                started.set_ready();
+            });
             let default_timeout = Duration::from_millis(args.default_timeout_ms);
             let dispatcher = Arc::new(dispatcher);
             let observed = Arc::downgrade(&dispatcher);
@@ -296,10 +302,9 @@ impl Gateway {
         self.handlers.registry.until_ready(timeout).await
     }
 
-    /// Whether it takes requests for every known model, as `/v2/health/ready` says it. Can be asked for as long as one likes.
-    pub fn readiness(&self) -> impl Fn() -> bool + Clone + Send + Sync + 'static {
-        let handlers = self.handlers.clone();
-        move || handlers.server_ready().unwrap_or(false)
+    /// Whether it takes requests, whichever models are ready.
+    pub fn health(&self) -> &Health {
+        &self.handlers.health
     }
 
     /// Embeds texts for this process itself, with or without listeners.
@@ -319,7 +324,7 @@ impl Gateway {
     /// timeout and [`LAST_WORDS`] at its end, whether or not the bus can be reached.
     pub fn drain(self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
-            self.handlers.health.set_ready(false);
+            self.handlers.health.set_stopping();
             self.stop.cancel();
             // Listeners cut off requests that last longer, so little is left to do then.
             let served = tokio::time::timeout(self.exit_timeout + LAST_WORDS, self.serving.join());
@@ -366,7 +371,7 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
         let exit_timeout = Duration::from_secs(args.exit_timeout_secs);
         let statistics = Statistics::new(name);
         let gateway = Gateway::start(bus.clone(), statistics.clone(), models, &args.gateway, exit_timeout).await?;
-        args.admin.listen(gateway.readiness(), &statistics)?;
+        args.admin.listen(gateway.health(), &statistics)?;
         let outcome = tokio::select! {
             () = shutdown.cancelled() => Ok(()),
             task = gateway.failed() => Err(anyhow::anyhow!("task '{task}' died")),

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use trireme_e2e::chaos::Proxy;
+use trireme_e2e::chaos::{Proxy, SmallDisk};
 use trireme_e2e::{
-    Mode, ModelFolder, Request, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load, wait_until,
+    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load, wait_until,
 };
 use trireme_testkit::{NatsServer, assert_close};
 
@@ -30,6 +30,36 @@ fn assert_embeds(sandbox: &Sandbox, number: usize) {
     assert_close(&response.numbers("embedding"), &golden[number % golden.len()].embedding, 1e-5);
 }
 
+/// Arguments of a process with an admin listener.
+const ADMIN: [&str; 2] = ["--admin-address", "127.0.0.1:0"];
+
+/// What a process says of itself at `/readyz`: the status, and a line.
+fn readyz(process: &Process) -> (u16, String) {
+    let listening = process.events().into_iter().find(|event| event["message"] == "admin listener");
+    let address = listening.and_then(|event| event["address"].as_str()?.parse().ok());
+    let address = address.unwrap_or_else(|| panic!("{} has no admin listener", process.name()));
+    let answer = Request::get("/readyz").send(address).expect("the admin listener answers");
+    (answer.status, answer.text().trim_end().to_owned())
+}
+
+/// Waits until every process says this of itself; the line begins with `words`.
+#[track_caller]
+fn wait_readyz(sandbox: &Sandbox, status: u16, words: &str) {
+    for process in sandbox.processes() {
+        let mut last = (0, String::new());
+        wait_until(&format!("{} says {status} {words}", process.name()), LAPSE_LIMIT, || {
+            last = readyz(process);
+            (last.0 == status && last.1.starts_with(words)).then_some(())
+        });
+    }
+}
+
+fn problems(sandbox: &Sandbox) -> Vec<String> {
+    let status = sandbox.get("/v2/trireme/status").json();
+    let problems = status["problems"].as_array().expect("the status has problems");
+    problems.iter().map(|problem| problem.as_str().expect("a sentence").to_owned()).collect()
+}
+
 /// A sandbox of only model services, with these models.
 fn only_models(mode: Mode, models: &ModelFolder) -> Setup {
     Setup::new(mode).repository(models.path()).replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0)
@@ -39,8 +69,9 @@ fn only_models(mode: Mode, models: &ModelFolder) -> Setup {
 
 #[test]
 fn models_of_a_dead_worker_are_not_ready_until_another_comes() {
-    let mut sandbox = Sandbox::start(Mode::Services);
+    let mut sandbox = Setup::new(Mode::Services).gateway_arguments(&ADMIN).start();
     assert_embeds(&sandbox, 0);
+    assert_eq!(problems(&sandbox), [""; 0]);
     sandbox.worker(Stage::Model, 0).kill();
     // Its entries lapse one after the other, in the order in which they were written.
     for model in ["simple", "slow_identity", "tiny_encoder", "tiny_embedding"] {
@@ -48,6 +79,11 @@ fn models_of_a_dead_worker_are_not_ready_until_another_comes() {
     }
     assert_eq!(sandbox.get("/v2/health/ready").status, 400);
     assert_eq!(sandbox.model_ready("tiny_tokenizer"), 200, "others do not suffer");
+    assert_eq!(sandbox.infer("tiny_tokenizer", &text(0)).status, 200);
+    assert_eq!(readyz(&sandbox.gateway), (200, "ready".to_owned()), "the gateway still takes their requests");
+    let problem = problems(&sandbox).into_iter().find(|problem| problem.ends_with("of model 'tiny_embedding'"));
+    let problem = problem.expect("the ensemble is among the problems");
+    assert!(problem.starts_with("no live worker for step 2 (tiny_encoder)"), "{problem}");
     let readiness = sandbox.get("/v2/models/tiny_embedding/ready");
     assert_eq!((readiness.status, readiness.error().as_str()), (400, "Model version not ready"));
 
@@ -205,6 +241,82 @@ fn a_gateway_that_is_cut_off_delays_its_requests() {
     let proxy = Proxy::start(&nats.url());
     let sandbox = Setup::new(Mode::Services).gateway_through(proxy.url()).start_on(Some(nats));
     assert_outlived(&sandbox, || proxy.cut(), || proxy.mend());
+}
+
+/// Every process says that it misses the broker, until the broker is back. Requests end with an error that says so.
+fn everybody_misses_the_broker(leave: impl FnOnce(&mut NatsServer), come_back: impl FnOnce(&mut NatsServer)) {
+    let mut sandbox = Setup::new(Mode::Services).gateway_arguments(&ADMIN).worker_arguments(&ADMIN).start();
+    wait_readyz(&sandbox, 200, "ready");
+    let mut nats = sandbox.nats.take().expect("this mode has a broker");
+    leave(&mut nats);
+    let mut late = text(0);
+    late["parameters"] = json!({"timeout": 8_000_000});
+    let address = sandbox.address;
+    let late = std::thread::spawn(move || Request::infer("tiny_embedding", &late).send(address));
+    let impatient = Request::infer("tiny_embedding", &text(0)).start(address).expect("the gateway listens");
+
+    wait_readyz(&sandbox, 503, "not ready: the broker cannot be reached, since ");
+    drop(impatient);
+    assert!(!sandbox.is_ready());
+    assert_eq!(sandbox.model_ready("tiny_tokenizer"), 400);
+    assert_eq!(sandbox.get("/v2/health/live").status, 200);
+    let problem = problems(&sandbox).remove(0);
+    assert!(problem.starts_with("the broker cannot be reached, since "), "{problem}");
+    let late = late.join().expect("the request's thread does not panic").expect("an answer");
+    assert_eq!(late.status, 503, "{}", late.text());
+    assert!(late.error().contains("Request timeout expired: the broker cannot be reached"), "{}", late.error());
+
+    come_back(&mut nats);
+    sandbox.nats = Some(nats);
+    wait_readyz(&sandbox, 200, "ready");
+    wait_until("the server is ready", LAPSE_LIMIT, || sandbox.is_ready().then_some(()));
+    assert_embeds(&sandbox, 0);
+    assert_eq!(problems(&sandbox), [""; 0]);
+    let status = sandbox.get("/v2/trireme/status").json();
+    let models = status["models"].as_array().expect("the status has models");
+    let ensemble = models.iter().find(|model| model["name"] == "tiny_embedding").expect("the model is known");
+    let failures = &ensemble["counters"]["failures"];
+    assert_eq!((&failures["BROKER"], &failures["CANCELED"]), (&json!(2), &json!(0)), "{failures}");
+}
+
+#[test]
+fn a_broker_that_died_is_missed() {
+    everybody_misses_the_broker(NatsServer::kill, NatsServer::restart);
+}
+
+#[test]
+fn a_broker_that_stands_still_is_missed() {
+    everybody_misses_the_broker(|nats| nats.pause(), |nats| nats.resume());
+}
+
+/// A broker whose disk is full takes no durable work, and no requests if its queues are on the disk.
+#[test]
+fn a_full_disk_of_the_broker_is_said() {
+    let Some(disk) = SmallDisk::mount() else {
+        eprintln!("not run: no disk can be mounted here");
+        return;
+    };
+    for (storage, status, words) in [("memory", 200, "ready, but the broker"), ("file", 503, "not ready: the broker")] {
+        let nats = NatsServer::start_with_store(&disk.store().join(storage));
+        let setup = Setup::new(Mode::Services).gateway_arguments(&ADMIN).worker_arguments(&ADMIN);
+        let mut sandbox = setup.queue_arguments(&["--queue-storage", storage]).start_on(Some(nats));
+        wait_readyz(&sandbox, 200, "ready");
+        disk.fill();
+        wait_readyz(&sandbox, status, words);
+        let problem = problems(&sandbox).remove(0);
+        assert!(problem.contains("its disk"), "{problem}");
+        assert_eq!(sandbox.is_ready(), status == 200);
+        if status == 200 {
+            assert_embeds(&sandbox, 0);
+        }
+        disk.free();
+        // As an orchestrator does: this broker writes no more to a stream for which the disk was full.
+        sandbox.nats.as_mut().expect("this mode has a broker").restart();
+        wait_readyz(&sandbox, 200, "ready");
+        wait_until("no problem is left", LAPSE_LIMIT, || problems(&sandbox).is_empty().then_some(()));
+        wait_until("the server is ready", LAPSE_LIMIT, || sandbox.is_ready().then_some(()));
+        assert_embeds(&sandbox, 1);
+    }
 }
 
 /// Each worker has its own queue created again. A result for a queue that does not exist yet waits; its step is not

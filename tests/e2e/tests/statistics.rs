@@ -209,7 +209,7 @@ fn metrics_say_what_statistics_say(mode: Mode) {
         assert_eq!(value(&format!("nv_inference_request_duration_us{{{labels}}}")), stats("success") as f64);
         assert_eq!(value(&format!("nv_inference_queue_duration_us{{{labels}}}")), stats("queue") as f64);
         assert_eq!(value(&format!("nv_inference_pending_request_count{{{labels}}}")), 0.0);
-        for reason in ["REJECTED", "CANCELED", "BACKEND", "OTHER"] {
+        for reason in ["REJECTED", "CANCELED", "BACKEND", "OTHER", "BROKER"] {
             let failed = format!(r#"nv_inference_request_failure{{model="{model}",reason="{reason}",version="1"}}"#);
             assert_eq!(value(&failed), 0.0);
         }

@@ -25,8 +25,8 @@ use self::queue::Queue;
 use self::store::Stores;
 use crate::cancel::CANCEL;
 use crate::{
-    Acker, AnswerHandle, Bucket, Bus, BusError, BusFault, Change, Connection, Entry, Inbox, Puller, Question, QueueOptions,
-    QueueStatus, Queued, Reply, WorkMessage,
+    Acker, AnswerHandle, Bucket, Bus, BusError, BusFault, Change, Connection, Entry, Inbox, Puller, Question,
+    QueueOptions, QueueStatus, Queued, Reply, WorkMessage,
 };
 
 /// Messages on a topic that may wait for a slow listener before it misses some.

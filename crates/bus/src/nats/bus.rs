@@ -15,8 +15,8 @@ use super::limits::{CLOSE_TIMEOUT, LONGEST, REQUEST_TIMEOUT, limited};
 use super::streams::Needed;
 use super::{bulk, puller, topics, work};
 use crate::{
-    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, Entry, Inbox, Puller, Question, QueueOptions, QueueStatus,
-    Queued, Reply, WorkMessage,
+    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, Entry, Inbox, Puller, Question, QueueOptions,
+    QueueStatus, Queued, Reply, WorkMessage,
 };
 
 /// Approximate bytes of headers, route, parameters and ledger. If they take more, the body travels by claim.

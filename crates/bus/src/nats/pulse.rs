@@ -1,6 +1,8 @@
 //! Whether the broker takes work, as each process sees it.
 //!
-//! One gateway at a time writes a value to a stream on the broker's disk each second, and says on a topic how that went.
+//! One gateway at a time writes to a stream on the broker's disk each second, and says on a topic how that went. The stream
+//! is there for nothing else: a stream that was written to while the disk was full takes nothing until its broker starts
+//! again (nats-server 2.15).
 //! Every process listens: a pulse that arrives shows that the broker is reached, that JetStream works, and whether its
 //! store takes writes. The gateway that has heard no pulse for a second makes the next one. A process that hears none
 //! for longer, because no gateway lives or one is of an older version, asks JetStream by itself. So the broker has one
@@ -8,7 +10,8 @@
 
 use std::time::{Duration, Instant};
 
-use async_nats::jetstream::context::PublishError;
+use async_nats::jetstream::context::{PublishError, PublishErrorKind};
+use async_nats::jetstream::stream;
 use async_nats::{HeaderMap, header};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -22,8 +25,13 @@ use crate::{Bucket, BusError, BusFault, Connection, FaultKind};
 /// The topic of pulses.
 const PULSE: &str = "pulse";
 
-/// The key that the gateway writes, in the store of settings.
-const KEY: &str = "pulse";
+/// The stream that gateways write to, its subject, and the bytes that it may take.
+const STREAM: &str = "trireme_pulse";
+const SUBJECT: &str = "trireme.pulse";
+const STREAM_BYTES: i64 = 64 << 10;
+
+/// A page of a file system: a smaller write can succeed on a full disk.
+const WRITTEN: Bytes = Bytes::from_static(&[0; 4096]);
 
 /// Time between two pulses, and the most that a gateway adds, so that one of them is first.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -130,11 +138,6 @@ impl Nats {
         let store = match tokio::time::timeout(LIMIT, self.write_pulse()).await {
             Ok(Ok(())) => None,
             Ok(Err(error)) if is_full(&error) => Some((FaultKind::StoreFull, chain(&error))),
-            // The stream was lost, and is made again by those who follow the settings.
-            Ok(Err(error)) if is_no_stream(&error) => {
-                self.round_trip().await?;
-                None
-            }
             Ok(Err(error)) => {
                 self.round_trip().await?;
                 Some((FaultKind::StoreSilent, chain(&error)))
@@ -158,9 +161,29 @@ impl Nats {
 
     async fn write_pulse(&self) -> Result<(), PublishError> {
         let mut headers = HeaderMap::new();
-        headers.insert(header::NATS_EXPECTED_STREAM, buckets::stream(Bucket::Settings));
-        let subject = buckets::subject(Bucket::Settings, KEY);
-        self.jetstream.publish_with_headers(subject, headers, Bytes::new()).await?.await.map(drop)
+        headers.insert(header::NATS_EXPECTED_STREAM, STREAM);
+        let write = async || self.jetstream.publish_with_headers(SUBJECT, headers.clone(), WRITTEN).await?.await;
+        match write().await {
+            Err(error) if is_no_stream(&error) => {
+                let made = self.make_pulse_stream().await;
+                made.map_err(|error| PublishError::with_source(PublishErrorKind::Other, error))?;
+                write().await.map(drop)
+            }
+            written => written.map(drop),
+        }
+    }
+
+    async fn make_pulse_stream(&self) -> Result<(), BusError> {
+        let config = stream::Config {
+            name: STREAM.to_owned(),
+            description: Some("whether the disk takes writes".to_owned()),
+            subjects: vec![SUBJECT.to_owned()],
+            max_messages: 1,
+            max_bytes: STREAM_BYTES,
+            num_replicas: self.replicas(),
+            ..Default::default()
+        };
+        self.create_or_update("making the stream of pulses", &config, |_| Some(config.clone())).await.map(drop)
     }
 
     /// Whether JetStream answers. A cluster without a leader does not, or says so.
@@ -251,7 +274,9 @@ mod tests {
     fn others_learn_of_a_full_store_from_the_pulse() {
         let mut watched = watched();
         let pulse = |stops: bool| {
-            format!(r#"{{"store": {{"kind": "store_full", "stops_requests": {stops}, "for_ms": 9000, "reason": "insufficient resources"}}}}"#)
+            format!(
+                r#"{{"store": {{"kind": "store_full", "stops_requests": {stops}, "for_ms": 9000, "reason": "insufficient resources"}}}}"#
+            )
         };
         watched.hear(pulse(false).as_bytes());
         assert!(watched.fault.borrow().as_ref().is_some_and(|fault| !fault.is_grave()));

@@ -215,7 +215,7 @@ impl Nats {
     }
 
     /// Creates a stream, or updates the existing one to what `changed` makes of its configuration. Returns the existing stream.
-    async fn create_or_update(
+    pub(super) async fn create_or_update(
         &self,
         action: &'static str,
         config: &stream::Config,

@@ -4,11 +4,14 @@
 //! `GET /livez` is 200 while the process works. It is 503 when the async runtime has run none of its tasks for half a
 //! minute: such a process is stuck, and only a restart helps. The admin thread counts only the time in which it ran
 //! itself, so a process that was suspended as a whole does not count as stuck.
-//! `GET /readyz` is 200 while the process takes work and 503 otherwise. `GET /metrics` shows the process's counters.
+//! `GET /readyz` is 200 while the process takes work and 503 otherwise; its body says why, in a line. It is about the process
+//! and its way to the broker, not about models: a model that is missing must not take gateways away from the others.
+//! `GET /metrics` shows the process's counters.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -16,13 +19,27 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use axum::routing::get;
+use tokio::sync::watch;
+use trireme_bus::{Bus, BusFault};
 use trireme_telemetry::metrics::{self, Exposition};
 
 use super::statistics::{Statistics, export};
 
-/// Whether the process takes work. Clones share it.
+/// Whether the process takes work, and why not. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Health(Arc<AtomicBool>);
+pub struct Health(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// [`STARTING`], [`READY`] or [`STOPPING`].
+    phase: AtomicU8,
+    /// The fault of the bus, once there is a bus.
+    bus: OnceLock<watch::Receiver<Option<BusFault>>>,
+}
+
+const STARTING: u8 = 0;
+const READY: u8 = 1;
+const STOPPING: u8 = 2;
 
 /// Time between two beats of the async runtime.
 const BEAT: Duration = Duration::from_secs(1);
@@ -44,36 +61,66 @@ pub struct Admin {
 // === impl Health ===
 
 impl Health {
-    /// Sets whether the process takes work.
-    pub fn set_ready(&self, ready: bool) {
-        self.0.store(ready, Ordering::Release);
+    /// The process has started. It does nothing if the process is stopping.
+    pub fn set_ready(&self) {
+        let _ = self.0.phase.compare_exchange(STARTING, READY, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Whether the process takes work.
-    pub fn is_ready(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+    /// The process is stopping, and takes no more work.
+    pub fn set_stopping(&self) {
+        self.0.phase.store(STOPPING, Ordering::Release);
+    }
+
+    /// Whether the process is stopping.
+    pub fn is_stopping(&self) -> bool {
+        self.0.phase.load(Ordering::Acquire) == STOPPING
+    }
+
+    /// Takes the state of the bus into account from now on.
+    pub fn follow(&self, bus: &dyn Bus) {
+        let _ = self.0.bus.set(bus.fault());
+    }
+
+    /// The present fault of the bus, grave or not.
+    pub fn bus_fault(&self) -> Option<BusFault> {
+        self.0.bus.get().and_then(|fault| fault.borrow().clone())
+    }
+
+    /// Whether the process takes work. The error says why not.
+    pub fn check(&self) -> Result<(), String> {
+        match self.0.phase.load(Ordering::Acquire) {
+            STARTING => return Err("the process is starting".to_owned()),
+            STOPPING => return Err("the process is stopping".to_owned()),
+            _ => {}
+        }
+        match self.bus_fault() {
+            Some(fault) if fault.is_grave() => Err(fault.to_string()),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// The answer to `/readyz`.
+    fn answer(&self) -> (StatusCode, String) {
+        match self.check() {
+            Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {reason}\n")),
+            Ok(()) => match self.bus_fault() {
+                Some(fault) => (StatusCode::OK, format!("ready, but {fault}\n")),
+                None => (StatusCode::OK, "ready\n".to_owned()),
+            },
+        }
     }
 }
 
 // === impl Admin ===
 
 impl Admin {
-    /// Starts to listen. `/livez` watches the runtime that this is called in; `ready` says whether the process takes
+    /// Starts to listen. `/livez` watches the runtime that this is called in; `health` says whether the process takes
     /// work. Errors when the address cannot be bound.
-    pub fn start(
-        address: SocketAddr,
-        ready: impl Fn() -> bool + Clone + Send + Sync + 'static,
-        statistics: Statistics,
-    ) -> std::io::Result<Admin> {
-        Admin::beating(BEAT, address, ready, statistics)
+    pub fn start(address: SocketAddr, health: Health, statistics: Statistics) -> std::io::Result<Admin> {
+        Admin::beating(BEAT, address, health, statistics)
     }
 
-    fn beating(
-        every: Duration,
-        address: SocketAddr,
-        ready: impl Fn() -> bool + Clone + Send + Sync + 'static,
-        statistics: Statistics,
-    ) -> std::io::Result<Admin> {
+    fn beating(every: Duration, address: SocketAddr, health: Health, statistics: Statistics) -> std::io::Result<Admin> {
         let pulse = Pulse::default();
         // On the runtime that is watched, until that runtime ends.
         tokio::runtime::Handle::current().spawn(pulse.clone().beat(every));
@@ -85,7 +132,7 @@ impl Admin {
             let shown = pulse.clone();
             let routes = Router::new()
                 .route("/livez", get(async move || status(shown.is_there())))
-                .route("/readyz", get(async move || status(ready())))
+                .route("/readyz", get(async move || health.answer()))
                 .route("/metrics", get(async move || metrics(&statistics)));
             let served = runtime.block_on(async {
                 let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -169,7 +216,7 @@ mod tests {
             let _inside = runtime.enter();
             let statistics = Statistics::new("test");
             let every = Duration::from_millis(10);
-            Admin::beating(every, "127.0.0.1:0".parse().unwrap(), || true, statistics).unwrap().address
+            Admin::beating(every, "127.0.0.1:0".parse().unwrap(), Health::default(), statistics).unwrap().address
         };
         let (free, stuck) = mpsc::sync_channel::<()>(0);
         let working = std::thread::spawn(move || {

@@ -8,8 +8,8 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use trireme_bus::{
-    AnswerForm, Bus, BusError, Connection, First, Inbox, PendingReplies, Queued, Reply, WaitingRooms, WorkMessage,
-    queue_pause, room_pause,
+    AnswerForm, Bus, BusError, BusFault, Connection, First, Inbox, PendingReplies, Queued, Reply, WaitingRooms,
+    WorkMessage, queue_pause, room_pause,
 };
 use trireme_inference::{InferError, UnixMicros};
 use trireme_runtime::TaskSet;
@@ -22,6 +22,13 @@ use super::reconcile::{PATIENCE, PATIENCE_AFTER_LOSS, Reconciler, Search};
 /// Average pause before a message is published again that the bus did not confirm. The pause varies, so that waiting
 /// requests do not all hit a broker at the moment when it comes back.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long after the last sign of life of the bus a request still waits for it. It is longer than the restart of a broker, and
+/// shorter than most clients wait, so that they learn what is wrong.
+const OUTAGE_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The error of a request that was not answered by its deadline.
+const EXPIRED: &str = "Request timeout expired";
 
 /// Sends the messages of a gateway and expects their replies. Clones are the same.
 #[derive(Clone)]
@@ -42,6 +49,7 @@ pub struct Flight {
     message: WorkMessage,
     replies: PendingReplies,
     connection: watch::Receiver<Connection>,
+    fault: watch::Receiver<Option<BusFault>>,
     publishing: Publishing,
     /// The message's place in its queue.
     queued: Option<Queued>,
@@ -105,6 +113,7 @@ impl Outbox {
             reconciler: self.reconciler.clone(),
             replies: self.inbox.expect(&message),
             connection: self.bus.connection(),
+            fault: self.bus.fault(),
             publishing: Publishing::Due,
             queued: None,
             again: 0,
@@ -141,9 +150,13 @@ impl Flight {
         let remaining = self.message.deadline.remaining(UnixMicros::now()).unwrap_or_default();
         let reply = match tokio::time::timeout(remaining, self.reply()).await {
             Ok(reply) => reply,
-            Err(_) => return self.end(Err(InferError::unavailable("Request timeout expired")), true),
+            Err(_) => return self.end(Err(self.expired()), true),
         };
         match reply {
+            // The inbox ends requests at their deadlines, too.
+            Ok(reply) if reply.outcome.as_ref().is_err_and(|error| error.message == EXPIRED) && self.is_bus_away() => {
+                self.end(Err(self.expired()), true)
+            }
             Ok(reply) if !reply.last => Some(Ok(reply)),
             // One part has failed; a worker may still be making others.
             Ok(reply) => {
@@ -152,6 +165,17 @@ impl Flight {
             }
             Err(error) => self.end(Err(error), false),
         }
+    }
+
+    fn is_bus_away(&self) -> bool {
+        self.fault.borrow().as_ref().is_some_and(|fault| fault.stops_requests)
+    }
+
+    fn expired(&self) -> InferError {
+        InferError::unavailable(match &*self.fault.borrow() {
+            Some(fault) if fault.stops_requests => format!("{EXPIRED}: {fault}"),
+            Some(_) | None => EXPIRED.to_owned(),
+        })
     }
 
     fn end(&mut self, reply: Result<Reply, InferError>, cancel: bool) -> Option<Result<Reply, InferError>> {
@@ -180,6 +204,7 @@ impl Flight {
                             published = self.bus.publish(&self.message) => published,
                             // The queue has it, only the confirmation is missing.
                             reply = self.replies.next() => return Ok(reply),
+                            error = outage(&mut self.fault) => return Err(error),
                         },
                     };
                     self.publishing = self.published(published)?;
@@ -190,6 +215,7 @@ impl Flight {
             let is_published = matches!(self.publishing, Publishing::Done);
             tokio::select! {
                 reply = self.replies.next() => return Ok(reply),
+                error = outage(&mut self.fault) => return Err(error),
                 () = came_back(&mut self.connection) => {
                     self.seek_at = self.seek_at.min(Instant::now() + PATIENCE_AFTER_LOSS);
                 }
@@ -321,6 +347,25 @@ async fn lost(search: Option<&Search>) {
     }
 }
 
+/// Waits until the bus has taken no requests for too long; the error says so.
+async fn outage(fault: &mut watch::Receiver<Option<BusFault>>) -> InferError {
+    loop {
+        let now = fault.borrow_and_update().clone().filter(|fault| fault.stops_requests);
+        let until = now.as_ref().map(|fault| Instant::from_std(fault.since) + OUTAGE_PATIENCE);
+        tokio::select! {
+            biased;
+            () = tokio::time::sleep_until(until.unwrap_or_else(Instant::now)), if until.is_some() => {
+                if let Some(fault) = now {
+                    return InferError::unavailable(format!("the request was not executed: {fault}"));
+                }
+            }
+            changed = fault.changed() => if changed.is_err() {
+                return std::future::pending().await;
+            },
+        }
+    }
+}
+
 /// Waits until a lost connection is back.
 async fn came_back(connection: &mut watch::Receiver<Connection>) {
     loop {
@@ -330,5 +375,34 @@ async fn came_back(connection: &mut watch::Receiver<Connection>) {
         if matches!(*connection.borrow_and_update(), Connection::Up(_)) {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trireme_bus::FaultKind;
+
+    use super::*;
+
+    /// The broker answers no more, or its disk is full.
+    fn fault(stops_requests: bool) -> BusFault {
+        let (kind, since) = (FaultKind::Unreachable, Instant::now().into_std());
+        BusFault { kind, stops_requests, since, reason: "the connection is lost".to_owned() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_waits_for_the_bus_for_a_limited_time() {
+        let (faults, mut seen) = watch::channel(Some(fault(true)));
+        let waits = async |seen: &mut watch::Receiver<Option<BusFault>>, seconds| {
+            tokio::time::timeout(Duration::from_secs(seconds), outage(seen)).await
+        };
+        assert!(waits(&mut seen, 25).await.is_err(), "a broker may be restarted meanwhile");
+        let error = waits(&mut seen, 10).await.expect("it gives up");
+        assert!(error.message.starts_with("the request was not executed: the broker cannot be reached"), "{error}");
+        assert_eq!(error.code, trireme_inference::ErrorCode::Unavailable);
+        faults.send_replace(None);
+        assert!(waits(&mut seen, 3600).await.is_err(), "the bus works");
+        faults.send_replace(Some(fault(false)));
+        assert!(waits(&mut seen, 3600).await.is_err(), "only durable work is refused");
     }
 }

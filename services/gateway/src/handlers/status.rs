@@ -37,6 +37,7 @@ impl Handlers {
             "version": env!("CARGO_PKG_VERSION"),
             "gateway": self.dispatcher.gateway(),
             "ready": self.server_ready().unwrap_or(false),
+            "problems": self.problems(&catalog),
             "jobs": self.keeps_jobs,
             "time": seconds(now.since(UnixMicros(0))),
             "gateways": gateways(&processes, now),

@@ -38,8 +38,8 @@ pub(super) struct Model {
     required: bool,
     /// Why none of its versions is ready, if known.
     reason: Option<String>,
-    /// Whether that is only that models it is made of have not come yet.
-    waits: bool,
+    /// The steps whose models have not come, if the reason is only that: numbers from 1, and the models.
+    waits: Vec<(usize, String)>,
     /// Further names of it, also while it is not ready.
     pub(super) served_names: Vec<String>,
 }
@@ -152,7 +152,11 @@ impl Catalog {
                     (model.wanted, model.required) = (false, false);
                 }
                 Err(error) => {
-                    model.waits = matches!(error, EnsembleError::ModelsUnavailable { .. });
+                    if let EnsembleError::ModelsUnavailable { models, .. } = &error {
+                        let steps = ensemble.config.ensemble.iter().flatten().map(|step| &step.model_name);
+                        let missing = steps.zip(1..).filter(|(step, _)| models.contains(step));
+                        model.waits = missing.map(|(step, number)| (number, step.clone())).collect();
+                    }
                     model.reason = Some(error.to_string());
                 }
             }
@@ -250,6 +254,20 @@ impl Catalog {
         self.unreadable.iter().cloned().chain(unready).collect()
     }
 
+    /// The same in sentences that name the steps of ensembles.
+    pub fn problems(&self) -> Vec<String> {
+        let unready = self.models.iter().filter(|(_, model)| model.is_missing() || model.is_recovering());
+        let unready = unready.map(|(name, model)| match (&model.reason, model.recovering.values().next_back()) {
+            (Some(_), _) if !model.waits.is_empty() => {
+                let steps = model.waits.iter().map(|(number, step)| format!("step {number} ({step})"));
+                format!("no live worker for {} of model '{name}'", steps.collect::<Vec<_>>().join(", "))
+            }
+            (Some(reason), _) | (None, Some(reason)) => format!("model '{name}' is not ready: {reason}"),
+            (None, None) => format!("no live worker for model '{name}'"),
+        });
+        self.unreadable.iter().cloned().chain(unready).collect()
+    }
+
     /// Whether the first models have come, or none will: those that are not ready cannot be loaded.
     pub fn has_begun(&self) -> bool {
         self.models.values().any(|model| !model.versions.is_empty()) || (self.is_final() && self.unreadable.is_empty())
@@ -293,7 +311,7 @@ impl Catalog {
                 was.iter().flat_map(|was| was.versions.keys()).filter(|&version| !model.versions.contains_key(version));
             gone.extend(lost.map(|&version| (name, version, &model.reason)));
             if model.reason.is_some() && was.is_none_or(|was| was.reason != model.reason) {
-                match model.waits {
+                match !model.waits.is_empty() {
                     true => tracing::debug!(model = name, reason = model.reason, "model is not ready yet"),
                     false => tracing::info!(model = name, reason = model.reason, "model is not ready"),
                 }

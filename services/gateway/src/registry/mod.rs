@@ -257,6 +257,12 @@ impl Registry {
         }
     }
 
+    /// Waits until all entries that were in the store have been read.
+    pub async fn until_read(&self) {
+        let mut changed = self.0.changed.subscribe();
+        while !self.0.state.lock().is_complete && changed.changed().await.is_ok() {}
+    }
+
     async fn run(
         self,
         bus: Arc<dyn Bus>,
@@ -340,6 +346,7 @@ impl Registry {
             RegistryEvent::Delete(key) => state.delete(&key),
             RegistryEvent::Complete => {
                 state.complete();
+                self.0.changed.send_replace(());
                 false
             }
         };

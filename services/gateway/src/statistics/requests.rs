@@ -13,6 +13,7 @@ use trireme_runtime::{ModelStatistics, Statistics};
 
 /// A request in progress. If it is dropped before it has ended, its client went away.
 pub struct CountedRequest {
+    process: Statistics,
     statistics: Arc<ModelStatistics>,
     ensemble: bool,
     rows: u32,
@@ -29,6 +30,7 @@ impl CountedRequest {
     pub fn begin(statistics: &Statistics, key: &ModelKey, config: &ModelConfig, inputs: &[Tensor]) -> CountedRequest {
         let rows = inputs.first().and_then(|input| input.shape().first()).filter(|_| config.max_batch_size > 0);
         CountedRequest {
+            process: statistics.clone(),
             statistics: statistics.model(key),
             ensemble: config.is_ensemble(),
             rows: rows.map_or(1, |rows| u32::try_from(*rows).unwrap_or(u32::MAX)),
@@ -97,6 +99,13 @@ impl CountedRequest {
 
     fn end(&mut self, reason: FailureReason) {
         self.ended = true;
+        let reason = match (reason, self.process.bus_fault()) {
+            // Its client, or this gateway, has waited for the broker in vain.
+            (FailureReason::Rejected | FailureReason::Canceled, Some(fault)) if fault.stops_requests => {
+                FailureReason::Broker
+            }
+            (reason, _) => reason,
+        };
         let took = self.started.elapsed();
         self.statistics.record(|counters| {
             counters.answered.record(took);

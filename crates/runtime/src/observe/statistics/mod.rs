@@ -14,12 +14,14 @@ mod process;
 pub mod report;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
+use tokio::sync::watch;
+use trireme_bus::BusFault;
 use trireme_engine::{ModelSnapshot, ModelStatistics};
 use trireme_inference::{ModelKey, UnixMicros};
 
@@ -41,6 +43,8 @@ struct Shared {
     in_flight: RwLock<Option<Box<dyn Fn() -> u64 + Send + Sync>>>,
     /// Returns how many entries a worker in this process has in the registry, and the sum of their `since`.
     entries: RwLock<Option<CountEntries>>,
+    /// The fault of the process's bus, once the process reports on it.
+    bus: OnceLock<watch::Receiver<Option<BusFault>>>,
     /// The runtime of the process's tasks, which is not the one that serves metrics. `None` if the statistics were
     /// created outside of a runtime.
     runtime: Option<Handle>,
@@ -75,6 +79,7 @@ impl Statistics {
             reporting: AtomicBool::new(false),
             in_flight: RwLock::default(),
             entries: RwLock::default(),
+            bus: OnceLock::new(),
             runtime: Handle::try_current().ok(),
         }))
     }
@@ -100,6 +105,11 @@ impl Statistics {
     /// Registers this process's gateway. `in_flight` returns its number of requests in flight.
     pub fn gateway(&self, in_flight: impl Fn() -> u64 + Send + Sync + 'static) {
         *self.0.in_flight.write() = Some(Box::new(in_flight));
+    }
+
+    /// What keeps the process's bus from taking work.
+    pub fn bus_fault(&self) -> Option<BusFault> {
+        self.0.bus.get().and_then(|fault| fault.borrow().clone())
     }
 
     /// All statistics with their current values.

@@ -5,6 +5,7 @@ use std::fs;
 
 use rustix::param::page_size;
 use rustix::time::{ClockId, clock_gettime};
+use trireme_bus::FaultKind;
 use trireme_inference::UnixMicros;
 use trireme_telemetry::metrics::{Exposition, Metric};
 
@@ -26,6 +27,13 @@ pub fn export(statistics: &Statistics, out: &mut Exposition) {
     gauge(Metric::ProcessStart, Some(statistics.0.started.0 as f64 / 1e6));
     gauge(Metric::ProcessTasks, statistics.tasks().map(|tasks| tasks as f64));
     gauge(Metric::ClockOffset, Some(UnixMicros::clock_offset() as f64 / 1e6));
+    let fault = statistics.bus_fault();
+    out.family(Metric::BusFault, |samples| {
+        for (kind, reason) in FaultKind::ALL {
+            let lasts = fault.as_ref().filter(|fault| fault.kind == kind).map(|fault| fault.since.elapsed());
+            samples.value(&[("reason", reason)], lasts.unwrap_or_default().as_secs_f64());
+        }
+    });
 }
 
 #[cfg(test)]

@@ -33,6 +33,7 @@ impl Statistics {
             if self.0.reporting.swap(true, Ordering::Relaxed) {
                 return Ok(());
             }
+            let _ = self.0.bus.set(bus.fault());
             let mut questions = bus.listen(STATISTICS).await?;
             self.beat(bus, tasks);
             let (statistics, stopping) = (self.clone(), tasks.stopping().clone());
