@@ -338,17 +338,20 @@ fn write_all(
     }
 }
 
-/// Notes whether the last transaction was written.
+/// Notes whether the last transaction was written. The first error is kept: later ones only say that there was one.
 fn note(fault: &watch::Sender<Option<BusFault>>, error: Option<&BusError>) {
     fault.send_if_modified(|now| {
-        let before = now.take();
-        *now = error.map(|error| BusFault {
-            kind: FaultKind::Disk,
-            stops_requests: false,
-            since: before.as_ref().map_or_else(Instant::now, |before| before.since),
-            reason: error.to_string(),
+        if now.is_some() == error.is_some() {
+            return false;
+        }
+        *now = error.map(|error| {
+            let reason = match error {
+                BusError::Refused { reason, .. } => reason.clone(),
+                other => other.to_string(),
+            };
+            BusFault { kind: FaultKind::Disk, stops_requests: false, since: Instant::now(), reason }
         });
-        *now != before
+        true
     });
 }
 
@@ -476,6 +479,17 @@ mod tests {
                 .all(|error| matches!(error, BusError::Conflict { .. }))
         );
         assert_eq!(disk.next(Bucket::Jobs, revisions[199]).await.unwrap().unwrap().revision, revisions[200]);
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_written_is_a_fault_until_it_can() {
+        let fault = watch::channel(None).0;
+        note(&fault, Some(&failed("No space left on device")));
+        note(&fault, Some(&failed("Previous I/O error occurred")));
+        let words = fault.borrow().as_ref().map(BusFault::to_string).unwrap_or_default();
+        assert!(words.contains("--data-dir") && words.contains("No space left on device"), "{words}");
+        note(&fault, None);
+        assert_eq!(*fault.borrow(), None);
     }
 
     #[tokio::test]

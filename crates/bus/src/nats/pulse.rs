@@ -79,6 +79,8 @@ struct Watched {
     fault: watch::Sender<Option<BusFault>>,
     /// The last sign that the broker is reached.
     proved: Instant,
+    /// Whether the broker permits this gateway to write pulses; its users may be of an older version.
+    may_write: bool,
 }
 
 // === impl Nats ===
@@ -90,7 +92,7 @@ impl Nats {
         let nats = self.clone();
         crate::spawn("nats pulse", async move {
             let mut connection = nats.connection.clone();
-            let mut watched = Watched { fault, proved: Instant::now() };
+            let mut watched = Watched { fault, proved: Instant::now(), may_write: true };
             let mut due = Instant::now() + nats.pause();
             while !nats.is_closed() {
                 tokio::select! {
@@ -101,13 +103,16 @@ impl Nats {
                     }
                     Ok(()) = connection.changed() => match *connection.borrow_and_update() {
                         Connection::Down => watched.lost("the connection is lost"),
-                        Connection::Up(_) => due = Instant::now() + JITTER.mul_f64(fastrand::f64()),
+                        Connection::Up(_) => {
+                            watched.may_write = true;
+                            due = Instant::now() + JITTER.mul_f64(fastrand::f64());
+                        }
                     },
                     () = tokio::time::sleep_until(due.into()) => {
                         if nats.is_down() {
                             watched.lost("the connection is lost");
                         } else {
-                            match nats.beat(&watched).await {
+                            match nats.beat(&mut watched).await {
                                 Ok(store) => watched.found(store),
                                 Err(reason) => watched.lost(&reason),
                             }
@@ -131,22 +136,11 @@ impl Nats {
 
     /// Looks whether the broker takes work; a gateway also says so. Returns what is wrong with the broker's store. The
     /// error says why the broker is not reached.
-    async fn beat(&self, watched: &Watched) -> Result<Option<StoreFault>, String> {
+    async fn beat(&self, watched: &mut Watched) -> Result<Option<StoreFault>, String> {
         if !self.makes_streams {
             return self.round_trip().await.map(|()| None);
         }
-        let store = match tokio::time::timeout(LIMIT, self.write_pulse()).await {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) if is_full(&error) => Some((FaultKind::StoreFull, chain(&error))),
-            Ok(Err(error)) => {
-                self.round_trip().await?;
-                Some((FaultKind::StoreSilent, chain(&error)))
-            }
-            Err(_) => {
-                self.round_trip().await?;
-                Some((FaultKind::StoreSilent, format!("a write was not confirmed within {} s", LIMIT.as_secs())))
-            }
-        };
+        let store = self.look_at_store(watched).await?;
         let stops_requests = self.settings.lock().as_ref().is_some_and(|settings| settings.file_storage);
         let store = store.map(|(kind, reason)| {
             let for_ms = u64::try_from(watched.lasts(kind).as_millis()).unwrap_or(u64::MAX);
@@ -157,6 +151,39 @@ impl Nats {
             tracing::debug!(%error, "a pulse could not be sent");
         }
         Ok(store)
+    }
+
+    /// What is wrong with the broker's store. The error says why the broker is not reached.
+    async fn look_at_store(&self, watched: &mut Watched) -> Result<Option<(FaultKind, String)>, String> {
+        let written = async {
+            tokio::select! {
+                written = self.write_pulse() => written.map(|()| None),
+                refusal = self.refused(|refusal| [SUBJECT, STREAM].iter().any(|name| refusal.contains(name))) => {
+                    Ok(Some(refusal))
+                }
+            }
+        };
+        let found = match watched.may_write {
+            true => tokio::time::timeout(LIMIT, written).await,
+            false => return self.round_trip().await.map(|()| None),
+        };
+        let reason = match found {
+            Ok(Ok(None)) => return Ok(None),
+            Ok(Ok(Some(refusal))) => {
+                watched.may_write = false;
+                tracing::warn!(
+                    refusal,
+                    "this gateway cannot see whether the broker's disk is full: give its user the permissions that \
+                     deploy/nats/permissions.py writes"
+                );
+                return Ok(None);
+            }
+            Ok(Err(error)) if is_full(&error) => return Ok(Some((FaultKind::StoreFull, chain(&error)))),
+            Ok(Err(error)) => chain(&error),
+            Err(_) => format!("a write was not confirmed within {} s", LIMIT.as_secs()),
+        };
+        self.round_trip().await?;
+        Ok(Some((FaultKind::StoreSilent, reason)))
     }
 
     async fn write_pulse(&self) -> Result<(), PublishError> {
@@ -257,7 +284,7 @@ mod tests {
     use super::*;
 
     fn watched() -> Watched {
-        Watched { fault: watch::channel(None).0, proved: Instant::now() }
+        Watched { fault: watch::channel(None).0, proved: Instant::now(), may_write: true }
     }
 
     #[test]
