@@ -17,7 +17,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::json;
 use trireme_model::OnnxRuntimeArgs;
-use trireme_model_repository::{ModelFolder, Precision, is_model_folder};
+use trireme_model_repository::{ModelFolder, Precision, TemporaryFolder, is_model_folder};
 use trireme_runtime::service;
 use trireme_telemetry::TelemetryArgs;
 
@@ -106,7 +106,7 @@ async fn optimize(args: &OptimizeArgs) -> anyhow::Result<(String, bool)> {
         Some(file) => crate::bench::requests::read_lines(Some(file))?.into_iter().map(|line| line.text).collect(),
         None => texts::built_in(),
     };
-    let work = tempfile::Builder::new().prefix("trireme-optimize-").tempdir()?;
+    let work = TemporaryFolder::new("optimize")?;
     let mut quantizer = Quantizer::open(&args.python, &graph, work.path())?;
     ensure!(
         !quantizer.matrices.is_empty(),

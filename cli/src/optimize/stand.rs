@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use serde_json::{Map, Value, json};
-use tempfile::TempDir;
 use trireme_model::OnnxRuntimeArgs;
-use trireme_model_repository::{ModelFolder, Placement, Task};
+use trireme_model_repository::{ModelFolder, Placement, Task, TemporaryFolder};
 
 use crate::client::{Client, ServerArgs};
 use crate::serve::{ServeArgs, Server};
@@ -34,7 +33,7 @@ struct OwnServer {
 /// The folder and the variants, as models of one repository.
 pub struct Stand {
     folder: ModelFolder,
-    repository: TempDir,
+    repository: TemporaryFolder,
     /// `127.0.0.1:PORT`
     address: String,
     client: Client,
@@ -45,7 +44,7 @@ pub struct Stand {
 impl Stand {
     /// Serves the folder as [`EXACT`]. The server has to be drained.
     pub async fn start(folder: ModelFolder, onnxruntime: &OnnxRuntimeArgs) -> anyhow::Result<(Stand, Server)> {
-        let repository = tempfile::Builder::new().prefix("trireme-optimize-").tempdir()?;
+        let repository = TemporaryFolder::new("optimize")?;
         write(&folder, EXACT, repository.path())?;
         let path = repository.path().display().to_string();
         let load = format!("--load-model={EXACT}");

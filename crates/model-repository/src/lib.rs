@@ -36,6 +36,7 @@ mod sequence;
 mod sequence_batching;
 mod sources;
 mod task;
+mod temporary;
 mod validate;
 mod view;
 
@@ -60,3 +61,4 @@ pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel, Uplo
 pub use sequence_batching::{Fact, SequenceBatching, SequenceControl, SequenceState};
 pub use sources::{ModelFolder, ModelSources, SourceError};
 pub use task::Task;
+pub use temporary::{TemporaryFolder, remove_leftovers};

@@ -13,13 +13,12 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tempfile::TempDir;
 
 use crate::fingerprint::{self, hash};
 use crate::normalize::Surroundings;
 use crate::parse::{read_json, read_text};
 use crate::validate::lies_beneath;
-use crate::{ModelConfig, RepositoryError, VersionPolicy, requested};
+use crate::{ModelConfig, RepositoryError, TemporaryFolder, VersionPolicy, requested};
 
 /// The configuration's file name.
 const CONFIG_FILE: &str = "config.pbtxt";
@@ -54,7 +53,7 @@ pub struct RepositoryModel {
 /// The configuration, and maybe the files, that came with a load request. The files exist as long as a clone of this does.
 #[derive(Clone, Debug)]
 pub struct Uploaded {
-    _folder: Option<Arc<TempDir>>,
+    _folder: Option<Arc<TemporaryFolder>>,
 }
 
 /// A model whose directory is faulty.
@@ -242,8 +241,7 @@ impl RepositoryModel {
             let path = path.to_owned();
             move |source| RepositoryError::Write { path, source }
         };
-        let folder = tempfile::Builder::new().prefix("trireme-model-").tempdir();
-        let folder = folder.map_err(cannot(&std::env::temp_dir()))?;
+        let folder = TemporaryFolder::new("model").map_err(cannot(&std::env::temp_dir()))?;
         let root = folder.path().join(name);
         fs::create_dir(&root).map_err(cannot(&root))?;
         for (file, content) in files {

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use tempfile::TempDir;
 use trireme_inference::ErrorCode;
 
-use crate::RepositoryError;
 use crate::folder::{FolderDescription, FolderError, Placement, Precision, folder_name, is_model_folder, place};
+use crate::{RepositoryError, TemporaryFolder};
 
 /// Model repositories, those that were derived among them.
 #[derive(Debug)]
@@ -17,7 +16,7 @@ pub struct ModelSources {
     /// The model folders, in the order given.
     pub folders: Vec<ModelFolder>,
     /// The derived repository: links, which go when this is dropped.
-    _derived: Option<TempDir>,
+    _derived: Option<TemporaryFolder>,
 }
 
 /// A model folder that is served.
@@ -166,11 +165,11 @@ fn is_name(name: &str) -> bool {
 }
 
 /// A repository of all folders; `None` without folders.
-fn derive(folders: &[ModelFolder]) -> Result<Option<TempDir>, SourceError> {
+fn derive(folders: &[ModelFolder]) -> Result<Option<TemporaryFolder>, SourceError> {
     if folders.is_empty() {
         return Ok(None);
     }
-    let derived = tempfile::Builder::new().prefix("trireme-models-").tempdir();
+    let derived = TemporaryFolder::new("models");
     let derived = derived.map_err(|source| RepositoryError::Write { path: std::env::temp_dir(), source })?;
     for folder in folders {
         folder.write(derived.path(), Placement::Link)?;

@@ -237,6 +237,7 @@ fn block_on_boxed(
     main: LocalBoxFuture<'_, anyhow::Result<()>>,
 ) -> ExitCode {
     raise_file_limit();
+    trireme_model_repository::remove_leftovers();
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .thread_name(service)
         .enable_all()

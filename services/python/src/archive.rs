@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use flate2::read::GzDecoder;
 use parking_lot::Mutex;
-use tempfile::TempDir;
+use trireme_model_repository::TemporaryFolder;
 
 /// File endings of archives that can be unpacked.
 const PACKED: [&str; 2] = [".tar.gz", ".tgz"];
@@ -18,13 +18,13 @@ const OTHERS: [&str; 4] = [".tar", ".zip", ".tar.bz2", ".tar.xz"];
 
 /// An unpacked archive; deleted with the last clone.
 #[derive(Clone, Debug)]
-pub struct Unpacked(Arc<TempDir>);
+pub struct Unpacked(Arc<TemporaryFolder>);
 
 /// An archive as it was when it was unpacked.
 type Archive = (PathBuf, Option<SystemTime>, u64);
 
 /// The archives that models of this process have in use.
-static UNPACKED: Mutex<Option<HashMap<Archive, Weak<TempDir>>>> = Mutex::new(None);
+static UNPACKED: Mutex<Option<HashMap<Archive, Weak<TemporaryFolder>>>> = Mutex::new(None);
 
 // === impl Unpacked ===
 
@@ -51,7 +51,7 @@ impl Unpacked {
         if let Some(folder) = all.get(&archive).and_then(Weak::upgrade) {
             return Ok(Some(Unpacked(folder)));
         }
-        let folder = tempfile::Builder::new().prefix("trireme-environment-").tempdir().map_err(describe)?;
+        let folder = TemporaryFolder::new("environment").map_err(describe)?;
         unpack(path, folder.path())?;
         let folder = Arc::new(folder);
         all.insert(archive, Arc::downgrade(&folder));

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use tempfile::TempDir;
+use trireme_model_repository::TemporaryFolder;
 
 macro_rules! files {
     ($($path:literal),* $(,)?) => {
@@ -34,9 +34,9 @@ const FILES: [(&str, &str); 15] = files![
 
 /// The folder that the package lies in; deleted with the last clone.
 #[derive(Clone, Debug)]
-pub struct Package(Arc<TempDir>);
+pub struct Package(Arc<TemporaryFolder>);
 
-static WRITTEN: Mutex<Weak<TempDir>> = Mutex::new(Weak::new());
+static WRITTEN: Mutex<Weak<TemporaryFolder>> = Mutex::new(Weak::new());
 
 // === impl Package ===
 
@@ -47,7 +47,7 @@ impl Package {
         if let Some(folder) = written.upgrade() {
             return Ok(Package(folder));
         }
-        let folder = Arc::new(tempfile::Builder::new().prefix("trireme-python-").tempdir()?);
+        let folder = Arc::new(TemporaryFolder::new("python")?);
         std::fs::create_dir(folder.path().join("trireme_python"))?;
         for (path, text) in FILES {
             std::fs::write(folder.path().join(path), text)?;

@@ -9,7 +9,7 @@ use ort::environment::Environment;
 use ort::session::Session;
 use ort::session::builder::SessionBuilder;
 use parking_lot::Mutex;
-use tempfile::TempDir;
+use trireme_model_repository::TemporaryFolder;
 
 use super::accelerators::{Accelerator, AcceleratorKind, InstanceDevice};
 use super::cost_cache::processor;
@@ -31,6 +31,8 @@ pub struct Sessions {
     optimised: Mutex<Option<Arc<Optimised>>>,
     /// TensorRT's options for shape profiles, if they were derived and it takes them.
     profiles: Mutex<BTreeMap<String, String>>,
+    /// Which providers run how many nodes, as the log has it of the last session.
+    described: Mutex<String>,
 }
 
 /// The optimised model, for sessions on the plain CPU provider.
@@ -38,7 +40,7 @@ struct Optimised {
     path: PathBuf,
     weights: Option<SharedWeights>,
     /// A temporary directory for files that are not cached.
-    _directory: Option<TempDir>,
+    _directory: Option<TemporaryFolder>,
 }
 
 // === impl Sessions ===
@@ -55,8 +57,8 @@ impl Sessions {
     ) -> Sessions {
         let (environment, settings, options) = (environment.clone(), settings.clone(), options.clone());
         let (model, path) = (model.to_owned(), path.to_owned());
-        let (optimised, profiles) = (Mutex::default(), Mutex::default());
-        let mut sessions = Sessions { model, environment, settings, options, path, optimised, profiles };
+        let (optimised, profiles, described) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let mut sessions = Sessions { model, environment, settings, options, path, optimised, profiles, described };
         let entry = sessions.options.model_cache.as_deref().and_then(|directory| sessions.entry(directory));
         if let Some(entry) = &entry {
             sessions.keep_with_providers(entry);
@@ -114,7 +116,7 @@ impl Sessions {
         let (path, directory) = match entry {
             Some(entry) => (entry.get_or_make(write)?, None),
             None => {
-                let directory = TempDir::with_prefix("trireme-").map_err(|error| error.to_string())?;
+                let directory = TemporaryFolder::new("graph").map_err(|error| error.to_string())?;
                 let path = directory.path().join("model.onnx");
                 write(&path)?;
                 (path, Some(directory))
@@ -208,7 +210,12 @@ impl Sessions {
     fn verify(&self, session: Session, accelerators: &[Accelerator]) -> Result<Session, String> {
         let assignment = providers::assigned(&session).map_err(message)?;
         providers::check_assignment(&assignment, accelerators)?;
-        tracing::info!(model = self.model, nodes = providers::describe(&assignment), "session made");
+        let nodes = providers::describe(&assignment);
+        let mut described = self.described.lock();
+        if *described != nodes {
+            tracing::info!(model = self.model, nodes, "session made");
+            *described = nodes;
+        }
         Ok(session)
     }
 }
