@@ -144,6 +144,9 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
                 paint(text(&model["name"]), Style::Plain, colours),
                 paint(&steps.join(" → "), Style::Plain, colours)
             );
+            if let Some(reason) = model["bottleneck"]["reason"].as_str() {
+                let _ = write!(out, "\n    bottleneck: {}", paint(reason, Style::Bad, colours));
+            }
         }
         let name = format!("'{}'", text(&model["name"]));
         let is_said = list(&now["problems"]).any(|problem| text(problem).contains(&name));
@@ -323,7 +326,8 @@ mod tests {
                  "counters": {"requests": requests, "failures": {"OTHER": 1, "BACKEND": 2}},
                  "latencies": {"request": {"p50_seconds": 0.0015, "p99_seconds": null}}},
                 {"name": "e\u{1b}[2J", "version": 1, "ready": false, "reason": "no worker serves it", "workers": 0, "queue": null,
-                 "steps": [{"model": "m"}, {"model": "n"}]}]
+                 "steps": [{"model": "m"}, {"model": "n"}],
+                 "bottleneck": {"step": 1, "model": "n", "reason": "requests wait 400 ms for n, and it runs 5.0 ms"}}]
         })
     }
 
@@ -402,6 +406,7 @@ mod tests {
         );
         let later = render(&document(12.0, 150), Some(&document(10.0, 100)), false);
         assert!(row(&later).contains(" 25.0 "), "{later}");
+        assert!(later.contains("bottleneck: requests wait 400 ms for n"), "{later}");
         assert!(later.contains("m → n") && later.contains("no worker serves it") && later.contains("2 h"), "{later}");
         assert!(!later.contains('\u{1b}'), "names from elsewhere do not command the terminal");
     }

@@ -350,9 +350,10 @@ function graph(model) {
     edges.get(id).tensors.push(tensor);
   };
   model.steps.forEach((step, i) => {
+    const isSlowest = model.bottleneck?.step === i;
     const sources = step.inputs.filter((input) => makers.has(input.tensor));
     const column = 1 + Math.max(0, ...sources.map((input) => nodes[makers.get(input.tensor)].column));
-    nodes.push({ step, column });
+    nodes.push({ step, column, isSlowest });
     for (const input of sources) link(makers.get(input.tensor), i + 1, input.tensor);
     for (const output of step.outputs) makers.set(output.tensor, i + 1);
   });
@@ -367,6 +368,7 @@ function showGraph(now, rates) {
   const svg = find("graph");
   const model = now.models.find((model) => model.steps && key(model) === find("pipeline").value);
   svg.replaceChildren();
+  set(find("bottleneck"), "textContent", model?.bottleneck ? `bottleneck: ${model.bottleneck.reason}` : "");
   if (!model) return;
   const { nodes, edges, columns, lines } = graph(model);
   const down = narrow.matches;
@@ -421,7 +423,7 @@ function box(node, x, y, whole, now, rates) {
   const rate = model && rates.get(key(model));
   const queue = model?.queue;
   return [
-    frame(model?.ready ? "ready" : "unready"),
+    frame(`${model?.ready ? "ready" : "unready"}${node.isSlowest ? " bottleneck" : ""}`),
     text(0, cut(step.model, 24), "name"),
     text(1, `${model?.workers ?? 0} ${model?.workers === 1 ? "worker" : "workers"}, ${perSecond(rate) ?? "–"} per s`, ""),
     text(2, queue ? `${queue.waiting} queued, ${queue.delivered} in work` : "no queue", ""),

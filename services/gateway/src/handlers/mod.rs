@@ -1,6 +1,7 @@
 //! The operations of the protocol, free of HTTP and gRPC, which both call them. What a listener says about a request comes as
 //! plain values: [`crate::via::Via`], [`crate::access::Access`], parameters.
 
+mod bottleneck;
 mod health;
 mod infer;
 mod logging;

@@ -11,6 +11,7 @@ use trireme_bus::{ModelState, QueueStatus, WorkerEntry};
 use trireme_inference::{Counters, DropReason, FailureReason, Latencies, ModelKey, PlanStep, TensorSpec, UnixMicros};
 use trireme_protocol::repository::IndexState;
 
+use super::bottleneck::{StepLoad, bottleneck};
 use super::{Handlers, Queues};
 use crate::registry::{Catalog, Process, ServedModel};
 use crate::statistics::{Totals, Windows};
@@ -116,6 +117,19 @@ fn models(
     windows: &Windows,
 ) -> Vec<Value> {
     let none = Counters::default();
+    let load = |step: &PlanStep| {
+        let Ok((version, _)) = catalog.find(&step.model, step.version) else { return StepLoad::default() };
+        let key = ModelKey { name: step.model.clone(), version };
+        let now = totals.get(&key).map_or(&none, |total| &total.counters);
+        let before = windows.before(Instant::now(), &key).unwrap_or(&none);
+        let median = |of: Of| lately(of, now, before).quantile(0.5).unwrap_or_default();
+        StepLoad {
+            waiting: queues.get(&key).map_or(0, |queue| queue.waiting),
+            transit: median(|counters| &counters.transit),
+            worker_queue: median(|counters| &counters.worker_queue),
+            compute: median(|counters| &counters.compute),
+        }
+    };
     let model = |name: String, version: Option<(i64, bool, String)>| {
         let Some((version, ready, reason)) = version else {
             return json!({"name": name, "version": null, "ready": false, "reason": "no version of it is known"});
@@ -128,6 +142,9 @@ fn models(
         model.insert("reason".to_owned(), json!(Some(reason).filter(|reason| !reason.is_empty())));
         if let Ok((_, served)) = catalog.find(&key.name, Some(version)) {
             describe(served, &mut model);
+            if served.config.is_ensemble() {
+                model.insert("bottleneck".to_owned(), slowest(&served.plan.steps, &load));
+            }
         }
         let hosts = entries.iter().filter(|(entry, _)| entry.model == key && entry.state == ModelState::Ready);
         model.insert("workers".to_owned(), json!(hosts.count()));
@@ -166,6 +183,21 @@ fn describe(served: &ServedModel, model: &mut Map<String, Value>) {
     }
 }
 
+/// The step that the others wait for, with the reason in words; null if there is none.
+fn slowest(steps: &[PlanStep], load: impl Fn(&PlanStep) -> StepLoad) -> Value {
+    let loads: Vec<StepLoad> = steps.iter().map(load).collect();
+    let Some((index, load)) = bottleneck(&loads).and_then(|index| Some((index, loads.get(index)?))) else {
+        return Value::Null;
+    };
+    let (model, wait, run) = (&steps[index].model, load.wait(), load.compute);
+    let reason = format!(
+        "requests wait {:.0} ms for {model}, and it runs {:.1} ms",
+        wait.as_secs_f64() * 1e3,
+        run.as_secs_f64() * 1e3
+    );
+    json!({"step": index, "model": model, "wait_seconds": seconds(wait), "run_seconds": seconds(run), "reason": reason})
+}
+
 fn step(step: &PlanStep) -> Value {
     let inputs = step.inputs.iter().map(|input| json!({"name": input.name, "tensor": input.tensor}));
     let outputs = step.outputs.iter().map(|output| json!({"name": output.name, "tensor": output.tensor}));
@@ -201,9 +233,16 @@ fn counters(counters: &Counters) -> Value {
     })
 }
 
+/// Latencies of one kind.
+type Of = fn(&Counters) -> &Latencies;
+
+/// Those of `now` without those of `before`, the counts of a minute ago.
+fn lately(of: Of, now: &Counters, before: &Counters) -> Latencies {
+    of(now).since(of(before))
+}
+
 /// Latencies: the totals of `now`, and quantiles of the difference to `before`, the counts of a minute ago.
 fn latencies(now: &Counters, before: &Counters) -> Value {
-    type Of = fn(&Counters) -> &Latencies;
     let stages: [(&str, Of); 5] = [
         ("request", |counters| &counters.request),
         ("transit", |counters| &counters.transit),
@@ -212,7 +251,7 @@ fn latencies(now: &Counters, before: &Counters) -> Value {
         ("first_response", |counters| &counters.first_response),
     ];
     let stage = |(name, of): (&str, Of)| {
-        let (all, lately) = (of(now), of(now).since(of(before)));
+        let (all, lately) = (of(now), lately(of, now, before));
         let quantile = |share| lately.quantile(share).map(seconds);
         let sum = Duration::from_nanos(all.ns);
         let described = json!({"count": all.count, "sum_seconds": seconds(sum), "p50_seconds": quantile(0.5), "p99_seconds": quantile(0.99)});
