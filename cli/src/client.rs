@@ -1,10 +1,14 @@
 //! Asks a server of the v2 protocol over HTTP, for people's tools: JSON in, JSON out, one request at a time.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde_json::Value;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 /// Which server, and how to ask it.
 #[derive(Args)]
@@ -16,6 +20,10 @@ pub struct ServerArgs {
     /// A header of the request, such as an API key; may be given several times
     #[arg(long = "header", value_name = "NAME: VALUE")]
     headers: Vec<String>,
+
+    /// File of certificates (PEM) that vouch for the server, in place of the public authorities
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
 
     /// Seconds to wait for an answer
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
@@ -47,7 +55,41 @@ pub struct Answer {
 impl ServerArgs {
     /// The server at `url`.
     pub fn at(url: impl Into<String>, headers: Vec<String>, timeout_secs: u64) -> ServerArgs {
-        ServerArgs { server: url.into(), headers, timeout_secs }
+        ServerArgs { server: url.into(), headers, ca: None, timeout_secs }
+    }
+
+    /// The server's URL, with its scheme and without a slash at the end.
+    pub fn url(&self) -> String {
+        match self.server.contains("://") {
+            true => self.server.trim_end_matches('/').to_owned(),
+            false => format!("http://{}", self.server.trim_end_matches('/')),
+        }
+    }
+
+    /// Names and values of the headers that requests carry. Errors name the flag.
+    pub fn headers(&self) -> anyhow::Result<Vec<(String, String)>> {
+        let header = |text: &String| {
+            let parts =
+                text.split_once(':').filter(|(name, value)| !name.trim().is_empty() && is_one_line(name, value));
+            let (name, value) = parts.with_context(|| format!("--header {text}: expected NAME: VALUE"))?;
+            anyhow::Ok((name.trim().to_owned(), value.trim().to_owned()))
+        };
+        self.headers.iter().map(header).collect()
+    }
+
+    /// The certificates of `--ca`. Errors name the flag and the file.
+    pub fn authorities(&self) -> anyhow::Result<Option<Vec<CertificateDer<'static>>>> {
+        let Some(path) = &self.ca else { return Ok(None) };
+        let about = || format!("--ca {}", path.display());
+        let certificates = CertificateDer::pem_file_iter(path).with_context(about)?;
+        let certificates = certificates.collect::<Result<Vec<_>, _>>().with_context(about)?;
+        ensure!(!certificates.is_empty(), "{}: it holds no certificate, expected PEM", about());
+        Ok(Some(certificates))
+    }
+
+    /// The longest wait for an answer.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout_secs)
     }
 }
 
@@ -56,21 +98,18 @@ impl ServerArgs {
 impl Client {
     /// Connects with the first request.
     pub fn new(args: &ServerArgs) -> anyhow::Result<Client> {
-        let header = |text: &String| {
-            let (name, value) =
-                text.split_once(':').with_context(|| format!("--header {text}: expected NAME: VALUE"))?;
-            anyhow::Ok((name.trim().to_owned(), value.trim().to_owned()))
-        };
+        let mut tls = TlsConfig::builder();
+        if let Some(authorities) = args.authorities()? {
+            let certificates: Vec<_> =
+                authorities.iter().map(|authority| Certificate::from_der(authority).to_owned()).collect();
+            tls = tls.root_certs(RootCerts::new_with_certs(&certificates));
+        }
         let config = ureq::Agent::config_builder()
-            .timeout_global(Some(Duration::from_secs(args.timeout_secs)))
+            .timeout_global(Some(args.timeout()))
             .http_status_as_error(false)
+            .tls_config(tls.build())
             .build();
-        let server = match args.server.contains("://") {
-            true => args.server.trim_end_matches('/').to_owned(),
-            false => format!("http://{}", args.server),
-        };
-        let headers = args.headers.iter().map(header).collect::<Result<_, _>>()?;
-        Ok(Client { agent: config.into(), server, headers })
+        Ok(Client { agent: config.into(), server: args.url(), headers: args.headers()? })
     }
 
     /// The JSON object at `path`.
@@ -113,6 +152,11 @@ impl Client {
         }
         read(request.send(body.to_string()).with_context(|| format!("asking {}", self.server))?)
     }
+}
+
+/// Whether a header could not bring others along.
+fn is_one_line(name: &str, value: &str) -> bool {
+    !name.chars().chain(value.chars()).any(char::is_control)
 }
 
 fn read(mut answer: ureq::http::Response<ureq::Body>) -> anyhow::Result<(Value, String)> {

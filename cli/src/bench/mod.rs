@@ -8,28 +8,30 @@ mod connection;
 pub mod requests;
 
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use bytes::Bytes;
 use clap::Args;
 use rustix::time::{ClockId, clock_gettime};
 use trireme_runtime::service;
 
+use crate::client::ServerArgs;
 use crate::output::{warn, write_out};
-use connection::{Connection, address};
-use requests::Form;
+use connection::{Connection, Server};
+use requests::{Form, Requests};
 
 /// How long a model is under load before its rate is measured.
 const WARM_UP: Duration = Duration::from_millis(500);
 
+/// Seconds in which the rate of a model needs an answer.
+const TIMEOUT_SECS: u64 = 600;
+
 /// Flags of `trireme bench`.
 #[derive(Args)]
 pub struct BenchArgs {
-    /// Server to load, without TLS
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
-    server: String,
+    #[command(flatten)]
+    server: ServerArgs,
 
     /// Model to ask
     #[arg(long, value_name = "NAME")]
@@ -47,8 +49,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     warmup_seconds: f64,
 
-    /// File of texts for the model's BYTES input, one a line, plain or as JSON objects with a `text`, and with a `text_pair` for the
-    /// second BYTES input of a model that takes pairs
+    /// File of texts for the model's BYTES input, in place of the program's own: one a line, plain or as JSON objects with a `text`,
+    /// and with a `text_pair` for the second BYTES input of a model that takes pairs
     #[arg(long, value_name = "FILE")]
     texts: Option<std::path::PathBuf>,
 
@@ -68,6 +70,10 @@ pub struct BenchArgs {
 /// The measurements at one concurrency.
 struct Measured {
     latencies: Vec<Duration>,
+    /// Texts of the requests that succeeded; `None` where the model takes none.
+    texts: Option<u64>,
+    /// Tokens of these texts; `None` where the server does not tell all.
+    tokens: Option<u64>,
     errors: usize,
     first_error: Option<String>,
     elapsed: Duration,
@@ -85,31 +91,41 @@ pub fn run(args: &BenchArgs) -> ExitCode {
     }
 }
 
+/// What is sent, again and again.
+struct Load {
+    server: Arc<Server>,
+    requests: Requests,
+    /// By request: its tokens, once the first answer to it has told them, or not.
+    tokens: Vec<OnceLock<Option<u64>>>,
+}
+
 async fn measure_all(args: &BenchArgs) -> anyhow::Result<usize> {
-    let server = address(&args.server)?;
-    let mut connection = Connection::open(server.as_str()).await?;
+    let server = Arc::new(Server::new(&args.server)?);
+    let mut connection = Connection::open(&server).await?;
     let path = format!("/v2/models/{}", args.model);
     let metadata =
         connection.get(&path).await.with_context(|| format!("asking for the metadata of '{}'", args.model))?;
     let lines = requests::read_lines(args.texts.as_deref())?;
-    let target = requests::Target { server: server.as_str(), model: &args.model, dimension: args.dimension };
-    let requests = Arc::new(target.requests(args.form, &metadata, &lines)?);
+    let target = requests::Target { headers: &server.headers, model: &args.model, dimension: args.dimension };
+    let requests = target.requests(args.form, &metadata, &lines)?;
+    let load = Load::new(server.clone(), requests);
     let mut errors = 0;
     if !args.json {
         let text = format!(
             "{} on {}, {} different requests, {} s each\n\
-             concurrency   requests/s    p50 ms    p90 ms    p99 ms    max ms   errors   client CPU us/request\n",
+             concurrency   requests/s      texts/s     tokens/s    p50 ms    p90 ms    p99 ms    max ms   errors   \
+             client CPU us/request\n",
             args.model,
-            args.server,
-            requests.len(),
+            args.server.url(),
+            load.requests.sent.len(),
             args.seconds
         );
         write_out(text.as_bytes());
     }
     for &concurrency in &args.concurrency {
         anyhow::ensure!(concurrency > 0, "--concurrency must be at least 1");
-        load(&server, &requests, concurrency, Duration::from_secs_f64(args.warmup_seconds)).await?;
-        let measured = load(&server, &requests, concurrency, Duration::from_secs_f64(args.seconds)).await?;
+        load.run(concurrency, Duration::from_secs_f64(args.warmup_seconds)).await?;
+        let measured = load.run(concurrency, Duration::from_secs_f64(args.seconds)).await?;
         write_out(measured.line(concurrency, args.json).as_bytes());
         if let Some(error) = &measured.first_error {
             warn(&format!("first error at concurrency {concurrency}: {error}"));
@@ -119,8 +135,8 @@ async fn measure_all(args: &BenchArgs) -> anyhow::Result<usize> {
     Ok(errors)
 }
 
-/// Texts per second of a model that takes texts, one in each request, from `concurrency` connections for this long. Requests that
-/// fail are an error.
+/// Texts per second of a model that takes texts, one in each request, from `concurrency` connections for this long. `server` is
+/// its URL. Requests that fail are an error.
 pub async fn rate(
     server: &str,
     model: &str,
@@ -128,63 +144,17 @@ pub async fn rate(
     concurrency: usize,
     duration: Duration,
 ) -> anyhow::Result<f64> {
-    let metadata = Connection::open(server).await?.get(&format!("/v2/models/{model}")).await?;
-    let target = requests::Target { server, model, dimension: 1 };
+    let server = Arc::new(Server::new(&ServerArgs::at(server, Vec::new(), TIMEOUT_SECS))?);
+    let metadata = Connection::open(&server).await?.get(&format!("/v2/models/{model}")).await?;
+    let target = requests::Target { headers: &server.headers, model, dimension: 1 };
     let lines: Vec<_> = texts.iter().map(|text| requests::Line::from(text.as_str())).collect();
-    let requests = Arc::new(target.requests(Form::Binary, &metadata, &lines)?);
-    load(server, &requests, concurrency, WARM_UP).await?;
-    let measured = load(server, &requests, concurrency, duration).await?;
+    let load = Load::new(server.clone(), target.requests(Form::Binary, &metadata, &lines)?);
+    load.run(concurrency, WARM_UP).await?;
+    let measured = load.run(concurrency, duration).await?;
     if let Some(error) = measured.first_error {
         anyhow::bail!("{} requests to '{model}' failed, the first one with: {error}", measured.errors);
     }
     Ok(measured.latencies.len() as f64 / measured.elapsed.as_secs_f64())
-}
-
-/// Loads the server with `concurrency` connections for a while.
-async fn load(
-    server: &str,
-    requests: &Arc<Vec<Bytes>>,
-    concurrency: usize,
-    duration: Duration,
-) -> anyhow::Result<Measured> {
-    let mut connections = Vec::with_capacity(concurrency);
-    for _ in 0..concurrency {
-        connections.push(Connection::open(server).await?);
-    }
-    let (started, cpu) = (Instant::now(), cpu_time());
-    let until = started + duration;
-    let mut clients = tokio::task::JoinSet::new();
-    for (client, mut connection) in connections.into_iter().enumerate() {
-        let requests = requests.clone();
-        clients.spawn(async move {
-            let (mut latencies, mut errors, mut first_error) = (Vec::new(), 0, None);
-            // Clients start at different requests, so that they do not all send the same text at once.
-            let mut next = client * requests.len() / concurrency;
-            while Instant::now() < until {
-                let sent = Instant::now();
-                let answer = connection.exchange(&requests[next % requests.len()]).await?;
-                latencies.push(sent.elapsed());
-                if let Err(error) = answer.success() {
-                    errors += 1;
-                    first_error.get_or_insert(error);
-                }
-                next += 1;
-            }
-            anyhow::Ok((latencies, errors, first_error))
-        });
-    }
-    let mut measured =
-        Measured { latencies: Vec::new(), errors: 0, first_error: None, elapsed: Duration::ZERO, cpu: Duration::ZERO };
-    while let Some(client) = clients.join_next().await {
-        let (latencies, errors, first_error) = client??;
-        measured.latencies.extend(latencies);
-        measured.errors += errors;
-        measured.first_error = measured.first_error.or(first_error);
-    }
-    measured.elapsed = started.elapsed();
-    measured.cpu = cpu_time().saturating_sub(cpu);
-    measured.latencies.sort_unstable();
-    Ok(measured)
 }
 
 /// CPU time of this process so far.
@@ -192,9 +162,91 @@ fn cpu_time() -> Duration {
     clock_gettime(ClockId::ProcessCPUTime).try_into().unwrap_or_default()
 }
 
+// === impl Load ===
+
+impl Load {
+    fn new(server: Arc<Server>, requests: Requests) -> Arc<Load> {
+        let tokens = requests.sent.iter().map(|_| OnceLock::new()).collect();
+        Arc::new(Load { server, requests, tokens })
+    }
+
+    /// Loads the server with `concurrency` connections for a while.
+    async fn run(self: &Arc<Load>, concurrency: usize, duration: Duration) -> anyhow::Result<Measured> {
+        let mut connections = Vec::with_capacity(concurrency);
+        for _ in 0..concurrency {
+            connections.push(Connection::open(&self.server).await?);
+        }
+        let (started, cpu) = (Instant::now(), cpu_time());
+        let until = started + duration;
+        let mut clients = tokio::task::JoinSet::new();
+        for (client, mut connection) in connections.into_iter().enumerate() {
+            let load = self.clone();
+            clients.spawn(async move {
+                let sent = &load.requests.sent;
+                let mut measured = Measured::none(load.requests.texts > 0);
+                // Clients start at different requests, so that they do not all send the same text at once.
+                let mut next = client * sent.len() / concurrency;
+                while Instant::now() < until {
+                    let (request, begun) = (next % sent.len(), Instant::now());
+                    let answer = connection.exchange(&sent[request]).await?;
+                    measured.latencies.push(begun.elapsed());
+                    match answer.success() {
+                        Ok(()) => {
+                            let tokens = *load.tokens[request].get_or_init(|| answer.tokens());
+                            measured.count(load.requests.texts as u64, tokens);
+                        }
+                        Err(error) => {
+                            measured.errors += 1;
+                            measured.first_error.get_or_insert(error);
+                        }
+                    }
+                    next += 1;
+                }
+                anyhow::Ok(measured)
+            });
+        }
+        let mut measured = Measured::none(self.requests.texts > 0);
+        while let Some(client) = clients.join_next().await {
+            measured.add(client??);
+        }
+        measured.elapsed = started.elapsed();
+        measured.cpu = cpu_time().saturating_sub(cpu);
+        measured.latencies.sort_unstable();
+        Ok(measured)
+    }
+}
+
 // === impl Measured ===
 
 impl Measured {
+    fn none(has_texts: bool) -> Measured {
+        let count = has_texts.then_some(0);
+        Measured {
+            latencies: Vec::new(),
+            texts: count,
+            tokens: count,
+            errors: 0,
+            first_error: None,
+            elapsed: Duration::ZERO,
+            cpu: Duration::ZERO,
+        }
+    }
+
+    /// Counts a request that succeeded.
+    fn count(&mut self, texts: u64, tokens: Option<u64>) {
+        self.texts = self.texts.map(|sum| sum + texts);
+        self.tokens = self.tokens.zip(tokens).map(|(sum, tokens)| sum + tokens);
+    }
+
+    /// Adds what another client has measured.
+    fn add(&mut self, other: Measured) {
+        self.latencies.extend(other.latencies);
+        self.texts = self.texts.zip(other.texts).map(|(one, other)| one + other);
+        self.tokens = self.tokens.zip(other.tokens).map(|(one, other)| one + other);
+        self.errors += other.errors;
+        self.first_error = self.first_error.take().or(other.first_error);
+    }
+
     /// The line of a table, or a JSON object in a line.
     fn line(&self, concurrency: usize, json: bool) -> String {
         let count = self.latencies.len();
@@ -204,14 +256,19 @@ impl Measured {
             self.latencies.get(index).map_or(0.0, |latency| latency.as_secs_f64() * 1e3)
         };
         let [p50, p90, p99, max] = [0.5, 0.9, 0.99, 1.0].map(percentile);
+        let per_second = |count: Option<u64>| count.map(|count| count as f64 / self.elapsed.as_secs_f64());
+        let [texts, tokens] = [self.texts, self.tokens].map(per_second);
         let (errors, cpu) = (self.errors, self.cpu.as_secs_f64() * 1e6 / count.max(1) as f64);
         if json {
+            let [texts, tokens] =
+                [texts, tokens].map(|rate| rate.map_or("null".to_owned(), |rate| format!("{rate:.3}")));
             format!(
-                r#"{{"concurrency":{concurrency},"requests_per_second":{rate:.3},"p50_ms":{p50:.4},"p90_ms":{p90:.4},"p99_ms":{p99:.4},"max_ms":{max:.4},"errors":{errors},"client_cpu_us":{cpu:.1}}}"#
+                r#"{{"concurrency":{concurrency},"requests_per_second":{rate:.3},"texts_per_second":{texts},"tokens_per_second":{tokens},"p50_ms":{p50:.4},"p90_ms":{p90:.4},"p99_ms":{p99:.4},"max_ms":{max:.4},"errors":{errors},"client_cpu_us":{cpu:.1}}}"#
             ) + "\n"
         } else {
+            let [texts, tokens] = [texts, tokens].map(|rate| rate.map_or("-".to_owned(), |rate| format!("{rate:.1}")));
             format!(
-                "{concurrency:>11} {rate:>12.1} {p50:>9.3} {p90:>9.3} {p99:>9.3} {max:>9.3} {errors:>8} {cpu:>23.1}\n"
+                "{concurrency:>11} {rate:>12.1} {texts:>12} {tokens:>12} {p50:>9.3} {p90:>9.3} {p99:>9.3} {max:>9.3} {errors:>8} {cpu:>23.1}\n"
             )
         }
     }

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
-/// The text in BYTES inputs when no file of texts is given.
-const DEFAULT_TEXT: &str = "The quick brown fox jumps over the lazy dog.";
+/// The texts in BYTES inputs when no file of texts is given, one a line: questions, sentences and paragraphs.
+const DEFAULT_TEXTS: &str = include_str!("texts.txt");
 
 /// A line of a file of texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,9 +19,10 @@ pub struct Line {
     pub pair: Option<String>,
 }
 
-/// The lines of a file: plain texts, or JSON objects with a `text` and, for pairs, a `text_pair`.
+/// The lines of a file: plain texts, or JSON objects with a `text` and, for pairs, a `text_pair`. Without a file they are texts that the
+/// program has.
 pub fn read_lines(path: Option<&Path>) -> anyhow::Result<Vec<Line>> {
-    let Some(path) = path else { return Ok(vec![DEFAULT_TEXT.into()]) };
+    let Some(path) = path else { return Ok(DEFAULT_TEXTS.lines().map(Line::from).collect()) };
     let file = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let lines: Vec<_> = file.lines().filter(|line| !line.trim().is_empty()).filter_map(Line::parse).collect();
     anyhow::ensure!(!lines.is_empty(), "{} holds no text", path.display());
@@ -43,12 +44,20 @@ pub enum Form {
 
 /// Where requests go.
 pub struct Target<'a> {
-    /// The server, `HOST:PORT`.
-    pub server: &'a str,
+    /// The headers of each request, lines that end.
+    pub headers: &'a str,
     /// The model.
     pub model: &'a str,
     /// Elements of each dimension that the model leaves open: texts of a request.
     pub dimension: i64,
+}
+
+/// Requests that are made, and what is in them.
+pub struct Requests {
+    /// Whole HTTP requests.
+    pub sent: Vec<Bytes>,
+    /// Texts of each; 0 where the model takes none.
+    pub texts: usize,
 }
 
 // === impl Line ===
@@ -77,7 +86,7 @@ impl Line {
 
 impl Target<'_> {
     /// A whole HTTP request per line in this form. Where a request takes several texts, those that follow come along.
-    pub fn requests(&self, form: Form, metadata: &[u8], lines: &[Line]) -> anyhow::Result<Vec<Bytes>> {
+    pub fn requests(&self, form: Form, metadata: &[u8], lines: &[Line]) -> anyhow::Result<Requests> {
         let metadata: Value = serde_json::from_slice(metadata).context("the model's metadata is not JSON")?;
         let inputs = metadata["inputs"].as_array().context("the model's metadata has no inputs")?;
         let request = |first: usize| match form {
@@ -86,7 +95,15 @@ impl Target<'_> {
             Form::Openai => self.openai("float", lines, first),
             Form::OpenaiBase64 => self.openai("base64", lines, first),
         };
-        (0..lines.len()).map(request).collect()
+        let texts = match form {
+            Form::Binary | Form::Json => {
+                let of_texts = inputs.iter().filter(|input| input["datatype"] == "BYTES");
+                of_texts.map(|input| self.shape(input).1).max().unwrap_or(0)
+            }
+            Form::Openai | Form::OpenaiBase64 => self.count(),
+        };
+        let distinct = if texts == 0 { 1 } else { lines.len() };
+        Ok(Requests { sent: (0..distinct).map(request).collect::<Result<_, _>>()?, texts })
     }
 
     /// Tensors in binary, outputs in binary.
@@ -138,7 +155,7 @@ impl Target<'_> {
     /// OpenAI's words: a text for itself, or a list of several.
     fn openai(&self, encoding_format: &str, lines: &[Line], first: usize) -> anyhow::Result<Bytes> {
         anyhow::ensure!(lines[first].pair.is_none(), "/v1/embeddings takes no pairs of texts");
-        let count = usize::try_from(self.dimension).unwrap_or(1).max(1);
+        let count = self.count();
         let input: Value = match count {
             1 => lines[first].text.as_str().into(),
             _ => lines.iter().cycle().skip(first).take(count).map(|line| line.text.as_str()).collect(),
@@ -147,14 +164,19 @@ impl Target<'_> {
         Ok(self.post("/v1/embeddings", JSON, body.to_string().as_bytes()))
     }
 
+    /// Texts of a request in OpenAI's words.
+    fn count(&self) -> usize {
+        usize::try_from(self.dimension).unwrap_or(1).max(1)
+    }
+
     fn infer(&self) -> String {
         format!("/v2/models/{}/infer", self.model)
     }
 
     /// A request with these headers, lines that end.
     fn post(&self, path: &str, headers: &str, body: &[u8]) -> Bytes {
-        let head =
-            format!("POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Length: {}\r\n{headers}\r\n", self.server, body.len());
+        let length = body.len();
+        let head = format!("POST {path} HTTP/1.1\r\n{}Content-Length: {length}\r\n{headers}\r\n", self.headers);
         Bytes::from([head.as_bytes(), body].concat())
     }
 
@@ -194,9 +216,10 @@ mod tests {
     /// The data of both inputs in the first request of these lines.
     fn first_request(lines: &[&str], dimension: i64) -> (Value, Value) {
         let lines: Vec<_> = lines.iter().copied().filter_map(Line::parse).collect();
-        let target = Target { server: "127.0.0.1:1", model: "m", dimension };
-        let requests = target.requests(Form::Json, PAIRS.as_bytes(), &lines).unwrap();
-        let binary = target.requests(Form::Binary, PAIRS.as_bytes(), &lines).unwrap();
+        let target = Target { headers: "", model: "m", dimension };
+        let Requests { sent: requests, texts: count } = target.requests(Form::Json, PAIRS.as_bytes(), &lines).unwrap();
+        assert_eq!(count as i64, dimension);
+        let Requests { sent: binary, .. } = target.requests(Form::Binary, PAIRS.as_bytes(), &lines).unwrap();
         let (_, body) = std::str::from_utf8(&requests[0]).unwrap().split_once("\r\n\r\n").unwrap();
         let inputs: Value = serde_json::from_str::<Value>(body).unwrap()["inputs"].take();
         let data: Vec<&Value> = inputs.as_array().unwrap().iter().map(|input| &input["data"]).collect();
@@ -218,8 +241,22 @@ mod tests {
     #[test]
     fn pairs_are_refused_where_a_request_has_one_text() {
         let line = Line { pair: Some("the crew".to_owned()), .."who rows".into() };
-        let target = Target { server: "127.0.0.1:1", model: "m", dimension: 1 };
-        let error = target.requests(Form::Openai, PAIRS.as_bytes(), &[line]).unwrap_err().to_string();
+        let target = Target { headers: "", model: "m", dimension: 1 };
+        let error = target.requests(Form::Openai, PAIRS.as_bytes(), &[line]).err().unwrap().to_string();
         assert_eq!(error, "/v1/embeddings takes no pairs of texts");
+    }
+
+    #[test]
+    fn texts_of_its_own_differ_in_words_and_length() {
+        let lines = read_lines(None).unwrap();
+        let words = |line: &Line| line.text.split_whitespace().count();
+        let mut lengths: Vec<usize> = lines.iter().map(words).collect();
+        lengths.sort_unstable();
+        lengths.dedup();
+        assert!(lengths.len() > 15 && lengths[0] < 6 && lengths.last().is_some_and(|last| *last > 100), "{lengths:?}");
+        let mut texts: Vec<&str> = lines.iter().map(|line| line.text.as_str()).collect();
+        texts.sort_unstable();
+        texts.dedup();
+        assert_eq!(texts.len(), lines.len(), "each text is there once");
     }
 }

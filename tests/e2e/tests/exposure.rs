@@ -3,8 +3,10 @@
 use std::net::SocketAddr;
 use std::process::Command;
 
-use serde_json::json;
-use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, in_every_mode, python, wait_until, workspace};
+use serde_json::{Value, json};
+use trireme_e2e::{
+    Mode, ModelFolder, Request, Sandbox, Setup, Stage, in_every_mode, product, python, wait_until, workspace,
+};
 
 const KEY: &str = "a-key-of-this-test";
 
@@ -48,6 +50,34 @@ fn connections_are_encrypted(mode: Mode) {
         let output = command.output().expect("Python runs; `make setup` fetches it");
         let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "tls.py found:\n{said}{errors}");
+        if !mutual {
+            tools_speak_tls(&sandbox.address.to_string(), &ca);
+        }
+    }
+}
+
+/// The tools that ask a server believe the authority of `--ca` and nobody else, and send their headers.
+fn tools_speak_tls(address: &str, ca: &str) {
+    let header = format!("X-API-Key: {KEY}");
+    let quick = ["--json", "--concurrency=2", "--seconds=0.1", "--warmup-seconds=0"];
+    for command in [&["status", "--json"][..], &[&["bench", "--model", "simple"][..], &quick].concat()] {
+        let run = |flags: &[&str]| {
+            let server = format!("https://{address}");
+            let output = product("trireme").args(command).args(["--server", &server]).args(flags).output();
+            output.expect("the command runs")
+        };
+        let right = run(&["--ca", ca, "--header", &header]);
+        assert!(right.status.success(), "{command:?}: {right:?}");
+        serde_json::from_slice::<Value>(&right.stdout).expect("JSON");
+        for (flags, fault) in [
+            (&["--ca", ca][..], "401"),
+            (&["--header", &header], "certificate"),
+            (&["--ca", "/nowhere.pem", "--header", &header], "--ca /nowhere.pem"),
+        ] {
+            let wrong = run(flags);
+            let said = String::from_utf8_lossy(&wrong.stderr).to_lowercase();
+            assert!(!wrong.status.success() && said.contains(fault), "{command:?} {flags:?}: {wrong:?}");
+        }
     }
 }
 

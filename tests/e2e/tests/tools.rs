@@ -6,11 +6,16 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, ModelFolder, Request, Response, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, product,
-    wait_until,
+    Mode, ModelFolder, Request, Response, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load,
+    product, wait_until,
 };
 
-in_every_mode!(the_status_tells_of_everything, the_console_is_shown_unless_it_is_turned_off, access_rules_hold);
+in_every_mode!(
+    the_status_tells_of_everything,
+    the_bottleneck_is_named,
+    the_console_is_shown_unless_it_is_turned_off,
+    access_rules_hold
+);
 
 /// The longest time until a change is visible.
 const SOON: Duration = Duration::from_secs(60);
@@ -101,6 +106,63 @@ fn the_status_tells_of_everything(mode: Mode) {
     assert!(table.contains("tiny_embedding = tiny_tokenizer → tiny_encoder → tiny_pool"), "{table}");
     let json = run(product("trireme").args(["status", "--json", "--server", &server]));
     assert_eq!(serde_json::from_str::<Value>(&said(&json)).expect("JSON")["ready"], true);
+}
+
+fn the_bottleneck_is_named(mode: Mode) {
+    let step = |model: &str, from: &str, to: &str| {
+        format!(
+            "step {{ model_name: '{model}' model_version: -1
+             input_map {{ key: 'INPUT0' value: '{from}' }} output_map {{ key: 'OUTPUT0' value: '{to}' }} }}"
+        )
+    };
+    let steps = [step("before", "A", "b"), step("slow", "b", "c"), step("after", "c", "B")].concat();
+    let chain = format!(
+        "platform: 'ensemble' input [{{ name: 'A' data_type: TYPE_FP32 dims: [-1] }}]
+         output [{{ name: 'B' data_type: TYPE_FP32 dims: [-1] }}] ensemble_scheduling {{ {steps} }}"
+    );
+    let models = ModelFolder::new().slow("before", 1).slow("slow", 40).slow("after", 1).model("chain", &chain);
+    let setup = Setup::new(mode).repository(models.path());
+    let sandbox = setup.replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0).start();
+    let body = json!({"inputs": [{"name": "A", "datatype": "FP32", "shape": [1], "data": [1]}]});
+    assert_eq!(sandbox.infer("chain", &body).status, 200);
+    let bottleneck = || model(&status(&sandbox), "chain")["bottleneck"].clone();
+    assert_eq!(bottleneck(), Value::Null, "one request alone waits for nothing");
+
+    let outcome = load(
+        48,
+        12,
+        |_| assert_eq!(sandbox.infer("chain", &body).status, 200),
+        || {
+            let found = wait_until("requests wait", SOON, || Some(bottleneck()).filter(|found| !found.is_null()));
+            assert_eq!((&found["model"], &found["step"]), (&json!("slow"), &json!(1)), "{found}");
+            assert!(found["wait_seconds"].as_f64() > found["run_seconds"].as_f64(), "{found}");
+        },
+    );
+    outcome.assert_all_right(48);
+    let shown = said(&run(product("trireme").args(["status", "--server", &sandbox.address.to_string()])));
+    assert!(shown.contains("bottleneck: requests wait") && shown.contains("ms for slow"), "{shown}");
+}
+
+#[test]
+fn bench_counts_requests_texts_and_tokens() {
+    let sandbox = Sandbox::start(Mode::AllInOne);
+    let server = sandbox.address.to_string();
+    let measure = |flags: &[&str]| {
+        let quick = ["--json", "--concurrency=2", "--seconds=0.3", "--warmup-seconds=0.1", "--server", &server];
+        let output = run(product("trireme").arg("bench").args(quick).args(flags));
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_str::<Value>(&said(&output)).expect("JSON")
+    };
+    for form in ["binary", "json", "openai"] {
+        let measured = measure(&["--model=tiny_embedding", "--dimension=3", "--form", form]);
+        let number = |name: &str| measured[name].as_f64().unwrap_or_else(|| panic!("no {name} in {measured}"));
+        let texts = number("texts_per_second") / number("requests_per_second");
+        assert!((texts - 3.0).abs() < 0.01, "{form}: {texts} texts in a request");
+        assert!(number("tokens_per_second") > number("texts_per_second"), "{form}: {measured}");
+    }
+    let numbers = measure(&["--model=identity_fp32"]);
+    assert!(numbers["requests_per_second"].as_f64() > Some(0.0), "{numbers}");
+    assert_eq!((&numbers["texts_per_second"], &numbers["tokens_per_second"]), (&Value::Null, &Value::Null));
 }
 
 #[test]
