@@ -19,11 +19,13 @@ mod style;
 mod tap;
 mod validate;
 mod verify;
+mod welcome;
 mod worker;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Serves transformer text models behind the v2 (KServe / Triton) protocol
 #[derive(Parser)]
@@ -71,8 +73,14 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
-        Command::Serve(args) => serve::run(&args),
+    let matches = Cli::command().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    match cli.command {
+        Command::Serve(args) => {
+            let flags = matches.subcommand_matches("serve");
+            let source = flags.and_then(|flags| flags.value_source("log_level"));
+            serve::run(&args, source != Some(ValueSource::DefaultValue))
+        }
         Command::Worker(command) => worker::run(&command),
         Command::Bench(args) => bench::run(&args),
         Command::Bulk(args) => bulk::run(&args),

@@ -1,5 +1,6 @@
 //! `trireme serve`: gateway and all stages in one process, on the in-process bus.
 
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,12 +15,16 @@ use trireme_model::OnnxRuntimeArgs;
 use trireme_python::PythonArgs;
 use trireme_runtime::service::{self, AdminArgs, QueueArgs, WorkerArgs};
 use trireme_runtime::{Health, Worker, WorkerOptions, faults};
-use trireme_telemetry::TelemetryArgs;
+use trireme_telemetry::{LogFormat, TelemetryArgs};
 
 use crate::stages::{Stage, StageOptions, backends};
+use crate::welcome::{Reach, welcome};
 
 /// How long the registry may take to see models that are loaded: both are in this process.
 const REGISTRY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The log level at a terminal, where the user has chosen none: without what the start and models that come and go log at `info`.
+const TERMINAL_LEVEL: &str = "info,trireme_gateway=warn,trireme_model::backends=warn,trireme_tokenizer=warn,trireme_engine::load=warn,trireme_runtime::lifecycle=warn,trireme_runtime::lifecycle::drain=info";
 
 /// Flags of `trireme serve`.
 #[derive(Args)]
@@ -58,19 +63,32 @@ pub struct Server {
     exit_on_error: bool,
 }
 
-/// Serves until a signal stops the process. It takes the port before it loads models, so that probes see "not ready" meanwhile.
-pub fn run(args: &ServeArgs) -> ExitCode {
+/// Serves until a signal stops the process. It takes the port before it loads models, so that probes see "not ready" meanwhile. At a
+/// terminal it welcomes the user, unless a log level was chosen.
+pub fn run(args: &ServeArgs, is_level_chosen: bool) -> ExitCode {
     if args.admin.healthcheck {
         return service::healthcheck(&args.admin);
     }
-    service::block_on("trireme", &args.gateway.traces.telemetry(&args.telemetry), async {
+    let mut telemetry = args.gateway.traces.telemetry(&args.telemetry);
+    let welcomes = !is_level_chosen && telemetry.log_format == LogFormat::Text && std::io::stderr().is_terminal();
+    if welcomes {
+        telemetry.log_level = TERMINAL_LEVEL.to_owned();
+        eprintln!("trireme {}: loading models", env!("CARGO_PKG_VERSION"));
+    }
+    service::block_on("trireme", &telemetry, async {
         args.triton.warn();
         args.gateway.traces.warn();
         let shutdown = service::shutdown_signal()?;
         let Some(server) = service::or_shutdown(&shutdown, Server::open(args)).await? else { return Ok(()) };
         let serving = async {
             server.load().await?;
-            tracing::info!(http = server.gateway.http_address.map(tracing::field::display), "ready");
+            match server.http_address().filter(|_| welcomes) {
+                Some(address) => {
+                    let status = serde_json::from_slice(&server.gateway.status().await)?;
+                    eprint!("{}", welcome(&status, &Reach::new(address, &args.gateway)));
+                }
+                None => tracing::info!(http = server.http_address().map(tracing::field::display), "ready"),
+            }
             std::future::pending().await
         };
         // Loaded models take work while others still load.
@@ -124,10 +142,8 @@ impl Server {
         self.worker.load().await?;
         match self.gateway.until_ready(REGISTRY_TIMEOUT).await {
             Err(unready) if self.exit_on_error => return Err(anyhow::Error::msg(faults::list(unready))),
-            Err(unready) => {
-                unready.iter().for_each(|reason| tracing::warn!("{reason}"));
-                tracing::warn!(missing = unready.len(), "serving the models that could be loaded");
-            }
+            // The log has the reasons: worker and gateway wrote them when they knew them.
+            Err(unready) => tracing::warn!(missing = unready.len(), "serving the models that could be loaded"),
             Ok(()) => {}
         }
         self.health.set_ready();

@@ -1,7 +1,6 @@
 //! How tools write for a person: tables, colours on a terminal only, and names from elsewhere without control characters.
 
 use std::fmt::Write;
-use std::io::IsTerminal;
 
 /// The emphasis of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +19,7 @@ pub enum Style {
 
 /// Whether standard output shows colours: on a terminal whose user does not object (`NO_COLOR`).
 pub fn colours() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    trireme_telemetry::shows_colours(&std::io::stdout())
 }
 
 /// A cell of a table.

@@ -42,7 +42,7 @@ pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telem
     );
     let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let logs = match args.log_format {
-        LogFormat::Text => logs.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed(),
+        LogFormat::Text => logs.with_ansi(shows_colours(&std::io::stderr())).with_target(false).boxed(),
         LogFormat::Json => logs.json().flatten_event(true).with_current_span(false).with_span_list(false).boxed(),
     };
     // Compose files cannot leave a variable out, so an empty one counts as missing.
@@ -63,6 +63,11 @@ pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telem
         verbose_level: levels.verbose_level.max(args.log_verbose),
     })?;
     Ok(Telemetry { provider })
+}
+
+/// Whether text may have colours there: on a terminal whose user does not object by a `NO_COLOR` that is not empty.
+pub fn shows_colours(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 // === impl Telemetry ===

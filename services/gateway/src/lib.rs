@@ -43,6 +43,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args};
 use futures_util::future::BoxFuture;
@@ -307,6 +308,11 @@ impl Gateway {
         &self.handlers.health
     }
 
+    /// The state of the whole system, as `/v2/trireme/status` tells it.
+    pub fn status(&self) -> BoxFuture<'_, Bytes> {
+        Box::pin(self.handlers.status())
+    }
+
     /// Embeds texts for this process itself, with or without listeners.
     pub fn embedder(&self) -> Embedder {
         Embedder::new(self.handlers.clone())
@@ -359,6 +365,7 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
         let models = ModelOptions { model_repository: sources.repositories.clone(), control: args.control.options()? };
         // Before waiting for the broker, so that faults of the repository are reported at once.
         let repository = models.read()?;
+        models.log_faults(&repository);
         if args.models.is_empty() {
             tracing::warn!("no models are named: ensembles are not known, models are served as workers have them");
         } else if let Err(empty) = repository.check_not_empty(&models.model_repository) {
