@@ -59,21 +59,27 @@ impl ModelOptions {
         if !missing.is_empty() && control.exit_on_error {
             return Err(unreadable(missing));
         }
-        missing
-            .iter()
-            .for_each(|fault| tracing::error!(fault, "a model repository could not be read; it is served without it"));
         let broken = repository.broken().filter(|(name, _)| control.concerns(name));
         let faults: Vec<_> = broken.map(|(_, broken)| broken.fault.to_string()).collect();
         if !faults.is_empty() && control.exit_on_error {
             return Err(unreadable(faults));
         }
-        faults.iter().for_each(|fault| tracing::error!(fault, "a model directory is broken"));
         let missing = control.load.iter().filter(|name| *name != "*" && repository.model(name).is_none());
         let missing: Vec<_> = missing.map(String::as_str).collect();
         if !missing.is_empty() && !self.model_repository.is_empty() && control.exit_on_error && faults.is_empty() {
             anyhow::bail!("--load-model names models that are in no model repository: {}", missing.join(", "));
         }
         Ok(repository)
+    }
+
+    /// Logs the faults of a repository that is served all the same.
+    pub fn log_faults(&self, repository: &Repository) {
+        for fault in repository.unreadable() {
+            tracing::error!(%fault, "a model repository could not be read; it is served without it");
+        }
+        for (model, broken) in repository.broken().filter(|(name, _)| self.control.concerns(name)) {
+            tracing::error!(model, fault = %broken.fault, "a model directory is broken");
+        }
     }
 }
 

@@ -1,13 +1,16 @@
 //! Start: a wrong set-up ends in one line that names the remedy, and processes may start in any order.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, ModelFolder, Process, Request, Setup, Stage, basic_repository, golden, in_every_mode, product, wait_until,
+    Mode, ModelFolder, Process, Request, Setup, Stage, basic_repository, golden, in_every_mode, product, python,
+    wait_until, workspace,
 };
 use trireme_testkit::{NatsServer, assert_close};
 
@@ -282,4 +285,115 @@ fn stops_when_told_to_while_it_waits_for_the_broker() {
         process.terminate();
         assert_eq!(process.wait_exit(LIMIT).code(), Some(0), "{}", process.log_tail());
     }
+}
+
+/// A command whose output is a terminal, and goes to its standard error from there. It logs as it would for a user.
+fn at_terminal(command: &Command) -> Command {
+    let mut terminal = Command::new(python());
+    let spawn = "import os, pty, sys; os.dup2(2, 1); pty.spawn(sys.argv[1:])";
+    terminal.args(["-c", spawn]).arg(command.get_program()).args(command.get_args()).env_remove("NO_COLOR");
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => terminal.env(name, value),
+            None => terminal.env_remove(name),
+        };
+    }
+    terminal.env_remove("TRIREME_LOG_FORMAT");
+    terminal
+}
+
+fn folder_server(folder: &str) -> Command {
+    let mut command = product("trireme");
+    command.arg("serve").arg(workspace().join(folder));
+    command
+}
+
+#[test]
+fn a_terminal_is_shown_a_request_that_works() {
+    let folders =
+        ["reranker", "sentiment", "names", "sparse", "colbert"].map(|name| format!("examples/folders/{name}"));
+    let plain = ModelFolder::basic(&["simple"]);
+    let others = ["tests/repositories/basic".to_owned(), plain.path().display().to_string()];
+    for folder in folders.into_iter().chain(others) {
+        let logs = tempfile::tempdir().expect("a temporary folder");
+        let process = Process::start("terminal", &mut at_terminal(&folder_server(&folder)), logs.path());
+        let said = wait_until("it is ready", LIMIT, || Some(process.log()).filter(|said| said.contains("Ctrl-C")));
+        let said = said.replace('\r', "");
+        assert!(said.lines().count() < 10 && said.contains("/ui") && !said.contains("INFO"), "{folder}:\n{said}");
+        let request =
+            said.lines().find(|line| line.starts_with("  curl ")).unwrap_or_else(|| panic!("{folder}:\n{said}"));
+        let command = request.replacen("curl", "curl -sSf --max-time 30", 1);
+        let output = Command::new("bash").args(["-c", &command]).output().expect("bash runs");
+        let answer = serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default();
+        let is_answer = answer.is_array() || answer.is_object() && answer.get("error").is_none();
+        assert!(output.status.success() && is_answer, "{folder}: {request}\n{output:?}");
+    }
+}
+
+#[test]
+fn log_lines_have_colours_where_the_user_wants_them() {
+    let said = |at_terminal: &mut Command| {
+        let logs = tempfile::tempdir().expect("a temporary folder");
+        let mut process = Process::start("colours", at_terminal, logs.path());
+        process.wait_exit(LIMIT);
+        let said = process.log();
+        assert!(said.contains("WARN"), "{said}");
+        said
+    };
+    let mut gateway = service("trireme-tokenizer", NOBODY);
+    gateway.args(["--nats-connect-timeout-secs", "2"]);
+    assert!(said(&mut at_terminal(&gateway)).contains('\u{1b}'));
+    assert!(said(at_terminal(&gateway).env("NO_COLOR", "")).contains('\u{1b}'), "an empty one is none");
+    assert!(!said(at_terminal(&gateway).env("NO_COLOR", "1")).contains('\u{1b}'));
+    assert!(!said(gateway.env_remove("TRIREME_LOG_FORMAT")).contains('\u{1b}'), "no terminal");
+}
+
+#[test]
+fn a_fault_is_told_once() {
+    let nats = NatsServer::start();
+    let broken_file = ModelFolder::basic(&["simple"]).file("simple/1/model.onnx", "no graph");
+    let broken_text = ModelFolder::basic(&["simple"]).file("simple/config.pbtxt", "no config");
+    for (models, fault) in [(&broken_file, "Protobuf parsing failed"), (&broken_text, "failed to read text proto")] {
+        let mut worker = product("trireme-model");
+        worker.args(["--nats-url", &nats.url(), "--model-repository"]).arg(models.path());
+        for command in [serve(models.path()), worker] {
+            let (process, _folder) = ends(command, &[fault]);
+            assert_eq!(process.log().matches(fault).count(), 1, "{}", process.log());
+        }
+        // The other models are served, and the process does not end.
+        let logs = tempfile::tempdir().expect("a temporary folder");
+        let process = Process::start("goes-on", serve(models.path()).arg("--exit-on-error=false"), logs.path());
+        wait_until("it is ready", LIMIT, || (process.count("ready") > 0).then_some(()));
+        assert_eq!(process.log().matches(fault).count(), 1, "{}", process.log());
+    }
+    let mut nobody = service("trireme-tokenizer", NOBODY);
+    nobody.args(["--nats-connect-timeout-secs", "1"]);
+    let (process, _folder) = ends(nobody, &["unreachable"]);
+    assert_eq!(process.log().matches("unreachable").count(), 1, "{}", process.log());
+}
+
+#[test]
+fn the_next_start_removes_what_killed_processes_left_and_only_that() {
+    let (temporary, logs) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let start = |name: &str| {
+        let mut command = folder_server("examples/folders/sentiment");
+        let process = Process::start(name, command.env("TMPDIR", temporary.path()), logs.path());
+        wait_until("it is ready", LIMIT, || (process.count("ready") > 0).then_some(()));
+        process
+    };
+    let folders = || -> BTreeSet<OsString> {
+        let entries = std::fs::read_dir(temporary.path()).expect("the folder is there");
+        entries.map(|entry| entry.expect("an entry").file_name()).collect()
+    };
+    let _alive = start("alive");
+    let of_alive = folders();
+    let mut killed = start("killed");
+    killed.kill();
+    let left: BTreeSet<_> = folders().difference(&of_alive).cloned().collect();
+    assert!(!of_alive.is_empty() && !left.is_empty(), "a folder of models needs room: {of_alive:?} {left:?}");
+    let mut next = start("next");
+    assert!(folders().is_superset(&of_alive) && folders().is_disjoint(&left), "{of_alive:?} {left:?} {:?}", folders());
+    next.terminate();
+    assert!(next.wait_exit(LIMIT).success());
+    assert_eq!(folders(), of_alive);
 }

@@ -86,7 +86,10 @@ impl Nats {
                 if left.is_zero() || !matches!(error, BusError::Unreachable(_)) {
                     return Err(error);
                 }
-                tracing::warn!(url = %options.url, %error, "NATS is not there yet; trying for another {} s", left.as_secs());
+                // The last attempt's error is returned.
+                if left >= RETRY_PAUSE {
+                    tracing::warn!(url = %options.url, %error, "NATS is not there yet; trying for another {} s", left.as_secs());
+                }
                 tokio::time::sleep(RETRY_PAUSE.min(left)).await;
             }
         })

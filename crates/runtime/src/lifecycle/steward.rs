@@ -89,7 +89,11 @@ impl Participant for Steward {
     async fn load(&self, model: &str, with: &Override) -> Outcome {
         match self.models.find(model, with.replacement()) {
             Ok(None) => Outcome::NotMine,
-            Ok(Some(found)) => Steward::outcome(model, self.models.apply(&found, true).await),
+            Ok(Some(found)) => {
+                let applied = self.models.apply(&found, true).await;
+                applied.iter().for_each(|applied| log_faults(model, applied));
+                Steward::outcome(model, applied)
+            }
             Err(error @ RepositoryError::NoVersion { .. }) => Outcome::failed(error.to_string()),
             Err(error) => Outcome::Unreadable(error.to_string()),
         }
@@ -131,11 +135,11 @@ impl Models {
     async fn load_first(self: &Arc<Self>, repository: &Repository, wanted: &[&str]) -> Result<(), StartError> {
         let control = &self.options.control;
         let broken: Vec<_> = repository.broken().filter(|(name, _)| control.concerns(name)).collect();
-        for (model, broken) in &broken {
-            tracing::error!(model, fault = %broken.fault, "a model directory is broken");
-        }
         if control.exit_on_error && !broken.is_empty() {
             return Err(StartError::Repository(broken.into_iter().map(|(_, broken)| broken.fault.clone()).collect()));
+        }
+        for (model, broken) in &broken {
+            tracing::error!(model, fault = %broken.fault, "a model directory is broken");
         }
         if let Err(empty) = repository.check_not_empty(&self.options.model_repository) {
             match control.mode {
@@ -150,6 +154,8 @@ impl Models {
             let is_cause = !self.hopeless.is_cancelled();
             if control.exit_on_error && applied.as_ref().map_or(true, |applied| !applied.faults.is_empty()) {
                 self.hopeless.cancel();
+            } else if let Ok(applied) = &applied {
+                log_faults(&model.name, applied);
             }
             (is_cause, applied)
         });
@@ -182,6 +188,13 @@ impl Models {
     }
 }
 
+/// Logs why versions of a model could not be loaded, where the worker goes on without them.
+fn log_faults(model: &str, applied: &Applied) {
+    for (version, fault) in &applied.faults {
+        tracing::error!(model, version, %fault, "a model version could not be loaded");
+    }
+}
+
 /// Follows the repository's changes. A model whose directory is broken meanwhile stays as it was.
 async fn poll(models: Arc<Models>) {
     let mut ticks = tokio::time::interval(models.options.control.poll);
@@ -210,8 +223,9 @@ async fn poll(models: Arc<Models>) {
         }
         complained = complaints;
         for model in repository.models() {
-            if let Err(error) = models.apply(model, false).await {
-                tracing::error!(model = model.name, %error, "a model is loaded but takes no work");
+            match models.apply(model, false).await {
+                Ok(applied) => log_faults(&model.name, &applied),
+                Err(error) => tracing::error!(model = model.name, %error, "a model is loaded but takes no work"),
             }
         }
         for name in models.names() {

@@ -311,7 +311,8 @@ impl Catalog {
                 was.iter().flat_map(|was| was.versions.keys()).filter(|&version| !model.versions.contains_key(version));
             gone.extend(lost.map(|&version| (name, version, &model.reason)));
             if model.reason.is_some() && was.is_none_or(|was| was.reason != model.reason) {
-                match !model.waits.is_empty() {
+                // A worker that could not load the model has logged why.
+                match !model.waits.is_empty() || model.has_failed() {
                     true => tracing::debug!(model = name, reason = model.reason, "model is not ready yet"),
                     false => tracing::info!(model = name, reason = model.reason, "model is not ready"),
                 }

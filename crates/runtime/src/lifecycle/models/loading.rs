@@ -102,7 +102,6 @@ impl Models {
     /// Handles a version that could not be loaded: a version that served before goes on; otherwise the registry entry
     /// says why the model is not available.
     async fn refuse(&self, model: &RepositoryModel, version: i64, fault: &LoadError) {
-        tracing::error!(model = model.name, version, %fault, "a model version could not be loaded");
         let key = ModelKey { name: model.name.as_str().into(), version };
         let fingerprint = model.fingerprint(version);
         let mut said = self.said.lock().await;
