@@ -80,7 +80,8 @@ class TritonPythonModel:
 ";
     let datatypes = [DataType::Bf16, DataType::Fp16, DataType::Fp32, DataType::Int64, DataType::Uint8];
     let io = |kind: &str, name: &str| {
-        let tensors = datatypes.map(|of| format!("{{ name: '{name}{of}' data_type: {} dims: [-1, 2] }}", of.config_name()));
+        let tensors =
+            datatypes.map(|of| format!("{{ name: '{name}{of}' data_type: {} dims: [-1, 2] }}", of.config_name()));
         format!("{kind} [{}]", tensors.join(", "))
     };
     let mut instance =
@@ -94,9 +95,9 @@ class TritonPythonModel:
         let names = datatypes.iter().flat_map(|datatype| ["C", "O"].map(|letter| format!("{letter}{datatype}")));
         let asked = ExecuteRequest::made_up("r", inputs.to_vec(), names);
         let outputs = execute(&mut instance, &[asked]).remove(0).unwrap().outputs;
-        let expected = inputs.into_iter().flat_map(|input| {
-            ["C", "O"].map(|letter| input.clone().renamed(format!("{letter}{}", input.datatype())))
-        });
+        let expected = inputs
+            .into_iter()
+            .flat_map(|input| ["C", "O"].map(|letter| input.clone().renamed(format!("{letter}{}", input.datatype()))));
         assert_eq!(outputs, expected.collect::<Vec<_>>());
     }
 }

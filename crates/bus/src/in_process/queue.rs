@@ -122,10 +122,7 @@ impl Queue {
         let (request_id, gateway) = (message.request_id.clone(), message.gateway.clone());
         state.unsettled.insert(
             name.to_string().into(),
-            Unsettled {
-                request_id: request_id.to_string().into(),
-                gateway: gateway.to_string().into(),
-            },
+            Unsettled { request_id: request_id.to_string().into(), gateway: gateway.to_string().into() },
         );
         drop(state);
         self.arrived[message.lane() as usize].notify_one();

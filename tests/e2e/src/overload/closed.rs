@@ -54,7 +54,9 @@ impl Loop {
             true => {
                 "model_name: 'tiny_tokenizer' input_map { key: 'TEXT' value: 'TEXT' } output_map { key: 'input_ids' value: 'ids' }"
             }
-            false => "model_name: 'fast' input_map { key: 'INPUT0' value: 'INPUT0' } output_map { key: 'OUTPUT0' value: 'ids' }",
+            false => {
+                "model_name: 'fast' input_map { key: 'INPUT0' value: 'INPUT0' } output_map { key: 'OUTPUT0' value: 'ids' }"
+            }
         };
         let io = "backend: 'identity' input [{ name: 'INPUT0' data_type: TYPE_INT64 dims: [-1] }]
             output [{ name: 'OUTPUT0' data_type: TYPE_INT64 dims: [-1] }] instance_group [{ count: 1 kind: KIND_CPU }]";
