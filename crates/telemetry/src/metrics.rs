@@ -81,7 +81,7 @@ metrics! {
     TracesDropped = "trireme_gateway_traces_dropped_total" Counter "Traces of requests that are not in this gateway's trace files: more came than could be written, or writing failed";
     QueueWaiting = "trireme_queue_waiting_messages" Gauge "Messages in the model's queue on the bus that no worker has been given";
     QueueDelivered = "trireme_queue_delivered_messages" Gauge "Messages of the model's queue on the bus that workers hold";
-    QueueOldest = "trireme_queue_oldest_age_seconds" Gauge "Age of the oldest unfinished message in the model's queue on the bus";
+    QueueOldest = "trireme_queue_oldest_age_seconds" Gauge "Age of the oldest message in the model's queue on the bus that no worker has been given";
     Workers = "trireme_workers" Gauge "Workers that serve the model, as the registry has them";
 
     JobsRequests = "trireme_jobs_requests" Gauge "Durable requests of this gateway that have not ended";
