@@ -128,10 +128,11 @@ impl Round {
     /// The head of a table whose lines are rounds.
     pub const HEAD: &str = " load  of capacity   p50 ms   p99 ms  ratio  other";
 
-    /// Summarises the requests that were answered in `during`.
+    /// Summarises the requests that were answered in `during`. Latencies are also those of requests that were answered later, when the
+    /// load had ended: some may have waited for that.
     fn of(load: usize, calls: &[(bool, Duration, Duration)], during: Range<Duration>) -> Round {
-        let results = || calls.iter().filter(|(is_result, _, at)| *is_result && during.contains(at));
-        let rate = results().count() as f64 / (during.end - during.start).as_secs_f64();
+        let results = || calls.iter().filter(|(is_result, _, at)| *is_result && *at >= during.start);
+        let rate = results().filter(|(_, _, at)| *at < during.end).count() as f64 / (during.end - during.start).as_secs_f64();
         Round {
             load,
             of_capacity: rate * Loop::RUN.as_secs_f64() / Loop::BATCH as f64,
