@@ -207,16 +207,25 @@ fn tensors_in_shared_memory_count_like_those_that_travel() {
 /// Rows without elements cost the client nothing, but each claims a row of the answer.
 #[test]
 fn rows_without_elements_take_no_memory() {
-    let models = ModelFolder::basic(&["tiny_pool"]);
+    let models = ModelFolder::new().model(
+        "pool",
+        "backend: 'postprocess'
+         input [
+           { name: 'last_hidden_state' data_type: TYPE_FP32 dims: [ -1, -1, 8 ] },
+           { name: 'attention_mask' data_type: TYPE_INT64 dims: [ -1, -1 ] }
+         ]
+         output [ { name: 'embedding' data_type: TYPE_FP32 dims: [ -1, 32 ] } ]
+         parameters { key: 'ops' value { string_value: 'pool:mean+cls+max+last' } }",
+    );
     let mut sandbox = Setup::new(Mode::AllInOne).repository(models.path()).start();
     let ask = |rows: u64| {
         let input = |name: &str, datatype: &str, shape: Value| json!({"name": name, "datatype": datatype, "shape": shape, "data": []});
         let hidden = input("last_hidden_state", "FP32", json!([rows, 0, 8]));
-        sandbox.infer("tiny_pool", &json!({"inputs": [hidden, input("attention_mask", "INT64", json!([rows, 0]))]}))
+        sandbox.infer("pool", &json!({"inputs": [hidden, input("attention_mask", "INT64", json!([rows, 0]))]}))
     };
-    assert_eq!(ask(3).output("embedding")["shape"], json!([3, 8]));
-    let refused = ask(1 << 23);
-    let expected = "model 'tiny_pool': tensor 'result of pool' of shape [8388608,8] takes 268435456 bytes, and a request may ask for \
+    assert_eq!(ask(3).output("embedding")["shape"], json!([3, 32]));
+    let refused = ask(1 << 21);
+    let expected = "model 'pool': tensor 'result of pool' of shape [2097152,32] takes 268435456 bytes, and a request may ask for \
                     134217728 at most: send fewer rows";
     assert_eq!(refused.status, 400, "{}", refused.text());
     assert!(refused.error().ends_with(expected), "{}", refused.error());

@@ -139,11 +139,10 @@ fn weights_beside_the_graph_come_along() {
         assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
         names.push(name);
     }
-    words.extend(["--model".to_owned(), copied.display().to_string()]);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     // The second process finds optimised models that the first one kept.
     for start in ["first", "second"] {
-        let sandbox = Setup::new(Mode::AllInOne).worker_arguments(&words).start();
+        let sandbox = Setup::new(Mode::AllInOne).repository(&copied).worker_arguments(&words).start();
         for golden in golden() {
             let input = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [golden.text]}]});
             for name in &names {

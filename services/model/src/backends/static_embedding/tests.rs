@@ -62,7 +62,8 @@ fn conforms() {
         inputs: [vec![0i64], vec![1, 2], vec![2, 2, 0, 1]].map(|ids| vec![tokens(1, &ids)]).to_vec(),
         outputs: vec![EMBEDDING.to_owned()],
     };
-    conformance::check(&StaticEmbedding, &config("max_batch_size: 8"), plain().path(), &case);
+    let wide = folder(&[("embeddings", Dtype::F32, &[3, 4], &bytes(&[VECTORS, VECTORS].concat()))], None);
+    conformance::check(&StaticEmbedding, &config("max_batch_size: 8"), wide.path(), &case);
 }
 
 #[test]
