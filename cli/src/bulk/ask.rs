@@ -8,7 +8,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
-use trireme_gateway::Embedder;
+use trireme_gateway::{Embedded, Embedder};
 use trireme_inference::{ErrorCode, InferError};
 
 use super::rows::{Facts, Outcome};
@@ -122,8 +122,8 @@ impl Embed for Own {
             ErrorCode::Unavailable => Refused::Later(message, None),
             _ => Refused::Texts(message),
         });
-        let (vectors, facts) = asked?;
-        let facts = facts.map(|facts| Facts { tokens: facts.tokens, cut: facts.truncated });
+        let Embedded { vectors, texts } = asked?;
+        let facts = texts.map(|facts| Facts { tokens: facts.tokens, cut: facts.truncated });
         Ok((vectors, facts.unwrap_or_default()))
     }
 

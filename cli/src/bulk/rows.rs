@@ -5,12 +5,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_columns::Batch;
+pub use trireme_columns::Outcome;
 
 /// The text of a row, or the reason why the row has no text.
 pub type Text = Result<String, String>;
-
-/// The vector of a row, or the reason why the row has no vector.
-pub type Outcome = Result<Vec<f32>, String>;
 
 /// Counts of texts that have vectors.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -10,7 +10,7 @@ use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
 use arrow_select::take::take;
 use serde_json::Value;
 
-use crate::{ColumnsError, EMBEDDING, ERROR, Format, RESPONSE, Table};
+use crate::{ColumnsError, EMBEDDING, ERROR, Format, Outcome, RESPONSE, Table};
 
 /// Rows of a table.
 #[derive(Clone)]
@@ -78,7 +78,7 @@ impl Batch {
 
     /// These rows with their vectors, or the reasons why they have none. There is one outcome for each row, and each vector
     /// has the layout's width.
-    pub fn with_vectors(&self, layout: &Layout, outcomes: &[Result<Vec<f32>, String>]) -> Result<Batch, ColumnsError> {
+    pub fn with_vectors(&self, layout: &Layout, outcomes: &[Outcome]) -> Result<Batch, ColumnsError> {
         let mut numbers = Vec::with_capacity(outcomes.len() * layout.width);
         for outcome in outcomes {
             match outcome {
@@ -97,7 +97,7 @@ impl Batch {
     }
 
     /// The inverse of [`Batch::with_vectors`]: the other columns, and the outcome of each row.
-    pub fn without_vectors(&self) -> Result<(Batch, Vec<Result<Vec<f32>, String>>), ColumnsError> {
+    pub fn without_vectors(&self) -> Result<(Batch, Vec<Outcome>), ColumnsError> {
         let vectors = self.column(EMBEDDING)?;
         let lists = vectors.as_fixed_size_list_opt().filter(|lists| lists.value_type() == DataType::Float32);
         let lists = lists.ok_or_else(|| wrong(EMBEDDING, vectors.data_type(), "vectors (FixedSizeList<Float32>)"))?;

@@ -39,6 +39,9 @@ pub use without::{Batch, Batches, Layout, Table, Writer};
 #[cfg(feature = "formats")]
 pub use writer::Writer;
 
+/// The vector of a row, or the reason why the row has none.
+pub type Outcome = Result<Vec<f32>, String>;
+
 /// The column of vectors: `FixedSizeList<Float32>`, null in rows without a vector.
 pub const EMBEDDING: &str = "embedding";
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::{ColumnsError, Format, Source};
+use crate::{ColumnsError, Format, Outcome, Source};
 
 /// A file of columns.
 pub struct Table(Infallible);
@@ -75,11 +75,11 @@ impl Batch {
         Err(ColumnsError::NotBuilt { format: Format::Parquet })
     }
 
-    pub fn with_vectors(&self, _: &Layout, _: &[Result<Vec<f32>, String>]) -> Result<Batch, ColumnsError> {
+    pub fn with_vectors(&self, _: &Layout, _: &[Outcome]) -> Result<Batch, ColumnsError> {
         match self.0 {}
     }
 
-    pub fn without_vectors(&self) -> Result<(Batch, Vec<Result<Vec<f32>, String>>), ColumnsError> {
+    pub fn without_vectors(&self) -> Result<(Batch, Vec<Outcome>), ColumnsError> {
         match self.0 {}
     }
 }

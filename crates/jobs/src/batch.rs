@@ -5,7 +5,9 @@
 //! chunk begins with its longest lines, because the one before has ended with its own.
 //! When all lines of the first chunk have ended, their answers are written and the checkpoint moves.
 
-use std::collections::VecDeque;
+use std::collections::hash_map::RandomState;
+use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -36,8 +38,14 @@ const CHUNK_BYTES: usize = 8 << 20;
 /// Most chunks whose lines have not all ended. While the last lines of one chunk run, lines of the next ones begin.
 const CHUNKS: usize = 3;
 
+/// Most bytes of a `custom_id` that an error shows.
+const SHOWN: usize = 128;
+
 /// Parts of the output live for this much longer than the record of their file.
 const SLACK: Duration = Duration::from_secs(3600);
+
+/// The end of the names of files of lines.
+const LINES: &str = "jsonl";
 
 /// Lines that were read together.
 struct Chunk {
@@ -102,7 +110,7 @@ pub async fn run(jobs: &Jobs, id: &str, stop: watch::Receiver<bool>) -> Result<(
     let format = columns::format(&file);
     let mut rows = None;
     if let (Some(format), BatchState::Validating) = (format, batch.state) {
-        match columns::check(jobs, &file, format, &batch.endpoint, &batch.rows).await {
+        match columns::check(jobs, &file, format, &batch.endpoint, &batch.rows).await? {
             Ok(count) => rows = Some(count),
             Err(why) => {
                 let why = format!("file '{}': {why}", batch.input);
@@ -116,7 +124,13 @@ pub async fn run(jobs: &Jobs, id: &str, stop: watch::Receiver<bool>) -> Result<(
     if run.batch.state == BatchState::Validating {
         let total = match rows {
             Some(rows) => rows,
-            None => count(lines_from(jobs, &file, &run.batch, 0, 0)).await?,
+            None => match count(lines_from(jobs, &file, &run.batch, 0, 0)).await? {
+                Ok(count) => count,
+                Err(why) => {
+                    let why = format!("file '{}': {why}", run.batch.input);
+                    return fail(jobs, id, run.batch, run.revision, &why).await;
+                }
+            },
         };
         if total == 0 {
             let why = format!("file '{}' has no lines, expected one JSON object in each line", run.batch.input);
@@ -168,13 +182,24 @@ fn async_parts(
     })
 }
 
-/// Lines that are not empty.
-async fn count(mut lines: Lines<Content>) -> Result<u64, BusError> {
-    let mut count = 0;
+/// Lines that are not empty; why the file is refused, if two of them have one `custom_id`.
+async fn count(mut lines: Lines<Content>) -> Result<Result<u64, String>, BusError> {
+    // Ids may be long: two hashes with keys of their own stand for one.
+    let (one, other) = (RandomState::new(), RandomState::new());
+    let (mut seen, mut count, mut number) = (HashMap::new(), 0, 0u64);
     while let Some(line) = lines.next().await? {
+        number += 1;
         count += u64::from(!line.is_empty());
+        if let Some(custom_id) = line.custom_id()
+            && let Some(first) = seen.insert((one.hash_one(&*custom_id), other.hash_one(&*custom_id)), number)
+        {
+            return Ok(Err(format!(
+                "lines {first} and {number} have the same 'custom_id' {:?}: give each line one of its own",
+                &custom_id[..custom_id.floor_char_boundary(SHOWN)]
+            )));
+        }
     }
-    Ok(count)
+    Ok(Ok(count))
 }
 
 async fn fail(jobs: &Jobs, id: &str, mut batch: Batch, revision: u64, why: &str) -> Result<(), JobError> {
@@ -346,8 +371,16 @@ impl Run<'_> {
         let (output, errors) = self.write(ended.into_iter()).await?;
         let live = Some(self.jobs.0.options.time_to_live);
         let mut publish = Vec::new();
-        let (whole, suffix) = with_columns(self.jobs, self.id, &self.batch, &output, &errors).await?;
-        for (object, what, suffix) in [(&whole, "output", suffix), (&errors, "errors", "jsonl")] {
+        let (whole, suffix) = match with_columns(self.jobs, self.id, &self.batch, &output, &errors).await? {
+            Ok(whole) => whole,
+            // The answers are kept as lines.
+            Err(why) => {
+                state = BatchState::Failed;
+                self.batch.failure = Some(format!("file '{}': {why}", self.batch.input));
+                (output.clone(), LINES)
+            }
+        };
+        for (object, what, suffix) in [(&whole, "output", suffix), (&errors, "errors", LINES)] {
             let id = format!("file-{}-{what}", self.id);
             publish.push((object.bytes > 0).then_some(id));
             if let Some(Some(id)) = publish.last() {
@@ -358,7 +391,7 @@ impl Run<'_> {
         self.batch.output = publish.pop().flatten();
         self.batch.checkpoint.output = output;
         self.batch.checkpoint.errors = errors;
-        if self.batch.cancelling.is_some() {
+        if self.batch.cancelling.is_some() && state != BatchState::Failed {
             state = BatchState::Cancelled;
         }
         self.batch.state = state;
@@ -396,26 +429,26 @@ impl Run<'_> {
     }
 }
 
-/// The output in the format of the batch's file, and the end of its name.
+/// The output in the format of the batch's file, and the end of its name; the reason why the data has no place in that format.
 async fn with_columns(
     jobs: &Jobs,
     id: &str,
     batch: &Batch,
     output: &Object,
     errors: &Object,
-) -> Result<(Object, &'static str), JobError> {
-    let lines = (output.clone(), "jsonl");
+) -> Result<Result<(Object, &'static str), String>, JobError> {
+    let lines = (output.clone(), LINES);
     let file = match jobs.file(&batch.input).await {
         Ok(file) => file,
         // The input was deleted: the answers are all that is left.
-        Err(JobError::Unknown { .. }) => return Ok(lines),
+        Err(JobError::Unknown { .. }) => return Ok(Ok(lines)),
         Err(error) => return Err(error),
     };
-    let Some(format) = columns::format(&file).filter(|_| output.bytes > 0) else { return Ok(lines) };
+    let Some(format) = columns::format(&file).filter(|_| output.bytes > 0) else { return Ok(Ok(lines)) };
     let left = Duration::from_secs(batch.expires.saturating_sub(now()));
     let lapse = Some(left + jobs.0.options.time_to_live + SLACK);
     let object = columns::join(jobs, &file, format, [output, errors], format!("{id}-columns"), lapse).await?;
-    Ok((object, format.suffix()))
+    Ok(object.map(|object| (object, format.suffix())))
 }
 
 /// The outcome of a line that ran. `None` is a line that had no answer in time.

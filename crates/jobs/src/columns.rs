@@ -38,32 +38,38 @@ pub fn format(file: &File) -> Option<Format> {
     Format::of_name(&file.name)
 }
 
+/// The store, for threads that block. The libraries for columns pass its errors on as words only, so it keeps the last one: a fault of
+/// the store is over some time, one of the data is not. Clones are the same.
+#[derive(Clone)]
+struct Access {
+    jobs: Jobs,
+    runtime: Handle,
+    fault: Arc<Mutex<Option<BusError>>>,
+}
+
 /// Parts of objects in the store, as a file. May be read on threads that block.
 struct Stored {
-    jobs: Jobs,
+    access: Access,
     objects: Vec<Object>,
-    runtime: Handle,
     /// The parts that were read last, by object and number.
     kept: Mutex<VecDeque<((usize, u64), Bytes)>>,
 }
 
 /// An object in the store that is written. May be written on threads that block.
 struct Sink {
-    jobs: Jobs,
+    access: Access,
     object: Object,
     rest: BytesMut,
     lapse: Option<Duration>,
-    runtime: Handle,
 }
 
 /// The bytes of an object, part after part: an object that was appended to has parts of any size. May be read on threads that
 /// block.
 struct Parts {
-    jobs: Jobs,
+    access: Access,
     object: Object,
     next: u64,
     bytes: Bytes,
-    runtime: Handle,
 }
 
 /// The answers to rows, in the order of the rows.
@@ -73,9 +79,16 @@ struct Answers {
     next: [Option<(u64, Value)>; 2],
 }
 
-/// The number of rows of a file of columns whose rows can become requests; otherwise why they cannot.
-pub async fn check(jobs: &Jobs, file: &File, format: Format, endpoint: &str, rows: &RowRequest) -> Result<u64, String> {
-    let (source, endpoint, rows) = (Stored::of(jobs, &file.objects), endpoint.to_owned(), rows.clone());
+/// The number of rows of a file of columns whose rows can become requests; otherwise why they cannot. An error is one of the store.
+pub async fn check(
+    jobs: &Jobs,
+    file: &File,
+    format: Format,
+    endpoint: &str,
+    rows: &RowRequest,
+) -> Result<Result<u64, String>, BusError> {
+    let access = Access::of(jobs);
+    let (source, endpoint, rows) = (Stored::of(&access, &file.objects), endpoint.to_owned(), rows.clone());
     let checking = move || {
         let table = Table::open(Arc::new(source), format).map_err(|error| error.to_string())?;
         let columns = rows.columns_of(&table, &endpoint)?;
@@ -88,13 +101,15 @@ pub async fn check(jobs: &Jobs, file: &File, format: Format, endpoint: &str, row
         Layout::answers(&table).map_err(|error| error.to_string())?;
         Ok(table.rows())
     };
-    tokio::task::spawn_blocking(checking).await.unwrap_or_else(|error| Err(format!("it cannot be read: {error}")))
+    let checked = tokio::task::spawn_blocking(checking).await;
+    access.judge(checked.unwrap_or_else(|error| Err(format!("it cannot be read: {error}"))))
 }
 
 /// The lines of a file of columns, behind the first `before` rows.
 pub fn lines(jobs: &Jobs, file: &File, format: Format, endpoint: &str, rows: &RowRequest, before: u64) -> Content {
     let (send, receive) = mpsc::channel::<Result<Bytes, BusError>>(AHEAD);
-    let (source, endpoint, rows) = (Stored::of(jobs, &file.objects), endpoint.to_owned(), rows.clone());
+    let access = Access::of(jobs);
+    let (source, endpoint, rows) = (Stored::of(&access, &file.objects), endpoint.to_owned(), rows.clone());
     tokio::task::spawn_blocking(move || {
         let mut number = before;
         let mut total = before;
@@ -112,7 +127,12 @@ pub fn lines(jobs: &Jobs, file: &File, format: Format, endpoint: &str, rows: &Ro
             }
             Ok::<_, String>(())
         };
-        if let Err(why) = read() {
+        let found = match access.judge(read()) {
+            Ok(found) => found,
+            // The batch goes on from its checkpoint later. An error says that nobody waits for the lines.
+            Err(error) => return drop(send.blocking_send(Err(error))),
+        };
+        if let Err(why) = found {
             // Each row that cannot be read is an error of its own, which names the reason in place of a route.
             let url = format!("(the row cannot be read: {why})");
             for number in number + 1..=total {
@@ -129,7 +149,8 @@ pub fn lines(jobs: &Jobs, file: &File, format: Format, endpoint: &str, rows: &Ro
     }))
 }
 
-/// Writes the rows of `file` with their answers as object `name`. Rows that have none say so.
+/// Writes the rows of `file` with their answers as object `name`. Rows that have none say so. Otherwise gives the reason why the data
+/// cannot be written. An error is one of the store.
 pub async fn join(
     jobs: &Jobs,
     file: &File,
@@ -137,11 +158,12 @@ pub async fn join(
     [output, errors]: [&Object; 2],
     name: String,
     lapse: Option<Duration>,
-) -> Result<Object, BusError> {
-    let source = Stored::of(jobs, &file.objects);
-    let lines = [output, errors].map(|object| Parts::of(jobs, object));
+) -> Result<Result<Object, String>, BusError> {
+    let access = Access::of(jobs);
+    let source = Stored::of(&access, &file.objects);
+    let lines = [output, errors].map(|object| Parts::of(&access, object));
     let object = Object { name, ..Object::default() };
-    let sink = Sink { jobs: jobs.clone(), object, rest: BytesMut::new(), lapse, runtime: Handle::current() };
+    let sink = Sink { access: access.clone(), object, rest: BytesMut::new(), lapse };
     let joining = move || {
         let table = Table::open(Arc::new(source), format)?;
         let unreadable = |error: io::Error| ColumnsError::Unreadable { format, why: format!("the answers: {error}") };
@@ -176,8 +198,7 @@ pub async fn join(
         sink.finish().map_err(|error| ColumnsError::Unwritable { format, why: error.to_string() })
     };
     let joined = tokio::task::spawn_blocking(joining).await;
-    let refused = |reason: String| BusError::Refused { action: "writing the columns of a batch", reason };
-    joined.map_err(|error| refused(error.to_string()))?.map_err(|error| refused(error.to_string()))
+    access.judge(joined.map_err(|error| error.to_string()).and_then(|joined| joined.map_err(|error| error.to_string())))
 }
 
 /// The vector of an answer to an embedding request, as numbers or in base64.
@@ -306,11 +327,39 @@ fn reason(line: &Value) -> String {
     }
 }
 
+// === impl Access ===
+
+impl Access {
+    fn of(jobs: &Jobs) -> Access {
+        Access { jobs: jobs.clone(), runtime: Handle::current(), fault: Arc::default() }
+    }
+
+    /// Waits for the store.
+    fn wait<T>(&self, asking: impl Future<Output = Result<T, BusError>>) -> io::Result<T> {
+        self.runtime.block_on(asking).map_err(|error| {
+            let words = io::Error::other(error.to_string());
+            if let Ok(mut fault) = self.fault.lock() {
+                *fault = Some(error);
+            }
+            words
+        })
+    }
+
+    /// Tells a fault of the store, which is an error, from one of the data.
+    fn judge<T>(&self, outcome: Result<T, String>) -> Result<Result<T, String>, BusError> {
+        let fault = self.fault.lock().ok().and_then(|mut fault| fault.take());
+        match fault.filter(|_| outcome.is_err()) {
+            Some(fault) => Err(fault),
+            None => Ok(outcome),
+        }
+    }
+}
+
 // === impl Stored ===
 
 impl Stored {
-    fn of(jobs: &Jobs, objects: &[Object]) -> Stored {
-        Stored { jobs: jobs.clone(), objects: objects.to_vec(), runtime: Handle::current(), kept: Mutex::default() }
+    fn of(access: &Access, objects: &[Object]) -> Stored {
+        Stored { access: access.clone(), objects: objects.to_vec(), kept: Mutex::default() }
     }
 
     fn part(&self, object: usize, part: u64) -> io::Result<Bytes> {
@@ -321,8 +370,8 @@ impl Stored {
         if let Some(bytes) = found {
             return Ok(bytes);
         }
-        let reading = objects::read_part(self.jobs.0.bus.as_ref(), &self.objects[object].name, part);
-        let bytes = self.runtime.block_on(reading).map_err(io::Error::other)?;
+        let bus = self.access.jobs.0.bus.as_ref();
+        let bytes = self.access.wait(objects::read_part(bus, &self.objects[object].name, part))?;
         let mut kept = self.kept.lock().map_err(poisoned)?;
         if kept.len() == PARTS {
             kept.pop_front();
@@ -367,17 +416,16 @@ impl Source for Stored {
 // === impl Parts ===
 
 impl Parts {
-    fn of(jobs: &Jobs, object: &Object) -> Parts {
-        let (jobs, runtime) = (jobs.clone(), Handle::current());
-        Parts { jobs, object: object.clone(), next: 0, bytes: Bytes::new(), runtime }
+    fn of(access: &Access, object: &Object) -> Parts {
+        Parts { access: access.clone(), object: object.clone(), next: 0, bytes: Bytes::new() }
     }
 }
 
 impl BufRead for Parts {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         while self.bytes.is_empty() && self.next < self.object.parts {
-            let reading = objects::read_part(self.jobs.0.bus.as_ref(), &self.object.name, self.next);
-            self.bytes = self.runtime.block_on(reading).map_err(io::Error::other)?;
+            let reading = objects::read_part(self.access.jobs.0.bus.as_ref(), &self.object.name, self.next);
+            self.bytes = self.access.wait(reading)?;
             self.next += 1;
         }
         Ok(&self.bytes)
@@ -401,10 +449,10 @@ impl Read for Parts {
 // === impl Sink ===
 
 impl Sink {
-    fn put(&mut self, bytes: Bytes) -> Result<(), BusError> {
+    fn put(&mut self, bytes: Bytes) -> io::Result<()> {
         let object = std::mem::take(&mut self.object);
-        let bus = self.jobs.0.bus.as_ref();
-        self.object = self.runtime.block_on(async {
+        let bus = self.access.jobs.0.bus.as_ref();
+        self.object = self.access.wait(async {
             let mut writer = objects::Writer::append(bus, object, self.lapse);
             writer.write(&bytes).await?;
             writer.finish().await
@@ -412,7 +460,7 @@ impl Sink {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Object, BusError> {
+    fn finish(mut self) -> io::Result<Object> {
         let rest = self.rest.split().freeze();
         self.put(rest)?;
         Ok(self.object)
@@ -424,7 +472,7 @@ impl Write for Sink {
         self.rest.extend_from_slice(bytes);
         while self.rest.len() >= PART {
             let part = self.rest.split_to(PART).freeze();
-            self.put(part).map_err(io::Error::other)?;
+            self.put(part)?;
         }
         Ok(bytes.len())
     }

@@ -1,7 +1,10 @@
 //! The lines of a batch's file: read one after the other, and the request in each.
 
+use std::borrow::Cow;
+
 use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, StreamExt};
+use serde::Deserialize;
 use serde_json::Value;
 use trireme_bus::BusError;
 
@@ -95,6 +98,17 @@ impl Line {
     /// Whether the line has nothing but white space. Such lines are not counted.
     pub fn is_empty(&self) -> bool {
         matches!(self, Line::Whole(bytes) if bytes.trim_ascii().is_empty())
+    }
+
+    /// The client's name for the line, if it has one.
+    pub fn custom_id(&self) -> Option<Cow<'_, str>> {
+        #[derive(Deserialize)]
+        struct Named<'a> {
+            #[serde(borrow)]
+            custom_id: Cow<'a, str>,
+        }
+        let Line::Whole(bytes) = self else { return None };
+        serde_json::from_slice(bytes).ok().map(|Named { custom_id }| custom_id)
     }
 
     /// The request in this line, in a batch whose lines go to `endpoint`.

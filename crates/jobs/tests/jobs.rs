@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use trireme_bus::conformance::refusing::{Call, Refusing};
 use trireme_bus::{Bucket, Bus, InProcess, QueueOptions};
+use trireme_columns::{Batch, Format, Layout, Writer};
 use trireme_jobs::{
     BatchState, Execute, Executed, JobAnswer, JobCall, JobError, Jobs, NewBatch, Options, RequestState,
 };
@@ -279,6 +280,30 @@ async fn a_task_that_panics_ends_its_job_and_nothing_else() {
     }
 }
 
+/// Two record batches, the second with texts that are no UTF-8.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_columns_that_is_damaged_ends_its_batch_and_the_answers_are_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = Gateway::on(&open(directory.path()), "g");
+    let texts = |text: &str| Batch::of_texts(vec![("text", vec![Some(text.to_owned()); 600])]).unwrap();
+    let mut writer = Writer::new(Format::Arrow, &Layout::plain(&texts("a")), Vec::new()).unwrap();
+    writer.write(&texts("fine")).unwrap();
+    writer.write(&texts("#damaged#")).unwrap();
+    let mut bytes = writer.finish().unwrap();
+    let is_text = |(at, text): (usize, &[u8])| (text == b"#damaged#").then_some(at);
+    let places: Vec<_> = bytes.windows(9).enumerate().filter_map(is_text).collect();
+    assert_eq!(places.len(), 600);
+    bytes[places[7]] = 0xff;
+    let mut upload = gateway.jobs.upload(None);
+    upload.write(&bytes).await.unwrap();
+    let file = upload.finish("rows.arrow", "batch").await.unwrap().0;
+    let batch = ended(&gateway, &gateway.batch(file).await).await;
+    assert_eq!(batch.state, BatchState::Failed);
+    assert!(batch.failure.as_deref().is_some_and(|why| why.to_lowercase().contains("utf")), "{:?}", batch.failure);
+    assert_eq!((batch.counts.total, batch.counts.completed, batch.counts.failed), (1200, 600, 600));
+    assert_eq!(gateway.lines_of(&batch.output.unwrap()).await.len(), 600);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_outlive_their_process() {
     let directory = tempfile::tempdir().unwrap();
@@ -412,6 +437,15 @@ async fn a_batch_without_lines_or_file_fails_with_the_reason() {
     let batch = ended(&gateway, &empty).await;
     assert_eq!(batch.state, BatchState::Failed);
     assert!(batch.failure.unwrap().contains("has no lines"));
+    let twice = gateway.batch(gateway.file(&(lines(5) + "rubbish\n" + &lines(4))).await).await;
+    let batch = ended(&gateway, &twice).await;
+    assert_eq!(batch.state, BatchState::Failed);
+    assert!(
+        batch
+            .failure
+            .unwrap()
+            .ends_with("lines 1 and 7 have the same 'custom_id' \"c0\": give each line one of its own")
+    );
     let input = "file-none".to_owned();
     let window = Duration::from_secs(60);
     let new =
@@ -452,7 +486,7 @@ async fn a_gateway_counts_its_work() {
     let gateway = Gateway::on(&open(directory.path()), "g");
     gateway.system.stuck.store(true, Ordering::Relaxed);
     gateway.jobs.accept(call("a request"), None).await.unwrap();
-    let wrong = lines(1).replace("text", "wrong");
+    let wrong = lines(1).replace("text", "wrong").replace("c0", "wrong");
     let batch = gateway.batch(gateway.file(&(lines(3) + &wrong + "rubbish\n")).await).await;
     let count = |load: &trireme_jobs::Load, wanted| -> u64 {
         load.batches.iter().filter(|(state, _)| *state == wanted).map(|(_, count)| count).sum()

@@ -16,6 +16,15 @@ pub struct Embedder {
     handlers: Arc<Handlers>,
 }
 
+/// Texts that were embedded.
+#[derive(Clone, Debug)]
+pub struct Embedded {
+    /// The vector of each text.
+    pub vectors: Vec<Vec<f32>>,
+    /// The counts of the texts' tokens, where the model's tokenizer makes them.
+    pub texts: Option<TextFacts>,
+}
+
 // === impl Embedder ===
 
 impl Embedder {
@@ -25,17 +34,17 @@ impl Embedder {
 
     /// The vector of each text, in the order of the texts; all vectors have one length. `model` is the name of a model that embeds; `None`
     /// is the only one that does. The request waits up to `patience` for room in a full queue. Errors are those of
-    /// `/v1/embeddings`. The texts' tokens are counted where the model's tokenizer does.
+    /// `/v1/embeddings`.
     pub fn embed<'a>(
         &'a self,
         model: Option<&'a str>,
         texts: &'a [String],
         patience: Duration,
-    ) -> BoxFuture<'a, Result<(Vec<Vec<f32>>, Option<TextFacts>), InferError>> {
+    ) -> BoxFuture<'a, Result<Embedded, InferError>> {
         Box::pin(async move {
             let vectors = self.handlers.embed(texts, &self.ask(model, patience)).await?;
             let rows = vectors.numbers().chunks_exact(vectors.width.max(1)).map(<[f32]>::to_vec).collect();
-            Ok((rows, vectors.ledger.texts()))
+            Ok(Embedded { vectors: rows, texts: vectors.ledger.texts() })
         })
     }
 

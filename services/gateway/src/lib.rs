@@ -70,7 +70,7 @@ use statistics::Collector;
 
 pub use access::{AccessArgs, ControlAccess, Restriction, Secret};
 pub use crowd::ConnectionArgs;
-pub use embedder::Embedder;
+pub use embedder::{Embedded, Embedder};
 pub use grpc::{CompressionLevel, GrpcArgs};
 pub use http::{HttpArgs, JobArgs, Target, TokenInput, WebhookSecret};
 pub use metrics::MetricsArgs;
