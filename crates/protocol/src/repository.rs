@@ -51,8 +51,10 @@ pub struct LoadRequest {
     pub files: BTreeMap<String, Bytes>,
 }
 
-/// The prefix of a file parameter's name, before the file's path.
-pub(crate) const FILE_PREFIX: &str = "file:";
+/// The path of a file that a load parameter of this name has: `file:1/model.py`, or `file:/1/model.py`, which is the same for Triton.
+pub(crate) fn file_path(name: &str) -> Option<&str> {
+    Some(name.strip_prefix("file:")?.trim_start_matches('/'))
+}
 
 // === impl IndexState ===
 
@@ -93,7 +95,7 @@ pub fn decode_load_request(body: &[u8]) -> Result<LoadRequest, InferError> {
         let name = String::from_utf8_lossy(&name);
         if name == "config" {
             load.config = Some(String::from_utf8_lossy(value).into_owned());
-        } else if let Some(path) = name.strip_prefix(FILE_PREFIX) {
+        } else if let Some(path) = file_path(&name) {
             let content = BASE64_STANDARD
                 .decode(value)
                 .map_err(|error| InferError::invalid_arg(format!("load parameter '{name}' is not base64: {error}")))?;
@@ -169,6 +171,8 @@ mod tests {
         let load = decode_load_request(body).unwrap();
         assert_eq!(load.config.as_deref(), Some("{}"));
         assert_eq!(load.files, BTreeMap::from([("1/model.onnx".to_owned(), Bytes::from_static(&[0, 1, 2]))]));
+        let rooted = br#"{"parameters":{"config":"{}","file:/1/model.onnx":"AAEC"}}"#;
+        assert_eq!(decode_load_request(rooted), Ok(load), "as in Triton");
         for body in ["", "{}", "[]", r#"{"parameters":{}}"#] {
             assert_eq!(decode_load_request(body.as_bytes()), Ok(LoadRequest::default()), "{body}");
         }

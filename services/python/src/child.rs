@@ -94,6 +94,9 @@ pub struct Child {
 #[derive(Clone, Default)]
 struct Printed(Arc<Mutex<VecDeque<String>>>);
 
+/// The thread that reads a child's output, and what it keeps.
+type Printing = (JoinHandle<()>, Printed);
+
 // === impl Recipe ===
 
 impl Recipe {
@@ -127,7 +130,7 @@ impl Recipe {
         }
     }
 
-    fn spawn(&self, instance: &str) -> io::Result<(Process, Arc<Link>, (JoinHandle<()>, Printed))> {
+    fn spawn(&self, instance: &str) -> io::Result<(Process, Arc<Link>, Printing)> {
         let (ours, theirs) = UnixStream::pair()?;
         let (reader, writer) = io::pipe()?;
         let mut command = Command::new(&self.program);

@@ -463,7 +463,7 @@ class TritonPythonModel:
     };
     for (raised, expected) in [
         ("sys.exit('half \\ud83d')", "SystemExit: half ?"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt: <EMPTY MESSAGE>"),
         ("raise ValueError('x' * (70 << 20))", "ValueError: xxx"),
     ] {
         let fault = Model::texts("", &model(&format!("    def initialize(self, args): {raised}\n"))).fault();

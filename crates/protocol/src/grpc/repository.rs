@@ -7,7 +7,7 @@ use trireme_inference::InferError;
 use super::wire::model_repository_parameter::ParameterChoice;
 use super::wire::repository_index_response::ModelIndex;
 use super::wire::{ModelRepositoryParameter, RepositoryIndexResponse};
-use crate::repository::{FILE_PREFIX, IndexEntry, IndexVersion, LoadRequest};
+use crate::repository::{IndexEntry, IndexVersion, LoadRequest, file_path};
 
 /// Refuses a request with a repository name: repositories have no names.
 pub fn check_repository_name(name: &str) -> Result<(), InferError> {
@@ -24,7 +24,7 @@ pub fn decode_load_request(parameters: BTreeMap<String, ModelRepositoryParameter
         InferError::invalid_arg(format!("invalid value type for load parameter '{name}', expected {expected}."))
     };
     for (name, value) in parameters {
-        match (name.strip_prefix(FILE_PREFIX), value.parameter_choice) {
+        match (file_path(&name), value.parameter_choice) {
             (None, choice) if name == "config" => match choice {
                 Some(ParameterChoice::StringParam(config)) => load.config = Some(config),
                 _ => return Err(wrong(&name, "string_param")),

@@ -25,9 +25,9 @@ def message(value):
 
 
 def said(error):
-    """An exception as `Type: text`."""
+    """An exception as `Type: text`, in Triton's words where there is no text."""
     try:
-        return message(f"{type(error).__name__}: {error}")
+        return message(f"{type(error).__name__}: {str(error) or '<EMPTY MESSAGE>'}")
     except BaseException as failure:
         return f"{type(error).__name__}: its text cannot be made: its __str__ raises {type(failure).__name__}"
 
