@@ -110,7 +110,7 @@ def triton_string_to_numpy(triton_type_string):
 class Logger:
     """Writes to the worker's log, with the model's name."""
 
-    LogLevel = _enum.Enum("LogLevel", ["INFO", "WARNING", "ERROR", "VERBOSE"], start=0)
+    LogLevel = _enum.IntEnum("LogLevel", ["INFO", "WARNING", "ERROR", "VERBOSE"], start=0)
     INFO, WARNING, ERROR, VERBOSE = LogLevel
 
     @staticmethod

@@ -25,7 +25,7 @@ RESERVED = {
 }
 
 
-class MemoryType(enum.Enum):
+class MemoryType(enum.IntEnum):
     """The kinds of memory that PreferredMemory has."""
 
     TRITONSERVER_MEMORY_GPU = 0
