@@ -60,10 +60,8 @@ impl ServerArgs {
 
     /// The server's URL, with its scheme and without a slash at the end.
     pub fn url(&self) -> String {
-        match self.server.contains("://") {
-            true => self.server.trim_end_matches('/').to_owned(),
-            false => format!("http://{}", self.server.trim_end_matches('/')),
-        }
+        let (scheme, place) = self.server.split_once("://").unwrap_or(("http", &self.server));
+        format!("{scheme}://{}", place.trim_end_matches('/'))
     }
 
     /// Names and values of the headers that requests carry. Errors name the flag.

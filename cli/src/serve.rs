@@ -24,7 +24,10 @@ use crate::welcome::{Reach, welcome};
 const REGISTRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The log level at a terminal, where the user has chosen none: without what the start and models that come and go log at `info`.
-const TERMINAL_LEVEL: &str = "info,trireme_gateway=warn,trireme_model::backends=warn,trireme_tokenizer=warn,trireme_engine::load=warn,trireme_runtime::lifecycle=warn,trireme_runtime::lifecycle::drain=info";
+const TERMINAL_LEVEL: &str = concat!(
+    "info,trireme_gateway=warn,trireme_model::backends=warn,trireme_tokenizer=warn,trireme_engine::load=warn,",
+    "trireme_runtime::lifecycle=warn,trireme_runtime::lifecycle::drain=info"
+);
 
 /// Flags of `trireme serve`.
 #[derive(Args)]

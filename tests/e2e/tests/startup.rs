@@ -159,7 +159,7 @@ fn a_model_file_that_is_missing() {
 
 #[test]
 fn a_model_file_that_is_corrupt() {
-    let models = ModelFolder::basic(&["simple"]).file("simple/1/model.onnx", "no model");
+    let models = ModelFolder::basic(&["simple", "identity_fp32"]).file("simple/1/model.onnx", "no model");
     ends(serve(models.path()), &["'simple'", "simple/1/model.onnx"]);
     let models = ModelFolder::basic(&["tiny_tokenizer"]).file("tiny_tokenizer/1/tokenizer.json", "{");
     ends(serve(models.path()), &["'tiny_tokenizer'", "tiny_tokenizer/1/tokenizer.json", "not valid"]);
@@ -352,7 +352,7 @@ fn log_lines_have_colours_where_the_user_wants_them() {
 fn a_fault_is_told_once() {
     let nats = NatsServer::start();
     let broken_file = ModelFolder::basic(&["simple"]).file("simple/1/model.onnx", "no graph");
-    let broken_text = ModelFolder::basic(&["simple"]).file("simple/config.pbtxt", "no config");
+    let broken_text = ModelFolder::basic(&["simple", "identity_fp32"]).file("simple/config.pbtxt", "no config");
     for (models, fault) in [(&broken_file, "Protobuf parsing failed"), (&broken_text, "failed to read text proto")] {
         let mut worker = product("trireme-model");
         worker.args(["--nats-url", &nats.url(), "--model-repository"]).arg(models.path());
