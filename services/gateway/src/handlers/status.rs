@@ -143,7 +143,7 @@ fn models(
         if let Ok((_, served)) = catalog.find(&key.name, Some(version)) {
             describe(served, &mut model);
             if served.config.is_ensemble() {
-                model.insert("bottleneck".to_owned(), slowest(&served.plan.steps, &load));
+                model.insert("bottleneck".to_owned(), slowest(&served.plan.steps, load));
             }
         }
         let hosts = entries.iter().filter(|(entry, _)| entry.model == key && entry.state == ModelState::Ready);
