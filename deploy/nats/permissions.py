@@ -55,8 +55,9 @@ JOBS += ["$JS.API.STREAM.PURGE.trireme_objects"]
 SETTINGS = ["$JS.API.DIRECT.GET.KV_trireme_settings.$KV.trireme_settings.*"]
 
 # Topics on which stages send, and those that they listen to.
-SAID = [f"trireme.control.{topic}" for topic in ("heartbeat", "statistics_told")]
-HEARD = [f"trireme.control.{topic}" for topic in ("cancel", "announce", "models", "statistics", "tap", "logging", "pulse", "bulk.*.*")]
+SAID = [f"trireme.control.{topic}" for topic in ("heartbeat", "statistics_told", "content")]
+HEARD = ["cancel", "announce", "models", "statistics", "tap", "logging", "pulse", "bulk.*.*", "content_chosen"]
+HEARD = [f"trireme.control.{topic}" for topic in HEARD]
 
 # The code of models in Python may send requests to other models: gateways run them and answer to the stage's inbox.
 CALLERS = ["python"]

@@ -60,7 +60,9 @@ pub use inbox::{Inbox, PendingReplies};
 pub use message::{AnswerForm, Output, Part, Reply, SequenceStates, WorkMessage, original_id};
 pub use nats::{Deployment, Nats, NatsLogin, NatsOptions, NatsTls, NatsUrl};
 pub use options::{LevelPolicy, QueueOptions, WaitTimeout};
-pub use registry::{Heartbeat, ModelState, RegistryEvent, WorkerEntry};
+pub use registry::{
+    Content, ContentChoice, ContentQuestion, Heartbeat, ModelState, RegistryEvent, Verdict, WorkerEntry,
+};
 pub use sequences::{KeptStates, SequenceName};
 pub use store::{Bucket, Change, Entry};
 pub(crate) use tasks::spawn;

@@ -15,13 +15,25 @@ use tokio::sync::mpsc;
 use trireme_inference::{ModelKey, UnixMicros};
 
 use crate::envelope::MAX_NAME;
-use crate::{Bucket, Bus, BusError, Change, Entry, escape_token};
+use crate::{Bucket, Bus, BusError, Change, Entry, Question, escape_token};
 
 /// The topic of heartbeats.
 const HEARTBEAT: &str = "heartbeat";
 
 /// The topic that asks a process to write its entries again.
 const ANNOUNCE: &str = "announce";
+
+/// The topic of workers' questions whether they may serve their content; gateways share them.
+const CONTENT: &str = "content";
+
+/// The topic on which gateways say which content is chosen.
+const CHOSEN: &str = "content_chosen";
+
+/// The last token of the key of a choice. No name is escaped to it.
+const CHOICE: &str = "=content";
+
+/// How long a worker waits for a gateway's verdict.
+const VERDICT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Events that may wait for a watcher to read them. Beyond that the bus waits for the watcher.
 const BACKLOG: usize = 4096;
@@ -46,9 +58,69 @@ pub struct WorkerEntry {
     /// Whether it takes requests of the bulk lane.
     #[serde(default)]
     pub bulk: bool,
+    /// The content that it serves, once that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<Content>,
     /// When the entry's content changed last. Of two entries with the same key, the later one counts.
     #[serde(default)]
     pub since: UnixMicros,
+}
+
+/// The content of a model version at a worker: what its answers come from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Content {
+    /// What changes together: the model's own name, or the name of the model folder that it is made of.
+    pub of: String,
+    /// A digest of the files.
+    pub digest: String,
+    /// The number of the choice for another content to which the worker has yielded: it has no requests of the version any
+    /// more, and takes none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub yields_to: Option<u64>,
+}
+
+/// The content that is served of a version, where workers have several. It is in the registry, beside their entries.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContentChoice {
+    /// As in [`Content`].
+    pub of: String,
+    /// The version.
+    pub version: i64,
+    /// The digest of the content that is served.
+    pub digest: String,
+    /// Grows with each choice.
+    pub number: u64,
+}
+
+/// A worker's question whether it may serve the content in its entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContentQuestion {
+    /// The key of the entry.
+    pub key: String,
+    /// The entry's `since`.
+    pub since: UnixMicros,
+    /// Whether its content is to be chosen although live workers have the one that is served.
+    pub switch: bool,
+}
+
+/// A gateway's answer to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE", tag = "verdict")]
+pub enum Verdict {
+    /// The worker serves the version.
+    Serve,
+    /// The worker's content is chosen, but others have not finished yet.
+    Wait {
+        /// Who they are.
+        reason: String,
+    },
+    /// Another content is served: the worker finishes its requests and takes no more.
+    Yield {
+        /// The number of the choice.
+        number: u64,
+        /// Which content, and who serves it.
+        reason: String,
+    },
 }
 
 /// The state of a model version at a worker, with Triton's names.
@@ -93,6 +165,8 @@ pub struct Heartbeat {
 pub enum RegistryEvent {
     /// An entry was written, or existed when the watch began; with its revision in the store.
     Put(WorkerEntry, u64),
+    /// A content was chosen, or had been when the watch began; with the choice's revision in the store.
+    Chosen(ContentChoice, u64),
     /// The entry under this key was deleted.
     Delete(String),
     /// All entries that existed when the watch began have been sent.
@@ -132,7 +206,85 @@ impl WorkerEntry {
     }
 }
 
+// === impl RegistryEvent ===
+
+impl RegistryEvent {
+    fn read(entry: &Entry) -> Result<RegistryEvent, String> {
+        match entry.key.rsplit_once('.') {
+            Some((_, CHOICE)) => Ok(RegistryEvent::Chosen(ContentChoice::read(entry)?, entry.revision)),
+            _ => Ok(RegistryEvent::Put(WorkerEntry::read(entry)?, entry.revision)),
+        }
+    }
+}
+
+// === impl Question ===
+
+impl Question {
+    /// Reads a worker's question about its content.
+    pub fn about_content(&self) -> Option<ContentQuestion> {
+        serde_json::from_slice(&self.body).ok()
+    }
+
+    /// Answers it; `None`: it cannot be said yet.
+    pub async fn pass_verdict(&self, verdict: Option<&Verdict>) -> Result<(), BusError> {
+        self.answer(to_json(&verdict)).await
+    }
+}
+
+// === impl ContentChoice ===
+
+impl ContentChoice {
+    fn key(&self) -> String {
+        format!("{}.{}.{CHOICE}", escape_token(&self.of), self.version)
+    }
+
+    fn read(Entry { key, value, .. }: &Entry) -> Result<ContentChoice, String> {
+        let choice: ContentChoice = serde_json::from_slice(value).map_err(|error| error.to_string())?;
+        match choice.key() == *key && choice.of.len() <= MAX_NAME {
+            true => Ok(choice),
+            false => Err(format!("it is of '{}' version {}", choice.of, choice.version)),
+        }
+    }
+}
+
 impl dyn Bus + '_ {
+    /// Chooses a content over the choice with this revision; 0 is none. It is [`BusError::Conflict`] if there is another.
+    pub async fn choose_content(&self, choice: &ContentChoice, revision: u64) -> Result<u64, BusError> {
+        self.put(Bucket::Registry, &choice.key(), to_json(choice), Some(revision), None).await
+    }
+
+    /// Asks the gateways whether a worker may serve its content. `None`: no gateway listens to such questions.
+    pub async fn ask_verdict(&self, question: &ContentQuestion) -> Result<Option<Verdict>, BusError> {
+        let mut answers = self.ask(CONTENT, to_json(question)).await?;
+        match tokio::time::timeout(VERDICT_LIMIT, answers.recv()).await {
+            Ok(None) => Ok(None),
+            Ok(Some(answer)) => serde_json::from_slice(&answer)
+                .map(Some)
+                .map_err(|_| BusError::Unreachable("a gateway cannot say yet which content is served".to_owned())),
+            Err(_) => {
+                let reason =
+                    format!("no gateway has answered on trireme.control.{CONTENT} whether these files are served");
+                Err(BusError::Unreachable(reason))
+            }
+        }
+    }
+
+    /// The questions of workers, which gateways share.
+    pub async fn content_questions(&self) -> Result<mpsc::Receiver<Question>, BusError> {
+        self.listen_in_turn(CONTENT).await
+    }
+
+    /// Says to all workers which content is chosen. Best effort.
+    pub async fn say_chosen(&self, choice: &ContentChoice) -> Result<(), BusError> {
+        self.say(CHOSEN, to_json(choice)).await
+    }
+
+    /// What gateways say about chosen contents.
+    pub async fn chosen_contents(&self) -> Result<mpsc::Receiver<ContentChoice>, BusError> {
+        let said = self.listen(CHOSEN).await?;
+        Ok(read_json(said, "choice of a content", |choice: &ContentChoice| choice.of.len() <= MAX_NAME))
+    }
+
     /// Writes a worker's entry.
     pub async fn announce(&self, entry: &WorkerEntry) -> Result<(), BusError> {
         let value = serde_json::to_vec(entry)
@@ -175,8 +327,8 @@ impl dyn Bus + '_ {
         crate::spawn("registry", async move {
             while let Some(change) = changes.recv().await {
                 let event = match change {
-                    Change::Put(entry) => match WorkerEntry::read(&entry) {
-                        Ok(worker) => RegistryEvent::Put(worker, entry.revision),
+                    Change::Put(entry) => match RegistryEvent::read(&entry) {
+                        Ok(event) => event,
                         Err(error) => {
                             tracing::warn!(key = entry.key, error, "ignored a malformed registry entry");
                             continue;
@@ -222,7 +374,7 @@ fn to_json(value: &impl Serialize) -> Bytes {
 
 /// Parses the messages on a topic as JSON. Malformed messages are logged and ignored.
 fn read_json<T: serde::de::DeserializeOwned + Send + 'static>(
-    mut said: mpsc::Receiver<crate::Question>,
+    mut said: mpsc::Receiver<Question>,
     what: &'static str,
     is_fit: impl Fn(&T) -> bool + Send + 'static,
 ) -> mpsc::Receiver<T> {
@@ -257,6 +409,7 @@ mod tests {
             config: String::new(),
             capacity: 1,
             bulk: true,
+            content: None,
             since: UnixMicros(1),
         };
         let read = |key: &str, entry: &WorkerEntry| {

@@ -530,6 +530,7 @@ fn entry(name: &str) -> WorkerEntry {
         config: "{}".to_owned(),
         capacity: 1,
         bulk: true,
+        content: None,
         since: UnixMicros(1),
     }
 }

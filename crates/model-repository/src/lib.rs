@@ -23,6 +23,7 @@ mod batch_dimension;
 mod check;
 mod complete;
 mod config;
+mod digest;
 mod ensemble;
 mod error;
 mod fields;

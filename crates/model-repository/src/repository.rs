@@ -13,12 +13,14 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use prost::Message;
 
+use crate::digest::Digest;
 use crate::fingerprint::{self, hash};
 use crate::normalize::Surroundings;
 use crate::parse::{read_json, read_text};
 use crate::validate::lies_beneath;
-use crate::{ModelConfig, RepositoryError, TemporaryFolder, VersionPolicy, requested};
+use crate::{ModelConfig, RepositoryError, TemporaryFolder, VersionPolicy, proto, requested};
 
 /// The configuration's file name.
 const CONFIG_FILE: &str = "config.pbtxt";
@@ -46,6 +48,8 @@ pub struct RepositoryModel {
     pub versions: Vec<i64>,
     labels: BTreeMap<String, Arc<[String]>>,
     fingerprints: BTreeMap<i64, u64>,
+    /// What its configuration says about its answers.
+    definition: Arc<[u8]>,
     /// The parts of the model that came with a load request; `None`: all comes from the repository.
     pub uploaded: Option<Uploaded>,
 }
@@ -279,6 +283,7 @@ impl RepositoryModel {
             None if configured => read_text(&read_file(&config_path)?, &config_path.display().to_string())?,
             None => Default::default(),
         };
+        let definition = definition(&message);
         let around = Surroundings { directory: Some(name), files, gpus };
         let config = ModelConfig::from_message(message, &around).map_err(|fault| match fault {
             RepositoryError::Invalid(text) if !configured => RepositoryError::Invalid(format!(
@@ -306,7 +311,7 @@ impl RepositoryModel {
         let fingerprints = versions.iter().map(|version| (*version, fingerprint(version))).collect();
         let (name, path, config) = (name.to_owned(), path.to_owned(), Arc::new(config));
         let uploaded = replaced.map(|_| Uploaded { _folder: None });
-        Ok(RepositoryModel { name, path, config, versions, labels, fingerprints, uploaded })
+        Ok(RepositoryModel { name, path, config, versions, labels, fingerprints, definition, uploaded })
     }
 
     /// The directory of version `version`.
@@ -318,6 +323,17 @@ impl RepositoryModel {
     /// of change, and is valid within one process.
     pub fn fingerprint(&self, version: i64) -> u64 {
         self.fingerprints.get(&version).copied().unwrap_or_default()
+    }
+
+    /// A digest of what the version's answers come from: its configuration, the files of its directory and those beside it. It
+    /// is the same on every host that has the same files. Reads them all, as long as they are not known; the error names the path.
+    pub fn digest(&self, version: i64) -> io::Result<String> {
+        let mut digest = Digest::new();
+        digest.add(&self.definition);
+        let is_beside = |name: &str| name != CONFIG_FILE && version_number(name).is_none();
+        digest.add_directory(&self.path, is_beside)?;
+        digest.add_directory(&self.version_path(version), |_| true)?;
+        Ok(digest.finish())
     }
 
     /// The labels of `output`, by index; `None` where it has no label file.
@@ -354,6 +370,13 @@ impl VersionPolicy {
             VersionPolicy::Specific(wanted) => versions.iter().copied().filter(|v| wanted.contains(v)).collect(),
         }
     }
+}
+
+/// A configuration without comments, and without the fields that have no part in answers: where and how often a model runs may
+/// differ from host to host, and the policy chooses among versions.
+fn definition(message: &proto::ModelConfig) -> Arc<[u8]> {
+    let defining = proto::ModelConfig { instance_group: Vec::new(), version_policy: None, ..message.clone() };
+    defining.encode_to_vec().into()
 }
 
 /// The version that a directory name stands for: digits only, no leading zero.

@@ -1,11 +1,15 @@
 //! The models of a command line: model repositories, and model folders, from which a repository is derived.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use trireme_inference::ErrorCode;
 
-use crate::folder::{FolderDescription, FolderError, Placement, Precision, folder_name, is_model_folder, place};
+use crate::digest::{self, Digest};
+use crate::folder::{
+    FolderDescription, FolderError, Placement, Precision, folder_name, is_model_folder, place, read_files,
+};
 use crate::{RepositoryError, TemporaryFolder};
 
 /// Model repositories, those that were derived among them.
@@ -28,6 +32,8 @@ pub struct ModelFolder {
     pub path: PathBuf,
     /// The folder's derived description.
     pub description: FolderDescription,
+    /// Which of its ONNX files is served.
+    pub precision: Precision,
 }
 
 /// The reason why a path of the command line cannot be served.
@@ -104,6 +110,11 @@ impl ModelSources {
         repositories.extend(derived.as_ref().map(|derived| derived.path().to_owned()));
         Ok(ModelSources { repositories, folders, _derived: derived })
     }
+
+    /// The model folder that a model is made of.
+    pub fn folder_of(&self, model: &str) -> Option<&ModelFolder> {
+        self.folders.iter().find(|folder| folder.has(model))
+    }
 }
 
 // === impl ModelFolder ===
@@ -116,7 +127,27 @@ impl ModelFolder {
             Some(name) => return Err(SourceError::BadName(name.to_owned())),
             None => folder_name(path),
         };
-        Ok(ModelFolder { name, path: path.to_owned(), description: FolderDescription::read(path, precision)? })
+        let description = FolderDescription::read(path, precision)?;
+        Ok(ModelFolder { name, path: path.to_owned(), description, precision })
+    }
+
+    /// Whether it is served as several models, and this is one of them.
+    fn has(&self, model: &str) -> bool {
+        model.strip_prefix(&self.name).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+            && self.description.models(&self.name).iter().any(|derived| derived.name == model)
+    }
+
+    /// A digest of the files that it is served from, the same on every host that has the same files. Reads them all, as long as
+    /// they are not known; the error names the path.
+    pub fn digest(&self) -> io::Result<String> {
+        let names = digest::names(&self.path)?;
+        let listed: Vec<&str> = names.iter().map(String::as_str).collect();
+        let files = read_files(&self.path, &listed, self.precision).map_err(io::Error::other)?;
+        let mut digest = Digest::new();
+        for name in files {
+            digest.add_file(&name, &self.path.join(&name))?;
+        }
+        Ok(digest.finish())
     }
 
     /// Writes its models into the repository `directory`.

@@ -18,7 +18,7 @@ use trireme_telemetry::TelemetryArgs;
 use crate::host::hostname;
 use crate::lifecycle::control_mode::ControlArgs;
 use crate::lifecycle::model_args::ModelArgs;
-use crate::lifecycle::{Worker, WorkerOptions};
+use crate::lifecycle::{OtherContent, Worker, WorkerOptions};
 use crate::observe::admin::Health;
 use crate::observe::statistics::Statistics;
 use crate::response_cache::CacheArgs;
@@ -60,6 +60,12 @@ pub struct WorkerArgs {
     #[arg(help_heading = "Worker")]
     #[arg(long, env = "TRIREME_CANARY_SECS", value_name = "SECONDS", default_value_t = 0)]
     pub canary_secs: u64,
+
+    /// When live workers have other files under the name and version of a model of this one: `wait` until they are gone, or
+    /// `switch`, so that they stop to serve it and this worker begins
+    #[arg(help_heading = "Worker")]
+    #[arg(long, env = "TRIREME_OTHER_CONTENT", value_name = "WHAT", default_value = "wait")]
+    pub other_content: OtherContent,
 
     /// Seconds to finish requests in progress when stopping
     #[arg(help_heading = "Worker")]
@@ -104,6 +110,7 @@ impl WorkerArgs {
                 control: self.control.options()?,
                 execution_limit: self.execution_limit(),
                 canary: (self.canary_secs > 0).then(|| Duration::from_secs(self.canary_secs)),
+                other_content: self.other_content,
                 ..defaults
             })
         })

@@ -160,7 +160,7 @@ async fn a_worker_that_drains_says_so_and_takes_its_entries_back() {
         match event.expect("the bus is open") {
             RegistryEvent::Put(entry, _) => states.push(Some(entry.state)),
             RegistryEvent::Delete(_) => states.push(None),
-            RegistryEvent::Complete => {}
+            RegistryEvent::Chosen(..) | RegistryEvent::Complete => {}
         }
     }
     assert_eq!(states, [Some(ModelState::Unloading), None]);

@@ -769,7 +769,7 @@ async fn a_drain_finishes_what_is_in_hand_and_leaves_the_registry() {
         states.push(match event.expect("the bus is open") {
             RegistryEvent::Put(entry, _) => Some(entry.state),
             RegistryEvent::Delete(_) => None,
-            RegistryEvent::Complete => continue,
+            RegistryEvent::Chosen(..) | RegistryEvent::Complete => continue,
         });
     }
     assert_eq!(states, [Some(ModelState::Ready), Some(ModelState::Unloading), None]);

@@ -82,6 +82,7 @@ metrics! {
     QueueWaiting = "trireme_queue_waiting_messages" Gauge "Messages in the model's queue on the bus that no worker has been given";
     QueueDelivered = "trireme_queue_delivered_messages" Gauge "Messages of the model's queue on the bus that workers hold";
     QueueOldest = "trireme_queue_oldest_age_seconds" Gauge "Age of the oldest message in the model's queue on the bus that no worker has been given";
+    RefusedWorkers = "trireme_refused_workers" Gauge "Workers of the model that take no work, because other files under its name are served";
     Workers = "trireme_workers" Gauge "Workers that serve the model, as the registry has them";
 
     JobsRequests = "trireme_jobs_requests" Gauge "Durable requests of this gateway that have not ended";

@@ -15,6 +15,7 @@ mod answer_headers;
 mod budget;
 mod calls;
 mod connections;
+mod contents;
 mod crowd;
 mod dispatch;
 mod embedder;
@@ -231,6 +232,7 @@ impl Gateway {
             let tasks = TaskSet::new();
             let (name, keep) = (statistics.process(), args.keep_models);
             let registry = Registry::follow(bus.clone(), name, repository, &models.control, keep, &tasks).await?;
+            contents::answer_all(bus.clone(), registry.clone(), &tasks).await?;
             queues::look_after(bus.clone(), registry.clone(), &tasks);
             if keep {
                 kept::restore(bus.as_ref(), &registry).await;

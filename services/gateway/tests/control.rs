@@ -62,6 +62,7 @@ fn entry(model: &str, state: ModelState, since: u64) -> WorkerEntry {
         config: format!(r#"{{"name":"{model}","backend":"identity"}}"#),
         capacity: 1,
         bulk: true,
+        content: None,
         since: UnixMicros(since),
     }
 }

@@ -257,6 +257,11 @@ impl Sandbox {
         number
     }
 
+    /// The folder of the processes' logs.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// A process of a stage service, by its number within the stage.
     pub fn worker(&mut self, stage: Stage, number: usize) -> &mut Process {
         let mut of_stage = self.workers.iter_mut().filter(|(of, _)| *of == stage);

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use trireme_e2e::{Mode, Process, Setup, basic_repository, golden, in_every_mode, product};
+use trireme_e2e::{
+    Mode, ModelFolder, Process, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, product, wait_until,
+};
 use trireme_testkit::{HubFault, HubServer, assert_close};
 
 in_every_mode!(a_folder_answers_as_the_repository_written_by_hand, a_model_of_the_hub_is_downloaded_once_and_served,);
@@ -312,4 +314,108 @@ impl Drop for WebServer {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// A gateway on a broker, with the model `m` of a folder, and no worker.
+fn gateway_for(folder: &Path) -> Sandbox {
+    let none = ModelFolder::new();
+    let named = format!("m={}", folder.display());
+    let setup = Setup::new(Mode::Services).repository(none.path()).gateway_arguments(&["--model", &named]);
+    let stages = [Stage::Tokenizer, Stage::Model, Stage::Postprocess];
+    let mut sandbox = stages.into_iter().fold(setup, |setup, stage| setup.replicas(stage, 0)).start_gateway();
+    sandbox.wait_listening();
+    sandbox
+}
+
+/// A worker with all steps of the model `m` of a folder.
+fn worker(sandbox: &Sandbox, name: &str, stages: &str, folder: &Path, flags: &[&str]) -> Process {
+    let url = sandbox.nats.as_ref().expect("there is a broker").url();
+    let mut command = product("trireme");
+    command.args(["worker", "--stages", stages, "--nats-url", &url, "--worker-name", name]).args(flags);
+    command.arg("--model").arg(format!("m={}", folder.display()));
+    Process::start(name, &mut command, sandbox.folder())
+}
+
+const STAGES: &str = "tokenizer,model,postprocess";
+
+/// Whether an answer is the first folder's, whose vectors have length 1; `None` without an answer.
+fn is_of_first(sandbox: &Sandbox) -> Option<bool> {
+    let input = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["a boat"]}]});
+    let answer = sandbox.infer("m", &input);
+    let length = |vector: &[f32]| vector.iter().map(|value| value * value).sum::<f32>().sqrt();
+    (answer.status == 200).then(|| (length(&answer.numbers("sentence_embedding")) - 1.0).abs() < 1e-3)
+}
+
+/// Every request from now on is answered by the present content, until one is answered by the other: then all of the next ones are.
+#[track_caller]
+fn assert_turns(sandbox: &Sandbox, to_first: bool) {
+    let turned = wait_until("the other content is served", LIMIT, || {
+        let answer = is_of_first(sandbox).expect("every request is answered");
+        (answer == to_first).then_some(())
+    });
+    let () = turned;
+    assert_stays(sandbox, to_first);
+}
+
+#[track_caller]
+fn assert_stays(sandbox: &Sandbox, first: bool) {
+    let answers: Vec<_> = (0..40).map(|_| is_of_first(sandbox)).collect();
+    assert!(answers.iter().all(|answer| *answer == Some(first)), "{answers:?}");
+}
+
+#[track_caller]
+fn wait_said(process: &Process, message: &str, times: usize) {
+    wait_until(message, LIMIT, || (process.count(message) >= times).then_some(()));
+}
+
+#[test]
+fn a_second_content_under_one_name_waits_or_is_switched_to_and_never_answers_in_turn() {
+    let (first, second) = (tiny(), tiny());
+    let module = |kind: &str, path: &str| json!({"type": format!("sentence_transformers.models.{kind}"), "path": path});
+    write(&second, "modules.json", &json!([module("Transformer", ""), module("Pooling", "1_Pooling")]));
+    let sandbox = gateway_for(first.path());
+    let a = worker(&sandbox, "a", STAGES, first.path(), &[]);
+    wait_said(&a, "ready", 1);
+    let mut b = worker(&sandbox, "b", STAGES, second.path(), &[]);
+    wait_said(&b, "takes no work", 3);
+    assert_stays(&sandbox, true);
+    let status = sandbox.get("/v2/trireme/status").text();
+    let reason = "under the name 'm' version 1 than a (sha256:";
+    assert!(b.log().contains(reason) && status.contains(reason), "{status}");
+
+    // The second content takes over when the first one has gone, and no request is lost or answered by a mixture.
+    a.terminate();
+    assert_turns(&sandbox, false);
+
+    // A third worker brings the first content back, and the second one yields.
+    let mut c = worker(&sandbox, "c", STAGES, first.path(), &["--other-content=switch"]);
+    assert_turns(&sandbox, true);
+    wait_said(&b, "takes no work", 6);
+    // A worker that dies holds nothing for ever.
+    c.kill();
+    assert_turns(&sandbox, false);
+    b.terminate();
+    assert!(b.wait_exit(LIMIT).success());
+}
+
+#[test]
+fn the_steps_of_a_folder_change_together() {
+    let (first, second) = (tiny(), tiny());
+    write(&second, "sentence_bert_config.json", &json!({"max_seq_length": 8, "do_lower_case": false}));
+    let sandbox = gateway_for(first.path());
+    let tokenizer = worker(&sandbox, "tokenizer", "tokenizer", first.path(), &[]);
+    let mut rest = worker(&sandbox, "rest", "model,postprocess", first.path(), &[]);
+    [&tokenizer, &rest].into_iter().for_each(|worker| wait_said(worker, "ready", 1));
+    let new = worker(&sandbox, "new", STAGES, second.path(), &[]);
+    wait_said(&new, "takes no work", 3);
+    tokenizer.terminate();
+    wait_said(&tokenizer, "stopped", 1);
+    let back = worker(&sandbox, "back", "tokenizer", first.path(), &[]);
+    wait_said(&back, "ready", 1);
+    assert_eq!(new.count("takes work: its content is served now"), 0, "one step of the first content is there");
+    assert_stays(&sandbox, true);
+    [&back, &rest].into_iter().for_each(Process::terminate);
+    wait_said(&new, "takes work: its content is served now", 3);
+    assert_stays(&sandbox, true);
+    assert!(rest.wait_exit(LIMIT).success());
 }

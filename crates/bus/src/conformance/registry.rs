@@ -83,7 +83,7 @@ impl Watch {
             let key = match &event {
                 RegistryEvent::Put(found, _) => found.key(),
                 RegistryEvent::Delete(key) => key.clone(),
-                RegistryEvent::Complete => continue,
+                RegistryEvent::Chosen(..) | RegistryEvent::Complete => continue,
             };
             if key == entry.key() {
                 return event;
@@ -102,6 +102,7 @@ fn entry(name: &str) -> WorkerEntry {
         config: r#"{"name":"ü","max_batch_size":8}"#.to_owned(),
         capacity: 4,
         bulk: true,
+        content: None,
         since: trireme_inference::UnixMicros(1),
     }
 }

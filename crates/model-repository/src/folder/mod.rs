@@ -41,6 +41,7 @@ use self::files::Reader;
 
 pub use self::describe::FolderDescription;
 pub use self::export::Export;
+pub(crate) use self::needed::read_files;
 pub use self::needed::{NeededError, needed_files};
 pub use self::origin::Derived;
 pub use self::place::{Placement, place};

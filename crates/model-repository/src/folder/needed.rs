@@ -57,6 +57,14 @@ pub fn needed_files(local: &Path, listed: &[&str], precision: Precision) -> Resu
     Ok(needed)
 }
 
+/// Of the files `listed` of a model folder, those that serving it in this precision reads.
+pub(crate) fn read_files(root: &Path, listed: &[&str], precision: Precision) -> Result<Vec<String>, NeededError> {
+    let mut files = of_folder(root, listed, precision)?;
+    files.sort();
+    files.dedup();
+    Ok(files)
+}
+
 /// The kind of folder that a list of files belongs to.
 enum Kind {
     Folder,

@@ -251,3 +251,37 @@ fn gpus_decide_where_open_groups_run() {
     let group = &repository.model("m").unwrap().config.instance_groups[0];
     assert_eq!((group.kind, group.count, &group.gpus[..]), (crate::InstanceKind::Gpu, 1, &[0][..]));
 }
+
+#[test]
+fn a_digest_is_of_what_answers_come_from() {
+    let config = "backend: 'identity' input { name: 'I' data_type: TYPE_FP32 dims: 1 } output { name: 'O' data_type: TYPE_FP32 dims: 1 }";
+    let write = |config: &str, files: &[(&str, &str)]| {
+        let files: Vec<_> = files.iter().map(|(name, content)| (format!("m/{name}"), *content)).collect();
+        let files = files
+            .iter()
+            .map(|(name, content)| (name.as_str(), *content))
+            .chain([("m/config.pbtxt", config), ("m/1/", "")]);
+        repository(&files.collect::<Vec<_>>())
+    };
+    let digest = |root: &tempfile::TempDir| open(root).unwrap().model("m").unwrap().digest(1).unwrap();
+    let one = write(config, &[("1/weights", "ab"), ("labels.txt", "x")]);
+    let first = digest(&one);
+    assert!(first.starts_with("sha256:") && first.len() == 7 + 64, "{first}");
+    let elsewhere = format!("# a comment\n{config} instance_group {{ count: 3 }} version_policy {{ all {{ }} }}");
+    let more =
+        [("1/weights", "ab"), ("labels.txt", "x"), ("1/.cache", "y"), ("1/__pycache__/a", "z"), ("2/weights", "c")];
+    assert_eq!(digest(&write(&elsewhere, &more)), first);
+    let others = [
+        write(&format!("{config} max_batch_size: 4"), &[("1/weights", "ab"), ("labels.txt", "x")]),
+        write(config, &[("1/weights", "ac"), ("labels.txt", "x")]),
+        write(config, &[("1/weights", "ab"), ("labels.txt", "y")]),
+        write(config, &[("1/weights", "a"), ("labels.txt", "bx")]),
+        write(config, &[("1/weight", "ab"), ("labels.txt", "x")]),
+    ];
+    others.iter().for_each(|other| assert_ne!(digest(other), first));
+    // A file that has changed is read again.
+    fs::write(one.path().join("m/1/weights"), "abc").unwrap();
+    assert_ne!(digest(&one), first);
+    fs::write(one.path().join("m/1/weights"), "ab").unwrap();
+    assert_eq!(digest(&one), first);
+}

@@ -9,6 +9,7 @@
 
 pub mod cancellations;
 pub mod held;
+pub mod standing;
 pub mod suspects;
 
 use std::collections::HashMap;
@@ -17,7 +18,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
 use trireme_bus::{Acker, Bus, BusError, MessageName, QueueOptions, WaitingRooms, WorkMessage};
 use trireme_engine::{Description, Model, Permit, TaskSet};
@@ -30,6 +31,7 @@ use crate::observe::tap::Taps;
 use crate::response_cache::{Key, ResponseCache, StepAnswer};
 use cancellations::Cancellations;
 use held::{Held, HeldGuard};
+use standing::{Obstacles, Standing};
 use suspects::{Suspect, Suspects};
 
 /// State that all parts of a worker share.
@@ -75,6 +77,10 @@ pub(crate) struct HostedModel {
     pub gone: CancellationToken,
     /// Where its answers are cached: the number of the load that made it, which no other version has.
     pub cached: Option<u64>,
+    /// Its content, if that is known.
+    pub standing: Option<Standing>,
+    /// Why it takes no work just now.
+    pub obstacles: Mutex<Obstacles>,
 }
 
 /// A request that waits in this worker's queue. The rest of it is boxed, because queue and batches move it several times.

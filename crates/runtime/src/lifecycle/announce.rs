@@ -244,6 +244,7 @@ mod tests {
             config: String::new(),
             capacity: 1,
             bulk: true,
+            content: None,
             since: UnixMicros(since),
         }
     }

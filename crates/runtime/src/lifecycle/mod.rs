@@ -11,5 +11,5 @@ mod steward;
 mod worker;
 
 pub use drain::LAST_WORDS;
-pub use options::{StartError, WorkerOptions};
+pub use options::{OtherContent, StartError, WorkerOptions};
 pub use worker::Worker;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use trireme_bus::BusError;
 use trireme_engine::LoadError;
 use trireme_model_repository::{ModelSources, RepositoryError};
@@ -12,6 +13,16 @@ use crate::faults;
 use crate::lifecycle::control_mode::ControlOptions;
 use crate::observe::statistics::Statistics;
 use crate::response_cache::CacheConfig;
+
+/// What a worker does about live workers that have other files under a name and version that it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum OtherContent {
+    /// It takes no work of the model until they are gone.
+    #[default]
+    Wait,
+    /// It serves the model, and they stop to.
+    Switch,
+}
 
 /// Options of a worker.
 #[derive(Clone, Debug)]
@@ -36,6 +47,8 @@ pub struct WorkerOptions {
     pub canary: Option<Duration>,
     /// The cache for answers of steps, if there is one.
     pub cache: Option<CacheConfig>,
+    /// What becomes of workers with other files under the same names.
+    pub other_content: OtherContent,
 }
 
 /// Why a worker could not start.
@@ -78,6 +91,7 @@ impl WorkerOptions {
             execution_limit: None,
             canary: None,
             cache: None,
+            other_content: OtherContent::default(),
         }
     }
 }

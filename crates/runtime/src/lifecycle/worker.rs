@@ -82,6 +82,7 @@ impl Worker {
                 shared: shared.clone(),
             };
             shared.follow_cancellations().await?;
+            worker.models.follow_choices().await?;
             shared.serve_taps().await?;
             let announcer = Arc::downgrade(&announcer);
             let entries = move || announcer.upgrade().map(|announcer| announcer.count()).unwrap_or_default();

@@ -294,6 +294,7 @@ mod tests {
                 config: String::new(),
                 capacity: 4,
                 bulk: true,
+                content: None,
                 since: UnixMicros(1),
             };
             (entry, Duration::from_millis(1500))

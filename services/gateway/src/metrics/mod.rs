@@ -174,6 +174,11 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
     out.family(Metric::QueueOldest, |samples| queue(samples, |status| status.oldest.as_secs_f64()));
     let mut workers: BTreeMap<ModelKey, u64> = queues.keys().map(|key| (key.clone(), 0)).collect();
     handlers.registry.workers().into_iter().for_each(|(_, key)| *workers.entry(key).or_default() += 1);
+    let refused = handlers.registry.refused();
+    out.family(Metric::RefusedWorkers, |samples| {
+        let counts = workers.keys().map(|key| (key, refused.get(key).map_or(0, Vec::len)));
+        counts.into_iter().for_each(|(key, count)| with_labels(key, |labels| samples.value(labels, count as f64)));
+    });
     out.family(Metric::Workers, |samples| {
         workers.iter().for_each(|(key, count)| with_labels(key, |labels| samples.value(labels, *count as f64)));
     });

@@ -9,6 +9,7 @@
 //! again.
 
 mod catalog;
+mod contents;
 mod labels;
 mod offer;
 mod offering;
@@ -26,7 +27,7 @@ use futures_util::stream::FuturesUnordered;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
-use trireme_bus::{Bus, BusError, Connection, Heartbeat, RegistryEvent, WorkerEntry};
+use trireme_bus::{Bus, BusError, Connection, ContentQuestion, Heartbeat, RegistryEvent, WorkerEntry};
 use trireme_inference::ModelKey;
 use trireme_model_repository::{EnsembleError, ModelConfig, Repository, RepositoryModel, compile_ensemble};
 use trireme_runtime::{ControlOptions, TaskSet};
@@ -34,6 +35,7 @@ use trireme_runtime::{ControlOptions, TaskSet};
 use state::State;
 
 pub use catalog::{Catalog, ServedModel};
+pub use contents::Judgement;
 pub use labels::Labels;
 pub use offer::{Offer, Task};
 pub use processes::Process;
@@ -57,6 +59,8 @@ pub struct Registry(Arc<Shared>);
 struct Shared {
     catalog: RwLock<Arc<Catalog>>,
     changed: watch::Sender<()>,
+    /// Notified of every event of the store.
+    seen: watch::Sender<()>,
     state: Mutex<State>,
     /// Whether the state has changed since the catalog was built.
     stale: AtomicBool,
@@ -80,6 +84,7 @@ impl Registry {
         let registry = Registry(Arc::new(Shared {
             catalog: RwLock::new(Arc::new(state.catalog())),
             changed: watch::channel(()).0,
+            seen: watch::channel(()).0,
             state: Mutex::new(state),
             stale: AtomicBool::new(false),
         }));
@@ -233,6 +238,21 @@ impl Registry {
         each.collect()
     }
 
+    /// Judges a worker's question about its content by the entries that the store has shown so far.
+    pub fn judge(&self, question: &ContentQuestion) -> Judgement {
+        self.0.state.lock().judge(question)
+    }
+
+    /// Notifies of every event of the store.
+    pub fn seen(&self) -> watch::Receiver<()> {
+        self.0.seen.subscribe()
+    }
+
+    /// What the workers say whose content is refused, by model version.
+    pub fn refused(&self) -> BTreeMap<ModelKey, Vec<String>> {
+        self.0.state.lock().refused()
+    }
+
     /// Notifies of changes of the catalog.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.0.changed.subscribe()
@@ -277,6 +297,7 @@ impl Registry {
         let mut swept = Instant::now();
         let mut lapsing = FuturesUnordered::<BoxFuture<'static, (String, Option<u64>, Lapse)>>::new();
         let mut asking = FuturesUnordered::<BoxFuture<'static, ()>>::new();
+        let mut saying = FuturesUnordered::<BoxFuture<'static, ()>>::new();
         let (mut published, mut is_changed) = (None::<Instant>, false);
         loop {
             let due = published.map(|published| published + PUBLISH_PERIOD);
@@ -287,9 +308,14 @@ impl Registry {
             is_changed |= tokio::select! {
                 event = events.recv() => match event {
                     Some(event) => {
+                        let mut has_left = matches!(event, RegistryEvent::Delete(_));
                         let mut changed = self.apply(event);
                         while let Ok(event) = events.try_recv() {
+                            has_left |= matches!(event, RegistryEvent::Delete(_));
                             changed |= self.apply(event);
+                        }
+                        if has_left {
+                            self.say_contested(&bus, &saying);
                         }
                         changed
                     }
@@ -313,6 +339,7 @@ impl Registry {
                 },
                 Some((key, revision, outcome)) = lapsing.next() => self.lapsed(&key, revision, outcome),
                 Some(()) = asking.next() => false,
+                Some(()) = saying.next() => false,
                 Ok(()) = connection.changed() => {
                     reachable = matches!(*connection.borrow_and_update(), Connection::Up(_));
                     // No heartbeat could arrive while the broker was away.
@@ -331,6 +358,8 @@ impl Registry {
                             lapsing.push(Box::pin(lapse(bus.clone(), key, revision)));
                         }
                     }
+                    drop(state);
+                    self.say_contested(&bus, &saying);
                     false
                 }
                 () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now).into()), if is_changed => false,
@@ -339,10 +368,26 @@ impl Registry {
         }
     }
 
+    /// Tells workers that have another content than the chosen one, and those that may take over.
+    fn say_contested(&self, bus: &Arc<dyn Bus>, saying: &FuturesUnordered<BoxFuture<'static, ()>>) {
+        if !saying.is_empty() {
+            return;
+        }
+        for choice in self.0.state.lock().contested() {
+            let bus = bus.clone();
+            saying.push(Box::pin(async move {
+                if let Err(error) = bus.say_chosen(&choice).await {
+                    tracing::debug!(of = choice.of, %error, "could not say which content is chosen");
+                }
+            }));
+        }
+    }
+
     fn apply(&self, event: RegistryEvent) -> bool {
         let mut state = self.0.state.lock();
         let changed = match event {
             RegistryEvent::Put(entry, revision) => state.read(entry, revision, Instant::now()),
+            RegistryEvent::Chosen(choice, revision) => state.chosen(choice, revision),
             RegistryEvent::Delete(key) => state.delete(&key),
             RegistryEvent::Complete => {
                 state.complete();
@@ -351,6 +396,7 @@ impl Registry {
             }
         };
         self.0.stale.fetch_or(changed, Ordering::AcqRel);
+        self.0.seen.send_replace(());
         changed
     }
 

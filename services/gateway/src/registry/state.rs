@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use trireme_bus::{Heartbeat, ModelState, WorkerEntry, escape_token};
+use trireme_bus::{ContentChoice, ContentQuestion, Heartbeat, ModelState, WorkerEntry, escape_token};
 use trireme_inference::ModelKey;
 use trireme_model_repository::{ModelConfig, Repository};
 use trireme_runtime::{ControlMode, ControlOptions};
 
 use super::catalog::{Catalog, Served, Sources, Unready};
+use super::contents::{Choices, Judgement, Rival, contested, judge};
 use super::processes::Processes;
 
 /// Most model versions, and most entries of workers, that are remembered: more than any deployment has, so that forged
@@ -39,6 +40,8 @@ pub struct State {
     known: BTreeMap<String, BTreeSet<i64>>,
     /// How each model was last served, if models are kept after their workers have gone.
     kept: Option<BTreeMap<String, BTreeMap<i64, Arc<ModelConfig>>>>,
+    /// Which contents are served.
+    choices: Choices,
 }
 
 /// A worker's entry.
@@ -105,6 +108,7 @@ impl State {
             is_read_anew: false,
             known: BTreeMap::new(),
             kept: keep_models.then(BTreeMap::new),
+            choices: Choices::default(),
         };
         state.replace(repository);
         state
@@ -117,12 +121,67 @@ impl State {
 
     /// Takes in a worker's entry from the bus.
     pub fn read(&mut self, entry: WorkerEntry, revision: u64, now: Instant) -> bool {
+        self.see(revision);
+        self.put(entry, Some(revision), now)
+    }
+
+    /// Takes in from the bus that a content was chosen.
+    pub fn chosen(&mut self, choice: ContentChoice, revision: u64) -> bool {
+        self.see(revision);
+        let has_room = self.choices.len() < MAX_KNOWN;
+        self.choices.take(choice, revision, self.pass, has_room)
+    }
+
+    fn see(&mut self, revision: u64) {
         if revision <= self.last_revision {
             self.pass += 1;
             self.is_read_anew = true;
         }
         self.last_revision = revision;
-        self.put(entry, Some(revision), now)
+    }
+
+    /// The entries whose content is known.
+    fn rivals(&self) -> impl Iterator<Item = Rival<'_>> {
+        self.entries.values().filter_map(|live| Rival::of(&live.entry))
+    }
+
+    /// Judges a worker's question about its content. The store's events come in the order of its changes, so of two contents
+    /// one is judged with the other's entry and choice known.
+    pub fn judge(&self, question: &ContentQuestion) -> Judgement {
+        match self.entries.get(&question.key) {
+            Some(live) if self.is_complete && live.is_stored() && live.entry.since >= question.since => {
+                judge(&live.entry, question.switch, &self.choices, self.rivals())
+            }
+            _ => Judgement::Unseen,
+        }
+    }
+
+    /// The choices that workers have to hear of: of those that serve another content, or could take over.
+    pub fn contested(&self) -> Vec<ContentChoice> {
+        contested(&self.choices, self.rivals())
+    }
+
+    /// What the workers say whose content is refused, by model version.
+    pub fn refused(&self) -> BTreeMap<ModelKey, Vec<String>> {
+        let mut refused: BTreeMap<ModelKey, Vec<String>> = BTreeMap::new();
+        for entry in self.entries.values().map(Live::entry).filter(|entry| self.choices.refuses(entry)) {
+            if let ModelState::Recovering(reason) = &entry.state {
+                refused.entry(entry.model.clone()).or_default().push(format!("{}: {reason}", entry.worker));
+            }
+        }
+        refused
+    }
+
+    /// The entries that say how a version is served. While workers serve the chosen content of a version, those with another
+    /// one do not.
+    fn serving(&self) -> impl Iterator<Item = &Live> {
+        let is_served = |live: &Live| matches!(live.entry.state, ModelState::Ready | ModelState::Recovering(_));
+        let is_chosen = |live: &Live| !self.choices.refuses(&live.entry);
+        let has_chosen = move |model: &ModelKey| {
+            self.entries.values().any(|live| live.entry.model == *model && is_served(live) && is_chosen(live))
+        };
+        let entries = self.entries.values();
+        entries.filter(move |live| is_served(live) && (is_chosen(live) || !has_chosen(&live.entry.model)))
     }
 
     /// Takes in a worker's entry that was found in the store.
@@ -137,6 +196,7 @@ impl State {
         if self.is_complete {
             // If no entry that was known before came again, it is unknown which ones came now.
             self.entries.values_mut().for_each(|live| live.is_lost |= all_lost || live.pass != pass);
+            self.choices.lose(|read_in| all_lost || read_in != pass);
         }
         (self.is_complete, self.is_read_anew) = (true, false);
     }
@@ -343,10 +403,8 @@ impl State {
     /// The configurations of the models that workers serve now, as workers wrote them, by version.
     pub fn texts(&self) -> BTreeMap<String, BTreeMap<i64, String>> {
         let mut texts: BTreeMap<String, BTreeMap<i64, String>> = BTreeMap::new();
-        for Live { entry, config, .. } in self.entries.values() {
-            if matches!(entry.state, ModelState::Ready | ModelState::Recovering(_)) {
-                texts.entry(entry.model.name.to_string()).or_default().insert(entry.model.version, config.text.clone());
-            }
+        for Live { entry, config, .. } in self.serving() {
+            texts.entry(entry.model.name.to_string()).or_default().insert(entry.model.version, config.text.clone());
         }
         texts
     }
@@ -405,11 +463,9 @@ impl State {
 
     fn live(&self) -> Served<'_> {
         let mut served = Served::new();
-        for Live { entry, config, .. } in self.entries.values() {
-            if matches!(entry.state, ModelState::Ready | ModelState::Recovering(_)) {
-                let config = config.model.clone();
-                served.entry(&entry.model.name).or_default().insert(entry.model.version, config);
-            }
+        for Live { entry, config, .. } in self.serving() {
+            let config = config.model.clone();
+            served.entry(&entry.model.name).or_default().insert(entry.model.version, config);
         }
         served
     }
@@ -478,6 +534,7 @@ impl State {
             repository: &self.repository,
             served: self.served(),
             recovering: self.recovering(),
+            refused: self.refused(),
             live_only: self.live_only(),
             known,
             wanted: &|name| self.is_wanted(name),

@@ -72,6 +72,7 @@ fn entry(worker: &str, model: &str) -> WorkerEntry {
         config: format!(r#"{{"name":"{model}","backend":"identity"}}"#),
         capacity: 1,
         bulk: true,
+        content: None,
         since: UnixMicros(7),
     }
 }

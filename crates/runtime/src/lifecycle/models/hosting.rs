@@ -5,18 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use trireme_bus::{BusError, ModelState};
+use trireme_bus::{BusError, Content, ModelState};
 use trireme_engine::{
     Executions, Guests, Instance, LoadedModel, Model, Outage, WorkQueue, allowance, most_in_hand, stage,
 };
 use trireme_inference::ModelKey;
 use trireme_model_repository::RepositoryModel;
 
+use super::super::options::OtherContent;
 use super::proving::Proven;
 use super::{Instances, Models, Pull, Running, Version, outage};
+use crate::hosted::standing::Standing;
 use crate::hosted::{HostedModel, Work};
 use crate::intake::{Current, REOPEN_PAUSE, has_timeouts, pull, watch_timeouts};
 
@@ -29,7 +31,7 @@ const LEFT_BEHIND: Duration = Duration::from_secs(60);
 struct Unhosted(Option<Arc<WorkQueue<Work>>>);
 
 /// The task that pulls from a queue's old levels, and how long it goes on after the levels have changed.
-struct Before {
+pub(super) struct Before {
     pull: Pull,
     left_behind: Duration,
 }
@@ -42,6 +44,28 @@ impl Drop for Unhosted {
     }
 }
 
+// === impl Pull ===
+
+impl Pull {
+    /// None, until one is started.
+    fn stopped(current: Current, stop: CancellationToken) -> Pull {
+        let (going, stopped) = (stop.child_token(), CancellationToken::new());
+        going.cancel();
+        stopped.cancel();
+        Pull { current, stop, going, stopped }
+    }
+}
+
+// === impl Running ===
+
+impl Running {
+    /// Its content, and whether it takes work.
+    fn standing(&self) -> (Option<Content>, bool) {
+        let content = self.instances.model.standing.as_ref().map(|standing| standing.content.clone());
+        (content, !self.pull.going.is_cancelled())
+    }
+}
+
 // === impl Models ===
 
 impl Models {
@@ -50,7 +74,7 @@ impl Models {
         self: &Arc<Self>,
         model: &RepositoryModel,
         version: i64,
-        Proven { loaded, initial_states, canary, took }: Proven,
+        Proven { loaded, initial_states, canary, took, content }: Proven,
     ) -> Result<(), BusError> {
         let key = ModelKey { name: model.name.as_str().into(), version };
         let LoadedModel { config, instances, background, guests, policy, .. } = loaded;
@@ -66,11 +90,19 @@ impl Models {
         let caches = self.shared.step_answers.is_some() && config.response_cache && in_batches;
         let cached = caches.then(|| self.shared.loads.fetch_add(1, Ordering::Relaxed));
         let mut entry = self.entry(&key, ModelState::Ready, config.to_json(), allowance);
+        entry.content = content.clone();
         // A version that is replaced keeps its pulling task, and the token that stops the task.
-        let intake = match self.versions.lock().get(&key).and_then(|known| known.running.as_ref()) {
-            Some(running) if running.serves_queue_of(&config) => running.pull.stop.clone(),
-            _ => self.pulling.child_token(),
+        let (intake, before) = match self.versions.lock().get(&key).and_then(|known| known.running.as_ref()) {
+            Some(running) if running.serves_queue_of(&config) => (running.pull.stop.clone(), Some(running.standing())),
+            Some(running) => (self.pulling.child_token(), Some(running.standing())),
+            None => (self.pulling.child_token(), None),
         };
+        // Files that are replaced while a worker runs are meant to be served.
+        let switch = self.options.other_content == OtherContent::Switch || before.is_some();
+        // A version that goes on with the same content need not ask.
+        let goes_on = content.is_none() || before == Some((content.clone(), true));
+        let standing = content.map(|content| Standing::new(content, switch && !goes_on));
+        standing.iter().for_each(|standing| standing.settled.store(goes_on, Ordering::Relaxed));
         let engine = Arc::new(Model {
             key: key.clone(),
             queue,
@@ -91,6 +123,8 @@ impl Models {
             initial_states,
             gone: CancellationToken::new(),
             cached,
+            standing,
+            obstacles: Mutex::default(),
         });
         let mut unhosted = Unhosted(Some(hosted.queue.clone()));
         let outages: Option<Vec<_>> = instances.iter().map(Instance::outage).collect();
@@ -99,6 +133,15 @@ impl Models {
             .start(instances, background)
             .map_err(|error| BusError::Refused { action: "starting an instance thread", reason: error.to_string() })?;
         self.declare(&hosted).await?;
+        if !goes_on {
+            let replaced = self.versions.lock().get(&key).and_then(|known| {
+                let running = known.running.as_ref()?;
+                running.serves_queue_of(&hosted.config).then(|| running.instances.model.clone())
+            });
+            if let Some(replaced) = replaced {
+                self.stop_pull(&replaced).await;
+            }
+        }
         let mut said = self.said.lock().await;
         match self.announce(&mut said, &mut entry).await {
             // The announcer writes it as soon as the registry can be reached.
@@ -116,9 +159,11 @@ impl Models {
         let observed = Arc::downgrade(&hosted.queue);
         let load = move || observed.upgrade().map(|queue| queue.load()).unwrap_or_default();
         hosted.statistics.host(stage(&hosted.config.backend), took, load);
-        self.shared.remember(&hosted);
+        if goes_on {
+            self.shared.remember(&hosted);
+        }
         self.look_after(&hosted, outages.filter(|outages| !outages.is_empty()));
-        let instances = Instances { model: hosted.clone(), threads };
+        let (instances, asking) = (Instances { model: hosted.clone(), threads }, hosted.clone());
         let fingerprint = model.fingerprint(version);
         let replaced = {
             let mut versions = self.versions.lock();
@@ -140,14 +185,19 @@ impl Models {
                     let before = Before { pull, left_behind };
                     (self.start_pull(current, intake, Some(before)), Some(instances))
                 }
-                None => (self.start_pull(Arc::new(RwLock::new(hosted)), intake, None), None),
+                None if goes_on => (self.start_pull(Arc::new(RwLock::new(hosted)), intake, None), None),
+                None => (Pull::stopped(Arc::new(RwLock::new(hosted)), intake), None),
             };
             let running = Some(Running { instances, pull });
             versions.insert(key, Version { entry, fingerprint, failed: false, running });
             replaced
         };
+        drop(said);
         if let Some(replaced) = replaced {
             self.finish(replaced);
+        }
+        if !goes_on {
+            self.settle(&asking).await;
         }
         Ok(())
     }
@@ -196,6 +246,9 @@ impl Models {
         if let Some(pause) = self.options.canary.filter(|_| model.canary.is_some()) {
             spawn("canary", Box::pin(model.engine.clone().watch_canary(pause)));
         }
+        if model.standing.is_some() {
+            spawn("content", Box::pin(self.clone().look_after_content(model.clone())));
+        }
         if let Some(outages) = outages {
             spawn("outages", Box::pin(outage::watch(self.clone(), model.clone(), outages)));
         }
@@ -205,10 +258,10 @@ impl Models {
     }
 
     /// Starts to pull work for a model. The task in `before` still pulls from the queue's old levels for a while.
-    fn start_pull(&self, current: Current, stop: CancellationToken, before: Option<Before>) -> Pull {
-        let stopped = CancellationToken::new();
-        let (task, ended) = (pull(current.clone(), stop.clone()), stopped.clone().drop_guard());
-        let (stopping, counted) = (stop.clone(), self.pulls.token());
+    pub(super) fn start_pull(&self, current: Current, stop: CancellationToken, before: Option<Before>) -> Pull {
+        let (going, stopped) = (stop.child_token(), CancellationToken::new());
+        let (task, ended) = (pull(current.clone(), going.clone()), stopped.clone().drop_guard());
+        let (stopping, counted) = (going.clone(), self.pulls.token());
         self.shared.tasks.spawn("pull", async move {
             let rest = async {
                 let Some(before) = before else { return };
@@ -220,6 +273,6 @@ impl Models {
             tokio::join!(task, rest);
             drop((ended, counted));
         });
-        Pull { current, stop, stopped }
+        Pull { current, stop, going, stopped }
     }
 }

@@ -41,13 +41,16 @@ impl Models {
             model.versions.iter().copied().filter(|version| !self.is_current(model, *version, retry)).collect();
         let loading = changed.iter().map(|&version| {
             let announce = async move |doing| self.announce_load(model, version, doing).await;
-            load_watched(model, version, backend.clone(), self.options.auto_complete, announce)
+            let loading = load_watched(model, version, backend.clone(), self.options.auto_complete, announce);
+            futures_util::future::join(loading, self.content_of(model, version))
         });
         let outcomes = join_all(loading).await;
         let (mut loaded, mut faults) = (Vec::new(), Vec::new());
-        for (version, outcome) in changed.into_iter().zip(outcomes) {
+        for (version, (outcome, content)) in changed.into_iter().zip(outcomes) {
             let proven = match outcome {
-                Ok((instance, initial_states, took)) => self.prove(&model.name, instance, initial_states, took).await,
+                Ok((instance, initial_states, took)) => {
+                    self.prove(&model.name, instance, initial_states, took, content).await
+                }
                 Err(fault) => Err(fault),
             };
             match proven {

@@ -4,10 +4,11 @@
 //! files have changed, while the old ones go on to serve. Only when all of them are ready do they replace the old ones,
 //! which then drain. If a version fails to load, the version that serves stays.
 //!
-//! How versions are loaded is in `loading`, how a loaded one is tried in `proving`, how it takes work in `hosting`, and how it is
-//! unloaded in `retire`. Not here: the decision which models are served (`steward`), and the path of work through a version
+//! How versions are loaded is in `loading`, how a loaded one is tried in `proving`, how it takes work in `hosting`, whether its
+//! content may be served in `content`, and how it is unloaded in `retire`. Not here: the decision which models are served (`steward`), and the path of work through a version
 //! (`intake`, `settle`).
 
+mod content;
 mod hosting;
 mod loading;
 mod outage;
@@ -30,6 +31,7 @@ use trireme_model_repository::ModelConfig;
 use super::announce::Announcer;
 use super::options::WorkerOptions;
 use crate::host::hostname;
+use crate::hosted::standing::Obstacles;
 use crate::hosted::{HostedModel, Shared};
 use crate::intake::{Current, queue_levels};
 
@@ -79,8 +81,10 @@ struct Instances {
 /// go to the current instances.
 struct Pull {
     current: Current,
-    /// Cancelled to stop the task.
+    /// Cancelled to stop the task for good.
     stop: CancellationToken,
+    /// A child of `stop`, cancelled to stop the task for a time: another one pulls then.
+    going: CancellationToken,
     /// Cancelled when the task has stopped.
     stopped: CancellationToken,
 }
@@ -180,17 +184,22 @@ impl Models {
         threads
     }
 
-    /// Announces a new state of a version that is served. Announces nothing of a version that is unloaded or was replaced.
-    pub async fn change(&self, model: &HostedModel, state: ModelState) {
+    /// Announces that a served version may take work or may not. Announces nothing of a version that is unloaded or was replaced.
+    pub async fn change(&self, model: &HostedModel, change: impl FnOnce(&mut Obstacles)) {
         let mut said = self.said.lock().await;
         let changed = self.versions.lock().get_mut(&model.key).and_then(|version| {
             let is_served = matches!(version.entry.state, ModelState::Ready | ModelState::Recovering(_));
             let is_this =
                 version.running.as_ref().is_some_and(|running| std::ptr::eq(&*running.instances.model, model));
-            (is_served && is_this).then(|| {
-                version.entry.state = state;
-                version.entry.clone()
-            })
+            if !(is_served && is_this) {
+                return None;
+            }
+            let before = version.entry.clone();
+            let mut obstacles = model.obstacles.lock();
+            change(&mut obstacles);
+            version.entry.state = obstacles.state();
+            version.entry.content.iter_mut().for_each(|content| content.yields_to = obstacles.yields_to());
+            (version.entry != before).then(|| version.entry.clone())
         });
         let Some(mut entry) = changed else { return };
         if let Err(error) = self.announce(&mut said, &mut entry).await {
@@ -199,6 +208,14 @@ impl Models {
         if let Some(version) = self.versions.lock().get_mut(&model.key) {
             version.entry.since = entry.since;
         }
+    }
+
+    /// The key of a served version's registry entry, and its `since`.
+    fn announced(&self, model: &HostedModel) -> Option<(String, UnixMicros)> {
+        let versions = self.versions.lock();
+        let version = versions.get(&model.key)?;
+        let running = version.running.as_ref()?;
+        std::ptr::eq(&*running.instances.model, model).then(|| (version.entry.key(), version.entry.since))
     }
 
     /// Writes an entry to the registry. The caller holds the lock of `said`, and changes the hosted versions before it
@@ -218,6 +235,7 @@ impl Models {
             config,
             capacity,
             bulk: true,
+            content: None,
             // Set when it is announced.
             since: UnixMicros::default(),
         }

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use trireme_bus::ModelState;
 use trireme_engine::{Outage, all_out};
 
 use super::Models;
@@ -27,11 +26,8 @@ pub(crate) async fn watch(models: Arc<Models>, model: Arc<HostedModel>, mut outa
         let now = all_out(&outages);
         if now != told {
             model.queue.pause(now.is_some());
-            let state = match &now {
-                Some(reason) => ModelState::Recovering(reason.to_string()),
-                None => ModelState::Ready,
-            };
-            models.change(&model, state).await;
+            let outage = now.as_ref().map(ToString::to_string);
+            models.change(&model, |obstacles| obstacles.outage = outage).await;
             told = now;
         }
         if told.is_some() {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use trireme_bus::Content;
 use trireme_engine::{Canary, LoadError, LoadedModel};
 use trireme_inference::Tensor;
 
@@ -13,6 +14,8 @@ pub(super) struct Proven {
     pub initial_states: Vec<Tensor>,
     pub canary: Option<Canary>,
     pub took: Duration,
+    /// Its content, as far as that can be told.
+    pub content: Option<Content>,
 }
 
 // === impl Models ===
@@ -25,11 +28,12 @@ impl Models {
         mut loaded: LoadedModel,
         initial_states: Vec<Tensor>,
         took: Duration,
+        content: Option<Content>,
     ) -> Result<Proven, LoadError> {
         let canary = match self.options.canary {
             Some(_) => Canary::prove(&mut loaded, name, self.options.execution_limit).await?,
             None => None,
         };
-        Ok(Proven { loaded, initial_states, canary, took })
+        Ok(Proven { loaded, initial_states, canary, took, content })
     }
 }

@@ -21,6 +21,7 @@ fn entry(state: ModelState, since: u64) -> WorkerEntry {
         config: r#"{"name":"m","backend":"identity"}"#.to_owned(),
         capacity: 1,
         bulk: true,
+        content: None,
         since: UnixMicros(since),
     }
 }

@@ -1,0 +1,199 @@
+//! Whether the content of a version is served: gateways say, so that workers with different files under one name do not answer in
+//! turn.
+//!
+//! A version asks when it is loaded, and takes no work before a gateway has answered. A version whose content is refused gives
+//! back what it has not begun, finishes the rest, and says in its registry entry that it has yielded. It asks again until its
+//! content is served.
+//!
+//! Where no gateway listens to such questions, because all of them are older than the worker or gone, the version takes work and
+//! goes on asking. Not here: which content is served (the gateway's `registry::contents`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use trireme_bus::{BusError, Connection, Content, ContentQuestion, Verdict};
+use trireme_model_repository::RepositoryModel;
+
+use super::Models;
+use crate::hosted::HostedModel;
+use crate::hosted::standing::Refusal;
+
+/// How often a version asks whose content is not served, or that has no answer.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// The same while only the requests of other workers are waited for.
+const ASK_SOON: Duration = Duration::from_millis(200);
+
+/// Time between two looks whether a version has finished its requests.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Pause before a delivery that was given back is delivered again.
+const AGAIN: Duration = Duration::from_millis(100);
+
+// === impl Models ===
+
+impl Models {
+    /// The content of a version. The models of a folder have the folder's, so that they change together. `None` if its files
+    /// cannot be read: it is not compared then.
+    pub(super) async fn content_of(&self, model: &RepositoryModel, version: i64) -> Option<Content> {
+        let (sources, model) = (self.options.sources.clone(), model.clone());
+        let name = model.name.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            let folder =
+                sources.as_ref().filter(|_| model.uploaded.is_none()).and_then(|all| all.folder_of(&model.name));
+            match folder {
+                Some(folder) => Ok((folder.name.clone(), folder.digest()?)),
+                None => Ok((model.name.clone(), model.digest(version)?)),
+            }
+        });
+        let found: Result<_, std::io::Error> = read.await.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+        match found {
+            Ok((of, digest)) => Some(Content { of, digest, yields_to: None }),
+            Err(error) => {
+                tracing::warn!(model = name, version, %error, "its files cannot be compared with those of other workers");
+                None
+            }
+        }
+    }
+
+    /// Follows what gateways say about chosen contents.
+    pub async fn follow_choices(self: &Arc<Self>) -> Result<(), BusError> {
+        let mut choices = self.shared.bus.chosen_contents().await?;
+        let (models, stopping) = (Arc::downgrade(self), self.shared.tasks.stopping().clone());
+        self.shared.tasks.spawn("contents", async move {
+            loop {
+                let choice = tokio::select! {
+                    choice = choices.recv() => choice,
+                    () = stopping.cancelled() => return,
+                };
+                let (Some(choice), Some(models)) = (choice, models.upgrade()) else { return };
+                for (key, version) in models.versions.lock().iter() {
+                    let standing =
+                        version.running.as_ref().and_then(|running| running.instances.model.standing.as_ref());
+                    let Some(standing) = standing.filter(|standing| standing.content.of == choice.of) else { continue };
+                    let settled = standing.settled.load(Ordering::Relaxed);
+                    if key.version == choice.version && (!settled || standing.content.digest != choice.digest) {
+                        standing.recheck.notify_one();
+                    }
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Asks for as long as the version is hosted: at intervals until its content is served, then when a gateway says that another
+    /// one is chosen, and when the connection was lost.
+    pub(super) async fn look_after_content(self: Arc<Self>, model: Arc<HostedModel>) {
+        let Some(standing) = &model.standing else { return };
+        let mut connection = self.shared.bus.connection();
+        connection.borrow_and_update();
+        loop {
+            let settled = standing.settled.load(Ordering::Relaxed);
+            let waits = model.obstacles.lock().content.as_ref().is_some_and(|refusal| refusal.yields_to.is_none());
+            let pause = if waits { ASK_SOON } else { ASK_AGAIN };
+            tokio::select! {
+                () = standing.recheck.notified() => {}
+                () = self.shared.tasks.stopping().cancelled() => return,
+                Ok(()) = connection.changed() => if *connection.borrow_and_update() == Connection::Down { continue },
+                () = tokio::time::sleep(pause), if !settled => {}
+            }
+            self.settle(&model).await;
+        }
+    }
+
+    /// Asks a gateway whether the version's content is served, and acts on the verdict.
+    pub(super) async fn settle(self: &Arc<Self>, model: &Arc<HostedModel>) {
+        let Some(standing) = &model.standing else { return };
+        let _asking = standing.asking.lock().await;
+        let Some((key, since)) = self.announced(model) else { return };
+        let question = ContentQuestion { key, since, switch: standing.switch.load(Ordering::Relaxed) };
+        let answered = self.shared.bus.ask_verdict(&question).await;
+        if let Ok(Some(_)) = answered {
+            standing.switch.store(false, Ordering::Relaxed);
+        }
+        standing.settled.store(matches!(answered, Ok(Some(Verdict::Serve))), Ordering::Relaxed);
+        let before = model.obstacles.lock().content.clone();
+        let refusal = match answered {
+            Ok(Some(Verdict::Serve)) => None,
+            Ok(Some(Verdict::Wait { reason })) => Some(Refusal { reason, yields_to: None }),
+            Ok(Some(Verdict::Yield { number, reason })) => Some(Refusal { reason, yields_to: Some(number) }),
+            // What the last gateway said holds.
+            Ok(None) => before.clone(),
+            Err(error) if self.is_pulled(model) || before.is_some() => {
+                tracing::debug!(model = %model.key, %error, "no verdict about its content; asking again");
+                return;
+            }
+            Err(error) => Some(Refusal { reason: error.to_string(), yields_to: None }),
+        };
+        if let Some(Refusal { reason, .. }) = refusal.as_ref().filter(|refusal| Some(*refusal) != before.as_ref()) {
+            tracing::warn!(model = %model.key, reason, "takes no work");
+        }
+        if refusal.is_some() {
+            self.park(model).await;
+        } else if before.is_some() {
+            tracing::info!(model = %model.key, "takes work: its content is served now");
+        }
+        let serves = refusal.is_none();
+        self.change(model, |obstacles| obstacles.content = refusal).await;
+        if serves {
+            self.unpark(model);
+        }
+    }
+
+    /// Stops to pull for a version. Returns when this worker has no requests any more of what the version is a step of: until then
+    /// its steps hand requests over to one another, so that these have all of their steps with one content.
+    async fn park(&self, model: &Arc<HostedModel>) {
+        self.stop_pull(model).await;
+        while self.in_hand_with(model) > 0 && !self.shared.tasks.stopping().is_cancelled() {
+            model.hand_back(AGAIN).await;
+            tokio::time::sleep(TICK).await;
+        }
+        self.shared.forget(model);
+    }
+
+    /// The requests in this worker of all versions with the content of this one.
+    fn in_hand_with(&self, model: &HostedModel) -> usize {
+        let content = |model: &HostedModel| model.standing.as_ref().map(|standing| standing.content.clone());
+        let (own, versions) = (content(model), self.versions.lock());
+        let running = versions.values().filter_map(|version| version.running.as_ref());
+        let models = running.map(|running| &running.instances.model);
+        models
+            .filter(|other| content(other) == own && other.key.version == model.key.version)
+            .map(|other| other.queue.in_hand())
+            .sum()
+    }
+
+    /// Stops to pull for a version. Deliveries that were on their way are taken in.
+    pub(super) async fn stop_pull(&self, model: &Arc<HostedModel>) {
+        let pull = self.versions.lock().get(&model.key).and_then(|version| {
+            let running = version.running.as_ref().filter(|running| Arc::ptr_eq(&running.instances.model, model))?;
+            Some((running.pull.going.clone(), running.pull.stopped.clone()))
+        });
+        if let Some((going, stopped)) = pull {
+            going.cancel();
+            stopped.cancelled().await;
+        }
+    }
+
+    /// Pulls for a version, unless it does.
+    fn unpark(&self, model: &Arc<HostedModel>) {
+        let mut versions = self.versions.lock();
+        let running = versions.get_mut(&model.key).and_then(|version| version.running.as_mut());
+        let Some(running) = running.filter(|running| Arc::ptr_eq(&running.instances.model, model)) else { return };
+        if running.pull.stop.is_cancelled() {
+            return;
+        }
+        if running.pull.going.is_cancelled() {
+            running.pull = self.start_pull(running.pull.current.clone(), running.pull.stop.clone(), None);
+        }
+        self.shared.remember(model);
+    }
+
+    fn is_pulled(&self, model: &Arc<HostedModel>) -> bool {
+        let versions = self.versions.lock();
+        let running = versions.get(&model.key).and_then(|version| version.running.as_ref());
+        running
+            .is_some_and(|running| Arc::ptr_eq(&running.instances.model, model) && !running.pull.going.is_cancelled())
+    }
+}

@@ -1,0 +1,71 @@
+//! Answers workers that ask whether they may serve their content. The rules are in `registry::contents`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use trireme_bus::{Bus, BusError, ContentChoice, Question, Verdict};
+use trireme_runtime::TaskSet;
+
+use crate::registry::{Judgement, Registry};
+
+/// Most questions that are judged at a time; others wait.
+const MOST: usize = 256;
+
+/// How long a question may wait for the store to show the worker's entry, or the choice that was written.
+const LIMIT: Duration = Duration::from_secs(3);
+
+/// Answers questions until `tasks` stop.
+pub async fn answer_all(bus: Arc<dyn Bus>, registry: Registry, tasks: &TaskSet) -> Result<(), BusError> {
+    let mut questions = bus.content_questions().await?;
+    let stopping = tasks.stopping().clone();
+    tasks.spawn("contents", async move {
+        let mut judging = FuturesUnordered::new();
+        loop {
+            tokio::select! {
+                question = questions.recv(), if judging.len() < MOST => match question {
+                    Some(question) => judging.push(answer(bus.clone(), registry.clone(), question)),
+                    None => return,
+                },
+                Some(()) = judging.next() => {}
+                () = stopping.cancelled() => return,
+            }
+        }
+    });
+    Ok(())
+}
+
+async fn answer(bus: Arc<dyn Bus>, registry: Registry, question: Question) {
+    let verdict = tokio::time::timeout(LIMIT, judge(bus.as_ref(), &registry, &question)).await.ok().flatten();
+    if let Err(error) = question.pass_verdict(verdict.as_ref()).await {
+        tracing::debug!(%error, "could not answer which content is served; the worker asks again");
+    }
+}
+
+/// The verdict. `None`: the question cannot be read, or the store cannot be written.
+async fn judge(bus: &dyn Bus, registry: &Registry, question: &Question) -> Option<Verdict> {
+    let question = question.about_content()?;
+    let mut seen = registry.seen();
+    loop {
+        seen.borrow_and_update();
+        match registry.judge(&question) {
+            Judgement::Pass(verdict) => return Some(verdict),
+            Judgement::Choose(choice, revision) => match bus.choose_content(&choice, revision).await {
+                Ok(_) if revision == 0 => {}
+                Ok(_) => {
+                    let ContentChoice { of, version, digest, .. } = choice;
+                    tracing::info!(model = of, version, digest, "other files are served from now on");
+                }
+                // Another gateway has chosen: the store shows it.
+                Err(BusError::Conflict { .. }) => {}
+                Err(error) => {
+                    tracing::warn!(of = choice.of, %error, "no content could be chosen; the worker asks again");
+                    return None;
+                }
+            },
+            Judgement::Unseen => {}
+        }
+        seen.changed().await.ok()?;
+    }
+}
