@@ -257,6 +257,11 @@ impl Sandbox {
         number
     }
 
+    /// Environment variables of the processes that are started from now on, in place of the earlier ones.
+    pub fn set_environment(&mut self, variables: &[(&str, &str)]) {
+        self.setup = std::mem::replace(&mut self.setup, Setup::new(Mode::Services)).environment(variables);
+    }
+
     /// The folder of the processes' logs.
     pub fn folder(&self) -> &Path {
         self.folder.path()

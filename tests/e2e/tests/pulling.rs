@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use trireme_e2e::{Mode, ModelFolder, Request, Response, Setup, Stage};
+use trireme_e2e::{Mode, ModelFolder, Request, Response, Setup, Stage, python};
 
 /// How long a request takes in each of the two workers.
 const FAST: Duration = Duration::from_millis(60);
@@ -12,6 +12,18 @@ const SLOW: Duration = Duration::from_millis(300);
 
 /// Number of requests in the burst: a quarter of them takes the fast worker alone two seconds.
 const BURST: usize = 120;
+
+/// The variable with the seconds that a request takes, and the model: workers with other files would not share its queue.
+const SECONDS: &str = "RUN_SECONDS";
+const MODEL: &str = "import os, time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(len(requests) * float(os.environ['RUN_SECONDS']))
+        tensors = [pb_utils.get_input_tensor_by_name(request, 'INPUT0').as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUTPUT0', tensor)]) for tensor in tensors]
+";
 
 /// An answer: when it arrived, whether the slow worker computed it, and how long its request waited in that worker.
 struct Answered {
@@ -34,12 +46,20 @@ fn read(response: &Response) -> Answered {
 
 #[test]
 fn a_slow_worker_leaves_the_rest_to_a_fast_one() {
-    let models = ModelFolder::new().slow("shared", FAST.as_millis() as u64);
-    let setup = Setup::new(Mode::Services).repository(models.path());
-    let mut sandbox = setup.replicas(Stage::Tokenizer, 0).replicas(Stage::Postprocess, 0).start();
-    // The next worker loads a slower configuration of the model.
-    let models = models.slow("shared", SLOW.as_millis() as u64);
-    sandbox.start_worker(Stage::Model);
+    let config = "backend: 'python' input [{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }]
+        output [{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }] instance_group [{ count: 1 kind: KIND_CPU }]";
+    let models = ModelFolder::new().model("shared", config).file("shared/1/model.py", MODEL);
+    let seconds = |run: Duration| run.as_secs_f64().to_string();
+    let mut sandbox = [Stage::Tokenizer, Stage::Model, Stage::Postprocess]
+        .into_iter()
+        .fold(Setup::new(Mode::Services), |setup, stage| setup.replicas(stage, 0))
+        .replicas(Stage::Python, 1)
+        .repository(models.path())
+        .worker_arguments(&["--python", &python().display().to_string()])
+        .environment(&[(SECONDS, &seconds(FAST))])
+        .start();
+    sandbox.set_environment(&[(SECONDS, &seconds(SLOW))]);
+    sandbox.start_worker(Stage::Python);
     sandbox.wait_ready();
 
     let body = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1.0]}]});
