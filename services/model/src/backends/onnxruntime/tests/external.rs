@@ -25,7 +25,7 @@ fn put(target: &Path, how: impl FnOnce(&Path)) {
 fn placed(layout: &str) -> [TempDir; 3] {
     let [plain, nested, linked] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
     for (number, (name, file)) in files(layout).into_iter().enumerate() {
-        let copy = |target: &Path| drop(fs::copy(&file, target).unwrap());
+        let copy = |target: &Path| assert!(fs::copy(&file, target).is_ok());
         put(&plain.path().join("1").join(&name), copy);
         put(&nested.path().join("1/model.onnx").join(&name), copy);
         let blob = linked.path().join(format!("blobs/{number}"));
