@@ -349,11 +349,10 @@ fn is_of_first(sandbox: &Sandbox) -> Option<bool> {
 /// Every request from now on is answered by the present content, until one is answered by the other: then all of the next ones are.
 #[track_caller]
 fn assert_turns(sandbox: &Sandbox, to_first: bool) {
-    let turned = wait_until("the other content is served", LIMIT, || {
+    wait_until("the other content is served", LIMIT, || {
         let answer = is_of_first(sandbox).expect("every request is answered");
         (answer == to_first).then_some(())
     });
-    let () = turned;
     assert_stays(sandbox, to_first);
 }
 
