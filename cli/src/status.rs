@@ -89,7 +89,9 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
     let product = paint("trireme", Style::Strong, colours);
     let own = text(&now["name"]);
     let name = if USUAL_NAMES.contains(&own) { String::new() } else { format!(" '{}'", style::harmless(own)) };
-    let _ = writeln!(out, "{product} {}{name} is {ready}\n", text(&now["version"]));
+    let deployment = now["deployment"].as_str().map(|name| format!(" of deployment '{}'", style::harmless(name)));
+    let deployment = deployment.unwrap_or_default();
+    let _ = writeln!(out, "{product} {}{name}{deployment} is {ready}\n", text(&now["version"]));
     for problem in list(&now["problems"]) {
         let _ = writeln!(out, "  {}", paint(text(problem), Style::Bad, colours));
     }

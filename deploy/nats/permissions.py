@@ -8,7 +8,14 @@ ensemble, and speaks for its own models in the registry and among dead letters. 
 
 A model is NAME, NAME/VERSION (1 if not said) or, with priority levels, NAME/VERSION/LEVELS. Work may then go from every
 stage to every model named. Without any of that a worker may read and write every queue: the broker cannot tell one
-stage's models from another's. The file includes secrets/passwords.conf, made at the first start and no part of the
+stage's models from another's.
+
+A deployment with a name (--deployment, as the services have it) has subjects and streams of its own. Several on one broker,
+each with its repository, have users of their own, such as production-gateway and staging-gateway:
+
+    permissions.py --deployment production=models staging=next-models > users.conf
+
+The file includes secrets/passwords.conf, made at the first start and no part of the
 project: GATEWAY_PASSWORD: "..." and so on, one for each user.
 """
 
@@ -18,6 +25,8 @@ import pathlib
 import re
 
 STAGES = ("tokenizer", "model", "postprocess", "python")
+# Names on the wire begin with `trireme`, or with the deployment's name after it; `~` stands for that here. It is in no
+# model's token. Inboxes of a named deployment have it, too.
 INBOX = "_INBOX.{}.>"
 # The level of the bulk lane of every queue.
 BULK_LEVEL = 10000
@@ -26,9 +35,9 @@ REDUCTIONS = ["pool", "argmax", "top_k", "slice", "splade", "sparse"]
 
 # Streams on the broker's disk: settings, models loaded by request, dead letters, durable work and its bytes, and the stream
 # that shows whether the disk takes writes.
-ON_DISK = ["KV_trireme_settings", "KV_trireme_models", "trireme_dead", "trireme_jobs", "trireme_objects", "trireme_pulse"]
+ON_DISK = ["KV_~_settings", "KV_~_models", "~_dead", "~_jobs", "~_objects", "~_pulse"]
 # Streams in its memory: registry, attempts, states of sequences, and bodies too large for a message.
-IN_MEMORY = ["KV_trireme_registry", "trireme_attempts", "trireme_sequences", "trireme_claims"]
+IN_MEMORY = ["KV_~_registry", "~_attempts", "~_sequences", "~_claims"]
 
 
 def answered(kind, subject):
@@ -38,30 +47,30 @@ def answered(kind, subject):
 
 
 # The account's limits, which every process asks for at its start, and the broker's clock.
-EVERYBODY = ["$JS.API.INFO", "$JS.API.STREAM.INFO.KV_trireme_settings"]
+EVERYBODY = ["$JS.API.INFO", "$JS.API.STREAM.INFO.KV_~_settings"]
 # A body too large for a message is stored at the broker, read by the receiver, and removed by sender or receiver.
-CLAIMS = ["trireme.claim.>", "$JS.API.DIRECT.GET.trireme_claims.>", "$JS.API.STREAM.PURGE.trireme_claims"]
+CLAIMS = ["~.claim.>", "$JS.API.DIRECT.GET.~_claims.>", "$JS.API.STREAM.PURGE.~_claims"]
 # How many times a message was begun that was delivered again: workers write and read it.
-ATTEMPTS = ["trireme.attempts.*", "$JS.API.DIRECT.GET.trireme_attempts.trireme.attempts.*"]
+ATTEMPTS = ["~.attempts.*", "$JS.API.DIRECT.GET.~_attempts.~.attempts.*"]
 # The states of sequences: gateways write and read them, and remove the parts of large ones.
-SEQUENCES = ["trireme.sequences.>", "$JS.API.DIRECT.GET.trireme_sequences.>", "$JS.API.STREAM.PURGE.trireme_sequences"]
-SEQUENCES += ["$JS.API.STREAM.MSG.GET.trireme_sequences"]
+SEQUENCES = ["~.sequences.>", "$JS.API.DIRECT.GET.~_sequences.>", "$JS.API.STREAM.PURGE.~_sequences"]
+SEQUENCES += ["$JS.API.STREAM.MSG.GET.~_sequences"]
 # Durable work: gateways follow and list the records, write and read the bytes.
-JOBS = ["trireme.jobs.>", "$JS.API.DIRECT.GET.trireme_jobs.>", "$JS.API.STREAM.MSG.GET.trireme_jobs", "$JS.API.STREAM.PURGE.trireme_jobs"]
-JOBS += ["$JS.API.CONSUMER.CREATE.trireme_jobs", *answered("FC", "trireme_jobs.>")]
-JOBS += ["trireme.objects.>", "$JS.API.DIRECT.GET.trireme_objects.>", "$JS.API.STREAM.MSG.GET.trireme_objects"]
-JOBS += ["$JS.API.STREAM.PURGE.trireme_objects"]
+JOBS = ["~.jobs.>", "$JS.API.DIRECT.GET.~_jobs.>", "$JS.API.STREAM.MSG.GET.~_jobs", "$JS.API.STREAM.PURGE.~_jobs"]
+JOBS += ["$JS.API.CONSUMER.CREATE.~_jobs", *answered("FC", "~_jobs.>")]
+JOBS += ["~.objects.>", "$JS.API.DIRECT.GET.~_objects.>", "$JS.API.STREAM.MSG.GET.~_objects"]
+JOBS += ["$JS.API.STREAM.PURGE.~_objects"]
 # The deployment's settings.
-SETTINGS = ["$JS.API.DIRECT.GET.KV_trireme_settings.$KV.trireme_settings.*"]
+SETTINGS = ["$JS.API.DIRECT.GET.KV_~_settings.$KV.~_settings.*"]
 
 # Topics on which stages send, and those that they listen to.
-SAID = [f"trireme.control.{topic}" for topic in ("heartbeat", "statistics_told", "content")]
+SAID = [f"~.control.{topic}" for topic in ("heartbeat", "statistics_told", "content")]
 HEARD = ["cancel", "announce", "models", "statistics", "tap", "logging", "pulse", "bulk.*.*", "content_chosen"]
-HEARD = [f"trireme.control.{topic}" for topic in HEARD]
+HEARD = [f"~.control.{topic}" for topic in HEARD]
 
 # The code of models in Python may send requests to other models: gateways run them and answer to the stage's inbox.
 CALLERS = ["python"]
-CALLS = [f"trireme.control.{topic}" for topic in ("call", "hang_up")]
+CALLS = [f"~.control.{topic}" for topic in ("call", "hang_up")]
 
 
 def followed(store):
@@ -83,7 +92,7 @@ def name_of(model):
 def streams(model):
     """The streams of a model version's queue, as the services name them: MODEL is NAME, NAME/VERSION or NAME/VERSION/LEVELS."""
     name, version, levels = (*model.split("/"), "", "")[:3]
-    stream = f"trireme_work_{token(name)}_{int(version or 1)}"
+    stream = f"~_work_{token(name)}_{int(version or 1)}"
     return [*([f"{stream}-{level}" for level in range(1, int(levels or 0) + 1)] or [stream]), f"{stream}-{BULK_LEVEL}"]
 
 
@@ -225,16 +234,16 @@ def gateway(stages):
     made += [f"$JS.API.STREAM.DELETE.{name}" for name in IN_MEMORY]
     stores = []
     for name in ("settings", "registry", "models"):
-        store = f"KV_trireme_{name}"
-        stores += [f"$KV.trireme_{name}.>", f"$JS.API.DIRECT.GET.{store}.>", *followed(store)[1:]]
-    stores += ["$JS.API.STREAM.PURGE.KV_trireme_models"]
-    ours = ["trireme.work.>", "trireme.control.>", "trireme.pulse", "$JS.API.INFO", "$JS.API.STREAM.NAMES"]
+        store = f"KV_~_{name}"
+        stores += [f"$KV.~_{name}.>", f"$JS.API.DIRECT.GET.{store}.>", *followed(store)[1:]]
+    stores += ["$JS.API.STREAM.PURGE.KV_~_models"]
+    ours = ["~.work.>", "~.control.>", "~.pulse", "$JS.API.INFO", "$JS.API.STREAM.NAMES"]
     # An answer in parts may have more messages than `allow_responses` covers.
     ours += [INBOX.format(stage) for stage in CALLERS]
     denied = [f"$JS.API.STREAM.MSG.DELETE.{name}" for name in kept] + [f"$JS.API.STREAM.DELETE.{name}" for name in ON_DISK]
     return (
         [*ours, *made, *stores, *CLAIMS, *SEQUENCES, *JOBS, *queues],
-        ["trireme.reply.>", "trireme.control.>", "trireme.streams.>"],
+        ["~.reply.>", "~.control.>", "~.streams.>"],
         denied if names == ["*"] else [],
     )
 
@@ -243,29 +252,29 @@ def worker(stage, calls=()):
     """A worker reads and acknowledges its queues, publishes to the next ones, replies to gateways, sends heartbeats, writes its
     registry entries, follows the models loaded by request, and asks gateways for its streams. `None`: any models. `calls` are
     the subjects of requests to other models, where its models may send any."""
-    work, mine, names, needs = ["trireme.work.>"], [], ["*"], ["trireme.streams.>"]
-    own = ["trireme.dead.>", "$JS.API.DIRECT.GET.trireme_dead.>"]
-    own += ["$KV.trireme_registry.>", "$JS.API.DIRECT.GET.KV_trireme_registry.>"]
+    work, mine, names, needs = ["~.work.>"], [], ["*"], ["~.streams.>"]
+    own = ["~.dead.>", "$JS.API.DIRECT.GET.~_dead.>"]
+    own += ["$KV.~_registry.>", "$JS.API.DIRECT.GET.KV_~_registry.>"]
     denied = [f"$JS.API.STREAM.MSG.GET.{name}" for name in [*ON_DISK, *IN_MEMORY]]
     if stage:
         mine = [token(name) for name in sorted({name_of(model) for model in stage.models})]
-        own, denied = ["trireme.dead.=claim.>"], []
+        own, denied = ["~.dead.=claim.>"], []
         for name in mine:
             # A worker reads the present letter before it stores a large one in parts, and an entry before it deletes
             # it.
-            for stream, subject in (("trireme_dead", f"trireme.dead.{name}.>"), ("KV_trireme_registry", f"$KV.trireme_registry.{name}.>")):
+            for stream, subject in (("~_dead", f"~.dead.{name}.>"), ("KV_~_registry", f"$KV.~_registry.{name}.>")):
                 own += [subject, f"$JS.API.DIRECT.GET.{stream}.{subject}"]
-        work = [f"trireme.work.{token(name)}.>" for name in stage.next_models]
+        work = [f"~.work.{token(name)}.>" for name in stage.next_models]
         names = [stream for model in stage.models for stream in streams(model)]
-        needs = ["trireme.streams.*", *(f"trireme.streams.work.{name}.*" for name in mine)]
+        needs = ["~.streams.*", *(f"~.streams.work.{name}.*" for name in mine)]
     queues = []
     for name in names:
         queues += [f"$JS.API.CONSUMER.MSG.NEXT.{name}.workers", *answered("ACK", f"{name}.workers.>")]
         # For messages that have waited too long.
         queues += [f"$JS.API.CONSUMER.INFO.{name}.workers", f"$JS.API.STREAM.MSG.GET.{name}"]
-    models = ["$JS.API.DIRECT.GET.KV_trireme_models.$KV.trireme_models.>", *followed("KV_trireme_models")]
+    models = ["$JS.API.DIRECT.GET.KV_~_models.$KV.~_models.>", *followed("KV_~_models")]
     return (
-        [*work, "trireme.reply.>", *own, *SAID, *calls, *EVERYBODY, *SETTINGS, *models, *CLAIMS, *ATTEMPTS, *needs, *queues],
+        [*work, "~.reply.>", *own, *SAID, *calls, *EVERYBODY, *SETTINGS, *models, *CLAIMS, *ATTEMPTS, *needs, *queues],
         HEARD,
         denied,
     )
@@ -274,24 +283,53 @@ def worker(stage, calls=()):
 def admin():
     """An operator's tools: everything of Trireme's and of JetStream's."""
     return (
-        ["trireme.>", "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$KV.>", "$O.>"],
-        ["trireme.>", "$KV.>", "$O.>"],
+        ["~.>", "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$KV.>", "$O.>"],
+        ["~.>", "$KV.>", "$O.>"],
     )
 
 
-def listed(subjects):
-    """Subjects as lines of a list."""
-    return [f"            {json.dumps(subject)}" for subject in subjects]
+class Deployment:
+    """A deployment: the beginning of its users' names, its models, and where its names on the wire differ."""
 
+    def __init__(self, args, name, repository, prefix=""):
+        self.root = f"trireme-{name}" if name else "trireme"
+        self.inbox = args.inbox_prefix + (f".{self.root}." if name else ".")
+        self.api = f"$JS.{args.jetstream_domain}.API." if args.jetstream_domain else "$JS.API."
+        self.prefix = prefix
+        named = {stage: getattr(args, stage) for stage in STAGES}
+        if repository:
+            self.stages = read_repository(repository)
+        elif any(named.values()):
+            everywhere = [name_of(model) for models in named.values() for model in models]
+            self.stages = {stage: Stage(models, everywhere if models else ()) for stage, models in named.items()}
+        else:
+            self.stages = dict.fromkeys(STAGES)
 
-def block(user, publish, subscribe, deny=()):
-    """One user in the server's configuration. Answers may go to the reply subject of a question."""
-    lines = [f"    {{ user: {user}, password: ${user.upper()}_PASSWORD, permissions: {{"]
-    lines += ["        publish: { allow: [", *listed(publish)]
-    lines += ["        ], deny: [", *listed(deny)] if deny else []
-    lines += ["        ] }", "        subscribe: [", *listed([*subscribe, INBOX.format(user)])]
-    lines += ["        ]", '        allow_responses: { max: 1024, expires: "10m" }', "    } }"]
-    return "\n".join(lines)
+    def listed(self, subjects):
+        """Subjects as lines of a list."""
+        starts = {"_INBOX.": self.inbox, "$JS.API.": self.api}
+        lines = []
+        for subject in subjects:
+            start = next((start for start in starts if subject.startswith(start)), "")
+            subject = starts.get(start, "") + subject.removeprefix(start)
+            lines.append(f"            {json.dumps(subject.replace('~', self.root))}")
+        return lines
+
+    def block(self, user, publish, subscribe, deny=()):
+        """One user in the server's configuration. Answers may go to the reply subject of a question."""
+        name = f"{self.prefix}{user}"
+        lines = [f"    {{ user: {name}, password: ${name.replace('-', '_').upper()}_PASSWORD, permissions: {{"]
+        lines += ["        publish: { allow: [", *self.listed(publish)]
+        lines += ["        ], deny: [", *self.listed(deny)] if deny else []
+        lines += ["        ] }", "        subscribe: [", *self.listed([*subscribe, INBOX.format(user)])]
+        lines += ["        ]", '        allow_responses: { max: 1024, expires: "10m" }', "    } }"]
+        return "\n".join(lines)
+
+    def users(self):
+        """All users of the deployment."""
+        users = [self.block("gateway", *gateway([self.stages[stage] for stage in STAGES]))]
+        users += [self.block(stage, *worker(self.stages[stage], CALLS if stage in CALLERS else ())) for stage in STAGES]
+        return [*users, self.block("admin", *admin())]
 
 
 def main():
@@ -300,18 +338,21 @@ def main():
     parser.add_argument("--repository", metavar="DIR", help="the model repository that all services have")
     for stage in STAGES:
         parser.add_argument(f"--{stage}", nargs="+", default=[], metavar="MODEL", help=f"models of the {stage} service")
+    parser.add_argument("--deployment", nargs="+", default=[""], metavar="NAME[=DIR]", help="names of deployments, and their model repositories")
+    parser.add_argument("--jetstream-domain", metavar="DOMAIN", help="the services' --nats-jetstream-domain")
+    parser.add_argument("--inbox-prefix", default="_INBOX", metavar="PREFIX", help="the services' --nats-inbox-prefix")
     args = parser.parse_args()
-    named = {stage: getattr(args, stage) for stage in STAGES}
-    if args.repository:
-        stages = read_repository(args.repository)
-    elif any(named.values()):
-        everywhere = [name_of(model) for models in named.values() for model in models]
-        stages = {stage: Stage(models, everywhere if models else ()) for stage, models in named.items()}
-    else:
-        stages = dict.fromkeys(STAGES)
-    users = [block("gateway", *gateway([stages[stage] for stage in STAGES]))]
-    users += [block(stage, *worker(stages[stage], CALLS if stage in CALLERS else ())) for stage in STAGES]
-    users += [block("admin", *admin())]
+    deployments = []
+    for named in args.deployment:
+        name, _, repository = named.partition("=")
+        if name and not re.fullmatch(r"[A-Za-z0-9-]{1,32}", name):
+            parser.error(f"--deployment {name}: expected letters, digits and '-', 32 at most")
+        several = len(args.deployment) > 1
+        deployment = Deployment(args, name, repository or args.repository, f"{name}-" if several else "")
+        if several and not all(deployment.stages.values()):
+            parser.error(f"--deployment {name}: on a shared broker, models have to be named, or a repository")
+        deployments.append(deployment)
+    users = [user for deployment in deployments for user in deployment.users()]
     print("# The users of the broker, and their permissions. Made by permissions.py; see docs/deployment.md.")
     print("include secrets/passwords.conf")
     print("authorization {\n    users: [\n" + "\n".join(users) + "\n    ]\n}")

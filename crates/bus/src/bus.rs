@@ -149,6 +149,11 @@ pub trait Bus: Send + Sync + 'static {
         true
     }
 
+    /// The name of the deployment, by which it is told from others on the same broker; empty if it has none.
+    fn deployment(&self) -> &str {
+        ""
+    }
+
     // === Topics ===
 
     /// Sends a message to every process that listens on `topic`, which is one word. Best effort, without answers.

@@ -263,7 +263,7 @@ impl dyn Bus + '_ {
                 .map_err(|_| BusError::Unreachable("a gateway cannot say yet which content is served".to_owned())),
             Err(_) => {
                 let reason =
-                    format!("no gateway has answered on trireme.control.{CONTENT} whether these files are served");
+                    format!("no gateway has answered on topic '{CONTENT}' whether these files are served");
                 Err(BusError::Unreachable(reason))
             }
         }

@@ -88,11 +88,20 @@ async fn declare(bus: &dyn Bus, model: &ModelKey, options: &QueueOptions) {
     .await;
 }
 
-/// Connections as in a deployment: gateways create the streams for stages.
+/// Connections as in a deployment: gateways create the streams for stages. It has a name, and inboxes and a JetStream domain
+/// of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conforms() {
-    let server = NatsServer::start();
-    let _gateways = [connect(&server).await, connect(&server).await];
+    let config = "max_payload: 8MB\njetstream { store_dir: \"STORE\", max_memory_store: 64GB, max_file_store: 64GB, domain: hub }\n";
+    let server = NatsServer::start_with_files(&[("nats.conf", config)]);
+    let elsewhere = |options: NatsOptions| NatsOptions {
+        deployment_name: "conformance".parse().expect("a name"),
+        domain: Some("hub".to_owned()),
+        inbox_prefix: Some("OUR.INBOX".to_owned()),
+        ..options
+    };
+    let (at, stage_at) = (|url: &str| elsewhere(at(url)), |url: &str| elsewhere(stage_at(url)));
+    let _gateways = [connect_as(&at(&server.url())).await, connect_as(&at(&server.url())).await];
     let connect_as = |options: NatsOptions| {
         move || {
             let options = options.clone();

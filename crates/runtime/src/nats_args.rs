@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
-use trireme_bus::{Bus, BusError, Deployment, Nats, NatsLogin, NatsOptions, NatsTls, NatsUrl};
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args};
+use trireme_bus::{Bus, BusError, Deployment, DeploymentName, Nats, NatsLogin, NatsOptions, NatsTls, NatsUrl};
 
 /// Flags of every process that speaks over NATS.
 #[derive(Args, Clone, Debug)]
@@ -21,6 +22,25 @@ pub struct NatsArgs {
         hide_env_values = true
     )]
     pub nats_url: NatsUrl,
+
+    /// Name of this deployment, letters, digits and '-': several share a NATS account, and each sees only its own models and
+    /// requests. All processes of a deployment have the same; none by default
+    #[arg(long, env = "TRIREME_DEPLOYMENT", value_name = "NAME")]
+    pub deployment: Option<DeploymentName>,
+
+    /// JetStream domain of the streams, such as that of the hub of a leaf node
+    #[arg(long, env = "TRIREME_NATS_JETSTREAM_DOMAIN", value_name = "DOMAIN")]
+    pub nats_jetstream_domain: Option<String>,
+
+    /// First part of inboxes in place of _INBOX, the same for all processes of a deployment
+    #[arg(long, env = "TRIREME_NATS_INBOX_PREFIX", value_name = "PREFIX")]
+    pub nats_inbox_prefix: Option<String>,
+
+    /// Encrypt before NATS greets, as its setting handshake_first demands
+    #[arg(long, env = "TRIREME_NATS_TLS_FIRST")]
+    #[arg(value_name = "BOOL", default_value = "false", value_parser = BoolishValueParser::new(), num_args = 0..=1)]
+    #[arg(default_missing_value = "true", action = ArgAction::Set)]
+    pub nats_tls_first: bool,
 
     /// Seconds to go on trying to reach NATS at start
     #[arg(long, env = "TRIREME_NATS_CONNECT_TIMEOUT_SECS", value_name = "SECONDS", default_value_t = 30)]
@@ -79,12 +99,15 @@ impl NatsArgs {
         let certificate = self.nats_tls_cert.clone().zip(self.nats_tls_key.clone());
         let options = NatsOptions {
             url: self.nats_url.clone(),
+            deployment_name: self.deployment.clone().unwrap_or_default(),
+            domain: self.nats_jetstream_domain.clone(),
+            inbox_prefix: self.nats_inbox_prefix.clone(),
             name: name.to_owned(),
             service: service.to_owned(),
             deployment,
             connect_timeout: Duration::from_secs(self.nats_connect_timeout_secs),
             login: self.login(),
-            tls: NatsTls { ca: self.nats_tls_ca.clone(), certificate },
+            tls: NatsTls { ca: self.nats_tls_ca.clone(), certificate, first: self.nats_tls_first },
         };
         let nats = Nats::connect(&options).await?;
         Ok(Arc::new(nats))

@@ -137,7 +137,7 @@ function show(now) {
   else if (now.models.length === 0) state(NO_MODELS, now.ready ? "" : "bad");
   else if (now.ready) state("ready", "good");
   else state(unready ? `not ready: ${unready} of ${now.models.length} models are missing` : "not ready", "bad");
-  set(find("version"), "textContent", now.version);
+  set(find("version"), "textContent", now.deployment ? `${now.version}, deployment ${now.deployment}` : now.version);
   find("batches-section").hidden = !now.jobs;
   const elapsed = before ? now.time - before.time : 0;
   if (elapsed > 0) measure(now, elapsed);

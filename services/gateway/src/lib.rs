@@ -254,6 +254,7 @@ impl Gateway {
             let dispatcher = Arc::new(dispatcher);
             let observed = Arc::downgrade(&dispatcher);
             collector.own().gateway(move || observed.upgrade().map_or(0, |dispatcher| dispatcher.in_flight() as u64));
+            let deployment = bus.deployment().to_owned();
             let keeps_jobs = http.is_some() && args.jobs.allow_jobs && bus.keeps_jobs();
             let handlers = Arc::new(Handlers {
                 registry,
@@ -268,6 +269,7 @@ impl Gateway {
                 collector,
                 last_status: Default::default(),
                 keeps_jobs,
+                deployment,
                 access,
                 default_timeout,
                 budget: Budget::new(args.max_bytes_in_flight),

@@ -747,6 +747,26 @@ fn services_and_broker_show_each_other_certificates() {
     refused(&["--nats-tls-ca", &ca], "NATS at");
     let mixed = ["--nats-tls-ca", &ca, "--nats-tls-cert", &certificate, "--nats-tls-key", &certificate];
     refused(&mixed, "the NATS client key in");
+
+    let first = tls.replace("verify: true", "verify: true, handshake_first: true");
+    let (nats, folder) = broker_in(folder, &permissions(&[]), &first);
+    let connects = |more: &[&str]| {
+        let mut command = product("trireme");
+        command.args([
+            "settings",
+            "--nats-connect-timeout-secs",
+            "0",
+            "--nats-url",
+            &nats.url(),
+            "--nats-user",
+            "admin",
+        ]);
+        command.arg("--nats-password-file").arg(folder.path().join("admin")).args(all).args(more);
+        let output = command.output().expect("the binary runs");
+        // A process that has connected finds no gateway.
+        !String::from_utf8_lossy(&output.stderr).contains("NATS at")
+    };
+    assert!(connects(&["--nats-tls-first"]) && !connects(&[]));
 }
 
 /// Where the listener of this name listens.
@@ -762,8 +782,7 @@ fn listener(process: &Process, name: &str) -> std::net::SocketAddr {
 fn a_password_in_the_url_logs_in_and_is_printed_nowhere() {
     const SECRET: &str = "s3cr";
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let config =
-        "max_payload: 8MB\njetstream { store_dir: \"STORE\" }\nauthorization { user: a, password: \"s3cr/et\" }\n";
+    let config = "max_payload: 8MB\njetstream { store_dir: \"STORE\", max_memory_store: 64GB, max_file_store: 64GB }\nauthorization { user: a, password: \"s3cr/et\" }\n";
     let nats = NatsServer::start_with_files(&[("nats.conf", config)]);
     let with = |login: &str| nats.url().replace("nats://", &format!("nats://{login}@"));
     let url = with("a:s3cr%2Fet");
@@ -837,5 +856,141 @@ fn a_password_in_the_url_logs_in_and_is_printed_nowhere() {
     for (of, text) in printed {
         let shown = text.lines().find(|line| line.contains(SECRET));
         assert!(shown.is_none(), "{of} has printed: {shown:?}");
+    }
+}
+
+/// A gateway and a worker of the deployment `name`, as users of its own.
+struct Deployed {
+    name: &'static str,
+    gateway: Process,
+    worker: Process,
+    address: std::net::SocketAddr,
+}
+
+// === impl Deployed ===
+
+impl Deployed {
+    fn start(name: &'static str, nats: &NatsServer, passwords: &Path, models: &ModelFolder, more: &[&str]) -> Deployed {
+        let service = |binary: &str, service: &str, more: &[&str]| {
+            let user = format!("{name}-{service}");
+            let mut command = product(binary);
+            command.args(["--nats-url", &nats.url(), "--nats-user", &user, "--nats-password-file"]);
+            command.arg(passwords.join(&user)).arg("--model-repository").arg(models.path()).args(more);
+            command.env("TRIREME_DEPLOYMENT", name);
+            Process::start(&user, &mut command, passwords)
+        };
+        let gateway = service("trireme-gateway", "gateway", more);
+        let worker = service("trireme-model", "model", &[]);
+        let address = listener(&gateway, "HTTP listener");
+        Deployed { name, gateway, worker, address }
+    }
+
+    fn send(&self, request: &Request) -> Response {
+        request.send(self.address).expect("the gateway answers")
+    }
+
+    fn infer(&self, datatype: &str) -> Request {
+        let input = json!({"name": "INPUT0", "datatype": datatype, "shape": [1, 1], "data": [3]});
+        Request::infer("shared", &json!({"inputs": [input]}))
+    }
+
+    fn status(&self) -> Value {
+        self.send(&Request::get("/v2/trireme/status")).json()
+    }
+}
+
+/// Both have a model of the same name and version, with different contents.
+#[test]
+fn two_deployments_on_one_broker_share_nothing() {
+    let identity = |datatype: &str| {
+        format!(
+            "backend: 'identity' max_batch_size: 8 instance_group [{{ count: 1 kind: KIND_CPU }}]
+             input [{{ name: 'INPUT0' data_type: TYPE_{datatype} dims: [1] }}]
+             output [{{ name: 'OUTPUT0' data_type: TYPE_{datatype} dims: [1] }}]"
+        )
+    };
+    let models = [("blue", "FP32"), ("green", "INT64")].map(|(name, datatype)| {
+        ModelFolder::new().model("shared", &identity(datatype)).model(&format!("{name}_only"), &identity(datatype))
+    });
+    let named = |name: &str, models: &ModelFolder| format!("{name}={}", models.path().display());
+    let users = permissions(&["--deployment", &named("blue", &models[0]), &named("green", &models[1])]);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut passwords = String::new();
+    for user in ["blue", "green"].iter().flat_map(|name| USERS.map(|user| format!("{name}-{user}"))) {
+        passwords += &format!("{}_PASSWORD: \"{}\"\n", user.replace('-', "_").to_uppercase(), password(&user));
+        fs::write(folder.path().join(&user), password(&user)).expect("the folder can be written");
+    }
+    let config = "max_payload: 8MB\njetstream { store_dir: \"STORE\", max_memory_store: 64GB, max_file_store: 64GB }\ninclude users.conf\n";
+    let files = [("nats.conf", config), ("users.conf", &users), ("secrets/passwords.conf", &passwords)];
+    let nats = NatsServer::start_with_files(&files);
+    let flags: [&[&str]; 2] = [&["--queue-max-messages", "77"], &["--queue-max-messages", "99"]];
+    let blue = Deployed::start("blue", &nats, folder.path(), &models[0], flags[0]);
+    let green = Deployed::start("green", &nats, folder.path(), &models[1], flags[1]);
+    let both = [(&blue, &green, "FP32"), (&green, &blue, "INT64")];
+    for (one, other, datatype) in both {
+        let ready = Request::get("/v2/health/ready");
+        wait_until("it is ready", SOON, || (one.send(&ready).status == 200).then_some(()));
+        // Answers of the other model would have another datatype, or be errors.
+        for urgency in ["u=3", "u=7"].repeat(10) {
+            let answer = one.send(&one.infer(datatype).header("Priority", urgency));
+            assert_eq!(
+                (answer.status, &answer.json()["outputs"][0]["datatype"]),
+                (200, &json!(datatype)),
+                "{}",
+                one.name
+            );
+        }
+        let index = one.send(&Request::post("/v2/repository/index", "{}")).text();
+        assert!(
+            index.contains(&format!("{}_only", one.name)) && !index.contains(&format!("{}_only", other.name)),
+            "{index}"
+        );
+        let status = one.status();
+        assert_eq!(status["deployment"], one.name);
+        for list in ["gateways", "workers"] {
+            assert_eq!(status[list].as_array().map(Vec::len), Some(1), "{list} of {}: {status}", one.name);
+        }
+        // Durable work is that of one deployment.
+        let later = one.send(&one.infer(datatype).header("Prefer", "respond-async"));
+        let location = later.header("location").expect("a location").to_owned();
+        let answered = Request::get(&format!("{location}/response"));
+        wait_until("the durable request is answered", SOON, || (one.send(&answered).status == 200).then_some(()));
+        assert_eq!(other.send(&Request::get(&location)).status, 404);
+    }
+    // Commands and settings.
+    let verbose = Request::post("/v2/logging", r#"{"log_verbose_level": 1}"#);
+    assert_eq!(blue.send(&verbose).status, 200);
+    wait_until("the worker hears it", SOON, || (blue.worker.count("log levels were changed") > 0).then_some(()));
+    assert_eq!(green.worker.count("log levels were changed"), 0);
+    assert_eq!(green.send(&Request::get("/v2/logging")).json()["log_verbose_level"], 0);
+    for (one, messages) in [(&blue, "77"), (&green, "99")] {
+        let user = format!("{}-admin", one.name);
+        let mut command = product("trireme");
+        command.args(["settings", "--deployment", one.name, "--nats-url", &nats.url(), "--nats-user", &user]);
+        let output = command.arg("--nats-password-file").arg(folder.path().join(&user)).output();
+        let text = String::from_utf8_lossy(&output.expect("the binary runs").stdout).into_owned();
+        let line = text.lines().find(|line| line.contains("queue-max-messages")).unwrap_or_default();
+        assert!(line.ends_with(messages), "{text}");
+    }
+    let log = nats.log();
+    let refusals: Vec<&str> = log.lines().filter(|line| line.contains("Violation")).collect();
+    assert_eq!(refusals, [""; 0]);
+    // The users of one reach nothing of the other.
+    let reach = |name: &str| {
+        [
+            publish(&format!("trireme-{name}.work.shared.1.0.gateway.request")),
+            publish(&format!("$JS.API.STREAM.INFO.KV_trireme-{name}_registry")),
+            publish(&format!("trireme-{name}.control.cancel")),
+            format!("SUB trireme-{name}.reply.> 1"),
+            format!("SUB _INBOX.trireme-{name}.gateway.> 1"),
+        ]
+    };
+    assert_allowed(&nats, "blue-gateway", &reach("blue"));
+    assert_refused(&nats, "green-gateway", &reach("blue"));
+    for Deployed { mut gateway, mut worker, .. } in [blue, green] {
+        for process in [&mut worker, &mut gateway] {
+            process.terminate();
+            assert_eq!(process.wait_exit(SOON).code(), Some(0), "{}", process.log_tail());
+        }
     }
 }

@@ -114,6 +114,10 @@ impl Bus for Refusing {
         self.bus.remove_queue(model).await
     }
 
+    fn deployment(&self) -> &str {
+        self.bus.deployment()
+    }
+
     fn message_bytes(&self) -> usize {
         self.bus.message_bytes()
     }

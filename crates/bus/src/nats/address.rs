@@ -11,7 +11,7 @@ use percent_encoding::percent_decode_str;
 use url::Url;
 
 /// The schemes of NATS.
-const SCHEMES: &str = "nats, tls";
+const SCHEMES: &str = "nats, tls, ws, wss";
 
 /// One or several server URLs, separated by commas: `nats://host:4222`, `tls://user:password@host`, `nats://token@host`.
 /// No output of this type has the credentials.
@@ -116,8 +116,9 @@ fn parse_one(part: &str, follows: bool) -> Result<(ServerAddr, Option<InUrl>), S
     if !SCHEMES.split(", ").any(|scheme| scheme == url.scheme()) {
         return Err(format!("has another scheme than {SCHEMES}"));
     }
-    // A `/`, `?` or `#` in a password ends the host.
-    if !matches!(url.path(), "" | "/") || url.query().is_some() || url.fragment().is_some() {
+    // A `/`, `?` or `#` in a password ends the host. A path is that of a proxy, for which WebSocket is.
+    let has_path = !matches!(url.path(), "" | "/") && (!url.scheme().starts_with("ws") || url.path().contains('@'));
+    if has_path || url.query().is_some() || url.fragment().is_some() {
         return Err(format!("goes on after the host and port; {ENCODED}"));
     }
     let login = credentials(&text, &url)?;
@@ -170,6 +171,7 @@ mod tests {
             ("tls://[::1]:4222/", &["tls://[::1]:4222/"], None),
             ("nats://a:b@host", &["nats://host"], user("a", "b")),
             ("a:b@host:1", &["nats://host:1"], user("a", "b")),
+            ("wss://a:b@host/nats", &["wss://host/nats"], user("a", "b")),
             ("nats://a:@host", &["nats://host"], user("a", "")),
             ("nats://:b@host", &["nats://host"], user("", "b")),
             ("nats://a%3A:p%40s%2Fs%20%C3%A9@host", &["nats://host"], user("a:", "p@s/s é")),
@@ -201,6 +203,7 @@ mod tests {
             "s3cret://host",
             "nats://a:b@one,nats://user:s3cret@two",
             "nats:///s3cret@host",
+            "ws://user:42/s3cret@host",
             "nats://user:s3cret@",
         ] {
             let url = NatsUrl::from(text);
@@ -219,7 +222,7 @@ mod tests {
             ("nats://a:1,b@two", "URL 2 of --nats-url has credentials, but no scheme"),
             ("nats://a:1/b@two", "URL 1 of --nats-url goes on after the host and port"),
             ("nats://a:b/c@two", "URL 1 of --nats-url is not understood: invalid port number; characters"),
-            ("http://host", "URL 1 of --nats-url has another scheme than nats, tls"),
+            ("http://host", "URL 1 of --nats-url has another scheme than nats, tls, ws, wss"),
         ] {
             let refused = parsed(text).err().unwrap_or_default();
             assert!(refused.contains(said), "{text}: {refused:?}");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::stream::{Config, DiscardPolicy, StorageType};
 
-use super::subjects;
+use super::subjects::Names;
 use crate::Bucket;
 
 /// How long claims and notes of requests without a deadline are kept.
@@ -28,58 +28,51 @@ const DEAD_BYTES: i64 = 1 << 30;
 const SEQUENCE_BYTES: i64 = 256 << 20;
 
 /// The stream behind a bucket.
-pub fn stream(bucket: Bucket) -> &'static str {
-    match bucket {
-        Bucket::Settings => "KV_trireme_settings",
-        Bucket::Registry => "KV_trireme_registry",
-        Bucket::Models => "KV_trireme_models",
-        Bucket::Attempts => "trireme_attempts",
-        Bucket::Dead => "trireme_dead",
-        Bucket::Sequences => "trireme_sequences",
-        Bucket::Jobs => "trireme_jobs",
-        Bucket::Objects => "trireme_objects",
+pub fn stream(names: &Names, bucket: Bucket) -> String {
+    match is_key_value(bucket) {
+        true => format!("KV_{names}_{}", bucket.name()),
+        false => format!("{names}_{}", bucket.name()),
     }
 }
 
 /// The prefix of a bucket's subjects.
-pub fn prefix(bucket: Bucket) -> &'static str {
-    match bucket {
-        Bucket::Settings => "$KV.trireme_settings.",
-        Bucket::Registry => "$KV.trireme_registry.",
-        Bucket::Models => "$KV.trireme_models.",
-        Bucket::Attempts => "trireme.attempts.",
-        Bucket::Dead => "trireme.dead.",
-        Bucket::Sequences => "trireme.sequences.",
-        Bucket::Jobs => "trireme.jobs.",
-        Bucket::Objects => "trireme.objects.",
+pub fn prefix(names: &Names, bucket: Bucket) -> String {
+    match is_key_value(bucket) {
+        true => format!("$KV.{names}_{}.", bucket.name()),
+        false => format!("{names}.{}.", bucket.name()),
     }
 }
 
+/// Whether a bucket's stream is named so that tools show it as a key-value bucket.
+fn is_key_value(bucket: Bucket) -> bool {
+    matches!(bucket, Bucket::Settings | Bucket::Registry | Bucket::Models)
+}
+
 /// The subject of a key.
-pub fn subject(bucket: Bucket, key: &str) -> String {
-    format!("{}{key}", prefix(bucket))
+pub fn subject(names: &Names, bucket: Bucket, key: &str) -> String {
+    format!("{}{key}", prefix(names, bucket))
 }
 
 /// The subjects of all keys. The parts of large values do not match, because their subjects have one more token.
-pub fn keys(bucket: Bucket) -> String {
-    format!("{}{}", prefix(bucket), vec!["*"; bucket.tokens()].join("."))
+pub fn keys(names: &Names, bucket: Bucket) -> String {
+    format!("{}{}", prefix(names, bucket), vec!["*"; bucket.tokens()].join("."))
 }
 
 /// The key in a subject.
-pub fn key(bucket: Bucket, subject: &str) -> Option<&str> {
-    subject.strip_prefix(prefix(bucket))
+pub fn key<'a>(names: &Names, bucket: Bucket, subject: &'a str) -> Option<&'a str> {
+    subject.strip_prefix(&prefix(names, bucket))
 }
 
 /// The subject of a part of a large value, or of all its parts (`*`). It has more tokens than a key.
-pub fn part(bucket: Bucket, claim: &str, part: &str) -> String {
-    format!("{}=claim.=.{claim}.{part}", prefix(bucket))
+pub fn part(names: &Names, bucket: Bucket, claim: &str, part: &str) -> String {
+    format!("{}=claim.=.{claim}.{part}", prefix(names, bucket))
 }
 
 /// The configuration of a bucket's stream, without the deployment's settings.
-pub fn config(bucket: Bucket) -> Config {
+pub fn config(names: &Names, bucket: Bucket) -> Config {
     let last_value = Config {
-        name: stream(bucket).to_owned(),
-        subjects: vec![format!("{}>", prefix(bucket))],
+        name: stream(names, bucket),
+        subjects: vec![format!("{}>", prefix(names, bucket))],
         max_messages_per_subject: 1,
         allow_direct: true,
         allow_message_ttl: true,
@@ -141,11 +134,11 @@ pub fn as_made(config: Config, there: &Config) -> Config {
 }
 
 /// The stream of bodies above `max_payload`, in parts.
-pub fn claims() -> Config {
+pub fn claims(names: &Names) -> Config {
     Config {
-        name: subjects::CLAIM_STREAM.to_owned(),
+        name: names.claim_stream(),
         description: Some("bodies of messages above max_payload".to_owned()),
-        subjects: vec![subjects::CLAIM_SUBJECTS.to_owned()],
+        subjects: vec![format!("{names}.claim.>")],
         discard: DiscardPolicy::New,
         // A part that is stored again replaces the previous one.
         max_messages_per_subject: 1,
@@ -160,26 +153,29 @@ pub fn claims() -> Config {
 
 #[cfg(test)]
 mod tests {
+    use super::super::subjects::DeploymentName;
     use super::*;
 
     #[test]
     fn keys_are_told_from_parts_of_large_values() {
+        let names = &Names::of(&DeploymentName::default());
         for bucket in Bucket::ALL {
             let key = vec!["a=2Eb"; bucket.tokens()].join(".");
-            let subject = subject(bucket, &key);
-            assert_eq!(super::key(bucket, &subject), Some(key.as_str()));
+            let subject = subject(names, bucket, &key);
+            assert_eq!(super::key(names, bucket, &subject), Some(key.as_str()));
             let tokens = |subject: &str| subject.split('.').count();
-            assert_eq!(tokens(&keys(bucket)), tokens(&subject));
-            assert!(tokens(&part(bucket, "c", "0")) > tokens(&subject), "{bucket:?}");
-            assert_eq!(config(bucket).subjects, [format!("{}>", prefix(bucket))]);
+            assert_eq!(tokens(&keys(names, bucket)), tokens(&subject));
+            assert!(tokens(&part(names, bucket, "c", "0")) > tokens(&subject), "{bucket:?}");
+            assert_eq!(config(names, bucket).subjects, [format!("{}>", prefix(names, bucket))]);
         }
     }
 
     #[test]
     fn what_an_operator_made_is_kept() {
+        let names = Names::of(&DeploymentName::default());
         let made = Config { storage: StorageType::File, max_bytes: 7, max_messages: 3, ..Default::default() };
-        let config = as_made(Config { num_replicas: 3, ..claims() }, &made);
+        let config = as_made(Config { num_replicas: 3, ..claims(&names) }, &made);
         assert_eq!((config.storage, config.max_bytes, config.num_replicas), (StorageType::File, 7, 3));
-        assert_eq!(config.max_messages, claims().max_messages);
+        assert_eq!(config.max_messages, claims(&names).max_messages);
     }
 }

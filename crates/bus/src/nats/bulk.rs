@@ -19,7 +19,6 @@ use super::connection::{BulkLane, Nats};
 use super::limits::{LONGEST, limited, taken};
 use super::puller::NatsPuller;
 use super::streams::Needed;
-use super::subjects;
 use crate::{BusError, Connection, Delivery, LevelPolicy, Puller, QueueOptions, Queued, WorkMessage};
 
 /// How often a worker looks for a bulk lane that is not there, in case that it missed the message about it.
@@ -69,13 +68,13 @@ impl Nats {
             if lane.made_over == Some(connection) {
                 continue;
             }
-            let stream = subjects::work_stream(model, Lane::Bulk.level(0));
+            let stream = self.names.work_stream(model, Lane::Bulk.level(0));
             if self.out_of_reach.is_due(&stream, Instant::now()) {
                 lane.refused = None;
                 let options = options(self.settings.lock().clone().unwrap_or_default());
                 match limited(LONGEST, self.make(Needed::Queue(model, &options), false)).await {
                     Ok(()) => {
-                        taken(self.client.publish(subjects::bulk_made(model), Bytes::new())).await?;
+                        taken(self.client.publish(self.names.bulk_made(model), Bytes::new())).await?;
                         lane.made_over = Some(connection);
                     }
                     // The lane may be there even though the brokers cannot say so.
@@ -107,7 +106,7 @@ impl Nats {
 
 impl BulkPuller {
     pub async fn open(nats: &Nats, model: &ModelKey) -> Result<BulkPuller, BusError> {
-        let made = nats.subscribe(subjects::bulk_made(model)).await?;
+        let made = nats.subscribe(nats.names.bulk_made(model)).await?;
         let lane = NatsPuller::open(nats, model, &options(QueueOptions::default())).await?;
         let mut connection = nats.connection.clone();
         connection.mark_unchanged();

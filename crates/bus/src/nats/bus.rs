@@ -79,6 +79,10 @@ impl Bus for Nats {
         limited(LONGEST, self.remove_empty_queue(model)).await
     }
 
+    fn deployment(&self) -> &str {
+        &self.deployment
+    }
+
     fn message_bytes(&self) -> usize {
         self.max_payload().saturating_sub(BODY_EXTRA)
     }

@@ -17,10 +17,11 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::sync::Semaphore;
 
+use super::buckets;
 use super::connection::Nats;
 use super::errors::{chain, failure, is_full, is_no_stream, says_no_responders};
 use super::streams::Needed;
-use super::{buckets, subjects};
+use super::subjects::Names;
 use crate::{Bucket, BusError, WorkMessage, escape_token};
 
 /// The largest body that travels by claim.
@@ -96,17 +97,17 @@ pub enum RedeemError {
 // === impl BodyStore ===
 
 impl BodyStore {
-    fn stream(self) -> &'static str {
+    fn stream(self, names: &Names) -> String {
         match self {
-            BodyStore::Claims => subjects::CLAIM_STREAM,
-            BodyStore::Bucket(bucket) => buckets::stream(bucket),
+            BodyStore::Claims => names.claim_stream(),
+            BodyStore::Bucket(bucket) => buckets::stream(names, bucket),
         }
     }
 
-    fn part(self, name: &str, part: &str) -> String {
+    fn part(self, names: &Names, name: &str, part: &str) -> String {
         match self {
-            BodyStore::Claims => subjects::claim(name, part),
-            BodyStore::Bucket(bucket) => buckets::part(bucket, name, part),
+            BodyStore::Claims => names.claim(name, part),
+            BodyStore::Bucket(bucket) => buckets::part(names, bucket, name, part),
         }
     }
 
@@ -183,8 +184,13 @@ impl Nats {
         if let Some(lapse) = lapse {
             headers.insert(async_nats::header::NATS_MESSAGE_TTL, lapse.as_secs().max(1).to_string());
         }
-        let first =
-            || self.send_confirmed(place.part(&claim.name, "0"), headers.clone(), body.slice(..size.min(body.len())));
+        let first = || {
+            self.send_confirmed(
+                place.part(&self.names, &claim.name, "0"),
+                headers.clone(),
+                body.slice(..size.min(body.len())),
+            )
+        };
         let mut sent = first().await;
         if sent.as_ref().is_err_and(is_no_stream) {
             self.need(place.needed()).await?;
@@ -201,7 +207,7 @@ impl Nats {
             .take_while(|_| std::future::ready(!failed.load(Ordering::Relaxed)))
             .map(|part| {
                 let bytes = body.slice(part * size..body.len().min((part + 1) * size));
-                self.send_confirmed(place.part(&claim.name, &part.to_string()), headers.clone(), bytes)
+                self.send_confirmed(place.part(&self.names, &claim.name, &part.to_string()), headers.clone(), bytes)
             });
         let mut parts = Box::pin(parts.buffer_unordered(PARTS_AT_ONCE));
         let mut first_error = None;
@@ -251,8 +257,8 @@ impl Nats {
     pub(super) fn discard(&self, place: BodyStore, name: String) {
         let nats = self.clone();
         crate::spawn("nats claim", async move {
-            let Ok(stream) = nats.jetstream.get_stream_no_info(place.stream()).await else { return };
-            if let Err(error) = stream.purge().filter(place.part(&name, "*")).await {
+            let Ok(stream) = nats.jetstream.get_stream_no_info(place.stream(&nats.names)).await else { return };
+            if let Err(error) = stream.purge().filter(place.part(&nats.names, &name, "*")).await {
                 tracing::debug!(name, %error, "a claim could not be discarded; it lapses");
             }
         });
@@ -260,11 +266,11 @@ impl Nats {
 }
 
 async fn read_part(nats: Nats, place: BodyStore, name: String, part: usize) -> Result<Bytes, RedeemError> {
-    let stream = match nats.jetstream.get_stream_no_info(place.stream()).await {
+    let stream = match nats.jetstream.get_stream_no_info(place.stream(&nats.names)).await {
         Ok(stream) => stream,
         Err(error) => return Err(RedeemError::Unreachable { name, reason: error.to_string() }),
     };
-    let (subject, mut asked) = (place.part(&name, &part.to_string()), 0);
+    let (subject, mut asked) = (place.part(&nats.names, &name, &part.to_string()), 0);
     loop {
         match stream.direct_get_last_for_subject(&subject).await {
             Ok(message) => return Ok(message.payload),

@@ -62,7 +62,7 @@ impl Nats {
 
     /// Microseconds by which this host's clock is behind the broker's. `None`: the answer took too long.
     async fn clock_offset(&self) -> Result<Option<i64>, BusError> {
-        let subject = format!("$JS.API.STREAM.INFO.{}", buckets::stream(Bucket::Settings));
+        let subject = format!("{}.STREAM.INFO.{}", self.api, buckets::stream(&self.names, Bucket::Settings));
         let (asked, since) = (UnixMicros::of_host(), Instant::now());
         let answer = taken(self.client.request(subject, Bytes::new())).await?;
         let took = since.elapsed();

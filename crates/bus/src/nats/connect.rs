@@ -2,11 +2,13 @@
 //!
 //! Not here: addresses (`address`) and logins (`login`).
 
+use std::error::Error;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::context::AccountErrorKind;
-use async_nats::{ConnectErrorKind, ConnectOptions, jetstream};
+use async_nats::{ConnectError, ConnectErrorKind, ConnectOptions, jetstream};
 use futures_util::future::BoxFuture;
 use tokio::sync::{Semaphore, watch};
 
@@ -14,11 +16,12 @@ use super::address::NatsUrl;
 use super::buckets;
 use super::connection::Nats;
 use super::deliveries::Deliveries;
-use super::errors::{chain, failure, is_not_found};
+use super::errors::{chain, failure, is_not_found, is_permission};
 use super::limits::REQUEST_TIMEOUT;
 use super::login::{NatsLogin, NatsTls};
 use super::streams::Needed;
-use crate::{Bucket, Bus, BusError, Change, Connection, QueueOptions, escape_token};
+use super::subjects::{DeploymentName, Names, is_token};
+use crate::{Bucket, Bus, BusError, Change, Connection, QueueOptions};
 
 /// The longest pause between attempts to reconnect. Requests wait meanwhile.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
@@ -46,10 +49,16 @@ const SAYING: usize = 1024;
 pub struct NatsOptions {
     /// The servers, and perhaps the login.
     pub url: NatsUrl,
+    /// The name of the deployment, if it shares the broker with others.
+    pub deployment_name: DeploymentName,
+    /// The JetStream domain, if streams are not in the broker's own.
+    pub domain: Option<String>,
+    /// The first tokens of inboxes in place of `_INBOX`, the same for all processes of a deployment.
+    pub inbox_prefix: Option<String>,
     /// The name of this connection, shown by `nats server report connections`.
     pub name: String,
-    /// The service of this process. Answers to its questions come to `_INBOX.<service>.>`, so that a server can keep
-    /// other services from reading them.
+    /// The service of this process. Answers to its questions come to `_INBOX.<service>.>`, or to
+    /// `_INBOX.trireme-<deployment>.<service>.>`, so that a server can keep other services from reading them.
     pub service: String,
     /// The wanted deployment, if this process is a gateway; the first gateway writes it to the settings. `None` for
     /// other processes. Gateways create streams, for stages too.
@@ -101,11 +110,23 @@ impl Nats {
         let who = in_url.as_ref().map_or_else(|| options.login.to_string(), ToString::to_string);
         let unreachable = |reason: String| BusError::Unreachable(format!("NATS at {}: {reason}", options.url));
 
+        let names = Names::of(&options.deployment_name);
+        let prefix = options.inbox_prefix.as_deref().unwrap_or("_INBOX");
+        for (flag, value) in
+            [("--nats-inbox-prefix", Some(prefix)), ("--nats-jetstream-domain", options.domain.as_deref())]
+        {
+            if let Some(value) = value.filter(|value| !value.split('.').all(is_token)) {
+                return Err(refused(format!(
+                    "{flag} is '{value}', expected letters, digits, '-', '_' and dots between them"
+                )));
+            }
+        }
+
         let (state, mut connection) = watch::channel(Connection::Down);
         let (complained, refusals) = watch::channel(String::new());
         let mut connect = ConnectOptions::new()
             .name(&options.name)
-            .custom_inbox_prefix(format!("_INBOX.{}", escape_token(&options.service)))
+            .custom_inbox_prefix(names.inboxes(prefix, &options.service))
             .ping_interval(PING_INTERVAL)
             .subscription_capacity(SUBSCRIPTION_CAPACITY)
             .reconnect_delay_callback(|attempts| RECONNECT_PAUSE.min(Duration::from_millis(1 << attempts.min(16))))
@@ -122,6 +143,7 @@ impl Nats {
             ConnectErrorKind::Tls | ConnectErrorKind::ServerParse => {
                 refused(format!("NATS at {}: {}", options.url, chain(&error)))
             }
+            _ if is_for_good(&error) => refused(format!("NATS at {}: {}", options.url, chain(&error))),
             _ => unreachable(chain(&error)),
         })?;
         // The event that reports the connection is asynchronous. Without this wait, a new bus could report `Down` for a
@@ -133,16 +155,31 @@ impl Nats {
         if !client.is_server_compatible(2, 11, 0) {
             return Err(refused(format!("nats-server {version} is too old, 2.11 or newer is needed")));
         }
-        let jetstream = jetstream::context::ContextBuilder::new().timeout(REQUEST_TIMEOUT).build(client.clone());
-        jetstream.query_account().await.map_err(|error| match failure("using JetStream", &error) {
-            // A cluster that has just started still elects its leader.
-            BusError::Unreachable(reason) if error.kind() != AccountErrorKind::JetStreamUnavailable => {
-                unreachable(reason)
+        let jetstream = jetstream::context::ContextBuilder::new().timeout(REQUEST_TIMEOUT);
+        let (jetstream, api) = match &options.domain {
+            Some(domain) => (jetstream.domain(domain).build(client.clone()), format!("$JS.{domain}.API")),
+            None => (jetstream.build(client.clone()), "$JS.API".to_owned()),
+        };
+        let mut complaints = refusals.clone();
+        tokio::select! {
+            account = jetstream.query_account() => account.map(drop).map_err(|error| match failure("using JetStream", &error) {
+                // A cluster that has just started still elects its leader.
+                BusError::Unreachable(reason) if error.kind() != AccountErrorKind::JetStreamUnavailable => {
+                    unreachable(reason)
+                }
+                _ => BusError::Refused {
+                    action: "using JetStream",
+                    reason: format!(
+                        "{error}; start nats-server with -js, or name the domain that has JetStream with --nats-jetstream-domain"
+                    ),
+                },
+            })?,
+            // Without a permission there is no answer.
+            Ok(complaint) = complaints.wait_for(|complaint| is_permission(complaint)) => {
+                let reason = format!("{}; docs/deployment.md has the permissions that {who} needs", *complaint);
+                return Err(BusError::Refused { action: "using JetStream", reason });
             }
-            _ => {
-                BusError::Refused { action: "using JetStream", reason: format!("{error}; start nats-server with -js") }
-            }
-        })?;
+        }
         let max_payload = client.max_payload();
         tracing::info!(url = %options.url, version, max_payload, "connected to NATS");
         let unheard = client.new_inbox();
@@ -154,6 +191,10 @@ impl Nats {
             connection,
             fault,
             refusals,
+            deployment: options.deployment_name.as_str().into(),
+            names,
+            api: api.into(),
+            inboxes: format!("{prefix}.").into(),
             unheard,
             makes_streams: options.deployment.is_some(),
             saying: Arc::new(Semaphore::new(SAYING)),
@@ -183,7 +224,7 @@ impl Nats {
         let replicas = wanted.replicas.unwrap_or(if is_cluster { 3 } else { 1 });
         let wanted = QueueOptions { replicas, ..wanted.queue.clone() };
         let bus = self as &dyn Bus;
-        let found = match self.jetstream.get_stream(buckets::stream(Bucket::Settings)).await {
+        let found = match self.jetstream.get_stream(buckets::stream(&self.names, Bucket::Settings)).await {
             Ok(_) => bus.find_settings().await?,
             Err(error) if is_not_found(&error) => None,
             // Without the settings, the number of copies of the streams is unknown.
@@ -192,7 +233,7 @@ impl Nats {
         self.take_settings(found.unwrap_or_else(|| wanted.clone()));
         self.make(Needed::Bucket(Bucket::Settings), false).await.map_err(|error| match &error {
             // This passes when the brokers of a cluster start one after the other.
-            BusError::Refused { action, reason } if is_cluster => BusError::Unreachable(format!(
+            BusError::Refused { action, reason } if is_cluster && !is_permission(reason) => BusError::Unreachable(format!(
                 "{action}: {reason}; {replicas} copies of each stream need {replicas} brokers with JetStream: start them, \
                  or set --queue-replicas 1"
             )),
@@ -274,6 +315,13 @@ impl Nats {
             tokio::time::sleep(crate::queue_pause(time)).await;
         }
     }
+}
+
+/// Whether waiting does not mend a fault: what answers is no NATS server, or the two do not agree about encryption.
+fn is_for_good(error: &ConnectError) -> bool {
+    let causes = std::iter::successors(error.source(), |error| (*error).source());
+    let kinds = causes.filter_map(|cause| cause.downcast_ref::<std::io::Error>()).map(std::io::Error::kind);
+    kinds.into_iter().any(|kind| matches!(kind, ErrorKind::InvalidData | ErrorKind::InvalidInput))
 }
 
 fn on_event(state: &watch::Sender<Connection>, refused: &watch::Sender<String>, event: &async_nats::Event) {

@@ -15,6 +15,7 @@ use super::deliveries::Deliveries;
 use super::groups::Groups;
 use super::limits::taken;
 use super::reach::OutOfReach;
+use super::subjects::Names;
 use crate::{BusError, BusFault, Connection, QueueOptions};
 
 /// The bulk lanes that a gateway has made or tried to make. The request that holds a lane's lock is making the lane.
@@ -42,6 +43,15 @@ pub struct Nats {
     pub(super) refusals: watch::Receiver<String>,
     /// The deliveries in this process.
     pub(super) deliveries: Deliveries,
+    /// The name of the deployment; empty if it has none.
+    pub(super) deployment: Arc<str>,
+    /// The names of the deployment on the wire.
+    pub(super) names: Names,
+    /// The beginning of the subjects at which JetStream is asked: `$JS.API`, or `$JS.<domain>.API`.
+    pub(super) api: Arc<str>,
+    /// The beginning of all inboxes of the deployment, with a dot at its end. The broker's permissions do not cover reply
+    /// subjects, so answers go to inboxes only.
+    pub(super) inboxes: Arc<str>,
     /// The inbox to which the broker reports replies that no gateway listened to.
     pub(super) unheard: String,
     /// Whether this process creates streams itself, or asks a gateway.

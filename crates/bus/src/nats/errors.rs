@@ -68,6 +68,11 @@ pub fn is_not_found(error: &GetStreamError) -> bool {
     }
 }
 
+/// Whether a text of the broker's is that a permission is missing.
+pub fn is_permission(text: &str) -> bool {
+    text.to_ascii_lowercase().contains("permissions violation")
+}
+
 /// Whether the broker reports that the stream does not exist.
 pub fn says_no_stream(error: &(dyn Error + 'static)) -> bool {
     let answer = jetstream_error(error).map(|answer| answer.error_code());

@@ -37,6 +37,8 @@ pub struct NatsTls {
     pub ca: Option<PathBuf>,
     /// The client's certificate and its key. Encryption is required.
     pub certificate: Option<(PathBuf, PathBuf)>,
+    /// Whether the connection is encrypted before the server greets, as its `handshake_first` demands.
+    pub first: bool,
 }
 
 // === impl NatsLogin ===
@@ -99,7 +101,7 @@ impl NatsTls {
             check_pem("the NATS client key", key, "PRIVATE KEY-----")?;
             connect = connect.add_client_certificate(certificate.clone(), key.clone()).require_tls(true);
         }
-        Ok(connect)
+        Ok(if self.first { connect.tls_first() } else { connect })
     }
 }
 

@@ -26,7 +26,7 @@ use super::headers;
 use super::limits::LONGEST;
 use super::limits::{limited, taken};
 use super::streams::Needed;
-use super::subjects;
+use super::subjects::Names;
 use crate::envelope::MAX_NAME;
 use crate::{Bucket, BusError, QueueOptions};
 
@@ -72,7 +72,7 @@ impl Nats {
 
     /// Answers requests for streams, for as long as the connection is open.
     pub(super) async fn keep_streams(&self) -> Result<(), BusError> {
-        let asked = self.client.queue_subscribe(subjects::STREAM_REQUESTS, MAKERS.to_owned());
+        let asked = self.client.queue_subscribe(self.names.stream_requests(), MAKERS.to_owned());
         let mut asked = taken(asked).await?;
         let nats = self.clone();
         crate::spawn("nats streams", async move {
@@ -90,8 +90,9 @@ impl Nats {
                     }
                 };
                 let Some(message) = message else { return };
-                // The broker's permissions do not cover reply subjects, so answers go to inboxes only.
-                let Some(asker) = message.reply.clone().filter(|inbox| inbox.starts_with("_INBOX.")) else { continue };
+                let Some(asker) = message.reply.clone().filter(|inbox| inbox.starts_with(&*nats.inboxes)) else {
+                    continue;
+                };
                 let request = (message.subject.to_string(), message.payload.clone());
                 match askers.entry(request) {
                     Entry::Occupied(mut same) => same.get_mut().push(asker),
@@ -134,7 +135,7 @@ impl Nats {
             _ => Ok(Vec::new()),
         };
         let body = body.map_err(|error| BusError::Refused { action, reason: error.to_string() })?;
-        let (subject, mut connection) = (needed.subject(), self.connection.clone());
+        let (subject, mut connection) = (needed.subject(&self.names), self.connection.clone());
         connection.mark_unchanged();
         let mut answers = self.question(subject.clone(), HeaderMap::new(), body.into()).await?;
         let answer = tokio::select! {
@@ -154,7 +155,7 @@ impl Nats {
 
     /// Creates the stream of a request.
     async fn make_for(&self, message: &Message) -> StreamOutcome {
-        let made = match read(&message.subject, &message.payload) {
+        let made = match read(&self.names, &message.subject, &message.payload) {
             Ok(Request::Stream(needed)) => limited(LONGEST, self.make(needed, false)).await,
             Ok(Request::Queue(QueueRequest { model, options })) => {
                 limited(LONGEST, self.make(Needed::Queue(&model, &options), true)).await
@@ -182,13 +183,13 @@ enum Request {
 }
 
 /// Parses a request. It has to match its subject, because the broker's permissions cover the subject.
-fn read(subject: &str, body: &[u8]) -> Result<Request, String> {
+fn read(names: &Names, subject: &str, body: &[u8]) -> Result<Request, String> {
     let mut fixed = Bucket::ALL.into_iter().map(Needed::Bucket).chain([Needed::Claims]);
-    if let Some(needed) = fixed.find(|needed| needed.subject() == subject) {
+    if let Some(needed) = fixed.find(|needed| needed.subject(names) == subject) {
         return Ok(Request::Stream(needed));
     }
     let request: QueueRequest = serde_json::from_slice(body).map_err(|error| error.to_string())?;
-    if subjects::queue_request(&request.model) != subject {
+    if names.queue_request(&request.model) != subject {
         return Err(format!("it is for model '{}'", request.model));
     }
     let (name, levels) = (request.model.name.len(), request.options.levels.len());
@@ -202,11 +203,13 @@ fn read(subject: &str, body: &[u8]) -> Result<Request, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::subjects::DeploymentName;
     use super::*;
     use crate::LevelPolicy;
 
     #[test]
     fn a_request_is_for_what_its_subject_says() {
+        let names = Names::of(&DeploymentName::default());
         let model = ModelKey { name: "a.b".into(), version: 3 };
         let body = |levels: u32| {
             let options = QueueOptions {
@@ -216,12 +219,14 @@ mod tests {
             serde_json::to_vec(&QueueRequest { model: model.clone(), options }).unwrap()
         };
         let subject = "trireme.streams.work.a=2Eb.3";
-        let Ok(Request::Queue(read_back)) = read(subject, &body(2)) else { panic!("{:?}", read(subject, &body(2))) };
+        let Ok(Request::Queue(read_back)) = read(&names, subject, &body(2)) else {
+            panic!("{:?}", read(&names, subject, &body(2)))
+        };
         assert_eq!((read_back.model, read_back.options.levels.len()), (model.clone(), 2));
-        assert_eq!(read("trireme.streams.work.other.3", &body(2)).unwrap_err(), "it is for model 'a.b:3'");
-        assert!(read(subject, &body(1025)).unwrap_err().contains("1025 levels, expected 256 and 1024 at most"));
-        assert!(read(subject, b"rubbish").is_err());
-        assert!(matches!(read("trireme.streams.claims", b""), Ok(Request::Stream(Needed::Claims))));
-        assert!(read("trireme.streams.other", b"").is_err());
+        assert_eq!(read(&names, "trireme.streams.work.other.3", &body(2)).unwrap_err(), "it is for model 'a.b:3'");
+        assert!(read(&names, subject, &body(1025)).unwrap_err().contains("1025 levels, expected 256 and 1024 at most"));
+        assert!(read(&names, subject, b"rubbish").is_err());
+        assert!(matches!(read(&names, "trireme.streams.claims", b""), Ok(Request::Stream(Needed::Claims))));
+        assert!(read(&names, "trireme.streams.other", b"").is_err());
     }
 }

@@ -44,3 +44,4 @@ pub use address::NatsUrl;
 pub use connect::{Deployment, NatsOptions};
 pub use connection::Nats;
 pub use login::{NatsLogin, NatsTls};
+pub use subjects::DeploymentName;

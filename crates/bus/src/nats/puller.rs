@@ -12,10 +12,10 @@ use tokio::task::JoinSet;
 use trireme_inference::{ModelKey, UnixMicros};
 
 use super::connection::Nats;
+use super::headers;
 use super::limits::{CLOSE_TIMEOUT, taken};
 use super::open::{Opened, open};
 use super::source::Source;
-use super::{headers, subjects};
 use crate::{AttemptNote, Bus, BusError, Delivery, MessageName, Puller, QueueOptions};
 
 /// How often a worker with room asks all levels again while no message arrives. This finds messages that it was not
@@ -48,7 +48,7 @@ impl NatsPuller {
     pub async fn open(nats: &Nats, model: &ModelKey, options: &QueueOptions) -> Result<NatsPuller, BusError> {
         let mut levels = Vec::new();
         for (level, policy) in options.policies() {
-            let source = Source::open(nats, model, &subjects::work_stream(model, level)).await?;
+            let source = Source::open(nats, model, &nats.names.work_stream(model, level)).await?;
             levels.push(Level { source, rejects_after: policy.rejects_after() });
         }
         Ok(NatsPuller { levels, taken: Vec::new(), fetching: JoinSet::new(), give_up: None })

@@ -25,9 +25,7 @@ use crate::{Bucket, BusError, BusFault, Connection, FaultKind};
 /// The topic of pulses.
 const PULSE: &str = "pulse";
 
-/// The stream that gateways write to, its subject, and the bytes that it may take.
-const STREAM: &str = "trireme_pulse";
-const SUBJECT: &str = "trireme.pulse";
+/// The bytes that the stream which gateways write to may take.
 const STREAM_BYTES: i64 = 64 << 10;
 
 /// A page of a file system: a smaller write can succeed on a full disk.
@@ -155,12 +153,11 @@ impl Nats {
 
     /// What is wrong with the broker's store. The error says why the broker is not reached.
     async fn look_at_store(&self, watched: &mut Watched) -> Result<Option<(FaultKind, String)>, String> {
+        let names = [self.names.pulse(), self.names.pulse_stream()];
         let written = async {
             tokio::select! {
                 written = self.write_pulse() => written.map(|()| None),
-                refusal = self.refused(|refusal| [SUBJECT, STREAM].iter().any(|name| refusal.contains(name))) => {
-                    Ok(Some(refusal))
-                }
+                refusal = self.refused(|refusal| names.iter().any(|name| refusal.contains(name))) => Ok(Some(refusal)),
             }
         };
         let found = match watched.may_write {
@@ -188,8 +185,9 @@ impl Nats {
 
     async fn write_pulse(&self) -> Result<(), PublishError> {
         let mut headers = HeaderMap::new();
-        headers.insert(header::NATS_EXPECTED_STREAM, STREAM);
-        let write = async || self.jetstream.publish_with_headers(SUBJECT, headers.clone(), WRITTEN).await?.await;
+        headers.insert(header::NATS_EXPECTED_STREAM, &*self.names.pulse_stream());
+        let subject = self.names.pulse();
+        let write = async || self.jetstream.publish_with_headers(subject.clone(), headers.clone(), WRITTEN).await?.await;
         match write().await {
             Err(error) if is_no_stream(&error) => {
                 let made = self.make_pulse_stream().await;
@@ -202,9 +200,9 @@ impl Nats {
 
     async fn make_pulse_stream(&self) -> Result<(), BusError> {
         let config = stream::Config {
-            name: STREAM.to_owned(),
+            name: self.names.pulse_stream(),
             description: Some("whether the disk takes writes".to_owned()),
-            subjects: vec![SUBJECT.to_owned()],
+            subjects: vec![self.names.pulse()],
             max_messages: 1,
             max_bytes: STREAM_BYTES,
             num_replicas: self.replicas(),
@@ -215,7 +213,7 @@ impl Nats {
 
     /// Whether JetStream answers. A cluster without a leader does not, or says so.
     async fn round_trip(&self) -> Result<(), String> {
-        let subject = format!("$JS.API.STREAM.INFO.{}", buckets::stream(Bucket::Settings));
+        let subject = format!("{}.STREAM.INFO.{}", self.api, buckets::stream(&self.names, Bucket::Settings));
         let answer = match tokio::time::timeout(LIMIT, self.client.request(subject, Bytes::new())).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => return Err(format!("JetStream does not answer: {}", chain(&error))),

@@ -20,9 +20,9 @@ use super::ack::acknowledge;
 use super::claims::{self, BodyStore, Claim, RedeemError};
 use super::connection::Nats;
 use super::fetch::FETCH_PAUSE;
+use super::headers;
 use super::limits::taken;
 use super::subjects::Ended;
-use super::{headers, subjects};
 use crate::{Acker, Bus, BusError, Inbox, Reply, envelope, escape_token};
 
 /// How long the body of a reply is kept for its gateway, which fetches it at once.
@@ -43,7 +43,7 @@ impl Nats {
             let bus = bus.clone();
             async move { (&bus as &dyn Bus).cancel(&request_id).await }
         });
-        let mut replies = self.subscribe_at_once(subjects::replies_to(gateway)).await?;
+        let mut replies = self.subscribe_at_once(self.names.replies_to(gateway)).await?;
         let receiver = Arc::downgrade(&inbox);
         let nats = self.clone();
         crate::spawn("nats inbox", async move {
@@ -78,7 +78,7 @@ impl Nats {
             while let Some(message) = unheard.next().await {
                 if message.status == Some(StatusCode::NO_RESPONDERS) {
                     tracing::debug!(subject = %message.subject, "a reply's gateway is gone");
-                    if let Some(ended) = subjects::ended(&message.subject) {
+                    if let Some(ended) = nats.names.ended(&message.subject) {
                         acknowledge(&nats, ended).await;
                     }
                 }
@@ -100,7 +100,7 @@ impl Nats {
             claim.keep();
             body = Bytes::new();
         }
-        let subject = subjects::reply(&reply.gateway, &reply.request_id);
+        let subject = self.names.reply(&reply.gateway, &reply.request_id);
         match delivery.as_ref().and_then(|delivery| delivery.settled_by()) {
             Some(unheard) => taken(self.client.publish_with_reply_and_headers(subject, unheard, headers, body)).await?,
             None => taken(self.client.publish_with_headers(subject, headers, body)).await?,
@@ -118,7 +118,7 @@ impl Nats {
             Ok(headers) => headers,
             Err(error) => return self.ignore(message, &error).await,
         };
-        let _alive = ended(message).map(|ended| self.deliveries.keep(ended.acknowledgement.into()));
+        let _alive = self.ended(message).map(|ended| self.deliveries.keep(ended.acknowledgement.into()));
         let give_up = Instant::now() + LAPSE;
         while inbox.awaits(&headers) {
             match self.redeem(BodyStore::Claims, &claim).await {
@@ -147,7 +147,7 @@ impl Nats {
                 let dispatched = inbox.dispatch(reply);
                 // A missing part is only sent again together with all other parts of its delivery. So that delivery is
                 // acknowledged when all parts are there.
-                if dispatched.complete || ended(message).is_some_and(|ended| ended.is_part) {
+                if dispatched.complete || self.ended(message).is_some_and(|ended| ended.is_part) {
                     self.acknowledge(message).await;
                 }
                 if let Some(given_up) = dispatched.given_up {
@@ -166,7 +166,7 @@ impl Nats {
     }
 
     async fn acknowledge(&self, message: &Message) {
-        match (ended(message), &message.reply) {
+        match (self.ended(message), &message.reply) {
             (Some(ended), _) => acknowledge(self, ended).await,
             (None, Some(reply)) => {
                 tracing::warn!(%reply, "ignored a reply's malformed word of the delivery that it ends")
@@ -174,9 +174,9 @@ impl Nats {
             (None, None) => {}
         }
     }
-}
 
-/// The delivery that a reply ends.
-fn ended(message: &Message) -> Option<Ended> {
-    subjects::ended(message.reply.as_ref()?)
+    /// The delivery that a reply ends.
+    fn ended(&self, message: &Message) -> Option<Ended> {
+        self.names.ended(message.reply.as_ref()?)
+    }
 }

@@ -58,7 +58,7 @@ impl Source {
         connection.mark_unchanged();
         let inbox = nats.client.new_inbox();
         let incoming = nats.subscribe(format!("{inbox}.*")).await?;
-        let next_subject = format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.{}", subjects::WORKERS);
+        let next_subject = format!("{}.CONSUMER.MSG.NEXT.{stream}.{}", nats.api, subjects::WORKERS);
         Ok(Source {
             nats: nats.clone(),
             model: model.clone(),

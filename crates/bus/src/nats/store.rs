@@ -151,8 +151,8 @@ impl Nats {
             headers.insert(header::NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, revision.to_string());
         }
         // An expected stream, because another stream could accept the same subjects.
-        headers.insert(header::NATS_EXPECTED_STREAM, buckets::stream(bucket));
-        let (subject, size) = (buckets::subject(bucket, key), body.len());
+        headers.insert(header::NATS_EXPECTED_STREAM, buckets::stream(&self.names, bucket));
+        let (subject, size) = (buckets::subject(&self.names, bucket, key), body.len());
         let send = async |headers: &HeaderMap| {
             let (subject, headers, body) = (subject.clone(), headers.clone(), body.clone());
             match bucket {
@@ -214,7 +214,7 @@ impl Nats {
     }
 
     async fn read_last(&self, bucket: Bucket, key: &str) -> Result<Option<StreamMessage>, BusError> {
-        let subject = buckets::subject(bucket, key);
+        let subject = buckets::subject(&self.names, bucket, key);
         // With older states than the latest, a sequence's next request would run for nothing.
         if bucket == Bucket::Sequences && self.is_clustered() {
             return self.read_last_from_leader(bucket, &subject).await;
@@ -240,7 +240,7 @@ impl Nats {
     async fn latest(&self, bucket: Bucket, key: &str) -> Result<Option<StreamMessage>, BusError> {
         match bucket {
             Bucket::Jobs | Bucket::Objects if self.is_clustered() => {
-                self.read_last_from_leader(bucket, &buckets::subject(bucket, key)).await
+                self.read_last_from_leader(bucket, &buckets::subject(&self.names, bucket, key)).await
             }
             _ => self.read_last(bucket, key).await,
         }
@@ -274,8 +274,9 @@ impl Nats {
     pub(super) async fn next_value(&self, bucket: Bucket, mut revision: u64) -> Result<Option<Entry>, BusError> {
         let stream = self.stream(bucket).await?;
         loop {
-            let found =
-                stream.get_first_raw_message_by_subject(buckets::keys(bucket), revision.saturating_add(1)).await;
+            let found = stream
+                .get_first_raw_message_by_subject(buckets::keys(&self.names, bucket), revision.saturating_add(1))
+                .await;
             let message = match found {
                 Ok(message) => message,
                 Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => return Ok(None),
@@ -296,14 +297,14 @@ impl Nats {
     }
 
     async fn stream(&self, bucket: Bucket) -> Result<stream::Stream<()>, BusError> {
-        let stream = self.jetstream.get_stream_no_info(buckets::stream(bucket)).await;
+        let stream = self.jetstream.get_stream_no_info(buckets::stream(&self.names, bucket)).await;
         stream.map_err(|error| failure("opening a store", &error))
     }
 
     /// The value in a message, or the value of its claim.
     async fn entry(&self, bucket: Bucket, message: StreamMessage) -> Result<Entry, BusError> {
         let at = u64::try_from(message.time.unix_timestamp_nanos() / 1000).unwrap_or_default();
-        let key = buckets::key(bucket, &message.subject).unwrap_or_default().to_owned();
+        let key = buckets::key(&self.names, bucket, &message.subject).unwrap_or_default().to_owned();
         let value = match headers::read_claim_of(Some(&message.headers))? {
             Some(claim) => {
                 self.redeem(BodyStore::Bucket(bucket), &claim).await.map_err(|error| error.or_unreachable())?
@@ -339,7 +340,7 @@ impl Nats {
         connection.borrow_and_update();
         let config = push::Config {
             deliver_subject: self.client.new_inbox(),
-            filter_subject: buckets::keys(bucket),
+            filter_subject: buckets::keys(&self.names, bucket),
             deliver_policy: DeliverPolicy::LastPerSubject,
             ack_policy: AckPolicy::None,
             idle_heartbeat: WATCH_HEARTBEAT,
@@ -348,11 +349,11 @@ impl Nats {
             num_replicas: 1,
             ..Default::default()
         };
-        let stream = match self.jetstream.get_stream(buckets::stream(bucket)).await {
+        let stream = match self.jetstream.get_stream(buckets::stream(&self.names, bucket)).await {
             Ok(stream) => stream,
             Err(error) if errors::says_no_stream(&error) => {
                 self.need(Needed::Bucket(bucket)).await?;
-                let stream = self.jetstream.get_stream(buckets::stream(bucket)).await;
+                let stream = self.jetstream.get_stream(buckets::stream(&self.names, bucket)).await;
                 stream.map_err(|error| failure(ACTION, &error))?
             }
             Err(error) => return Err(failure(ACTION, &error)),
@@ -400,7 +401,7 @@ impl Nats {
 
     /// The change in a message of a watch; `None` if it cannot be read.
     async fn change(&self, bucket: Bucket, message: jetstream::Message) -> Option<Change> {
-        let key = buckets::key(bucket, &message.subject)?.to_owned();
+        let key = buckets::key(&self.names, bucket, &message.subject)?.to_owned();
         let (revision, at) = {
             let info = message.info().ok()?;
             (info.stream_sequence, u64::try_from(info.published.unix_timestamp_nanos() / 1000).unwrap_or_default())

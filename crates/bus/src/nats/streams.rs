@@ -11,10 +11,11 @@ use async_nats::jetstream::{consumer, stream};
 use futures_util::{StreamExt, TryStreamExt};
 use trireme_inference::{Lane, ModelKey, UnixMicros};
 
+use super::buckets;
 use super::connection::Nats;
 use super::errors::{failure, is_not_found};
 use super::limits::REQUEST_TIMEOUT;
-use super::{buckets, subjects};
+use super::subjects::{Names, WORKERS};
 use crate::{Bucket, BusError, QueueOptions, WorkMessage};
 
 /// How long the broker remembers message ids. It is longer than a few redeliveries; the memory it takes is rate times
@@ -78,11 +79,11 @@ impl Needed<'_> {
     }
 
     /// The subject on which a stage asks a gateway for it.
-    pub(super) fn subject(self) -> String {
+    pub(super) fn subject(self, names: &Names) -> String {
         match self {
-            Needed::Bucket(bucket) => subjects::stream_request(bucket.name()),
-            Needed::Claims => subjects::stream_request("claims"),
-            Needed::Queue(model, _) => subjects::queue_request(model),
+            Needed::Bucket(bucket) => names.stream_request(bucket.name()),
+            Needed::Claims => names.stream_request("claims"),
+            Needed::Queue(model, _) => names.queue_request(model),
         }
     }
 }
@@ -107,34 +108,31 @@ impl Nats {
     }
 
     /// Creates a stream or updates its configuration. For a queue that is made `for_stage`, the limit of a level with a
-    /// `max_waiting` is left as it is: only gateways know all workers, and set it.
+    /// `max_waiting` is left as it is: only gateways know all workers, and set it. Errors at once if this process has no
+    /// permission. Otherwise the request would only time out.
     pub(super) async fn make(&self, needed: Needed<'_>, for_stage: bool) -> Result<(), BusError> {
-        let config = match needed {
-            Needed::Bucket(bucket) => buckets::config(bucket),
-            Needed::Claims => buckets::claims(),
-            Needed::Queue(model, options) => return self.make_allowed_queue(model, options, for_stage).await,
+        let stream = match needed {
+            Needed::Bucket(bucket) => buckets::stream(&self.names, bucket),
+            Needed::Claims => self.names.claim_stream(),
+            Needed::Queue(model, _) => self.names.work_stream(model, 0),
         };
-        let config = stream::Config { num_replicas: self.replicas(), ..config };
-        // An operator who created or changed the stream has decided about its storage and size.
-        let as_made = |there: &stream::Config| Some(buckets::as_made(config.clone(), there));
-        self.create_or_update(needed.action(), &config, as_made).await.map(drop)
-    }
-
-    /// Like [`Nats::make_queue`], but errors if this process has no permission. Otherwise the request would only time
-    /// out.
-    async fn make_allowed_queue(
-        &self,
-        model: &ModelKey,
-        options: &QueueOptions,
-        for_stage: bool,
-    ) -> Result<(), BusError> {
-        let stream = subjects::work_stream(model, 0);
         // In the report, the name is followed by `-` for a level and by `.` for a consumer.
         let ends = ['"', '-', '.'].map(|end| format!(".{stream}{end}"));
+        let make = async {
+            let config = match needed {
+                Needed::Bucket(bucket) => buckets::config(&self.names, bucket),
+                Needed::Claims => buckets::claims(&self.names),
+                Needed::Queue(model, options) => return self.make_queue(model, options, for_stage).await,
+            };
+            let config = stream::Config { num_replicas: self.replicas(), ..config };
+            // An operator who created or changed the stream has decided about its storage and size.
+            let as_made = |there: &stream::Config| Some(buckets::as_made(config.clone(), there));
+            self.create_or_update(needed.action(), &config, as_made).await.map(drop)
+        };
         tokio::select! {
-            made = self.make_queue(model, options, for_stage) => made,
+            made = make => made,
             reason = self.refused(|refusal| ends.iter().any(|end| refusal.contains(end))) => {
-                Err(BusError::Refused { action: Needed::Queue(model, options).action(), reason })
+                Err(BusError::Refused { action: needed.action(), reason })
             }
         }
     }
@@ -147,11 +145,11 @@ impl Nats {
             false => stream::StorageType::Memory,
         };
         for (level, policy) in options.policies() {
-            let name = subjects::work_stream(model, level);
+            let name = self.names.work_stream(model, level);
             let config = stream::Config {
                 name: name.clone(),
                 description: Some(format!("work for {model}")),
-                subjects: vec![subjects::work_at(model, level)],
+                subjects: vec![self.names.work_at(model, level)],
                 retention: stream::RetentionPolicy::WorkQueue,
                 discard: stream::DiscardPolicy::New,
                 max_messages: i64::try_from(policy.max_messages(options)).unwrap_or(i64::MAX),
@@ -175,7 +173,7 @@ impl Nats {
             };
             let there = self.create_or_update(ACTION, &config, changed).await?;
             let config = consumer::pull::Config {
-                durable_name: Some(subjects::WORKERS.to_owned()),
+                durable_name: Some(WORKERS.to_owned()),
                 description: Some(format!("workers of {model}")),
                 ack_policy: consumer::AckPolicy::Explicit,
                 ack_wait: options.ack_wait,
@@ -186,7 +184,7 @@ impl Nats {
                 ..Default::default()
             };
             if let Some(there) = there
-                && let Ok(workers) = there.consumer_info(subjects::WORKERS).await
+                && let Ok(workers) = there.consumer_info(WORKERS).await
                 && workers.config.ack_wait == config.ack_wait
                 && workers.config.max_deliver == config.max_deliver
                 && workers.config.max_ack_pending == config.max_ack_pending
@@ -304,7 +302,7 @@ impl Nats {
     /// Looks whether the queue that did not take a message has a leader, once a second for all messages. Does not wait for the
     /// broker's answer.
     pub(super) fn look_at_queue(&self, message: &WorkMessage) {
-        let Some(stream) = message.queue().map(|model| subjects::work_stream(model, message.level())) else { return };
+        let Some(stream) = message.queue().map(|model| self.names.work_stream(model, message.level())) else { return };
         if !self.out_of_reach.is_due(&stream, Instant::now()) {
             return;
         }
@@ -372,7 +370,7 @@ impl Nats {
     /// Whether all work queues have a leader. Replaces those that have had none for long.
     async fn are_queues_led(&self) -> bool {
         let Ok(names) = self.jetstream.stream_names().try_collect::<Vec<_>>().await else { return false };
-        let looks = names.into_iter().filter(|name| subjects::model_of(name).is_some()).map(|name| async move {
+        let looks = names.into_iter().filter(|name| self.names.model_of(name).is_some()).map(|name| async move {
             match self.jetstream.get_stream(&name).await {
                 Ok(stream) => self.check_queue_led(stream.cached_info()).await.is_ok(),
                 Err(error) if is_not_found(&error) => true,
@@ -392,7 +390,7 @@ impl Nats {
         let mut models = Vec::new();
         while let Some(name) = names.next().await {
             let name = name.map_err(|error| failure("listing work queues", &error))?;
-            models.extend(subjects::model_of(&name));
+            models.extend(self.names.model_of(&name));
         }
         models.sort();
         models.dedup();
@@ -405,8 +403,8 @@ impl Nats {
         let mut models = HashSet::new();
         while let Some(name) = names.next().await {
             let name = name.map_err(|error| failure("listing work queues", &error))?;
-            let model = subjects::model_of(&name);
-            models.extend(model.filter(|model| subjects::work_stream(model, Lane::Bulk.level(0)) == name));
+            let model = self.names.model_of(&name);
+            models.extend(model.filter(|model| self.names.work_stream(model, Lane::Bulk.level(0)) == name));
         }
         Ok(models)
     }
@@ -414,12 +412,12 @@ impl Nats {
     /// Removes the queue of a model version if it is empty.
     pub(super) async fn remove_empty_queue(&self, model: &ModelKey) -> Result<bool, BusError> {
         const ACTION: &str = "removing a work queue";
-        let stream = subjects::work_stream(model, 0);
+        let stream = self.names.work_stream(model, 0);
         let mut names = self.jetstream.stream_names();
         let mut levels = Vec::new();
         while let Some(name) = names.next().await {
             let name = name.map_err(|error| failure(ACTION, &error))?;
-            if subjects::model_of(&name).as_ref() == Some(model) && name.starts_with(&stream) {
+            if self.names.model_of(&name).as_ref() == Some(model) && name.starts_with(&stream) {
                 let level = self.jetstream.get_stream(&name).await.map_err(|error| failure(ACTION, &error))?;
                 if level.cached_info().state.messages > 0 {
                     return Ok(false);

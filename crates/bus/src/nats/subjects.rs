@@ -1,56 +1,28 @@
 //! Names on the wire: subjects, streams, buckets (described in `docs/message-contract.md`).
 
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
 use trireme_inference::ModelKey;
 
 use crate::token::{Token, unescape_token};
 
-/// Subjects on which stages ask gateways for streams.
-pub const STREAM_REQUESTS: &str = "trireme.streams.>";
-/// Stream of bodies above `max_payload`.
-pub const CLAIM_STREAM: &str = "trireme_claims";
-/// The subjects of that stream.
-pub const CLAIM_SUBJECTS: &str = "trireme.claim.>";
 /// The durable consumer that the workers of a queue share.
 pub const WORKERS: &str = "workers";
 
-/// The subject of a request's work for a model version at a priority level. It contains the request's id, so that the
-/// broker can list the requests in a queue.
-pub fn work(model: &ModelKey, level: u32, gateway: &str, request_id: &str) -> String {
-    let request_id = Token(request_id);
-    format!("trireme.work.{}.{}.{level}.{}.{request_id}", Token(&model.name), model.version, Token(gateway))
-}
+/// The longest name of a deployment, in bytes.
+const MAX_DEPLOYMENT: usize = 32;
 
-/// Subjects of all work for a model version at a priority level.
-pub fn work_at(model: &ModelKey, level: u32) -> String {
-    format!("trireme.work.{}.{}.{level}.>", Token(&model.name), model.version)
-}
+/// The name of a deployment on a broker that it shares with others; none by default. All names on the wire begin with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeploymentName(String);
 
-/// Subjects of all work of a gateway for a model version.
-pub fn work_of(model: &ModelKey, gateway: &str) -> String {
-    format!("trireme.work.{}.{}.*.{}.*", Token(&model.name), model.version, Token(gateway))
-}
-
-/// The request's id in a subject of work.
-pub fn request_of(subject: &str) -> Option<String> {
-    unescape_token(subject.rsplit('.').next()?)
-}
-
-/// Name of the stream of a model version's work at a priority level.
-pub fn work_stream(model: &ModelKey, level: u32) -> String {
-    let name = format!("trireme_work_{}_{}", Token(&model.name), model.version);
-    match level {
-        0 => name,
-        // Without a level, the part after the last `_` is the version. A version has no `-` inside, so no other queue
-        // has this name.
-        level => format!("{name}-{level}"),
-    }
-}
-
-/// The model version of a stream's work, from the stream's name.
-pub fn model_of(stream: &str) -> Option<ModelKey> {
-    let (model, version) = stream.strip_prefix("trireme_work_")?.rsplit_once('_')?;
-    let version = version.split_once('-').map_or(version, |(version, _)| version);
-    Some(ModelKey { name: unescape_token(model)?.into(), version: version.parse().ok()? })
+/// The names of one deployment on the wire.
+#[derive(Clone, Debug)]
+pub struct Names {
+    /// The beginning of all names: `trireme`, or `trireme-<deployment>`.
+    root: Arc<str>,
 }
 
 /// The delivery that a reply ends, as encoded in the reply's own reply subject.
@@ -69,60 +41,171 @@ pub struct Ended {
 const OF_PART: &str = "part";
 const OF_REQUEST: &str = "request";
 
+// === impl DeploymentName ===
+
+impl DeploymentName {
+    /// The name; empty if the deployment has none.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Stream names join parts with `_`, so a name with it could look like that of another deployment's stream.
+impl FromStr for DeploymentName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DeploymentName, String> {
+        let fits =
+            text.len() <= MAX_DEPLOYMENT && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        match fits {
+            true => Ok(DeploymentName(text.to_owned())),
+            false => Err(format!("expected letters, digits and '-', {MAX_DEPLOYMENT} bytes at most")),
+        }
+    }
+}
+
+// === impl Names ===
+
+impl Names {
+    pub fn of(deployment: &DeploymentName) -> Names {
+        let root = match deployment.as_str() {
+            "" => "trireme".into(),
+            name => format!("trireme-{name}").into(),
+        };
+        Names { root }
+    }
+
+    /// The prefix of inboxes below `prefix` that belong to a service.
+    pub fn inboxes(&self, prefix: &str, service: &str) -> String {
+        let service = Token(service);
+        match &*self.root {
+            "trireme" => format!("{prefix}.{service}"),
+            root => format!("{prefix}.{root}.{service}"),
+        }
+    }
+
+    /// Subjects on which stages ask gateways for streams.
+    pub fn stream_requests(&self) -> String {
+        format!("{self}.streams.>")
+    }
+
+    /// Stream of bodies above `max_payload`.
+    pub fn claim_stream(&self) -> String {
+        format!("{self}_claims")
+    }
+
+    /// The stream that shows whether the broker's disk takes writes.
+    pub fn pulse_stream(&self) -> String {
+        format!("{self}_pulse")
+    }
+
+    /// The subject of the messages in it.
+    pub fn pulse(&self) -> String {
+        format!("{self}.pulse")
+    }
+
+    /// The subject of a request's work for a model version at a priority level. It contains the request's id, so that the
+    /// broker can list the requests in a queue.
+    pub fn work(&self, model: &ModelKey, level: u32, gateway: &str, request_id: &str) -> String {
+        let request_id = Token(request_id);
+        format!("{self}.work.{}.{}.{level}.{}.{request_id}", Token(&model.name), model.version, Token(gateway))
+    }
+
+    /// Subjects of all work for a model version at a priority level.
+    pub fn work_at(&self, model: &ModelKey, level: u32) -> String {
+        format!("{self}.work.{}.{}.{level}.>", Token(&model.name), model.version)
+    }
+
+    /// Subjects of all work of a gateway for a model version.
+    pub fn work_of(&self, model: &ModelKey, gateway: &str) -> String {
+        format!("{self}.work.{}.{}.*.{}.*", Token(&model.name), model.version, Token(gateway))
+    }
+
+    /// Name of the stream of a model version's work at a priority level.
+    pub fn work_stream(&self, model: &ModelKey, level: u32) -> String {
+        let name = format!("{self}_work_{}_{}", Token(&model.name), model.version);
+        match level {
+            0 => name,
+            // Without a level, the part after the last `_` is the version. A version has no `-` inside, so no other queue
+            // has this name.
+            level => format!("{name}-{level}"),
+        }
+    }
+
+    /// The model version of a stream's work, from the stream's name.
+    pub fn model_of(&self, stream: &str) -> Option<ModelKey> {
+        let (model, version) = stream.strip_prefix(&format!("{self}_work_"))?.rsplit_once('_')?;
+        let version = version.split_once('-').map_or(version, |(version, _)| version);
+        Some(ModelKey { name: unescape_token(model)?.into(), version: version.parse().ok()? })
+    }
+
+    /// Parses a subject made by [`unheard`].
+    pub fn ended(&self, subject: &str) -> Option<Ended> {
+        let mut tokens = subject.rsplit('.');
+        let (of, claim, acknowledgement) = (tokens.next()?, tokens.next()?, unescape_token(tokens.next()?)?);
+        // The sender of the reply wrote this subject, so it must not lead anywhere but to one delivery of work.
+        let work = format!("{self}_work_");
+        let of_work = acknowledgement.split('.').any(|token| token.starts_with(&work));
+        let is_one_delivery = acknowledgement.starts_with("$JS.ACK.")
+            && of_work
+            && !acknowledgement.contains(['*', '>', ' ', '\r', '\n', '\t']);
+        let claim = Some(claim).filter(|claim| *claim != "=").map(str::to_owned);
+        is_one_delivery.then_some(Ended { acknowledgement, claim, is_part: of == OF_PART })
+    }
+
+    /// Subject of the replies to one request.
+    pub fn reply(&self, gateway: &str, request_id: &str) -> String {
+        format!("{self}.reply.{}.{}", Token(gateway), Token(request_id))
+    }
+
+    /// Subjects of all replies to a gateway.
+    pub fn replies_to(&self, gateway: &str) -> String {
+        format!("{self}.reply.{}.*", Token(gateway))
+    }
+
+    /// The subject on which stages ask for the stream of a store, or of claims.
+    pub fn stream_request(&self, name: &str) -> String {
+        format!("{self}.streams.{name}")
+    }
+
+    /// The subject on which stages ask for the queue of a model version.
+    pub fn queue_request(&self, model: &ModelKey) -> String {
+        format!("{self}.streams.work.{}.{}", Token(&model.name), model.version)
+    }
+
+    /// Subject of a topic.
+    pub fn topic(&self, topic: &str) -> String {
+        format!("{self}.control.{}", Token(topic))
+    }
+
+    /// The subject on which a gateway says that it has made the bulk lane of a model version's queue.
+    pub fn bulk_made(&self, model: &ModelKey) -> String {
+        format!("{self}.control.bulk.{}.{}", Token(&model.name), model.version)
+    }
+
+    /// Subject of one part of a claim, or of all its parts (`*`).
+    pub fn claim(&self, name: &str, part: &str) -> String {
+        format!("{self}.claim.{name}.{part}")
+    }
+}
+
+impl fmt::Display for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.root)
+    }
+}
+
+/// The request's id in a subject of work.
+pub fn request_of(subject: &str) -> Option<String> {
+    unescape_token(subject.rsplit('.').next()?)
+}
+
 /// The subject at which the broker reports a reply that no gateway listened to: below `inbox`, with the delivery that
 /// the reply ends.
 pub fn unheard(inbox: &str, ended: &Ended) -> String {
     let claim = ended.claim.as_deref().unwrap_or("=");
     let of = if ended.is_part { OF_PART } else { OF_REQUEST };
     format!("{inbox}.{}.{claim}.{of}", Token(&ended.acknowledgement))
-}
-
-/// Parses a subject made by [`unheard`].
-pub fn ended(subject: &str) -> Option<Ended> {
-    let mut tokens = subject.rsplit('.');
-    let (of, claim, acknowledgement) = (tokens.next()?, tokens.next()?, unescape_token(tokens.next()?)?);
-    // The sender of the reply wrote this subject, so it must not lead anywhere but to one delivery of work.
-    let of_work = acknowledgement.split('.').any(|token| token.starts_with("trireme_work_"));
-    let is_one_delivery = acknowledgement.starts_with("$JS.ACK.")
-        && of_work
-        && !acknowledgement.contains(['*', '>', ' ', '\r', '\n', '\t']);
-    let claim = Some(claim).filter(|claim| *claim != "=").map(str::to_owned);
-    is_one_delivery.then_some(Ended { acknowledgement, claim, is_part: of == OF_PART })
-}
-
-/// Subject of the replies to one request.
-pub fn reply(gateway: &str, request_id: &str) -> String {
-    format!("trireme.reply.{}.{}", Token(gateway), Token(request_id))
-}
-
-/// Subjects of all replies to a gateway.
-pub fn replies_to(gateway: &str) -> String {
-    format!("trireme.reply.{}.*", Token(gateway))
-}
-
-/// The subject on which stages ask for the stream of a store, or of claims.
-pub fn stream_request(name: &str) -> String {
-    format!("trireme.streams.{name}")
-}
-
-/// The subject on which stages ask for the queue of a model version.
-pub fn queue_request(model: &ModelKey) -> String {
-    format!("trireme.streams.work.{}.{}", Token(&model.name), model.version)
-}
-
-/// Subject of a topic.
-pub fn topic(topic: &str) -> String {
-    format!("trireme.control.{}", Token(topic))
-}
-
-/// The subject on which a gateway says that it has made the bulk lane of a model version's queue.
-pub fn bulk_made(model: &ModelKey) -> String {
-    format!("trireme.control.bulk.{}.{}", Token(&model.name), model.version)
-}
-
-/// Subject of one part of a claim, or of all its parts (`*`).
-pub fn claim(name: &str, part: &str) -> String {
-    format!("trireme.claim.{name}.{part}")
 }
 
 /// Whether `token` has only characters of a [`Token`].
@@ -135,6 +218,10 @@ mod tests {
     use super::*;
     use crate::escape_token;
 
+    fn names(deployment: &str) -> Names {
+        Names::of(&deployment.parse().unwrap())
+    }
+
     #[test]
     fn names_become_one_token() {
         assert_eq!(escape_token("all-MiniLM_L6"), "all-MiniLM_L6");
@@ -146,11 +233,12 @@ mod tests {
     #[test]
     fn a_stream_tells_whose_work_it_holds() {
         let model = ModelKey { name: "a.b_1-2".into(), version: 3 };
+        let names = names("");
         for level in [0, 7] {
-            assert_eq!(model_of(&work_stream(&model, level)), Some(model.clone()));
+            assert_eq!(names.model_of(&names.work_stream(&model, level)), Some(model.clone()));
         }
-        assert_eq!(model_of("KV_trireme_registry"), None);
-        assert_eq!(request_of(&work(&model, 1, "gate.way", "gate.way-7~1")).as_deref(), Some("gate.way-7~1"));
+        assert_eq!(names.model_of("KV_trireme_registry"), None);
+        assert_eq!(request_of(&names.work(&model, 1, "gate.way", "gate.way-7~1")).as_deref(), Some("gate.way-7~1"));
     }
 
     #[test]
@@ -161,7 +249,8 @@ mod tests {
             claim: claim.map(str::to_owned),
             is_part,
         };
-        let found = |what: &Ended| ended(&unheard("_INBOX.model.x", what));
+        let names = names("");
+        let found = |what: &Ended| names.ended(&unheard("_INBOX.model.x", what));
         for what in [of(delivery, None, false), of(delivery, Some("c"), true)] {
             assert_eq!(found(&what), Some(what));
         }
@@ -170,7 +259,27 @@ mod tests {
         {
             assert_eq!(found(&of(other, None, false)), None, "{other}");
         }
-        assert_eq!(ended("x"), None);
+        assert_eq!(names.ended("x"), None);
+    }
+
+    #[test]
+    fn deployments_have_no_name_in_common() {
+        let model = ModelKey { name: "m".into(), version: 1 };
+        let all = |names: &Names| {
+            let subjects = [names.work_at(&model, 0), names.replies_to("g"), names.topic("t"), names.stream_requests()];
+            [&subjects[..], &[names.work_stream(&model, 0), names.claim_stream(), names.inboxes("_INBOX", "gateway")]]
+                .concat()
+        };
+        let deployments = ["", "a", "a-b", "gateway", "work", "A"].map(names);
+        for (at, one) in deployments.iter().enumerate() {
+            for other in &deployments[at + 1..] {
+                assert!(all(one).iter().all(|name| !all(other).contains(name)), "{one} and {other}");
+                assert_eq!(one.model_of(&other.work_stream(&model, 3)), None, "{one} and {other}");
+            }
+        }
+        for unfit in ["a.b", "a_b", "a b", "*", "ä", &"a".repeat(33)] {
+            assert!(unfit.parse::<DeploymentName>().is_err(), "{unfit}");
+        }
     }
 
     proptest::proptest! {

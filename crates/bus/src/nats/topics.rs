@@ -14,8 +14,8 @@ use tokio::sync::mpsc;
 
 use super::claims::BodyStore;
 use super::connection::Nats;
+use super::headers;
 use super::limits::taken;
-use super::{headers, subjects};
 use crate::{AnswerHandle, BusError, Question, escape_token};
 
 /// How long a claim can be read. It is longer than a listener can take for the questions before it.
@@ -83,7 +83,7 @@ pub async fn say(nats: &Nats, topic: &str, body: Bytes) -> Result<(), BusError> 
         return Err(lost());
     }
     let (headers, body) = pack(nats, HeaderMap::new(), body).await?;
-    let subject = subjects::topic(topic);
+    let subject = nats.names.topic(topic);
     match headers.is_empty() {
         true => taken(nats.client.publish(subject, body)).await,
         false => taken(nats.client.publish_with_headers(subject, headers, body)).await,
@@ -93,7 +93,7 @@ pub async fn say(nats: &Nats, topic: &str, body: Bytes) -> Result<(), BusError> 
 /// Publishes the question. The answers end when the receiver is dropped, or at once if no process listens.
 pub async fn ask(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
     let (headers, body) = pack(nats, HeaderMap::new(), body).await?;
-    let mut answers = nats.question(subjects::topic(topic), headers, body).await?;
+    let mut answers = nats.question(nats.names.topic(topic), headers, body).await?;
     let (sender, receiver) = mpsc::channel(BACKLOG);
     let nats = nats.clone();
     crate::spawn("nats answers", async move {
@@ -115,7 +115,7 @@ pub async fn ask(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver
 /// Receives the messages on a topic until the receiver is dropped. With `in_turn`, all such listeners form a queue
 /// group: the broker sends each message to one listener of the group.
 pub async fn listen(nats: &Nats, topic: &str, in_turn: bool) -> Result<mpsc::Receiver<Question>, BusError> {
-    let subject = subjects::topic(topic);
+    let subject = nats.names.topic(topic);
     let mut messages = match in_turn {
         true => {
             let subscribed = nats.client.queue_subscribe(subject, IN_TURN.to_owned());
@@ -133,8 +133,7 @@ pub async fn listen(nats: &Nats, topic: &str, in_turn: bool) -> Result<mpsc::Rec
                 () = sender.closed() => return,
             };
             let Some(message) = message else { return };
-            // The broker's permissions do not cover reply subjects, so answers go to inboxes only.
-            let inbox = message.reply.clone().filter(|inbox| inbox.starts_with("_INBOX."));
+            let inbox = message.reply.clone().filter(|inbox| inbox.starts_with(&*nats.inboxes));
             let Some(body) = unpack(&nats, message, readers).await else { continue };
             let question = match inbox {
                 Some(inbox) => Question::new(body, Answers { nats: nats.clone(), inbox }),

@@ -69,7 +69,7 @@ impl Nats {
             });
         };
         let body = envelope::encode_work(message)?;
-        let subject = subjects::work(model, message.level(), &message.gateway, &message.request_id);
+        let subject = self.names.work(model, message.level(), &message.gateway, &message.request_id);
         // The broker keeps a message after its last delivery. No worker would remove a message that killed all its
         // workers, and a message past its deadline is of no use.
         let lapse = lapse(message.deadline);
@@ -208,7 +208,7 @@ pub async fn take_back(nats: &Nats, queued: &Queued) -> Result<(), BusError> {
 pub async fn queue_status(nats: &Nats, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
     let mut all = QueueStatus::default();
     for &level in levels {
-        all = all.and(stream_status(nats, model, subjects::work_stream(model, level)).await?);
+        all = all.and(stream_status(nats, model, nats.names.work_stream(model, level)).await?);
     }
     Ok(all)
 }
@@ -223,9 +223,9 @@ pub async fn unsettled(
     const ACTION: &str = "looking for requests in a work queue";
     let mut found = HashSet::new();
     for &level in levels {
-        let stream = nats.jetstream.get_stream_no_info(subjects::work_stream(model, level)).await;
+        let stream = nats.jetstream.get_stream_no_info(nats.names.work_stream(model, level)).await;
         let stream = stream.map_err(|error| failure(ACTION, &error))?;
-        let subjects = match stream.info_with_subjects(subjects::work_of(model, gateway)).await {
+        let subjects = match stream.info_with_subjects(nats.names.work_of(model, gateway)).await {
             Ok(subjects) => subjects,
             // A queue that does not exist has no messages.
             Err(error) if super::errors::says_no_stream(&error) => continue,

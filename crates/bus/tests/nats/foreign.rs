@@ -1,10 +1,11 @@
 //! Brokers that others run: their logins, and streams of theirs beside those of Trireme.
 
 use std::fs;
+use std::time::Duration;
 
 use async_nats::jetstream::{self, stream};
 use trireme_bus::conformance::fixtures::{message, model, options, take, within};
-use trireme_bus::{BusError, Nats, NatsLogin, NatsOptions, Output};
+use trireme_bus::{Bus, BusError, Nats, NatsLogin, NatsOptions, Output};
 use trireme_testkit::NatsServer;
 
 use super::{at, connect, connect_stage};
@@ -65,6 +66,58 @@ async fn every_login_of_nats_is_one_here() {
         let text = format!("{error} {error:?}");
         assert!(text.contains(said) && !text.contains("s3cret"), "expected {said:?} in: {text}");
     }
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[tokio::test]
+async fn websocket_is_a_way_to_the_broker() {
+    let port = free_port();
+    let websocket = format!("websocket {{ host: \"127.0.0.1\", port: {port}, no_tls: true }}\n");
+    let login = "authorization { token: \"s3cr,t\" }\n";
+    let _server = NatsServer::start_with_files(&[("nats.conf", &format!("{JETSTREAM}{websocket}{login}"))]);
+    let at = at(&format!("ws://s3cr%2Ct@127.0.0.1:{port}/behind/a/proxy"));
+    let gateway = within("connecting", Nats::connect(&at)).await.unwrap();
+    within("a queue", gateway.declare_queue(&model("over_websocket"), &options())).await.unwrap();
+}
+
+/// Each would be tried for half a minute.
+#[tokio::test]
+async fn what_waiting_does_not_mend_is_refused_at_once() {
+    let no_inbox = "users: [ { user: a, password: b, permissions: { publish: \">\", subscribe: \"OURS.>\" } } ]";
+    let no_jetstream = "users: [ { user: a, password: b, permissions: { publish: \"x\", subscribe: \">\" } } ]";
+    let no_streams =
+        "users: [ { user: a, password: b, permissions: { publish: { deny: \"$JS.API.STREAM.CREATE.>\" } } } ]";
+    let rude = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let rude_url = format!("nats://{}", rude.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in rude.incoming() {
+            let _ = stream.and_then(|mut stream| std::io::Write::write_all(&mut stream, b"SSH-2.0-OpenSSH_9.2\r\n"));
+        }
+    });
+    let servers = [no_inbox, no_jetstream, no_streams].map(server_with);
+    let login = |server: &NatsServer| server.url().replace("nats://", "nats://a:b@");
+    let ours = |url: &str| NatsOptions { inbox_prefix: Some("OURS".to_owned()), ..at(url) };
+    let domain = |url: &str| NatsOptions { domain: Some("nowhere".to_owned()), ..ours(url) };
+    for (options, said) in [
+        (at(&login(&servers[0])), "Permissions Violation for Subscription to \"_INBOX."),
+        (at(&login(&servers[1])), "Permissions Violation for Publish to \"$JS.API.INFO\""),
+        (at(&login(&servers[2])), "Permissions Violation for Publish to \"$JS.API.STREAM.CREATE.KV_trireme_settings\""),
+        (at(&rude_url), "invalid server operation"),
+        (domain(&login(&servers[0])), "--nats-jetstream-domain"),
+        (
+            NatsOptions { domain: Some("a b".to_owned()), ..at("nats://127.0.0.1:1") },
+            "--nats-jetstream-domain is 'a b'",
+        ),
+    ] {
+        let options = NatsOptions { connect_timeout: Duration::from_secs(600), ..options };
+        let error = within("a refusal", Nats::connect(&options)).await.map(drop).unwrap_err();
+        assert!(matches!(error, BusError::Refused { .. }), "{error:?}");
+        assert!(error.to_string().to_lowercase().contains(&said.to_lowercase()), "expected {said:?} in: {error}");
+    }
+    within("connecting", Nats::connect(&ours(&login(&servers[0])))).await.unwrap();
 }
 
 /// A stream that another application made, or an auditor.

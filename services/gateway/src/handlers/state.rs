@@ -40,6 +40,8 @@ pub struct Handlers {
     pub(crate) last_status: tokio::sync::Mutex<LastStatus>,
     /// Whether this gateway takes durable work.
     pub(crate) keeps_jobs: bool,
+    /// The name of the deployment; empty if it has none.
+    pub(crate) deployment: String,
     /// The access rules.
     pub(crate) access: Access,
     /// The timeout of requests that set none.

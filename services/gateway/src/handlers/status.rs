@@ -36,6 +36,7 @@ impl Handlers {
         let document = json!({
             "name": self.id,
             "version": env!("CARGO_PKG_VERSION"),
+            "deployment": Some(&self.deployment).filter(|name| !name.is_empty()),
             "gateway": self.dispatcher.gateway(),
             "ready": self.server_ready().unwrap_or(false),
             "problems": self.problems(&catalog),

@@ -34,6 +34,7 @@ fn schema() -> Schema {
         ("time", number()),
         ("ready", flag()),
         ("jobs", flag()),
+        ("deployment", nullable(text())),
         ("models", list(model)),
         ("gateways", list(plain())),
         ("workers", list(plain())),
