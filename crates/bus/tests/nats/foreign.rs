@@ -69,7 +69,8 @@ async fn every_login_of_nats_is_one_here() {
 }
 
 fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    listener.local_addr().expect("the listener has an address").port()
 }
 
 #[tokio::test]
@@ -122,10 +123,10 @@ async fn what_waiting_does_not_mend_is_refused_at_once() {
 
 /// A stream that another application made, or an auditor.
 async fn foreign_stream(server: &NatsServer, subjects: &[&str]) {
-    let jetstream = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    let jetstream = jetstream::new(async_nats::connect(server.url()).await.expect("the server was started"));
     let subjects = subjects.iter().map(|subject| subject.to_string()).collect();
     let config = stream::Config { name: "AUDIT".to_owned(), subjects, ..Default::default() };
-    jetstream.create_stream(config).await.unwrap();
+    jetstream.create_stream(config).await.expect("a stream is made");
 }
 
 #[tokio::test]
