@@ -262,8 +262,7 @@ impl dyn Bus + '_ {
                 .map(Some)
                 .map_err(|_| BusError::Unreachable("a gateway cannot say yet which content is served".to_owned())),
             Err(_) => {
-                let reason =
-                    format!("no gateway has answered on topic '{CONTENT}' whether these files are served");
+                let reason = format!("no gateway has answered on topic '{CONTENT}' whether these files are served");
                 Err(BusError::Unreachable(reason))
             }
         }

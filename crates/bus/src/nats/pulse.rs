@@ -187,7 +187,8 @@ impl Nats {
         let mut headers = HeaderMap::new();
         headers.insert(header::NATS_EXPECTED_STREAM, &*self.names.pulse_stream());
         let subject = self.names.pulse();
-        let write = async || self.jetstream.publish_with_headers(subject.clone(), headers.clone(), WRITTEN).await?.await;
+        let write =
+            async || self.jetstream.publish_with_headers(subject.clone(), headers.clone(), WRITTEN).await?.await;
         match write().await {
             Err(error) if is_no_stream(&error) => {
                 let made = self.make_pulse_stream().await;

@@ -132,7 +132,8 @@ impl Round {
     /// load had ended: some may have waited for that.
     fn of(load: usize, calls: &[(bool, Duration, Duration)], during: Range<Duration>) -> Round {
         let results = || calls.iter().filter(|(is_result, _, at)| *is_result && *at >= during.start);
-        let rate = results().filter(|(_, _, at)| *at < during.end).count() as f64 / (during.end - during.start).as_secs_f64();
+        let rate =
+            results().filter(|(_, _, at)| *at < during.end).count() as f64 / (during.end - during.start).as_secs_f64();
         Round {
             load,
             of_capacity: rate * Loop::RUN.as_secs_f64() / Loop::BATCH as f64,
