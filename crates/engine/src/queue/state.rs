@@ -65,8 +65,9 @@ pub(super) struct State<T> {
 }
 
 /// Requests of steps in this process take permits without having been in the shared queue. They would starve the requests in it if
-/// they took every permit, so they get one only while the shared queue is known to be empty: its last message was received, and
-/// since then there has been room for at least one more, for which the worker asks it all the time.
+/// they took every permit. So a live request gets one only while the shared queue is known to be empty: its last message was received,
+/// and since then there has been room for at least one more, for which the worker asks it all the time. For a bulk request nobody waits:
+/// it only leaves the last permit to a request from the shared queue, from which bulk requests come slowly beside live ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Past {
     /// Whether any request has come in this way.
@@ -154,8 +155,11 @@ impl<T> State<T> {
     pub fn take_past(&mut self, lane: Lane, capacity: usize) -> bool {
         let free = self.most(lane, capacity).saturating_sub(self.permits_out[lane as usize]);
         let past = &mut self.past[lane as usize];
-        let may = free > 0 && !past.backlog;
-        // A refused request goes to the shared queue. With the last permit the worker stops to ask for what comes there.
+        let may = match lane {
+            Lane::Live => free > 0 && !past.backlog,
+            Lane::Bulk => free > usize::from(past.backlog),
+        };
+        // A refused request goes to the shared queue. With the last permit the worker stops to ask for messages there.
         *past = Past { used: true, backlog: !may || free == 1 };
         self.permits_out[lane as usize] += usize::from(may);
         may
@@ -175,7 +179,7 @@ impl<T> State<T> {
     }
 
     /// How many requests of a lane there is room for, with at most `capacity` in this worker. The room for live requests is the
-    /// same with and without bulk requests in the worker. While requests go past the shared queue there is always room for one of it.
+    /// same with and without bulk requests in the worker. While requests go past the shared queue there is room for one request from it.
     pub fn room(&self, lane: Lane, capacity: usize, now: Instant) -> Room {
         let late = if lane == Lane::Live { self.late } else { 0 };
         let free = self.most(lane, capacity).saturating_sub(self.permits_out[lane as usize]);
@@ -188,7 +192,7 @@ impl<T> State<T> {
                 Room::Now(room) => Room::Now(room.max(late).min(free)),
                 // The batch that has its turn although live requests wait.
                 _ if lane == Lane::Bulk && self.permits_out[lane as usize] == 0 => Room::Now(intake.batch().min(free)),
-                _ if past.used && !past.backlog => Room::Now(1),
+                _ if past.used && (lane == Lane::Bulk || !past.backlog) => Room::Now(1),
                 later => later,
             },
         }

@@ -244,6 +244,18 @@ fn a_request_of_this_process_does_not_pass_those_in_the_shared_queue() {
 }
 
 #[test]
+fn bulk_requests_of_this_process_leave_the_last_permit_to_the_shared_queue() {
+    let queue: Arc<WorkQueue<()>> = WorkQueue::new(Box::new(OneAtATime), 4, None);
+    let mut permits: Vec<_> = std::iter::from_fn(|| queue.try_permit(Lane::Bulk)).collect();
+    assert_eq!(permits.len(), 2, "half of the places");
+    permits.pop();
+    assert!(queue.try_permit(Lane::Bulk).is_none());
+    permits.pop();
+    permits.extend(queue.try_permit(Lane::Bulk));
+    assert_eq!(permits.len(), 1, "two are free, and requests wait in the shared queue");
+}
+
+#[test]
 fn a_worker_asks_for_one_request_while_others_go_past_the_shared_queue() {
     let intake = Intake::new(1, Appetite { batch: 1, look_ahead: Duration::ZERO });
     let queue: Arc<WorkQueue<()>> = WorkQueue::new(Box::new(OneAtATime), 4, Some(intake));
