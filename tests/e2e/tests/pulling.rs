@@ -55,7 +55,7 @@ fn a_slow_worker_leaves_the_rest_to_a_fast_one() {
         .fold(Setup::new(Mode::Services), |setup, stage| setup.replicas(stage, 0))
         .replicas(Stage::Python, 1)
         .repository(models.path())
-        .worker_arguments(&["--python", &python().display().to_string()])
+        .worker_arguments(&["--python", &python().display().to_string(), "--python-environment", SECONDS])
         .environment(&[(SECONDS, &seconds(FAST))])
         .start();
     sandbox.set_environment(&[(SECONDS, &seconds(SLOW))]);
