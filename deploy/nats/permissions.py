@@ -241,6 +241,8 @@ def gateway(stages):
     # An answer in parts may have more messages than `allow_responses` covers.
     ours += [INBOX.format(stage) for stage in CALLERS]
     denied = [f"$JS.API.STREAM.MSG.DELETE.{name}" for name in kept] + [f"$JS.API.STREAM.DELETE.{name}" for name in ON_DISK]
+    # Without named models the gateway may look at the messages of any stream, but not of these.
+    denied += [f"$JS.API.STREAM.MSG.GET.{name}" for name in kept if name not in ("~_sequences", "~_jobs", "~_objects")]
     return (
         [*ours, *made, *stores, *CLAIMS, *SEQUENCES, *JOBS, *queues],
         ["~.reply.>", "~.control.>", "~.streams.>"],
