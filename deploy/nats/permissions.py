@@ -220,13 +220,13 @@ def read_repository(root):
 
 def gateway(stages):
     """The gateway publishes work and takes it back, receives replies and acknowledges their deliveries, follows the stores, counts
-    waiting messages and looks at the oldest one, creates all streams and removes queues without workers. It takes nothing from a queue."""
+    waiting messages, creates all streams and removes queues without workers. It reads no queue."""
     kept = [*ON_DISK, *IN_MEMORY]
     models = dict.fromkeys(model for stage in stages if stage for model in stage.models)
     names = [name for model in models for name in streams(model)] if all(stages) else ["*"]
     queues = []
     for name in names:
-        queues += [f"$JS.API.STREAM.{verb}.{name}" for verb in ("CREATE", "UPDATE", "INFO", "DELETE", "MSG.GET", "MSG.DELETE")]
+        queues += [f"$JS.API.STREAM.{verb}.{name}" for verb in ("CREATE", "UPDATE", "INFO", "DELETE", "MSG.DELETE")]
         queues += [f"$JS.API.CONSUMER.{verb}" for verb in (f"CREATE.{name}.workers", f"INFO.{name}.workers", f"LIST.{name}")]
         queues += answered("ACK", f"{name}.workers.>")
     made = [f"$JS.API.STREAM.{verb}.{name}" for name in kept for verb in ("CREATE", "UPDATE", "INFO")]
@@ -241,8 +241,6 @@ def gateway(stages):
     # An answer in parts may have more messages than `allow_responses` covers.
     ours += [INBOX.format(stage) for stage in CALLERS]
     denied = [f"$JS.API.STREAM.MSG.DELETE.{name}" for name in kept] + [f"$JS.API.STREAM.DELETE.{name}" for name in ON_DISK]
-    # Without named models the gateway may look at the messages of any stream, but not of these.
-    denied += [f"$JS.API.STREAM.MSG.GET.{name}" for name in kept if name not in ("~_sequences", "~_jobs", "~_objects")]
     return (
         [*ours, *made, *stores, *CLAIMS, *SEQUENCES, *JOBS, *queues],
         ["~.reply.>", "~.control.>", "~.streams.>"],

@@ -10,6 +10,7 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
+use async_nats::jetstream::stream::RawMessageErrorKind;
 use async_nats::{Message, StatusCode, Subscriber, jetstream};
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
@@ -20,7 +21,6 @@ use super::errors::failure;
 use super::limits::taken;
 use super::pulls::{PULL_EXPIRES, Pulls};
 use super::subjects;
-use super::work::published_from;
 use crate::{BusError, Connection};
 
 /// Pause after a pull request that the broker refused, which limits the rate of retries.
@@ -140,7 +140,15 @@ impl Source {
         if info.num_pending <= others {
             return Ok(None);
         }
-        published_from(&stream, info.delivered.stream_sequence + 1 + others).await
+        let after = info.delivered.stream_sequence + 1 + others;
+        match stream.get_first_raw_message_by_subject(">", after).await {
+            Ok(message) => {
+                let published = u64::try_from(message.time.unix_timestamp_nanos() / 1000).unwrap_or_default();
+                Ok(Some(UnixMicros(published)))
+            }
+            Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
+            Err(error) => Err(failure(ACTION, &error)),
+        }
     }
 
     /// A message that was asked for and is still on its way. Called when no more are asked for. `None` when no more

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
-use async_nats::jetstream::stream::{self, RawMessageErrorKind};
+use async_nats::jetstream::stream;
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use trireme_inference::{ModelKey, UnixMicros};
@@ -244,7 +244,7 @@ async fn stream_status(nats: &Nats, model: &ModelKey, name: String) -> Result<Qu
         true => BusError::NoQueue { model: model.clone() },
         false => failure(ACTION, &error),
     })?;
-    let messages = stream.cached_info().state.messages;
+    let state = &stream.cached_info().state;
     let (mut delivered, mut last) = (0, 0);
     let mut consumers = stream.consumers();
     while let Some(consumer) = consumers.next().await {
@@ -252,20 +252,17 @@ async fn stream_status(nats: &Nats, model: &ModelKey, name: String) -> Result<Qu
         delivered += consumer.num_ack_pending as u64;
         last = last.max(consumer.delivered.stream_sequence);
     }
-    let waiting = messages.saturating_sub(delivered);
-    let since = if waiting > 0 { published_from(&stream, last + 1).await? } else { None };
-    let oldest = since.map(|since| UnixMicros::now().since(since)).unwrap_or_default();
+    let waiting = state.messages.saturating_sub(delivered);
+    let oldest = if waiting > 0 { UnixMicros::now().since(published(state, last + 1)) } else { Duration::ZERO };
     Ok(QueueStatus { waiting, delivered, oldest })
 }
 
-/// When the first message of a stream from this sequence number on was published.
-pub async fn published_from<I>(stream: &stream::Stream<I>, sequence: u64) -> Result<Option<UnixMicros>, BusError> {
-    match stream.get_first_raw_message_by_subject(">", sequence).await {
-        Ok(message) => {
-            let published = u64::try_from(message.time.unix_timestamp_nanos() / 1000).unwrap_or_default();
-            Ok(Some(UnixMicros(published)))
-        }
-        Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
-        Err(error) => Err(failure("looking at what waits", &error)),
-    }
+/// About when the message with this sequence number was published, as if those of a stream came at a steady rate. A gateway may not read
+/// the message itself.
+fn published(state: &stream::State, sequence: u64) -> UnixMicros {
+    let [first, last] =
+        [state.first_timestamp, state.last_timestamp].map(|time| time.unix_timestamp_nanos() as f64 / 1e3);
+    let messages = state.last_sequence.saturating_sub(state.first_sequence).max(1) as f64;
+    let before = sequence.saturating_sub(state.first_sequence) as f64;
+    UnixMicros((first + (last - first) * (before / messages).min(1.0)) as u64)
 }
