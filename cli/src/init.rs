@@ -22,8 +22,8 @@ pub struct InitArgs {
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 
-    /// The name to serve the model under; the folder's by default
-    #[arg(long, value_name = "NAME")]
+    /// The name to serve the model under, the folder's by default; as NAME@2 the model becomes that version, beside those that are there
+    #[arg(long, value_name = "NAME[@VERSION]")]
     name: Option<String>,
 
     /// Which ONNX file of the folder to take
@@ -71,8 +71,8 @@ async fn init(args: &InitArgs) -> anyhow::Result<String> {
     table(&mut out, &["step", "setting", "value", "from"], &lines, colours());
     let directory = args.directory.display();
     out.push_str(&format!(
-        "\nwrote {directory}/{0}, {0}_tokenizer, {0}_model and {0}_postprocess\nserve it: trireme serve {directory}\n",
-        model.name
+        "\nwrote version {1} of {directory}/{0}, {0}_tokenizer, {0}_model and {0}_postprocess\nserve it: trireme serve {directory}\n",
+        model.name, model.version
     ));
     Ok(out)
 }

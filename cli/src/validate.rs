@@ -186,7 +186,9 @@ async fn load(
 /// Links ensembles to their models. An ensemble whose models exist but are faulty has no fault of its own.
 fn link(repository: &Repository, configs: &Configs, faults: &mut Vec<Fault>) {
     let lookup = |name: &str, version: Option<i64>| match repository.model(name) {
-        Some(model) if model.config.is_ensemble() => Some(model.config.clone()),
+        Some(model) if model.config.is_ensemble() => {
+            Some(version.map_or(&model.config, |version| model.config_of(version)).clone())
+        }
         _ => {
             let versions = configs.get(name)?;
             match version {
@@ -197,7 +199,8 @@ fn link(repository: &Repository, configs: &Configs, faults: &mut Vec<Fault>) {
     };
     let faulty: BTreeSet<String> = faults.iter().filter_map(|fault| fault.model.clone()).collect();
     for ensemble in repository.models().filter(|model| model.config.is_ensemble()) {
-        let error = match compile_ensemble(&ensemble.config, &lookup) {
+        let compiled = ensemble.versions.iter().map(|&version| compile_ensemble(ensemble.config_of(version), &lookup));
+        let error = match compiled.collect::<Result<Vec<_>, _>>() {
             Ok(_) => continue,
             Err(EnsembleError::ModelsUnavailable { models, .. }) if models.iter().all(|name| faulty.contains(name)) => {
                 continue;

@@ -135,7 +135,8 @@ async fn load(
     auto_complete: bool,
     activity: Activity,
 ) -> Result<Loaded, LoadError> {
-    let (config, model_path, version_path) = (model.config.clone(), model.path.clone(), model.version_path(version));
+    let (config, model_path) = (model.config_of(version).clone(), model.config_path(version));
+    let version_path = model.version_path(version);
     let uploaded = model.uploaded.clone();
     let started = Instant::now();
     let loading = tokio::task::spawn_blocking(move || {

@@ -4,6 +4,7 @@
 //! <repository>/<model>/config.pbtxt        may be missing where the files below tell the backend
 //! <repository>/<model>/<label file>        named by `label_filename`
 //! <repository>/<model>/<version>/...       the backend's files; empty for an ensemble, but there
+//! <repository>/<model>/<version>/config.pbtxt   the version's own configuration, if it differs; its label files lie beside it
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +24,9 @@ use crate::validate::lies_beneath;
 use crate::{ModelConfig, RepositoryError, TemporaryFolder, VersionPolicy, proto, requested};
 
 /// The configuration's file name.
-const CONFIG_FILE: &str = "config.pbtxt";
+pub(crate) const CONFIG_FILE: &str = "config.pbtxt";
+/// The parameter that names a model's operations on texts.
+const TASK: &str = "task";
 /// No configuration or label file is larger than this by intent.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
 
@@ -42,16 +45,26 @@ pub struct RepositoryModel {
     pub name: String,
     /// Its directory.
     pub path: PathBuf,
-    /// Its configuration, normalized but not yet completed by its backend.
+    /// The configuration of the highest version that is served, normalized but not yet completed by its backend.
     pub config: Arc<ModelConfig>,
     /// The versions that its policy serves, ascending; never empty.
     pub versions: Vec<i64>,
     labels: BTreeMap<String, Arc<[String]>>,
     fingerprints: BTreeMap<i64, u64>,
-    /// What its configuration says about its answers.
-    definition: Arc<[u8]>,
+    /// How each version is defined.
+    definitions: BTreeMap<i64, Definition>,
     /// The parts of the model that came with a load request; `None`: all comes from the repository.
     pub uploaded: Option<Uploaded>,
+}
+
+/// The configuration of a version.
+#[derive(Clone, Debug)]
+struct Definition {
+    config: Arc<ModelConfig>,
+    /// Whether it lies in the version's directory, and its label files with it.
+    is_own: bool,
+    /// What it says about answers.
+    content: Arc<[u8]>,
 }
 
 /// The configuration, and maybe the files, that came with a load request. The files exist as long as a clone of this does.
@@ -161,10 +174,9 @@ impl Repository {
     pub fn composing(&self, ensemble: &str) -> BTreeSet<String> {
         let mut composing = BTreeSet::new();
         let mut open = vec![ensemble];
-        while let Some(steps) =
-            open.pop().map(|name| self.models.get(name).and_then(|model| model.config.ensemble.as_ref()))
-        {
-            for step in steps.into_iter().flatten() {
+        while let Some(name) = open.pop() {
+            let configs = self.models.get(name).into_iter().flat_map(RepositoryModel::configs);
+            for step in configs.flat_map(|config| config.ensemble.as_ref()).flatten() {
                 if composing.insert(step.model_name.clone()) {
                     open.push(&step.model_name);
                 }
@@ -283,7 +295,7 @@ impl RepositoryModel {
             None if configured => read_text(&read_file(&config_path)?, &config_path.display().to_string())?,
             None => Default::default(),
         };
-        let definition = definition(&message);
+        let content = content(&message);
         let around = Surroundings { directory: Some(name), files, gpus };
         let config = ModelConfig::from_message(message, &around).map_err(|fault| match fault {
             RepositoryError::Invalid(text) if !configured => RepositoryError::Invalid(format!(
@@ -298,20 +310,48 @@ impl RepositoryModel {
 
         let found: Vec<i64> = directories.keys().copied().collect();
         let versions = config.version_policy.choose(&found);
-        if versions.is_empty() {
+        let Some(&highest) = versions.last() else {
             let found = match found.is_empty() {
                 true => "none".to_owned(),
                 false => found.iter().map(i64::to_string).collect::<Vec<_>>().join(", "),
             };
             return Err(RepositoryError::NoVersion { model: name.to_owned(), path: path.to_owned(), found });
+        };
+        let shared = Definition { config: Arc::new(config), is_own: false, content };
+        let mut definitions = BTreeMap::new();
+        for &version in &versions {
+            let own = match replaced {
+                None => Definition::read(version, &directories[&version], &shared.config, &around)?,
+                Some(_) => None,
+            };
+            definitions.insert(version, own.unwrap_or_else(|| shared.clone()));
         }
-        let labels = read_labels(&config, path)?;
+        let latest = &definitions[&highest];
+        let labels = read_labels(&latest.config, if latest.is_own { &directories[&highest] } else { path })?;
         let shared = fingerprint::of(path, |entry| version_number(entry).is_none());
         let fingerprint = |version: &i64| hash(&(replaced, shared, fingerprint::of(&directories[version], |_| true)));
         let fingerprints = versions.iter().map(|version| (*version, fingerprint(version))).collect();
-        let (name, path, config) = (name.to_owned(), path.to_owned(), Arc::new(config));
+        let (name, path, config) = (name.to_owned(), path.to_owned(), latest.config.clone());
         let uploaded = replaced.map(|_| Uploaded { _folder: None });
-        Ok(RepositoryModel { name, path, config, versions, labels, fingerprints, definition, uploaded })
+        Ok(RepositoryModel { name, path, config, versions, labels, fingerprints, definitions, uploaded })
+    }
+
+    /// The configuration of version `version`.
+    pub fn config_of(&self, version: i64) -> &Arc<ModelConfig> {
+        self.definitions.get(&version).map_or(&self.config, |definition| &definition.config)
+    }
+
+    /// The configurations of its versions.
+    fn configs(&self) -> impl Iterator<Item = &Arc<ModelConfig>> {
+        self.definitions.values().map(|definition| &definition.config)
+    }
+
+    /// The directory beside whose files the configuration of version `version` lies.
+    pub fn config_path(&self, version: i64) -> PathBuf {
+        match self.definitions.get(&version) {
+            Some(definition) if definition.is_own => self.version_path(version),
+            _ => self.path.clone(),
+        }
     }
 
     /// The directory of version `version`.
@@ -329,16 +369,65 @@ impl RepositoryModel {
     /// is the same on every host that has the same files. Reads them all, as long as they are not known; the error names the path.
     pub fn digest(&self, version: i64) -> io::Result<String> {
         let mut digest = Digest::new();
-        digest.add(&self.definition);
+        digest.add(self.definitions.get(&version).map_or(&[], |definition| &definition.content));
         let is_beside = |name: &str| name != CONFIG_FILE && version_number(name).is_none();
         digest.add_directory(&self.path, is_beside)?;
-        digest.add_directory(&self.version_path(version), |_| true)?;
+        digest.add_directory(&self.version_path(version), |name| name != CONFIG_FILE)?;
         Ok(digest.finish())
     }
 
     /// The labels of `output`, by index; `None` where it has no label file.
     pub fn labels(&self, output: &str) -> Option<&[String]> {
         self.labels.get(output).map(|labels| &labels[..])
+    }
+}
+
+// === impl Definition ===
+
+impl Definition {
+    /// Reads the configuration in a version's directory, if there is one. The version is of the same kind as the others.
+    fn read(
+        version: i64,
+        directory: &Path,
+        shared: &ModelConfig,
+        around: &Surroundings<'_>,
+    ) -> Result<Option<Definition>, RepositoryError> {
+        let path = directory.join(CONFIG_FILE);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let message = read_text(&read_file(&path)?, &path.display().to_string())?;
+        let content = content(&message);
+        let config = ModelConfig::from_message(message, around)?;
+        check_kind(shared, &config, version)?;
+        Ok(Some(Definition { config: Arc::new(config), is_own: true, content }))
+    }
+}
+
+/// The configuration of the model `name` in its directory, without what its files tell; `None` if it has none.
+pub(crate) fn read_config(directory: &Path, name: &str) -> Result<Option<ModelConfig>, RepositoryError> {
+    let path = directory.join(CONFIG_FILE);
+    path.exists().then(|| ModelConfig::parse(&read_file(&path)?, name)).transpose()
+}
+
+/// An error if a version's configuration is of another kind than the model's.
+pub(crate) fn check_kind(shared: &ModelConfig, own: &ModelConfig, version: i64) -> Result<(), RepositoryError> {
+    // Further tasks are those of heads, which one version may have and another not.
+    let task = |config: &ModelConfig| {
+        config.parameters.get(TASK).and_then(|tasks| tasks.split(',').next()).unwrap_or_default().to_owned()
+    };
+    let kinds: [(&str, String, String); 3] = [
+        ("backend", own.backend.clone(), shared.backend.clone()),
+        ("platform", own.platform.clone(), shared.platform.clone()),
+        (TASK, task(own), task(shared)),
+    ];
+    match kinds.into_iter().find(|(_, found, expected)| found != expected) {
+        Some((what, found, expected)) => Err(RepositoryError::Invalid(format!(
+            "model '{}' version {version}: found {what} '{found}', expected '{expected}' as in the model's other versions; give a model of another \
+             kind a name of its own",
+            shared.name
+        ))),
+        None => Ok(()),
     }
 }
 
@@ -374,13 +463,13 @@ impl VersionPolicy {
 
 /// A configuration without comments, and without the fields that have no part in answers: where and how often a model runs may
 /// differ from host to host, and the policy chooses among versions.
-fn definition(message: &proto::ModelConfig) -> Arc<[u8]> {
+fn content(message: &proto::ModelConfig) -> Arc<[u8]> {
     let defining = proto::ModelConfig { instance_group: Vec::new(), version_policy: None, ..message.clone() };
     defining.encode_to_vec().into()
 }
 
 /// The version that a directory name stands for: digits only, no leading zero.
-fn version_number(name: &str) -> Option<i64> {
+pub(crate) fn version_number(name: &str) -> Option<i64> {
     let digits = name.bytes().all(|byte| byte.is_ascii_digit());
     let leading_zero = name.len() > 1 && name.starts_with('0');
     if digits && !leading_zero { name.parse().ok() } else { None }

@@ -8,8 +8,9 @@ use trireme_inference::ErrorCode;
 
 use crate::digest::{self, Digest};
 use crate::folder::{
-    FolderDescription, FolderError, Placement, Precision, folder_name, is_model_folder, place, read_files,
+    DerivedModel, FolderDescription, FolderError, Placement, Precision, folder_name, is_model_folder, place, read_files,
 };
+use crate::repository::version_number;
 use crate::{RepositoryError, TemporaryFolder};
 
 /// Model repositories, those that were derived among them.
@@ -28,6 +29,8 @@ pub struct ModelSources {
 pub struct ModelFolder {
     /// The name of its ensemble.
     pub name: String,
+    /// The version of its models.
+    pub version: i64,
     /// Where it is.
     pub path: PathBuf,
     /// The folder's derived description.
@@ -50,11 +53,19 @@ pub enum SourceError {
     #[error("'{path}' is a model repository, whose models have names; a name goes with a model folder: found '{name}'")]
     Named { name: String, path: String },
     /// A name that cannot be one.
-    #[error("'{0}' is no model name: expected letters, digits, '-', '_' and '.', without a '.' at the beginning")]
+    #[error(
+        "'{0}' is no model name: expected letters, digits, '-', '_' and '.', without a '.' at the beginning, and maybe a version \
+         from 1 on behind it, as in name@2"
+    )]
     BadName(String),
-    /// Two folders under one name.
-    #[error("{} and {} would both be called '{name}': give one of them another name with --model NAME=MODEL", first.display(), second.display())]
-    SameName { name: String, first: PathBuf, second: PathBuf },
+    /// Two folders under one name and version.
+    #[error(
+        "{} and {} would both be version {version} of '{name}': give one of them another name or version with --model NAME=MODEL or \
+         NAME@2=MODEL",
+        first.display(),
+        second.display()
+    )]
+    SameName { name: String, version: i64, first: PathBuf, second: PathBuf },
     /// A model folder that cannot be served.
     #[error(transparent)]
     Folder(#[from] FolderError),
@@ -92,9 +103,10 @@ impl ModelSources {
         for (name, model) in models {
             match source(name, model, precision) {
                 Ok(Source::Repository(path)) => repositories.push(path),
-                Ok(Source::Folder(folder)) => match folders.iter().find(|other| other.name == folder.name) {
+                Ok(Source::Folder(folder)) => match folders.iter().find(|other| other.key() == folder.key()) {
                     Some(other) => faults.push(SourceError::SameName {
                         name: folder.name.clone(),
+                        version: folder.version,
                         first: other.path.clone(),
                         second: folder.path.clone(),
                     }),
@@ -111,30 +123,39 @@ impl ModelSources {
         Ok(ModelSources { repositories, folders, _derived: derived })
     }
 
-    /// The model folder that a model is made of.
-    pub fn folder_of(&self, model: &str) -> Option<&ModelFolder> {
-        self.folders.iter().find(|folder| folder.has(model))
+    /// The model folder that a version of a model is made of.
+    pub fn folder_of(&self, model: &str, version: i64) -> Option<&ModelFolder> {
+        self.folders.iter().find(|folder| folder.version == version && folder.has(model))
     }
 }
 
 // === impl ModelFolder ===
 
 impl ModelFolder {
-    /// Reads the model folder at `path`; its ensemble is called `name`, or else by [`folder_name`].
+    /// Reads the model folder at `path`; its ensemble is called `name`, or else by [`folder_name`]. Behind a name may be its version,
+    /// as in `name@2`; else it is version 1.
     pub fn read(path: &Path, name: Option<&str>, precision: Precision) -> Result<ModelFolder, SourceError> {
-        let name = match name {
-            Some(name) if is_name(name) => name.to_owned(),
-            Some(name) => return Err(SourceError::BadName(name.to_owned())),
-            None => folder_name(path),
+        let (name, version) = match name {
+            Some(name) => named(name).ok_or_else(|| SourceError::BadName(name.to_owned()))?,
+            None => (folder_name(path), 1),
         };
         let description = FolderDescription::read(path, precision)?;
-        Ok(ModelFolder { name, path: path.to_owned(), description, precision })
+        Ok(ModelFolder { name, version, path: path.to_owned(), description, precision })
+    }
+
+    fn key(&self) -> (&str, i64) {
+        (&self.name, self.version)
+    }
+
+    /// The models that it is served as, the ensemble first.
+    fn models(&self) -> Vec<DerivedModel> {
+        self.description.models(&self.name, self.version)
     }
 
     /// Whether it is served as several models, and this is one of them.
     fn has(&self, model: &str) -> bool {
         model.strip_prefix(&self.name).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
-            && self.description.models(&self.name).iter().any(|derived| derived.name == model)
+            && self.models().iter().any(|derived| derived.name == model)
     }
 
     /// A digest of the files that it is served from, the same on every host that has the same files. Reads them all, as long as
@@ -150,9 +171,9 @@ impl ModelFolder {
         Ok(digest.finish())
     }
 
-    /// Writes its models into the repository `directory`.
+    /// Writes its models into the repository `directory`, beside other versions of them.
     pub fn write(&self, directory: &Path, placement: Placement) -> Result<(), RepositoryError> {
-        place(&self.description.models(&self.name), &self.path, directory, placement)
+        place(&self.models(), &self.path, directory, self.version, placement)
     }
 
     /// The derived values, in a line for each part: `tokenizer: max_length 256 (sentence_bert_config.json: max_seq_length)`.
@@ -187,6 +208,15 @@ fn source(name: Option<&str>, path: &Path, precision: Precision) -> Result<Sourc
         Some(name) => Err(SourceError::Named { name: name.to_owned(), path: path.display().to_string() }),
         None => Ok(Source::Repository(path.to_owned())),
     }
+}
+
+/// The name and the version of `name@version`, or of a name alone.
+fn named(text: &str) -> Option<(String, i64)> {
+    let (name, version) = match text.split_once('@') {
+        Some((name, version)) => (name, version_number(version).filter(|&version| version > 0)?),
+        None => (text, 1),
+    };
+    is_name(name).then(|| (name.to_owned(), version))
 }
 
 fn is_name(name: &str) -> bool {

@@ -1,5 +1,6 @@
 //! Model folders as sentence-transformers writes them: served as they are, written as repositories, refused with both places.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -11,7 +12,11 @@ use trireme_e2e::{
 };
 use trireme_testkit::{HubFault, HubServer, assert_close};
 
-in_every_mode!(a_folder_answers_as_the_repository_written_by_hand, a_model_of_the_hub_is_downloaded_once_and_served,);
+in_every_mode!(
+    a_folder_answers_as_the_repository_written_by_hand,
+    a_model_of_the_hub_is_downloaded_once_and_served,
+    two_versions_of_a_folder_are_served_beside_one_another,
+);
 
 /// Layouts of weights beside the graph, in `tests/models/external`.
 const LAYOUTS: [&str; 3] = ["one", "nested", "several"];
@@ -99,6 +104,89 @@ fn a_folder_answers_as_the_repository_written_by_hand(mode: Mode) {
     }
 }
 
+/// The tiny encoder as it might be trained anew: its vectors have other lengths, and texts are cut earlier.
+fn next() -> TempDir {
+    let folder = tiny();
+    let module = |kind: &str, path: &str| json!({"type": format!("sentence_transformers.models.{kind}"), "path": path});
+    write(&folder, "modules.json", &json!([module("Transformer", ""), module("Pooling", "1_Pooling")]));
+    write(&folder, "sentence_bert_config.json", &json!({"max_seq_length": 4, "do_lower_case": false}));
+    folder
+}
+
+fn length(vector: &[f32]) -> f32 {
+    vector.iter().map(|value| value * value).sum::<f32>().sqrt()
+}
+
+/// Version 1 of the model `name` answers as the tiny encoder in all of its steps, and version 2, which clients get that name none,
+/// as the next one.
+#[track_caller]
+fn assert_versions(sandbox: &Sandbox, name: &str) {
+    let ready = format!("/v2/models/{name}/versions/2/ready");
+    wait_until("version 2 is ready", LIMIT, || (sandbox.get(&ready).status == 200).then_some(()));
+    let long = "boat ".repeat(12);
+    for text in golden().into_iter().map(|golden| golden.text).chain([long]) {
+        let ask = |path: &str| {
+            let input = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [text]}]});
+            let answer = sandbox.infer(path, &input);
+            assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+            let vector = answer.numbers("sentence_embedding");
+            (answer.json()["model_version"].clone(), vector)
+        };
+        let tokens = |version: i64| {
+            let input = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [text]}],
+                "outputs": [{"name": "input_ids"}]});
+            sandbox.infer(&format!("{name}_tokenizer/versions/{version}"), &input).output("input_ids")["shape"][1]
+                .clone()
+        };
+        let (latest, vector) = ask(name);
+        assert_eq!(latest, json!("2"), "{text}");
+        assert_close(&vector, &ask(&format!("{name}/versions/2")).1, 1e-6);
+        let first = ask(&format!("{name}/versions/1")).1;
+        assert!(
+            (length(&first) - 1.0).abs() < 1e-4 && (length(&vector) - 1.0).abs() > 1e-3,
+            "{text}: {first:?} {vector:?}"
+        );
+        assert!(tokens(2).as_u64() <= Some(4), "{text}");
+    }
+}
+
+fn two_versions_of_a_folder_are_served_beside_one_another(mode: Mode) {
+    let (first, second) = (tiny(), next());
+    let named = [format!("m={}", first.path().display()), format!("m@2={}", second.path().display())];
+    let words = ["--model", &named[0], "--model", &named[1]];
+    let mut setup = Setup::new(mode).worker_arguments(&words);
+    if setup.is_services() {
+        setup = setup.gateway_arguments(&words);
+    }
+    let sandbox = setup.start();
+    assert_versions(&sandbox, "m");
+    for golden in golden() {
+        let input = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [golden.text]}]});
+        let answer = sandbox.infer("m/versions/1", &input);
+        assert_close(&answer.numbers("sentence_embedding"), &golden.embedding, 1e-5);
+    }
+}
+
+#[test]
+fn versions_that_cannot_be_are_refused_in_words() {
+    let folder = tiny();
+    let logs = tempfile::tempdir().expect("a temporary folder");
+    let mut command = product("trireme");
+    command.arg("serve");
+    for name in ["m@x", "m@0", "m@01", "m@", "@2", "n@2", "n@2", "o", "o@1"] {
+        command.arg("--model").arg(format!("{name}={}", folder.path().display()));
+    }
+    let mut process = Process::start("serve", &mut command, logs.path());
+    assert_eq!(process.wait_exit(LIMIT).code(), Some(1));
+    let [words] = process.last_words().try_into().expect("one line");
+    for name in ["m@x", "m@0", "m@01", "m@", "@2"] {
+        assert!(words.contains(&format!("'{name}' is no model name")), "{name}: {words}");
+    }
+    for (name, version) in [("n", 2), ("o", 1)] {
+        assert!(words.contains(&format!("would both be version {version} of '{name}'")), "{name}: {words}");
+    }
+}
+
 #[test]
 fn a_folder_alone_is_enough_and_the_log_says_what_was_derived() {
     let folder = tiny();
@@ -174,8 +262,20 @@ fn init_writes_what_can_be_served() {
         let said = String::from_utf8_lossy(&checked.stdout);
         assert!(checked.status.success() && said.contains("all 4 models load"), "{said}");
     }
-    let again = run(&["init", "--name", "mine"], &[folder.path(), repository.path()]);
-    assert!(!again.status.success() && String::from_utf8_lossy(&again.stderr).contains("it is there already"));
+    // A next version leaves the first one as it is, and may be served beside it.
+    let (second, before) = (next(), files(repository.path(), ""));
+    let written = run(&["init", "--name", "mine@2"], &[second.path(), repository.path()]);
+    assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+    let after: BTreeMap<_, _> = files(repository.path(), "").into_iter().collect();
+    assert!(before.iter().all(|(name, content)| after.get(name) == Some(content)), "{:?}", after.keys());
+    let checked = run(&["validate"], &[repository.path()]);
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    for name in ["mine", "mine@1", "mine@2"] {
+        let again = run(&["init", "--name", name], &[folder.path(), repository.path()]);
+        let said = String::from_utf8_lossy(&again.stderr);
+        assert!(!again.status.success() && said.contains("it is there already"), "{name}: {said}");
+    }
+    assert_versions(&Setup::new(Mode::AllInOne).repository(repository.path()).start(), "mine");
 }
 
 #[test]
@@ -342,7 +442,6 @@ const STAGES: &str = "tokenizer,model,postprocess";
 fn is_of_first(sandbox: &Sandbox) -> Option<bool> {
     let input = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["a boat"]}]});
     let answer = sandbox.infer("m", &input);
-    let length = |vector: &[f32]| vector.iter().map(|value| value * value).sum::<f32>().sqrt();
     (answer.status == 200).then(|| (length(&answer.numbers("sentence_embedding")) - 1.0).abs() < 1e-3)
 }
 

@@ -5,7 +5,8 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use crate::RepositoryError;
+use crate::repository::{CONFIG_FILE, check_kind, read_config};
+use crate::{ModelConfig, RepositoryError};
 
 use super::repository::DerivedModel;
 use super::torch_file;
@@ -19,12 +20,14 @@ pub enum Placement {
     Copy,
 }
 
-/// Writes `models`, made of the folder `root`, into the repository `directory`. If a model exists already, returns an error and
-/// writes nothing.
+/// Writes `models`, made of the folder `root`, into the repository `directory` as version `version`. Where a model has other versions
+/// already, they stay as they are, and its new configuration lies in the version's directory. If the version exists, or the model is
+/// of another kind, returns an error and writes nothing.
 pub fn place(
     models: &[DerivedModel],
     root: &Path,
     directory: &Path,
+    version: i64,
     placement: Placement,
 ) -> Result<(), RepositoryError> {
     let cannot = |path: &Path| {
@@ -32,19 +35,24 @@ pub fn place(
         move |source| RepositoryError::Write { path, source }
     };
     for model in models {
-        let path = directory.join(&model.name);
+        let folder = directory.join(&model.name);
+        let path = folder.join(version.to_string());
         if path.exists() {
             return Err(cannot(&path)(io::Error::new(
                 io::ErrorKind::AlreadyExists,
-                "it is there already; remove it, or choose another name with --name",
+                "it is there already; remove it, or choose another name or version, as in NAME or NAME@2",
             )));
+        }
+        if let Some(shared) = read_config(&folder, &model.name)? {
+            check_kind(&shared, &ModelConfig::parse(&model.config, &model.name)?, version)?;
         }
     }
     for model in models {
         let folder = directory.join(&model.name);
-        let version = folder.join("1");
+        let version = folder.join(version.to_string());
         fs::create_dir_all(&version).map_err(cannot(&version))?;
-        let config = folder.join("config.pbtxt");
+        let folder = if folder.join(CONFIG_FILE).exists() { version.clone() } else { folder };
+        let config = folder.join(CONFIG_FILE);
         fs::write(&config, &model.config).map_err(cannot(&config))?;
         for (name, text) in &model.texts {
             let path = folder.join(name);

@@ -70,11 +70,12 @@ struct Branch {
 // === impl FolderDescription ===
 
 impl FolderDescription {
-    /// The models that serve the folder under `name`: the ensemble first, then its steps.
-    pub fn models(&self, name: &str) -> Vec<DerivedModel> {
+    /// The models that serve the folder as version `version` of `name`: the ensemble first, then its steps, which it takes in the
+    /// same version.
+    pub fn models(&self, name: &str, version: i64) -> Vec<DerivedModel> {
         let wiring = Wiring::of(self);
         let steps = vec![
-            self.ensemble(name, &wiring),
+            self.ensemble(name, version, &wiring),
             self.tokenizer(name, &wiring),
             self.model(name, &wiring),
             self.postprocess(name, &wiring),
@@ -83,7 +84,7 @@ impl FolderDescription {
         steps.into_iter().chain(branches.map(|(head, branch)| head_model(name, &wiring, head, branch))).collect()
     }
 
-    fn ensemble(&self, name: &str, wiring: &Wiring) -> DerivedModel {
+    fn ensemble(&self, name: &str, version: i64, wiring: &Wiring) -> DerivedModel {
         let mut text = Text::new(
             &format!("What clients ask for; made of {}.", self.root.display()),
             name,
@@ -119,14 +120,19 @@ impl FolderDescription {
         text.line("  step [", "");
         let same = |tensors: &[Tensor]| tensors.iter().map(|t| (t.name.clone(), t.name.clone())).collect::<Vec<_>>();
         let result = vec![(wiring.result.name.clone(), wiring.carried())];
-        text.step(&format!("{name}_tokenizer"), &same(&wiring.texts), &same(&wiring.tokens), false);
-        text.step(&format!("{name}_model"), &same(&wiring.inputs), &result, false);
+        text.step((&format!("{name}_tokenizer"), version), &same(&wiring.texts), &same(&wiring.tokens), false);
+        text.step((&format!("{name}_model"), version), &same(&wiring.inputs), &result, false);
         let taken = |side: &[Tensor]| [result.clone(), same(side)].concat();
         let last = wiring.branches.is_empty();
-        text.step(&format!("{name}_postprocess"), &taken(&wiring.side), &same(&wiring.outputs), last);
+        text.step((&format!("{name}_postprocess"), version), &taken(&wiring.side), &same(&wiring.outputs), last);
         for (index, branch) in wiring.branches.iter().enumerate() {
             let last = index + 1 == wiring.branches.len();
-            text.step(&format!("{name}_{}", branch.suffix), &taken(&branch.side), &same(&branch.outputs), last);
+            text.step(
+                (&format!("{name}_{}", branch.suffix), version),
+                &taken(&branch.side),
+                &same(&branch.outputs),
+                last,
+            );
         }
         text.line("  ]", "");
         text.line("}", "");

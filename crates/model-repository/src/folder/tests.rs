@@ -109,7 +109,7 @@ const POOLING: (&str, &str) = ("sentence_transformers.models.Pooling", "1_Poolin
 fn configs(folder: &TempDir) -> Vec<ModelConfig> {
     let description =
         FolderDescription::read(folder.path(), Precision::Exact).unwrap_or_else(|error| panic!("{error}"));
-    let models = description.models("m");
+    let models = description.models("m", 1);
     let parse = |model: &DerivedModel| {
         ModelConfig::parse(&model.config, &model.name).unwrap_or_else(|error| panic!("{error}\n{}", model.config))
     };
@@ -169,7 +169,7 @@ fn each_setting_says_where_it_comes_from() {
     assert_eq!(origin("padding"), "tokenizer_config.json: pad_token");
     assert_eq!(origin("op"), "1_Pooling/config.json: pooling_mode");
     assert_eq!(origin("width"), "onnx/model.onnx: last_hidden_state");
-    let model = &description.models("m")[1];
+    let model = &description.models("m", 1)[1];
     let line = model.config.lines().find(|line| line.contains("max_length")).unwrap();
     assert!(line.ends_with("# config.json: max_position_embeddings"), "{line}");
 }
@@ -222,7 +222,7 @@ fn a_sentence_encoder_in_the_newer_form() {
         (&ensemble.parameters["query_prompt"][..], &ensemble.parameters["document_prompt"][..]),
         ("query", "passage")
     );
-    let files = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m").remove(3).files;
+    let files = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m", 1).remove(3).files;
     assert_eq!(names(files.keys()), ["2_Dense/config.json", "2_Dense/model.safetensors"]);
 }
 
@@ -328,11 +328,11 @@ fn token_classifiers_and_sparse_encoders() {
     );
     let made = ["input_ids", "attention_mask", "offsets", "special_tokens_mask", "tokens", "decoded_text"];
     assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), made);
-    let models = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m");
+    let models = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m", 1);
     assert_eq!(models[3].texts["labels.txt"], "O\nB-PER, x\n");
     assert!(!models[0].config.contains("labels.txt"), "it lies beside the step that reads it: {}", models[0].config);
     let repository = tempfile::tempdir().unwrap();
-    place(&models, folder.path(), repository.path(), Placement::Link).unwrap();
+    place(&models, folder.path(), repository.path(), 1, Placement::Link).unwrap();
     assert_eq!(Repository::open(&[repository.path().to_owned()]).unwrap().models().count(), 4);
     assert!(models[3].files.contains_key("tokenizer.json"));
 
@@ -409,13 +409,13 @@ fn all_files_of_weights_come_along() {
     let missing = paths.map(|path| format!("onnx/model.onnx: its weights are in onnx/{path}, which is missing"));
     assert_eq!(faults(&folder), missing);
     paths.iter().for_each(|path| write(folder.path(), &format!("onnx/{path}"), b"numbers"));
-    let models = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m");
+    let models = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m", 1);
     let files = &models.iter().find(|model| model.name == "m_model").unwrap().files;
     for path in paths {
         assert_eq!(files.get(path), Some(&format!("onnx/{path}")), "{files:?}");
     }
     let repository = tempfile::tempdir().unwrap();
-    place(&models, folder.path(), repository.path(), Placement::Copy).unwrap();
+    place(&models, folder.path(), repository.path(), 1, Placement::Copy).unwrap();
     assert!(paths.iter().all(|path| repository.path().join("m_model/1").join(path).is_file()));
 
     // The graphs of encoder-decoder models have files of their own.
@@ -427,7 +427,7 @@ fn all_files_of_weights_come_along() {
     write(folder.path(), "onnx/decoder_model.onnx", &onnx_with_weights(["decoder.bin"; 3]));
     let parts = [paths.as_slice(), &["decoder.bin"]].concat();
     parts.iter().for_each(|path| write(folder.path(), &format!("onnx/{path}"), b"numbers"));
-    let models = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m");
+    let models = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m", 1);
     let files = &models.iter().find(|model| model.name == "m_model").unwrap().files;
     assert!(parts.iter().all(|path| files.contains_key(&format!("onnx/{path}"))), "{files:?}");
 }
@@ -625,7 +625,7 @@ fn a_written_repository_is_one() {
     let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
     let description = FolderDescription::read(folder.path(), Precision::Exact).unwrap();
     let repository = tempfile::tempdir().unwrap();
-    let write = |placement| place(&description.models("m"), folder.path(), repository.path(), placement);
+    let write = |placement| place(&description.models("m", 1), folder.path(), repository.path(), 1, placement);
     write(Placement::Link).unwrap();
     let read = Repository::open(&[repository.path().to_owned()]).unwrap();
     assert_eq!(read.models().count(), 4);
@@ -634,6 +634,31 @@ fn a_written_repository_is_one() {
     assert!(repository.path().join("m_tokenizer/1/tokenizer.json").is_file());
     let error = write(Placement::Copy).unwrap_err().to_string();
     assert!(error.contains("it is there already"), "{error}");
+}
+
+#[test]
+fn versions_of_a_model_are_of_one_kind_and_each_has_its_own_settings() {
+    let pooling =
+        |mode: &str| encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": mode}))]);
+    let repository = tempfile::tempdir().unwrap();
+    let write = |folder: &TempDir, version| {
+        let models = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m", version);
+        place(&models, folder.path(), repository.path(), version, Placement::Link)
+    };
+    write(&pooling("mean"), 1).unwrap();
+    write(&pooling("cls"), 3).unwrap();
+    let reranker = classifier("BertForSequenceClassification", json!({"id2label": {"0": "LABEL_0"}}), 1);
+    let error = write(&reranker, 4).unwrap_err().to_string();
+    assert!(error.contains("model 'm' version 4: found task 'rerank', expected 'embed'"), "{error}");
+    let read = Repository::open(&[repository.path().to_owned()]).unwrap();
+    let (ensemble, ops) = (read.model("m").unwrap(), read.model("m_postprocess").unwrap());
+    assert_eq!((&ensemble.versions[..], &ops.versions[..]), (&[1, 3][..], &[1, 3][..]));
+    for (version, op) in [(1, "pool:mean"), (3, "pool:cls")] {
+        assert_eq!(ops.config_of(version).parameters["ops"], op);
+        let steps = ensemble.config_of(version).ensemble.iter().flatten();
+        assert!(steps.map(|step| step.model_version).all(|found| found == Some(version)));
+    }
+    assert_ne!(ops.digest(1).unwrap(), ops.digest(3).unwrap());
 }
 
 #[test]

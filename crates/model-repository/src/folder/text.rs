@@ -48,6 +48,7 @@ impl Text {
         text.line(&format!("name: {}", quoted(name)), "");
         text.line(&format!("{}: {}", kind.0, quoted(kind.1)), "");
         text.line("max_batch_size: 0", "the first of all dims below is the rows, any number of them");
+        text.line("version_policy { all { } }", "a version goes when its directory is removed");
         text
     }
 
@@ -93,10 +94,16 @@ impl Text {
     }
 
     /// A step of an ensemble; each entry of a map is the step's tensor and the ensemble's.
-    pub(crate) fn step(&mut self, model: &str, inputs: &[(String, String)], outputs: &[(String, String)], last: bool) {
+    pub(crate) fn step(
+        &mut self,
+        (model, version): (&str, i64),
+        inputs: &[(String, String)],
+        outputs: &[(String, String)],
+        last: bool,
+    ) {
         self.line("    {", "");
         self.line(&format!("      model_name: {}", quoted(model)), "");
-        self.line("      model_version: -1", "");
+        self.line(&format!("      model_version: {version}"), "");
         for (map, entries) in [("input_map", inputs), ("output_map", outputs)] {
             for (own, ensemble) in entries {
                 self.line(&format!("      {map} {{ key: {} value: {} }}", quoted(own), quoted(ensemble)), "");

@@ -18,8 +18,9 @@ pub struct ModelArgs {
     #[arg(value_name = "MODEL")]
     pub models: Vec<String>,
 
-    /// A model folder or its URL, and the name that it is served under; may be given several times
-    #[arg(long = "model", env = "TRIREME_MODEL", value_name = "NAME=MODEL", value_delimiter = ',')]
+    /// A model folder or its URL, and the name that it is served under, with its version if that is not 1; may be given several
+    /// times: all versions of a name are served
+    #[arg(long = "model", env = "TRIREME_MODEL", value_name = "NAME[@VERSION]=MODEL", value_delimiter = ',')]
     #[arg(value_parser = named)]
     pub named: Vec<(String, String)>,
 
@@ -92,7 +93,7 @@ impl ModelArgs {
             };
         for folder in &sources.folders {
             for line in folder.summary() {
-                tracing::info!(model = folder.name, folder = %folder.path.display(), derived = line, "model folder");
+                tracing::info!(model = folder.name, version = folder.version, folder = %folder.path.display(), derived = line, "model folder");
             }
         }
         sources.repositories.splice(0..0, repositories);

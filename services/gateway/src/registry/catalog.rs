@@ -150,24 +150,29 @@ impl Catalog {
             if !model.wanted {
                 continue;
             }
-            match compile_ensemble(&ensemble.config, &lookup) {
-                Ok(CompiledEnsemble { config, plan }) => {
-                    let served = ServedModel::new(&config, plan);
-                    model.versions = ensemble.versions.iter().map(|&version| (version, served.clone())).collect();
-                }
-                // The ensemble comes back when its models do.
-                Err(EnsembleError::ModelsUnavailable { models, .. })
-                    if by_request && !models.iter().any(|model| wanted(model)) =>
-                {
-                    (model.wanted, model.required) = (false, false);
-                }
-                Err(error) => {
-                    if let EnsembleError::ModelsUnavailable { models, .. } = &error {
-                        let steps = ensemble.config.ensemble.iter().flatten().map(|step| &step.model_name);
-                        let missing = steps.zip(1..).filter(|(step, _)| models.contains(step));
-                        model.waits = missing.map(|(step, number)| (number, step.clone())).collect();
+            for &version in &ensemble.versions {
+                let config = ensemble.config_of(version);
+                match compile_ensemble(config, &lookup) {
+                    Ok(CompiledEnsemble { config, plan }) => {
+                        model.versions.insert(version, ServedModel::new(&config, plan));
                     }
-                    model.reason = Some(error.to_string());
+                    // The ensemble comes back when its models do.
+                    Err(EnsembleError::ModelsUnavailable { models, .. })
+                        if by_request && !models.iter().any(|model| wanted(model)) =>
+                    {
+                        (model.wanted, model.required) = (false, false);
+                    }
+                    Err(error) => {
+                        let awaited = match &error {
+                            EnsembleError::ModelsUnavailable { models, .. } => models.as_slice(),
+                            EnsembleError::VersionUnavailable { model, .. } => std::slice::from_ref(model),
+                            _ => &[],
+                        };
+                        let steps = config.ensemble.iter().flatten().map(|step| &step.model_name);
+                        let missing = steps.zip(1..).filter(|(step, _)| awaited.contains(step));
+                        model.waits = missing.map(|(step, number)| (number, step.clone())).collect();
+                        model.reason = Some(error.to_string());
+                    }
                 }
             }
         }
@@ -385,7 +390,9 @@ pub(super) fn find_config(
     version: Option<i64>,
 ) -> Option<Arc<ModelConfig>> {
     match repository.model(name) {
-        Some(model) if model.config.is_ensemble() => Some(model.config.clone()),
+        Some(model) if model.config.is_ensemble() => {
+            Some(version.map_or(&model.config, |version| model.config_of(version)).clone())
+        }
         _ => {
             let versions = served.get(name)?;
             let found = match version {

@@ -121,7 +121,10 @@ impl Registry {
         let state = self.0.state.lock();
         let served = state.served();
         let lookup = |name: &str, version| catalog::find_config(&state.repository, &served, name, version);
-        compile_ensemble(&ensemble.config, &lookup).map(drop)
+        ensemble
+            .versions
+            .iter()
+            .try_for_each(|&version| compile_ensemble(ensemble.config_of(version), &lookup).map(drop))
     }
 
     /// The models that an ensemble is composed of, as far as the repository has them.

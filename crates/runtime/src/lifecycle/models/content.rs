@@ -40,8 +40,10 @@ impl Models {
         let (sources, model) = (self.options.sources.clone(), model.clone());
         let name = model.name.clone();
         let read = tokio::task::spawn_blocking(move || {
-            let folder =
-                sources.as_ref().filter(|_| model.uploaded.is_none()).and_then(|all| all.folder_of(&model.name));
+            let folder = sources
+                .as_ref()
+                .filter(|_| model.uploaded.is_none())
+                .and_then(|all| all.folder_of(&model.name, version));
             match folder {
                 Some(folder) => Ok((folder.name.clone(), folder.digest()?)),
                 None => Ok((model.name.clone(), model.digest(version)?)),

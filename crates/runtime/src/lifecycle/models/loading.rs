@@ -96,7 +96,7 @@ impl Models {
         if self.versions.lock().get(&key).is_some_and(|known| known.running.is_some()) {
             return;
         }
-        let mut entry = self.entry(&key, ModelState::Loading(doing), model.config.to_json(), 0);
+        let mut entry = self.entry(&key, ModelState::Loading(doing), model.config_of(version).to_json(), 0);
         if let Err(error) = self.announce(&mut said, &mut entry).await {
             tracing::debug!(model = %key, %error, "could not announce that it is loading");
         }
@@ -112,7 +112,8 @@ impl Models {
             (known.fingerprint, known.failed) = (fingerprint, true);
             return;
         }
-        let mut entry = self.entry(&key, ModelState::Unavailable(fault.reason()), model.config.to_json(), 0);
+        let mut entry =
+            self.entry(&key, ModelState::Unavailable(fault.reason()), model.config_of(version).to_json(), 0);
         if let Err(error) = self.announce(&mut said, &mut entry).await {
             tracing::warn!(model = %key, %error, "could not announce that it is not available yet; trying on");
         }
