@@ -12,9 +12,10 @@ use clap::{Args, ValueEnum};
 use trireme_bus::{Bus, InProcess};
 use trireme_gateway::{Embedder, Gateway, GatewayArgs, ModelOptions, TritonFlags};
 use trireme_model::OnnxRuntimeArgs;
+use trireme_model_repository::{Change, FollowedFolders};
 use trireme_python::PythonArgs;
 use trireme_runtime::service::{self, AdminArgs, QueueArgs, WorkerArgs};
-use trireme_runtime::{Health, Worker, WorkerOptions, faults};
+use trireme_runtime::{ControlMode, Health, Worker, WorkerOptions, faults};
 use trireme_telemetry::{LogFormat, TelemetryArgs};
 
 use crate::stages::{Stage, StageOptions, backends};
@@ -64,6 +65,8 @@ pub struct Server {
     health: Health,
     exit_timeout: Duration,
     exit_on_error: bool,
+    /// Model folders whose changes are followed, and the time between two looks.
+    followed: Option<(FollowedFolders, Duration)>,
 }
 
 /// Serves until a signal stops the process. It takes the port before it loads models, so that probes see "not ready" meanwhile. At a
@@ -82,7 +85,8 @@ pub fn run(args: &ServeArgs, is_level_chosen: bool) -> ExitCode {
         args.triton.warn();
         args.gateway.traces.warn();
         let shutdown = service::shutdown_signal()?;
-        let Some(server) = service::or_shutdown(&shutdown, Server::open(args)).await? else { return Ok(()) };
+        let Some(mut server) = service::or_shutdown(&shutdown, Server::open(args)).await? else { return Ok(()) };
+        let followed = server.followed.take();
         let serving = async {
             server.load().await?;
             match server.http_address().filter(|_| welcomes) {
@@ -99,10 +103,37 @@ pub fn run(args: &ServeArgs, is_level_chosen: bool) -> ExitCode {
             outcome = serving => outcome,
             outcome = service::until_shutdown(&shutdown, &server.worker) => outcome,
             task = server.gateway.failed() => Err(anyhow::anyhow!("task '{task}' died")),
+            failed = follow(followed, &server.gateway) => failed,
         };
         server.drain().await;
         outcome
     })
+}
+
+/// Makes a model folder whose files change its next version, for as long as the process runs.
+async fn follow(followed: Option<(FollowedFolders, Duration)>, gateway: &Gateway) -> anyhow::Result<()> {
+    let Some((mut folders, period)) = followed else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(period).await;
+        let is_ready = gateway.readiness();
+        let looking = tokio::task::spawn_blocking(move || {
+            let changes = folders.look(is_ready);
+            (folders, changes)
+        });
+        let (back, changes) = looking.await?;
+        folders = back;
+        for Change { folder, fault } in changes {
+            let (model, version, path) = (folder.name, folder.version, folder.path.display());
+            match fault {
+                None => {
+                    tracing::info!(model, version, folder = %path, "its folder has changed and becomes this version")
+                }
+                Some(fault) => {
+                    tracing::warn!(model, version, folder = %path, %fault, "its folder has changed but cannot be served; this version stays");
+                }
+            }
+        }
+    }
 }
 
 // === impl Server ===
@@ -121,6 +152,10 @@ impl Server {
         let cache = args.gateway.cache.cache_config;
         let options = WorkerOptions { cache, ..args.worker.options("trireme").await? };
         let exit_on_error = options.control.exit_on_error;
+        // Before any model is loaded, because folders that are followed are copied first.
+        let sources = options.sources.as_deref().filter(|_| options.control.mode == ControlMode::Poll);
+        let followed = sources.map(FollowedFolders::new).transpose()?.flatten();
+        let followed = followed.map(|folders| (folders, options.control.poll));
         let models =
             ModelOptions { model_repository: options.model_repository.clone(), control: options.control.clone() };
         let settings = args.queue.options();
@@ -137,7 +172,7 @@ impl Server {
         health.follow(bus.as_ref());
         args.admin.listen(&health, &options.statistics)?;
         let worker = Worker::open(bus, &backends, &options).await?;
-        Ok(Server { gateway, worker, health, exit_timeout, exit_on_error })
+        Ok(Server { gateway, worker, health, exit_timeout, exit_on_error, followed })
     }
 
     /// Loads the models. If some fail and the process shall not end, the others are served.

@@ -29,6 +29,7 @@ mod error;
 mod fields;
 mod fingerprint;
 mod folder;
+mod follow;
 mod normalize;
 mod parse;
 mod repository;
@@ -58,6 +59,7 @@ pub use folder::{
     Derived, DerivedModel, Export, FolderDescription, FolderError, NeededError, Placement, Precision, Row, folder_name,
     is_model_folder, needed_files, place,
 };
+pub use follow::{Change, FollowedFolders};
 pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel, Uploaded};
 pub use sequence_batching::{Fact, SequenceBatching, SequenceControl, SequenceState};
 pub use sources::{ModelFolder, ModelSources, SourceError};

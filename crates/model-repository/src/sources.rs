@@ -21,7 +21,7 @@ pub struct ModelSources {
     /// The model folders, in the order given.
     pub folders: Vec<ModelFolder>,
     /// The derived repository: links, which go when this is dropped.
-    _derived: Option<TemporaryFolder>,
+    derived: Option<TemporaryFolder>,
 }
 
 /// A model folder that is served.
@@ -120,7 +120,12 @@ impl ModelSources {
         }
         let derived = derive(&folders).map_err(|fault| vec![fault])?;
         repositories.extend(derived.as_ref().map(|derived| derived.path().to_owned()));
-        Ok(ModelSources { repositories, folders, _derived: derived })
+        Ok(ModelSources { repositories, folders, derived })
+    }
+
+    /// The repository that is derived from the folders, if there are folders.
+    pub(crate) fn derived(&self) -> Option<&Path> {
+        self.derived.as_ref().map(TemporaryFolder::path)
     }
 
     /// The model folder that a version of a model is made of.
@@ -148,7 +153,7 @@ impl ModelFolder {
     }
 
     /// The models that it is served as, the ensemble first.
-    fn models(&self) -> Vec<DerivedModel> {
+    pub(crate) fn models(&self) -> Vec<DerivedModel> {
         self.description.models(&self.name, self.version)
     }
 

@@ -307,6 +307,12 @@ impl Gateway {
         self.handlers.registry.until_ready(timeout).await
     }
 
+    /// Tells whether a version of a model is ready.
+    pub fn readiness(&self) -> impl Fn(&str, i64) -> bool + Send + 'static {
+        let registry = self.handlers.registry.clone();
+        move |model, version| registry.catalog().ready_versions(model).contains(&version)
+    }
+
     /// Whether it takes requests, whichever models are ready.
     pub fn health(&self) -> &Health {
         &self.handlers.health

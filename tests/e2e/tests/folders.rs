@@ -168,6 +168,47 @@ fn two_versions_of_a_folder_are_served_beside_one_another(mode: Mode) {
 }
 
 #[test]
+fn a_folder_whose_files_change_becomes_its_next_version() {
+    let (folder, second) = (tiny(), next());
+    let named = format!("m={}", folder.path().display());
+    let words = ["--model", &named, "--model-control-mode", "poll", "--repository-poll-secs", "1"];
+    let sandbox = Setup::new(Mode::AllInOne).worker_arguments(&words).start();
+    let warned = |times: usize| {
+        let said = "its folder has changed but cannot be served; this version stays";
+        wait_until("the fault is told", LIMIT, || (sandbox.gateway.count(said) >= times).then_some(()));
+        assert_eq!(sandbox.gateway.count(said), times);
+    };
+    // A tokenizer that is written over in place, as a copy that has only begun, changes nothing that is served.
+    fs::write(folder.path().join("tokenizer.json"), "{").expect("a file can be written");
+    warned(1);
+    assert_stays(&sandbox, true);
+    for (name, content) in files(second.path(), "") {
+        fs::write(folder.path().join(name), content).expect("a file can be written");
+    }
+    // Each answer is of one folder in all of its steps, and the old version goes.
+    let (mut answers, text) = (Vec::new(), "boat ".repeat(12));
+    let input = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [text]}]});
+    wait_until("the old version is gone", LIMIT, || {
+        let answer = sandbox.infer("m", &input);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let version = answer.json()["model_version"].clone();
+        answers.push((version == json!("2"), answer.numbers("sentence_embedding")));
+        (sandbox.get("/v2/models/m_model/versions/1/ready").status != 200).then_some(())
+    });
+    let turn = answers.partition_point(|(is_new, _)| !is_new);
+    let (old, new) = answers.split_at(turn);
+    assert!(!new.is_empty() && new.iter().all(|(is_new, _)| *is_new), "{answers:?}");
+    for (_, vector) in old {
+        assert!((length(vector) - 1.0).abs() < 1e-4, "{vector:?}");
+    }
+    for (_, vector) in new {
+        assert!((length(vector) - 1.0).abs() > 1e-3, "{vector:?}");
+        assert_close(vector, &new[0].1, 1e-6);
+    }
+    warned(1);
+}
+
+#[test]
 fn versions_that_cannot_be_are_refused_in_words() {
     let folder = tiny();
     let logs = tempfile::tempdir().expect("a temporary folder");
