@@ -11,8 +11,9 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use trireme_bus::{Bus, InProcess};
 use trireme_gateway::{Embedder, Gateway, GatewayArgs, ModelOptions, TritonFlags};
+use trireme_inference::ModelKey;
 use trireme_model::OnnxRuntimeArgs;
-use trireme_model_repository::{Change, FollowedFolders};
+use trireme_model_repository::{Change, FollowedFolders, ModelFolder};
 use trireme_python::PythonArgs;
 use trireme_runtime::service::{self, AdminArgs, QueueArgs, WorkerArgs};
 use trireme_runtime::{ControlMode, Health, Worker, WorkerOptions, faults};
@@ -122,6 +123,9 @@ async fn follow(followed: Option<(FollowedFolders, Duration)>, gateway: &Gateway
         });
         let (back, changes) = looking.await?;
         folders = back;
+        let key = |folder: &ModelFolder| ModelKey { name: folder.name.as_str().into(), version: folder.version };
+        let faulty = folders.faults().map(|(folder, fault)| (key(folder), format!("its folder has changed: {fault}")));
+        gateway.tell_faults(faulty.collect());
         for Change { folder, fault } in changes {
             let (model, version, path) = (folder.name, folder.version, folder.path.display());
             match fault {

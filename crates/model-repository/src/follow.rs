@@ -30,11 +30,13 @@ struct Followed {
     taken: u64,
     /// The state of its files at the last look.
     seen: u64,
+    /// Why its files as they were taken cannot be served.
+    fault: Option<String>,
     /// The versions that the present one takes over from.
     old: Vec<ModelFolder>,
 }
 
-/// What became of a folder whose files have changed.
+/// A folder whose files have changed.
 #[derive(Debug)]
 pub struct Change {
     /// The folder; if it cannot be served, as it was before.
@@ -59,7 +61,14 @@ impl FollowedFolders {
             remove(repository, folder)?;
             put(repository, folder)?;
             let digest = digest(folder)?;
-            followed.push(Followed { folder: folder.clone(), digest, taken, seen: taken, old: Vec::new() });
+            followed.push(Followed {
+                folder: folder.clone(),
+                digest,
+                taken,
+                seen: taken,
+                fault: None,
+                old: Vec::new(),
+            });
         }
         Ok(Some(FollowedFolders { repository: repository.to_owned(), followed }))
     }
@@ -72,10 +81,18 @@ impl FollowedFolders {
             match found {
                 Ok(true) => changes.push(Change { folder: followed.folder.clone(), fault: None }),
                 Ok(false) => {}
-                Err(fault) => changes.push(Change { folder: followed.folder.clone(), fault: Some(fault) }),
+                Err(fault) => {
+                    followed.fault = Some(fault.to_string());
+                    changes.push(Change { folder: followed.folder.clone(), fault: Some(fault) });
+                }
             }
         }
         changes
+    }
+
+    /// The folders whose files cannot be served as they are now, as they are served, each with the fault.
+    pub fn faults(&self) -> impl Iterator<Item = (&ModelFolder, &str)> {
+        self.followed.iter().filter_map(|followed| Some((&followed.folder, followed.fault.as_deref()?)))
     }
 }
 
@@ -89,7 +106,7 @@ impl Followed {
         if now == self.taken || !is_stable {
             return Ok(false);
         }
-        self.taken = now;
+        (self.taken, self.fault) = (now, None);
         let read = ModelFolder::read(&self.folder.path, Some(&self.folder.name), self.folder.precision)?;
         let (next, digest) = (ModelFolder { version: self.folder.version + 1, ..read }, digest(&self.folder)?);
         if digest == self.digest {
@@ -97,7 +114,7 @@ impl Followed {
         }
         put(repository, &next)?;
         if state(&next.path) != now {
-            // The files changed while they were copied. What was copied is no version, and the next look begins anew.
+            // The files changed while they were copied: the copy is no version, and the next look begins anew.
             self.taken = 0;
             remove(repository, &next)?;
             return Ok(false);

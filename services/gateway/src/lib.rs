@@ -39,6 +39,7 @@ mod traces;
 mod triton_flags;
 mod via;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -51,6 +52,7 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
+use trireme_inference::ModelKey;
 use trireme_runtime::response_cache::{CacheArgs, ResponseCache};
 use trireme_runtime::service::{self, AdminArgs, BrokerArgs, NatsArgs, QueueArgs};
 use trireme_runtime::statistics::report::follow_log_levels;
@@ -305,6 +307,11 @@ impl Gateway {
     /// Waits until every known model is ready, for `timeout` at most. The error names the others, with reasons.
     pub async fn until_ready(&self, timeout: Duration) -> Result<(), Vec<String>> {
         self.handlers.registry.until_ready(timeout).await
+    }
+
+    /// Says in the index which versions that are served have files with faults by now; those of earlier calls are forgotten.
+    pub fn tell_faults(&self, faulty: BTreeMap<ModelKey, String>) {
+        self.handlers.registry.tell_faults(faulty);
     }
 
     /// Tells whether a version of a model is ready.

@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use trireme_e2e::{
-    Mode, ModelFolder, Process, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, product, wait_until,
+    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, product,
+    wait_until,
 };
 use trireme_testkit::{HubFault, HubServer, assert_close};
 
@@ -181,6 +182,8 @@ fn a_folder_whose_files_change_becomes_its_next_version() {
     // A tokenizer that is written over in place, as a copy that has only begun, changes nothing that is served.
     fs::write(folder.path().join("tokenizer.json"), "{").expect("a file can be written");
     warned(1);
+    let index = || sandbox.send(&Request::post("/v2/repository/index", "{}")).text();
+    assert!(index().contains(r#""version":"1","state":"READY","reason":"its folder has changed: "#), "{}", index());
     assert_stays(&sandbox, true);
     for (name, content) in files(second.path(), "") {
         fs::write(folder.path().join(name), content).expect("a file can be written");
@@ -206,6 +209,7 @@ fn a_folder_whose_files_change_becomes_its_next_version() {
         assert_close(vector, &new[0].1, 1e-6);
     }
     warned(1);
+    assert!(!index().contains("its folder has changed"), "{}", index());
 }
 
 #[test]

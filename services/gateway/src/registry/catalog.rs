@@ -32,8 +32,9 @@ pub(super) struct Model {
     known: BTreeMap<i64, Unready>,
     /// Versions that are served but cannot execute now, each with the reason.
     recovering: BTreeMap<i64, String>,
-    /// Versions of which some worker has another content than the one that is served, each with the first reason.
-    refused: BTreeMap<i64, String>,
+    /// Versions of which some worker has another content than the one that is served, or whose files have a fault by now, each with
+    /// the first reason.
+    doubts: BTreeMap<i64, String>,
     /// Whether the model is meant to be served.
     wanted: bool,
     /// Whether the server is not ready without it.
@@ -88,8 +89,8 @@ pub(super) struct Sources<'a> {
     pub served: Served<'a>,
     /// The versions among them that cannot execute now, each with the reason. Requests for them wait.
     pub recovering: BTreeMap<ModelKey, String>,
-    /// What workers say whose content of a version is refused.
-    pub refused: BTreeMap<ModelKey, Vec<String>>,
+    /// The faults in files of versions that are served, and what workers say whose content of a version is refused.
+    pub doubts: BTreeMap<ModelKey, Vec<String>>,
     /// The versions that no worker takes bulk requests for.
     pub live_only: BTreeSet<ModelKey>,
     /// Every model that may be asked for, with all versions that have ever existed.
@@ -110,7 +111,7 @@ const UNLOADED: &str = "unloaded";
 impl Catalog {
     /// Builds a catalog from the models that workers serve and the ensembles made of them.
     pub(super) fn build(sources: Sources<'_>) -> Catalog {
-        let Sources { repository, served, recovering, refused, live_only, known, wanted, required, by_request } =
+        let Sources { repository, served, recovering, doubts, live_only, known, wanted, required, by_request } =
             sources;
         let unreadable = repository.unreadable().iter().map(|fault| format!("model repository: {fault}")).collect();
         let (models, labels) = (BTreeMap::new(), Arc::new(Labels::of(repository)));
@@ -139,9 +140,9 @@ impl Catalog {
                 model.recovering.insert(version, reason);
             }
         }
-        for (ModelKey { name, version }, reasons) in refused {
+        for (ModelKey { name, version }, reasons) in doubts {
             if let Some(model) = catalog.models.get_mut(name.as_str()) {
-                model.refused.extend(reasons.into_iter().next().map(|reason| (version, reason)));
+                model.doubts.extend(reasons.into_iter().next().map(|reason| (version, reason)));
             }
         }
         let lookup = |name: &str, version| find_config(repository, &served, name, version);
@@ -365,7 +366,7 @@ impl Model {
         let (state, reason) = match unready {
             _ if self.recovering.contains_key(&version) => (IndexState::Unavailable, self.recovering[&version].clone()),
             _ if self.versions.contains_key(&version) => {
-                (IndexState::Ready, self.refused.get(&version).cloned().unwrap_or_default())
+                (IndexState::Ready, self.doubts.get(&version).cloned().unwrap_or_default())
             }
             Unready::Unloading => (IndexState::Unloading, String::new()),
             Unready::Loading(activity) => (IndexState::Loading, activity.clone()),

@@ -256,6 +256,14 @@ impl Registry {
         self.0.state.lock().refused()
     }
 
+    /// Says in the index which versions that are served have files with faults by now; those of earlier calls are forgotten.
+    pub fn tell_faults(&self, faulty: BTreeMap<ModelKey, String>) {
+        let before = std::mem::replace(&mut self.0.state.lock().faulty, faulty.clone());
+        if before != faulty {
+            self.publish();
+        }
+    }
+
     /// Notifies of changes of the catalog.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.0.changed.subscribe()

@@ -42,6 +42,8 @@ pub struct State {
     kept: Option<BTreeMap<String, BTreeMap<i64, Arc<ModelConfig>>>>,
     /// Which contents are served.
     choices: Choices,
+    /// The faults in files of versions that are served.
+    pub faulty: BTreeMap<ModelKey, String>,
 }
 
 /// A worker's entry.
@@ -109,6 +111,7 @@ impl State {
             known: BTreeMap::new(),
             kept: keep_models.then(BTreeMap::new),
             choices: Choices::default(),
+            faulty: BTreeMap::new(),
         };
         state.replace(repository);
         state
@@ -170,6 +173,15 @@ impl State {
             }
         }
         refused
+    }
+
+    /// The faults in files of versions that are served, and what the workers say whose content is refused.
+    fn doubts(&self) -> BTreeMap<ModelKey, Vec<String>> {
+        let mut doubts = self.refused();
+        for (model, fault) in &self.faulty {
+            doubts.entry(model.clone()).or_default().insert(0, fault.clone());
+        }
+        doubts
     }
 
     /// The entries that say how a version is served. While workers serve the chosen content of a version, those with another
@@ -534,7 +546,7 @@ impl State {
             repository: &self.repository,
             served: self.served(),
             recovering: self.recovering(),
-            refused: self.refused(),
+            doubts: self.doubts(),
             live_only: self.live_only(),
             known,
             wanted: &|name| self.is_wanted(name),
