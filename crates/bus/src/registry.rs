@@ -111,7 +111,7 @@ pub enum Verdict {
     Serve,
     /// The worker's content is chosen, but others have not finished yet.
     Wait {
-        /// Who they are.
+        /// The workers that have not finished.
         reason: String,
     },
     /// Another content is served: the worker finishes its requests and takes no more.
@@ -278,7 +278,7 @@ impl dyn Bus + '_ {
         self.say(CHOSEN, to_json(choice)).await
     }
 
-    /// What gateways say about chosen contents.
+    /// The choices of contents that gateways announce.
     pub async fn chosen_contents(&self) -> Result<mpsc::Receiver<ContentChoice>, BusError> {
         let said = self.listen(CHOSEN).await?;
         Ok(read_json(said, "choice of a content", |choice: &ContentChoice| choice.of.len() <= MAX_NAME))

@@ -312,7 +312,7 @@ impl Record {
         }
     }
 
-    /// What the owner does next, and the time before which it waits, in seconds since 1970; 0 is at once. `None` if nothing is
+    /// The next step of the owner, and the time before which it waits, in seconds since 1970; 0 is at once. `None` if nothing is
     /// left to do.
     pub fn step(&self) -> Option<(Step, u64)> {
         match self {

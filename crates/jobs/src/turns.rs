@@ -1,4 +1,4 @@
-//! What a job has to call, and what comes next: calls wait for room at their destination, and calls that were refused for the end of their
+//! The calls of a job, and their order: calls wait for room at their destination, and calls that were refused for the end of their
 //! own pause. So a call that is refused again and again keeps no other one from its turn.
 //!
 //! Pure but for the shared pace: time is passed in.

@@ -146,7 +146,7 @@ pub enum FromChild {
     Unreadable {
         /// The id that the child gave it.
         id: u64,
-        /// What is wrong with it.
+        /// The fault of the value.
         reason: String,
     },
 }

@@ -6,7 +6,7 @@ use trireme_inference::ErrorCode;
 
 use crate::message::{ErrorHeader, FromChild, ResponseHeader, Responses};
 
-/// What some programs write for numbers that JSON does not have.
+/// The words of some programs for numbers that JSON does not have.
 const NO_NUMBERS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
 
 /// Reads a header. Where a value in it cannot be read, the others count.

@@ -34,7 +34,7 @@ fn assert_embeds(sandbox: &Sandbox, number: usize) {
 /// Arguments of a process with an admin listener.
 const ADMIN: [&str; 2] = ["--admin-address", "127.0.0.1:0"];
 
-/// What a process says of itself at `/readyz`: the status, and a line.
+/// The answer of a process at `/readyz`: the status, and a line.
 fn readyz(process: &Process) -> (u16, String) {
     let listening = process.events().into_iter().find(|event| event["message"] == "admin listener");
     let address = listening.and_then(|event| event["address"].as_str()?.parse().ok());

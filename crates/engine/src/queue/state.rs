@@ -67,7 +67,7 @@ pub(super) struct State<T> {
 /// Requests of steps in this process take permits without having been in the shared queue. They would starve the requests in it if
 /// they took every permit. So a live request gets one only while the shared queue is known to be empty: its last message was received,
 /// and since then there has been room for at least one more, for which the worker asks it all the time. For a bulk request nobody waits:
-/// it only leaves the last permit to a request from the shared queue, from which bulk requests come slowly beside live ones.
+/// it only leaves the last permit to a request from the shared queue, which delivers bulk requests slowly beside live ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Past {
     /// Whether any request has come in this way.

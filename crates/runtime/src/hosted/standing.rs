@@ -1,4 +1,4 @@
-//! What keeps a hosted version from taking work: an outage of its instances, or that another content is served under its name.
+//! The reasons why a hosted version takes no work: an outage of its instances, or another content that is served under its name.
 
 use std::sync::atomic::AtomicBool;
 

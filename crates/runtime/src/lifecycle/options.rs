@@ -14,7 +14,7 @@ use crate::lifecycle::control_mode::ControlOptions;
 use crate::observe::statistics::Statistics;
 use crate::response_cache::CacheConfig;
 
-/// What a worker does about live workers that have other files under a name and version that it has.
+/// How a worker treats live workers that have other files under a name and version that it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum OtherContent {
     /// It takes no work of the model until they are gone.
@@ -47,7 +47,7 @@ pub struct WorkerOptions {
     pub canary: Option<Duration>,
     /// The cache for answers of steps, if there is one.
     pub cache: Option<CacheConfig>,
-    /// What becomes of workers with other files under the same names.
+    /// How it treats workers with other files under the same names.
     pub other_content: OtherContent,
 }
 

@@ -36,7 +36,7 @@ impl Handlers {
         }
     }
 
-    /// What is wrong now, each in a sentence: with this process's way to the broker, and with models.
+    /// The present faults, each in a sentence: of this process's way to the broker, and of models.
     pub(super) fn problems(&self, catalog: &Catalog) -> Vec<String> {
         let bus = self.health.bus_fault().map(|fault| fault.to_string());
         bus.into_iter().chain(catalog.problems()).collect()

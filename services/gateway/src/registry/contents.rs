@@ -24,7 +24,7 @@ const NAMED: usize = 3;
 /// Digits of a digest that a reason shows, with the algorithm's name.
 const SHOWN: usize = 19;
 
-/// What is to be done about a worker's question.
+/// The decision about a worker's question.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Judgement {
     /// It is answered.

@@ -251,7 +251,7 @@ impl Registry {
         self.0.seen.subscribe()
     }
 
-    /// What the workers say whose content is refused, by model version.
+    /// The reasons of the workers whose content is refused, by model version.
     pub fn refused(&self) -> BTreeMap<ModelKey, Vec<String>> {
         self.0.state.lock().refused()
     }

@@ -164,7 +164,7 @@ impl State {
         contested(&self.choices, self.rivals())
     }
 
-    /// What the workers say whose content is refused, by model version.
+    /// The reasons of the workers whose content is refused, by model version.
     pub fn refused(&self) -> BTreeMap<ModelKey, Vec<String>> {
         let mut refused: BTreeMap<ModelKey, Vec<String>> = BTreeMap::new();
         for entry in self.entries.values().map(Live::entry).filter(|entry| self.choices.refuses(entry)) {

@@ -120,7 +120,7 @@ impl Models {
             Ok(Some(Verdict::Serve)) => None,
             Ok(Some(Verdict::Wait { reason })) => Some(Refusal { reason, yields_to: None }),
             Ok(Some(Verdict::Yield { number, reason })) => Some(Refusal { reason, yields_to: Some(number) }),
-            // What the last gateway said holds.
+            // The verdict of the last gateway holds.
             Ok(None) => before.clone(),
             Err(error) if self.is_pulled(model) || before.is_some() => {
                 tracing::debug!(model = %model.key, %error, "no verdict about its content; asking again");

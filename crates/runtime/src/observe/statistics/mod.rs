@@ -107,7 +107,7 @@ impl Statistics {
         *self.0.in_flight.write() = Some(Box::new(in_flight));
     }
 
-    /// What keeps the process's bus from taking work.
+    /// The fault that keeps the process's bus from taking work.
     pub fn bus_fault(&self) -> Option<BusFault> {
         self.0.bus.get().and_then(|fault| fault.borrow().clone())
     }
