@@ -945,11 +945,14 @@ fn two_deployments_on_one_broker_share_nothing() {
             index.contains(&format!("{}_only", one.name)) && !index.contains(&format!("{}_only", other.name)),
             "{index}"
         );
-        let status = one.status();
+        let is_alone = |status: &Value| {
+            ["gateways", "workers"]
+                .iter()
+                .all(|list| status[list].as_array().is_some_and(|processes| processes.len() == 1))
+        };
+        let status =
+            wait_until("its own processes are heard, and no others", SOON, || Some(one.status()).filter(is_alone));
         assert_eq!(status["deployment"], one.name);
-        for list in ["gateways", "workers"] {
-            assert_eq!(status[list].as_array().map(Vec::len), Some(1), "{list} of {}: {status}", one.name);
-        }
         // Durable work is that of one deployment.
         let later = one.send(&one.infer(datatype).header("Prefer", "respond-async"));
         let location = later.header("location").expect("a location").to_owned();
