@@ -1,4 +1,4 @@
-//! What `trireme serve` says at a terminal in place of its log: where it serves what, a request to paste, and the console.
+//! The lines that `trireme serve` prints at a terminal in place of its log: models and address, a request to paste, the console.
 
 use std::fmt::Write;
 use std::net::SocketAddr;

@@ -91,7 +91,7 @@ pub fn run(args: &BenchArgs) -> ExitCode {
     }
 }
 
-/// What is sent, again and again.
+/// The requests, which are sent again and again.
 struct Load {
     server: Arc<Server>,
     requests: Requests,

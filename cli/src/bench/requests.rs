@@ -52,7 +52,7 @@ pub struct Target<'a> {
     pub dimension: i64,
 }
 
-/// Requests that are made, and what is in them.
+/// The requests of a measurement, and their contents.
 pub struct Requests {
     /// Whole HTTP requests.
     pub sent: Vec<Bytes>,

@@ -175,7 +175,7 @@ fn own_server(args: &BulkArgs, folder: &Path) -> anyhow::Result<(Option<String>,
     Ok((name, serve))
 }
 
-/// What was done with the rows.
+/// The outcome of the rows.
 struct Summary {
     /// Rows of the output; of those that were tried again where it was whole already.
     rows: u64,

@@ -18,7 +18,7 @@ use super::place::Place;
 use super::rows::{Outcome, Rest, Totals, Window};
 use super::work::Output;
 
-/// The file among the parts that says what they are parts of.
+/// The file among the parts that names the whole.
 const JOB: &str = "job.json";
 
 /// The file that says that the output is whole and the parts are left over.
@@ -181,7 +181,7 @@ fn clear(folder: &Place) -> anyhow::Result<()> {
     let is_own =
         |name: &String| name.ends_with(".partial") || [PART, COUNTS].iter().any(|end| row_range(name, end).is_some());
     let (mut names, others): (Vec<_>, Vec<_>) = folder.names()?.into_iter().partition(is_own);
-    // Those that tell the rest from another job go last.
+    // The files that distinguish the rest from another job go last.
     names.extend([JOB, DONE].into_iter().filter(|name| others.iter().any(|other| other == name)).map(str::to_owned));
     folder.remove(&names)
 }

@@ -19,7 +19,7 @@ pub struct Facts {
     pub cut: u64,
 }
 
-/// What is done with the rows up to one of them.
+/// The work that was done up to a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Totals {
     /// Rows without a vector.
@@ -65,7 +65,7 @@ impl Totals {
         json!({"errors": errors, "tokens": tokens, "cut": cut, "seconds": took.as_secs_f64()})
     }
 
-    /// Those of a checkpoint; what it does not have is 0.
+    /// The counts of a checkpoint; a count that it lacks is 0.
     pub fn from_json(found: &Value) -> Totals {
         let count = |name: &str| found[name].as_u64().unwrap_or_default();
         let took = Duration::try_from_secs_f64(found["seconds"].as_f64().unwrap_or_default()).unwrap_or_default();

@@ -149,7 +149,7 @@ pub trait Bus: Send + Sync + 'static {
         true
     }
 
-    /// The name of the deployment, by which it is told from others on the same broker; empty if it has none.
+    /// The name of the deployment, which others on the same broker do not have; empty for a deployment without a name.
     fn deployment(&self) -> &str {
         ""
     }
@@ -175,7 +175,7 @@ pub trait Bus: Send + Sync + 'static {
     /// Whether the bus can be reached: the present state and its changes.
     fn connection(&self) -> watch::Receiver<Connection>;
 
-    /// What keeps the bus from taking work, if anything does: the present state and its changes.
+    /// The fault that keeps the bus from taking work, if there is one: the present state and its changes.
     fn fault(&self) -> watch::Receiver<Option<BusFault>>;
 
     /// Sends buffered messages and closes the connection. No call works afterwards.

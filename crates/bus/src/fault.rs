@@ -1,4 +1,4 @@
-//! What keeps a bus from taking work, and since when.
+//! Faults that keep a bus from taking work, and their beginnings.
 //!
 //! A bus watches this by itself ([`Bus::fault`](crate::Bus::fault)): over NATS by a pulse that one gateway makes for all
 //! processes, in process by the writes to its disk.
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// What is wrong with a bus.
+/// A fault of a bus.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BusFault {
     /// The kind of fault.

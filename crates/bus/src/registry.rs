@@ -69,7 +69,7 @@ pub struct WorkerEntry {
 /// The content of a model version at a worker: what its answers come from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
-    /// What changes together: the model's own name, or the name of the model folder that it is made of.
+    /// The unit that changes as a whole: the model's own name, or the name of its model folder.
     pub of: String,
     /// A digest of the files.
     pub digest: String,

@@ -160,10 +160,13 @@ impl<T> WorkQueue<T> {
         }
     }
 
-    /// Room for a request that this worker already has. It may exceed the capacity, because the bus has delivered the
-    /// request.
-    pub fn permit(self: &Arc<Self>, lane: Lane) -> Permit<T> {
-        self.state.lock().permits_out[lane as usize] += 1;
+    /// Room for a request that the shared queue has delivered; whether `more` waited there behind it. It may exceed the capacity,
+    /// because this worker has the request already.
+    pub fn permit(self: &Arc<Self>, lane: Lane, more: bool) -> Permit<T> {
+        let mut state = self.state.lock();
+        state.permits_out[lane as usize] += 1;
+        state.past[lane as usize].backlog = more;
+        drop(state);
         Permit { queue: self.clone(), lane }
     }
 
@@ -174,11 +177,6 @@ impl<T> WorkQueue<T> {
         let has_permit = !state.closed && !state.paused && state.take_past(lane, self.capacity);
         drop(state);
         has_permit.then(|| Permit { queue: self.clone(), lane })
-    }
-
-    /// A request of a lane was received from the shared queue; whether `more` waited there behind it.
-    pub fn received(&self, lane: Lane, more: bool) {
-        self.state.lock().past[lane as usize].backlog = more;
     }
 
     /// Closes the queue if it holds no requests, under one lock, so that no permit is given out in between. Returns

@@ -239,7 +239,7 @@ async fn what_is_always_refused_delays_nothing_else_and_can_be_cancelled() {
         away.push(gateway.jobs.accept(call, None).await.unwrap().id);
     }
     let stands = gateway.batch_to("/away", gateway.file(&lines(50).replace("/run", "/away")).await).await;
-    // Until the gateway knows what is away.
+    // Until the gateway knows which model is away.
     until("refusals", async || (gateway.system.refused.load(Ordering::Relaxed) > 40).then_some(())).await;
     let began = std::time::Instant::now();
     let mut others = Vec::new();

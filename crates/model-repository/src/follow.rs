@@ -77,8 +77,8 @@ impl FollowedFolders {
     pub fn look(&mut self, is_ready: impl Fn(&str, i64) -> bool) -> Vec<Change> {
         let mut changes = Vec::new();
         for followed in &mut self.followed {
-            let found = followed.retire(&self.repository, &is_ready).and_then(|()| followed.look(&self.repository));
-            match found {
+            followed.retire(&self.repository, &is_ready);
+            match followed.look(&self.repository) {
                 Ok(true) => changes.push(Change { folder: followed.folder.clone(), fault: None }),
                 Ok(false) => {}
                 Err(fault) => {
@@ -124,14 +124,11 @@ impl Followed {
         Ok(true)
     }
 
-    /// Removes the versions before the present one, if that is ready.
-    fn retire(&mut self, repository: &Path, is_ready: impl Fn(&str, i64) -> bool) -> Result<(), SourceError> {
+    /// Removes the versions before the present one, if that is ready. The next look tries again to remove those that stay.
+    fn retire(&mut self, repository: &Path, is_ready: impl Fn(&str, i64) -> bool) {
         if is_ready(&self.folder.name, self.folder.version) {
-            for old in std::mem::take(&mut self.old) {
-                remove(repository, &old)?;
-            }
+            self.old.retain(|old| remove(repository, old).is_err());
         }
-        Ok(())
     }
 }
 
@@ -191,7 +188,12 @@ fn remove(repository: &Path, folder: &ModelFolder) -> Result<(), SourceError> {
                 fs::read_dir(&path)?.flatten().filter(|entry| entry.path().is_dir() && entry.path() != version);
             if others.count() == 0 { fs::remove_dir_all(&path) } else { fs::remove_dir_all(&version) }
         };
-        gone().map_err(|source| RepositoryError::Write { path: path.clone(), source })?;
+        match gone() {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                return Err(RepositoryError::Write { path, source }.into());
+            }
+            Ok(()) | Err(_) => {}
+        }
     }
     Ok(())
 }

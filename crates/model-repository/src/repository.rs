@@ -8,8 +8,8 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -20,15 +20,17 @@ use crate::digest::Digest;
 use crate::fingerprint::{self, hash};
 use crate::normalize::Surroundings;
 use crate::parse::{read_json, read_text};
-use crate::validate::lies_beneath;
 use crate::{ModelConfig, RepositoryError, TemporaryFolder, VersionPolicy, proto, requested};
+
+mod files;
+
+pub(crate) use files::version_number;
+use files::{Entry, distinct, list, read_file, read_labels, version_directories};
 
 /// The configuration's file name.
 pub(crate) const CONFIG_FILE: &str = "config.pbtxt";
 /// The parameter that names a model's operations on texts.
 const TASK: &str = "task";
-/// No configuration or label file is larger than this by intent.
-const MAX_TEXT_BYTES: u64 = 64 << 20;
 
 /// The models of one or more model repositories.
 #[derive(Clone, Debug, Default)]
@@ -63,7 +65,7 @@ struct Definition {
     config: Arc<ModelConfig>,
     /// Whether it lies in the version's directory, and its label files with it.
     is_own: bool,
-    /// What it says about answers.
+    /// The fields on which answers depend, encoded.
     content: Arc<[u8]>,
 }
 
@@ -365,7 +367,7 @@ impl RepositoryModel {
         self.fingerprints.get(&version).copied().unwrap_or_default()
     }
 
-    /// A digest of what the version's answers come from: its configuration, the files of its directory and those beside it. It
+    /// A digest of the sources of the version's answers: its configuration, the files of its directory and those beside it. It
     /// is the same on every host that has the same files. Reads them all, as long as they are not known; the error names the path.
     pub fn digest(&self, version: i64) -> io::Result<String> {
         let mut digest = Digest::new();
@@ -431,20 +433,6 @@ pub(crate) fn check_kind(shared: &ModelConfig, own: &ModelConfig, version: i64) 
     }
 }
 
-// === impl Entry ===
-
-impl Entry {
-    fn may_be_model(&self) -> bool {
-        self.is_directory && !self.name.starts_with('.')
-    }
-}
-
-/// The version directories of a model's directory, by version.
-fn version_directories(path: &Path) -> Result<BTreeMap<i64, PathBuf>, RepositoryError> {
-    let directories = list(path)?.into_iter().filter(|entry| entry.is_directory);
-    Ok(directories.filter_map(|entry| Some((version_number(&entry.name)?, entry.path))).collect())
-}
-
 // === impl VersionPolicy ===
 
 impl VersionPolicy {
@@ -468,69 +456,5 @@ fn content(message: &proto::ModelConfig) -> Arc<[u8]> {
     defining.encode_to_vec().into()
 }
 
-/// The version that a directory name stands for: digits only, no leading zero.
-pub(crate) fn version_number(name: &str) -> Option<i64> {
-    let digits = name.bytes().all(|byte| byte.is_ascii_digit());
-    let leading_zero = name.len() > 1 && name.starts_with('0');
-    if digits && !leading_zero { name.parse().ok() } else { None }
-}
-
-fn read_labels(config: &ModelConfig, path: &Path) -> Result<BTreeMap<String, Arc<[String]>>, RepositoryError> {
-    let mut labels = BTreeMap::new();
-    for output in config.outputs.iter().filter(|output| !output.label_filename.is_empty()) {
-        let label_path = path.join(&output.label_filename);
-        if !lies_beneath(&output.label_filename) {
-            return Err(RepositoryError::Invalid(format!(
-                "label file path '{}' for output '{}' in model '{}' is outside model directory",
-                label_path.display(),
-                output.name,
-                config.name
-            )));
-        }
-        labels.insert(output.name.clone(), read_file(&label_path)?.lines().map(str::to_owned).collect());
-    }
-    Ok(labels)
-}
-
-struct Entry {
-    name: String,
-    path: PathBuf,
-    is_directory: bool,
-}
-
-/// The paths without those that name a directory a second time.
-fn distinct(paths: &[PathBuf]) -> impl Iterator<Item = &PathBuf> {
-    let mut seen = BTreeSet::new();
-    paths.iter().filter(move |path| seen.insert(path.canonicalize().unwrap_or_else(|_| path.to_path_buf())))
-}
-
-fn list(path: &Path) -> Result<Vec<Entry>, RepositoryError> {
-    let read = || -> io::Result<Vec<Entry>> {
-        let mut entries = Vec::new();
-        for entry in fs::read_dir(path)? {
-            let path = entry?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let is_directory = path.is_dir();
-            entries.push(Entry { name, path, is_directory });
-        }
-        entries.sort_by(|left, right| left.name.cmp(&right.name));
-        Ok(entries)
-    };
-    read().map_err(|source| RepositoryError::Read { path: path.to_owned(), source })
-}
-
-fn read_file(path: &Path) -> Result<String, RepositoryError> {
-    let read = || {
-        let mut text = String::new();
-        let size = File::open(path)?.take(MAX_TEXT_BYTES + 1).read_to_string(&mut text)? as u64;
-        match size > MAX_TEXT_BYTES {
-            true => Err(io::Error::other(format!("larger than {MAX_TEXT_BYTES} bytes"))),
-            false => Ok(text),
-        }
-    };
-    read().map_err(|source| RepositoryError::Read { path: path.to_owned(), source })
-}
-
 #[cfg(test)]
-#[path = "repository/tests.rs"]
 mod tests;

@@ -94,7 +94,7 @@ pub struct Child {
 #[derive(Clone, Default)]
 struct Printed(Arc<Mutex<VecDeque<String>>>);
 
-/// The thread that reads a child's output, and what it keeps.
+/// The thread that reads a child's output, and the lines that it keeps.
 type Printing = (JoinHandle<()>, Printed);
 
 // === impl Recipe ===

@@ -228,7 +228,7 @@ class TritonPythonModel:
 /// Of so many requests one has rubbish for an answer.
 const ONE_IN: usize = 50;
 
-/// One request in [`ONE_IN`] has for an answer what a model must not give or raises what it must not raise. Each such request has one
+/// One request in [`ONE_IN`] answers with a value that no model may give, or raises an exception that none may raise. Each such request has one
 /// error, is executed once, and costs neither the process nor another request.
 fn rubbish_of_a_model_under_load(mode: Mode) {
     let code = fs::read_to_string(workspace().join("services/python/tests/model/rubbish.py")).expect("it is there");

@@ -36,14 +36,14 @@ pub struct Nats {
     pub(super) client: async_nats::Client,
     pub(super) jetstream: jetstream::Context,
     pub(super) connection: watch::Receiver<Connection>,
-    /// What keeps the broker from taking work.
+    /// The fault that keeps the broker from taking work.
     pub(super) fault: watch::Receiver<Option<BusFault>>,
     /// The text of the last action that the broker did not permit. The broker sends it apart from the answers to
     /// requests.
     pub(super) refusals: watch::Receiver<String>,
     /// The deliveries in this process.
     pub(super) deliveries: Deliveries,
-    /// The name of the deployment; empty if it has none.
+    /// The name of the deployment; empty for a deployment without a name.
     pub(super) deployment: Arc<str>,
     /// The names of the deployment on the wire.
     pub(super) names: Names,

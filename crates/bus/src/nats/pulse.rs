@@ -44,7 +44,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// A pulse.
 #[derive(Debug, Serialize, Deserialize)]
 struct Pulse {
-    /// What is wrong with the broker's store.
+    /// The fault of the broker's store.
     store: Option<StoreFault>,
 }
 
@@ -72,7 +72,7 @@ struct ApiError {
     description: String,
 }
 
-/// What this process knows of the broker.
+/// The knowledge of this process about the broker.
 struct Watched {
     fault: watch::Sender<Option<BusFault>>,
     /// The last sign that the broker is reached.
@@ -132,7 +132,7 @@ impl Nats {
         }
     }
 
-    /// Looks whether the broker takes work; a gateway also says so. Returns what is wrong with the broker's store. The
+    /// Looks whether the broker takes work; a gateway also says so. Returns the fault of the broker's store. The
     /// error says why the broker is not reached.
     async fn beat(&self, watched: &mut Watched) -> Result<Option<StoreFault>, String> {
         if !self.makes_streams {
@@ -151,7 +151,7 @@ impl Nats {
         Ok(store)
     }
 
-    /// What is wrong with the broker's store. The error says why the broker is not reached.
+    /// The fault of the broker's store. The error says why the broker is not reached.
     async fn look_at_store(&self, watched: &mut Watched) -> Result<Option<(FaultKind, String)>, String> {
         let names = [self.names.pulse(), self.names.pulse_stream()];
         let written = async {

@@ -44,7 +44,7 @@ const OF_REQUEST: &str = "request";
 // === impl DeploymentName ===
 
 impl DeploymentName {
-    /// The name; empty if the deployment has none.
+    /// The name; empty for a deployment without a name.
     pub fn as_str(&self) -> &str {
         &self.0
     }

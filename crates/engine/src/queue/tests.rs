@@ -170,7 +170,7 @@ fn more_is_asked_for_while_all_that_comes_is_late() {
         queue.came_late();
     }
     assert_eq!(room(), Room::Now(2));
-    let _permits: Vec<_> = (0..3).map(|_| queue.permit(Lane::Live)).collect();
+    let _permits: Vec<_> = (0..3).map(|_| queue.permit(Lane::Live, false)).collect();
     assert_eq!(room(), Room::Now(1), "never more than it may hold");
     queue.push(Lane::Live, candidate(), ());
     assert_eq!(queue.state.lock().late, 0);
@@ -216,7 +216,7 @@ async fn room_opens_shortly_before_the_instance_is_free() {
 async fn room_follows_permits() {
     let queue: Arc<WorkQueue<()>> = WorkQueue::new(Box::new(OneAtATime), 2, None);
     let first = queue.try_permit(Lane::Live).unwrap();
-    let _second = queue.permit(Lane::Live);
+    let _second = queue.permit(Lane::Live, false);
     assert!(queue.try_permit(Lane::Live).is_none());
     let waiting = tokio::time::timeout(Duration::from_millis(20), queue.room_beyond(Lane::Live, 0)).await;
     assert!(waiting.is_err(), "no room while all permits are out");
@@ -231,11 +231,11 @@ fn a_request_of_this_process_does_not_pass_those_in_the_shared_queue() {
     assert_eq!(permits.len(), 3);
     permits.pop();
     assert!(queue.try_permit(Lane::Live).is_none(), "the refused request waits in the shared queue");
-    queue.received(Lane::Live, true);
+    drop(queue.permit(Lane::Live, true));
     assert!(queue.try_permit(Lane::Live).is_none(), "others wait behind the one that was received");
-    queue.received(Lane::Bulk, false);
+    drop(queue.permit(Lane::Bulk, false));
     assert!(queue.try_permit(Lane::Live).is_none(), "the lanes are queues of their own");
-    queue.received(Lane::Live, false);
+    drop(queue.permit(Lane::Live, false));
     permits.extend(queue.try_permit(Lane::Live));
     assert_eq!(permits.len(), 3);
     // Nothing was asked of the shared queue while all permits were out.
@@ -265,7 +265,7 @@ fn a_worker_asks_for_one_request_while_others_go_past_the_shared_queue() {
     assert_eq!(room(), Room::None, "the instance is busy, nobody knows for how long");
     let _permit = queue.try_permit(Lane::Live).unwrap();
     assert_eq!(room(), Room::Now(1));
-    queue.received(Lane::Live, true);
+    drop(queue.permit(Lane::Live, true));
     assert_eq!(room(), Room::None, "no more than usual while requests wait in the shared queue");
 }
 
@@ -338,7 +338,7 @@ fn live_requests_that_never_pause_leave_bulk_requests_a_share() {
 async fn bulk_requests_take_no_room_from_live_ones() {
     let appetite = Appetite { batch: 2, look_ahead: Duration::from_millis(20) };
     let queue = WorkQueue::new(Box::new(Pairs), 4, Some(Intake::new(1, appetite)));
-    let mut permits: Vec<_> = (0..4).map(|_| queue.permit(Lane::Bulk)).collect();
+    let mut permits: Vec<_> = (0..4).map(|_| queue.permit(Lane::Bulk, false)).collect();
     for _ in 0..2 {
         queue.push(Lane::Bulk, candidate(), ());
     }

@@ -22,18 +22,17 @@ use crate::settle::given_up;
 impl HostedModel {
     /// Takes in a delivery from the bus. A short request may be executed `here`, on this thread.
     pub fn receive(self: &Arc<Self>, delivery: Delivery, here: bool) {
-        self.queue.received(delivery.message.lane(), delivery.more);
+        let permit = self.queue.permit(delivery.message.lane(), delivery.more);
         let (message, held) = self.hold(delivery);
         if held.deliveries > 1 {
             self.statistics.record(|counters| counters.redeliveries += 1);
-            let (this, permit) = (self.clone(), self.queue.permit(message.lane()));
+            let this = self.clone();
             return self.worker.tasks.spawn("suspect", async move {
                 if let Some((message, held)) = this.take_turn(message, held).await {
                     this.admit(message, held, permit, false);
                 }
             });
         }
-        let permit = self.queue.permit(message.lane());
         self.admit(message, held, permit, here);
     }
 
@@ -207,8 +206,8 @@ impl HostedModel {
 
     /// Refuses a request that waited too long in the shared queue.
     pub fn refuse(self: &Arc<Self>, delivery: Delivery) {
+        let permit = self.queue.permit(delivery.message.lane(), delivery.more);
         let (message, held) = self.hold(delivery);
-        let permit = self.queue.permit(message.lane());
         let received_at = UnixMicros::now();
         // Every request that is concluded leaves `cancellations`, so it has to enter them first.
         self.worker.cancellations.enter(&message.request_id);

@@ -24,7 +24,7 @@ use super::reconcile::{PATIENCE, PATIENCE_AFTER_LOSS, Reconciler, Search};
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long after the last sign of life of the bus a request still waits for it. It is longer than the restart of a broker, and
-/// shorter than most clients wait, so that they learn what is wrong.
+/// shorter than most clients wait, so that they learn the reason.
 const OUTAGE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The error of a request that was not answered by its deadline.

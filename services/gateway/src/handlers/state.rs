@@ -40,7 +40,7 @@ pub struct Handlers {
     pub(crate) last_status: tokio::sync::Mutex<LastStatus>,
     /// Whether this gateway takes durable work.
     pub(crate) keeps_jobs: bool,
-    /// The name of the deployment; empty if it has none.
+    /// The name of the deployment; empty for a deployment without a name.
     pub(crate) deployment: String,
     /// The access rules.
     pub(crate) access: Access,

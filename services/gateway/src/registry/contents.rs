@@ -42,7 +42,7 @@ pub(super) struct Rival<'a> {
     content: &'a Content,
 }
 
-/// The choices by what they are of, each with its revision and the reading of the store that brought it.
+/// The choices by model and version, each with its revision and the reading of the store that brought it.
 #[derive(Debug, Default)]
 pub(super) struct Choices(BTreeMap<(String, i64), (ContentChoice, u64, u64)>);
 

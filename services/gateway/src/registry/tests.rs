@@ -62,7 +62,7 @@ impl Worker {
     }
 }
 
-fn entry(worker: &str, model: &str) -> WorkerEntry {
+pub(super) fn entry(worker: &str, model: &str) -> WorkerEntry {
     WorkerEntry {
         worker: worker.to_owned(),
         service: "model".to_owned(),

@@ -44,7 +44,7 @@ pointer_in = _python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, c
 is_valid = _python("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
 set_name = _python("PyCapsule_SetName", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
 
-# What exported tensors lie in, by the address of their description, until whoever has them frees them.
+# The memory of exported tensors, by the address of their description, until whoever has them frees them.
 KEPT = {}
 
 

@@ -232,7 +232,7 @@ class ResponseSender:
                 raise TritonModelException(
                     "a model without the decoupled transaction policy sends one response for each request"
                 )
-            # What cannot be sent is an error of the model, which may still answer.
+            # A response that cannot be sent is an error of the model, which may still answer.
             self._host.channel.send({"type": "responses", "responses": [header]}, layout.buffers)
             if final:
                 del self._host.senders[self._ticket]

@@ -1,7 +1,7 @@
-use trireme_bus::ModelState;
 use trireme_inference::ModelKey;
 
 use super::*;
+use crate::registry::tests;
 
 /// A worker's entry for model `m` of folder `f`.
 fn entry(worker: &str, digest: &str, since: u64) -> WorkerEntry {
@@ -10,18 +10,7 @@ fn entry(worker: &str, digest: &str, since: u64) -> WorkerEntry {
 
 fn of(model: &str, worker: &str, digest: &str, since: u64) -> WorkerEntry {
     let content = Content { of: "f".to_owned(), digest: digest.to_owned(), yields_to: None };
-    WorkerEntry {
-        worker: worker.to_owned(),
-        service: "model".to_owned(),
-        host: "h".to_owned(),
-        model: ModelKey { name: model.into(), version: 1 },
-        state: ModelState::Ready,
-        config: String::new(),
-        capacity: 1,
-        bulk: true,
-        content: Some(content),
-        since: UnixMicros(since),
-    }
+    WorkerEntry { content: Some(content), since: UnixMicros(since), ..tests::entry(worker, model) }
 }
 
 fn yielding(entry: WorkerEntry, number: u64) -> WorkerEntry {
