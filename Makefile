@@ -28,8 +28,7 @@ demo-translation: setup-demo build ## Serves a small translation model: number w
 test: setup lint ## All tests that a change has to pass
 	@echo "==> cargo build (the first one takes some minutes); the end-to-end tests run these binaries"
 	cargo build --workspace
-	@echo "==> cargo test"
-	cargo test --workspace
+	@scripts/run-tests.py
 	@$(MAKE) --no-print-directory kubernetes-test
 	@$(MAKE) --no-print-directory cluster-test
 
@@ -172,7 +171,7 @@ seeds-test: ## The model.py files and clients of five published posts, byte for 
 perf-analyzer: setup ## NVIDIA's perf_analyzer measures an ensemble over HTTP, gRPC and streams, in one process and as services
 	@scripts/setup-perf-analyzer.sh
 	cargo build --workspace
-	cargo test --workspace --test perf_analyzer -- --test-threads 1 --nocapture
+	cargo test --workspace --test suite perf_analyzer:: -- --test-threads 1 --nocapture
 
 .PHONY: wheel
 wheel: ## Builds target/wheels/trireme-….whl, which brings ONNX Runtime and nats-server as wheels of their own (PROFILE=release)
@@ -191,13 +190,13 @@ s3-test: setup-demo ## Serves models from a server with S3's interface (moto), o
 .PHONY: observability-test
 observability-test: setup ## Traces, the dashboard and its rules; with a real Prometheus, where it is installed (or PROMETHEUS names it)
 	cargo build --workspace
-	cargo test --workspace --test traces --test observability -- --nocapture
+	cargo test --workspace --test suite -- traces:: observability:: --nocapture
 
 .PHONY: clients-test
 clients-test: setup ## OpenAI's, Cohere's, LangChain's, LlamaIndex's, Haystack's, Infinity's and Hugging Face's Python clients from PyPI, in one process and as services
 	@scripts/setup-clients.sh
 	cargo build --workspace
-	cargo test --workspace --test dialect_clients -- --nocapture
+	cargo test --workspace --test suite dialect_clients:: -- --nocapture
 
 .PHONY: schema-test
 schema-test: setup-demo ## schemathesis from PyPI against every route of /openapi.json: no answer outside the document, no 500 (SECONDS_EACH=60)

@@ -108,6 +108,11 @@ pub trait Bus: Send + Sync + 'static {
     /// How many bytes of tensors a message may have to travel without a claim.
     fn message_bytes(&self) -> usize;
 
+    /// Whether workers of other processes may pull from its queues.
+    fn is_shared(&self) -> bool {
+        true
+    }
+
     // === Inboxes ===
 
     /// Opens the inbox for replies to `gateway`. Once per gateway name.

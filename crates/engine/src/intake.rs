@@ -7,7 +7,8 @@
 //! how long its runs take ([`Pace`]). The worker takes as many requests as fit into that time, and at least a full
 //! batch for each instance that is free within the horizon. It takes nothing for instances that are busy beyond the
 //! horizon; [`Intake::room`] returns the time when there will be more room. The horizon is the batch policy's
-//! look-ahead, or twice the time that messages take to come from the broker if that is longer.
+//! look-ahead, or twice the time that messages take to come from the broker if that is longer. A queue that no other
+//! worker pulls from has no horizon: there the batch policy may choose among all that the worker can hold.
 //!
 //! Not here: the most requests that a worker holds whatever its pace (`queue`), which of them run together
 //! (`batching`).
@@ -52,6 +53,8 @@ pub struct Pace {
 pub struct Intake {
     instances: usize,
     appetite: Appetite,
+    /// Whether other workers may pull from the queue.
+    shared: bool,
     pace: Pace,
     running: Vec<Running>,
     last: u64,
@@ -109,10 +112,10 @@ fn by_instances(instances: &[Instance], in_batches: impl Fn(usize) -> usize) -> 
 }
 
 /// How much of the shared queue this worker takes at a time. `None` for stepwise instances: their requests share time
-/// with each other, so there are no runs to measure.
-pub fn of(policy: &dyn BatchPolicy, instances: &[Instance]) -> Option<Intake> {
+/// with each other, so there are no runs to measure. `shared`: whether other workers may pull from the queue.
+pub fn of(policy: &dyn BatchPolicy, instances: &[Instance], shared: bool) -> Option<Intake> {
     let batches = instances.iter().all(|instance| matches!(instance, Instance::Batch(_)));
-    batches.then(|| Intake::new(instances.len(), policy.appetite()))
+    batches.then(|| Intake { shared, ..Intake::new(instances.len(), policy.appetite()) })
 }
 
 // === impl Pace ===
@@ -141,15 +144,16 @@ impl Pace {
 // === impl Intake ===
 
 impl Intake {
-    /// The intake of this many idle instances.
+    /// The intake of this many idle instances, from a queue that other workers pull from, too.
     pub fn new(instances: usize, appetite: Appetite) -> Intake {
         let (pace, running) = (Pace::default(), Vec::new());
-        Intake { instances: instances.max(1), appetite, pace, running, last: 0, fetches: (0.0, 0.0) }
+        Intake { instances: instances.max(1), appetite, shared: true, pace, running, last: 0, fetches: (0.0, 0.0) }
     }
 
     /// The same for one idle background instance, before anything was measured.
     pub fn for_background(&self) -> Intake {
-        Intake::new(1, Appetite { look_ahead: self.appetite.look_ahead * BACKGROUND_HORIZON, ..self.appetite })
+        let appetite = Appetite { look_ahead: self.appetite.look_ahead * BACKGROUND_HORIZON, ..self.appetite };
+        Intake { shared: self.shared, ..Intake::new(1, appetite) }
     }
 
     /// One more instance, idle.
@@ -221,6 +225,9 @@ impl Intake {
 
     /// How many requests to take in addition to the `waiting` ones.
     pub fn room(&self, waiting: usize, now: Instant) -> Room {
+        if !self.shared {
+            return Room::Now(usize::MAX);
+        }
         let horizon = self.horizon();
         // Seconds until a running instance is free; infinite while the pace is unknown.
         let busy = |run: &Running| match self.pace.run(run.cost) {

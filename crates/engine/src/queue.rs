@@ -101,10 +101,10 @@ impl<T> WorkQueue<T> {
         })
     }
 
-    /// The queue of a model with these instances.
-    pub fn of(policy: Box<dyn BatchPolicy>, instances: &[Instance]) -> Arc<WorkQueue<T>> {
+    /// The queue of a model with these instances. `shared`: whether other workers may pull from the model's queue on the bus.
+    pub fn of(policy: Box<dyn BatchPolicy>, instances: &[Instance], shared: bool) -> Arc<WorkQueue<T>> {
         let capacity = intake::most_in_hand(policy.as_ref(), instances);
-        let intake = intake::of(policy.as_ref(), instances);
+        let intake = intake::of(policy.as_ref(), instances, shared);
         WorkQueue::new(policy, capacity, intake)
     }
 

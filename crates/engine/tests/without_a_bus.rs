@@ -195,7 +195,7 @@ impl Running {
         };
         let model = Arc::new(Model {
             key: ModelKey { name: "doubler".into(), version: 1 },
-            queue: WorkQueue::of(policy, &instances),
+            queue: WorkQueue::of(policy, &instances, false),
             guests: Guests::new(guests),
             statistics: Arc::<ModelStatistics>::default(),
             canary: None,

@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers are part of the tests")]
 
-mod model;
-
 use std::time::{Duration, Instant};
 
-use model::{Model, answer, execute, python, request};
+use super::model::{Model, answer, execute, python, request};
 use trireme_inference::ErrorCode;
 use trireme_python::AllowPython;
 use trireme_runtime::{Instance, Outage};

@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "the helpers are part of the tests")]
 
-mod model;
-
 use std::sync::Arc;
 
-use model::{Model, answer, execute, request, texts};
+use super::model::{Model, answer, execute, request, texts};
 use trireme_inference::{DataType, ErrorCode, InferError, ParameterValue, Tensor};
 use trireme_runtime::{ExecuteRequest, Instance, Progress};
 

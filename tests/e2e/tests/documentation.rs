@@ -42,7 +42,7 @@ const PROCESSES: [(&str, Option<&str>); 7] = [
 const PAGE: &str = "docs/configuration.md";
 const TABLES_BEGIN: &str = "<!-- flags: begin -->";
 const TABLES_END: &str = "<!-- flags: end -->";
-const HOW_TO_RENEW: &str = "renew it with `UPDATE_DOCS=1 cargo test -p trireme-e2e --test documentation`";
+const HOW_TO_RENEW: &str = "renew it with `UPDATE_DOCS=1 cargo test -p trireme-e2e --test suite documentation::`";
 
 /// In `--help`, the text about a flag is indented at least this far; flags are not.
 const HELP_INDENT: usize = 10;

@@ -317,7 +317,7 @@ fn the_page_names_what_is_exported() {
         return fs::write(&path, renewed).expect("the page can be written");
     }
     let differs = renewed.lines().zip(page.lines()).find(|(renewed, page)| renewed != page);
-    let how = "renew it with `UPDATE_DOCS=1 cargo test -p trireme-e2e --test statistics`";
+    let how = "renew it with `UPDATE_DOCS=1 cargo test -p trireme-e2e --test suite statistics::`";
     assert!(renewed == page, "{PAGE} is out of date, {how}; it first differs here: {differs:#?}");
 }
 

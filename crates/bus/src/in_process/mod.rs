@@ -173,6 +173,10 @@ impl Bus for InProcess {
         usize::MAX
     }
 
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {
         let inbox = Inbox::new(gateway);
         let bus = self.clone();

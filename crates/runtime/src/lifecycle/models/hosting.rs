@@ -83,7 +83,9 @@ impl Models {
             true => allowance(policy.as_ref(), &instances),
             false => most_in_hand(policy.as_ref(), &instances),
         };
-        let queue = WorkQueue::of(policy, &instances);
+        // The limits of a queue policy count what waits in the shared queue: there, too, the worker takes no more than it can begin soon.
+        let shared = self.shared.bus.is_shared() || config.has_queue_policy();
+        let queue = WorkQueue::of(policy, &instances, shared);
         let statistics = self.shared.statistics.model(&key);
         // A stepwise instance has no batches, and no answer that another request could have.
         let in_batches = instances.iter().all(|instance| matches!(instance, Instance::Batch(_)));

@@ -1,0 +1,6 @@
+//! All tests of this folder in one program, because each program that is linked takes seconds.
+
+mod control;
+mod registry;
+mod stepwise;
+mod worker;

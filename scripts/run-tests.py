@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""Builds and runs all tests of the workspace: `cargo test --workspace --no-fail-fast`, with programs side by side.
+
+Most tests wait for processes and clocks more than they work, so several programs run at the same time, each with several threads.
+Programs named `alone` measure, or load the whole machine: they run at the end, one after the other, with a thread for each CPU. A test
+that failed is repeated once on the idle machine; if it passes there, it counts, and the last lines name it.
+
+Prints a line for each program: seconds, seconds of CPU, and number of tests. Outputs are in target/test-logs.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+WORKSPACE = Path(__file__).resolve().parent.parent
+LOGS = WORKSPACE / "target" / "test-logs"
+
+# More failures than this under load are a fault of the tests, whatever they do on an idle machine.
+MOST_REPEATED = 12
+
+# A program that takes longer hangs.
+LIMIT = 45 * 60
+
+FAILED = re.compile(r"^test (\S+)(?: - should panic)? \.\.\. .*FAILED$", re.MULTILINE)
+SUMMARY = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", re.MULTILINE)
+
+
+class Program:
+    """A program of tests, and what its last run gave."""
+
+    def __init__(self, package: str, target: dict, path: str, folder: Path):
+        self.package, self.target, self.path, self.folder = package, target["name"], path, folder
+        self.is_integration = "test" in target["kind"]
+        self.name = f"{package} {self.target}" if self.is_integration else f"{package} ({target['kind'][0]} {self.target})"
+        self.log = LOGS / (re.sub(r"\W+", "-", self.name).strip("-") + ".log")
+        self.alone = self.is_integration and self.target == "alone"
+        self.output, self.took, self.cpu, self.status = "", 0.0, 0.0, 0
+
+    def run(self, threads: int, tests: list[str] = ()) -> None:
+        """Runs it with its package's folder as working directory, as cargo does; only `tests` if there are any."""
+        environment = os.environ | {"CARGO_MANIFEST_DIR": str(self.folder), "CARGO_PKG_NAME": self.package}
+        command = [self.path, *(["--exact", *tests] if tests else []), "--test-threads", str(threads)]
+        began = time.monotonic()
+        with self.log.open("ab" if tests else "wb") as log:
+            child = subprocess.Popen(command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            limit = threading.Timer(LIMIT, child.kill)
+            limit.start()
+            _, status, usage = os.wait4(child.pid, 0)
+            limit.cancel()
+            child.returncode = self.status = os.waitstatus_to_exitcode(status)
+        self.took, self.cpu = time.monotonic() - began, usage.ru_utime + usage.ru_stime
+        self.output = self.log.read_text(errors="replace")
+
+    def failed(self) -> list[str]:
+        return sorted(set(FAILED.findall(self.output)))
+
+    def __str__(self) -> str:
+        found = SUMMARY.findall(self.output)
+        count = f"{found[-1][0]} passed, {found[-1][1]} failed" if found else f"ended with {self.status}"
+        return f"{self.took:7.1f} s {self.cpu:7.1f} s of CPU  {self.name}: {count}"
+
+
+def build(arguments: list[str]) -> list[Program]:
+    """Builds the programs of tests and lists them, the largest ones first."""
+    command = ["cargo", "test", "--workspace", "--no-run", "--message-format=json-render-diagnostics", *arguments]
+    built = subprocess.run(command, cwd=WORKSPACE, stdout=subprocess.PIPE, text=True, check=False)
+    if built.returncode:
+        sys.exit(built.returncode)
+    programs = []
+    for line in built.stdout.splitlines():
+        message = json.loads(line)
+        if message["reason"] == "compiler-artifact" and message["profile"]["test"] and message["executable"]:
+            folder = Path(message["manifest_path"]).parent
+            package = re.search(r"([\w-]+)@[^@]*$|/([\w-]+)#[^@]*$", message["package_id"])
+            programs.append(Program(package[1] or package[2], message["target"], message["executable"], folder))
+    return sorted(programs, key=lambda program: -os.path.getsize(program.path))
+
+
+def run_side_by_side(programs: list[Program], jobs: int, threads: int) -> None:
+    """Runs programs, `jobs` at a time."""
+    waiting, lock = list(programs), threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                if not waiting:
+                    return
+                program = waiting.pop(0)
+            program.run(threads)
+            with lock:
+                print(program, flush=True)
+
+    workers = [threading.Thread(target=work) for _ in range(jobs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cpus = os.cpu_count() or 1
+    parser.add_argument("--jobs", type=int, default=cpus + 1, help="programs at a time (default: one more than there are CPUs)")
+    parser.add_argument("--threads", type=int, default=2 * cpus, help="tests of a program at a time (default: two for each CPU)")
+    parser.add_argument("--only", default="", help="programs whose name contains this")
+    parser.add_argument("cargo", nargs="*", help="arguments of cargo, behind --")
+    options = parser.parse_args()
+    began = time.monotonic()
+    LOGS.mkdir(parents=True, exist_ok=True)
+    programs = [program for program in build(options.cargo) if options.only in program.name]
+    print(f"==> {len(programs)} programs of tests, built in {time.monotonic() - began:.0f} s", flush=True)
+    run_side_by_side([program for program in programs if not program.alone], options.jobs, options.threads)
+    run_side_by_side([program for program in programs if program.alone], 1, cpus)
+
+    repeated, failures = [], []
+    for program in programs:
+        if program.status == 0:
+            continue
+        failed = program.failed()
+        print(f"==> {program.name}: once more, alone: {' '.join(failed) or 'all of it, because it did not come to an end'}", flush=True)
+        before = program.output
+        program.run(1 if failed else cpus, failed)
+        print(program, flush=True)
+        if program.status:
+            failures.append(program)
+            print(f"==> {program.log}\n{program.output[len(before):][-20_000:]}", flush=True)
+        else:
+            repeated += [f"{program.name}: {test}" for test in failed or ["(all)"]]
+    for test in repeated:
+        print(f"==> passed only alone: {test}")
+    print(f"==> tests: {time.monotonic() - began:.0f} s")
+    for program in failures:
+        print(f"==> FAILED: {program.name}: {' '.join(program.failed())}")
+    if len(repeated) > MOST_REPEATED:
+        print(f"==> {len(repeated)} tests passed only alone; at most {MOST_REPEATED} may")
+    return int(bool(failures) or len(repeated) > MOST_REPEATED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
