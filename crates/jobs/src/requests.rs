@@ -190,17 +190,14 @@ impl Jobs {
             Tried::Expired => request.state = RequestState::Expired,
         }
         let sent = std::mem::replace(&mut request.body, Body::Here(Bytes::new()));
-        let answered = request.answer_body.clone();
         match self.write(id, &Record::Request(request), revision, Some(live)).await {
             Ok(_) => {
                 self.discard(&sent).await;
                 Ok(false)
             }
-            // It was cancelled, or another gateway took it over.
-            Err(BusError::Conflict { .. }) => {
-                self.discard(&answered).await;
-                Ok(false)
-            }
+            // It was cancelled, or another gateway took it over. The answer's object lapses: it is not deleted, because a write whose
+            // confirmation was lost may be refused the second time although the store has it, and then the record names this answer.
+            Err(BusError::Conflict { .. }) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }

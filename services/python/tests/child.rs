@@ -1,10 +1,8 @@
 //! How a model's process lives and dies.
 
-#![allow(clippy::unwrap_used, reason = "the helpers are part of the tests")]
-
 use std::time::{Duration, Instant};
 
-use super::model::{Model, answer, execute, python, request};
+use super::model::{self, Model, answer, execute, python, request};
 use trireme_inference::ErrorCode;
 use trireme_python::AllowPython;
 use trireme_runtime::{Instance, Outage};

@@ -1,7 +1,5 @@
 //! Everything that a model.py may do, with a real interpreter.
 
-#![allow(clippy::unwrap_used, reason = "the helpers are part of the tests")]
-
 use std::sync::Arc;
 
 use super::model::{Model, answer, execute, request, texts};
