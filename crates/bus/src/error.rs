@@ -63,6 +63,12 @@ pub enum BusError {
         /// The broker's error message.
         reason: String,
     },
+    /// The account has no room for one more stream or consumer, or for the bytes that it may hold.
+    #[error("{reason}")]
+    OverLimit {
+        /// The stream, the limit and its figure, and what to do about it.
+        reason: String,
+    },
     /// The message cannot be encoded.
     #[error(transparent)]
     Envelope(#[from] EnvelopeError),
@@ -78,6 +84,7 @@ impl BusError {
             | BusError::NoQueue { .. }
             | BusError::ClaimsFull { .. }
             | BusError::StoreFull { .. }
+            | BusError::OverLimit { .. }
             | BusError::Unreachable(_) => ErrorCode::Unavailable,
             BusError::TooLarge { .. }
             | BusError::Envelope(EnvelopeError::TooMany(_) | EnvelopeError::TensorName(_)) => ErrorCode::InvalidArg,

@@ -1,5 +1,7 @@
 //! The bus over a real nats-server: the properties of every bus, and faults that only a broker has.
 
+#[path = "nats/accounts.rs"]
+mod accounts;
 #[path = "nats/cable.rs"]
 mod cable;
 #[path = "nats/claims.rs"]

@@ -289,6 +289,9 @@ pub enum LoadError {
     /// The backend's library returned an error.
     #[error("model '{model}': {reason}")]
     Backend { model: String, reason: String },
+    /// The model is loaded, and the broker has no room for its queue. Its worker serves its other models.
+    #[error("model '{model}' has no queue: {reason}")]
+    NoQueue { model: String, reason: String },
 }
 
 /// A request within a [`StepwiseInstance`], from joining to its end.

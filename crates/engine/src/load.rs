@@ -174,6 +174,7 @@ impl LoadError {
         match self {
             LoadError::Config(_) => ErrorCode::InvalidArg,
             LoadError::File { .. } | LoadError::Backend { .. } => ErrorCode::Internal,
+            LoadError::NoQueue { .. } => ErrorCode::Unavailable,
         }
     }
 
@@ -181,6 +182,7 @@ impl LoadError {
     pub fn reason(&self) -> String {
         let code = match self.code() {
             ErrorCode::InvalidArg => "Invalid argument",
+            ErrorCode::Unavailable => "Unavailable",
             _ => "Internal",
         };
         format!("{code}: {self}")

@@ -79,7 +79,9 @@ impl Nats {
                     }
                     // The lane may be there even though the brokers cannot say so.
                     Err(BusError::Unreachable(reason)) => tracing::debug!(%model, reason, "a bulk lane was not made"),
-                    Err(BusError::Refused { reason, .. }) => lane.refused = Some(reason),
+                    Err(BusError::Refused { reason, .. } | BusError::OverLimit { reason }) => {
+                        lane.refused = Some(reason)
+                    }
                     Err(error) => return Err(error),
                 }
             }

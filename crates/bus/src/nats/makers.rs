@@ -55,6 +55,8 @@ struct QueueRequest {
 enum StreamOutcome {
     Made,
     Refused(String),
+    /// A limit of the account.
+    OverLimit(String),
     Unreachable(String),
 }
 
@@ -148,6 +150,7 @@ impl Nats {
         match serde_json::from_slice(&answer.payload) {
             Ok(StreamOutcome::Made) => Ok(()),
             Ok(StreamOutcome::Refused(reason)) => Err(BusError::Refused { action, reason }),
+            Ok(StreamOutcome::OverLimit(reason)) => Err(BusError::OverLimit { reason }),
             Ok(StreamOutcome::Unreachable(reason)) => Err(unreachable(&reason)),
             Err(error) => Err(unreachable(&format!("a gateway's answer cannot be read: {error}"))),
         }
@@ -168,6 +171,7 @@ impl Nats {
         match made {
             Ok(()) => StreamOutcome::Made,
             Err(BusError::Refused { reason, .. }) => StreamOutcome::Refused(reason),
+            Err(BusError::OverLimit { reason }) => StreamOutcome::OverLimit(reason),
             Err(error) => StreamOutcome::Unreachable(error.to_string()),
         }
     }

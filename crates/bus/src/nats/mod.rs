@@ -5,10 +5,11 @@
 //! share; [`connect`], with [`address`] and [`login`]; [`work`] (publish) and [`puller`]
 //! for queues, with [`bulk`] for their bulk lanes and [`ack`] for deliveries; [`replies`]; [`store`], with [`groups`] and [`batches`] for records
 //! that are written at the same time; [`topics`]; [`streams`] (creating streams) and
-//! [`buckets`] (their configurations); the broker's [`clock`] and [`pulse`]. Bodies that travel by claim are in [`claims`] and
+//! [`buckets`] (their configurations), fitted into the limits of an [`account`]; the broker's [`clock`] and [`pulse`]. Bodies that travel by claim are in [`claims`] and
 //! [`fetch`], names on the wire in [`subjects`], headers in [`headers`], and the meaning of the broker's errors in
 //! [`errors`].
 
+mod account;
 mod ack;
 mod address;
 mod batches;

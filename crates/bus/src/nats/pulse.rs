@@ -19,7 +19,7 @@ use tokio::sync::watch;
 
 use super::connection::Nats;
 use super::errors::{chain, is_full, is_no_stream};
-use super::{buckets, topics};
+use super::{account, buckets, topics};
 use crate::{Bucket, BusError, BusFault, Connection, FaultKind};
 
 /// The topic of pulses.
@@ -156,7 +156,7 @@ impl Nats {
         let names = [self.names.pulse(), self.names.pulse_stream()];
         let written = async {
             tokio::select! {
-                written = self.write_pulse() => written.map(|()| None),
+                written = self.write_pulse() => written,
                 refusal = self.refused(|refusal| names.iter().any(|name| refusal.contains(name))) => Ok(Some(refusal)),
             }
         };
@@ -170,8 +170,8 @@ impl Nats {
                 watched.may_write = false;
                 tracing::warn!(
                     refusal,
-                    "this gateway cannot see whether the broker's disk is full: give its user the permissions that \
-                     deploy/nats/permissions.py writes"
+                    "this gateway cannot see whether the broker's disk is full: it needs room for one more stream, and the \
+                     permissions that deploy/nats/permissions.py writes"
                 );
                 return Ok(None);
             }
@@ -183,7 +183,8 @@ impl Nats {
         Ok(Some((FaultKind::StoreSilent, reason)))
     }
 
-    async fn write_pulse(&self) -> Result<(), PublishError> {
+    /// Writes to the broker's disk. Returns why the stream for that cannot be made, if a limit of the account is why.
+    async fn write_pulse(&self) -> Result<Option<String>, PublishError> {
         let mut headers = HeaderMap::new();
         headers.insert(header::NATS_EXPECTED_STREAM, &*self.names.pulse_stream());
         let subject = self.names.pulse();
@@ -191,11 +192,13 @@ impl Nats {
             async || self.jetstream.publish_with_headers(subject.clone(), headers.clone(), WRITTEN).await?.await;
         match write().await {
             Err(error) if is_no_stream(&error) => {
-                let made = self.make_pulse_stream().await;
-                made.map_err(|error| PublishError::with_source(PublishErrorKind::Other, error))?;
-                write().await.map(drop)
+                match self.make_pulse_stream().await {
+                    Err(BusError::OverLimit { reason }) => return Ok(Some(reason)),
+                    made => made.map_err(|error| PublishError::with_source(PublishErrorKind::Other, error))?,
+                }
+                write().await.map(|_| None)
             }
-            written => written.map(drop),
+            written => written.map(|_| None),
         }
     }
 
@@ -209,6 +212,7 @@ impl Nats {
             num_replicas: self.replicas(),
             ..Default::default()
         };
+        let config = account::fit(account::SMALL, config, &self.account().await?);
         self.create_or_update("making the stream of pulses", &config, |_| Some(config.clone())).await.map(drop)
     }
 

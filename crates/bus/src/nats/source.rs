@@ -43,6 +43,8 @@ pub struct Source {
     pulls: Pulls,
     /// No pull request is made before this.
     paused_until: Option<Instant>,
+    /// The most messages that the broker lets one request ask for.
+    most: usize,
 }
 
 /// The broker reports that the queue does not exist.
@@ -69,6 +71,7 @@ impl Source {
             connection,
             pulls: Pulls::default(),
             paused_until: None,
+            most: usize::MAX,
         })
     }
 
@@ -118,6 +121,7 @@ impl Source {
         if room == 0 || self.is_down() || self.paused_until.is_some() {
             return Ok(room == 0);
         }
+        let room = room.min(self.most);
         let number = self.send(room, r#""no_wait":true"#, TAKE_LIMIT, now).await?;
         // A lost answer must not delay the other levels.
         let mut left = room;
@@ -179,7 +183,7 @@ impl Source {
 
     /// Asks for the room that was not asked for yet.
     async fn ask(&mut self, room: usize, now: Instant) -> Result<(), BusError> {
-        let missing = self.pulls.missing(room);
+        let missing = self.pulls.missing(room).min(self.most);
         // A request made without a connection would be sent when it is back, in addition to the new one made then.
         if missing == 0 || self.is_down() || self.paused_until.is_some() {
             return Ok(());
@@ -261,6 +265,12 @@ impl Source {
             self.pulls.expired();
         } else if status.as_u16() != NO_MESSAGES {
             tracing::debug!(model = %self.model, %status, description = message.description, "a pull request ended");
+            let most =
+                message.description.as_deref().and_then(|text| text.strip_prefix("Exceeded MaxRequestBatch of "));
+            if let Some(most) = most.and_then(|most| most.trim().parse().ok()) {
+                self.most = most;
+                return Ok(());
+            }
             self.paused_until = Some(Instant::now() + REFUSED_PAUSE);
         }
         Ok(())

@@ -5,12 +5,13 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use async_nats::jetstream;
+use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind};
 use async_nats::jetstream::{consumer, stream};
 use futures_util::{StreamExt, TryStreamExt};
 use trireme_inference::{Lane, ModelKey, UnixMicros};
 
+use super::account::{self, refit};
 use super::buckets;
 use super::connection::Nats;
 use super::errors::{failure, is_not_found};
@@ -70,6 +71,17 @@ impl Needed<'_> {
         }
     }
 
+    /// Which part of the account's bytes it may have at most: one of so many. The shares of all stores leave a quarter or more to queues.
+    pub(super) fn share(self) -> i64 {
+        match self {
+            Needed::Bucket(Bucket::Objects) => 4,
+            Needed::Bucket(Bucket::Jobs | Bucket::Sequences) | Needed::Claims => 8,
+            Needed::Bucket(Bucket::Dead) => 16,
+            Needed::Bucket(Bucket::Settings | Bucket::Registry | Bucket::Models | Bucket::Attempts)
+            | Needed::Queue(..) => account::SMALL,
+        }
+    }
+
     /// How long a gateway may take to create it.
     pub(super) fn patience(self) -> Duration {
         match self {
@@ -125,6 +137,7 @@ impl Nats {
                 Needed::Queue(model, options) => return self.make_queue(model, options, for_stage).await,
             };
             let config = stream::Config { num_replicas: self.replicas(), ..config };
+            let config = account::fit(needed.share(), config, &self.account().await?);
             // An operator who created or changed the stream has decided about its storage and size.
             let as_made = |there: &stream::Config| Some(buckets::as_made(config.clone(), there));
             self.create_or_update(needed.action(), &config, as_made).await.map(drop)
@@ -144,6 +157,8 @@ impl Nats {
             true => stream::StorageType::File,
             false => stream::StorageType::Memory,
         };
+        let account = self.account().await?;
+        let ack_pending = i64::try_from(options.max_messages).unwrap_or(i64::MAX);
         for (level, policy) in options.policies() {
             let name = self.names.work_stream(model, level);
             let config = stream::Config {
@@ -164,6 +179,7 @@ impl Nats {
                 storage,
                 ..Default::default()
             };
+            let config = account::fit(account::SMALL, config, &account);
             // A change of a cluster's stream is a vote of its brokers, and most workers change nothing.
             let changed = |there: &stream::Config| {
                 let keeps_limit = for_stage && policy.max_waiting.is_some();
@@ -172,31 +188,43 @@ impl Nats {
                 differs(there, &config).then_some(config)
             };
             let there = self.create_or_update(ACTION, &config, changed).await?;
-            let config = consumer::pull::Config {
+            let workers = consumer::pull::Config {
                 durable_name: Some(WORKERS.to_owned()),
                 description: Some(format!("workers of {model}")),
                 ack_policy: consumer::AckPolicy::Explicit,
                 ack_wait: options.ack_wait,
                 max_deliver: i64::from(options.broker_max_deliver()),
                 // Pullers only ask for messages that they have room for, so the limit of the stream is enough.
-                max_ack_pending: i64::try_from(options.max_messages).unwrap_or(i64::MAX),
+                max_ack_pending: match account.limits.max_ack_pending {
+                    1.. => ack_pending.min(account.limits.max_ack_pending),
+                    _ => ack_pending,
+                },
                 max_waiting: MAX_WAITING,
                 ..Default::default()
             };
             if let Some(there) = there
-                && let Ok(workers) = there.consumer_info(WORKERS).await
-                && workers.config.ack_wait == config.ack_wait
-                && workers.config.max_deliver == config.max_deliver
-                && workers.config.max_ack_pending == config.max_ack_pending
+                && let Ok(made) = there.consumer_info(WORKERS).await
+                && made.config.ack_wait == workers.ack_wait
+                && made.config.max_deliver == workers.max_deliver
+                && made.config.max_ack_pending == workers.max_ack_pending
             {
                 continue;
             }
-            let created = self.jetstream.create_consumer_on_stream(config, &name).await;
-            created.map_err(|error| match error.kind() {
+            let mut created = self.jetstream.create_consumer_on_stream(workers.clone(), &name).await;
+            if created.as_ref().is_err_and(|error| has_code(error, ErrorCode::CONSUMER_MAX_PENDING_ACK_EXCESS)) {
+                // The broker has a limit that no account names, and takes it.
+                let workers = consumer::pull::Config { max_ack_pending: 0, ..workers };
+                created = self.jetstream.create_consumer_on_stream(workers, &name).await;
+            }
+            let Err(error) = created else { continue };
+            if let stream::ConsumerErrorKind::JetStream(answer) = error.kind()
+                && let Some(over) = self.over_limit(&config, &answer).await
+            {
+                return Err(over);
+            }
+            return Err(match error.kind() {
                 // A broker that started again meanwhile has lost a stream in memory: the caller tries again.
-                stream::ConsumerErrorKind::JetStream(answer)
-                    if answer.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND =>
-                {
+                stream::ConsumerErrorKind::JetStream(answer) if answer.error_code() == ErrorCode::STREAM_NOT_FOUND => {
                     BusError::Unreachable(format!("stream {name} is gone"))
                 }
                 stream::ConsumerErrorKind::JetStream(answer) => match failure(ACTION, &answer) {
@@ -207,7 +235,7 @@ impl Nats {
                     error => error,
                 },
                 _ => failure("making a work queue's consumer", &error),
-            })?;
+            });
         }
         Ok(())
     }
@@ -239,11 +267,9 @@ impl Nats {
         config: &stream::Config,
         changed: impl Fn(&stream::Config) -> Option<stream::Config>,
     ) -> Result<Option<stream::Stream>, BusError> {
-        let failed = |error: &CreateStreamError| stream_failure(action, &config.name, error);
-        let new = || stream::Config { first_sequence: Some(UnixMicros::now().0), ..config.clone() };
         let mut there = self.jetstream.get_stream(&config.name).await;
         if there.as_ref().is_err_and(is_not_found) {
-            match self.jetstream.create_stream(new()).await {
+            match self.create(config).await {
                 // Another gateway was faster, and its stream starts with another number.
                 Err(error) if is_name_in_use(&error) => {
                     there = self.jetstream.get_stream(&config.name).await;
@@ -252,7 +278,8 @@ impl Nats {
                     }
                 }
                 Err(error) if overlaps(&error) => return Err(self.overlap(action, config).await),
-                created => return created.map(|_| None).map_err(|error| failed(&error)),
+                Err(error) => return Err(self.stream_failure(action, config, &error).await),
+                Ok(_) => return Ok(None),
             }
         }
         let there = there.map_err(|error| failure(action, &error))?;
@@ -260,9 +287,51 @@ impl Nats {
         let made = &there.cached_info().config;
         if let Some(changed) = changed(made) {
             let config = stream::Config { first_sequence: made.first_sequence, ..changed };
-            self.jetstream.update_stream(config).await.map_err(|error| failed(&error))?;
+            if let Err(error) = self.jetstream.update_stream(&config).await {
+                return Err(self.stream_failure(action, &config, &error).await);
+            }
         }
         Ok(Some(there))
+    }
+
+    /// Creates a stream, with less than it should have where the broker's own limits ask for that.
+    async fn create(&self, config: &stream::Config) -> Result<stream::Stream, CreateStreamError> {
+        let mut config = config.clone();
+        loop {
+            config.first_sequence = Some(UnixMicros::now().0);
+            let error = match self.jetstream.create_stream(config.clone()).await {
+                Err(error) => error,
+                created => return created,
+            };
+            let fitted = match error.kind() {
+                CreateStreamErrorKind::JetStream(answer) => refit(&config, &answer),
+                _ => None,
+            };
+            config = fitted.ok_or(error)?;
+        }
+    }
+
+    /// Like [`failure`], for a stream. The client keeps the broker's error response in the error's kind.
+    async fn stream_failure(
+        &self,
+        action: &'static str,
+        config: &stream::Config,
+        error: &CreateStreamError,
+    ) -> BusError {
+        let CreateStreamErrorKind::JetStream(answer) = error.kind() else { return failure(action, error) };
+        if let Some(over) = self.over_limit(config, &answer).await {
+            return over;
+        }
+        let name = &config.name;
+        match failure(action, &answer) {
+            BusError::Refused { .. } => BusError::Refused {
+                action,
+                reason: format!(
+                    "stream {name}: {answer}; `nats stream rm {name}` makes room for one with new settings"
+                ),
+            },
+            error => error,
+        }
     }
 
     /// The refusal of a stream with subjects of another stream, which it names.
@@ -437,7 +506,9 @@ fn differs(there: &stream::Config, wanted: &stream::Config) -> bool {
     (there.max_messages, there.max_bytes, there.num_replicas)
         != (wanted.max_messages, wanted.max_bytes, wanted.num_replicas)
         || (&there.subjects, there.storage) != (&wanted.subjects, wanted.storage)
-        || (there.duplicate_window, there.allow_message_ttl) != (wanted.duplicate_window, wanted.allow_message_ttl)
+        // A broker may allow a shorter window only.
+        || there.duplicate_window > wanted.duplicate_window
+        || there.allow_message_ttl != wanted.allow_message_ttl
         || (there.retention, there.discard) != (wanted.retention, wanted.discard)
 }
 
@@ -447,30 +518,18 @@ fn leaderless(name: &str) -> BusError {
 
 fn is_name_in_use(error: &CreateStreamError) -> bool {
     match error.kind() {
-        CreateStreamErrorKind::JetStream(answer) => answer.error_code() == jetstream::ErrorCode::STREAM_NAME_EXIST,
+        CreateStreamErrorKind::JetStream(answer) => answer.error_code() == ErrorCode::STREAM_NAME_EXIST,
         _ => false,
     }
 }
 
 fn overlaps(error: &CreateStreamError) -> bool {
     match error.kind() {
-        CreateStreamErrorKind::JetStream(answer) => answer.error_code() == jetstream::ErrorCode::STREAM_SUBJECT_OVERLAP,
+        CreateStreamErrorKind::JetStream(answer) => answer.error_code() == ErrorCode::STREAM_SUBJECT_OVERLAP,
         _ => false,
     }
 }
 
-/// Like [`failure`], for a stream. The client keeps the broker's error response in the error's kind.
-fn stream_failure(action: &'static str, name: &str, error: &CreateStreamError) -> BusError {
-    match error.kind() {
-        CreateStreamErrorKind::JetStream(answer) => match failure(action, &answer) {
-            BusError::Refused { .. } => BusError::Refused {
-                action,
-                reason: format!(
-                    "stream {name}: {answer}; `nats stream rm {name}` makes room for one with new settings"
-                ),
-            },
-            error => error,
-        },
-        _ => failure(action, error),
-    }
+fn has_code(error: &stream::ConsumerError, code: ErrorCode) -> bool {
+    matches!(error.kind(), stream::ConsumerErrorKind::JetStream(answer) if answer.error_code() == code)
 }

@@ -152,7 +152,7 @@ impl Models {
             let applied = self.apply(model, true).await;
             // Models that fail after this one fail because the worker gives up.
             let is_cause = !self.hopeless.is_cancelled();
-            if control.exit_on_error && applied.as_ref().map_or(true, |applied| !applied.faults.is_empty()) {
+            if control.exit_on_error && applied.as_ref().map_or(true, Applied::is_broken) {
                 self.hopeless.cancel();
             } else if let Ok(applied) = &applied {
                 log_faults(&model.name, applied);
@@ -164,6 +164,9 @@ impl Models {
             match applied {
                 Ok(applied) => {
                     mine |= applied.mine;
+                    if !applied.is_broken() {
+                        continue;
+                    }
                     faults.extend(applied.faults.into_iter().map(|(_, fault)| fault));
                 }
                 Err(error) if is_cause => failed = Some(error),

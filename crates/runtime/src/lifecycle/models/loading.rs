@@ -62,7 +62,14 @@ impl Models {
             self.refuse(model, *version, fault).await;
         }
         for (version, instance) in loaded {
-            self.host(model, version, instance).await?;
+            match self.host(model, version, instance).await {
+                Err(BusError::OverLimit { reason }) => {
+                    let fault = LoadError::NoQueue { model: model.name.clone(), reason };
+                    self.refuse(model, version, &fault).await;
+                    faults.push((version, fault));
+                }
+                hosted => hosted?,
+            }
         }
         let mut entries = match faults.is_empty() {
             true => self.retire(&model.name, &model.versions, QUIET).await,

@@ -107,6 +107,13 @@ pub(crate) struct Applied {
     pub faults: Vec<(i64, LoadError)>,
 }
 
+impl Applied {
+    /// Whether a version is broken. One that only has no queue is not: the broker's limits are nothing that its worker could mend.
+    pub fn is_broken(&self) -> bool {
+        self.faults.iter().any(|(_, fault)| !matches!(fault, LoadError::NoQueue { .. }))
+    }
+}
+
 // === impl Models ===
 
 impl Models {

@@ -1,0 +1,93 @@
+//! Accounts and brokers with limits: streams and consumers fit into them, or the error has the limit's figure.
+
+use bytes::Bytes;
+use trireme_bus::conformance::fixtures::{message, model, options, within};
+use trireme_bus::{Bucket, BusError, QueueOptions};
+use trireme_testkit::NatsServer;
+
+use super::{connect, connect_stage};
+
+/// A broker whose clients without a login are in an account with these limits.
+fn account(limits: &str) -> NatsServer {
+    let config = format!(
+        "jetstream {{ store_dir: \"STORE\", max_memory_store: 64GB, max_file_store: 64GB }}
+         accounts {{ A: {{ jetstream {{ {limits} }}, users: [ {{ user: a, password: a }} ] }} }}
+         no_auth_user: a\n"
+    );
+    NatsServer::start_with_files(&[("nats.conf", &config)])
+}
+
+/// A broker that has little itself.
+fn broker(jetstream: &str) -> NatsServer {
+    let config = format!("jetstream {{ store_dir: \"STORE\", {jetstream} }}\n");
+    NatsServer::start_with_files(&[("nats.conf", &config)])
+}
+
+/// More messages than a broker below lets one pull request ask for.
+const MESSAGES: i64 = 60;
+
+#[tokio::test]
+async fn a_deployment_fits_into_the_limits_of_its_account() {
+    let unlimited = "max_memory_store: 64GB, max_file_store: 64GB";
+    for (limits, server) in [
+        ("a small plan", account("max_mem: 64MB, max_file: 128MB")),
+        ("every stream has a limit", account("max_mem: 64MB, max_file: 128MB, max_bytes_required: true")),
+        (
+            "a limit of each stream",
+            account("max_mem: 64MB, max_file: 1GB, mem_max_stream_bytes: 1MB, disk_max_stream_bytes: 2MB"),
+        ),
+        ("no memory", account("max_mem: 0, max_file: 1GB")),
+        ("no files", account("max_mem: 1GB, max_file: 0")),
+        ("few deliveries", account("max_mem: 1GB, max_file: 1GB, max_ack_pending: 100")),
+        ("a small broker", broker("max_memory_store: 16MB, max_file_store: 32MB")),
+        (
+            "limits of the broker",
+            broker(&format!(
+                "{unlimited}, limits {{ max_ack_pending: 100, duplicate_window: 5s, max_request_batch: 50 }}"
+            )),
+        ),
+    ] {
+        let (gateway, worker) = (connect(&server).await, connect_stage(&server).await);
+        let model = model("fits");
+        let options = QueueOptions { max_messages: 10_000, max_bytes: 0, ..options() };
+        let declared = within(limits, worker.declare_queue(&model, &options)).await;
+        declared.unwrap_or_else(|error| panic!("{limits}: {error}"));
+        // Nothing is to be changed the second time.
+        within(limits, gateway.declare_queue(&model, &options))
+            .await
+            .unwrap_or_else(|error| panic!("{limits}: {error}"));
+        for number in 0..MESSAGES {
+            within(limits, gateway.publish(&message(&model, number))).await.unwrap();
+        }
+        let mut puller = worker.pull(&model).await.unwrap();
+        let mut taken = 0;
+        while taken < MESSAGES {
+            let deliveries = within(limits, puller.next(200)).await.unwrap();
+            taken += i64::try_from(deliveries.len()).unwrap();
+            for delivery in deliveries {
+                within(limits, delivery.acker.ack()).await.unwrap();
+            }
+        }
+        for bucket in [Bucket::Jobs, Bucket::Objects] {
+            let key = vec!["key"; if bucket == Bucket::Objects { 2 } else { 1 }].join(".");
+            let written = within(limits, gateway.put(bucket, &key, Bytes::from_static(b"value"), None, None)).await;
+            written.unwrap_or_else(|error| panic!("{limits}: {bucket:?}: {error}"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_queue_beyond_the_account_s_streams_is_refused_with_the_figure() {
+    let server = account("max_mem: 1GB, max_file: 1GB, max_streams: 11");
+    let (gateway, worker) = (connect(&server).await, connect_stage(&server).await);
+    let mut refused = None;
+    let models: Vec<_> = (0..4).map(|number| model(&format!("m{number}"))).collect();
+    for model in &models {
+        let declared = within("a queue", worker.declare_queue(model, &options())).await;
+        refused = refused.or(declared.err());
+    }
+    let Some(BusError::OverLimit { reason }) = refused else { panic!("expected a limit, got {refused:?}") };
+    assert!(reason.contains("the account allows 11 streams, has 11, and needs one more"), "{reason}");
+    // What there is goes on.
+    within("a queue", gateway.declare_queue(&models[0], &options())).await.unwrap();
+}

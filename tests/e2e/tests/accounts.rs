@@ -1,0 +1,43 @@
+//! A broker whose account has limits, as a hosted NATS has.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use trireme_e2e::{Mode, ModelFolder, Request, Setup, Stage, wait_until};
+use trireme_testkit::NatsServer;
+
+const CONFIG: &str = "backend: 'identity'
+    input [{ name: 'INPUT0' data_type: TYPE_FP32 dims: [-1] }]
+    output [{ name: 'OUTPUT0' data_type: TYPE_FP32 dims: [-1] }]";
+
+/// A model without a queue is not ready and says why; nothing ends, and what has a queue serves.
+#[test]
+fn a_model_beyond_the_account_s_streams_is_not_ready_and_its_worker_goes_on() {
+    let config = "jetstream { store_dir: \"STORE\", max_memory_store: 64GB, max_file_store: 64GB }
+        accounts { A: { jetstream { max_mem: 1GB, max_file: 1GB, max_streams: 11 }, users: [ { user: a, password: a } ] } }
+        no_auth_user: a\n";
+    let nats = NatsServer::start_with_files(&[("nats.conf", config)]);
+    let names = ["one", "two", "three", "four"];
+    let models = names.iter().fold(ModelFolder::new(), |models, name| models.model(name, CONFIG));
+    let mut sandbox = Setup::new(Mode::Services).repository(models.path()).start_gateway_on(Some(nats));
+    sandbox.start_worker(Stage::Model);
+    sandbox.wait_listening();
+    let index = || sandbox.send(&Request::post("/v2/repository/index", "{}")).json();
+    let is_refused = |model: &Value| {
+        let reason = model["reason"].as_str().unwrap_or_default();
+        reason.contains("the account allows 11 streams, has 11, and needs one more")
+    };
+    let models = wait_until("each model is ready or says what it lacks", Duration::from_secs(60), || {
+        let models = index().as_array()?.clone();
+        let settled = models.iter().filter(|model| model["state"] == "READY" || is_refused(model)).count();
+        (settled == names.len()).then_some(models)
+    });
+    let (refused, ready): (Vec<_>, Vec<_>) = models.iter().partition(|model| is_refused(model));
+    assert!(!ready.is_empty() && !refused.is_empty(), "{models:?}");
+    let input = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1.5]}]});
+    for model in ready {
+        let answer = sandbox.infer(model["name"].as_str().expect("a name"), &input);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    sandbox.check_running();
+}
