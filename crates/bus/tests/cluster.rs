@@ -105,7 +105,7 @@ impl Cluster {
 
     async fn gateway(&self, replicas: Option<usize>) -> Arc<dyn Bus> {
         let queue = QueueOptions { ack_wait: Duration::from_secs(2), ..options() };
-        self.connect(&self.options(Some(Deployment { queue, replicas }))).await
+        self.connect(&self.options(Some(Deployment { queue, replicas, ..Deployment::default() }))).await
     }
 
     async fn stage(&self) -> Arc<dyn Bus> {
@@ -613,7 +613,7 @@ async fn a_gateway_waits_for_a_cluster_that_is_not_whole() {
     let mut cluster = Cluster::start().await;
     cluster.kill(1);
     cluster.kill(2);
-    let options = cluster.options(Some(Deployment { queue: options(), replicas: None }));
+    let options = cluster.options(Some(Deployment { queue: options(), ..Deployment::default() }));
     let starting = async {
         tokio::time::sleep(Duration::from_secs(5)).await;
         cluster.spawn(1);

@@ -42,7 +42,7 @@ fn at(url: &str) -> NatsOptions {
         url: url.into(),
         name: "test".to_owned(),
         service: "test".to_owned(),
-        deployment: Some(Deployment { queue: options(), replicas: None }),
+        deployment: Some(Deployment { queue: options(), ..Deployment::default() }),
         connect_timeout,
         ..NatsOptions::default()
     }

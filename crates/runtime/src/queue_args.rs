@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use trireme_bus::{Deployment, QueueOptions};
+use trireme_bus::{Deployment, QueueOptions, STORES};
 
 /// How queues behave, in one process and on a broker.
 #[derive(Args, Clone, Debug)]
@@ -43,6 +43,22 @@ pub struct BrokerArgs {
     #[arg(long, env = "TRIREME_ACK_WAIT_MS", value_name = "MILLISECONDS", default_value_t = 2000)]
     #[arg(value_parser = clap::value_parser!(u64).range(50..=600_000))]
     pub ack_wait_ms: u64,
+
+    /// Bytes that a store holds at most, which a broker sets aside for it: of attempts, claims, dead, jobs, models, objects, registry,
+    /// sequences or settings; by default what the account's limits leave. Holds for the broker's streams from the gateway's start on
+    #[arg(long, env = "TRIREME_STORE_BYTES", value_name = "STORE=BYTES", value_delimiter = ',', value_parser = store_bytes)]
+    pub store_bytes: Vec<(&'static str, u64)>,
+}
+
+/// Parses the name of a store and its bytes.
+fn store_bytes(text: &str) -> Result<(&'static str, u64), String> {
+    let expected = || format!("expected STORE=BYTES, where STORE is one of {}", STORES.join(", "));
+    let (name, bytes) = text.split_once('=').ok_or_else(expected)?;
+    let store = STORES.into_iter().find(|store| *store == name).ok_or_else(expected)?;
+    match bytes.parse() {
+        Ok(bytes) if bytes > 0 => Ok((store, bytes)),
+        _ => Err(format!("'{bytes}' is no number of bytes above 0; {}", expected())),
+    }
 }
 
 /// Where the broker keeps queued work.
@@ -74,6 +90,10 @@ impl QueueArgs {
             file_storage: broker.queue_storage == Storage::File,
             ..self.options()
         };
-        Deployment { queue, replicas: broker.queue_replicas.map(|count| count as usize) }
+        Deployment {
+            queue,
+            replicas: broker.queue_replicas.map(|count| count as usize),
+            store_bytes: broker.store_bytes.iter().copied().collect(),
+        }
     }
 }

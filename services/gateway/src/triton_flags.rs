@@ -70,6 +70,7 @@ const TABLE: &[(&str, Treatment)] = &[
     ("sagemaker-port", Ignored(NO_VENDOR)),
     ("sagemaker-safe-port-range", Ignored(NO_VENDOR)),
     ("sagemaker-thread-count", Ignored(NO_VENDOR)),
+    ("store-bytes", Ignored(NO_BROKER)),
     ("strict-model-config", Ignored("it is a flag of the services that host models")),
     ("trace-count", Ignored(TRACE_CONFIG)),
     ("trace-file", Ignored(TRACE_CONFIG)),

@@ -2,6 +2,7 @@
 //!
 //! Not here: addresses (`address`) and logins (`login`).
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -78,6 +79,8 @@ pub struct Deployment {
     pub queue: QueueOptions,
     /// Copies that the brokers keep of each stream. By default three on a cluster, and one on a single broker.
     pub replicas: Option<usize>,
+    /// Bytes that stores hold at most, by their names ([`STORES`](super::STORES)). Not a setting: a gateway applies it when it starts.
+    pub store_bytes: BTreeMap<&'static str, u64>,
 }
 
 impl Nats {
@@ -197,6 +200,9 @@ impl Nats {
             inboxes: format!("{prefix}.").into(),
             unheard,
             makes_streams: options.deployment.is_some(),
+            store_bytes: Arc::new(
+                options.deployment.as_ref().map(|wanted| wanted.store_bytes.clone()).unwrap_or_default(),
+            ),
             saying: Arc::new(Semaphore::new(SAYING)),
             queues: Arc::default(),
             settings: Arc::default(),

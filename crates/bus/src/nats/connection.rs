@@ -2,7 +2,7 @@
 //!
 //! Not here: making it (`connect`).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -56,6 +56,8 @@ pub struct Nats {
     pub(super) unheard: String,
     /// Whether this process creates streams itself, or asks a gateway.
     pub(super) makes_streams: bool,
+    /// Bytes that an operator gives to stores.
+    pub(super) store_bytes: Arc<BTreeMap<&'static str, u64>>,
     /// Room for messages on topics that are being sent.
     pub(super) saying: Arc<Semaphore>,
     /// The queues that this process declared.

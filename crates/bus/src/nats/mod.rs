@@ -45,4 +45,5 @@ pub use address::NatsUrl;
 pub use connect::{Deployment, NatsOptions};
 pub use connection::Nats;
 pub use login::{NatsLogin, NatsTls};
+pub use streams::STORES;
 pub use subjects::DeploymentName;

@@ -35,6 +35,13 @@ const WATCH_LOOKS: usize = 15;
 /// Work queues that a gateway looks at at the same time.
 const WATCHED_AT_ONCE: usize = 16;
 
+/// The name of the store of bodies above `max_payload`.
+const CLAIMS: &str = "claims";
+
+/// The names of the stores whose size an operator may set, without the deployment's prefix.
+pub const STORES: [&str; 9] =
+    ["settings", "registry", "models", "attempts", "dead", "sequences", "jobs", "objects", CLAIMS];
+
 /// Idle workers that may wait for work of one queue, each with a pull request or two.
 const MAX_WAITING: i64 = 65_536;
 
@@ -56,6 +63,15 @@ pub enum Needed<'a> {
 // === impl Needed ===
 
 impl Needed<'_> {
+    /// The name of a store.
+    fn store(self) -> Option<&'static str> {
+        match self {
+            Needed::Bucket(bucket) => Some(bucket.name()),
+            Needed::Claims => Some(CLAIMS),
+            Needed::Queue(..) => None,
+        }
+    }
+
     pub(super) fn action(self) -> &'static str {
         match self {
             Needed::Bucket(Bucket::Settings) => "making the store of settings",
@@ -137,9 +153,15 @@ impl Nats {
                 Needed::Queue(model, options) => return self.make_queue(model, options, for_stage).await,
             };
             let config = stream::Config { num_replicas: self.replicas(), ..config };
-            let config = account::fit(needed.share(), config, &self.account().await?);
-            // An operator who created or changed the stream has decided about its storage and size.
-            let as_made = |there: &stream::Config| Some(buckets::as_made(config.clone(), there));
+            let mut config = account::fit(needed.share(), config, &self.account().await?);
+            let wanted = needed.store().and_then(|store| self.store_bytes.get(store));
+            let wanted = wanted.map(|bytes| i64::try_from(*bytes).unwrap_or(i64::MAX));
+            config.max_bytes = wanted.unwrap_or(config.max_bytes);
+            // An operator who created or changed the stream has decided about its storage, and, without a flag, about its size.
+            let as_made = |there: &stream::Config| {
+                let config = buckets::as_made(config.clone(), there);
+                Some(stream::Config { max_bytes: wanted.unwrap_or(config.max_bytes), ..config })
+            };
             self.create_or_update(needed.action(), &config, as_made).await.map(drop)
         };
         tokio::select! {

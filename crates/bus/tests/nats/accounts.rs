@@ -1,11 +1,14 @@
 //! Accounts and brokers with limits: streams and consumers fit into them, or the error has the limit's figure.
 
+use std::collections::BTreeMap;
+
+use async_nats::jetstream;
 use bytes::Bytes;
 use trireme_bus::conformance::fixtures::{message, model, options, within};
-use trireme_bus::{Bucket, BusError, QueueOptions};
+use trireme_bus::{Bucket, BusError, Deployment, NatsOptions, QueueOptions};
 use trireme_testkit::NatsServer;
 
-use super::{connect, connect_stage};
+use super::{at, connect, connect_as, connect_stage};
 
 /// A broker whose clients without a login are in an account with these limits.
 fn account(limits: &str) -> NatsServer {
@@ -73,6 +76,27 @@ async fn a_deployment_fits_into_the_limits_of_its_account() {
             let written = within(limits, gateway.put(bucket, &key, Bytes::from_static(b"value"), None, None)).await;
             written.unwrap_or_else(|error| panic!("{limits}: {bucket:?}: {error}"));
         }
+    }
+}
+
+#[tokio::test]
+async fn an_operator_sets_the_size_of_a_store() {
+    let server = account("max_mem: 1GB, max_file: 1GB");
+    let sized = |bytes| {
+        let deployment = Deployment { queue: options(), store_bytes: bytes, ..Deployment::default() };
+        NatsOptions { deployment: Some(deployment), ..at(&server.url()) }
+    };
+    let jetstream = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    // Without a flag a share; a flag makes and changes it; without one it stays as it was.
+    for (bytes, expected) in [
+        (BTreeMap::new(), 1 << 27),
+        (BTreeMap::from([("claims", 3 << 20)]), 3 << 20),
+        (BTreeMap::new(), 3 << 20),
+        (BTreeMap::from([("claims", 5 << 20)]), 5 << 20),
+    ] {
+        connect_as(&sized(bytes)).await;
+        let claims = jetstream.get_stream("trireme_claims").await.unwrap();
+        assert_eq!(claims.cached_info().config.max_bytes, expected);
     }
 }
 

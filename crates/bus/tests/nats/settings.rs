@@ -12,7 +12,7 @@ use trireme_testkit::NatsServer;
 use super::{at, connect_as, connect_stage};
 
 fn gateway_with(server: &NatsServer, queue: QueueOptions) -> NatsOptions {
-    NatsOptions { deployment: Some(Deployment { queue, replicas: None }), ..at(&server.url()) }
+    NatsOptions { deployment: Some(Deployment { queue, ..Deployment::default() }), ..at(&server.url()) }
 }
 
 #[tokio::test]
