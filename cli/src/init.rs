@@ -5,11 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use trireme_model_repository::{ModelFolder, Placement, Precision, is_model_folder};
-use trireme_runtime::{local_folder, precision_parser, service};
+use trireme_model_repository::{ModelFolder, Placement, is_model_folder};
+use trireme_runtime::{FolderArgs, local_folder, service};
 use trireme_telemetry::TelemetryArgs;
 
-use crate::style::{Style, cell, colours, table};
+use crate::style::{Style, cell, colours, paint, table};
 
 /// Flags of `trireme init`.
 #[derive(Args)]
@@ -26,9 +26,8 @@ pub struct InitArgs {
     #[arg(long, value_name = "NAME[@VERSION]")]
     name: Option<String>,
 
-    /// Which ONNX file of the folder to take
-    #[arg(long, value_name = "PRECISION", default_value = "exact", value_parser = precision_parser())]
-    precision: Precision,
+    #[command(flatten)]
+    choices: FolderArgs,
 
     /// Copy the model's files instead of linking to them
     #[arg(long)]
@@ -49,14 +48,15 @@ pub fn run(args: &InitArgs) -> ExitCode {
 }
 
 async fn init(args: &InitArgs) -> anyhow::Result<String> {
-    let folder = &local_folder(&args.folder, args.precision).await?;
+    let choices = args.choices.choices()?;
+    let folder = &local_folder(&args.folder, args.name.as_deref(), &choices).await?;
     ensure!(folder.is_dir(), "there is no folder '{}'", folder.display());
     ensure!(
         is_model_folder(folder),
         "'{}' is no model folder: it has neither config.json, modules.json or tokenizer.json nor an ONNX file",
         folder.display()
     );
-    let model = ModelFolder::read(folder, args.name.as_deref(), args.precision)?;
+    let model = ModelFolder::read(folder, args.name.as_deref(), &choices)?;
     let placement = if args.copy { Placement::Copy } else { Placement::Link };
     model.write(&args.directory, placement).context("the repository is not written")?;
 
@@ -69,6 +69,12 @@ async fn init(args: &InitArgs) -> anyhow::Result<String> {
     let lines: Vec<_> =
         rows.iter().map(|row| vec![cell(row.part), cell(row.what), cell(&row.value), origin(&row.origin)]).collect();
     table(&mut out, &["step", "setting", "value", "from"], &lines, colours());
+    for warning in model.warnings() {
+        out.push_str(&format!("\n{} {warning}", paint("warning:", Style::Strong, colours())));
+    }
+    if !model.warnings().is_empty() {
+        out.push('\n');
+    }
     let directory = args.directory.display();
     out.push_str(&format!(
         "\nwrote version {1} of {directory}/{0}, {0}_tokenizer, {0}_model and {0}_postprocess\nserve it: trireme serve {directory}\n",

@@ -10,11 +10,9 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use trireme_inference::ErrorCode;
 use trireme_model::OnnxRuntimeArgs;
-use trireme_model_repository::{EnsembleError, ModelConfig, ModelSources, Precision, Repository, compile_ensemble};
+use trireme_model_repository::{EnsembleError, ModelConfig, ModelSources, Repository, compile_ensemble};
 use trireme_python::PythonArgs;
-use trireme_runtime::{
-    Backend, LoadError, backend_of, is_remote, load_version, local_folder, precision_parser, service,
-};
+use trireme_runtime::{Backend, FolderArgs, LoadError, backend_of, is_remote, load_version, local_folder, service};
 use trireme_telemetry::TelemetryArgs;
 
 use crate::stages::{Stage, StageOptions, backends};
@@ -35,9 +33,8 @@ pub struct ValidateArgs {
     #[arg(long)]
     disable_auto_complete_config: bool,
 
-    /// Which ONNX file of model folders to load
-    #[arg(long, value_name = "PRECISION", default_value = "exact", value_parser = precision_parser())]
-    precision: Precision,
+    #[command(flatten)]
+    choices: FolderArgs,
 
     /// Print the result as JSON
     #[arg(long)]
@@ -88,8 +85,12 @@ pub fn run(args: &ValidateArgs) -> ExitCode {
 async fn check(args: &ValidateArgs) -> (Repository, Vec<Fault>) {
     let unreadable = |code, message| Fault { model: None, code, message };
     let (mut folders, mut faults) = (Vec::new(), Vec::new());
+    let choices = match args.choices.choices() {
+        Ok(choices) => choices,
+        Err(fault) => return (Repository::default(), vec![unreadable(ErrorCode::InvalidArg, fault.to_string())]),
+    };
     for model in &args.models {
-        match local_folder(model, args.precision).await {
+        match local_folder(model, None, &choices).await {
             Ok(folder) => folders.push(folder),
             Err(fault) => faults.push(unreadable(fault.code(), fault.to_string())),
         }
@@ -97,7 +98,7 @@ async fn check(args: &ValidateArgs) -> (Repository, Vec<Fault>) {
     if !faults.is_empty() {
         return (Repository::default(), faults);
     }
-    let sources = match ModelSources::open(folders.iter().map(|folder| (None, folder.as_path())), args.precision) {
+    let sources = match ModelSources::open(folders.iter().map(|folder| (None, folder.as_path())), &choices) {
         Ok(sources) => sources,
         Err(faults) => {
             let faults = faults.iter().map(|fault| unreadable(fault.code(), fault.to_string()));

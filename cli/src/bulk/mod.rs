@@ -23,8 +23,8 @@ use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use trireme_columns::Layout;
 use trireme_model::OnnxRuntimeArgs;
-use trireme_model_repository::{Precision, folder_name, is_model_folder};
-use trireme_runtime::{local_folder, precision_parser, service};
+use trireme_model_repository::{folder_name, is_model_folder};
+use trireme_runtime::{FolderArgs, local_folder, service};
 use trireme_telemetry::TelemetryArgs;
 
 use crate::client::{Client, ServerArgs};
@@ -103,9 +103,8 @@ pub struct BulkArgs {
     #[arg(long)]
     json: bool,
 
-    /// Which ONNX file of a model folder runs in this process
-    #[arg(long, value_name = "PRECISION", default_value = "exact", value_parser = precision_parser(), conflicts_with = "server")]
-    precision: Precision,
+    #[command(flatten)]
+    choices: FolderArgs,
 
     #[command(flatten)]
     onnxruntime: OnnxRuntimeArgs,
@@ -140,7 +139,7 @@ pub fn run(args: &BulkArgs) -> ExitCode {
 /// Embeds by the pipeline in this process, without a listener.
 async fn alone(args: &BulkArgs) -> anyhow::Result<Summary> {
     let word = Path::new(&args.model);
-    let folder = local_folder(word, args.precision).await?;
+    let folder = local_folder(word, None, &args.choices.choices()?).await?;
     ensure!(
         folder.is_dir(),
         "--model {0}: there is no such folder; if it is a model of a running server, name that by --server URL",
@@ -167,9 +166,9 @@ fn own_server(args: &BulkArgs, folder: &Path) -> anyhow::Result<(Option<String>,
         Some(name) => vec!["--model".to_owned(), format!("{name}={path}")],
         None => vec!["--model-repository".to_owned(), path],
     };
-    let precision = ["--precision", args.precision.name()];
+    let choices = args.choices.words();
     let ports = ["--allow-http=false", "--allow-grpc=false", "--allow-metrics=false", TIMEOUT_MS];
-    let flags = ["trireme"].into_iter().chain(model.iter().map(String::as_str)).chain(precision).chain(ports);
+    let flags = ["trireme"].into_iter().chain(model.iter().chain(&choices).map(String::as_str)).chain(ports);
     let OwnServer { mut serve } = clap::Parser::try_parse_from(flags)?;
     serve.onnxruntime = args.onnxruntime.clone();
     Ok((name, serve))

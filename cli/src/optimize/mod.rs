@@ -17,7 +17,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::json;
 use trireme_model::OnnxRuntimeArgs;
-use trireme_model_repository::{ModelFolder, Precision, TemporaryFolder, is_model_folder};
+use trireme_model_repository::{FolderChoices, ModelFolder, TemporaryFolder, is_model_folder};
 use trireme_runtime::service;
 use trireme_telemetry::TelemetryArgs;
 
@@ -93,7 +93,7 @@ async fn optimize(args: &OptimizeArgs) -> anyhow::Result<(String, bool)> {
         "'{}' is no model folder: it has neither config.json nor an ONNX file",
         path.display()
     );
-    let folder = ModelFolder::read(path, None, Precision::Exact)?;
+    let folder = ModelFolder::read(path, None, &FolderChoices::default())?;
     let graph = folder
         .description
         .graph()

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, bail, ensure};
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde_json::Value;
 use trireme_model_repository::Task;
 
@@ -37,24 +36,18 @@ pub struct Output {
     pub data: Vec<Value>,
 }
 
-/// The operations whose results can be compared, each with its results.
-const COMPARED: [(Task, &str); 6] = [
-    (Task::Embed, "One vector"),
-    (Task::Sparse, "Weights of vocabulary tokens"),
-    (Task::MultiVector, "A vector for each token"),
-    (Task::Rerank, "The score of a pair"),
-    (Task::Classify, "Scores of classes"),
-    (Task::TokenClassify, "Entities in the text"),
-];
+/// The operations whose results can be compared.
+const COMPARED: [Task; 6] =
+    [Task::Embed, Task::Sparse, Task::MultiVector, Task::Rerank, Task::Classify, Task::TokenClassify];
 
-/// Reads the name of an operation whose results can be compared.
-pub fn task_parser() -> impl TypedValueParser<Value = Task> {
-    let values = COMPARED.map(|(task, about)| PossibleValue::new(task.name()).help(about));
-    PossibleValuesParser::new(values).try_map(|name| compared(&name).context("it cannot be compared"))
+/// The task of this name, if answers of it can be compared.
+pub fn task_of(name: &str) -> anyhow::Result<Task> {
+    let known = || COMPARED.iter().map(|task| task.name()).collect::<Vec<_>>().join(", ");
+    compared(name).with_context(|| format!("--task: found '{name}', expected one of {}", known()))
 }
 
 fn compared(name: &str) -> Option<Task> {
-    Task::named(name).filter(|task| COMPARED.iter().any(|(known, _)| known == task))
+    Task::named(name).filter(|task| COMPARED.contains(task))
 }
 
 /// The name of the likeness of two answers of an operation, for the report.

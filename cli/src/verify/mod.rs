@@ -13,11 +13,11 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use trireme_model::OnnxRuntimeArgs;
-use trireme_model_repository::{Precision, Task, folder_name, is_model_folder};
-use trireme_runtime::{local_folder, precision_parser, service};
+use trireme_model_repository::{FolderChoices, ModelFolder, Task, folder_name, is_model_folder};
+use trireme_runtime::{FolderArgs, local_folder, service};
 use trireme_telemetry::TelemetryArgs;
 
-use self::answers::{TextResult, expected, lower, measure, task_parser, tasks_of};
+use self::answers::{TextResult, expected, lower, measure, task_of, tasks_of};
 use self::reference::{Case, Library};
 use self::served::Model;
 use crate::serve::{ServeArgs, Server};
@@ -59,9 +59,8 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["folder", "texts"])]
     vectors: Option<PathBuf>,
 
-    /// Which ONNX file of a model folder to serve
-    #[arg(long, value_name = "PRECISION", default_value = "exact", value_parser = precision_parser())]
-    precision: Precision,
+    #[command(flatten)]
+    choices: FolderArgs,
 
     /// Texts to compare, one a line; without it 24 of all lengths
     #[arg(long, value_name = "FILE")]
@@ -70,10 +69,6 @@ pub struct VerifyArgs {
     /// The lowest likeness that is good enough: a cosine, or 1 less the difference of scores
     #[arg(long, value_name = "NUMBER", default_value_t = 0.9999)]
     min_cosine: f64,
-
-    /// The model's task, where its configuration does not name it
-    #[arg(long, value_name = "TASK", value_delimiter = ',', value_parser = task_parser())]
-    task: Vec<Task>,
 
     /// The prompt to put before each text, by its name
     #[arg(long, value_name = "NAME")]
@@ -138,7 +133,7 @@ pub async fn verify(args: &VerifyArgs) -> anyhow::Result<(String, bool)> {
         return compare(Comparing::of(args, None)?, args, url.clone()).await;
     }
     ensure!(!args.target.starts_with("http://"), "{0} is no model: trireme verify NAME --server {0}", args.target);
-    let served = local_folder(Path::new(&args.target), args.precision).await?;
+    let served = local_folder(Path::new(&args.target), None, &args.choices.choices()?).await?;
     let comparing = Comparing::of(args, Some(&served))?;
     let server = Server::open(&own_server(args, &served, &comparing.model)?).await?;
     let outcome = match server.load().await {
@@ -156,15 +151,33 @@ pub async fn verify(args: &VerifyArgs) -> anyhow::Result<(String, bool)> {
 fn own_server(args: &VerifyArgs, served: &Path, model: &str) -> anyhow::Result<ServeArgs> {
     let named = format!("{model}={}", served.display());
     let served = served.display().to_string();
+    let words =
+        if is_model_folder(Path::new(&served)) { folder_choices(args, Path::new(&served)).words() } else { Vec::new() };
     let models: &[&str] = match is_model_folder(Path::new(&served)) {
-        true => &["--model", &named, "--precision", args.precision.name()],
+        true => &["--model", &named],
         false => &["--model-repository", &served, "--model-control-mode=explicit", "--load-model", model],
     };
     let ports = ["--http-address=127.0.0.1", "--http-port=0", "--allow-grpc=false", "--allow-metrics=false"];
-    let flags = ["trireme"].iter().chain(models).chain(&ports);
+    let flags =
+        ["trireme"].into_iter().chain(models.iter().copied()).chain(words.iter().map(String::as_str)).chain(ports);
     let OwnServer { mut serve } = clap::Parser::try_parse_from(flags)?;
     serve.onnxruntime = args.onnxruntime.clone();
     Ok(serve)
+}
+
+/// The choices for the server: the tasks only where the folder is not one of these tasks by its files.
+fn folder_choices(args: &VerifyArgs, folder: &Path) -> FolderArgs {
+    let mut choices = args.choices.clone();
+    let asked = std::mem::take(&mut choices.task);
+    let own = choices.choices().unwrap_or_else(|_| FolderChoices::default());
+    let has_them = |folder: ModelFolder| {
+        let own = folder.description.tasks();
+        asked.iter().all(|asked| own.iter().any(|task| task.name() == asked))
+    };
+    if !ModelFolder::read(folder, None, &own).is_ok_and(has_them) {
+        choices.task = asked;
+    }
+    choices
 }
 
 /// Compares on a thread of its own, because the HTTP client blocks and the server in this process has to go on.
@@ -226,7 +239,7 @@ impl Comparing {
                 (None, None, None) => anyhow::bail!("name the model of {} to verify", args.target),
             },
             library,
-            tasks: args.task.clone(),
+            tasks: args.choices.task.iter().map(|name| task_of(name)).collect::<anyhow::Result<_>>()?,
             texts: args.texts.clone(),
             min_cosine: args.min_cosine,
             prompt_name: args.prompt_name.clone(),

@@ -107,8 +107,8 @@ impl Followed {
             return Ok(false);
         }
         (self.taken, self.fault) = (now, None);
-        let read = ModelFolder::read(&self.folder.path, Some(&self.folder.name), self.folder.precision)?;
-        let (next, digest) = (ModelFolder { version: self.folder.version + 1, ..read }, digest(&self.folder)?);
+        let next = self.folder.next()?;
+        let digest = digest(&self.folder)?;
         if digest == self.digest {
             return Ok(false);
         }

@@ -56,8 +56,8 @@ pub use config::{
 pub use ensemble::{CompiledEnsemble, EnsembleError, compile_ensemble, plan_single};
 pub use error::RepositoryError;
 pub use folder::{
-    Derived, DerivedModel, Export, FolderDescription, FolderError, NeededError, Placement, Precision, Row, folder_name,
-    is_model_folder, needed_files, place,
+    Choices, Derived, DerivedModel, Export, FolderChoices, FolderDescription, FolderError, NeededError, PaddingSide,
+    Placement, Precision, Row, folder_fields, folder_name, is_model_folder, needed_files, place,
 };
 pub use follow::{Change, FollowedFolders};
 pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel, Uploaded};

@@ -8,7 +8,8 @@ use trireme_inference::ErrorCode;
 
 use crate::digest::{self, Digest};
 use crate::folder::{
-    DerivedModel, FolderDescription, FolderError, Placement, Precision, folder_name, is_model_folder, place, read_files,
+    Choices, DerivedModel, FolderChoices, FolderDescription, FolderError, Placement, folder_name, is_model_folder,
+    place, read_files,
 };
 use crate::repository::version_number;
 use crate::{RepositoryError, TemporaryFolder};
@@ -35,8 +36,8 @@ pub struct ModelFolder {
     pub path: PathBuf,
     /// The folder's derived description.
     pub description: FolderDescription,
-    /// Which of its ONNX files is served.
-    pub precision: Precision,
+    /// What a person has said about it.
+    pub choices: Choices,
 }
 
 /// The reason why a path of the command line cannot be served.
@@ -92,16 +93,16 @@ impl SourceError {
 
 impl ModelSources {
     /// Tells repositories and folders apart, and derives a repository of the folders in the system's temporary directory.
-    /// `models` are paths; each may have a name, which only a folder takes. Of folders the ONNX file of this precision is served.
-    /// All faults together.
+    /// `models` are paths; each may have a name, which only a folder takes. `choices` are for folders. All
+    /// faults together.
     pub fn open<'a>(
         models: impl IntoIterator<Item = (Option<&'a str>, &'a Path)>,
-        precision: Precision,
+        choices: &FolderChoices,
     ) -> Result<ModelSources, Vec<SourceError>> {
         let mut faults = Vec::new();
         let (mut repositories, mut folders) = (Vec::new(), Vec::<ModelFolder>::new());
         for (name, model) in models {
-            match source(name, model, precision) {
+            match source(name, model, choices) {
                 Ok(Source::Repository(path)) => repositories.push(path),
                 Ok(Source::Folder(folder)) => match folders.iter().find(|other| other.key() == folder.key()) {
                     Some(other) => faults.push(SourceError::SameName {
@@ -139,13 +140,20 @@ impl ModelSources {
 impl ModelFolder {
     /// Reads the model folder at `path`; its ensemble is called `name`, or else by [`folder_name`]. Behind a name may be its version,
     /// as in `name@2`; else it is version 1.
-    pub fn read(path: &Path, name: Option<&str>, precision: Precision) -> Result<ModelFolder, SourceError> {
+    pub fn read(path: &Path, name: Option<&str>, choices: &FolderChoices) -> Result<ModelFolder, SourceError> {
         let (name, version) = match name {
             Some(name) => named(name).ok_or_else(|| SourceError::BadName(name.to_owned()))?,
             None => (folder_name(path), 1),
         };
-        let description = FolderDescription::read(path, precision)?;
-        Ok(ModelFolder { name, version, path: path.to_owned(), description, precision })
+        let choices = choices.of(&name);
+        let description = FolderDescription::read(path, choices.clone())?;
+        Ok(ModelFolder { name, version, path: path.to_owned(), description, choices })
+    }
+
+    /// The folder as it is now, as the version behind this one.
+    pub(crate) fn next(&self) -> Result<ModelFolder, SourceError> {
+        let description = FolderDescription::read(&self.path, self.choices.clone())?;
+        Ok(ModelFolder { description, version: self.version + 1, ..self.clone() })
     }
 
     fn key(&self) -> (&str, i64) {
@@ -168,7 +176,7 @@ impl ModelFolder {
     pub fn digest(&self) -> io::Result<String> {
         let names = digest::names(&self.path)?;
         let listed: Vec<&str> = names.iter().map(String::as_str).collect();
-        let files = read_files(&self.path, &listed, self.precision).map_err(io::Error::other)?;
+        let files = read_files(&self.path, &listed, &self.choices).map_err(io::Error::other)?;
         let mut digest = Digest::new();
         for name in files {
             digest.add_file(&name, &self.path.join(&name))?;
@@ -179,6 +187,12 @@ impl ModelFolder {
     /// Writes its models into the repository `directory`, beside other versions of them.
     pub fn write(&self, directory: &Path, placement: Placement) -> Result<(), RepositoryError> {
         place(&self.models(), &self.path, directory, self.version, placement)
+    }
+
+    /// What a person should know before the folder is served: guesses, contradictions that were accepted, fields that are not
+    /// understood. Each warning says what settles it.
+    pub fn warnings(&self) -> &[String] {
+        self.description.warnings()
     }
 
     /// The derived values, in a line for each part: `tokenizer: max_length 256 (sentence_bert_config.json: max_seq_length)`.
@@ -204,9 +218,9 @@ enum Source {
     Folder(Box<ModelFolder>),
 }
 
-fn source(name: Option<&str>, path: &Path, precision: Precision) -> Result<Source, SourceError> {
+fn source(name: Option<&str>, path: &Path, choices: &FolderChoices) -> Result<Source, SourceError> {
     if is_model_folder(path) {
-        return ModelFolder::read(path, name, precision).map(|folder| Source::Folder(Box::new(folder)));
+        return ModelFolder::read(path, name, choices).map(|folder| Source::Folder(Box::new(folder)));
     }
     match name {
         _ if !path.is_dir() => Err(SourceError::Missing(path.display().to_string())),

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use trireme_model_repository::{Precision, needed_files};
+use trireme_model_repository::{Choices, needed_files};
 
 use crate::FetchError;
 use crate::folder_cache::FolderCache;
@@ -20,18 +20,18 @@ pub(crate) enum CachePlace<'a> {
     Folder(&'a FolderCache, &'a str),
 }
 
-/// Downloads into `staging` what the model in this precision needs of the files `listed`.
+/// Downloads into `staging` what the model needs of the files `listed`.
 pub(crate) async fn gather(
     word: &str,
     source: &Source,
     listed: &[RemoteFile],
     place: &CachePlace<'_>,
     staging: &Path,
-    precision: Precision,
+    choices: &Choices,
 ) -> Result<(), FetchError> {
     let mut progress = Progress::new(word);
     loop {
-        let missing = missing(word, staging, listed, precision)?;
+        let missing = missing(word, staging, listed, choices)?;
         if missing.is_empty() {
             progress.finish();
             return Ok(());
@@ -50,10 +50,10 @@ pub(crate) fn missing(
     word: &str,
     local: &Path,
     listed: &[RemoteFile],
-    precision: Precision,
+    choices: &Choices,
 ) -> Result<Vec<String>, FetchError> {
     let names: Vec<&str> = listed.iter().map(|file| file.name.as_str()).collect();
-    needed_files(local, &names, precision).map_err(|source| FetchError::Needed { word: word.to_owned(), source })
+    needed_files(local, &names, choices).map_err(|source| FetchError::Needed { word: word.to_owned(), source })
 }
 
 // === impl CachePlace ===

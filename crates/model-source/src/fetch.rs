@@ -46,12 +46,12 @@ async fn fetch_hub(word: &str, settings: &Settings, repository: &str, revision: 
     };
     let _lock = Lock::take(cache.lock(), word).await?;
     let snapshot = cache.snapshot(&commit);
-    let snapshot = if snapshot.is_dir() && missing(word, &snapshot, &listed, settings.precision)?.is_empty() {
+    let snapshot = if snapshot.is_dir() && missing(word, &snapshot, &listed, &settings.choices)?.is_empty() {
         snapshot
     } else {
         let staging = cache.staging(&commit);
         std::fs::create_dir_all(&staging).map_err(FetchError::io(&staging))?;
-        gather(word, &Source::Hub(hub), &listed, &CachePlace::Hub(&cache), &staging, settings.precision).await?;
+        gather(word, &Source::Hub(hub), &listed, &CachePlace::Hub(&cache), &staging, &settings.choices).await?;
         cache.finish(&commit, &staging)?
     };
     cache.set_commit(revision, &commit)?;
@@ -69,17 +69,18 @@ async fn fetch_folder(word: &str, settings: &Settings, address: &Address, url: &
     if listed.is_empty() {
         return Err(FetchError::Empty { url: url.to_string() });
     }
-    // Another precision is another set of files of the same folder.
-    let state = match settings.precision {
-        Precision::Exact => state(&listed),
-        other => format!("{}-{}", state(&listed), other.name()),
+    // Another precision or graph is another set of files of the same folder.
+    let state = match (settings.choices.precision, &settings.choices.graph) {
+        (_, Some(graph)) => format!("{}-{}", state(&listed), graph.replace('/', "-")),
+        (Precision::Exact, None) => state(&listed),
+        (other, None) => format!("{}-{}", state(&listed), other.name()),
     };
     let _lock = Lock::take(&cache.lock(), word).await?;
     let folder = cache.folder(&state);
     if !folder.is_dir() {
         let staging = cache.staging(&state);
         std::fs::create_dir_all(&staging).map_err(FetchError::io(&staging))?;
-        gather(word, &source, &listed, &CachePlace::Folder(&cache, &state), &staging, settings.precision).await?;
+        gather(word, &source, &listed, &CachePlace::Folder(&cache, &state), &staging, &settings.choices).await?;
         add_versions(&staging)?;
         cache.finish(&state)?;
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use trireme_model_repository::Precision;
+use trireme_model_repository::Choices;
 
 /// Settings of downloads. Object stores read their own variables (`AWS_*`, `GOOGLE_*`, `AZURE_*`).
 #[derive(Clone)]
@@ -19,7 +19,7 @@ pub struct Settings {
     /// `TRIREME_DOWNLOAD_CACHE`: the cache of all other places.
     pub cache: PathBuf,
     /// Which of several ONNX files of a model folder is wanted.
-    pub precision: Precision,
+    pub choices: Choices,
 }
 
 // === impl Settings ===
@@ -46,7 +46,7 @@ impl Settings {
             hub_cache: path("HF_HUB_CACHE").unwrap_or_else(|| hub_home.join("hub")),
             hub_offline: variable("HF_HUB_OFFLINE").is_some_and(|value| truth.contains(&value.to_lowercase().as_str())),
             cache: path("TRIREME_DOWNLOAD_CACHE").unwrap_or_else(|| cache.join("trireme").join("models")),
-            precision: Precision::default(),
+            choices: Choices::default(),
         }
     }
 }
@@ -60,7 +60,7 @@ impl fmt::Debug for Settings {
             .field("hub_cache", &self.hub_cache)
             .field("hub_offline", &self.hub_offline)
             .field("cache", &self.cache)
-            .field("precision", &self.precision)
+            .field("choices", &self.choices)
             .finish()
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
+use tokenizers::AddedToken;
 
 use crate::json_file::read_json;
 use crate::{Side, TextError};
@@ -30,6 +31,8 @@ pub(crate) struct TokenizerConfig {
     pub(crate) cls_token: Option<ConfigToken>,
     pub(crate) mask_token: Option<ConfigToken>,
     pub(crate) additional_special_tokens: Option<Vec<ConfigToken>>,
+    /// The newer name of the same, where a list is under it.
+    pub(crate) extra_special_tokens: Option<serde_json::Value>,
     pub(crate) added_tokens_decoder: BTreeMap<u32, ConfigToken>,
     // Translation.
     pub(crate) src_lang: Option<String>,
@@ -66,6 +69,9 @@ pub(crate) enum ConfigToken {
         rstrip: bool,
         #[serde(default)]
         special: bool,
+        #[serde(default)]
+        single_word: bool,
+        normalized: Option<bool>,
     },
 }
 
@@ -91,9 +97,44 @@ impl TokenizerConfig {
         Ok(read_json(directory, "tokenizer_config.json")?.unwrap_or_default())
     }
 
+    /// All special tokens, in the order in which transformers adds those that tokenizer.json lacks.
+    pub(crate) fn special_tokens(&self) -> impl Iterator<Item = ConfigToken> {
+        let named = [
+            &self.bos_token,
+            &self.eos_token,
+            &self.unk_token,
+            &self.sep_token,
+            &self.pad_token,
+            &self.cls_token,
+            &self.mask_token,
+        ];
+        let extra = self.extra_special_tokens.clone().and_then(|extra| match extra {
+            serde_json::Value::Object(tokens) => {
+                serde_json::from_value(tokens.into_iter().map(|(_, token)| token).collect()).ok()
+            }
+            list => serde_json::from_value::<Vec<ConfigToken>>(list).ok(),
+        });
+        let extra = extra.or_else(|| self.additional_special_tokens.clone()).unwrap_or_default();
+        named.into_iter().flatten().cloned().collect::<Vec<_>>().into_iter().chain(extra)
+    }
+
     /// Adds fields from `special_tokens_map.json` and `added_tokens.json` that are missing here. Tokenizers without
     /// `tokenizer.json` may have their special tokens there.
     pub(crate) fn add_older_files(&mut self, directory: &Path) -> Result<(), TextError> {
+        self.add_map(directory)?;
+        if self.added_tokens_decoder.is_empty() {
+            let added: BTreeMap<String, u32> = read_json(directory, "added_tokens.json")?.unwrap_or_default();
+            self.added_tokens_decoder = added.into_iter().map(|(token, id)| (id, ConfigToken::Text(token))).collect();
+        }
+        Ok(())
+    }
+
+    /// Adds special tokens from `special_tokens_map.json`, which counts where this file is of the time before `added_tokens_decoder`.
+    pub(crate) fn add_older_special_tokens(&mut self, directory: &Path) -> Result<(), TextError> {
+        if self.added_tokens_decoder.is_empty() { self.add_map(directory) } else { Ok(()) }
+    }
+
+    fn add_map(&mut self, directory: &Path) -> Result<(), TextError> {
         let map: SpecialTokens = read_json(directory, "special_tokens_map.json")?.unwrap_or_default();
         for (ours, theirs) in [
             (&mut self.bos_token, map.bos_token),
@@ -107,10 +148,6 @@ impl TokenizerConfig {
             *ours = ours.take().or(theirs);
         }
         self.additional_special_tokens = self.additional_special_tokens.take().or(map.additional_special_tokens);
-        if self.added_tokens_decoder.is_empty() {
-            let added: BTreeMap<String, u32> = read_json(directory, "added_tokens.json")?.unwrap_or_default();
-            self.added_tokens_decoder = added.into_iter().map(|(token, id)| (id, ConfigToken::Text(token))).collect();
-        }
         Ok(())
     }
 }
@@ -129,6 +166,20 @@ impl ConfigToken {
         match *self {
             ConfigToken::Text(_) => (false, false),
             ConfigToken::Added { lstrip, rstrip, .. } => (lstrip, rstrip),
+        }
+    }
+
+    /// The token as `tokenizers` adds it. A text alone is a special token.
+    pub(crate) fn added(&self) -> AddedToken {
+        match self {
+            ConfigToken::Text(text) => AddedToken::from(text, true),
+            ConfigToken::Added { content, lstrip, rstrip, special, single_word, normalized } => {
+                AddedToken::from(content, *special)
+                    .lstrip(*lstrip)
+                    .rstrip(*rstrip)
+                    .single_word(*single_word)
+                    .normalized(normalized.unwrap_or(!*special))
+            }
         }
     }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use tokenizers::{NormalizerWrapper, PostProcessorWrapper, Tokenizer};
 
+use crate::completion;
 use crate::config::{ConfigToken, TokenizerConfig};
 use crate::core::Core;
 use crate::family::{Family, Languages};
@@ -71,6 +72,10 @@ impl Files {
                     path: directory.join("tokenizer_config.json"),
                     reason: reason.to_string(),
                 })?;
+                let malformed =
+                    |reason: String| TextError::Malformed { path: directory.join("tokenizer_config.json"), reason };
+                config.add_older_special_tokens(directory)?;
+                completion::complete(&config, &mut tokenizer).map_err(malformed)?;
                 padding = tokenizer.get_padding().cloned();
                 truncation = tokenizer.get_truncation().cloned();
                 post_processor = tokenizer.get_post_processor().cloned();

@@ -19,6 +19,7 @@
 //!
 //! Not here: tensors other than [`texts_of`], requests, and the configuration files of models.
 
+mod completion;
 mod config;
 mod core;
 mod error;

@@ -53,6 +53,10 @@ pub struct TokenizeOptions {
     pub skiplist_words: Vec<String>,
     /// `skiplist_tasks`: the sides that `skiplist_words` is for, of `query` and `document`; a JSON array.
     pub skiplist_tasks: Vec<String>,
+    /// `first_position`: the position of a row's first token in `position_ids`; padding has the one before it, if there is one.
+    pub first_position: u32,
+    /// `token_types`: whether texts of a pair have token types of their own. `false`: all are 0.
+    pub token_types: bool,
     /// `prompts_as_tokens`: a prompt that the vocabulary has as one token becomes that token.
     pub prompts_as_tokens: bool,
 }
@@ -102,6 +106,8 @@ pub enum Padding {
     Longest,
     /// `max_length`: always the maximal length.
     MaxLength,
+    /// A number: always this length.
+    To(NonZeroUsize),
     /// `none`: no padding; rows of unequal length are an error.
     None,
 }
@@ -138,6 +144,8 @@ impl Default for TokenizeOptions {
             query_expansion: None,
             skiplist_words: Vec::new(),
             skiplist_tasks: vec!["document".to_owned()],
+            first_position: 0,
+            token_types: true,
             prompts_as_tokens: false,
         }
     }
@@ -145,10 +153,11 @@ impl Default for TokenizeOptions {
 
 impl TokenizeOptions {
     /// The parameters that [`TokenizeOptions::from_parameters`] accepts.
-    pub const PARAMETERS: [&str; 20] = [
+    pub const PARAMETERS: [&str; 22] = [
         "add_special_tokens",
         "default_prompt",
         "document_length",
+        "first_position",
         "max_characters",
         "max_length",
         "pad_to_multiple_of",
@@ -164,6 +173,7 @@ impl TokenizeOptions {
         "skiplist_words",
         "source_language",
         "target_language",
+        "token_types",
         "truncation",
         "truncation_side",
     ];
@@ -235,6 +245,8 @@ impl TokenizeOptions {
             "prompts_as_tokens" => {
                 self.prompts_as_tokens = trimmed.parse().map_err(|_| Some("'true' or 'false'"))?;
             }
+            "first_position" => self.first_position = trimmed.parse().map_err(|_| Some("a whole number from 0"))?,
+            "token_types" => self.token_types = trimmed.parse().map_err(|_| Some("'true' or 'false'"))?,
             "max_characters" => self.max_characters = number()?,
             "pad_to_multiple_of" => self.pad_to_multiple_of = number()?,
             "padding_side" => self.padding_side = side()?,
@@ -263,7 +275,10 @@ impl TokenizeOptions {
                     "longest" => Padding::Longest,
                     "max_length" => Padding::MaxLength,
                     "none" => Padding::None,
-                    _ => return Err(Some("'longest', 'max_length' or 'none'")),
+                    number => match number.parse() {
+                        Ok(length) => Padding::To(length),
+                        Err(_) => return Err(Some("'longest', 'max_length', 'none' or a number of tokens")),
+                    },
                 }
             }
             // Another program's parameter, unless it is almost a known one.
@@ -371,6 +386,8 @@ mod tests {
             ("skiplist_words", r#"["!", "?"]"#),
             ("skiplist_tasks", r#"["query", "document"]"#),
             ("prompts_as_tokens", "true"),
+            ("first_position", "2"),
+            ("token_types", "false"),
             ("EXECUTION_ENV_PATH", "x"),
             ("trireme.queue", "x"),
         ])
@@ -400,6 +417,8 @@ mod tests {
             }),
             skiplist_words: vec!["!".to_owned(), "?".to_owned()],
             skiplist_tasks: vec!["query".to_owned(), "document".to_owned()],
+            first_position: 2,
+            token_types: false,
             prompts_as_tokens: true,
         };
         assert_eq!(options, expected);
@@ -411,7 +430,10 @@ mod tests {
         let TextError::Options(faults) = error else { panic!("{error}") };
         assert_eq!(faults[0], "unknown parameter 'max_lenght', did you mean 'max_length'?");
         assert_eq!(faults[1], "parameter 'pad_to_multiple_of' is '0', expected a whole number from 1");
-        assert_eq!(faults[2], "parameter 'padding' is 'yes', expected 'longest', 'max_length' or 'none'");
+        assert_eq!(
+            faults[2],
+            "parameter 'padding' is 'yes', expected 'longest', 'max_length', 'none' or a number of tokens"
+        );
         assert_eq!(faults.len(), 3);
     }
 

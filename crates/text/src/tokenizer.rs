@@ -140,6 +140,11 @@ impl TextTokenizer {
         if let Some(length) = max_length.filter(|&length| length < special_tokens) {
             faults.push(format!("'max_length' is {length}, expected at least the {special_tokens} special tokens"));
         }
+        if let (Padding::To(to), Some(length)) = (options.padding, max_length)
+            && length > to.get()
+        {
+            faults.push(format!("'max_length' is {length}, expected at most the {to} of 'padding'"));
+        }
         if options.padding == Padding::MaxLength && max_length.is_none() {
             faults.push("'padding' is 'max_length', but neither 'max_length' nor model_max_length is given".to_owned());
         }
@@ -247,7 +252,7 @@ impl TextTokenizer {
             if extras.decoded {
                 encoded.decoded.push(self.decode(&row.ids, request.skip_special_tokens.unwrap_or(true))?);
             }
-            encoded.extend(&row, left, right, prompt_tokens, extras);
+            encoded.extend(&row, (left, right), prompt_tokens, extras, i64::from(self.options.first_position));
             let texts = row.ids.len() - row.expansion;
             let attended = (0..row.ids.len()).map(|position| i64::from(position < texts || row.attends));
             extend_padded(&mut encoded.attention_mask, attended, left, right, 0);
@@ -256,7 +261,8 @@ impl TextTokenizer {
                 extend_padded(&mut encoded.scoring_mask, counted, left, right, 0);
             }
             extend_padded(&mut encoded.input_ids, row.ids.into_iter().map(i64::from), left, right, self.pad_id);
-            let type_ids = row.type_ids.into_iter().map(i64::from);
+            let types = i64::from(self.options.token_types);
+            let type_ids = row.type_ids.into_iter().map(|id| i64::from(id) * types);
             extend_padded(&mut encoded.token_type_ids, type_ids, left, right, self.pad_type_id);
         }
         Ok(encoded)
@@ -348,6 +354,13 @@ impl TextTokenizer {
                 }
                 length
             }
+            Padding::To(length) => {
+                if let Some(index) = rows.iter().position(|r| r.ids.len() > length.get()) {
+                    let (actual, length) = (rows[index].ids.len(), length.get());
+                    return Err(TextError::LongerThanPadding { index, actual, length });
+                }
+                length.get()
+            }
             Padding::Longest => longest,
         };
         let multiple = self.options.pad_to_multiple_of.map_or(1, NonZeroUsize::get);
@@ -359,9 +372,10 @@ impl TextTokenizer {
 
 impl Encoded {
     /// Appends the further outputs that were asked for.
-    fn extend(&mut self, row: &Row, left: usize, right: usize, prompt_tokens: usize, extras: Extras) {
+    fn extend(&mut self, row: &Row, (left, right): (usize, usize), prompt_tokens: usize, extras: Extras, first: i64) {
         if extras.position_ids {
-            extend_padded(&mut self.position_ids, (0..).zip(&row.ids).map(|(position, _)| position), left, right, 0);
+            let positions = (first..).zip(&row.ids).map(|(position, _)| position);
+            extend_padded(&mut self.position_ids, positions, left, right, (first - 1).max(0));
         }
         if extras.offsets {
             let offsets = row.offsets.iter().flat_map(|&(begin, end)| [begin as i64, end as i64]);

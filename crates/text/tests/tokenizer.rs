@@ -34,6 +34,63 @@ fn folder(change: impl FnOnce(&mut serde_json::Value), config: Option<&str>) -> 
     directory
 }
 
+fn ids(folder: &Path, text: &str) -> Vec<i64> {
+    let options = TokenizeOptions { padding: Padding::None, ..TokenizeOptions::default() };
+    let tokenizer = TextTokenizer::load(folder, options).unwrap();
+    tokenizer.encode(&[text], None, &RequestOptions::default()).unwrap().input_ids
+}
+
+#[test]
+fn tokens_of_the_configuration_alone_are_one_id_each() {
+    let text = "a planted word";
+    let plain = folder(|_| {}, Some("{}"));
+    let listed = r#"{"added_tokens_decoder": {"9999": {"content": "planted", "special": true, "normalized": false}}}"#;
+    for config in [
+        listed,
+        r#"{"extra_special_tokens": ["planted"]}"#,
+        r#"{"additional_special_tokens": ["planted"]}"#,
+        r#"{"mask_token": "planted"}"#,
+    ] {
+        let with = folder(|_| {}, Some(config));
+        let (without, with) = (ids(plain.path(), text), ids(with.path(), text));
+        assert!(with.len() < without.len(), "{config}: {with:?} and {without:?}");
+    }
+    // An older folder has its special tokens in a file of their own.
+    let older = folder(|_| {}, Some("{}"));
+    std::fs::write(older.path().join("special_tokens_map.json"), r#"{"mask_token": "planted"}"#).unwrap();
+    assert!(ids(older.path(), text).len() < ids(plain.path(), text).len());
+}
+
+#[test]
+fn the_space_before_the_first_word_is_the_configurations_for_classes_that_ask_for_it() {
+    let bytes = |adds: bool| {
+        move |tokenizer: &mut serde_json::Value| {
+            tokenizer["pre_tokenizer"] = serde_json::json!({"type": "ByteLevel", "add_prefix_space": adds, "trim_offsets": true, "use_regex": true});
+        }
+    };
+    let of = |adds: bool, config: &str| ids(folder(bytes(adds), Some(config)).path(), "word");
+    let roberta = |field: &str| format!(r#"{{"tokenizer_class": "RobertaTokenizerFast"{field}}}"#);
+    assert_eq!(of(false, &roberta(r#", "add_prefix_space": true"#)), of(true, "{}"));
+    assert_eq!(of(true, &roberta("")), of(false, "{}"), "the class's default");
+    assert_ne!(of(true, "{}"), of(false, "{}"));
+}
+
+#[test]
+fn rows_of_one_length_positions_and_types_are_as_the_parameters_say() {
+    let encode = |parameters: &[(&str, &str)]| {
+        let tokenizer = load("wordpiece", parameters).unwrap();
+        let extras = Extras { position_ids: true, ..Extras::default() };
+        tokenizer.encode_with(&["the the"], Some(&["the"]), &RequestOptions::default(), extras).unwrap()
+    };
+    let encoded = encode(&[("max_length", "6"), ("padding", "8"), ("first_position", "2")]);
+    assert_eq!((encoded.length, encoded.attention_mask.iter().sum::<i64>()), (8, 6));
+    assert_eq!(encoded.position_ids, [2, 3, 4, 5, 6, 7, 1, 1]);
+    assert!(encoded.token_type_ids.contains(&1));
+    assert!(!encode(&[("token_types", "false")]).token_type_ids.contains(&1));
+    let fault = message(load("wordpiece", &[("max_length", "9"), ("padding", "8")]));
+    assert!(fault.contains("'max_length' is 9, expected at most the 8 of 'padding'"), "{fault}");
+}
+
 #[test]
 fn no_texts_make_an_empty_matrix() {
     for padding in ["longest", "max_length", "none"] {

@@ -39,14 +39,17 @@ fn width_of(file: &GraphFile, tensor: &GraphTensor) -> Option<Derived<i64>> {
     tensor.width().map(|width| Derived::from(width, file.place(tensor)))
 }
 
-/// Chains that end in vectors. They begin with the graph's tokens, or with its vectors where the graph pools.
+/// Chains that end in vectors, and those of cross-encoders whose scores are made by modules. They begin with the graph's tokens, or with
+/// its vectors where the graph pools.
 pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &Files, file: &GraphFile) -> Chain {
     let after = |step: &ModuleKind| !matches!(step, ModuleKind::Transformer { .. } | ModuleKind::Static { .. });
     let steps: Vec<_> = files.modules.iter().flatten().filter(|module| after(&module.step)).collect();
     let excludes_prompt =
         steps.iter().any(|module| matches!(&module.step, ModuleKind::Pooling(pooling) if !pooling.include_prompt));
-    let needs_tokens = excludes_prompt || heads::are_there(reader);
-    let pooled = file.pooled().filter(|_| task == Task::Embed && !(needs_tokens && file.tokens().is_some()));
+    let needs_tokens = excludes_prompt || heads::are_there(reader) || reader.choices().pooling.is_some();
+    let tower = || file.graph.output("pooler_output").filter(|_| is_tower(&files.config));
+    let pooled = file.pooled().or_else(tower);
+    let pooled = pooled.filter(|_| task != Task::MultiVector && !(needs_tokens && file.tokens().is_some()));
     match pooled {
         Some(output) => {
             if excludes_prompt {
@@ -56,7 +59,15 @@ pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &Files, file: &G
                     file.file.value
                 ));
             }
-            pooled_chain(reader, file, output, &steps)
+            if let Some(mode) = reader.choices().pooling {
+                reader.fault(format_args!(
+                    "--pooling {mode}: {} pools within the graph and gives no vectors of tokens, found {}; leave the flag out, or export \
+                     the graph again with --task feature-extraction --library-name transformers",
+                    file.file.value,
+                    file.outputs()
+                ));
+            }
+            pooled_chain(reader, files, file, output, &steps)
         }
         None => {
             let Some(tokens) = file.tokens() else {
@@ -74,6 +85,9 @@ pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &Files, file: &G
                 }
                 _ => None,
             });
+            let is_first = |module: &&&Module| matches!(module.step, ModuleKind::Pooling(_));
+            // A Dense before the pooling has changed the width that the pooling gets.
+            let pooling = pooling.filter(|_| steps.first().is_some_and(|first| is_first(&first)));
             let width = agree(reader, [width_of(file, tokens.value), hidden_size(reader, &files.config), pooling]);
             let output = tokens.map(|tensor| known(tensor, 3, width.as_ref()));
             let mut ops = Vec::new();
@@ -82,6 +96,11 @@ pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &Files, file: &G
             Chain { output: Some(output), ops, width, excludes_prompt }
         }
     }
+}
+
+/// Whether the model is the text tower of one for images, whose vector is not made of the vectors of tokens.
+fn is_tower(config: &Json) -> bool {
+    config.get("model_type").and_then(|kind| kind.as_str()).is_some_and(|kind| kind.starts_with("siglip"))
 }
 
 /// A tensor with this rank and width in place of those that its file leaves open.
@@ -93,23 +112,87 @@ fn known(tensor: &GraphTensor, rank: usize, width: Option<&Derived<i64>>) -> Gra
     GraphTensor { dims: Some(dims), ..tensor.clone() }
 }
 
-/// The chain of a graph that pools: only the last ops are left.
-fn pooled_chain(reader: &Reader<'_>, file: &GraphFile, output: &GraphTensor, steps: &[&Module]) -> Chain {
-    let last = steps.iter().rev().find_map(|module| match &module.step {
-        ModuleKind::Dense { to, .. } => Some(Derived::from(*to as i64, format!("{}, a Dense,", module.place))),
+/// The chain of a graph that pools. What stands behind the pooling in modules.json is in the graph, or is left for the ops: the width
+/// of the graph's vectors tells, where the modules change it.
+fn pooled_chain(
+    reader: &Reader<'_>,
+    files: &Files,
+    file: &GraphFile,
+    output: &GraphTensor,
+    steps: &[&Module],
+) -> Chain {
+    const IN_GRAPH: &str = "modules-in-graph";
+    let pooling = steps.iter().find_map(|module| match &module.step {
         ModuleKind::Pooling(Pooling { width: Some(width), modes, .. }) => {
             Some(Derived::from(width.value as i64 * modes.value.len() as i64, width.origin.clone()))
         }
         _ => None,
     });
-    let width = agree(reader, [width_of(file, output), last]);
+    let layers: Vec<_> = steps
+        .iter()
+        .copied()
+        .filter(|module| matches!(module.step, ModuleKind::Dense { .. } | ModuleKind::LayerNorm { .. }))
+        .collect();
+    let last = layers.iter().rev().find_map(|module| match &module.step {
+        ModuleKind::Dense { to, .. } => Some(Derived::from(*to as i64, format!("{}, a Dense,", module.place))),
+        _ => None,
+    });
+    let is_behind =
+        steps.iter().position(|module| matches!(module.step, ModuleKind::Pooling(_))).map_or(0, |at| at + 1);
+    let projected = files.config.number(reader, "projection_dim").filter(|_| output.name == "text_embeds");
+    let own = width_of(file, output).or(projected.map(|width| width.map(|width| width as i64)));
+    let (before, after) = (pooling.as_ref().map(|w| w.value), last.as_ref().map(|w| w.value));
+    let place = file.place(output);
     let mut ops = Vec::new();
+    let in_graph = match (&own, before, after) {
+        _ if layers.is_empty() => true,
+        (Some(own), _, Some(after)) if own.value == after && before != Some(after) => true,
+        (Some(own), Some(before), Some(after)) if own.value == before && before != after => false,
+        (Some(own), Some(before), Some(after)) if own.value != before && own.value != after => true,
+        _ => {
+            let names: Vec<_> = layers.iter().map(|module| module.place.as_str()).collect();
+            reader.contradiction(
+                IN_GRAPH,
+                format_args!(
+                    "{place} is made by the graph's own pooling, and nothing shows whether the graph runs {} as well. Export it again with \
+                     --task feature-extraction --library-name transformers, which leaves all modules to the server",
+                    names.join(", ")
+                ),
+                "the graph counts as running all modules",
+            );
+            true
+        }
+    };
+    if !in_graph {
+        let output = known(output, 2, own.as_ref());
+        let width = own.map(|own| token_chain(reader, &steps[is_behind..], own, &mut ops));
+        return Chain { output: Some(Derived::from(output, place)), ops, width, excludes_prompt: false };
+    }
+    let width = agree(reader, [own, last.or(pooling)]);
     if let Some(Module { place, step: ModuleKind::Normalize }) = steps.last() {
         ops.push(Derived::from("normalize".to_owned(), place.clone()));
     }
-    let place = file.place(output);
     let output = known(output, 2, width.as_ref());
     Chain { output: Some(Derived::from(output, place)), ops, width, excludes_prompt: false }
+}
+
+/// Cuts vectors to `truncate_dim`, as sentence-transformers does behind all modules, and does what a person says about their length.
+pub(super) fn trim(reader: &Reader<'_>, own: Option<&Json>, chain: &mut Chain) {
+    match reader.choices().normalize {
+        Some(false) => chain.ops.retain(|op| op.value != "normalize"),
+        Some(true) if chain.ops.last().is_none_or(|op| op.value != "normalize") => {
+            chain.ops.push(Derived::from("normalize".to_owned(), "--normalize"));
+        }
+        _ => {}
+    }
+    let wanted =
+        own.and_then(|own| own.number(reader, "truncate_dim")).map(|wanted| wanted.map(|wanted| wanted as i64));
+    if let (Some(wanted), Some(width)) = (wanted, &chain.width)
+        && wanted.value < width.value
+    {
+        chain.ops.push(wanted.clone().map(|wanted| format!("slice:{wanted}")));
+        chain.width = Some(wanted);
+    }
 }
 
 /// The modules as ops, for vectors of this width; gives the width of the last one.
@@ -130,6 +213,10 @@ pub(super) fn token_chain(
     for module in steps {
         let op = match &module.step {
             ModuleKind::Pooling(pooling) => {
+                if let Some(mode) = reader.choices().pooling {
+                    ops.push(Derived::from(format!("pool:{mode}"), "--pooling"));
+                    continue;
+                }
                 let modes = pooling.modes.value.len() as i64;
                 if modes > 1 {
                     width = Derived::from(width.value * modes, pooling.modes.origin.clone());
@@ -162,6 +249,10 @@ fn finish(reader: &Reader<'_>, task: Task, files: &Files, ops: &mut Vec<Derived<
         (Task::MultiVector, _) if !has("mask") => ops.push(Derived::from("mask".to_owned(), "padding takes no part")),
         (Task::Embed, Some(_)) if !has("pool:") => {
             reader.fault("modules.json lists no Pooling, which makes one vector of all those of a text");
+        }
+        (Task::Embed, None) if reader.choices().pooling.is_some() => {
+            let mode = reader.choices().pooling.unwrap_or_default();
+            ops.push(Derived::from(format!("pool:{mode}"), "--pooling"));
         }
         (Task::Embed, None) => {
             ops.push(Derived::guessed("pool:mean".to_owned(), "no modules.json; sentence-transformers' default"));
@@ -197,6 +288,13 @@ pub(super) fn sparse(reader: &Reader<'_>, files: &Files, file: &GraphFile) -> Ch
 
 /// Logits over labels to scores.
 pub(super) fn scores(reader: &Reader<'_>, purpose: &Purpose, files: &Files, file: &GraphFile, head: &Head) -> Chain {
+    let pools = files.modules.iter().flatten().any(|module| matches!(module.step, ModuleKind::Pooling(_)));
+    if pools && purpose.cross_encoder && file.graph.output("logits").is_none() {
+        let mut chain = embedding(reader, purpose.task.value, files, file);
+        let activation = activation(reader, purpose, files, head);
+        chain.ops.extend(activation.value.op().map(|op| Derived::from(op.to_owned(), activation.origin)));
+        return chain;
+    }
     let rank = if purpose.task.value == Task::TokenClassify { 3 } else { 2 };
     let labels = head.labels.as_ref();
     let count = labels.map(|labels| Derived::from(labels.value.len() as i64, labels.origin.clone()));

@@ -4,12 +4,14 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use super::chain::{embedding, scores, sparse, token_chain};
+use super::chain::{self, Chain, embedding, scores, sparse, token_chain};
 use super::classifier::Head;
 use super::described::Files;
+use super::fields;
 use super::files::{Json, Reader};
 use super::graphs::{self, GraphFile};
 use super::heads;
+use super::inputs;
 use super::late::{self, Late};
 use super::modules::{self, ModuleKind};
 use super::onnx::{Graph, GraphTensor};
@@ -18,9 +20,6 @@ use super::precision::Precision;
 use super::safetensors;
 use super::task::{self, Purpose, Task};
 use super::tokenizer::{self, Prompts, Tokenizer};
-
-/// The inputs of a graph that a tokenizer makes.
-const TOKENIZED: [&str; 4] = ["input_ids", "attention_mask", "token_type_ids", "position_ids"];
 
 /// A model folder's contents, each with the file and field that it came from. [`FolderDescription::read`] makes it and refuses a
 /// folder whose files contradict each other.
@@ -46,6 +45,8 @@ pub struct FolderDescription {
     pub(crate) heads: Vec<heads::Head>,
     /// Files of such results that the graph gives no states for.
     pub(crate) unserved: Option<Derived<String>>,
+    /// What a person should know.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// The way in which the model is executed.
@@ -59,6 +60,8 @@ pub(crate) enum Executor {
     Static {
         file: Derived<String>,
         config: Option<String>,
+        /// The width of the table.
+        width: i64,
         /// The id of tokens that take no part.
         unknown: Option<Derived<i64>>,
     },
@@ -69,6 +72,16 @@ pub(crate) enum Executor {
 // === impl FolderDescription ===
 
 impl FolderDescription {
+    /// What a person should know before the folder is served.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// The tasks that it is served for.
+    pub fn tasks(&self) -> Vec<Task> {
+        std::iter::once(self.task.value).chain(self.heads.iter().map(|head| head.task)).collect()
+    }
+
     /// The path of the ONNX file within the folder; `None` for static models, which have no ONNX file, and for
     /// models that generate, which have several.
     pub fn graph(&self) -> Option<&str> {
@@ -84,12 +97,28 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     let own = reader.json("config_sentence_transformers.json");
     late::complete(own.as_ref(), &mut modules);
     let base = modules::base(modules.as_deref());
+    if modules.is_some() && base.is_none() && !reader.json_or_empty("router_config.json").is_empty() {
+        // The fault of the Router says it all.
+        return None;
+    }
     if modules.is_some() && base.is_none() {
         reader.fault("modules.json lists no Transformer, MLMTransformer or StaticEmbedding, of which it needs one");
     }
     let folder = base.unwrap_or_default();
     let config = reader.json_or_empty(&format!("{folder}config.json"));
+    for (kind, json) in [("config.json", Some(&config)), ("config_sentence_transformers.json", own.as_ref())] {
+        if let Some(json) = json {
+            fields::check(reader, kind, json);
+        }
+    }
+    if let Some(json) = modules::transformer_config(reader, &folder) {
+        fields::check(reader, "sentence_bert_config.json", &json);
+    }
+    if let Some(modules) = &modules {
+        modules::check_places(reader, modules);
+    }
     let files = Files { config, own, modules };
+    refuse_others(reader, &files);
     let mut purpose = task::purpose(reader, files.modules.as_deref(), files.own.as_ref(), &files.config, &folder);
     let tokenizer = tokenizer::read(reader, &folder, &files.config, purpose.is_static);
     let mut prompts = tokenizer::prompts(reader, files.own.as_ref());
@@ -113,6 +142,9 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
             reader.precision().name()
         ));
     }
+    if !purpose.is_static && purpose.task.value != Task::Generate {
+        check_template(reader, &folder, &files, purpose.task.value);
+    }
     if purpose.task.value == Task::Generate {
         return generation(reader, purpose.task, tokenizer?, &files.config, prompts);
     }
@@ -121,17 +153,34 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     }
     let file = graphs::find(reader, &folder, purpose.task.value);
     if let Some(file) = &file {
-        check_inputs(reader, file);
-        guess_sparse(&mut purpose, &files, file);
+        inputs::check(reader, file);
+        if reader.choices().task.is_none() {
+            guess_sparse(&mut purpose, &files, file);
+        }
     }
     let (tokenizer, file) = (tokenizer?, file?);
+    if architecture(&files.config).ends_with("ForCausalLM") && file.gives_logits_alone() {
+        reader.fault(format_args!(
+            "{}: architectures is {}, a causal language model, and {} gives what its head makes: texts are not generated by decoders here. To \
+             embed with it, export it without the head, with optimum-cli export onnx --model {3} --task feature-extraction --library-name \
+             transformers {3}/onnx, and say how with --pooling last or another",
+            files.config.file,
+            architecture(&files.config),
+            file.outputs(),
+            reader.root().display()
+        ));
+        return None;
+    }
     check_vocabulary(reader, &tokenizer, &file, &files.config);
     let head = Head::of(reader, &purpose, &files);
-    let chain = match purpose.task.value {
+    let mut chain = match purpose.task.value {
         Task::Embed | Task::MultiVector => embedding(reader, purpose.task.value, &files, &file),
         Task::Sparse => sparse(reader, &files, &file),
         _ => scores(reader, &purpose, &files, &file, &head),
     };
+    if matches!(purpose.task.value, Task::Embed | Task::MultiVector) {
+        chain::trim(reader, files.own.as_ref(), &mut chain);
+    }
     let (mut late, mut heads, mut unserved) = (late, Vec::new(), None);
     if let (Task::Embed, Some(output)) = (purpose.task.value, &chain.output)
         && heads::are_there(reader)
@@ -154,11 +203,12 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
             file.file.value, files.config.file
         ));
     }
+    guesses(reader, &purpose, &chain.ops, files.modules.is_some());
     Some(FolderDescription {
         root: reader.root().to_owned(),
         task: purpose.task,
+        special_tokens: tokenizer.adds_special.clone(),
         tokenizer,
-        special_tokens: None,
         executor: Executor::Onnx { file, output: chain.output? },
         ops: chain.ops,
         excludes_prompt: chain.excludes_prompt,
@@ -169,6 +219,7 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         late,
         heads,
         unserved,
+        warnings: Vec::new(),
     })
 }
 
@@ -193,32 +244,70 @@ fn guess_sparse(purpose: &mut Purpose, files: &Files, file: &GraphFile) {
     }
 }
 
-/// The inputs have to be those that a tokenizer makes, with any number of rows.
-fn check_inputs(reader: &Reader<'_>, file: &GraphFile) {
-    let path = &file.file.value;
-    if file.graph.input("input_ids").is_none() {
-        let found = file.graph.inputs.iter().map(|input| input.name.as_str()).collect::<Vec<_>>().join(", ");
-        reader.fault(format_args!("{path} has no input input_ids; its inputs are: {found}"));
-    }
-    if file.graph.inputs.iter().any(|input| input.name.starts_with("past_key_values")) {
+/// Models of kinds that no task here has, or whose weights are in parts. No export mends them.
+fn refuse_others(reader: &Reader<'_>, files: &Files) {
+    let architecture = architecture(&files.config);
+    if architecture.ends_with("ForQuestionAnswering") {
         reader.fault(format_args!(
-            "{path} takes a key-value cache (past_key_values); export it again with --task feature-extraction"
+            "{}: architectures is {architecture}, and question answering is no task that folders are served for: serve the ONNX file in a \
+             model repository of your own (docs/model-repository.md), with a model.py that finds the answers in its scores \
+             (docs/python.md)",
+            files.config.file
         ));
     }
-    for input in file.graph.inputs.iter().filter(|input| !input.name.starts_with("past_key_values")) {
-        if !TOKENIZED.contains(&input.name.as_str()) {
-            let (name, known) = (&input.name, TOKENIZED.join(", "));
-            reader
-                .fault(format_args!("{path} has an input {name}, which no tokenizer makes; known inputs are: {known}"));
+    if reader.has("gliner_config.json") {
+        reader.fault(
+            "gliner_config.json: GLiNER looks for the labels that a request names, which is no task that folders are served for: serve it \
+             with a model.py that uses the library gliner (docs/python.md)",
+        );
+    }
+}
+
+/// Chat templates are not rendered: a model whose texts its library puts into one gets other tokens here.
+fn check_template(reader: &Reader<'_>, folder: &str, files: &Files, task: Task) {
+    let config = reader.json_or_empty(&format!("{folder}tokenizer_config.json"));
+    let file = [format!("{folder}chat_template.jinja"), format!("{folder}chat_template.json")]
+        .into_iter()
+        .find(|file| reader.has(file));
+    let template = file.or_else(|| config.get("chat_template").map(|_| format!("{}: chat_template", config.file)));
+    let Some(template) = template else { return };
+    let own = modules::transformer_config(reader, folder);
+    let message =
+        own.as_ref().filter(|own| own.get("modality_config").is_some_and(|modes| modes.get("message").is_some()));
+    let why = match (&files.modules, message) {
+        (_, Some(own)) => format!("{}: modality_config.message", own.file),
+        // Without modules.json the library takes any template that is there; a classifier's pipeline takes none.
+        (None, None) if task != Task::Classify && task != Task::TokenClassify => {
+            "the folder has no modules.json".to_owned()
         }
-        if let Some(dims) = &input.dims
-            && (dims.len() != 2 || dims[0] != -1)
-        {
-            let name = &input.name;
-            reader.fault(format_args!(
-                "{path}: input {name} has dims {dims:?}, expected [-1, -1]; export it again with dynamic axes"
-            ));
-        }
+        _ => return,
+    };
+    reader.contradiction(
+        "chat-template",
+        format_args!(
+            "sentence-transformers puts texts into {template} ({why}), which is not rendered here: render it in a model.py before the tokenizer (docs/python.md), or in the \
+             client, which sends the result with the parameter add_special_tokens false"
+        ),
+        "texts go to the model as they are sent",
+    );
+}
+
+/// The guesses that change results, each with the flag that settles it.
+fn guesses(reader: &Reader<'_>, purpose: &Purpose, ops: &[Derived<String>], has_modules: bool) {
+    if purpose.task.origin.starts_with("guessed") {
+        reader.warn(format_args!(
+            "the task {} is {}; say it with --task TASK{}",
+            purpose.task.value.name(),
+            purpose.task.origin,
+            if purpose.task.value == Task::Rerank { ", as in --task classify for single texts" } else { "" }
+        ));
+    }
+    if let Some(op) = ops.iter().find(|op| op.origin.starts_with("guessed") && op.value.starts_with("pool:")) {
+        let length = if has_modules { "" } else { ", and with --normalize true whether vectors get the length 1" };
+        reader.warn(format_args!(
+            "{} is {}; the model's card says how it was trained: say it with --pooling mean, cls, last or another{length}",
+            op.value, op.origin
+        ));
     }
 }
 
@@ -276,6 +365,7 @@ fn static_model(
         reader.fault(format_args!("{} is {}, but modules.json {lists}", flag.origin, flag.value));
     }
     let mut ops = Vec::new();
+    let table_width = width;
     let width = Derived::from(width, format!("{file}: {name}"));
     let steps: Vec<_> = files.modules.iter().flatten().collect();
     let width = match steps.is_empty() {
@@ -288,6 +378,9 @@ fn static_model(
         // The lookup pools the table's vectors, so only ops on one vector are left.
         false => token_chain(reader, &steps, width, &mut ops),
     };
+    let mut trimmed = Chain { output: None, ops, width: Some(width), excludes_prompt: false };
+    chain::trim(reader, files.own.as_ref(), &mut trimmed);
+    let (ops, width) = (trimmed.ops, trimmed.width?);
     // model2vec leaves unknown tokens out; sentence-transformers does not.
     let leaves_out = files.config.get("model_type").is_some_and(|kind| kind == "model2vec");
     let unknown = tokenizer.unknown.clone().filter(|_| leaves_out);
@@ -299,6 +392,7 @@ fn static_model(
         executor: Executor::Static {
             file: Derived::from(file, "the only weights that are looked up"),
             config: reader.has(&files.config.file).then(|| files.config.file.clone()),
+            width: table_width,
             unknown,
         },
         ops,
@@ -310,6 +404,7 @@ fn static_model(
         late: Late::default(),
         heads: Vec::new(),
         unserved: None,
+        warnings: Vec::new(),
     })
 }
 
@@ -364,5 +459,6 @@ fn generation(
         late: Late::default(),
         heads: Vec::new(),
         unserved: None,
+        warnings: Vec::new(),
     })
 }

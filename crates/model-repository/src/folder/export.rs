@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::FolderError;
+use super::choices::Choices;
 use super::files::Reader;
 use super::graphs::{self, is_generation_part};
 use super::modules;
-use super::precision::Precision;
 use super::task::{self, Task};
 
 /// How the ONNX file of a folder is made.
@@ -29,7 +29,7 @@ pub struct Export {
 impl Export {
     /// Reads the model folder at `path`. A folder that has an ONNX file, or needs none, is an error.
     pub fn of(path: &Path) -> Result<Export, FolderError> {
-        let reader = Reader::new(path, Precision::Exact);
+        let reader = Reader::new(path, Choices::default());
         let found = plan(&reader);
         match (found, reader.into_faults()) {
             (Some(export), faults) if faults.is_empty() => Ok(export),

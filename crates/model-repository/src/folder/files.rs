@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use super::choices::Choices;
 use super::origin::Derived;
 use super::precision::Precision;
 
@@ -20,8 +21,9 @@ const POINTER: &[u8; 27] = b"version https://git-lfs.git";
 /// A model folder while it is read, and its faults so far.
 pub(crate) struct Reader<'a> {
     root: &'a Path,
-    precision: Precision,
+    choices: Choices,
     faults: RefCell<Vec<String>>,
+    warnings: RefCell<Vec<String>>,
 }
 
 /// A JSON file that holds an object. A field that is null counts as left out.
@@ -35,13 +37,18 @@ pub(crate) struct Json {
 // === impl Reader ===
 
 impl<'a> Reader<'a> {
-    pub(crate) fn new(root: &'a Path, precision: Precision) -> Reader<'a> {
-        Reader { root, precision, faults: RefCell::default() }
+    pub(crate) fn new(root: &'a Path, choices: Choices) -> Reader<'a> {
+        Reader { root, choices, faults: RefCell::default(), warnings: RefCell::default() }
+    }
+
+    /// What a person has said about the folder.
+    pub(crate) fn choices(&self) -> &Choices {
+        &self.choices
     }
 
     /// Which of several ONNX files is served.
     pub(crate) fn precision(&self) -> Precision {
-        self.precision
+        self.choices.precision
     }
 
     /// The folder.
@@ -55,6 +62,23 @@ impl<'a> Reader<'a> {
         let mut faults = self.faults.borrow_mut();
         if !faults.contains(&fault) {
             faults.push(fault);
+        }
+    }
+
+    /// Notes what a person should know, and what is served all the same.
+    pub(crate) fn warn(&self, warning: impl Display) {
+        let warning = warning.to_string();
+        let mut warnings = self.warnings.borrow_mut();
+        if !warnings.contains(&warning) {
+            warnings.push(warning);
+        }
+    }
+
+    /// Notes a contradiction, which is a fault as long as nobody has accepted it by its `name`. `instead` is what is served then.
+    pub(crate) fn contradiction(&self, name: &str, what: impl Display, instead: &str) {
+        match self.choices.accept.iter().any(|accepted| accepted == name) {
+            true => self.warn(format_args!("{what}; {instead}, because of --accept {name}")),
+            false => self.fault(format_args!("{what}. With --accept {name} {instead}")),
         }
     }
 
@@ -76,6 +100,11 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn into_faults(self) -> Vec<String> {
         self.faults.into_inner()
+    }
+
+    /// The warnings so far.
+    pub(crate) fn take_warnings(&self) -> Vec<String> {
+        self.warnings.take()
     }
 
     pub(crate) fn path(&self, file: &str) -> PathBuf {
@@ -111,9 +140,16 @@ impl<'a> Reader<'a> {
                 return None;
             }
         };
-        match serde_json::from_slice(bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes)) {
+        let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+        let read = serde_json::from_slice(bytes).or_else(|error| {
+            let finite = without_infinities(bytes).ok_or(error)?;
+            let value = serde_json::from_slice(&finite)?;
+            self.warn(format_args!("{file} has NaN or Infinity, which JSON does not have; they count as null"));
+            Ok(value)
+        });
+        match read {
             Ok(value) => Some(value),
-            Err(error) => {
+            Err::<_, serde_json::Error>(error) => {
                 self.unreadable(file, format_args!("is not JSON: {error}"));
                 None
             }
@@ -140,6 +176,21 @@ impl<'a> Reader<'a> {
 // === impl Json ===
 
 impl Json {
+    /// An object within a file, by its place.
+    pub(crate) fn of(place: &str, fields: Map<String, Value>) -> Json {
+        Json { file: place.to_owned(), fields }
+    }
+
+    /// Whether it has no fields, or is missing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.fields.is_empty()
+    }
+
+    /// The names of the fields.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
+        self.fields.keys().map(String::as_str)
+    }
+
     /// A field that exists and is not null.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.fields.get(key).filter(|value| !value.is_null())
@@ -187,6 +238,33 @@ impl Json {
     fn unexpected(&self, reader: &Reader<'_>, key: &str, found: &Value, expected: &str) {
         reader.fault(format_args!("{}: {key} is {}, expected {expected}", self.file, kind(found)));
     }
+}
+
+/// The text with null in place of `NaN`, `Infinity` and `-Infinity` outside of strings, which Python writes; `None` where there are
+/// none.
+fn without_infinities(text: &[u8]) -> Option<Vec<u8>> {
+    const WORDS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
+    let mut out = Vec::with_capacity(text.len());
+    let (mut at, mut quoted, mut found) = (0, false, false);
+    while at < text.len() {
+        let word = WORDS.iter().find(|word| !quoted && text[at..].starts_with(word));
+        match word {
+            Some(word) => {
+                out.extend(b"null");
+                (at, found) = (at + word.len(), true);
+                continue;
+            }
+            None if text[at] == b'"' => quoted = !quoted,
+            None if text[at] == b'\\' && at + 1 < text.len() => {
+                out.push(text[at]);
+                at += 1;
+            }
+            None => {}
+        }
+        out.push(text[at]);
+        at += 1;
+    }
+    found.then_some(out)
 }
 
 /// A value as a message names it: scalars as they are.

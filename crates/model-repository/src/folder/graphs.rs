@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::choices::Choices;
 use super::files::Reader;
 use super::onnx::{Graph, GraphTensor};
 use super::origin::Derived;
@@ -14,8 +15,8 @@ const WEIGHTS: [&str; 5] = ["model.safetensors", "pytorch_model.bin", "model.pt"
 /// Outputs of one vector for each token, by the names that exporters give them.
 const TOKENS: [&str; 2] = ["last_hidden_state", "token_embeddings"];
 
-/// The output of graphs that pool themselves.
-const POOLED: &str = "sentence_embedding";
+/// The outputs of graphs that pool themselves: those of sentence-transformers, and of the towers of CLIP with their projection.
+const POOLED: [&str; 2] = ["sentence_embedding", "text_embeds"];
 
 /// The files that an encoder-decoder model needs.
 pub(crate) const ENCODER: &str = "encoder_model";
@@ -64,7 +65,7 @@ pub(crate) fn listed(reader: &Reader<'_>, folder: &str) -> Vec<String> {
 
 fn choose(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Derived<String>> {
     let found = listed(reader, folder);
-    match preferred(&found, reader.precision()) {
+    match preferred(&found, reader.choices()) {
         Choice::None => {
             missing(reader, folder, task);
             None
@@ -72,6 +73,7 @@ fn choose(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Derived<Strin
         Choice::Only(file) => Some(Derived::from(file.to_owned(), "the only ONNX file")),
         Choice::Best(file) => {
             let origin = match reader.precision() {
+                _ if reader.choices().graph.is_some() => "--graph".to_owned(),
                 Precision::Exact => format!("the most exact of {} ONNX files, by its name", found.len()),
                 asked => format!("--precision {}", asked.name()),
             };
@@ -79,13 +81,18 @@ fn choose(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Derived<Strin
         }
         Choice::Unclear => {
             reader.fault(format_args!(
-                "several ONNX files, none of which is called model.onnx: {}; keep one of them in the folder",
+                "several ONNX files, none of which is called model.onnx: {}; name one of them with --graph FILE",
                 found.join(", ")
             ));
             None
         }
         Choice::Lacking(lacking) => {
-            reader.fault(format_args!("{lacking}; make one with: trireme optimize {}", reader.root().display()));
+            match reader.choices().graph {
+                Some(_) => reader.fault(lacking),
+                None => {
+                    reader.fault(format_args!("{lacking}; make one with: trireme optimize {}", reader.root().display()))
+                }
+            }
             None
         }
     }
@@ -103,7 +110,15 @@ pub(crate) enum Choice<'a> {
 }
 
 /// Chooses among ONNX files by their names.
-pub(crate) fn preferred(found: &[String], precision: Precision) -> Choice<'_> {
+pub(crate) fn preferred<'a>(found: &'a [String], choices: &Choices) -> Choice<'a> {
+    if let Some(graph) = &choices.graph {
+        let is_named = |file: &&String| *file == graph || file.rsplit('/').next() == Some(graph);
+        return match found.iter().find(is_named) {
+            Some(file) => Choice::Best(file),
+            None => Choice::Lacking(format!("--graph names {graph}, but the ONNX files are: {}", found.join(", "))),
+        };
+    }
+    let precision = choices.precision;
     let named = |stem: &&str| {
         found.iter().find(|file| Path::new(file.as_str()).file_stem().is_some_and(|found| found == *stem))
     };
@@ -135,6 +150,17 @@ pub(crate) fn missing(reader: &Reader<'_>, folder: &str, task: Task) {
     let place = place.trim_end_matches('/');
     let names = reader.names(folder);
     let there: Vec<_> = names.iter().map(String::as_str).filter(|name| is_weights(name)).collect();
+    if let Some(adapter) = reader.json(&format!("{folder}adapter_config.json")) {
+        let base = adapter.get("base_model_name_or_path").and_then(|base| base.as_str()).unwrap_or("BASE").to_owned();
+        reader.fault(format_args!(
+            "{place} holds no ONNX file, and {} says that its weights are an adapter of {base}: merge them first, with pip install peft && \
+             cp -r {place} {place}-merged && rm {place}-merged/adapter_* && python -c \"from transformers import AutoModel; from peft import \
+             PeftModel; PeftModel.from_pretrained(AutoModel.from_pretrained('{base}'), '{place}').merge_and_unload()\
+             .save_pretrained('{place}-merged')\" && trireme export {place}-merged",
+            adapter.file
+        ));
+        return;
+    }
     let there = match there.as_slice() {
         [] => "no weights of another kind either".to_owned(),
         there => format!("only {}", there.join(", ")),
@@ -165,7 +191,7 @@ impl GraphFile {
             [only] if only.rank() == Some(2) && only.is_float() => Some(only),
             _ => None,
         };
-        self.graph.output(POOLED).or(only)
+        POOLED.into_iter().find_map(|name| self.graph.output(name)).or(only)
     }
 
     /// The output that holds one vector for each token.
@@ -176,6 +202,12 @@ impl GraphFile {
         let mut candidates = self.graph.outputs.iter().filter(|output| output.rank() == Some(3) && output.is_float());
         let first = candidates.next().filter(|_| candidates.next().is_none())?;
         Some(Derived::guessed(first, &format!("the only output of rank 3 of {}", self.file.value)))
+    }
+
+    /// Whether the graph gives logits, and no vectors of tokens or texts.
+    pub(crate) fn gives_logits_alone(&self) -> bool {
+        let gives = |name: &&str| self.graph.output(name).is_some();
+        gives(&"logits") && !TOKENS.iter().chain(&POOLED).any(gives)
     }
 
     /// The output that holds scores: `logits`, or the only output, unless its name says that it holds vectors of tokens.

@@ -49,6 +49,8 @@ pub(crate) fn labels(reader: &Reader<'_>, config: &Json) -> Derived<Vec<String>>
     for (id, label) in &named {
         match (id.parse::<usize>().ok().and_then(|id| labels.get_mut(id)), label.as_str()) {
             (Some(place), Some(label)) => *place = Some(label.to_owned()),
+            // Labels that are numbers, which the library takes as they are.
+            (Some(place), None) if label.is_number() || label.is_boolean() => *place = Some(label.to_string()),
             _ => reader.fault(format_args!(
                 "{file}: id2label has '{id}', expected the numbers from 0 to {}, each with a name",
                 named.len().saturating_sub(1)
@@ -70,8 +72,9 @@ pub(crate) fn labels(reader: &Reader<'_>, config: &Json) -> Derived<Vec<String>>
             Some(other) if config.get("label2id").and_then(|ids| ids.get(other)?.as_u64()) == Some(id) => {}
             other => {
                 let other = other.map_or("nothing".to_owned(), |other| format!("'{other}'"));
-                reader.fault(format_args!(
-                    "{file}: label2id has '{label}' as {id}, but {file}: id2label has {other} there"
+                // The library names classes by id2label alone.
+                reader.warn(format_args!(
+                    "{file}: label2id has '{label}' as {id}, but {file}: id2label has {other} there, which counts"
                 ));
             }
         }

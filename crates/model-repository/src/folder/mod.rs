@@ -9,14 +9,17 @@
 //! Not here: downloads, conversions, and comparing a model's results.
 
 mod chain;
+mod choices;
 mod classifier;
 mod describe;
 mod described;
 mod export;
+mod fields;
 mod files;
 mod graphs;
 mod head;
 mod heads;
+mod inputs;
 mod late;
 mod modules;
 mod needed;
@@ -25,7 +28,9 @@ mod origin;
 mod place;
 mod precision;
 mod repository;
+mod rows;
 mod safetensors;
+mod special;
 mod stored_zip;
 mod table;
 mod task;
@@ -39,8 +44,10 @@ use trireme_inference::ErrorCode;
 
 use self::files::Reader;
 
+pub use self::choices::{Choices, FolderChoices, PaddingSide};
 pub use self::describe::FolderDescription;
 pub use self::export::Export;
+pub use self::fields::as_markdown as folder_fields;
 pub(crate) use self::needed::read_files;
 pub use self::needed::{NeededError, needed_files};
 pub use self::origin::Derived;
@@ -81,12 +88,13 @@ impl FolderError {
 // === impl FolderDescription ===
 
 impl FolderDescription {
-    /// Reads the model folder at `path`, of which the ONNX file of this precision is served. All its faults are reported together.
-    pub fn read(path: &Path, precision: Precision) -> Result<FolderDescription, FolderError> {
-        let reader = Reader::new(path, precision);
+    /// Reads the model folder at `path`; where its files leave something open, the choices say it. All its faults are reported together.
+    pub fn read(path: &Path, choices: impl Into<Choices>) -> Result<FolderDescription, FolderError> {
+        let reader = Reader::new(path, choices.into());
         let found = describe::describe(&reader);
+        let warnings = reader.take_warnings();
         match (found, reader.into_faults()) {
-            (Some(description), faults) if faults.is_empty() => Ok(description),
+            (Some(description), faults) if faults.is_empty() => Ok(FolderDescription { warnings, ..description }),
             (_, faults) => Err(FolderError { path: path.to_owned(), faults }),
         }
     }

@@ -4,6 +4,7 @@
 
 use serde_json::{Map, Value};
 
+use super::fields;
 use super::files::{Json, Reader, kind};
 use super::origin::Derived;
 use super::safetensors;
@@ -34,6 +35,12 @@ const POOLING: [(&str, &str, &str); 6] = [
     ("pooling_mode_weightedmean_tokens", "weightedmean", "weighted_mean"),
     ("pooling_mode_lasttoken", "lasttoken", "last"),
 ];
+
+/// The libraries whose classes are known.
+const OWN_CLASSES: [&str; 2] = ["sentence_transformers.", "pylate."];
+
+/// The name of the contradiction between a class's name and its unknown code.
+const CUSTOM: &str = "custom-module";
 
 /// A module and its place in `modules.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -140,7 +147,37 @@ fn module(reader: &Reader<'_>, index: usize, value: &Value) -> Option<Module> {
         }
         path => format!("{path}/"),
     };
-    let step = match name.rsplit('.').next().unwrap_or_default() {
+    if !OWN_CLASSES.iter().any(|library| name.starts_with(library)) {
+        // The class may do anything, so that its name alone says little.
+        let class = name.rsplit('.').next().unwrap_or_default();
+        reader.contradiction(
+            CUSTOM,
+            format_args!("{place}.type is '{name}', a class of the folder's own code, which is not run"),
+            &format!(
+                "it is taken for sentence-transformers' {class}; compare with: trireme verify {}",
+                reader.root().display()
+            ),
+        );
+    }
+    let kind = name.rsplit('.').next().unwrap_or_default();
+    if !folder.is_empty()
+        && !matches!(kind, "Transformer" | "MLMTransformer" | "StaticEmbedding")
+        && let Some(json) = reader.json(&format!("{folder}config.json"))
+    {
+        fields::check(reader, kind, &json);
+        check_names(reader, kind, &json);
+    }
+    if let Value::Object(fields) = value {
+        fields::check(reader, MODULES, &Json::of(&place, fields.clone()));
+    }
+    if value.get("kwargs").and_then(Value::as_array).is_some_and(|names| !names.is_empty()) {
+        reader.contradiction(
+            "module-kwargs",
+            format_args!("{place}.kwargs names arguments of requests that the module takes, which is not supported"),
+            "the module gets none, as where a request names none",
+        );
+    }
+    let step = match kind {
         "Transformer" | "MLMTransformer" => ModuleKind::Transformer { folder },
         "StaticEmbedding" => ModuleKind::Static { folder },
         "Pooling" => ModuleKind::Pooling(pooling(reader, &folder)?),
@@ -152,11 +189,7 @@ fn module(reader: &Reader<'_>, index: usize, value: &Value) -> Option<Module> {
         // Does something in training only.
         "Dropout" => return None,
         "Router" => {
-            reader.fault(format_args!(
-                "{place}.type is '{name}', which is not supported: queries and documents go through modules of their own. Serve each \
-                 route as a model of its own: a folder whose modules.json lists the modules that router_config.json: structure has \
-                 for 'query', and another one for 'document'"
-            ));
+            router(reader, &place, name);
             return None;
         }
         _ => {
@@ -168,6 +201,86 @@ fn module(reader: &Reader<'_>, index: usize, value: &Value) -> Option<Module> {
         }
     };
     Some(Module { place, step })
+}
+
+/// A folder of several chains: each route is served as a folder of its own, which the fault says how to make.
+fn router(reader: &Reader<'_>, place: &str, name: &str) {
+    let root = reader.root().display().to_string();
+    let root = root.trim_end_matches('/');
+    let config = reader.json_or_empty("router_config.json");
+    let types = config.get("types").cloned().unwrap_or_default();
+    let routes = config.get("structure").and_then(Value::as_object).cloned().unwrap_or_default();
+    let mut ways = Vec::new();
+    for (route, modules) in &routes {
+        let paths: Vec<_> = modules.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let kind = |path: &&str| types[*path].as_str().unwrap_or_default().to_owned();
+        if paths.iter().any(|path| kind(path).ends_with("SparseStaticEmbedding")) {
+            ways.push(format!(
+                "'{route}' needs no model: the weight of a token is its row of {}/model.safetensors, and /v2/models/MODEL/tokenize gives the \
+                 tokens",
+                paths[0]
+            ));
+            continue;
+        }
+        let listed: Vec<_> = paths
+            .iter()
+            .enumerate()
+            .map(|(idx, path)| serde_json::json!({"idx": idx, "name": idx.to_string(), "path": path, "type": kind(path)}))
+            .collect();
+        let (listed, paths) =
+            (Value::from(listed), paths.iter().map(|path| format!("{root}/{path}")).collect::<Vec<_>>().join(" "));
+        ways.push(format!(
+            "'{route}': mkdir {root}-{route} && cp -r {paths} {root}/config_sentence_transformers.json {root}-{route} && echo '{listed}' > \
+             {root}-{route}/modules.json && trireme serve {root}-{route}"
+        ));
+    }
+    if ways.is_empty() {
+        ways.push("a folder for each route, whose modules.json lists the modules of the route".to_owned());
+    }
+    reader.fault(format_args!(
+        "{place}.type is '{name}', which is not supported: queries and documents go through modules of their own. Serve each route as a model \
+         of its own: {}",
+        ways.join("; ")
+    ));
+}
+
+/// A Dense before the pooling changes vectors of tokens, and one behind it the vector of a text.
+pub(crate) fn check_places(reader: &Reader<'_>, modules: &[Module]) {
+    let Some(at) = modules.iter().position(|module| matches!(module.step, ModuleKind::Pooling(_))) else { return };
+    for (place, module) in modules.iter().enumerate() {
+        let ModuleKind::Dense { folder, .. } = &module.step else { continue };
+        let Some(json) = reader.json(&format!("{folder}config.json")) else { continue };
+        let expected = if place < at { "token_embeddings" } else { "sentence_embedding" };
+        let found = json.get("module_input_name").and_then(Value::as_str);
+        if let Some(found) = found.filter(|found| *found != expected) {
+            reader.fault(format_args!(
+                "{}: module_input_name is '{found}', but {} stands {} the Pooling, where it is '{expected}'",
+                json.file,
+                module.place,
+                if place < at { "before" } else { "behind" }
+            ));
+        }
+    }
+}
+
+/// A module that reads or writes something else than what the module before it made is in no chain.
+fn check_names(reader: &Reader<'_>, kind: &str, json: &Json) {
+    const KNOWN: [(&str, [&str; 2]); 2] = [
+        ("module_input_name", ["sentence_embedding", "token_embeddings"]),
+        ("module_output_name", ["sentence_embedding", "token_embeddings"]),
+    ];
+    for (key, known) in KNOWN {
+        let Some(name) = json.get(key).and_then(Value::as_str) else { continue };
+        // The last Dense of a cross-encoder gives its scores.
+        let is_scores = kind == "Dense" && key == "module_output_name" && name == "scores";
+        if !known.contains(&name) && !is_scores {
+            reader.fault(format_args!(
+                "{}: {key} is '{name}', which is not supported, expected {}: the modules are one chain",
+                json.file,
+                known.join(" or ")
+            ));
+        }
+    }
 }
 
 /// The configuration that a module has to have.
@@ -363,6 +476,14 @@ pub(crate) fn transformer_config(reader: &Reader<'_>, folder: &str) -> Option<Js
         }
     }
     Some(first)
+}
+
+/// A field of `processing_kwargs` of the transformer's file, for texts.
+pub(crate) fn processing(json: &Json, key: &str) -> Option<Derived<Value>> {
+    let all = json.get("processing_kwargs")?;
+    let found = ["text", "common"].into_iter().find_map(|group| Some((group, all.get(group)?.get(key)?)));
+    let (group, value) = found.filter(|(_, value)| !value.is_null())?;
+    Some(Derived::field(value.clone(), &json.file, &format!("processing_kwargs.{group}.{key}")))
 }
 
 /// `processing_kwargs` of the transformer's file, for texts: the newer place for a length.

@@ -4,13 +4,13 @@
 use std::path::Path;
 
 use super::MARKS;
+use super::choices::Choices;
 use super::described::Files;
 use super::files::Reader;
 use super::graphs::{self, Choice};
 use super::heads;
 use super::modules;
 use super::onnx::Graph;
-use super::precision::Precision;
 use super::task::{self, Task};
 use super::tokenizer;
 
@@ -28,7 +28,7 @@ pub enum NeededError {
     )]
     NoGraph { there: String, task: &'static str },
     /// No name says which one to take.
-    #[error("there are several ONNX files, none of which is called model.onnx: {0}")]
+    #[error("there are several ONNX files, none of which is called model.onnx: {0}; name one with --graph FILE")]
     SeveralGraphs(String),
     /// No file has the precision that was asked for.
     #[error("{0}")]
@@ -44,12 +44,12 @@ pub enum NeededError {
     NoModel(String),
 }
 
-/// Of the files `listed`, by their paths, those that serving the model in this precision needs and that are not in the folder `local` yet. The
+/// Of the files `listed`, by their paths, those that serving the model by these choices needs and that are not in the folder `local` yet. The
 /// configurations in `local` name further files: download the result and call again, until the result is empty.
-pub fn needed_files(local: &Path, listed: &[&str], precision: Precision) -> Result<Vec<String>, NeededError> {
+pub fn needed_files(local: &Path, listed: &[&str], choices: &Choices) -> Result<Vec<String>, NeededError> {
     let mut needed = match kind(listed)? {
         Kind::Repository => listed.iter().filter(|name| !is_hidden(name)).map(|name| (*name).to_owned()).collect(),
-        Kind::Folder => of_folder(local, listed, precision)?,
+        Kind::Folder => of_folder(local, listed, choices)?,
     };
     needed.retain(|name| !local.join(name).is_file());
     needed.sort_unstable();
@@ -57,9 +57,9 @@ pub fn needed_files(local: &Path, listed: &[&str], precision: Precision) -> Resu
     Ok(needed)
 }
 
-/// Of the files `listed` of a model folder, those that serving it in this precision reads.
-pub(crate) fn read_files(root: &Path, listed: &[&str], precision: Precision) -> Result<Vec<String>, NeededError> {
-    let mut files = of_folder(root, listed, precision)?;
+/// Of the files `listed` of a model folder, those that serving it by these choices reads.
+pub(crate) fn read_files(root: &Path, listed: &[&str], choices: &Choices) -> Result<Vec<String>, NeededError> {
+    let mut files = of_folder(root, listed, choices)?;
     files.sort();
     files.dedup();
     Ok(files)
@@ -105,14 +105,14 @@ fn is_hidden(name: &str) -> bool {
     name.split('/').any(|part| part.starts_with('.'))
 }
 
-fn of_folder(local: &Path, listed: &[&str], precision: Precision) -> Result<Vec<String>, NeededError> {
+fn of_folder(local: &Path, listed: &[&str], choices: &Choices) -> Result<Vec<String>, NeededError> {
     let mut needed = small(listed, "");
     // The other files follow from those.
     let is_there = |needed: &[String]| needed.iter().all(|name| local.join(name).is_file());
     if !is_there(&needed) {
         return Ok(needed);
     }
-    let reader = Reader::new(local, precision);
+    let reader = Reader::new(local, choices.clone());
     for (folder, has_weights) in modules::folders(&reader) {
         needed.extend(small(listed, &folder));
         let weights = [WEIGHTS, "pytorch_model.bin"].map(|name| format!("{folder}{name}"));
@@ -147,7 +147,7 @@ fn of_folder(local: &Path, listed: &[&str], precision: Precision) -> Result<Vec<
         .flat_map(|place| listed.iter().filter(move |name| is_in(name, place) && name.ends_with(".onnx")))
         .map(|name| (*name).to_owned())
         .collect();
-    let graph = match graphs::preferred(&graphs, precision) {
+    let graph = match graphs::preferred(&graphs, choices) {
         Choice::None => return Err(no_graph(listed, &folder, purpose.task.value)),
         Choice::Lacking(lacking) => return Err(NeededError::Lacking(lacking)),
         Choice::Unclear => return Err(NeededError::SeveralGraphs(graphs.join(", "))),
@@ -168,7 +168,7 @@ fn weights_of(local: &Path, graph: &str, listed: &[&str]) -> Vec<String> {
 
 /// The small files of a folder: configurations, and what tokenizers are made of.
 fn small(listed: &[&str], folder: &str) -> Vec<String> {
-    let is_small = |name: &str| name.ends_with(".json") || tokenizer::FILES.contains(&name);
+    let is_small = |name: &str| name.ends_with(".json") || name.ends_with(".jinja") || tokenizer::FILES.contains(&name);
     let inner = listed.iter().filter(|name| is_in(name, folder) && is_small(&name[folder.len()..]));
     inner.map(|name| (*name).to_owned()).collect()
 }
@@ -202,7 +202,7 @@ mod tests {
         let local = tempfile::tempdir().unwrap();
         let mut all = Vec::new();
         loop {
-            let needed = needed_files(local.path(), listed, Precision::Exact)?;
+            let needed = needed_files(local.path(), listed, &Choices::default())?;
             if needed.is_empty() {
                 all.sort();
                 return Ok(all);
@@ -289,7 +289,11 @@ mod tests {
                 ];
                 let listed = listed.concat();
                 let listed: Vec<&str> = listed.iter().map(String::as_str).collect();
-                assert_eq!(needed_files(local.path(), &listed, Precision::Exact).unwrap(), weights, "{layout}, {name}");
+                assert_eq!(
+                    needed_files(local.path(), &listed, &Choices::default()).unwrap(),
+                    weights,
+                    "{layout}, {name}"
+                );
             }
         }
     }
@@ -309,7 +313,10 @@ mod tests {
             "{found}"
         );
         let found = error(&["config.json", "onnx/a.onnx", "onnx/b.onnx"]);
-        assert!(found.ends_with("none of which is called model.onnx: onnx/a.onnx, onnx/b.onnx"), "{found}");
+        assert!(
+            found.ends_with("none of which is called model.onnx: onnx/a.onnx, onnx/b.onnx; name one with --graph FILE"),
+            "{found}"
+        );
         assert!(error(&["config.pbtxt", "1/model.onnx"]).contains("name the folder above it"));
         assert!(error(&["README.md", "a.bin"]).ends_with("found README.md, a.bin"));
     }

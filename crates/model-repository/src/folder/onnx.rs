@@ -16,6 +16,9 @@ const MAX_DEPTH: usize = 16;
 /// Names and paths are shorter than this.
 const MAX_TEXT_BYTES: u64 = 64 << 10;
 
+/// Ops that find the scale of a run's activations.
+const DYNAMIC: [&str; 3] = ["DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"];
+
 /// A graph's tensors, as the file declares them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Graph {
@@ -25,6 +28,8 @@ pub(crate) struct Graph {
     pub(crate) vocabulary: Option<i64>,
     /// Files of weights that lie beside the file.
     pub(crate) external: BTreeSet<String>,
+    /// Whether activations are quantized by a scale that is found in each run.
+    pub(crate) is_dynamic: bool,
     /// Where the file is a variant of another one.
     pub(crate) variant: Option<Variant>,
 }
@@ -147,6 +152,7 @@ impl<R: Read + Seek> Wire<R> {
             match field {
                 1 => {
                     let node = wire.node(end, depth, &mut graph.external)?;
+                    graph.is_dynamic |= DYNAMIC.contains(&node.op.as_str());
                     lookups.extend(node.lookup());
                 }
                 5 => {

@@ -8,9 +8,11 @@ use std::collections::BTreeMap;
 use serde_json::json;
 use trireme_inference::DataType;
 
+use super::choices::PaddingSide;
 use super::describe::{Executor, FolderDescription};
 use super::graphs;
 use super::heads::Head;
+use super::inputs;
 use super::modules::TORCH_WEIGHTS;
 use super::origin::Derived;
 use super::task::Task;
@@ -112,7 +114,14 @@ impl FolderDescription {
         if outputs.iter().all(|output| output.dims.iter().skip(1).all(|&dim| dim > 0)) {
             text.blank();
             text.line("# A request of more texts is cut into parts of this many, of like length, which run on all workers there are.", "");
-            text.parameter("max_rows_per_message", ROWS_PER_MESSAGE, "");
+            match self.depends_on_company() {
+                true => text.parameter(
+                    "max_rows_per_message",
+                    "1",
+                    "each text has a run of its own, because the graph quantizes by run",
+                ),
+                false => text.parameter("max_rows_per_message", ROWS_PER_MESSAGE, ""),
+            }
         }
         text.blank();
         text.line("# In each map: key is the step's own tensor, value the ensemble's tensor.", "");
@@ -156,22 +165,27 @@ impl FolderDescription {
         let texts = ["tokens", "decoded_text"].map(|name| Tensor::new(name, STRING, &[-1]));
         text.tensors("output", &[wiring.tokens.as_slice(), texts.as_slice()].concat());
         text.blank();
-        match self.fixed_length() {
-            Some(length) => {
-                text.derived("max_length", Some(&length));
-                text.parameter("padding", "max_length", &length.origin);
-            }
-            None => {
-                text.derived("max_length", self.tokenizer.max_length.as_ref());
-                text.parameter("padding", "longest", "to the longest text of the request");
-            }
+        let longest = self.row_length();
+        text.derived("max_length", longest.as_ref());
+        match (self.fixed_length(), &self.tokenizer.pads_to_longest) {
+            (Some(length), _) => text.parameter("padding", &length.value.to_string(), &length.origin),
+            (None, Some(flag)) => text.parameter("padding", "max_length", &flag.origin),
+            (None, None) => text.parameter("padding", "longest", "to the longest text of the request"),
         }
         text.parameter("truncation", "true", "longer texts are cut, not refused");
         if self.task.value != Task::Generate {
-            text.parameter("padding_side", "right", "the mask says what is padding");
+            let side = self.padding_side();
+            text.parameter("padding_side", side.value.name(), &side.origin);
         }
+        text.derived("pad_token", self.tokenizer.pad_token.as_ref());
         text.derived("max_characters", self.tokenizer.max_characters.as_ref());
         text.derived("add_special_tokens", self.special_tokens.as_ref());
+        if let Executor::Onnx { file, .. } = &self.executor {
+            let takes = |name: &str| file.graph.input(name).is_some();
+            text.derived("first_position", self.tokenizer.first_position.as_ref().filter(|_| takes("position_ids")));
+            let types = self.tokenizer.no_types.clone().filter(|_| takes("token_type_ids"));
+            text.derived("token_types", types.map(|types| types.map(|_| false)).as_ref());
+        }
         self.prompt_parameters(&mut text);
         text.derived("prompts_as_tokens", self.late.prompts_as_tokens.as_ref());
         text.derived("query_length", self.late.query_length.as_ref());
@@ -187,6 +201,32 @@ impl FolderDescription {
     fn tokenizer_files(&self) -> BTreeMap<String, String> {
         let name = |file: &String| file.rsplit('/').next().unwrap_or(file).to_owned();
         self.tokenizer.files.iter().map(|file| (name(file), file.clone())).collect()
+    }
+
+    /// Whether a row's result depends on the rows that share its run, because the graph finds the scale of activations for all of them.
+    pub(crate) fn depends_on_company(&self) -> bool {
+        matches!(&self.executor, Executor::Onnx { file, .. } if file.graph.is_dynamic)
+    }
+
+    /// The most tokens of a row.
+    pub(crate) fn row_length(&self) -> Option<Derived<u64>> {
+        let fixed = self.fixed_length().map(|length| length.map(|length| length as u64));
+        match (fixed, self.tokenizer.max_length.clone()) {
+            (Some(fixed), Some(told)) if told.value < fixed.value => Some(told),
+            (Some(fixed), _) => Some(fixed),
+            (None, told) => told,
+        }
+    }
+
+    /// The side on which shorter rows are filled up. Where the graph gives one vector or score for a row, it may look at a place, as the
+    /// last one, so that the library's side counts; where it gives one for each token, the mask says which are padding.
+    pub(crate) fn padding_side(&self) -> Derived<PaddingSide> {
+        let told = &self.tokenizer.padding_side;
+        match &self.executor {
+            Executor::Onnx { output, .. } if output.value.rank() == Some(2) => told.clone(),
+            _ if told.origin.starts_with("--") => told.clone(),
+            _ => Derived::from(PaddingSide::Right, "the mask says what is padding"),
+        }
     }
 
     /// The length that the graph insists on.
@@ -247,19 +287,35 @@ impl FolderDescription {
     fn batching(&self, text: &mut Text, wiring: &Wiring) {
         text.blank();
         let has_mask = wiring.inputs.iter().any(|input| input.name == "attention_mask");
-        if self.fixed_length().is_some() || !has_mask {
-            let why =
-                if has_mask { "the graph takes one length only" } else { "the graph has no input attention_mask" };
+        let is_fixed = self.fixed_length().is_some() || self.tokenizer.pads_to_longest.is_some();
+        if is_fixed || !has_mask || self.depends_on_company() {
+            let why = match (is_fixed, has_mask) {
+                (true, _) => "all rows have one length",
+                (_, false) => "the graph has no input attention_mask",
+                _ => {
+                    "the graph quantizes activations by the scale of a run, so that a row's result depends on the others of its run"
+                }
+            };
             text.line(&format!("# No pad_inputs: {why}, so that texts of different length do not share a run."), "");
             return;
         }
         text.line("# Texts of different lengths share a run: shorter ones are padded, and cut back afterwards.", "");
         let pad = &self.tokenizer.pad;
+        let first = self.tokenizer.first_position.as_ref().map_or(0, |first| first.value.saturating_sub(1));
         let padded = wiring.inputs.iter().map(|input| match input.name.as_str() {
             "input_ids" => format!("input_ids:{}", pad.value),
+            "token_type_ids" => format!("token_type_ids:{}", self.tokenizer.pad_type),
+            "position_ids" => format!("position_ids:{first}"),
             name => format!("{name}:0"),
         });
         text.parameter("pad_inputs", &padded.collect::<Vec<_>>().join(", "), &format!("input_ids by {}", pad.origin));
+        let side = self.padding_side();
+        if side.value == PaddingSide::Left {
+            text.parameter("padding_side", side.value.name(), &side.origin);
+        }
+        if let Some(rows) = &self.tokenizer.sample_rows {
+            text.parameter("sample_rows", rows, "rows of tokens that show at the load whether rows may share a run");
+        }
         let open = wiring.result.dims.get(1) == Some(&-1) && wiring.result.dims.len() > 2;
         text.parameter("unpad_outputs", if open { &wiring.result.name } else { "" }, "outputs as long as the texts");
     }
@@ -359,13 +415,13 @@ impl Wiring {
                     let dims = input.dims.clone().unwrap_or_else(|| vec![-1, -1]);
                     Tensor::new(&input.name, data_type, &dims).origin(file.place(input))
                 };
-                inputs = file.graph.inputs.iter().map(taken).collect();
+                inputs = file.graph.inputs.iter().filter(|input| !inputs::is_cache(input)).map(taken).collect();
                 let data_type = output.value.datatype.unwrap_or(DataType::Fp32).config_name();
                 let dims = output.value.dims.clone().unwrap_or_default();
                 Tensor::new(&output.value.name, data_type, &loose(dims)).origin(&output.origin)
             }
-            Executor::Static { file, .. } => {
-                Tensor::new("sentence_embedding", FP32, &[-1, description.width.value]).origin(&file.value)
+            Executor::Static { file, width, .. } => {
+                Tensor::new("sentence_embedding", FP32, &[-1, *width]).origin(&file.value)
             }
             Executor::Generation { tells_target, .. } => {
                 if *tells_target {

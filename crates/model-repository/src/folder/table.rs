@@ -1,5 +1,6 @@
 //! A folder's derived values as a table for people.
 
+use super::choices::PaddingSide;
 use super::describe::{Executor, FolderDescription};
 use super::origin::Derived;
 
@@ -42,10 +43,12 @@ impl FolderDescription {
 
         rows.extend(self.unserved.clone().map(|files| Row::new("", "not served", files)));
         let none = || Derived::from("none".to_owned(), "texts of any length are encoded");
-        let length =
-            self.tokenizer.max_length.clone().map_or_else(none, |length| length.map(|length| length.to_string()));
+        let length = self.row_length().map_or_else(none, |length| length.map(|length| length.to_string()));
         rows.push(Row::new("tokenizer", "max_length", length));
         rows.push(Row::new("tokenizer", "padding", self.tokenizer.pad.clone()));
+        if self.padding_side().value == PaddingSide::Left {
+            rows.push(Row::new("tokenizer", "padding_side", self.padding_side().map(PaddingSide::name)));
+        }
         if let Some(special) = &self.special_tokens {
             rows.push(Row::new("tokenizer", "add_special_tokens", special.clone()));
         }

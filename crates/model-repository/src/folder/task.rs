@@ -45,12 +45,37 @@ pub(crate) fn purpose(
     config: &Json,
     folder: &str,
 ) -> Purpose {
+    let found = by_files(reader, modules, own, config, folder);
+    match reader.choices().task {
+        Some(task) => Purpose { task: Derived::from(task, "--task"), ..found },
+        None => found,
+    }
+}
+
+fn by_files(
+    reader: &Reader<'_>,
+    modules: Option<&[Module]>,
+    own: Option<&Json>,
+    config: &Json,
+    folder: &str,
+) -> Purpose {
     let plain = |task| Purpose { task, cross_encoder: false, is_static: false };
     let find = |wanted: fn(&ModuleKind) -> bool| modules.into_iter().flatten().find(|module| wanted(&module.step));
     let by_module = |module: &Module, task| plain(Derived::from(task, format!("{}.type", module.place)));
     let is_pylate = own.filter(|own| own.get("model_type").is_some_and(|kind| kind == PYLATE));
     if let Some(own) = is_pylate {
         return plain(Derived::field(Task::MultiVector, &own.file, "model_type"));
+    }
+    let model_type = own.and_then(|own| own.text(reader, "model_type"));
+    if let Some(told) = model_type.clone().filter(|kind| kind.value == "CrossEncoder")
+        && find(|step| matches!(step, ModuleKind::Pooling(_))).is_some()
+    {
+        // The scores are made by the modules behind the pooling.
+        let task = match scores(modules) {
+            Some(1) => Task::Rerank,
+            _ => Task::Classify,
+        };
+        return Purpose { cross_encoder: true, ..plain(Derived::from(task, told.origin)) };
     }
     if let Some(module) = find(|step| matches!(step, ModuleKind::Static { .. })) {
         return Purpose { is_static: true, ..by_module(module, Task::Embed) };
@@ -64,7 +89,6 @@ pub(crate) fn purpose(
     if let Some(module) = find(|step| matches!(step, ModuleKind::Pooling(_))) {
         return by_module(module, Task::Embed);
     }
-    let model_type = own.and_then(|own| own.text(reader, "model_type"));
     if let Some(kind) = &model_type {
         match kind.value.as_str() {
             "SparseEncoder" => return plain(Derived::from(Task::Sparse, kind.origin.clone())),
@@ -101,6 +125,14 @@ pub(crate) fn purpose(
         "" => plain(Derived::guessed(Task::Embed, "no file names an architecture")),
         _ => plain(by_architecture(Task::Embed)),
     }
+}
+
+/// The number of scores that modules behind a pooling give: the width of the last Dense.
+pub(crate) fn scores(modules: Option<&[Module]>) -> Option<u64> {
+    modules?.iter().rev().find_map(|module| match &module.step {
+        ModuleKind::Dense { to, .. } => Some(*to),
+        _ => None,
+    })
 }
 
 /// A classifier of texts: one with a single score for a pair is a reranker.

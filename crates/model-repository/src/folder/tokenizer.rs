@@ -4,9 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use super::choices::PaddingSide;
+use super::fields;
 use super::files::{Json, Reader};
 use super::modules;
 use super::origin::Derived;
+use super::rows;
+use super::special;
 
 /// A tokenizer's files; the ones that exist go into the version folder of the tokenizer model.
 pub(crate) const FILES: [&str; 13] = [
@@ -25,8 +29,8 @@ pub(crate) const FILES: [&str; 13] = [
     "tokenizer.model",
 ];
 
-/// A folder with any of these files has a tokenizer.
-const MODELS: [&str; 4] = ["tokenizer.json", "sentencepiece.bpe.model", "spiece.model", "source.spm"];
+/// SentencePiece models.
+const PIECES: [&str; 4] = ["sentencepiece.bpe.model", "spiece.model", "source.spm", "tokenizer.model"];
 
 /// A length above this means "no limit": Hugging Face writes 1e30.
 const UNSET_LENGTH: f64 = 1e9;
@@ -81,6 +85,22 @@ pub(crate) struct Tokenizer {
     pub(crate) first: Option<Derived<String>>,
     /// The ids of the tokens `cls_token`, `eos_token`, `pad_token` and `unk_token`.
     pub(crate) special: Vec<i64>,
+    /// The side on which the library fills rows up.
+    pub(crate) padding_side: Derived<PaddingSide>,
+    /// The token type of padding.
+    pub(crate) pad_type: i64,
+    /// The position of a row's first token, where it is not 0.
+    pub(crate) first_position: Option<Derived<u64>>,
+    /// Whether the library gives the model no token types, which are 0 then.
+    pub(crate) no_types: Option<Derived<bool>>,
+    /// Whether special tokens are added, where a file says it.
+    pub(crate) adds_special: Option<Derived<bool>>,
+    /// Whether all rows are filled up to `max_length`.
+    pub(crate) pads_to_longest: Option<Derived<bool>>,
+    /// Rows of token ids for checks of the model, as JSON: real rows of different lengths.
+    pub(crate) sample_rows: Option<String>,
+    /// The padding token, where the tokenizer's files that are served do not name it.
+    pub(crate) pad_token: Option<Derived<String>>,
 }
 
 /// The texts that go before others, by name.
@@ -92,18 +112,21 @@ pub(crate) struct Prompts {
 
 /// Reads the tokenizer in `folder`. `is_static`: a length is not needed.
 pub(crate) fn read(reader: &Reader<'_>, folder: &str, model: &Json, is_static: bool) -> Option<Tokenizer> {
-    let files: Vec<_> = FILES.iter().map(|name| format!("{folder}{name}")).filter(|file| reader.has(file)).collect();
-    if !MODELS.iter().any(|name| files.contains(&format!("{folder}{name}"))) {
-        let folder = reader.root().join(folder);
-        reader.fault(format_args!(
-            "{0} holds no tokenizer.json; write it: python -c \"from transformers import AutoTokenizer as T; \
-             T.from_pretrained('{0}').save_pretrained('{0}')\"",
-            folder.display()
-        ));
+    let mut files: Vec<_> =
+        FILES.iter().map(|name| format!("{folder}{name}")).filter(|file| reader.has(file)).collect();
+    let config = reader.json_or_empty(&format!("{folder}tokenizer_config.json"));
+    let has_pieces = PIECES.iter().any(|name| files.contains(&format!("{folder}{name}")));
+    if !special::check_files(reader, folder, &config, model, has_pieces) {
         return None;
     }
     let json = reader.json(&format!("{folder}tokenizer.json"));
-    let config = reader.json_or_empty(&format!("{folder}tokenizer_config.json"));
+    fields::check(reader, "tokenizer_config.json", &config);
+    if let Some(map) = reader.json(&format!("{folder}special_tokens_map.json")) {
+        fields::check(reader, "special_tokens_map.json", &map);
+    }
+    if let Some(json) = &json {
+        special::check_agreement(reader, json, &config);
+    }
     let vocabulary = json.as_ref().map(Vocabulary::of);
     let own = modules::transformer_config(reader, folder);
     if let (Some(own), Some(json)) = (&own, &json)
@@ -127,9 +150,20 @@ pub(crate) fn read(reader: &Reader<'_>, folder: &str, model: &Json, is_static: b
     let special: BTreeSet<i64> =
         ["cls_token", "eos_token", "pad_token", "unk_token"].into_iter().filter_map(id).collect();
     let first = named("cls_token").map(|token| Derived::field(token.to_owned(), &config.file, "cls_token"));
+    let roberta =
+        model.get("model_type").and_then(Value::as_str).is_some_and(|kind| ABSOLUTE_AFTER_PADDING.contains(&kind));
+    let pad_type = config.number(reader, "pad_token_type_id").map(|id| id.value as i64);
+    let names = config.get("model_input_names").and_then(Value::as_array);
+    let no_types = names.filter(|names| !names.iter().any(|name| name == "token_type_ids"));
     let median = vocabulary.as_ref().and_then(|vocabulary| vocabulary.median).filter(|_| is_static);
+    if is_static {
+        // The libraries of static models read tokenizer.json alone.
+        files.retain(|file| !file.ends_with("tokenizer_config.json") && !file.ends_with("special_tokens_map.json"));
+    }
+    let pad_token = named("pad_token").filter(|_| is_static);
     Some(Tokenizer {
         files,
+        pad_token: pad_token.map(|token| Derived::field(token.to_owned(), &config.file, "pad_token")),
         max_characters: max_length.as_ref().zip(median).map(|(length, median)| {
             Derived::from(
                 length.value * median,
@@ -141,6 +175,22 @@ pub(crate) fn read(reader: &Reader<'_>, folder: &str, model: &Json, is_static: b
         highest: json.as_ref().zip(vocabulary.as_ref()).and_then(|(json, vocabulary)| {
             Some(Derived::field(vocabulary.highest?, &json.file, "model.vocab, added_tokens"))
         }),
+        padding_side: padding_side(reader, own.as_ref(), &config, json.as_ref(), model),
+        pad_type: pad_type.unwrap_or(if special::class(&config) == "XLNetTokenizer" { 3 } else { 0 }),
+        first_position: roberta.then(|| {
+            let pad = model.number(reader, "pad_token_id").map_or(1, |pad| pad.value);
+            Derived::from(pad + 1, format!("{}: model_type, whose positions begin behind the padding id", model.file))
+        }),
+        no_types: no_types.map(|_| Derived::field(true, &config.file, "model_input_names")),
+        adds_special: own.as_ref().and_then(|own| modules::processing(own, "add_special_tokens")).and_then(|found| {
+            let flag = found.value.as_bool();
+            if flag.is_none() {
+                reader.fault(format_args!("{} is no flag, expected true or false", found.origin));
+            }
+            Some(Derived::from(flag?, found.origin))
+        }),
+        pads_to_longest: rows::pads_to_longest(reader, own.as_ref(), model),
+        sample_rows: json.as_ref().and_then(rows::sample),
         unknown: json.as_ref().zip(vocabulary.as_ref()).and_then(|(json, vocabulary)| unknown(json, vocabulary)),
         first,
         special: special.into_iter().collect(),
@@ -217,6 +267,18 @@ fn length(reader: &Reader<'_>, own: Option<&Json>, config: &Json, model: &Json) 
     let positions = positions(reader, model);
     let told = own.and_then(|own| processing_or_max(reader, own));
     if let Some(told) = told {
+        // Files often count the positions before the first token, which no row can use. The library serves them as they are.
+        let all = model.number(reader, "max_position_embeddings");
+        if let (Some((usable, true)), Some(all)) = (&positions, all)
+            && told.value > usable.value
+            && told.value <= all.value
+        {
+            reader.warn(format_args!(
+                "{} is {}, but {} allows {}, to which texts are cut",
+                told.origin, told.value, usable.origin, usable.value
+            ));
+            return usable.clone();
+        }
         check_length(reader, &told, model);
         return told;
     }
@@ -245,7 +307,12 @@ pub(crate) fn check_length(reader: &Reader<'_>, length: &Derived<u64>, model: &J
 }
 
 fn processing_or_max(reader: &Reader<'_>, own: &Json) -> Option<Derived<u64>> {
-    modules::processing_length(own).or_else(|| own.number(reader, "max_seq_length")).filter(|length| length.value > 0)
+    let processor = ["processor_kwargs", "tokenizer_args"].into_iter().find_map(|key| {
+        let length = own.get(key)?.get("model_max_length")?.as_u64()?;
+        Some(Derived::field(length, &own.file, &format!("{key}.model_max_length")))
+    });
+    let told = modules::processing_length(own).or(processor).or_else(|| own.number(reader, "max_seq_length"));
+    told.filter(|length| length.value > 0)
 }
 
 /// The length of a row that the model's positions allow, and whether that is a hard limit.
@@ -264,6 +331,41 @@ fn positions(reader: &Reader<'_>, model: &Json) -> Option<(Derived<u64>, bool)> 
         return Some((Derived::from(usable, origin), true));
     }
     Some((positions, ABSOLUTE.contains(&family) && !relative))
+}
+
+/// The side on which the library fills rows up.
+fn padding_side(
+    reader: &Reader<'_>,
+    own: Option<&Json>,
+    config: &Json,
+    json: Option<&Json>,
+    model: &Json,
+) -> Derived<PaddingSide> {
+    if let Some(side) = reader.choices().padding_side {
+        return Derived::from(side, "--padding-side");
+    }
+    let processor = own.and_then(|own| {
+        let key = ["processor_kwargs", "tokenizer_args"].into_iter().find(|key| own.get(key).is_some())?;
+        Some((own.get(key)?.get("padding_side")?.as_str()?.to_owned(), format!("{}: {key}.padding_side", own.file)))
+    });
+    let told = config.text(reader, "padding_side").map(|side| (side.value, side.origin));
+    let padding = json.and_then(|json| {
+        let side = json.get("padding")?.get("direction")?.as_str()?.to_lowercase();
+        Some((side, format!("{}: padding.direction", json.file)))
+    });
+    match processor.or(told).or(padding) {
+        Some((name, origin)) => {
+            let side = PaddingSide::named(&name);
+            if side.is_none() {
+                reader.fault(format_args!("{origin} is '{name}', expected left or right"));
+            }
+            Derived::from(side.unwrap_or(PaddingSide::Right), origin)
+        }
+        None if model.get("model_type").is_some_and(|kind| kind == "xlnet") => {
+            Derived::field(PaddingSide::Left, &model.file, "model_type, whose tokenizer fills rows up on the left")
+        }
+        None => Derived::from(PaddingSide::Right, "no file says a side"),
+    }
 }
 
 /// model2vec cuts texts at the length in its configuration; sentence-transformers cuts no text.

@@ -3,6 +3,7 @@
 mod announce;
 pub(crate) mod control_mode;
 mod drain;
+pub(crate) mod folder_args;
 pub(crate) mod model_args;
 pub mod model_control;
 mod models;

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use trireme_model_repository::{ModelSources, Precision};
+use trireme_model_repository::{Choices, FolderChoices, ModelSources};
 use trireme_model_source::{FetchError, Settings, fetch, is_remote};
+
+use super::folder_args::FolderArgs;
 
 /// Where models come from: flags of every process that hosts models or links them.
 #[derive(Args, Clone, Debug, Default)]
@@ -28,16 +29,10 @@ pub struct ModelArgs {
     #[arg(long, alias = "model-store", env = "TRIREME_MODEL_REPOSITORY", value_name = "DIR", value_delimiter = ',')]
     pub model_repository: Vec<PathBuf>,
 
-    /// Which ONNX file of model folders is served: the most exact one, or one with weights of 16 or 8 bits; `trireme optimize` makes
-    /// one of 8 bits
-    #[arg(long, env = "TRIREME_PRECISION", value_name = "PRECISION", default_value = "exact", value_parser = precision_parser())]
-    pub precision: Precision,
-}
-
-/// Reads the name of a precision.
-pub fn precision_parser() -> impl TypedValueParser<Value = Precision> {
-    PossibleValuesParser::new(Precision::ALL.map(Precision::name))
-        .try_map(|name| Precision::named(&name).ok_or("there is no such precision"))
+    // What a person says about model folders. (A comment of documentation would be a flag's help.)
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "see above")]
+    pub folders: FolderArgs,
 }
 
 /// `NAME=MODEL`
@@ -67,24 +62,25 @@ impl ModelArgs {
     /// The model repositories, and one that is derived from the model folders; the derived values are logged. Models that lie
     /// elsewhere are downloaded first. The result has to be kept as long as models are loaded.
     pub async fn open(&self) -> anyhow::Result<ModelSources> {
+        let choices = self.folders.choices()?;
         let mut words: Vec<(Option<&str>, &Path)> = Vec::new();
         words.extend(self.models.iter().map(|model| (None, Path::new(model))));
         words.extend(self.named.iter().map(|(name, model)| (Some(name.as_str()), Path::new(model))));
         let (mut local, mut repositories, mut faults) = (Vec::new(), Vec::new(), Vec::new());
         for (name, word) in words {
-            match local_folder(word, self.precision).await {
+            match local_folder(word, name, &choices).await {
                 Ok(folder) => local.push((name, folder)),
                 Err(fault) => faults.push(fault.to_string()),
             }
         }
         for word in &self.model_repository {
-            match local_folder(word, self.precision).await {
+            match local_folder(word, None, &choices).await {
                 Ok(folder) => repositories.push(folder),
                 Err(fault) => faults.push(fault.to_string()),
             }
         }
         let mut sources =
-            match ModelSources::open(local.iter().map(|(name, folder)| (*name, folder.as_path())), self.precision) {
+            match ModelSources::open(local.iter().map(|(name, folder)| (*name, folder.as_path())), &choices) {
                 Ok(sources) if faults.is_empty() => sources,
                 opened => {
                     faults.extend(opened.err().iter().flatten().map(ToString::to_string));
@@ -94,6 +90,9 @@ impl ModelArgs {
         for folder in &sources.folders {
             for line in folder.summary() {
                 tracing::info!(model = folder.name, version = folder.version, folder = %folder.path.display(), derived = line, "model folder");
+            }
+            for warning in folder.warnings() {
+                tracing::warn!(model = folder.name, version = folder.version, folder = %folder.path.display(), warning, "model folder");
             }
         }
         sources.repositories.splice(0..0, repositories);
@@ -110,12 +109,16 @@ impl ModelArgs {
     }
 }
 
-/// The folder that a word of the command line names; a model that lies elsewhere is downloaded into the cache, with the ONNX file
-/// of this precision.
-pub async fn local_folder(word: &Path, precision: Precision) -> Result<PathBuf, FetchError> {
+/// The folder that a word of the command line names, with the model's name where there is one; a model that lies elsewhere is
+/// downloaded into the cache, with the ONNX file that the choices say.
+pub async fn local_folder(word: &Path, name: Option<&str>, choices: &FolderChoices) -> Result<PathBuf, FetchError> {
     match word.to_str().filter(|word| is_remote(word)) {
         Some(word) => {
-            let settings = Settings { precision, ..Settings::from_env() };
+            // A model without a name is called as its place is: the last part of the word.
+            let last = word.rsplit('/').find(|part| !part.is_empty()).unwrap_or(word);
+            let name = name.unwrap_or(last).split('@').next().unwrap_or_default();
+            let choices: Choices = choices.of(name);
+            let settings = Settings { choices, ..Settings::from_env() };
             let fetching: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(fetch(word, &settings));
             fetching.await
         }

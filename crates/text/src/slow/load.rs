@@ -84,6 +84,8 @@ fn family(directory: &Path, model: &str, config: &TokenizerConfig) -> Result<Fam
         _ if directory.join("vocab.json").is_file() => Some(Family::M2m100),
         _ => None,
     };
+    // A class that is named and not known has special tokens of its own.
+    let by_files = || by_files().filter(|_| config.tokenizer_class.is_none());
     by_class.or_else(by_files).ok_or_else(|| {
         let found = config.tokenizer_class.as_deref().unwrap_or("missing");
         TextError::Malformed {
@@ -224,7 +226,14 @@ fn family_languages(family: Family, config: &TokenizerConfig) -> Vec<String> {
 /// The special tokens with a role, in the order in which the classes add them.
 fn named_tokens(family: Family, config: &TokenizerConfig) -> Vec<ConfigToken> {
     let masked = matches!(family, Family::Nllb | Family::Mbart | Family::Mbart50);
-    let mask = ConfigToken::Added { content: "<mask>".to_owned(), lstrip: true, rstrip: false, special: true };
+    let mask = ConfigToken::Added {
+        content: "<mask>".to_owned(),
+        lstrip: true,
+        rstrip: false,
+        special: true,
+        single_word: false,
+        normalized: None,
+    };
     let usual = |token: &str, has: bool| has.then(|| ConfigToken::Text(token.to_owned()));
     let bos = matches!(family, Family::M2m100 | Family::Nllb | Family::Mbart);
     let sep = masked || family == Family::M2m100;

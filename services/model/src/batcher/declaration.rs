@@ -7,6 +7,9 @@
 //! | `token_budget` | most tokens (rows × padded length) of one run | measured, else 1024 |
 //! | `max_overtake_microseconds` | how long later requests may go first | two full runs as measured, at least 50000 |
 //! | `max_rows` | most rows of one run, where `max_batch_size` is 0 and the dimensions spell the batch out | 64 |
+//! | `padding_side` | `left` or `right`: where shorter rows are filled up | `right` |
+//! | `padding_check` | `apart`: requests that change one another's results do not share a run; `off`: that is not tried | `apart` |
+//! | `sample_rows` | rows of token ids, a JSON array of arrays: with them the load tries whether rows may share a run | made up |
 //! | `cost_model` | `measured`: the cost of runs is measured when the model is loaded; `off` | `measured` |
 //!
 //! The padded dimension is the first -1 after the batch dimension. The batch dimension is implied by `max_batch_size`;
@@ -25,6 +28,9 @@ const UNPAD_OUTPUTS: &str = "unpad_outputs";
 const TOKEN_BUDGET: &str = "token_budget";
 const MAX_OVERTAKE: &str = "max_overtake_microseconds";
 const MAX_ROWS: &str = "max_rows";
+const PADDING_SIDE: &str = "padding_side";
+const PADDING_CHECK: &str = "padding_check";
+const SAMPLE_ROWS: &str = "sample_rows";
 const COST_MODEL: &str = "cost_model";
 
 const DEFAULT_MAX_ROWS: u32 = 64;
@@ -42,6 +48,10 @@ pub struct Declaration {
     pub max_overtake: Option<Duration>,
     /// Whether to measure the costs of runs.
     pub measure: bool,
+    /// Whether the load tries if rows may share a run.
+    pub check: bool,
+    /// Rows of token ids, with which the load tries whether rows may share a run; empty: made-up ones.
+    pub sample_rows: Vec<Vec<i64>>,
 }
 
 /// Reads parameters and collects their faults.
@@ -69,7 +79,16 @@ impl Declaration {
 impl<'a> Reader<'a> {
     fn declaration(&mut self) -> Option<Declaration> {
         let Some(pad_inputs) = self.text(PAD_INPUTS) else {
-            for name in [UNPAD_OUTPUTS, TOKEN_BUDGET, MAX_OVERTAKE, MAX_ROWS, COST_MODEL] {
+            for name in [
+                UNPAD_OUTPUTS,
+                TOKEN_BUDGET,
+                MAX_OVERTAKE,
+                MAX_ROWS,
+                COST_MODEL,
+                PADDING_SIDE,
+                PADDING_CHECK,
+                SAMPLE_ROWS,
+            ] {
                 if self.text(name).is_some() {
                     self.faults.push(format!("parameter '{name}' has no effect without '{PAD_INPUTS}'"));
                 }
@@ -77,8 +96,11 @@ impl<'a> Reader<'a> {
             return None;
         };
         self.check_batch_dimension();
-        let inputs = self.pad_inputs(pad_inputs);
-        let outputs = self.unpad_outputs();
+        let left = self.pads_left();
+        let mut inputs = self.pad_inputs(pad_inputs);
+        inputs.iter_mut().for_each(|input| input.left = left);
+        let mut outputs = self.unpad_outputs();
+        outputs.iter_mut().for_each(|output| output.left = left);
         let max_rows = self.number(MAX_ROWS);
         let max_rows = match (self.config.max_batch_size, max_rows) {
             (0, rows) => rows.unwrap_or(DEFAULT_MAX_ROWS),
@@ -94,6 +116,8 @@ impl<'a> Reader<'a> {
             token_budget: self.number(TOKEN_BUDGET),
             max_overtake: self.microseconds(MAX_OVERTAKE),
             measure: self.cost_model(),
+            check: self.padding_check(),
+            sample_rows: self.sample_rows(),
         })
     }
 
@@ -149,7 +173,7 @@ impl<'a> Reader<'a> {
         let value = element(input.datatype, value).ok_or_else(|| {
             format!("the padding of input '{name}' has to be a value of {}, found '{value}'", input.datatype)
         })?;
-        Ok(PaddedInput { name: name.to_owned(), axis, value })
+        Ok(PaddedInput { name: name.to_owned(), axis, value, left: false })
     }
 
     fn unpad_outputs(&mut self) -> Vec<UnpaddedOutput> {
@@ -158,7 +182,7 @@ impl<'a> Reader<'a> {
             let after_batch = usize::from(config.max_batch_size == 0);
             let open = config.outputs.iter().filter(|output| output.dims.get(after_batch) == Some(&-1));
             let open = open.filter(|output| output.reshape.is_none() && output.datatype != DataType::Bytes);
-            return open.map(|output| UnpaddedOutput { name: output.name.clone(), axis: 1 }).collect();
+            return open.map(|output| UnpaddedOutput { name: output.name.clone(), axis: 1, left: false }).collect();
         };
         let mut outputs = Vec::new();
         for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
@@ -171,7 +195,7 @@ impl<'a> Reader<'a> {
                 Some(output) if output.datatype == DataType::Bytes => format!("output '{name}' of BYTES cannot be cut"),
                 Some(output) => match self.open_axis(&output.dims) {
                     Some(axis) => {
-                        outputs.push(UnpaddedOutput { name: name.to_owned(), axis });
+                        outputs.push(UnpaddedOutput { name: name.to_owned(), axis, left: false });
                         continue;
                     }
                     None => format!("output '{name}' has no dimension of -1 to cut, found dims {}", output.dims),
@@ -186,6 +210,41 @@ impl<'a> Reader<'a> {
     fn open_axis(&self, dims: &Shape) -> Option<usize> {
         let full = self.config.full_shape(dims);
         full.iter().enumerate().skip(1).find(|(_, dimension)| **dimension == -1).map(|(axis, _)| axis)
+    }
+
+    fn sample_rows(&mut self) -> Vec<Vec<i64>> {
+        let Some(text) = self.text(SAMPLE_ROWS) else { return Vec::new() };
+        let rows = serde_json::from_str::<Vec<Vec<i64>>>(text).ok();
+        let rows = rows.filter(|rows| rows.len() > 1 && rows.iter().all(|row| !row.is_empty()));
+        if rows.is_none() {
+            self.faults.push(format!(
+                "parameter '{SAMPLE_ROWS}' has to be a JSON array of at least two arrays of token ids, found '{text}'"
+            ));
+        }
+        rows.unwrap_or_default()
+    }
+
+    fn padding_check(&mut self) -> bool {
+        match self.text(PADDING_CHECK) {
+            None | Some("apart") => true,
+            Some("off") => false,
+            Some(other) => {
+                self.faults.push(format!("parameter '{PADDING_CHECK}' has to be apart or off, found '{other}'"));
+                true
+            }
+        }
+    }
+
+    /// Whether rows are filled up on the left.
+    fn pads_left(&mut self) -> bool {
+        match self.text(PADDING_SIDE) {
+            None | Some("right") => false,
+            Some("left") => true,
+            Some(other) => {
+                self.faults.push(format!("parameter '{PADDING_SIDE}' has to be left or right, found '{other}'"));
+                false
+            }
+        }
     }
 
     fn cost_model(&mut self) -> bool {

@@ -18,6 +18,8 @@ pub struct Cut<'a> {
     pub axis: usize,
     /// Each request's length; all were padded to the longest.
     pub lengths: &'a [u32],
+    /// Whether the padding is before the rows.
+    pub left: bool,
 }
 
 /// Joins the inputs of requests along the batch dimension: one tensor per input, in the order of the first request. A
@@ -86,11 +88,17 @@ fn pad(parts: &[&Tensor], padded: &PaddedInput, shape: &[i64]) -> BytesMut {
             data.extend_from_slice(part.data());
             continue;
         }
+        let fill = |data: &mut BytesMut| match padded.value.iter().all(|byte| *byte == 0) {
+            true => data.resize(data.len() + (target - own) * step, 0),
+            false => (0..(target - own) * inner).for_each(|_| data.extend_from_slice(&padded.value)),
+        };
         for row in part.data().chunks_exact((own * step).max(1)) {
+            if padded.left {
+                fill(&mut data);
+            }
             data.extend_from_slice(row);
-            match padded.value.iter().all(|byte| *byte == 0) {
-                true => data.resize(data.len() + (target - own) * step, 0),
-                false => (0..(target - own) * inner).for_each(|_| data.extend_from_slice(&padded.value)),
+            if !padded.left {
+                fill(&mut data);
             }
         }
     }
@@ -110,7 +118,7 @@ pub fn split(output: Tensor, rows: &[u32], cut: Option<Cut<'_>>) -> Result<Vec<T
             output.name()
         )));
     }
-    if let Some(Cut { axis, lengths }) = cut {
+    if let Some(Cut { axis, lengths, .. }) = cut {
         let padded = lengths.iter().max().copied().unwrap_or(0);
         if shape.get(axis) != Some(&i64::from(padded)) {
             return Err(InferError::internal(format!(
@@ -134,8 +142,8 @@ pub fn split(output: Tensor, rows: &[u32], cut: Option<Cut<'_>>) -> Result<Vec<T
         };
         let mut part_shape = shape.to_vec();
         part_shape[0] = i64::from(part_rows);
-        if let Some(Cut { axis, lengths }) = cut {
-            data = shorten(&data, &part_shape, axis, lengths[index]);
+        if let Some(Cut { axis, lengths, left }) = cut {
+            data = shorten(&data, &part_shape, axis, lengths[index], left);
             part_shape[axis] = i64::from(lengths[index]);
         }
         let part = Tensor::new(output.name(), output.datatype(), part_shape, data);
@@ -144,20 +152,21 @@ pub fn split(output: Tensor, rows: &[u32], cut: Option<Cut<'_>>) -> Result<Vec<T
     Ok(parts)
 }
 
-/// The first `length` steps along dimension `axis` of a tensor of `shape`. A slice if the result is contiguous, as for
+/// The first `length` steps along dimension `axis` of a tensor of `shape`, or the last ones. A slice if the result is contiguous, as for
 /// the usual request of a single row; otherwise a copy.
-fn shorten(data: &Bytes, shape: &[i64], axis: usize, length: u32) -> Bytes {
+fn shorten(data: &Bytes, shape: &[i64], axis: usize, length: u32, last: bool) -> Bytes {
     if data.is_empty() || shape[axis] == i64::from(length) {
         return data.clone();
     }
     let (pieces, steps) = (shape[..axis].iter().product::<i64>() as usize, shape[axis] as usize);
     let piece = data.len() / pieces;
     let kept = piece / steps * length as usize;
+    let of = if last { piece - kept..piece } else { 0..kept };
     if pieces == 1 {
-        return data.slice(..kept);
+        return data.slice(of);
     }
     let mut short = BytesMut::with_capacity(pieces * kept);
-    data.chunks_exact(piece).for_each(|piece| short.extend_from_slice(&piece[..kept]));
+    data.chunks_exact(piece).for_each(|piece| short.extend_from_slice(&piece[of.clone()]));
     short.freeze()
 }
 
@@ -266,7 +275,7 @@ mod tests {
     }
 
     fn padded(axis: usize, value: i64) -> PaddedInput {
-        PaddedInput { name: "x".into(), axis, value: value.to_le_bytes().to_vec() }
+        PaddedInput { name: "x".into(), axis, value: value.to_le_bytes().to_vec(), left: false }
     }
 
     #[test]
@@ -289,16 +298,26 @@ mod tests {
     #[test]
     fn rows_are_cut_back_and_copied_only_where_they_have_gaps() {
         let output = ints("y", &[3, 2, 1], vec![1, 0, 2, 0, 3, 4]);
-        let parts = split(output.clone(), &[2, 1], Some(Cut { axis: 1, lengths: &[1, 2] })).unwrap();
+        let parts = split(output.clone(), &[2, 1], Some(Cut { axis: 1, lengths: &[1, 2], left: false })).unwrap();
         assert_eq!(parts, [ints("y", &[2, 1, 1], vec![1, 2]), ints("y", &[1, 2, 1], vec![3, 4])]);
-        let parts = split(output.clone(), &[1, 2], Some(Cut { axis: 1, lengths: &[1, 2] })).unwrap();
+        let parts = split(output.clone(), &[1, 2], Some(Cut { axis: 1, lengths: &[1, 2], left: false })).unwrap();
         assert_eq!(parts, [ints("y", &[1, 1, 1], vec![1]), ints("y", &[2, 2, 1], vec![2, 0, 3, 4])]);
         assert_eq!(parts[0].data().as_ptr().wrapping_add(16), parts[1].data().as_ptr(), "slices of one buffer");
-        let wrong = split(output, &[2, 1], Some(Cut { axis: 1, lengths: &[1, 3] })).unwrap_err();
+        let wrong = split(output, &[2, 1], Some(Cut { axis: 1, lengths: &[1, 3], left: false })).unwrap_err();
         assert_eq!(
             wrong.message,
             "output 'y' has shape [3,2,1], but as unpad_outputs has it, dimension 1 has to be the padded length 3"
         );
+    }
+
+    #[test]
+    fn rows_that_are_filled_up_on_the_left_are_cut_there() {
+        let padded = PaddedInput { left: true, ..padded(1, 9) };
+        let (short, long) = ([ints("x", &[2, 1], vec![1, 2])], [ints("x", &[1, 3], vec![3, 4, 5])]);
+        let joined = join(&[&short, &long], &[padded]).unwrap().into_owned();
+        assert_eq!(joined[0], ints("x", &[3, 3], vec![9, 9, 1, 9, 9, 2, 3, 4, 5]));
+        let parts = split(joined[0].clone(), &[2, 1], Some(Cut { axis: 1, lengths: &[1, 3], left: true })).unwrap();
+        assert_eq!(parts, [short, long].concat());
     }
 
     proptest! {
@@ -315,7 +334,7 @@ mod tests {
             let joined = join(&inputs.iter().map(|i| &i[..]).collect::<Vec<_>>(), &[padded(2, -1)]).unwrap().into_owned();
             let rows: Vec<_> = requests.iter().map(|(rows, _)| *rows as u32).collect();
             let lengths: Vec<_> = requests.iter().map(|(_, length)| *length as u32).collect();
-            let parts = split(joined[0].clone(), &rows, Some(Cut { axis: 2, lengths: &lengths })).unwrap();
+            let parts = split(joined[0].clone(), &rows, Some(Cut { axis: 2, lengths: &lengths, left: false })).unwrap();
             prop_assert_eq!(parts, inputs.into_iter().flatten().collect::<Vec<_>>());
         }
 

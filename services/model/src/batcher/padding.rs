@@ -27,6 +27,8 @@ pub struct PaddedInput {
     pub axis: usize,
     /// The padding value: the bytes of one element.
     pub value: Vec<u8>,
+    /// Whether the padding goes before the row, not behind it.
+    pub left: bool,
 }
 
 /// An output that is cut to its request's length.
@@ -36,6 +38,8 @@ pub struct UnpaddedOutput {
     pub name: String,
     /// The dimension that is cut; the batch dimension is counted. At least 1.
     pub axis: usize,
+    /// Whether the padding is before the row.
+    pub left: bool,
 }
 
 // === impl Padding ===
@@ -90,7 +94,7 @@ mod tests {
     use super::*;
 
     fn padding() -> Padding {
-        let input = |name: &str| PaddedInput { name: name.into(), axis: 1, value: vec![0; 8] };
+        let input = |name: &str| PaddedInput { name: name.into(), axis: 1, value: vec![0; 8], left: false };
         Padding { inputs: vec![input("ids"), input("mask")], outputs: Vec::new() }
     }
 

@@ -11,6 +11,7 @@ use trireme_inference::{ErrorCode, InferError, Name, Reshape, Shape, Tensor, Ten
 use trireme_model_repository::ModelConfig;
 
 use super::binding::{Memory, Staging};
+use super::caches;
 use super::layouts::{Layout, Layouts, Turn};
 use super::schema::Schema;
 use super::shared::{Held, Ran};
@@ -35,6 +36,8 @@ pub struct OnnxInstance {
     /// Inputs whose shape differs at the model; then outputs.
     input_reshapes: Vec<(String, Reshape)>,
     output_reshapes: Vec<(String, Reshape)>,
+    /// Inputs of the model that are empty, because no request has them.
+    caches: Vec<TensorSpec>,
     /// Devices whose arena is shrunk after each run.
     arena_shrinkage: Option<String>,
     stopper: Arc<Stopper>,
@@ -121,8 +124,17 @@ impl OnnxInstance {
             outputs: config.output_specs(),
             input_reshapes: input_reshapes.collect(),
             output_reshapes: output_reshapes.collect(),
+            caches: caches::undeclared(config, &schema.inputs),
             arena_shrinkage,
             stopper: Arc::default(),
+        }
+    }
+
+    /// From now on requests of different lengths do not share a batch.
+    pub fn keep_requests_apart(&mut self) {
+        self.padding = None;
+        if self.batch == Batching::Declared {
+            self.batch = Batching::None;
         }
     }
 
@@ -170,7 +182,12 @@ impl OnnxInstance {
         let padding = self.padding.as_ref();
         let lengths = padding.and_then(|padding| padding.lengths(&inputs));
         let padded = padding.filter(|_| lengths.is_some()).map_or(&[][..], |padding| &padding.inputs);
-        let inputs = merge::join(&inputs, padded).map_err(|error| in_model(&self.model, error))?;
+        let mut inputs = merge::join(&inputs, padded).map_err(|error| in_model(&self.model, error))?;
+        if !self.caches.is_empty() {
+            let all = inputs.first().and_then(|input| input.shape().first().copied()).unwrap_or(0);
+            let made: Result<Vec<_>, _> = self.caches.iter().map(|cache| caches::empty(cache, all)).collect();
+            inputs.to_mut().extend(made?);
+        }
         let (outputs, gathered, ran) = self.run_inputs(requests, &inputs, &selected)?;
         Ok(Batch { outputs, rows, lengths, started, gathered, ran })
     }
@@ -315,7 +332,7 @@ impl OnnxInstance {
             return Ok(vec![output]);
         }
         let padded = self.padding.iter().flat_map(|padding| &padding.outputs).find(|p| p.name == output.name());
-        let cut = padded.zip(lengths).map(|(padded, lengths)| Cut { axis: padded.axis, lengths });
+        let cut = padded.zip(lengths).map(|(padded, lengths)| Cut { axis: padded.axis, lengths, left: padded.left });
         merge::split(output, rows, cut)
     }
 }

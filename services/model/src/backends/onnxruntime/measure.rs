@@ -12,8 +12,8 @@ use trireme_inference::{DataType, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
 
 use super::accelerators::InstanceDevice;
-use crate::batcher::Declaration;
 use crate::batcher::cost::{self, Fit, Point};
+use crate::batcher::{Declaration, PaddedInput};
 
 /// The grid. On CPUs it ends with the sixth number of rows.
 const ROWS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
@@ -102,7 +102,8 @@ fn grid(counts: &[u32], max_rows: u32, most_tokens: u32) -> Vec<(u32, u32)> {
     sizes.into_iter().take_while(|tokens| *tokens <= most_tokens).flat_map(of_size).collect()
 }
 
-/// A made-up request of `rows` rows of `length` tokens, for all outputs. Errors if an input has no definite size.
+/// A request of `rows` rows of `length` tokens, for all outputs: of the declaration's rows where there are some, else made up. Errors if
+/// an input has no definite size.
 pub fn request(
     config: &ModelConfig,
     declaration: &Declaration,
@@ -112,17 +113,49 @@ pub fn request(
     let input = |spec: TensorSpec| {
         let mut shape = spec.shape.to_vec();
         shape[0] = rows.into();
-        if let Some(padded) = declaration.padding.inputs.iter().find(|padded| padded.name == spec.name) {
+        let padded = declaration.padding.inputs.iter().find(|padded| padded.name == spec.name);
+        if let Some(padded) = padded {
             shape[padded.axis] = length.into();
         }
-        ones(&spec.name, spec.datatype, shape.into())
+        if let Some(longest) = declaration.sample_rows.iter().max_by_key(|row| row.len())
+            && let Some(tensor) = sample(&spec, padded, longest, rows, length)
+        {
+            return Ok(tensor);
+        }
+        // The filler stands for padding, so that a row of it would show nothing.
+        let filler = padded.map(|padded| padded.value.as_slice());
+        ones(&spec.name, spec.datatype, shape.into(), filler)
     };
     let inputs = config.input_specs().into_iter().map(input).collect::<Result<_, _>>()?;
     Ok(ExecuteRequest::made_up("made up while loading", inputs, config.outputs.iter().map(|output| &output.name)))
 }
 
-/// A tensor of ones, which are valid as token, mask and segment. Strings are empty.
-fn ones(name: &str, datatype: DataType, shape: Shape) -> Result<Tensor, String> {
+/// One of a tokenizer's tensors, of `rows` rows of `length` tokens: those of `row`, with its last one at the end.
+fn sample(spec: &TensorSpec, padded: Option<&PaddedInput>, row: &[i64], rows: u32, length: u32) -> Option<Tensor> {
+    let (padded, last) = (padded?, *row.last()?);
+    let filler = padded.value.iter().rev().fold(0i64, |number, byte| number << 8 | i64::from(*byte));
+    let length = length as usize;
+    let own: Vec<i64> = match spec.name.as_str() {
+        "input_ids" => {
+            let tokens = row.iter().chain(row.iter().skip(1).cycle()).copied();
+            tokens.take(length.saturating_sub(1)).chain([last]).collect()
+        }
+        "attention_mask" => vec![1; length],
+        "token_type_ids" => vec![0; length],
+        "position_ids" => (0..length as i64).map(|at| at + if filler == 0 { 0 } else { filler + 1 }).collect(),
+        _ => return None,
+    };
+    let all = own.repeat(rows as usize);
+    let shape = [i64::from(rows), length as i64];
+    match spec.datatype {
+        DataType::Int64 => Tensor::from_values(&*spec.name, shape, all).ok(),
+        DataType::Int32 => Tensor::from_values(&*spec.name, shape, all.iter().map(|&id| id as i32).collect()).ok(),
+        _ => None,
+    }
+}
+
+/// A tensor of ones, which are valid as token, mask and segment, or of twos where `filler` is one. Strings are empty.
+fn ones(name: &str, datatype: DataType, shape: Shape, filler: Option<&[u8]>) -> Result<Tensor, String> {
     const LARGEST: u64 = 1 << 24;
     let count = shape.element_count().filter(|count| *count <= LARGEST);
     let count =
@@ -138,6 +171,10 @@ fn ones(name: &str, datatype: DataType, shape: Shape) -> Result<Tensor, String> 
         DataType::Fp32 => &1f32.to_le_bytes(),
         DataType::Fp64 => &1f64.to_le_bytes(),
     };
+    let mut one = one.to_vec();
+    if filler == Some(&one) && matches!(datatype, DataType::Int64 | DataType::Int32) {
+        one[0] = 2;
+    }
     Tensor::new(name, datatype, shape, Bytes::from(one.repeat(count as usize))).map_err(|error| error.to_string())
 }
 
@@ -158,11 +195,30 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_a_tokenizer_keep_their_ends() {
+        let ids = |name: &str, value: i64, row: &[i64], length| {
+            let shape = Shape::from([-1, -1]);
+            let spec = TensorSpec { name: name.into(), datatype: DataType::Int64, shape, optional: false };
+            let padded = PaddedInput { name: name.into(), axis: 1, value: value.to_le_bytes().to_vec(), left: false };
+            sample(&spec, Some(&padded), row, 1, length).unwrap().values::<i64>().unwrap().to_vec()
+        };
+        assert_eq!(ids("input_ids", 1, &[0, 7, 8, 2], 4), [0, 7, 8, 2]);
+        assert_eq!(ids("input_ids", 1, &[0, 7, 8, 2], 2), [0, 2]);
+        assert_eq!(ids("input_ids", 1, &[0, 7, 8, 2], 6)[5], 2);
+        assert_eq!(ids("position_ids", 1, &[0, 2], 3), [2, 3, 4]);
+        assert_eq!(ids("position_ids", 0, &[0, 2], 3), [0, 1, 2]);
+        let two = ones("x", DataType::Int64, [2].into(), Some(&1i64.to_le_bytes())).unwrap();
+        assert_eq!(*two.values::<i64>().unwrap(), [2, 2], "a row of padding shows nothing");
+    }
+
+    #[test]
     fn inputs_are_ones() {
         for datatype in DataType::ALL {
-            assert_eq!(ones("x", datatype, [2, 3].into()).unwrap().element_count(), 6);
+            assert_eq!(ones("x", datatype, [2, 3].into(), None).unwrap().element_count(), 6);
         }
-        assert_eq!(*ones("x", DataType::Fp32, [2].into()).unwrap().values::<f32>().unwrap(), [1.0, 1.0]);
-        assert!(ones("x", DataType::Fp32, [2, -1].into()).unwrap_err().contains("shape [2,-1] has no definite size"));
+        assert_eq!(*ones("x", DataType::Fp32, [2].into(), None).unwrap().values::<f32>().unwrap(), [1.0, 1.0]);
+        assert!(
+            ones("x", DataType::Fp32, [2, -1].into(), None).unwrap_err().contains("shape [2,-1] has no definite size")
+        );
     }
 }

@@ -8,6 +8,7 @@
 
 mod accelerators;
 mod binding;
+mod caches;
 mod cost_cache;
 mod costs;
 mod files;
@@ -118,7 +119,7 @@ impl Backend for OnnxRuntime {
             config.complete(found).map_err(|error| LoadError::Config(error.to_string()))?;
         }
         schema.check(&config)?;
-        let declaration = Declaration::parse(&config)?;
+        let mut declaration = Declaration::parse(&config)?;
         let padding = declaration.as_ref().map(|declaration| &declaration.padding);
         let new_instance = |session, padding: Option<&Padding>| {
             OnnxInstance::new(&config, &schema, session, padding.cloned(), settings.arena_shrinkage.clone())
@@ -164,11 +165,17 @@ impl Backend for OnnxRuntime {
         for instance in &mut loaded {
             warmup::run(&config, source.model_path, instance)?;
         }
-        if let Some(declaration) = &declaration {
-            doing("trying which inputs may be padded");
+        let mut shares = true;
+        if let Some(declaration) = declaration.as_ref().filter(|declaration| declaration.check) {
+            doing("trying whether rows may share a run");
             for &at in &each_place {
-                probe::check(&config, declaration, settings.places[at], &mut loaded[at])?;
+                shares &= probe::check(&config, declaration, settings.places[at], &mut loaded[at])?;
             }
+        }
+        let padding = padding.filter(|_| shares).cloned();
+        if !shares {
+            loaded.iter_mut().for_each(OnnxInstance::keep_requests_apart);
+            declaration = None;
         }
         let policy: Box<dyn BatchPolicy> = match &declaration {
             Some(declaration) => {
@@ -194,7 +201,6 @@ impl Backend for OnnxRuntime {
         let instances = loaded.into_iter().map(|instance| (Box::new(instance) as Box<dyn ModelInstance>).into());
         let instances = instances.collect();
         let canary = warmup::first(&config, source.model_path)?;
-        let padding = padding.cloned();
         let config = Arc::new(config);
         let background = match settings.has_background() {
             true => background(sessions, &settings, config.clone(), schema, padding),

@@ -39,12 +39,14 @@ impl Schema {
 
     /// This schema, for completing a configuration.
     pub fn auto_complete(&self, default_max_batch_size: u32) -> AutoComplete {
-        AutoComplete { inputs: self.inputs.clone(), outputs: self.outputs.clone(), default_max_batch_size }
+        let inputs = self.inputs.iter().filter(|input| !super::caches::is_one(&input.name)).cloned().collect();
+        AutoComplete { inputs, outputs: self.outputs.clone(), default_max_batch_size }
     }
 
     /// Checks the configuration against the model.
     pub fn check(&self, config: &ModelConfig) -> Result<(), LoadError> {
-        let (declared, provided) = (config.inputs.len(), self.inputs.len());
+        let (declared, own) = (config.inputs.len(), super::caches::undeclared(config, &self.inputs).len());
+        let provided = self.inputs.len() - own;
         if declared != provided {
             return Err(LoadError::Config(format!(
                 "unable to load model '{}', configuration expects {declared} inputs, model provides {provided}",

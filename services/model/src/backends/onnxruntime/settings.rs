@@ -68,7 +68,7 @@ pub struct PrecisionCheck {
 const MIN_COSINE: f64 = 0.9999;
 
 /// The parameters that this backend and the batcher read. Others are ignored, unless their names are almost known ones.
-const KNOWN: [&str; 22] = [
+const KNOWN: [&str; 25] = [
     "arena_extend_strategy",
     "cost_model",
     "cudnn_conv_algo_search",
@@ -85,6 +85,9 @@ const KNOWN: [&str; 22] = [
     "max_rows_per_message",
     "memory.enable_memory_arena_shrinkage",
     "pad_inputs",
+    "padding_check",
+    "padding_side",
+    "sample_rows",
     "precision_check",
     "precision_min_cosine",
     "session.use_device_allocator_for_initializers",

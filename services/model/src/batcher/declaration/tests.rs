@@ -20,18 +20,21 @@ fn parse(io: &str, parameters: &[(&str, &str)]) -> Result<Option<Declaration>, S
 fn defaults() {
     assert_eq!(parse(IO, &[]), Ok(None));
     let declared = parse(IO, &[("pad_inputs", "ids:-7, mask:0:0.5")]).unwrap().unwrap();
-    let input = |name: &str, value: &[u8]| PaddedInput { name: name.into(), axis: 1, value: value.to_vec() };
+    let input =
+        |name: &str, value: &[u8]| PaddedInput { name: name.into(), axis: 1, value: value.to_vec(), left: false };
     assert_eq!(
         declared,
         Declaration {
             padding: Padding {
                 inputs: vec![input("ids", &(-7i64).to_le_bytes()), input("mask:0", &0.5f32.to_le_bytes())],
-                outputs: vec![UnpaddedOutput { name: "hidden".into(), axis: 1 }],
+                outputs: vec![UnpaddedOutput { name: "hidden".into(), axis: 1, left: false }],
             },
             max_rows: 64,
             token_budget: None,
             max_overtake: None,
             measure: true,
+            check: true,
+            sample_rows: Vec::new(),
         }
     );
 }
@@ -64,9 +67,9 @@ fn an_implied_batch_dimension_counts_too() {
         output [{ name: 'y' data_type: TYPE_FP32 dims: [4, -1] }, { name: 'z' data_type: TYPE_FP32 dims: [-1, 4] }]";
     let declared = parse(io, &[("pad_inputs", "x:0")]).unwrap().unwrap();
     assert_eq!((declared.padding.inputs[0].axis, declared.max_rows), (2, 8));
-    assert_eq!(declared.padding.outputs, [UnpaddedOutput { name: "z".into(), axis: 1 }]);
+    assert_eq!(declared.padding.outputs, [UnpaddedOutput { name: "z".into(), axis: 1, left: false }]);
     let declared = parse(io, &[("pad_inputs", "x:0"), ("unpad_outputs", "y")]).unwrap().unwrap();
-    assert_eq!(declared.padding.outputs, [UnpaddedOutput { name: "y".into(), axis: 2 }]);
+    assert_eq!(declared.padding.outputs, [UnpaddedOutput { name: "y".into(), axis: 2, left: false }]);
     assert_eq!(
         parse(io, &[("pad_inputs", "x:0"), ("max_rows", "4")]).unwrap_err(),
         "model 'm': parameter 'max_rows' is for models of max_batch_size 0, found 8"

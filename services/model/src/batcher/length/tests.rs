@@ -105,6 +105,8 @@ fn settings_come_from_the_configuration_then_the_measurement() {
         token_budget,
         max_overtake: Some(MS),
         measure: true,
+        check: true,
+        sample_rows: Vec::new(),
     };
     let fit = Fit { model: MEASURED, token_budget: 512, error: 0.0 };
     let budget = |declared, fit: Option<&Fit>| LengthBatcher::new(&declaration(declared), None, fit).token_budget;

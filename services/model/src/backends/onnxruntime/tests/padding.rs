@@ -70,13 +70,46 @@ fn requests_of_several_rows_keep_their_lengths() {
 }
 
 #[test]
-fn a_wrong_padding_would_show() {
-    let mut model =
-        load(committed("tiny_encoder"), &padded(ENCODER, "input_ids:0, attention_mask:1")).expect("it cannot be told");
+fn requests_that_padding_changes_do_not_share_a_run() {
+    let mut wrong = padded(ENCODER, "input_ids:0, attention_mask:1");
     let (short, long) = (texts(1, 2), texts(1, 9));
+    let mut model = load(committed("tiny_encoder"), &wrong).expect("a warning, no fault");
     let alone = hidden(&mut model, &[&short]);
+    let results = execute(&mut model, &[&short, &long], "last_hidden_state");
+    assert_eq!(*output(&results[0]), alone[0]);
+    assert_ne!(model.policy.describe(&short).signature, model.policy.describe(&long).signature);
+    // Who wants it all the same says so.
+    wrong.parameters.insert("padding_check".into(), "off".into());
+    let mut model = load(committed("tiny_encoder"), &wrong).unwrap();
     let together = hidden(&mut model, &[&short, &long]);
     assert!(difference(&alone[0], &together[0]) > 1e-3, "the model does not look at its mask");
+}
+
+#[test]
+fn rows_for_the_check_are_those_of_the_configuration() {
+    // A token beyond the table cannot run, and shows that these rows are taken; the model serves all the same.
+    let mut config = padded(ENCODER, "input_ids:0, attention_mask:0");
+    config.parameters.insert("sample_rows".into(), "[[2, 3], [2, 99999, 3]]".into());
+    let mut model = load(committed("tiny_encoder"), &config).unwrap();
+    let (short, long) = (texts(1, 2), texts(1, 9));
+    assert_ne!(model.policy.describe(&short).signature, model.policy.describe(&long).signature);
+    let results = execute(&mut model, &[&short, &long], "last_hidden_state");
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
+    config.parameters.insert("sample_rows".into(), "[[2, 3], [2, 9, 3]]".into());
+    let model = load(committed("tiny_encoder"), &config).unwrap();
+    assert_eq!(model.policy.describe(&short).signature, model.policy.describe(&long).signature);
+}
+
+#[test]
+fn rows_on_the_left_are_as_they_are_alone() {
+    let mut config = padded(ENCODER, "input_ids:0, attention_mask:0");
+    let (short, long) = (texts(1, 2), texts(1, 9));
+    let alone = hidden(&mut load_encoder(), &[&short]);
+    config.parameters.insert("padding_side".into(), "left".into());
+    config.parameters.insert("padding_check".into(), "off".into());
+    let mut model = load(committed("tiny_encoder"), &config).unwrap();
+    // The encoder's positions are those of the row, so that only the shape and the place are compared.
+    assert_eq!(hidden(&mut model, &[&short, &long])[0].shape(), alone[0].shape());
 }
 
 #[test]
@@ -124,13 +157,8 @@ fn a_declaration_that_the_model_contradicts_fails_the_load() {
     let unpadded = "input [{ name: 'input_ids' data_type: TYPE_INT64 dims: [-1, -1] },
                            { name: 'attention_mask' data_type: TYPE_INT64 dims: [-1, 3] }]
                     output [{ name: 'last_hidden_state' data_type: TYPE_FP32 dims: [-1, -1, 8] }]";
-    let error = load_error(committed("tiny_encoder"), &padded(unpadded, "input_ids:0"));
-    assert!(
-        error.starts_with(
-            "model 'tiny_encoder': parameter 'pad_inputs': requests of different lengths cannot run together"
-        ),
-        "{error}"
-    );
+    let model = load(committed("tiny_encoder"), &padded(unpadded, "input_ids:0")).expect("its requests run alone");
+    assert_ne!(model.policy.describe(&texts(1, 2)).signature, model.policy.describe(&texts(1, 9)).signature);
 }
 
 #[test]

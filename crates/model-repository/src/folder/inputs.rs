@@ -1,0 +1,82 @@
+//! Which inputs of graphs are made here: those of a tokenizer, and those of an empty cache.
+
+use super::files::Reader;
+use super::graphs::GraphFile;
+use super::onnx::GraphTensor;
+
+/// The inputs of a graph that a tokenizer makes.
+const TOKENIZED: [&str; 4] = ["input_ids", "attention_mask", "token_type_ids", "position_ids"];
+
+/// The inputs that tell a decoder what it has computed before, and how much of its result is wanted. The backend makes them: there is
+/// nothing before a text.
+const CACHES: [&str; 3] = ["past_key_values.", "use_cache_branch", "num_logits_to_keep"];
+
+/// What to do about an input that is not made here; no export mends these.
+const OTHERS: [(&str, &str); 9] = [
+    ("task_id", TASK),
+    ("adapter_mask", TASK),
+    (
+        "pixel_values",
+        "which is an image's: export the text tower alone, as CLIPTextModelWithProjection, with --task feature-extraction",
+    ),
+    ("decoder_input_ids", DECODER),
+    ("encoder_hidden_states", DECODER),
+    ("words_mask", GLINER),
+    ("text_lengths", GLINER),
+    ("span_idx", GLINER),
+    (
+        "bbox",
+        "which says where words are on a page: serve the ONNX file in a model repository of your own (docs/model-repository.md)",
+    ),
+];
+
+const TASK: &str = "which chooses one of several adapters by its number, and no request names one. Write the number of the task that you \
+                    serve into the graph, one folder for each: python -c \"import onnx; m = onnx.load('GRAPH'); \
+                    i = next(i for i in m.graph.input if i.name == 'INPUT'); d = [1 for _ in i.type.tensor_type.shape.dim]; \
+                    m.graph.input.remove(i); m.graph.initializer.append(onnx.helper.make_tensor('INPUT', \
+                    i.type.tensor_type.elem_type, d, [0])); onnx.save(m, 'GRAPH')\" makes it 0";
+
+const DECODER: &str = "which only the decoder of an encoder-decoder model has: export the model again with --task \
+                       text2text-generation-with-past, which makes encoder_model.onnx and decoder_model_merged.onnx";
+
+const GLINER: &str = "which GLiNER's own library makes of a text and the labels of a request: serve it with a model.py that uses the \
+                      library gliner (docs/python.md)";
+
+/// Whether the backend makes an input by itself.
+pub(super) fn is_cache(input: &GraphTensor) -> bool {
+    CACHES.iter().any(|name| input.name.starts_with(name))
+}
+
+/// The inputs have to be those that are made here, with any number of rows.
+pub(super) fn check(reader: &Reader<'_>, file: &GraphFile) {
+    let path = &file.file.value;
+    let inputs = file.graph.inputs.iter().filter(|input| !is_cache(input));
+    if file.graph.input("input_ids").is_none() {
+        let found = file.graph.inputs.iter().map(|input| input.name.as_str()).collect::<Vec<_>>().join(", ");
+        reader.fault(format_args!("{path} has no input input_ids; its inputs are: {found}"));
+    }
+    for input in inputs {
+        let name = &input.name;
+        match OTHERS.iter().find(|(known, _)| known == name) {
+            Some((_, what)) => {
+                let graph = reader.path(path).display().to_string();
+                let what = what.replace("INPUT", name).replace("GRAPH", &graph);
+                reader.fault(format_args!("{path} has an input {name}, {what}"));
+                continue;
+            }
+            None if !TOKENIZED.contains(&name.as_str()) => reader.fault(format_args!(
+                "{path} has an input {name}, which no tokenizer makes; known inputs are: {}. Serve the ONNX file in a model repository of \
+                 your own, with a model.py that makes this input (docs/python.md)",
+                TOKENIZED.join(", ")
+            )),
+            None => {}
+        }
+        if let Some(dims) = &input.dims
+            && (dims.len() != 2 || dims[0] != -1)
+        {
+            reader.fault(format_args!(
+                "{path}: input {name} has dims {dims:?}, expected [-1, -1]; export it again with dynamic axes"
+            ));
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Folders whose files contradict each other, or say what libraries understand and few folders have.
+
+use super::*;
+use crate::Task;
+
+const DENSE: (&str, &str) = ("sentence_transformers.base.modules.dense.Dense", "2_Dense");
+
+fn mean() -> (&'static str, Value) {
+    ("1_Pooling/config.json", json!({"pooling_mode": "mean", "embedding_dimension": 8}))
+}
+
+/// A folder with a Dense behind its pooling, from 8 to this width.
+fn with_dense(to: i64, files: &[(&str, Value)]) -> TempDir {
+    let dense = json!({"in_features": 8, "out_features": to, "bias": false,
+        "activation_function": "torch.nn.modules.linear.Identity"});
+    let files: Vec<_> = [&[mean(), ("2_Dense/config.json", dense)], files].concat();
+    let folder = encoder(&[TRANSFORMER, POOLING, DENSE], &files);
+    let weight = json!({"linear.weight": {"dtype": "F32", "shape": [to, 8], "data_offsets": [0, 0]}});
+    write(folder.path(), "2_Dense/model.safetensors", &safetensors(weight));
+    folder
+}
+
+fn choose(flag: &'static str, value: &str) -> Choices {
+    let mut choices = FolderChoices::default();
+    choices.add(flag, &[value.to_owned()]).unwrap();
+    choices.of("m")
+}
+
+#[track_caller]
+fn read(folder: &TempDir, choices: Choices) -> FolderDescription {
+    FolderDescription::read(folder.path(), choices).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn config(description: &FolderDescription, at: usize) -> ModelConfig {
+    let model = description.models("m", 1).remove(at);
+    ModelConfig::parse(&model.config, &model.name).unwrap_or_else(|error| panic!("{error}\n{}", model.config))
+}
+
+fn ops(description: &FolderDescription) -> String {
+    config(description, 3).parameters["ops"].clone()
+}
+
+/// The contradiction is one fault, which names the flag; with the flag the folder is served, and a warning says so.
+#[track_caller]
+fn is_settled_by_accept(folder: &TempDir, name: &str) -> FolderDescription {
+    let found = faults(folder);
+    let flag = format!("--accept {name}");
+    assert!(found.len() == 1 && found[0].contains(&flag), "{found:?}");
+    let accepted = read(folder, choose("accept", name));
+    assert!(accepted.warnings().iter().any(|warning| warning.contains(&flag)), "{:?}", accepted.warnings());
+    accepted
+}
+
+#[test]
+fn classes_of_the_folders_own_code_are_not_those_of_a_library() {
+    let folder = encoder(&[("custom_st.Transformer", ""), POOLING], &[mean()]);
+    is_settled_by_accept(&folder, "custom-module");
+}
+
+#[test]
+fn scores_behind_a_pooling_are_those_of_a_cross_encoder() {
+    let own = json!({"model_type": "CrossEncoder", "activation_fn": "torch.nn.modules.linear.Identity"});
+    let one = read(&with_dense(1, &[("config_sentence_transformers.json", own)]), Choices::default());
+    assert_eq!((one.tasks(), ops(&one).as_str()), (vec![Task::Rerank], "pool:mean, dense:2_Dense"));
+    assert_eq!(output(&config(&one, 0), "scores"), [-1, 1]);
+    let own = json!({"model_type": "CrossEncoder"});
+    let one = read(&with_dense(1, &[("config_sentence_transformers.json", own.clone())]), Choices::default());
+    assert!(ops(&one).ends_with(", sigmoid"), "the library's default for one score");
+    let three = read(&with_dense(3, &[("config_sentence_transformers.json", own)]), Choices::default());
+    assert_eq!((three.tasks(), output(&config(&three, 0), "scores")), (vec![Task::Classify], vec![-1, 3]));
+}
+
+#[test]
+fn a_dense_behind_a_graph_that_pools_is_in_the_graph_or_follows_it() {
+    let pooled = |to: i64, graph: i64| {
+        let folder = with_dense(to, &[]);
+        write(folder.path(), "onnx/model.onnx", &onnx(&IDS, &[("sentence_embedding", &[-1, graph])]));
+        folder
+    };
+    assert_eq!(ops(&read(&pooled(4, 8), Choices::default())), "dense:2_Dense", "the graph gives the pooling's width");
+    assert_eq!(ops(&read(&pooled(4, 4), Choices::default())), "slice:4", "the graph gives the Dense's width");
+    is_settled_by_accept(&pooled(8, 8), "modules-in-graph");
+    is_settled_by_accept(&pooled(4, -1), "modules-in-graph");
+}
+
+#[test]
+fn vectors_are_cut_behind_all_modules() {
+    let own = ("config_sentence_transformers.json", json!({"truncate_dim": 3}));
+    let description = read(&encoder(&[TRANSFORMER, POOLING], &[mean(), own]), Choices::default());
+    assert_eq!(ops(&description), "pool:mean, slice:3");
+    assert_eq!(output(&config(&description, 0), "sentence_embedding"), [-1, 3]);
+}
+
+#[test]
+fn a_person_settles_what_the_files_leave_open() {
+    let folder = encoder(&[], &[]);
+    fs::remove_file(folder.path().join("modules.json")).unwrap();
+    let guessed = read(&folder, Choices::default());
+    assert!(guessed.warnings()[0].contains("say it with --pooling"), "{:?}", guessed.warnings());
+    let told = read(&folder, choose("pooling", "lasttoken"));
+    assert_eq!((ops(&told).as_str(), told.warnings()), ("pool:last", &[] as &[String]));
+    assert_eq!(ops(&read(&folder, choose("normalize", "true"))), "pool:mean, normalize");
+
+    let one = classifier("BertForSequenceClassification", json!({"id2label": {"0": "score"}}), 1);
+    let guessed = read(&one, Choices::default());
+    assert!(guessed.warnings()[0].contains("--task classify for single texts"), "{:?}", guessed.warnings());
+    let told = read(&one, choose("task", "classify"));
+    assert_eq!((told.tasks(), ops(&told).as_str()), (vec![Task::Classify], "sigmoid"));
+
+    let several = encoder(&[TRANSFORMER, POOLING], &[mean()]);
+    let graph = fs::read(several.path().join("onnx/model.onnx")).unwrap();
+    fs::remove_file(several.path().join("onnx/model.onnx")).unwrap();
+    for name in ["model_q4.onnx", "model_q4f16.onnx"] {
+        write(several.path(), &format!("onnx/{name}"), &graph);
+    }
+    assert!(faults(&several)[0].contains("name one of them with --graph FILE"));
+    for name in ["model_q4.onnx", "onnx/model_q4.onnx"] {
+        assert_eq!(read(&several, choose("graph", name)).graph(), Some("onnx/model_q4.onnx"));
+    }
+    let missing = FolderDescription::read(several.path(), choose("graph", "model_q8.onnx")).unwrap_err();
+    assert_eq!(
+        missing.faults,
+        ["--graph names model_q8.onnx, but the ONNX files are: onnx/model_q4.onnx, onnx/model_q4f16.onnx"]
+    );
+}
+
+#[test]
+fn what_the_two_releases_of_transformers_read_differently_is_a_contradiction() {
+    let template = |tokens: Value| {
+        json!({"model": {"vocab": {"a": 0, "b": 9}},
+        "added_tokens": [], "post_processor": {"type": "TemplateProcessing", "single": tokens}})
+    };
+    let text = json!({"Sequence": {"id": "A"}});
+    let token = |name: &str| json!({"SpecialToken": {"id": name}});
+    let config = |fields: Value| ("tokenizer_config.json", fields);
+    let eos = config(json!({"eos_token": "</s>", "add_eos_token": true, "tokenizer_class": "LlamaTokenizerFast"}));
+    let of = |json: Value, config: (&'static str, Value)| {
+        encoder(&[TRANSFORMER, POOLING], &[mean(), ("tokenizer.json", json), config])
+    };
+    is_settled_by_accept(&of(template(json!([text])), eos.clone()), "add_eos_token");
+    read(&of(template(json!([text, token("</s>")])), eos), Choices::default());
+    let bos = config(json!({"bos_token": "<s>", "add_bos_token": false}));
+    is_settled_by_accept(&of(template(json!([token("<s>"), text])), bos), "add_bos_token");
+    // The space before the first word: a class that makes its pre-tokenizer anew decides, others do not agree.
+    let bytes =
+        json!({"model": {"vocab": {"a": 0}}, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false}});
+    let space = |class: &str| config(json!({"add_prefix_space": true, "tokenizer_class": class}));
+    is_settled_by_accept(&of(bytes.clone(), space("PreTrainedTokenizerFast")), "add_prefix_space");
+    read(&of(bytes, space("RobertaTokenizerFast")), Choices::default());
+}
+
+#[test]
+fn pieces_are_read_as_their_class_has_them_or_not_at_all() {
+    let pieces = |class: Value| {
+        let folder = encoder(&[TRANSFORMER, POOLING], &[mean(), ("tokenizer_config.json", class)]);
+        fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
+        write(folder.path(), "spiece.model", b"");
+        folder
+    };
+    for class in ["AlbertTokenizer", "PegasusTokenizerFast", "XLMRobertaTokenizer"] {
+        let found = faults(&pieces(json!({"tokenizer_class": class})));
+        assert!(found[0].contains("AutoTokenizer as T; T.from_pretrained("), "{found:?}");
+    }
+    read(&pieces(json!({"tokenizer_class": "T5TokenizerFast"})), Choices::default());
+    assert!(
+        faults(&pieces(json!({})))[0].contains("no tokenizer_class that says how to read it"),
+        "a BERT by config.json"
+    );
+    let never = faults(&pieces(json!({"tokenizer_class": "ByT5Tokenizer"})));
+    assert!(never[0].contains("transformers cannot write one: tokenize in a model.py"), "{never:?}");
+}
+
+#[test]
+fn the_librarys_arguments_are_read_or_refused() {
+    let own = |fields: Value| encoder(&[TRANSFORMER, POOLING], &[mean(), ("sentence_bert_config.json", fields)]);
+    let plain = read(&own(json!({"processing_kwargs": {"text": {"add_special_tokens": false}}})), Choices::default());
+    assert_eq!(config(&plain, 1).parameters["add_special_tokens"], "false");
+    let padded = read(
+        &own(json!({"processing_kwargs": {"text": {"padding": "max_length", "max_length": 16}}})),
+        Choices::default(),
+    );
+    let tokenizer = config(&padded, 1);
+    assert_eq!(
+        (tokenizer.parameters["padding"].as_str(), tokenizer.parameters["max_length"].as_str()),
+        ("max_length", "16")
+    );
+    let found =
+        faults(&own(json!({"processing_kwargs": {"text": {"stride": 4}}, "tokenizer_args": {"do_lower_case": true}})));
+    assert!(found[0].contains("processing_kwargs.text.stride is 4, which is not supported"), "{found:?}");
+    assert!(
+        found[1].contains("tokenizer_args.do_lower_case is true")
+            && found[1].ends_with("write it into tokenizer_config.json")
+    );
+    let unknown = read(&own(json!({"reverse_texts": true, "max_seq_length": 32})), Choices::default());
+    assert_eq!(unknown.warnings(), ["sentence_bert_config.json: reverse_texts is not understood and has no effect"]);
+    assert_eq!(
+        config(&read(&own(json!({"tokenizer_args": {"model_max_length": 20}})), Choices::default()), 1).parameters["max_length"],
+        "20"
+    );
+}
+
+#[test]
+fn a_graph_of_one_length_gets_rows_of_it_with_the_texts_cut_before() {
+    let folder =
+        encoder(&[TRANSFORMER, POOLING], &[mean(), ("sentence_bert_config.json", json!({"max_seq_length": 24}))]);
+    let fixed: [(&str, &[i64]); 2] = [("input_ids", &[-1, 32]), ("attention_mask", &[-1, 32])];
+    write(folder.path(), "onnx/model.onnx", &onnx(&fixed, &[("last_hidden_state", &[-1, 32, 8])]));
+    let description = read(&folder, Choices::default());
+    let parameters = config(&description, 1).parameters;
+    assert_eq!((parameters["max_length"].as_str(), parameters["padding"].as_str()), ("24", "32"));
+    let shown = description.table().into_iter().find(|row| row.what == "max_length").unwrap();
+    assert_eq!(shown.value, "24");
+}
+
+#[test]
+fn rows_are_filled_up_on_the_side_that_a_graph_of_one_vector_expects() {
+    let left = ("tokenizer_config.json", json!({"padding_side": "left", "pad_token": "[PAD]"}));
+    let folder = encoder(&[TRANSFORMER, POOLING], &[mean(), left]);
+    let side = |folder: &TempDir, choices: Choices| {
+        let description = read(folder, choices);
+        let model = config(&description, 2).parameters.get("padding_side").cloned().unwrap_or_default();
+        (config(&description, 1).parameters["padding_side"].clone(), model)
+    };
+    let both = |tokenizer: &str, model: &str| (tokenizer.to_owned(), model.to_owned());
+    assert_eq!(side(&folder, Choices::default()), both("right", ""), "the mask says what is padding");
+    assert_eq!(side(&folder, choose("padding-side", "left")), both("left", "left"));
+    write(folder.path(), "onnx/model.onnx", &onnx(&IDS, &[("sentence_embedding", &[-1, 8])]));
+    assert_eq!(side(&folder, Choices::default()), both("left", "left"));
+    assert_eq!(side(&folder, choose("padding-side", "right")), both("right", ""));
+}
+
+#[test]
+fn positions_of_robertas_kin_begin_behind_the_padding_id() {
+    let folder = encoder(&[TRANSFORMER, POOLING], &[mean()]);
+    let config_json = json!({"model_type": "xlm-roberta", "architectures": ["XLMRobertaModel"], "hidden_size": 8,
+        "max_position_embeddings": 66, "pad_token_id": 1, "vocab_size": 10});
+    write(folder.path(), "config.json", config_json.to_string().as_bytes());
+    write(folder.path(), "sentence_bert_config.json", br#"{"max_seq_length": 66}"#);
+    let inputs: Vec<(&str, &[i64])> = [&IDS[..], &[("position_ids", &[-1, -1])]].concat();
+    write(folder.path(), "onnx/model.onnx", &onnx(&inputs, &[("last_hidden_state", &[-1, -1, 8])]));
+    let description = read(&folder, Choices::default());
+    assert_eq!(config(&description, 1).parameters["first_position"], "2");
+    assert!(config(&description, 2).parameters["pad_inputs"].ends_with("position_ids:1"));
+    assert_eq!(config(&description, 1).parameters["max_length"], "64", "two positions are no row's");
+    assert!(description.warnings()[0].contains("max_seq_length is 66"), "{:?}", description.warnings());
+}
+
+#[test]
+fn caches_are_left_to_the_backend_and_other_inputs_say_what_to_do() {
+    let folder = encoder(&[TRANSFORMER, POOLING], &[mean()]);
+    let with = |more: &[(&'static str, &'static [i64])]| {
+        let inputs: Vec<(&str, &[i64])> = [&IDS[..], more].concat();
+        write(folder.path(), "onnx/model.onnx", &onnx(&inputs, &[("last_hidden_state", &[-1, -1, 8])]));
+    };
+    with(&[("past_key_values.0.key", &[-1, 2, -1, 4]), ("past_key_values.0.value", &[-1, 2, -1, 4])]);
+    let inputs: Vec<_> =
+        config(&read(&folder, Choices::default()), 2).inputs.into_iter().map(|input| input.name).collect();
+    assert_eq!(inputs, ["input_ids", "attention_mask"]);
+    for (input, remedy) in [
+        ("task_id", "make_tensor('task_id'"),
+        ("pixel_values", "CLIPTextModelWithProjection"),
+        ("span_idx", "library gliner"),
+    ] {
+        with(&[(input, &[])]);
+        let found = faults(&folder);
+        assert!(found.len() == 1 && found[0].contains(remedy), "{found:?}");
+    }
+}
+
+#[test]
+fn text_towers_give_the_vector_that_is_compared_with_images() {
+    let folder =
+        classifier("CLIPTextModelWithProjection", json!({"model_type": "clip_text_model", "projection_dim": 4}), 1);
+    write(folder.path(), "model.onnx", &onnx(&IDS, &[("text_embeds", &[-1, 4]), ("last_hidden_state", &[-1, -1, 8])]));
+    let description = read(&folder, Choices::default());
+    assert_eq!(output(&config(&description, 2), "text_embeds"), [-1, 4]);
+    let siglip = classifier("SiglipTextModel", json!({"model_type": "siglip_text_model"}), 1);
+    write(
+        siglip.path(),
+        "model.onnx",
+        &onnx(&IDS[..1], &[("last_hidden_state", &[-1, -1, 8]), ("pooler_output", &[-1, 8])]),
+    );
+    let description = read(&siglip, Choices::default());
+    assert_eq!(config(&description, 1).parameters["padding"], "max_length");
+    assert_eq!(output(&config(&description, 2), "pooler_output"), [-1, 8]);
+}
+
+#[test]
+fn a_graph_that_quantizes_by_run_has_a_run_for_each_text() {
+    let folder = encoder(&[TRANSFORMER, POOLING], &[mean()]);
+    let node = bytes(1, &bytes(4, b"DynamicQuantizeLinear"));
+    let model = onnx(&IDS, &[("last_hidden_state", &[-1, -1, 8])]);
+    write(folder.path(), "onnx/model.onnx", &bytes(7, &[inner(&model), &node].concat()));
+    let description = read(&folder, Choices::default());
+    assert_eq!(config(&description, 0).parameters["max_rows_per_message"], "1");
+    assert!(!config(&description, 2).parameters.contains_key("pad_inputs"));
+}
+
+#[test]
+fn what_the_libraries_take_with_a_shrug_is_a_warning() {
+    let labels = json!({"id2label": {"0": "no", "1": "yes"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}});
+    let stale = read(&classifier("BertForSequenceClassification", labels, 2), Choices::default());
+    assert!(stale.warnings()[0].contains("id2label has 'no' there, which counts"), "{:?}", stale.warnings());
+    let folder = classifier("BertForSequenceClassification", json!({"id2label": {"0": 7, "1": 8}}), 2);
+    read(&folder, Choices::default());
+    let text = fs::read_to_string(folder.path().join("config.json")).unwrap();
+    write(folder.path(), "config.json", text.replacen('{', r#"{"x": NaN, "y": [-Infinity, "NaN"], "#, 1).as_bytes());
+    assert!(read(&folder, Choices::default()).warnings()[0].contains("config.json has NaN or Infinity"));
+}
+
+#[test]
+fn an_adapter_says_how_it_is_merged() {
+    let folder = encoder(
+        &[TRANSFORMER, POOLING],
+        &[mean(), ("adapter_config.json", json!({"base_model_name_or_path": "org/base"}))],
+    );
+    fs::remove_dir_all(folder.path().join("onnx")).unwrap();
+    let found = faults(&folder);
+    assert!(
+        found[0].contains("adapter of org/base: merge them first") && found[0].contains("merge_and_unload()"),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn chat_templates_that_a_library_would_render_are_not_passed_over() {
+    let message = json!({"modality_config": {"text": {}, "message": {"format": "flat"}}});
+    let folder = encoder(&[TRANSFORMER, POOLING], &[mean(), ("sentence_bert_config.json", message)]);
+    read(&folder, Choices::default());
+    write(folder.path(), "chat_template.jinja", b"{{ messages[0].content }}");
+    is_settled_by_accept(&folder, "chat-template");
+    // An older file knows no messages, so that a template beside it has no effect.
+    write(folder.path(), "sentence_bert_config.json", br#"{"max_seq_length": 32}"#);
+    read(&folder, Choices::default());
+    let pairs = classifier("Qwen3ForSequenceClassification", json!({"id2label": {"0": "LABEL_0"}}), 1);
+    write(pairs.path(), "chat_template.jinja", b"{{ messages[0].content }}");
+    is_settled_by_accept(&pairs, "chat-template");
+    read(&pairs, choose("task", "classify"));
+}
+
+#[test]
+fn the_routes_of_a_router_are_folders_that_serve() {
+    let router = "sentence_transformers.base.modules.router.Router";
+    let of = |kind: &str| format!("sentence_transformers.sparse_encoder.modules.{kind}");
+    let types = json!({"query_0": of("x.SparseStaticEmbedding"), "document_0": of("x.MLMTransformer"), "document_1": of("x.SpladePooling")});
+    let config = json!({"types": types, "structure": {"query": ["query_0"], "document": ["document_0", "document_1"]}});
+    let folder = folder(&[
+        ("modules.json", json!([{"type": router, "path": ""}])),
+        ("router_config.json", config),
+        ("config_sentence_transformers.json", json!({"model_type": "SparseEncoder"})),
+        ("document_1/config.json", json!({"pooling_strategy": "max"})),
+        ("document_0/config.json", json!({"architectures": ["BertForMaskedLM"], "vocab_size": 10, "hidden_size": 8})),
+    ]);
+    for (name, content) in tokenizer() {
+        write(folder.path(), &format!("document_0/{name}"), content.to_string().as_bytes());
+    }
+    write(folder.path(), "document_0/onnx/model.onnx", &onnx(&IDS, &[("logits", &[-1, -1, 10])]));
+    let found = faults(&folder);
+    assert!(found.len() == 1 && found[0].contains("'query' needs no model"), "{found:?}");
+    let command = found[0].split("'document': ").nth(1).unwrap().split(" && trireme serve").next().unwrap();
+    assert!(std::process::Command::new("sh").args(["-c", command]).status().unwrap().success(), "{command}");
+    let documents = format!("{}-document", folder.path().display());
+    let served = FolderDescription::read(Path::new(&documents), Choices::default());
+    fs::remove_dir_all(&documents).unwrap();
+    assert_eq!(served.unwrap().tasks(), [Task::Sparse]);
+}
+
+#[test]
+fn a_causal_language_model_is_no_encoder_as_it_lies() {
+    let folder = classifier("Qwen3ForCausalLM", json!({}), 1);
+    write(folder.path(), "model.onnx", &onnx(&IDS, &[("logits", &[-1, -1, 600])]));
+    let found = faults(&folder);
+    assert!(found.len() == 1 && found[0].contains("export it without the head"), "{found:?}");
+}

@@ -1,0 +1,79 @@
+//! Flags about model folders whose files leave something open or contradict one another.
+
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use trireme_model_repository::{FolderChoices, Precision};
+
+/// What a person says about model folders. A value is for all of them, or, behind a name and a colon, for the model of that name.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Model folders")]
+pub struct FolderArgs {
+    /// Which ONNX file of model folders is served: the most exact one, or one with weights of 16 or 8 bits; `trireme optimize` makes
+    /// one of 8 bits
+    #[arg(long, env = "TRIREME_PRECISION", value_name = "PRECISION", default_value = "exact", value_parser = precision_parser())]
+    pub precision: Precision,
+
+    /// The ONNX file of a model folder that is served, by its path within the folder or its name
+    #[arg(long, env = "TRIREME_GRAPH", value_name = "[NAME:]FILE", value_delimiter = ',')]
+    pub graph: Vec<String>,
+
+    /// The task of a model folder whose files leave it open or say another one: embed, sparse, multi_vector, rerank, classify,
+    /// token_classify or generate
+    #[arg(long, env = "TRIREME_TASK", value_name = "[NAME:]TASK", value_delimiter = ',')]
+    pub task: Vec<String>,
+
+    /// How a model folder's vectors of tokens become one: mean, cls, max, last, weighted_mean or mean_sqrt_len
+    #[arg(long, env = "TRIREME_POOLING", value_name = "[NAME:]MODE", value_delimiter = ',')]
+    pub pooling: Vec<String>,
+
+    /// Whether a model folder's vectors get the length 1: true or false
+    #[arg(long, env = "TRIREME_NORMALIZE", value_name = "[NAME:]BOOL", value_delimiter = ',')]
+    pub normalize: Vec<String>,
+
+    /// The side on which a model folder's shorter rows are filled up: left or right
+    #[arg(long, env = "TRIREME_PADDING_SIDE", value_name = "[NAME:]SIDE", value_delimiter = ',')]
+    pub padding_side: Vec<String>,
+
+    /// A contradiction in a model folder's files that is accepted, by the name that its error has
+    #[arg(long, env = "TRIREME_ACCEPT", value_name = "[NAME:]CONTRADICTION", value_delimiter = ',')]
+    pub accept: Vec<String>,
+}
+
+/// Reads the name of a precision.
+fn precision_parser() -> impl TypedValueParser<Value = Precision> {
+    PossibleValuesParser::new(Precision::ALL.map(Precision::name))
+        .try_map(|name| Precision::named(&name).ok_or("there is no such precision"))
+}
+
+// === impl FolderArgs ===
+
+impl FolderArgs {
+    /// The choices; the error names the flag and what it takes.
+    pub fn choices(&self) -> anyhow::Result<FolderChoices> {
+        let mut choices = FolderChoices::from(self.precision);
+        for (flag, values) in self.given() {
+            choices.add(flag, values).map_err(anyhow::Error::msg)?;
+        }
+        Ok(choices)
+    }
+
+    fn given(&self) -> [(&'static str, &Vec<String>); 6] {
+        [
+            ("graph", &self.graph),
+            ("task", &self.task),
+            ("pooling", &self.pooling),
+            ("normalize", &self.normalize),
+            ("padding-side", &self.padding_side),
+            ("accept", &self.accept),
+        ]
+    }
+
+    /// The same as words of a command line.
+    pub fn words(&self) -> Vec<String> {
+        let given = self
+            .given()
+            .into_iter()
+            .flat_map(|(flag, values)| values.iter().map(move |value| format!("--{flag}={value}")));
+        given.chain([format!("--precision={}", self.precision.name())]).collect()
+    }
+}
