@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use trireme_model_repository::Precision;
+use trireme_model_repository::Choices;
 use trireme_model_source::{FetchError, Settings, fetch};
 use trireme_testkit::{HUB_COMMIT, HubFault, HubServer};
 
@@ -38,7 +38,7 @@ fn start() -> (HubServer, TempDir, Settings) {
         hub_cache: cache.path().join("hub"),
         hub_offline: false,
         cache: cache.path().join("others"),
-        precision: Precision::Exact,
+        choices: Choices::default(),
     };
     (hub, cache, settings)
 }
