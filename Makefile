@@ -130,10 +130,19 @@ lint: ## Formatting, clippy, shell scripts, dependencies between crates and modu
 	cargo clippy --workspace --all-targets -- -D warnings
 
 .PHONY: check
-check: ## One crate alone, with its own features: make check CRATE=trireme-bus
-	@[[ -n "$(CRATE)" ]] || { echo "which one? make check CRATE=trireme-bus"; exit 2; }
+check: setup ## Format, clippy, and the tests of crates that differ from BASE and of those that depend on them, without the end-to-end tests (BASE=origin/main); or one crate alone, with its own features (CRATE=trireme-bus)
+ifdef CRATE
 	cargo clippy -p $(CRATE) --all-targets -- -D warnings
 	cargo test -p $(CRATE)
+else
+	@$(MAKE) --no-print-directory lint
+	@scripts/run-tests.py --changed-since $(or $(BASE),$$(git rev-parse --verify --quiet origin/main || echo HEAD))
+endif
+
+.PHONY: flaky
+flaky: setup ## All tests five times beside a load on every CPU; lists those that pass only on an idle machine (TIMES=5)
+	cargo build --workspace
+	@for time in $$(seq $(or $(TIMES),5)); do echo "==> $$time"; scripts/run-tests.py --load | grep -E '^==> (passed only|FAILED|tests)'; done
 
 .PHONY: kubernetes-test
 kubernetes-test: ## Renders deploy/kubernetes and checks every object against its schema

@@ -24,6 +24,9 @@ LOGS = WORKSPACE / "target" / "test-logs"
 # More failures than this under load are a fault of the tests, whatever they do on an idle machine.
 MOST_REPEATED = 12
 
+# The crate whose tests run the whole product.
+END_TO_END = "trireme-e2e"
+
 # A program that takes longer hangs.
 LIMIT = 45 * 60
 
@@ -82,6 +85,27 @@ def build(arguments: list[str]) -> list[Program]:
     return sorted(programs, key=lambda program: -os.path.getsize(program.path))
 
 
+def changed_since(revision: str) -> set[str]:
+    """The packages with files that differ from a revision, and those that depend on them; without the end-to-end tests, unless their
+    own files differ."""
+    git = lambda *arguments: subprocess.run(["git", *arguments], cwd=WORKSPACE, stdout=subprocess.PIPE, text=True, check=True).stdout
+    base = git("merge-base", revision, "HEAD").strip()
+    files = git("diff", "--name-only", base).splitlines() + git("ls-files", "--others", "--exclude-standard").splitlines()
+    metadata = subprocess.run(
+        ["cargo", "metadata", "--format-version=1", "--no-deps", "--offline"], cwd=WORKSPACE, stdout=subprocess.PIPE, text=True, check=True
+    )
+    packages = json.loads(metadata.stdout)["packages"]
+    folders = {Path(package["manifest_path"]).parent.relative_to(WORKSPACE): package["name"] for package in packages}
+    owners = (folders.get(folder) for file in files for folder in Path(file).parents)
+    changed = {owner for owner in owners if owner}
+    own = END_TO_END in changed
+    while True:
+        dependents = {package["name"] for package in packages if changed & {needed["name"] for needed in package["dependencies"]}}
+        if dependents <= changed:
+            return changed if own else changed - {END_TO_END}
+        changed |= dependents
+
+
 def run_side_by_side(programs: list[Program], jobs: int, threads: int) -> None:
     """Runs programs, `jobs` at a time."""
     waiting, lock = list(programs), threading.Lock()
@@ -108,15 +132,26 @@ def main() -> int:
     cpus = os.cpu_count() or 1
     parser.add_argument("--jobs", type=int, default=cpus + 1, help="programs at a time (default: one more than there are CPUs)")
     parser.add_argument("--threads", type=int, default=2 * cpus, help="tests of a program at a time (default: two for each CPU)")
+    parser.add_argument("--load", action="store_true", help="a busy process for each CPU, until failed tests are repeated")
+    parser.add_argument("--changed-since", metavar="REVISION", help="programs of packages that have changed, and of those that depend on them")
     parser.add_argument("--only", default="", help="programs whose name contains this")
     parser.add_argument("cargo", nargs="*", help="arguments of cargo, behind --")
     options = parser.parse_args()
     began = time.monotonic()
     LOGS.mkdir(parents=True, exist_ok=True)
     programs = [program for program in build(options.cargo) if options.only in program.name]
+    if options.changed_since:
+        changed = changed_since(options.changed_since)
+        programs = [program for program in programs if program.package in changed]
     print(f"==> {len(programs)} programs of tests, built in {time.monotonic() - began:.0f} s", flush=True)
-    run_side_by_side([program for program in programs if not program.alone], options.jobs, options.threads)
-    run_side_by_side([program for program in programs if program.alone], 1, cpus)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cpus if options.load else 0)]
+    try:
+        run_side_by_side([program for program in programs if not program.alone], options.jobs, options.threads)
+        run_side_by_side([program for program in programs if program.alone], 1, cpus)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
     repeated, failures = [], []
     for program in programs:
