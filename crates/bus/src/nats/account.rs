@@ -53,10 +53,21 @@ pub(super) fn fit(share: i64, config: stream::Config, account: &Account) -> stre
     stream::Config { storage, max_bytes, ..config }
 }
 
-/// Changes a configuration that the broker has refused because of a limit that no account names, if that may help: a store gets an
-/// eighth of its bytes, so that something is left for the others, and a window for duplicates that is too long becomes the broker's own.
-pub(super) fn refit(config: &stream::Config, refusal: &jetstream::Error) -> Option<stream::Config> {
+/// Changes a configuration that the broker has refused because of a limit of its own, which no account names, if that may help: a store
+/// gets an eighth of its bytes, so that something is left for the others; what finds no memory goes on disk, and a store that finds no
+/// disk into memory, as long as it is not where it was `meant` to be; a window for duplicates that is too long becomes the broker's own.
+pub(super) fn refit(
+    meant: &stream::Config,
+    config: &stream::Config,
+    refusal: &jetstream::Error,
+) -> Option<stream::Config> {
+    use stream::StorageType::{File, Memory};
     let is_store = config.retention != stream::RetentionPolicy::WorkQueue;
+    let other = match meant.storage {
+        Memory => Some(File),
+        File => is_store.then_some(Memory),
+    };
+    let other = other.filter(|_| config.storage == meant.storage);
     match refusal.error_code() {
         ErrorCode::STORAGE_RESOURCES_EXCEEDED
         | ErrorCode::MEMORY_RESOURCES_EXCEEDED
@@ -64,6 +75,11 @@ pub(super) fn refit(config: &stream::Config, refusal: &jetstream::Error) -> Opti
             if is_store && config.max_bytes > LEAST_BYTES =>
         {
             Some(stream::Config { max_bytes: (config.max_bytes / 8).max(LEAST_BYTES), ..config.clone() })
+        }
+        ErrorCode::STORAGE_RESOURCES_EXCEEDED | ErrorCode::MEMORY_RESOURCES_EXCEEDED if other.is_some() => {
+            let storage = other.unwrap_or(meant.storage);
+            tracing::warn!(stream = meant.name, ?storage, "the broker has no room for it where it should be");
+            Some(stream::Config { storage, max_bytes: meant.max_bytes, ..config.clone() })
         }
         _ if refusal.to_string().contains("duplicates window") && !config.duplicate_window.is_zero() => {
             Some(stream::Config { duplicate_window: Duration::ZERO, ..config.clone() })

@@ -264,11 +264,13 @@ impl Nats {
         self.settings.lock().replace(settings)
     }
 
-    /// Creates the streams of the stores and claims.
+    /// Creates the streams of the stores and claims. Dead letters come last, because they take most of a small disk and need it least.
     async fn make_all(&self) -> Result<(), BusError> {
-        let needed = Bucket::ALL.into_iter().map(Needed::Bucket).chain([Needed::Claims]);
+        let others = Bucket::ALL.into_iter().filter(|bucket| *bucket != Bucket::Dead);
+        let needed = others.map(Needed::Bucket).chain([Needed::Claims]);
         let made = futures_util::future::join_all(needed.map(|needed| self.make(needed, false))).await;
-        made.into_iter().collect()
+        made.into_iter().collect::<Result<(), _>>()?;
+        self.make(Needed::Bucket(Bucket::Dead), false).await
     }
 
     /// Follows changes of the deployment's settings. If the broker loses the settings, writes them again.

@@ -206,7 +206,9 @@ impl Nats {
             let changed = |there: &stream::Config| {
                 let keeps_limit = for_stage && policy.max_waiting.is_some();
                 let max_messages = if keeps_limit { there.max_messages } else { config.max_messages };
-                let config = stream::Config { max_messages, ..config.clone() };
+                // A broker without memory for streams has it on disk.
+                let storage = if there.storage == stream::StorageType::File { there.storage } else { config.storage };
+                let config = stream::Config { max_messages, storage, ..config.clone() };
                 differs(there, &config).then_some(config)
             };
             let there = self.create_or_update(ACTION, &config, changed).await?;
@@ -317,8 +319,8 @@ impl Nats {
     }
 
     /// Creates a stream, with less than it should have where the broker's own limits ask for that.
-    async fn create(&self, config: &stream::Config) -> Result<stream::Stream, CreateStreamError> {
-        let mut config = config.clone();
+    async fn create(&self, meant: &stream::Config) -> Result<stream::Stream, CreateStreamError> {
+        let mut config = meant.clone();
         loop {
             config.first_sequence = Some(UnixMicros::now().0);
             let error = match self.jetstream.create_stream(config.clone()).await {
@@ -326,7 +328,7 @@ impl Nats {
                 created => return created,
             };
             let fitted = match error.kind() {
-                CreateStreamErrorKind::JetStream(answer) => refit(&config, &answer),
+                CreateStreamErrorKind::JetStream(answer) => refit(meant, &config, &answer),
                 _ => None,
             };
             config = fitted.ok_or(error)?;

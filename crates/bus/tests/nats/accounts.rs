@@ -42,6 +42,8 @@ async fn a_deployment_fits_into_the_limits_of_its_account() {
         ("no memory", account("max_mem: 0, max_file: 1GB")),
         ("no files", account("max_mem: 1GB, max_file: 0")),
         ("few deliveries", account("max_mem: 1GB, max_file: 1GB, max_ack_pending: 100")),
+        ("a broker without memory, as Helm's chart makes it", broker("max_memory_store: 0, max_file_store: 1GB")),
+        ("a broker without files", broker("max_memory_store: 1GB, max_file_store: 0")),
         ("a small broker", broker("max_memory_store: 16MB, max_file_store: 32MB")),
         (
             "limits of the broker",
