@@ -5,6 +5,7 @@ mod broker;
 mod bulk;
 mod client;
 mod dead;
+mod doctor;
 mod export;
 mod infer;
 mod init;
@@ -47,6 +48,8 @@ enum Command {
     Bulk(Box<bulk::BulkArgs>),
     /// Look at messages that were given up, and send them again
     Dead(dead::DeadArgs),
+    /// Compare what a deployment needs on a NATS account with what the account allows, before anything starts
+    Doctor(Box<doctor::DoctorArgs>),
     /// Make the ONNX file of a model folder that has none, by optimum-onnx or torch in a Python, and verify it
     Export(export::ExportArgs),
     /// Ask a model: text in, answer out
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Bulk(args) => bulk::run(&args),
         Command::Dead(args) => dead::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Infer(args) => infer::run(&args),
         Command::Init(args) => init::run(&args),

@@ -58,7 +58,10 @@ pub use fault::{BusFault, FaultKind};
 pub use in_process::InProcess;
 pub use inbox::{Inbox, PendingReplies};
 pub use message::{AnswerForm, Output, Part, Reply, SequenceStates, WorkMessage, original_id};
-pub use nats::{Deployment, DeploymentName, Nats, NatsLogin, NatsOptions, NatsTls, NatsUrl, STORES};
+pub use nats::{
+    Counted, Deployment, DeploymentName, Examination, Nats, NatsLogin, NatsOptions, NatsTls, NatsUrl, NeededStream,
+    STORES,
+};
 pub use options::{LevelPolicy, QueueOptions, WaitTimeout};
 pub use registry::{
     Content, ContentChoice, ContentQuestion, Heartbeat, ModelState, RegistryEvent, Verdict, WorkerEntry,

@@ -6,7 +6,11 @@ use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args};
-use trireme_bus::{Bus, BusError, Deployment, DeploymentName, Nats, NatsLogin, NatsOptions, NatsTls, NatsUrl};
+use trireme_bus::{
+    Bus, BusError, Deployment, DeploymentName, Examination, Nats, NatsLogin, NatsOptions, NatsTls, NatsUrl,
+    QueueOptions,
+};
+use trireme_inference::ModelKey;
 
 /// Flags of every process that speaks over NATS.
 #[derive(Args, Clone, Debug)]
@@ -95,9 +99,25 @@ impl NatsArgs {
         self.open("gateway", name, Some(deployment)).await
     }
 
+    /// Compares what a deployment with these queues needs with what its account allows; makes nothing. `replicas` are wanted copies of
+    /// each stream.
+    pub async fn examine(
+        &self,
+        name: &str,
+        queues: &[(ModelKey, QueueOptions)],
+        replicas: Option<usize>,
+    ) -> Result<Examination, BusError> {
+        Nats::examine(&self.options("admin", name, None), queues, replicas).await
+    }
+
     async fn open(&self, service: &str, name: &str, deployment: Option<Deployment>) -> Result<Arc<dyn Bus>, BusError> {
+        let nats = Nats::connect(&self.options(service, name, deployment)).await?;
+        Ok(Arc::new(nats))
+    }
+
+    fn options(&self, service: &str, name: &str, deployment: Option<Deployment>) -> NatsOptions {
         let certificate = self.nats_tls_cert.clone().zip(self.nats_tls_key.clone());
-        let options = NatsOptions {
+        NatsOptions {
             url: self.nats_url.clone(),
             deployment_name: self.deployment.clone().unwrap_or_default(),
             domain: self.nats_jetstream_domain.clone(),
@@ -108,9 +128,7 @@ impl NatsArgs {
             connect_timeout: Duration::from_secs(self.nats_connect_timeout_secs),
             login: self.login(),
             tls: NatsTls { ca: self.nats_tls_ca.clone(), certificate, first: self.nats_tls_first },
-        };
-        let nats = Nats::connect(&options).await?;
-        Ok(Arc::new(nats))
+        }
     }
 
     fn login(&self) -> NatsLogin {

@@ -9,7 +9,8 @@ use std::path::{Component, Path, PathBuf};
 use trireme_e2e::{product, workspace};
 
 /// The groups in the help of `trireme serve`.
-const GROUPS: [&str; 16] = [
+const GROUPS: [&str; 17] = [
+    "Model folders",
     "Models",
     "Worker",
     "HTTP",

@@ -24,7 +24,7 @@ const LEAST_BYTES: i64 = 1 << 20;
 pub(super) const SMALL: i64 = 64;
 
 /// The account's limits for streams with this number of copies.
-fn limits(account: &Account, copies: usize) -> Limits {
+pub(super) fn limits(account: &Account, copies: usize) -> Limits {
     account.tiers.get(&format!("R{copies}")).map_or(account.limits, |tier| tier.limits)
 }
 

@@ -5,7 +5,7 @@
 //! share; [`connect`], with [`address`] and [`login`]; [`work`] (publish) and [`puller`]
 //! for queues, with [`bulk`] for their bulk lanes and [`ack`] for deliveries; [`replies`]; [`store`], with [`groups`] and [`batches`] for records
 //! that are written at the same time; [`topics`]; [`streams`] (creating streams) and
-//! [`buckets`] (their configurations), fitted into the limits of an [`account`]; the broker's [`clock`] and [`pulse`]. Bodies that travel by claim are in [`claims`] and
+//! [`buckets`] (their configurations), fitted into the limits of an [`account`], which [`examine`] shows before; the broker's [`clock`] and [`pulse`]. Bodies that travel by claim are in [`claims`] and
 //! [`fetch`], names on the wire in [`subjects`], headers in [`headers`], and the meaning of the broker's errors in
 //! [`errors`].
 
@@ -22,6 +22,7 @@ mod connect;
 mod connection;
 mod deliveries;
 mod errors;
+mod examine;
 mod fetch;
 mod groups;
 mod headers;
@@ -44,6 +45,7 @@ mod work;
 pub use address::NatsUrl;
 pub use connect::{Deployment, NatsOptions};
 pub use connection::Nats;
+pub use examine::{Counted, Examination, NeededStream};
 pub use login::{NatsLogin, NatsTls};
 pub use streams::STORES;
 pub use subjects::DeploymentName;

@@ -203,7 +203,12 @@ impl Nats {
     }
 
     async fn make_pulse_stream(&self) -> Result<(), BusError> {
-        let config = stream::Config {
+        let config = account::fit(account::SMALL, self.pulse_config(), &self.account().await?);
+        self.create_or_update("making the stream of pulses", &config, |_| Some(config.clone())).await.map(drop)
+    }
+
+    pub(super) fn pulse_config(&self) -> stream::Config {
+        stream::Config {
             name: self.names.pulse_stream(),
             description: Some("whether the disk takes writes".to_owned()),
             subjects: vec![self.names.pulse()],
@@ -211,9 +216,7 @@ impl Nats {
             max_bytes: STREAM_BYTES,
             num_replicas: self.replicas(),
             ..Default::default()
-        };
-        let config = account::fit(account::SMALL, config, &self.account().await?);
-        self.create_or_update("making the stream of pulses", &config, |_| Some(config.clone())).await.map(drop)
+        }
     }
 
     /// Whether JetStream answers. A cluster without a leader does not, or says so.

@@ -17,7 +17,7 @@ use super::connection::Nats;
 use super::errors::{failure, is_not_found};
 use super::limits::REQUEST_TIMEOUT;
 use super::subjects::{Names, WORKERS};
-use crate::{Bucket, BusError, QueueOptions, WorkMessage};
+use crate::{Bucket, BusError, LevelPolicy, QueueOptions, WorkMessage};
 
 /// How long the broker remembers message ids. It is longer than a few redeliveries; the memory it takes is rate times
 /// window.
@@ -172,36 +172,45 @@ impl Nats {
         }
     }
 
+    /// The stream of a level of a queue, on an account without limits.
+    pub(super) fn queue_config(
+        &self,
+        model: &ModelKey,
+        options: &QueueOptions,
+        level: u32,
+        policy: &LevelPolicy,
+    ) -> stream::Config {
+        stream::Config {
+            name: self.names.work_stream(model, level),
+            description: Some(format!("work for {model}")),
+            subjects: vec![self.names.work_at(model, level)],
+            retention: stream::RetentionPolicy::WorkQueue,
+            discard: stream::DiscardPolicy::New,
+            max_messages: i64::try_from(policy.max_messages(options)).unwrap_or(i64::MAX),
+            max_bytes: match options.max_bytes {
+                0 => -1,
+                bytes => i64::try_from(bytes).unwrap_or(i64::MAX),
+            },
+            duplicate_window: DEDUP_WINDOW,
+            allow_message_ttl: true,
+            num_replicas: options.replicas,
+            storage: match options.file_storage {
+                true => stream::StorageType::File,
+                false => stream::StorageType::Memory,
+            },
+            ..Default::default()
+        }
+    }
+
     /// Creates a stream for each level, and the consumer that workers share.
     async fn make_queue(&self, model: &ModelKey, options: &QueueOptions, for_stage: bool) -> Result<(), BusError> {
         const ACTION: &str = "making a work queue";
-        let storage = match options.file_storage {
-            true => stream::StorageType::File,
-            false => stream::StorageType::Memory,
-        };
         let account = self.account().await?;
         let ack_pending = i64::try_from(options.max_messages).unwrap_or(i64::MAX);
         for (level, policy) in options.policies() {
-            let name = self.names.work_stream(model, level);
-            let config = stream::Config {
-                name: name.clone(),
-                description: Some(format!("work for {model}")),
-                subjects: vec![self.names.work_at(model, level)],
-                retention: stream::RetentionPolicy::WorkQueue,
-                discard: stream::DiscardPolicy::New,
-                max_messages: i64::try_from(policy.max_messages(options)).unwrap_or(i64::MAX),
-                max_bytes: if options.max_bytes == 0 {
-                    -1
-                } else {
-                    i64::try_from(options.max_bytes).unwrap_or(i64::MAX)
-                },
-                duplicate_window: DEDUP_WINDOW,
-                allow_message_ttl: true,
-                num_replicas: options.replicas,
-                storage,
-                ..Default::default()
-            };
+            let config = self.queue_config(model, options, level, &policy);
             let config = account::fit(account::SMALL, config, &account);
+            let name = &config.name;
             // A change of a cluster's stream is a vote of its brokers, and most workers change nothing.
             let changed = |there: &stream::Config| {
                 let keeps_limit = for_stage && policy.max_waiting.is_some();
@@ -234,11 +243,11 @@ impl Nats {
             {
                 continue;
             }
-            let mut created = self.jetstream.create_consumer_on_stream(workers.clone(), &name).await;
+            let mut created = self.jetstream.create_consumer_on_stream(workers.clone(), name).await;
             if created.as_ref().is_err_and(|error| has_code(error, ErrorCode::CONSUMER_MAX_PENDING_ACK_EXCESS)) {
                 // The broker has a limit that no account names, and takes it.
                 let workers = consumer::pull::Config { max_ack_pending: 0, ..workers };
-                created = self.jetstream.create_consumer_on_stream(workers, &name).await;
+                created = self.jetstream.create_consumer_on_stream(workers, name).await;
             }
             let Err(error) = created else { continue };
             if let stream::ConsumerErrorKind::JetStream(answer) = error.kind()
