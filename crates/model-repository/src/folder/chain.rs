@@ -280,7 +280,12 @@ pub(super) fn sparse(reader: &Reader<'_>, files: &Files, file: &GraphFile) -> Ch
     });
     let splade = splade.unwrap_or_else(|| Derived::guessed("relu".to_owned(), "sentence-transformers' default"));
     let origin = splade.origin.clone();
-    let ops = vec![splade.map(|argument| format!("splade:{argument}")), Derived::from("sparse".to_owned(), origin)];
+    let most = files.own.as_ref().and_then(|own| own.number(reader, "max_active_dims"));
+    let last = match most.filter(|most| most.value > 0) {
+        Some(most) => most.map(|most| format!("sparse:{most}")),
+        None => Derived::from("sparse".to_owned(), origin),
+    };
+    let ops = vec![splade.map(|argument| format!("splade:{argument}")), last];
     let place = file.place(logits);
     let output = known(logits, 3, width.as_ref());
     chain(Some(Derived::from(output, place)), ops, width)

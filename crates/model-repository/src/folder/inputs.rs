@@ -1,5 +1,7 @@
 //! Which inputs of graphs are made here: those of a tokenizer, and those of an empty cache.
 
+use trireme_inference::DataType;
+
 use super::files::Reader;
 use super::graphs::GraphFile;
 use super::onnx::GraphTensor;
@@ -42,6 +44,11 @@ const DECODER: &str = "which only the decoder of an encoder-decoder model has: e
 const GLINER: &str = "which GLiNER's own library makes of a text and the labels of a request: serve it with a model.py that uses the \
                       library gliner (docs/python.md)";
 
+const CAST: &str = "python -c \"import onnx; m = onnx.load('GRAPH'); g = m.graph; i = next(i for i in g.input if i.name == 'INPUT'); \
+                    [n.input.__setitem__(k, 'INPUT_cast') for n in g.node for k, x in enumerate(n.input) if x == 'INPUT']; \
+                    g.node.insert(0, onnx.helper.make_node('Cast', ['INPUT'], ['INPUT_cast'], to=i.type.tensor_type.elem_type)); \
+                    i.type.tensor_type.elem_type = 7; onnx.save(m, 'GRAPH')\"";
+
 /// Whether the backend makes an input by itself.
 pub(super) fn is_cache(input: &GraphTensor) -> bool {
     CACHES.iter().any(|name| input.name.starts_with(name))
@@ -70,6 +77,13 @@ pub(super) fn check(reader: &Reader<'_>, file: &GraphFile) {
                 TOKENIZED.join(", ")
             )),
             None => {}
+        }
+        if !matches!(input.datatype, Some(DataType::Int64 | DataType::Int32)) {
+            let graph = reader.path(path).display().to_string();
+            reader.fault(format_args!(
+                "{path}: input {name} has another datatype than INT64 and INT32, which tokenizers make. Let the graph convert it: {}",
+                CAST.replace("INPUT", name).replace("GRAPH", &graph)
+            ));
         }
         if let Some(dims) = &input.dims
             && (dims.len() != 2 || dims[0] != -1)

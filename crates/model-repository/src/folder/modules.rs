@@ -39,6 +39,23 @@ const POOLING: [(&str, &str, &str); 6] = [
 /// The libraries whose classes are known.
 const OWN_CLASSES: [&str; 2] = ["sentence_transformers.", "pylate."];
 
+/// The activations that op `dense` has.
+const ACTIVATIONS: [&str; 13] = [
+    "Identity",
+    "Tanh",
+    "ReLU",
+    "GELU",
+    "Sigmoid",
+    "SiLU",
+    "Softsign",
+    "LeakyReLU",
+    "ELU",
+    "ReLU6",
+    "Softplus",
+    "Mish",
+    "Hardtanh",
+];
+
 /// The name of the contradiction between a class's name and its unknown code.
 const CUSTOM: &str = "custom-module";
 
@@ -358,6 +375,17 @@ fn dense(reader: &Reader<'_>, folder: String) -> Option<ModuleKind> {
         reader.fault(format_args!("{} has to have in_features and out_features", json.file));
         return None;
     };
+    if let Some(activation) = json.text(reader, "activation_function") {
+        let name = activation.value.rsplit('.').next().unwrap_or_default();
+        if !ACTIVATIONS.contains(&name) {
+            reader.fault(format_args!(
+                "{} is '{}', which is not supported, expected torch.nn's {}; export the graph with all modules in it: trireme export",
+                activation.origin,
+                activation.value,
+                ACTIVATIONS.join(", ")
+            ));
+        }
+    }
     for (layer, shape) in weights(reader, &folder)? {
         if layer == "linear.weight" && shape != [to.value as i64, from.value as i64] {
             reader.fault(format_args!(

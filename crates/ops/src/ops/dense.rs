@@ -60,7 +60,7 @@ fn yes() -> bool {
 type Activation = fn(f32) -> f32;
 
 /// Activations by the last part of the class's name.
-const ACTIVATIONS: [(&str, Activation); 7] = [
+const ACTIVATIONS: [(&str, Activation); 13] = [
     ("Identity", |x| x),
     ("Tanh", f32::tanh),
     ("ReLU", |x| if x < 0.0 { 0.0 } else { x }),
@@ -68,7 +68,18 @@ const ACTIVATIONS: [(&str, Activation); 7] = [
     ("Sigmoid", |x| 1.0 / (1.0 + (-x).exp())),
     ("SiLU", |x| x / (1.0 + (-x).exp())),
     ("Softsign", |x| x / (1.0 + x.abs())),
+    ("LeakyReLU", |x| if x < 0.0 { 0.01 * x } else { x }),
+    ("ELU", |x| if x < 0.0 { x.exp_m1() } else { x }),
+    ("ReLU6", |x| x.clamp(0.0, 6.0)),
+    ("Softplus", softplus),
+    ("Mish", |x| x * softplus(x).tanh()),
+    ("Hardtanh", |x| x.clamp(-1.0, 1.0)),
 ];
+
+/// PyTorch's, which is the identity above its threshold.
+fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
 
 /// Makes the op; reads the folder.
 fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {

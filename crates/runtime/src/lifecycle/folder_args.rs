@@ -6,7 +6,7 @@ use trireme_model_repository::{FolderChoices, Precision};
 
 /// What a person says about model folders. A value is for all of them, or, behind a name and a colon, for the model of that name.
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Model folders")]
+#[command(next_help_heading = "Models")]
 pub struct FolderArgs {
     /// Which ONNX file of model folders is served: the most exact one, or one with weights of 16 or 8 bits; `trireme optimize` makes
     /// one of 8 bits

@@ -372,3 +372,25 @@ fn a_causal_language_model_is_no_encoder_as_it_lies() {
     let found = faults(&folder);
     assert!(found.len() == 1 && found[0].contains("export it without the head"), "{found:?}");
 }
+
+#[test]
+fn an_activation_that_no_op_has_is_told_before_it_is_served() {
+    let dense = |activation: &str| {
+        let folder = with_dense(4, &[]);
+        let config = json!({"in_features": 8, "out_features": 4, "bias": false, "activation_function": activation});
+        write(folder.path(), "2_Dense/config.json", config.to_string().as_bytes());
+        folder
+    };
+    read(&dense("torch.nn.modules.activation.LeakyReLU"), Choices::default());
+    let found = faults(&dense("torch.nn.modules.activation.PReLU"));
+    assert!(found[0].contains("PReLU', which is not supported, expected torch.nn's Identity"), "{found:?}");
+}
+
+#[test]
+fn a_sparse_encoder_keeps_as_many_weights_as_its_file_says() {
+    let splade = ("sentence_transformers.sparse_encoder.modules.splade_pooling.SpladePooling", "1_Splade");
+    let own = ("config_sentence_transformers.json", json!({"model_type": "SparseEncoder", "max_active_dims": 16}));
+    let folder = encoder(&[TRANSFORMER, splade], &[("1_Splade/config.json", json!({"pooling_strategy": "max"})), own]);
+    write(folder.path(), "onnx/model.onnx", &onnx(&IDS, &[("logits", &[-1, -1, 10])]));
+    assert!(ops(&read(&folder, Choices::default())).ends_with(", sparse:16"));
+}
