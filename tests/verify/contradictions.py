@@ -79,12 +79,6 @@ def another_number_of_labels(path):
     change(path, "config.json", num_labels=5)
 
 
-@planted("classify-one-label", "label2id has", "id2label has")
-def labels_in_two_orders(path):
-    labels = ["bad", "so, so", "good"]
-    change(path, "config.json", label2id={label: 2 - index for index, label in enumerate(labels)})
-
-
 @planted("classify-one-label", "logits gives 3 scores", "id2label has 2 labels")
 def fewer_labels_than_scores(path):
     change(path, "config.json", id2label={"0": "no", "1": "yes"}, label2id={"no": 0, "yes": 1})
@@ -108,6 +102,23 @@ def graph_of_another_task(path):
     folders.make("mean-normalized", plain)
     shutil.copy(plain / "onnx" / "model.onnx", path / "onnx" / "model.onnx")
     shutil.rmtree(plain)
+
+
+@planted("roberta", "add_eos_token is false", "tokenizer.json: post_processor adds '</s>'", "--accept add_eos_token")
+def end_token_by_one_file_only(path):
+    change(path, "tokenizer_config.json", eos_token="</s>", add_eos_token=False)
+
+
+@planted("mean-normalized", "modules.json: [0].type is 'custom_st.Transformer'", "--accept custom-module")
+def module_of_the_folders_own_code(path):
+    modules = json.loads((path / "modules.json").read_text())
+    modules[0]["type"] = "custom_st.Transformer"
+    (path / "modules.json").write_text(json.dumps(modules))
+
+
+@planted("mean-normalized", "processing_kwargs.text.stride is 4", "remove it")
+def argument_that_is_not_supported(path):
+    change(path, "sentence_bert_config.json", processing_kwargs={"text": {"stride": 4}})
 
 
 def make(name, path, sound):

@@ -86,8 +86,11 @@ pub(super) fn check_agreement(reader: &Reader<'_>, json: &Json, config: &Json) {
                 field,
                 format_args!(
                     "{}: {field} is {wanted}, but {}: post_processor {does} '{token}': transformers 4 follows the former, and transformers 5 \
-                     the latter. Write into one of the files what the model was trained with",
-                    config.file, json.file
+                     the latter. Where the model was trained with transformers 4, write it into tokenizer.json, with pip install tokenizers \
+                     && {}",
+                    config.file,
+                    json.file,
+                    as_before(reader, json, config)
                 ),
                 &format!("rows are as {} has them", json.file),
             );
@@ -106,6 +109,30 @@ pub(super) fn check_agreement(reader: &Reader<'_>, json: &Json, config: &Json) {
             &format!("rows are as {} has them", json.file),
         );
     }
+}
+
+/// The command that makes tokenizer.json add the tokens that tokenizer_config.json asks for, as transformers 4 does.
+fn as_before(reader: &Reader<'_>, json: &Json, config: &Json) -> String {
+    let wanted = |field: &str, token: &str, at_end: bool| {
+        let token = text(config.get(token))?;
+        let flag = config.get(field).and_then(Value::as_bool).unwrap_or_else(|| adds(json, token, at_end));
+        flag.then(|| token.to_owned())
+    };
+    let (bos, eos) = (wanted("add_bos_token", "bos_token", false), wanted("add_eos_token", "eos_token", true));
+    let part = |text: &str, kind: u8| {
+        let token = |token: &Option<String>| token.as_ref().map(|token| format!("{token}:{kind}"));
+        [token(&bos), Some(format!("{text}:{kind}")), token(&eos)].into_iter().flatten().collect::<Vec<_>>().join(" ")
+    };
+    let tokens: Vec<_> = [&bos, &eos].into_iter().flatten().map(|token| format!("\"{token}\"")).collect();
+    // A shell leaves `$A` alone within single quotes.
+    format!(
+        "python -c 'from tokenizers import Tokenizer as T, processors as p; f = \"{}\"; t = T.from_file(f); t.post_processor = \
+         p.TemplateProcessing(single=\"{1}\", pair=\"{1} {2}\", special_tokens=[(x, t.token_to_id(x)) for x in [{3}]]); t.save(f)'",
+        reader.path(&json.file).display(),
+        part("$A", 0),
+        part("$B", 1),
+        tokens.join(", ")
+    )
 }
 
 /// Whether the post-processor puts this token at an end of a single text.
