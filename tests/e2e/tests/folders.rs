@@ -324,6 +324,36 @@ fn init_writes_what_can_be_served() {
 }
 
 #[test]
+fn what_the_files_leave_open_is_said_by_flags() {
+    let folder = tiny();
+    fs::remove_file(folder.path().join("modules.json")).expect("it is there");
+    let init = |flags: &[&str]| {
+        let repository = tempfile::tempdir().expect("a temporary folder");
+        let written = run(&[&["init", "--name", "mine"], flags].concat(), &[folder.path(), repository.path()]);
+        let said = [written.stdout, written.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        (written.status.success(), said)
+    };
+    let (served, said) = init(&[]);
+    assert!(served && said.contains("warning:") && said.contains("say it with --pooling"), "{said}");
+    let (served, said) = init(&["--pooling", "mine:cls", "--normalize", "true"]);
+    assert!(served && said.contains("pool:cls") && !said.contains("warning:"), "{said}");
+    let (served, said) = init(&["--pooling", "median"]);
+    assert!(!served && said.contains("--pooling: found 'median', expected one of cls, max, mean"), "{said}");
+    // A field that nothing understands is told, and a contradiction is accepted by its name.
+    write(
+        &folder,
+        "modules.json",
+        &json!([{"type": "own.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]),
+    );
+    write(&folder, "sentence_bert_config.json", &json!({"max_seq_length": 16, "reverse_texts": true}));
+    let (served, said) = init(&[]);
+    assert!(!served && said.contains("--accept custom-module"), "{said}");
+    let (served, said) = init(&["--accept", "custom-module"]);
+    assert!(served && said.contains("reverse_texts is not understood and has no effect"), "{said}");
+}
+
+#[test]
 fn a_folder_that_contradicts_itself_ends_the_start() {
     let folder = tiny();
     write(&folder, "1_Pooling/config.json", &json!({"embedding_dimension": 16, "pooling_mode": "mean"}));

@@ -251,3 +251,41 @@ fn text_inputs(line: &str) -> Vec<Tensor> {
     let (mask, types) = (fill("attention_mask", 1i64), fill("token_type_ids", 0i64));
     vec![Tensor::from_values("input_ids", shape, ids).unwrap(), mask, types]
 }
+
+/// A model that puts a cache before its input: `[batch, past]` and `[batch, n]`, joined.
+fn decoder() -> TempDir {
+    let directory = identity_model(1, &["b", "n"]);
+    let field = |number: u8, bytes: &[u8]| [&[number << 3 | 2, bytes.len() as u8], bytes].concat();
+    let value = |name: &str, length: &str| {
+        let shape: Vec<u8> = ["b", length].iter().flat_map(|dim| field(1, &field(2, dim.as_bytes()))).collect();
+        let tensor_type = [vec![1 << 3, 1], field(2, &shape)].concat();
+        [field(1, name.as_bytes()), field(2, &field(1, &tensor_type))].concat()
+    };
+    let past = "past_key_values.0.key";
+    // AttributeProto: its name, its number, and that it is a number (field 20).
+    let axis = [field(1, b"axis"), vec![3 << 3, 1, 0xa0, 0x01, 2]].concat();
+    let node =
+        [field(1, past.as_bytes()), field(1, b"x"), field(2, b"y"), field(4, b"Concat"), field(5, &axis)].concat();
+    let inputs = [field(11, &value(past, "past")), field(11, &value("x", "n"))].concat();
+    let graph = [field(1, &node), field(2, b"g"), inputs, field(12, &value("y", "all"))].concat();
+    let model = [vec![1 << 3, 8], long_field(7, &graph), field(8, &[2 << 3, 17])].concat();
+    std::fs::write(directory.path().join("1/model.onnx"), model).unwrap();
+    directory
+}
+
+#[test]
+fn a_decoder_gets_an_empty_cache_that_no_configuration_declares() {
+    let io = "input [{ name: 'x' data_type: TYPE_FP32 dims: [-1, -1] }]
+              output [{ name: 'y' data_type: TYPE_FP32 dims: [-1, -1] }]";
+    let mut model = load(decoder(), &padded(io, "x:7")).unwrap();
+    let rows = |rows: i64, length: i64| {
+        let values: Vec<f32> = (0..rows * length).map(|value| value as f32).collect();
+        Tensor::from_values("x", [rows, length], values).unwrap()
+    };
+    let requests = [[rows(2, 3)], [rows(1, 5)]];
+    let results = execute(&mut model, &[&requests[0], &requests[1]], "y");
+    for (result, [request]) in results.iter().zip(&requests) {
+        let found = output(result);
+        assert_eq!((found.shape(), found.data()), (request.shape(), request.data()));
+    }
+}
