@@ -5,6 +5,7 @@
 //! shapes. Models without either run each request alone. All are pure; the engine has the queue
 //! and the threads.
 
+pub mod apart;
 pub mod cost;
 mod declaration;
 mod length;

@@ -17,8 +17,8 @@ use super::schema::Schema;
 use super::shared::{Held, Ran};
 use super::stop::Stopper;
 use super::values;
-use crate::batcher::Padding;
 use crate::batcher::merge::{self, Cut};
+use crate::batcher::{Padding, apart};
 
 /// An instance of an ONNX model.
 pub struct OnnxInstance {
@@ -31,6 +31,8 @@ pub struct OnnxInstance {
     batch: Batching,
     /// The declared padding, if requests of differing lengths may share a batch.
     padding: Option<Padding>,
+    /// The same, if padding changes results, so that not even the rows of a request share a run.
+    apart: Option<Padding>,
     /// The outputs in the configuration's order.
     outputs: Vec<TensorSpec>,
     /// Inputs whose shape differs at the model; then outputs.
@@ -124,15 +126,16 @@ impl OnnxInstance {
             outputs: config.output_specs(),
             input_reshapes: input_reshapes.collect(),
             output_reshapes: output_reshapes.collect(),
+            apart: None,
             caches: caches::undeclared(config, &schema.inputs),
             arena_shrinkage,
             stopper: Arc::default(),
         }
     }
 
-    /// From now on requests of different lengths do not share a batch.
+    /// From now on requests of different lengths do not share a batch, nor do a request's rows.
     pub fn keep_requests_apart(&mut self) {
-        self.padding = None;
+        self.apart = self.padding.take();
         if self.batch == Batching::Declared {
             self.batch = Batching::None;
         }
@@ -171,6 +174,29 @@ impl OnnxInstance {
             batch_size: rows.iter().fold(0, |sum, rows| sum.saturating_add(*rows)),
         };
         Ok(parts.into_iter().map(|outputs| ExecuteResponse { outputs, timing, ..ExecuteResponse::default() }).collect())
+    }
+
+    /// Runs each row of a request alone.
+    fn execute_rows(
+        &mut self,
+        request: &ExecuteRequest,
+        rows: Vec<Vec<Tensor>>,
+    ) -> Result<ExecuteResponse, InferError> {
+        let (mut outputs, mut timing) = (Vec::with_capacity(rows.len()), ExecuteTiming::default());
+        for inputs in rows {
+            let row = ExecuteRequest { inputs, ..request.clone() };
+            let mut ran = self.execute_together(std::slice::from_ref(&row))?.remove(0);
+            timing.compute_input += ran.timing.compute_input;
+            timing.compute_infer += ran.timing.compute_infer;
+            timing.compute_output += ran.timing.compute_output;
+            timing.batch_size += 1;
+            outputs.push(std::mem::take(&mut ran.outputs));
+        }
+        let outputs = match &self.apart {
+            Some(padding) => apart::join(padding, &outputs).map_err(|error| in_model(&self.model, error))?,
+            None => outputs.into_iter().flatten().collect(),
+        };
+        Ok(ExecuteResponse { outputs, timing, ..ExecuteResponse::default() })
     }
 
     fn run(&mut self, requests: &[ExecuteRequest]) -> Result<Batch, InferError> {
@@ -341,6 +367,13 @@ impl ModelInstance for OnnxInstance {
     fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
         if requests.is_empty() {
             return Vec::new();
+        }
+        if let ([request], Some(padding)) = (requests, &self.apart) {
+            match apart::rows(padding, &request.inputs) {
+                Ok(Some(rows)) => return vec![self.execute_rows(request, rows)],
+                Ok(None) => {}
+                Err(error) => return vec![Err(in_model(&self.model, error))],
+            }
         }
         let together = requests.len() == 1 || self.batch != Batching::None;
         match together.then(|| self.execute_together(requests)) {

@@ -31,7 +31,7 @@ pub fn check(
         tracing::warn!(
             model = config.name,
             %place,
-            "requests of this model do not share a run, which costs throughput under load: {why}"
+            "texts of different lengths do not share a run of this model, which costs throughput under load: {why}"
         );
         Ok(false)
     };

@@ -78,6 +78,18 @@ fn requests_that_padding_changes_do_not_share_a_run() {
     let results = execute(&mut model, &[&short, &long], "last_hidden_state");
     assert_eq!(*output(&results[0]), alone[0]);
     assert_ne!(model.policy.describe(&short).signature, model.policy.describe(&long).signature);
+    // Nor do the rows of one request: the short one is the first of two, padded as a tokenizer does it.
+    let pair = |name: &str, of: usize| {
+        let own = short[of].values::<i64>().unwrap();
+        let first = own.iter().copied().chain(std::iter::repeat_n(0, 7));
+        let all = first.chain(long[of].values::<i64>().unwrap().iter().copied()).collect();
+        Tensor::from_values(name, [2, 9], all).unwrap()
+    };
+    let result = &execute(&mut model, &[&[pair("input_ids", 0), pair("attention_mask", 1)]], "last_hidden_state")[0];
+    let (both, alone) = (output(result).values::<f32>().unwrap(), alone[0].values::<f32>().unwrap());
+    assert_eq!(both[..alone.len()], *alone);
+    assert!(both[alone.len()..9 * 8].iter().all(|&value| value == 0.0), "padding has no states");
+    let alone = hidden(&mut model, &[&short]);
     // Who wants it all the same says so.
     wrong.parameters.insert("padding_check".into(), "off".into());
     let mut model = load(committed("tiny_encoder"), &wrong).unwrap();

@@ -1,0 +1,95 @@
+//! The rows of a request one by one, each without its padding, for models whose results padding changes.
+
+use trireme_inference::{InferError, Tensor};
+
+use super::merge::{self, Cut};
+use super::padding::{PaddedInput, Padding};
+
+/// The mask that says which tokens of a row are padding.
+const MASK: &str = "attention_mask";
+
+/// The rows of a request whose rows have different lengths, without their padding. `None` where they have one length, or where the
+/// mask does not show it: then the request runs as it is.
+pub fn rows(padding: &Padding, inputs: &[Tensor]) -> Result<Option<Vec<Vec<Tensor>>>, InferError> {
+    let Some(lengths) = lengths(padding, inputs) else { return Ok(None) };
+    let ones = vec![1; lengths.len()];
+    let mut rows = vec![Vec::with_capacity(inputs.len()); lengths.len()];
+    for input in inputs {
+        let padded = padding.inputs.iter().find(|padded| padded.name == input.name());
+        let cut = padded.map(|padded| Cut { axis: padded.axis, lengths: &lengths, left: padded.left });
+        for (row, part) in rows.iter_mut().zip(merge::split(input.clone(), &ones, cut)?) {
+            row.push(part);
+        }
+    }
+    Ok(Some(rows))
+}
+
+/// The tokens of each row.
+fn lengths(padding: &Padding, inputs: &[Tensor]) -> Option<Vec<u32>> {
+    let longest = padding.length(inputs)?;
+    let left = padding.inputs.iter().find(|padded| padded.name == MASK)?.left;
+    let mask = inputs.iter().find(|input| input.name() == MASK)?;
+    let mask: Vec<i64> = match mask.values::<i64>() {
+        Ok(values) => values.to_vec(),
+        Err(_) => mask.values::<i32>().ok()?.iter().map(|&value| i64::from(value)).collect(),
+    };
+    let length = |row: &[i64]| {
+        let length = row.iter().filter(|&&value| value != 0).count();
+        let of = if left { row.len() - length..row.len() } else { 0..length };
+        // A mask with holes is no padding.
+        (length > 0 && row[of].iter().all(|&value| value != 0)).then_some(length as u32)
+    };
+    let lengths: Vec<u32> = mask.chunks_exact(longest as usize).map(length).collect::<Option<_>>()?;
+    let is_whole = lengths.iter().max() == Some(&longest);
+    (is_whole && lengths.iter().any(|&length| length != longest)).then_some(lengths)
+}
+
+/// The outputs of rows as those of their request: outputs as long as the inputs are filled up with 0.
+pub fn join(padding: &Padding, rows: &[Vec<Tensor>]) -> Result<Vec<Tensor>, InferError> {
+    let filled = padding.outputs.iter().filter_map(|output| {
+        let own = rows.first()?.iter().find(|tensor| tensor.name() == output.name)?;
+        let value = vec![0; own.datatype().element_size()?];
+        Some(PaddedInput { name: output.name.clone(), axis: output.axis, value, left: output.left })
+    });
+    let rows: Vec<&[Tensor]> = rows.iter().map(Vec::as_slice).collect();
+    Ok(merge::join(&rows, &filled.collect::<Vec<_>>())?.into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::padding::UnpaddedOutput;
+    use super::*;
+
+    fn padding(left: bool) -> Padding {
+        let input = |name: &str| PaddedInput { name: name.into(), axis: 1, value: vec![0; 8], left };
+        Padding {
+            inputs: vec![input("ids"), input(MASK)],
+            outputs: vec![UnpaddedOutput { name: "ids".into(), axis: 1, left }],
+        }
+    }
+
+    fn ints(name: &str, shape: [i64; 2], values: &[i64]) -> Tensor {
+        Tensor::from_values(name, shape, values.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn rows_lose_their_padding_and_get_it_back() {
+        for (left, ids, mask) in [(false, [7, 0, 8, 9], [1, 0, 1, 1]), (true, [0, 7, 8, 9], [0, 1, 1, 1])] {
+            let request = [ints("ids", [2, 2], &ids), ints(MASK, [2, 2], &mask)];
+            let rows = rows(&padding(left), &request).unwrap().unwrap();
+            assert_eq!(rows[0], [ints("ids", [1, 1], &[7]), ints(MASK, [1, 1], &[1])]);
+            assert_eq!(rows[1], [ints("ids", [1, 2], &[8, 9]), ints(MASK, [1, 2], &[1, 1])]);
+            let outputs: Vec<_> = rows.into_iter().map(|row| vec![row[0].clone()]).collect();
+            assert_eq!(join(&padding(left), &outputs).unwrap(), [ints("ids", [2, 2], &ids)]);
+        }
+    }
+
+    #[test]
+    fn what_is_no_padding_stays() {
+        let apart =
+            |mask: &[i64; 4]| rows(&padding(false), &[ints("ids", [2, 2], &[1; 4]), ints(MASK, [2, 2], mask)]).unwrap();
+        assert_eq!(apart(&[1, 1, 1, 1]), None, "one length");
+        assert_eq!(apart(&[0, 1, 1, 1]), None, "a hole on the other side");
+        assert_eq!(apart(&[1, 0, 1, 0]), None, "padding of a request to a length of its own");
+    }
+}
