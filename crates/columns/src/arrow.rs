@@ -7,8 +7,9 @@ use arrow_buffer::Buffer;
 use arrow_ipc::convert::try_fb_to_schema;
 use arrow_ipc::reader::{FileDecoder, read_footer_length};
 use arrow_ipc::{Block, Message, root_as_footer, root_as_message};
-use arrow_schema::SchemaRef;
+use arrow_schema::{DataType, Schema, SchemaRef};
 
+use crate::limits::{COLUMNS, DECODED, DEPTH, FOOTER};
 use crate::{ColumnsError, Format, Source};
 
 /// The end of the file: the length of the footer in four bytes, and the magic word.
@@ -16,10 +17,6 @@ const TRAILER: usize = 10;
 
 /// The word that a message begins with, before its length, in files of version 5 and later.
 const CONTINUED: [u8; 4] = [0xff; 4];
-
-/// Most bytes of a block once it is decompressed. The library would take as much memory as a damaged file claims, and a process that
-/// the system refuses memory ends.
-const LARGEST: u64 = 512 << 20;
 
 /// An Arrow file. Clones are the same.
 #[derive(Clone)]
@@ -39,14 +36,26 @@ impl ArrowFile {
         let trailer = source.read(trailer_at, TRAILER).map_err(unreadable)?;
         let trailer: [u8; TRAILER] = trailer[..].try_into().map_err(unreadable)?;
         let length = read_footer_length(trailer).map_err(unreadable)?;
+        if length as u64 > FOOTER {
+            return Err(unreadable(format!(
+                "its end has {length} bytes, expected {FOOTER} at most: write larger record batches"
+            )));
+        }
         let footer_at = trailer_at.checked_sub(length as u64).ok_or_else(too_short)?;
         let footer = source.read(footer_at, length).map_err(unreadable)?;
         let footer = root_as_footer(&footer).map_err(unreadable)?;
         let schema = footer.schema().ok_or_else(|| unreadable("the file has no schema"))?;
         let schema: SchemaRef = Arc::new(try_fb_to_schema(schema).map_err(unreadable)?);
+        check_width(&schema)?;
         let mut decoder = FileDecoder::new(schema.clone(), footer.version());
+        let mut dictionaries = 0;
         for block in footer.dictionaries().iter().flatten() {
             let bytes = read_block(source.as_ref(), block)?;
+            // The decoder keeps all of them.
+            dictionaries += check_size(&bytes, block.metaDataLength() as usize)?;
+            if dictionaries > DECODED {
+                return Err(unreadable(format!("its dictionaries have more than {DECODED} bytes")));
+            }
             decoder.read_dictionary(block, &bytes).map_err(unreadable)?;
         }
         let counted = |block: &Block| Ok((*block, rows_of(source.as_ref(), block)?));
@@ -104,30 +113,65 @@ fn read_block(source: &dyn Source, block: &Block) -> Result<Buffer, ColumnsError
     if from.checked_add(length).is_none_or(|end| end > source.size()) {
         return Err(outside());
     }
+    if length > DECODED {
+        return Err(unreadable(format!(
+            "a record batch has {length} bytes, expected {DECODED} at most: write smaller record batches"
+        )));
+    }
     let bytes = source.read(from, length as usize).map_err(unreadable)?;
     check_size(&bytes, block.metaDataLength() as usize)?;
     // Bytes from a download begin anywhere.
     Ok(Buffer::from_slice_ref(&bytes[..]))
 }
 
-/// Refuses a block whose buffers claim more than [`LARGEST`] bytes. Each compressed buffer begins with its size without compression, in 8
-/// bytes (`BodyCompression` of Arrow's Message.fbs); -1 is a buffer that is not compressed.
-fn check_size(block: &[u8], metadata: usize) -> Result<(), ColumnsError> {
+/// Refuses a schema with more than [`COLUMNS`] columns, or types deeper than [`DEPTH`].
+fn check_width(schema: &Schema) -> Result<(), ColumnsError> {
+    // The fields whose inner ones are still to be counted, with their depths.
+    let mut open: Vec<_> = schema.fields().iter().map(|field| (field.data_type(), 1)).collect();
+    let mut columns = 0;
+    while let Some((kind, depth)) = open.pop() {
+        columns += 1;
+        if columns > COLUMNS || depth > DEPTH {
+            return Err(unreadable(format!(
+                "it has more than {COLUMNS} columns or types deeper than {DEPTH}: write files with fewer columns"
+            )));
+        }
+        match kind {
+            DataType::List(inner)
+            | DataType::LargeList(inner)
+            | DataType::ListView(inner)
+            | DataType::LargeListView(inner)
+            | DataType::FixedSizeList(inner, _)
+            | DataType::Map(inner, _)
+            | DataType::RunEndEncoded(_, inner) => open.push((inner.data_type(), depth + 1)),
+            DataType::Struct(inner) => open.extend(inner.iter().map(|field| (field.data_type(), depth + 1))),
+            DataType::Union(inner, _) => open.extend(inner.iter().map(|(_, field)| (field.data_type(), depth + 1))),
+            DataType::Dictionary(_, value) => open.push((value, depth + 1)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The bytes of a block's buffers without compression. Refuses a block with more than [`DECODED`] bytes. Each compressed buffer begins with
+/// its size without compression, in 8 bytes (`BodyCompression` of Arrow's Message.fbs); -1 is a buffer that is not compressed.
+fn check_size(block: &[u8], metadata: usize) -> Result<u64, ColumnsError> {
     let (message, body) = block.split_at_checked(metadata).ok_or_else(outside)?;
     let message = message_of(message)?;
     let dictionary = || message.header_as_dictionary_batch()?.data();
-    let Some(batch) = message.header_as_record_batch().or_else(dictionary) else { return Ok(()) };
-    if batch.compression().is_none() {
-        return Ok(());
+    let Some(batch) = message.header_as_record_batch().or_else(dictionary) else { return Ok(body.len() as u64) };
+    let mut bytes = body.len() as u64;
+    if batch.compression().is_some() {
+        let mut claimed = batch.buffers().into_iter().flatten().filter(|buffer| buffer.length() > 0).map(|buffer| {
+            let size = usize::try_from(buffer.offset()).ok().and_then(|at| body.get(at..)?.first_chunk::<8>());
+            size.map(|size| i64::from_le_bytes(*size).max(0) as u64).ok_or_else(outside)
+        });
+        bytes = claimed.try_fold(bytes, |sum, bytes| bytes.map(|bytes: u64| sum.saturating_add(bytes)))?;
     }
-    let mut claimed = batch.buffers().into_iter().flatten().filter(|buffer| buffer.length() > 0).map(|buffer| {
-        let size = usize::try_from(buffer.offset()).ok().and_then(|at| body.get(at..)?.first_chunk::<8>());
-        size.map(|size| i64::from_le_bytes(*size).max(0) as u64).ok_or_else(outside)
-    });
-    match claimed.try_fold(0u64, |sum, bytes| bytes.map(|bytes: u64| sum.saturating_add(bytes)))? {
-        bytes if bytes <= LARGEST => Ok(()),
-        bytes => Err(unreadable(format!(
-            "a record batch has {bytes} bytes without compression, expected {LARGEST} at most: write smaller record batches"
+    match bytes <= DECODED {
+        true => Ok(bytes),
+        false => Err(unreadable(format!(
+            "a record batch has {bytes} bytes without compression, expected {DECODED} at most: write smaller record batches"
         ))),
     }
 }

@@ -7,9 +7,9 @@ use arrow_array::types::Float32Type;
 use arrow_array::{Array, ArrayRef, FixedSizeListArray, PrimitiveArray, RecordBatch, RecordBatchOptions, StringArray};
 use arrow_buffer::NullBuffer;
 use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
-use arrow_select::take::take;
 use serde_json::Value;
 
+use crate::rows::written_out;
 use crate::{ColumnsError, EMBEDDING, ERROR, Format, Outcome, RESPONSE, Table};
 
 /// Rows of a table.
@@ -26,13 +26,11 @@ pub struct Layout {
 // === impl Batch ===
 
 impl Batch {
-    /// Replaces dictionaries: record batches of one file may have different ones, which an Arrow file cannot hold.
-    pub(crate) fn plain(batch: RecordBatch, schema: &SchemaRef) -> Result<Batch, ColumnsError> {
-        let column = |column: &ArrayRef| match column.as_any_dictionary_opt() {
-            Some(dictionary) => take(dictionary.values(), dictionary.keys(), None).map_err(unreadable),
-            None => Ok(column.clone()),
-        };
-        let columns = batch.columns().iter().map(column).collect::<Result<Vec<_>, _>>()?;
+    /// Replaces views and dictionaries: record batches of one file may have different ones, which an Arrow file cannot hold.
+    pub(crate) fn plain(batch: &RecordBatch, schema: &SchemaRef) -> Result<Batch, ColumnsError> {
+        let columns = batch.columns().iter().zip(schema.fields());
+        let columns = columns.map(|(column, field)| written_out(column, field.data_type()));
+        let columns = columns.collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
         RecordBatch::try_new_with_options(schema.clone(), columns, &options).map(Batch).map_err(unreadable)
     }
@@ -40,6 +38,11 @@ impl Batch {
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.0.num_rows()
+    }
+
+    /// `count` rows from row `from` on.
+    pub fn slice(&self, from: usize, count: usize) -> Batch {
+        Batch(self.0.slice(from, count))
     }
 
     /// The texts of a column; `None` where it has null.
@@ -173,14 +176,6 @@ fn wrong(column: &str, found: &DataType, expected: &'static str) -> ColumnsError
 
 fn unreadable(error: impl std::fmt::Display) -> ColumnsError {
     ColumnsError::Unreadable { format: Format::Arrow, why: error.to_string() }
-}
-
-/// A field without a dictionary.
-pub(crate) fn plain_field(field: &FieldRef) -> FieldRef {
-    match field.data_type() {
-        DataType::Dictionary(_, value) => Arc::new(field.as_ref().clone().with_data_type(value.as_ref().clone())),
-        _ => field.clone(),
-    }
 }
 
 /// The numbers of a vector.

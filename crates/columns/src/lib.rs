@@ -1,7 +1,7 @@
 //! Files of columns: Parquet, and Arrow's IPC file format (Feather 2). Rows in, the same rows beside their vectors out.
 //!
 //! A file is read by ranges of its bytes from any [`Source`], batch by batch, so memory holds a batch and not the file. Columns with
-//! dictionaries are read as plain ones.
+//! dictionaries are read as plain ones. A file of a few bytes may claim gigabytes: the bounds in `limits.rs` hold before memory is taken.
 //!
 //! Without the feature `formats` the same functions refuse every file, and no library for columns is linked.
 //!
@@ -16,12 +16,20 @@ mod arrow;
 #[cfg(feature = "formats")]
 mod batch;
 #[cfg(feature = "formats")]
+mod limits;
+#[cfg(feature = "formats")]
+mod pages;
+#[cfg(feature = "formats")]
 mod parquet;
+#[cfg(feature = "formats")]
+mod rows;
 #[cfg(feature = "formats")]
 mod table;
 #[cfg(test)]
 #[cfg(feature = "formats")]
 mod tests;
+#[cfg(feature = "formats")]
+mod thrift;
 #[cfg(not(feature = "formats"))]
 mod without;
 #[cfg(feature = "formats")]

@@ -5,11 +5,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use arrow_array::RecordBatch;
 use arrow_schema::{Schema, SchemaRef};
 
 use crate::arrow::ArrowFile;
 use crate::parquet::ParquetFile;
-use crate::{Batch, ColumnsError, Format, Source};
+use crate::{Batch, ColumnsError, Format, Source, rows};
 
 /// A file of columns: its rows can be read from any row on.
 pub struct Table {
@@ -42,10 +43,9 @@ impl Table {
         })?;
         let schema = match &file {
             File::Parquet(file) => file.schema(),
-            File::Arrow(file) => file.schema(),
+            File::Arrow(file) => Arc::new(Schema::new(rows::plain(file.schema().fields(), false))),
         };
-        let plain: Vec<_> = schema.fields().iter().map(crate::batch::plain_field).collect();
-        Ok(Table { schema: Arc::new(Schema::new(plain)), file })
+        Ok(Table { schema, file })
     }
 
     /// Rows of the table.
@@ -71,21 +71,41 @@ impl Table {
         &self.schema
     }
 
-    /// The rows from row `from` on, `size` rows a batch at most; a file may have smaller ones.
+    /// The rows from row `from` on, `size` rows a batch at most; fewer where the file has smaller batches, or rows are large.
     pub fn batches(&self, from: u64, size: usize) -> Result<Batches, ColumnsError> {
-        let schema = self.schema.clone();
-        let plain = move |batch| Batch::plain(batch, &schema);
         Ok(match &self.file {
             File::Parquet(file) => {
                 let batches = guarded(Format::Parquet, || file.batches(from, size))?;
-                let batches = batches.map(move |batch| plain(batch?));
-                Box::new(Guarded { batches: Some(batches), format: Format::Parquet })
+                self.given_away(batches, Format::Parquet)
             }
-            File::Arrow(file) => {
-                let batches = file.batches(from, size).map(move |batch| plain(batch?));
-                Box::new(Guarded { batches: Some(batches), format: Format::Arrow })
-            }
+            File::Arrow(file) => self.given_away(file.batches(from, size), Format::Arrow),
         })
+    }
+
+    /// Batches of a library, in parts of bounded size and until the first error.
+    fn given_away(
+        &self,
+        batches: impl Iterator<Item = Result<RecordBatch, ColumnsError>> + Send + 'static,
+        format: Format,
+    ) -> Batches {
+        let schema = self.schema.clone();
+        let parts = move |batch: Result<RecordBatch, ColumnsError>| {
+            let parts = batch.and_then(|batch| match rows::parts(&batch) {
+                Ok(parts) => Ok((batch, parts)),
+                Err(why) => Err(ColumnsError::Unreadable { format, why }),
+            });
+            let schema = schema.clone();
+            let (batch, error) = match parts {
+                Ok(batch) => (Some(batch), None),
+                Err(error) => (None, Some(Err(error))),
+            };
+            let given = batch.into_iter().flat_map(move |(batch, parts)| {
+                let schema = schema.clone();
+                parts.into_iter().map(move |part| Batch::plain(&batch.slice(part.start, part.len()), &schema))
+            });
+            given.chain(error)
+        };
+        Box::new(Guarded { batches: Some(batches.flat_map(parts)), format })
     }
 }
 

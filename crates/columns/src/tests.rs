@@ -1,5 +1,7 @@
 //! Files of both formats, written and read again.
 
+mod bounds;
+
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;

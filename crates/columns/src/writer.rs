@@ -13,6 +13,9 @@ use crate::{Batch, ColumnsError, EMBEDDING, Format, Layout};
 /// Bytes of vectors in a row group of Parquet: the writer holds one in memory, and readers read one at a time.
 const ROW_GROUP: usize = 64 << 20;
 
+/// Most bytes of a row group that the writer holds, whatever the other columns have.
+const LARGEST_GROUP: usize = 2 * ROW_GROUP;
+
 /// Fewest rows of a row group.
 const FEWEST_ROWS: usize = 1024;
 
@@ -54,7 +57,13 @@ impl<W: Write + Send> Writer<W> {
     /// Appends rows.
     pub fn write(&mut self, batch: &Batch) -> Result<(), ColumnsError> {
         match &mut self.0 {
-            Kind::Parquet(writer) => writer.write(&batch.0).map_err(|error| unwritable(Format::Parquet, &error)),
+            Kind::Parquet(writer) => {
+                let written = writer.write(&batch.0).and_then(|()| match writer.memory_size() > LARGEST_GROUP {
+                    true => writer.flush(),
+                    false => Ok(()),
+                });
+                written.map_err(|error| unwritable(Format::Parquet, &error))
+            }
             Kind::Arrow(writer) => writer.write(&batch.0).map_err(|error| unwritable(Format::Arrow, &error)),
         }
     }

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use trireme_bus::BusError;
+use trireme_columns::Format;
 use trireme_inference::Name;
 
 use crate::call::{JobAnswer, JobCall};
@@ -23,11 +24,11 @@ use crate::columns;
 use crate::error::JobError;
 use crate::files::Content;
 use crate::jobs::Jobs;
-use crate::lines::{Asked, Lines};
+use crate::lines::{Asked, Lines, shown};
 use crate::objects::{self, Writer};
 use crate::record::{Batch, BatchState};
 use crate::record::{Checkpoint, File, Object, Record};
-use crate::requests::Tried;
+use crate::requests::{ATTEMPTS, Tried};
 use crate::store::{Kept, now};
 use crate::turns::{Turn, Turns, until};
 
@@ -38,14 +39,25 @@ const CHUNK_BYTES: usize = 8 << 20;
 /// Most chunks whose lines have not all ended. While the last lines of one chunk run, lines of the next ones begin.
 const CHUNKS: usize = 3;
 
-/// Most bytes of a `custom_id` that an error shows.
-const SHOWN: usize = 128;
-
 /// Parts of the output live for this much longer than the record of their file.
 const SLACK: Duration = Duration::from_secs(3600);
 
+/// A batch that has run for so long has not ended its gateway.
+const SETTLED: Duration = Duration::from_secs(20);
+
+/// How long the output of a cancelled batch may take to become columns. After that it stays lines.
+const CANCELS: Duration = Duration::from_secs(3);
+
 /// The end of the names of files of lines.
 const LINES: &str = "jsonl";
+
+/// What comes of a batch before its first line.
+enum Prepared {
+    Works,
+    Fails(String),
+    /// It is not this gateway's any more.
+    IsGone,
+}
 
 /// Lines that were read together.
 struct Chunk {
@@ -97,53 +109,53 @@ enum Called {
 
 /// Runs a batch of this gateway from its checkpoint to its end. `stop` says that it was cancelled.
 pub async fn run(jobs: &Jobs, id: &str, stop: watch::Receiver<bool>) -> Result<(), JobError> {
-    let Some(Kept { record: Record::Batch(batch), revision }) = jobs.read(id).await? else { return Ok(()) };
-    if batch.state.is_end() || batch.owner != jobs.0.own {
+    match attempt(jobs, id, stop).await {
+        Err(JobError::Lost(why)) => lose(jobs, id, why).await,
+        other => other,
+    }
+}
+
+async fn attempt(jobs: &Jobs, id: &str, mut stop: watch::Receiver<bool>) -> Result<(), JobError> {
+    let Some(mut run) = Run::open(jobs, id).await? else { return Ok(()) };
+    // Before anything is read: the work itself may be what has to be cancelled.
+    if run.batch.state == BatchState::Cancelling {
+        return run.finish(BatchState::Cancelled).await;
+    }
+    if run.batch.attempts.begin(&jobs.0.process) > ATTEMPTS {
+        return run
+            .fail(format!("{ATTEMPTS} gateways have ended while they worked on this batch, so it is set aside"))
+            .await;
+    }
+    if !run.save(None).await? {
         return Ok(());
     }
-    let file = match jobs.file(&batch.input).await {
-        Ok(file) => file,
-        Err(error @ JobError::Unknown { .. }) => return fail(jobs, id, batch, revision, &error.to_string()).await,
-        Err(error) => return Err(error),
+    let prepared = tokio::select! {
+        biased;
+        () = stopped(&mut stop) => return run.finish(BatchState::Cancelled).await,
+        prepared = run.prepare() => prepared?,
     };
-    let number = batch.checkpoint.lines;
-    let format = columns::format(&file);
-    let mut rows = None;
-    if let (Some(format), BatchState::Validating) = (format, batch.state) {
-        match columns::check(jobs, &file, format, &batch.endpoint, &batch.rows).await? {
-            Ok(count) => rows = Some(count),
-            Err(why) => {
-                let why = format!("file '{}': {why}", batch.input);
-                return fail(jobs, id, batch, revision, &why).await;
-            }
-        }
+    match prepared {
+        Prepared::Works => run.work(stop).await,
+        Prepared::Fails(why) => run.fail(why).await,
+        Prepared::IsGone => Ok(()),
     }
-    let lines = lines_from(jobs, &file, &batch, batch.checkpoint.offset, number);
-    let (chunks, turns) = (VecDeque::new(), Turns::new(&jobs.0.paces));
-    let mut run = Run { jobs, id, batch, revision, lines, number, chunks, first: 0, turns, ended: false };
-    if run.batch.state == BatchState::Validating {
-        let total = match rows {
-            Some(rows) => rows,
-            None => match count(lines_from(jobs, &file, &run.batch, 0, 0)).await? {
-                Ok(count) => count,
-                Err(why) => {
-                    let why = format!("file '{}': {why}", run.batch.input);
-                    return fail(jobs, id, run.batch, run.revision, &why).await;
-                }
-            },
-        };
-        if total == 0 {
-            let why = format!("file '{}' has no lines, expected one JSON object in each line", run.batch.input);
-            return fail(jobs, id, run.batch, run.revision, &why).await;
-        }
-        run.batch.counts.total = total;
-        run.batch.state = BatchState::InProgress;
-        run.batch.begun = Some(now());
-        if !run.save(None).await? {
-            return Ok(());
-        }
+}
+
+/// Notes that bytes of a batch are not in the store. A broker of a cluster may have them later, so the batch fails after the third time.
+async fn lose(jobs: &Jobs, id: &str, why: String) -> Result<(), JobError> {
+    let Some(mut run) = Run::open(jobs, id).await? else { return Ok(()) };
+    run.batch.attempts.lost += 1;
+    if run.batch.attempts.lost < ATTEMPTS {
+        return run.save(None).await.map(drop);
     }
-    run.work(stop).await
+    run.fail(why).await
+}
+
+/// Ends when the batch is cancelled.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    if stop.wait_for(|is_cancelled| *is_cancelled).await.is_err() {
+        std::future::pending().await
+    }
 }
 
 /// The lines of a file from `offset` on, before which there are `number` lines.
@@ -161,7 +173,7 @@ fn async_parts(
     jobs: Jobs,
     objects: Vec<Object>,
     offset: u64,
-) -> impl Stream<Item = Result<Bytes, BusError>> + Send + 'static {
+) -> impl Stream<Item = Result<Bytes, JobError>> + Send + 'static {
     // Whole objects before the offset are not read. The parts of one object but its last have one size.
     let mut skip = offset;
     let mut places = VecDeque::new();
@@ -183,7 +195,7 @@ fn async_parts(
 }
 
 /// Lines that are not empty; why the file is refused, if two of them have one `custom_id`.
-async fn count(mut lines: Lines<Content>) -> Result<Result<u64, String>, BusError> {
+async fn count(mut lines: Lines<Content>) -> Result<Result<u64, String>, JobError> {
     // Ids may be long: two hashes with keys of their own stand for one.
     let (one, other) = (RandomState::new(), RandomState::new());
     let (mut seen, mut count, mut number) = (HashMap::new(), 0, 0u64);
@@ -195,35 +207,69 @@ async fn count(mut lines: Lines<Content>) -> Result<Result<u64, String>, BusErro
         {
             return Ok(Err(format!(
                 "lines {first} and {number} have the same 'custom_id' {:?}: give each line one of its own",
-                &custom_id[..custom_id.floor_char_boundary(SHOWN)]
+                shown(&custom_id)
             )));
         }
     }
     Ok(Ok(count))
 }
 
-async fn fail(jobs: &Jobs, id: &str, mut batch: Batch, revision: u64, why: &str) -> Result<(), JobError> {
-    batch.state = BatchState::Failed;
-    batch.failure = Some(why.to_owned());
-    batch.ended = Some(now());
-    match jobs.write(id, &Record::Batch(batch), revision, Some(jobs.0.options.time_to_live)).await {
-        Ok(_) | Err(BusError::Conflict { .. }) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
 // === impl Run ===
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    /// The batch, if it is this gateway's and has not ended.
+    async fn open(jobs: &'a Jobs, id: &'a str) -> Result<Option<Run<'a>>, JobError> {
+        let Some(Kept { record: Record::Batch(batch), revision }) = jobs.read(id).await? else { return Ok(None) };
+        if batch.state.is_end() || batch.owner != jobs.0.own {
+            return Ok(None);
+        }
+        let lines = Lines::new(Box::pin(futures_util::stream::empty()) as Content, 0);
+        let (number, turns) = (batch.checkpoint.lines, Turns::new(&jobs.0.paces));
+        let chunks = VecDeque::new();
+        Ok(Some(Run { jobs, id, batch, revision, lines, number, chunks, first: 0, turns, ended: false }))
+    }
+
+    /// Opens the input at the checkpoint, and counts its lines if that was not done before.
+    async fn prepare(&mut self) -> Result<Prepared, JobError> {
+        let (jobs, batch) = (self.jobs, &self.batch);
+        let file = match jobs.file(&batch.input).await {
+            Ok(file) => file,
+            Err(error @ JobError::Unknown { .. }) => return Ok(Prepared::Fails(error.to_string())),
+            Err(error) => return Err(error),
+        };
+        let of_file = |why: String| Prepared::Fails(format!("file '{}': {why}", batch.input));
+        if batch.state == BatchState::Validating {
+            let counted = match columns::format(&file) {
+                Some(format) => columns::check(jobs, &file, format, &batch.endpoint, &batch.rows).await?,
+                None => count(lines_from(jobs, &file, batch, 0, 0)).await?,
+            };
+            let total = match counted {
+                Ok(0) => return Ok(of_file("it has no lines, expected one JSON object in each line".to_owned())),
+                Ok(total) => total,
+                Err(why) => return Ok(of_file(why)),
+            };
+            self.batch.counts.total = total;
+            self.batch.state = BatchState::InProgress;
+            self.batch.begun = Some(now());
+            if !self.save(None).await? {
+                return Ok(Prepared::IsGone);
+            }
+        }
+        self.lines = lines_from(jobs, &file, &self.batch, self.batch.checkpoint.offset, self.number);
+        Ok(Prepared::Works)
+    }
+
     async fn work(mut self, mut stop: watch::Receiver<bool>) -> Result<(), JobError> {
         let paces = self.jobs.0.paces.clone();
         let mut running: JoinSet<Called> = JoinSet::new();
-        if self.batch.state == BatchState::Cancelling {
-            return self.finish(BatchState::Cancelled).await;
-        }
+        let mut settles = Some(Instant::now() + SETTLED);
         loop {
             while !self.ended && self.chunks.len() < CHUNKS && self.turns.waiting() < CHUNK_LINES {
-                self.read_chunk().await?;
+                tokio::select! {
+                    biased;
+                    () = stopped(&mut stop) => return self.finish(BatchState::Cancelled).await,
+                    read = self.read_chunk() => read?,
+                }
             }
             let room = paces.changed();
             while let Some((turn, slot)) = self.turns.begin(Instant::now()) {
@@ -241,6 +287,16 @@ impl Run<'_> {
             if self.chunks.front().is_some_and(|chunk| chunk.left == 0) {
                 if !self.write_first().await? {
                     return Ok(());
+                }
+                let most = self.jobs.0.options.max_error_bytes;
+                if self.batch.checkpoint.errors.bytes > most {
+                    let failed = self.batch.counts.failed;
+                    running.shutdown().await;
+                    return self
+                        .fail(format!(
+                            "the error file has more than {most} bytes, after {failed} lines that failed: it says why they did"
+                        ))
+                        .await;
                 }
                 continue;
             }
@@ -268,7 +324,15 @@ impl Run<'_> {
                 () = room => {}
                 () = until(self.turns.next_at(Instant::now())) => {}
                 () = tokio::time::sleep(left) => {}
-                Ok(()) = stop.changed() => {
+                () = until(settles) => {
+                    // Whatever ends gateways does so early.
+                    settles = None;
+                    self.batch.attempts.get_on();
+                    if !self.save(None).await? {
+                        return Ok(());
+                    }
+                }
+                () = stopped(&mut stop) => {
                     running.shutdown().await;
                     return self.finish(BatchState::Cancelled).await;
                 }
@@ -338,6 +402,7 @@ impl Run<'_> {
         let (output, errors) = self.write(chunk.outcomes.into_iter().flatten()).await?;
         let (offset, lines) = chunk.end;
         self.batch.checkpoint = Checkpoint { offset, lines, output, errors };
+        self.batch.attempts.get_on();
         self.save(None).await
     }
 
@@ -362,29 +427,45 @@ impl Run<'_> {
         Ok((output.finish().await?, errors.finish().await?))
     }
 
+    /// Ends the batch for a reason. The answers that it has are published.
+    async fn fail(mut self, why: String) -> Result<(), JobError> {
+        self.batch.failure = Some(why);
+        self.finish(BatchState::Failed).await
+    }
+
     /// Ends the batch: writes the lines that have ended, and makes files of output and errors.
     async fn finish(mut self, mut state: BatchState) -> Result<(), JobError> {
         // Other jobs get the room.
         self.turns = Turns::new(&self.jobs.0.paces);
         let ended: Vec<Outcome> =
             std::mem::take(&mut self.chunks).into_iter().flat_map(|chunk| chunk.outcomes).flatten().collect();
+        let table = self.table().await?;
+        if table.is_some() {
+            // Before it is tried: the count outlives a gateway that does not.
+            self.batch.attempts.begin_join(&self.jobs.0.process);
+            self.save(None).await?;
+        }
         let (output, errors) = self.write(ended.into_iter()).await?;
-        let live = Some(self.jobs.0.options.time_to_live);
+        let live = self.jobs.0.options.time_to_live;
         let mut publish = Vec::new();
-        let (whole, suffix) = match with_columns(self.jobs, self.id, &self.batch, &output, &errors).await? {
-            Ok(whole) => whole,
-            // The answers are kept as lines.
-            Err(why) => {
-                state = BatchState::Failed;
-                self.batch.failure = Some(format!("file '{}': {why}", self.batch.input));
-                (output.clone(), LINES)
+        let (mut whole, mut suffix) = (output.clone(), LINES);
+        if let Some(table) = table.filter(|_| output.bytes > 0) {
+            match self.joined(&table, state, [&output, &errors]).await? {
+                Ok(object) => (whole, suffix) = (object, table.1.suffix()),
+                // The answers are kept as lines.
+                Err(_) if state == BatchState::Cancelled => {}
+                Err(why) => {
+                    state = BatchState::Failed;
+                    self.batch.failure.get_or_insert_with(|| format!("file '{}': {why}", self.batch.input));
+                }
             }
-        };
+        }
         for (object, what, suffix) in [(&whole, "output", suffix), (&errors, "errors", LINES)] {
             let id = format!("file-{}-{what}", self.id);
             publish.push((object.bytes > 0).then_some(id));
             if let Some(Some(id)) = publish.last() {
-                self.jobs.publish(id, format!("{}_{what}.{suffix}", self.id), object, live).await?;
+                let name = format!("{}_{what}.{suffix}", self.id);
+                self.jobs.publish(id, &self.batch.client, name, object, live).await?;
             }
         }
         self.batch.errors = publish.pop().flatten();
@@ -396,8 +477,41 @@ impl Run<'_> {
         }
         self.batch.state = state;
         self.batch.ended = Some(now());
-        self.save(live).await?;
+        self.save(Some(live)).await?;
         Ok(())
+    }
+
+    /// The input, if it has columns and is still there.
+    async fn table(&mut self) -> Result<Option<(File, Format)>, JobError> {
+        match self.jobs.file(&self.batch.input).await {
+            Ok(file) => Ok(columns::format(&file).map(|format| (file, format))),
+            Err(JobError::Unknown { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The output in the format of `table`; why it stays lines.
+    async fn joined(
+        &mut self,
+        (file, format): &(File, Format),
+        state: BatchState,
+        [output, errors]: [&Object; 2],
+    ) -> Result<Result<Object, String>, JobError> {
+        if self.batch.attempts.lost >= ATTEMPTS {
+            return Ok(Err("its bytes are lost".to_owned()));
+        }
+        if self.batch.attempts.joins > ATTEMPTS {
+            return Ok(Err(format!("{ATTEMPTS} gateways have ended while they wrote its output as columns")));
+        }
+        let left = Duration::from_secs(self.batch.expires.saturating_sub(now()));
+        let lapse = Some(left + self.jobs.0.options.time_to_live + SLACK);
+        let joining = columns::join(self.jobs, file, *format, [output, errors], format!("{}-columns", self.id), lapse);
+        match state {
+            BatchState::Cancelled => tokio::time::timeout(CANCELS, joining).await.unwrap_or_else(|_| {
+                Ok(Err("the batch was cancelled before its output was written as columns".to_owned()))
+            }),
+            _ => joining.await,
+        }
     }
 
     /// Writes the record. Returns whether the batch is still this gateway's and goes on.
@@ -427,28 +541,6 @@ impl Run<'_> {
             }
         }
     }
-}
-
-/// The output in the format of the batch's file, and the end of its name; the reason why the data has no place in that format.
-async fn with_columns(
-    jobs: &Jobs,
-    id: &str,
-    batch: &Batch,
-    output: &Object,
-    errors: &Object,
-) -> Result<Result<(Object, &'static str), String>, JobError> {
-    let lines = (output.clone(), LINES);
-    let file = match jobs.file(&batch.input).await {
-        Ok(file) => file,
-        // The input was deleted: the answers are all that is left.
-        Err(JobError::Unknown { .. }) => return Ok(Ok(lines)),
-        Err(error) => return Err(error),
-    };
-    let Some(format) = columns::format(&file).filter(|_| output.bytes > 0) else { return Ok(Ok(lines)) };
-    let left = Duration::from_secs(batch.expires.saturating_sub(now()));
-    let lapse = Some(left + jobs.0.options.time_to_live + SLACK);
-    let object = columns::join(jobs, &file, format, [output, errors], format!("{id}-columns"), lapse).await?;
-    Ok(object.map(|object| (object, format.suffix())))
 }
 
 /// The outcome of a line that ran. `None` is a line that had no answer in time.

@@ -3,11 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use bytes::Bytes;
+use serde_json::Value;
+use trireme_bus::BusError;
+
 use crate::columns;
 use crate::error::JobError;
 use crate::jobs::{Jobs, Terms};
-use crate::record::{Batch, BatchState, Counts, RowRequest};
+use crate::record::{Attempts, Batch, BatchState, Counts, RowRequest};
 use crate::record::{Checkpoint, Object, Record, Webhook};
+use crate::requests::sha256;
 use crate::store::{new_id, now};
 
 /// The kind of job in errors.
@@ -15,6 +20,10 @@ const KIND: &str = "batch";
 
 /// The prefix of ids.
 const PREFIX: &str = "batch_";
+
+/// Most bytes that the bodies of all rows have in common, and most fields that come from columns.
+const LONGEST_BODY: usize = 64 << 10;
+const MOST_COLUMNS: usize = 16;
 
 /// A batch that a client asks for.
 #[derive(Clone, Debug)]
@@ -36,11 +45,27 @@ pub struct NewBatch {
 impl Jobs {
     /// Accepts a batch: it is in the store when this returns.
     pub async fn begin_batch(&self, new: NewBatch) -> Result<(String, Batch), JobError> {
-        self.begin_batch_on(new, Terms::default()).await
+        self.begin_batch_on(new, Terms::default(), None).await
     }
 
-    /// Like [`Jobs::begin_batch`], for a batch that begins later or has a webhook.
-    pub async fn begin_batch_on(&self, new: NewBatch, terms: Terms) -> Result<(String, Batch), JobError> {
+    /// Like [`Jobs::begin_batch`], for a batch that begins later or has a webhook. With `once`, a key and what the client sent with it, a
+    /// second batch with the same key is the first one; [`JobError::OtherRequest`] if it was sent with something else.
+    pub async fn begin_batch_on(
+        &self,
+        new: NewBatch,
+        terms: Terms,
+        once: Option<(&str, &[u8])>,
+    ) -> Result<(String, Batch), JobError> {
+        let digest = Bytes::from(once.map_or_else(Vec::new, |(_, sent)| sha256(&[sent])));
+        let id = match once {
+            Some((key, _)) => format!("{PREFIX}{}", self.id_of_key(key)),
+            None => new_id(PREFIX),
+        };
+        if once.is_some()
+            && let Some(there) = self.begun_before(&id, &digest).await?
+        {
+            return Ok((id, there));
+        }
         let file = self.file(&new.input).await?;
         if columns::format(&file).is_none() && new.rows != RowRequest::default() {
             return Err(JobError::Invalid(format!(
@@ -48,7 +73,16 @@ impl Jobs {
                 new.input, file.name
             )));
         }
-        let (id, created) = (new_id(PREFIX), now());
+        let bytes = Value::from(new.rows.body.clone()).to_string().len();
+        if bytes > LONGEST_BODY {
+            return Err(JobError::Invalid(format!(
+                "'body' has {bytes} bytes, expected {LONGEST_BODY} at most, because every row has them"
+            )));
+        }
+        if new.rows.columns.as_ref().is_some_and(|columns| columns.len() > MOST_COLUMNS) {
+            return Err(JobError::Invalid(format!("'columns' has more than {MOST_COLUMNS} fields")));
+        }
+        let created = now();
         let object = |what: &str| Object { name: format!("{id}-{what}"), ..Object::default() };
         let batch = Batch {
             owner: self.0.own.clone(),
@@ -67,39 +101,53 @@ impl Jobs {
             ended: None,
             not_before: terms.not_before,
             webhook: terms.webhook.map(Webhook::new),
+            attempts: Attempts::default(),
+            client: self.client().to_owned(),
+            digest: digest.clone(),
             checkpoint: Checkpoint { output: object("output"), errors: object("errors"), ..Checkpoint::default() },
             rows: new.rows,
         };
-        self.write(&id, &Record::Batch(batch.clone()), 0, None).await?;
-        Ok((id, batch))
+        // First, so that the file does not go in between. A batch that is not there holds nothing.
+        self.hold_file(&batch.input, &id).await?;
+        match self.write(&id, &Record::Batch(batch.clone()), 0, None).await {
+            Ok(_) => Ok((id, batch)),
+            Err(BusError::Conflict { key }) => {
+                let there = self.begun_before(&id, &digest).await?;
+                there.map(|there| (id, there)).ok_or_else(|| BusError::Conflict { key }.into())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn begun_before(&self, id: &str, digest: &Bytes) -> Result<Option<Batch>, JobError> {
+        match self.read(id).await?.and_then(|kept| kept.record.into_batch()) {
+            Some(batch) if batch.digest == digest => Ok(Some(batch)),
+            Some(_) => Err(JobError::OtherRequest),
+            None => Ok(None),
+        }
     }
 
     /// The record of a batch.
     pub async fn batch(&self, id: &str) -> Result<Batch, JobError> {
         let batch = self.read(id).await?.and_then(|kept| kept.record.into_batch());
-        batch.ok_or_else(|| unknown(id))
-    }
-
-    /// All batches, the one that was accepted last at the beginning.
-    pub async fn batches(&self) -> Result<Vec<(String, Batch)>, JobError> {
-        let records = self.records().await?;
-        let mut batches: Vec<_> =
-            records.into_iter().filter_map(|(id, record)| Some((id, record.into_batch()?))).collect();
-        batches.sort_by(|(one, a), (other, b)| (b.created, other).cmp(&(a.created, one)));
-        Ok(batches)
+        batch.filter(|batch| self.sees(&batch.client)).ok_or_else(|| unknown(id))
     }
 
     /// Cancels a batch. Lines that have ended stay in its output.
     pub async fn cancel_batch(&self, id: &str) -> Result<Batch, JobError> {
         let record = self.change(id, |record| {
             let Record::Batch(batch) = record else { return None };
+            if !self.sees(&batch.client) {
+                return None;
+            }
             matches!(batch.state, BatchState::Validating | BatchState::InProgress).then(|| {
                 batch.state = BatchState::Cancelling;
                 batch.cancelling = Some(now());
                 None
             })
         });
-        record.await?.and_then(Record::into_batch).ok_or_else(|| unknown(id))
+        let batch = record.await?.and_then(Record::into_batch);
+        batch.filter(|batch| self.sees(&batch.client)).ok_or_else(|| unknown(id))
     }
 }
 

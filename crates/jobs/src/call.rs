@@ -102,6 +102,17 @@ impl JobCall {
     }
 }
 
+// === impl JobAnswer ===
+
+impl JobAnswer {
+    /// An answer that says what went wrong, as JSON.
+    pub(crate) fn error(status: u16, why: &str) -> JobAnswer {
+        let json = ("content-type".to_owned(), Bytes::from_static(b"application/json"));
+        let body = serde_json::json!({ "error": why }).to_string();
+        JobAnswer { status, headers: vec![json], body: body.into() }
+    }
+}
+
 // === impl WebhookAnswer ===
 
 impl WebhookAnswer {

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, BufRead, Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,16 +14,19 @@ use bytes::{Bytes, BytesMut};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use trireme_bus::BusError;
 use trireme_columns::{Batch, ColumnsError, Format, Layout, Source, Table, Writer};
 
+use crate::error::JobError;
 use crate::files::Content;
 use crate::jobs::Jobs;
 use crate::objects::{self, PART};
 use crate::record::{File, Object, RowRequest};
 
-/// Rows that are read and written together.
+/// Rows that are read and written together, at most.
 const ROWS: usize = 512;
+
+/// Bytes of answers that are written together, and of one more.
+const TOGETHER: usize = 16 << 20;
 
 /// Lines of batches of rows that wait for the batch's run.
 const AHEAD: usize = 2;
@@ -44,7 +48,18 @@ pub fn format(file: &File) -> Option<Format> {
 struct Access {
     jobs: Jobs,
     runtime: Handle,
-    fault: Arc<Mutex<Option<BusError>>>,
+    fault: Arc<Mutex<Option<JobError>>>,
+    /// Nobody waits for the work any more.
+    is_over: Arc<AtomicBool>,
+}
+
+/// Ends the work of a thread that blocks when nobody waits for it any more: its next read or write fails.
+struct Waits(Arc<AtomicBool>);
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Parts of objects in the store, as a file. May be read on threads that block.
@@ -77,6 +92,8 @@ struct Answers {
     /// Lines of the output and of the errors, with the number of the row of the next one.
     lines: [io::Lines<Parts>; 2],
     next: [Option<(u64, Value)>; 2],
+    /// Bytes of the lines that were read.
+    bytes: usize,
 }
 
 /// The number of rows of a file of columns whose rows can become requests; otherwise why they cannot. An error is one of the store.
@@ -86,7 +103,7 @@ pub async fn check(
     format: Format,
     endpoint: &str,
     rows: &RowRequest,
-) -> Result<Result<u64, String>, BusError> {
+) -> Result<Result<u64, String>, JobError> {
     let access = Access::of(jobs);
     let (source, endpoint, rows) = (Stored::of(&access, &file.objects), endpoint.to_owned(), rows.clone());
     let checking = move || {
@@ -101,14 +118,16 @@ pub async fn check(
         Layout::answers(&table).map_err(|error| error.to_string())?;
         Ok(table.rows())
     };
+    let _waits = access.waits();
     let checked = tokio::task::spawn_blocking(checking).await;
     access.judge(checked.unwrap_or_else(|error| Err(format!("it cannot be read: {error}"))))
 }
 
 /// The lines of a file of columns, behind the first `before` rows.
 pub fn lines(jobs: &Jobs, file: &File, format: Format, endpoint: &str, rows: &RowRequest, before: u64) -> Content {
-    let (send, receive) = mpsc::channel::<Result<Bytes, BusError>>(AHEAD);
+    let (send, receive) = mpsc::channel::<Result<Bytes, JobError>>(AHEAD);
     let access = Access::of(jobs);
+    let waits = access.waits();
     let (source, endpoint, rows) = (Stored::of(&access, &file.objects), endpoint.to_owned(), rows.clone());
     tokio::task::spawn_blocking(move || {
         let mut number = before;
@@ -125,7 +144,10 @@ pub fn lines(jobs: &Jobs, file: &File, format: Format, endpoint: &str, rows: &Ro
                     break;
                 }
             }
-            Ok::<_, String>(())
+            match number < total {
+                true => Err(format!("it has {number} rows, but says that it has {total}")),
+                false => Ok::<_, String>(()),
+            }
         };
         let found = match access.judge(read()) {
             Ok(found) => found,
@@ -143,9 +165,9 @@ pub fn lines(jobs: &Jobs, file: &File, format: Format, endpoint: &str, rows: &Ro
             }
         }
     });
-    Box::pin(futures_util::stream::unfold(receive, |mut receive| async move {
+    Box::pin(futures_util::stream::unfold((receive, waits), |(mut receive, waits)| async move {
         let part = receive.recv().await?;
-        Some((part, receive))
+        Some((part, (receive, waits)))
     }))
 }
 
@@ -158,7 +180,7 @@ pub async fn join(
     [output, errors]: [&Object; 2],
     name: String,
     lapse: Option<Duration>,
-) -> Result<Result<Object, String>, BusError> {
+) -> Result<Result<Object, String>, JobError> {
     let access = Access::of(jobs);
     let source = Stored::of(&access, &file.objects);
     let lines = [output, errors].map(|object| Parts::of(&access, object));
@@ -177,26 +199,29 @@ pub async fn join(
         let mut number = 0;
         for batch in table.batches(0, ROWS)? {
             let batch = batch?;
-            let first = number + 1;
-            number += batch.rows() as u64;
-            let own: Vec<_> =
-                (first..=number).map(|row| answers.of(row)).collect::<io::Result<_>>().map_err(unreadable)?;
-            let batch = match width {
-                Some(width) => {
-                    let vectors: Vec<_> = own.into_iter().map(|answer| vector(answer?, width)).collect();
-                    batch.with_vectors(&layout, &vectors)?
-                }
-                None => {
-                    let texts: Vec<_> =
-                        own.into_iter().map(|answer| Ok(answer?["response"]["body"].to_string())).collect();
-                    batch.with_answers(&layout, &texts)?
-                }
-            };
-            writer.write(&batch)?;
+            let mut from = 0;
+            while from < batch.rows() {
+                let own = answers.some(&mut number, batch.rows() - from).map_err(unreadable)?;
+                let rows = batch.slice(from, own.len());
+                from += own.len();
+                let rows = match width {
+                    Some(width) => {
+                        let vectors: Vec<_> = own.into_iter().map(|answer| vector(answer?, width)).collect();
+                        rows.with_vectors(&layout, &vectors)?
+                    }
+                    None => {
+                        let texts: Vec<_> =
+                            own.into_iter().map(|answer| Ok(answer?["response"]["body"].to_string())).collect();
+                        rows.with_answers(&layout, &texts)?
+                    }
+                };
+                writer.write(&rows)?;
+            }
         }
         let sink = writer.finish()?;
         sink.finish().map_err(|error| ColumnsError::Unwritable { format, why: error.to_string() })
     };
+    let _waits = access.waits();
     let joined = tokio::task::spawn_blocking(joining).await;
     access.judge(joined.map_err(|error| error.to_string()).and_then(|joined| joined.map_err(|error| error.to_string())))
 }
@@ -280,7 +305,7 @@ impl RowRequest {
 
 impl Answers {
     fn new(lines: [Parts; 2]) -> io::Result<Answers> {
-        let mut answers = Answers { lines: lines.map(BufRead::lines), next: [None, None] };
+        let mut answers = Answers { lines: lines.map(BufRead::lines), next: [None, None], bytes: 0 };
         for from in 0..answers.lines.len() {
             answers.read(from)?;
         }
@@ -295,12 +320,24 @@ impl Answers {
     fn read(&mut self, from: usize) -> io::Result<()> {
         self.next[from] = None;
         if let Some(line) = self.lines[from].next() {
-            let answer: Value = serde_json::from_str(&line?)?;
+            let line = line?;
+            self.bytes += line.len();
+            let answer: Value = serde_json::from_str(&line)?;
             let row = answer["custom_id"].as_str().and_then(|id| id.parse().ok());
             let row = row.ok_or_else(|| io::Error::other("a line has no number of a row for 'custom_id'"))?;
             self.next[from] = Some((row, answer));
         }
         Ok(())
+    }
+
+    /// The answers to the rows behind row `number`: to `most` rows, or fewer if they are large; one at least.
+    fn some(&mut self, number: &mut u64, most: usize) -> io::Result<Vec<Result<Value, String>>> {
+        let (mut all, until) = (Vec::new(), self.bytes.saturating_add(TOGETHER));
+        while all.len() < most && (all.is_empty() || self.bytes < until) {
+            *number += 1;
+            all.push(self.of(*number)?);
+        }
+        Ok(all)
     }
 
     /// The answer to a row, or the reason why the row has no answer.
@@ -331,11 +368,20 @@ fn reason(line: &Value) -> String {
 
 impl Access {
     fn of(jobs: &Jobs) -> Access {
-        Access { jobs: jobs.clone(), runtime: Handle::current(), fault: Arc::default() }
+        let (jobs, runtime) = (jobs.clone(), Handle::current());
+        Access { jobs, runtime, fault: Arc::default(), is_over: Arc::default() }
+    }
+
+    /// The work goes on until this is dropped.
+    fn waits(&self) -> Waits {
+        Waits(self.is_over.clone())
     }
 
     /// Waits for the store.
-    fn wait<T>(&self, asking: impl Future<Output = Result<T, BusError>>) -> io::Result<T> {
+    fn wait<T>(&self, asking: impl Future<Output = Result<T, JobError>>) -> io::Result<T> {
+        if self.is_over.load(Ordering::Relaxed) {
+            return Err(io::Error::other("nobody waits for it any more"));
+        }
         self.runtime.block_on(asking).map_err(|error| {
             let words = io::Error::other(error.to_string());
             if let Ok(mut fault) = self.fault.lock() {
@@ -345,8 +391,9 @@ impl Access {
         })
     }
 
-    /// Tells a fault of the store, which is an error, from one of the data.
-    fn judge<T>(&self, outcome: Result<T, String>) -> Result<Result<T, String>, BusError> {
+    /// Tells a fault of the store, which is an error, from one of the data. Bytes that are lost are one of the data once they were looked for
+    /// often enough.
+    fn judge<T>(&self, outcome: Result<T, String>) -> Result<Result<T, String>, JobError> {
         let fault = self.fault.lock().ok().and_then(|mut fault| fault.take());
         match fault.filter(|_| outcome.is_err()) {
             Some(fault) => Err(fault),
@@ -455,7 +502,7 @@ impl Sink {
         self.object = self.access.wait(async {
             let mut writer = objects::Writer::append(bus, object, self.lapse);
             writer.write(&bytes).await?;
-            writer.finish().await
+            Ok(writer.finish().await?)
         })?;
         Ok(())
     }

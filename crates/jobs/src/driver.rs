@@ -9,12 +9,11 @@ use tokio::task::{AbortHandle, JoinSet};
 use trireme_bus::{Bucket, Bus, Change, Entry};
 
 use crate::call::Execute;
-use crate::files::ARRIVING;
-use crate::jobs::{Jobs, Options, Shared};
+use crate::jobs::{Client, Jobs, Options, Shared};
 use crate::pace::Paces;
 use crate::record::{BatchState, Counts, Record, Step};
 use crate::statistics::{Load, Statistics};
-use crate::store::now;
+use crate::store::{new_id, now};
 use crate::turns::{Turn, Turns, until};
 use crate::{batch, store};
 
@@ -24,11 +23,15 @@ const TICK: Duration = Duration::from_secs(1);
 /// Pause before the store is followed again. Also how long after a job's run the watch may show its outcome, before the job is run again.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// Most files that are deleted in one tick because they have stopped to arrive.
+/// Most files that are deleted in one tick because they have expired or stopped to arrive.
 const SWEPT: usize = 16;
 
 /// Most webhooks that are called at the same time.
 const CALLS: usize = 128;
+
+/// A batch whose last gateway ended before it got on is begun while no other one of the kind is: it may have ended its gateway. The next one
+/// begins when it has got on, or after this time.
+const TRIAL: Duration = Duration::from_secs(30);
 
 /// Most jobs that are taken over in one tick, and at the same time.
 const TAKEN_OVER: usize = 2048;
@@ -62,8 +65,11 @@ struct Driver {
     open: HashMap<String, Open>,
     /// The batches of this gateway that have not ended.
     batches: HashMap<String, (BatchState, Counts)>,
-    /// The files that arrive, at any gateway, and until when new bytes have to come.
-    arriving: HashMap<String, u64>,
+    /// Those of them whose last gateway ended before they got on, and the one that is tried since this time.
+    suspects: HashSet<String>,
+    trial: Option<(String, Instant)>,
+    /// The files that expire, of any gateway, and when.
+    expiring: HashMap<String, u64>,
     /// Requests of this gateway by their destinations, oldest first. Some may have ended since.
     turns: Turns<String>,
     /// The jobs of this gateway that are run, or run again, at a time: when, and the id.
@@ -89,15 +95,20 @@ impl Jobs {
     ) -> (Jobs, impl Future<Output = ()> + Send + 'static) {
         let paces = Paces::new(options.max_in_flight);
         let (ended, _) = tokio::sync::broadcast::channel(1024);
-        let jobs = Jobs(Arc::new(Shared {
-            bus,
-            own: own.to_owned(),
-            execute,
-            options,
-            paces,
-            counters: Default::default(),
-            ended,
-        }));
+        let jobs = Jobs(
+            Arc::new(Shared {
+                bus,
+                own: own.to_owned(),
+                process: new_id(""),
+                execute,
+                options,
+                paces,
+                counters: Default::default(),
+                index: Default::default(),
+                ended,
+            }),
+            Client::Everybody,
+        );
         (jobs.clone(), run(jobs))
     }
 
@@ -115,7 +126,9 @@ async fn run(jobs: Jobs) {
         jobs,
         open: HashMap::new(),
         batches: HashMap::new(),
-        arriving: HashMap::new(),
+        suspects: HashSet::new(),
+        trial: None,
+        expiring: HashMap::new(),
         later: BTreeSet::new(),
         webhooks: BTreeSet::new(),
         running: JoinSet::new(),
@@ -144,8 +157,11 @@ async fn run(jobs: Jobs) {
             tokio::select! {
                 change = changes.recv() => match change {
                     Some(Change::Put(entry)) => driver.put(&entry),
-                    Some(Change::Deleted { key, .. }) => driver.close(&key),
-                    Some(Change::Complete) => {}
+                    Some(Change::Deleted { key, .. }) => {
+                        driver.jobs.0.index.remove(&key);
+                        driver.close(&key);
+                    }
+                    Some(Change::Complete) => driver.jobs.0.index.complete(),
                     None => break,
                 },
                 Some(ended) = driver.running.join_next_with_id() => driver.ended(ended),
@@ -171,10 +187,13 @@ impl Driver {
         };
         // Ids have no characters that keys escape.
         let id = entry.key.clone();
-        if let Record::File(file) = &record
-            && file.purpose == ARRIVING
-        {
-            self.arriving.insert(id, file.expires.unwrap_or_default());
+        self.jobs.0.index.put(&id, &record);
+        if let Record::File(file) = &record {
+            // What batches have written lapses by itself, as uploads do.
+            match file.expires.filter(|_| file.purpose().is_swept()) {
+                Some(at) => self.expiring.insert(id, at),
+                None => self.expiring.remove(&id),
+            };
             return;
         }
         let (Some(owner), Some((step, at))) = (record.open_for(), record.step()) else { return self.close(&id) };
@@ -195,6 +214,11 @@ impl Driver {
         }
         if let Record::Batch(batch) = &record {
             self.batches.insert(id.clone(), (batch.state, batch.counts));
+            if batch.attempts.is_suspect(&self.jobs.0.process) {
+                self.suspects.insert(id.clone());
+            } else if batch.attempts.begun == 0 {
+                self.clear(&id);
+            }
         }
         match (self.open.get(&id), &record) {
             (Some(Open::Runs { stop: Some(stop), .. }), Record::Batch(batch)) => {
@@ -270,8 +294,9 @@ impl Driver {
 
     /// Forgets a job that has ended or belongs to another gateway; stops running it.
     fn close(&mut self, id: &str) {
-        self.arriving.remove(id);
+        self.expiring.remove(id);
         self.batches.remove(id);
+        self.clear(id);
         match self.open.remove(id) {
             Some(Open::Runs { task, .. }) => task.abort(),
             Some(Open::Later(Step::Request(_) | Step::Batch, at) | Open::Ran(_, at)) => {
@@ -304,7 +329,25 @@ impl Driver {
         }
     }
 
+    /// A batch is suspect no more.
+    fn clear(&mut self, id: &str) {
+        self.suspects.remove(id);
+        if self.trial.as_ref().is_some_and(|(trial, _)| trial == id) {
+            self.trial = None;
+        }
+    }
+
     fn run_batch(&mut self, id: String) {
+        if self.suspects.contains(&id) {
+            let is_other = |(trial, since): &(String, Instant)| *trial != id && since.elapsed() < TRIAL;
+            if self.trial.as_ref().is_some_and(is_other) {
+                let at = now() + AGAIN.as_secs();
+                self.later.insert((at, id.clone()));
+                self.open.insert(id, Open::Ran(Step::Batch, at));
+                return;
+            }
+            self.trial = Some((id.clone(), Instant::now()));
+        }
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let (jobs, own) = (self.jobs.clone(), id.clone());
         let task = self.running.spawn(async move {
@@ -390,19 +433,20 @@ impl Driver {
         };
     }
 
-    /// Deletes files that have stopped to arrive.
+    /// Deletes files that have expired or stopped to arrive.
     async fn sweep(&mut self) {
         let now = now();
-        let over = self.arriving.iter().filter(|(_, until)| **until <= now).map(|(id, _)| id.clone());
+        let over = self.expiring.iter().filter(|(_, until)| **until <= now).map(|(id, _)| id.clone());
         for id in over.take(SWEPT).collect::<Vec<_>>() {
             match self.jobs.sweep(&id).await {
                 // A record that was written meanwhile comes on the watch.
-                Ok(()) => {
-                    self.arriving.remove(&id);
+                Ok(None) => {
+                    self.expiring.remove(&id);
                 }
-                Err(error) => {
-                    tracing::warn!(file = id, %error, "a file that has stopped to arrive could not be deleted yet")
+                Ok(Some(at)) => {
+                    self.expiring.insert(id, at);
                 }
+                Err(error) => tracing::warn!(file = id, %error, "a file that has expired could not be deleted yet"),
             }
         }
     }

@@ -16,9 +16,20 @@ pub enum JobError {
     /// The client's key was used before, for another request.
     #[error("the Idempotency-Key was used before with another request: send each request with a key of its own")]
     OtherRequest,
+    /// A batch reads the file.
+    #[error("file '{id}' is in use by {batch}: cancel that first, or wait until it has ended")]
+    InUse {
+        /// The file.
+        id: String,
+        /// Who reads it.
+        batch: String,
+    },
     /// The request names something that cannot be done.
     #[error("{0}")]
     Invalid(String),
+    /// Bytes that a record names are not in the store any more.
+    #[error("{0}")]
+    Lost(String),
     /// The store refused or could not be reached.
     #[error("the store of jobs: {0}")]
     Bus(#[from] BusError),

@@ -1,16 +1,21 @@
 //! Files: written as they arrive, read as they are sent, listed and deleted.
+//!
+//! A file's bytes lie in the store without a time to live, and its record names when it expires: a gateway's driver deletes what has
+//! expired. So the terms of a file may come behind its bytes, and the parts of an upload become a file as they are.
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::Stream;
-use trireme_bus::{Bucket, BusError};
+use ring::digest::{Context, SHA256};
+use trireme_bus::BusError;
 
 use crate::error::JobError;
 use crate::jobs::Jobs;
 use crate::objects::{self, Writer};
-use crate::record::{File, Object, Record};
-use crate::store::{Kept, decode, new_id, now};
+use crate::record::{File, Object, Purpose, Record};
+use crate::requests::sha256;
+use crate::store::{Kept, new_id, now};
 
 /// The kind of record in errors.
 const KIND: &str = "file";
@@ -18,53 +23,80 @@ const KIND: &str = "file";
 /// The prefix of ids.
 const PREFIX: &str = "file-";
 
-/// The purpose of the record of an upload that is not complete.
-const UPLOAD: &str = "upload";
-
-/// The purpose of the record of a file whose bytes still arrive. No client sees it.
-pub(crate) const ARRIVING: &str = "arriving";
-
 /// The record of a file that arrives is written again after so many parts.
 const NOTED_PARTS: u64 = 64;
 
+/// Names of batches over a file are looked through when there are so many: most of those have ended.
+const USERS: usize = 16;
+
+/// How much longer a file that is in use is kept at a time, once it has expired.
+const HELD: Duration = Duration::from_secs(60);
+
 /// A file that arrives. Its record names the time until which new bytes have to come: a gateway deletes the parts of a file whose client or
 /// gateway is gone.
-pub struct Upload<'a> {
+pub struct Arrival<'a> {
     jobs: &'a Jobs,
     id: String,
     writer: Writer<'a>,
-    lapse: Option<Duration>,
     /// The revision of its record, 0 before the first bytes; how many parts that has, and when it was written.
     revision: u64,
     noted: u64,
     noted_at: Instant,
+    digest: Context,
 }
 
 /// The bytes of a file on their way out.
-pub type Content = std::pin::Pin<Box<dyn Stream<Item = Result<Bytes, BusError>> + Send>>;
+pub type Content = std::pin::Pin<Box<dyn Stream<Item = Result<Bytes, JobError>> + Send>>;
 
 // === impl Jobs ===
 
 impl Jobs {
-    /// Begins a file, which is deleted after `lapse`.
-    pub fn upload(&self, lapse: Option<Duration>) -> Upload<'_> {
-        let id = new_id(PREFIX);
-        let object = Object { name: id.clone(), ..Object::default() };
-        let writer = Writer::append(self.0.bus.as_ref(), object, lapse);
-        Upload { jobs: self, id, writer, lapse, revision: 0, noted: 0, noted_at: Instant::now() }
+    /// Begins a file.
+    pub fn arrival(&self) -> Arrival<'_> {
+        self.arrival_as(new_id(PREFIX))
     }
 
-    /// The record of a file.
+    /// Begins the file `id`.
+    pub(crate) fn arrival_as(&self, id: String) -> Arrival<'_> {
+        let object = Object { name: id.clone(), ..Object::default() };
+        let writer = Writer::append(self.0.bus.as_ref(), object, None);
+        Arrival {
+            jobs: self,
+            id,
+            writer,
+            revision: 0,
+            noted: 0,
+            noted_at: Instant::now(),
+            digest: Context::new(&SHA256),
+        }
+    }
+
+    /// The record of a file, if it is one of this client's.
     pub async fn file(&self, id: &str) -> Result<File, JobError> {
-        match self.read(id).await?.map(|kept| kept.record) {
-            Some(Record::File(file)) if file.purpose != ARRIVING => Ok(file),
+        Ok(self.kept_file(id).await?.0)
+    }
+
+    /// The record of a file and its revision.
+    async fn kept_file(&self, id: &str) -> Result<(File, u64), JobError> {
+        match self.read(id).await? {
+            Some(Kept { record: Record::File(file), revision })
+                if file.purpose().is_file() && self.sees(&file.client) =>
+            {
+                // Its bytes are there until the record is gone.
+                Ok((file, revision))
+            }
             _ => Err(unknown(id)),
         }
     }
 
     /// The bytes of a file.
     pub fn content(&self, file: &File) -> Content {
-        let (jobs, objects) = (self.clone(), file.objects.clone());
+        self.bytes_of(file.objects.clone())
+    }
+
+    /// The bytes of objects, one after the other.
+    pub(crate) fn bytes_of(&self, objects: Vec<Object>) -> Content {
+        let jobs = self.clone();
         let parts =
             objects.into_iter().flat_map(|object| (0..object.parts).map(move |part| (object.name.clone(), part)));
         Box::pin(futures_util::stream::unfold((jobs, parts), |(jobs, mut parts)| async move {
@@ -73,156 +105,181 @@ impl Jobs {
         }))
     }
 
-    /// Joins files to a new one, in this order, which expires with the first of them. The files are gone afterwards.
-    async fn join_files(&self, name: &str, purpose: &str, ids: &[String]) -> Result<(String, File), JobError> {
-        let (mut objects, mut expires) = (Vec::new(), None);
-        for id in ids {
-            let part = self.file(id).await?;
-            expires = expires.into_iter().chain(part.expires).min();
-            objects.extend(part.objects);
+    /// Notes that batch `user` reads a file, so that the file stays. Returns its record.
+    pub(crate) async fn hold_file(&self, id: &str, user: &str) -> Result<File, JobError> {
+        loop {
+            let (mut file, revision) = self.kept_file(id).await?;
+            if file.used_by.len() >= USERS {
+                file.used_by = self.users_of(&file).await?;
+            }
+            file.used_by.push(user.to_owned());
+            match self.write(id, &Record::File(file.clone()), revision, lapse_of(&file)).await {
+                Ok(_) => return Ok(file),
+                Err(BusError::Conflict { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
-        let bytes = objects.iter().map(|object| object.bytes).sum();
-        let file = File { name: name.to_owned(), purpose: purpose.to_owned(), bytes, created: now(), expires, objects };
-        let id = new_id(PREFIX);
-        let lapse = expires.map(|at| Duration::from_secs(at.saturating_sub(now())));
-        self.write(&id, &Record::File(file.clone()), 0, lapse).await?;
-        for id in ids {
-            self.forget(id).await?;
-        }
-        Ok((id, file))
     }
 
-    /// Begins an upload of `bytes` bytes in parts; returns its id and record. The parts are files of their own until then.
-    pub async fn begin_upload(&self, name: &str, bytes: u64, time: Duration) -> Result<(String, File), JobError> {
-        let file = File {
-            name: name.to_owned(),
-            purpose: UPLOAD.to_owned(),
-            bytes,
-            created: now(),
-            expires: Some(now() + time.as_secs()),
-            objects: Vec::new(),
-        };
-        let id = new_id("upload_");
-        self.write(&id, &Record::File(file.clone()), 0, Some(time)).await?;
-        Ok((id, file))
+    /// The batches over a file that have not ended.
+    async fn users_of(&self, file: &File) -> Result<Vec<String>, JobError> {
+        let mut users = Vec::new();
+        for user in &file.used_by {
+            let batch = self.read(user).await?.and_then(|kept| kept.record.into_batch());
+            if batch.is_some_and(|batch| !batch.state.is_end()) {
+                users.push(user.clone());
+            }
+        }
+        Ok(users)
     }
 
-    /// Ends an upload: its parts, in this order, become a file.
-    pub async fn complete_upload(&self, id: &str, parts: &[String]) -> Result<(String, File), JobError> {
-        let upload = self.file(id).await?;
-        if upload.purpose != UPLOAD {
-            return Err(JobError::Invalid(format!("'{id}' is a file and no upload")));
-        }
-        let mut bytes = 0;
-        for part in parts {
-            bytes += self.file(part).await?.bytes;
-        }
-        if bytes != upload.bytes {
-            let announced = upload.bytes;
-            return Err(JobError::Invalid(format!(
-                "the parts have {bytes} bytes, but the upload announced {announced}"
-            )));
-        }
-        let joined = self.join_files(&upload.name, "batch", parts).await?;
-        self.forget(id).await?;
-        Ok(joined)
-    }
-
-    /// All files, the oldest first, without uploads that are not complete.
-    pub async fn files(&self) -> Result<Vec<(String, File)>, JobError> {
-        let records = self.records().await?;
-        Ok(records
-            .into_iter()
-            .filter_map(|(id, record)| Some((id, record.into_file()?)))
-            .filter(|(_, file)| ![UPLOAD, ARRIVING].contains(&file.purpose.as_str()))
-            .collect())
-    }
-
-    /// Deletes a file and its bytes.
+    /// Deletes a file and its bytes. An error if a batch reads it.
     pub async fn delete_file(&self, id: &str) -> Result<(), JobError> {
-        let file = self.file(id).await?;
-        self.forget(id).await?;
+        let (file, revision) = self.kept_file(id).await?;
+        if let Some(batch) = self.users_of(&file).await?.pop() {
+            return Err(JobError::InUse { id: id.to_owned(), batch });
+        }
+        // A batch may have begun to read it.
+        if !self.erase(id, Some(revision)).await? {
+            return Err(JobError::InUse { id: id.to_owned(), batch: "another request".to_owned() });
+        }
         for object in &file.objects {
             objects::delete(self.0.bus.as_ref(), object).await?;
         }
         Ok(())
     }
 
-    /// Deletes a file whose bytes have stopped to arrive.
-    pub(crate) async fn sweep(&self, id: &str) -> Result<(), JobError> {
-        let Some(Kept { record: Record::File(file), revision }) = self.read(id).await? else { return Ok(()) };
-        if file.purpose != ARRIVING || file.expires.is_none_or(|at| at > now()) {
-            return Ok(());
+    /// Deletes a file that has stopped to arrive, a part whose upload was not completed, or a file that has expired. Returns when it is to be
+    /// looked at again, if it is held.
+    pub(crate) async fn sweep(&self, id: &str) -> Result<Option<u64>, JobError> {
+        let Some(Kept { record: Record::File(file), revision }) = self.read(id).await? else { return Ok(None) };
+        if file.expires.is_none_or(|at| at > now()) {
+            return Ok(file.expires);
         }
-        tracing::info!(file = id, "a file has stopped to arrive: its parts are deleted");
+        if !self.users_of(&file).await?.is_empty() {
+            return Ok(Some(now() + HELD.as_secs()));
+        }
+        let is_whole = file.purpose().is_file();
+        if !is_whole {
+            tracing::info!(file = id, "a file has stopped to arrive: its parts are deleted");
+        }
+        // The record of a whole file goes first: a batch may begin to read it. If that of another one cannot be deleted, another gateway was
+        // faster, or the client goes on: its file will miss parts, and it hears of that at the end.
+        if is_whole && !self.erase(id, Some(revision)).await? {
+            return Ok(None);
+        }
         for object in &file.objects {
             objects::delete_all(self.0.bus.as_ref(), object).await?;
         }
-        match self.0.bus.delete(Bucket::Jobs, &trireme_bus::escape_token(id), Some(revision)).await {
-            // Another gateway was faster, or the client goes on: its file will miss parts, and it hears of that at the end.
-            Ok(_) | Err(BusError::Conflict { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
+        if !is_whole {
+            self.erase(id, Some(revision)).await?;
         }
-    }
-
-    /// All records, the one that was changed first at the beginning.
-    pub(crate) async fn records(&self) -> Result<Vec<(String, Record)>, JobError> {
-        let (mut records, mut revision) = (Vec::new(), 0);
-        while let Some(entry) = self.0.bus.next(Bucket::Jobs, revision).await? {
-            revision = entry.revision;
-            match decode(&entry.value) {
-                Ok(record) => records.push((entry.key, record)),
-                Err(error) => tracing::warn!(job = entry.key, %error, "a job that cannot be read is left alone"),
-            }
-        }
-        Ok(records)
+        Ok(None)
     }
 
     /// Removes a record.
     pub(crate) async fn forget(&self, id: &str) -> Result<(), JobError> {
-        self.0.bus.delete(Bucket::Jobs, &trireme_bus::escape_token(id), None).await?;
+        self.erase(id, None).await?;
         Ok(())
     }
 
-    /// Writes the record of a file whose bytes are `object`. A batch that crashed may have written the record before.
+    /// Writes the record of a file whose bytes are `object`, which lapse by themselves. A batch that crashed may have written the record
+    /// before.
     pub(crate) async fn publish(
         &self,
         id: &str,
+        client: &str,
         name: String,
         object: &Object,
-        lapse: Option<Duration>,
+        lapse: Duration,
     ) -> Result<(), JobError> {
-        let expires = lapse.map(|lapse| now() + lapse.as_secs());
-        let file = as_file(&name, "batch_output", object.clone(), expires);
+        let file = File {
+            bytes: object.bytes,
+            expires: Some(now() + lapse.as_secs()),
+            objects: vec![object.clone()],
+            ..File::new(client, &name, Purpose::BatchOutput)
+        };
         let revision = self.read(id).await?.map_or(0, |kept: Kept| kept.revision);
-        self.write(id, &Record::File(file), revision, lapse).await?;
+        self.write(id, &Record::File(file), revision, Some(lapse)).await?;
         Ok(())
     }
 }
 
-// === impl Upload ===
+/// The time to live of a file's record: what a batch has written lapses by itself.
+fn lapse_of(file: &File) -> Option<Duration> {
+    let lapses = file.purpose() == Purpose::BatchOutput;
+    file.expires.filter(|_| lapses).map(|at| Duration::from_secs(at.saturating_sub(now()).max(1)))
+}
 
-impl Upload<'_> {
+// === impl Arrival ===
+
+impl Arrival<'_> {
     /// Adds bytes.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), JobError> {
         let patience = self.jobs.0.options.upload_patience;
         let is_old = self.noted_at.elapsed() > patience / 4;
         if self.revision == 0 || is_old || self.writer.object().parts >= self.noted + NOTED_PARTS {
-            let object = self.writer.object().clone();
-            self.noted = object.parts;
-            let expires = Some(now() + patience.as_secs());
-            self.revision = self.note(as_file("", ARRIVING, object, expires), None).await?;
+            self.noted = self.writer.object().parts;
+            let file = self.record("", Purpose::Arriving, Some(now() + patience.as_secs()));
+            self.revision = self.note(file).await?;
             self.noted_at = Instant::now();
         }
+        self.digest.update(bytes);
         Ok(self.writer.write(bytes).await?)
     }
 
-    /// Ends the file. It is in the store when this returns.
-    pub async fn finish(mut self, name: &str, purpose: &str) -> Result<(String, File), JobError> {
+    /// Ends the file, which is deleted after `lapse`. It is in the store when this returns.
+    pub async fn finish(self, name: &str, lapse: Option<Duration>) -> Result<(String, File), JobError> {
+        self.finish_as(name, Purpose::Batch, lapse, None).await
+    }
+
+    /// Like [`Arrival::finish`]. With `key` a second file with the same key, name, terms and bytes is the first one.
+    pub async fn finish_once(
+        mut self,
+        name: &str,
+        lapse: Option<Duration>,
+        key: Option<&str>,
+    ) -> Result<(String, File), JobError> {
+        let Some(key) = key else { return self.finish(name, lapse).await };
         self.writer.flush().await?;
-        let expires = self.lapse.map(|lapse| now() + lapse.as_secs());
-        let file = as_file(name, purpose, self.writer.object().clone(), expires);
-        self.note(file.clone(), self.lapse).await?;
+        let bytes = self.digest.clone().finish();
+        let terms = lapse.map_or(0, |lapse| lapse.as_secs()).to_le_bytes();
+        let digest = Bytes::from(sha256(&[name.as_bytes(), &terms, bytes.as_ref()]));
+        let id = format!("{PREFIX}{}", self.jobs.id_of_key(key));
+        let expires = lapse.map(|lapse| now().saturating_add(lapse.as_secs()));
+        let file = File { digest, ..self.record(name, Purpose::Batch, expires) };
+        // The bytes are this record's no more, so that they do not go with it.
+        let left = Some(now() + self.jobs.0.options.upload_patience.as_secs());
+        let arrived = File { objects: Vec::new(), ..self.record("", Purpose::Arriving, left) };
+        self.note(arrived).await?;
+        let there = match self.jobs.write(&id, &Record::File(file.clone()), 0, None).await {
+            Ok(_) => Ok(file),
+            Err(BusError::Conflict { .. }) => match self.jobs.file(&id).await {
+                Ok(there) if there.digest == file.digest => Ok(there),
+                Ok(_) => Err(JobError::OtherRequest),
+                Err(error) => Err(error),
+            },
+            Err(error) => Err(error.into()),
+        };
+        if !there.as_ref().is_ok_and(|there| there.objects == self.record("", Purpose::Batch, None).objects) {
+            objects::delete_all(self.jobs.0.bus.as_ref(), self.writer.object()).await?;
+        }
+        self.jobs.forget(&self.id).await?;
+        Ok((id, there?))
+    }
+
+    /// Ends the file with another purpose; `upload` is the one that it is a part of.
+    pub(crate) async fn finish_as(
+        mut self,
+        name: &str,
+        purpose: Purpose,
+        lapse: Option<Duration>,
+        upload: Option<String>,
+    ) -> Result<(String, File), JobError> {
+        self.writer.flush().await?;
+        let expires = lapse.map(|lapse| now().saturating_add(lapse.as_secs()));
+        let file = File { upload, ..self.record(name, purpose, expires) };
+        self.note(file.clone()).await?;
         Ok((self.id, file))
     }
 
@@ -232,16 +289,16 @@ impl Upload<'_> {
         self.jobs.forget(&self.id).await
     }
 
-    /// Writes its record. An error if its parts were deleted meanwhile.
-    async fn note(&self, file: File, lapse: Option<Duration>) -> Result<u64, JobError> {
-        Ok(self.jobs.write(&self.id, &Record::File(file), self.revision, lapse).await?)
+    fn record(&self, name: &str, purpose: Purpose, expires: Option<u64>) -> File {
+        let object = self.writer.object().clone();
+        let file = File::new(self.jobs.client(), name, purpose);
+        File { bytes: object.bytes, expires, objects: vec![object], ..file }
     }
-}
 
-/// The record of a file with the bytes of `object`.
-fn as_file(name: &str, purpose: &str, object: Object, expires: Option<u64>) -> File {
-    let (name, purpose) = (name.to_owned(), purpose.to_owned());
-    File { name, purpose, bytes: object.bytes, created: now(), expires, objects: vec![object] }
+    /// Writes its record. An error if its parts were deleted meanwhile.
+    async fn note(&self, file: File) -> Result<u64, JobError> {
+        Ok(self.jobs.write(&self.id, &Record::File(file), self.revision, None).await?)
+    }
 }
 
 fn unknown(id: &str) -> JobError {

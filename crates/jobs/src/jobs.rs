@@ -6,6 +6,7 @@ use std::time::Duration;
 use trireme_bus::Bus;
 
 use crate::call::Execute;
+use crate::lists::Index;
 use crate::pace::Paces;
 use crate::statistics::Counters;
 
@@ -18,6 +19,8 @@ pub struct Options {
     pub time_to_live: Duration,
     /// How long a file may arrive without new bytes. Then its parts are deleted.
     pub upload_patience: Duration,
+    /// Bytes of a batch's error file at which the batch ends: its lines fail for the same few reasons, however many they are.
+    pub max_error_bytes: u64,
 }
 
 /// When a job begins, and which URL is called when it has ended.
@@ -31,16 +34,54 @@ pub struct Terms {
 
 /// Durable work on one bus. Clones are the same.
 #[derive(Clone)]
-pub struct Jobs(pub(crate) Arc<Shared>);
+pub struct Jobs(pub(crate) Arc<Shared>, pub(crate) Client);
+
+/// Who asks: what belongs to another one is not there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Client {
+    /// The system itself, or an administrator.
+    #[default]
+    Everybody,
+    /// The owner of an API key, by its name. Without keys the name is empty.
+    Owner(Arc<str>),
+}
+
+// === impl Jobs ===
+
+impl Jobs {
+    /// The same work as this client sees it.
+    pub fn of(&self, client: Client) -> Jobs {
+        Jobs(self.0.clone(), client)
+    }
+
+    /// Whether what belongs to `owner` is there for this client.
+    pub(crate) fn sees(&self, owner: &str) -> bool {
+        match &self.1 {
+            Client::Everybody => true,
+            Client::Owner(name) => name.as_ref() == owner,
+        }
+    }
+
+    /// The owner of what this client makes.
+    pub(crate) fn client(&self) -> &str {
+        match &self.1 {
+            Client::Everybody => "",
+            Client::Owner(name) => name,
+        }
+    }
+}
 
 pub(crate) struct Shared {
     pub bus: Arc<dyn Bus>,
     /// The name of this gateway.
     pub own: String,
+    /// Tells this process from others, also from earlier ones of the same name.
+    pub process: String,
     pub execute: Arc<dyn Execute>,
     pub options: Options,
     pub paces: Paces,
     pub counters: Counters,
+    pub index: Index,
     /// Wakes those that wait for the end of a job.
     pub ended: tokio::sync::broadcast::Sender<String>,
 }

@@ -6,12 +6,15 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, StreamExt};
 use serde::Deserialize;
 use serde_json::Value;
-use trireme_bus::BusError;
 
 use crate::call::JobCall;
+use crate::error::JobError;
 
 /// Longest line, in bytes. A longer one is an error of its own.
 pub const LONGEST_LINE: usize = 32 << 20;
+
+/// Most bytes of a client's text that an error shows.
+const SHOWN: usize = 512;
 
 /// Reads lines from the parts of a file.
 pub struct Lines<S> {
@@ -46,14 +49,14 @@ pub struct Asked {
 
 // === impl Lines ===
 
-impl<S: Stream<Item = Result<Bytes, BusError>> + Unpin> Lines<S> {
+impl<S: Stream<Item = Result<Bytes, JobError>> + Unpin> Lines<S> {
     /// Reads `parts`, which begin `offset` bytes into the file.
     pub fn new(parts: S, offset: u64) -> Lines<S> {
         Lines { parts, rest: BytesMut::new(), searched: 0, overlong: false, ended: false, offset }
     }
 
     /// The next line, or `None` at the end.
-    pub async fn next(&mut self) -> Result<Option<Line>, BusError> {
+    pub async fn next(&mut self) -> Result<Option<Line>, JobError> {
         loop {
             let found = self.rest[self.searched..].iter().position(|&byte| byte == b'\n');
             if let Some(at) = found {
@@ -127,10 +130,10 @@ impl Line {
         let call = match (fields.remove("method"), fields.remove("url"), fields.remove("body")) {
             _ if !custom_id.is_string() => Err("'custom_id' is missing or no string".to_owned()),
             (Some(Value::String(method)), _, _) if method != "POST" => {
-                Err(format!("'method' is '{method}', expected POST"))
+                Err(format!("'method' is '{}', expected POST", shown(&method)))
             }
             (_, Some(Value::String(url)), _) if url != endpoint => {
-                Err(format!("'url' is '{url}', but the batch has the endpoint '{endpoint}'"))
+                Err(format!("'url' is '{}', but the batch has the endpoint '{endpoint}'", shown(&url)))
             }
             (_, Some(Value::String(_)), Some(body @ Value::Object(_))) => Ok(JobCall {
                 path: endpoint.to_owned(),
@@ -144,12 +147,17 @@ impl Line {
     }
 }
 
+/// The beginning of a client's text, for errors.
+pub fn shown(text: &str) -> &str {
+    &text[..text.floor_char_boundary(SHOWN)]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     async fn lines(parts: &[&[u8]]) -> (Vec<Line>, u64) {
-        let parts: Vec<Result<Bytes, BusError>> = parts.iter().map(|part| Ok(Bytes::copy_from_slice(part))).collect();
+        let parts: Vec<Result<Bytes, JobError>> = parts.iter().map(|part| Ok(Bytes::copy_from_slice(part))).collect();
         let mut lines = Lines::new(futures_util::stream::iter(parts), 0);
         let mut all = Vec::new();
         while let Some(line) = lines.next().await.unwrap() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use trireme_bus::{Bucket, Bus, BusError, escape_token};
 
+use crate::error::JobError;
 use crate::record::Object;
 
 /// Bytes in a part: below the largest message of a broker with its default settings.
@@ -72,7 +73,7 @@ impl<'a> Writer<'a> {
 }
 
 /// A part of an object.
-pub async fn read_part(bus: &dyn Bus, object: &str, part: u64) -> Result<Bytes, BusError> {
+pub async fn read_part(bus: &dyn Bus, object: &str, part: u64) -> Result<Bytes, JobError> {
     for look in 0..LOOKS {
         if look > 0 {
             tokio::time::sleep(LOOK_PAUSE).await;
@@ -81,13 +82,12 @@ pub async fn read_part(bus: &dyn Bus, object: &str, part: u64) -> Result<Bytes, 
             return Ok(entry.value);
         }
     }
-    let reason = format!("part {part} of '{object}' is missing: it was deleted, or the broker lost it");
-    Err(BusError::Refused { action: "reading an object", reason })
+    Err(JobError::Lost(format!("part {part} of '{object}' is missing: it was deleted, or the broker lost it")))
 }
 
 /// The whole object.
-pub async fn read_whole(bus: &dyn Bus, object: &Object) -> Result<Bytes, BusError> {
-    let mut whole = BytesMut::with_capacity(usize::try_from(object.bytes).unwrap_or_default());
+pub async fn read_whole(bus: &dyn Bus, object: &Object) -> Result<Bytes, JobError> {
+    let mut whole = BytesMut::new();
     for part in 0..object.parts {
         whole.extend_from_slice(&read_part(bus, &object.name, part).await?);
     }

@@ -42,6 +42,9 @@ pub struct Request {
     /// The URL that is called when it has ended.
     #[serde(default)]
     pub webhook: Option<Webhook>,
+    /// The client whose request it is.
+    #[serde(default)]
+    pub(crate) client: String,
     /// A digest of its path, headers and body.
     pub(crate) digest: Bytes,
     /// The queue that the call goes to.
@@ -50,6 +53,9 @@ pub struct Request {
     /// Path and headers; the body is in `body`.
     pub(crate) call: JobCall,
     pub(crate) body: Body,
+    /// Times that the body was not in the store.
+    #[serde(default)]
+    pub(crate) lost: u32,
     /// Status and headers of the answer; the body is in `answer_body`.
     pub(crate) answer: Option<JobAnswer>,
     pub(crate) answer_body: Body,
@@ -91,8 +97,23 @@ pub(crate) struct Object {
 pub struct File {
     /// Its name.
     pub name: String,
-    /// Its purpose, as the client named it: `batch`, `batch_output`.
-    pub purpose: String,
+    /// Its purpose: `batch` or `batch_output`; other words are those of uploads.
+    pub(crate) purpose: String,
+    /// The client whose file it is.
+    #[serde(default)]
+    pub(crate) client: String,
+    /// The batches that read it. Some may have ended.
+    #[serde(default)]
+    pub(crate) used_by: Vec<String>,
+    /// The upload that it is a part of.
+    #[serde(default)]
+    pub(crate) upload: Option<String>,
+    /// What tells it from another file under the same key of its client.
+    #[serde(default)]
+    pub(crate) digest: Bytes,
+    /// Of an upload: how long its file is kept, in seconds.
+    #[serde(default)]
+    pub(crate) lapse: Option<u64>,
     /// Its size in bytes.
     pub bytes: u64,
     /// When it was written.
@@ -101,6 +122,23 @@ pub struct File {
     pub expires: Option<u64>,
     /// Its bytes, in this order.
     pub(crate) objects: Vec<Object>,
+}
+
+/// What a record of a file stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A file that batches read.
+    Batch,
+    /// A file that a batch has written.
+    BatchOutput,
+    /// An upload that is not complete.
+    Upload,
+    /// A part of one.
+    Part,
+    /// An upload whose parts have become a file.
+    Joined,
+    /// A file whose bytes still arrive.
+    Arriving,
 }
 
 /// A batch: every line of a file is a request. Times are seconds since 1970.
@@ -140,7 +178,15 @@ pub struct Batch {
     /// The URL that is called when it has ended.
     #[serde(default)]
     pub webhook: Option<Webhook>,
+    /// The client whose batch it is.
+    #[serde(default)]
+    pub(crate) client: String,
+    /// What tells it from another batch under the same key of its client.
+    #[serde(default)]
+    pub(crate) digest: Bytes,
     pub(crate) checkpoint: Checkpoint,
+    #[serde(default)]
+    pub(crate) attempts: Attempts,
     /// How rows become requests, where the file has columns.
     #[serde(default)]
     pub(crate) rows: RowRequest,
@@ -197,6 +243,19 @@ pub(crate) struct Checkpoint {
     pub errors: Object,
 }
 
+/// How often a batch was begun in vain. The counts are in its record, because a batch that ends its gateway leaves nothing else.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Attempts {
+    /// Processes that have begun it since it last got on, and the last one of them.
+    pub begun: u32,
+    pub by: String,
+    /// Processes that have begun to write its output as columns, and the last one of them.
+    pub joins: u32,
+    pub joins_by: String,
+    /// Times that bytes of its input or output were not in the store.
+    pub lost: u32,
+}
+
 /// A URL that is called when a job has ended, and how far that is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Webhook {
@@ -233,6 +292,98 @@ pub(crate) enum Step {
     Batch,
     /// Calls the webhook of a job that has ended.
     Webhook,
+}
+
+// === impl Purpose ===
+
+impl Purpose {
+    const ALL: [Purpose; 6] =
+        [Purpose::Batch, Purpose::BatchOutput, Purpose::Upload, Purpose::Part, Purpose::Joined, Purpose::Arriving];
+
+    /// Its name in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Purpose::Batch => "batch",
+            Purpose::BatchOutput => "batch_output",
+            Purpose::Upload => "upload",
+            Purpose::Part => "upload_part",
+            Purpose::Joined => "upload_joined",
+            Purpose::Arriving => "arriving",
+        }
+    }
+
+    /// Whether gateways delete it when it has expired; others lapse by themselves.
+    pub fn is_swept(self) -> bool {
+        matches!(self, Purpose::Batch | Purpose::Part | Purpose::Arriving)
+    }
+
+    /// Whether clients see such records as files.
+    pub fn is_file(self) -> bool {
+        matches!(self, Purpose::Batch | Purpose::BatchOutput)
+    }
+}
+
+// === impl File ===
+
+impl File {
+    /// A file without bytes.
+    pub(crate) fn new(client: &str, name: &str, purpose: Purpose) -> File {
+        File {
+            name: name.to_owned(),
+            purpose: purpose.name().to_owned(),
+            client: client.to_owned(),
+            used_by: Vec::new(),
+            upload: None,
+            digest: Bytes::new(),
+            lapse: None,
+            bytes: 0,
+            created: crate::store::now(),
+            expires: None,
+            objects: Vec::new(),
+        }
+    }
+
+    /// What it stands for. Other words are of an earlier release, for files.
+    pub(crate) fn purpose(&self) -> Purpose {
+        Purpose::ALL.into_iter().find(|purpose| purpose.name() == self.purpose).unwrap_or(Purpose::Batch)
+    }
+
+    /// Its purpose in the API.
+    pub fn purpose_name(&self) -> &str {
+        self.purpose().name()
+    }
+}
+
+// === impl Attempts ===
+
+impl Attempts {
+    /// A process begins the batch. The same one may begin it again: it has survived.
+    pub fn begin(&mut self, process: &str) -> u32 {
+        if self.by != process {
+            self.begun += 1;
+            process.clone_into(&mut self.by);
+        }
+        self.begun
+    }
+
+    /// A process begins to write the output as columns.
+    pub fn begin_join(&mut self, process: &str) -> u32 {
+        if self.joins_by != process {
+            self.joins += 1;
+            process.clone_into(&mut self.joins_by);
+        }
+        self.joins
+    }
+
+    /// The batch has got on.
+    pub fn get_on(&mut self) {
+        (self.begun, self.lost) = (0, 0);
+    }
+
+    /// Whether the last process that has begun the batch ended before the batch got on.
+    pub fn is_suspect(&self, process: &str) -> bool {
+        self.begun > 0 && self.by != process
+    }
 }
 
 // === impl Webhook ===

@@ -23,6 +23,9 @@ const PREFIX: &str = "req_";
 /// Objects live for this much longer than the records that name them.
 const SLACK: Duration = Duration::from_secs(3600);
 
+/// How often a job is begun in vain, or its bytes are not there, before it is set aside.
+pub(crate) const ATTEMPTS: u32 = 3;
+
 /// How a call was tried.
 pub(crate) enum Tried {
     /// It has an answer.
@@ -58,7 +61,7 @@ impl Jobs {
     pub async fn accept_on(&self, call: JobCall, key: Option<&str>, terms: Terms) -> Result<Accepted, JobError> {
         let digest = digest(&call, &terms);
         let id = match key {
-            Some(key) => format!("{PREFIX}{}", hex(&sha256(&[key.as_bytes()]), 16)),
+            Some(key) => format!("{PREFIX}{}", self.id_of_key(key)),
             None => new_id(PREFIX),
         };
         if key.is_some()
@@ -79,10 +82,12 @@ impl Jobs {
             state: RequestState::Queued,
             not_before: terms.not_before,
             webhook: terms.webhook.map(Webhook::new),
+            client: self.client().to_owned(),
             digest: digest.clone(),
             destination: self.0.execute.destination(&call),
             call: JobCall { body: Bytes::new(), ..call },
             body,
+            lost: 0,
             answer: None,
             answer_body: Body::Here(Bytes::new()),
         };
@@ -97,9 +102,18 @@ impl Jobs {
         }
     }
 
+    /// The random-looking part of the id that a client's key stands for: another client's is another one.
+    pub(crate) fn id_of_key(&self, key: &str) -> String {
+        let digest = match self.client() {
+            "" => sha256(&[key.as_bytes()]),
+            client => sha256(&[client.as_bytes(), key.as_bytes()]),
+        };
+        hex(&digest, 16)
+    }
+
     async fn accepted_before(&self, id: &str, digest: &Bytes) -> Result<Option<Accepted>, JobError> {
         match self.read(id).await?.map(|kept| kept.record) {
-            Some(Record::Request(request)) if request.digest == digest => {
+            Some(Record::Request(request)) if request.digest == digest && self.sees(&request.client) => {
                 Ok(Some(Accepted { id: id.to_owned(), request, was_there: true }))
             }
             Some(_) => Err(JobError::OtherRequest),
@@ -110,7 +124,7 @@ impl Jobs {
     /// The record of a request.
     pub async fn request(&self, id: &str) -> Result<Request, JobError> {
         match self.read(id).await?.map(|kept| kept.record) {
-            Some(Record::Request(request)) => Ok(request),
+            Some(Record::Request(request)) if self.sees(&request.client) => Ok(request),
             _ => Err(unknown(id)),
         }
     }
@@ -150,6 +164,9 @@ impl Jobs {
         let live = self.0.options.time_to_live;
         self.change(id, |record| {
             let Record::Request(request) = record else { return None };
+            if !self.sees(&request.client) {
+                return None;
+            }
             before = Some(request.clone());
             (request.state == RequestState::Queued).then(|| {
                 request.state = RequestState::Cancelled;
@@ -176,8 +193,22 @@ impl Jobs {
             return Ok(false);
         }
         let live = self.0.options.time_to_live;
-        let call = JobCall { body: self.body(&request.body).await?, ..request.call.clone() }.of(id.to_owned());
-        let tried = self.attempt(&call, request.expires, slot).await;
+        let tried = match self.body(&request.body).await {
+            Ok(body) => {
+                let call = JobCall { body, ..request.call.clone() }.of(id.to_owned());
+                self.attempt(&call, request.expires, slot).await
+            }
+            // A broker of a cluster may have it later.
+            Err(JobError::Lost(_)) if request.lost + 1 < ATTEMPTS => {
+                request.lost += 1;
+                return match self.write(id, &Record::Request(request), revision, None).await {
+                    Ok(_) | Err(BusError::Conflict { .. }) => Ok(true),
+                    Err(error) => Err(error.into()),
+                };
+            }
+            Err(JobError::Lost(why)) => Tried::Answered(JobAnswer::error(500, &format!("the request is lost: {why}"))),
+            Err(error) => return Err(error),
+        };
         request.ended = Some(now());
         match tried {
             Tried::Answered(answer) => {
@@ -231,14 +262,23 @@ fn digest(call: &JobCall, terms: &Terms) -> Bytes {
     parts.extend(not_before.as_ref().map(|at| at.as_slice()));
     parts.extend(terms.webhook.as_ref().map(|url| url.as_bytes()));
     for (name, value) in &call.headers {
-        parts.extend([name.as_bytes(), value.as_ref()]);
+        match name.as_str() {
+            // It says who asked, not what.
+            "traceparent" => {}
+            // Its parameters change no answer: a repetition may come from another client.
+            "content-type" => {
+                let kind = value.split(|byte| *byte == b';').next().unwrap_or_default();
+                parts.extend([name.as_bytes(), kind.trim_ascii()]);
+            }
+            _ => parts.extend([name.as_bytes(), value.as_ref()]),
+        }
     }
     parts.push(&call.body);
     Bytes::copy_from_slice(&sha256(&parts))
 }
 
 /// SHA-256 of parts and their lengths.
-fn sha256(parts: &[&[u8]]) -> Vec<u8> {
+pub(crate) fn sha256(parts: &[&[u8]]) -> Vec<u8> {
     let mut context = Context::new(&SHA256);
     for part in parts {
         context.update(&(part.len() as u64).to_le_bytes());

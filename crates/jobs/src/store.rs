@@ -1,9 +1,11 @@
 //! Records in the store of jobs: read, created, replaced by compare and swap, watched.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
+use ring::rand::{SecureRandom, SystemRandom};
 use trireme_bus::{Bucket, BusError, escape_token};
+use trireme_inference::UnixMicros;
 
 use crate::call::JobAnswer;
 use crate::error::JobError;
@@ -20,14 +22,17 @@ const LONGEST_ID: usize = 128;
 /// How many times a change is tried again because another gateway changed the record meanwhile.
 const CHANGES: u32 = 20;
 
-/// Seconds since 1970.
+/// Seconds since 1970, by the clock of the bus.
 pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+    UnixMicros::now().0 / 1_000_000
 }
 
-/// A new id: `prefix` and 128 random bits.
+/// A new id, which nobody guesses: `prefix` and 128 random bits.
 pub fn new_id(prefix: &str) -> String {
-    format!("{prefix}{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..))
+    let mut bytes = [0; 16];
+    // The system gives no random bits only where it gives none to TLS either.
+    SystemRandom::new().fill(&mut bytes).expect("the system has random bits");
+    format!("{prefix}{:032x}", u128::from_le_bytes(bytes))
 }
 
 /// A record and its revision.
@@ -58,7 +63,21 @@ impl Jobs {
         lapse: Option<Duration>,
     ) -> Result<u64, BusError> {
         let value = rmp_serde::to_vec_named(record).map_err(|error| refused("writing a record", &error))?;
-        self.0.bus.put(Bucket::Jobs, &escape_token(id), value.into(), Some(expect), lapse).await
+        let revision = self.0.bus.put(Bucket::Jobs, &escape_token(id), value.into(), Some(expect), lapse).await?;
+        self.0.index.put(id, record);
+        Ok(revision)
+    }
+
+    /// Deletes a record. Returns whether it was there, with this revision if one is expected.
+    pub(crate) async fn erase(&self, id: &str, expect: Option<u64>) -> Result<bool, BusError> {
+        match self.0.bus.delete(Bucket::Jobs, &escape_token(id), expect).await {
+            Ok(was_there) => {
+                self.0.index.remove(id);
+                Ok(was_there)
+            }
+            Err(BusError::Conflict { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Changes a record: `change` gets the present one and returns the lapse of the changed one, or `None` to leave it.
@@ -90,10 +109,9 @@ impl Jobs {
             }
             match record {
                 Record::Request(request) if request.state == RequestState::Queued => {
-                    let body = serde_json::json!({ "error": WHY }).to_string();
-                    let json = ("content-type".to_owned(), Bytes::from_static(b"application/json"));
-                    request.answer = Some(JobAnswer { status: 500, headers: vec![json], body: Bytes::new() });
-                    request.answer_body = Body::Here(body.into());
+                    let answer = JobAnswer::error(500, WHY);
+                    request.answer_body = Body::Here(answer.body.clone());
+                    request.answer = Some(JobAnswer { body: Bytes::new(), ..answer });
                     request.state = RequestState::Completed;
                     request.ended = Some(now());
                 }
@@ -127,7 +145,7 @@ impl Jobs {
     pub(crate) async fn body(&self, body: &Body) -> Result<Bytes, JobError> {
         match body {
             Body::Here(bytes) => Ok(bytes.clone()),
-            Body::Stored(object) => Ok(objects::read_whole(self.0.bus.as_ref(), object).await?),
+            Body::Stored(object) => objects::read_whole(self.0.bus.as_ref(), object).await,
         }
     }
 

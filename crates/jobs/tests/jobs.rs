@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::disallowed_methods, reason = "a gateway that is killed is a task that is aborted")]
 
+mod faults;
+mod uploads;
+
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +22,8 @@ use trireme_bus::conformance::refusing::{Call, Refusing};
 use trireme_bus::{Bucket, Bus, InProcess, QueueOptions};
 use trireme_columns::{Batch, Format, Layout, Writer};
 use trireme_jobs::{
-    BatchState, Execute, Executed, JobAnswer, JobCall, JobError, Jobs, NewBatch, Options, RequestState,
+    BatchState, Client, Execute, Executed, JobAnswer, JobCall, JobError, Jobs, NewBatch, NewUpload, Options, Page,
+    RequestState,
 };
 
 /// A system that answers with the body it got, in upper case.
@@ -87,16 +91,21 @@ impl Gateway {
     }
 
     fn over(bus: Arc<dyn Bus>, name: &str, upload_patience: Duration) -> Gateway {
-        let options = Options { max_in_flight: 64, time_to_live: Duration::from_secs(600), upload_patience };
+        let options = Options {
+            max_in_flight: 64,
+            time_to_live: Duration::from_secs(600),
+            upload_patience,
+            max_error_bytes: 500_000,
+        };
         let system = Arc::new(Upper::default());
         let (jobs, run) = Jobs::open(bus, name, system.clone(), options);
         Gateway { jobs, system, task: tokio::spawn(run) }
     }
 
     async fn file(&self, lines: &str) -> String {
-        let mut upload = self.jobs.upload(None);
+        let mut upload = self.jobs.arrival();
         upload.write(lines.as_bytes()).await.unwrap();
-        upload.finish("lines.jsonl", "batch").await.unwrap().0
+        upload.finish("lines.jsonl", None).await.unwrap().0
     }
 
     async fn batch(&self, input: String) -> String {
@@ -294,9 +303,9 @@ async fn a_file_of_columns_that_is_damaged_ends_its_batch_and_the_answers_are_ke
     let places: Vec<_> = bytes.windows(9).enumerate().filter_map(is_text).collect();
     assert_eq!(places.len(), 600);
     bytes[places[7]] = 0xff;
-    let mut upload = gateway.jobs.upload(None);
+    let mut upload = gateway.jobs.arrival();
     upload.write(&bytes).await.unwrap();
-    let file = upload.finish("rows.arrow", "batch").await.unwrap().0;
+    let file = upload.finish("rows.arrow", None).await.unwrap().0;
     let batch = ended(&gateway, &gateway.batch(file).await).await;
     assert_eq!(batch.state, BatchState::Failed);
     assert!(batch.failure.as_deref().is_some_and(|why| why.to_lowercase().contains("utf")), "{:?}", batch.failure);
@@ -347,6 +356,10 @@ async fn another_gateway_takes_over_the_jobs_of_one_that_is_gone() {
     first.system.stuck.store(false, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(second.jobs.request(&id).await.unwrap(), request);
+}
+
+fn page(limit: usize) -> Page {
+    Page { limit, ..Page::default() }
 }
 
 /// Lines of a batch.
@@ -436,7 +449,7 @@ async fn a_batch_without_lines_or_file_fails_with_the_reason() {
     let empty = gateway.batch(gateway.file("\n\n").await).await;
     let batch = ended(&gateway, &empty).await;
     assert_eq!(batch.state, BatchState::Failed);
-    assert!(batch.failure.unwrap().contains("has no lines"));
+    assert!(batch.failure.unwrap().contains("no lines, expected"));
     let twice = gateway.batch(gateway.file(&(lines(5) + "rubbish\n" + &lines(4))).await).await;
     let batch = ended(&gateway, &twice).await;
     assert_eq!(batch.state, BatchState::Failed);
@@ -460,10 +473,10 @@ async fn a_file_that_stops_to_arrive_leaves_nothing() {
     let bus = open(directory.path());
     let gateway = Gateway::with(&bus, "one", Duration::from_secs(1));
     let whole = gateway.file("{\"whole\": 1}\n").await;
-    let mut upload = gateway.jobs.upload(None);
+    let mut upload = gateway.jobs.arrival();
     upload.write(&vec![0; 3 << 20]).await.unwrap();
     drop(upload);
-    assert_eq!(gateway.jobs.files().await.unwrap().len(), 1, "a file that arrives is not listed");
+    assert_eq!(gateway.jobs.files(&page(10)).await.unwrap().items.len(), 1, "a file that arrives is not listed");
     let keys = async |bucket| {
         let (mut keys, mut revision) = (Vec::new(), 0);
         while let Some(entry) = bus.next(bucket, revision).await.unwrap() {

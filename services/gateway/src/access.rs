@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use axum::http::HeaderName;
 use clap::{Args, ValueEnum};
@@ -15,26 +16,38 @@ use trireme_inference::Lane;
 #[command(next_help_heading = "Access and connections")]
 pub struct AccessArgs {
     /// Key that requests other than health checks have to carry, as `Authorization: Bearer KEY` or `X-API-Key: KEY`; may
-    /// be given several times, any of them admits
+    /// be given several times, any of them admits. Durable work, files and batches belong to the owner NAME of the key that made them;
+    /// without NAME to the key itself
     #[arg(
         long = "api-key",
         env = "TRIREME_API_KEY",
-        value_name = "KEY",
+        value_name = "[NAME=]KEY",
         value_delimiter = ',',
         hide_env_values = true
     )]
-    pub api_keys: Vec<Secret>,
+    pub api_keys: Vec<OwnedKey>,
 
     /// Key like --api-key whose requests wait in the bulk lane: they run when no live request wants a worker; may be given
     /// several times
     #[arg(
         long = "bulk-api-key",
         env = "TRIREME_BULK_API_KEY",
+        value_name = "[NAME=]KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub bulk_api_keys: Vec<OwnedKey>,
+
+    /// Key of an administrator, who may change the server from everywhere and sees everybody's durable work; may be given several times.
+    /// With one, nobody else changes the server, except with --control-access=any
+    #[arg(
+        long = "admin-api-key",
+        env = "TRIREME_ADMIN_API_KEY",
         value_name = "KEY",
         value_delimiter = ',',
         hide_env_values = true
     )]
-    pub bulk_api_keys: Vec<Secret>,
+    pub admin_api_keys: Vec<Secret>,
 
     /// Header that HTTP requests of some categories have to carry; may be given several times. Categories: health,
     /// metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging
@@ -43,11 +56,14 @@ pub struct AccessArgs {
     pub http_restricted_apis: Vec<Restriction>,
 
     /// Clients that may change the server: load and unload models, change log and trace settings, register shared memory. A
-    /// request that carries a key (--api-key), or the header of a restricted category, may do so from everywhere, except with
-    /// `none`
+    /// request that carries an administrator's key (--admin-api-key), or the header of a restricted category, may do so from
+    /// everywhere, except with `none`. Where there is such a key, being on the same host is not enough
     #[arg(long, env = "TRIREME_CONTROL_ACCESS", value_name = "WHO", default_value = "loopback")]
     pub control_access: ControlAccess,
 }
+
+/// Longest name of an owner.
+const LONGEST_NAME: usize = 64;
 
 /// The clients that may change the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -66,13 +82,29 @@ pub enum ControlAccess {
 pub struct Credentials {
     /// Whether it comes from this host.
     pub is_local: bool,
-    /// Whether it carried a valid key, or the header of its restricted category.
+    /// Whether it carried an administrator's key, or the header of its restricted category.
     pub is_proven: bool,
 }
 
 /// Text that must not be shown.
 #[derive(Clone)]
 pub struct Secret(String);
+
+/// A key and its owner.
+#[derive(Clone, Debug)]
+pub struct OwnedKey {
+    owner: Arc<str>,
+    key: Secret,
+}
+
+/// A key that is known, and what it stands for.
+#[derive(Clone, Debug)]
+struct Known {
+    key: Secret,
+    lane: Lane,
+    /// `None`: an administrator's.
+    owner: Option<Arc<str>>,
+}
 
 /// Kinds of requests, as Triton groups them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,8 +132,7 @@ pub struct Restriction {
 /// The rules of a server.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
-    /// Each with the lane of its requests.
-    keys: Vec<(Secret, Lane)>,
+    keys: Vec<Known>,
     restrictions: Vec<Restriction>,
     control: ControlAccess,
 }
@@ -121,9 +152,15 @@ pub enum ControlRefused {
     /// It comes from another host, or from a browser's page of another site, and proves nothing.
     #[error(
         "models, log and trace settings and shared memory are changed from the server's own host only, by its address or as \
-         localhost; start the server with --api-key and send the key, or with --control-access=any"
+         localhost; start the server with --admin-api-key and send that key, or with --control-access=any"
     )]
     Remote,
+    /// There is an administrator, who did not send it.
+    #[error(
+        "models, log and trace settings and shared memory are changed with a key of --admin-api-key, as 'Authorization: Bearer <key>' or \
+         'X-API-Key: <key>'"
+    )]
+    NoAdministrator,
     /// The server is not to be changed.
     #[error(
         "models, log and trace settings and shared memory cannot be changed: the server runs with --control-access=none"
@@ -140,25 +177,37 @@ impl Access {
         for category in args.http_restricted_apis.iter().flat_map(|restriction| &restriction.categories) {
             anyhow::ensure!(seen.insert(category), "--http-restricted-api names '{category}' more than once");
         }
-        let live = args.api_keys.iter().map(|key| (key.clone(), Lane::Live));
-        let bulk = args.bulk_api_keys.iter().map(|key| (key.clone(), Lane::Bulk));
-        let (keys, restrictions) = (live.chain(bulk).collect(), args.http_restricted_apis.clone());
+        let owned = |lane| {
+            move |OwnedKey { owner, key }: &OwnedKey| Known { key: key.clone(), lane, owner: Some(owner.clone()) }
+        };
+        let live = args.api_keys.iter().map(owned(Lane::Live));
+        let bulk = args.bulk_api_keys.iter().map(owned(Lane::Bulk));
+        let admin = args.admin_api_keys.iter().map(|key| Known { key: key.clone(), lane: Lane::Live, owner: None });
+        let (keys, restrictions) = (live.chain(bulk).chain(admin).collect(), args.http_restricted_apis.clone());
         Ok(Access { keys, restrictions, control: args.control_access })
     }
 
-    /// Whether admitted requests of this category carried a key or a required header.
-    pub fn proves(&self, category: Category) -> bool {
-        self.has_keys() || self.restricts(category)
+    /// Whether an admitted request of this category carried an administrator's key or a required header.
+    pub fn proves<'a>(&self, category: Category, header: impl Fn(&str) -> Option<&'a [u8]>) -> bool {
+        self.is_administrator(header) || self.restricts(category)
+    }
+
+    /// Whether these headers hold an administrator's key.
+    pub fn is_administrator<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> bool {
+        self.known(header).is_some_and(|known| known.owner.is_none())
+    }
+
+    /// The owner of the key in these headers; `None` is an administrator. Without keys all requests are of one owner without a name.
+    pub fn owner<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Option<Arc<str>> {
+        match self.known(header) {
+            Some(known) => known.owner.clone(),
+            None => Some("".into()),
+        }
     }
 
     /// Whether a header of this name holds the secret of a restricted category.
     pub fn is_secret(&self, header: &str) -> bool {
         self.restrictions.iter().any(|restriction| restriction.header == header)
-    }
-
-    /// Whether requests need a key.
-    pub fn has_keys(&self) -> bool {
-        !self.keys.is_empty()
     }
 
     /// Whether requests of this category need a header.
@@ -168,9 +217,12 @@ impl Access {
 
     /// Whether a request that was admitted may change the server.
     pub fn check_control(&self, Credentials { is_local, is_proven }: Credentials) -> Result<(), ControlRefused> {
+        let has_administrator = self.keys.iter().any(|known| known.owner.is_none());
         match self.control {
             ControlAccess::Any => Ok(()),
-            ControlAccess::Loopback if is_local || is_proven => Ok(()),
+            ControlAccess::Loopback if is_proven => Ok(()),
+            ControlAccess::Loopback if has_administrator => Err(ControlRefused::NoAdministrator),
+            ControlAccess::Loopback if is_local => Ok(()),
             ControlAccess::Loopback => Err(ControlRefused::Remote),
             ControlAccess::None => Err(ControlRefused::Everybody),
         }
@@ -191,24 +243,25 @@ impl Access {
 
     /// Whether these headers hold a valid key, where one is needed.
     pub fn check_key<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Result<(), Denied> {
-        if self.keys.is_empty() {
+        // An administrator's key alone keeps nobody else out.
+        if self.keys.iter().all(|known| known.owner.is_none()) {
             return Ok(());
         }
-        self.lane_of_key(&header).map(drop).ok_or(Denied::Key)
+        self.known(&header).map(drop).ok_or(Denied::Key)
     }
 
     /// The lane of an admitted request with these headers: bulk if its key or its header `Priority` says so.
     pub fn lane<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Lane {
         let asked = header("priority").and_then(|value| std::str::from_utf8(value).ok()).map(Lane::of_header);
-        asked.unwrap_or_default().max(self.lane_of_key(header).unwrap_or_default())
+        asked.unwrap_or_default().max(self.known(header).map(|known| known.lane).unwrap_or_default())
     }
 
-    /// The lane of the valid key in these headers.
-    fn lane_of_key<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Option<Lane> {
+    /// The valid key in these headers.
+    fn known<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Option<&Known> {
         let bearer = header("authorization").and_then(bearer_token);
         let given = bearer.or_else(|| header("x-api-key"))?;
-        // Every key is compared: how long it takes tells nothing about which.
-        self.keys.iter().filter(|(key, _)| key.is(given)).map(|(_, lane)| *lane).max()
+        // Every key is compared: how long it takes tells nothing about which. Of two with one text the last has the last word.
+        self.keys.iter().filter(|known| known.key.is(given)).last()
     }
 }
 
@@ -216,6 +269,30 @@ impl Access {
 fn bearer_token(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
+}
+
+// === impl OwnedKey ===
+
+impl FromStr for OwnedKey {
+    type Err = String;
+
+    /// Reads `NAME=KEY`, or `KEY`, whose owner is then a digest of it. A key in base64 may end with `=`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_name = |name: &str| {
+            (1..=LONGEST_NAME).contains(&name.len())
+                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte))
+        };
+        let named =
+            text.trim().split_once('=').filter(|(name, key)| is_name(name) && !key.trim_matches('=').is_empty());
+        if let Some((name, key)) = named {
+            return Ok(OwnedKey { owner: name.into(), key: key.parse()? });
+        }
+        let key: Secret = text.parse()?;
+        let digest = ring::digest::digest(&ring::digest::SHA256, key.0.as_bytes());
+        // No name begins like this.
+        let owner: String = digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        Ok(OwnedKey { owner: format!("key:{owner}").into(), key })
+    }
 }
 
 // === impl Secret ===
@@ -356,25 +433,66 @@ mod tests {
         assert_eq!(check(&access, Category::Metadata, &[]), Ok(()));
     }
 
+    /// Whether a request with this key may change a server with these flags.
+    fn may(args: &AccessArgs, is_local: bool, category: Category, key: &'static str) -> Result<(), ControlRefused> {
+        let access = Access::new(args).unwrap();
+        let header = |name: &str| (name == "x-api-key").then_some(key.as_bytes());
+        access.check_control(Credentials { is_local, is_proven: access.proves(category, header) })
+    }
+
     #[test]
-    fn the_server_is_changed_from_its_own_host_or_with_a_key() {
-        let open = access(&[], &["logging:x-admin=secret"]);
-        let may = |access: &Access, is_local, category| {
-            access.check_control(Credentials { is_local, is_proven: access.proves(category) })
+    fn the_server_is_changed_from_its_own_host_or_with_an_administrators_key() {
+        let open = AccessArgs {
+            http_restricted_apis: vec!["logging:x-admin=secret".parse().unwrap()],
+            ..AccessArgs::default()
         };
-        assert_eq!(may(&open, true, Category::ModelRepository), Ok(()));
-        assert_eq!(may(&open, false, Category::ModelRepository), Err(ControlRefused::Remote));
-        assert_eq!(may(&open, false, Category::Logging), Ok(()), "it carried the header");
-        assert_eq!(may(&access(&["key"], &[]), false, Category::ModelRepository), Ok(()), "it carried the key");
-        let any = Access { control: ControlAccess::Any, ..Access::default() };
-        assert_eq!(may(&any, false, Category::ModelRepository), Ok(()));
-        let none = Access {
-            control: ControlAccess::None,
-            keys: vec![("key".parse().unwrap(), Lane::Live)],
-            ..Access::default()
+        assert_eq!(may(&open, true, Category::ModelRepository, ""), Ok(()));
+        assert_eq!(may(&open, false, Category::ModelRepository, ""), Err(ControlRefused::Remote));
+        assert_eq!(may(&open, false, Category::Logging, ""), Ok(()), "it carried the header");
+        let keys = AccessArgs {
+            api_keys: vec!["alice=a".parse().unwrap()],
+            bulk_api_keys: vec!["bulk".parse().unwrap()],
+            ..AccessArgs::default()
         };
-        assert_eq!(may(&none, true, Category::ModelRepository), Err(ControlRefused::Everybody));
+        for key in ["a", "bulk"] {
+            let found = may(&keys, false, Category::ModelRepository, key);
+            assert_eq!(found, Err(ControlRefused::Remote), "a client's key proves nothing");
+        }
+        let kept = AccessArgs { admin_api_keys: vec!["admin".parse().unwrap()], ..keys };
+        for is_local in [false, true] {
+            for key in ["a", "bulk", ""] {
+                let found = may(&kept, is_local, Category::Logging, key);
+                assert_eq!(found, Err(ControlRefused::NoAdministrator), "{key}");
+            }
+            assert_eq!(may(&kept, is_local, Category::Logging, "admin"), Ok(()));
+        }
+        let any = AccessArgs { control_access: ControlAccess::Any, ..kept.clone() };
+        assert_eq!(may(&any, false, Category::ModelRepository, "a"), Ok(()));
+        let none = AccessArgs { control_access: ControlAccess::None, ..kept };
+        assert_eq!(may(&none, true, Category::ModelRepository, "admin"), Err(ControlRefused::Everybody));
         assert!(ControlRefused::Remote.to_string().contains("--control-access=any"), "the refusal names the flag");
+    }
+
+    #[test]
+    fn keys_have_owners() {
+        let owned = |text: &str| -> OwnedKey { text.parse().unwrap() };
+        let named = owned("team-a=s3=cret");
+        assert_eq!((named.owner.as_ref(), named.key.0.as_str()), ("team-a", "s3=cret"));
+        for text in ["c2VjcmV0", "c2VjcmV0cw==", "=x", "a b=c"] {
+            let (one, other) = (owned(text), owned(&format!("{text}x")));
+            assert!(one.owner.starts_with("key:") && one.owner != other.owner && one.key.0 == text, "{text}");
+        }
+        let args = AccessArgs {
+            api_keys: vec![owned("alice=a"), owned("alice=b"), owned("bob=c")],
+            admin_api_keys: vec!["admin".parse().unwrap()],
+            ..AccessArgs::default()
+        };
+        let access = Access::new(&args).unwrap();
+        let owner = |key: &'static str| access.owner(|name| (name == "x-api-key").then_some(key.as_bytes()));
+        for (key, expected) in [("a", Some("alice")), ("b", Some("alice")), ("c", Some("bob")), ("admin", None)] {
+            assert_eq!(owner(key).as_deref(), expected, "{key}");
+        }
+        assert_eq!(Access::default().owner(|_| None).as_deref(), Some(""));
     }
 
     #[test]

@@ -148,7 +148,7 @@ fn other_hosts_do_not_change_the_server(mode: Mode) {
     for path in paths {
         let refused = send(&sandbox, Request::post(path, "{}"));
         assert_eq!(refused.status, 403, "{path}: {}", refused.text());
-        assert!(refused.error().contains("--control-access=any") && refused.error().contains("--api-key"));
+        assert!(refused.error().contains("--control-access=any") && refused.error().contains("--admin-api-key"));
         assert_ne!(sandbox.send(&Request::post(path, "{}")).status, 403, "{path}: loopback may");
     }
     for path in ["/v2/logging", "/v2/trace/setting", "/v2/systemsharedmemory/status", "/v2"] {
@@ -156,11 +156,15 @@ fn other_hosts_do_not_change_the_server(mode: Mode) {
     }
     assert_eq!(send(&sandbox, Request::post("/v2/repository/index", "{}")).status, 200);
     let open = start(&["--control-access=any"]);
-    let keyed = start(&["--api-key=secret"]);
+    let keyed = start(&["--api-key=alice=secret", "--bulk-api-key=night", "--admin-api-key=admin"]);
     for path in paths {
         assert_ne!(send(&open, Request::post(path, "{}")).status, 403, "{path}");
-        let with_key = Request::post(path, "{}").header("x-api-key", "secret");
-        assert_ne!(send(&keyed, with_key).status, 403, "{path}");
+        let with = |key: &str| Request::post(path, "{}").header("x-api-key", key);
+        for key in ["secret", "night"] {
+            assert_eq!(send(&keyed, with(key)).status, 403, "{path}: a client's key proves nothing");
+            assert_eq!(keyed.send(&with(key)).status, 403, "{path}: nor does it on the same host");
+        }
+        assert_ne!(send(&keyed, with("admin")).status, 403, "{path}");
         assert_eq!(send(&keyed, Request::post(path, "{}")).status, 401, "{path}");
     }
 }

@@ -18,11 +18,12 @@ pub fn refusal(category: Category, handlers: &SharedHandlers, request: &Request)
         return None;
     }
     let headers = request.headers();
-    match handlers.access.check(category, |name| headers.get(name).map(HeaderValue::as_bytes)) {
+    let header = |name: &str| headers.get(name).map(HeaderValue::as_bytes);
+    match handlers.access.check(category, header) {
         Ok(()) if changes_the_server(category, request) => {
             let is_local =
                 request.extensions().get::<Peer>().is_some_and(|peer| peer.is_local()) && !is_foreign(request);
-            let credentials = Credentials { is_local, is_proven: handlers.access.proves(category) };
+            let credentials = Credentials { is_local, is_proven: handlers.access.proves(category, header) };
             let refused = handlers.access.check_control(credentials).err();
             refused.map(|refused| response::error(StatusCode::FORBIDDEN, &refused.to_string()))
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use axum::Router;
 use axum::body::Body;
+use axum::http::header::{CONNECTION, CONTENT_LENGTH, DATE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
 use axum::http::{Extensions, HeaderName, HeaderValue, Request, StatusCode};
 use bytes::Bytes;
 use clap::builder::{BoolishValueParser, RangedU64ValueParser};
@@ -22,6 +23,9 @@ use crate::registry::Registry;
 
 /// A client that sends nothing of a file for this long is gone.
 const UPLOAD_PATIENCE: Duration = Duration::from_secs(3600);
+
+/// Bytes of a batch's error file at which the batch ends.
+pub const MAX_ERROR_BYTES: u64 = 64 << 20;
 
 /// Flags of durable work.
 #[derive(Args, Clone, Debug)]
@@ -84,6 +88,10 @@ pub struct Runner {
     pub webhooks: Option<Webhooks>,
 }
 
+/// The headers of an answer that are about its way to the client, and are made anew when it is sent.
+const OF_THE_HOP: [HeaderName; 8] =
+    [CONNECTION, CONTENT_LENGTH, DATE, HeaderName::from_static("keep-alive"), TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
+
 /// The header names that a durable request keeps. Others are about the connection, or secrets.
 pub const KEPT_HEADERS: [&str; 4] =
     ["content-type", "content-encoding", "inference-header-content-length", "traceparent"];
@@ -97,6 +105,7 @@ impl JobArgs {
             max_in_flight: self.jobs_in_flight,
             time_to_live: Duration::from_secs(self.jobs_time_to_live_hours * 3600),
             upload_patience: UPLOAD_PATIENCE,
+            max_error_bytes: MAX_ERROR_BYTES,
         }
     }
 
@@ -125,8 +134,7 @@ impl Execute for Runner {
         let Ok(response) = TowerToHyperService::new(self.routes.clone()).call(request).await;
         let (parts, body) = response.into_parts();
         let kept = |(name, value): (&HeaderName, &HeaderValue)| {
-            let is_kept = KEPT_HEADERS.contains(&name.as_str()) || name.as_str().starts_with("x-trireme-");
-            is_kept.then(|| (name.as_str().to_owned(), Bytes::copy_from_slice(value.as_bytes())))
+            (!OF_THE_HOP.contains(name)).then(|| (name.as_str().to_owned(), Bytes::copy_from_slice(value.as_bytes())))
         };
         let headers = parts.headers.iter().filter_map(kept).collect();
         let answer = match axum::body::to_bytes(body, usize::MAX).await {

@@ -6,6 +6,8 @@ mod args;
 mod body;
 mod compression;
 mod dialects;
+mod durable;
+mod form;
 mod incoming;
 mod jobs;
 mod openapi;

@@ -9,21 +9,22 @@ use axum::response::Response;
 use axum::routing::{get as on_get, post as on_post};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use trireme_jobs::{Batch, BatchState, NewBatch, RowRequest, now};
+use trireme_jobs::{Batch, BatchState, NewBatch, Page, RowRequest, now};
 use utoipa::openapi::schema::Schema;
 
-use super::deferred::as_webhook;
-use super::files::{Refused, found, jobs, page_schema, read_json};
+use super::deferred::{self, as_webhook};
+use super::files::{as_list, found, page, page_schema, parse, read_body};
 use crate::access::Category;
+use crate::http::durable::{Own, Refused};
+use crate::http::jobs::MAX_ERROR_BYTES;
 use crate::http::openapi::schema::{any_of, integer, nullable, object_with, plain, text};
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::state::HttpState;
 use crate::http::terms::{self, Time};
 use crate::http::traffic::Traffic;
 
-/// Most batches in one page of a list, and their number if the client names none.
-const LONGEST_PAGE: usize = 100;
-const PAGE: usize = 20;
+/// Batches in a page of a list if the client names no number, and most of them.
+const BATCHES_PAGE: (usize, usize) = (20, 100);
 
 /// The body of `POST /v1/batches`.
 #[derive(Deserialize)]
@@ -45,14 +46,6 @@ struct Asked {
     columns: Option<BTreeMap<String, String>>,
 }
 
-/// The query of `GET /v1/batches`.
-#[derive(Default)]
-struct Page {
-    /// The page begins behind this batch.
-    after: Option<String>,
-    limit: Option<usize>,
-}
-
 /// The routes.
 pub const RESOURCE: Resource = Resource {
     category: Some(Category::Inference),
@@ -68,9 +61,10 @@ pub const RESOURCE: Resource = Resource {
     ],
 };
 
-async fn begin(State(http): State<HttpState>, request: Request) -> Result<Response, Refused> {
-    let jobs = jobs(&http)?;
-    let asked: Asked = read_json(&http, request).await?;
+async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) -> Result<Response, Refused> {
+    let key = deferred::key(request.headers()).map_err(|why| Refused::invalid(&why))?.map(str::to_owned);
+    let sent = read_body(&http, request).await?;
+    let asked: Asked = parse(&sent)?;
     if !executes(http.traffic, &asked.endpoint) {
         return Err(Refused::invalid(&format!(
             "'endpoint' is '{}', expected the path of a route that executes a model, such as /v1/embeddings or \
@@ -89,36 +83,23 @@ async fn begin(State(http): State<HttpState>, request: Request) -> Result<Respon
     let metadata = asked.metadata.unwrap_or_default();
     let rows = RowRequest { body: asked.body.unwrap_or_default(), columns: asked.columns };
     let new = NewBatch { input: asked.input_file_id, endpoint: asked.endpoint, window, metadata, rows };
-    let (id, batch) = jobs.begin_batch_on(new, terms).await?;
+    let (id, batch) = jobs.begin_batch_on(new, terms, key.as_deref().map(|key| (key, sent.as_ref()))).await?;
     Ok(found(&as_batch(&id, &batch)))
 }
 
-async fn list(State(http): State<HttpState>, RawQuery(query): RawQuery) -> Result<Response, Refused> {
-    let page = Page::of(query.as_deref().unwrap_or_default())?;
-    let batches = jobs(&http)?.batches().await?;
-    let first = match &page.after {
-        Some(after) => batches.iter().position(|(id, _)| id == after).map_or(batches.len(), |at| at + 1),
-        None => 0,
-    };
-    let rest = &batches[first..];
-    let shown = &rest[..page.limit.unwrap_or(PAGE).clamp(1, LONGEST_PAGE).min(rest.len())];
-    let data: Vec<Value> = shown.iter().map(|(id, batch)| as_batch(id, batch)).collect();
-    Ok(found(&json!({
-        "object": "list",
-        "data": data,
-        "first_id": shown.first().map(|(id, _)| id),
-        "last_id": shown.last().map(|(id, _)| id),
-        "has_more": shown.len() < rest.len(),
-    })))
+async fn list(Own(jobs): Own, RawQuery(query): RawQuery) -> Result<Response, Refused> {
+    let page = Page { purpose: None, ..page(query.as_deref().unwrap_or_default(), BATCHES_PAGE)? };
+    let batches = jobs.batches(&page).await?;
+    Ok(found(&as_list(&batches, as_batch)))
 }
 
-async fn show(State(http): State<HttpState>, Path(id): Path<String>) -> Result<Response, Refused> {
-    let batch = jobs(&http)?.batch(&id).await?;
+async fn show(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
+    let batch = jobs.batch(&id).await?;
     Ok(found(&as_batch(&id, &batch)))
 }
 
-async fn cancel(State(http): State<HttpState>, Path(id): Path<String>) -> Result<Response, Refused> {
-    let batch = jobs(&http)?.cancel_batch(&id).await?;
+async fn cancel(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
+    let batch = jobs.cancel_batch(&id).await?;
     Ok(found(&as_batch(&id, &batch)))
 }
 
@@ -153,6 +134,7 @@ fn as_batch(id: &str, batch: &Batch) -> Value {
         "status": batch.state_name(now()),
         "output_file_id": batch.output,
         "error_file_id": batch.errors,
+        "error_file_max_bytes": MAX_ERROR_BYTES,
         "created_at": batch.created,
         "in_progress_at": batch.begun,
         "expires_at": batch.expires,
@@ -171,27 +153,6 @@ fn as_batch(id: &str, batch: &Batch) -> Value {
         "not_before": batch.not_before,
         "webhook": batch.webhook.as_ref().map(as_webhook),
     })
-}
-
-// === impl Page ===
-
-impl Page {
-    fn of(query: &str) -> Result<Page, Refused> {
-        let mut page = Page::default();
-        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
-            match name.as_ref() {
-                "after" => page.after = Some(value.into_owned()),
-                "limit" => {
-                    let limit = value.parse().map_err(|_| {
-                        Refused::invalid(&format!("'limit' is '{value}', expected a number up to {LONGEST_PAGE}"))
-                    })?;
-                    page.limit = Some(limit);
-                }
-                _ => {}
-            }
-        }
-        Ok(page)
-    }
 }
 
 fn new_batch_schema() -> Schema {

@@ -7,12 +7,13 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::delete as on_delete;
 use serde_json::{Value, json};
-use trireme_jobs::{JobAnswer, JobCall, JobError, Jobs, RequestState, Webhook, now};
+use trireme_jobs::{JobAnswer, JobCall, JobError, RequestState, Webhook, now};
 use utoipa::openapi::schema::Schema;
 
 use crate::access::Category;
 use crate::http::access;
 use crate::http::body::{self, text};
+use crate::http::durable::{Own, own, status};
 use crate::http::jobs::KEPT_HEADERS;
 use crate::http::openapi::schema::{self, integer, nullable, object_with};
 use crate::http::prefer::Preference;
@@ -28,15 +29,6 @@ const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 /// Longest key of a client, in bytes.
 const LONGEST_KEY: usize = 255;
-
-/// This gateway keeps no jobs.
-pub(super) struct NoJobs;
-
-impl From<NoJobs> for Response {
-    fn from(_: NoJobs) -> Response {
-        response::error(StatusCode::NOT_IMPLEMENTED, NO_JOBS)
-    }
-}
 
 /// The routes.
 pub const RESOURCE: Resource = Resource {
@@ -60,7 +52,9 @@ pub async fn defer(State(http): State<HttpState>, request: Request, next: Next) 
 /// Accepts a request that prefers to be answered later; lets others pass.
 pub async fn accept_or_pass(http: &HttpState, request: Request, next: Next) -> Response {
     let preference = Preference::of(request.headers());
-    if !preference.is_async || request.method() != Method::POST {
+    // Other routes have no answer that is worth waiting for: they are answered at once.
+    let executes = (http.traffic)(request.method(), request.uri().path()).executes();
+    if !preference.is_async || !executes {
         if request.method() == Method::POST && terms::are_in(request.headers()) {
             let message =
                 "Not-Before and Webhook-Url are headers of durable requests: send 'Prefer: respond-async' with them";
@@ -80,12 +74,8 @@ async fn accept(http: &HttpState, request: Request, preference: Preference) -> R
     if let Err(denied) = http.handlers.access.check(Category::Inference, header) {
         return Err(access::refuse(&denied));
     }
-    let jobs = jobs(http)?;
-    let key = text(&parts.headers, IDEMPOTENCY_KEY).filter(|key| !key.is_empty());
-    if key.is_some_and(|key| key.len() > LONGEST_KEY) {
-        let message = format!("Idempotency-Key has more than {LONGEST_KEY} bytes");
-        return Err(response::error(StatusCode::BAD_REQUEST, &message));
-    }
+    let jobs = own(http, &parts.headers)?;
+    let key = key(&parts.headers).map_err(|why| response::error(StatusCode::BAD_REQUEST, &why))?;
     let terms = terms::of_headers(&parts.headers, http.webhooks.as_ref())
         .map_err(|why| response::error(StatusCode::BAD_REQUEST, &why))?;
     let limit = body::Limit::binary(http.options.max_input_size);
@@ -111,14 +101,21 @@ async fn accept(http: &HttpState, request: Request, preference: Preference) -> R
     Ok(response)
 }
 
-async fn show(State(http): State<HttpState>, Path(id): Path<String>) -> Result<Response, Response> {
-    let request = jobs(&http)?.request(&id).await.map_err(|error| refused(&error))?;
+/// The key under which a client's request is the same when it is sent again.
+pub fn key(headers: &HeaderMap) -> Result<Option<&str>, String> {
+    match text(headers, IDEMPOTENCY_KEY).filter(|key| !key.is_empty()) {
+        Some(key) if key.len() > LONGEST_KEY => Err(format!("Idempotency-Key has more than {LONGEST_KEY} bytes")),
+        key => Ok(key),
+    }
+}
+
+async fn show(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Response> {
+    let request = jobs.request(&id).await.map_err(|error| refused(&error))?;
     Ok(response::json(state(&id, &request).to_string().into()))
 }
 
 /// The answer as the route gave it; 202 while there is none.
-async fn answer(State(http): State<HttpState>, Path(id): Path<String>) -> Result<Response, Response> {
-    let jobs = jobs(&http)?;
+async fn answer(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Response> {
     let request = jobs.request(&id).await.map_err(|error| refused(&error))?;
     if let Some(answer) = jobs.answer(&request).await.map_err(|error| refused(&error))? {
         return Ok(replay(answer));
@@ -138,8 +135,7 @@ async fn answer(State(http): State<HttpState>, Path(id): Path<String>) -> Result
 }
 
 /// Cancels a request that waits or runs; deletes one that has ended.
-async fn cancel(State(http): State<HttpState>, Path(id): Path<String>) -> Result<Response, Response> {
-    let jobs = jobs(&http)?;
+async fn cancel(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Response> {
     let before = jobs.cancel_request(&id).await.map_err(|error| refused(&error))?;
     if before.state != RequestState::Queued {
         return Ok(StatusCode::NO_CONTENT.into_response());
@@ -184,26 +180,8 @@ fn replay(answer: JobAnswer) -> Response {
     (status, headers, answer.body).into_response()
 }
 
-/// The jobs of this gateway. The refusal names the flags, if the gateway keeps no jobs.
-pub(super) fn jobs(http: &HttpState) -> Result<&Jobs, NoJobs> {
-    http.jobs.as_ref().ok_or(NoJobs)
-}
-
-pub(super) const NO_JOBS: &str = "this server keeps no jobs: start it with --data-dir DIR (one process) or with a broker, and \
-                       without --allow-jobs=false";
-
 fn refused(error: &JobError) -> Response {
     response::error(status(error), &error.to_string())
-}
-
-/// The status of an error.
-pub(super) fn status(error: &JobError) -> StatusCode {
-    match error {
-        JobError::Unknown { .. } => StatusCode::NOT_FOUND,
-        JobError::OtherRequest => StatusCode::UNPROCESSABLE_ENTITY,
-        JobError::Invalid(_) => StatusCode::BAD_REQUEST,
-        JobError::Bus(_) => StatusCode::SERVICE_UNAVAILABLE,
-    }
 }
 
 fn schema() -> Schema {

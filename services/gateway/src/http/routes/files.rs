@@ -3,21 +3,23 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, RawQuery, Request, State};
+use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete as on_delete, get as on_get, post as on_post};
+use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
-use multer::Multipart;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use trireme_jobs::{File, JobError, Jobs};
+use trireme_jobs::{File, Listed, NewUpload, Page};
 use utoipa::openapi::schema::Schema;
 
 use super::deferred;
 use crate::access::Category;
-use crate::budget::Hold;
+use crate::http::durable::{Own, Refused};
+use crate::http::form;
 use crate::http::openapi::schema::{self, integer, nullable, object_with, plain, text};
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::response;
@@ -27,35 +29,31 @@ use crate::http::traffic::Traffic;
 /// How long an upload may take, and how long its parts are kept until then.
 const UPLOAD_TIME: Duration = Duration::from_secs(24 * 3600);
 
-/// Longest field beside the file's bytes.
-const LONGEST_FIELD: usize = 4096;
-
-/// The purpose of a part of an upload, and of the upload itself.
-const PART: &str = "upload_part";
-
-/// A refusal in OpenAI's shape.
-pub struct Refused(StatusCode, String);
-
-/// The fields of a form with a file.
-#[derive(Default)]
-struct Form {
-    purpose: Option<String>,
-    lapse: Option<Duration>,
-    file: Option<(String, File)>,
-}
+/// Files in a page of a list if the client names no number, and most of them.
+const FILES_PAGE: (usize, usize) = (10_000, 10_000);
 
 /// The body of `POST /v1/uploads`.
 #[derive(Deserialize)]
-struct NewUpload {
+struct Announced {
     filename: String,
     purpose: String,
     bytes: u64,
+    #[serde(default)]
+    expires_after: Option<ExpiresAfter>,
+}
+
+/// How long the file is kept once it is complete. The anchor is always `created_at`.
+#[derive(Deserialize)]
+struct ExpiresAfter {
+    seconds: u64,
 }
 
 /// The body of `POST /v1/uploads/{id}/complete`.
 #[derive(Deserialize)]
 struct Complete {
     part_ids: Vec<String>,
+    #[serde(default)]
+    md5: Option<String>,
 }
 
 /// The routes.
@@ -80,92 +78,30 @@ pub const RESOURCE: Resource = Resource {
     ],
 };
 
-async fn upload(State(http): State<HttpState>, request: Request) -> Result<Response, Refused> {
-    let jobs = jobs(&http)?;
-    let form = read_form(&http, jobs, request, "file", None).await?;
-    let Some((id, file)) = form.file else { return Err(Refused::invalid("the form has no field 'file'")) };
+async fn upload(State(http): State<HttpState>, Own(jobs): Own, request: Request) -> Result<Response, Refused> {
+    let key = deferred::key(request.headers()).map_err(|why| Refused::invalid(&why))?.map(str::to_owned);
+    let form = form::read(&http.handlers.budget, jobs.arrival(), request, "file").await?;
+    let Some((arrival, name)) = form.file else { return Err(Refused::invalid("the form has no field 'file'")) };
+    let (id, file) = arrival.finish_once(&name, form.lapse, key.as_deref()).await?;
     Ok(found(&as_file(&id, &file)))
 }
 
-/// Reads a form; the bytes of its field `field` become a file.
-async fn read_form(
-    http: &HttpState,
-    jobs: &Jobs,
-    request: Request,
-    field: &str,
-    lapse: Option<Duration>,
-) -> Result<Form, Refused> {
-    let content_type = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let boundary = multer::parse_boundary(content_type).map_err(|_| {
-        Refused::invalid(&format!("Content-Type is '{content_type}', expected multipart/form-data with a boundary"))
-    })?;
-    let hold = request.extensions().get::<Hold>().cloned().unwrap_or_else(|| http.handlers.budget.hold());
-    let mut multipart = Multipart::new(request.into_body().into_data_stream(), boundary);
-    let mut form = Form { lapse, ..Form::default() };
-    while let Some(mut part) = multipart.next_field().await.map_err(|error| broken(&error))? {
-        let name = part.name().unwrap_or_default().to_owned();
-        if name == field {
-            let file_name = part.file_name().unwrap_or("file").to_owned();
-            let mut upload = jobs.upload(form.lapse);
-            let written = async {
-                while let Some(chunk) = part.chunk().await.map_err(|error| broken(&error))? {
-                    upload.write(&chunk).await?;
-                    hold.give_back(chunk.len() as u64);
-                }
-                Ok::<_, Refused>(())
-            };
-            if let Err(refusal) = written.await {
-                // The client's error is the one that counts.
-                let _ = upload.abandon().await;
-                return Err(refusal);
-            }
-            form.file = Some(upload.finish(&file_name, form.purpose.as_deref().unwrap_or("batch")).await?);
-            continue;
-        }
-        let mut value = Vec::new();
-        while let Some(chunk) = part.chunk().await.map_err(|error| broken(&error))? {
-            value.extend_from_slice(&chunk);
-            if value.len() > LONGEST_FIELD {
-                return Err(Refused::invalid(&format!("field '{name}' has more than {LONGEST_FIELD} bytes")));
-            }
-        }
-        let value = String::from_utf8_lossy(&value).into_owned();
-        match name.as_str() {
-            "purpose" if value == "batch" => form.purpose = Some(value),
-            "purpose" => {
-                return Err(Refused::invalid(&format!("'purpose' is '{value}', but files here are for 'batch'")));
-            }
-            "expires_after[seconds]" => {
-                let seconds = value.parse().map_err(|_| {
-                    Refused::invalid(&format!("'expires_after[seconds]' is '{value}', expected a number"))
-                })?;
-                form.lapse = Some(Duration::from_secs(seconds));
-            }
-            // `expires_after[anchor]` is always created_at.
-            _ => {}
-        }
-    }
-    Ok(form)
+async fn list(Own(jobs): Own, RawQuery(query): RawQuery) -> Result<Response, Refused> {
+    let page = page(query.as_deref().unwrap_or_default(), FILES_PAGE)?;
+    let files = jobs.files(&page).await?;
+    Ok(found(&as_list(&files, as_file)))
 }
 
-async fn list(State(http): State<HttpState>) -> Result<Response, Refused> {
-    let files = jobs(&http)?.files().await?;
-    let data: Vec<Value> =
-        files.iter().filter(|(_, file)| file.purpose != PART).map(|(id, file)| as_file(id, file)).collect();
-    Ok(found(&json!({"object": "list", "data": data, "has_more": false})))
-}
-
-async fn show(State(http): State<HttpState>, Path(id): Path<String>) -> Result<Response, Refused> {
-    let file = jobs(&http)?.file(&id).await?;
+async fn show(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
+    let file = jobs.file(&id).await?;
     Ok(found(&as_file(&id, &file)))
 }
 
-async fn content(State(http): State<HttpState>, Path(id): Path<String>) -> Result<Response, Refused> {
-    let jobs = jobs(&http)?;
+async fn content(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
     let file = jobs.file(&id).await?;
     let mut content = jobs.content(&file);
     // The first part shows whether the store has the file.
-    let first = content.next().await.transpose().map_err(JobError::from)?;
+    let first = content.next().await.transpose()?;
     let all = futures_util::stream::iter(first.map(Ok)).chain(content).inspect_err(move |error| {
         tracing::error!(file = id, %error, "a file broke off on its way to a client");
     });
@@ -173,47 +109,88 @@ async fn content(State(http): State<HttpState>, Path(id): Path<String>) -> Resul
     Ok((headers, Body::from_stream(all)).into_response())
 }
 
-async fn delete(State(http): State<HttpState>, Path(id): Path<String>) -> Result<Response, Refused> {
-    jobs(&http)?.delete_file(&id).await?;
+async fn delete(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
+    jobs.delete_file(&id).await?;
     Ok(found(&json!({"id": id, "object": "file", "deleted": true})))
 }
 
-/// An upload in parts: the parts are files of their own until it is complete.
-async fn begin(State(http): State<HttpState>, request: Request) -> Result<Response, Refused> {
-    let jobs = jobs(&http)?;
-    let new: NewUpload = read_json(&http, request).await?;
-    if new.purpose != "batch" {
-        return Err(Refused::invalid(&format!("'purpose' is '{}', but files here are for 'batch'", new.purpose)));
+/// An upload in parts. Neither it nor a part is a file until it is complete.
+async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) -> Result<Response, Refused> {
+    let asked: Announced = read_json(&http, request).await?;
+    if asked.purpose != "batch" {
+        return Err(Refused::invalid(&format!("'purpose' is '{}', but files here are for 'batch'", asked.purpose)));
     }
-    let file = jobs.begin_upload(&new.filename, new.bytes, UPLOAD_TIME).await?;
-    Ok(found(&as_upload(&file.0, &file.1, "pending", None)))
+    let lapse = asked.expires_after.map(|after| form::lives(after.seconds)).transpose()?;
+    let new = NewUpload { name: asked.filename, bytes: asked.bytes, time: UPLOAD_TIME, lapse };
+    let (id, upload) = jobs.begin_upload(new).await?;
+    Ok(found(&as_upload(&id, &upload, "pending", None)))
 }
 
-async fn part(State(http): State<HttpState>, Path(id): Path<String>, request: Request) -> Result<Response, Refused> {
-    let jobs = jobs(&http)?;
-    jobs.file(&id).await?;
-    let form = read_form(&http, jobs, request, "data", Some(UPLOAD_TIME)).await?;
-    let Some((part, file)) = form.file else { return Err(Refused::invalid("the form has no field 'data'")) };
+async fn part(
+    State(http): State<HttpState>,
+    Own(jobs): Own,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Response, Refused> {
+    let (arrival, upload) = jobs.begin_part(&id).await?;
+    let form = form::read(&http.handlers.budget, arrival, request, "data").await?;
+    let Some((arrival, _)) = form.file else { return Err(Refused::invalid("the form has no field 'data'")) };
+    let (part, file) = jobs.finish_part(arrival, &id, &upload).await?;
     Ok(found(&json!({"id": part, "object": "upload.part", "created_at": file.created, "upload_id": id})))
 }
 
 async fn complete(
     State(http): State<HttpState>,
+    Own(jobs): Own,
     Path(id): Path<String>,
     request: Request,
 ) -> Result<Response, Refused> {
-    let jobs = jobs(&http)?;
-    let parts: Complete = read_json(&http, request).await?;
-    let upload = jobs.file(&id).await?;
-    let file = jobs.complete_upload(&id, &parts.part_ids).await?;
-    Ok(found(&as_upload(&id, &upload, "completed", Some(as_file(&file.0, &file.1)))))
+    let asked: Complete = read_json(&http, request).await?;
+    let (upload, (file, record)) = jobs.complete_upload(&id, &asked.part_ids, asked.md5.as_deref()).await?;
+    Ok(found(&as_upload(&id, &upload, "completed", Some(as_file(&file, &record)))))
 }
 
-async fn cancel(State(http): State<HttpState>, Path(id): Path<String>) -> Result<Response, Refused> {
-    let jobs = jobs(&http)?;
-    let upload = jobs.file(&id).await?;
-    jobs.delete_file(&id).await?;
+async fn cancel(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
+    let upload = jobs.cancel_upload(&id).await?;
     Ok(found(&as_upload(&id, &upload, "cancelled", None)))
+}
+
+/// The page that a query asks for: `after`, `limit`, `order` and `purpose`, as OpenAI has them.
+pub fn page(query: &str, (usual, most): (usize, usize)) -> Result<Page, Refused> {
+    let mut page = Page { limit: usual, ..Page::default() };
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        match name.as_ref() {
+            "after" if !value.is_empty() => page.after = Some(value.into_owned()),
+            "purpose" if !value.is_empty() => page.purpose = Some(value.into_owned()),
+            "limit" => {
+                let limit = value
+                    .parse()
+                    .map_err(|_| Refused::invalid(&format!("'limit' is '{value}', expected a number up to {most}")))?;
+                page.limit = usize::clamp(limit, 1, most);
+            }
+            "order" => {
+                page.is_ascending = match value.as_ref() {
+                    "asc" => true,
+                    "desc" | "" => false,
+                    _ => return Err(Refused::invalid(&format!("'order' is '{value}', expected 'asc' or 'desc'"))),
+                };
+            }
+            _ => {}
+        }
+    }
+    Ok(page)
+}
+
+/// A page of a list.
+pub fn as_list<T>(page: &Listed<T>, show: impl Fn(&str, &T) -> Value) -> Value {
+    let data: Vec<Value> = page.items.iter().map(|(id, item)| show(id, item)).collect();
+    json!({
+        "object": "list",
+        "data": data,
+        "first_id": page.items.first().map(|(id, _)| id),
+        "last_id": page.items.last().map(|(id, _)| id),
+        "has_more": page.has_more,
+    })
 }
 
 fn as_file(id: &str, file: &File) -> Value {
@@ -224,7 +201,7 @@ fn as_file(id: &str, file: &File) -> Value {
         "created_at": file.created,
         "expires_at": file.expires,
         "filename": file.name,
-        "purpose": file.purpose,
+        "purpose": file.purpose_name(),
         "status": "processed",
     })
 }
@@ -249,52 +226,26 @@ pub fn found(value: &Value) -> Response {
 }
 
 /// Reads a small JSON body.
-pub async fn read_json<T: serde::de::DeserializeOwned>(http: &HttpState, request: Request) -> Result<T, Refused> {
-    let body = http.read(request).await.map_err(|error| Refused::invalid(&error.message))?;
-    serde_json::from_slice(&body).map_err(|error| Refused::invalid(&format!("the body cannot be read: {error}")))
+pub async fn read_json<T: DeserializeOwned>(http: &HttpState, request: Request) -> Result<T, Refused> {
+    parse(&read_body(http, request).await?)
 }
 
-/// The jobs of this gateway. The refusal names the flags, if the gateway keeps no jobs.
-pub fn jobs(http: &HttpState) -> Result<&Jobs, Refused> {
-    Ok(deferred::jobs(http)?)
+/// Reads a small body.
+pub async fn read_body(http: &HttpState, request: Request) -> Result<Bytes, Refused> {
+    http.read(request).await.map_err(|error| Refused::invalid(&error.message))
 }
 
-fn broken(error: &multer::Error) -> Refused {
-    Refused::invalid(&format!("the form cannot be read: {error}"))
-}
-
-// === impl Refused ===
-
-impl Refused {
-    /// A request that cannot be done as it is.
-    pub fn invalid(message: &str) -> Refused {
-        Refused(StatusCode::BAD_REQUEST, message.to_owned())
-    }
-}
-
-impl From<deferred::NoJobs> for Refused {
-    fn from(_: deferred::NoJobs) -> Refused {
-        Refused(StatusCode::NOT_IMPLEMENTED, deferred::NO_JOBS.to_owned())
-    }
-}
-
-impl From<JobError> for Refused {
-    fn from(error: JobError) -> Refused {
-        Refused(deferred::status(&error), error.to_string())
-    }
-}
-
-impl IntoResponse for Refused {
-    fn into_response(self) -> Response {
-        let kind = if self.0.is_server_error() { "server_error" } else { "invalid_request_error" };
-        let error = json!({"message": self.1, "type": kind, "param": null, "code": null});
-        (self.0, response::json(json!({"error": error}).to_string().into())).into_response()
-    }
+/// The fields of a JSON body.
+pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refused> {
+    serde_json::from_slice(body).map_err(|error| Refused::invalid(&format!("the body cannot be read: {error}")))
 }
 
 /// The shape of a page of a list.
 pub fn page_schema() -> Schema {
-    object_with([("object", text()), ("data", schema::list(plain()))], [])
+    object_with(
+        [("object", text()), ("data", schema::list(plain())), ("has_more", schema::flag())],
+        [("first_id", nullable(text())), ("last_id", nullable(text()))],
+    )
 }
 
 fn file_schema() -> Schema {
@@ -305,9 +256,12 @@ fn file_schema() -> Schema {
 }
 
 fn upload_schema() -> Schema {
-    object_with([("filename", text()), ("purpose", text()), ("bytes", integer())], [])
+    object_with(
+        [("filename", text()), ("purpose", text()), ("bytes", integer())],
+        [("expires_after", nullable(plain()))],
+    )
 }
 
 fn parts_schema() -> Schema {
-    object_with([("part_ids", schema::list(text()))], [])
+    object_with([("part_ids", schema::list(text()))], [("md5", nullable(text()))])
 }

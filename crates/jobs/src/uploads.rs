@@ -1,0 +1,173 @@
+//! Uploads: a file whose bytes come in parts, each of which is stored when its request ends.
+//!
+//! An upload and its parts are records of their own kinds: neither is a file, and a part belongs to its upload.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use md5::{Digest, Md5};
+use trireme_bus::BusError;
+
+use crate::error::JobError;
+use crate::files::Arrival;
+use crate::jobs::Jobs;
+use crate::record::{File, Purpose, Record};
+use crate::store::{Kept, new_id, now};
+
+/// The kind of record in errors.
+const KIND: &str = "upload";
+
+/// The prefixes of ids.
+const PREFIX: &str = "upload_";
+const PART: &str = "part_";
+
+/// The prefix of the id of the file that an upload becomes.
+const FILE: &str = "file-";
+
+/// Most parts of an upload, and most bytes.
+const PARTS: usize = 10_000;
+const BYTES: u64 = 1 << 40;
+
+/// A file in parts that a client announces.
+#[derive(Clone, Debug)]
+pub struct NewUpload {
+    /// Its name.
+    pub name: String,
+    /// Bytes of all parts.
+    pub bytes: u64,
+    /// How long the parts may take.
+    pub time: Duration,
+    /// The file is deleted after this time.
+    pub lapse: Option<Duration>,
+}
+
+// === impl Jobs ===
+
+impl Jobs {
+    /// Begins an upload; returns its id and record.
+    pub async fn begin_upload(&self, new: NewUpload) -> Result<(String, File), JobError> {
+        if !(1..=BYTES).contains(&new.bytes) {
+            return Err(JobError::Invalid(format!("'bytes' is {}, expected 1 to {BYTES}", new.bytes)));
+        }
+        let file = File {
+            bytes: new.bytes,
+            expires: Some(now() + new.time.as_secs()),
+            lapse: new.lapse.map(|lapse| lapse.as_secs()),
+            ..File::new(self.client(), &new.name, Purpose::Upload)
+        };
+        let id = new_id(PREFIX);
+        self.write(&id, &Record::File(file.clone()), 0, Some(new.time)).await?;
+        Ok((id, file))
+    }
+
+    /// The record of an upload that is not complete, and its revision.
+    async fn kept_upload(&self, id: &str) -> Result<(File, u64), JobError> {
+        match self.read(id).await? {
+            Some(Kept { record: Record::File(file), revision })
+                if file.purpose() == Purpose::Upload && self.sees(&file.client) =>
+            {
+                Ok((file, revision))
+            }
+            _ => Err(unknown(id)),
+        }
+    }
+
+    /// Begins a part of upload `id`. Returns it and the upload's record.
+    pub async fn begin_part(&self, id: &str) -> Result<(Arrival<'_>, File), JobError> {
+        let (upload, _) = self.kept_upload(id).await?;
+        Ok((self.arrival_as(new_id(PART)), upload))
+    }
+
+    /// Ends a part of upload `id`.
+    pub async fn finish_part(&self, part: Arrival<'_>, id: &str, upload: &File) -> Result<(String, File), JobError> {
+        let left = Duration::from_secs(upload.expires.unwrap_or_default().saturating_sub(now()));
+        part.finish_as("", Purpose::Part, Some(left), Some(id.to_owned())).await
+    }
+
+    /// Ends an upload: its parts, in this order, become a file, whose MD5 digest in hexadecimal digits is `md5` if that is given. Returns the
+    /// upload's record, and the id and record of the file.
+    pub async fn complete_upload(
+        &self,
+        id: &str,
+        parts: &[String],
+        md5: Option<&str>,
+    ) -> Result<(File, (String, File)), JobError> {
+        let (upload, revision) = self.kept_upload(id).await?;
+        check_parts(parts)?;
+        let mut objects = Vec::new();
+        for part in parts {
+            match self.read(part).await?.map(|kept| kept.record) {
+                Some(Record::File(file)) if file.purpose() == Purpose::Part && file.upload.as_deref() == Some(id) => {
+                    objects.extend(file.objects);
+                }
+                _ => return Err(JobError::Invalid(format!("'{part}' is no part of upload '{id}'"))),
+            }
+        }
+        let bytes: u64 = objects.iter().map(|object| object.bytes).sum();
+        if bytes != upload.bytes {
+            return Err(JobError::Invalid(format!(
+                "the parts have {bytes} bytes, but the upload announced {}",
+                upload.bytes
+            )));
+        }
+        if let Some(expected) = md5 {
+            let (mut digest, mut content) = (Md5::new(), self.bytes_of(objects.clone()));
+            while let Some(part) = content.next().await.transpose()? {
+                digest.update(&part);
+            }
+            let found: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+            if !found.eq_ignore_ascii_case(expected) {
+                return Err(JobError::Invalid(format!("'md5' is '{expected}', but the parts have {found}")));
+            }
+        }
+        // Only one request makes a file of the parts.
+        let taken = File { expires: upload.expires, ..File::new(&upload.client, &upload.name, Purpose::Joined) };
+        let left = Duration::from_secs(upload.expires.unwrap_or_default().saturating_sub(now()).max(1));
+        let revision = match self.write(id, &Record::File(taken), revision, Some(left)).await {
+            Ok(revision) => revision,
+            Err(BusError::Conflict { .. }) => return Err(unknown(id)),
+            Err(error) => return Err(error.into()),
+        };
+        let file = File {
+            bytes,
+            expires: upload.lapse.map(|lapse| now().saturating_add(lapse)),
+            objects,
+            ..File::new(&upload.client, &upload.name, Purpose::Batch)
+        };
+        let file_id = new_id(FILE);
+        if let Err(error) = self.write(&file_id, &Record::File(file.clone()), 0, None).await {
+            // The client may try again.
+            let _ = self.write(id, &Record::File(upload), revision, Some(left)).await;
+            return Err(error.into());
+        }
+        for part in parts {
+            self.forget(part).await?;
+        }
+        self.forget(id).await?;
+        Ok((upload, (file_id, file)))
+    }
+
+    /// Gives an upload up. Its parts are deleted when its time is over.
+    pub async fn cancel_upload(&self, id: &str) -> Result<File, JobError> {
+        let (upload, _) = self.kept_upload(id).await?;
+        self.forget(id).await?;
+        Ok(upload)
+    }
+}
+
+/// Refuses parts that cannot be those of an upload, before anything is read.
+fn check_parts(parts: &[String]) -> Result<(), JobError> {
+    let mut seen = HashSet::new();
+    if parts.is_empty() || parts.len() > PARTS {
+        return Err(JobError::Invalid(format!("'part_ids' has {} ids, expected 1 to {PARTS}", parts.len())));
+    }
+    match parts.iter().find(|part| !seen.insert(part.as_str())) {
+        Some(twice) => Err(JobError::Invalid(format!("'part_ids' has '{twice}' more than once"))),
+        None => Ok(()),
+    }
+}
+
+fn unknown(id: &str) -> JobError {
+    JobError::Unknown { kind: KIND, id: id.to_owned() }
+}

@@ -1,0 +1,114 @@
+//! Jobs that end their gateways, lose their bytes, or fail in every line.
+
+use trireme_bus::Bucket;
+
+use super::*;
+
+/// Deletes all objects, as a broker that was emptied.
+async fn lose_objects(bus: &InProcess) {
+    let mut revision = 0;
+    while let Some(entry) = bus.next(Bucket::Objects, revision).await.unwrap() {
+        revision = entry.revision;
+        bus.delete(Bucket::Objects, &entry.key, None).await.unwrap();
+    }
+}
+
+/// Each gateway ends while it runs the batch, before a line is answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_that_ends_gateways_is_set_aside_after_the_third() {
+    let directory = tempfile::tempdir().unwrap();
+    let bus = open(directory.path());
+    let first = Gateway::on(&bus, "g");
+    first.system.stuck.store(true, Ordering::Relaxed);
+    let kills = first.batch(first.file(&lines(10)).await).await;
+    let fine = first.batch(first.file(&lines(10)).await).await;
+    let mut gateway = first;
+    for death in 1..=3 {
+        until("the batch runs", async || (gateway.jobs.statistics().in_flight >= 10 || death == 3).then_some(())).await;
+        if death == 3 {
+            until("its turn", async || (gateway.jobs.statistics().in_flight >= 10).then_some(())).await;
+        }
+        drop(gateway);
+        gateway = Gateway::on(&bus, "g");
+        gateway.system.stuck.store(death < 3, Ordering::Relaxed);
+    }
+    let (one, other) = (ended(&gateway, &kills).await, ended(&gateway, &fine).await);
+    // Both stood still each time. They are tried one by one, so that only the first of them is blamed for each end.
+    let failed: Vec<_> = [&one, &other].into_iter().filter(|batch| batch.state == BatchState::Failed).collect();
+    assert_eq!(failed.len(), 1, "{one:?} {other:?}");
+    let why = failed[0].failure.as_deref().unwrap();
+    assert!(why.starts_with("3 gateways have ended while they worked on this batch"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_whose_body_is_lost_ends_with_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    let bus = open(directory.path());
+    let gateway = Gateway::on(&bus, "g");
+    gateway.system.full.store(true, Ordering::Relaxed);
+    let lost = gateway.jobs.accept(call(&"x".repeat(1 << 20)), None).await.unwrap().id;
+    lose_objects(&bus).await;
+    gateway.system.full.store(false, Ordering::Relaxed);
+    let other = gateway.jobs.accept(call("other"), None).await.unwrap().id;
+    for (id, status) in [(other, 200), (lost, 500)] {
+        let request = gateway.jobs.wait(&id, Duration::from_secs(60)).await.unwrap();
+        let answer = gateway.jobs.answer(&request).await.unwrap().expect("an answer");
+        assert_eq!(answer.status, status);
+        assert!(status == 200 || String::from_utf8_lossy(&answer.body).contains("the request is lost: part 0 of"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_whose_input_is_lost_publishes_what_was_answered() {
+    let directory = tempfile::tempdir().unwrap();
+    let bus = open(directory.path());
+    let gateway = Gateway::on(&bus, "g");
+    let file = gateway.file(&lines(60_000)).await;
+    let record = gateway.jobs.file(&file).await.unwrap();
+    assert!(record.bytes > 8 << 19, "several parts");
+    let id = gateway.batch(file.clone()).await;
+    until("answers", async || (gateway.jobs.batch(&id).await.unwrap().counts.completed > 0).then_some(())).await;
+    for part in 8.. {
+        if !bus.delete(Bucket::Objects, &format!("{file}.{part}"), None).await.unwrap() {
+            break;
+        }
+    }
+    let batch = ended(&gateway, &id).await;
+    assert_eq!(batch.state, BatchState::Failed);
+    assert!(batch.failure.as_deref().unwrap().contains("is missing"), "{:?}", batch.failure);
+    assert_eq!(gateway.lines_of(&batch.output.unwrap()).await.len() as u64, batch.counts.completed);
+    assert!(batch.counts.completed > 1000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_file_has_a_bound() {
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = Gateway::on(&open(directory.path()), "g");
+    let text = lines(1) + &"{}\n".repeat(20_000);
+    let batch = ended(&gateway, &gateway.batch(gateway.file(&text).await).await).await;
+    assert_eq!(batch.state, BatchState::Failed);
+    let why = batch.failure.unwrap();
+    assert!(why.starts_with("the error file has more than 500000 bytes, after "), "{why}");
+    assert_eq!(gateway.lines_of(&batch.output.unwrap()).await.len(), 1);
+    let errors = gateway.jobs.file(&batch.errors.unwrap()).await.unwrap();
+    assert!(errors.bytes < 1_500_000, "{}", errors.bytes);
+}
+
+/// The work stands still in a line of which nothing comes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_batch_ends_before_anything_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let bus = open(directory.path());
+    let gateway = Gateway::on(&bus, "g");
+    gateway.system.stuck.store(true, Ordering::Relaxed);
+    let id = gateway.batch(gateway.file(&lines(10)).await).await;
+    until("the batch runs", async || (gateway.jobs.statistics().in_flight >= 10).then_some(())).await;
+    drop(gateway);
+    lose_objects(&bus).await;
+    let late = Gateway::on(&bus, "late");
+    late.jobs.cancel_batch(&id).await.unwrap();
+    late.system.gone.lock().push("g".to_owned());
+    let began = std::time::Instant::now();
+    assert_eq!(ended(&late, &id).await.state, BatchState::Cancelled);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}

@@ -1,0 +1,3 @@
+//! All tests of this folder in one program, because each program that is linked takes seconds.
+
+mod jobs;

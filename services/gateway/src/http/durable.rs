@@ -1,0 +1,90 @@
+//! What the routes of durable work share: whose work a request sees, and refusals.
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+use trireme_jobs::{Client, JobError, Jobs};
+
+use super::response;
+use super::state::HttpState;
+
+const NO_JOBS: &str = "this server keeps no jobs: start it with --data-dir DIR (one process) or with a broker, and \
+                       without --allow-jobs=false";
+
+/// The durable work that the sender of a request sees.
+pub struct Own(pub Jobs);
+
+/// This gateway keeps no jobs.
+pub struct NoJobs;
+
+/// A refusal in OpenAI's shape.
+pub struct Refused(StatusCode, String);
+
+/// The durable work that the sender of a request with these headers sees: that of the owner of its API key, and everybody's with the
+/// administrator's key. The refusal names the flags, if the gateway keeps no jobs.
+pub fn own(http: &HttpState, headers: &HeaderMap) -> Result<Jobs, NoJobs> {
+    let owner = http.handlers.access.owner(|name| headers.get(name).map(HeaderValue::as_bytes));
+    let client = owner.map_or(Client::Everybody, |name| Client::Owner(name.into()));
+    Ok(http.jobs.as_ref().ok_or(NoJobs)?.of(client))
+}
+
+/// The status of an error.
+pub fn status(error: &JobError) -> StatusCode {
+    match error {
+        JobError::Unknown { .. } => StatusCode::NOT_FOUND,
+        JobError::OtherRequest => StatusCode::UNPROCESSABLE_ENTITY,
+        JobError::Invalid(_) => StatusCode::BAD_REQUEST,
+        JobError::InUse { .. } => StatusCode::CONFLICT,
+        JobError::Lost(_) => StatusCode::GONE,
+        JobError::Bus(_) => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+// === impl Own ===
+
+impl FromRequestParts<HttpState> for Own {
+    type Rejection = Refused;
+
+    async fn from_request_parts(parts: &mut Parts, http: &HttpState) -> Result<Own, Refused> {
+        Ok(Own(own(http, &parts.headers)?))
+    }
+}
+
+// === impl NoJobs ===
+
+impl From<NoJobs> for Response {
+    fn from(_: NoJobs) -> Response {
+        response::error(StatusCode::NOT_IMPLEMENTED, NO_JOBS)
+    }
+}
+
+// === impl Refused ===
+
+impl Refused {
+    /// A request that cannot be done as it is.
+    pub fn invalid(message: &str) -> Refused {
+        Refused(StatusCode::BAD_REQUEST, message.to_owned())
+    }
+}
+
+impl From<NoJobs> for Refused {
+    fn from(_: NoJobs) -> Refused {
+        Refused(StatusCode::NOT_IMPLEMENTED, NO_JOBS.to_owned())
+    }
+}
+
+impl From<JobError> for Refused {
+    fn from(error: JobError) -> Refused {
+        Refused(status(&error), error.to_string())
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let kind = if self.0.is_server_error() { "server_error" } else { "invalid_request_error" };
+        let error = json!({"message": self.1, "type": kind, "param": null, "code": null});
+        (self.0, response::json(json!({"error": error}).to_string().into())).into_response()
+    }
+}
