@@ -16,6 +16,8 @@ mod arrow;
 #[cfg(feature = "formats")]
 mod batch;
 #[cfg(feature = "formats")]
+mod chunks;
+#[cfg(feature = "formats")]
 mod limits;
 #[cfg(feature = "formats")]
 mod pages;

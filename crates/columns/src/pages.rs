@@ -12,8 +12,8 @@ use parquet::file::reader::ChunkReader;
 use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::schema::types::ColumnDescriptor;
 
+use crate::chunks::Chunks;
 use crate::limits::{DECODED, PAGE};
-use crate::parquet::Chunks;
 use crate::thrift::PageHeader;
 
 /// First look at a page's header, and the longest header: statistics in it may have whole texts.
@@ -142,8 +142,11 @@ impl Pages {
     /// The header of the page that comes next; `None` at the end.
     fn header(&self) -> Result<Option<PageHeader>> {
         let left = self.end.saturating_sub(self.at);
+        if left == 0 {
+            return Ok(None);
+        }
         let mut length = LOOK;
-        while left > 0 {
+        loop {
             let bytes = self.source.get_bytes(self.at, length.min(left) as usize)?;
             match PageHeader::read(&bytes) {
                 Some(header) => return Ok(Some(header)),
@@ -151,7 +154,6 @@ impl Pages {
                 None => return Err(self.refused("the header of a page is damaged")),
             }
         }
-        Ok(None)
     }
 
     /// Bytes that the values of a page take beside the page itself, if each of them is decoded.

@@ -7,20 +7,18 @@ use std::sync::Arc;
 
 use arrow_array::RecordBatch;
 use arrow_schema::{Schema, SchemaRef};
-use bytes::Bytes;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, RowSelection, RowSelector,
 };
 use parquet::arrow::{FieldLevels, ProjectionMask, parquet_to_arrow_field_levels};
 use parquet::basic::Type;
-use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
-use parquet::file::reader::{ChunkReader, Length};
 
+use crate::chunks::Chunks;
 use crate::limits::{FOOTER, ROW, ROWS};
 use crate::pages::{Decoded, Groups};
 use crate::rows::{plain, views};
-use crate::{ColumnsError, Format, Reader, Source, thrift};
+use crate::{ColumnsError, Format, Source, thrift};
 
 /// The end of the file: the length of the footer in four bytes, and the magic word.
 const TRAILER: u64 = 8;
@@ -35,10 +33,6 @@ pub struct ParquetFile {
     /// Rows that may be read together.
     together: usize,
 }
-
-/// A source as the library reads one.
-#[derive(Clone)]
-pub struct Chunks(Arc<dyn Source>);
 
 // === impl ParquetFile ===
 
@@ -147,27 +141,4 @@ fn together(metadata: &ParquetMetaData) -> Result<usize, ColumnsError> {
 
 fn unreadable(error: impl std::fmt::Display) -> ColumnsError {
     ColumnsError::Unreadable { format: Format::Parquet, why: error.to_string() }
-}
-
-// === impl Chunks ===
-
-impl Length for Chunks {
-    fn len(&self) -> u64 {
-        self.0.size()
-    }
-}
-
-impl ChunkReader for Chunks {
-    type T = Reader;
-
-    fn get_read(&self, start: u64) -> Result<Reader, ParquetError> {
-        Ok(Reader::new(self.0.clone(), start))
-    }
-
-    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
-        match start.checked_add(length as u64).is_some_and(|end| end <= self.0.size()) {
-            true => Ok(self.0.read(start, length)?),
-            false => Err(ParquetError::EOF(format!("{length} bytes from byte {start} are behind the end of the file"))),
-        }
-    }
 }

@@ -5,6 +5,8 @@
 //! chunk begins with its longest lines, because the one before has ended with its own.
 //! When all lines of the first chunk have ended, their answers are written and the checkpoint moves.
 
+mod finish;
+
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
@@ -12,20 +14,20 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::Stream;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use trireme_bus::BusError;
-use trireme_columns::Format;
 use trireme_inference::Name;
 
-use crate::call::{JobAnswer, JobCall};
+use crate::call::JobCall;
 use crate::columns;
 use crate::error::JobError;
 use crate::files::Content;
 use crate::jobs::Jobs;
 use crate::lines::{Asked, Lines, shown};
 use crate::objects::{self, Writer};
+use crate::outcomes::{Outcome, outcome, refusal};
 use crate::record::{Batch, BatchState};
 use crate::record::{Checkpoint, File, Object, Record};
 use crate::requests::{ATTEMPTS, Tried};
@@ -44,9 +46,6 @@ const SLACK: Duration = Duration::from_secs(3600);
 
 /// A batch that has run for so long has not ended its gateway.
 const SETTLED: Duration = Duration::from_secs(20);
-
-/// How long the output of a cancelled batch may take to become columns. After that it stays lines.
-const CANCELS: Duration = Duration::from_secs(3);
 
 /// The end of the names of files of lines.
 const LINES: &str = "jsonl";
@@ -67,12 +66,6 @@ struct Chunk {
     left: usize,
     /// The input's bytes and lines before the next chunk.
     end: (u64, u64),
-}
-
-/// The end of a line: a line of the output, or of the errors.
-struct Outcome {
-    text: Vec<u8>,
-    is_error: bool,
 }
 
 /// A line that waits for its turn.
@@ -281,7 +274,7 @@ impl<'a> Run<'a> {
                         Tried::Refused => return Called::Refused(turn),
                         Tried::Expired => None,
                     };
-                    Called::Ended(task.chunk, task.index, outcome(&batch, task, answer))
+                    Called::Ended(task.chunk, task.index, outcome(&batch, task.number, &task.custom_id, answer))
                 });
             }
             if self.chunks.front().is_some_and(|chunk| chunk.left == 0) {
@@ -427,93 +420,6 @@ impl<'a> Run<'a> {
         Ok((output.finish().await?, errors.finish().await?))
     }
 
-    /// Ends the batch for a reason. The answers that it has are published.
-    async fn fail(mut self, why: String) -> Result<(), JobError> {
-        self.batch.failure = Some(why);
-        self.finish(BatchState::Failed).await
-    }
-
-    /// Ends the batch: writes the lines that have ended, and makes files of output and errors.
-    async fn finish(mut self, mut state: BatchState) -> Result<(), JobError> {
-        // Other jobs get the room.
-        self.turns = Turns::new(&self.jobs.0.paces);
-        let ended: Vec<Outcome> =
-            std::mem::take(&mut self.chunks).into_iter().flat_map(|chunk| chunk.outcomes).flatten().collect();
-        let table = self.table().await?;
-        if table.is_some() {
-            // Before it is tried: the count outlives a gateway that does not.
-            self.batch.attempts.begin_join(&self.jobs.0.process);
-            self.save(None).await?;
-        }
-        let (output, errors) = self.write(ended.into_iter()).await?;
-        let live = self.jobs.0.options.time_to_live;
-        let mut publish = Vec::new();
-        let (mut whole, mut suffix) = (output.clone(), LINES);
-        if let Some(table) = table.filter(|_| output.bytes > 0) {
-            match self.joined(&table, state, [&output, &errors]).await? {
-                Ok(object) => (whole, suffix) = (object, table.1.suffix()),
-                // The answers are kept as lines.
-                Err(_) if state == BatchState::Cancelled => {}
-                Err(why) => {
-                    state = BatchState::Failed;
-                    self.batch.failure.get_or_insert_with(|| format!("file '{}': {why}", self.batch.input));
-                }
-            }
-        }
-        for (object, what, suffix) in [(&whole, "output", suffix), (&errors, "errors", LINES)] {
-            let id = format!("file-{}-{what}", self.id);
-            publish.push((object.bytes > 0).then_some(id));
-            if let Some(Some(id)) = publish.last() {
-                let name = format!("{}_{what}.{suffix}", self.id);
-                self.jobs.publish(id, &self.batch.client, name, object, live).await?;
-            }
-        }
-        self.batch.errors = publish.pop().flatten();
-        self.batch.output = publish.pop().flatten();
-        self.batch.checkpoint.output = output;
-        self.batch.checkpoint.errors = errors;
-        if self.batch.cancelling.is_some() && state != BatchState::Failed {
-            state = BatchState::Cancelled;
-        }
-        self.batch.state = state;
-        self.batch.ended = Some(now());
-        self.save(Some(live)).await?;
-        Ok(())
-    }
-
-    /// The input, if it has columns and is still there.
-    async fn table(&mut self) -> Result<Option<(File, Format)>, JobError> {
-        match self.jobs.file(&self.batch.input).await {
-            Ok(file) => Ok(columns::format(&file).map(|format| (file, format))),
-            Err(JobError::Unknown { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// The output in the format of `table`; why it stays lines.
-    async fn joined(
-        &mut self,
-        (file, format): &(File, Format),
-        state: BatchState,
-        [output, errors]: [&Object; 2],
-    ) -> Result<Result<Object, String>, JobError> {
-        if self.batch.attempts.lost >= ATTEMPTS {
-            return Ok(Err("its bytes are lost".to_owned()));
-        }
-        if self.batch.attempts.joins > ATTEMPTS {
-            return Ok(Err(format!("{ATTEMPTS} gateways have ended while they wrote its output as columns")));
-        }
-        let left = Duration::from_secs(self.batch.expires.saturating_sub(now()));
-        let lapse = Some(left + self.jobs.0.options.time_to_live + SLACK);
-        let joining = columns::join(self.jobs, file, *format, [output, errors], format!("{}-columns", self.id), lapse);
-        match state {
-            BatchState::Cancelled => tokio::time::timeout(CANCELS, joining).await.unwrap_or_else(|_| {
-                Ok(Err("the batch was cancelled before its output was written as columns".to_owned()))
-            }),
-            _ => joining.await,
-        }
-    }
-
     /// Writes the record. Returns whether the batch is still this gateway's and goes on.
     async fn save(&mut self, lapse: Option<Duration>) -> Result<bool, JobError> {
         loop {
@@ -541,40 +447,4 @@ impl<'a> Run<'a> {
             }
         }
     }
-}
-
-/// The outcome of a line that ran. `None` is a line that had no answer in time.
-fn outcome(batch: &str, task: &Task, answer: Option<JobAnswer>) -> Outcome {
-    let Some(answer) = answer else {
-        let message = format!("line {} had no answer before the batch expired", task.number);
-        return refusal(batch, task.number, &task.custom_id, "batch_expired", &message);
-    };
-    let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(&answer.body).is_ok();
-    if !is_json || answer.body.contains(&b'\n') {
-        let message =
-            format!("the answer to line {} is no JSON in one line; use a route with JSON answers", task.number);
-        return refusal(batch, task.number, &task.custom_id, "invalid_answer", &message);
-    }
-    let id = line_id(batch, task.number);
-    let mut text = format!(
-        r#"{{"id":"{id}","custom_id":{},"response":{{"status_code":{},"request_id":"{id}","body":"#,
-        task.custom_id, answer.status
-    )
-    .into_bytes();
-    text.extend_from_slice(&answer.body);
-    text.extend_from_slice(b"},\"error\":null}\n");
-    Outcome { text, is_error: answer.status >= 400 }
-}
-
-/// The outcome of a line that has no answer.
-fn refusal(batch: &str, number: u64, custom_id: &Value, code: &str, message: &str) -> Outcome {
-    let error = json!({"code": code, "message": message});
-    let id = line_id(batch, number);
-    let line = json!({"id": id, "custom_id": custom_id, "response": null, "error": error});
-    Outcome { text: format!("{line}\n").into_bytes(), is_error: true }
-}
-
-/// The id of a line's request.
-fn line_id(batch: &str, number: u64) -> String {
-    format!("{}-{number}", batch.replace("batch_", "batch_req_"))
 }

@@ -197,7 +197,7 @@ impl Jobs {
             bytes: object.bytes,
             expires: Some(now() + lapse.as_secs()),
             objects: vec![object.clone()],
-            ..File::new(client, &name, Purpose::BatchOutput)
+            ..File::new(client, &name, Purpose::BatchOutput, now())
         };
         let revision = self.read(id).await?.map_or(0, |kept: Kept| kept.revision);
         self.write(id, &Record::File(file), revision, Some(lapse)).await?;
@@ -291,7 +291,7 @@ impl Arrival<'_> {
 
     fn record(&self, name: &str, purpose: Purpose, expires: Option<u64>) -> File {
         let object = self.writer.object().clone();
-        let file = File::new(self.jobs.client(), name, purpose);
+        let file = File::new(self.jobs.client(), name, purpose, now());
         File { bytes: object.bytes, expires, objects: vec![object], ..file }
     }
 

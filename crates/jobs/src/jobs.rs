@@ -6,7 +6,7 @@ use std::time::Duration;
 use trireme_bus::Bus;
 
 use crate::call::Execute;
-use crate::lists::Index;
+use crate::index::Index;
 use crate::pace::Paces;
 use crate::statistics::Counters;
 

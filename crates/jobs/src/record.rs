@@ -327,7 +327,7 @@ impl Purpose {
 
 impl File {
     /// A file without bytes.
-    pub(crate) fn new(client: &str, name: &str, purpose: Purpose) -> File {
+    pub(crate) fn new(client: &str, name: &str, purpose: Purpose, created: u64) -> File {
         File {
             name: name.to_owned(),
             purpose: purpose.name().to_owned(),
@@ -337,7 +337,7 @@ impl File {
             digest: Bytes::new(),
             lapse: None,
             bytes: 0,
-            created: crate::store::now(),
+            created,
             expires: None,
             objects: Vec::new(),
         }

@@ -54,7 +54,7 @@ impl Jobs {
             bytes: new.bytes,
             expires: Some(now() + new.time.as_secs()),
             lapse: new.lapse.map(|lapse| lapse.as_secs()),
-            ..File::new(self.client(), &new.name, Purpose::Upload)
+            ..File::new(self.client(), &new.name, Purpose::Upload, now())
         };
         let id = new_id(PREFIX);
         self.write(&id, &Record::File(file.clone()), 0, Some(new.time)).await?;
@@ -122,7 +122,7 @@ impl Jobs {
             }
         }
         // Only one request makes a file of the parts.
-        let taken = File { expires: upload.expires, ..File::new(&upload.client, &upload.name, Purpose::Joined) };
+        let taken = File { expires: upload.expires, ..File::new(&upload.client, &upload.name, Purpose::Joined, now()) };
         let left = Duration::from_secs(upload.expires.unwrap_or_default().saturating_sub(now()).max(1));
         let revision = match self.write(id, &Record::File(taken), revision, Some(left)).await {
             Ok(revision) => revision,
@@ -133,7 +133,7 @@ impl Jobs {
             bytes,
             expires: upload.lapse.map(|lapse| now().saturating_add(lapse)),
             objects,
-            ..File::new(&upload.client, &upload.name, Purpose::Batch)
+            ..File::new(&upload.client, &upload.name, Purpose::Batch, now())
         };
         let file_id = new_id(FILE);
         if let Err(error) = self.write(&file_id, &Record::File(file.clone()), 0, None).await {

@@ -198,6 +198,11 @@ impl Hold {
         left.then_some(()).ok_or(NoRoom)
     }
 
+    /// Whether so many more bytes would never have room, even alone.
+    pub fn exceeds(&self, bytes: u64) -> bool {
+        self.bytes().saturating_add(bytes) > self.0.budget.0.limit
+    }
+
     fn is_free(&self, bytes: u64) -> bool {
         bytes == 0 || self.bytes().saturating_add(bytes) <= self.0.free
     }

@@ -10,6 +10,7 @@ use std::io::{Error, Read};
 use bytes::Bytes;
 use flate2::read::MultiGzDecoder;
 use flate2::{Decompress, FlushDecompress, Status};
+use tokio::sync::{SemaphorePermit, mpsc};
 use trireme_inference::Buffer;
 
 use crate::budget::{Hold, NoRoom};
@@ -35,48 +36,75 @@ pub enum InflateError {
     Unfinished(#[from] tokio::task::JoinError),
 }
 
+/// Inflated bytes, piece by piece.
+pub type Pieces = mpsc::Receiver<Result<Bytes, InflateError>>;
+
+/// Pieces that wait for their reader.
+const AHEAD: usize = 4;
+
 /// Takes the inflated bytes, piece by piece.
 type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), InflateError>;
 
 /// The inflated bytes of `coded`, `limit` at most, counted in `hold`. The first bytes show which coding it is.
 pub async fn inflate(coded: Bytes, limit: usize, hold: &Hold) -> Result<Bytes, InflateError> {
     let hold = hold.clone();
-    let made = tokio::task::spawn_blocking(move || match coded.starts_with(GZIP_MAGIC) {
-        true => inflate_gzip(&coded, limit, &hold),
-        false => inflate_zlib(&coded, limit, &hold),
-    });
+    let made = tokio::task::spawn_blocking(move || make(limit, &hold, |sink| inflate_into(&coded, sink)));
     made.await?
 }
 
-fn inflate_gzip(coded: &[u8], limit: usize, hold: &Hold) -> Result<Bytes, InflateError> {
-    make(limit, hold, |sink| {
-        let (mut decoder, mut step) = (MultiGzDecoder::new(coded), vec![0; STEP]);
-        loop {
-            match decoder.read(&mut step).map_err(malformed)? {
-                0 => return Ok(()),
-                length => sink(&step[..length])?,
-            }
+/// The number of the inflated bytes of `coded`, `limit` at most and counted in `hold`, and the bytes as they are inflated. So they are in
+/// memory once, where the reader puts them.
+pub async fn inflate_in_pieces(coded: Bytes, limit: usize, hold: &Hold) -> Result<(usize, Pieces), InflateError> {
+    let (hold, measured) = (hold.clone(), coded.clone());
+    let size =
+        tokio::task::spawn_blocking(move || measure(limit, &hold, |sink| inflate_into(&measured, sink))).await??;
+    let (send, pieces) = mpsc::channel(AHEAD);
+    tokio::task::spawn_blocking(move || {
+        let _permit = (size > large::LARGE).then(large::enter);
+        let inflated = inflate_into(&coded, &mut |piece| {
+            // An error says that nobody reads on.
+            send.blocking_send(Ok(Bytes::copy_from_slice(piece))).map_err(malformed)
+        });
+        if let Err(error) = inflated {
+            let _ = send.blocking_send(Err(error));
         }
-    })
+    });
+    Ok((size, pieces))
+}
+
+/// The first bytes show which coding it is.
+fn inflate_into(coded: &[u8], sink: Sink<'_>) -> Result<(), InflateError> {
+    match coded.starts_with(GZIP_MAGIC) {
+        true => gzip_into(coded, sink),
+        false => zlib_into(coded, sink),
+    }
+}
+
+fn gzip_into(coded: &[u8], sink: Sink<'_>) -> Result<(), InflateError> {
+    let (mut decoder, mut step) = (MultiGzDecoder::new(coded), vec![0; STEP]);
+    loop {
+        match decoder.read(&mut step).map_err(malformed)? {
+            0 => return Ok(()),
+            length => sink(&step[..length])?,
+        }
+    }
 }
 
 /// Does not use flate2's reader, which takes a stream that was cut short for a whole one.
-fn inflate_zlib(coded: &[u8], limit: usize, hold: &Hold) -> Result<Bytes, InflateError> {
-    make(limit, hold, |sink| {
-        let (mut inflate, mut step) = (Decompress::new(true), vec![0; STEP]);
-        loop {
-            let before = (inflate.total_in(), inflate.total_out());
-            let rest = &coded[inflate.total_in() as usize..];
-            let status = inflate.decompress(rest, &mut step, FlushDecompress::None).map_err(malformed)?;
-            sink(&step[..(inflate.total_out() - before.1) as usize])?;
-            match status {
-                Status::StreamEnd if inflate.total_in() as usize == coded.len() => return Ok(()),
-                Status::StreamEnd => return Err(malformed("more data follows the end of the stream")),
-                _ if (inflate.total_in(), inflate.total_out()) == before => return Err(malformed("it ends too early")),
-                _ => {}
-            }
+fn zlib_into(coded: &[u8], sink: Sink<'_>) -> Result<(), InflateError> {
+    let (mut inflate, mut step) = (Decompress::new(true), vec![0; STEP]);
+    loop {
+        let before = (inflate.total_in(), inflate.total_out());
+        let rest = &coded[inflate.total_in() as usize..];
+        let status = inflate.decompress(rest, &mut step, FlushDecompress::None).map_err(malformed)?;
+        sink(&step[..(inflate.total_out() - before.1) as usize])?;
+        match status {
+            Status::StreamEnd if inflate.total_in() as usize == coded.len() => return Ok(()),
+            Status::StreamEnd => return Err(malformed("more data follows the end of the stream")),
+            _ if (inflate.total_in(), inflate.total_out()) == before => return Err(malformed("it ends too early")),
+            _ => {}
         }
-    })
+    }
 }
 
 /// Joins the pieces that `inflate` gives its sink.
@@ -85,19 +113,39 @@ fn make(
     hold: &Hold,
     inflate: impl Fn(Sink<'_>) -> Result<(), InflateError>,
 ) -> Result<Bytes, InflateError> {
-    let (mut size, mut permit) = (0usize, None);
+    let mut permit = None;
+    let size = measure_with(limit, hold, &inflate, &mut permit)?;
+    let mut made = Buffer::with_capacity(size).map_err(InflateError::NoMemory)?;
+    inflate(&mut |piece| made.put(piece).map_err(InflateError::NoMemory))?;
+    made.freeze().map_err(InflateError::NoMemory)
+}
+
+/// Counts the bytes that `inflate` gives its sink, and takes room for them.
+fn measure(
+    limit: usize,
+    hold: &Hold,
+    inflate: impl Fn(Sink<'_>) -> Result<(), InflateError>,
+) -> Result<usize, InflateError> {
+    measure_with(limit, hold, &inflate, &mut None)
+}
+
+fn measure_with(
+    limit: usize,
+    hold: &Hold,
+    inflate: &impl Fn(Sink<'_>) -> Result<(), InflateError>,
+    permit: &mut Option<SemaphorePermit<'static>>,
+) -> Result<usize, InflateError> {
+    let mut size = 0usize;
     inflate(&mut |piece| {
         size += piece.len();
         if size > large::LARGE && permit.is_none() {
-            permit = large::enter();
+            *permit = large::enter();
         }
         hold.ask(size.min(limit) as u64)?;
         if size > limit { Err(InflateError::TooLarge(limit)) } else { Ok(()) }
     })?;
     hold.take(size as u64)?;
-    let mut made = Buffer::with_capacity(size).map_err(InflateError::NoMemory)?;
-    inflate(&mut |piece| made.put(piece).map_err(InflateError::NoMemory))?;
-    made.freeze().map_err(InflateError::NoMemory)
+    Ok(size)
 }
 
 fn malformed(reason: impl std::fmt::Display) -> InflateError {
@@ -113,6 +161,14 @@ mod tests {
 
     use super::*;
     use crate::budget::Budget;
+
+    fn inflate_gzip(coded: &[u8], limit: usize, hold: &Hold) -> Result<Bytes, InflateError> {
+        make(limit, hold, |sink| gzip_into(coded, sink))
+    }
+
+    fn inflate_zlib(coded: &[u8], limit: usize, hold: &Hold) -> Result<Bytes, InflateError> {
+        make(limit, hold, |sink| zlib_into(coded, sink))
+    }
 
     fn zlib(pieces: &[&[u8]]) -> Vec<u8> {
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());

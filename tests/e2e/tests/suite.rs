@@ -48,6 +48,7 @@ mod startup;
 mod statistics;
 mod step_cache;
 mod streams;
+mod teams;
 mod tools;
 mod trace_files;
 mod traces;

@@ -23,12 +23,15 @@ use tonic::Status;
 use trireme_inference::InferError;
 use trireme_protocol::grpc::status;
 
+use super::cost::Cost;
 use crate::budget::{self, Hold, NoRoom};
-use crate::inflate::{InflateError, inflate};
+use crate::inflate::{InflateError, Pieces, inflate_in_pieces};
 use crate::pace::{BodyPace, Overdue, size};
 
 /// The bytes before each message: whether it is coded, and its length.
 const PREFIX: usize = 5;
+/// What a message may take in memory beside its bytes without being asked for.
+const SMALL: u64 = 1 << 20;
 /// The first byte of the prefix of a coded message.
 const CODED: u8 = 1;
 
@@ -41,6 +44,9 @@ struct CallBody {
     streams: bool,
     position: Position,
     coded: Option<Coded>,
+    /// What messages take once they are decoded, and the most that one may.
+    cost: Cost,
+    largest: usize,
     /// The last piece of a unary call: it goes on when nothing follows.
     last: Option<Bytes>,
     ended: bool,
@@ -51,8 +57,8 @@ struct CallBody {
 struct Coded {
     /// The bytes up to a whole message.
     buffer: BytesMut,
-    /// The decompressed message, without its prefix.
-    made: Option<Bytes>,
+    /// The pieces of the decompressed message, without its prefix.
+    made: Option<Pieces>,
     /// The most bytes of a decompressed message.
     largest: usize,
 }
@@ -92,6 +98,8 @@ pub fn guard(body: Body, rules: Rules, hold: &Hold) -> Body {
         pace: BodyPace::new(rules.pause),
         streams: rules.streams,
         position: Position::default(),
+        cost: Cost::default(),
+        largest: rules.largest,
         coded: rules.coded.then(|| Coded { largest: rules.largest, ..Coded::default() }),
         last: None,
         ended: false,
@@ -102,6 +110,13 @@ pub fn guard(body: Body, rules: Rules, hold: &Hold) -> Body {
 
 fn refused(refusal: NoRoom) -> Status {
     status(&InferError::from(refusal))
+}
+
+fn too_large(bytes: u64) -> Status {
+    Status::resource_exhausted(format!(
+        "the message takes {bytes} bytes or more once it is decoded, which is more than the server has for one request: send large \
+         tensors in raw_input_contents"
+    ))
 }
 
 fn too_late(overdue: Overdue) -> Status {
@@ -124,6 +139,13 @@ impl CallBody {
     async fn next(&mut self) -> Result<Option<Bytes>, BoxError> {
         loop {
             let Some(piece) = self.decoded().await? else { return Ok(self.last.take()) };
+            // Before the decoder has all of a message.
+            let bytes = self.cost.pass(&piece);
+            let beside = bytes.saturating_sub(SMALL);
+            if beside > self.largest as u64 || self.hold.exceeds(beside) {
+                return Err(too_large(bytes).into());
+            }
+            self.hold.ask(beside).map_err(refused)?;
             if self.streams {
                 return Ok(Some(piece));
             }
@@ -137,15 +159,20 @@ impl CallBody {
     async fn decoded(&mut self) -> Result<Option<Bytes>, BoxError> {
         loop {
             let Some(coded) = &mut self.coded else { return self.piece().await };
-            if let Some(made) = coded.made.take() {
-                return Ok(Some(made));
+            if let Some(made) = &mut coded.made {
+                match made.recv().await {
+                    Some(piece) => return Ok(Some(piece.map_err(not_inflated)?)),
+                    None => coded.made = None,
+                }
             }
             match coded.whole() {
                 Some(mut message) if message[0] == CODED => {
                     let (largest, size) = (coded.largest, message.len() as u64);
-                    let made = inflate(message.split_off(PREFIX), largest, &self.hold).await.map_err(not_inflated)?;
+                    let coding = message.split_off(PREFIX);
+                    // In pieces, because the decoder has a buffer for the whole of it.
+                    let (length, made) = inflate_in_pieces(coding, largest, &self.hold).await.map_err(not_inflated)?;
                     self.hold.give_back(size);
-                    let length = u32::try_from(made.len()).unwrap_or(u32::MAX);
+                    let length = u32::try_from(length).unwrap_or(u32::MAX);
                     coded.made = Some(made);
                     return Ok(Some([&[0][..], &length.to_be_bytes()].concat().into()));
                 }
@@ -351,6 +378,19 @@ mod tests {
         let cut =
             guard(cut, Rules { coded: true, ..rules(true) }, &Budget::new(10_000).hold()).collect().await.unwrap();
         assert_eq!(cut.to_bytes()[..expected.len() - 5], expected[..expected.len() - 5], "the rest is for the decoder");
+    }
+
+    /// 20 000 inputs of two bytes each, which become structs.
+    #[tokio::test]
+    async fn what_a_message_becomes_is_counted_before_it_is_decoded() {
+        let (small, large) = (message(&[0x2a, 0].repeat(1000)), message(&[0x2a, 0].repeat(20_000)));
+        let budget = Budget::new(2 << 20);
+        let rules = || Rules { largest: 1 << 30, ..rules(false) };
+        let mut body = guard(Body::from(large), rules(), &budget.hold());
+        let error = next(&mut body).await.unwrap_err();
+        assert!(error.contains("once it is decoded"), "{error}");
+        let body = guard(Body::from(small), rules(), &budget.hold());
+        assert_eq!(body.collect().await.unwrap().to_bytes().len(), 2005);
     }
 
     /// A small message that stands for a large one is refused before that is there.

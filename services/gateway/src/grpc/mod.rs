@@ -12,6 +12,7 @@ mod access;
 mod args;
 mod body;
 mod call;
+mod cost;
 mod deadline;
 mod health;
 mod incoming;

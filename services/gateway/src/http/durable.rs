@@ -26,7 +26,7 @@ pub struct Refused(StatusCode, String);
 /// administrator's key. The refusal names the flags, if the gateway keeps no jobs.
 pub fn own(http: &HttpState, headers: &HeaderMap) -> Result<Jobs, NoJobs> {
     let owner = http.handlers.access.owner(|name| headers.get(name).map(HeaderValue::as_bytes));
-    let client = owner.map_or(Client::Everybody, |name| Client::Owner(name.into()));
+    let client = owner.map_or(Client::Everybody, Client::Owner);
     Ok(http.jobs.as_ref().ok_or(NoJobs)?.of(client))
 }
 

@@ -181,6 +181,7 @@ fn batch_schema() -> Schema {
         [
             ("output_file_id", nullable(text())),
             ("error_file_id", nullable(text())),
+            ("error_file_max_bytes", integer()),
             ("not_before", nullable(integer())),
             ("webhook", nullable(plain())),
         ],
