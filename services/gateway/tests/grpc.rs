@@ -828,7 +828,7 @@ async fn messages_that_become_too_large_are_refused() {
         typed
     };
     within(client.model_infer(typed(10_000))).await.unwrap();
-    assert_status(within(client.model_infer(typed(30_000))).await, Code::Unavailable, "Exceeds maximum queue size");
+    assert_status(within(client.model_infer(typed(30_000))).await, Code::ResourceExhausted, "once it is decoded");
 }
 
 /// A connection with a call of `ModelInfer` whose body is announced and does not come. HTTP/2 by hand, because libraries do not
