@@ -9,8 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use trireme_e2e::{product, workspace};
 
 /// The groups in the help of `trireme serve`.
-const GROUPS: [&str; 17] = [
-    "Model folders",
+const GROUPS: [&str; 16] = [
     "Models",
     "Worker",
     "HTTP",
