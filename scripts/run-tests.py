@@ -131,7 +131,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cpus = os.cpu_count() or 1
     parser.add_argument("--jobs", type=int, default=cpus + 1, help="programs at a time (default: one more than there are CPUs)")
-    parser.add_argument("--threads", type=int, default=2 * cpus, help="tests of a program at a time (default: two for each CPU)")
+    parser.add_argument("--threads", type=int, default=3 * cpus, help="tests of a program at a time (default: three for each CPU)")
     parser.add_argument("--load", action="store_true", help="a busy process for each CPU, until failed tests are repeated")
     parser.add_argument("--changed-since", metavar="REVISION", help="programs of packages that have changed, and of those that depend on them")
     parser.add_argument("--only", default="", help="programs whose name contains this")

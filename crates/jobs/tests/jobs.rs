@@ -85,19 +85,29 @@ impl Gateway {
         Gateway::with(bus, name, Duration::from_secs(600))
     }
 
+    /// A gateway whose system answers nothing from the start.
+    fn stuck_on(bus: &InProcess, name: &str) -> Gateway {
+        let system = Upper { stuck: AtomicBool::new(true), ..Upper::default() };
+        Gateway::of(Arc::new(bus.clone()), name, Duration::from_secs(600), system)
+    }
+
     /// A gateway that deletes files without new bytes for this long.
     fn with(bus: &InProcess, name: &str, upload_patience: Duration) -> Gateway {
         Gateway::over(Arc::new(bus.clone()), name, upload_patience)
     }
 
     fn over(bus: Arc<dyn Bus>, name: &str, upload_patience: Duration) -> Gateway {
+        Gateway::of(bus, name, upload_patience, Upper::default())
+    }
+
+    fn of(bus: Arc<dyn Bus>, name: &str, upload_patience: Duration, system: Upper) -> Gateway {
         let options = Options {
             max_in_flight: 64,
             time_to_live: Duration::from_secs(600),
             upload_patience,
             max_error_bytes: 500_000,
         };
-        let system = Arc::new(Upper::default());
+        let system = Arc::new(system);
         let (jobs, run) = Jobs::open(bus, name, system.clone(), options);
         Gateway { jobs, system, task: tokio::spawn(run) }
     }
