@@ -1,4 +1,4 @@
-//! What one file may make this process hold: bounds that hold before memory is taken, because a process that the system refuses memory
+//! The most memory that one file takes in this process: bounds that hold before memory is taken, because a process that the system refuses memory
 //! ends, with everything that it does for others.
 
 /// Most bytes of the end of a file, where its columns and their places are.

@@ -119,7 +119,7 @@ fn count(metadata: &ParquetMetaData) -> Result<u64, ColumnsError> {
     }
 }
 
-/// How many rows may be read together, so that they have [`ROWS`] bytes on average. What the file says about itself may be wrong: pages and
+/// How many rows may be read together, so that they have [`ROWS`] bytes on average. The sizes that the file states may be wrong: pages and
 /// rows are checked when they are read.
 fn together(metadata: &ParquetMetaData) -> Result<usize, ColumnsError> {
     let (mut largest, mut fixed) = (1, 0);

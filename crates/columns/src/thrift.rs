@@ -18,7 +18,7 @@ struct Field {
 /// The header of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageHeader {
-    /// What the page holds: [`PageHeader::DICTIONARY`], or values.
+    /// The content of the page: [`PageHeader::DICTIONARY`], or values.
     pub kind: i64,
     /// Bytes of the page without compression.
     pub size: u64,

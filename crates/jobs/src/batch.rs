@@ -50,7 +50,7 @@ const SETTLED: Duration = Duration::from_secs(20);
 /// The end of the names of files of lines.
 const LINES: &str = "jsonl";
 
-/// What comes of a batch before its first line.
+/// The state of a batch before its first line.
 enum Prepared {
     Works,
     Fails(String),

@@ -65,7 +65,7 @@ struct Driver {
     open: HashMap<String, Open>,
     /// The batches of this gateway that have not ended.
     batches: HashMap<String, (BatchState, Counts)>,
-    /// Those of them whose last gateway ended before they got on, and the one that is tried since this time.
+    /// Batches whose last gateway ended before they got on, and the one that is tried since this time.
     suspects: HashSet<String>,
     trial: Option<(String, Instant)>,
     /// The files that expire, of any gateway, and when.
@@ -189,7 +189,7 @@ impl Driver {
         let id = entry.key.clone();
         self.jobs.0.index.put(&id, &record);
         if let Record::File(file) = &record {
-            // What batches have written lapses by itself, as uploads do.
+            // The output of a batch lapses by itself, as an upload does.
             match file.expires.filter(|_| file.purpose().is_swept()) {
                 Some(at) => self.expiring.insert(id, at),
                 None => self.expiring.remove(&id),

@@ -21,7 +21,7 @@ pub enum JobError {
     InUse {
         /// The file.
         id: String,
-        /// Who reads it.
+        /// The batch that reads it.
         batch: String,
     },
     /// The request names something that cannot be done.

@@ -1,4 +1,4 @@
-//! What a gateway knows of files and batches, so that a page of a list is found without reading them: when each was made, and whose it is.
+//! A gateway's index of files and batches, so that it finds a page of a list without reading them: when each was made, and its owner.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub(crate) enum Kind {
     Batch,
 }
 
-/// What a list needs to know of a record.
+/// The part of a record that a list needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Known {
     kind: Kind,

@@ -36,7 +36,7 @@ pub struct Terms {
 #[derive(Clone)]
 pub struct Jobs(pub(crate) Arc<Shared>, pub(crate) Client);
 
-/// Who asks: what belongs to another one is not there.
+/// The client: a record of another client is not there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Client {
     /// The system itself, or an administrator.

@@ -108,7 +108,7 @@ pub struct File {
     /// The upload that it is a part of.
     #[serde(default)]
     pub(crate) upload: Option<String>,
-    /// What tells it from another file under the same key of its client.
+    /// A digest that differs for another file under the same key of its client.
     #[serde(default)]
     pub(crate) digest: Bytes,
     /// Of an upload: how long its file is kept, in seconds.
@@ -124,7 +124,7 @@ pub struct File {
     pub(crate) objects: Vec<Object>,
 }
 
-/// What a record of a file stands for.
+/// The kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// A file that batches read.
@@ -181,7 +181,7 @@ pub struct Batch {
     /// The client whose batch it is.
     #[serde(default)]
     pub(crate) client: String,
-    /// What tells it from another batch under the same key of its client.
+    /// A digest that differs for another batch under the same key of its client.
     #[serde(default)]
     pub(crate) digest: Bytes,
     pub(crate) checkpoint: Checkpoint,
@@ -343,7 +343,7 @@ impl File {
         }
     }
 
-    /// What it stands for. Other words are of an earlier release, for files.
+    /// Its kind. Other words are of an earlier release, for files.
     pub(crate) fn purpose(&self) -> Purpose {
         Purpose::ALL.into_iter().find(|purpose| purpose.name() == self.purpose).unwrap_or(Purpose::Batch)
     }

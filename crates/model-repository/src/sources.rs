@@ -36,7 +36,7 @@ pub struct ModelFolder {
     pub path: PathBuf,
     /// The folder's derived description.
     pub description: FolderDescription,
-    /// What a person has said about it.
+    /// The flags about it.
     pub choices: Choices,
 }
 
@@ -189,7 +189,7 @@ impl ModelFolder {
         place(&self.models(), &self.path, directory, self.version, placement)
     }
 
-    /// What a person should know before the folder is served: guesses, contradictions that were accepted, fields that are not
+    /// Warnings for a person, before the folder is served: guesses, contradictions that were accepted, fields that are not
     /// understood. Each warning says what settles it.
     pub fn warnings(&self) -> &[String] {
         self.description.warnings()

@@ -1,4 +1,4 @@
-//! What tokenizer_config.json adds to tokenizer.json, as transformers does it: tokens that the latter lacks, and the space before the
+//! Completes tokenizer.json by tokenizer_config.json, as transformers does: tokens that the latter lacks, and the space before the
 //! first word.
 
 use std::collections::BTreeSet;

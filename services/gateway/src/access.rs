@@ -97,7 +97,7 @@ pub struct OwnedKey {
     key: Secret,
 }
 
-/// A key that is known, and what it stands for.
+/// A key, its lane and its owner.
 #[derive(Clone, Debug)]
 struct Known {
     key: Secret,

@@ -20,7 +20,7 @@ fn account(limits: &str) -> NatsServer {
     NatsServer::start_with_files(&[("nats.conf", &config)])
 }
 
-/// A model without a queue is not ready and says why; nothing ends, and what has a queue serves.
+/// A model without a queue is not ready and says why; nothing ends, and the models with a queue serve.
 #[test]
 fn a_model_beyond_the_account_s_streams_is_not_ready_and_its_worker_goes_on() {
     let nats = account("max_mem: 1GB, max_file: 1GB, max_streams: 11");

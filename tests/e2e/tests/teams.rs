@@ -90,7 +90,7 @@ fn what_one_owner_has_is_not_there_for_another() {
         (send("KEY-A", Request::get(&format!("/v1/requests/{request}/response"))).status == 200).then_some(())
     });
     let part = format!("/v1/uploads/{pending}/parts");
-    // The last ones end what they are about.
+    // The last requests delete the records.
     let routes = [
         Request::get(&format!("/v1/requests/{request}")),
         Request::get(&format!("/v1/requests/{request}/response")),

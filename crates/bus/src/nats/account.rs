@@ -1,4 +1,4 @@
-//! What the broker allows the deployment's account, and streams that fit into it.
+//! The limits of the deployment's account, and streams that fit into them.
 //!
 //! A broker reserves the bytes that a stream may hold at most. So a stream with a limit gets at most a share of what its account may
 //! store, and the shares of all stores leave a quarter or more to the queues.
@@ -14,7 +14,7 @@ use super::connection::Nats;
 use super::errors::failure;
 use crate::BusError;
 
-/// Bytes of a stream that has to have a limit, where the account has none from which a share could be taken.
+/// Bytes of a stream on an account that demands a limit for each stream and has no limit itself.
 const USUAL_BYTES: i64 = 64 << 20;
 
 /// The least that a store is made with when the broker has less than it should hold.
@@ -91,7 +91,7 @@ pub(super) fn refit(
 // === impl Nats ===
 
 impl Nats {
-    /// The account's limits and what it uses.
+    /// The account: its limits, and the streams and bytes in use.
     pub(super) async fn account(&self) -> Result<Account, BusError> {
         self.jetstream.query_account().await.map_err(|error| failure("reading the account's limits", &error))
     }

@@ -1,4 +1,4 @@
-//! What a deployment needs on its account, beside what the account allows. Nothing is made or changed.
+//! Compares the streams that a deployment needs with the limits of its account. Makes and changes nothing.
 
 use async_nats::jetstream::stream::StorageType;
 use futures_util::TryStreamExt;
@@ -26,9 +26,9 @@ pub struct Examination {
     pub replicas: usize,
     /// The streams, in the order in which they are made.
     pub streams: Vec<NeededStream>,
-    /// What is counted.
+    /// The account's limits.
     pub limits: Vec<Counted>,
-    /// What keeps the deployment from starting, and what to do about it.
+    /// Limits that are too low for the deployment to start, and the remedy for each.
     pub faults: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ pub struct NeededStream {
 /// A limit of an account, and what counts against it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Counted {
-    /// What is counted: `streams`, `consumers`, `memory` or `storage`.
+    /// The thing counted: `streams`, `consumers`, `memory` or `storage`.
     pub what: &'static str,
     /// How much there is already.
     pub used: u64,

@@ -114,6 +114,6 @@ async fn a_queue_beyond_the_account_s_streams_is_refused_with_the_figure() {
     }
     let Some(BusError::OverLimit { reason }) = refused else { panic!("expected a limit, got {refused:?}") };
     assert!(reason.contains("the account allows 11 streams, has 11, and needs one more"), "{reason}");
-    // What there is goes on.
+    // A queue that exists goes on.
     within("a queue", gateway.declare_queue(&models[0], &options())).await.unwrap();
 }

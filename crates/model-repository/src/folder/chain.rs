@@ -112,7 +112,7 @@ fn known(tensor: &GraphTensor, rank: usize, width: Option<&Derived<i64>>) -> Gra
     GraphTensor { dims: Some(dims), ..tensor.clone() }
 }
 
-/// The chain of a graph that pools. What stands behind the pooling in modules.json is in the graph, or is left for the ops: the width
+/// The chain of a graph that pools. The modules behind the pooling in modules.json are in the graph, or are left for the ops: the width
 /// of the graph's vectors tells, where the modules change it.
 fn pooled_chain(
     reader: &Reader<'_>,

@@ -1,4 +1,4 @@
-//! What a person says about a model folder, where its files leave it open or contradict one another.
+//! Flags about a model folder, for settings that its files leave open or contradict one another about.
 
 use super::precision::Precision;
 use crate::task::Task;
@@ -115,7 +115,7 @@ impl From<Precision> for FolderChoices {
 
 impl FolderChoices {
     /// Adds the values of a flag (`graph`, `task`, `pooling`, `normalize`, `padding-side`, `accept`). A value that begins with a name
-    /// and a colon (`small:mean`) is for the model of that name. The error says what is expected.
+    /// and a colon (`small:mean`) is for the model of that name. The error names the expected values.
     pub fn add(&mut self, flag: &'static str, values: &[String]) -> Result<(), String> {
         for value in values {
             let (name, value) = match value.split_once(':') {

@@ -45,7 +45,7 @@ pub struct FolderDescription {
     pub(crate) heads: Vec<heads::Head>,
     /// Files of such results that the graph gives no states for.
     pub(crate) unserved: Option<Derived<String>>,
-    /// What a person should know.
+    /// Warnings for a person.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) enum Executor {
 // === impl FolderDescription ===
 
 impl FolderDescription {
-    /// What a person should know before the folder is served.
+    /// Warnings for a person, before the folder is served.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }

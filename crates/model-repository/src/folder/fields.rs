@@ -8,14 +8,14 @@ use serde_json::Value;
 
 use super::files::{Json, Reader, kind};
 
-/// What becomes of a field.
+/// The treatment of a field.
 #[derive(Clone, Copy, Debug)]
 pub enum Verdict {
     /// A setting is derived from it, or it is compared with one.
     Read,
     /// It has no effect on rows; the reason.
     None(&'static str),
-    /// These values, as JSON texts, are what is done here; another one is a fault. What to write instead.
+    /// The only values that are supported, as JSON texts; another one is a fault. Beside them, the value to write instead.
     Only(&'static [&'static str], &'static str),
 }
 
@@ -175,7 +175,7 @@ fn fields_of(file: &str) -> Fields {
     TABLE.iter().find(|(name, _)| *name == file).map_or(&[], |(_, fields)| fields)
 }
 
-/// What becomes of the field at this path; `None` where no row has it.
+/// The treatment of the field at this path; `None` where no row has it.
 fn verdict(fields: Fields, path: &str) -> Option<Verdict> {
     let fits = |pattern: &str| match (pattern.strip_prefix('*'), pattern.strip_suffix('*')) {
         (Some(end), _) if !end.is_empty() => path.ends_with(end),

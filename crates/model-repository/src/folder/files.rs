@@ -41,7 +41,7 @@ impl<'a> Reader<'a> {
         Reader { root, choices, faults: RefCell::default(), warnings: RefCell::default() }
     }
 
-    /// What a person has said about the folder.
+    /// The flags about the folder.
     pub(crate) fn choices(&self) -> &Choices {
         &self.choices
     }
@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Notes what a person should know, and what is served all the same.
+    /// Notes a warning for a person; the folder is served all the same.
     pub(crate) fn warn(&self, warning: impl Display) {
         let warning = warning.to_string();
         let mut warnings = self.warnings.borrow_mut();
@@ -74,7 +74,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Notes a contradiction, which is a fault as long as nobody has accepted it by its `name`. `instead` is what is served then.
+    /// Notes a contradiction, which is a fault as long as nobody has accepted it by its `name`. `instead` says how it is served then.
     pub(crate) fn contradiction(&self, name: &str, what: impl Display, instead: &str) {
         match self.choices.accept.iter().any(|accepted| accepted == name) {
             true => self.warn(format_args!("{what}; {instead}, because of --accept {name}")),

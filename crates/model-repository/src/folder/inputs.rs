@@ -13,7 +13,7 @@ const TOKENIZED: [&str; 4] = ["input_ids", "attention_mask", "token_type_ids", "
 /// nothing before a text.
 const CACHES: [&str; 3] = ["past_key_values.", "use_cache_branch", "num_logits_to_keep"];
 
-/// What to do about an input that is not made here; no export mends these.
+/// The remedy for an input that is not made here; no export mends these.
 const OTHERS: [(&str, &str); 9] = [
     ("task_id", TASK),
     ("adapter_mask", TASK),

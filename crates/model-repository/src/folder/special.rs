@@ -1,4 +1,4 @@
-//! What tokenizer_config.json says about a tokenizer.json that says something else: tokens around texts, tokens that are missing, the
+//! Contradictions between tokenizer_config.json and tokenizer.json: tokens around texts, tokens that are missing, the
 //! space before the first word. The crate `trireme-text` does the same with the files.
 
 use serde_json::Value;

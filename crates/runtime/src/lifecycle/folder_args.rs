@@ -48,7 +48,7 @@ fn precision_parser() -> impl TypedValueParser<Value = Precision> {
 // === impl FolderArgs ===
 
 impl FolderArgs {
-    /// The choices; the error names the flag and what it takes.
+    /// The choices; the error names the flag and its values.
     pub fn choices(&self) -> anyhow::Result<FolderChoices> {
         let mut choices = FolderChoices::from(self.precision);
         for (flag, values) in self.given() {

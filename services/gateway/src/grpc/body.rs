@@ -30,7 +30,7 @@ use crate::pace::{BodyPace, Overdue, size};
 
 /// The bytes before each message: whether it is coded, and its length.
 const PREFIX: usize = 5;
-/// What a message may take in memory beside its bytes without being asked for.
+/// Memory that a message may take beside its bytes without a place in the budget.
 const SMALL: u64 = 1 << 20;
 /// The first byte of the prefix of a coded message.
 const CODED: u8 = 1;
@@ -44,7 +44,7 @@ struct CallBody {
     streams: bool,
     position: Position,
     coded: Option<Coded>,
-    /// What messages take once they are decoded, and the most that one may.
+    /// Memory that messages take once they are decoded, and the most for one message.
     cost: Cost,
     largest: usize,
     /// The last piece of a unary call: it goes on when nothing follows.

@@ -1,4 +1,4 @@
-//! What a message takes in memory once it is decoded, before it is: a number of one byte becomes eight, and an empty input of two bytes a
+//! Computes the memory of a decoded message before it is decoded: a number of one byte becomes eight, and an empty input of two bytes a
 //! struct. The messages of infer calls are followed piece by piece, by the lengths in them; others have no such fields.
 
 use bytes::Buf;
@@ -36,7 +36,7 @@ enum Part {
     Contents,
 }
 
-/// What comes next.
+/// The next piece.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum At {
     #[default]
@@ -112,7 +112,7 @@ impl Cost {
         }
     }
 
-    /// What comes behind a whole number, with `left` bytes of the message around.
+    /// The next piece behind a whole number, with `left` bytes of the message around.
     fn next(&mut self, part: Part, number: u64, left: u64) -> At {
         // The decoder refuses what contradicts itself.
         let broken = At::Skipped(left);

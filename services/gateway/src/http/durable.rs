@@ -1,4 +1,4 @@
-//! What the routes of durable work share: whose work a request sees, and refusals.
+//! Shared by the routes of durable work: the owner of the work that a request sees, and refusals.
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;

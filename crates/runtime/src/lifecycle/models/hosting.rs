@@ -83,7 +83,7 @@ impl Models {
             true => allowance(policy.as_ref(), &instances),
             false => most_in_hand(policy.as_ref(), &instances),
         };
-        // The limits of a queue policy count what waits in the shared queue: there, too, the worker takes no more than it can begin soon.
+        // The limits of a queue policy count the requests in the shared queue: of those, too, the worker takes no more than it can begin soon.
         let shared = self.shared.bus.is_shared() || config.has_queue_policy();
         let queue = WorkQueue::of(policy, &instances, shared);
         let statistics = self.shared.statistics.model(&key);

@@ -108,7 +108,7 @@ pub(crate) struct Applied {
 }
 
 impl Applied {
-    /// Whether a version is broken. One that only has no queue is not: the broker's limits are nothing that its worker could mend.
+    /// Whether a version is broken. A version without a queue is not: its worker cannot mend the broker's limits.
     pub fn is_broken(&self) -> bool {
         self.faults.iter().any(|(_, fault)| !matches!(fault, LoadError::NoQueue { .. }))
     }

@@ -90,7 +90,7 @@ fn requests_that_padding_changes_do_not_share_a_run() {
     assert_eq!(both[..alone.len()], *alone);
     assert!(both[alone.len()..9 * 8].iter().all(|&value| value == 0.0), "padding has no states");
     let alone = hidden(&mut model, &[&short]);
-    // Who wants it all the same says so.
+    // With `padding_check: off` they run together all the same.
     wrong.parameters.insert("padding_check".into(), "off".into());
     let mut model = load(committed("tiny_encoder"), &wrong).unwrap();
     let together = hidden(&mut model, &[&short, &long]);
