@@ -4,7 +4,7 @@
 //! The only user of `async-nats`. Each file is one part of the surface, from the bottom: the [`connection`] that all parts
 //! share; [`connect`], with [`address`] and [`login`]; [`work`] (publish) and [`puller`]
 //! for queues, with [`bulk`] for their bulk lanes and [`ack`] for deliveries; [`replies`]; [`store`], with [`groups`] and [`batches`] for records
-//! that are written at the same time; [`topics`]; [`streams`] (creating streams) and
+//! that are written at the same time; [`topics`]; [`streams`] (creating streams), with [`queues`] for those of work, and
 //! [`buckets`] (their configurations), fitted into the limits of an [`account`], which [`examine`] shows before; the broker's [`clock`] and [`pulse`]. Bodies that travel by claim are in [`claims`] and
 //! [`fetch`], names on the wire in [`subjects`], headers in [`headers`], and the meaning of the broker's errors in
 //! [`errors`].
@@ -33,6 +33,7 @@ mod open;
 mod puller;
 mod pulls;
 mod pulse;
+mod queues;
 mod reach;
 mod replies;
 mod source;
