@@ -19,6 +19,7 @@ mod errors;
 mod execution;
 mod exposure;
 mod folders;
+mod full_disk;
 mod fuzz;
 mod lanes;
 mod lifecycle;

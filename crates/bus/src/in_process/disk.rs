@@ -3,6 +3,10 @@
 //! Every value is written with a new revision, and on the disk when the call returns. One thread writes: all calls that wait for it
 //! go into one transaction, because a transaction waits for the disk. A watch reads the changes from the disk by their revisions, so a
 //! slow watcher costs no memory.
+//!
+//! The last bytes of the disk are a reserve: deletions, and records that change, find room when nothing new does.
+
+mod file;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,13 +18,11 @@ use redb::{Database, ReadableDatabase, ReadableTable, Table, TableDefinition};
 use tokio::sync::{mpsc, oneshot, watch};
 use trireme_inference::UnixMicros;
 
+use self::file::{File, Room};
 use crate::{Bucket, BusError, BusFault, Change, Entry, FaultKind};
 
 /// The name of the file in its directory.
 const FILE: &str = "jobs.redb";
-
-/// Memory for pages of the file, in bytes.
-const CACHE: usize = 64 << 20;
 
 /// Changes that may wait for a watcher to read them.
 const WATCH_BACKLOG: usize = 256;
@@ -54,7 +56,7 @@ const LAST: TableDefinition<'_, (), u64> = TableDefinition::new("last");
 pub struct Disk(Arc<Shared>);
 
 struct Shared {
-    database: Arc<Database>,
+    file: Arc<File>,
     /// To the thread that writes; `None` while the stores are closed.
     writes: Option<mpsc::Sender<Write>>,
     writer: Option<JoinHandle<()>>,
@@ -92,29 +94,29 @@ impl Disk {
     /// While it cannot be written, `fault` says so.
     pub fn open(directory: &Path, fault: watch::Sender<Option<BusFault>>) -> Result<Disk, BusError> {
         std::fs::create_dir_all(directory).map_err(failed)?;
-        let path = directory.join(FILE);
-        let database = Database::builder()
-            .set_cache_size(CACHE)
-            .create(&path)
-            .map_err(|error| failed(format!("{}: {error}", path.display())))?;
-        let write = database.begin_write().map_err(failed)?;
-        let last = {
-            write.open_table(VALUES).map_err(failed)?;
-            write.open_table(LAPSES).map_err(failed)?;
-            // Watches of this process send no deletion that another process has written.
-            write.open_table(REVISIONS).map_err(failed)?.retain(|_, (_, is_deletion)| !is_deletion).map_err(failed)?;
-            let last = write.open_table(LAST).map_err(failed)?;
-            last.get(()).map_err(failed)?.map_or(0, |last| last.value())
-        };
-        write.commit().map_err(failed)?;
-        let (database, last) = (Arc::new(database), Arc::new(watch::channel(last).0));
+        let file = File::open(directory.join(FILE))?;
+        let last = file.with(|database| {
+            let write = database.begin_write().map_err(failed)?;
+            let last = {
+                write.open_table(VALUES).map_err(failed)?;
+                write.open_table(LAPSES).map_err(failed)?;
+                // Watches of this process send no deletion that another process has written.
+                let mut revisions = write.open_table(REVISIONS).map_err(failed)?;
+                revisions.retain(|_, (_, is_deletion)| !is_deletion).map_err(failed)?;
+                let last = write.open_table(LAST).map_err(failed)?;
+                last.get(()).map_err(failed)?.map_or(0, |last| last.value())
+            };
+            write.commit().map_err(failed)?;
+            Ok(last)
+        })?;
+        let (file, last) = (Arc::new(file), Arc::new(watch::channel(last).0));
         let (writes, waiting) = mpsc::channel(WRITES);
-        let (own, told) = (database.clone(), last.clone());
+        let (own, told) = (file.clone(), last.clone());
         let writer = std::thread::Builder::new().name("jobs-disk".to_owned()).spawn(move || {
             write_all(&own, waiting, &told, &fault);
         });
         let writer = Some(writer.map_err(failed)?);
-        let disk = Disk(Arc::new(Shared { database, writes: Some(writes), writer, last }));
+        let disk = Disk(Arc::new(Shared { file, writes: Some(writes), writer, last }));
         disk.clone().sweep_now_and_then();
         Ok(disk)
     }
@@ -253,51 +255,58 @@ impl Shared {
     }
 
     fn read(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
-        let read = self.database.begin_read().map_err(failed)?;
-        let values = read.open_table(VALUES).map_err(failed)?;
-        let Some(found) = values.get((bucket.name(), key)).map_err(failed)? else { return Ok(None) };
-        let (revision, at, until, value) = found.value();
-        let entry = Entry { key: key.to_owned(), value: Bytes::copy_from_slice(value), revision, at: UnixMicros(at) };
-        Ok((until > UnixMicros::now().0).then_some(entry))
+        self.file.with(|database| {
+            let read = database.begin_read().map_err(failed)?;
+            let values = read.open_table(VALUES).map_err(failed)?;
+            let Some(found) = values.get((bucket.name(), key)).map_err(failed)? else { return Ok(None) };
+            let (revision, at, until, value) = found.value();
+            let value = Bytes::copy_from_slice(value);
+            let entry = Entry { key: key.to_owned(), value, revision, at: UnixMicros(at) };
+            Ok((until > UnixMicros::now().0).then_some(entry))
+        })
     }
 
     /// The first changes after a revision, each with its own; `most` of them.
     fn changes_after(&self, bucket: Bucket, revision: u64, most: usize) -> Result<Vec<(u64, Change)>, BusError> {
-        let read = self.database.begin_read().map_err(failed)?;
-        let revisions = read.open_table(REVISIONS).map_err(failed)?;
-        let values = read.open_table(VALUES).map_err(failed)?;
-        let range = (bucket.name(), revision.saturating_add(1))..=(bucket.name(), u64::MAX);
-        let mut changes = Vec::new();
-        for next in revisions.range(range).map_err(failed)?.take(most) {
-            let (at, changed) = next.map_err(failed)?;
-            let ((_, revision), (key, is_deletion)) = (at.value(), changed.value());
-            let found = match is_deletion {
-                true => None,
-                false => values.get((bucket.name(), key)).map_err(failed)?,
-            };
-            let key = key.to_owned();
-            let change = match found.as_ref().map(|found| found.value()) {
-                Some((own, at, until, value)) if own == revision && until > UnixMicros::now().0 => {
-                    let value = Bytes::copy_from_slice(value);
-                    Change::Put(Entry { key, value, revision, at: UnixMicros(at) })
-                }
-                _ => Change::Deleted { key, revision },
-            };
-            changes.push((revision, change));
-        }
-        Ok(changes)
+        self.file.with(|database| {
+            let read = database.begin_read().map_err(failed)?;
+            let revisions = read.open_table(REVISIONS).map_err(failed)?;
+            let values = read.open_table(VALUES).map_err(failed)?;
+            let range = (bucket.name(), revision.saturating_add(1))..=(bucket.name(), u64::MAX);
+            let mut changes = Vec::new();
+            for next in revisions.range(range).map_err(failed)?.take(most) {
+                let (at, changed) = next.map_err(failed)?;
+                let ((_, revision), (key, is_deletion)) = (at.value(), changed.value());
+                let found = match is_deletion {
+                    true => None,
+                    false => values.get((bucket.name(), key)).map_err(failed)?,
+                };
+                let key = key.to_owned();
+                let change = match found.as_ref().map(|found| found.value()) {
+                    Some((own, at, until, value)) if own == revision && until > UnixMicros::now().0 => {
+                        let value = Bytes::copy_from_slice(value);
+                        Change::Put(Entry { key, value, revision, at: UnixMicros(at) })
+                    }
+                    _ => Change::Deleted { key, revision },
+                };
+                changes.push((revision, change));
+            }
+            Ok(changes)
+        })
     }
 
     /// The keys of the values that have lapsed, by the names of their buckets.
     fn lapsed(&self, now: UnixMicros) -> Result<Vec<(String, String)>, BusError> {
-        let read = self.database.begin_read().map_err(failed)?;
-        let lapses = read.open_table(LAPSES).map_err(failed)?;
-        let lapsed = lapses.range(..=(now.0, "", "")).map_err(failed)?.map(|found| {
-            let (key, _) = found.map_err(failed)?;
-            let (_, bucket, key) = key.value();
-            Ok((bucket.to_owned(), key.to_owned()))
-        });
-        lapsed.collect()
+        self.file.with(|database| {
+            let read = database.begin_read().map_err(failed)?;
+            let lapses = read.open_table(LAPSES).map_err(failed)?;
+            let lapsed = lapses.range(..=(now.0, "", "")).map_err(failed)?.map(|found| {
+                let (key, _) = found.map_err(failed)?;
+                let (_, bucket, key) = key.value();
+                Ok((bucket.to_owned(), key.to_owned()))
+            });
+            lapsed.collect()
+        })
     }
 }
 
@@ -312,7 +321,7 @@ impl Drop for Shared {
 
 /// Writes until all senders are gone: everything that waits goes into one transaction.
 fn write_all(
-    database: &Database,
+    file: &File,
     mut waiting: mpsc::Receiver<Write>,
     last: &watch::Sender<u64>,
     fault: &watch::Sender<Option<BusFault>>,
@@ -325,8 +334,19 @@ fn write_all(
         {
             together.push(next);
         }
-        let written = transact(database, &together);
-        note(fault, written.as_ref().err());
+        let written = transact(file, &together);
+        let full = written.iter().flatten().find_map(|result| match result {
+            Err(full @ BusError::StoreFull { .. }) => Some(full),
+            _ => None,
+        });
+        // Records and deletions still find room on a full disk.
+        let stays_full = written.is_ok() && full.is_none() && fault.borrow().is_some() && file.room().for_new == 0;
+        if !stays_full {
+            note(fault, written.as_ref().err().or(full));
+        }
+        if let Err(error) = &written {
+            file.reopen(error);
+        }
         if let Some(revision) = written.iter().flatten().filter_map(|result| result.as_ref().ok().copied()?).max() {
             last.send_replace(revision);
         }
@@ -356,7 +376,20 @@ fn note(fault: &watch::Sender<Option<BusFault>>, error: Option<&BusError>) {
 }
 
 /// Writes in one transaction. Each write has a result of its own; an error is one of all of them.
-fn transact(database: &Database, writes: &[Write]) -> Result<Vec<Result<Option<u64>, BusError>>, BusError> {
+fn transact(file: &File, writes: &[Write]) -> Result<Vec<Result<Option<u64>, BusError>>, BusError> {
+    let mut room = file.room();
+    if writes.iter().map(Write::size).sum::<u64>() > room.for_new {
+        room = file.make_room();
+    }
+    file.with(|database| transact_within(database, room, file, writes))
+}
+
+fn transact_within(
+    database: &Database,
+    mut room: Room,
+    file: &File,
+    writes: &[Write],
+) -> Result<Vec<Result<Option<u64>, BusError>>, BusError> {
     let write = database.begin_write().map_err(failed)?;
     let results = {
         let mut tables = Tables {
@@ -365,10 +398,26 @@ fn transact(database: &Database, writes: &[Write]) -> Result<Vec<Result<Option<u
             lapses: write.open_table(LAPSES).map_err(failed)?,
             last: write.open_table(LAST).map_err(failed)?,
         };
-        writes.iter().map(|write| tables.replace(write)).collect::<Result<Vec<_>, BusError>>()?
+        let results = writes.iter().map(|write| match room.takes(write.bucket, write.size()) {
+            true => tables.replace(write),
+            false => Ok(Err(BusError::StoreFull { store: write.bucket.name(), size: write.size() as usize })),
+        });
+        results.collect::<Result<Vec<_>, BusError>>()?
     };
     write.commit().map_err(failed)?;
+    if writes.iter().any(|write| write.value.is_none()) {
+        file.has_freed();
+    }
     Ok(results)
+}
+
+// === impl Write ===
+
+impl Write {
+    /// Bytes of the value; none for a deletion.
+    fn size(&self) -> u64 {
+        self.value.as_ref().map_or(0, |(_, _, value)| value.len() as u64)
+    }
 }
 
 // === impl Tables ===

@@ -5,6 +5,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
+use trireme_bus::BusError;
 use trireme_jobs::{Client, JobError, Jobs};
 
 use super::response;
@@ -38,6 +39,7 @@ pub fn status(error: &JobError) -> StatusCode {
         JobError::Invalid(_) => StatusCode::BAD_REQUEST,
         JobError::InUse { .. } => StatusCode::CONFLICT,
         JobError::Lost(_) => StatusCode::GONE,
+        JobError::Bus(BusError::StoreFull { .. }) => StatusCode::INSUFFICIENT_STORAGE,
         JobError::Bus(_) => StatusCode::SERVICE_UNAVAILABLE,
     }
 }

@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use tempfile::TempDir;
 
 /// Enough for the queues and the jobs of a test.
@@ -119,12 +119,28 @@ impl SmallDisk {
         }
     }
 
+    /// Takes all free space but this.
+    ///
+    /// # Panics
+    /// When the disk has less.
+    pub fn leave(&self, bytes: u64) {
+        let filler = File::create(self.mounted().join(FILLERS[0])).expect("the disk can be written");
+        let disk = statvfs(self.mounted()).expect("the disk is mounted");
+        let taken = (disk.f_bavail * disk.f_frsize).checked_sub(bytes).expect("the disk has more");
+        fallocate(&filler, FallocateFlags::empty(), 0, taken).expect("there is room");
+    }
+
     /// Frees the space again.
     ///
     /// # Panics
     /// When it was not taken.
     pub fn free(&self) {
-        FILLERS.iter().for_each(|name| fs::remove_file(self.mounted().join(name)).expect("a filler can be deleted"));
+        let fillers = FILLERS.map(|name| self.mounted().join(name));
+        assert!(fillers[0].exists(), "space was taken");
+        fillers
+            .iter()
+            .filter(|path| path.exists())
+            .for_each(|path| fs::remove_file(path).expect("a filler can be deleted"));
     }
 
     fn mounted(&self) -> PathBuf {
