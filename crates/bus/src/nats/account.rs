@@ -11,7 +11,6 @@ use async_nats::jetstream::account::{Account, Limits};
 use async_nats::jetstream::{self, ErrorCode, stream};
 
 use super::connection::Nats;
-use super::errors::failure;
 use crate::BusError;
 
 /// Bytes of a stream on an account that demands a limit for each stream and has no limit itself.
@@ -91,14 +90,18 @@ pub(super) fn refit(
 // === impl Nats ===
 
 impl Nats {
-    /// The account: its limits, and the streams and bytes in use.
-    pub(super) async fn account(&self) -> Result<Account, BusError> {
-        self.jetstream.query_account().await.map_err(|error| failure("reading the account's limits", &error))
+    /// The account as it was last read: its limits, and the streams and bytes in use. Reading it takes a leader of the cluster, and a
+    /// stream without one is replaced while there is none.
+    pub(super) fn account(&self) -> Account {
+        self.account.lock().clone()
     }
 
     /// The error of a stream or its consumer that the account has no room for; `None` if the broker has refused it for another reason.
     pub(super) async fn over_limit(&self, config: &stream::Config, refusal: &jetstream::Error) -> Option<BusError> {
-        let account = self.account().await.ok()?;
+        if let Ok(now) = self.jetstream.query_account().await {
+            *self.account.lock() = now;
+        }
+        let account = self.account();
         let limits = limits(&account, config.num_replicas);
         let bytes = |limit: Option<i64>, kind: &str| {
             let limit = limit.map_or_else(|| "what the broker has".to_owned(), |limit| format!("{limit} bytes"));

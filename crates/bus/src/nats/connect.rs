@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use async_nats::jetstream::context::AccountErrorKind;
 use async_nats::{ConnectError, ConnectErrorKind, ConnectOptions, jetstream};
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 
 use super::address::NatsUrl;
@@ -164,8 +165,8 @@ impl Nats {
             None => (jetstream.build(client.clone()), "$JS.API".to_owned()),
         };
         let mut complaints = refusals.clone();
-        tokio::select! {
-            account = jetstream.query_account() => account.map(drop).map_err(|error| match failure("using JetStream", &error) {
+        let account = tokio::select! {
+            account = jetstream.query_account() => account.map_err(|error| match failure("using JetStream", &error) {
                 // A cluster that has just started still elects its leader.
                 BusError::Unreachable(reason) if error.kind() != AccountErrorKind::JetStreamUnavailable => {
                     unreachable(reason)
@@ -182,7 +183,7 @@ impl Nats {
                 let reason = format!("{}; docs/deployment.md has the permissions that {who} needs", *complaint);
                 return Err(BusError::Refused { action: "using JetStream", reason });
             }
-        }
+        };
         let max_payload = client.max_payload();
         tracing::info!(url = %options.url, version, max_payload, "connected to NATS");
         let unheard = client.new_inbox();
@@ -196,6 +197,7 @@ impl Nats {
             refusals,
             deployment: options.deployment_name.as_str().into(),
             names,
+            account: Arc::new(Mutex::new(account)),
             api: api.into(),
             inboxes: format!("{prefix}.").into(),
             unheard,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_nats::jetstream;
+use async_nats::jetstream::account::Account;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use trireme_inference::ModelKey;
@@ -56,6 +57,8 @@ pub struct Nats {
     pub(super) unheard: String,
     /// Whether this process creates streams itself, or asks a gateway.
     pub(super) makes_streams: bool,
+    /// The account as it was last read.
+    pub(super) account: Arc<Mutex<Account>>,
     /// Bytes that an operator gives to stores.
     pub(super) store_bytes: Arc<BTreeMap<&'static str, u64>>,
     /// Room for messages on topics that are being sent.

@@ -70,7 +70,7 @@ impl Nats {
     ) -> Result<Examination, BusError> {
         const ACTION: &str = "looking at the account";
         let nats = Nats::connect(options).await?;
-        let account = nats.account().await?;
+        let account = nats.account();
         let there: Vec<String> =
             nats.jetstream.stream_names().try_collect().await.map_err(|error| failure(ACTION, &error))?;
         let settings = match there.contains(&buckets::stream(&nats.names, Bucket::Settings)) {

@@ -203,7 +203,7 @@ impl Nats {
     }
 
     async fn make_pulse_stream(&self) -> Result<(), BusError> {
-        let config = account::fit(account::SMALL, self.pulse_config(), &self.account().await?);
+        let config = account::fit(account::SMALL, self.pulse_config(), &self.account());
         self.create_or_update("making the stream of pulses", &config, |_| Some(config.clone())).await.map(drop)
     }
 

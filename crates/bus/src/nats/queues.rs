@@ -71,7 +71,7 @@ impl Nats {
         for_stage: bool,
     ) -> Result<(), BusError> {
         const ACTION: &str = "making a work queue";
-        let account = self.account().await?;
+        let account = self.account();
         let ack_pending = i64::try_from(options.max_messages).unwrap_or(i64::MAX);
         for (level, policy) in options.policies() {
             let config = self.queue_config(model, options, level, &policy);

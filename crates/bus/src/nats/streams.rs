@@ -136,7 +136,7 @@ impl Nats {
                 Needed::Queue(model, options) => return self.make_queue(model, options, for_stage).await,
             };
             let config = stream::Config { num_replicas: self.replicas(), ..config };
-            let mut config = account::fit(needed.share(), config, &self.account().await?);
+            let mut config = account::fit(needed.share(), config, &self.account());
             let wanted = needed.store().and_then(|store| self.store_bytes.get(store));
             let wanted = wanted.map(|bytes| i64::try_from(*bytes).unwrap_or(i64::MAX));
             config.max_bytes = wanted.unwrap_or(config.max_bytes);
