@@ -83,10 +83,6 @@ struct Tables<'a> {
     last: Table<'a, (), u64>,
 }
 
-fn failed(error: impl std::fmt::Display) -> BusError {
-    BusError::Refused { action: "keeping jobs on disk", reason: error.to_string() }
-}
-
 // === impl Disk ===
 
 impl Disk {

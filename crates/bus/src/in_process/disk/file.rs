@@ -7,7 +7,6 @@ use parking_lot::RwLock;
 use redb::Database;
 use rustix::fs::statvfs;
 
-use super::failed;
 use crate::{Bucket, BusError};
 
 /// Memory for pages of the file, in bytes.
@@ -22,6 +21,11 @@ const LAST_PART: u64 = 4;
 
 /// A page that a small value may need beside it, in bytes.
 const PAGE: u64 = 4096;
+
+/// An error of the stores on disk.
+pub(super) fn failed(error: impl std::fmt::Display) -> BusError {
+    BusError::Refused { action: "keeping jobs on disk", reason: error.to_string() }
+}
 
 /// The file. After an error of the disk redb takes no transaction until the file is opened again.
 pub(super) struct File {
