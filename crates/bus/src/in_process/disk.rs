@@ -18,7 +18,7 @@ use redb::{Database, ReadableDatabase, ReadableTable, Table, TableDefinition};
 use tokio::sync::{mpsc, oneshot, watch};
 use trireme_inference::UnixMicros;
 
-use self::file::{File, Room};
+use self::file::{File, Room, failed};
 use crate::{Bucket, BusError, BusFault, Change, Entry, FaultKind};
 
 /// The name of the file in its directory.
