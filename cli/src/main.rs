@@ -13,6 +13,7 @@ mod optimize;
 mod output;
 mod python;
 mod serve;
+mod services;
 mod settings;
 mod stages;
 mod status;
@@ -42,6 +43,8 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     /// Host some stages in this process, on NATS: those side by side hand work over in memory
     Worker(Box<worker::WorkerCommand>),
+    #[command(flatten)]
+    Service(services::Service),
     /// Load a server of the v2 protocol and print throughput and latency
     Bench(bench::BenchArgs),
     /// Embed a file of texts, in this process or by a running server beside its live requests; started again it goes on where it was
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
             serve::run(&args, source != Some(ValueSource::DefaultValue))
         }
         Command::Worker(command) => worker::run(&command),
+        Command::Service(service) => service.run(),
         Command::Bench(args) => bench::run(&args),
         Command::Bulk(args) => bulk::run(&args),
         Command::Dead(args) => dead::run(&args),

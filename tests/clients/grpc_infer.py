@@ -430,7 +430,7 @@ def check_errors(client):
     )
     expect_error(
         "timeout of the request",
-        infer([tensor("INPUT0", SLOW)], "slow_identity", timeout=5_000),
+        infer([tensor("INPUT0", SLOW)], "slow_identity", parameters={"trireme_timeout_ms": 5}),
         "StatusCode.UNAVAILABLE",
         "Request timeout expired",
     )

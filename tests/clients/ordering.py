@@ -135,7 +135,7 @@ def check_others(others):
 
 
 def check_timeout(url):
-    late, _, others = begin_late(url, "late_timeout", timeout=10_000_000)
+    late, _, others = begin_late(url, "late_timeout", trireme_timeout_ms=10_000)
     check_others(others)
     expect(503 in [status for _, status, _ in late.wait()], f"no call timed out: {late.answers}")
 

@@ -7,7 +7,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio_util::sync::DropGuard;
 use trireme_inference::{Action, Callers, InferError, Lane, ModelKey, Name, Parameters, Tensor, UnixMicros};
@@ -48,8 +47,6 @@ pub struct Nested {
     pub outputs: Vec<String>,
     /// The request's parameters.
     pub parameters: Parameters,
-    /// The time limit; `None` is that of the requests on whose behalf it is sent.
-    pub timeout: Option<Duration>,
     /// Whether the answer may come in parts.
     pub in_parts: bool,
 }

@@ -7,7 +7,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
-use trireme_inference::{FailureReason, InferError, Lane};
+use trireme_inference::{FailureReason, InferError, Lane, request_timeout};
 
 use crate::backend::{BackgroundInstance, ExecuteRequest, ExecuteResponse, Instance, ModelInstance, Stop, panicked};
 use crate::background::{PATIENCE, Share, lower_priority, priorities_count};
@@ -21,7 +21,7 @@ use crate::outage::is_out;
 use crate::queue::{Role, Taken};
 use crate::runs::Runs;
 use crate::stepwise::Stepper;
-use crate::watchdog::Abort;
+use crate::watchdog::{Abort, Patience};
 
 /// The worker's reason for ending after an instance's thread has ended by a panic.
 const FAILURE: &str = "instance that panicked";
@@ -199,7 +199,9 @@ impl<C: Completion> Model<C> {
         let held = waiting.iter().filter_map(C::held).collect();
         let callers = || requests.iter().map(|request| (request.cancelled.clone(), request.deadline)).collect();
         let abort = stop.map(|stop| Abort { callers: callers(), stop: stop.clone() });
-        let patience = if role == Role::Background { PATIENCE } else { 1 };
+        let asked = requests.iter().filter_map(|request| request_timeout(&request.parameters)).max();
+        let times = if role == Role::Background { PATIENCE } else { 1 };
+        let patience = Patience { times, at_least: asked.unwrap_or_default() };
         let execution = self.executions.begin(held, abort, patience);
         let executed = std::panic::catch_unwind(AssertUnwindSafe(|| instance.execute(&requests)));
         drop(execution);

@@ -34,7 +34,7 @@ impl<C: Completion> Model<C> {
             let Some(held) = self.executions.overdue(limit, Instant::now()) else { continue };
             tracing::error!(
                 model = %self.key, requests = held.len(),
-                "an execution has not ended for {} s: this worker gives its work back and ends", limit.as_secs_f32()
+                "an execution has not ended for {} s (--execution-limit-secs): this worker gives its work back and ends", limit.as_secs_f32()
             );
             self.executions.set_broken();
             // Otherwise this worker would get the requests again.

@@ -27,10 +27,18 @@ struct Running<H> {
     by_number: HashMap<u64, Begun<H>>,
 }
 
+/// How long an execution may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// How many times the limit.
+    pub times: u32,
+    /// But at least so long: a client has asked for it.
+    pub at_least: Duration,
+}
+
 struct Begun<H> {
     since: Instant,
-    /// How many times the limit it may take.
-    patience: u32,
+    patience: Patience,
     /// Whether it was ended by force.
     killed: bool,
     /// The handles that can release its requests.
@@ -52,11 +60,22 @@ pub struct Execution<'a, H> {
     number: u64,
 }
 
+// === impl Patience ===
+
+impl Patience {
+    /// The limit, for an execution whose clients have not asked for more.
+    pub const USUAL: Patience = Patience { times: 1, at_least: Duration::ZERO };
+
+    fn of(self, limit: Duration) -> Duration {
+        (limit * self.times).max(self.at_least)
+    }
+}
+
 // === impl Executions ===
 
 impl<H> Executions<H> {
-    /// An execution of these requests begins. It may take `patience` times the limit.
-    pub fn begin(&self, held: Vec<H>, abort: Option<Abort>, patience: u32) -> Execution<'_, H> {
+    /// An execution of these requests begins.
+    pub fn begin(&self, held: Vec<H>, abort: Option<Abort>, patience: Patience) -> Execution<'_, H> {
         let mut running = self.running.lock();
         let number = running.next;
         running.next += 1;
@@ -90,7 +109,7 @@ impl<H> Executions<H> {
         let mut running = self.running.lock();
         let mut over = Vec::new();
         for (number, begun) in &mut running.by_number {
-            if now.saturating_duration_since(begun.since) <= limit * begun.patience {
+            if now.saturating_duration_since(begun.since) <= begun.patience.of(limit) {
                 continue;
             }
             match &begun.abort {
@@ -124,16 +143,19 @@ mod tests {
     #[test]
     fn an_execution_that_does_not_end_is_told_once() {
         let executions = Executions::<()>::default();
-        let ended = executions.begin(Vec::new(), None, 1);
-        let hanging = executions.begin(Vec::new(), None, 1);
-        let patient = executions.begin(Vec::new(), None, 10);
+        let ended = executions.begin(Vec::new(), None, Patience::USUAL);
+        let hanging = executions.begin(Vec::new(), None, Patience::USUAL);
+        let patient = executions.begin(Vec::new(), None, Patience { times: 10, ..Patience::USUAL });
         let (limit, now) = (Duration::from_secs(5), Instant::now());
         assert!(executions.overdue(limit, now).is_none());
         drop(ended);
         assert!(executions.overdue(limit, now + limit * 2).is_some());
         assert!(executions.overdue(limit, now + limit * 9).is_none());
         assert!(executions.overdue(limit, now + limit * 11).is_some());
-        drop((hanging, patient));
+        let asked = executions.begin(Vec::new(), None, Patience { times: 1, at_least: limit * 20 });
+        assert!(executions.overdue(limit, now + limit * 19).is_none());
+        assert!(executions.overdue(limit, Instant::now() + limit * 21).is_some());
+        drop((hanging, patient, asked));
         assert!(executions.running.lock().by_number.is_empty());
     }
 
@@ -150,7 +172,7 @@ mod tests {
         let (one, other) = (CancelFlag::default(), CancelFlag::default());
         let late = (CancelFlag::default(), UnixMicros::now());
         let callers = vec![(one.clone(), UnixMicros::NEVER), (other.clone(), UnixMicros::NEVER), late];
-        let execution = executions.begin(Vec::new(), Some(Abort { callers, stop: stopped.clone() }), 1);
+        let execution = executions.begin(Vec::new(), Some(Abort { callers, stop: stopped.clone() }), Patience::USUAL);
         one.cancel();
         executions.stop_unwanted();
         assert!(!stopped.0.load(Ordering::SeqCst), "somebody waits");

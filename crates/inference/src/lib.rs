@@ -39,7 +39,7 @@ pub use latencies::Latencies;
 pub use ledger::{Hop, Ledger, TextFacts};
 pub use limits::{MAX_LISTED, MAX_MESSAGE_BYTES, TooMany, check_listed, read_list, read_parameters};
 pub use names::nearest;
-pub use parameters::{ParameterValue, Parameters};
+pub use parameters::{ParameterValue, Parameters, REQUEST_TIMEOUT, TIMEOUTS, queue_timeout, request_timeout};
 pub use request::{InferRequest, InferResponse, ModelKey, RequestedOutput, SharedMemoryPart, SharedTensors};
 pub use reshape::Reshape;
 pub use route::{Branch, Branches, PlanStep, Route, RoutePlan, Step, StepInput, StepOutput};

@@ -2,11 +2,31 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 /// Parameters of a request or response, in key order.
 pub type Parameters = BTreeMap<String, ParameterValue>;
+
+/// Triton's `timeout`, in microseconds: it lowers the timeout of a queue whose policy has `allow_timeout_override`.
+const QUEUE_TIMEOUT: &str = "timeout";
+
+/// The parameter with the time in milliseconds that a client waits for the answer, wherever the request is.
+pub const REQUEST_TIMEOUT: &str = "trireme_timeout_ms";
+
+/// The parameters about time alone: they change no answer.
+pub const TIMEOUTS: [&str; 2] = [QUEUE_TIMEOUT, REQUEST_TIMEOUT];
+
+/// How long a request with these parameters may wait in a queue whose policy lets requests lower its timeout.
+pub fn queue_timeout(parameters: &Parameters) -> Option<Duration> {
+    parameters.get(QUEUE_TIMEOUT)?.as_u64().filter(|&limit| limit > 0).map(Duration::from_micros)
+}
+
+/// How long the client of a request with these parameters waits for its answer, where it says so.
+pub fn request_timeout(parameters: &Parameters) -> Option<Duration> {
+    parameters.get(REQUEST_TIMEOUT)?.as_u64().map(Duration::from_millis)
+}
 
 /// A parameter's value. On the message wire it is the plain scalar (`untagged`), so any language reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

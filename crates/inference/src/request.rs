@@ -30,7 +30,8 @@ pub struct InferRequest {
     pub parameters: Parameters,
     /// Priority level, 1 highest; 0 is the model's default level.
     pub priority: u64,
-    /// Time the client allows for the whole request; `None` means the gateway's default.
+    /// How long the client's call waits for the answer, beside what its parameters say
+    /// ([`request_timeout`](crate::request_timeout)); `None` where the protocol has no such limit.
     pub timeout: Option<Duration>,
     /// Input tensors as the client sent them, batch dimension included. They have not been checked against the model's
     /// schema.

@@ -263,8 +263,8 @@ fn digest(call: &JobCall, terms: &Terms) -> Bytes {
     parts.extend(terms.webhook.as_ref().map(|url| url.as_bytes()));
     for (name, value) in &call.headers {
         match name.as_str() {
-            // It says who asked, not what.
-            "traceparent" => {}
+            // They say who asked, and how patiently, not what.
+            "traceparent" | "trireme-timeout-ms" => {}
             // Its parameters change no answer: a repetition may come from another client.
             "content-type" => {
                 let kind = value.split(|byte| *byte == b';').next().unwrap_or_default();

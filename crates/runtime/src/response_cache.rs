@@ -16,7 +16,9 @@ use bytes::Bytes;
 use clap::Args;
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
-use trireme_inference::{InferError, InferResponse, Ledger, ModelKey, Parameters, RequestedOutput, Tensor, TextFacts};
+use trireme_inference::{
+    InferError, InferResponse, Ledger, ModelKey, Parameters, RequestedOutput, TIMEOUTS, Tensor, TextFacts,
+};
 
 /// Bytes that an entry is assumed to occupy beside its tensors and key.
 const ENTRY_OVERHEAD: u64 = 512;
@@ -113,7 +115,7 @@ impl Key {
         let mut inputs: Vec<&Tensor> = inputs.iter().collect();
         inputs.sort_unstable_by_key(|input| input.name());
         // How long a client waits does not change the answer.
-        let parameters: Vec<_> = parameters.iter().filter(|(name, _)| *name != "timeout").collect();
+        let parameters: Vec<_> = parameters.iter().filter(|(name, _)| !TIMEOUTS.contains(&name.as_str())).collect();
         let mut head = format!("{model:?} {loaded} {outputs:?} {parameters:?}");
         for input in &inputs {
             // Writing to a string cannot fail. Debug quotes names, so that none can look like what follows it.

@@ -21,6 +21,7 @@ use trireme_inference::{InferError, Lane, ModelKey};
 use trireme_runtime::TaskSet;
 
 pub use self::exchange::{Exchange, no_answer};
+pub use self::flight::EXPIRED;
 use self::flight::{Outbox, log_failure};
 use self::join::{SplitRequest, exchange, joined};
 pub use self::order::LinePlace;

@@ -2,14 +2,22 @@
 //! `--grpc-header-forward-pattern`.
 
 use anyhow::Context;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderName};
 use regex::{Regex, RegexBuilder};
-use trireme_inference::{ParameterValue, Parameters};
+use trireme_inference::{InferError, ParameterValue, Parameters, REQUEST_TIMEOUT};
 
 /// Parameters with a meaning of their own, which no header sets, and the prefix of further ones; Triton's list. Their
 /// names are those of headers, too: `priority` is one of HTTP, which gateways set for durable work.
-const RESERVED: &[&str] =
-    &["sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"];
+const RESERVED: &[&str] = &[
+    "sequence_id",
+    "sequence_start",
+    "sequence_end",
+    "priority",
+    "timeout",
+    "headers",
+    "binary_data_output",
+    REQUEST_TIMEOUT,
+];
 const RESERVED_PREFIX: &str = "triton_";
 
 /// Headers with credentials. Parameters travel on the bus, are kept in dead letters and are shown by taps, so these headers are
@@ -25,6 +33,26 @@ pub fn pattern(flag: &str, value: Option<&str>) -> anyhow::Result<Option<Regex>>
 
 /// Prefix of the headers that calls of restricted categories carry.
 const RESTRICTED: &str = "triton-grpc-protocol-";
+
+/// The header that is the parameter [`REQUEST_TIMEOUT`] of a request whose body has no parameters, or none.
+const TIMEOUT: HeaderName = HeaderName::from_static("trireme-timeout-ms");
+
+/// Adds the client's limit in the header `Trireme-Timeout-Ms`, unless the request has one.
+///
+/// # Errors
+/// It is no whole number above 0.
+pub fn timeout(headers: &HeaderMap, parameters: &mut Parameters) -> Result<(), InferError> {
+    let Some(value) = headers.get(TIMEOUT) else { return Ok(()) };
+    let limit = value.to_str().ok().and_then(|value| value.trim().parse().ok()).filter(|&limit: &i64| limit > 0);
+    let limit = limit.ok_or_else(|| {
+        let found = value.as_bytes().escape_ascii();
+        InferError::invalid_arg(format!(
+            "header Trireme-Timeout-Ms is '{found}', expected milliseconds: a whole number above 0"
+        ))
+    })?;
+    parameters.entry(REQUEST_TIMEOUT.to_owned()).or_insert(ParameterValue::Int64(limit));
+    Ok(())
+}
 
 /// Adds the headers that match `pattern` to `parameters`, under their names in lower case. Leaves out reserved names and
 /// secret headers; `own` says whether a header is one of this server's secrets.

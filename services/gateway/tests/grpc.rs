@@ -482,8 +482,10 @@ async fn answers_and_refuses_with_statuses() {
     assert_status(client.model_infer(request("", "refuse")).await, Code::InvalidArgument, "refused");
     let decoupled = ModelInferRequest { model_name: "many".to_owned(), ..request("", "") };
     assert_status(client.model_infer(decoupled).await, Code::Unimplemented, "decoupled transaction policy");
-    let impatient =
-        ModelInferRequest { parameters: [("timeout".to_owned(), integer(20_000))].into(), ..request("", "slow") };
+    let impatient = ModelInferRequest {
+        parameters: [("trireme_timeout_ms".to_owned(), integer(20))].into(),
+        ..request("", "slow")
+    };
     assert_status(client.model_infer(impatient).await, Code::Unavailable, "Request timeout expired");
 }
 

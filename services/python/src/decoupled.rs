@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use trireme_inference::InferError;
+use trireme_inference::{InferError, request_timeout};
 use trireme_runtime::{
     Calls, ExecuteRequest, ExecuteResponse, Outage, Progress, StepwiseInstance, Ticket, one_response,
 };
@@ -29,8 +29,8 @@ pub struct DecoupledInstance {
     requests: BTreeMap<Ticket, InHand>,
     /// Requests that the child has not been given yet.
     joined: Vec<(Ticket, ExecuteRequest)>,
-    /// When the current call of `execute` began; `None` if `execute` has returned.
-    executing: Option<Instant>,
+    /// When the current call of `execute` began, and how long it may take; `None` if `execute` has returned.
+    executing: Option<(Instant, Option<Duration>)>,
     /// The socket to the process that has the requests, and what the model has asked other models over it.
     process: Option<NestedRequests>,
 }
@@ -67,8 +67,10 @@ impl DecoupledInstance {
         }
         if self.executing.is_none() && !self.joined.is_empty() {
             send_execute(&link, self.joined.iter().map(|(ticket, request)| (request, *ticket)), false)?;
+            let asked = self.joined.iter().filter_map(|(_, request)| request_timeout(&request.parameters)).max();
+            let limit = self.execution_limit.map(|limit| limit.max(asked.unwrap_or_default()));
             self.joined.clear();
-            self.executing = Some(Instant::now());
+            self.executing = Some((Instant::now(), limit));
         }
         let until = Instant::now() + LONGEST_STEP;
         let mut wait = LONGEST_STEP;
@@ -102,8 +104,8 @@ impl DecoupledInstance {
                 false => Duration::ZERO,
             };
         }
-        match (self.executing, self.execution_limit) {
-            (Some(since), Some(limit)) if since.elapsed() > limit => Err(LinkError::Overdue(limit.as_secs_f32())),
+        match self.executing {
+            Some((since, Some(limit))) if since.elapsed() > limit => Err(LinkError::Overdue(limit.as_secs_f32())),
             _ => Ok(()),
         }
     }

@@ -110,7 +110,7 @@ pub enum LinkError {
     #[error("its socket failed: {0}")]
     Io(#[from] io::Error),
     /// An `execute` of the child has passed the execution limit.
-    #[error("its execute has not returned for {0} s")]
+    #[error("its execute has not returned for {0} s (--execution-limit-secs)")]
     Overdue(f32),
     /// The child sent bytes that are no frame.
     #[error("it sent what is no frame: {0}")]

@@ -191,9 +191,6 @@ pub struct InferHeader {
     /// Its parameters.
     #[serde(default)]
     pub parameters: Parameters,
-    /// The time limit in microseconds; 0 is that of the requests that are executed.
-    #[serde(default)]
-    pub timeout: u64,
     /// Whether any number of responses may come.
     #[serde(default)]
     pub in_parts: bool,

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio_util::sync::DropGuard;
@@ -105,7 +104,6 @@ fn nested(header: InferHeader, frame: &Frame) -> Result<Nested, InferError> {
         id: header.request_id,
         outputs: header.outputs,
         parameters: header.parameters,
-        timeout: (header.timeout > 0).then(|| Duration::from_micros(header.timeout)),
         in_parts: header.in_parts,
     })
 }

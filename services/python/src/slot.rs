@@ -183,9 +183,9 @@ impl trireme_runtime::Stop for Killer {
         tracing::error!(
             model = shared.recipe.model,
             instance = shared.place.name,
-            "an execution has passed the execution limit: its process is ended"
+            "an execution has passed the execution limit (--execution-limit-secs): its process is ended"
         );
-        shared.down(&mut shared.state.lock(), "an execution has passed the execution limit");
+        shared.down(&mut shared.state.lock(), "an execution has passed the execution limit (--execution-limit-secs)");
         true
     }
 }

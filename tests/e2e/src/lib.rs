@@ -27,7 +27,7 @@ mod tools;
 mod wire;
 
 pub use http::{Request, Response};
-pub use load::{Outcome, load};
+pub use load::{Outcome, load, load_during};
 pub use overload::{Bound, Demands, Level, Loop, Round, Scene, Summary, Times, overload};
 pub use process::{Process, children};
 pub use repository::{Golden, ModelFolder, basic_repository, golden, seed_repository};

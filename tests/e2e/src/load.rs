@@ -1,9 +1,9 @@
-//! Steady load: a number of requests, some of them at a time, and an action in the middle.
+//! Steady load: requests, some of them at a time, and an action meanwhile.
 
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,14 +21,36 @@ pub struct Outcome {
 /// Sends `requests` requests, `concurrency` at a time, by calling `request` with 0, 1, 2 …; it panics when the answer
 /// is wrong. Once half of them have been answered, calls `halfway`, while the other requests go on.
 pub fn load(requests: usize, concurrency: usize, request: impl Fn(usize) + Sync, halfway: impl FnOnce()) -> Outcome {
-    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let is_wanted = |number, _: &AtomicBool| number < requests;
+    send(concurrency, request, is_wanted, |done| {
+        while done.load(Ordering::Relaxed) < requests / 2 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        halfway();
+    })
+}
+
+/// Sends requests in the same way until `action` has returned or panicked.
+pub fn load_during(concurrency: usize, request: impl Fn(usize) + Sync, action: impl FnOnce()) -> Outcome {
+    send(concurrency, request, |_, over: &AtomicBool| !over.load(Ordering::Relaxed), |_| action())
+}
+
+/// Sends requests while their number `is_wanted`, which also sees whether the `action` is over. The action sees how many
+/// requests have been answered.
+fn send(
+    concurrency: usize,
+    request: impl Fn(usize) + Sync,
+    is_wanted: impl Fn(usize, &AtomicBool) -> bool + Sync,
+    action: impl FnOnce(&AtomicUsize),
+) -> Outcome {
+    let (next, done, over) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
     let outcome = Mutex::new(Outcome { right: 0, wrong: Vec::new(), slowest: Duration::ZERO });
-    thread::scope(|scope| {
+    let acted = thread::scope(|scope| {
         for _ in 0..concurrency {
             scope.spawn(|| {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= requests {
+                    if !is_wanted(number, &over) {
                         return;
                     }
                     let started = Instant::now();
@@ -43,11 +65,13 @@ pub fn load(requests: usize, concurrency: usize, request: impl Fn(usize) + Sync,
                 }
             });
         }
-        while done.load(Ordering::Relaxed) < requests / 2 {
-            thread::sleep(Duration::from_millis(1));
-        }
-        halfway();
+        let acted = panic::catch_unwind(AssertUnwindSafe(|| action(&done)));
+        over.store(true, Ordering::Relaxed);
+        acted
     });
+    if let Err(panic) = acted {
+        panic::resume_unwind(panic);
+    }
     outcome.into_inner().expect("no holder panics")
 }
 

@@ -143,11 +143,11 @@ fn edited(models: ModelFolder, model: &str, from: &str, to: &str) -> ModelFolder
 fn fill(sandbox: &Sandbox) -> Vec<TcpStream> {
     let text = |timeout: u64| -> Value {
         let input = json!({"name": "INPUT0", "datatype": "BYTES", "shape": [1], "data": ["a"]});
-        json!({"parameters": {"timeout": timeout}, "inputs": [input]})
+        json!({"parameters": {"trireme_timeout_ms": timeout}, "inputs": [input]})
     };
     let (mut waiting, mut refused) = (Vec::new(), 0);
     wait_until("the queue is full", LIMIT, || {
-        let probe = sandbox.send(&with_key(Request::infer("gate", &text(100_000))));
+        let probe = sandbox.send(&with_key(Request::infer("gate", &text(100))));
         refused = if probe.error().ends_with("Exceeds maximum queue size") { refused + 1 } else { 0 };
         if refused == 0 {
             let request = with_key(Request::infer("gate", &text(600_000_000)));

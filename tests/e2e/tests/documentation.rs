@@ -99,6 +99,15 @@ fn every_flag_has_a_variable_and_a_help_text() {
 }
 
 #[test]
+fn the_one_program_starts_each_service_with_the_service_s_flags() {
+    for (program, _) in PROCESSES.into_iter().filter(|(_, subcommand)| subcommand.is_none()) {
+        let service = program.trim_start_matches("trireme-");
+        let (alone, inside) = (flags_of((program, None)).1, flags_of(("trireme", Some(service))).1);
+        assert_eq!(alone, inside, "{program} and `trireme {service}`");
+    }
+}
+
+#[test]
 fn serve_has_its_flags_in_groups_and_none_about_a_broker() {
     let output = product("trireme").args(["serve", "--help"]).output().expect("the binary runs");
     let help = String::from_utf8_lossy(&output.stdout);
@@ -317,13 +326,15 @@ fn links_and_paths_are_told_from_other_text() {
 
 /// Each process with its flags in the order of its help.
 fn flags_by_process() -> Vec<(String, Vec<Flag>)> {
-    let flags = |(binary, subcommand): (&str, Option<&str>)| {
-        let output = product(binary).args(subcommand).arg("--help").output().expect("the binary runs");
-        assert!(output.status.success(), "{binary} --help ends with {}", output.status);
-        let name = [Some(binary), subcommand].into_iter().flatten().collect::<Vec<_>>().join(" ");
-        (name, parse_help(&String::from_utf8_lossy(&output.stdout)))
-    };
-    PROCESSES.into_iter().map(flags).collect()
+    PROCESSES.into_iter().map(flags_of).collect()
+}
+
+/// The name of a process and its flags.
+fn flags_of((binary, subcommand): (&str, Option<&str>)) -> (String, Vec<Flag>) {
+    let output = product(binary).args(subcommand).arg("--help").output().expect("the binary runs");
+    assert!(output.status.success(), "{binary} --help ends with {}", output.status);
+    let name = [Some(binary), subcommand].into_iter().flatten().collect::<Vec<_>>().join(" ");
+    (name, parse_help(&String::from_utf8_lossy(&output.stdout)))
 }
 
 /// The flags in the output of `--help`, without `--help` and `--version`.

@@ -224,8 +224,8 @@ fn what_is_refused_again_and_again_delays_nothing_else(mode: Mode) {
     let numbers = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1.0]}]});
     let stuck: Vec<String> = (0..40).map(|_| accepted(Request::infer("stuck", &numbers))).collect();
     let text = json!({"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["a text"]});
-    let hasty = |microseconds: u64| {
-        let body = json!({"inputs": [text], "parameters": {"timeout": microseconds}});
+    let hasty = |_| {
+        let body = json!({"inputs": [text], "parameters": {"trireme_timeout_ms": 1}});
         accepted(Request::infer("embedding", &body))
     };
     for location in (1..=5).map(hasty).collect::<Vec<_>>() {

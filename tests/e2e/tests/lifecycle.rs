@@ -251,7 +251,7 @@ fn everybody_misses_the_broker(leave: impl FnOnce(&mut NatsServer), come_back: i
     let mut nats = sandbox.nats.take().expect("this mode has a broker");
     leave(&mut nats);
     let mut late = text(0);
-    late["parameters"] = json!({"timeout": 8_000_000});
+    late["parameters"] = json!({"trireme_timeout_ms": 8_000});
     let address = sandbox.address;
     let late = std::thread::spawn(move || Request::infer("tiny_embedding", &late).send(address));
     let impatient = Request::infer("tiny_embedding", &text(0)).start(address).expect("the gateway listens");
@@ -366,14 +366,17 @@ fn a_request_past_its_timeout_is_answered_at_once(mode: Mode) {
     let with_timeout = |id: &str, timeout: Duration| {
         let mut body = number(1.0);
         body["id"] = json!(id);
-        body["parameters"] = json!({"timeout": timeout.as_micros() as u64});
+        body["parameters"] = json!({"trireme_timeout_ms": timeout.as_millis() as u64});
         body
     };
     let started = Instant::now();
     let response = sandbox.infer("slow", &with_timeout("seven", TIMEOUT));
     let took = started.elapsed();
     assert_eq!(response.status, 503, "{}", response.text());
-    assert_eq!(response.error(), "[request id: seven] Request timeout expired");
+    assert_eq!(
+        response.error(),
+        "[request id: seven] Request timeout expired: no answer within the 300 ms that the client waits"
+    );
     assert!(took >= TIMEOUT && took < Duration::from_secs(5), "answered after {took:?}");
 
     // The worker still executes it; requests that expire while they wait are not executed at all.
@@ -385,7 +388,11 @@ fn a_request_past_its_timeout_is_answered_at_once(mode: Mode) {
         .collect();
     for request in behind {
         let response = request.join().expect("the request's thread does not panic").expect("an answer");
-        assert_eq!(response.error(), "[request id: <id_unknown>] Request timeout expired");
+        assert!(
+            response.error().starts_with("[request id: <id_unknown>] Request timeout expired"),
+            "{}",
+            response.error()
+        );
     }
     let patient = sandbox.infer("slow", &with_timeout("", Duration::from_secs(60)));
     assert_eq!(patient.numbers("OUTPUT0"), [1.0]);

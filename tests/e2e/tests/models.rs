@@ -226,7 +226,7 @@ fn a_load_may_change_how_requests_wait(mode: Mode) {
         assert_eq!(loaded.status, 200, "{}", loaded.text());
         for priority in [0, 1, 2] {
             let inputs = json!([{ "name": "INPUT0", "datatype": "INT32", "shape": [1, 2], "data": [1, 2] }]);
-            let parameters = json!({ "priority": priority, "timeout": 20_000_000 });
+            let parameters = json!({ "priority": priority, "trireme_timeout_ms": 20_000 });
             let response = sandbox.infer("a", &json!({ "parameters": parameters, "inputs": inputs }));
             assert_eq!(response.status, 200, "{batching:?} {priority}: {}", response.text());
         }

@@ -224,7 +224,7 @@ fn requests_end_with_those_that_they_are_sent_for(mode: Mode) {
         file
     };
     let mut body = numbers(&[1]);
-    body["parameters"] = json!({"timeout": 1_000_000});
+    body["parameters"] = json!({"trireme_timeout_ms": 1_000});
     let response = sandbox.infer("impatient", &body);
     assert_eq!(response.status, 503, "{}", response.text());
     there("endless/cancelled");

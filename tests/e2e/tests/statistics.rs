@@ -78,7 +78,7 @@ fn every_request_is_counted_once_at_every_step(mode: Mode) {
     assert_eq!(statistics(&sandbox, "tiny_embedding")["inference_stats"]["fail"]["count"], 0);
     // A request that was too late counts for the model that was asked for.
     let late = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1.0]}],
-        "parameters": {"timeout": 1000}});
+        "parameters": {"trireme_timeout_ms": 1}});
     assert_eq!(sandbox.infer("slow_identity", &late).status, 503);
     assert_eq!(statistics(&sandbox, "slow_identity")["inference_stats"]["fail"]["count"], 1);
 }
@@ -134,7 +134,7 @@ fn one_call_changes_what_every_process_logs() {
     }
     // A failed request leaves a log line with its ids.
     let refused = json!({"id": "mine", "inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["a"]}],
-        "parameters": {"timeout": 1}});
+        "parameters": {"trireme_timeout_ms": 1}});
     let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let response = sandbox.send(&Request::infer("tiny_embedding", &refused).header("traceparent", parent));
     assert_eq!(response.status, 503, "{}", response.text());

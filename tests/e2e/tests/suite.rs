@@ -9,6 +9,7 @@ mod clients;
 mod columns;
 mod compat;
 mod dead;
+mod deployments;
 mod dialect_clients;
 mod dialect_refusals;
 mod dialects;

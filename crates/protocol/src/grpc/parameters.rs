@@ -2,9 +2,8 @@
 //! models.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use trireme_inference::{InferError, InferRequest, ParameterValue, SharedMemoryPart};
+use trireme_inference::{InferError, InferRequest, ParameterValue, REQUEST_TIMEOUT, SharedMemoryPart};
 
 use super::wire::infer_parameter::ParameterChoice;
 use super::wire::{InferParameter, ModelInferRequest};
@@ -44,15 +43,10 @@ pub(super) fn decode_request(
                 continue;
             }
             ("priority", _) => return Err(wrong_type(&name, "int64_param or uint64_param.")),
-            ("timeout", Some(Int64Param(microseconds))) => {
-                // 0 means no timeout, as in Triton. -1 means the same in effect.
-                let microseconds = u64::try_from(microseconds).ok().filter(|&microseconds| microseconds > 0);
-                request.timeout = microseconds.map(Duration::from_micros);
-                let Some(microseconds) = microseconds else { continue };
-                // A model may ask for it.
-                ParameterValue::Uint64(microseconds)
-            }
-            ("timeout", _) => return Err(wrong_type(&name, "int64_param.")),
+            // 0 means none, as in Triton; -1 means the same in effect.
+            ("timeout" | REQUEST_TIMEOUT, Some(Int64Param(..=0))) => continue,
+            ("timeout" | REQUEST_TIMEOUT, Some(Int64Param(limit))) => ParameterValue::Uint64(limit.unsigned_abs()),
+            ("timeout" | REQUEST_TIMEOUT, _) => return Err(wrong_type(&name, "int64_param.")),
             (EMPTY_FINAL_RESPONSE, Some(BoolParam(_))) => continue,
             (EMPTY_FINAL_RESPONSE, _) => return Err(wrong_type(&name, "bool_param.")),
             (reserved, _) if reserved.starts_with("triton_") => {

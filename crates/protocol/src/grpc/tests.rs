@@ -1,12 +1,13 @@
 //! Messages as clients send and compare them, one by one, and every error text.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use prost::Message;
 use trireme_inference::{
     DataType, ErrorCode, InferError, InferRequest, InferResponse, Ledger, ModelKey, ParameterValue, Parameters,
-    RequestedOutput, Shape, SharedMemoryPart, Tensor, TensorSpec,
+    RequestedOutput, Shape, SharedMemoryPart, Tensor, TensorSpec, request_timeout,
 };
 
 use super::wire::infer_parameter::ParameterChoice::{
@@ -241,6 +242,7 @@ fn parameters_keep_their_types() {
         ("sequence_end", BoolParam(false)),
         ("priority", Uint64Param(u64::MAX)),
         ("timeout", Int64Param(1500)),
+        ("trireme_timeout_ms", Int64Param(2)),
         ("triton_enable_empty_final_response", BoolParam(true)),
         ("b", BoolParam(true)),
         ("d", DoubleParam(0.5)),
@@ -257,13 +259,19 @@ fn parameters_keep_their_types() {
         ("sequence_id".to_owned(), ParameterValue::Int64(7)),
         ("sequence_start".to_owned(), ParameterValue::Bool(true)),
         ("timeout".to_owned(), ParameterValue::Uint64(1500)),
+        ("trireme_timeout_ms".to_owned(), ParameterValue::Uint64(2)),
     ]);
     assert_eq!(request.parameters, expected);
-    assert_eq!((request.priority, request.timeout.unwrap().as_micros()), (u64::MAX, 1500));
+    assert_eq!((request.priority, request_timeout(&request.parameters)), (u64::MAX, Some(Duration::from_millis(2))));
     let request = with_parameters(&[("priority", Int64Param(2)), ("timeout", Int64Param(0))]).unwrap();
-    assert_eq!((request.priority, request.timeout), (2, None));
-    let request = with_parameters(&[("sequence_id", text("s")), ("timeout", Int64Param(-1))]).unwrap();
-    assert_eq!((&request.parameters["sequence_id"], request.timeout), (&ParameterValue::from("s"), None));
+    assert_eq!((request.priority, request.parameters), (2, Parameters::new()));
+    let request = with_parameters(&[
+        ("sequence_id", text("s")),
+        ("timeout", Int64Param(-1)),
+        ("trireme_timeout_ms", Int64Param(-1)),
+    ])
+    .unwrap();
+    assert_eq!(request.parameters, [("sequence_id".to_owned(), ParameterValue::from("s"))].into());
 }
 
 #[test]
@@ -278,6 +286,7 @@ fn faulty_parameters_are_refused_in_tritons_words() {
         ("priority", text("1"), wrong("priority", "int64_param or uint64_param.")),
         ("priority", Int64Param(-1), "invalid value for 'priority', expected value >= 0.".to_owned()),
         ("timeout", Uint64Param(1), wrong("timeout", "int64_param.")),
+        ("trireme_timeout_ms", text("1"), wrong("trireme_timeout_ms", "int64_param.")),
         ("custom", Uint64Param(1), wrong("custom", "int64_param, bool_param, or string_param.")),
         (
             "triton_enable_empty_final_response",

@@ -1,8 +1,6 @@
 //! The parameters of a request: those with a meaning in the protocol, and those passed on to models.
 
-use std::time::Duration;
-
-use trireme_inference::{InferError, InferRequest, ParameterValue};
+use trireme_inference::{InferError, InferRequest, ParameterValue, REQUEST_TIMEOUT};
 
 use super::TensorFormat;
 use crate::json::{Number, Value};
@@ -35,16 +33,11 @@ pub(crate) fn set(request: &mut InferRequest, name: &str, value: &Value<'_>) -> 
             request.priority = level;
             return Ok(());
         }
-        "timeout" => {
-            let microseconds = value.as_u64().map_err(unable())?;
-            // 0 means no timeout, as in Triton.
-            request.timeout = (microseconds > 0).then(|| Duration::from_micros(microseconds));
-            if microseconds == 0 {
-                return Ok(());
-            }
-            // A model may ask for it.
-            unsigned(microseconds)
-        }
+        // 0 means none, as in Triton.
+        "timeout" | REQUEST_TIMEOUT => match value.as_u64().map_err(unable())? {
+            0 => return Ok(()),
+            limit => unsigned(limit),
+        },
         "sequence_id" => match value.as_u64() {
             Ok(id) => unsigned(id),
             Err(_) => ParameterValue::String(value.as_text().map_err(unable())?.into_owned()),

@@ -103,13 +103,14 @@ fn a_whole_request_is_understood_in_any_order_of_keys() {
     let decoded = decode(
         r#"{"outputs":[{"name":"o","parameters":{"binary_data":true}},{"name":"p","parameters":{"classification":3}}],
             "inputs":[{"data":[[1,2],[3,4]],"shape":[2,2],"ignored":[{}],"datatype":"INT32","name":"x"}],
-            "unknown":null,"id":"r1","id":"r2","parameters":{"binary_data_output":true,"priority":2,"timeout":1500}}"#,
+            "unknown":null,"id":"r1","id":"r2","parameters":{"binary_data_output":true,"priority":2,"timeout":1500,"trireme_timeout_ms":2}}"#,
     )
     .unwrap();
     let HttpInferRequest { request, output_format } = decoded;
     assert_eq!((request.id.as_str(), request.model.as_str(), request.version), ("r1", "m", None));
-    assert_eq!((request.priority, request.timeout), (2, Some(std::time::Duration::from_micros(1500))));
-    assert_eq!(request.parameters, [("timeout".to_owned(), ParameterValue::Int64(1500))].into());
+    assert_eq!(request.priority, 2);
+    let limits = [("timeout", 1500), ("trireme_timeout_ms", 2)];
+    assert_eq!(request.parameters, limits.map(|(name, limit)| (name.to_owned(), ParameterValue::Int64(limit))).into());
     let tensor = request.inputs[0].clone().check().unwrap();
     assert_eq!(*tensor.values::<i32>().unwrap(), [1, 2, 3, 4]);
     let outputs: Vec<_> = request.outputs.iter().map(|o| (o.name.as_str(), o.classification)).collect();
@@ -397,7 +398,7 @@ fn faulty_outputs_are_refused_in_tritons_words() {
 fn parameters_keep_their_types() {
     let decoded = decode_parameters(
         r#"{"sequence_id":7,"sequence_start":true,"sequence_end":false,"s":"t","i":-3,"d":1.5,"big":18446744073709551615,
-            "s":"second","priority":99999999999,"timeout":0,"binary_data_output":false}"#,
+            "s":"second","priority":99999999999,"timeout":0,"trireme_timeout_ms":0,"binary_data_output":false}"#,
     )
     .unwrap();
     let expected = Parameters::from([
@@ -410,7 +411,7 @@ fn parameters_keep_their_types() {
         ("big".to_owned(), ParameterValue::Double(u64::MAX as f64)),
     ]);
     assert_eq!(decoded.request.parameters, expected);
-    assert_eq!((decoded.request.priority, decoded.request.timeout), (99_999_999_999, None));
+    assert_eq!(decoded.request.priority, 99_999_999_999);
     assert_eq!(decoded.output_format, OutputFormat::default());
     let sequence_id = |value: &str| {
         let decoded = decode_parameters(&format!(r#"{{"sequence_id":{value}}}"#)).unwrap();
@@ -430,6 +431,7 @@ fn faulty_parameters_are_refused_in_tritons_words() {
         ("[]", Internal, "failed to get request params.: attempt to get members for non-object".into()),
         (r#"{"priority":-1}"#, Internal, format!("Unable to parse 'priority': {unsigned}")),
         (r#"{"timeout":"1"}"#, Internal, format!("Unable to parse 'timeout': {unsigned}")),
+        (r#"{"trireme_timeout_ms":0.5}"#, Internal, format!("Unable to parse 'trireme_timeout_ms': {unsigned}")),
         (r#"{"binary_data_output":1}"#, Internal, format!("Unable to parse 'binary_data_output': {boolean}")),
         (r#"{"sequence_start":1}"#, Internal, format!("Unable to parse 'sequence_start': {boolean}")),
         (r#"{"sequence_end":1}"#, Internal, format!("Unable to parse 'sequence_end': {boolean}")),

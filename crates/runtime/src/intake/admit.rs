@@ -184,7 +184,7 @@ impl HostedModel {
     }
 
     pub fn patience(&self, message: &WorkMessage, now: UnixMicros) -> Patience {
-        queue_policy::patience(&self.config, message.level(), now.since(message.sent_at))
+        queue_policy::patience(&self.config, message.level(), &message.parameters, now.since(message.sent_at))
     }
 
     /// Applies the model's queue policy to the requests that wait in this worker: refuses those that have waited too

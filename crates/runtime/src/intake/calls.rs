@@ -6,7 +6,9 @@ use std::sync::Arc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use trireme_bus::{AnswerForm, CallReplies, LATEST, Reply, WorkMessage};
 use trireme_engine::{Answered, Caller, Nested, NestedResponse, Origin};
-use trireme_inference::{Action, Callers, InferError, Ledger, ModelKey, Route, Step, StepOutput, UnixMicros};
+use trireme_inference::{
+    Action, Callers, InferError, Ledger, ModelKey, Route, Step, StepOutput, UnixMicros, request_timeout,
+};
 
 use crate::hosted::HostedModel;
 
@@ -63,7 +65,8 @@ fn response(reply: Reply) -> NestedResponse {
 
 fn message(nested: Nested, origin: &Origin, callers: Callers, worker: &str) -> WorkMessage {
     let now = UnixMicros::now();
-    let deadline = nested.timeout.map_or(origin.deadline, |timeout| origin.deadline.min(now.after(timeout)));
+    let deadline =
+        request_timeout(&nested.parameters).map_or(origin.deadline, |timeout| origin.deadline.min(now.after(timeout)));
     let model = ModelKey { name: nested.model.into(), version: nested.version.unwrap_or(LATEST) };
     let output = |name: &String| StepOutput { name: name.as_str().into(), tensor: name.as_str().into() };
     let step = Step {

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use trireme_bus::{LevelPolicy, WaitTimeout};
-use trireme_inference::Lane;
+use trireme_inference::{Lane, Parameters, queue_timeout};
 use trireme_model_repository::{DynamicBatching, ModelConfig, QueuePolicy};
 
 /// Bounds of the time between two checks of the waiting requests.
@@ -47,12 +47,15 @@ pub enum Patience {
     Over,
 }
 
-/// Decides about a request of `level` that has waited for `waited`.
-pub fn patience(config: &ModelConfig, level: u32, waited: Duration) -> Patience {
+/// Decides about a request of `level` with these parameters that has waited for `waited`. Its own `timeout` lowers that of a policy that
+/// lets it, as in Triton's `PolicyQueue::Enqueue`.
+pub fn patience(config: &ModelConfig, level: u32, parameters: &Parameters, waited: Duration) -> Patience {
     let live = Lane::of_level(level) == Lane::Live;
     let Some(batching) = config.dynamic_batching.as_ref().filter(|_| live) else { return Patience::Left };
     let policy = batching.policy(level);
-    match (policy.default_timeout.is_zero() || waited <= policy.default_timeout, policy.delay_on_timeout) {
+    let own = queue_timeout(parameters).filter(|_| policy.allow_timeout_override);
+    let timeout = own.unwrap_or(policy.default_timeout).min(policy.default_timeout);
+    match (timeout.is_zero() || waited <= timeout, policy.delay_on_timeout) {
         (true, _) => Patience::Left,
         (false, true) => Patience::Delayed,
         (false, false) => Patience::Over,
@@ -86,6 +89,7 @@ fn policies(batching: &DynamicBatching) -> impl Iterator<Item = &QueuePolicy> {
 
 #[cfg(test)]
 mod tests {
+    use trireme_inference::ParameterValue;
 
     use super::*;
 
@@ -147,12 +151,30 @@ mod tests {
              priority_queue_policy [{ key: 1 value { default_timeout_microseconds: 500 timeout_action: DELAY } }] }",
         );
         let micros = Duration::from_micros;
-        assert_eq!(patience(&config, 2, micros(1000)), Patience::Left);
-        assert_eq!(patience(&config, 2, micros(1001)), Patience::Over);
-        assert_eq!(patience(&config, 1, micros(501)), Patience::Delayed);
-        assert_eq!(patience(&config, Lane::Bulk.level(2), Duration::MAX), Patience::Left);
+        assert_eq!(patience(&config, 2, &Parameters::new(), micros(1000)), Patience::Left);
+        assert_eq!(patience(&config, 2, &Parameters::new(), micros(1001)), Patience::Over);
+        assert_eq!(patience(&config, 1, &Parameters::new(), micros(501)), Patience::Delayed);
+        assert_eq!(patience(&config, Lane::Bulk.level(2), &Parameters::new(), Duration::MAX), Patience::Left);
         assert!(has_refusals(&config));
         let patient = self::config("dynamic_batching {}");
-        assert_eq!(patience(&patient, 0, Duration::MAX), Patience::Left);
+        assert_eq!(patience(&patient, 0, &Parameters::new(), Duration::MAX), Patience::Left);
+    }
+
+    /// As Triton's `PolicyQueue::Enqueue`.
+    #[test]
+    fn a_requests_own_timeout_lowers_that_of_a_policy_which_lets_it() {
+        let decide = |policy: &str, own: i64, waited| {
+            let config = config(&format!("dynamic_batching {{ default_queue_policy {{ {policy} }} }}"));
+            let parameters = [("timeout".to_owned(), ParameterValue::Int64(own))].into();
+            patience(&config, 0, &parameters, Duration::from_micros(waited))
+        };
+        let lets = "default_timeout_microseconds: 1000 allow_timeout_override: true";
+        assert_eq!(decide(lets, 500, 500), Patience::Left);
+        assert_eq!(decide(lets, 500, 501), Patience::Over);
+        assert_eq!(decide(lets, 5000, 1001), Patience::Over);
+        assert_eq!(decide(lets, 0, 501), Patience::Left);
+        assert_eq!(decide("default_timeout_microseconds: 1000", 500, 501), Patience::Left);
+        assert_eq!(decide("allow_timeout_override: true", 500, 501), Patience::Left);
+        assert_eq!(decide(&format!("{lets} timeout_action: DELAY"), 500, 501), Patience::Delayed);
     }
 }

@@ -28,7 +28,7 @@ const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
 const OUTAGE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The error of a request that was not answered by its deadline.
-const EXPIRED: &str = "Request timeout expired";
+pub const EXPIRED: &str = "Request timeout expired";
 
 /// Sends the messages of a gateway and expects their replies. Clones are the same.
 #[derive(Clone)]

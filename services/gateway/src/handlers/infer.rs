@@ -9,7 +9,7 @@ use std::time::Duration;
 use tracing::Instrument;
 use trireme_bus::{AnswerForm, WorkMessage};
 use trireme_inference::{
-    Callers, InferError, InferRequest, InferResponse, Lane, Ledger, ModelKey, Name, Tensor, UnixMicros,
+    Callers, InferError, InferRequest, InferResponse, Lane, Ledger, ModelKey, Name, Tensor, UnixMicros, request_timeout,
 };
 use trireme_runtime::response_cache::Key;
 
@@ -22,7 +22,7 @@ use crate::statistics::CountedRequest;
 use crate::traces::OpenTrace;
 use crate::via::Via;
 pub use responses::{Next, Responses};
-use running::{Running, set_error, with_id};
+use running::{Limit, Running, set_error, with_id};
 
 /// A request with what its transport said about tracing.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl Handlers {
             // Also where the answer is the response cache's.
             place.turn().instrument(span).await.map_err(|error| {
                 set_error(&request.span, &error);
-                with_id(error, &request.id)
+                request.error(error)
             })?;
         }
         Ok(response)
@@ -128,7 +128,7 @@ impl Handlers {
             Err(error) => {
                 request.counted.failed(&error);
                 set_error(&request.span, &error);
-                Err(with_id(error, &request.id))
+                Err(request.error(error))
             }
         }
     }
@@ -167,6 +167,9 @@ impl Handlers {
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.via.attributes());
         let trace = self.tracing.begin(&traced.request, traced.via, &traced.hold);
+        // The call's limit and that of the request's parameters: the shorter one.
+        let limits = [traced.request.timeout, request_timeout(&traced.request.parameters)];
+        traced.request.timeout = limits.into_iter().flatten().min();
         if let Some(timeout) = traced.request.timeout {
             traced.hold.ends_at(UnixMicros::now().after(timeout));
         }
@@ -221,10 +224,12 @@ impl Handlers {
         let key = cached.then(|| Key::new(&model, 0, &tensors, &request.outputs, &request.parameters));
         let counted = CountedRequest::begin(self.collector.own(), route.model(), &served.config, &tensors);
         let now = UnixMicros::now();
+        let time = request.timeout.unwrap_or(self.default_timeout);
+        let limit = Limit { time, is_own: request.timeout.is_some(), deadline: now.after(time) };
         let message = WorkMessage {
             request_id: self.dispatcher.request_id().into(),
             gateway: self.dispatcher.gateway().into(),
-            deadline: now.after(request.timeout.unwrap_or(self.default_timeout)),
+            deadline: limit.deadline,
             priority: request.priority,
             traceparent: traceparent.map(Name::from),
             client_id: request.id.as_str().into(),
@@ -258,6 +263,7 @@ impl Handlers {
             turn,
             rows_per_message,
             patience: waits.patience,
+            limit,
             span: span.clone(),
             counted,
             trace,
@@ -283,7 +289,7 @@ impl Handlers {
         exchange.map_err(|error| {
             request.counted.failed(&error);
             set_error(&request.span, &error);
-            with_id(error, &request.id)
+            request.error(error)
         })
     }
 

@@ -93,8 +93,8 @@ const OF_THE_HOP: [HeaderName; 8] =
     [CONNECTION, CONTENT_LENGTH, DATE, HeaderName::from_static("keep-alive"), TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
 
 /// The header names that a durable request keeps. Others are about the connection, or secrets.
-pub const KEPT_HEADERS: [&str; 4] =
-    ["content-type", "content-encoding", "inference-header-content-length", "traceparent"];
+pub const KEPT_HEADERS: [&str; 5] =
+    ["content-type", "content-encoding", "inference-header-content-length", "traceparent", "trireme-timeout-ms"];
 
 // === impl JobArgs ===
 

@@ -100,7 +100,6 @@ def start(host, request, decoupled):
         "inputs": [tensor.describe(layout) for tensor in request._inputs],
         "outputs": request._outputs,
         "parameters": parameters(request),
-        "timeout": request._timeout,
         "in_parts": bool(decoupled),
     }
     call = Call(host, header, layout)

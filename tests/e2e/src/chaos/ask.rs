@@ -161,7 +161,7 @@ pub(super) fn body(question: &Question, binary: bool) -> Value {
     };
     let mut body = json!({"inputs": question.inputs.iter().map(tensor).collect::<Vec<_>>()});
     if let Some(timeout) = question.timeout {
-        body["parameters"]["timeout"] = json!(timeout.as_micros());
+        body["parameters"]["trireme_timeout_ms"] = json!(timeout.as_millis());
     }
     if question.way == Way::KeptAlive {
         // The model has priority levels: some requests go first.

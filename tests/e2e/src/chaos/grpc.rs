@@ -121,7 +121,8 @@ fn request(question: &Question) -> InferRequest {
         datatype: data.datatype().to_owned(),
         shape: vec![data.len() as i64],
     };
-    let timeout = |timeout: Duration| ("timeout".to_owned(), Parameter { int64: timeout.as_micros() as i64 });
+    let timeout =
+        |timeout: Duration| ("trireme_timeout_ms".to_owned(), Parameter { int64: timeout.as_millis() as i64 });
     InferRequest {
         model_name: question.model.to_owned(),
         parameters: question.timeout.map(timeout).into_iter().collect(),

@@ -193,7 +193,7 @@ impl Scene {
         };
         let parameters = match self.bound {
             Bound::Queue => json!({}),
-            Bound::Deadline(timeout) => json!({"timeout": timeout.as_micros() as u64}),
+            Bound::Deadline(timeout) => json!({"trireme_timeout_ms": timeout.as_millis() as u64}),
         };
         Request::infer(model, &json!({"inputs": [input], "parameters": parameters}))
     }
@@ -227,7 +227,7 @@ impl Scene {
                     Ok(answer) if answer.status == 200 && self.bound.is_in_time(due) => End::Good,
                     Ok(answer) if answer.status == 200 => End::Late,
                     Ok(answer) if answer.status == 503 && answer.error().ends_with("queue size") => End::Refused,
-                    Ok(answer) if answer.status == 503 && answer.error().ends_with("timeout expired") => End::Expired,
+                    Ok(answer) if answer.status == 503 && answer.error().contains("timeout expired") => End::Expired,
                     _ => End::Other,
                 };
                 calls.lock().expect("no holder panics").push(Call { end, at, due, sent });

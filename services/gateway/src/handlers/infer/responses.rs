@@ -7,7 +7,7 @@ use tracing::Instrument;
 use trireme_bus::Reply;
 use trireme_inference::{InferError, InferResponse};
 
-use super::running::{Running, set_error, with_id};
+use super::running::{Running, set_error};
 use crate::dispatch::Exchange;
 use crate::handlers::Handlers;
 use crate::handlers::shared_memory::OutputParts;
@@ -43,7 +43,7 @@ impl Handlers {
             Ok(reply) => request.counted.reply(reply),
             Err(error) => request.counted.failed(error),
         }
-        let reply = reply.map_err(|error| with_id(error, &request.id));
+        let reply = reply.map_err(|error| request.error(error));
         let span = reply_span(request, &reply);
         let response = span.in_scope(|| reply.and_then(|reply| self.respond(request, reply)));
         request.ended();
@@ -54,7 +54,7 @@ impl Handlers {
     }
 
     fn respond(&self, request: &Running, reply: Reply) -> Result<Next, InferError> {
-        let mut output = reply.outcome.map_err(|error| with_id(error, &request.id))?;
+        let mut output = reply.outcome.map_err(|error| request.error(error))?;
         // A reply that only says that nothing follows has no tensors.
         let last = reply.last;
         let empty = last && output.tensors.is_empty();

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use trireme_inference::{InferError, ModelKey, RequestedOutput};
+use trireme_inference::{InferError, ModelKey, REQUEST_TIMEOUT, RequestedOutput, UnixMicros};
 
-use crate::dispatch::Turn;
+use crate::dispatch::{EXPIRED, Turn};
 use crate::registry::{Labels, ServedModel};
 use crate::statistics::CountedRequest;
 use crate::traces::OpenTrace;
@@ -26,15 +26,48 @@ pub struct Running {
     pub rows_per_message: Option<u32>,
     /// How long it waits for room in a full queue.
     pub patience: Duration,
+    pub limit: Limit,
     pub counted: CountedRequest,
     pub span: tracing::Span,
     /// Where it is written to a file of traces.
     pub trace: Option<Arc<OpenTrace>>,
 }
 
+/// How long a request may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit {
+    pub time: Duration,
+    /// Whether the client has set it; else it is the gateway's default.
+    pub is_own: bool,
+    pub deadline: UnixMicros,
+}
+
+// === impl Limit ===
+
+impl Limit {
+    /// Names the limit in an error that it is the reason for.
+    fn name(&self, mut error: InferError) -> InferError {
+        if error.message == EXPIRED && self.deadline <= UnixMicros::now() {
+            let time = self.time.as_millis();
+            error.message += &match self.is_own {
+                true => format!(": no answer within the {time} ms that the client waits"),
+                false => format!(
+                    ": no answer within {time} ms, the gateway's --default-timeout-ms; '{REQUEST_TIMEOUT}' asks for another limit"
+                ),
+            };
+        }
+        error
+    }
+}
+
 // === impl Running ===
 
 impl Running {
+    /// An error as its client gets it.
+    pub fn error(&self, error: InferError) -> InferError {
+        with_id(self.limit.name(error), &self.id)
+    }
+
     /// Notes in its trace that nothing more is done for it, so far.
     pub fn ended(&self) {
         if let Some(trace) = &self.trace {

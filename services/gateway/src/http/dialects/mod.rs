@@ -152,6 +152,9 @@ async fn answer(
     let mut parameters = Parameters::new();
     let own = |name: &str| http.handlers.access.is_secret(name);
     forward::headers(&parts.headers, http.options.header_forward.as_ref(), own, &mut parameters);
+    if let Err(error) = forward::timeout(&parts.headers, &mut parameters) {
+        return refused(dialect, &error.into());
+    }
     let call = DialectCall {
         handlers: http.handlers.clone(),
         rest: path.remove("rest").unwrap_or_default(),
