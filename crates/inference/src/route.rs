@@ -157,7 +157,8 @@ impl RoutePlan {
     ///
     /// `version` is the resolved version of the model itself. `requested` are the names of the requested outputs; none
     /// means all. `inputs` are the names of the request's tensors. `resolve` returns the version that runs for a step's
-    /// model, or the error that answers the request. Steps on which no requested output depends are left out.
+    /// model, or the error that answers the request. Steps on which no requested output depends are left out, unless they have no outputs at
+    /// all.
     pub fn route(
         &self,
         version: i64,
@@ -176,7 +177,8 @@ impl RoutePlan {
         let mut kept: Vec<(&PlanStep, Vec<StepOutput>)> = Vec::with_capacity(self.steps.len());
         for step in self.steps.iter().rev() {
             let outputs: Vec<_> = step.outputs.iter().filter(|o| needed.contains(o.tensor.as_str())).cloned().collect();
-            if outputs.is_empty() {
+            // A model that has no outputs runs for what it does.
+            if outputs.is_empty() && !step.outputs.is_empty() {
                 continue;
             }
             needed.extend(step.inputs.iter().map(|i| i.tensor.as_str()));
@@ -406,6 +408,12 @@ mod tests {
             error.message,
             "tensor 'mask', which step 'bert:1' takes as input 'm', was not produced by any step before it"
         );
+    }
+
+    #[test]
+    fn a_model_without_outputs_runs() {
+        let route = RoutePlan::single("m", [], Vec::new()).route(1, &[], &[], |_, _| Ok(1)).unwrap();
+        assert_eq!(route.remaining().len(), 1);
     }
 
     #[test]

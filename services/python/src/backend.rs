@@ -15,6 +15,7 @@ use crate::decoupled::DecoupledInstance;
 use crate::environment::interpreter;
 use crate::package::Package;
 use crate::policy::{CallTime, batching, policy};
+use crate::reshaped::reshaped;
 use crate::slot::Slot;
 
 /// The model file where the configuration names none.
@@ -86,6 +87,10 @@ impl Backend for PythonBackend {
         "python"
     }
 
+    fn reshapes(&self) -> bool {
+        true
+    }
+
     fn keeps_sequences(&self) -> SequenceSupport {
         SequenceSupport::DeclaredStates
     }
@@ -100,7 +105,7 @@ impl Backend for PythonBackend {
             true => Arc::new(self.complete(source, &file)?),
             false => Arc::new(source.config.clone()),
         };
-        check_complete(&config, &format!(", or define {COMPLETES} in the model file"))?;
+
         let recipe = self.recipe(source, &config, file)?;
         doing("waiting for initialize of model.py");
         start(recipe, config, &self.options)
@@ -155,10 +160,11 @@ pub fn start(recipe: Recipe, config: Arc<ModelConfig>, options: &PythonOptions) 
     let mut instances = Vec::new();
     for slot in slots {
         slot.wait().map_err(failed)?;
-        instances.push(match config.decoupled {
+        let instance = match config.decoupled {
             true => Instance::Stepwise(Box::new(DecoupledInstance::new(slot, options.execution_limit))),
             false => Instance::Batch(Box::new(BatchInstance::new(slot, config.max_batch_size > 0, apart.clone()))),
-        });
+        };
+        instances.push(reshaped(&config, instance));
     }
     let policy = policy(&config, instances.len(), apart.filter(|_| !config.decoupled));
     Ok(LoadedModel { config, instances, background: Vec::new(), guests: Vec::new(), policy, canary: None })
@@ -176,17 +182,6 @@ fn model_file(source: &ModelSource<'_>) -> Result<PathBuf, LoadError> {
         let error = std::io::Error::new(error.kind(), format!("{error}{}", instead(source.version_path)));
         LoadError::File { model: source.config.name.clone(), path, source: error }
     })
-}
-
-/// A model without inputs or outputs cannot be served: clients could not ask for anything.
-pub fn check_complete(config: &ModelConfig, or: &str) -> Result<(), LoadError> {
-    match config.is_incomplete() {
-        false => Ok(()),
-        true => Err(LoadError::Config(format!(
-            "model '{}': its configuration declares no inputs or no outputs; declare them in config.pbtxt{or}",
-            config.name
-        ))),
-    }
 }
 
 /// The instances that a configuration asks for, at least one. Tensors are in CPU memory for every kind of instance; a model

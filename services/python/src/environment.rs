@@ -84,9 +84,11 @@ pub fn interpreter(config: &ModelConfig, model_path: &Path, default: &Path) -> R
     }
 }
 
-/// A text of the configuration, in which [`MODEL_DIRECTORY`] stands for the model's folder, as a path.
+/// A text of the configuration, in which [`MODEL_DIRECTORY`] stands for the model's folder, as a path. The folder may be relative: the
+/// repository is named so on the command line.
 pub fn in_model(named: &str, model_path: &Path) -> PathBuf {
-    PathBuf::from(named.replace(MODEL_DIRECTORY, &model_path.to_string_lossy()))
+    let absolute = std::path::absolute(model_path).unwrap_or_else(|_| model_path.to_owned());
+    PathBuf::from(named.replace(MODEL_DIRECTORY, &absolute.to_string_lossy()))
 }
 
 // === impl Interpreter ===
@@ -152,6 +154,8 @@ mod tests {
         std::fs::write(bin.join("python"), "").unwrap();
         let found = interpreter(&config("$$TRITON_MODEL_DIRECTORY/env"), model.path(), Path::new("python3")).unwrap();
         assert_eq!(found.program, bin.join("python"));
+        let of_relative = in_model("$$TRITON_MODEL_DIRECTORY/env", Path::new("repository/m"));
+        assert_eq!(of_relative, std::env::current_dir().unwrap().join("repository/m/env"));
         let variables = found.variables([("PATH".into(), "/bin".into())], &[], Path::new("/package"));
         let path = variables.iter().find(|(name, _)| name == "PATH").unwrap();
         assert_eq!(path.1.to_str().unwrap(), format!("{}:/bin", bin.display()));

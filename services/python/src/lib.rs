@@ -25,6 +25,7 @@ mod nested;
 mod package;
 mod policy;
 mod process;
+mod reshaped;
 mod salvage;
 pub mod slot;
 

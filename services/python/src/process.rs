@@ -8,7 +8,7 @@ use trireme_runtime::statistics::own::OwnMetrics;
 use trireme_runtime::{Backend, LoadError, LoadedModel, ModelSource};
 
 use crate::args::PythonOptions;
-use crate::backend::{arguments, check_allowed, check_complete, package, start};
+use crate::backend::{arguments, check_allowed, package, start};
 use crate::child::Recipe;
 use crate::environment::{Interpreter, in_model};
 
@@ -35,9 +35,12 @@ impl Backend for ProcessBackend {
         "process"
     }
 
+    fn reshapes(&self) -> bool {
+        true
+    }
+
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
         check_allowed(&self.options, source, "backend 'process' runs its command")?;
-        check_complete(source.config, "")?;
         let config = Arc::new(source.config.clone());
         let folder = source.version_path.canonicalize().map_err(|error| LoadError::File {
             model: config.name.clone(),

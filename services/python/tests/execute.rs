@@ -275,8 +275,63 @@ class TritonPythonModel:
     assert_eq!((model.policy.max_rows(), model.instances.len()), (8, 2));
     let fault = Model::new("max_batch_size: 16", code).fault();
     assert!(fault.contains("auto_complete_config sets max_batch_size to 8, but the configuration has 16"), "{fault}");
-    let fault = Model::new("", "class TritonPythonModel:\n    def execute(self, requests): pass\n").fault();
-    assert!(fault.contains("declares no inputs or no outputs"), "{fault}");
+}
+
+#[test]
+fn a_model_needs_neither_inputs_nor_outputs() {
+    let code = "
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse(parameters={'inputs': len(request.inputs())}) for request in requests]
+";
+    let response = execute(&mut Model::new("", code).instance(), &[ExecuteRequest::made_up("r", vec![], [""; 0])]);
+    let response = response.into_iter().next().unwrap().unwrap();
+    assert_eq!((response.outputs, response.parameters["inputs"].clone()), (vec![], ParameterValue::Int64(0)));
+}
+
+/// With the shapes of `reshape` on the model's side, as Triton's core has it for all backends.
+#[test]
+fn inputs_and_outputs_are_reshaped() {
+    let code = "
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            scalars, square = (tensor.as_numpy() for tensor in request.inputs())
+            assert (scalars.shape, square.shape) == ((3,), (3, 4)), (scalars.shape, square.shape)
+            outputs = [pb_utils.Tensor('SCALARS', scalars + 1), pb_utils.Tensor('SQUARE', square)]
+            answers.append(pb_utils.InferenceResponse(outputs))
+        return answers
+";
+    let tensors = |role: &str, prefix: &str| {
+        format!(
+            "{role} [{{ name: '{prefix}SCALARS' data_type: TYPE_INT32 dims: [1] reshape: {{ shape: [] }} }},
+                     {{ name: '{prefix}SQUARE' data_type: TYPE_FP32 dims: [2, 2] reshape: {{ shape: [4] }} }}]"
+        )
+    };
+    let config = format!("max_batch_size: 4 {} {}", tensors("input", "IN_"), tensors("output", ""));
+    let tensor = |name: &str, datatype, shape: &[i64], byte: u8| {
+        let elements = shape.iter().product::<i64>() as usize;
+        Tensor::new(name, datatype, shape, [byte, 0, 0, 0].repeat(elements).into()).unwrap()
+    };
+    let inputs = |names: [&str; 2], byte| {
+        let [scalars, square] = names;
+        vec![tensor(scalars, DataType::Int32, &[3, 1], byte), tensor(square, DataType::Fp32, &[3, 2, 2], 0)]
+    };
+    let request = ExecuteRequest::made_up("r", inputs(["IN_SCALARS", "IN_SQUARE"], 6), ["SCALARS", "SQUARE"]);
+    let whole = execute(&mut Model::new(&config, code).instance(), std::slice::from_ref(&request)).remove(0).unwrap();
+    assert_eq!(whole.outputs, inputs(["SCALARS", "SQUARE"], 7));
+    let decoupled = format!("{config} model_transaction_policy {{ decoupled: true }}");
+    let sends = code.replace("answers.append(", "request.get_response_sender().send(").replace(
+        "InferenceResponse(outputs))",
+        "InferenceResponse(outputs), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)",
+    );
+    let mut instance = Model::new(&decoupled, &sends.replace("return answers", "return None")).instance();
+    let instance = instance.as_stepwise().unwrap();
+    instance.join(1, request).unwrap();
+    let progress = std::iter::from_fn(|| Some(instance.step())).flatten().next();
+    let Some((1, Progress::Done(Ok(response)))) = progress else { panic!("{progress:?}") };
+    assert_eq!(response.outputs, inputs(["SCALARS", "SQUARE"], 7));
 }
 
 #[test]
