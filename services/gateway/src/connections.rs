@@ -40,7 +40,7 @@ use tokio_util::sync::CancellationToken;
 use trireme_runtime::TaskSet;
 
 use crate::crowd::{Crowd, Place, Spare};
-use crate::tls::Tls;
+use crate::tls::{Tls, refused_certificate};
 use patience::Patient;
 
 /// Largest head of an HTTP/1.1 request, in bytes.
@@ -146,7 +146,10 @@ impl Connections {
         };
         match shaken {
             Ok(Ok(stream)) => self.speak(stream, place).await,
-            Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+            Ok(Err(error)) => match refused_certificate(&error) {
+                Some(error) => tracing::info!(error, "a client's certificate was refused"),
+                None => tracing::debug!(%error, "TLS handshake failed"),
+            },
             Err(_) => tracing::debug!("TLS handshake took too long"),
         }
     }

@@ -14,7 +14,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
-use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+use tokio_rustls::rustls::{CertificateError, Error, RootCertStore, ServerConfig};
 
 /// Shortest time between two looks at the files.
 const LOOK: Duration = Duration::from_secs(1);
@@ -57,6 +57,24 @@ struct Current {
 
 /// Size and time of change of a file, if it is there.
 type Seen = Option<(u64, SystemTime)>;
+
+/// What is wrong with a certificate of X.509 version 1, which openssl makes where no extension is asked for.
+const VERSION_1: &str = "is a certificate of X.509 version 1, expected version 3: issue it with a subjectAltName \
+                         (openssl req -x509 -addext subjectAltName=DNS:NAME, or openssl x509 -req -extfile FILE)";
+
+/// Why a TLS handshake with a client failed, where the reason is the client's certificate.
+pub fn refused_certificate(error: &std::io::Error) -> Option<String> {
+    match error.get_ref()?.downcast_ref()? {
+        error if is_version_1(error) => Some(format!("it {VERSION_1}")),
+        error @ Error::InvalidCertificate(_) => Some(error.to_string()),
+        _ => None,
+    }
+}
+
+fn is_version_1(error: &Error) -> bool {
+    let Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
+    matches!(other.0.downcast_ref(), Some(webpki::Error::UnsupportedCertVersion))
+}
 
 // === impl Tls ===
 
@@ -128,9 +146,13 @@ impl Files {
                 builder.with_client_cert_verifier(verifier.with_context(unfit)?)
             }
         };
-        let mut config = builder
-            .with_single_cert(chain, private)
-            .with_context(|| format!("{} '{}' does not fit {}", key.flag, key.path.display(), certificate.flag))?;
+        let mut config = builder.with_single_cert(chain, private).map_err(|error| match is_version_1(&error) {
+            true => anyhow::anyhow!("{} '{}' {VERSION_1}", certificate.flag, certificate.path.display()),
+            false => {
+                let what = format!("{} '{}' does not fit {}", key.flag, key.path.display(), certificate.flag);
+                anyhow::Error::new(error).context(what)
+            }
+        })?;
         config.alpn_protocols = vec![protocol.to_vec()];
         Ok(Arc::new(config))
     }
@@ -153,6 +175,10 @@ impl Pem {
 
 #[cfg(test)]
 mod tests {
+    use tokio_rustls::TlsConnector;
+    use tokio_rustls::rustls::ClientConfig;
+    use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
+
     use super::*;
 
     fn shipped(name: &str) -> PathBuf {
@@ -188,6 +214,36 @@ mod tests {
         after("server.pem", &renewed);
         tokio::time::advance(LOOK).await;
         assert!(!Arc::ptr_eq(&first, tls.acceptor().config()), "it is the new one");
+    }
+
+    #[test]
+    fn a_certificate_of_version_1_is_named() {
+        let pem = |flag, name: &str| Pem { flag, path: shipped(name) };
+        let files =
+            Files { certificate: pem("--cert", "version-1.pem"), key: pem("--key", "version-1.key"), roots: None };
+        let error = Tls::new(files, b"h2").err().unwrap().to_string();
+        assert!(error.starts_with("--cert '") && error.contains(" X.509 version 1, expected version 3"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_clients_certificate_of_version_1_is_named() {
+        let (_folder, files) = folder();
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(shipped("ca.pem")).unwrap()).unwrap();
+        let own = CertificateDer::from_pem_file(shipped("version-1.pem")).unwrap();
+        let key = PrivateKeyDer::from_pem_file(shipped("version-1.key")).unwrap();
+        // Unchecked: rustls' own client refuses the certificate, too.
+        let own = CertifiedKey::new(vec![own], ring::sign::any_supported_type(&key).unwrap());
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(own)));
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let connecting = TlsConnector::from(Arc::new(config)).connect("localhost".try_into().unwrap(), near);
+        let (accepted, _) = tokio::join!(Tls::new(files, b"h2").unwrap().acceptor().accept(far), connecting);
+        let refused = refused_certificate(&accepted.err().unwrap()).unwrap();
+        assert!(refused.contains("X.509 version 1, expected version 3"), "{refused}");
     }
 
     #[test]
