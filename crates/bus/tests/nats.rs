@@ -368,7 +368,7 @@ async fn a_message_of_another_contract_version_is_set_aside_at_once() {
 }
 
 #[tokio::test]
-async fn malformed_replies_are_ignored() {
+async fn a_reply_that_cannot_be_read_is_the_failure_of_its_worker() {
     let server = NatsServer::start();
     let bus = connect(&server).await;
     let inbox = bus.open_inbox("gateway").await.unwrap();
@@ -388,19 +388,26 @@ async fn malformed_replies_are_ignored() {
         answer: trireme_bus::AnswerForm::Whole,
         ..full_message(&ModelKey { name: "m".into(), version: 1 })
     };
-    let mut waiting = inbox.expect(&request);
     let reply = request.reply(Ok(Output { tensors: request.tensors.clone(), ..Output::default() }));
     let body = encode_reply(&reply).unwrap();
+    let mut unusable = headers("0", "true");
+    unusable.insert("Trireme-Claim", "a.b");
     let malformed = [
-        (HeaderMap::new(), body.clone()),
-        (headers("zero", "true"), body.clone()),
-        (headers("0", "yes"), body.clone()),
-        (headers("0", "true"), body.slice(1..)),
-        (headers("0", "true"), body.slice(..body.len() / 2)),
+        (HeaderMap::new(), body.clone(), "message header 'Trireme-Contract' is missing"),
+        (headers("zero", "true"), body.clone(), "message header 'Trireme-Sequence' is 'zero'"),
+        (headers("0", "yes"), body.clone(), "message header 'Trireme-Final' is 'yes'"),
+        (headers("0", "true"), body.slice(1..), "message body is not readable"),
+        (headers("0", "true"), body.slice(..body.len() / 2), "message body is not readable"),
+        (unusable, Bytes::new(), "message header 'Trireme-Claim' is 'a.b'"),
     ];
-    for (headers, body) in malformed {
+    for (headers, body, why) in malformed {
+        let mut waiting = inbox.expect(&request);
         raw.publish_with_headers("trireme.reply.gateway.r", headers, body).await.unwrap();
+        let error = within(why, waiting.next()).await.outcome.unwrap_err();
+        assert_eq!(error.code, trireme_inference::ErrorCode::Internal);
+        assert!(error.message.starts_with(&format!("the reply of a worker cannot be read: {why}")), "{error}");
     }
+    let mut waiting = inbox.expect(&request);
     raw.publish_with_headers("trireme.reply.gateway.r", headers("0", "true"), body).await.unwrap();
     assert_eq!(within("the good reply", waiting.next()).await, reply);
 }

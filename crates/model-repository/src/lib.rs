@@ -18,6 +18,7 @@
 //! Not here: loading models (the services do), watching for changes, any I/O besides reading repositories and model folders,
 //! and laying down the files of models that came with a request or are made of a folder.
 
+mod answer;
 mod backends;
 mod batch_dimension;
 mod check;
@@ -48,6 +49,7 @@ mod proto {
     include!(concat!(env!("OUT_DIR"), "/inference.rs"));
 }
 
+pub use answer::ExpectedAnswer;
 pub use backends::{BACKENDS, KnownBackend};
 pub use config::{
     AutoComplete, DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, ModelInput, ModelOutput,

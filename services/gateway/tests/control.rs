@@ -16,7 +16,7 @@ use trireme_protocol::grpc::wire::*;
 use trireme_runtime::model_control::{Outcome, Override, Participant, Participation};
 use trireme_runtime::{ControlMode, ControlOptions, Statistics, TaskSet};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A worker that carries out commands without announcing itself, as if its announcements were still on their way.
 #[derive(Default)]
@@ -52,7 +52,7 @@ impl Participant for Mute {
     async fn settled(&self, _: &str, _: Option<&Override>) {}
 }
 
-fn entry(model: &str, state: ModelState, since: u64) -> WorkerEntry {
+pub fn entry(model: &str, state: ModelState, since: u64) -> WorkerEntry {
     WorkerEntry {
         worker: "mute".to_owned(),
         service: "test".to_owned(),
@@ -67,15 +67,15 @@ fn entry(model: &str, state: ModelState, since: u64) -> WorkerEntry {
     }
 }
 
-struct Server {
-    bus: Arc<InProcess>,
+pub struct Server {
+    pub bus: Arc<InProcess>,
     gateway: Gateway,
-    client: GrpcInferenceServiceClient<Channel>,
+    pub client: GrpcInferenceServiceClient<Channel>,
     tasks: TaskSet,
 }
 
 impl Server {
-    async fn start() -> Server {
+    pub async fn start() -> Server {
         let (bus, tasks) = (Arc::new(InProcess::default()), TaskSet::new());
         let worker =
             Participation::join(bus.clone(), "mute/worker".to_owned()).await.expect("in process nothing refuses");
@@ -109,7 +109,7 @@ impl Server {
         self.client.repository_model_unload(request).await.expect("unloading is no error");
     }
 
-    async fn is_ready(&mut self, model: &str) -> bool {
+    pub async fn is_ready(&mut self, model: &str) -> bool {
         let request = ModelReadyRequest { name: model.to_owned(), ..Default::default() };
         self.client.model_ready(request).await.is_ok_and(|answer| answer.into_inner().ready)
     }
@@ -131,7 +131,7 @@ impl Server {
         tokio::time::timeout(PATIENCE, taken).await.expect("events come in order");
     }
 
-    async fn stop(self) {
+    pub async fn stop(self) {
         self.gateway.drain().await;
         self.tasks.join().await;
     }

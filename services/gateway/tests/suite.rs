@@ -1,4 +1,5 @@
 //! All tests of this folder in one program, because each program that is linked takes seconds.
 
+mod answers;
 mod control;
 mod grpc;

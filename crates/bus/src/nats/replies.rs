@@ -15,6 +15,7 @@ use async_nats::{Message, StatusCode};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::task::JoinSet;
+use trireme_inference::InferError;
 
 use super::ack::acknowledge;
 use super::claims::{self, BodyStore, Claim, RedeemError};
@@ -22,8 +23,8 @@ use super::connection::Nats;
 use super::fetch::FETCH_PAUSE;
 use super::headers;
 use super::limits::taken;
-use super::subjects::Ended;
-use crate::{Acker, Bus, BusError, Inbox, Reply, envelope, escape_token};
+use super::subjects::{self, Ended};
+use crate::{Acker, Bus, BusError, Inbox, Reply, ReplyHeaders, envelope, escape_token};
 
 /// How long the body of a reply is kept for its gateway, which fetches it at once.
 const LAPSE: Duration = Duration::from_secs(60);
@@ -63,7 +64,7 @@ impl Nats {
                     Ok(Some(_)) => {
                         tracing::warn!(subject = %message.subject, "too many large replies at a time; one is let go");
                     }
-                    Err(error) => nats.ignore(&message, &error).await,
+                    Err(error) => nats.refuse(&inbox, &message, &error).await,
                 }
             }
         });
@@ -116,7 +117,7 @@ impl Nats {
     async fn fetch_reply(&self, inbox: &Inbox, message: &Message, claim: Claim) {
         let headers = match headers::read_reply(message) {
             Ok(headers) => headers,
-            Err(error) => return self.ignore(message, &error).await,
+            Err(error) => return self.refuse(inbox, message, &error).await,
         };
         let _alive = self.ended(message).map(|ended| self.deliveries.keep(ended.acknowledgement.into()));
         let give_up = Instant::now() + LAPSE;
@@ -155,14 +156,20 @@ impl Nats {
                     let _ = (self as &dyn Bus).cancel(&given_up).await;
                 }
             }
-            Err(error) => self.ignore(message, &error).await,
+            Err(error) => self.refuse(inbox, message, &error).await,
         }
     }
 
-    /// Drops a malformed reply and acknowledges its delivery. Another run of the step would make the same reply.
-    async fn ignore(&self, message: &Message, error: &envelope::EnvelopeError) {
-        tracing::warn!(subject = %message.subject, %error, "ignored a malformed reply");
+    /// Ends the request of a reply that cannot be read, and acknowledges its delivery: another run of the step would make the same
+    /// reply.
+    async fn refuse(&self, inbox: &Inbox, message: &Message, error: &envelope::EnvelopeError) {
+        tracing::warn!(subject = %message.subject, %error, "a worker's reply cannot be read");
         self.acknowledge(message).await;
+        let Some(request_id) = subjects::request_of(&message.subject) else { return };
+        let headers =
+            ReplyHeaders { request_id: request_id.into(), gateway: inbox.gateway().into(), sequence: 0, last: true };
+        let error = InferError::internal(format!("the reply of a worker cannot be read: {error}"));
+        let _ = inbox.dispatch(Reply::failed(headers, error));
     }
 
     async fn acknowledge(&self, message: &Message) {

@@ -195,7 +195,7 @@ impl fmt::Display for Names {
     }
 }
 
-/// The request's id in a subject of work.
+/// The request's id in a subject of work, or of a reply.
 pub fn request_of(subject: &str) -> Option<String> {
     unescape_token(subject.rsplit('.').next()?)
 }

@@ -207,10 +207,15 @@ impl Handlers {
             catalog.lane_at(step, waits.lane).level(level)
         };
         let route = route.at_levels(level);
+        let batch = (served.config.max_batch_size > 0).then(|| rows_of(&tensors));
+        let by_user_code = route.remaining().iter().any(|step| {
+            let found = catalog.find(&step.model.name, Some(step.model.version));
+            found.is_ok_and(|(_, served)| served.config.runs_user_code())
+        });
         let asked = Asked {
             plan: &served.plan,
             parameters: &request.parameters,
-            rows: if served.config.max_batch_size > 0 { rows_of(&tensors) } else { 1 },
+            rows: batch.unwrap_or(1),
             patience: request.timeout.unwrap_or_default().max(self.default_timeout),
         };
         let joined = sequences::join(&catalog, &asked, route).map_err(|error| with_id(error, &request.id))?;
@@ -257,8 +262,10 @@ impl Handlers {
             id: request.id,
             model,
             outputs: request.outputs,
-            batched: served.config.max_batch_size > 0,
-            ensemble: served.plan.ensemble.then(|| served.clone()),
+            served: served.clone(),
+            rows: batch,
+            steps: message.route.remaining().len(),
+            by_user_code,
             labels: catalog.labels().clone(),
             turn,
             rows_per_message,

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use tracing::Instrument;
 use trireme_bus::Reply;
 use trireme_inference::{InferError, InferResponse};
+use trireme_model_repository::ExpectedAnswer;
 
 use super::running::{Running, set_error};
 use crate::dispatch::Exchange;
 use crate::handlers::Handlers;
 use crate::handlers::shared_memory::OutputParts;
+use crate::registry::ServedModel;
 
 /// The responses to one request.
 pub struct Responses {
@@ -38,7 +40,7 @@ impl Handlers {
         request: &mut Running,
         exchange: &mut Exchange,
     ) -> Option<Result<Next, InferError>> {
-        let reply = exchange.next().await?;
+        let reply = exchange.next().await?.and_then(|reply| checked(request, reply));
         match &reply {
             Ok(reply) => request.counted.reply(reply),
             Err(error) => request.counted.failed(error),
@@ -54,21 +56,18 @@ impl Handlers {
     }
 
     fn respond(&self, request: &Running, reply: Reply) -> Result<Next, InferError> {
+        let empty = is_end(&reply);
         let mut output = reply.outcome.map_err(|error| request.error(error))?;
-        // A reply that only says that nothing follows has no tensors.
-        let last = reply.last;
-        let empty = last && output.tensors.is_empty();
         if !empty {
-            if let Some(ensemble) = &request.ensemble {
-                let shaped =
-                    |output| ensemble.plan.reshape_output(output).map(|output| ensemble.config.fit_output(output));
-                let tensors = std::mem::take(&mut output.tensors).into_iter().map(shaped);
-                output.tensors = tensors.collect::<Result<_, _>>()?;
-            }
             if let Some(trace) = &request.trace {
                 trace.responded(&reply.ledger, &output.tensors);
             }
-            request.labels.classify(&request.model.name, request.batched, &request.outputs, &mut output.tensors)?;
+            request.labels.classify(
+                &request.model.name,
+                request.rows.is_some(),
+                &request.outputs,
+                &mut output.tensors,
+            )?;
         }
         let response = InferResponse {
             id: request.id.clone(),
@@ -78,8 +77,48 @@ impl Handlers {
             shared: BTreeSet::new(),
             ledger: reply.ledger,
         };
-        Ok(Next { response, last, empty })
+        Ok(Next { response, last: reply.last, empty })
     }
+}
+
+/// The reply, if it is one to this request: its tensors, with the shapes that the client sees, are those of the model. All that reaches a
+/// client comes through here.
+fn checked(request: &Running, mut reply: Reply) -> Result<Reply, InferError> {
+    let hops = reply.ledger.0.len();
+    let fault = |error: InferError| {
+        let worker = reply.ledger.0.last().map_or("unknown", |hop| hop.worker.as_str());
+        tracing::warn!(model = %request.model, worker, %error, "a worker has sent a wrong reply");
+        error
+    };
+    if hops > request.steps {
+        return Err(fault(InferError::internal(format!(
+            "the answer of model '{}' has a ledger of {hops} hops, expected {} at most, one for each step",
+            request.model.name, request.steps
+        ))));
+    }
+    let ServedModel { config, plan, .. } = request.served.as_ref();
+    if config.decoupled && is_end(&reply) {
+        return Ok(reply);
+    }
+    let Ok(output) = &mut reply.outcome else { return Ok(reply) };
+    if plan.ensemble {
+        let shaped = |output| plan.reshape_output(output).map(|output| config.fit_output(output));
+        let tensors = std::mem::take(&mut output.tensors).into_iter().map(shaped);
+        output.tensors = tensors.collect::<Result<_, _>>()?;
+    }
+    let expected = ExpectedAnswer {
+        requested: &request.outputs,
+        rows: request.rows.filter(|_| !config.decoupled),
+        in_parts: config.decoupled,
+        by_user_code: request.by_user_code,
+    };
+    let checked = config.check_answer(&output.tensors, &expected).map_err(fault);
+    checked.map(|()| reply)
+}
+
+/// Whether a reply only says that nothing follows: it has no tensors.
+fn is_end(reply: &Reply) -> bool {
+    reply.last && reply.outcome.as_ref().is_ok_and(|output| output.tensors.is_empty())
 }
 
 // === impl Responses ===

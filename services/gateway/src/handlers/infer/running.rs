@@ -15,10 +15,14 @@ pub struct Running {
     pub id: String,
     pub model: ModelKey,
     pub outputs: Vec<RequestedOutput>,
-    pub batched: bool,
-    /// The ensemble, if the request is for one: the outputs, whose shapes come from the last steps, are checked against its
-    /// configuration.
-    pub ensemble: Option<Arc<ServedModel>>,
+    /// The model as it was when the request was sent.
+    pub served: Arc<ServedModel>,
+    /// The rows of the request, where its model batches.
+    pub rows: Option<i64>,
+    /// The steps of its route.
+    pub steps: usize,
+    /// Whether code of a model's author makes its outputs.
+    pub by_user_code: bool,
     pub labels: Arc<Labels>,
     /// The request's part of its sequence, if it belongs to a sequence and has not been sent.
     pub turn: Option<Turn>,
