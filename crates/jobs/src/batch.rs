@@ -6,46 +6,38 @@
 //! When all lines of the first chunk have ended, their answers are written and the checkpoint moves.
 
 mod finish;
+mod reading;
 
-use std::collections::hash_map::RandomState;
-use std::collections::{HashMap, VecDeque};
-use std::hash::BuildHasher;
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use futures_util::Stream;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use trireme_bus::BusError;
-use trireme_inference::Name;
 
 use crate::call::JobCall;
-use crate::columns;
 use crate::error::JobError;
 use crate::files::Content;
 use crate::jobs::Jobs;
-use crate::lines::{Asked, Lines, shown};
-use crate::objects::{self, Writer};
-use crate::outcomes::{Outcome, outcome, refusal};
-use crate::record::{Batch, BatchState};
-use crate::record::{Checkpoint, File, Object, Record};
-use crate::requests::{ATTEMPTS, Tried};
+use crate::lines::{Line, Lines};
+use crate::objects::Writer;
+use crate::outcomes::{Outcome, outcome};
+use crate::record::{ATTEMPTS, Checkpoint, Object, Record};
+use crate::record::{Batch, BatchState, Counts};
+use crate::requests::{SETTLED, Tried};
+use crate::room::{Held, Room};
 use crate::store::{Kept, now};
 use crate::turns::{Turn, Turns, until};
-
-/// A chunk ends after so many lines or bytes.
-const CHUNK_LINES: usize = 1024;
-const CHUNK_BYTES: usize = 8 << 20;
-
-/// Most chunks whose lines have not all ended. While the last lines of one chunk run, lines of the next ones begin.
-const CHUNKS: usize = 3;
 
 /// Parts of the output live for this much longer than the record of their file.
 const SLACK: Duration = Duration::from_secs(3600);
 
-/// A batch that has run for so long has not ended its gateway.
-const SETTLED: Duration = Duration::from_secs(20);
+/// How often the record of a batch says how many lines have ended, beside its checkpoints.
+const TELL: Duration = Duration::from_secs(3);
+
+/// How often a batch without room for another line looks for it.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The end of the names of files of lines.
 const LINES: &str = "jsonl";
@@ -61,7 +53,7 @@ enum Prepared {
 /// Lines that were read together.
 struct Chunk {
     /// By the order of the file.
-    outcomes: Vec<Option<Outcome>>,
+    outcomes: Vec<Option<(Outcome, Held)>>,
     /// Lines that have not ended.
     left: usize,
     /// The input's bytes and lines before the next chunk.
@@ -75,6 +67,7 @@ struct Task {
     number: u64,
     custom_id: Value,
     call: JobCall,
+    _held: Held,
 }
 
 struct Run<'a> {
@@ -83,8 +76,14 @@ struct Run<'a> {
     batch: Batch,
     revision: u64,
     lines: Lines<Content>,
-    /// The number of the next line.
-    number: u64,
+    /// The input's bytes and lines that are in chunks, or in the output.
+    place: (u64, u64),
+    /// A line that was read and has no room yet, and the input's bytes up to its end.
+    pending: Option<(Line, u64)>,
+    is_blocked: bool,
+    room: Room,
+    /// Bytes of the longest answer so far; at first of those before the checkpoint on average.
+    answer: Option<u64>,
     chunks: VecDeque<Chunk>,
     /// The number of the first chunk.
     first: u64,
@@ -151,62 +150,6 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     }
 }
 
-/// The lines of a file from `offset` on, before which there are `number` lines.
-fn lines_from(jobs: &Jobs, file: &File, batch: &Batch, offset: u64, number: u64) -> Lines<Content> {
-    if let Some(format) = columns::format(file) {
-        return Lines::new(columns::lines(jobs, file, format, &batch.endpoint, &batch.rows, number), offset);
-    }
-    let (jobs, objects) = (jobs.clone(), file.objects.clone());
-    let parts = async_parts(jobs, objects, offset);
-    Lines::new(Box::pin(parts), offset)
-}
-
-/// The parts of `objects` without the first `offset` bytes.
-fn async_parts(
-    jobs: Jobs,
-    objects: Vec<Object>,
-    offset: u64,
-) -> impl Stream<Item = Result<Bytes, JobError>> + Send + 'static {
-    // Whole objects before the offset are not read. The parts of one object but its last have one size.
-    let mut skip = offset;
-    let mut places = VecDeque::new();
-    for object in objects {
-        if skip >= object.bytes {
-            skip -= object.bytes;
-            continue;
-        }
-        let whole = skip / objects::PART as u64;
-        skip -= whole * objects::PART as u64;
-        places.extend((whole..object.parts).map(|part| (object.name.clone(), part, std::mem::take(&mut skip))));
-    }
-    futures_util::stream::unfold((jobs, places), |(jobs, mut places)| async move {
-        let (object, part, skip) = places.pop_front()?;
-        let read = objects::read_part(jobs.0.bus.as_ref(), &object, part).await;
-        let skip = usize::try_from(skip).unwrap_or(usize::MAX);
-        Some((read.map(|bytes| bytes.slice(skip.min(bytes.len())..)), (jobs, places)))
-    })
-}
-
-/// Lines that are not empty; why the file is refused, if two of them have one `custom_id`.
-async fn count(mut lines: Lines<Content>) -> Result<Result<u64, String>, JobError> {
-    // Ids may be long: two hashes with keys of their own stand for one.
-    let (one, other) = (RandomState::new(), RandomState::new());
-    let (mut seen, mut count, mut number) = (HashMap::new(), 0, 0u64);
-    while let Some(line) = lines.next().await? {
-        number += 1;
-        count += u64::from(!line.is_empty());
-        if let Some(custom_id) = line.custom_id()
-            && let Some(first) = seen.insert((one.hash_one(&*custom_id), other.hash_one(&*custom_id)), number)
-        {
-            return Ok(Err(format!(
-                "lines {first} and {number} have the same 'custom_id' {:?}: give each line one of its own",
-                shown(&custom_id)
-            )));
-        }
-    }
-    Ok(Ok(count))
-}
-
 // === impl Run ===
 
 impl<'a> Run<'a> {
@@ -217,47 +160,33 @@ impl<'a> Run<'a> {
             return Ok(None);
         }
         let lines = Lines::new(Box::pin(futures_util::stream::empty()) as Content, 0);
-        let (number, turns) = (batch.checkpoint.lines, Turns::new(&jobs.0.paces));
-        let chunks = VecDeque::new();
-        Ok(Some(Run { jobs, id, batch, revision, lines, number, chunks, first: 0, turns, ended: false }))
-    }
-
-    /// Opens the input at the checkpoint, and counts its lines if that was not done before.
-    async fn prepare(&mut self) -> Result<Prepared, JobError> {
-        let (jobs, batch) = (self.jobs, &self.batch);
-        let file = match jobs.file(&batch.input).await {
-            Ok(file) => file,
-            Err(error @ JobError::Unknown { .. }) => return Ok(Prepared::Fails(error.to_string())),
-            Err(error) => return Err(error),
-        };
-        let of_file = |why: String| Prepared::Fails(format!("file '{}': {why}", batch.input));
-        if batch.state == BatchState::Validating {
-            let counted = match columns::format(&file) {
-                Some(format) => columns::check(jobs, &file, format, &batch.endpoint, &batch.rows).await?,
-                None => count(lines_from(jobs, &file, batch, 0, 0)).await?,
-            };
-            let total = match counted {
-                Ok(0) => return Ok(of_file("it has no lines, expected one JSON object in each line".to_owned())),
-                Ok(total) => total,
-                Err(why) => return Ok(of_file(why)),
-            };
-            self.batch.counts.total = total;
-            self.batch.state = BatchState::InProgress;
-            self.batch.begun = Some(now());
-            if !self.save(None).await? {
-                return Ok(Prepared::IsGone);
-            }
-        }
-        self.lines = lines_from(jobs, &file, &self.batch, self.batch.checkpoint.offset, self.number);
-        Ok(Prepared::Works)
+        let place = (batch.checkpoint.offset, batch.checkpoint.lines);
+        let answer = batch.checkpoint.output.bytes.checked_div(batch.counts.completed);
+        Ok(Some(Run {
+            jobs,
+            id,
+            batch,
+            revision,
+            lines,
+            place,
+            pending: None,
+            is_blocked: false,
+            room: jobs.0.rooms.batch(),
+            answer,
+            chunks: VecDeque::new(),
+            first: 0,
+            turns: Turns::new(&jobs.0.paces),
+            ended: false,
+        }))
     }
 
     async fn work(mut self, mut stop: watch::Receiver<bool>) -> Result<(), JobError> {
         let paces = self.jobs.0.paces.clone();
         let mut running: JoinSet<Called> = JoinSet::new();
         let mut settles = Some(Instant::now() + SETTLED);
+        let mut told = Instant::now();
         loop {
-            while !self.ended && self.chunks.len() < CHUNKS && self.turns.waiting() < CHUNK_LINES {
+            while self.reads_on() {
                 tokio::select! {
                     biased;
                     () = stopped(&mut stop) => return self.finish(BatchState::Cancelled).await,
@@ -317,8 +246,18 @@ impl<'a> Run<'a> {
                 () = room => {}
                 () = until(self.turns.next_at(Instant::now())) => {}
                 () = tokio::time::sleep(left) => {}
+                () = tokio::time::sleep(LOOK), if self.is_blocked => self.is_blocked = false,
+                () = until(Some(told + TELL)) => {
+                    told = Instant::now();
+                    let ahead = self.ahead();
+                    if ahead != self.batch.ahead {
+                        self.batch.ahead = ahead;
+                        if !self.save(None).await? {
+                            return Ok(());
+                        }
+                    }
+                }
                 () = until(settles) => {
-                    // Whatever ends gateways does so early.
                     settles = None;
                     self.batch.attempts.get_on();
                     if !self.save(None).await? {
@@ -333,69 +272,40 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Reads the next chunk, if the file has more lines.
-    async fn read_chunk(&mut self) -> Result<(), JobError> {
-        let (mut outcomes, mut tasks, mut bytes) = (Vec::new(), Vec::new(), 0);
-        let chunk = self.first + self.chunks.len() as u64;
-        while outcomes.len() < CHUNK_LINES && bytes < CHUNK_BYTES {
-            let Some(line) = self.lines.next().await? else {
-                self.ended = true;
-                break;
-            };
-            self.number += 1;
-            if line.is_empty() {
-                continue;
-            }
-            let Asked { custom_id, call } = line.asked(&self.batch.endpoint);
-            match call {
-                Ok(call) => {
-                    let call = call.of(format!("{} line {}", self.id, self.number));
-                    bytes += call.body.len();
-                    tasks.push(Task { chunk, index: outcomes.len(), number: self.number, custom_id, call });
-                    outcomes.push(None);
-                }
-                Err(why) => {
-                    let message = format!("line {} of file '{}': {why}", self.number, self.batch.input);
-                    self.jobs.0.counters.line(true);
-                    outcomes.push(Some(refusal(self.id, self.number, &custom_id, "invalid_line", &message)));
-                }
-            }
-        }
-        if outcomes.is_empty() {
-            return Ok(());
-        }
-        tasks.sort_by_key(|task| task.call.body.len());
-        if chunk % 2 == 1 {
-            tasks.reverse();
-        }
-        let left = tasks.len();
-        for task in tasks {
-            let destination = Name::from(self.jobs.0.execute.destination(&task.call));
-            self.turns.push(destination, task);
-        }
-        self.chunks.push_back(Chunk { outcomes, left, end: (self.lines.offset, self.number) });
-        Ok(())
-    }
-
     fn take(&mut self, chunk: u64, index: usize, outcome: Outcome) {
         self.jobs.0.counters.line(outcome.is_error);
+        self.is_blocked = false;
+        let bytes = outcome.text.len() as u64;
+        self.answer = self.answer.max(Some(bytes));
         let chunk = usize::try_from(chunk - self.first).ok().and_then(|at| self.chunks.get_mut(at));
         if let Some(chunk) = chunk
             && let Some(place) = chunk.outcomes.get_mut(index)
         {
-            *place = Some(outcome);
+            *place = Some((outcome, self.room.hold_anyway(bytes)));
             chunk.left -= 1;
         }
+    }
+
+    /// The lines that have ended and are not in the output.
+    fn ahead(&self) -> Counts {
+        let mut ahead = Counts::default();
+        for (outcome, _) in self.chunks.iter().flat_map(|chunk| &chunk.outcomes).flatten() {
+            *(if outcome.is_error { &mut ahead.failed } else { &mut ahead.completed }) += 1;
+        }
+        ahead
     }
 
     /// Writes the answers of the first chunk and moves the checkpoint. Returns whether the batch goes on here.
     async fn write_first(&mut self) -> Result<bool, JobError> {
         let Some(chunk) = self.chunks.pop_front() else { return Ok(true) };
         self.first += 1;
-        let (output, errors) = self.write(chunk.outcomes.into_iter().flatten()).await?;
+        let outcomes = chunk.outcomes.into_iter().flatten();
+        let (output, errors) = self.write(outcomes.map(|(outcome, _)| outcome)).await?;
         let (offset, lines) = chunk.end;
         self.batch.checkpoint = Checkpoint { offset, lines, output, errors };
         self.batch.attempts.get_on();
+        self.batch.ahead = self.ahead();
+        self.is_blocked = false;
         self.save(None).await
     }
 
@@ -404,10 +314,10 @@ impl<'a> Run<'a> {
         let bus = self.jobs.0.bus.as_ref();
         // The parts outlive the records of their files, which lapse a time to live after the end of the batch.
         let left = Duration::from_secs(self.batch.expires.saturating_sub(now()));
-        let lapse = Some(left + self.jobs.0.options.time_to_live + SLACK);
+        let lapse = Some(left + self.batch.keeps(self.jobs.0.options.time_to_live) + SLACK);
         let mut output = Writer::append(bus, self.batch.checkpoint.output.clone(), lapse);
         let mut errors = Writer::append(bus, self.batch.checkpoint.errors.clone(), lapse);
-        let mut counts = self.batch.counts;
+        let (mut counts, mut usage) = (self.batch.counts, self.batch.usage);
         for outcome in outcomes {
             let (writer, count) = match outcome.is_error {
                 true => (&mut errors, &mut counts.failed),
@@ -415,8 +325,9 @@ impl<'a> Run<'a> {
             };
             writer.write(&outcome.text).await?;
             *count += 1;
+            usage.add(outcome.usage);
         }
-        self.batch.counts = counts;
+        (self.batch.counts, self.batch.usage) = (counts, usage);
         Ok((output.finish().await?, errors.finish().await?))
     }
 

@@ -10,7 +10,8 @@ use trireme_bus::BusError;
 use crate::columns;
 use crate::error::JobError;
 use crate::jobs::{Jobs, Terms};
-use crate::record::{Attempts, Batch, BatchState, Counts, RowRequest};
+use crate::quotas::More;
+use crate::record::{Attempts, Batch, BatchState, Counts, RowRequest, Usage};
 use crate::record::{Checkpoint, Object, Record, Webhook};
 use crate::requests::sha256;
 use crate::store::{new_id, now};
@@ -34,6 +35,8 @@ pub struct NewBatch {
     pub endpoint: String,
     /// How long it may take.
     pub window: Duration,
+    /// How long its files are kept; without one as long as every job.
+    pub output_lapse: Option<Duration>,
     /// Words of the client about the batch.
     pub metadata: BTreeMap<String, String>,
     /// How rows become requests, where the file has columns; for lines it is empty.
@@ -66,6 +69,10 @@ impl Jobs {
         {
             return Ok((id, there));
         }
+        if let Some((key, _)) = once {
+            self.check_key(key, PREFIX).await?;
+        }
+        self.check_quota(More::Batch).await?;
         let file = self.file(&new.input).await?;
         if columns::format(&file).is_none() && new.rows != RowRequest::default() {
             return Err(JobError::Invalid(format!(
@@ -91,6 +98,9 @@ impl Jobs {
             metadata: new.metadata,
             state: BatchState::Validating,
             counts: Counts::default(),
+            usage: Usage::default(),
+            output_lapse: new.output_lapse.map(|lapse| lapse.as_secs()),
+            ahead: Counts::default(),
             failure: None,
             output: None,
             errors: None,

@@ -83,6 +83,9 @@ pub trait Execute: Send + Sync + 'static {
         WebhookAnswer::failed("this gateway calls no webhooks")
     }
 
+    /// The bytes of batches in memory change from `before` to `now`.
+    fn count_bytes(&self, _before: u64, _now: u64) {}
+
     /// Whether the gateway of this name is alive, as far as its heartbeats tell.
     fn lives(&self, gateway: &str) -> bool;
 }

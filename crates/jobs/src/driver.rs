@@ -1,10 +1,11 @@
 //! Follows the store of jobs: runs what this gateway owns, and takes over the jobs of gateways that are gone.
 
+mod care;
+
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
 use tokio::task::{AbortHandle, JoinSet};
 use trireme_bus::{Bucket, Bus, Change, Entry};
 
@@ -12,7 +13,8 @@ use crate::call::Execute;
 use crate::jobs::{Client, Jobs, Options, Shared};
 use crate::pace::Paces;
 use crate::record::{BatchState, Counts, Record, Step};
-use crate::statistics::{Load, Statistics};
+use crate::room::Rooms;
+use crate::statistics::Statistics;
 use crate::store::{new_id, now};
 use crate::turns::{Turn, Turns, until};
 use crate::{batch, store};
@@ -23,19 +25,17 @@ const TICK: Duration = Duration::from_secs(1);
 /// Pause before the store is followed again. Also how long after a job's run the watch may show its outcome, before the job is run again.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// Most files that are deleted in one tick because they have expired or stopped to arrive.
-const SWEPT: usize = 16;
+/// Most webhooks that are called at the same time, calls that take longer than [`QUICK`] not among them: their receivers delay nobody
+/// else's.
+const CALLS: usize = 512;
+const QUICK: Duration = Duration::from_secs(1);
 
-/// Most webhooks that are called at the same time.
-const CALLS: usize = 128;
+/// Most calls of webhooks that have not ended.
+const OPEN_CALLS: usize = 4096;
 
-/// A batch whose last gateway ended before it got on is begun while no other one of the kind is: it may have ended its gateway. The next one
+/// A job whose last gateway ended before it got on is begun while no other one of the kind is: it may have ended its gateway. The next one
 /// begins when it has got on, or after this time.
 const TRIAL: Duration = Duration::from_secs(30);
-
-/// Most jobs that are taken over in one tick, and at the same time.
-const TAKEN_OVER: usize = 2048;
-const AT_A_TIME: usize = 64;
 
 /// A job with something left to do.
 enum Open {
@@ -65,7 +65,7 @@ struct Driver {
     open: HashMap<String, Open>,
     /// The batches of this gateway that have not ended.
     batches: HashMap<String, (BatchState, Counts)>,
-    /// Batches whose last gateway ended before they got on, and the one that is tried since this time.
+    /// Jobs whose last gateway ended before they got on, and the one that is tried since this time.
     suspects: HashSet<String>,
     trial: Option<(String, Instant)>,
     /// The files that expire, of any gateway, and when.
@@ -80,7 +80,9 @@ struct Driver {
     /// The tasks of requests; those of batches are not counted.
     requests: HashSet<tokio::task::Id>,
     /// The tasks that call webhooks.
-    calls: HashSet<tokio::task::Id>,
+    calls: HashMap<tokio::task::Id, Instant>,
+    /// When the reserve of the store is looked after next.
+    reserve_at: Instant,
 }
 
 // === impl Jobs ===
@@ -100,11 +102,13 @@ impl Jobs {
                 bus,
                 own: own.to_owned(),
                 process: new_id(""),
+                rooms: Rooms::new(options.max_bytes, execute.clone()),
                 execute,
                 options,
                 paces,
                 counters: Default::default(),
                 index: Default::default(),
+                reserve_is_short: true.into(),
                 ended,
             }),
             Client::Everybody,
@@ -133,7 +137,8 @@ async fn run(jobs: Jobs) {
         webhooks: BTreeSet::new(),
         running: JoinSet::new(),
         requests: HashSet::new(),
-        calls: HashSet::new(),
+        calls: HashMap::new(),
+        reserve_at: Instant::now(),
     };
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -170,6 +175,7 @@ async fn run(jobs: Jobs) {
                 _ = tick.tick() => {
                     driver.take_over().await;
                     driver.sweep().await;
+                    driver.keep_reserve();
                     driver.tell();
                 }
             }
@@ -213,12 +219,12 @@ impl Driver {
             return;
         }
         if let Record::Batch(batch) = &record {
-            self.batches.insert(id.clone(), (batch.state, batch.counts));
-            if batch.attempts.is_suspect(&self.jobs.0.process) {
-                self.suspects.insert(id.clone());
-            } else if batch.attempts.begun == 0 {
-                self.clear(&id);
-            }
+            self.batches.insert(id.clone(), (batch.state, batch.progress()));
+        }
+        if record.is_suspect(&self.jobs.0.process) {
+            self.suspects.insert(id.clone());
+        } else if record.has_got_on() {
+            self.clear(&id);
         }
         match (self.open.get(&id), &record) {
             (Some(Open::Runs { stop: Some(stop), .. }), Record::Batch(batch)) => {
@@ -257,6 +263,16 @@ impl Driver {
 
     /// Runs a job whose time has come.
     fn run(&mut self, id: String, step: Step) {
+        if self.suspects.contains(&id) {
+            let is_other = |(trial, since): &(String, Instant)| *trial != id && since.elapsed() < TRIAL;
+            if self.trial.as_ref().is_some_and(is_other) {
+                let at = now() + AGAIN.as_secs();
+                self.later.insert((at, id.clone()));
+                self.open.insert(id, Open::Ran(step, at));
+                return;
+            }
+            self.trial = Some((id.clone(), Instant::now()));
+        }
         match step {
             Step::Request(destination) => {
                 self.open.insert(id.clone(), Open::Waits);
@@ -270,7 +286,9 @@ impl Driver {
     /// Calls as many of the webhooks that are due as may be called at the same time.
     fn call_webhooks(&mut self) {
         let now = now();
-        while self.calls.len() < CALLS
+        let quick = self.calls.values().filter(|since| since.elapsed() < QUICK).count();
+        let mut room = CALLS.saturating_sub(quick).min(OPEN_CALLS.saturating_sub(self.calls.len()));
+        while room > 0
             && let Some((at, attempts, id)) = self.webhooks.pop_first()
         {
             if at > now {
@@ -287,7 +305,8 @@ impl Driver {
                 }
                 Ended { id: own, again: None }
             });
-            self.calls.insert(task.id());
+            self.calls.insert(task.id(), Instant::now());
+            room -= 1;
             self.open.insert(id, Open::Calls { task, attempts });
         }
     }
@@ -329,25 +348,24 @@ impl Driver {
         }
     }
 
-    /// A batch is suspect no more.
+    /// A job is suspect no more.
     fn clear(&mut self, id: &str) {
         self.suspects.remove(id);
-        if self.trial.as_ref().is_some_and(|(trial, _)| trial == id) {
-            self.trial = None;
+        if self.trial.take_if(|(trial, _)| trial == id).is_some() {
+            // The next one begins at once.
+            let waits = |id: &String| match self.open.get(id) {
+                Some(Open::Ran(step, at)) => Some((id.clone(), step.clone(), *at)),
+                _ => None,
+            };
+            if let Some((next, step, at)) = self.suspects.iter().find_map(waits) {
+                self.later.remove(&(at, next.clone()));
+                self.later.insert((0, next.clone()));
+                self.open.insert(next, Open::Ran(step, 0));
+            }
         }
     }
 
     fn run_batch(&mut self, id: String) {
-        if self.suspects.contains(&id) {
-            let is_other = |(trial, since): &(String, Instant)| *trial != id && since.elapsed() < TRIAL;
-            if self.trial.as_ref().is_some_and(is_other) {
-                let at = now() + AGAIN.as_secs();
-                self.later.insert((at, id.clone()));
-                self.open.insert(id, Open::Ran(Step::Batch, at));
-                return;
-            }
-            self.trial = Some((id.clone(), Instant::now()));
-        }
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let (jobs, own) = (self.jobs.clone(), id.clone());
         let task = self.running.spawn(async move {
@@ -410,74 +428,5 @@ impl Driver {
             Ended { id: own, again: None }
         });
         self.open.insert(id, Open::Runs { task, step, stop: None });
-    }
-
-    /// Counts the work that is there, for metrics.
-    fn tell(&self) {
-        let waiting = self.open.values().filter(|open| matches!(open, Open::Waits)).count() as u64;
-        let later = |is_wanted: fn(&Step) -> bool| {
-            self.open.values().filter(|open| matches!(open, Open::Later(step, _) if is_wanted(step))).count() as u64
-        };
-        let is_later = |id: &String| matches!(self.open.get(id), Some(Open::Later(..)));
-        let begun: Vec<_> = self.batches.iter().filter(|(id, _)| !is_later(id)).map(|(_, batch)| batch).collect();
-        let in_state = |state| begun.iter().filter(|(own, _)| *own == state).count() as u64;
-        let open = [BatchState::Validating, BatchState::InProgress, BatchState::Cancelling];
-        let left = |(_, counts): &(BatchState, Counts)| counts.total.saturating_sub(counts.completed + counts.failed);
-        *self.jobs.0.counters.load.lock() = Load {
-            waiting,
-            scheduled: later(|step| matches!(step, Step::Request(_))),
-            running: self.requests.len() as u64,
-            batches: open.map(|state| (state, in_state(state))).into(),
-            scheduled_batches: later(|step| matches!(step, Step::Batch)),
-            lines_left: self.batches.values().map(left).sum(),
-        };
-    }
-
-    /// Deletes files that have expired or stopped to arrive.
-    async fn sweep(&mut self) {
-        let now = now();
-        let over = self.expiring.iter().filter(|(_, until)| **until <= now).map(|(id, _)| id.clone());
-        for id in over.take(SWEPT).collect::<Vec<_>>() {
-            match self.jobs.sweep(&id).await {
-                // A record that was written meanwhile comes on the watch.
-                Ok(None) => {
-                    self.expiring.remove(&id);
-                }
-                Ok(Some(at)) => {
-                    self.expiring.insert(id, at);
-                }
-                Err(error) => tracing::warn!(file = id, %error, "a file that has expired could not be deleted yet"),
-            }
-        }
-    }
-
-    /// Takes over the jobs of gateways that are gone.
-    async fn take_over(&mut self) {
-        let execute = &self.jobs.0.execute;
-        let gone = self.open.iter().filter_map(|(id, open)| match open {
-            Open::Others(owner) if !execute.lives(owner) => Some((id.clone(), owner.clone())),
-            _ => None,
-        });
-        // Several gateways may try: a random order lets each of them succeed.
-        let mut gone: Vec<_> = gone.take(TAKEN_OVER).collect();
-        fastrand::shuffle(&mut gone);
-        if !gone.is_empty() {
-            tracing::info!(jobs = gone.len(), "taking over jobs of gateways that are gone");
-        }
-        let jobs = &self.jobs;
-        futures_util::stream::iter(gone)
-            .for_each_concurrent(AT_A_TIME, |(id, owner)| async move {
-                // The change comes back on the watch.
-                let taken = jobs.change(&id, |record| {
-                    (record.open_for() == Some(&owner)).then(|| {
-                        record.set_owner(&jobs.0.own);
-                        jobs.lapse(record)
-                    })
-                });
-                if let Err(error) = taken.await {
-                    tracing::warn!(job = id, %error, "a job could not be taken over yet");
-                }
-            })
-            .await;
     }
 }

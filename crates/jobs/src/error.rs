@@ -24,6 +24,14 @@ pub enum JobError {
         /// The batch that reads it.
         batch: String,
     },
+    /// The owner has as much as it may have.
+    #[error("{message}")]
+    Quota {
+        /// Whether it is about bytes.
+        is_size: bool,
+        /// Both numbers, and the flag.
+        message: String,
+    },
     /// The request names something that cannot be done.
     #[error("{0}")]
     Invalid(String),

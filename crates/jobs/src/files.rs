@@ -3,6 +3,7 @@
 //! A file's bytes lie in the store without a time to live, and its record names when it expires: a gateway's driver deletes what has
 //! expired. So the terms of a file may come behind its bytes, and the parts of an upload become a file as they are.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -13,6 +14,7 @@ use trireme_bus::BusError;
 use crate::error::JobError;
 use crate::jobs::Jobs;
 use crate::objects::{self, Writer};
+use crate::quotas::More;
 use crate::record::{File, Object, Purpose, Record};
 use crate::requests::sha256;
 use crate::store::{Kept, new_id, now};
@@ -42,6 +44,9 @@ pub struct Arrival<'a> {
     revision: u64,
     noted: u64,
     noted_at: Instant,
+    noted_bytes: u64,
+    /// Whether it becomes a file by itself, not a part of one.
+    is_file: bool,
     digest: Context,
 }
 
@@ -53,11 +58,11 @@ pub type Content = std::pin::Pin<Box<dyn Stream<Item = Result<Bytes, JobError>> 
 impl Jobs {
     /// Begins a file.
     pub fn arrival(&self) -> Arrival<'_> {
-        self.arrival_as(new_id(PREFIX))
+        self.arrival_as(new_id(PREFIX), true)
     }
 
-    /// Begins the file `id`.
-    pub(crate) fn arrival_as(&self, id: String) -> Arrival<'_> {
+    /// Begins the file `id`, or a part of one.
+    pub(crate) fn arrival_as(&self, id: String, is_file: bool) -> Arrival<'_> {
         let object = Object { name: id.clone(), ..Object::default() };
         let writer = Writer::append(self.0.bus.as_ref(), object, None);
         Arrival {
@@ -67,6 +72,8 @@ impl Jobs {
             revision: 0,
             noted: 0,
             noted_at: Instant::now(),
+            noted_bytes: 0,
+            is_file,
             digest: Context::new(&SHA256),
         }
     }
@@ -91,17 +98,39 @@ impl Jobs {
 
     /// The bytes of a file.
     pub fn content(&self, file: &File) -> Content {
-        self.bytes_of(file.objects.clone())
+        self.content_from(file, 0)
     }
 
-    /// The bytes of objects, one after the other.
-    pub(crate) fn bytes_of(&self, objects: Vec<Object>) -> Content {
-        let jobs = self.clone();
-        let parts =
-            objects.into_iter().flat_map(|object| (0..object.parts).map(move |part| (object.name.clone(), part)));
-        Box::pin(futures_util::stream::unfold((jobs, parts), |(jobs, mut parts)| async move {
-            let (object, part) = parts.next()?;
-            Some((objects::read_part(jobs.0.bus.as_ref(), &object, part).await, (jobs, parts)))
+    /// The bytes of a file without the first `offset`.
+    pub fn content_from(&self, file: &File, offset: u64) -> Content {
+        self.bytes_of(file.objects.clone(), offset)
+    }
+
+    /// The bytes of objects, one after the other, without the first `offset`.
+    pub(crate) fn bytes_of(&self, objects: Vec<Object>, offset: u64) -> Content {
+        // Whole objects before the offset are not read. The parts of one object but its last have one size.
+        let mut skip = offset;
+        let mut places = VecDeque::new();
+        for object in objects {
+            if skip >= object.bytes {
+                skip -= object.bytes;
+                continue;
+            }
+            let whole = skip / objects::PART as u64;
+            skip -= whole * objects::PART as u64;
+            places.push_back((object.name, whole..object.parts, std::mem::take(&mut skip)));
+        }
+        Box::pin(futures_util::stream::unfold((self.clone(), places), |(jobs, mut places)| async move {
+            let (object, part, skip) = loop {
+                let (object, parts, skip) = places.front_mut()?;
+                match parts.next() {
+                    Some(part) => break (object.clone(), part, std::mem::take(skip)),
+                    None => _ = places.pop_front(),
+                }
+            };
+            let read = objects::read_part(jobs.0.bus.as_ref(), &object, part).await;
+            let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+            Some((read.map(|bytes| bytes.slice(skip.min(bytes.len())..)), (jobs, places)))
         }))
     }
 
@@ -140,13 +169,49 @@ impl Jobs {
             return Err(JobError::InUse { id: id.to_owned(), batch });
         }
         // A batch may have begun to read it.
-        if !self.erase(id, Some(revision)).await? {
-            return Err(JobError::InUse { id: id.to_owned(), batch: "another request".to_owned() });
+        match self.drop_file(id, file, revision).await? {
+            true => Ok(()),
+            false => Err(JobError::InUse { id: id.to_owned(), batch: "another request".to_owned() }),
         }
-        for object in &file.objects {
-            objects::delete(self.0.bus.as_ref(), object).await?;
+    }
+
+    /// Deletes a record that has no bytes any more.
+    pub(crate) async fn drop_record(&self, id: &str) -> Result<(), JobError> {
+        let deleted = File { expires: Some(now()), ..File::new("", "", Purpose::Deleted, now()) };
+        let changed = self.change(id, |record| {
+            *record = Record::File(deleted.clone());
+            Some(None)
+        });
+        match changed.await {
+            Ok(_) | Err(JobError::Bus(BusError::StoreFull { .. })) => self.forget(id).await,
+            Err(error) => Err(error),
         }
-        Ok(())
+    }
+
+    /// Makes a record of this revision one of no file, and deletes its bytes. Those that cannot be deleted now are deleted by a gateway's driver.
+    /// Returns whether it was this revision.
+    pub(crate) async fn drop_file(&self, id: &str, file: File, revision: u64) -> Result<bool, JobError> {
+        let objects = file.objects.clone();
+        let deleted = Record::File(File { purpose: Purpose::Deleted.name().to_owned(), expires: Some(now()), ..file });
+        match self.write(id, &deleted, revision, None).await {
+            Ok(_) => {}
+            Err(BusError::Conflict { .. }) => return Ok(false),
+            // There is no room to write that.
+            Err(BusError::StoreFull { .. }) => {
+                if !self.erase(id, Some(revision)).await? {
+                    return Ok(false);
+                }
+                for object in objects {
+                    objects::delete_all(self.0.bus.as_ref(), &object).await?;
+                }
+                return Ok(true);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        if let Err(error) = self.sweep(id).await {
+            tracing::warn!(file = id, %error, "the bytes of a deleted file could not be deleted yet");
+        }
+        Ok(true)
     }
 
     /// Deletes a file that has stopped to arrive, a part whose upload was not completed, or a file that has expired. Returns when it is to be
@@ -160,7 +225,7 @@ impl Jobs {
             return Ok(Some(now() + HELD.as_secs()));
         }
         let is_whole = file.purpose().is_file();
-        if !is_whole {
+        if file.purpose() == Purpose::Arriving {
             tracing::info!(file = id, "a file has stopped to arrive: its parts are deleted");
         }
         // The record of a whole file goes first: a batch may begin to read it. If that of another one cannot be deleted, another gateway was
@@ -216,10 +281,17 @@ fn lapse_of(file: &File) -> Option<Duration> {
 impl Arrival<'_> {
     /// Adds bytes.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), JobError> {
+        if self.revision == 0 && self.is_file {
+            self.jobs.check_quota(More::File).await?;
+        }
+        // Its bytes up to the last note are counted.
+        let uncounted = (self.writer.len() - self.noted_bytes).saturating_add(bytes.len() as u64);
+        self.jobs.check_quota(More::Bytes(uncounted)).await?;
         let patience = self.jobs.0.options.upload_patience;
         let is_old = self.noted_at.elapsed() > patience / 4;
         if self.revision == 0 || is_old || self.writer.object().parts >= self.noted + NOTED_PARTS {
             self.noted = self.writer.object().parts;
+            self.noted_bytes = self.writer.object().bytes;
             let file = self.record("", Purpose::Arriving, Some(now() + patience.as_secs()));
             self.revision = self.note(file).await?;
             self.noted_at = Instant::now();
@@ -246,6 +318,10 @@ impl Arrival<'_> {
         let terms = lapse.map_or(0, |lapse| lapse.as_secs()).to_le_bytes();
         let digest = Bytes::from(sha256(&[name.as_bytes(), &terms, bytes.as_ref()]));
         let id = format!("{PREFIX}{}", self.jobs.id_of_key(key));
+        if let Err(error) = self.jobs.check_key(key, PREFIX).await {
+            self.abandon().await?;
+            return Err(error);
+        }
         let expires = lapse.map(|lapse| now().saturating_add(lapse.as_secs()));
         let file = File { digest, ..self.record(name, Purpose::Batch, expires) };
         // The bytes are this record's no more, so that they do not go with it.

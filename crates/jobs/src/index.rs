@@ -1,4 +1,5 @@
-//! A gateway's index of files and batches, so that it finds a page of a list without reading them: when each was made, and its owner.
+//! A gateway's index of files, batches and waiting requests: when each was made, and its owner. So it finds a page of a list, and what an
+//! owner has, without reading them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::record::Record;
+use crate::record::{File, Purpose, Record, RequestState};
 
 /// A part of a list.
 #[derive(Clone, Debug, Default)]
@@ -21,11 +22,28 @@ pub struct Page {
     pub purpose: Option<String>,
 }
 
-/// The kinds of records that are listed.
+/// The kinds of records. Files and batches are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Kind {
     File,
     Batch,
+    /// Of a file that is not whole.
+    Part,
+    /// That has not ended.
+    Request,
+}
+
+/// What an owner has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    /// Files, those that arrive and uploads among them.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Batches that have not ended.
+    pub batches: u64,
+    /// Durable requests that have not ended.
+    pub requests: u64,
 }
 
 /// The part of a record that a list needs.
@@ -35,9 +53,12 @@ struct Known {
     created: u64,
     client: String,
     purpose: &'static str,
+    /// The upload that it is a part of.
+    upload: Option<String>,
+    uses: Usage,
 }
 
-/// The files and batches that this gateway knows.
+/// The records that this gateway knows.
 pub(crate) struct Index {
     known: Mutex<Places>,
     /// Whether it has seen all that were there when it started.
@@ -48,6 +69,20 @@ pub(crate) struct Index {
 struct Places {
     by_id: HashMap<String, Known>,
     by_time: BTreeSet<(Kind, u64, String)>,
+    by_owner: HashMap<String, Usage>,
+}
+
+// === impl Kind ===
+
+impl Kind {
+    /// Its name in errors.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::File | Kind::Part => "file",
+            Kind::Batch => "batch",
+            Kind::Request => "request",
+        }
+    }
 }
 
 // === impl Index ===
@@ -62,29 +97,72 @@ impl Index {
     /// Notes a record that is in the store.
     pub fn put(&self, id: &str, record: &Record) {
         let known = match record {
-            Record::File(file) if file.purpose().is_file() => Known {
-                kind: Kind::File,
+            Record::File(file) => Known {
+                kind: if file.purpose().is_file() { Kind::File } else { Kind::Part },
                 created: file.created,
                 client: file.client.clone(),
                 purpose: file.purpose().name(),
+                upload: file.upload.clone(),
+                uses: Usage::of(file),
             },
-            Record::Batch(batch) => {
-                Known { kind: Kind::Batch, created: batch.created, client: batch.client.clone(), purpose: "" }
-            }
-            Record::File(_) | Record::Request(_) => return,
+            Record::Batch(batch) => Known {
+                kind: Kind::Batch,
+                created: batch.created,
+                client: batch.client.clone(),
+                purpose: "",
+                upload: None,
+                uses: Usage { batches: u64::from(!batch.state.is_end()), ..Usage::default() },
+            },
+            Record::Request(request) if request.state == RequestState::Queued => Known {
+                kind: Kind::Request,
+                created: request.created,
+                client: request.client.clone(),
+                purpose: "",
+                upload: None,
+                uses: Usage { requests: 1, ..Usage::default() },
+            },
+            Record::Request(_) => return self.remove(id),
         };
         let mut places = self.known.lock();
         if places.by_id.get(id) == Some(&known) {
             return;
         }
         places.remove(id);
-        places.by_time.insert((known.kind, known.created, id.to_owned()));
+        if matches!(known.kind, Kind::File | Kind::Batch) {
+            places.by_time.insert((known.kind, known.created, id.to_owned()));
+        }
+        match places.by_owner.get_mut(&known.client) {
+            Some(all) => all.change(&known.uses, u64::saturating_add),
+            None => _ = places.by_owner.insert(known.client.clone(), known.uses),
+        }
         places.by_id.insert(id.to_owned(), known);
     }
 
     /// Notes that a record is gone.
     pub fn remove(&self, id: &str) {
         self.known.lock().remove(id);
+    }
+
+    /// Whether there is such a record.
+    pub fn knows(&self, id: &str) -> bool {
+        self.known.lock().by_id.contains_key(id)
+    }
+
+    /// Whether a list has this record.
+    pub fn lists(&self, kind: Kind, id: &str, sees: impl Fn(&str) -> bool) -> bool {
+        self.known.lock().by_id.get(id).is_some_and(|known| known.kind == kind && sees(&known.client))
+    }
+
+    /// The parts of an upload.
+    pub fn parts(&self, upload: &str) -> Vec<String> {
+        let places = self.known.lock();
+        let parts = places.by_id.iter().filter(|(_, known)| known.upload.as_deref() == Some(upload));
+        parts.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// What an owner has.
+    pub fn usage(&self, owner: &str) -> Usage {
+        self.known.lock().by_owner.get(owner).copied().unwrap_or_default()
     }
 
     /// Notes that all records were seen.
@@ -136,9 +214,36 @@ impl Index {
 
 impl Places {
     fn remove(&mut self, id: &str) {
-        if let Some(known) = self.by_id.remove(id) {
-            self.by_time.remove(&(known.kind, known.created, id.to_owned()));
+        let Some(known) = self.by_id.remove(id) else { return };
+        self.by_time.remove(&(known.kind, known.created, id.to_owned()));
+        if let Some(all) = self.by_owner.get_mut(&known.client) {
+            all.change(&known.uses, u64::saturating_sub);
+            if *all == Usage::default() {
+                self.by_owner.remove(&known.client);
+            }
         }
+    }
+}
+
+// === impl Usage ===
+
+impl Usage {
+    /// The part of a file, an upload or a part of one. The bytes of an upload are those of its parts.
+    fn of(file: &File) -> Usage {
+        let (files, bytes) = match file.purpose() {
+            Purpose::Batch | Purpose::BatchOutput | Purpose::Arriving => (1, file.bytes),
+            Purpose::Upload => (1, 0),
+            Purpose::Part => (0, file.bytes),
+            Purpose::Joined | Purpose::Deleted => (0, 0),
+        };
+        Usage { files, bytes, ..Usage::default() }
+    }
+
+    fn change(&mut self, other: &Usage, with: fn(u64, u64) -> u64) {
+        self.files = with(self.files, other.files);
+        self.bytes = with(self.bytes, other.bytes);
+        self.batches = with(self.batches, other.batches);
+        self.requests = with(self.requests, other.requests);
     }
 }
 

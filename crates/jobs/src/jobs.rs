@@ -1,6 +1,7 @@
 //! The handle on durable work.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use trireme_bus::Bus;
@@ -8,6 +9,8 @@ use trireme_bus::Bus;
 use crate::call::Execute;
 use crate::index::Index;
 use crate::pace::Paces;
+use crate::quotas::Quotas;
+use crate::room::Rooms;
 use crate::statistics::Counters;
 
 /// Limits of durable work.
@@ -21,6 +24,10 @@ pub struct Options {
     pub upload_patience: Duration,
     /// Bytes of a batch's error file at which the batch ends: its lines fail for the same few reasons, however many they are.
     pub max_error_bytes: u64,
+    /// Most bytes of running batches in memory.
+    pub max_bytes: u64,
+    /// How much an owner may have.
+    pub quotas: Quotas,
 }
 
 /// When a job begins, and which URL is called when it has ended.
@@ -80,8 +87,11 @@ pub(crate) struct Shared {
     pub execute: Arc<dyn Execute>,
     pub options: Options,
     pub paces: Paces,
+    pub rooms: Rooms,
     pub counters: Counters,
     pub index: Index,
+    /// Whether pieces of the reserve may be missing.
+    pub reserve_is_short: AtomicBool,
     /// Wakes those that wait for the end of a job.
     pub ended: tokio::sync::broadcast::Sender<String>,
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use futures_util::{Stream, StreamExt};
 use serde::Deserialize;
 use serde_json::Value;
@@ -12,6 +12,9 @@ use crate::error::JobError;
 
 /// Longest line, in bytes. A longer one is an error of its own.
 pub const LONGEST_LINE: usize = 32 << 20;
+
+/// The byte order mark in UTF-8.
+const MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// Most bytes of a client's text that an error shows.
 const SHOWN: usize = 512;
@@ -55,13 +58,22 @@ impl<S: Stream<Item = Result<Bytes, JobError>> + Unpin> Lines<S> {
         Lines { parts, rest: BytesMut::new(), searched: 0, overlong: false, ended: false, offset }
     }
 
+    /// Counts a line, and leaves out the mark with which some programs begin a file in UTF-8.
+    fn pass_mark(&mut self, line: &mut BytesMut) {
+        let is_first = self.offset == 0;
+        self.offset += line.len() as u64;
+        if is_first && line.starts_with(MARK) {
+            line.advance(MARK.len());
+        }
+    }
+
     /// The next line, or `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Line>, JobError> {
         loop {
             let found = self.rest[self.searched..].iter().position(|&byte| byte == b'\n');
             if let Some(at) = found {
                 let mut line = self.rest.split_to(self.searched + at + 1);
-                self.offset += line.len() as u64;
+                self.pass_mark(&mut line);
                 self.searched = 0;
                 line.truncate(line.len() - 1);
                 if line.last() == Some(&b'\r') {
@@ -77,8 +89,9 @@ impl<S: Stream<Item = Result<Bytes, JobError>> + Unpin> Lines<S> {
                 (self.searched, self.overlong) = (0, true);
             }
             if self.ended {
-                let line = self.rest.split().freeze();
-                self.offset += line.len() as u64;
+                let mut line = self.rest.split();
+                self.pass_mark(&mut line);
+                let line = line.freeze();
                 self.searched = 0;
                 let is_overlong = std::mem::take(&mut self.overlong);
                 return Ok(match (is_overlong, line.is_empty()) {
@@ -101,6 +114,14 @@ impl Line {
     /// Whether the line has nothing but white space. Such lines are not counted.
     pub fn is_empty(&self) -> bool {
         matches!(self, Line::Whole(bytes) if bytes.trim_ascii().is_empty())
+    }
+
+    /// Its bytes in memory.
+    pub fn size(&self) -> usize {
+        match self {
+            Line::Whole(bytes) => bytes.len(),
+            Line::TooLong => 0,
+        }
     }
 
     /// The client's name for the line, if it has one.
@@ -129,7 +150,7 @@ impl Line {
         let custom_id = fields.remove("custom_id").unwrap_or_default();
         let call = match (fields.remove("method"), fields.remove("url"), fields.remove("body")) {
             _ if !custom_id.is_string() => Err("'custom_id' is missing or no string".to_owned()),
-            (Some(Value::String(method)), _, _) if method != "POST" => {
+            (Some(Value::String(method)), _, _) if !method.eq_ignore_ascii_case("POST") => {
                 Err(format!("'method' is '{}', expected POST", shown(&method)))
             }
             (_, Some(Value::String(url)), _) if url != endpoint => {
@@ -179,6 +200,14 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_byte_order_mark_is_no_part_of_the_first_line() {
+        let (found, offset) = lines(&["\u{feff}a\n\u{feff}b\n".as_bytes()]).await;
+        assert_eq!(found, [whole("a"), whole("\u{feff}b")]);
+        assert_eq!(offset, 10);
+        assert_eq!(lines(&["\u{feff}a".as_bytes()]).await.0, [whole("a")]);
+    }
+
+    #[tokio::test]
     async fn a_line_that_is_too_long_is_passed_over() {
         let long = vec![b'x'; LONGEST_LINE];
         let (found, offset) = lines(&[b"a\n", &long, b"yz", &long, b"\nb\n"]).await;
@@ -192,11 +221,13 @@ mod tests {
         let asked = |line: &str| whole(line).asked("/v1/embeddings");
         let line = r#"{"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": {"input": "é\n"}}"#;
         let found = asked(line);
+        assert_eq!(asked(&line.replace("POST", "post")), found);
         assert_eq!(found.custom_id, "1");
         assert_eq!(found.call.unwrap().body, r#"{"input":"é\n"}"#);
         for (line, error) in [
             ("{", "the line is no JSON: "),
             ("[]", "the line is no JSON object"),
+            ("\u{feff}{}", "the line is no JSON: "),
             (r#"{"url": "/v1/embeddings", "body": {}}"#, "'custom_id' is missing"),
             (r#"{"custom_id": "1", "method": "GET", "url": "/v1/embeddings", "body": {}}"#, "'method' is 'GET'"),
             (r#"{"custom_id": "1", "url": "/v1/rerank", "body": {}}"#, "'url' is '/v1/rerank'"),

@@ -1,4 +1,4 @@
-//! Lists of files and batches, by pages.
+//! Lists of files and batches, by pages, and what an owner has.
 //!
 //! Each gateway follows the store of jobs anyway, so it knows which records are on a page. A page reads these, however many others there
 //! are.
@@ -10,10 +10,11 @@ use trireme_bus::BusError;
 
 use crate::error::JobError;
 use crate::index::{Kind, Page};
-use crate::jobs::Jobs;
+use crate::jobs::{Client, Jobs};
+use crate::quotas::More;
 use crate::record::{Batch, File, Record};
 
-/// How long a list waits for a gateway that has just started to know all records.
+/// How long a list or a quota waits for a gateway that has just started to know all records.
 const STARTS: Duration = Duration::from_secs(10);
 
 /// Records of a page that are read at the same time.
@@ -33,7 +34,7 @@ pub struct Listed<T> {
 impl Jobs {
     /// A page of files.
     pub async fn files(&self, page: &Page) -> Result<Listed<File>, JobError> {
-        self.list(Kind::File, page, |record| record.into_file()).await
+        self.list(Kind::File, page, |record| record.into_file().filter(|file| file.purpose().is_file())).await
     }
 
     /// A page of batches.
@@ -41,11 +42,32 @@ impl Jobs {
         self.list(Kind::Batch, page, |record| record.into_batch()).await
     }
 
+    /// An error if the client has no room for this. Administrators have no quotas.
+    pub(crate) async fn check_quota(&self, more: More) -> Result<(), JobError> {
+        let quotas = &self.0.options.quotas;
+        if self.1 == Client::Everybody || quotas.limit(more).is_none() {
+            return Ok(());
+        }
+        self.0.index.wait(STARTS).await;
+        quotas.check(&self.0.index.usage(self.client()), more)
+    }
+
     async fn list<T>(&self, kind: Kind, page: &Page, of: impl Fn(Record) -> Option<T>) -> Result<Listed<T>, JobError> {
         let index = &self.0.index;
         if !index.wait(STARTS).await {
             let reason = "this gateway has not read the store of jobs yet".to_owned();
             return Err(BusError::Refused { action: "listing", reason }.into());
+        }
+        if let Some(after) = &page.after {
+            // Another gateway may have made it just now.
+            if !index.lists(kind, after, |owner| self.sees(owner))
+                && let Some(kept) = self.read(after).await?
+            {
+                index.put(after, &kept.record);
+            }
+            if !index.lists(kind, after, |owner| self.sees(owner)) {
+                return Err(JobError::Unknown { kind: kind.name(), id: after.clone() });
+            }
         }
         let (mut items, mut page) = (Vec::new(), page.clone());
         loop {

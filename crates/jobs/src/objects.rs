@@ -52,6 +52,11 @@ impl<'a> Writer<'a> {
         &self.object
     }
 
+    /// Bytes so far, those that are no whole part yet among them.
+    pub fn len(&self) -> u64 {
+        self.object.bytes + self.rest.len() as u64
+    }
+
     /// Writes the last part. Returns the object with all its parts.
     pub async fn finish(mut self) -> Result<Object, BusError> {
         self.flush().await?;

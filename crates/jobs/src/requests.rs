@@ -10,7 +10,8 @@ use crate::call::{Executed, JobAnswer, JobCall};
 use crate::error::JobError;
 use crate::jobs::{Jobs, Terms};
 use crate::pace::Slot;
-use crate::record::{Body, Record};
+use crate::quotas::More;
+use crate::record::{ATTEMPTS, Attempts, Body, Record};
 use crate::record::{Request, RequestState, Webhook};
 use crate::store::{Kept, new_id, now};
 
@@ -20,11 +21,14 @@ const KIND: &str = "request";
 /// The prefix of ids.
 const PREFIX: &str = "req_";
 
+/// The prefixes of ids that a client's key may stand for.
+const KEYED: [&str; 3] = [PREFIX, "file-", "batch_"];
+
 /// Objects live for this much longer than the records that name them.
 const SLACK: Duration = Duration::from_secs(3600);
 
-/// How often a job is begun in vain, or its bytes are not there, before it is set aside.
-pub(crate) const ATTEMPTS: u32 = 3;
+/// A job that has run for so long has not ended its gateway: whatever ends gateways does so early.
+pub(crate) const SETTLED: Duration = Duration::from_secs(20);
 
 /// How a call was tried.
 pub(crate) enum Tried {
@@ -69,6 +73,10 @@ impl Jobs {
         {
             return Ok(there);
         }
+        if let Some(key) = key {
+            self.check_key(key, PREFIX).await?;
+        }
+        self.check_quota(More::Request).await?;
         let (created, live) = (now(), self.0.options.time_to_live);
         let name = format!("{id}-{}", hex(&digest, 8));
         let start = created.max(terms.not_before.unwrap_or_default());
@@ -88,6 +96,7 @@ impl Jobs {
             call: JobCall { body: Bytes::new(), ..call },
             body,
             lost: 0,
+            attempts: Attempts::accepted(&self.0.process),
             answer: None,
             answer_body: Body::Here(Bytes::new()),
         };
@@ -109,6 +118,19 @@ impl Jobs {
             client => sha256(&[client.as_bytes(), key.as_bytes()]),
         };
         hex(&digest, 16)
+    }
+
+    /// An error if the client has used a key on another route, for something else than ids that begin with `prefix`.
+    pub(crate) async fn check_key(&self, key: &str, prefix: &str) -> Result<(), JobError> {
+        let key = self.id_of_key(key);
+        for other in KEYED.into_iter().filter(|other| *other != prefix) {
+            let id = format!("{other}{key}");
+            // The index has all files and batches.
+            if self.0.index.knows(&id) || (other == PREFIX && self.read(&id).await?.is_some()) {
+                return Err(JobError::OtherRequest);
+            }
+        }
+        Ok(())
     }
 
     async fn accepted_before(&self, id: &str, digest: &Bytes) -> Result<Option<Accepted>, JobError> {
@@ -179,24 +201,49 @@ impl Jobs {
         self.discard(&before.body).await;
         if before.state != RequestState::Queued {
             self.discard(&before.answer_body).await;
-            self.forget(id).await?;
+            self.drop_record(id).await?;
         }
         Ok(before)
     }
 
     /// Tries a request of this gateway. Returns whether it was refused, and is to be tried again.
     pub(crate) async fn run_request(&self, id: &str, slot: &Slot) -> Result<bool, JobError> {
-        let Some(Kept { record: Record::Request(mut request), revision }) = self.read(id).await? else {
+        let Some(Kept { record: Record::Request(mut request), mut revision }) = self.read(id).await? else {
             return Ok(false);
         };
         if request.state != RequestState::Queued || request.owner != self.0.own {
             return Ok(false);
         }
         let live = self.0.options.time_to_live;
+        let process = &self.0.process;
+        let is_new = request.attempts.by != *process;
+        let is_set_aside = request.attempts.begin(process) > ATTEMPTS;
+        if is_new && !is_set_aside {
+            match self.write(id, &Record::Request(request.clone()), revision, None).await {
+                Ok(written) => revision = written,
+                Err(BusError::Conflict { .. }) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        }
         let tried = match self.body(&request.body).await {
+            _ if is_set_aside => Tried::Answered(JobAnswer::error(
+                500,
+                &format!("{ATTEMPTS} gateways have ended while they worked on this request, so it is set aside"),
+            )),
             Ok(body) => {
                 let call = JobCall { body, ..request.call.clone() }.of(id.to_owned());
-                self.attempt(&call, request.expires, slot).await
+                let attempt = self.attempt(&call, request.expires, slot);
+                tokio::pin!(attempt);
+                match tokio::time::timeout(SETTLED, &mut attempt).await {
+                    Ok(tried) => tried,
+                    Err(_) => {
+                        // A store that is away for a moment is no reason to end the call.
+                        if let Ok(Some(written)) = self.get_on(id, &mut request, revision).await {
+                            revision = written;
+                        }
+                        attempt.await
+                    }
+                }
             }
             // A broker of a cluster may have it later.
             Err(JobError::Lost(_)) if request.lost + 1 < ATTEMPTS => {
@@ -209,6 +256,13 @@ impl Jobs {
             Err(JobError::Lost(why)) => Tried::Answered(JobAnswer::error(500, &format!("the request is lost: {why}"))),
             Err(error) => return Err(error),
         };
+        if matches!(tried, Tried::Refused) {
+            // Its gateway has survived. The count of the process that accepted it says nothing, so it stays.
+            if request.attempts.begun > 1 {
+                self.get_on(id, &mut request, revision).await?;
+            }
+            return Ok(true);
+        }
         request.ended = Some(now());
         match tried {
             Tried::Answered(answer) => {
@@ -217,8 +271,7 @@ impl Jobs {
                 request.answer = Some(JobAnswer { body: Bytes::new(), ..answer });
                 request.state = RequestState::Completed;
             }
-            Tried::Refused => return Ok(true),
-            Tried::Expired => request.state = RequestState::Expired,
+            Tried::Refused | Tried::Expired => request.state = RequestState::Expired,
         }
         let sent = std::mem::replace(&mut request.body, Body::Here(Bytes::new()));
         match self.write(id, &Record::Request(request), revision, Some(live)).await {
@@ -229,6 +282,16 @@ impl Jobs {
             // It was cancelled, or another gateway took it over. The answer's object lapses: it is not deleted, because a write whose
             // confirmation was lost may be refused the second time although the store has it, and then the record names this answer.
             Err(BusError::Conflict { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Notes that a gateway has survived a request. Returns the revision of the record, unless it was changed meanwhile.
+    async fn get_on(&self, id: &str, request: &mut Request, revision: u64) -> Result<Option<u64>, JobError> {
+        request.attempts.get_on();
+        match self.write(id, &Record::Request(request.clone()), revision, None).await {
+            Ok(revision) => Ok(Some(revision)),
+            Err(BusError::Conflict { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }

@@ -63,7 +63,14 @@ impl Jobs {
         lapse: Option<Duration>,
     ) -> Result<u64, BusError> {
         let value = rmp_serde::to_vec_named(record).map_err(|error| refused("writing a record", &error))?;
-        let revision = self.0.bus.put(Bucket::Jobs, &escape_token(id), value.into(), Some(expect), lapse).await?;
+        let (key, value) = (escape_token(id), Bytes::from(value));
+        let put = || self.0.bus.put(Bucket::Jobs, &key, value.clone(), Some(expect), lapse);
+        let written = match put().await {
+            // A job that is there can be changed.
+            Err(BusError::StoreFull { .. }) if expect > 0 && self.use_reserve().await? => put().await,
+            written => written,
+        };
+        let revision = written?;
         self.0.index.put(id, record);
         Ok(revision)
     }

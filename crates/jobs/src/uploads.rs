@@ -12,6 +12,7 @@ use trireme_bus::BusError;
 use crate::error::JobError;
 use crate::files::Arrival;
 use crate::jobs::Jobs;
+use crate::quotas::More;
 use crate::record::{File, Purpose, Record};
 use crate::store::{Kept, new_id, now};
 
@@ -50,6 +51,8 @@ impl Jobs {
         if !(1..=BYTES).contains(&new.bytes) {
             return Err(JobError::Invalid(format!("'bytes' is {}, expected 1 to {BYTES}", new.bytes)));
         }
+        self.check_quota(More::File).await?;
+        self.check_quota(More::Bytes(new.bytes)).await?;
         let file = File {
             bytes: new.bytes,
             expires: Some(now() + new.time.as_secs()),
@@ -76,13 +79,19 @@ impl Jobs {
     /// Begins a part of upload `id`. Returns it and the upload's record.
     pub async fn begin_part(&self, id: &str) -> Result<(Arrival<'_>, File), JobError> {
         let (upload, _) = self.kept_upload(id).await?;
-        Ok((self.arrival_as(new_id(PART)), upload))
+        Ok((self.arrival_as(new_id(PART), false), upload))
     }
 
     /// Ends a part of upload `id`.
     pub async fn finish_part(&self, part: Arrival<'_>, id: &str, upload: &File) -> Result<(String, File), JobError> {
         let left = Duration::from_secs(upload.expires.unwrap_or_default().saturating_sub(now()));
-        part.finish_as("", Purpose::Part, Some(left), Some(id.to_owned())).await
+        let (part, file) = part.finish_as("", Purpose::Part, Some(left), Some(id.to_owned())).await?;
+        if let Err(error) = self.kept_upload(id).await {
+            // It was cancelled or completed while the part arrived.
+            self.drop_part(&part).await;
+            return Err(error);
+        }
+        Ok((part, file))
     }
 
     /// Ends an upload: its parts, in this order, become a file, whose MD5 digest in hexadecimal digits is `md5` if that is given. Returns the
@@ -112,7 +121,7 @@ impl Jobs {
             )));
         }
         if let Some(expected) = md5 {
-            let (mut digest, mut content) = (Md5::new(), self.bytes_of(objects.clone()));
+            let (mut digest, mut content) = (Md5::new(), self.bytes_of(objects.clone(), 0));
             while let Some(part) = content.next().await.transpose()? {
                 digest.update(&part);
             }
@@ -145,14 +154,37 @@ impl Jobs {
             self.forget(part).await?;
         }
         self.forget(id).await?;
+        self.drop_parts(id).await;
         Ok((upload, (file_id, file)))
     }
 
-    /// Gives an upload up. Its parts are deleted when its time is over.
+    /// Gives an upload up, and deletes its parts.
     pub async fn cancel_upload(&self, id: &str) -> Result<File, JobError> {
         let (upload, _) = self.kept_upload(id).await?;
         self.forget(id).await?;
+        self.drop_parts(id).await;
         Ok(upload)
+    }
+
+    /// Deletes the parts of an upload that is no more. Those that cannot be deleted now are deleted when their time is over.
+    async fn drop_parts(&self, upload: &str) {
+        for part in self.0.index.parts(upload) {
+            self.drop_part(&part).await;
+        }
+    }
+
+    async fn drop_part(&self, part: &str) {
+        let dropped = async {
+            match self.read(part).await? {
+                Some(Kept { record: Record::File(file), revision }) if file.purpose() == Purpose::Part => {
+                    self.drop_file(part, file, revision).await
+                }
+                _ => Ok(false),
+            }
+        };
+        if let Err(error) = dropped.await {
+            tracing::warn!(part, %error, "a part of an upload could not be deleted yet");
+        }
     }
 }
 

@@ -23,7 +23,7 @@ use trireme_bus::{Bucket, Bus, InProcess, QueueOptions};
 use trireme_columns::{Batch, Format, Layout, Writer};
 use trireme_jobs::{
     BatchState, Client, Execute, Executed, JobAnswer, JobCall, JobError, Jobs, NewBatch, NewUpload, Options, Page,
-    RequestState,
+    Quotas, RequestState,
 };
 
 /// A system that answers with the body it got, in upper case.
@@ -106,6 +106,8 @@ impl Gateway {
             time_to_live: Duration::from_secs(600),
             upload_patience,
             max_error_bytes: 500_000,
+            max_bytes: 64 << 20,
+            quotas: Quotas::default(),
         };
         let system = Arc::new(system);
         let (jobs, run) = Jobs::open(bus, name, system.clone(), options);
@@ -128,6 +130,7 @@ impl Gateway {
             input,
             endpoint: endpoint.to_owned(),
             window,
+            output_lapse: None,
             metadata: BTreeMap::new(),
             rows: Default::default(),
         };
@@ -471,8 +474,14 @@ async fn a_batch_without_lines_or_file_fails_with_the_reason() {
     );
     let input = "file-none".to_owned();
     let window = Duration::from_secs(60);
-    let new =
-        NewBatch { input, endpoint: "/run".to_owned(), window, metadata: BTreeMap::new(), rows: Default::default() };
+    let new = NewBatch {
+        input,
+        endpoint: "/run".to_owned(),
+        window,
+        output_lapse: None,
+        metadata: BTreeMap::new(),
+        rows: Default::default(),
+    };
     let missing = gateway.jobs.begin_batch(new).await.unwrap_err();
     assert!(missing.to_string().starts_with("no file with id 'file-none'"), "{missing}");
 }

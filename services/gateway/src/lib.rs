@@ -285,7 +285,7 @@ impl Gateway {
             if let Some(listener) = http {
                 tracing::info!(address = %listener.address, "HTTP listener");
                 let (shared, raised) = (handlers.clone(), stop.clone());
-                let (bus, own, options) = (bus.clone(), name.to_owned(), args.jobs.options());
+                let (bus, own, options) = (bus.clone(), name.to_owned(), args.jobs.options(args.max_bytes_in_flight));
                 let keeper = keeps_jobs.then_some(Keeper { bus, own, options, webhooks });
                 serving
                     .spawn("http", async move { listener.serve(shared, keeper, limits, raised, exit_timeout).await });

@@ -1,7 +1,8 @@
 //! Last-value stores: a stream for each bucket, a subject for each key, the last message of a subject its value.
 //!
 //! A value above `max_payload` is stored in parts in the bucket's own stream, and its message has a claim. A deletion
-//! is a message without a body that the broker drops after [`MARKER`].
+//! is a message without a body that the broker drops after [`MARKER`]. Where nobody follows a bucket, or the broker has no room for that
+//! message, the value itself is removed: that takes no room, and a broker that crashes does not bring the value back.
 //!
 //! Not here: the configuration of the streams (`buckets`).
 
@@ -118,6 +119,36 @@ impl Nats {
 
     pub(super) async fn delete_value(&self, bucket: Bucket, key: &str, expect: Option<u64>) -> Result<bool, BusError> {
         let Some(message) = self.get_raw(bucket, key).await? else { return Ok(false) };
+        let marked = match bucket {
+            Bucket::Objects => None,
+            _ => match self.mark_deleted(bucket, key, expect).await {
+                Err(BusError::StoreFull { .. }) => None,
+                marked => Some(marked?),
+            },
+        };
+        let was_there = match marked {
+            Some(was_there) => was_there,
+            None if expect.is_some_and(|revision| revision != message.sequence) => {
+                return Err(BusError::Conflict { key: key.to_owned() });
+            }
+            None => self.remove(bucket, key, message.sequence).await?,
+        };
+        if was_there && let Some(claim) = headers::claim_name(&message.headers) {
+            self.discard(BodyStore::Bucket(bucket), claim);
+        }
+        Ok(was_there)
+    }
+
+    /// Removes the value of this revision and those before it. Returns whether there was one.
+    async fn remove(&self, bucket: Bucket, key: &str, revision: u64) -> Result<bool, BusError> {
+        let stream = self.stream(bucket).await?;
+        let purge = stream.purge().filter(buckets::subject(&self.names, bucket, key)).sequence(revision + 1);
+        let purged = purge.await.map_err(|error| failure("deleting from a store", &error))?;
+        Ok(purged.purged > 0)
+    }
+
+    /// Writes a deletion over a value. Returns whether this call has deleted it.
+    async fn mark_deleted(&self, bucket: Bucket, key: &str, expect: Option<u64>) -> Result<bool, BusError> {
         let mut headers = HeaderMap::new();
         headers.insert(OPERATION, "DEL");
         headers.insert(header::NATS_MESSAGE_TTL, MARKER.as_secs().to_string());
@@ -132,9 +163,6 @@ impl Nats {
                 // Somebody else has deleted the value meanwhile.
                 _ => return Ok(false),
             }
-        }
-        if let Some(claim) = headers::claim_name(&message.headers) {
-            self.discard(BodyStore::Bucket(bucket), claim);
         }
         Ok(true)
     }

@@ -8,8 +8,7 @@ use super::{LINES, Run, SLACK};
 use crate::columns;
 use crate::error::JobError;
 use crate::outcomes::Outcome;
-use crate::record::{BatchState, File, Object};
-use crate::requests::ATTEMPTS;
+use crate::record::{ATTEMPTS, BatchState, Counts, File, Object};
 use crate::store::now;
 use crate::turns::Turns;
 
@@ -27,8 +26,10 @@ impl Run<'_> {
     pub(super) async fn finish(mut self, mut state: BatchState) -> Result<(), JobError> {
         // Other jobs get the room.
         self.turns = Turns::new(&self.jobs.0.paces);
+        let chunks = std::mem::take(&mut self.chunks).into_iter();
         let ended: Vec<Outcome> =
-            std::mem::take(&mut self.chunks).into_iter().flat_map(|chunk| chunk.outcomes).flatten().collect();
+            chunks.flat_map(|chunk| chunk.outcomes).flatten().map(|(outcome, _)| outcome).collect();
+        self.batch.ahead = Counts::default();
         let table = self.table().await?;
         if table.is_some() {
             // Before it is tried: the count outlives a gateway that does not.
@@ -55,7 +56,8 @@ impl Run<'_> {
             publish.push((object.bytes > 0).then_some(id));
             if let Some(Some(id)) = publish.last() {
                 let name = format!("{}_{what}.{suffix}", self.id);
-                self.jobs.publish(id, &self.batch.client, name, object, live).await?;
+                let keep = self.batch.keeps(live);
+                self.jobs.publish(id, &self.batch.client, name, object, keep).await?;
             }
         }
         self.batch.errors = publish.pop().flatten();
@@ -94,7 +96,7 @@ impl Run<'_> {
             return Ok(Err(format!("{ATTEMPTS} gateways have ended while they wrote its output as columns")));
         }
         let left = Duration::from_secs(self.batch.expires.saturating_sub(now()));
-        let lapse = Some(left + self.jobs.0.options.time_to_live + SLACK);
+        let lapse = Some(left + self.batch.keeps(self.jobs.0.options.time_to_live) + SLACK);
         let joining = columns::join(self.jobs, file, *format, [output, errors], format!("{}-columns", self.id), lapse);
         match state {
             BatchState::Cancelled => tokio::time::timeout(CANCELS, joining).await.unwrap_or_else(|_| {

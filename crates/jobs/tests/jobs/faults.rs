@@ -44,6 +44,63 @@ async fn a_batch_that_ends_gateways_is_set_aside_after_the_third() {
     }
 }
 
+/// Each gateway ends while it runs the requests. The third one runs those that ran twice one by one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_ends_gateways_is_set_aside_after_the_third_and_takes_no_other_one_along() {
+    let directory = tempfile::tempdir().unwrap();
+    let bus = open(directory.path());
+    let mut gateway = Gateway::stuck_on(&bus, "g");
+    let mut ids = Vec::new();
+    for number in 0..20 {
+        ids.push(gateway.jobs.accept(call(&number.to_string()), None).await.unwrap().id);
+    }
+    for most in [20, 20, 1] {
+        until("they run", async || (gateway.jobs.statistics().in_flight == most).then_some(())).await;
+        drop(gateway);
+        gateway = Gateway::stuck_on(&bus, "g");
+    }
+    until("one is set aside", async || {
+        let mut ended = 0;
+        for id in &ids {
+            ended += usize::from(gateway.jobs.request(id).await.unwrap().state == RequestState::Completed);
+        }
+        (ended == 1).then_some(())
+    })
+    .await;
+    gateway.system.stuck.store(false, Ordering::Relaxed);
+    let mut failed = 0;
+    for id in &ids {
+        let request = gateway.jobs.wait(id, Duration::from_secs(60)).await.unwrap();
+        let answer = gateway.jobs.answer(&request).await.unwrap().expect("an answer");
+        if answer.status != 200 {
+            failed += 1;
+            let why = String::from_utf8_lossy(&answer.body).into_owned();
+            assert!(why.contains("3 gateways have ended while they worked on this request"), "{why}");
+        }
+    }
+    assert_eq!(failed, 1);
+}
+
+/// No worker is there while gateways come and go.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_is_refused_outlives_many_gateways() {
+    let directory = tempfile::tempdir().unwrap();
+    let bus = open(directory.path());
+    let full = || Upper { full: AtomicBool::new(true), ..Upper::default() };
+    let start = |system| Gateway::of(Arc::new(bus.clone()), "g", Duration::from_secs(600), system);
+    let mut gateway = start(full());
+    let id = gateway.jobs.accept(call("a"), None).await.unwrap().id;
+    for _ in 0..6 {
+        // The second refusal comes after the first one was noted.
+        until("refusals", async || (gateway.system.refused.load(Ordering::Relaxed) > 1).then_some(())).await;
+        drop(gateway);
+        gateway = start(full());
+    }
+    gateway.system.full.store(false, Ordering::Relaxed);
+    let request = gateway.jobs.wait(&id, Duration::from_secs(60)).await.unwrap();
+    assert_eq!(gateway.jobs.answer(&request).await.unwrap().expect("an answer").status, 200);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_whose_body_is_lost_ends_with_an_error() {
     let directory = tempfile::tempdir().unwrap();

@@ -37,6 +37,8 @@ pub fn status(error: &JobError) -> StatusCode {
         JobError::Unknown { .. } => StatusCode::NOT_FOUND,
         JobError::OtherRequest => StatusCode::UNPROCESSABLE_ENTITY,
         JobError::Invalid(_) => StatusCode::BAD_REQUEST,
+        JobError::Quota { is_size: true, .. } => StatusCode::PAYLOAD_TOO_LARGE,
+        JobError::Quota { is_size: false, .. } => StatusCode::TOO_MANY_REQUESTS,
         JobError::InUse { .. } => StatusCode::CONFLICT,
         JobError::Lost(_) => StatusCode::GONE,
         JobError::Bus(BusError::StoreFull { .. }) => StatusCode::INSUFFICIENT_STORAGE,
@@ -68,6 +70,11 @@ impl Refused {
     /// A request that cannot be done as it is.
     pub fn invalid(message: &str) -> Refused {
         Refused(StatusCode::BAD_REQUEST, message.to_owned())
+    }
+
+    /// A part of a file that it does not have.
+    pub fn out_of_range(message: &str) -> Refused {
+        Refused(StatusCode::RANGE_NOT_SATISFIABLE, message.to_owned())
     }
 }
 

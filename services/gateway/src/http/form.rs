@@ -33,6 +33,9 @@ const LONGEST_NAME: usize = 1024;
 /// How long a file may be asked to live, in seconds: as OpenAI has it.
 const LIVES: std::ops::RangeInclusive<u64> = 3600..=30 * 24 * 3600;
 
+/// The time that the life of a file counts from.
+pub const ANCHOR: &str = "created_at";
+
 /// A form whose file has arrived.
 pub struct Form<'a> {
     /// The file and its name.
@@ -54,6 +57,14 @@ pub fn lives(seconds: u64) -> Result<Duration, Refused> {
             LIVES.start(),
             LIVES.end()
         ))),
+    }
+}
+
+/// Refuses a time that a file's life counts from other than its beginning.
+pub fn check_anchor(field: &str, value: &str) -> Result<(), Refused> {
+    match value {
+        ANCHOR => Ok(()),
+        _ => Err(Refused::invalid(&format!("'{field}' is '{value}', expected '{ANCHOR}'"))),
     }
 }
 
@@ -130,9 +141,7 @@ async fn fields<'a>(
                 })?;
                 form.lapse = Some(lives(seconds)?);
             }
-            "expires_after[anchor]" if value != "created_at" => {
-                return Err(Refused::invalid(&format!("'expires_after[anchor]' is '{value}', expected 'created_at'")));
-            }
+            "expires_after[anchor]" => check_anchor(&name, &value)?,
             _ => {}
         }
     }

@@ -15,7 +15,7 @@ use clap::{ArgAction, Args};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
-use trireme_jobs::{Execute, Executed, JOB, JobAnswer, JobCall, Options, WebhookAnswer, WebhookCall};
+use trireme_jobs::{Execute, Executed, JOB, JobAnswer, JobCall, Options, Quotas, WebhookAnswer, WebhookCall};
 
 use super::webhooks::{Target, WebhookSecret, Webhooks};
 use crate::budget::{Budget, Hold};
@@ -46,6 +46,23 @@ pub struct JobArgs {
     #[arg(long, env = "TRIREME_JOBS_TIME_TO_LIVE_HOURS", value_name = "HOURS", default_value_t = 24)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=24 * 365))]
     pub jobs_time_to_live_hours: u64,
+
+    /// Most bytes of files that an owner (a NAME of --api-key) has, those of batches' outputs among them; more is refused with 413.
+    /// No limit by default
+    #[arg(long, env = "TRIREME_JOBS_OWNER_BYTES", value_name = "BYTES")]
+    pub jobs_owner_bytes: Option<u64>,
+
+    /// Most files that an owner has; more are refused with 429. No limit by default
+    #[arg(long, env = "TRIREME_JOBS_OWNER_FILES", value_name = "COUNT")]
+    pub jobs_owner_files: Option<u64>,
+
+    /// Most batches of an owner that have not ended; more are refused with 429. No limit by default
+    #[arg(long, env = "TRIREME_JOBS_OWNER_BATCHES", value_name = "COUNT")]
+    pub jobs_owner_batches: Option<u64>,
+
+    /// Most durable requests of an owner that have not ended; more are refused with 429. No limit by default
+    #[arg(long, env = "TRIREME_JOBS_OWNER_REQUESTS", value_name = "COUNT")]
+    pub jobs_owner_requests: Option<u64>,
 
     /// Secret that signs the webhooks of durable work: whsec_ and 24 to 64 bytes in base64. Without one, webhooks are refused.
     /// May be given several times: each call is then signed with all of them
@@ -84,6 +101,8 @@ pub struct Runner {
     pub registry: Registry,
     /// The budget for the bytes of requests and answers.
     pub budget: Budget,
+    /// The bytes of running batches.
+    pub batches: Hold,
     /// Calls webhooks, if this gateway does.
     pub webhooks: Option<Webhooks>,
 }
@@ -99,13 +118,20 @@ pub const KEPT_HEADERS: [&str; 5] =
 // === impl JobArgs ===
 
 impl JobArgs {
-    /// The limits that the flags describe.
-    pub fn options(&self) -> Options {
+    /// The limits that the flags describe. Running batches may fill a quarter of the gateway's bytes, so that their calls have another one.
+    pub fn options(&self, max_bytes_in_flight: u64) -> Options {
         Options {
             max_in_flight: self.jobs_in_flight,
             time_to_live: Duration::from_secs(self.jobs_time_to_live_hours * 3600),
             upload_patience: UPLOAD_PATIENCE,
             max_error_bytes: MAX_ERROR_BYTES,
+            max_bytes: max_bytes_in_flight / 4,
+            quotas: Quotas {
+                bytes: self.jobs_owner_bytes,
+                files: self.jobs_owner_files,
+                batches: self.jobs_owner_batches,
+                requests: self.jobs_owner_requests,
+            },
         }
     }
 
@@ -154,6 +180,11 @@ impl Execute for Runner {
             return model.to_owned();
         }
         serde_json::from_slice(&call.body).map_or_else(|_| call.path.clone(), |Named { model }| model)
+    }
+
+    fn count_bytes(&self, before: u64, now: u64) {
+        self.batches.add(now.saturating_sub(before));
+        self.batches.give_back(before.saturating_sub(now));
     }
 
     async fn call(&self, call: WebhookCall) -> WebhookAnswer {

@@ -12,6 +12,7 @@ mod incoming;
 mod jobs;
 mod openapi;
 mod prefer;
+mod ranges;
 mod resource;
 mod response;
 mod routes;
@@ -107,7 +108,8 @@ impl HttpListener {
         if let Some(keeper) = keeper {
             state.webhooks = keeper.webhooks.clone();
             let (routes, budget) = (routes::work(state.clone()), budget.clone());
-            let runner = Runner { routes, registry, budget, webhooks: keeper.webhooks };
+            let batches = budget.hold_for_job(None);
+            let runner = Runner { routes, registry, budget, batches, webhooks: keeper.webhooks };
             let (jobs, run) = Jobs::open(keeper.bus, &keeper.own, Arc::new(runner), keeper.options);
             let stopped = stop.clone();
             // Another gateway goes on with the jobs of this one.

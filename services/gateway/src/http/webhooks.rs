@@ -93,6 +93,11 @@ struct Rules {
     public_v6: IpNet,
 }
 
+/// Why a host is not called. A name of the operator's network and one that nobody has are the same, so that nobody can look for names there.
+#[derive(Debug, thiserror::Error)]
+#[error("'{0}' is no public address and leads to none; the operator may allow it with --jobs-webhook-allow")]
+struct NotPublic(String);
+
 /// Looks up names, and leaves out addresses that may not be called.
 struct Resolver(Arc<Rules>);
 
@@ -142,7 +147,10 @@ impl Webhooks {
             .body(call.body);
         let answer = match request.send().await {
             Ok(answer) => answer,
-            Err(error) => return WebhookAnswer::failed(cause(&error)),
+            Err(error) => {
+                tracing::info!(webhook = call.id, error = cause(&error), "a webhook could not be called");
+                return WebhookAnswer::failed(shown(&error));
+            }
         };
         let status = answer.status();
         if status.is_success() {
@@ -169,11 +177,24 @@ fn signatures(keys: &[WebhookSecret], id: &str, time: u64, body: &[u8]) -> Strin
     keys.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
-/// The cause at the bottom, which names the fault; those above it repeat the URL, which may hold a secret.
-fn cause(error: &reqwest::Error) -> String {
-    if error.is_timeout() {
-        return format!("no answer within {} s", CALL_TIME.as_secs());
+/// The fault as the client sees it: without names and addresses, which may be of the operator's network.
+fn shown(error: &reqwest::Error) -> String {
+    let mut cause: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = cause {
+        if let Some(refused) = error.downcast_ref::<NotPublic>() {
+            return refused.to_string();
+        }
+        cause = error.source();
     }
+    match error {
+        error if error.is_timeout() => format!("no answer within {} s", CALL_TIME.as_secs()),
+        error if error.is_connect() => "no connection to the receiver, or none that its certificate proves".to_owned(),
+        _ => "the connection to the receiver broke off".to_owned(),
+    }
+}
+
+/// The cause at the bottom, for the operator; those above it repeat the URL, which may hold a secret.
+fn cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = error;
     while let Some(source) = cause.source() {
         cause = source;
@@ -217,7 +238,7 @@ impl Rules {
         match url.scheme() {
             "https" if is_public || is_allowed => Ok(url),
             "http" if is_allowed => Ok(url),
-            "http" | "https" if !is_public => Err(not_public(&host.to_string(), None)),
+            "http" | "https" if !is_public => Err(NotPublic(host.to_string()).to_string()),
             scheme => Err(format!(
                 "the URL begins with '{scheme}:', expected https: (http: only for what --jobs-webhook-allow names)"
             )),
@@ -242,24 +263,25 @@ impl Rules {
     }
 }
 
-fn not_public(host: &str, address: Option<IpAddr>) -> String {
-    let leads = address.map(|address| format!(" leads to {address}, which")).unwrap_or_default();
-    format!("'{host}'{leads} is no public address; the operator may allow it with --jobs-webhook-allow")
-}
-
 // === impl Resolver ===
 
 impl Resolve for Resolver {
     fn resolve(&self, name: Name) -> Resolving {
         let rules = self.0.clone();
         Box::pin(async move {
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await?.collect::<Vec<SocketAddr>>();
+            let found = match tokio::net::lookup_host((name.as_str(), 0)).await {
+                Ok(found) => found.collect::<Vec<SocketAddr>>(),
+                Err(error) => {
+                    tracing::debug!(host = name.as_str(), %error, "the receiver of a webhook cannot be found");
+                    Vec::new()
+                }
+            };
             let is_named = rules.allows_host(name.as_str());
             let may_call =
                 |address: &&SocketAddr| is_named || rules.is_public(address.ip()) || rules.allows(address.ip());
             let kept: Vec<SocketAddr> = found.iter().filter(may_call).copied().collect();
             if kept.is_empty() {
-                return Err(not_public(name.as_str(), found.first().map(SocketAddr::ip)).into());
+                return Err(NotPublic(name.as_str().to_owned()).into());
             }
             Ok(Box::new(kept.into_iter()) as Box<dyn Iterator<Item = SocketAddr> + Send>)
         })
@@ -415,7 +437,9 @@ mod tests {
         let resolver = |allowed: &[&str]| Resolver(Arc::new(rules(allowed)));
         let look = async |resolver: Resolver| resolver.resolve("localhost".parse().unwrap()).await;
         let refusal = look(resolver(&[])).await.err().unwrap().to_string();
-        assert!(refusal.starts_with("'localhost' leads to "), "{refusal}");
+        assert!(refusal.starts_with("'localhost' is no public address and leads to none"), "{refusal}");
+        let nobody = resolver(&[]).resolve("nobody.invalid".parse().unwrap()).await.err().unwrap().to_string();
+        assert_eq!(nobody, refusal.replace("localhost", "nobody.invalid"));
         for allowed in [&["localhost"][..], &["127.0.0.0/8", "::1"]] {
             assert!(look(resolver(allowed)).await.unwrap().all(|address| address.ip().is_loopback()));
         }

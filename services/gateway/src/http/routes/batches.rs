@@ -9,11 +9,11 @@ use axum::response::Response;
 use axum::routing::{get as on_get, post as on_post};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use trireme_jobs::{Batch, BatchState, NewBatch, Page, RowRequest, now};
+use trireme_jobs::{Batch, BatchState, NewBatch, Page, RowRequest, Usage, now};
 use utoipa::openapi::schema::Schema;
 
 use super::deferred::{self, as_webhook};
-use super::files::{as_list, found, page, page_schema, parse, read_body};
+use super::files::{ExpiresAfter, as_list, found, page, page_schema, parse, read_body};
 use crate::access::Category;
 use crate::http::durable::{Own, Refused};
 use crate::http::jobs::MAX_ERROR_BYTES;
@@ -32,6 +32,8 @@ struct Asked {
     input_file_id: String,
     endpoint: String,
     completion_window: String,
+    #[serde(default)]
+    output_expires_after: Option<ExpiresAfter>,
     #[serde(default)]
     metadata: Option<BTreeMap<String, String>>,
     /// Beside OpenAI's fields: when it may begin, and the URL that is called when it has ended.
@@ -80,9 +82,10 @@ async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) 
     })?;
     let terms = terms::of_fields(asked.not_before, asked.webhook.as_deref(), http.webhooks.as_ref())
         .map_err(|why| Refused::invalid(&why))?;
+    let output_lapse = asked.output_expires_after.map(ExpiresAfter::lapse).transpose()?;
     let metadata = asked.metadata.unwrap_or_default();
     let rows = RowRequest { body: asked.body.unwrap_or_default(), columns: asked.columns };
-    let new = NewBatch { input: asked.input_file_id, endpoint: asked.endpoint, window, metadata, rows };
+    let new = NewBatch { input: asked.input_file_id, endpoint: asked.endpoint, window, output_lapse, metadata, rows };
     let (id, batch) = jobs.begin_batch_on(new, terms, key.as_deref().map(|key| (key, sent.as_ref()))).await?;
     Ok(found(&as_batch(&id, &batch)))
 }
@@ -123,6 +126,16 @@ fn window(text: &str) -> Option<Duration> {
 fn as_batch(id: &str, batch: &Batch) -> Value {
     let ended = |state| (batch.state == state).then_some(batch.ended).flatten();
     let error = |message: &String| json!({"code": "invalid_file", "message": message, "param": null, "line": null});
+    let (counts, Usage { input, output }) = (batch.progress(), batch.usage);
+    let usage = (batch.usage != Usage::default()).then(|| {
+        json!({
+            "input_tokens": input,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": output,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": input + output,
+        })
+    });
     let errors = batch.failure.as_ref().map(|message| json!({"object": "list", "data": [error(message)]}));
     json!({
         "id": id,
@@ -145,10 +158,11 @@ fn as_batch(id: &str, batch: &Batch) -> Value {
         "cancelling_at": batch.cancelling,
         "cancelled_at": ended(BatchState::Cancelled),
         "request_counts": {
-            "total": batch.counts.total,
-            "completed": batch.counts.completed,
-            "failed": batch.counts.failed,
+            "total": counts.total,
+            "completed": counts.completed,
+            "failed": counts.failed,
         },
+        "usage": usage,
         "metadata": batch.metadata,
         "not_before": batch.not_before,
         "webhook": batch.webhook.as_ref().map(as_webhook),
@@ -160,6 +174,7 @@ fn new_batch_schema() -> Schema {
         [("input_file_id", text()), ("endpoint", text()), ("completion_window", text())],
         [
             ("metadata", nullable(plain())),
+            ("output_expires_after", nullable(plain())),
             ("body", nullable(plain())),
             ("columns", nullable(plain())),
             ("not_before", nullable(any_of([integer(), text()]))),

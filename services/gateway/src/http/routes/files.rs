@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Path, RawQuery, Request, State};
-use axum::http::HeaderValue;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete as on_delete, get as on_get, post as on_post};
 use bytes::Bytes;
@@ -21,6 +21,7 @@ use crate::access::Category;
 use crate::http::durable::{Own, Refused};
 use crate::http::form;
 use crate::http::openapi::schema::{self, integer, nullable, object_with, plain, text};
+use crate::http::ranges::{self, Range};
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::response;
 use crate::http::state::HttpState;
@@ -44,7 +45,9 @@ struct Announced {
 
 /// How long the file is kept once it is complete. The anchor is always `created_at`.
 #[derive(Deserialize)]
-struct ExpiresAfter {
+pub struct ExpiresAfter {
+    #[serde(default)]
+    anchor: Option<String>,
     seconds: u64,
 }
 
@@ -97,16 +100,38 @@ async fn show(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refuse
     Ok(found(&as_file(&id, &file)))
 }
 
-async fn content(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
+async fn content(Own(jobs): Own, Path(id): Path<String>, asked: HeaderMap) -> Result<Response, Refused> {
     let file = jobs.file(&id).await?;
-    let mut content = jobs.content(&file);
+    let range = ranges::asked(&asked, file.bytes);
+    let (from, end) = match range {
+        Range::All => (0, file.bytes),
+        Range::Part(from, end) => (from, end),
+        Range::None => {
+            let refusal =
+                Refused::out_of_range(&format!("'Range' asks for nothing of the {} bytes of the file", file.bytes));
+            return Ok(([(CONTENT_RANGE, format!("bytes */{}", file.bytes))], refusal).into_response());
+        }
+    };
+    let mut content = jobs.content_from(&file, from);
     // The first part shows whether the store has the file.
     let first = content.next().await.transpose()?;
     let all = futures_util::stream::iter(first.map(Ok)).chain(content).inspect_err(move |error| {
         tracing::error!(file = id, %error, "a file broke off on its way to a client");
     });
-    let headers = [(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))];
-    Ok((headers, Body::from_stream(all)).into_response())
+    let length = end - from;
+    let headers = [
+        (CONTENT_TYPE, HeaderValue::from_static("application/octet-stream")),
+        (ACCEPT_RANGES, HeaderValue::from_static("bytes")),
+        (CONTENT_LENGTH, length.into()),
+    ];
+    let mut response = (headers, Body::from_stream(ranges::first(Box::pin(all), length))).into_response();
+    if range != Range::All
+        && let Ok(value) = HeaderValue::from_str(&format!("bytes {from}-{}/{}", end - 1, file.bytes))
+    {
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+        response.headers_mut().insert(CONTENT_RANGE, value);
+    }
+    Ok(response)
 }
 
 async fn delete(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
@@ -120,7 +145,7 @@ async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) 
     if asked.purpose != "batch" {
         return Err(Refused::invalid(&format!("'purpose' is '{}', but files here are for 'batch'", asked.purpose)));
     }
-    let lapse = asked.expires_after.map(|after| form::lives(after.seconds)).transpose()?;
+    let lapse = asked.expires_after.map(ExpiresAfter::lapse).transpose()?;
     let new = NewUpload { name: asked.filename, bytes: asked.bytes, time: UPLOAD_TIME, lapse };
     let (id, upload) = jobs.begin_upload(new).await?;
     Ok(found(&as_upload(&id, &upload, "pending", None)))
@@ -153,6 +178,16 @@ async fn complete(
 async fn cancel(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
     let upload = jobs.cancel_upload(&id).await?;
     Ok(found(&as_upload(&id, &upload, "cancelled", None)))
+}
+
+// === impl ExpiresAfter ===
+
+impl ExpiresAfter {
+    /// The time, if it is one that is allowed.
+    pub fn lapse(self) -> Result<Duration, Refused> {
+        form::check_anchor("anchor", self.anchor.as_deref().unwrap_or(form::ANCHOR))?;
+        form::lives(self.seconds)
+    }
 }
 
 /// The page that a query asks for: `after`, `limit`, `order` and `purpose`, as OpenAI has them.

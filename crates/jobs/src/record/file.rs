@@ -1,0 +1,126 @@
+//! The records of files, of uploads and of their parts.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::object::Object;
+
+/// A file that a client uploaded or a batch wrote. Times are seconds since 1970.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct File {
+    /// Its name.
+    pub name: String,
+    /// Its purpose: `batch` or `batch_output`; other words are those of uploads.
+    pub(crate) purpose: String,
+    /// The client whose file it is.
+    #[serde(default)]
+    pub(crate) client: String,
+    /// The batches that read it. Some may have ended.
+    #[serde(default)]
+    pub(crate) used_by: Vec<String>,
+    /// The upload that it is a part of.
+    #[serde(default)]
+    pub(crate) upload: Option<String>,
+    /// A digest that differs for another file under the same key of its client.
+    #[serde(default)]
+    pub(crate) digest: Bytes,
+    /// Of an upload: how long its file is kept, in seconds.
+    #[serde(default)]
+    pub(crate) lapse: Option<u64>,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// When it was written.
+    pub created: u64,
+    /// When it is deleted.
+    pub expires: Option<u64>,
+    /// Its bytes, in this order.
+    pub(crate) objects: Vec<Object>,
+}
+
+/// The kind of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A file that batches read.
+    Batch,
+    /// A file that a batch has written.
+    BatchOutput,
+    /// An upload that is not complete.
+    Upload,
+    /// A part of one.
+    Part,
+    /// An upload whose parts have become a file.
+    Joined,
+    /// A file whose bytes still arrive.
+    Arriving,
+    /// A record that was deleted; of a file, some of its bytes may still be there. It is written before the record goes: when a broker crashes
+    /// and has dropped the deletion, the last value that its log has comes back (nats-server issue 8505), and that is this one.
+    Deleted,
+}
+
+// === impl Purpose ===
+
+impl Purpose {
+    const ALL: [Purpose; 7] = [
+        Purpose::Batch,
+        Purpose::BatchOutput,
+        Purpose::Upload,
+        Purpose::Part,
+        Purpose::Joined,
+        Purpose::Arriving,
+        Purpose::Deleted,
+    ];
+
+    /// Its name in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Purpose::Batch => "batch",
+            Purpose::BatchOutput => "batch_output",
+            Purpose::Upload => "upload",
+            Purpose::Part => "upload_part",
+            Purpose::Joined => "upload_joined",
+            Purpose::Arriving => "arriving",
+            Purpose::Deleted => "deleted",
+        }
+    }
+
+    /// Whether gateways delete it when it has expired; others lapse by themselves.
+    pub fn is_swept(self) -> bool {
+        matches!(self, Purpose::Batch | Purpose::Part | Purpose::Arriving | Purpose::Deleted)
+    }
+
+    /// Whether clients see such records as files.
+    pub fn is_file(self) -> bool {
+        matches!(self, Purpose::Batch | Purpose::BatchOutput)
+    }
+}
+
+// === impl File ===
+
+impl File {
+    /// A file without bytes.
+    pub(crate) fn new(client: &str, name: &str, purpose: Purpose, created: u64) -> File {
+        File {
+            name: name.to_owned(),
+            purpose: purpose.name().to_owned(),
+            client: client.to_owned(),
+            used_by: Vec::new(),
+            upload: None,
+            digest: Bytes::new(),
+            lapse: None,
+            bytes: 0,
+            created,
+            expires: None,
+            objects: Vec::new(),
+        }
+    }
+
+    /// Its kind. Other words are of an earlier release, for files.
+    pub(crate) fn purpose(&self) -> Purpose {
+        Purpose::ALL.into_iter().find(|purpose| purpose.name() == self.purpose).unwrap_or(Purpose::Batch)
+    }
+
+    /// Its purpose in the API.
+    pub fn purpose_name(&self) -> &str {
+        self.purpose().name()
+    }
+}
