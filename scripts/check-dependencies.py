@@ -35,6 +35,7 @@ OWNERS = {
     "async-nats": {"trireme-bare-chain", "trireme-bus"},
     "axum": {"trireme-gateway", "trireme-runtime"},
     "object_store": {"trireme-model-source"},
+    "minijinja": {"trireme-text"},
     "multer": {"trireme-gateway"},
     "ort": {"trireme-generation", "trireme-model"},
     "parquet": {"trireme-columns"},

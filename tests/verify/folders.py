@@ -763,3 +763,7 @@ def make(name, path):
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     return FOLDERS[name](path)
+
+
+# Registers its folders, too.
+import chats  # noqa: E402,F401

@@ -8,8 +8,8 @@ use trireme_inference::ErrorCode;
 
 use crate::digest::{self, Digest};
 use crate::folder::{
-    Choices, DerivedModel, FolderChoices, FolderDescription, FolderError, Placement, folder_name, is_model_folder,
-    place, read_files,
+    Choices, DerivedModel, FolderChoices, FolderDescription, FolderError, Placement, folder_name, hub_name,
+    is_model_folder, place, read_files,
 };
 use crate::repository::version_number;
 use crate::{RepositoryError, TemporaryFolder};
@@ -55,8 +55,8 @@ pub enum SourceError {
     Named { name: String, path: String },
     /// A name that cannot be one.
     #[error(
-        "'{0}' is no model name: expected letters, digits, '-', '_' and '.', without a '.' at the beginning, and maybe a version \
-         from 1 on behind it, as in name@2"
+        "'{0}' is no model name: expected letters, digits, '-', '_' and '.', without a '.' at the beginning, maybe the name of an organisation \
+         before it, and a version from 1 on behind it, as in name@2 and org/name"
     )]
     BadName(String),
     /// Two folders under one name and version.
@@ -139,13 +139,15 @@ impl ModelSources {
 
 impl ModelFolder {
     /// Reads the model folder at `path`; its ensemble is called `name`, or else by [`folder_name`]. Behind a name may be its version,
-    /// as in `name@2`; else it is version 1.
+    /// as in `name@2`; else it is version 1. The ensemble of a name `org/name` is called `name`, and answers to both.
     pub fn read(path: &Path, name: Option<&str>, choices: &FolderChoices) -> Result<ModelFolder, SourceError> {
-        let (name, version) = match name {
+        let (name, version, also) = match name {
             Some(name) => named(name).ok_or_else(|| SourceError::BadName(name.to_owned()))?,
-            None => (folder_name(path), 1),
+            None => (folder_name(path), 1, hub_name(path)),
         };
-        let choices = choices.of(&name);
+        let mut choices = choices.of(&name);
+        choices.served_names.extend(also);
+        choices.served_names.retain(|also| *also != name);
         let description = FolderDescription::read(path, choices.clone())?;
         Ok(ModelFolder { name, version, path: path.to_owned(), description, choices })
     }
@@ -229,13 +231,14 @@ fn source(name: Option<&str>, path: &Path, choices: &FolderChoices) -> Result<So
     }
 }
 
-/// The name and the version of `name@version`, or of a name alone.
-fn named(text: &str) -> Option<(String, i64)> {
+/// The name and the version of `name@version`, or of a name alone; of `org/name` also the whole.
+fn named(text: &str) -> Option<(String, i64, Option<String>)> {
     let (name, version) = match text.split_once('@') {
         Some((name, version)) => (name, version_number(version).filter(|&version| version > 0)?),
         None => (text, 1),
     };
-    is_name(name).then(|| (name.to_owned(), version))
+    let (org, own) = name.split_once('/').map_or((None, name), |(org, own)| (Some(org), own));
+    (is_name(own) && org.is_none_or(is_name)).then(|| (own.to_owned(), version, org.map(|_| name.to_owned())))
 }
 
 fn is_name(name: &str) -> bool {

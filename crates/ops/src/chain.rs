@@ -149,8 +149,8 @@ mod tests {
         let message = |text| parse(text).err().map(|e| e.to_string()).unwrap_or_default();
         assert_eq!(
             message("pool:mean, normalise"),
-            "op 2 is 'normalise', expected one of pool:mean|cls|max|last|weighted_mean|mean_sqrt_len[+…], normalize, \
-             dense:FOLDER, layer_norm:FOLDER, mask, softmax, sigmoid, argmax, top_k:K, slice:D, \
+            "op 2 is 'normalise', expected one of pool:mean|cls|max|last|weighted_mean|mean_sqrt_len[+…], \
+             logit_score:TRUE[-FALSE], normalize, dense:FOLDER, layer_norm:FOLDER, mask, softmax, sigmoid, argmax, top_k:K, slice:D, \
              splade[:relu|log1p_relu], sparse[:K], lexical[:ID+ID…], entities:none|simple|first|average|max, \
              decode[:with_special_tokens]"
         );

@@ -34,6 +34,8 @@ pub(crate) struct TokenizerConfig {
     /// The newer name of the same, where a list is under it.
     pub(crate) extra_special_tokens: Option<serde_json::Value>,
     pub(crate) added_tokens_decoder: BTreeMap<u32, ConfigToken>,
+    /// A text, or a list of templates with names.
+    pub(crate) chat_template: Option<serde_json::Value>,
     // Translation.
     pub(crate) src_lang: Option<String>,
     pub(crate) tgt_lang: Option<String>,
@@ -99,15 +101,7 @@ impl TokenizerConfig {
 
     /// All special tokens, in the order in which transformers adds those that tokenizer.json lacks.
     pub(crate) fn special_tokens(&self) -> impl Iterator<Item = ConfigToken> {
-        let named = [
-            &self.bos_token,
-            &self.eos_token,
-            &self.unk_token,
-            &self.sep_token,
-            &self.pad_token,
-            &self.cls_token,
-            &self.mask_token,
-        ];
+        let named = self.tokens().map(|(_, token)| token);
         let extra = self.extra_special_tokens.clone().and_then(|extra| match extra {
             serde_json::Value::Object(tokens) => {
                 serde_json::from_value(tokens.into_iter().map(|(_, token)| token).collect()).ok()
@@ -116,6 +110,23 @@ impl TokenizerConfig {
         });
         let extra = extra.or_else(|| self.additional_special_tokens.clone()).unwrap_or_default();
         named.into_iter().flatten().cloned().collect::<Vec<_>>().into_iter().chain(extra)
+    }
+
+    /// The tokens that have a name in templates, by it.
+    pub(crate) fn named_tokens(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.tokens().into_iter().filter_map(|(name, token)| Some((name, token.as_ref()?.text())))
+    }
+
+    fn tokens(&self) -> [(&'static str, &Option<ConfigToken>); 7] {
+        [
+            ("bos_token", &self.bos_token),
+            ("eos_token", &self.eos_token),
+            ("unk_token", &self.unk_token),
+            ("sep_token", &self.sep_token),
+            ("pad_token", &self.pad_token),
+            ("cls_token", &self.cls_token),
+            ("mask_token", &self.mask_token),
+        ]
     }
 
     /// Adds fields from `special_tokens_map.json` and `added_tokens.json` that are missing here. Tokenizers without

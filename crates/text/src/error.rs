@@ -32,6 +32,17 @@ pub enum TextError {
     /// Two texts to put before each text.
     #[error("parameters 'prefix' and 'prompt_name' ('{name}') are both given, expected one of them")]
     TwoPrompts { name: String },
+    /// Likewise.
+    #[error("parameters 'prefix' and 'instruction' are both given, expected one of them")]
+    PrefixAndInstruction,
+    /// An instruction for a model without a place for it.
+    #[error(
+        "parameter 'instruction' has no place in texts of this model: it has no chat template, and its prompt has not the form '{}…{}'; send \
+         the whole text that goes before each text as parameter 'prefix'",
+        forms.0,
+        forms.1.escape_default()
+    )]
+    NoInstruction { forms: (&'static str, &'static str) },
     /// An output that this tokenizer cannot give.
     #[error("output '{output}' needs a tokenizer.json that adds the special tokens, but this tokenizer {kind}")]
     NoOffsets { output: &'static str, kind: &'static str },
@@ -89,6 +100,15 @@ pub enum TextError {
         rows.saturating_mul(*length).saturating_mul(size_of::<i64>()), trireme_inference::MAX_MESSAGE_BYTES
     )]
     TooManyTokens { rows: usize, length: usize },
+    /// The chat template failed on a text.
+    #[error("text {index}: the chat template of the model cannot be applied: {reason}")]
+    Template { index: usize, reason: String },
+    /// A chat template that does not take the texts of a model.
+    #[error(
+        "the chat template cannot carry {}: {reason}; expected one that puts in the content of every message, as {{% for m in messages %}}         {{{{ m['content'] }}}}{{% endfor %}} does",
+        if *pairs { "a pair, whose texts are messages of the roles 'query' and 'document'" } else { "a text, which is a message of the role 'user'" }
+    )]
+    Messages { pairs: bool, reason: String },
     /// The tokenizer failed on a text.
     #[error("text {index} cannot be tokenized: {reason}")]
     Encode { index: usize, reason: String },
@@ -115,6 +135,8 @@ impl TextError {
             | TextError::Parameter { .. }
             | TextError::UnknownPrompt { .. }
             | TextError::TwoPrompts { .. }
+            | TextError::PrefixAndInstruction
+            | TextError::NoInstruction { .. }
             | TextError::TooLong { .. }
             | TextError::NoIds { .. }
             | TextError::UnknownId { .. }
@@ -128,6 +150,8 @@ impl TextError {
             | TextError::UnequalLengths { .. }
             | TextError::LongerThanPadding { .. }
             | TextError::TooManyTokens { .. }
+            | TextError::Template { .. }
+            | TextError::Messages { .. }
             | TextError::Encode { .. }
             | TextError::Decode { .. } => ErrorCode::InvalidArg,
             TextError::NotIncremental { .. } | TextError::NoOffsets { .. } => ErrorCode::Unsupported,

@@ -15,10 +15,13 @@
 //! Tokenizers of translation models (`family`) put tokens of languages beside the text; a request may choose the
 //! languages.
 //!
+//! Where the options ask for it, texts become messages of a chat, of which a template makes the text that is tokenized (`chat`).
+//!
 //! Texts are decoded whole, or piece by piece ([`TextTokenizer::decode_next`]). The pieces together are the whole text.
 //!
 //! Not here: tensors other than [`texts_of`], requests, and the configuration files of models.
 
+mod chat;
 mod completion;
 mod config;
 mod core;
@@ -31,6 +34,7 @@ mod json_file;
 mod limits;
 mod listing;
 mod options;
+mod prompt;
 mod role;
 mod row;
 mod sentencepiece;
@@ -43,5 +47,5 @@ mod truncate;
 pub use error::TextError;
 pub use expansion::{ExpansionStrategy, QueryExpansion};
 pub use limits::MAX_PADDED_TOKENS;
-pub use options::{Padding, RequestOptions, Side, TokenizeOptions, Truncation};
+pub use options::{MessageFormat, Padding, RequestOptions, Side, TokenizeOptions, Truncation};
 pub use tokenizer::{Encoded, Extras, TextTokenizer, texts_of};

@@ -59,6 +59,20 @@ pub struct TokenizeOptions {
     pub token_types: bool,
     /// `prompts_as_tokens`: a prompt that the vocabulary has as one token becomes that token.
     pub prompts_as_tokens: bool,
+    /// `message_format`: texts become messages with contents of this form, of which the chat template of the tokenizer's files makes the
+    /// text that is tokenized. A prompt becomes a message of the role `system`. `None`: no template is applied.
+    pub message_format: Option<MessageFormat>,
+    /// `chat_template_kwargs`: further variables of the chat template, as `{"add_generation_prompt": true}`; a JSON object.
+    pub chat_template_kwargs: serde_json::Map<String, serde_json::Value>,
+}
+
+/// The form of a message's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageFormat {
+    /// `flat`: a text.
+    Flat,
+    /// `structured`: a list with one part of type `text`.
+    Structured,
 }
 
 /// Options that one request overrides, by parameters with the same names.
@@ -68,6 +82,9 @@ pub struct RequestOptions<'a> {
     pub prefix: Option<&'a str>,
     /// `prompt_name`: the entry of `prompts` to put before each text.
     pub prompt_name: Option<&'a str>,
+    /// `instruction`: what the model shall do with the texts. It is the prompt of a chat template, and takes the place of the one in a prompt
+    /// of the form `Instruct: …\nQuery: `.
+    pub instruction: Option<&'a str>,
     /// `truncate`: `false` makes a text that is too long an error, `true` has it cut.
     pub truncate: Option<bool>,
     /// `truncation_side`: where tokens are cut off.
@@ -147,19 +164,23 @@ impl Default for TokenizeOptions {
             first_position: 0,
             token_types: true,
             prompts_as_tokens: false,
+            message_format: None,
+            chat_template_kwargs: serde_json::Map::new(),
         }
     }
 }
 
 impl TokenizeOptions {
     /// The parameters that [`TokenizeOptions::from_parameters`] accepts.
-    pub const PARAMETERS: [&str; 22] = [
+    pub const PARAMETERS: [&str; 24] = [
         "add_special_tokens",
+        "chat_template_kwargs",
         "default_prompt",
         "document_length",
         "first_position",
         "max_characters",
         "max_length",
+        "message_format",
         "pad_to_multiple_of",
         "pad_token",
         "padding",
@@ -245,6 +266,17 @@ impl TokenizeOptions {
             "prompts_as_tokens" => {
                 self.prompts_as_tokens = trimmed.parse().map_err(|_| Some("'true' or 'false'"))?;
             }
+            "message_format" => {
+                self.message_format = match trimmed {
+                    "flat" => Some(MessageFormat::Flat),
+                    "structured" => Some(MessageFormat::Structured),
+                    _ => return Err(Some("'flat' or 'structured'")),
+                }
+            }
+            "chat_template_kwargs" => {
+                let expected = r#"a JSON object, as {"add_generation_prompt": true}"#;
+                self.chat_template_kwargs = serde_json::from_str(value).map_err(|_| Some(expected))?;
+            }
             "first_position" => self.first_position = trimmed.parse().map_err(|_| Some("a whole number from 0"))?,
             "token_types" => self.token_types = trimmed.parse().map_err(|_| Some("'true' or 'false'"))?,
             "max_characters" => self.max_characters = number()?,
@@ -321,6 +353,7 @@ impl<'a> RequestOptions<'a> {
         Ok(RequestOptions {
             prefix: text("prefix")?,
             prompt_name: text("prompt_name")?,
+            instruction: text("instruction")?,
             truncate: flag("truncate")?,
             truncation_side: side.transpose()?,
             max_tokens: max_tokens.transpose()?,
@@ -386,6 +419,8 @@ mod tests {
             ("skiplist_words", r#"["!", "?"]"#),
             ("skiplist_tasks", r#"["query", "document"]"#),
             ("prompts_as_tokens", "true"),
+            ("message_format", "structured"),
+            ("chat_template_kwargs", r#"{"enable_thinking": false}"#),
             ("first_position", "2"),
             ("token_types", "false"),
             ("EXECUTION_ENV_PATH", "x"),
@@ -420,6 +455,8 @@ mod tests {
             first_position: 2,
             token_types: false,
             prompts_as_tokens: true,
+            message_format: Some(MessageFormat::Structured),
+            chat_template_kwargs: [("enable_thinking".to_owned(), false.into())].into_iter().collect(),
         };
         assert_eq!(options, expected);
     }

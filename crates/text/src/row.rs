@@ -2,11 +2,14 @@
 
 use std::borrow::Cow;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 
 use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, TruncationDirection};
 
+use crate::chat::{Chat, Place, kept};
 use crate::core::Core;
 use crate::family::Template;
+use crate::prompt::prompt;
 use crate::role::Role;
 use crate::truncate::kept_tokens;
 use crate::{RequestOptions, Side, TextError, TokenizeOptions, Truncation};
@@ -17,6 +20,8 @@ pub(crate) struct RowEncoder {
     /// Without truncation, padding and post-processor, which follow in this crate.
     pub(crate) core: Core,
     pub(crate) post_processor: Option<PostProcessorWrapper>,
+    /// What makes one text of messages; `None`: texts are tokenized as they come.
+    pub(crate) chat: Option<Chat>,
     /// Most characters of a text that are tokenized; `None` is no limit.
     pub(crate) max_characters: Option<NonZeroUsize>,
 }
@@ -44,7 +49,7 @@ pub(crate) struct Row {
 #[derive(Clone)]
 pub(crate) struct Around<'a> {
     /// The text before each text.
-    pub(crate) prefix: &'a str,
+    pub(crate) prefix: Cow<'a, str>,
     /// The special tokens of each row; `None`: the post-processor of `tokenizer.json` knows them.
     pub(crate) template: Option<Template>,
     pub(crate) forced_bos: Option<u32>,
@@ -75,7 +80,7 @@ impl<'a> Around<'a> {
     ) -> Result<Around<'a>, TextError> {
         let longest = request.max_tokens.map(NonZeroUsize::get);
         Ok(Around {
-            prefix: if request.token_ids { "" } else { prefix(options, request)? },
+            prefix: if request.token_ids { Cow::Borrowed("") } else { prompt(options, request)? },
             template: None,
             forced_bos: None,
             max_length: longest.into_iter().chain(max_length).min(),
@@ -100,23 +105,6 @@ pub(crate) fn role(request: &RequestOptions<'_>) -> Role {
     Role::of(request.prompt_name.filter(|_| !request.token_ids))
 }
 
-/// The text before each text: the request's own, or that of the prompt it names, or as the options say.
-fn prefix<'a>(options: &'a TokenizeOptions, request: &RequestOptions<'a>) -> Result<&'a str, TextError> {
-    let default = || match &options.default_prompt {
-        Some(name) => options.prompts.get(name).map_or("", String::as_str),
-        None => options.prefix.as_str(),
-    };
-    match (request.prefix, request.prompt_name) {
-        (Some(_), Some(name)) => Err(TextError::TwoPrompts { name: name.to_owned() }),
-        (Some(prefix), None) => Ok(prefix),
-        (None, Some(name)) => options.prompts.get(name).map(String::as_str).ok_or_else(|| TextError::UnknownPrompt {
-            name: name.to_owned(),
-            known: options.prompts.keys().cloned().collect(),
-        }),
-        (None, None) => Ok(default()),
-    }
-}
-
 // === impl RowEncoder ===
 
 impl RowEncoder {
@@ -138,7 +126,11 @@ impl RowEncoder {
                 }),
             };
         }
-        let text = match around.prefix {
+        if let Some(chat) = &self.chat {
+            let texts: Vec<&str> = [text].into_iter().chain(pair).collect();
+            return self.encode_messages(chat, index, &texts, around);
+        }
+        let text = match around.prefix.as_ref() {
             "" => Cow::Borrowed(text),
             prefix => Cow::Owned(format!("{prefix}{text}")),
         };
@@ -173,9 +165,100 @@ impl RowEncoder {
         if let Some((kept, _)) = kept {
             truncate_ids(&mut ids, kept, around.truncation_side);
         }
-        let special = ids.iter().map(|&id| u32::from(self.core.is_special(id))).collect();
+        let special = self.special_mask(&ids);
         let offsets = if around.offsets { vec![(0, 0); ids.len()] } else { Vec::new() };
         Ok(Row { type_ids: vec![0; ids.len()], special, offsets, ids, truncated, ..Row::default() })
+    }
+
+    /// The row of one text or a pair, without padding.
+    fn encode_messages(
+        &self,
+        chat: &Chat,
+        index: usize,
+        texts: &[&str],
+        around: &Around<'_>,
+    ) -> Result<Row, TextError> {
+        chat.check(texts.len() == 2)?;
+        let refused = |reason: String| TextError::Template { index, reason };
+        let failed = |error: tokenizers::Error| TextError::Encode { index, reason: error.to_string() };
+        let rendered = chat.render(&around.prefix, texts, around.role).map_err(refused)?;
+        let Core::Json(tokenizer) = &self.core else { return Err(refused("it needs a tokenizer.json".to_owned())) };
+        let mut encoding = match around.offsets {
+            true => tokenizer.encode_char_offsets(rendered.as_str(), false).map_err(failed)?,
+            false => tokenizer.encode_fast(rendered.as_str(), false).map_err(failed)?,
+        };
+        let length = encoding.len();
+        let longest = around.max_length.filter(|&longest| length > longest);
+        if let Some(max_length) = longest.filter(|_| around.refuses_long) {
+            return Err(TextError::TooLong { index, length, max_length });
+        }
+        let longest = longest.filter(|_| around.truncation != Truncation::Off);
+        if longest.is_none() && !around.offsets {
+            return Ok(Row {
+                type_ids: vec![0; length],
+                special: self.special_mask(encoding.get_ids()),
+                ids: encoding.get_ids().to_vec(),
+                ..Row::default()
+            });
+        }
+        let places = chat.places(&around.prefix, texts, around.role, &rendered);
+        let mut suffix = Vec::new();
+        let mut stays: Vec<usize> = (0..length).collect();
+        if let Some(longest) = longest {
+            if !around.offsets {
+                encoding = tokenizer.encode_char_offsets(rendered.as_str(), false).map_err(failed)?;
+            }
+            if around.truncation_side == Side::Right {
+                suffix = chat.suffix(&self.core, &around.prefix, texts.len(), around.role).map_err(refused)?;
+            }
+            let contents: Vec<_> = places.iter().map(|place| place.characters.clone()).collect();
+            stays = kept(encoding.get_offsets(), &contents, suffix.len(), longest, around.truncation_side).ok_or_else(|| {
+                TextError::Truncation {
+                    index,
+                    reason: format!("the chat template's own tokens, the prompt among them, are more than the longest row, {longest}"),
+                }
+            })?;
+        }
+        Ok(self.part(&encoding, &stays, suffix, &places, around.offsets, longest.is_some()))
+    }
+
+    /// The row of some tokens and a suffix.
+    fn part(
+        &self,
+        encoding: &Encoding,
+        stays: &[usize],
+        suffix: Vec<u32>,
+        places: &[Place],
+        with_offsets: bool,
+        truncated: bool,
+    ) -> Row {
+        let mut row = Row { truncated, ..Row::default() };
+        for &at in stays {
+            row.ids.push(encoding.get_ids()[at]);
+            let (begin, end) = encoding.get_offsets()[at];
+            if with_offsets {
+                let of = places.iter().find(|place| {
+                    let Range { start, end: stop } = place.characters;
+                    start <= begin && end <= stop && begin < end
+                });
+                let shift = |at: usize, place: &Place| at - place.characters.start + place.skipped;
+                row.sequences.push(of.map(|place| place.text));
+                row.offsets.push(of.map_or((0, 0), |place| (shift(begin, place), shift(end, place))));
+            }
+        }
+        if with_offsets {
+            row.sequences.resize(stays.len() + suffix.len(), None);
+            row.offsets.resize(stays.len() + suffix.len(), (0, 0));
+        }
+        row.ids.extend(suffix);
+        row.type_ids = vec![0; row.ids.len()];
+        row.special = self.special_mask(&row.ids);
+        row
+    }
+
+    /// 1 for the ids of special tokens.
+    fn special_mask(&self, ids: &[u32]) -> Vec<u32> {
+        ids.iter().map(|&id| u32::from(self.core.is_special(id))).collect()
     }
 
     fn encode_text(&self, index: usize, text: &str, pair: Option<&str>, around: &Around<'_>) -> Result<Row, TextError> {
@@ -214,8 +297,8 @@ impl RowEncoder {
             type_ids: encoding.get_type_ids().to_vec(),
             truncated,
             special: encoding.get_special_tokens_mask().to_vec(),
-            offsets: if around.offsets { text_offsets(&encoding, around.prefix) } else { Vec::new() },
-            sequences: if around.offsets { text_sequences(&encoding, around.prefix) } else { Vec::new() },
+            offsets: if around.offsets { text_offsets(&encoding, &around.prefix) } else { Vec::new() },
+            sequences: if around.offsets { text_sequences(&encoding, &around.prefix) } else { Vec::new() },
             ..Row::default()
         })
     }
@@ -246,7 +329,8 @@ impl RowEncoder {
     /// How many tokens at the beginning of each row are those before the text: the prefix and the special tokens before it,
     /// as sentence-transformers counts them.
     pub(crate) fn prompt_tokens(&self, around: &Around<'_>) -> Result<usize, TextError> {
-        if around.prefix.is_empty() {
+        // The library counts no prompt that a template has put in.
+        if around.prefix.is_empty() || self.chat.is_some() {
             return Ok(0);
         }
         let uncut = Around { max_length: None, offsets: false, ..around.clone() };
@@ -280,6 +364,14 @@ impl RowEncoder {
             truncated(format!("the {special_tokens} special tokens of a row exceed its longest length, {max_length}"))
         })?;
         kept_tokens(first, second, room, around.truncation).map(Some).map_err(truncated)
+    }
+
+    /// Number of tokens that a row without a text has.
+    pub(crate) fn frame_tokens(&self, around: &Around<'_>) -> usize {
+        match &self.chat {
+            Some(chat) => chat.frame_tokens(&self.core, &around.prefix, around.role),
+            None => self.special_tokens(around, false),
+        }
     }
 
     /// Number of special tokens that a row gets.

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use trireme_inference::Tensor;
 
+use crate::chat::Chat;
 use crate::core::Core;
 use crate::files::{Files, Translation};
 use crate::limits::MAX_PADDED_TOKENS;
@@ -113,10 +114,16 @@ impl TextTokenizer {
         }
         let sides = Sides::new(&options, &files.core, files.mask_token, files.end_token, &mut faults);
         let max_length = options.max_length.map(NonZeroUsize::get).or(files.max_length);
+        let chat = options.message_format.map(|format| Chat::read(directory, format, &options.chat_template_kwargs));
+        let chat = chat.transpose()?;
+        if chat.is_some() {
+            faults.extend(chat_faults(&options, &files.core));
+        }
         let mut tokenizer = TextTokenizer {
             encoder: RowEncoder {
                 core: files.core,
                 post_processor: files.post_processor,
+                chat,
                 max_characters: options.max_characters,
             },
             translation: files.translation,
@@ -131,14 +138,15 @@ impl TextTokenizer {
         };
         let options = &tokenizer.options;
         let special_tokens = match tokenizer.around(&RequestOptions::default()) {
-            Ok(around) => tokenizer.encoder.special_tokens(&around, false),
+            Ok(around) => tokenizer.encoder.frame_tokens(&around),
             Err(error) => {
                 faults.push(error.to_string());
                 0
             }
         };
         if let Some(length) = max_length.filter(|&length| length < special_tokens) {
-            faults.push(format!("'max_length' is {length}, expected at least the {special_tokens} special tokens"));
+            faults
+                .push(format!("'max_length' is {length}, expected at least the {special_tokens} tokens around texts"));
         }
         if let (Padding::To(to), Some(length)) = (options.padding, max_length)
             && length > to.get()
@@ -192,6 +200,11 @@ impl TextTokenizer {
             (Core::Slow(_), _) => Err(TextError::NoOffsets { output, kind: "has no tokenizer.json" }),
             (Core::Json(_), Some(_)) => Err(TextError::NoOffsets { output, kind: "is one of a translation model" }),
         }
+    }
+
+    /// Why the tokenizer's chat template, if it has one, cannot carry texts that come alone (`false`) or those of pairs (`true`).
+    pub fn check_messages(&self, pairs: bool) -> Result<(), TextError> {
+        self.encoder.chat.as_ref().map_or(Ok(()), |chat| chat.check(pairs))
     }
 
     /// Encodes texts, or pairs of texts if `pairs` has as many second ones. No texts give `[0, 0]`. If one text cannot
@@ -366,6 +379,20 @@ impl TextTokenizer {
         let multiple = self.options.pad_to_multiple_of.map_or(1, NonZeroUsize::get);
         length.checked_next_multiple_of(multiple).ok_or(TextError::TooManyTokens { rows: rows.len(), length })
     }
+}
+
+/// Options that a chat template does not go with.
+fn chat_faults(options: &TokenizeOptions, core: &Core) -> Vec<String> {
+    let faults = [
+        (matches!(core, Core::Slow(_)), "'message_format' needs a tokenizer.json"),
+        (options.query_expansion.is_some(), "'message_format' and 'query_expansion' are both given, expected one"),
+        (options.max_characters.is_some(), "'message_format' and 'max_characters' are both given, expected one"),
+        (
+            matches!(options.truncation, Truncation::OnlyFirst | Truncation::OnlySecond),
+            "'truncation' has to be 'true' or 'false' beside 'message_format'",
+        ),
+    ];
+    faults.into_iter().filter(|(is_fault, _)| *is_fault).map(|(_, fault)| fault.to_owned()).collect()
 }
 
 // === impl Encoded ===

@@ -136,7 +136,7 @@ fn options_that_do_not_fit_the_tokenizer_are_refused_when_it_is_loaded() {
         message(load("wordpiece", &[("max_length", "1"), ("pad_to_multiple_of", "8"), ("pad_token", "<none>")]));
     assert_eq!(
         faults,
-        "'max_length' is 1, expected at least the 2 special tokens; 'max_length' is 1, expected a multiple of \
+        "'max_length' is 1, expected at least the 2 tokens around texts; 'max_length' is 1, expected a multiple of \
          'pad_to_multiple_of', 8; padding token '<none>' is not in the vocabulary"
     );
     assert!(

@@ -64,6 +64,12 @@ impl Backend for TokenizerBackend {
             );
         }
         tokenizer.check(schema.extras(|_| true)).map_err(|error| load_error(model, error))?;
+        match (tokenizer.check_messages(false), tokenizer.check_messages(true)) {
+            (Err(_), Err(error)) if schema.pairs.is_some() => return Err(load_error(model, error)),
+            (Err(error), _) if schema.pairs.is_none() => return Err(load_error(model, error)),
+            (_, Err(error)) if schema.pairs.is_some() => tracing::warn!(model, %error, "pairs are refused"),
+            _ => {}
+        }
 
         let batches = config.max_batch_size > 0;
         let shared = Arc::new(TokenizerModel { name: config.name.clone(), tokenizer, schema, batches });

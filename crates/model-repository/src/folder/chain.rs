@@ -235,7 +235,10 @@ pub(super) fn token_chain(
             }
             ModuleKind::Normalize => "normalize".to_owned(),
             ModuleKind::Mask { .. } => "mask".to_owned(),
-            ModuleKind::Splade { .. } | ModuleKind::Transformer { .. } | ModuleKind::Static { .. } => continue,
+            ModuleKind::Splade { .. }
+            | ModuleKind::LogitScore { .. }
+            | ModuleKind::Transformer { .. }
+            | ModuleKind::Static { .. } => continue,
         };
         ops.push(Derived::from(op, module.place.clone()));
     }
@@ -338,7 +341,7 @@ pub(super) fn scores(reader: &Reader<'_>, purpose: &Purpose, files: &Files, file
 }
 
 /// A cross-encoder's own activation, else sigmoid for one score and none for several; a classifier's by its problem.
-fn activation(reader: &Reader<'_>, purpose: &Purpose, files: &Files, head: &Head) -> Derived<Activation> {
+pub(super) fn activation(reader: &Reader<'_>, purpose: &Purpose, files: &Files, head: &Head) -> Derived<Activation> {
     let told = head::cross_encoder_activation(reader, &files.config, files.own.as_ref());
     match (told, purpose.task.value, &head.problem) {
         (Some(told), ..) => told,

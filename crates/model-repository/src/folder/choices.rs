@@ -33,6 +33,8 @@ pub struct Choices {
     pub padding_side: Option<PaddingSide>,
     /// `--accept`: contradictions that are no faults, by the names that their messages have.
     pub accept: Vec<String>,
+    /// `--served-name`: further names by which clients may ask for the model, as that of the hub.
+    pub served_names: Vec<String>,
 }
 
 /// The side on which shorter rows are filled up.
@@ -99,6 +101,10 @@ impl Choices {
                 Some(side) => self.padding_side = Some(side),
                 None => return expected("left or right"),
             },
+            "served-name" if value.is_empty() || value.contains([',', ' ']) => {
+                return expected("a name without commas and blanks");
+            }
+            "served-name" => self.served_names.push(value.to_owned()),
             _ => self.accept.push(value.to_owned()),
         }
         Ok(())
@@ -114,7 +120,8 @@ impl From<Precision> for FolderChoices {
 }
 
 impl FolderChoices {
-    /// Adds the values of a flag (`graph`, `task`, `pooling`, `normalize`, `padding-side`, `accept`). A value that begins with a name
+    /// Adds the values of a flag (`graph`, `task`, `pooling`, `normalize`, `padding-side`, `accept`,
+    /// `served-name`). A value that begins with a name
     /// and a colon (`small:mean`) is for the model of that name. The error names the expected values.
     pub fn add(&mut self, flag: &'static str, values: &[String]) -> Result<(), String> {
         for value in values {
@@ -169,6 +176,7 @@ mod tests {
         );
         assert!(add("task", "m:embedding").contains("found 'embedding', expected one of embed, sparse"));
         assert_eq!(add("padding-side", "up"), "--padding-side: found 'up', expected left or right");
+        assert!(add("served-name", "a b").ends_with("expected a name without commas and blanks"));
         assert_eq!(add("normalize", "yes"), "--normalize: found 'yes', expected true or false");
     }
 }

@@ -77,10 +77,25 @@ pub const TABLE: &[(&str, Fields)] = &[
                 NoEffect("padding is masked"),
             ),
             ("processing_kwargs.*.return_tensors", NoEffect("how the library is called")),
-            ("processing_kwargs.chat_template.add_generation_prompt", Read),
             (
-                "processing_kwargs.text.* processing_kwargs.common.* processing_kwargs.chat_template.*",
-                Only(&["null"], "remove it, if the rows are right without it"),
+                "processing_kwargs.chat_template.padding processing_kwargs.chat_template.truncation \
+                 processing_kwargs.chat_template.max_length processing_kwargs.chat_template.chat_template \
+                 processing_kwargs.chat_template.continue_final_message",
+                Only(NULL, "remove it, if the rows are right without it"),
+            ),
+            (
+                "processing_kwargs.chat_template.restore_suffix",
+                Only(TRUE, "remove it: the end of a template is not cut off"),
+            ),
+            (
+                "processing_kwargs.chat_template.return_dict processing_kwargs.chat_template.tokenize \
+                 processing_kwargs.chat_template.pad_to_multiple_of",
+                NoEffect("how the library is called"),
+            ),
+            ("processing_kwargs.chat_template.*", Read),
+            (
+                "processing_kwargs.text.* processing_kwargs.common.*",
+                Only(NULL, "remove it, if the rows are right without it"),
             ),
             (
                 "processing_kwargs.image.* processing_kwargs.audio.* processing_kwargs.video.*",
@@ -118,6 +133,7 @@ pub const TABLE: &[(&str, Fields)] = &[
             ("chunk_size", NoEffect("how the library computes, not what")),
         ],
     ),
+    ("LogitScore", &[("true_token_id false_token_id module_input_name", Read)]),
     ("MultiVectorMask", &[("skiplist_words skiplist_tasks keep_only_token_ids", Read)]),
     (
         "tokenizer_config.json",

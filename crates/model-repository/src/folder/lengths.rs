@@ -28,6 +28,10 @@ impl FolderDescription {
         let told = &self.tokenizer.padding_side;
         match &self.executor {
             Executor::Onnx { output, .. } if output.value.rank() == Some(2) => told.clone(),
+            // Only the last place.
+            Executor::Onnx { output, .. } if output.value.dims.as_ref().and_then(|dims| dims.get(1)) == Some(&1) => {
+                told.clone()
+            }
             _ if told.origin.starts_with("--") => told.clone(),
             _ => Derived::from(PaddingSide::Right, "the mask says what is padding"),
         }

@@ -8,6 +8,7 @@
 //!
 //! Not here: downloads, conversions, and comparing a model's results.
 
+mod causal;
 mod chain;
 mod choices;
 mod classifier;
@@ -22,6 +23,7 @@ mod heads;
 mod inputs;
 mod late;
 mod lengths;
+mod messages;
 mod modules;
 mod needed;
 mod onnx;
@@ -95,8 +97,11 @@ impl FolderDescription {
         let reader = Reader::new(path, choices.into());
         let found = describe::describe(&reader);
         let warnings = reader.take_warnings();
+        let served_names = reader.choices().served_names.clone();
         match (found, reader.into_faults()) {
-            (Some(description), faults) if faults.is_empty() => Ok(FolderDescription { warnings, ..description }),
+            (Some(description), faults) if faults.is_empty() => {
+                Ok(FolderDescription { warnings, served_names, ..description })
+            }
             (_, faults) => Err(FolderError { path: path.to_owned(), faults }),
         }
     }
@@ -111,19 +116,25 @@ pub fn is_model_folder(path: &Path) -> bool {
     MARKS.iter().any(|mark| path.join(mark).is_file()) || has_graph(path)
 }
 
+/// The name of a model folder on Hugging Face's hub, `org/name` or `name`, where it is in the hub's cache
+/// (`models--org--name/snapshots/…`).
+pub fn hub_name(path: &Path) -> Option<String> {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let names: Vec<_> = path.components().rev().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
+    match names.as_slice() {
+        [_, snapshots, cached, ..] if snapshots == "snapshots" => {
+            Some(cached.strip_prefix("models--")?.replacen("--", "/", 1))
+        }
+        _ => None,
+    }
+}
+
 /// The default name for serving the model folder at `path`: the folder's, and in Hugging Face's
 /// cache (`models--org--name/snapshots/…`) the model's. Characters that no model name has become `_`.
 pub fn folder_name(path: &Path) -> String {
-    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let names: Vec<_> = path.components().rev().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
-    let cached = match names.as_slice() {
-        [_, snapshots, cached, ..] if snapshots == "snapshots" => cached.strip_prefix("models--"),
-        _ => None,
-    };
-    let name = match cached {
-        Some(cached) => cached.rsplit("--").next().unwrap_or(cached),
-        None => names.first().map_or("", String::as_str),
-    };
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let last = || whole.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
+    let name = hub_name(path).map_or_else(last, |name| name.rsplit('/').next().unwrap_or(&name).to_owned());
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let name: String = name.chars().map(|c| if fits(c) { c } else { '_' }).collect();
     match name.trim_start_matches('.') {

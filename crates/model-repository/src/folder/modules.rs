@@ -95,6 +95,10 @@ pub(crate) enum ModuleKind {
     Splade {
         argument: Derived<String>,
     },
+    /// Logits over the vocabulary to a score: the argument of op `logit_score`.
+    LogitScore {
+        argument: Derived<String>,
+    },
     /// Zeroes the vectors of padding, and of tokens that are not compared.
     Mask {
         skiplist_words: Option<Derived<Vec<String>>>,
@@ -204,6 +208,7 @@ fn module(reader: &Reader<'_>, index: usize, value: &Value) -> Option<Module> {
         "Normalize" => ModuleKind::Normalize,
         "SpladePooling" => splade(reader, &folder)?,
         "MultiVectorMask" => mask(reader, &folder)?,
+        "LogitScore" => logit_score(reader, &folder)?,
         // Does something in training only.
         "Dropout" => return None,
         "Router" => {
@@ -213,7 +218,7 @@ fn module(reader: &Reader<'_>, index: usize, value: &Value) -> Option<Module> {
         _ => {
             reader.fault(format_args!(
                 "{place}.type is '{name}', which is not supported; supported are Transformer, MLMTransformer, Pooling, Dense, \
-                 LayerNorm, Normalize, Dropout, SpladePooling, MultiVectorMask and StaticEmbedding"
+                 LayerNorm, Normalize, Dropout, SpladePooling, MultiVectorMask, LogitScore and StaticEmbedding"
             ));
             return None;
         }
@@ -250,7 +255,8 @@ fn check_names(reader: &Reader<'_>, kind: &str, json: &Json) {
         let Some(name) = json.get(key).and_then(Value::as_str) else { continue };
         // The last Dense of a cross-encoder gives its scores.
         let is_scores = kind == "Dense" && key == "module_output_name" && name == "scores";
-        if !known.contains(&name) && !is_scores {
+        let is_logits = kind == "LogitScore" && name == "causal_logits";
+        if !known.contains(&name) && !is_scores && !is_logits {
             reader.fault(format_args!(
                 "{}: {key} is '{name}', which is not supported, expected {}: the modules are one chain",
                 json.file,
@@ -280,6 +286,23 @@ fn renamed(reader: &Reader<'_>, json: &Json, newer: &str, older: &str) -> Option
         reader.fault(format_args!("{file}: {newer} is {}, but {file}: {older} is {}", new.value, old.value));
     }
     new.or(old)
+}
+
+fn logit_score(reader: &Reader<'_>, folder: &str) -> Option<ModuleKind> {
+    let json = config(reader, folder)?;
+    let Some(positive) = json.number(reader, "true_token_id") else {
+        reader.fault(format_args!("{}: true_token_id is missing, whose logit is the score", json.file));
+        return None;
+    };
+    let argument = match json.number(reader, "false_token_id") {
+        Some(negative) => Derived::field(
+            format!("{}-{}", positive.value, negative.value),
+            &json.file,
+            "true_token_id, false_token_id",
+        ),
+        None => positive.map(|id| id.to_string()),
+    };
+    Some(ModuleKind::LogitScore { argument })
 }
 
 fn pooling(reader: &Reader<'_>, folder: &str) -> Option<Pooling> {

@@ -14,7 +14,8 @@ use super::torch_file;
 /// How the files of a model folder come into a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// A hard link where the file system allows it, else a symbolic one: the repository takes no room.
+    /// A symbolic link: the repository takes no room, and the folder's files stay as they are. A hard link would count as a second name of
+    /// the file, for which Python's `onnx` refuses weights beside a graph.
     Link,
     /// A copy, which later changes of the folder do not reach.
     Copy,
@@ -86,6 +87,6 @@ fn bring(source: &Path, target: &Path, placement: Placement) -> io::Result<()> {
     let source = source.canonicalize()?;
     match placement {
         Placement::Copy => fs::copy(&source, target).map(drop),
-        Placement::Link => fs::hard_link(&source, target).or_else(|_| symlink(&source, target)),
+        Placement::Link => symlink(&source, target),
     }
 }

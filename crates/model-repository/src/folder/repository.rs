@@ -104,6 +104,9 @@ impl FolderDescription {
             std::iter::once(self.task.value).chain(self.heads.iter().map(|head| head.task)).map(Task::name).collect();
         let origin = [self.task.origin.as_str()].into_iter().chain(heads).collect::<Vec<_>>().join("; ");
         text.parameter("task", &tasks.join(", "), &origin);
+        if !self.served_names.is_empty() {
+            text.parameter("served_names", &self.served_names.join(", "), "the hub's name, or that of a flag");
+        }
         if let Some(labels) = &self.labels {
             text.parameter("labels", &json!(labels.value).to_string(), &labels.origin);
         }
@@ -185,6 +188,12 @@ impl FolderDescription {
             text.derived("first_position", self.tokenizer.first_position.as_ref().filter(|_| takes("position_ids")));
             let types = self.tokenizer.no_types.clone().filter(|_| takes("token_type_ids"));
             text.derived("token_types", types.map(|types| types.map(|_| false)).as_ref());
+        }
+        if let Some(messages) = &self.tokenizer.messages {
+            text.line("# A text becomes a message of the role user, a pair messages of query and document, a prompt one of system before them.", "");
+            text.derived("message_format", Some(&messages.format));
+            let variables = messages.variables.clone();
+            text.derived("chat_template_kwargs", variables.map(|given| given.map(|given| json!(given))).as_ref());
         }
         self.prompt_parameters(&mut text);
         text.derived("prompts_as_tokens", self.late.prompts_as_tokens.as_ref());
@@ -471,7 +480,8 @@ fn tokens(description: &FolderDescription, name: &str) -> Tensor {
 /// The inputs that a chain's ops need beside the data.
 fn side(description: &FolderDescription) -> Vec<Tensor> {
     let tokens = |name: &str| tokens(description, name);
-    let uses_mask = |op: &Derived<String>| ["pool:", "mask", "splade"].iter().any(|name| op.value.starts_with(name));
+    let uses_mask =
+        |op: &Derived<String>| ["pool:", "logit_score", "mask", "splade"].iter().any(|name| op.value.starts_with(name));
     let mut side = Vec::new();
     if description.task.value == Task::MultiVector && description.late.scores_apart() {
         side.push(scoring_mask());

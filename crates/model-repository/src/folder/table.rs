@@ -31,6 +31,10 @@ impl FolderDescription {
     /// All derived values, part by part.
     pub fn table(&self) -> Vec<Row> {
         let mut rows = vec![Row::new("", "task", self.task.clone().map(|task| task.name()))];
+        if !self.served_names.is_empty() {
+            let names = Derived::from(few(&self.served_names), "the hub's name, or that of a flag");
+            rows.push(Row::new("", "served_names", names));
+        }
         if let Some(labels) = &self.labels {
             rows.push(Row::new("", "labels", labels.clone().map(|labels| few(&labels))));
         }
@@ -51,6 +55,14 @@ impl FolderDescription {
         }
         if let Some(special) = &self.special_tokens {
             rows.push(Row::new("tokenizer", "add_special_tokens", special.clone()));
+        }
+        if let Some(messages) = &self.tokenizer.messages {
+            rows.push(Row::new("tokenizer", "message_format", messages.format.clone()));
+            let variables = messages.variables.clone();
+            rows.extend(
+                variables
+                    .map(|given| Row::new("tokenizer", "chat_template_kwargs", given.map(serde_json::Value::from))),
+            );
         }
         let late = &self.late;
         let lengths = [("query_length", &late.query_length), ("document_length", &late.document_length)];

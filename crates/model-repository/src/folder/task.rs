@@ -77,6 +77,9 @@ fn by_files(
         };
         return Purpose { cross_encoder: true, ..plain(Derived::from(task, told.origin)) };
     }
+    if let Some(module) = find(|step| matches!(step, ModuleKind::LogitScore { .. })) {
+        return Purpose { cross_encoder: true, ..by_module(module, Task::Rerank) };
+    }
     if let Some(module) = find(|step| matches!(step, ModuleKind::Static { .. })) {
         return Purpose { is_static: true, ..by_module(module, Task::Embed) };
     }
@@ -106,6 +109,9 @@ fn by_files(
         return Purpose { is_static: true, ..plain(by_architecture(Task::Embed)) };
     }
     let says_cross_encoder = model_type.as_ref().is_some_and(|kind| kind.value == "CrossEncoder");
+    if let Some(told) = model_type.clone().filter(|_| says_cross_encoder && architecture.ends_with("ForCausalLM")) {
+        return Purpose { cross_encoder: true, ..plain(Derived::from(Task::Rerank, told.origin)) };
+    }
     if architecture.ends_with("ForSequenceClassification") || says_cross_encoder {
         return sequence(
             reader,

@@ -7,6 +7,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::{ModelConfig, Repository};
 
+mod messages;
 mod strange;
 
 /// A folder of these files; an object is written as JSON.
@@ -683,6 +684,11 @@ fn names_come_from_folders_and_caches() {
     assert_eq!(name("bge-small-en-v1.5"), "bge-small-en-v1.5");
     assert_eq!(name("models--BAAI--bge-m3/snapshots/5617a9f61b"), "bge-m3");
     assert_eq!(name("mein Modell"), "mein_Modell");
+    let hub = |path: &str| hub_name(&root.path().join(path));
+    assert_eq!(hub("models--BAAI--bge-m3/snapshots/5617a9f61b").as_deref(), Some("BAAI/bge-m3"));
+    fs::create_dir_all(root.path().join("models--gpt2/snapshots/main")).unwrap();
+    assert_eq!(hub("models--gpt2/snapshots/main").as_deref(), Some("gpt2"));
+    assert_eq!(hub("bge-small-en-v1.5"), None);
     assert!(!is_model_folder(root.path()));
     assert!(is_model_folder(encoder(&[], &[]).path()));
 }

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::choices::PaddingSide;
 use super::fields;
 use super::files::{Json, Reader};
+use super::messages::Messages;
 use super::modules;
 use super::origin::Derived;
 use super::rows;
@@ -101,6 +102,8 @@ pub(crate) struct Tokenizer {
     pub(crate) sample_rows: Option<String>,
     /// The padding token, where the tokenizer's files that are served do not name it.
     pub(crate) pad_token: Option<Derived<String>>,
+    /// How texts become messages of a chat, where the library makes messages of them.
+    pub(crate) messages: Option<Messages>,
 }
 
 /// The texts that go before others, by name.
@@ -164,6 +167,7 @@ pub(crate) fn read(reader: &Reader<'_>, folder: &str, model: &Json, is_static: b
     Some(Tokenizer {
         files,
         pad_token: pad_token.map(|token| Derived::field(token.to_owned(), &config.file, "pad_token")),
+        messages: None,
         max_characters: max_length.as_ref().zip(median).map(|(length, median)| {
             Derived::from(
                 length.value * median,

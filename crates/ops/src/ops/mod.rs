@@ -6,6 +6,7 @@ pub mod dense;
 pub mod entities;
 pub mod layer_norm;
 pub mod lexical;
+pub mod logit_score;
 pub mod mask;
 pub mod normalize;
 mod op;
@@ -22,6 +23,7 @@ pub use op::{BuildOp, Op, OpEntry, Resources};
 /// Every op.
 pub static OPS: &[OpEntry] = &[
     pool::ENTRY,
+    logit_score::ENTRY,
     normalize::ENTRY,
     dense::ENTRY,
     layer_norm::ENTRY,
@@ -60,6 +62,7 @@ mod tests {
             "decode" => (None, Signature::new(Form::Ints, [2, 4])),
             "dense" => (Some("dense"), Signature::new(Form::Floats, [2, 4])),
             "layer_norm" => (Some("layer_norm"), Signature::new(Form::Floats, [2, 4])),
+            "logit_score" => (Some("1-0"), Signature::new(Form::Floats, [2, 3, 4])),
             "mask" | "splade" => (None, Signature::new(Form::Floats, [2, 3, 4])),
             "lexical" => (None, Signature::new(Form::Floats, [2, 3, 1])),
             "entities" => (Some("simple"), Signature::new(Form::Floats, [2, 3, 2])),

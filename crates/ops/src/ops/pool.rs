@@ -148,7 +148,7 @@ impl Pool {
 }
 
 /// The mask as integers `[rows, length]`, checked against the shape of the hidden states.
-pub(super) fn read_mask<'a>(
+pub(crate) fn read_mask<'a>(
     mask: &'a Tensor,
     hidden: &CowArray<'_, f32, Ix3>,
 ) -> Result<CowArray<'a, i64, Ix2>, InferError> {

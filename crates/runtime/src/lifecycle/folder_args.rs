@@ -37,6 +37,11 @@ pub struct FolderArgs {
     /// A contradiction in a model folder's files that is accepted, by the name that its error has
     #[arg(long, env = "TRIREME_ACCEPT", value_name = "[NAME:]CONTRADICTION", value_delimiter = ',')]
     pub accept: Vec<String>,
+
+    /// A further name by which clients may ask for a model folder's model, as text-embedding-3-small. A model of the Hugging Face hub has the
+    /// hub's name, org/name, by itself
+    #[arg(long, env = "TRIREME_SERVED_NAME", value_name = "[NAME:]NAME", value_delimiter = ',')]
+    pub served_name: Vec<String>,
 }
 
 /// Reads the name of a precision.
@@ -57,7 +62,7 @@ impl FolderArgs {
         Ok(choices)
     }
 
-    fn given(&self) -> [(&'static str, &Vec<String>); 6] {
+    fn given(&self) -> [(&'static str, &Vec<String>); 7] {
         [
             ("graph", &self.graph),
             ("task", &self.task),
@@ -65,6 +70,7 @@ impl FolderArgs {
             ("normalize", &self.normalize),
             ("padding-side", &self.padding_side),
             ("accept", &self.accept),
+            ("served-name", &self.served_name),
         ]
     }
 

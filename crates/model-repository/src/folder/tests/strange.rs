@@ -329,22 +329,6 @@ fn an_adapter_says_how_it_is_merged() {
 }
 
 #[test]
-fn chat_templates_that_a_library_would_render_are_not_passed_over() {
-    let message = json!({"modality_config": {"text": {}, "message": {"format": "flat"}}});
-    let folder = encoder(&[TRANSFORMER, POOLING], &[mean(), ("sentence_bert_config.json", message)]);
-    read(&folder, Choices::default());
-    write(folder.path(), "chat_template.jinja", b"{{ messages[0].content }}");
-    is_settled_by_accept(&folder, "chat-template");
-    // An older file knows no messages, so that a template beside it has no effect.
-    write(folder.path(), "sentence_bert_config.json", br#"{"max_seq_length": 32}"#);
-    read(&folder, Choices::default());
-    let pairs = classifier("Qwen3ForSequenceClassification", json!({"id2label": {"0": "LABEL_0"}}), 1);
-    write(pairs.path(), "chat_template.jinja", b"{{ messages[0].content }}");
-    is_settled_by_accept(&pairs, "chat-template");
-    read(&pairs, choose("task", "classify"));
-}
-
-#[test]
 fn the_routes_of_a_router_are_folders_that_serve() {
     let router = "sentence_transformers.base.modules.router.Router";
     let of = |kind: &str| format!("sentence_transformers.sparse_encoder.modules.{kind}");

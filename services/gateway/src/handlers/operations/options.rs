@@ -9,6 +9,8 @@ use crate::registry::Offer;
 pub struct TextOptions {
     /// The prompt that is put before each text.
     pub prompt: Prompt,
+    /// What the model shall do with the texts; it goes into the prompt, or before the messages of a chat template.
+    pub instruction: Option<String>,
     /// Whether texts that are too long are cut; otherwise they are an error.
     pub truncate: Option<bool>,
     /// Where they are cut.
@@ -37,8 +39,9 @@ type Reader = (&'static str, &'static str, fn(&ParameterValue) -> bool);
 
 /// The request parameters that have to be read. Others are the gateway's own business, too (`normalize`, `dimensions`), or true of
 /// scores that no step changes (`raw_scores`).
-const READERS: [Reader; 7] = [
+const READERS: [Reader; 8] = [
     ("prompt_name", "tokenizer", |_| true),
+    ("instruction", "tokenizer", |_| true),
     ("truncate", "tokenizer", |value| *value == ParameterValue::Bool(false)),
     ("truncation_side", "tokenizer", |value| value.as_str() == Some("left")),
     ("max_tokens", "tokenizer", |_| true),
@@ -93,7 +96,7 @@ pub enum Side {
 // === impl TextOptions ===
 
 impl TextOptions {
-    /// The request parameters that stages read: `prompt_name`, `truncate`, `truncation_side`, `max_tokens`,
+    /// The request parameters that stages read: `prompt_name`, `instruction`, `truncate`, `truncation_side`, `max_tokens`,
     /// `add_special_tokens`, `skip_special_tokens` and `token_ids` the tokenizer;
     /// `normalize`, `raw_scores`, `dimensions` and `aggregation_strategy` postprocess.
     pub fn parameters(&self, offer: &Offer) -> Result<Parameters, InferError> {
@@ -116,6 +119,7 @@ impl TextOptions {
         }
         let texts = [
             ("prompt_name", prompt),
+            ("instruction", self.instruction.clone()),
             ("truncation_side", side.map(str::to_owned)),
             ("aggregation_strategy", self.aggregation_strategy.clone()),
         ];
@@ -149,6 +153,7 @@ mod tests {
         assert!(TextOptions::default().parameters(&offer).unwrap().is_empty());
         let asked = TextOptions {
             prompt: Prompt::Query,
+            instruction: Some("Find bugs".to_owned()),
             truncate: Some(false),
             truncation_side: Some(Side::Left),
             dimensions: Some(64),
@@ -156,6 +161,7 @@ mod tests {
         };
         let expected: Parameters = [
             ("prompt_name".to_owned(), "query".into()),
+            ("instruction".to_owned(), "Find bugs".into()),
             ("truncate".to_owned(), ParameterValue::Bool(false)),
             ("truncation_side".to_owned(), "left".into()),
             ("dimensions".to_owned(), ParameterValue::Int64(64)),

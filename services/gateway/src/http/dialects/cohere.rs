@@ -81,6 +81,8 @@ struct Embed {
     output_dimension: Option<u64>,
     truncate: Option<Truncate>,
     max_tokens: Option<u64>,
+    /// Ours: what the model shall do with the texts.
+    instruction: Option<String>,
     /// An order among the requests of one customer, which there is none of here.
     #[serde(rename = "priority")]
     _priority: Option<u32>,
@@ -100,6 +102,8 @@ struct Rerank {
     return_documents: bool,
     max_chunks_per_doc: Option<u64>,
     max_tokens_per_doc: Option<u64>,
+    /// Ours: by what the model shall judge.
+    instruction: Option<String>,
     #[serde(rename = "priority")]
     _priority: Option<u32>,
 }
@@ -138,6 +142,7 @@ async fn embed(call: DialectCall, version: Version) -> Result<Response, Refusal>
         truncate: Some(truncate),
         truncation_side: side,
         max_tokens: body.max_tokens,
+        instruction: body.instruction,
         dimensions: body.output_dimension,
         ..TextOptions::default()
     };
@@ -197,7 +202,8 @@ async fn rerank(call: DialectCall, version: Version) -> Result<Response, Refusal
     }
     let fields = body.rank_fields.unwrap_or_else(|| vec!["text".to_owned()]);
     let documents = Document::texts(body.documents, "documents", &fields)?;
-    let options = TextOptions { max_tokens: body.max_tokens_per_doc, ..TextOptions::default() };
+    let options =
+        TextOptions { max_tokens: body.max_tokens_per_doc, instruction: body.instruction, ..TextOptions::default() };
     let ask = call.ask(body.model.as_deref(), options);
     let scores = call.handlers.rerank(&body.query, &documents, &ask).await?;
     let most = body.top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));

@@ -55,6 +55,8 @@ struct Embeddings {
     embedding_type: Option<OneOrMany<EmbeddingType>>,
     truncate: Option<bool>,
     return_multivector: Option<bool>,
+    /// Ours: what the model shall do with the texts.
+    instruction: Option<String>,
     #[serde(rename = "user")]
     _user: Option<String>,
 }
@@ -70,6 +72,8 @@ struct Rerank {
     return_documents: Option<bool>,
     truncation: Option<bool>,
     return_embeddings: Option<bool>,
+    /// Ours: by what the model shall judge.
+    instruction: Option<String>,
 }
 
 impl Embeddings {
@@ -105,6 +109,7 @@ impl Embeddings {
         let types = body.embedding_type.map_or_else(|| vec![EmbeddingType::Float], OneOrMany::into_list);
         let options = TextOptions {
             prompt,
+            instruction: body.instruction,
             truncate: body.truncate,
             normalize: Some(body.normalized.unwrap_or(true)),
             dimensions: body.dimensions,
@@ -180,7 +185,7 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     }
     let query = body.query.text(&TEXT).ok_or_else(|| Refusal::field("query", "holds no text in 'text'"))?;
     let documents = Document::texts(body.documents, "documents", &TEXT)?;
-    let options = TextOptions { truncate: body.truncation, ..TextOptions::default() };
+    let options = TextOptions { truncate: body.truncation, instruction: body.instruction, ..TextOptions::default() };
     let scores = call.handlers.rerank(&query, &documents, &call.ask(Some(&body.model), options)).await?;
     let most = body.top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
     let tokens = answer::tokens(&scores.ledger);

@@ -1,6 +1,6 @@
 //! OpenAI: `/v1/embeddings` and `/v1/models`.
 //!
-//! `prompt_name` is ours: a prompt of the model that is put before each text. Token ids are those of OpenAI's own vocabulary
+//! `prompt_name` and `instruction` are ours: a prompt of the model that is put before each text, and what stands in it. Token ids are those of OpenAI's own vocabulary
 //! (`openai_tokens`).
 
 use axum::response::Response;
@@ -44,6 +44,7 @@ struct Embeddings {
     #[serde(rename = "user")]
     _user: Option<String>,
     prompt_name: Option<String>,
+    instruction: Option<String>,
 }
 
 async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
@@ -59,7 +60,8 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
         });
     }
     let prompt = body.prompt_name.map_or(Prompt::Default, Prompt::Named);
-    let options = TextOptions { prompt, dimensions: body.dimensions, ..TextOptions::default() };
+    let options =
+        TextOptions { prompt, instruction: body.instruction, dimensions: body.dimensions, ..TextOptions::default() };
     let vectors = call.handlers.embed(&texts, &call.ask(Some(&body.model), options)).await?;
     let format = body.encoding_format.unwrap_or_default();
     let numbers = vectors.numbers();

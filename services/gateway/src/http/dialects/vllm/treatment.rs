@@ -11,6 +11,8 @@ use crate::handlers::operations::{Side, TextOptions};
 #[schema(as = VllmTreatment)]
 pub struct Treatment {
     pub model: Option<String>,
+    /// What the model shall do with the texts.
+    pub instruction: Option<String>,
     pub truncate_prompt_tokens: Option<i64>,
     pub truncation_side: Option<TruncationSide>,
     #[serde(alias = "activation")]
@@ -38,6 +40,7 @@ impl Treatment {
             })?),
         };
         Ok(TextOptions {
+            instruction: self.instruction.clone(),
             truncate: self.truncate_prompt_tokens.map(|_| true),
             max_tokens,
             truncation_side: self.truncation_side.map(|side| match side {
