@@ -10,6 +10,7 @@ mod durable;
 mod form;
 mod incoming;
 mod jobs;
+mod names;
 mod openapi;
 mod prefer;
 mod ranges;
@@ -96,7 +97,7 @@ impl HttpListener {
         let (idle_timeout, tls) = (self.options.idle_timeout, self.options.tls.clone());
         let (budget, access) = (handlers.budget.clone(), Arc::new(handlers.access.clone()));
         let (crowd, tasks) = (Crowd::new(limits), TaskSet::new());
-        let registry = handlers.registry.clone();
+        let (registry, names_of) = (handlers.registry.clone(), handlers.registry.clone());
         let mut state = HttpState {
             handlers,
             options: Arc::new(self.options),
@@ -123,7 +124,7 @@ impl HttpListener {
             state.jobs = Some(jobs);
         }
         let intake = Intake { traffic: routes::traffic, idle_timeout, budget, access, tasks: tasks.clone() };
-        let router = intake.guard(routes::router(state));
+        let router = names::by_every_name(intake.guard(routes::router(state)), names_of);
         let connections = Connections { router, protocol: Protocol::Http1, idle_timeout, tls, crowd, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }

@@ -1,0 +1,75 @@
+//! Paths that name a model by another of its names, such as that of the Hugging Face hub: `/v2/models/org/name/infer`, and with
+//! `org%2Fname`.
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::Uri;
+use axum::http::uri::PathAndQuery;
+use axum::middleware::map_request_with_state;
+use percent_encoding::percent_decode_str;
+
+use crate::registry::Registry;
+
+/// What stands before a model's name.
+const PLACES: [&str; 2] = ["/v2/models/", "/tei/"];
+
+/// The router, with every name of a model in paths.
+pub fn by_every_name(router: Router, registry: Registry) -> Router {
+    // A layer of the router itself would come after it has chosen the route.
+    Router::new().fallback_service(router).layer(map_request_with_state(registry, with_own_name))
+}
+
+async fn with_own_name(State(registry): State<Registry>, mut request: Request) -> Request {
+    let own = |name: &str| registry.catalog().own_name(name).map(str::to_owned);
+    if let Some(path) = own_path(request.uri().path(), own) {
+        let query = request.uri().query().map_or(String::new(), |query| format!("?{query}"));
+        let mut parts = request.uri().clone().into_parts();
+        if let Ok(path) = PathAndQuery::try_from(format!("{path}{query}")) {
+            parts.path_and_query = Some(path);
+            *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
+        }
+    }
+    request
+}
+
+/// The path with a model's own name, where it has another one. `own` gives the own name of a known one.
+fn own_path(path: &str, own: impl Fn(&str) -> Option<String>) -> Option<String> {
+    let (place, rest) = PLACES.into_iter().find_map(|place| Some((place, path.strip_prefix(place)?)))?;
+    let (first, behind) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let decoded = percent_decode_str(first).decode_utf8().ok()?;
+    if let Some(name) = own(&decoded) {
+        return (name != first).then(|| format!("{place}{name}{behind}"));
+    }
+    let tail = behind.strip_prefix('/')?;
+    let (second, behind) = tail.split_at(tail.find('/').unwrap_or(tail.len()));
+    let name = own(&format!("{first}/{second}"))?;
+    Some(format!("{place}{name}{behind}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_found_by_each_of_its_names() {
+        let own = |name: &str| match name {
+            "bge-m3" | "BAAI/bge-m3" | "alias" => Some("bge-m3".to_owned()),
+            _ => None,
+        };
+        let found = |path: &str| own_path(path, own);
+        for name in ["BAAI/bge-m3", "BAAI%2Fbge-m3", "BAAI%2fbge-m3", "alias"] {
+            assert_eq!(found(&format!("/v2/models/{name}/infer")).unwrap(), "/v2/models/bge-m3/infer", "{name}");
+            assert_eq!(found(&format!("/v2/models/{name}")).unwrap(), "/v2/models/bge-m3", "{name}");
+            assert_eq!(found(&format!("/tei/{name}/embed")).unwrap(), "/tei/bge-m3/embed", "{name}");
+        }
+        for path in [
+            "/v2/models/bge-m3/infer",
+            "/v2/models/other/infer",
+            "/v2/models/stats",
+            "/tei/embed",
+            "/v1/models/BAAI/bge-m3",
+        ] {
+            assert_eq!(found(path), None, "{path}");
+        }
+    }
+}
