@@ -105,6 +105,55 @@ fn a_folder_answers_as_the_repository_written_by_hand(mode: Mode) {
     }
 }
 
+/// The tiny encoder in the hub's cache, and with a template that its library applies.
+#[test]
+fn a_model_of_the_hub_answers_to_both_of_its_names_and_follows_instructions() {
+    let (cache, folder) = (tempfile::tempdir().expect("a temporary folder"), tiny());
+    let own = json!({"max_seq_length": 16, "modality_config": {"text": {}, "message": {"format": "flat"}}});
+    write(&folder, "sentence_bert_config.json", &own);
+    let template = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}";
+    fs::write(folder.path().join("chat_template.jinja"), template).expect("a file can be written");
+    let place = cache.path().join("models--org--boats/snapshots/1");
+    fs::create_dir_all(place.parent().expect("a folder above")).expect("a folder can be made");
+    fs::rename(folder.path(), &place).expect("a folder can be moved");
+    let path = place.display().to_string();
+    let sandbox = Setup::new(Mode::AllInOne).worker_arguments(&[&path, "--served-name", "harbour"]).start();
+    let input = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["the boat"]}]});
+    let vector = |model: &str, parameters: Value| {
+        let mut input = input.clone();
+        input["parameters"] = parameters;
+        let answer = sandbox.infer(model, &input);
+        assert_eq!(answer.status, 200, "{model}: {}", answer.text());
+        answer.numbers("sentence_embedding")
+    };
+    let own = vector("boats", json!({}));
+    for name in ["org/boats", "org%2Fboats", "harbour", "org/boats/versions/1"] {
+        assert_close(&vector(name, json!({})), &own, 1e-6);
+    }
+    assert_eq!(sandbox.get("/v2/models/org/boats/ready").status, 200);
+    assert_eq!(sandbox.get("/v2/models/org/other/ready").status, 404);
+    let embed = |model: &str, instruction: Option<&str>| {
+        let mut body = json!({"model": model, "input": "the boat"});
+        if let Some(instruction) = instruction {
+            body["instruction"] = json!(instruction);
+        }
+        let answer = sandbox.send(&Request::post("/v1/embeddings", body.to_string()));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        serde_json::from_value::<Vec<f32>>(answer.json()["data"][0]["embedding"].clone()).expect("a vector")
+    };
+    assert_close(&embed("org/boats", None), &own, 1e-6);
+    let instructed = embed("boats", Some("deep water"));
+    assert_close(&instructed, &vector("boats", json!({"instruction": "deep water"})), 1e-6);
+    assert!(
+        instructed.iter().zip(&own).any(|(ours, plain)| (ours - plain).abs() > 1e-4),
+        "the instruction has an effect"
+    );
+    let tokens = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["the boat"]}],
+        "outputs": [{"name": "decoded_text"}], "parameters": {"instruction": "deep water"}});
+    let answer = sandbox.infer("boats_tokenizer", &tokens);
+    assert_eq!(answer.output("decoded_text")["data"], json!(["system deep water user the boat"]));
+}
+
 /// The tiny encoder as it might be trained anew: its vectors have other lengths, and texts are cut earlier.
 fn next() -> TempDir {
     let folder = tiny();
