@@ -50,6 +50,8 @@ pub struct FolderDescription {
     pub(crate) unserved: Option<Derived<String>>,
     /// Warnings for a person.
     pub(crate) warnings: Vec<String>,
+    /// The tasks that requests choose among, where the graph has an adapter for each.
+    pub(crate) adapters: Option<Derived<Vec<String>>>,
     /// Further names of the model.
     pub(crate) served_names: Vec<String>,
 }
@@ -219,6 +221,7 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         ));
     }
     guesses(reader, &purpose, &chain.ops, files.modules.is_some());
+    let adapters = file.graph.input(inputs::TASK_INPUT).map(|input| adapters(&files.config, file.place(input)));
     Some(FolderDescription {
         root: reader.root().to_owned(),
         task: purpose.task,
@@ -235,6 +238,7 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         heads,
         unserved,
         warnings: Vec::new(),
+        adapters,
         served_names: Vec::new(),
     })
 }
@@ -276,6 +280,16 @@ fn refuse_others(reader: &Reader<'_>, files: &Files) {
             "gliner_config.json: GLiNER looks for the labels that a request names, which is no task that folders are served for: serve it \
              with a model.py that uses the library gliner (docs/python.md)",
         );
+    }
+}
+
+/// The names of a graph's adapters, in the order of their numbers.
+fn adapters(config: &Json, place: String) -> Derived<Vec<String>> {
+    let names = config.get("lora_adaptations").and_then(Value::as_array);
+    let names = names.map(|names| names.iter().filter_map(|name| Some(name.as_str()?.to_owned())).collect::<Vec<_>>());
+    match names.filter(|names| !names.is_empty()) {
+        Some(names) => Derived::field(names, &config.file, "lora_adaptations"),
+        None => Derived::from(Vec::new(), place),
     }
 }
 
@@ -392,6 +406,7 @@ fn static_model(
         heads: Vec::new(),
         unserved: None,
         warnings: Vec::new(),
+        adapters: None,
         served_names: Vec::new(),
     })
 }
@@ -448,6 +463,7 @@ fn generation(
         heads: Vec::new(),
         unserved: None,
         warnings: Vec::new(),
+        adapters: None,
         served_names: Vec::new(),
     })
 }

@@ -191,7 +191,8 @@ impl GraphFile {
             [only] if only.rank() == Some(2) && only.is_float() => Some(only),
             _ => None,
         };
-        POOLED.into_iter().find_map(|name| self.graph.output(name)).or(only)
+        let is_vector = |output: &&GraphTensor| output.rank() != Some(3);
+        POOLED.into_iter().find_map(|name| self.graph.output(name).filter(is_vector)).or(only)
     }
 
     /// The output that holds one vector for each token.

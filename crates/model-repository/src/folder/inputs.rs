@@ -11,11 +11,14 @@ const TOKENIZED: [&str; 4] = ["input_ids", "attention_mask", "token_type_ids", "
 
 /// The inputs that tell a decoder what it has computed before, and how much of its result is wanted. The backend makes them: there is
 /// nothing before a text.
-const CACHES: [&str; 3] = ["past_key_values.", "use_cache_branch", "num_logits_to_keep"];
+const CACHES: [&str; 4] = ["past_key_values.", "use_cache_branch", "num_logits_to_keep", TASK_INPUT];
+
+/// The input that chooses one of several adapters for a whole run; requests name it.
+pub(super) const TASK_INPUT: &str = "task_id";
 
 /// The remedy for an input that is not made here; no export mends these.
 const OTHERS: [(&str, &str); 9] = [
-    ("task_id", TASK),
+    (TASK_INPUT, TASK),
     ("adapter_mask", TASK),
     (
         "pixel_values",
@@ -32,7 +35,7 @@ const OTHERS: [(&str, &str); 9] = [
     ),
 ];
 
-const TASK: &str = "which chooses one of several adapters by its number, and no request names one. Write the number of the task that you \
+const TASK: &str = "which chooses one of several adapters for each row; those that requests choose among are numbers for a whole run. Write the number of the task that you \
                     serve into the graph, one folder for each: python -c \"import onnx; m = onnx.load('GRAPH'); \
                     i = next(i for i in m.graph.input if i.name == 'INPUT'); d = [1 for _ in i.type.tensor_type.shape.dim]; \
                     m.graph.input.remove(i); m.graph.initializer.append(onnx.helper.make_tensor('INPUT', \
@@ -51,7 +54,8 @@ const CAST: &str = "python -c \"import onnx; m = onnx.load('GRAPH'); g = m.graph
 
 /// Whether the backend makes an input by itself.
 pub(super) fn is_cache(input: &GraphTensor) -> bool {
-    CACHES.iter().any(|name| input.name.starts_with(name))
+    let is_one = input.name != TASK_INPUT || input.dims.as_ref().is_none_or(|dims| matches!(dims[..], [] | [1]));
+    CACHES.iter().any(|name| input.name.starts_with(name)) && is_one
 }
 
 /// The inputs have to be those that are made here, with any number of rows.

@@ -112,8 +112,11 @@ impl FolderDescription {
         }
         text.derived("problem_type", self.problem.as_ref());
         self.prompt_parameters(&mut text);
-        text.derived("query_prompt", self.prompts.first(&["query"]).as_ref());
-        text.derived("document_prompt", self.prompts.first(&["document", "passage", "corpus"]).as_ref());
+        text.derived("query_prompt", self.prompts.first(&["query", "retrieval.query"]).as_ref());
+        text.derived(
+            "document_prompt",
+            self.prompts.first(&["document", "passage", "corpus", "retrieval.passage"]).as_ref(),
+        );
         if outputs.iter().all(|output| output.dims.iter().skip(1).all(|&dim| dim > 0)) {
             text.blank();
             text.line("# A request of more texts is cut into parts of this many, of like length, which run on all workers there are.", "");
@@ -250,6 +253,13 @@ impl FolderDescription {
             text.parameter("layouts", "by_load", "");
             text.blank();
             text.line("instance_group [ { kind: KIND_CPU } ]", "");
+        }
+        if let Some(adapters) = &self.adapters {
+            text.blank();
+            text.line("# A request says by parameter task_id, or by the name of its prompt, which of the graph's adapters it is for.", "");
+            text.parameter("task_ids", &json!(adapters.value).to_string(), &adapters.origin);
+            let usual = self.prompts.default.as_ref().filter(|usual| adapters.value.contains(&usual.value));
+            text.derived("default_task_id", usual);
         }
         if let Executor::Static { unknown, .. } = &self.executor {
             text.blank();

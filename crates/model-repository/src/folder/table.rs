@@ -78,6 +78,8 @@ impl FolderDescription {
         match &self.executor {
             Executor::Onnx { file, output } => {
                 rows.push(Row::new("model", "graph", file.file.clone()));
+                let adapters = self.adapters.clone();
+                rows.extend(adapters.map(|names| Row::new("model", "tasks", names.map(|names| few(&names)))));
                 rows.push(Row::new("model", "output", output.clone().map(|output| output.name)));
             }
             Executor::Static { file, .. } => rows.push(Row::new("model", "table", file.clone())),

@@ -506,7 +506,7 @@ fn what_is_not_supported_is_named_all_together() {
         ],
         &[],
     );
-    let inputs: Vec<(&str, &[i64])> = [&IDS[..], &[("task_id", &[])]].concat();
+    let inputs: Vec<(&str, &[i64])> = [&IDS[..], &[("task_id", &[-1])]].concat();
     write(folder.path(), "onnx/model.onnx", &onnx(&inputs, &[("last_hidden_state", &[-1, -1, 8])]));
     let found = faults(&folder);
     assert!(found[0].contains("1_Pooling/config.json is missing"), "{found:?}");

@@ -263,7 +263,7 @@ fn caches_are_left_to_the_backend_and_other_inputs_say_what_to_do() {
         config(&read(&folder, Choices::default()), 2).inputs.into_iter().map(|input| input.name).collect();
     assert_eq!(inputs, ["input_ids", "attention_mask"]);
     for (input, remedy) in [
-        ("task_id", "make_tensor('task_id'"),
+        ("adapter_mask", "make_tensor('adapter_mask'"),
         ("pixel_values", "CLIPTextModelWithProjection"),
         ("span_idx", "library gliner"),
     ] {
@@ -271,6 +271,26 @@ fn caches_are_left_to_the_backend_and_other_inputs_say_what_to_do() {
         let found = faults(&folder);
         assert!(found.len() == 1 && found[0].contains(remedy), "{found:?}");
     }
+}
+
+#[test]
+fn the_task_of_a_graph_with_adapters_is_left_to_requests() {
+    let prompts =
+        json!({"prompts": {"retrieval.query": "Find: ", "separation": ""}, "default_prompt_name": "separation"});
+    let folder = encoder(&[TRANSFORMER, POOLING], &[mean(), ("config_sentence_transformers.json", prompts)]);
+    let inputs = [IDS[0], IDS[1], ("task_id", &[][..])];
+    write(folder.path(), "onnx/model.onnx", &onnx(&inputs, &[("text_embeds", &[-1, -1, 8])]));
+    let description = read(&folder, Choices::default());
+    let model = config(&description, 2);
+    assert_eq!(names(model.inputs.iter().map(|input| &input.name)), ["input_ids", "attention_mask"]);
+    assert_eq!((&*model.parameters["task_ids"], model.parameters.get("default_task_id")), ("[]", None));
+    assert_eq!(config(&description, 0).parameters["query_prompt"], "retrieval.query");
+    let named = json!({"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 8, "vocab_size": 10,
+        "max_position_embeddings": 64, "lora_adaptations": ["retrieval.query", "separation"]});
+    write(folder.path(), "config.json", named.to_string().as_bytes());
+    let model = config(&read(&folder, Choices::default()), 2);
+    assert_eq!(model.parameters["task_ids"], r#"["retrieval.query","separation"]"#);
+    assert_eq!(model.parameters["default_task_id"], "separation");
 }
 
 #[test]

@@ -4,6 +4,8 @@
 use trireme_inference::{DataType, InferError, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
 
+use super::tasks;
+
 /// Whether an input of this name is made here where the configuration does not declare it.
 pub fn is_one(name: &str) -> bool {
     name.starts_with("past_key_values.") || ["use_cache_branch", "num_logits_to_keep"].contains(&name)
@@ -12,7 +14,8 @@ pub fn is_one(name: &str) -> bool {
 /// Of the model's inputs those that the configuration leaves to the backend.
 pub fn undeclared(config: &ModelConfig, inputs: &[TensorSpec]) -> Vec<TensorSpec> {
     let declared = |input: &TensorSpec| config.inputs.iter().any(|own| input.name == *own.name);
-    inputs.iter().filter(|input| is_one(&input.name) && !declared(input)).cloned().collect()
+    let is_task = |input: &TensorSpec| input.name == tasks::INPUT && config.parameters.contains_key(tasks::NAMES);
+    inputs.iter().filter(|input| (is_one(&input.name) || is_task(input)) && !declared(input)).cloned().collect()
 }
 
 /// The tensor of such an input for `rows` rows: a cache of length 0, a flag that says no, one position that is wanted.

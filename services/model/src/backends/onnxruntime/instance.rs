@@ -16,6 +16,7 @@ use super::layouts::{Layout, Layouts, Turn};
 use super::schema::Schema;
 use super::shared::{Held, Ran};
 use super::stop::Stopper;
+use super::tasks::{self, Tasks};
 use super::values;
 use crate::batcher::merge::{self, Cut};
 use crate::batcher::{Padding, apart};
@@ -40,6 +41,8 @@ pub struct OnnxInstance {
     output_reshapes: Vec<(String, Reshape)>,
     /// Inputs of the model that are empty, because no request has them.
     caches: Vec<TensorSpec>,
+    /// The tasks that requests choose among, if one of these inputs is the task.
+    tasks: Option<Tasks>,
     /// Devices whose arena is shrunk after each run.
     arena_shrinkage: Option<String>,
     stopper: Arc<Stopper>,
@@ -127,6 +130,10 @@ impl OnnxInstance {
             input_reshapes: input_reshapes.collect(),
             output_reshapes: output_reshapes.collect(),
             apart: None,
+            tasks: caches::undeclared(config, &schema.inputs)
+                .iter()
+                .any(|input| input.name == tasks::INPUT)
+                .then(|| Tasks::of(config).unwrap_or_default()),
             caches: caches::undeclared(config, &schema.inputs),
             arena_shrinkage,
             stopper: Arc::default(),
@@ -211,11 +218,30 @@ impl OnnxInstance {
         let mut inputs = merge::join(&inputs, padded).map_err(|error| in_model(&self.model, error))?;
         if !self.caches.is_empty() {
             let all = inputs.first().and_then(|input| input.shape().first().copied()).unwrap_or(0);
-            let made: Result<Vec<_>, _> = self.caches.iter().map(|cache| caches::empty(cache, all)).collect();
+            let task = self.task(requests)?;
+            let made = self.caches.iter().map(|cache| match task {
+                Some(task) if cache.name == tasks::INPUT => Tasks::tensor(cache, task),
+                _ => caches::empty(cache, all),
+            });
+            let made: Result<Vec<_>, _> = made.collect();
             inputs.to_mut().extend(made?);
         }
         let (outputs, gathered, ran) = self.run_inputs(requests, &inputs, &selected)?;
         Ok(Batch { outputs, rows, lengths, started, gathered, ran })
+    }
+
+    /// The task of a run.
+    fn task(&self, requests: &[ExecuteRequest]) -> Result<Option<i64>, InferError> {
+        let first = self.tasks.as_ref().zip(requests.first());
+        let task = first.map(|(tasks, request)| tasks.number(request)).transpose();
+        task.map_err(|error| in_model(&self.model, error))
+    }
+
+    /// How many requests from the first one on have its task; those that name none have one each.
+    fn of_one_task(&self, requests: &[ExecuteRequest]) -> usize {
+        let task = |request| self.task(std::slice::from_ref(request)).ok();
+        let Some(first) = requests.first().filter(|_| self.tasks.is_some()).map(task) else { return requests.len() };
+        requests.iter().take_while(|request| first.is_some() && task(request) == first).count().max(1)
     }
 
     fn run_plain(
@@ -374,6 +400,11 @@ impl ModelInstance for OnnxInstance {
                 Ok(None) => {}
                 Err(error) => return vec![Err(in_model(&self.model, error))],
             }
+        }
+        let alike = self.of_one_task(requests);
+        if alike < requests.len() {
+            let (first, others) = requests.split_at(alike);
+            return [self.execute(first), self.execute(others)].concat();
         }
         let together = requests.len() == 1 || self.batch != Batching::None;
         match together.then(|| self.execute_together(requests)) {

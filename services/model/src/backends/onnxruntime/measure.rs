@@ -12,6 +12,7 @@ use trireme_inference::{DataType, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
 
 use super::accelerators::InstanceDevice;
+use super::tasks;
 use crate::batcher::cost::{self, Fit, Point};
 use crate::batcher::{Declaration, PaddedInput};
 
@@ -127,7 +128,8 @@ pub fn request(
         ones(&spec.name, spec.datatype, shape.into(), filler)
     };
     let inputs = config.input_specs().into_iter().map(input).collect::<Result<_, _>>()?;
-    Ok(ExecuteRequest::made_up("made up while loading", inputs, config.outputs.iter().map(|output| &output.name)))
+    let outputs = config.outputs.iter().map(|output| &output.name);
+    Ok(tasks::of_first_task(ExecuteRequest::made_up("made up while loading", inputs, outputs)))
 }
 
 /// One of a tokenizer's tensors, of `rows` rows of `length` tokens: those of `row`, with its last one at the end.

@@ -29,6 +29,7 @@ mod sessions;
 mod settings;
 mod shared;
 mod stop;
+mod tasks;
 mod values;
 mod weights;
 
@@ -119,6 +120,7 @@ impl Backend for OnnxRuntime {
             config.complete(found).map_err(|error| LoadError::Config(error.to_string()))?;
         }
         schema.check(&config)?;
+        tasks::Tasks::of(&config)?;
         let mut declaration = Declaration::parse(&config)?;
         let padding = declaration.as_ref().map(|declaration| &declaration.padding);
         let new_instance = |session, padding: Option<&Padding>| {

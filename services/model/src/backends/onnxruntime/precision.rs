@@ -12,6 +12,7 @@ use trireme_inference::{DataType, InferError, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
 
 use super::settings::PrecisionCheck;
+use super::tasks;
 
 /// Rows and lengths of made-up requests.
 const SIZES: [(i64, i64); 3] = [(1, 8), (2, 32), (1, 96)];
@@ -137,7 +138,8 @@ fn made_up(config: &ModelConfig, rows: i64, length: i64, vocabulary: u64) -> Res
     let rows = if config.max_batch_size > 0 { rows.min(config.max_batch_size.into()) } else { rows };
     let inputs = config.input_specs().into_iter().map(|spec| made_up_input(&spec, rows, length, vocabulary));
     let inputs = inputs.collect::<Result<_, _>>()?;
-    Ok(ExecuteRequest::made_up("precision check", inputs, config.outputs.iter().map(|output| &output.name)))
+    let outputs = config.outputs.iter().map(|output| &output.name);
+    Ok(tasks::of_first_task(ExecuteRequest::made_up("precision check", inputs, outputs)))
 }
 
 /// Random tokens; ones for masks, zeros for segments, ascending numbers for positions; random floats.

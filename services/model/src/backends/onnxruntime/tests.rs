@@ -6,6 +6,7 @@ mod hostile;
 mod padding;
 mod shared;
 mod stopping;
+mod tasks;
 
 use std::path::{Path, PathBuf};
 
