@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "cli" / "src" / "verify"))
 
 import contradictions
+import fields
 import folders
 import reference
 import repositories
@@ -177,6 +178,8 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         run = Run(args.binaries, args.keep or Path(temporary), out)
         run.served([name for name in chosen(folders.FOLDERS) if name not in wrong and name not in folders.REFUSED])
+        for name in chosen(["fields-of-the-libraries"]):
+            run.attempt(name, fields.check)
         for name in chosen(BY_PYTHON):
             run.attempt(f"{name}, by Python", lambda: run.by_python(name))
         for name in chosen(EXPORTED):

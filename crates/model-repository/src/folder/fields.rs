@@ -48,6 +48,7 @@ pub const TABLE: &[(&str, Fields)] = &[
             ("attend_to_mask_tokens query_prefix document_prefix skiplist_words", Read),
             ("__version__", NoEffect("who wrote it")),
             ("similarity_fn_name", NoEffect("how clients compare vectors")),
+            ("keep_in_fp32_modules", NoEffect("the types of the library's weights; the graph has its own")),
         ],
     ),
     (
@@ -152,7 +153,11 @@ pub const TABLE: &[(&str, Fields)] = &[
                 "max_length stride truncation_strategy truncation padding pad_to_multiple_of max_len",
                 NoEffect("an earlier call's"),
             ),
-            ("clean_up_tokenization_spaces spaces_between_special_tokens errors", NoEffect("decoding only")),
+            (
+                "clean_up_tokenization_spaces spaces_between_special_tokens errors \
+                 clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output",
+                NoEffect("decoding only"),
+            ),
             ("trim_offsets", NoEffect("tokenizer.json has it")),
             (
                 "keep_accents remove_space sp_model_kwargs unk_id vocab_size vocab_type offset",
@@ -165,7 +170,10 @@ pub const TABLE: &[(&str, Fields)] = &[
             ("never_split", Only(EMPTY, "write the tokens into tokenizer.json: added_tokens")),
             ("split_special_tokens", Only(FALSE, "remove it: special tokens in texts are kept whole")),
             ("auto_map", NoEffect("code of the folder's own, which is not run; tokenizer.json counts")),
-            ("use_default_system_prompt tool_parser_type response_schema", NoEffect("chats only")),
+            (
+                "use_default_system_prompt tool_parser_type response_schema response_template chat_control_tokens",
+                NoEffect("chats only"),
+            ),
             (
                 "tokenizer_type token_type_ids_pattern init_inputs model_specific_special_tokens fix_mistral_regex",
                 NoEffect("the library's own"),
