@@ -79,6 +79,13 @@ DIALECTS = {
     "/classify": b'{"input":["a"],"raw_scores":true}',
     "/score": b'{"text_1":"a","text_2":["b","c"],"truncate_prompt_tokens":-1,"use_activation":false}',
     "/pooling": b'{"input":["a"],"encoding_format":"base64","truncation_side":"left"}',
+    "/nim/v1/embeddings": b'{"model":"embedding","input":["a"],"input_type":"query","truncate":"START","modality":"text"}',
+    "/v1/ranking": b'{"model":"reranker","query":{"text":"q"},"passages":[{"text":"a"}],"truncate":"NONE"}',
+    "/v1/health/ready": b"",
+    "/api/embed": b'{"model":"embedding:latest","input":["a"],"truncate":false,"dimensions":0,"keep_alive":"5m","options":{}}',
+    "/api/embeddings": b'{"model":"embedding","prompt":"a"}',
+    "/api/show": b'{"model":"embedding"}',
+    "/api/tags": b"",
     "/vllm/rerank": b'{"query":"q","documents":["a"],"top_n":0}',
 }
 HEADERS = [

@@ -29,6 +29,8 @@ in_every_mode!(
     haystack,
     infinity,
     rerankers,
+    ollama,
+    nvidia,
     langchain_integrations,
     haystack_cohere,
 );
@@ -63,6 +65,14 @@ fn infinity(mode: Mode) {
 
 fn rerankers(mode: Mode) {
     run(&CLIENTS, "rerankers_client.py", mode);
+}
+
+fn ollama(mode: Mode) {
+    run(&CLIENTS, "ollama_client.py", mode);
+}
+
+fn nvidia(mode: Mode) {
+    run(&CLIENTS, "nvidia_client.py", mode);
 }
 
 fn langchain_integrations(mode: Mode) {

@@ -28,6 +28,9 @@ fn cases() -> Vec<Case> {
     fn typed(body: &Value) -> Option<String> {
         body["error"].as_str().filter(|_| body["error_type"].is_string()).map(str::to_owned)
     }
+    fn of_error(body: &Value) -> Option<String> {
+        body["message"].as_str().filter(|_| body["object"] == "error" && body["type"].is_string()).map(str::to_owned)
+    }
     let embed = json!({"model": "embedding", "input": ["a"]});
     let rerank = json!({"model": "reranker", "query": "q", "documents": ["d"]});
     vec![
@@ -48,6 +51,13 @@ fn cases() -> Vec<Case> {
         ("infinity", "/infinity/embeddings", embed.clone(), nested),
         ("infinity", "/infinity/rerank", rerank.clone(), nested),
         ("infinity", "/infinity/classify", json!({"model": "classifier", "input": ["a"]}), nested),
+        ("nim", "/nim/v1/embeddings", embed.clone(), of_error),
+        (
+            "nim",
+            "/v1/ranking",
+            json!({"model": "reranker", "query": {"text": "q"}, "passages": [{"text": "d"}]}),
+            of_error,
+        ),
         ("vllm", "/vllm/pooling", embed, nested),
         ("vllm", "/vllm/score", json!({"model": "reranker", "text_1": "a", "text_2": "b"}), nested),
         ("vllm", "/vllm/rerank", rerank, nested),

@@ -1,4 +1,5 @@
-//! Requests of other servers' clients, sent to Trireme: OpenAI, Cohere, Jina, TEI, Infinity and vLLM, each in its own words.
+//! Requests of other servers' clients, sent to Trireme: OpenAI, Cohere, Jina, TEI, Infinity, vLLM, NVIDIA NIM and Ollama, each in its own
+//! words.
 
 use std::fs;
 
@@ -17,6 +18,7 @@ in_every_mode!(
     refusals_have_the_shape_and_status_of_their_dialect,
     keys_are_asked_for_in_every_dialect,
     every_path_of_the_document_answers,
+    ollama_s_clients_find_a_model_and_its_vectors,
 );
 
 fn start(mode: Mode) -> Sandbox {
@@ -146,6 +148,19 @@ fn every_dialect_gives_the_vectors_of_the_model(mode: Mode) {
 
     let infinity = answer(&sandbox, "/embeddings", json!({"model": "default/not-specified", "input": both}));
     check([&infinity["data"][0]["embedding"], &infinity["data"][1]["embedding"]]);
+    for path in ["/v1/embeddings", "/nim/v1/embeddings"] {
+        let body = json!({"model": "embedding", "input": both, "input_type": "passage", "truncate": "END", "modality": ["text", "text"], "x": 1});
+        let nim = answer(&sandbox, path, body);
+        check([&nim["data"][0]["embedding"], &nim["data"][1]["embedding"]]);
+    }
+    for name in ["embedding", "embedding:latest"] {
+        let ollama =
+            answer(&sandbox, "/api/embed", json!({"model": name, "input": both, "keep_alive": "5m", "options": {}}));
+        check([&ollama["embeddings"][0], &ollama["embeddings"][1]]);
+        assert_eq!((&ollama["model"], &ollama["prompt_eval_count"]), (&json!(name), &json!(tokens)));
+    }
+    let older = answer(&sandbox, "/ollama/api/embeddings", json!({"model": "embedding", "prompt": one.text}));
+    assert_close(&numbers(&older["embedding"]), &one.embedding, 1e-5);
     let vllm = answer(&sandbox, "/pooling", json!({"input": both}));
     check([&vllm["data"][0]["data"], &vllm["data"][1]["data"]]);
     let scores =
@@ -235,6 +250,19 @@ fn documents_are_ranked_in_every_dialect(mode: Mode) {
     check(&tei, all, "score");
     assert_eq!(tei[0]["text"], documents[order[0]]);
     check(&answer(&sandbox, "/", json!({"query": query, "texts": documents})), all, "score");
+    let passages: Vec<Value> = documents.iter().map(|text| json!({"text": text})).collect();
+    let ranking = json!({"model": "reranker", "query": {"text": query}, "passages": passages, "truncate": "END"});
+    let nim = answer(&sandbox, "/v1/ranking", ranking);
+    let logits: Vec<Value> = nim["rankings"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|one| {
+            let logit = one["logit"].as_f64().expect("a number");
+            json!({"index": one["index"], "score": 1.0 / (1.0 + (-logit).exp())})
+        })
+        .collect();
+    check(&Value::from(logits), all, "score");
     let infinity = answer(&sandbox, "/rerank", json!({"query": query, "documents": documents, "top_n": 3}));
     check(&infinity["results"], 3, "relevance_score");
     let vllm = answer(&sandbox, "/vllm/rerank", json!({"query": query, "documents": documents}));
@@ -453,4 +481,32 @@ fn keys_are_asked_for_in_every_dialect(mode: Mode) {
     assert_eq!(sandbox.get("/v1/models").status, 401);
     let large = Request::post("/embed", json!({"inputs": "a".repeat(3000)}).to_string());
     assert_eq!(sandbox.send(&large.header("Authorization", "Bearer secret")).status, 413);
+}
+
+fn ollama_s_clients_find_a_model_and_its_vectors(mode: Mode) {
+    let sandbox = start(mode);
+    let tags = sandbox.get("/api/tags").json();
+    let listed = tags["models"].as_array().expect("a list");
+    assert!(listed.iter().any(|model| model["model"] == "embedding" && model["name"] == "embedding"), "{tags}");
+    let shown = answer(&sandbox, "/api/show", json!({"model": "embedding:latest"}));
+    assert_eq!(shown["capabilities"], json!(["embedding"]));
+    assert_eq!(answer(&sandbox, "/api/show", json!({"name": "reranker"}))["capabilities"], json!([]));
+    assert!(sandbox.get("/ollama/api/version").json()["version"].is_string());
+    // Without a text the original loads the model.
+    for input in [json!(""), json!([]), Value::Null] {
+        let loaded = answer(&sandbox, "/api/embed", json!({"model": "embedding", "input": input}));
+        assert_eq!(loaded["embeddings"], json!([]), "{input}");
+    }
+    let long = json!({"model": "embedding", "input": "long ".repeat(99), "truncate": false});
+    for (path, body, status) in [
+        ("/api/embed", json!({"model": "no such", "input": "a"}), 404),
+        ("/api/embed", json!({"model": "no such"}), 404),
+        ("/api/embed", long, 400),
+        ("/api/embed", json!({"model": "embedding", "input": 5}), 400),
+        ("/api/show", json!({"model": "no such"}), 404),
+    ] {
+        let refused = ask(&sandbox, path, &body);
+        assert_eq!(refused.status, status, "{path} {body}: {}", refused.text());
+        assert!(refused.json()["error"].is_string(), "{}", refused.text());
+    }
 }

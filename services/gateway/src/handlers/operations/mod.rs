@@ -29,6 +29,7 @@ use crate::registry::{Offer, ServedModel, Task};
 use crate::via::Via;
 
 pub use classify::ScoredLabel;
+pub use embed::Vectors;
 pub use options::{Prompt, Side, TextOptions};
 pub use rerank::Scores;
 pub use tokenize::ids;

@@ -13,6 +13,8 @@ mod dialect;
 mod infinity;
 mod input;
 mod jina;
+mod nim;
+mod ollama;
 mod openai;
 mod openai_tokens;
 mod quantize;
@@ -45,10 +47,18 @@ use dialect::{Dialect, DialectCall, DialectRoute};
 use refusal::{Kind, Refusal};
 
 /// Every dialect. Where a body does not say whose it is, the first that has the path answers.
-const DIALECTS: [&Dialect; 6] =
-    [&openai::DIALECT, &jina::DIALECT, &cohere::DIALECT, &tei::DIALECT, &infinity::DIALECT, &vllm::DIALECT];
+const DIALECTS: [&Dialect; 8] = [
+    &openai::DIALECT,
+    &jina::DIALECT,
+    &cohere::DIALECT,
+    &tei::DIALECT,
+    &infinity::DIALECT,
+    &vllm::DIALECT,
+    &nim::DIALECT,
+    &ollama::DIALECT,
+];
 
-/// The path at which dialects say whether all models are ready.
+/// In the paths at which dialects say whether all models are ready.
 const HEALTH: &str = "/health";
 
 /// A dialect with one of its routes, which contends with those of others for a path.
@@ -84,7 +94,7 @@ pub fn entries() -> Vec<Entry> {
             verb,
             traffic: match verb {
                 Verb::Post => Traffic::Work,
-                _ if path.ends_with(HEALTH) => Traffic::Watch,
+                _ if path.contains(HEALTH) => Traffic::Watch,
                 _ => Traffic::Server,
             },
             path,
@@ -132,7 +142,7 @@ async fn answer(
     // Until the body is read it is the first one's.
     let (dialect, route) = contenders[0];
     let category = match route.verb {
-        Verb::Get if route.path == HEALTH => Category::Health,
+        Verb::Get if route.path.contains(HEALTH) => Category::Health,
         Verb::Get => Category::Metadata,
         Verb::Delete | Verb::Post => Category::Inference,
     };
@@ -240,6 +250,12 @@ mod tests {
         assert_eq!(chosen("/v1/rerank", r#"{"query": "q", "documents": [], "rank_fields": ["a"]}"#), "cohere");
         assert_eq!(chosen("/v1/embeddings", r#"{"model": "m", "input": "a"}"#), "openai");
         assert_eq!(chosen("/v1/embeddings", r#"{"model": "m", "input": ["a"], "task": "text-matching"}"#), "jina");
+        assert_eq!(chosen("/v1/embeddings", r#"{"model": "m", "input": "a", "input_type": "query"}"#), "nim");
+        assert_eq!(
+            chosen("/v1/embeddings", r#"{"model": "m", "input": "a", "input_type": "query", "truncate": "END"}"#),
+            "nim"
+        );
+        assert_eq!(chosen("/v1/embeddings", r#"{"model": "m", "input": ["a"], "truncate": true}"#), "jina");
         assert_eq!(chosen("/classify", r#"{"input": ["a"]}"#), "infinity");
         assert_eq!(chosen("/classify", r#"{"input": ["a"], "use_activation": true}"#), "vllm");
     }

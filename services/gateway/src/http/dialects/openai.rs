@@ -14,7 +14,7 @@ use super::answer::{self, EncodingFormat};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::input::{self, Input};
 use super::refusal::{Kind, Refusal};
-use crate::handlers::operations::{Prompt, TextOptions};
+use crate::handlers::operations::{Prompt, TextOptions, Vectors};
 use crate::http::openapi::schema;
 
 pub(super) static DIALECT: Dialect = Dialect {
@@ -62,10 +62,14 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let prompt = body.prompt_name.map_or(Prompt::Default, Prompt::Named);
     let options =
         TextOptions { prompt, instruction: body.instruction, dimensions: body.dimensions, ..TextOptions::default() };
-    let vectors = call.handlers.embed(&texts, &call.ask(Some(&body.model), options)).await?;
-    let format = body.encoding_format.unwrap_or_default();
+    let found = call.handlers.embed(&texts, &call.ask(Some(&body.model), options)).await?;
+    Ok(vectors(&found, &body.model, body.encoding_format.unwrap_or_default()))
+}
+
+/// The list of vectors, for dialects that have OpenAI's.
+pub(super) fn vectors(vectors: &Vectors, model: &str, format: EncodingFormat) -> Response {
     let numbers = vectors.numbers();
-    Ok(answer::told(&vectors.ledger, answer::capacity(format, numbers.len()), |out| {
+    answer::told(&vectors.ledger, answer::capacity(format, numbers.len()), |out| {
         out.object(|out| {
             out.name("object").string("list");
             out.name("data").array(|out| {
@@ -77,13 +81,13 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
                     });
                 }
             });
-            out.name("model").string(&body.model);
+            out.name("model").string(model);
             answer::usage(out, &vectors.ledger);
         });
-    }))
+    })
 }
 
-async fn models(call: DialectCall) -> Result<Response, Refusal> {
+pub(super) async fn models(call: DialectCall) -> Result<Response, Refusal> {
     let names = call.handlers.text_models().into_iter().map(|model| model.name);
     Ok(answer::json(answer::object(|out| {
         out.name("object").string("list");
@@ -163,7 +167,7 @@ fn model_answer() -> Schema {
     ])
 }
 
-fn models_answer() -> Schema {
+pub(super) fn models_answer() -> Schema {
     schema::object([("object", schema::text()), ("data", schema::list(model_answer()))])
 }
 

@@ -1,0 +1,211 @@
+//! NVIDIA NIM (NeMo Retriever): `/v1/embeddings` with `input_type`, `/v1/ranking`, `/v1/models`, `/v1/health/live`, `/v1/health/ready`.
+//!
+//! `input_type` chooses the prompt. A text that is too long is an error unless `truncate` says where to cut it. Fields that are not known are
+//! passed over.
+
+use axum::response::Response;
+use bytes::Bytes;
+use serde::Deserialize;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::Schema;
+
+use super::answer::{self, EncodingFormat};
+use super::dialect::{Dialect, DialectCall, DialectRoute};
+use super::input::{self, Input};
+use super::openai;
+use super::refusal::{Kind, Refusal};
+use crate::handlers::operations::{Prompt, Side, TextOptions};
+use crate::http::openapi::schema;
+
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "nim",
+    routes: &[
+        DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
+            .takes::<Embeddings>()
+            .gives(answer::embeddings_schema)
+            .marked(&["input_type", "truncate", "modality"]),
+        DialectRoute::post("/v1/ranking", "Ranks passages by a query", |call| Box::pin(ranking(call)))
+            .takes::<Ranking>()
+            .gives(ranking_answer),
+        DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
+            Box::pin(openai::models(call))
+        })
+        .gives(openai::models_answer),
+        DialectRoute::get("/v1/health/live", "Whether the server runs", |call| Box::pin(live(call)))
+            .gives(health_answer),
+        DialectRoute::get("/v1/health/ready", "Whether all models are ready", |call| Box::pin(ready(call)))
+            .gives(health_answer),
+    ],
+    refuse,
+    refusals,
+    model_in_path: false,
+};
+
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = NimInputType)]
+enum InputType {
+    Query,
+    /// Clients of other servers say `document`.
+    #[serde(alias = "document")]
+    Passage,
+}
+
+#[derive(Clone, Copy, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "UPPERCASE")]
+#[schema(as = NimTruncate)]
+enum Truncate {
+    #[default]
+    None,
+    Start,
+    End,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = NimEmbeddings)]
+struct Embeddings {
+    input: Input,
+    model: Option<String>,
+    input_type: Option<InputType>,
+    #[serde(default)]
+    truncate: Truncate,
+    encoding_format: Option<EncodingFormat>,
+    dimensions: Option<u64>,
+    #[schema(value_type = Option<Object>)]
+    modality: Option<serde_json::Value>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = NimText)]
+struct Text {
+    text: String,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = NimRanking)]
+struct Ranking {
+    model: Option<String>,
+    query: Text,
+    passages: Vec<Text>,
+    #[serde(default)]
+    truncate: Truncate,
+}
+
+// === impl Truncate ===
+
+impl Truncate {
+    fn options(self) -> TextOptions {
+        let (truncate, truncation_side) = match self {
+            Truncate::None => (false, None),
+            Truncate::Start => (true, Some(Side::Left)),
+            Truncate::End => (true, Some(Side::Right)),
+        };
+        TextOptions { truncate: Some(truncate), truncation_side, ..TextOptions::default() }
+    }
+}
+
+async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
+    let body: Embeddings = input::read(&call.body)?;
+    let is_text = |modality: &serde_json::Value| match modality.as_array() {
+        Some(each) => each.iter().all(|modality| modality == "text"),
+        None => modality == "text",
+    };
+    if let Some(modality) = body.modality.filter(|modality| !modality.is_null() && !is_text(modality)) {
+        return Err(Refusal::unsupported("modality", format!("is {modality}, expected \"text\"")));
+    }
+    let texts = body.input.texts("input", "send texts")?.0;
+    let options = TextOptions {
+        prompt: match body.input_type {
+            Some(InputType::Query) => Prompt::Query,
+            Some(InputType::Passage) => Prompt::Document,
+            None => Prompt::Default,
+        },
+        dimensions: body.dimensions,
+        ..body.truncate.options()
+    };
+    let vectors = call.handlers.embed(&texts, &call.ask(body.model.as_deref(), options)).await?;
+    let format = body.encoding_format.unwrap_or_default();
+    Ok(openai::vectors(&vectors, body.model.as_deref().unwrap_or(&vectors.model), format))
+}
+
+async fn ranking(call: DialectCall) -> Result<Response, Refusal> {
+    let body: Ranking = input::read(&call.body)?;
+    if body.passages.is_empty() {
+        return Err(Refusal::empty("passages"));
+    }
+    let passages: Vec<String> = body.passages.into_iter().map(|passage| passage.text).collect();
+    let options = TextOptions { raw_scores: Some(true), ..body.truncate.options() };
+    let scores = call.handlers.rerank(&body.query.text, &passages, &call.ask(body.model.as_deref(), options)).await?;
+    Ok(answer::told(&scores.ledger, 512 + 48 * passages.len(), |out| {
+        out.object(|out| {
+            out.name("rankings").array(|out| {
+                for (index, logit) in scores.ranked(None) {
+                    out.object(|out| {
+                        out.name("index").integer(index);
+                        out.name("logit").float(logit);
+                    });
+                }
+            });
+            answer::usage(out, &scores.ledger);
+        });
+    }))
+}
+
+async fn live(_: DialectCall) -> Result<Response, Refusal> {
+    Ok(health("live", "Service is live."))
+}
+
+async fn ready(call: DialectCall) -> Result<Response, Refusal> {
+    match call.handlers.server_ready() {
+        Ok(true) => Ok(health("ready", "Service is ready.")),
+        _ => Err(Refusal::new(Kind::Unavailable, "not every model is ready")),
+    }
+}
+
+fn health(status: &str, message: &str) -> Response {
+    answer::json(answer::object(|out| {
+        out.name("object").string("health.response");
+        out.name("message").string(message);
+        out.name("status").string(status);
+    }))
+}
+
+/// The table of errors.
+fn refuse(refusal: &Refusal) -> (u16, Bytes) {
+    let (status, kind) = match refusal.kind {
+        Kind::Empty | Kind::Invalid | Kind::Malformed | Kind::Unsupported => (400, "invalid_request_error"),
+        Kind::Key => (401, "authentication_error"),
+        Kind::Forbidden => (403, "permission_error"),
+        Kind::NoModel => (404, "not_found_error"),
+        Kind::TooLarge => (413, "invalid_request_error"),
+        Kind::Field => (422, "invalid_request_error"),
+        Kind::Overloaded => (429, "rate_limit_error"),
+        Kind::Internal => (500, "internal_server_error"),
+        Kind::Unavailable => (503, "service_unavailable_error"),
+    };
+    let body = answer::object(|out| {
+        out.name("object").string("error");
+        out.name("message").string(&refusal.message);
+        out.name("detail").object(|_| {});
+        out.name("type").string(kind);
+    });
+    (status, body)
+}
+
+fn refusals() -> Schema {
+    schema::object([
+        ("object", schema::text()),
+        ("message", schema::text()),
+        ("detail", schema::object([])),
+        ("type", schema::text()),
+    ])
+}
+
+fn ranking_answer() -> Schema {
+    let ranking = schema::object([("index", schema::integer()), ("logit", schema::number())]);
+    schema::object([("rankings", schema::list(ranking)), ("usage", answer::usage_schema())])
+}
+
+fn health_answer() -> Schema {
+    schema::object([("object", schema::text()), ("message", schema::text()), ("status", schema::text())])
+}
