@@ -4,6 +4,8 @@
 #![allow(clippy::disallowed_methods, reason = "a gateway that is killed is a task that is aborted")]
 
 mod faults;
+mod full;
+mod limits;
 mod uploads;
 
 use std::collections::{BTreeMap, HashMap};
@@ -23,7 +25,7 @@ use trireme_bus::{Bucket, Bus, InProcess, QueueOptions};
 use trireme_columns::{Batch, Format, Layout, Writer};
 use trireme_jobs::{
     BatchState, Client, Execute, Executed, JobAnswer, JobCall, JobError, Jobs, NewBatch, NewUpload, Options, Page,
-    Quotas, RequestState,
+    Quotas, RequestState, Terms, WebhookAnswer, WebhookCall, WebhookState,
 };
 
 /// A system that answers with the body it got, in upper case.
@@ -44,7 +46,8 @@ struct Upper {
 #[async_trait]
 impl Execute for Upper {
     async fn execute(&self, call: JobCall) -> Executed {
-        if self.full.load(Ordering::Relaxed) || call.body.starts_with(b"refused") || call.path == "/away" {
+        let is_refused = [b"refused".as_slice(), b"{\"refused"].iter().any(|start| call.body.starts_with(start));
+        if self.full.load(Ordering::Relaxed) || is_refused || call.path == "/away" {
             self.refused.fetch_add(1, Ordering::Relaxed);
             return Executed::Refused;
         }
@@ -60,6 +63,13 @@ impl Execute for Upper {
         let text = String::from_utf8_lossy(&call.body).to_uppercase();
         let status = if text.contains("WRONG") { 400 } else { 200 };
         Executed::Answered(JobAnswer { status, headers: Vec::new(), body: text.into() })
+    }
+
+    async fn call(&self, call: WebhookCall) -> WebhookAnswer {
+        match call.url.contains("hangs") {
+            true => std::future::pending().await,
+            false => WebhookAnswer::Delivered,
+        }
     }
 
     fn lives(&self, gateway: &str) -> bool {

@@ -312,4 +312,69 @@ fn lists_are_pages() {
     for query in ["limit=many", "order=up"] {
         assert_eq!(page(query).status, 400, "{query}");
     }
+    let missing = page("after=file-none");
+    assert_eq!((missing.status, missing.text().contains("no file with id 'file-none'")), (404, true));
+}
+
+#[test]
+fn a_file_is_sent_in_parts_and_a_batch_sums_its_lines() {
+    let folder = folder();
+    let sandbox = start(&folder, &[]);
+    let text = (0..5).map(|n| line(&n.to_string())).collect::<String>();
+    let file = id(&sandbox.send(&upload(&text)));
+    let content = |file: &str, range: Option<&str>| {
+        let request = Request::get(&format!("/v1/files/{file}/content"));
+        sandbox.send(&range.into_iter().fold(request, |request, range| request.header("Range", range)))
+    };
+    let whole = content(&file, None);
+    assert_eq!((whole.status, whole.text()), (200, text.clone()));
+    assert_eq!(whole.header("content-length"), Some(text.len().to_string().as_str()));
+    assert_eq!(whole.header("accept-ranges"), Some("bytes"));
+    let part = content(&file, Some("bytes=5-14"));
+    assert_eq!((part.status, part.text().as_str()), (206, &text[5..15]));
+    assert_eq!(part.header("content-range"), Some(format!("bytes 5-14/{}", text.len()).as_str()));
+    assert_eq!(content(&file, Some("bytes=-7")).text(), text[text.len() - 7..]);
+    let none = content(&file, Some("bytes=100000-"));
+    assert_eq!((none.status, none.header("content-range")), (416, Some(format!("bytes */{}", text.len()).as_str())));
+
+    let begin = |expires: Value| {
+        let body = json!({"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h",
+            "output_expires_after": expires});
+        sandbox.send(&Request::post("/v1/batches", body.to_string()))
+    };
+    for wrong in [json!({"anchor": "created_at", "seconds": 1}), json!({"anchor": "now", "seconds": 3600})] {
+        assert_eq!(begin(wrong.clone()).status, 400, "{wrong}");
+    }
+    let batch = id(&begin(json!({"anchor": "created_at", "seconds": 3600})));
+    let ended = wait_until("the batch ends", Duration::from_secs(60), || {
+        let batch = sandbox.get(&format!("/v1/batches/{batch}")).json();
+        batch["completed_at"].is_u64().then_some(batch)
+    });
+    let output = ended["output_file_id"].as_str().expect("an output").to_owned();
+    let lines = content(&output, None).text();
+    let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let total: u64 =
+        lines.map(|line| line["response"]["body"]["usage"]["total_tokens"].as_u64().expect("tokens")).sum();
+    assert!(total > 0);
+    assert_eq!((&ended["usage"]["total_tokens"], &ended["usage"]["input_tokens"]), (&json!(total), &json!(total)));
+    let record = sandbox.get(&format!("/v1/files/{output}")).json();
+    let lives = record["expires_at"].as_u64().zip(record["created_at"].as_u64()).map(|(end, begin)| end - begin);
+    assert!(lives.is_some_and(|lives| (3599..=3601).contains(&lives)), "{record}");
+}
+
+#[test]
+fn an_owner_may_have_so_much() {
+    let folder = folder();
+    let flags = ["--jobs-owner-files=2", "--jobs-owner-bytes=1000", "--api-key=alice=KEY-A", "--api-key=bob=KEY-B"];
+    let sandbox = start(&folder, &flags);
+    let send = |key: &str, bytes: usize| sandbox.send(&with(key, upload(&" ".repeat(bytes))));
+    id(&send("KEY-A", 600));
+    let large = send("KEY-A", 401);
+    assert_eq!(large.status, 413, "{}", large.text());
+    assert!(large.text().contains("has 600 bytes of files and asks for 40"), "{}", large.text());
+    id(&send("KEY-A", 100));
+    let many = send("KEY-A", 100);
+    assert_eq!(many.status, 429, "{}", many.text());
+    assert!(many.text().contains("has 2 files and asks for 1 more, but may have 2"), "{}", many.text());
+    id(&send("KEY-B", 900));
 }

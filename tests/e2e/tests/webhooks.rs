@@ -242,6 +242,17 @@ fn without_a_secret_webhooks_are_refused() {
     assert!(refused.status == 400 && refused.error().contains("--jobs-webhook-secret"), "{}", refused.text());
 }
 
+/// Nobody listens there.
+#[test]
+fn the_reason_of_a_failed_call_has_no_address() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let sandbox = setup(Mode::AllInOne, folder.path(), &CALLS_HERE).start();
+    let location = accepted(&sandbox.send(&later("a").header("Webhook-Url", "http://127.0.0.1:1/hook")));
+    let job = shown(sandbox.address, &location, |job| job["webhook"]["last_error"].is_string());
+    let why = job["webhook"]["last_error"].as_str().expect("a reason");
+    assert_eq!(why, "no connection to the receiver, or none that its certificate proves");
+}
+
 /// A gateway has called a webhook in vain and is killed. Another one goes on.
 #[test]
 fn another_gateway_goes_on_with_a_webhook() {

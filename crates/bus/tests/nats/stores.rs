@@ -297,3 +297,34 @@ async fn who_asks_to_announce_is_heard() {
     worker.beat(&beat).await.unwrap();
     assert_eq!(within("a heartbeat", beats.recv()).await, Some(beat));
 }
+
+/// Deleting takes no room, and gives bytes back at once.
+#[tokio::test]
+async fn values_are_deleted_from_a_broker_whose_store_is_full() {
+    const JETSTREAM: &str = "jetstream { store_dir: \"STORE\", max_memory_store: 64GB, max_file_store: 8MB }\n";
+    let server = NatsServer::start_with_files(&[("nats.conf", JETSTREAM)]);
+    let bus = connect(&server).await;
+    let large = Bytes::from(vec![7; 256 << 10]);
+    let kept = bus.put(Bucket::Jobs, "kept", "x".into(), Some(0), None).await.unwrap();
+    let mut parts = 0;
+    let full = loop {
+        match bus.put(Bucket::Objects, &format!("o.{parts}"), large.clone(), None, None).await {
+            Ok(_) => parts += 1,
+            Err(error) => break error,
+        }
+        assert!(parts < 100, "the limit is below that");
+    };
+    assert!(matches!(full, BusError::StoreFull { .. }), "{full:?}");
+    let refused = bus.put(Bucket::Jobs, "new", "x".into(), Some(0), None).await.unwrap_err();
+    assert!(matches!(refused, BusError::StoreFull { .. }), "{refused:?}");
+
+    let wrong = bus.delete(Bucket::Jobs, "kept", Some(kept + 1)).await;
+    assert!(!matches!(wrong, Ok(true)), "another revision: {wrong:?}");
+    assert!(bus.delete(Bucket::Jobs, "kept", Some(kept)).await.unwrap());
+    assert_eq!(bus.get(Bucket::Jobs, "kept").await.unwrap(), None);
+    assert!(bus.delete(Bucket::Objects, "o.0", None).await.unwrap());
+    assert!(!bus.delete(Bucket::Objects, "o.0", None).await.unwrap());
+    assert_eq!(bus.get(Bucket::Objects, "o.0").await.unwrap(), None);
+    assert!(bus.get(Bucket::Objects, "o.1").await.unwrap().is_some());
+    bus.put(Bucket::Jobs, "new", "x".into(), Some(0), None).await.unwrap();
+}
