@@ -422,7 +422,7 @@ fn rubbish_on_every_subject_is_dropped_and_work_goes_on() {
     let dropped = logged(&sandbox, "refused a malformed message");
     assert!(dropped >= refused, "{dropped} of {refused} malformed messages were refused with a word about it");
     for word in [
-        "ignored a malformed reply",
+        "a worker's reply cannot be read",
         "ignored a malformed registry entry",
         "ignored a malformed cancellation",
         "ignored a malformed command",

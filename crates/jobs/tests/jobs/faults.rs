@@ -1,6 +1,6 @@
 //! Jobs that end their gateways, lose their bytes, or fail in every line.
 
-use trireme_bus::Bucket;
+use trireme_bus::Change;
 
 use super::*;
 
@@ -172,4 +172,32 @@ async fn a_cancelled_batch_ends_before_anything_is_read() {
     let began = std::time::Instant::now();
     assert_eq!(ended(&late, &id).await.state, BatchState::Cancelled);
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+/// A broker that crashes may show the last value of a key whose deletion it has dropped. So that value is one that nobody sees.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_deleted_is_overwritten_before_it_goes() {
+    let directory = tempfile::tempdir().unwrap();
+    let bus = open(directory.path());
+    let gateway = Gateway::on(&bus, "g");
+    let request = gateway.jobs.accept(call("a"), None).await.unwrap().id;
+    gateway.jobs.wait(&request, Duration::from_secs(60)).await.unwrap();
+    let file = gateway.file(&lines(1)).await;
+    let mut changes = bus.watch(Bucket::Jobs).await.unwrap();
+    gateway.jobs.cancel_request(&request).await.unwrap();
+    gateway.jobs.delete_file(&file).await.unwrap();
+    let mut values = HashMap::new();
+    let mut gone = Vec::new();
+    while gone.len() < 2 {
+        match changes.recv().await.unwrap() {
+            Change::Put(entry) => _ = values.insert(entry.key, entry.value),
+            Change::Deleted { key, .. } => gone.push(key),
+            Change::Complete => {}
+        }
+    }
+    assert_eq!(gone, [request.as_str(), file.as_str()]);
+    for id in gone {
+        let value = String::from_utf8_lossy(&values[&id]).into_owned();
+        assert!(value.contains("deleted"), "{id}: {value}");
+    }
 }

@@ -206,3 +206,30 @@ async fn receivers_that_hang_delay_no_other_one() {
     })
     .await;
 }
+
+/// Many destinations, batches and requests, each of which would take more alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_in_flight_have_one_bound_for_all_jobs() {
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = limited(&open(directory.path()), Options { max_in_flight: 8, ..options() });
+    let mut batches = Vec::new();
+    for number in 0..12 {
+        let endpoint = format!("/run{number}");
+        let file = gateway.file(&lines(60).replace("\"/run\"", &format!("\"{endpoint}\""))).await;
+        batches.push(gateway.batch_to(&endpoint, file).await);
+    }
+    let mut requests = Vec::new();
+    for number in 0..60 {
+        let call = JobCall { path: format!("/other{}", number % 6), ..call(&number.to_string()) };
+        requests.push(gateway.jobs.accept(call, None).await.unwrap().id);
+    }
+    for id in batches {
+        let batch = ended(&gateway, &id).await;
+        assert_eq!((batch.state, batch.counts.completed), (BatchState::Completed, 60));
+    }
+    for id in requests {
+        let request = gateway.jobs.wait(&id, Duration::from_secs(60)).await.unwrap();
+        assert_eq!(request.state, RequestState::Completed);
+    }
+    assert_eq!(gateway.system.most.load(Ordering::Relaxed), 8);
+}
