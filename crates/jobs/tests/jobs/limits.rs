@@ -159,7 +159,7 @@ async fn a_page_behind_something_that_is_not_there_is_an_error() {
     assert!(gateway.jobs.files(&page(&file)).await.unwrap().items.is_empty());
     let batch = ended(&gateway, &gateway.batch(file).await).await;
     for after in ["file-none", "", batch.input.replace("file", "batch").as_str()] {
-        let error = gateway.jobs.files(&page(after)).await.err().expect("an error");
+        let error = gateway.jobs.files(&page(after)).await.expect_err("an error");
         assert!(matches!(error, JobError::Unknown { .. }), "{after}: {error}");
     }
     assert!(gateway.jobs.batches(&page(&batch.input)).await.is_err());
