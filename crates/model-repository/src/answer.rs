@@ -1,7 +1,7 @@
 //! Checks the tensors of an answer against the model's configuration. The bytes of a tensor were checked against its datatype and shape
 //! when it was made.
 
-use trireme_inference::{InferError, RequestedOutput, Tensor};
+use trireme_inference::{InferError, RequestedOutput, Shape, Tensor};
 
 use crate::{KnownBackend, ModelConfig, ModelOutput};
 
@@ -12,6 +12,8 @@ pub struct ExpectedAnswer<'a> {
     pub requested: &'a [RequestedOutput],
     /// The rows of the request, where the model batches and answers all rows at once.
     pub rows: Option<i64>,
+    /// The request's parameter `dimensions`: embeddings are cut to so many components.
+    pub dimensions: Option<u64>,
     /// Whether it may be one of several responses, with some of the outputs.
     pub in_parts: bool,
     /// Whether a step's outputs are made by code of the model's author: as in Triton, nobody checks their datatypes and dimensions,
@@ -60,7 +62,14 @@ impl ModelConfig {
         let (name, shape) = (tensor.name(), tensor.shape());
         if !expected.by_user_code {
             let declared = self.full_shape(&output.dims);
-            if tensor.datatype() != output.datatype || !declared.accepts(shape) {
+            let is_cut = |shape: &[i64]| {
+                let (Some((last, rest)), Some(dimensions)) = (shape.split_last(), expected.dimensions) else {
+                    return false;
+                };
+                u64::try_from(*last) == Ok(dimensions)
+                    && declared.split_last().is_some_and(|(_, declared)| Shape::from(declared).accepts(rest))
+            };
+            if tensor.datatype() != output.datatype || !(declared.accepts(shape) || is_cut(shape)) {
                 return Err(self.fault(&format!(
                     "has output '{name}' of datatype {} and shape {shape}, expected {} and {declared}",
                     tensor.datatype(),
@@ -87,7 +96,7 @@ mod tests {
     use super::*;
 
     const ASKED: ExpectedAnswer<'static> =
-        ExpectedAnswer { requested: &[], rows: Some(2), in_parts: false, by_user_code: false };
+        ExpectedAnswer { requested: &[], rows: Some(2), dimensions: None, in_parts: false, by_user_code: false };
 
     fn config() -> ModelConfig {
         let text = "backend: 'identity' max_batch_size: 8 input { name: 'X' data_type: TYPE_FP32 dims: 1 }
@@ -131,6 +140,16 @@ mod tests {
         let asked = ExpectedAnswer { requested: &requested, ..ASKED };
         config().check_answer(&[z(2)], &asked).unwrap();
         refused(&[y(2, 1), z(2)], &asked, "has output 'Y' that the request did not ask for, expected 'Z'");
+    }
+
+    #[test]
+    fn embeddings_are_as_wide_as_the_request_asks() {
+        let text = "backend: 'identity' max_batch_size: 8 input { name: 'X' data_type: TYPE_FP32 dims: 1 }
+             output { name: 'Y' data_type: TYPE_FP32 dims: 8 }";
+        let config = ModelConfig::parse(text, "m").unwrap_or_else(|error| panic!("{error}"));
+        let cut = ExpectedAnswer { dimensions: Some(4), ..ASKED };
+        assert!(config.check_answer(&[y(2, 4)], &cut).is_ok() && config.check_answer(&[y(2, 8)], &cut).is_ok());
+        assert!(config.check_answer(&[y(2, 5)], &cut).is_err() && config.check_answer(&[y(2, 4)], &ASKED).is_err());
     }
 
     #[test]

@@ -9,7 +9,8 @@ use std::time::Duration;
 use tracing::Instrument;
 use trireme_bus::{AnswerForm, WorkMessage};
 use trireme_inference::{
-    Callers, InferError, InferRequest, InferResponse, Lane, Ledger, ModelKey, Name, Tensor, UnixMicros, request_timeout,
+    Callers, InferError, InferRequest, InferResponse, Lane, Ledger, ModelKey, Name, ParameterValue, Tensor, UnixMicros,
+    request_timeout,
 };
 use trireme_runtime::response_cache::Key;
 
@@ -264,6 +265,7 @@ impl Handlers {
             outputs: request.outputs,
             served: served.clone(),
             rows: batch,
+            dimensions: message.parameters.get("dimensions").and_then(ParameterValue::as_u64),
             steps: message.route.remaining().len(),
             by_user_code,
             labels: catalog.labels().clone(),

@@ -109,6 +109,7 @@ fn checked(request: &Running, mut reply: Reply) -> Result<Reply, InferError> {
     let expected = ExpectedAnswer {
         requested: &request.outputs,
         rows: request.rows.filter(|_| !config.decoupled),
+        dimensions: request.dimensions,
         in_parts: config.decoupled,
         by_user_code: request.by_user_code,
     };

@@ -19,6 +19,8 @@ pub struct Running {
     pub served: Arc<ServedModel>,
     /// The rows of the request, where its model batches.
     pub rows: Option<i64>,
+    /// Its parameter `dimensions`, which cuts embeddings.
+    pub dimensions: Option<u64>,
     /// The steps of its route.
     pub steps: usize,
     /// Whether code of a model's author makes its outputs.
