@@ -31,7 +31,7 @@ TEXTS += [" ".join([TEXTS[-1]] * times) for times in (3, 12, 80)]
 # These are compared by the Python that `trireme verify` starts itself, which takes long to import its libraries each time.
 BY_PYTHON = ["mean-normalized", "rerank-one-score"]
 # One of each task; the graph is taken away and made again by `trireme export`.
-EXPORTED = ["mean-normalized", "roberta", "rerank-one-score", "classify-many-labels", "token-classify-words", "splade-max"]
+EXPORTED = ["mean-normalized", "roberta", "rerank-one-score", "classify-many-labels", "token-classify-words", "splade-max", "rerank-by-yes-and-no"]
 
 
 def expect(folder, known, strategy, prompt, file):

@@ -24,6 +24,7 @@ HEADS = {
     "feature-extraction": ("AutoModel", "last_hidden_state", True),
     "fill-mask": ("AutoModelForMaskedLM", "logits", True),
     "text-classification": ("AutoModelForSequenceClassification", "logits", False),
+    "text-generation": ("AutoModelForCausalLM", "logits", True),
     "token-classification": ("AutoModelForTokenClassification", "logits", True),
 }
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -72,6 +73,9 @@ def by_torch(ask):
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
 
+    # Scores are read at the last position, so that the logits of a vocabulary for each other one would be made for nothing.
+    fixed = {"logits_to_keep": 1} if ask["task"] == "text-generation" and "logits_to_keep" in taken else {}
+
     class Graph(torch.nn.Module):
         """The model as a function of its inputs in order."""
 
@@ -80,10 +84,12 @@ def by_torch(ask):
             self.model = model
 
         def forward(self, *tensors):
-            return getattr(self.model(**dict(zip(inputs, tensors))), output)
+            found = getattr(self.model(**dict(zip(inputs, tensors)), **fixed), output)
+            # So that the graph says that it gives one position.
+            return found[:, -1].unsqueeze(1) if fixed else found
 
     axes = {name: {0: "batch", 1: "length"} for name in inputs}
-    axes[output] = {0: "batch", 1: "length"} if of_tokens else {0: "batch"}
+    axes[output] = {0: "batch", 1: "length"} if of_tokens and not fixed else {0: "batch"}
     texts = ["Two texts, of which this is the longer one.", "Short."]
     encoded = tokenizer(texts, padding=tokenizer.pad_token is not None, truncation=True, max_length=12, return_tensors=None)
     # A tokenizer without a padding token gives rows of different length.

@@ -10,28 +10,22 @@ use super::files::Reader;
 use super::graphs::GraphFile;
 use super::modules::ModuleKind;
 use super::origin::Derived;
-use super::task::{Purpose, Task};
+use super::task::Purpose;
 
 /// The tokens that the library reads where no module names others.
 const ANSWERS: [&str; 2] = ["yes", "no"];
 
 /// The argument of op `logit_score`, where the model's scores are made so.
-pub(super) fn score(
-    reader: &Reader<'_>,
-    purpose: &Purpose,
-    files: &Files,
-    folder: &str,
-    architecture: &str,
-) -> Option<Derived<String>> {
+pub(super) fn score(reader: &Reader<'_>, purpose: &Purpose, files: &Files, folder: &str) -> Option<Derived<String>> {
+    if !purpose.causal {
+        return None;
+    }
     let module = files.modules.iter().flatten().find_map(|module| match &module.step {
         ModuleKind::LogitScore { argument } => Some(argument.clone()),
         _ => None,
     });
-    if module.is_some() || purpose.task.value != Task::Rerank || files.modules.is_some() {
+    if module.is_some() {
         return module;
-    }
-    if !architecture.ends_with("ForCausalLM") {
-        return None;
     }
     let json = reader.json(&format!("{folder}tokenizer.json"))?;
     let id = |word: &str| {

@@ -21,7 +21,7 @@ use super::onnx::{Graph, GraphTensor};
 use super::origin::Derived;
 use super::precision::Precision;
 use super::safetensors;
-use super::task::{self, Purpose, Task};
+use super::task::{self, Purpose, Task, architecture};
 use super::tokenizer::{self, Prompts, Tokenizer};
 
 /// A model folder's contents, each with the file and field that it came from. [`FolderDescription::read`] makes it and refuses a
@@ -156,7 +156,7 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         tokenizer.messages = messages::read(reader, &folder, &files, purpose.task.value);
         tokenizer.files.extend(tokenizer.messages.iter().filter_map(|messages| messages.file.clone()));
     }
-    let score = causal::score(reader, &purpose, &files, &folder, architecture(&files.config));
+    let score = causal::score(reader, &purpose, &files, &folder);
     if let (Some(_), Some(tokenizer), None) = (&score, &mut tokenizer, reader.choices().padding_side) {
         let why = "the score is read at the last token, so that the library fills rows up on the left";
         tokenizer.padding_side = Derived::from(PaddingSide::Left, why);
@@ -167,7 +167,7 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     if purpose.is_static {
         return static_model(reader, purpose.task, tokenizer?, &files, &folder, prompts);
     }
-    let file = graphs::find(reader, &folder, purpose.task.value);
+    let file = graphs::find(reader, &folder, purpose.export());
     if let Some(file) = &file {
         inputs::check(reader, file);
         if reader.choices().task.is_none() {
@@ -241,11 +241,6 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         adapters,
         served_names: Vec::new(),
     })
-}
-
-/// The first of the architectures that config.json names.
-fn architecture(config: &Json) -> &str {
-    config.get("architectures").and_then(|list| list.get(0)?.as_str()).unwrap_or_default()
 }
 
 /// A masked language model without `modules.json` is SPLADE if its graph gives logits over the vocabulary, as
@@ -438,7 +433,7 @@ fn generation(
     files.sort_unstable();
     files.dedup();
     if !files.iter().any(|file| file.contains(graphs::ENCODER)) {
-        graphs::missing(reader, "", Task::Generate);
+        graphs::missing(reader, "", Task::Generate.export());
         return None;
     }
     // The output of these models begins with the target language's token, which the tokenizer supplies.

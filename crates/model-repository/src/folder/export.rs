@@ -48,7 +48,7 @@ fn plan(reader: &Reader<'_>) -> Option<Export> {
         reader.fault("it looks its vectors up in a table and needs no ONNX file: serve it as it is");
         return None;
     }
-    let task = purpose.task.value;
+    let (task, export_task) = (purpose.task.value, purpose.export());
     let there = graphs::listed(reader, &folder);
     let made = if task == Task::Generate { "encoder_model.onnx" } else { "model.onnx" };
     if let Some(file) = there.iter().find(|file| (task == Task::Generate) == is_generation_part(&file[folder.len()..]))
@@ -56,5 +56,5 @@ fn plan(reader: &Reader<'_>) -> Option<Export> {
         reader.fault(format_args!("{file} is there already: serve the folder as it is, or move the file away first"));
     }
     let place = reader.path(&folder);
-    Some(Export { output: place.join("onnx"), folder: place, task, export_task: task.export(), made })
+    Some(Export { output: place.join("onnx"), folder: place, task, export_task, made })
 }

@@ -7,7 +7,6 @@ use super::files::Reader;
 use super::onnx::{Graph, GraphTensor};
 use super::origin::Derived;
 use super::precision::Precision;
-use super::task::Task;
 
 /// Weights in other formats, from which an ONNX file can be exported.
 const WEIGHTS: [&str; 5] = ["model.safetensors", "pytorch_model.bin", "model.pt", "tf_model.h5", "flax_model.msgpack"];
@@ -37,8 +36,8 @@ pub(crate) struct GraphFile {
 }
 
 /// Reads the graph of the model in `folder`.
-pub(crate) fn find(reader: &Reader<'_>, folder: &str, task: Task) -> Option<GraphFile> {
-    let file = choose(reader, folder, task)?;
+pub(crate) fn find(reader: &Reader<'_>, folder: &str, export: &str) -> Option<GraphFile> {
+    let file = choose(reader, folder, export)?;
     match Graph::read(&reader.path(&file.value)) {
         Ok(graph) => {
             let mut found = GraphFile { file, graph };
@@ -63,11 +62,11 @@ pub(crate) fn listed(reader: &Reader<'_>, folder: &str) -> Vec<String> {
     found
 }
 
-fn choose(reader: &Reader<'_>, folder: &str, task: Task) -> Option<Derived<String>> {
+fn choose(reader: &Reader<'_>, folder: &str, export: &str) -> Option<Derived<String>> {
     let found = listed(reader, folder);
     match preferred(&found, reader.choices()) {
         Choice::None => {
-            missing(reader, folder, task);
+            missing(reader, folder, export);
             None
         }
         Choice::Only(file) => Some(Derived::from(file.to_owned(), "the only ONNX file")),
@@ -144,7 +143,7 @@ pub(crate) fn is_weights(name: &str) -> bool {
 }
 
 /// Says how to make an ONNX file from the folder's weights.
-pub(crate) fn missing(reader: &Reader<'_>, folder: &str, task: Task) {
+pub(crate) fn missing(reader: &Reader<'_>, folder: &str, export: &str) {
     let place = reader.root().join(folder);
     let place = place.display().to_string();
     let place = place.trim_end_matches('/');
@@ -172,7 +171,7 @@ pub(crate) fn missing(reader: &Reader<'_>, folder: &str, task: Task) {
     reader.fault(format_args!(
         "{place} holds no ONNX file, {there}; make one with: pip install optimum-onnx && optimum-cli export onnx --model {place} \
          --task {} {place}/onnx; or with: trireme export {}, by a Python that has optimum-onnx or torch{traced}",
-        task.export(),
+        export,
         reader.root().display()
     ));
 }

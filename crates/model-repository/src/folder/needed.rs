@@ -135,7 +135,7 @@ fn of_folder(local: &Path, listed: &[&str], choices: &Choices) -> Result<Vec<Str
         let parts: Vec<String> =
             listed.iter().filter(|name| graphs::is_generation_part(name)).map(|name| (*name).to_owned()).collect();
         if parts.is_empty() {
-            return Err(no_graph(listed, &folder, purpose.task.value));
+            return Err(no_graph(listed, &folder, purpose.export()));
         }
         needed.extend(parts.iter().flat_map(|part| weights_of(local, part, listed)));
         needed.extend(parts);
@@ -148,7 +148,7 @@ fn of_folder(local: &Path, listed: &[&str], choices: &Choices) -> Result<Vec<Str
         .map(|name| (*name).to_owned())
         .collect();
     let graph = match graphs::preferred(&graphs, choices) {
-        Choice::None => return Err(no_graph(listed, &folder, purpose.task.value)),
+        Choice::None => return Err(no_graph(listed, &folder, purpose.export())),
         Choice::Lacking(lacking) => return Err(NeededError::Lacking(lacking)),
         Choice::Unclear => return Err(NeededError::SeveralGraphs(graphs.join(", "))),
         Choice::Only(graph) | Choice::Best(graph) => graph.to_owned(),
@@ -178,7 +178,7 @@ fn is_in(name: &str, folder: &str) -> bool {
     name.strip_prefix(folder).is_some_and(|rest| !rest.is_empty() && !rest.contains('/'))
 }
 
-fn no_graph(listed: &[&str], folder: &str, task: Task) -> NeededError {
+fn no_graph(listed: &[&str], folder: &str, task: &'static str) -> NeededError {
     let weights: Vec<&str> = listed
         .iter()
         .copied()
@@ -188,7 +188,7 @@ fn no_graph(listed: &[&str], folder: &str, task: Task) -> NeededError {
         true => "and no weights of another kind".to_owned(),
         false => format!("only {}", few(&weights)),
     };
-    NeededError::NoGraph { there, task: task.export() }
+    NeededError::NoGraph { there, task }
 }
 
 #[cfg(test)]

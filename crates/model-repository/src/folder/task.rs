@@ -19,6 +19,17 @@ pub(crate) struct Purpose {
     pub(crate) cross_encoder: bool,
     /// The model looks its vectors up by token and has no graph.
     pub(crate) is_static: bool,
+    /// A causal language model, whose scores are logits of tokens.
+    pub(crate) causal: bool,
+}
+
+// === impl Purpose ===
+
+impl Purpose {
+    /// The name for `optimum-cli export onnx` of the graph that the model needs.
+    pub(crate) fn export(&self) -> &'static str {
+        if self.causal { "text-generation" } else { self.task.value.export() }
+    }
 }
 
 // === impl Task ===
@@ -45,11 +56,21 @@ pub(crate) fn purpose(
     config: &Json,
     folder: &str,
 ) -> Purpose {
-    let found = by_files(reader, modules, own, config, folder);
-    match reader.choices().task {
-        Some(task) => Purpose { task: Derived::from(task, "--task"), ..found },
-        None => found,
+    let mut found = by_files(reader, modules, own, config, folder);
+    if let Some(task) = reader.choices().task {
+        found.task = Derived::from(task, "--task");
     }
+    let is_score = |module: &Module| matches!(module.step, ModuleKind::LogitScore { .. });
+    found.causal = match modules {
+        Some(modules) => modules.iter().any(is_score),
+        None => found.task.value == Task::Rerank && architecture(config).ends_with("ForCausalLM"),
+    };
+    found
+}
+
+/// The first of the architectures that config.json names.
+pub(super) fn architecture(config: &Json) -> &str {
+    config.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str).unwrap_or_default()
 }
 
 fn by_files(
@@ -59,7 +80,7 @@ fn by_files(
     config: &Json,
     folder: &str,
 ) -> Purpose {
-    let plain = |task| Purpose { task, cross_encoder: false, is_static: false };
+    let plain = |task| Purpose { task, cross_encoder: false, is_static: false, causal: false };
     let find = |wanted: fn(&ModuleKind) -> bool| modules.into_iter().flatten().find(|module| wanted(&module.step));
     let by_module = |module: &Module, task| plain(Derived::from(task, format!("{}.type", module.place)));
     let is_pylate = own.filter(|own| own.get("model_type").is_some_and(|kind| kind == PYLATE));
@@ -102,8 +123,7 @@ fn by_files(
     if config.get("model_type").is_some_and(|kind| kind == "model2vec") {
         return Purpose { is_static: true, ..plain(Derived::field(Task::Embed, &config.file, "model_type")) };
     }
-    let architecture =
-        config.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str).unwrap_or_default();
+    let architecture = architecture(config);
     let by_architecture = |task| Derived::field(task, &config.file, "architectures");
     if architecture == "StaticModel" {
         return Purpose { is_static: true, ..plain(by_architecture(Task::Embed)) };
@@ -172,5 +192,5 @@ fn sequence(
         ),
         _ => classify,
     };
-    Purpose { task, cross_encoder: cross_encoder.is_some(), is_static: false }
+    Purpose { task, cross_encoder: cross_encoder.is_some(), is_static: false, causal: false }
 }

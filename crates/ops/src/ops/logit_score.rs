@@ -1,8 +1,8 @@
 //! `logit_score:TRUE-FALSE`: the logit of one token less that of another at a text's last token, as sentence-transformers' LogitScore
 //! makes scores of a causal language model.
 
-use ndarray::{Array2, Axis, CowArray, Ix3};
-use trireme_inference::InferError;
+use ndarray::{Array2, ArrayViewD, Axis, CowArray, Ix3};
+use trireme_inference::{InferError, Tensor};
 
 use super::op::{Op, OpEntry, Resources};
 use super::pool::read_mask;
@@ -69,8 +69,8 @@ impl Op for LogitScore {
         let logits = logits.map_err(|_| InferError::internal("logit_score takes numbers of rank 3"))?;
         let (rows, length, width) = logits.dim();
         self.check(width).map_err(|fault| InferError::invalid_arg(format!("logit_score {fault}")))?;
-        // A graph may give the logits of the last position alone, which has to be a token then.
-        let mask = match side.attention.filter(|_| length != 1) {
+        let mask = match side.attention {
+            Some(mask) if length == 1 => check_last(mask).map(|()| None)?,
             Some(mask) => Some(read_mask(mask, &logits)?),
             None => None,
         };
@@ -89,10 +89,23 @@ impl Op for LogitScore {
     }
 }
 
+/// A graph may give the logits of the last position alone, which has to be a token then.
+fn check_last(mask: &Tensor) -> Result<(), InferError> {
+    let Value::Ints(values) = Value::from_tensor(mask)? else { return Ok(()) };
+    let ends_padded = |row: ArrayViewD<'_, i64>| row.iter().last() == Some(&0);
+    match values.outer_iter().position(ends_padded) {
+        None => Ok(()),
+        Some(row) => Err(InferError::invalid_arg(format!(
+            "tensor '{}' ends row {row} with padding, but the graph gives the logits of the last position alone: expected rows that are \
+             filled up on the left, by the tokenizer's and the model's parameter 'padding_side'",
+            mask.name()
+        ))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use ndarray::{Array3, array};
-    use trireme_inference::Tensor;
 
     use super::*;
     use crate::inputs::SideInputs;
@@ -126,6 +139,15 @@ mod tests {
     #[test]
     fn a_graph_may_give_the_last_position_alone() {
         assert_eq!(scores("1-0", array![[[1.0, 4.0]], [[2.0, 2.5]]], [0, 1, 1, 1, 1, 1]), [3.0, 0.5]);
+    }
+
+    #[test]
+    fn padding_at_the_last_position_is_no_score() {
+        let mask = Tensor::from_values("attention_mask", [2, 2], vec![1i64, 1, 1, 0]).unwrap();
+        let side = Side { attention: Some(&mask), ..Side::default() };
+        let value = Value::Floats(CowArray::from(array![[[1.0, 4.0]], [[2.0, 2.5]]].into_dyn()));
+        let error = op("1-0").unwrap().apply(value, &side).err().unwrap();
+        assert!(error.message.starts_with("tensor 'attention_mask' ends row 1 with padding"), "{error}");
     }
 
     #[test]

@@ -150,6 +150,19 @@ fn a_causal_language_model_without_modules_judges_by_yes_and_no() {
 }
 
 #[test]
+fn a_missing_graph_of_such_a_model_is_one_of_logits_over_the_vocabulary() {
+    let score = ("1_LogitScore/config.json", json!({"true_token_id": 7, "false_token_id": 2}));
+    let told = ("config_sentence_transformers.json", json!({"model_type": "CrossEncoder"}));
+    for folder in [causal(&[TRANSFORMER, LOGIT_SCORE], &IDS, &[score]), causal(&[], &IDS, &[told])] {
+        fs::remove_dir_all(folder.path().join("onnx")).unwrap();
+        write(folder.path(), "model.safetensors", b"");
+        assert_eq!(Export::of(folder.path()).unwrap().export_task, "text-generation");
+        let found = faults(&folder).join("; ");
+        assert!(found.contains("--task text-generation "), "{found}");
+    }
+}
+
+#[test]
 fn files_of_the_folder_are_linked_and_keep_one_name() {
     use std::os::unix::fs::MetadataExt;
     let folder = encoder(&[TRANSFORMER, POOLING], &[mean()]);
