@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, TruncationDirection};
 
-use crate::chat::{Chat, Place, kept};
+use crate::chat::{Asked, Chat, Place, kept};
 use crate::core::Core;
 use crate::family::Template;
 use crate::prompt::prompt;
@@ -50,6 +50,8 @@ pub(crate) struct Row {
 pub(crate) struct Around<'a> {
     /// The text before each text.
     pub(crate) prefix: Cow<'a, str>,
+    /// The request's instruction, which is in it.
+    pub(crate) instruction: Option<&'a str>,
     /// The special tokens of each row; `None`: the post-processor of `tokenizer.json` knows them.
     pub(crate) template: Option<Template>,
     pub(crate) forced_bos: Option<u32>,
@@ -81,6 +83,7 @@ impl<'a> Around<'a> {
         let longest = request.max_tokens.map(NonZeroUsize::get);
         Ok(Around {
             prefix: if request.token_ids { Cow::Borrowed("") } else { prompt(options, request)? },
+            instruction: request.instruction,
             template: None,
             forced_bos: None,
             max_length: longest.into_iter().chain(max_length).min(),
@@ -97,6 +100,13 @@ impl<'a> Around<'a> {
             token_ids: request.token_ids,
             role: role(request),
         })
+    }
+}
+
+impl Around<'_> {
+    /// What a chat template is asked for.
+    fn asked(&self) -> Asked<'_> {
+        Asked { prompt: &self.prefix, instruction: self.instruction, role: self.role }
     }
 }
 
@@ -181,7 +191,7 @@ impl RowEncoder {
         chat.check(texts.len() == 2)?;
         let refused = |reason: String| TextError::Template { index, reason };
         let failed = |error: tokenizers::Error| TextError::Encode { index, reason: error.to_string() };
-        let rendered = chat.render(&around.prefix, texts, around.role).map_err(refused)?;
+        let rendered = chat.render(around.asked(), texts).map_err(refused)?;
         let Core::Json(tokenizer) = &self.core else { return Err(refused("it needs a tokenizer.json".to_owned())) };
         let mut encoding = match around.offsets {
             true => tokenizer.encode_char_offsets(rendered.as_str(), false).map_err(failed)?,
@@ -201,7 +211,7 @@ impl RowEncoder {
                 ..Row::default()
             });
         }
-        let places = chat.places(&around.prefix, texts, around.role, &rendered);
+        let places = chat.places(around.asked(), texts, &rendered);
         let mut suffix = Vec::new();
         let mut stays: Vec<usize> = (0..length).collect();
         if let Some(longest) = longest {
@@ -209,7 +219,7 @@ impl RowEncoder {
                 encoding = tokenizer.encode_char_offsets(rendered.as_str(), false).map_err(failed)?;
             }
             if around.truncation_side == Side::Right {
-                suffix = chat.suffix(&self.core, &around.prefix, texts.len(), around.role).map_err(refused)?;
+                suffix = chat.suffix(&self.core, around.asked(), texts.len()).map_err(refused)?;
             }
             let contents: Vec<_> = places.iter().map(|place| place.characters.clone()).collect();
             stays = kept(encoding.get_offsets(), &contents, suffix.len(), longest, around.truncation_side).ok_or_else(|| {
@@ -369,7 +379,7 @@ impl RowEncoder {
     /// Number of tokens that a row without a text has.
     pub(crate) fn frame_tokens(&self, around: &Around<'_>) -> usize {
         match &self.chat {
-            Some(chat) => chat.frame_tokens(&self.core, &around.prefix, around.role),
+            Some(chat) => chat.frame_tokens(&self.core, around.asked()),
             None => self.special_tokens(around, false),
         }
     }

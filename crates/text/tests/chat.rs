@@ -153,6 +153,12 @@ fn a_prompt_is_a_message_of_the_system_and_its_name_is_the_template_s_task() {
     assert_eq!(shown(&tokenizer, ("x", None), &named(None)), "<user>xnone");
     let own = RequestOptions { prefix: Some("Own"), ..RequestOptions::default() };
     assert_eq!(shown(&tokenizer, ("x", Some("y")), &own), "<system>Own<query>x<document>ynone");
+    // Some templates read an instruction as a variable.
+    let variable = with_template("{{ instruction | default('usual') }}|{{ messages[-1].content }}", &[prompts]);
+    let instructed = RequestOptions { instruction: Some("Find bugs"), ..RequestOptions::default() };
+    assert_eq!(shown(&variable, ("x", None), &instructed), "Find bugs|x");
+    assert_eq!(shown(&variable, ("x", None), &named(Some("query"))), "usual|x");
+    assert_eq!(shown(&tokenizer, ("x", None), &instructed), "<system>Find bugs<user>xnone");
     // A row of ids comes as it shall be.
     let ids = RequestOptions { token_ids: true, ..RequestOptions::default() };
     assert_eq!(tokenizer.encode(&["[5, 6]"], None, &ids).unwrap().input_ids, [5, 6]);

@@ -30,6 +30,16 @@ const MARKS: [&str; 2] = ["\u{F5A01}", "\u{F5A02}"];
 /// Texts of no common tokens, by which sentence-transformers finds the end of a frame.
 const FILLERS: [&str; 2] = ["0", "1 2 3 4"];
 
+/// What a request asks for, besides its texts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked<'a> {
+    /// The text of the message of the system; empty for none.
+    pub(crate) prompt: &'a str,
+    /// The same, where it is the request's own instruction: some templates read it as a variable.
+    pub(crate) instruction: Option<&'a str>,
+    pub(crate) role: Role,
+}
+
 /// The place of a text in what the template made of it.
 pub(crate) struct Place {
     /// Its number among the texts of the row.
@@ -94,9 +104,9 @@ impl Chat {
     }
 
     /// The text that the template makes of messages: one text, or those of a pair.
-    pub(crate) fn render(&self, prompt: &str, texts: &[&str], role: Role) -> Result<String, String> {
+    pub(crate) fn render(&self, asked: Asked<'_>, texts: &[&str]) -> Result<String, String> {
         let roles = if texts.len() == 2 { ["query", "document"] } else { ["user", ""] };
-        let system = (!prompt.is_empty()).then_some(("system", prompt));
+        let system = (!asked.prompt.is_empty()).then_some(("system", asked.prompt));
         let messages: Vec<Value> = system
             .into_iter()
             .chain(roles.into_iter().zip(texts.iter().copied()))
@@ -104,7 +114,8 @@ impl Chat {
             .collect();
         let mut variables = self.variables.clone();
         variables.insert("messages".to_owned(), Value::from(messages));
-        let task = match role {
+        variables.extend(asked.instruction.map(|text| ("instruction".to_owned(), Value::from(text))));
+        let task = match asked.role {
             Role::Query => Some("query"),
             Role::Document => Some("document"),
             Role::Unknown => None,
@@ -129,7 +140,7 @@ impl Chat {
     /// Why the template cannot carry these texts: it refuses them, or leaves one out.
     fn fault(&self, marks: &[&str]) -> Option<String> {
         let roles = if marks.len() == 2 { ["query", "document"] } else { ["user", ""] };
-        match self.render("", marks, Role::Unknown) {
+        match self.render(Asked { prompt: "", instruction: None, role: Role::Unknown }, marks) {
             Ok(rendered) => {
                 let (role, _) = roles.into_iter().zip(marks).find(|(_, mark)| !rendered.contains(*mark))?;
                 Some(format!("it leaves out messages of the role '{role}'"))
@@ -145,16 +156,16 @@ impl Chat {
     }
 
     /// Number of tokens that the template makes of no text.
-    pub(crate) fn frame_tokens(&self, core: &Core, prompt: &str, role: Role) -> usize {
+    pub(crate) fn frame_tokens(&self, core: &Core, asked: Asked<'_>) -> usize {
         let texts: &[&str] = if self.faults[0].is_none() { &[""] } else { &["", ""] };
-        let rendered = self.render(prompt, texts, role).unwrap_or_default();
+        let rendered = self.render(asked, texts).unwrap_or_default();
         core.ids(&rendered).map_or(0, |ids| ids.len())
     }
 
     /// Where `texts` are in the rendered text, in order; empty where that is not known, because the template changes them or depends on
     /// them.
-    pub(crate) fn places(&self, prompt: &str, texts: &[&str], role: Role, rendered: &str) -> Vec<Place> {
-        let Ok(frame) = self.render(prompt, &MARKS[..texts.len()], role) else { return Vec::new() };
+    pub(crate) fn places(&self, asked: Asked<'_>, texts: &[&str], rendered: &str) -> Vec<Place> {
+        let Ok(frame) = self.render(asked, &MARKS[..texts.len()]) else { return Vec::new() };
         let mut marks: Vec<(usize, usize)> = Vec::new();
         for (text, mark) in MARKS[..texts.len()].iter().enumerate() {
             match (frame.find(mark), frame.rfind(mark)) {
@@ -170,9 +181,9 @@ impl Chat {
     }
 
     /// The tokens with which every row of these messages ends, as sentence-transformers finds them.
-    pub(crate) fn suffix(&self, core: &Core, prompt: &str, texts: usize, role: Role) -> Result<Vec<u32>, String> {
+    pub(crate) fn suffix(&self, core: &Core, asked: Asked<'_>, texts: usize) -> Result<Vec<u32>, String> {
         let ids = |filler: &'static str| {
-            let rendered = self.render(prompt, &vec![filler; texts], role)?;
+            let rendered = self.render(asked, &vec![filler; texts])?;
             core.ids(&rendered).map_err(|error| error.to_string())
         };
         let (mut first, second) = (ids(FILLERS[0])?, ids(FILLERS[1])?);

@@ -13,10 +13,20 @@ pub struct Treatment {
     pub model: Option<String>,
     /// What the model shall do with the texts.
     pub instruction: Option<String>,
+    /// Variables of the chat template, of which `instruction` is taken.
+    #[schema(value_type = Option<Object>)]
+    pub chat_template_kwargs: Option<Variables>,
     pub truncate_prompt_tokens: Option<i64>,
     pub truncation_side: Option<TruncationSide>,
     #[serde(alias = "activation")]
     pub use_activation: Option<bool>,
+}
+
+/// Those variables of a chat template that are taken.
+#[derive(Clone, Default, Deserialize)]
+pub struct Variables {
+    #[serde(alias = "instruct")]
+    instruction: Option<String>,
 }
 
 #[derive(Clone, Copy, Deserialize, ToSchema)]
@@ -39,8 +49,9 @@ impl Treatment {
                 Refusal::field("truncate_prompt_tokens", format!("is {tokens}, expected -1 or at least 1"))
             })?),
         };
+        let of_template = || self.chat_template_kwargs.as_ref()?.instruction.clone();
         Ok(TextOptions {
-            instruction: self.instruction.clone(),
+            instruction: self.instruction.clone().or_else(of_template),
             truncate: self.truncate_prompt_tokens.map(|_| true),
             max_tokens,
             truncation_side: self.truncation_side.map(|side| match side {
@@ -50,5 +61,21 @@ impl Treatment {
             raw_scores: self.use_activation.map(|activation| !activation),
             ..TextOptions::default()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instruction_comes_as_a_field_or_as_a_variable_of_the_template() {
+        let read = |body: &str| serde_json::from_str::<Treatment>(body).unwrap().options().unwrap().instruction;
+        assert_eq!(read(r#"{"instruction": "Find bugs"}"#).as_deref(), Some("Find bugs"));
+        assert_eq!(
+            read(r#"{"chat_template_kwargs": {"instruction": "Find bugs", "x": 1}}"#).as_deref(),
+            Some("Find bugs")
+        );
+        assert_eq!(read(r#"{"chat_template_kwargs": {}}"#), None);
     }
 }
