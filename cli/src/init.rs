@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use trireme_model_repository::{ModelFolder, Placement, is_model_folder};
+use trireme_model_repository::{ModelConfig, ModelFolder, Placement, TemporaryFolder, is_model_folder};
 use trireme_runtime::{FolderArgs, local_folder, service};
 use trireme_telemetry::TelemetryArgs;
+use trireme_text::{TextTokenizer, TokenizeOptions};
 
 use crate::style::{Style, cell, colours, paint, table};
 
@@ -57,6 +58,7 @@ async fn init(args: &InitArgs) -> anyhow::Result<String> {
         folder.display()
     );
     let model = ModelFolder::read(folder, args.name.as_deref(), &choices)?;
+    check_tokenizer(&model)?;
     let placement = if args.copy { Placement::Copy } else { Placement::Link };
     model.write(&args.directory, placement).context("the repository is not written")?;
 
@@ -81,4 +83,24 @@ async fn init(args: &InitArgs) -> anyhow::Result<String> {
         model.name, model.version
     ));
     Ok(out)
+}
+
+/// An error where `serve` cannot load the tokenizer or its chat template; it names the files of the model folder.
+fn check_tokenizer(model: &ModelFolder) -> anyhow::Result<()> {
+    let trial = TemporaryFolder::new("init").context("the tokenizer cannot be tried")?;
+    model.write(trial.path(), Placement::Link)?;
+    let name = format!("{}_tokenizer", model.name);
+    let derived = model.description.models(&model.name, model.version).into_iter().find(|derived| derived.name == name);
+    let derived = derived.context("a model folder has a tokenizer")?;
+    let config = ModelConfig::parse(&derived.config, &name)?;
+    let version = trial.path().join(&name).join(model.version.to_string());
+    let options = TokenizeOptions::from_parameters(&config.parameters);
+    let tried = options.and_then(|options| TextTokenizer::load(&version, options)).and_then(|tokenizer| {
+        let alone = tokenizer.check_messages(false);
+        if config.inputs.len() > 1 { alone.or_else(|_| tokenizer.check_messages(true)) } else { alone }
+    });
+    tried.map_err(|error| {
+        let said = error.to_string().replace(&version.display().to_string(), &model.path.display().to_string());
+        anyhow::anyhow!("model folder {}: its tokenizer cannot be served: {said}", model.path.display())
+    })
 }

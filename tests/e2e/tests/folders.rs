@@ -373,6 +373,25 @@ fn init_writes_what_can_be_served() {
 }
 
 #[test]
+fn init_refuses_a_template_that_cannot_be_applied_and_names_the_folder_s_file() {
+    let (folder, repository) = (tiny(), tempfile::tempdir().expect("a temporary folder"));
+    write(&folder, "sentence_bert_config.json", &json!({"modality_config": {"message": {"format": "flat"}}}));
+    let template = folder.path().join("chat_template.jinja");
+    for (text, fault) in
+        [("{% for m in messages %}", "is not valid: "), ("no content", "it leaves out messages of the role 'user'")]
+    {
+        fs::write(&template, text).expect("a file can be written");
+        let tried = run(&["init", "--name", "mine"], &[folder.path(), repository.path()]);
+        let said = String::from_utf8_lossy(&tried.stderr);
+        assert!(!tried.status.success() && said.contains(fault), "{said}");
+        assert!(said.contains(&folder.path().display().to_string()) && !said.contains("trireme-init"), "{said}");
+    }
+    assert_eq!(fs::read_dir(repository.path()).expect("a folder").count(), 0, "nothing was written");
+    let plain = run(&["init", "--name", "mine", "--accept", "chat-template"], &[folder.path(), repository.path()]);
+    assert!(plain.status.success(), "{}", String::from_utf8_lossy(&plain.stderr));
+}
+
+#[test]
 fn what_the_files_leave_open_is_said_by_flags() {
     let folder = tiny();
     fs::remove_file(folder.path().join("modules.json")).expect("it is there");
