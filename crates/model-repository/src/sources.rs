@@ -259,3 +259,21 @@ fn derive(folders: &[ModelFolder]) -> Result<Option<TemporaryFolder>, SourceErro
     }
     Ok(Some(derived))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_may_have_an_organisation_and_a_version() {
+        let found = |text: &str| named(text).map(|(name, version, also)| (name, version, also.unwrap_or_default()));
+        let expected = |name: &str, version, also: &str| Some((name.to_owned(), version, also.to_owned()));
+        assert_eq!(found("bge-m3"), expected("bge-m3", 1, ""));
+        assert_eq!(found("bge-m3@2"), expected("bge-m3", 2, ""));
+        assert_eq!(found("BAAI/bge-m3"), expected("bge-m3", 1, "BAAI/bge-m3"));
+        assert_eq!(found("BAAI/bge-m3@3"), expected("bge-m3", 3, "BAAI/bge-m3"));
+        for bad in ["", "a/b/c", "/m", "m/", "m@0", ".m", "a/.m", "a b"] {
+            assert_eq!(named(bad), None, "{bad}");
+        }
+    }
+}

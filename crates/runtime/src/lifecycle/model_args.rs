@@ -20,7 +20,7 @@ pub struct ModelArgs {
     pub models: Vec<String>,
 
     /// A model folder or its URL, and the name that it is served under, with its version if that is not 1; may be given several
-    /// times: all versions of a name are served
+    /// times: all versions of a name are served. A model of the name org/name is served as name, and answers to both
     #[arg(long = "model", env = "TRIREME_MODEL", value_name = "NAME[@VERSION]=MODEL", value_delimiter = ',')]
     #[arg(value_parser = named)]
     pub named: Vec<(String, String)>,
@@ -117,6 +117,7 @@ pub async fn local_folder(word: &Path, name: Option<&str>, choices: &FolderChoic
             // A model without a name is called as its place is: the last part of the word.
             let last = word.rsplit('/').find(|part| !part.is_empty()).unwrap_or(word);
             let name = name.unwrap_or(last).split('@').next().unwrap_or_default();
+            let name = name.rsplit('/').next().unwrap_or_default();
             let choices: Choices = choices.of(name);
             let settings = Settings { choices, ..Settings::from_env() };
             let fetching: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(fetch(word, &settings));
