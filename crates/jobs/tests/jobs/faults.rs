@@ -105,11 +105,11 @@ async fn a_request_that_is_refused_outlives_many_gateways() {
 async fn a_request_whose_body_is_lost_ends_with_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let bus = open(directory.path());
-    let gateway = Gateway::on(&bus, "g");
-    gateway.system.full.store(true, Ordering::Relaxed);
+    let gateway = Gateway::stuck_on(&bus, "g");
     let lost = gateway.jobs.accept(call(&"x".repeat(1 << 20)), None).await.unwrap().id;
+    drop(gateway);
     lose_objects(&bus).await;
-    gateway.system.full.store(false, Ordering::Relaxed);
+    let gateway = Gateway::on(&bus, "g");
     let other = gateway.jobs.accept(call("other"), None).await.unwrap().id;
     for (id, status) in [(other, 200), (lost, 500)] {
         let request = gateway.jobs.wait(&id, Duration::from_secs(60)).await.unwrap();
