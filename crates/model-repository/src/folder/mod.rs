@@ -38,6 +38,7 @@ mod special;
 mod stored_zip;
 mod table;
 mod task;
+mod tensors;
 mod text;
 mod tokenizer;
 mod torch_file;

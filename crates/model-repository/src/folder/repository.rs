@@ -16,16 +16,12 @@ use super::inputs;
 use super::modules::TORCH_WEIGHTS;
 use super::origin::Derived;
 use super::task::Task;
+use super::tensors::{FP32, INT64, LABEL_FILE, STRING, TEXT, outputs, scoring_mask, side, tokens};
 use super::text::{Tensor, Text};
 
 /// Rows of a part of a request: a run should take about one of the longest texts (docs/model-repository.md).
 const ROWS_PER_MESSAGE: &str = "2";
 
-const LABEL_FILE: &str = "labels.txt";
-const INT64: &str = "TYPE_INT64";
-const FP32: &str = "TYPE_FP32";
-const STRING: &str = "TYPE_STRING";
-const TEXT: &str = "TEXT";
 const TEXT_PAIR: &str = "TEXT_PAIR";
 
 /// A model of a derived repository.
@@ -471,66 +467,5 @@ impl Branch {
         };
         let width = Derived::from(head.width, format!("{}: weight", head.file));
         Branch { suffix, side, outputs: outputs(head.task, &width) }
-    }
-}
-
-fn scoring_mask() -> Tensor {
-    Tensor::new("scoring_mask", INT64, &[-1, -1]).origin("the tokens whose vectors are compared")
-}
-
-/// An output of the tokenizer that the graph may take, too.
-fn tokens(description: &FolderDescription, name: &str) -> Tensor {
-    let own = match &description.executor {
-        Executor::Onnx { file, .. } => file.graph.input(name).and_then(|input| input.datatype),
-        _ => None,
-    };
-    Tensor::new(name, own.unwrap_or(DataType::Int64).config_name(), &[-1, -1])
-}
-
-/// The inputs that a chain's ops need beside the data.
-fn side(description: &FolderDescription) -> Vec<Tensor> {
-    let tokens = |name: &str| tokens(description, name);
-    let uses_mask =
-        |op: &Derived<String>| ["pool:", "logit_score", "mask", "splade"].iter().any(|name| op.value.starts_with(name));
-    let mut side = Vec::new();
-    if description.task.value == Task::MultiVector && description.late.scores_apart() {
-        side.push(scoring_mask());
-    } else if description.ops.iter().any(uses_mask) {
-        side.push(tokens("attention_mask"));
-    }
-    if description.excludes_prompt {
-        side.push(
-            Tensor::new("pooling_mask", INT64, &[-1, -1]).origin("modules.json: Pooling with include_prompt false"),
-        );
-    }
-    if description.task.value == Task::TokenClassify {
-        side.push(tokens("input_ids"));
-        side.push(Tensor::new("offsets", INT64, &[-1, -1, 2]));
-        side.push(Tensor::new("special_tokens_mask", INT64, &[-1, -1]));
-        side.push(Tensor::new(TEXT, STRING, &[-1]));
-    }
-    side
-}
-
-/// The outputs of a task, for results of this width.
-fn outputs(task: Task, width: &Derived<i64>) -> Vec<Tensor> {
-    let Derived { value: width, origin } = width;
-    match task {
-        Task::Embed => vec![Tensor::new("sentence_embedding", FP32, &[-1, *width]).origin(origin)],
-        Task::Sparse => {
-            vec![Tensor::new("sparse_indices", INT64, &[-1, -1]), Tensor::new("sparse_values", FP32, &[-1, -1])]
-        }
-        Task::MultiVector => vec![
-            Tensor::new("token_embeddings", FP32, &[-1, -1, *width]).origin(origin),
-            Tensor::new("token_mask", INT64, &[-1, -1]),
-        ],
-        Task::Rerank | Task::Classify => vec![Tensor::new("scores", FP32, &[-1, *width]).origin(origin)],
-        Task::TokenClassify => {
-            let entities = Tensor::new("entities", STRING, &[-1]);
-            vec![Tensor { label_file: Some(LABEL_FILE), ..entities }]
-        }
-        Task::Generate => vec![Tensor::new("generated_text", STRING, &[-1])],
-        // A folder's model takes token ids; its tokenizer is a model of its own.
-        Task::Tokenize | Task::Decode => Vec::new(),
     }
 }
