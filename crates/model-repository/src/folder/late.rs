@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::files::{Json, Reader, kind};
 use super::modules::{self, Module, ModuleKind};
 use super::origin::Derived;
+use super::processing;
 use super::task::{PYLATE, Task};
 use super::tokenizer::Prompts;
 
@@ -89,7 +90,7 @@ pub(super) fn read(
     let told = own.filter(|own| MARKS.iter().any(|mark| own.get(mark).is_some() || own.is_null(mark)));
     let mut late = Late::default();
     // Lengths in the newer place hold for both sides.
-    let fixed = transformer.and_then(modules::processing_length).is_some();
+    let fixed = transformer.and_then(processing::processing_length).is_some();
     for (slot, key) in [(&mut late.query_length, "query_length"), (&mut late.document_length, "document_length")] {
         let file = transformer.filter(|file| file.get(key).is_some()).or(told);
         *slot = file.filter(|_| !fixed).and_then(|file| file.number(reader, key)).filter(|length| length.value > 0);

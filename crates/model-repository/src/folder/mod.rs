@@ -30,6 +30,7 @@ mod onnx;
 mod origin;
 mod place;
 mod precision;
+mod processing;
 mod repository;
 mod router;
 mod rows;

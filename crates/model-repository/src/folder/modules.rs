@@ -2,7 +2,7 @@
 //!
 //! Reads the forms before and since sentence-transformers 5.4. A field that the library ignores with a warning is an error here.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::fields;
 use super::files::{Json, Reader, kind};
@@ -487,21 +487,4 @@ pub(crate) fn transformer_config(reader: &Reader<'_>, folder: &str) -> Option<Js
         }
     }
     Some(first)
-}
-
-/// A field of `processing_kwargs` of the transformer's file, for texts.
-pub(crate) fn processing(json: &Json, key: &str) -> Option<Derived<Value>> {
-    let all = json.get("processing_kwargs")?;
-    let found = ["text", "common"].into_iter().find_map(|group| Some((group, all.get(group)?.get(key)?)));
-    let (group, value) = found.filter(|(_, value)| !value.is_null())?;
-    Some(Derived::field(value.clone(), &json.file, &format!("processing_kwargs.{group}.{key}")))
-}
-
-/// `processing_kwargs` of the transformer's file, for texts: the newer place for a length.
-pub(crate) fn processing_length(json: &Json) -> Option<Derived<u64>> {
-    let all = json.get("processing_kwargs")?.as_object()?;
-    let length =
-        |group: &str| all.get(group).and_then(Value::as_object).and_then(|group: &Map<_, _>| group.get("max_length"));
-    let (group, value) = ["text", "common"].into_iter().find_map(|group| Some((group, length(group)?.as_u64()?)))?;
-    Some(Derived::field(value, &json.file, &format!("processing_kwargs.{group}.max_length")))
 }

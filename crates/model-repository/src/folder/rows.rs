@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::files::{Json, Reader};
-use super::modules;
 use super::origin::Derived;
+use super::processing;
 
 /// Whether the library fills all rows up to the longest: SigLIP's towers have no mask and see the padding.
 pub(super) fn pads_to_longest(reader: &Reader<'_>, own: Option<&Json>, model: &Json) -> Option<Derived<bool>> {
-    if let Some(found) = own.and_then(|own| modules::processing(own, "padding")) {
+    if let Some(found) = own.and_then(|own| processing::processing(own, "padding")) {
         return match (found.value.as_str(), found.value.as_bool()) {
             (Some("max_length"), _) => Some(Derived::from(true, found.origin)),
             (Some("longest"), _) | (_, Some(true)) => None,

@@ -10,6 +10,7 @@ use super::files::{Json, Reader};
 use super::messages::Messages;
 use super::modules;
 use super::origin::Derived;
+use super::processing;
 use super::rows;
 use super::special;
 
@@ -186,13 +187,15 @@ pub(crate) fn read(reader: &Reader<'_>, folder: &str, model: &Json, is_static: b
             Derived::from(pad + 1, format!("{}: model_type, whose positions begin behind the padding id", model.file))
         }),
         no_types: no_types.map(|_| Derived::field(true, &config.file, "model_input_names")),
-        adds_special: own.as_ref().and_then(|own| modules::processing(own, "add_special_tokens")).and_then(|found| {
-            let flag = found.value.as_bool();
-            if flag.is_none() {
-                reader.fault(format_args!("{} is no flag, expected true or false", found.origin));
-            }
-            Some(Derived::from(flag?, found.origin))
-        }),
+        adds_special: own.as_ref().and_then(|own| processing::processing(own, "add_special_tokens")).and_then(
+            |found| {
+                let flag = found.value.as_bool();
+                if flag.is_none() {
+                    reader.fault(format_args!("{} is no flag, expected true or false", found.origin));
+                }
+                Some(Derived::from(flag?, found.origin))
+            },
+        ),
         pads_to_longest: rows::pads_to_longest(reader, own.as_ref(), model),
         sample_rows: json.as_ref().and_then(rows::sample),
         unknown: json.as_ref().zip(vocabulary.as_ref()).and_then(|(json, vocabulary)| unknown(json, vocabulary)),
@@ -315,7 +318,7 @@ fn processing_or_max(reader: &Reader<'_>, own: &Json) -> Option<Derived<u64>> {
         let length = own.get(key)?.get("model_max_length")?.as_u64()?;
         Some(Derived::field(length, &own.file, &format!("{key}.model_max_length")))
     });
-    let told = modules::processing_length(own).or(processor).or_else(|| own.number(reader, "max_seq_length"));
+    let told = processing::processing_length(own).or(processor).or_else(|| own.number(reader, "max_seq_length"));
     told.filter(|length| length.value > 0)
 }
 
