@@ -17,6 +17,9 @@ use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 /// Without an extension that would have values escaped.
 const NAME: &str = "chat_template";
 
+/// Instructions that a rendering may take: a template of the hub takes some hundred, and one that loops without an end is an error.
+const FUEL: u64 = 1_000_000;
+
 /// A template that was parsed.
 #[derive(Debug)]
 pub(super) struct Template(Environment<'static>);
@@ -31,6 +34,7 @@ impl Template {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|error| error.to_string())?);
+        environment.set_fuel(Some(FUEL));
         environment.set_unknown_method_callback(unknown_method_callback);
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", raise_exception);
@@ -150,6 +154,8 @@ mod tests {
     #[test]
     fn errors_say_what_and_where() {
         assert_eq!(render("\n{{ raise_exception('no system') }}").unwrap_err(), "no system in line 2");
+        let endless = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}";
+        assert!(render(endless).unwrap_err().contains("fuel"), "{:?}", render(endless));
         assert!(render("{% for %}").unwrap_err().contains("in line 1"));
         assert!(render("{{ strftime_now('%!') }}").unwrap_err().starts_with("'%!' is no format of dates"));
     }
