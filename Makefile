@@ -119,7 +119,7 @@ bench-gpu: ## Measures the encoder on an NVIDIA GPU beside raw ONNX Runtime on i
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
 
 .PHONY: lint
-lint: ## Formatting, clippy, shell scripts, dependencies between crates and modules; advisories and licences where cargo-deny is installed
+lint: ## Formatting, clippy, shell scripts, dependencies between crates and modules; advisories and licences where cargo-deny is installed, workflows where check-jsonschema is
 	@echo "==> lint"
 	cargo fmt --all --check
 	@for script in scripts/*.sh deploy/*.sh deploy/kubernetes/*.sh .ci/run; do bash -n "$$script"; done
@@ -127,6 +127,7 @@ lint: ## Formatting, clippy, shell scripts, dependencies between crates and modu
 	@scripts/check-dependencies.py
 	@scripts/check-modules.py
 	@if command -v cargo-deny >/dev/null; then cargo deny check; fi
+	@if command -v check-jsonschema >/dev/null; then check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml; fi
 	cargo clippy --workspace --all-targets -- -D warnings
 
 .PHONY: check
