@@ -33,7 +33,7 @@ pub(crate) enum Kind {
     Request,
 }
 
-/// What an owner has.
+/// The work and the files of an owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// Files, those that arrive and uploads among them.

@@ -33,7 +33,7 @@ fn counted<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Usage, D::Error
         total_tokens: u64,
     }
     let value = Value::deserialize(deserializer)?;
-    // What others mean by the word is not counted.
+    // A `usage` of another form is not counted.
     let counted = Counted::deserialize(value).unwrap_or_default();
     let output = counted.completion_tokens;
     let input = counted.prompt_tokens.max(counted.total_tokens.saturating_sub(output));

@@ -1,7 +1,7 @@
 //! How much an owner may have: bytes and number of files, batches that have not ended, requests that wait.
 //!
-//! Each gateway follows the store of jobs, so it knows what an owner has, and refuses more. What other gateways accept at the same moment is
-//! not counted yet, so a quota may be exceeded by that.
+//! Each gateway follows the store of jobs, so it knows what an owner has, and refuses more. The work that other gateways accept at
+//! the same moment is not counted yet, so a quota may be exceeded by that.
 
 use crate::error::JobError;
 use crate::index::Usage;
@@ -19,7 +19,7 @@ pub struct Quotas {
     pub requests: Option<u64>,
 }
 
-/// What a client is about to have.
+/// An addition that a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum More {
     /// Bytes of files.

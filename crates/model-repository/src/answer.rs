@@ -29,7 +29,7 @@ impl ModelConfig {
         KnownBackend::named(&self.backend).is_some_and(|backend| backend.service == Some("python"))
     }
 
-    /// Checks the tensors of an answer. What is wrong is the fault of the worker that has sent it.
+    /// Checks the tensors of an answer. A wrong tensor is the fault of the worker that has sent it.
     pub fn check_answer(&self, tensors: &[Tensor], expected: &ExpectedAnswer<'_>) -> Result<(), InferError> {
         let is_requested = |name: &str| {
             expected.requested.is_empty() || expected.requested.iter().any(|requested| requested.name == name)

@@ -20,7 +20,7 @@ pub(crate) struct RowEncoder {
     /// Without truncation, padding and post-processor, which follow in this crate.
     pub(crate) core: Core,
     pub(crate) post_processor: Option<PostProcessorWrapper>,
-    /// What makes one text of messages; `None`: texts are tokenized as they come.
+    /// The chat template, which makes one text of messages; `None`: texts are tokenized as they come.
     pub(crate) chat: Option<Chat>,
     /// Most characters of a text that are tokenized; `None` is no limit.
     pub(crate) max_characters: Option<NonZeroUsize>,
@@ -104,7 +104,7 @@ impl<'a> Around<'a> {
 }
 
 impl Around<'_> {
-    /// What a chat template is asked for.
+    /// The settings that a chat template reads.
     fn asked(&self) -> Asked<'_> {
         Asked { prompt: &self.prefix, instruction: self.instruction, role: self.role }
     }

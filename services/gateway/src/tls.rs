@@ -58,7 +58,7 @@ struct Current {
 /// Size and time of change of a file, if it is there.
 type Seen = Option<(u64, SystemTime)>;
 
-/// What is wrong with a certificate of X.509 version 1, which openssl makes where no extension is asked for.
+/// The fault of a certificate of X.509 version 1, which openssl makes where no extension is asked for.
 const VERSION_1: &str = "is a certificate of X.509 version 1, expected version 3: issue it with a subjectAltName \
                          (openssl req -x509 -addext subjectAltName=DNS:NAME, or openssl x509 -req -extfile FILE)";
 

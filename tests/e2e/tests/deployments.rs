@@ -117,7 +117,7 @@ impl<'a> Deployment<'a> {
     }
 }
 
-/// Stops a process as an orchestrator does: it finishes what it has.
+/// Sends SIGTERM, as an orchestrator does, and waits until the process has finished its requests.
 fn stop(mut process: Process) {
     process.terminate();
     assert_eq!(process.wait_exit(SOON).code(), Some(0), "{}", process.log_tail());

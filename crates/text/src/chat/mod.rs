@@ -30,7 +30,7 @@ const MARKS: [&str; 2] = ["\u{F5A01}", "\u{F5A02}"];
 /// Texts of no common tokens, by which sentence-transformers finds the end of a frame.
 const FILLERS: [&str; 2] = ["0", "1 2 3 4"];
 
-/// What a request asks for, besides its texts.
+/// The settings of a request, besides its texts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked<'a> {
     /// The text of the message of the system; empty for none.

@@ -10,7 +10,7 @@ use percent_encoding::percent_decode_str;
 
 use crate::registry::Registry;
 
-/// What stands before a model's name.
+/// The path before a model's name.
 const PLACES: [&str; 2] = ["/v2/models/", "/tei/"];
 
 /// The router, with every name of a model in paths.

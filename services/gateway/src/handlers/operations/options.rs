@@ -9,7 +9,7 @@ use crate::registry::Offer;
 pub struct TextOptions {
     /// The prompt that is put before each text.
     pub prompt: Prompt,
-    /// What the model shall do with the texts; it goes into the prompt, or before the messages of a chat template.
+    /// The task for the model in words; it goes into the prompt, or before the messages of a chat template.
     pub instruction: Option<String>,
     /// Whether texts that are too long are cut; otherwise they are an error.
     pub truncate: Option<bool>,

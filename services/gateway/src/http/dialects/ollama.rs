@@ -40,7 +40,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     model_in_path: false,
 };
 
-/// The tag of a name that has none.
+/// The tag that Ollama's clients add to a name without one.
 const TAG: &str = ":latest";
 
 /// When models were changed: nobody here knows, and clients read a time.
@@ -158,7 +158,7 @@ async fn show(call: DialectCall) -> Result<Response, Refusal> {
     })))
 }
 
-/// The member `details`: what is known of every model.
+/// The member `details`, the same for every model.
 fn details(out: &mut Writer) {
     out.name("details").object(|out| {
         out.name("format").string("onnx");

@@ -1,7 +1,7 @@
 //! OpenAI: `/v1/embeddings` and `/v1/models`.
 //!
-//! `prompt_name` and `instruction` are ours: a prompt of the model that is put before each text, and what stands in it. Token ids are those of OpenAI's own vocabulary
-//! (`openai_tokens`).
+//! `prompt_name` and `instruction` are ours: the prompt of the model that comes before each text, and the task in that prompt. Token ids are
+//! those of OpenAI's own vocabulary (`openai_tokens`).
 
 use axum::response::Response;
 use bytes::Bytes;

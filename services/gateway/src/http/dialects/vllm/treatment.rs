@@ -11,7 +11,7 @@ use crate::handlers::operations::{Side, TextOptions};
 #[schema(as = VllmTreatment)]
 pub struct Treatment {
     pub model: Option<String>,
-    /// What the model shall do with the texts.
+    /// The task for the model in words.
     pub instruction: Option<String>,
     /// Variables of the chat template, of which `instruction` is taken.
     #[schema(value_type = Option<Object>)]
