@@ -19,6 +19,7 @@ in_every_mode!(
     keys_are_asked_for_in_every_dialect,
     every_path_of_the_document_answers,
     ollama_s_clients_find_a_model_and_its_vectors,
+    a_slash_too_many_is_forgiven,
 );
 
 fn start(mode: Mode) -> Sandbox {
@@ -509,4 +510,15 @@ fn ollama_s_clients_find_a_model_and_its_vectors(mode: Mode) {
         assert_eq!(refused.status, status, "{path} {body}: {}", refused.text());
         assert!(refused.json()["error"].is_string(), "{}", refused.text());
     }
+}
+
+fn a_slash_too_many_is_forgiven(mode: Mode) {
+    let sandbox = start(mode);
+    for path in ["//v1/embeddings", "/v1/embeddings/", "/openai//v1/embeddings/"] {
+        let found = answer(&sandbox, path, json!({"model": "embedding", "input": "a"}));
+        assert!(found["data"][0]["embedding"].is_array(), "{path}: {found}");
+    }
+    assert_eq!(sandbox.get("/v1/models/").status, 200);
+    // As in Triton.
+    assert_eq!(ask(&sandbox, "/v2/models/embedding/infer/", &json!({})).status, 404);
 }

@@ -141,3 +141,29 @@ fn a_renewed_certificate_is_shown_without_a_restart() {
         });
     }
 }
+
+/// A browser asks first whether a page of another origin may send its request.
+#[test]
+fn pages_of_the_named_origins_may_ask() {
+    const ORIGIN: &str = "https://app.example.org";
+    let preflight = |sandbox: &Sandbox, origin: &str| {
+        let request = Request::new("OPTIONS", "/v1/embeddings").header("Origin", origin);
+        let request = request.header("Access-Control-Request-Method", "POST");
+        sandbox.send(&request.header("Access-Control-Request-Headers", "authorization,content-type"))
+    };
+    let start = |arguments: &[&str]| Setup::new(Mode::AllInOne).gateway_arguments(arguments).start();
+    let sandbox = start(&["--cors-origin", "https://app.example.org,http://localhost:3000", "--api-key", KEY]);
+    let allowed = preflight(&sandbox, ORIGIN);
+    assert_eq!((allowed.status, allowed.header("access-control-allow-origin")), (200, Some(ORIGIN)));
+    assert_eq!(allowed.header("access-control-allow-headers"), Some("authorization,content-type"));
+    let body = json!({"model": "tiny_embedding", "input": "a"}).to_string();
+    let ask = Request::post("/v1/embeddings", body).header("Origin", ORIGIN);
+    let answer = sandbox.send(&ask.clone().header("Authorization", &format!("Bearer {KEY}")));
+    assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, Some(ORIGIN)));
+    assert_eq!(sandbox.send(&ask).status, 401, "a page needs a key as everybody does");
+    assert_eq!(preflight(&sandbox, "https://else.example.org").header("access-control-allow-origin"), None);
+    let every = start(&["--cors-origin", "*"]);
+    assert_eq!(preflight(&every, "https://else.example.org").header("access-control-allow-origin"), Some("*"));
+    let none = start(&[]);
+    assert_eq!(preflight(&none, ORIGIN).header("access-control-allow-origin"), None);
+}

@@ -51,6 +51,9 @@ const COMMANDS: [&str; 17] = [
     "trireme-python",
 ];
 
+/// Words that begin as metrics do: a package of Python, a parameter of requests.
+const NAMES: [&str; 2] = ["trireme_python", "trireme_timeout_ms"];
+
 /// Flags of other programs.
 const FOREIGN: [&str; 14] = [
     "--all",
@@ -109,7 +112,10 @@ fn flags_and_metrics_that_pages_name_exist() {
             } else if word.starts_with("nv_") || word.starts_with("trireme_") {
                 let series = ["_sum", "_count", "_bucket"].iter().find_map(|end| word.strip_suffix(end));
                 let is_metric = |name: &str| metrics.contains(&format!("| `{name}` |"));
-                is_metric(&word) || series.is_some_and(is_metric) || streams.contains(&word) || word == "trireme_python"
+                is_metric(&word)
+                    || series.is_some_and(is_metric)
+                    || streams.contains(&word)
+                    || NAMES.contains(&word.as_str())
             } else {
                 continue;
             };

@@ -82,7 +82,7 @@ fn a_worker_ends_whose_canary_request_does_not() {
     let mut sandbox = only_models(Mode::Services, slow.path()).worker_arguments(&arguments).start();
     let worker = sandbox.worker(Stage::Model, 0);
     assert!(!worker.wait_exit(PATIENCE).success());
-    let told = "an execution has not ended for 1 s: this worker gives its work back and ends";
+    let told = "an execution has not ended for 1 s (--execution-limit-secs): this worker gives its work back and ends";
     assert_eq!(worker.count(told), 1, "{}", worker.log_tail());
     wait_until("its model is not ready", PATIENCE, || (sandbox.model_ready("slow") == 400).then_some(()));
 }

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use axum::http::HeaderValue;
 use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{ArgAction, Args, ValueEnum};
 use regex::Regex;
@@ -58,6 +59,11 @@ pub struct HttpArgs {
     #[arg(action = ArgAction::Set)]
     pub ui: bool,
 
+    /// Origins whose pages may ask this server from a browser (CORS), separated by commas, such as https://app.example.org; * is every
+    /// origin
+    #[arg(long, env = "TRIREME_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
+    pub cors_origin: Vec<HeaderValue>,
+
     /// Regular expression of the request headers that models get as parameters; upper and lower case are the same to it
     #[arg(long, env = "TRIREME_HTTP_HEADER_FORWARD_PATTERN", value_name = "REGEX")]
     pub http_header_forward_pattern: Option<String>,
@@ -104,6 +110,8 @@ pub struct HttpOptions {
     pub token_input: TokenInput,
     /// Whether the console is shown.
     pub ui: bool,
+    /// The origins whose pages may ask.
+    pub cors_origins: Vec<HeaderValue>,
     /// Which headers models get as parameters.
     pub header_forward: Option<Regex>,
     /// Speaks TLS, if it is given.
@@ -139,6 +147,7 @@ impl HttpArgs {
             full_queue_is_429: self.full_queue_status == "429",
             token_input: self.openai_token_input,
             ui: self.ui,
+            cors_origins: self.cors_origin.clone(),
             header_forward,
             tls,
         })

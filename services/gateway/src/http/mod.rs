@@ -5,6 +5,7 @@ mod access;
 mod args;
 mod body;
 mod compression;
+mod cors;
 mod dialects;
 mod durable;
 mod form;
@@ -95,6 +96,7 @@ impl HttpListener {
         exit_timeout: Duration,
     ) {
         let (idle_timeout, tls) = (self.options.idle_timeout, self.options.tls.clone());
+        let origins = self.options.cors_origins.clone();
         let (budget, access) = (handlers.budget.clone(), Arc::new(handlers.access.clone()));
         let (crowd, tasks) = (Crowd::new(limits), TaskSet::new());
         let (registry, names_of) = (handlers.registry.clone(), handlers.registry.clone());
@@ -125,6 +127,7 @@ impl HttpListener {
         }
         let intake = Intake { traffic: routes::traffic, idle_timeout, budget, access, tasks: tasks.clone() };
         let router = names::by_every_name(intake.guard(routes::router(state)), names_of);
+        let router = cors::allow(router, &origins);
         let connections = Connections { router, protocol: Protocol::Http1, idle_timeout, tls, crowd, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }

@@ -1,12 +1,11 @@
 //! Paths that name a model by another of its names, such as that of the Hugging Face hub: `/v2/models/org/name/infer`, and with
-//! `org%2Fname`.
+//! `org%2Fname`; and paths of dialects with a slash too many (`//v1/embeddings`, `/v1/embeddings/`), which clients make of a base URL.
 
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::Uri;
 use axum::http::uri::PathAndQuery;
 use axum::middleware::map_request_with_state;
-use percent_encoding::percent_decode_str;
 
 use crate::registry::Registry;
 
@@ -21,7 +20,8 @@ pub fn by_every_name(router: Router, registry: Registry) -> Router {
 
 async fn with_own_name(State(registry): State<Registry>, mut request: Request) -> Request {
     let own = |name: &str| registry.catalog().own_name(name).map(str::to_owned);
-    if let Some(path) = own_path(request.uri().path(), own) {
+    let tidy = tidy(request.uri().path());
+    if let Some(path) = own_path(tidy.as_deref().unwrap_or(request.uri().path()), own).or(tidy) {
         let query = request.uri().query().map_or(String::new(), |query| format!("?{query}"));
         let mut parts = request.uri().clone().into_parts();
         if let Ok(path) = PathAndQuery::try_from(format!("{path}{query}")) {
@@ -32,12 +32,21 @@ async fn with_own_name(State(registry): State<Registry>, mut request: Request) -
     request
 }
 
+/// The path of a dialect without empty parts, where it has some. Those of v2 are as in Triton, and the console's page lies in a folder.
+fn tidy(path: &str) -> Option<String> {
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let is_kept = parts.first().is_none_or(|first| ["v2", "ui"].contains(first));
+    let tidy = format!("/{}", parts.join("/"));
+    (!is_kept && tidy != path).then_some(tidy)
+}
+
 /// The path with a model's own name, where it has another one. `own` gives the own name of a known one.
 fn own_path(path: &str, own: impl Fn(&str) -> Option<String>) -> Option<String> {
     let (place, rest) = PLACES.into_iter().find_map(|place| Some((place, path.strip_prefix(place)?)))?;
     let (first, behind) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    let decoded = percent_decode_str(first).decode_utf8().ok()?;
-    if let Some(name) = own(&decoded) {
+    // As in Triton nothing else is decoded in a name.
+    let whole = first.replace("%2F", "/").replace("%2f", "/");
+    if let Some(name) = own(&whole) {
         return (name != first).then(|| format!("{place}{name}{behind}"));
     }
     let tail = behind.strip_prefix('/')?;
@@ -49,6 +58,16 @@ fn own_path(path: &str, own: impl Fn(&str) -> Option<String>) -> Option<String> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slashes_too_many_are_left_out_of_paths_of_dialects() {
+        let found = |path: &str| tidy(path).unwrap_or_default();
+        assert_eq!(found("//v1/embeddings"), "/v1/embeddings");
+        assert_eq!(found("/v1//embeddings/"), "/v1/embeddings");
+        for path in ["/", "//", "/v1/embeddings", "/v2/models/m/", "//v2/models/m", "/ui/", "/v1/models/org%2Fname"] {
+            assert_eq!(found(path), "", "{path}");
+        }
+    }
 
     #[test]
     fn a_model_is_found_by_each_of_its_names() {
@@ -65,6 +84,7 @@ mod tests {
         for path in [
             "/v2/models/bge-m3/infer",
             "/v2/models/other/infer",
+            "/v2/models/%62ge-m3/infer",
             "/v2/models/stats",
             "/tei/embed",
             "/v1/models/BAAI/bge-m3",
