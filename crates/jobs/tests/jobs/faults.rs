@@ -177,8 +177,8 @@ async fn a_cancelled_batch_ends_before_anything_is_read() {
 /// A broker that crashes may show the last value of a key whose deletion it has dropped. So that value is one that nobody sees.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_deleted_is_overwritten_before_it_goes() {
-    let directory = tempfile::tempdir().unwrap();
-    let bus = open(directory.path());
+    // A watch of its stores shows every value: that of stores on disk may pass over one that was replaced at once.
+    let bus = InProcess::new(&QueueOptions::default());
     let gateway = Gateway::on(&bus, "g");
     let request = gateway.jobs.accept(call("a"), None).await.unwrap().id;
     gateway.jobs.wait(&request, Duration::from_secs(60)).await.unwrap();

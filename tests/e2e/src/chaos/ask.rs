@@ -362,7 +362,8 @@ pub(super) mod tests {
         let door = Door::open(address, address);
         let ask = || ask_again(&question(), &door, PATIENCE);
         for _ in 0..2 {
-            assert!(matches!([ask(), ask()], [Attempt::Said(_), Attempt::Said(_)]));
+            let said = [ask(), ask()];
+            assert!(matches!(said, [Attempt::Said(_), Attempt::Said(_)]), "{said:?}");
             is_closed.recv().expect("the server goes on");
         }
         assert!(door.reuse().is_none(), "its server had said that it would close it");
