@@ -10,6 +10,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use trireme_bus::{Bucket, Bus, Change, Entry};
 
 use crate::call::Execute;
+use crate::index::Index;
 use crate::jobs::{Client, Jobs, Options, Shared};
 use crate::pace::Paces;
 use crate::record::{BatchState, Counts, Record, Step};
@@ -37,6 +38,9 @@ const OPEN_CALLS: usize = 4096;
 /// begins when it has got on, or after this time.
 const TRIAL: Duration = Duration::from_secs(30);
 
+/// The id of a job. Each structure that has it shares its bytes: a hundred thousand requests may wait.
+type Id = Arc<str>;
+
 /// A job with something left to do.
 enum Open {
     /// The next step of a job of this gateway begins at this time, in seconds since 1970.
@@ -55,27 +59,27 @@ enum Open {
 
 /// The end of a task.
 struct Ended {
-    id: String,
+    id: Id,
     /// The request, if it was refused and is to be tried again.
-    again: Option<Turn<String>>,
+    again: Option<Turn<Id>>,
 }
 
 struct Driver {
     jobs: Jobs,
-    open: HashMap<String, Open>,
+    open: HashMap<Id, Open>,
     /// The batches of this gateway that have not ended.
-    batches: HashMap<String, (BatchState, Counts)>,
+    batches: HashMap<Id, (BatchState, Counts)>,
     /// Jobs whose last gateway ended before they got on, and the one that is tried since this time.
-    suspects: HashSet<String>,
-    trial: Option<(String, Instant)>,
+    suspects: HashSet<Id>,
+    trial: Option<(Id, Instant)>,
     /// The files that expire, of any gateway, and when.
-    expiring: HashMap<String, u64>,
+    expiring: HashMap<Id, u64>,
     /// Requests of this gateway by their destinations, oldest first. Some may have ended since.
-    turns: Turns<String>,
+    turns: Turns<Id>,
     /// The jobs of this gateway that are run, or run again, at a time: when, and the id.
-    later: BTreeSet<(u64, String)>,
+    later: BTreeSet<(u64, Id)>,
     /// The webhooks that are due at a time: when, how many calls there were, and the id.
-    webhooks: BTreeSet<(u64, u32, String)>,
+    webhooks: BTreeSet<(u64, u32, Id)>,
     running: JoinSet<Ended>,
     /// The tasks of requests; those of batches are not counted.
     requests: HashSet<tokio::task::Id>,
@@ -101,13 +105,13 @@ impl Jobs {
             Arc::new(Shared {
                 bus,
                 own: own.to_owned(),
-                process: new_id(""),
+                process: new_id("").split_off(16),
                 rooms: Rooms::new(options.max_bytes, execute.clone()),
                 execute,
                 options,
                 paces,
                 counters: Default::default(),
-                index: Default::default(),
+                index: Index::new(options.quotas.requests.is_some()),
                 reserve_is_short: true.into(),
                 ended,
             }),
@@ -142,7 +146,7 @@ async fn run(jobs: Jobs) {
     };
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    driver.tell();
+    driver.count_load();
     loop {
         let watch = driver.jobs.0.bus.watch(Bucket::Jobs).await;
         let mut changes = match watch {
@@ -176,7 +180,7 @@ async fn run(jobs: Jobs) {
                     driver.take_over().await;
                     driver.sweep().await;
                     driver.keep_reserve();
-                    driver.tell();
+                    driver.count_load();
                 }
             }
         }
@@ -192,7 +196,7 @@ impl Driver {
             Err(error) => return tracing::warn!(job = entry.key, %error, "a job that cannot be read is left alone"),
         };
         // Ids have no characters that keys escape.
-        let id = entry.key.clone();
+        let id = Id::from(entry.key.as_str());
         self.jobs.0.index.put(&id, &record);
         if let Record::File(file) = &record {
             // The output of a batch lapses by itself, as an upload does.
@@ -262,9 +266,9 @@ impl Driver {
     }
 
     /// Runs a job whose time has come.
-    fn run(&mut self, id: String, step: Step) {
+    fn run(&mut self, id: Id, step: Step) {
         if self.suspects.contains(&id) {
-            let is_other = |(trial, since): &(String, Instant)| *trial != id && since.elapsed() < TRIAL;
+            let is_other = |(trial, since): &(Id, Instant)| *trial != id && since.elapsed() < TRIAL;
             if self.trial.as_ref().is_some_and(is_other) {
                 let at = now() + AGAIN.as_secs();
                 self.later.insert((at, id.clone()));
@@ -301,7 +305,7 @@ impl Driver {
             let (jobs, own) = (self.jobs.clone(), id.clone());
             let task = self.running.spawn(async move {
                 if let Err(error) = jobs.call_webhook(&own).await {
-                    tracing::warn!(job = own, %error, "a webhook could not be called, because of the store; trying again");
+                    tracing::warn!(job = &*own, %error, "a webhook could not be called, because of the store; trying again");
                 }
                 Ended { id: own, again: None }
             });
@@ -319,7 +323,7 @@ impl Driver {
         match self.open.remove(id) {
             Some(Open::Runs { task, .. }) => task.abort(),
             Some(Open::Later(Step::Request(_) | Step::Batch, at) | Open::Ran(_, at)) => {
-                self.later.remove(&(at, id.to_owned()));
+                self.later.remove(&(at, id.into()));
             }
             // A call ends by itself: its record may be written and its result not counted yet.
             Some(Open::Later(Step::Webhook, _) | Open::Calls { .. } | Open::Waits | Open::Others(_)) | None => {}
@@ -338,7 +342,7 @@ impl Driver {
             let (jobs, step) = (self.jobs.clone(), Step::Request(turn.destination.clone()));
             let task = self.running.spawn(async move {
                 let refused = jobs.run_request(&turn.item, &slot).await.unwrap_or_else(|error| {
-                    tracing::warn!(request = turn.item, %error, "a durable request could not be run; trying again");
+                    tracing::warn!(request = &*turn.item, %error, "a durable request could not be run; trying again");
                     false
                 });
                 Ended { id: turn.item.clone(), again: refused.then_some(turn) }
@@ -351,9 +355,9 @@ impl Driver {
     /// A job is suspect no more.
     fn clear(&mut self, id: &str) {
         self.suspects.remove(id);
-        if self.trial.take_if(|(trial, _)| trial == id).is_some() {
+        if self.trial.take_if(|(trial, _)| **trial == *id).is_some() {
             // The next one begins at once.
-            let waits = |id: &String| match self.open.get(id) {
+            let waits = |id: &Id| match self.open.get(id) {
                 Some(Open::Ran(step, at)) => Some((id.clone(), step.clone(), *at)),
                 _ => None,
             };
@@ -365,12 +369,12 @@ impl Driver {
         }
     }
 
-    fn run_batch(&mut self, id: String) {
+    fn run_batch(&mut self, id: Id) {
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let (jobs, own) = (self.jobs.clone(), id.clone());
         let task = self.running.spawn(async move {
             if let Err(error) = batch::run(&jobs, &own, stopped).await {
-                tracing::warn!(batch = own, %error, "a batch could not go on; trying again from its checkpoint");
+                tracing::warn!(batch = &*own, %error, "a batch could not go on; trying again from its checkpoint");
             }
             Ended { id: own, again: None }
         });
@@ -419,11 +423,11 @@ impl Driver {
         };
         let found = self.open.iter().find_map(|(id, open)| Some((id.clone(), of_task(open)?)));
         let Some((id, step)) = found else { return tracing::error!(%error, "a job died") };
-        tracing::error!(job = id, %error, "a job died");
+        tracing::error!(job = &*id, %error, "a job died");
         let (jobs, own) = (self.jobs.clone(), id.clone());
         let task = self.running.spawn(async move {
             if let Err(error) = jobs.fail(&own).await {
-                tracing::warn!(job = own, %error, "a job that has died could not be ended yet");
+                tracing::warn!(job = &*own, %error, "a job that has died could not be ended yet");
             }
             Ended { id: own, again: None }
         });

@@ -1,5 +1,5 @@
-//! A gateway's index of files, batches and waiting requests: when each was made, and its owner. So it finds a page of a list, and what an
-//! owner has, without reading them.
+//! A gateway's index of files and batches: when each was made, and its owner. So it finds a page of a list, and what an owner has, without
+//! reading them. Waiting requests are in it where they have a quota.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -61,6 +61,8 @@ struct Known {
 /// The records that this gateway knows.
 pub(crate) struct Index {
     known: Mutex<Places>,
+    /// Whether requests are noted. They are the most by far, and only a quota asks for their number.
+    counts_requests: bool,
     /// Whether it has seen all that were there when it started.
     is_whole: watch::Sender<bool>,
 }
@@ -87,13 +89,12 @@ impl Kind {
 
 // === impl Index ===
 
-impl Default for Index {
-    fn default() -> Index {
-        Index { known: Mutex::default(), is_whole: watch::Sender::new(false) }
-    }
-}
-
 impl Index {
+    /// Knows no records yet. Requests are noted if `counts_requests`.
+    pub fn new(counts_requests: bool) -> Index {
+        Index { known: Mutex::default(), counts_requests, is_whole: watch::Sender::new(false) }
+    }
+
     /// Notes a record that is in the store.
     pub fn put(&self, id: &str, record: &Record) {
         let known = match record {
@@ -113,7 +114,7 @@ impl Index {
                 upload: None,
                 uses: Usage { batches: u64::from(!batch.state.is_end()), ..Usage::default() },
             },
-            Record::Request(request) if request.state == RequestState::Queued => Known {
+            Record::Request(request) if self.counts_requests && request.state == RequestState::Queued => Known {
                 kind: Kind::Request,
                 created: request.created,
                 client: request.client.clone(),
@@ -258,7 +259,7 @@ mod tests {
 
     #[test]
     fn pages_are_in_order_and_one_owners() {
-        let index = Index::default();
+        let index = Index::new(false);
         for n in 0..7u64 {
             let purpose = if n % 3 == 0 { Purpose::BatchOutput } else { Purpose::Batch };
             let client = if n % 2 == 0 { "a" } else { "b" };

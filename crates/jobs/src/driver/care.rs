@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 
-use super::{Driver, Ended, Open};
+use super::{Driver, Ended, Id, Open};
 use crate::record::{BatchState, Counts, Step};
 use crate::statistics::Load;
 use crate::store::now;
@@ -24,12 +24,12 @@ const AT_A_TIME: usize = 64;
 
 impl Driver {
     /// Counts the work that is there, for metrics.
-    pub(super) fn tell(&self) {
+    pub(super) fn count_load(&self) {
         let waiting = self.open.values().filter(|open| matches!(open, Open::Waits)).count() as u64;
         let later = |is_wanted: fn(&Step) -> bool| {
             self.open.values().filter(|open| matches!(open, Open::Later(step, _) if is_wanted(step))).count() as u64
         };
-        let is_later = |id: &String| matches!(self.open.get(id), Some(Open::Later(..)));
+        let is_later = |id: &Id| matches!(self.open.get(id), Some(Open::Later(..)));
         let begun: Vec<_> = self.batches.iter().filter(|(id, _)| !is_later(id)).map(|(_, batch)| batch).collect();
         let in_state = |state| begun.iter().filter(|(own, _)| *own == state).count() as u64;
         let open = [BatchState::Validating, BatchState::InProgress, BatchState::Cancelling];
@@ -51,7 +51,7 @@ impl Driver {
             let jobs = self.jobs.clone();
             self.running.spawn(async move {
                 jobs.fill_reserve().await;
-                Ended { id: String::new(), again: None }
+                Ended { id: Id::default(), again: None }
             });
         }
     }
@@ -60,7 +60,7 @@ impl Driver {
     pub(super) async fn sweep(&mut self) {
         let now = now();
         let over = self.expiring.iter().filter(|(_, until)| **until <= now).map(|(id, _)| id.clone());
-        for id in over.take(SWEPT).collect::<Vec<_>>() {
+        for id in over.take(SWEPT).collect::<Vec<Id>>() {
             match self.jobs.sweep(&id).await {
                 // A record that was written meanwhile comes on the watch.
                 Ok(None) => {
@@ -69,7 +69,7 @@ impl Driver {
                 Ok(Some(at)) => {
                     self.expiring.insert(id, at);
                 }
-                Err(error) => tracing::warn!(file = id, %error, "a file that has expired could not be deleted yet"),
+                Err(error) => tracing::warn!(file = &*id, %error, "a file that has expired could not be deleted yet"),
             }
         }
     }
@@ -98,7 +98,7 @@ impl Driver {
                     })
                 });
                 if let Err(error) = taken.await {
-                    tracing::warn!(job = id, %error, "a job could not be taken over yet");
+                    tracing::warn!(job = &*id, %error, "a job could not be taken over yet");
                 }
             })
             .await;

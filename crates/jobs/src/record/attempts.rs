@@ -12,10 +12,19 @@ pub(crate) struct Attempts {
     pub begun: u32,
     pub by: String,
     /// Processes that have begun to write its output as columns, and the last one of them.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub joins: u32,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub joins_by: String,
     /// Times that bytes of its input or output were not in the store.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: u32,
+}
+
+/// Whether a record leaves this count out.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+pub(crate) fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 // === impl Attempts ===

@@ -3,12 +3,13 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::attempts::Attempts;
+use super::attempts::{Attempts, is_zero};
 use super::object::Body;
 use super::terms::{SCHEDULED, Webhook};
 use crate::call::{JobAnswer, JobCall};
 
-/// A request that is answered later. Times are seconds since 1970.
+/// A request that is answered later. Times are seconds since 1970. A hundred thousand may wait in a broker's memory, so fields that say
+/// nothing are left out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// The gateway that runs it.
@@ -18,17 +19,18 @@ pub struct Request {
     /// When it expires if it has not ended.
     pub expires: u64,
     /// When it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<u64>,
     /// Where it is.
     pub state: RequestState,
     /// When it may begin, if that is later than when it was accepted.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_before: Option<u64>,
     /// The URL that is called when it has ended.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub webhook: Option<Webhook>,
     /// The client whose request it is.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) client: String,
     /// A digest of its path, headers and body.
     pub(crate) digest: Bytes,
@@ -39,11 +41,12 @@ pub struct Request {
     pub(crate) call: JobCall,
     pub(crate) body: Body,
     /// Times that the body was not in the store.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) lost: u32,
     #[serde(default)]
     pub(crate) attempts: Attempts,
     /// Status and headers of the answer; the body is in `answer_body`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) answer: Option<JobAnswer>,
     pub(crate) answer_body: Body,
 }
