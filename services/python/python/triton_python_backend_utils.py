@@ -9,7 +9,7 @@ import enum as _enum
 import numpy as np
 
 from trireme_python import calls as _calls
-from trireme_python import host as _host
+from trireme_python import current as _current
 from trireme_python.configuration import ModelConfig
 from trireme_python.errors import TritonError, TritonModelException
 from trireme_python.errors import unsupported as _unsupported
@@ -18,16 +18,16 @@ from trireme_python.metrics import COUNTER, GAUGE, HISTOGRAM, Metric, MetricFami
 from trireme_python.requests import (
     RELEASE_ALL as TRITONSERVER_REQUEST_RELEASE_ALL,
     RELEASE_RESCHEDULE as TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    RESPONSE_COMPLETE_FINAL as TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     SEQUENCE_END as TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     SEQUENCE_START as TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
     InferenceRequest,
-    InferenceResponse,
     InferenceTrace,
     MemoryType,
     PreferredMemory,
-    ResponseSender as InferenceResponseSender,
 )
+from trireme_python.responses import RESPONSE_COMPLETE_FINAL as TRITONSERVER_RESPONSE_COMPLETE_FINAL
+from trireme_python.responses import InferenceResponse
+from trireme_python.responses import ResponseSender as InferenceResponseSender
 from trireme_python.tensors import NAMES as _NAMES, NUMPY as _NUMPY, Tensor
 from trireme_python.tensors import datatype_of as _datatype_of
 from trireme_python.tensors import decode_bytes as deserialize_bytes_tensor
@@ -118,10 +118,10 @@ class Logger:
         """Writes a message at a level."""
         if not isinstance(level, Logger.LogLevel):
             raise TritonModelException("the level of a line for the log is none of Logger's")
-        if _host.HOST is None or _host.HOST.channel.is_forked:
+        if _current.host is None or _current.host.channel.is_forked:
             print(message)
         else:
-            _host.HOST.log(level.name, message)
+            _current.host.log(level.name, message)
 
     @staticmethod
     def log_info(message):
@@ -148,25 +148,25 @@ def load_model(model_name, config="", files=None):
     """Has all workers load a model, where the gateways' --model-control-mode is explicit. `files` are its files by
     `file:` and their paths, as bytes; they need a `config`, JSON."""
     named = {name.removeprefix("file:").lstrip("/"): content for name, content in (files or {}).items()}
-    _calls.control(_host.HOST, "load", model_name, parameters={"config": config} if config else None, files=named)
+    _calls.control(_current.host, "load", model_name, parameters={"config": config} if config else None, files=named)
 
 
 def unload_model(model_name, unload_dependents=False):
     """Has all workers unload a model; with `unload_dependents`, the models of an ensemble too."""
-    _calls.control(_host.HOST, "unload", model_name, parameters={"unload_dependents": bool(unload_dependents)})
+    _calls.control(_current.host, "unload", model_name, parameters={"unload_dependents": bool(unload_dependents)})
 
 
 def is_model_ready(model_name, model_version=""):
     """Whether a model is ready, by default its latest version."""
     version = int(model_version) if model_version else -1
-    return _calls.control(_host.HOST, "ready", model_name, version).get("ready", False)
+    return _calls.control(_current.host, "ready", model_name, version).get("ready", False)
 
 
 def get_model_dir():
     """The folder of the model's version, which its model.py lies in."""
-    if _host.HOST is None:
+    if _current.host is None:
         raise TritonModelException("a model has a folder only in the process of a worker")
-    return _host.HOST.model_dir
+    return _current.host.model_dir
 
 
 class SharedMemory:

@@ -65,7 +65,7 @@ impl BatchInstance {
                 frame => frame,
             };
             let Some(frame) = frame else {
-                batch.tell_cancelled(link, requests)?;
+                batch.send_cancelled(link, requests)?;
                 if batch.waiting(requests).next().is_none() {
                     nested.cancel_all();
                 }
@@ -180,7 +180,7 @@ impl Batch {
     }
 
     /// Tells the child about requests that nobody waits for any more.
-    fn tell_cancelled(&mut self, link: &Link, requests: &[ExecuteRequest]) -> Result<(), LinkError> {
+    fn send_cancelled(&mut self, link: &Link, requests: &[ExecuteRequest]) -> Result<(), LinkError> {
         let mut ids = Vec::new();
         for (index, request) in requests.iter().enumerate() {
             if !self.told[index] && self.results[index].is_none() && request.unwanted().is_some() {

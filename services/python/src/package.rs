@@ -14,7 +14,7 @@ macro_rules! files {
 }
 
 /// Its files, by their paths within the folder.
-const FILES: [(&str, &str); 15] = files![
+const FILES: [(&str, &str); 17] = files![
     "c_python_backend_utils.py",
     "triton_python_backend_utils.py",
     "trireme_python/__init__.py",
@@ -22,11 +22,13 @@ const FILES: [(&str, &str); 15] = files![
     "trireme_python/calls.py",
     "trireme_python/channel.py",
     "trireme_python/configuration.py",
+    "trireme_python/current.py",
     "trireme_python/dlpack.py",
     "trireme_python/errors.py",
     "trireme_python/host.py",
     "trireme_python/metrics.py",
     "trireme_python/requests.py",
+    "trireme_python/responses.py",
     "trireme_python/stage.py",
     "trireme_python/tensors.py",
     "trireme_python/values.py",

@@ -10,6 +10,7 @@ import numpy as np
 
 from trireme_python.channel import Layout
 from trireme_python.errors import TritonError, TritonModelException
+from trireme_python.responses import InferenceResponse
 from trireme_python.tensors import Tensor
 
 # Threads that wait for responses on behalf of coroutines. Requests are sent before, so more of them may run at once.
@@ -79,8 +80,6 @@ class ResponseIterator:
     def cancel(self):
         """Ends the request. The next response, and the last, is an error of code CANCELLED."""
         if self._call is not None and self._call.cancel():
-            from trireme_python.requests import InferenceResponse
-
             self._end(InferenceResponse(error=TritonError("the model has cancelled its request", TritonError.CANCELLED)))
 
     def _end(self, answer):
@@ -148,8 +147,6 @@ def parameters(request):
 
 def response(header, data):
     """The response that a frame's header describes."""
-    from trireme_python.requests import InferenceResponse
-
     if header.get("error") is not None:
         return InferenceResponse(error=TritonError.received(header["error"]))
     outputs = [Tensor.received(output, data) for output in header["outputs"]]

@@ -14,18 +14,17 @@ import time
 import traceback
 from concurrent.futures import CancelledError, wait
 
-from trireme_python import metrics, values
+from trireme_python import current, metrics, values
 from trireme_python.channel import Channel, Closed, Layout, Mailbox
 from trireme_python.errors import TritonError, TritonModelException
-from trireme_python.requests import InferenceRequest, InferenceResponse
+from trireme_python.requests import InferenceRequest
+from trireme_python.responses import InferenceResponse
 
 # Requests of a frame that are executed one by one are calls of less than a millisecond. After this time the others are given back.
 APART_SECONDS = 0.2
 
 # Of linux/prctl.h: the signal that a process gets when its parent ends.
 PR_SET_PDEATHSIG = 1
-
-HOST = None
 
 
 def main(model=None):
@@ -57,8 +56,7 @@ class Host:
     """A model in this process."""
 
     def __init__(self, channel, model=None):
-        global HOST
-        HOST = self
+        current.host = self
         self.channel = channel
         self.mailbox = Mailbox(channel, self.dispatch)
         # The class, where there is no model file; then the model.

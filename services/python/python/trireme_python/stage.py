@@ -4,7 +4,7 @@ import inspect
 
 from trireme_python.errors import TritonModelException
 from trireme_python.host import main
-from trireme_python.requests import InferenceResponse
+from trireme_python.responses import InferenceResponse
 from trireme_python.tensors import Tensor
 
 
