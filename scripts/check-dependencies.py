@@ -18,7 +18,7 @@ LAYERS = [
     ("domain", ["trireme-inference", "trireme-telemetry"]),
     ("libraries", ["trireme-protocol", "trireme-model-repository", "trireme-text", "trireme-bus", "trireme-columns"]),
     ("execution", ["trireme-model-source", "trireme-engine"]),
-    ("runtime", ["trireme-runtime", "trireme-generation", "trireme-jobs", "trireme-ops"]),
+    ("runtime", ["trireme-runtime", "trireme-generation", "trireme-jobs", "trireme-ops", "trireme-server"]),
     ("services", []),  # the members in the folder services
     ("cli", ["trireme"]),
     ("tests", ["trireme-e2e", "trireme-fuzz", "trireme-bare-chain"]),
@@ -33,7 +33,7 @@ OWNERS = {
     "arrow-array": {"trireme-columns"},
     "arrow-ipc": {"trireme-columns"},
     "async-nats": {"trireme-bare-chain", "trireme-bus"},
-    "axum": {"trireme-gateway", "trireme-runtime"},
+    "axum": {"trireme-gateway", "trireme-runtime", "trireme-server"},
     "object_store": {"trireme-model-source"},
     "minijinja": {"trireme-text"},
     "multer": {"trireme-gateway"},

@@ -125,7 +125,7 @@ async fn follow(followed: Option<(FollowedFolders, Duration)>, gateway: &Gateway
         folders = back;
         let key = |folder: &ModelFolder| ModelKey { name: folder.name.as_str().into(), version: folder.version };
         let faulty = folders.faults().map(|(folder, fault)| (key(folder), format!("its folder has changed: {fault}")));
-        gateway.tell_faults(faulty.collect());
+        gateway.note_faults(faulty.collect());
         for Change { folder, fault } in changes {
             let (model, version, path) = (folder.name, folder.version, folder.path.display());
             match fault {

@@ -132,7 +132,7 @@ pub fn run(args: &BulkArgs) -> ExitCode {
             }
             None => alone(args).await?,
         };
-        summary.tell(args)
+        summary.print(args)
     })
 }
 
@@ -227,7 +227,7 @@ fn blocking(args: &BulkArgs, embed: &dyn Embed, sending: Sending) -> anyhow::Res
     work::run(embed, rest.as_mut(), output.as_mut(), sending, width, &mut progress)?;
     let found = output.finish()?;
     progress.totals.errors = found;
-    progress.tell(true);
+    progress.print(true);
     let totals = Totals { took: progress.took(), ..progress.totals };
     let most_tokens = (totals.facts.cut > 0).then(|| embed.most_tokens()).flatten();
     Ok(Summary { rows: progress.rows(), totals, most_tokens, error_file: errors.to_string() })
@@ -266,7 +266,7 @@ fn open(
 
 impl Summary {
     /// Tells it. Rows without a vector are an error.
-    fn tell(&self, args: &BulkArgs) -> anyhow::Result<()> {
+    fn print(&self, args: &BulkArgs) -> anyhow::Result<()> {
         let Summary { rows, totals: Totals { errors, facts, took }, most_tokens, error_file } = self;
         if args.json {
             let error_file = (*errors > 0).then_some(error_file);

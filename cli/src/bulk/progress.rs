@@ -41,7 +41,7 @@ impl Progress {
         self.done += rows;
         self.totals.errors += errors;
         self.totals.facts += facts;
-        self.tell(false);
+        self.print(false);
     }
 
     /// Rows of all runs.
@@ -54,7 +54,7 @@ impl Progress {
         self.totals.took + self.began.elapsed()
     }
 
-    pub fn tell(&mut self, is_last: bool) {
+    pub fn print(&mut self, is_last: bool) {
         let every = if self.is_terminal { TOLD } else { TOLD_IN_LOGS };
         if !is_last && self.told.elapsed() < every {
             return;

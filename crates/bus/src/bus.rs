@@ -16,7 +16,7 @@ use crate::inbox::Inbox;
 use crate::message::{Reply, WorkMessage};
 use crate::options::QueueOptions;
 use crate::store::{Bucket, Change, Entry};
-use crate::topic::Question;
+use crate::topic::TopicMessage;
 
 /// The place where the broker keeps a message. `None` in process, where messages are found by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,12 +83,12 @@ pub trait Bus: Send + Sync + 'static {
     /// already.
     async fn take_back(&self, queued: &Queued) -> Result<(), BusError>;
 
-    /// Opens a puller on the queue of `model`, with the options of the last [`Bus::declare_queue`] in this process.
-    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError>;
+    /// Opens a consumer of the queue of `model`, with the options of the last [`Bus::declare_queue`] in this process.
+    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Consumer>, BusError>;
 
-    /// Opens a puller on the bulk lane of `model`'s queue. The lane comes into being with its first message; a puller that is
+    /// Opens a consumer of the bulk lane of `model`'s queue. The lane comes into being with its first message; a consumer that is
     /// opened before waits for that.
-    async fn pull_bulk(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError>;
+    async fn pull_bulk(&self, model: &ModelKey) -> Result<Box<dyn Consumer>, BusError>;
 
     /// The queues that have a bulk lane.
     async fn bulk_queues(&self) -> Result<HashSet<ModelKey>, BusError>;
@@ -118,9 +118,8 @@ pub trait Bus: Send + Sync + 'static {
     /// Opens the inbox for replies to `gateway`. Once per gateway name.
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError>;
 
-    /// Sends a reply to the inbox of its gateway. If the reply ends a delivery, the delivery is entrusted to the
-    /// gateway, which acknowledges it when it has the reply. If the bus reports that no such gateway listens, this
-    /// process acknowledges it. After an error the caller still has the delivery.
+    /// Sends a reply to the inbox of its gateway. If the reply ends a delivery, the gateway acknowledges
+    /// the delivery when it has the reply. If the bus reports that no such gateway subscribes, this process acknowledges it. After an error the caller still has the delivery.
     async fn reply(&self, reply: Reply, delivery: Option<&mut Acker>) -> Result<(), BusError>;
 
     // === Last-value stores ===
@@ -161,19 +160,19 @@ pub trait Bus: Send + Sync + 'static {
 
     // === Topics ===
 
-    /// Sends a message to every process that listens on `topic`, which is one word. Best effort, without answers.
-    async fn say(&self, topic: &str, body: Bytes) -> Result<(), BusError>;
+    /// Publishes a message to every process that subscribes to `topic`, which is one word. Best effort, without answers.
+    async fn publish_to(&self, topic: &str, body: Bytes) -> Result<(), BusError>;
 
-    /// Asks every process that listens on `topic`. Answers arrive until the receiver is dropped; if no process listens,
-    /// the receiver ends without answers. Best effort: the asker sets a time limit.
-    async fn ask(&self, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError>;
+    /// Sends a request to every process that subscribes to `topic`. Answers arrive until the receiver is dropped; if no process
+    /// subscribes, the receiver ends without answers. Best effort: the sender sets a time limit.
+    async fn request(&self, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError>;
 
-    /// The messages and questions on `topic` that are sent from now on.
-    async fn listen(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError>;
+    /// The messages and requests on `topic` that are sent from now on.
+    async fn subscribe(&self, topic: &str) -> Result<mpsc::Receiver<TopicMessage>, BusError>;
 
-    /// Like [`Bus::listen`], but shares the messages with all other processes that listen in turn on `topic`: each message
-    /// goes to one process.
-    async fn listen_in_turn(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError>;
+    /// Like [`Bus::subscribe`], but shares the messages with all other queue subscribers of `topic`: each message goes to one
+    /// process.
+    async fn queue_subscribe(&self, topic: &str) -> Result<mpsc::Receiver<TopicMessage>, BusError>;
 
     // === The connection ===
 
@@ -187,9 +186,9 @@ pub trait Bus: Send + Sync + 'static {
     async fn close(&self);
 }
 
-/// A worker's subscription to a queue.
+/// A worker's consumer of a queue.
 #[async_trait]
-pub trait Puller: Send {
+pub trait Consumer: Send {
     /// Waits for at least one delivery and returns at most `room`. It never asks the queue for more than the caller has
     /// room for, so that idle workers get the rest. With a room of 0 it asks for nothing and returns only deliveries
     /// that it had asked for before. Cancel safe.

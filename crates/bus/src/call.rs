@@ -18,8 +18,8 @@ use trireme_inference::{Action, InferError, UnixMicros};
 
 use crate::envelope::{self, MAX_NAME};
 use crate::{
-    Bus, BusError, EnvelopeError, Question, Reply, ReplyHeaders, WorkHeaders, WorkMessage, decode_reply, decode_work,
-    encode_reply, encode_work,
+    Bus, BusError, EnvelopeError, Reply, ReplyHeaders, TopicMessage, WorkHeaders, WorkMessage, decode_reply,
+    decode_work, encode_reply, encode_work,
 };
 
 /// The version in a call that leaves the choice to the gateway.
@@ -69,7 +69,7 @@ pub struct Call {
     pub action: Action,
     /// The request; see the module's documentation for its route.
     pub message: WorkMessage,
-    question: Question,
+    question: TopicMessage,
     /// Closed or true when the caller waits no longer.
     hung_up: watch::Receiver<bool>,
 }
@@ -125,7 +125,7 @@ impl CallReplies {
     pub async fn open(bus: Arc<dyn Bus>, action: Action, message: WorkMessage) -> Result<CallReplies, BusError> {
         let call = WireCall { action, headers: WorkHeaders::of(&message), body: encode_work(&message)? };
         let body = rmp_serde::to_vec_named(&call).map_err(EnvelopeError::from)?;
-        let answers = bus.ask(CALL, body.into()).await?;
+        let answers = bus.request(CALL, body.into()).await?;
         Ok(CallReplies { bus, message, answers, complete: false })
     }
 
@@ -171,7 +171,7 @@ impl Drop for CallReplies {
         let (bus, id) = (self.bus.clone(), Bytes::copy_from_slice(self.message.request_id.as_bytes()));
         if tokio::runtime::Handle::try_current().is_ok() {
             crate::spawn("hanging up", async move {
-                if let Err(error) = bus.say(HANG_UP, id).await {
+                if let Err(error) = bus.publish_to(HANG_UP, id).await {
                     tracing::debug!(%error, "a call that nobody waits for could not be ended; it ends at its deadline");
                 }
             });
@@ -213,7 +213,7 @@ impl Running {
 impl dyn Bus + '_ {
     /// The calls that this gateway gets from now on. Each call goes to one gateway.
     pub async fn calls(&self) -> Result<mpsc::Receiver<Call>, BusError> {
-        let (mut asked, mut ended) = (self.listen_in_turn(CALL).await?, self.listen(HANG_UP).await?);
+        let (mut asked, mut ended) = (self.queue_subscribe(CALL).await?, self.subscribe(HANG_UP).await?);
         let (sender, receiver) = mpsc::channel(BACKLOG);
         crate::spawn("calls", async move {
             let mut running = Running::default();

@@ -16,12 +16,12 @@ const BACKLOG: usize = 4096;
 impl dyn Bus + '_ {
     /// Reports to every worker that no client waits for this request any more.
     pub async fn cancel(&self, request_id: &str) -> Result<(), BusError> {
-        self.say(CANCEL, Bytes::copy_from_slice(request_id.as_bytes())).await
+        self.publish_to(CANCEL, Bytes::copy_from_slice(request_id.as_bytes())).await
     }
 
     /// The ids of requests that are cancelled from now on.
     pub async fn cancellations(&self) -> Result<mpsc::Receiver<String>, BusError> {
-        let mut said = self.listen(CANCEL).await?;
+        let mut said = self.subscribe(CANCEL).await?;
         let (sender, receiver) = mpsc::channel(BACKLOG);
         crate::spawn("cancellations", async move {
             while let Some(said) = said.recv().await {

@@ -32,7 +32,7 @@ pub trait AckHandle: Send + Sync {
     /// The subject by which the receiver of the reply that ends the delivery settles it.
     fn settled_by(&self) -> Option<String>;
     /// From now on the receiver of the reply settles the delivery.
-    fn entrust(&self);
+    fn ack_by_reply(&self);
     /// The worker dropped the delivery without settling it.
     fn abandon(&self);
 }
@@ -72,19 +72,19 @@ impl Acker {
     }
 
     /// Entrusts the delivery to the receiver of the reply, which was sent. Leaves `self` without a handle.
-    pub(crate) fn entrust(&mut self) {
+    pub(crate) fn ack_by_reply(&mut self) {
         if let Some(handle) = self.handle.take() {
-            handle.entrust();
+            handle.ack_by_reply();
         }
     }
 
     /// Acknowledges the delivery and leaves `self` without a handle.
-    pub(crate) async fn spend(&mut self) -> Result<(), BusError> {
+    pub(crate) async fn ack_in_place(&mut self) -> Result<(), BusError> {
         self.take().ack().await
     }
 
-    /// Whether the delivery was already entrusted to the gateway or acknowledged.
-    pub fn is_spent(&self) -> bool {
+    /// Whether the delivery was already acknowledged, here or by the reply.
+    pub fn is_settled(&self) -> bool {
         self.handle.is_none()
     }
 

@@ -1,6 +1,6 @@
 //! Why a call of the bus fails, and the error code of a request that fails because of it.
 
-use trireme_inference::{ErrorCode, ModelKey};
+use trireme_inference::{Cause, ErrorCode, InferError, ModelKey};
 
 use crate::envelope::EnvelopeError;
 
@@ -90,5 +90,13 @@ impl BusError {
             | BusError::Envelope(EnvelopeError::TooMany(_) | EnvelopeError::TensorName(_)) => ErrorCode::InvalidArg,
             BusError::Conflict { .. } | BusError::Refused { .. } | BusError::Envelope(_) => ErrorCode::Internal,
         }
+    }
+}
+
+impl From<&BusError> for InferError {
+    fn from(error: &BusError) -> InferError {
+        let is_full = matches!(error, BusError::Full { .. } | BusError::ClaimsFull { .. });
+        let cause = is_full.then_some(Cause::QueueFull);
+        InferError { cause, ..InferError::new(error.code(), error.to_string()) }
     }
 }

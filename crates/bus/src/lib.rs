@@ -46,7 +46,7 @@ mod waiting_rooms;
 
 pub use attempts::{AttemptNote, MessageName};
 pub(crate) use bus::Kept;
-pub use bus::{Bus, Connection, Puller, QueueStatus, Queued};
+pub use bus::{Bus, Connection, Consumer, QueueStatus, Queued};
 pub use call::{ALIVE, Call, CallReplies, LATEST};
 pub use dead::{DeadLetter, StoredLetter};
 pub use delivery::{AckHandle, Acker, Delivery};
@@ -71,6 +71,6 @@ pub use store::{Bucket, Change, Entry};
 pub(crate) use tasks::spawn;
 pub use tasks::{queue_pause, room_pause};
 pub use token::escape_token;
-pub(crate) use topic::AnswerHandle;
-pub use topic::Question;
+pub(crate) use topic::RespondHandle;
+pub use topic::TopicMessage;
 pub use waiting_rooms::{First, WaitingRooms};

@@ -51,7 +51,7 @@ pub struct LevelPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitTimeout {
-    /// The message is refused: [`Puller::overdue`](crate::Puller::overdue) returns it.
+    /// The message is refused: [`Consumer::overdue`](crate::Consumer::overdue) returns it.
     Reject(Duration),
     /// The message goes behind all others of its level.
     Delay(Duration),

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use trireme_inference::{ModelKey, UnixMicros};
 
 use crate::envelope::MAX_NAME;
-use crate::{Bucket, Bus, BusError, Change, Entry, Question, escape_token};
+use crate::{Bucket, Bus, BusError, Change, Entry, TopicMessage, escape_token};
 
 /// The topic of heartbeats.
 const HEARTBEAT: &str = "heartbeat";
@@ -217,9 +217,9 @@ impl RegistryEvent {
     }
 }
 
-// === impl Question ===
+// === impl TopicMessage ===
 
-impl Question {
+impl TopicMessage {
     /// Reads a worker's question about its content.
     pub fn about_content(&self) -> Option<ContentQuestion> {
         serde_json::from_slice(&self.body).ok()
@@ -255,7 +255,7 @@ impl dyn Bus + '_ {
 
     /// Asks the gateways whether a worker may serve its content. `None`: no gateway listens to such questions.
     pub async fn ask_verdict(&self, question: &ContentQuestion) -> Result<Option<Verdict>, BusError> {
-        let mut answers = self.ask(CONTENT, to_json(question)).await?;
+        let mut answers = self.request(CONTENT, to_json(question)).await?;
         match tokio::time::timeout(VERDICT_LIMIT, answers.recv()).await {
             Ok(None) => Ok(None),
             Ok(Some(answer)) => serde_json::from_slice(&answer)
@@ -269,18 +269,18 @@ impl dyn Bus + '_ {
     }
 
     /// The questions of workers, which gateways share.
-    pub async fn content_questions(&self) -> Result<mpsc::Receiver<Question>, BusError> {
-        self.listen_in_turn(CONTENT).await
+    pub async fn content_questions(&self) -> Result<mpsc::Receiver<TopicMessage>, BusError> {
+        self.queue_subscribe(CONTENT).await
     }
 
     /// Says to all workers which content is chosen. Best effort.
     pub async fn say_chosen(&self, choice: &ContentChoice) -> Result<(), BusError> {
-        self.say(CHOSEN, to_json(choice)).await
+        self.publish_to(CHOSEN, to_json(choice)).await
     }
 
     /// The choices of contents that gateways announce.
     pub async fn chosen_contents(&self) -> Result<mpsc::Receiver<ContentChoice>, BusError> {
-        let said = self.listen(CHOSEN).await?;
+        let said = self.subscribe(CHOSEN).await?;
         Ok(read_json(said, "choice of a content", |choice: &ContentChoice| choice.of.len() <= MAX_NAME))
     }
 
@@ -346,23 +346,23 @@ impl dyn Bus + '_ {
 
     /// Sends a heartbeat. Best effort: the next one follows soon.
     pub async fn beat(&self, heartbeat: &Heartbeat) -> Result<(), BusError> {
-        self.say(HEARTBEAT, to_json(heartbeat)).await
+        self.publish_to(HEARTBEAT, to_json(heartbeat)).await
     }
 
     /// The heartbeats of all processes, this one included.
     pub async fn heartbeats(&self) -> Result<mpsc::Receiver<Heartbeat>, BusError> {
-        let said = self.listen(HEARTBEAT).await?;
+        let said = self.subscribe(HEARTBEAT).await?;
         Ok(read_json(said, "heartbeat", |heartbeat: &Heartbeat| heartbeat.process.len() <= MAX_NAME))
     }
 
     /// Asks a process to write its registry entries again. Best effort.
     pub async fn ask_to_announce(&self, process: &str) -> Result<(), BusError> {
-        self.say(ANNOUNCE, to_json(&process)).await
+        self.publish_to(ANNOUNCE, to_json(&process)).await
     }
 
     /// The names of processes that are to write their entries again.
     pub async fn asked_to_announce(&self) -> Result<mpsc::Receiver<String>, BusError> {
-        let said = self.listen(ANNOUNCE).await?;
+        let said = self.subscribe(ANNOUNCE).await?;
         Ok(read_json(said, "request to announce", |process: &String| process.len() <= MAX_NAME))
     }
 }
@@ -373,7 +373,7 @@ fn to_json(value: &impl Serialize) -> Bytes {
 
 /// Parses the messages on a topic as JSON. Malformed messages are logged and ignored.
 fn read_json<T: serde::de::DeserializeOwned + Send + 'static>(
-    mut said: mpsc::Receiver<Question>,
+    mut said: mpsc::Receiver<TopicMessage>,
     what: &'static str,
     is_fit: impl Fn(&T) -> bool + Send + 'static,
 ) -> mpsc::Receiver<T> {

@@ -176,9 +176,9 @@ async fn work(bus: Arc<dyn Bus>, model: ModelKey, options: QueueOptions, stop: A
         // The queue may exist again before a gateway confirms it.
         let declaring = passing("declaring", bus.declare_queue(&model, &options));
         let _ = tokio::time::timeout(Duration::from_secs(1), declaring).await;
-        let Some(mut puller) = passing("opening", bus.pull(&model)).await else { continue };
+        let Some(mut consumer) = passing("opening", bus.pull(&model)).await else { continue };
         while !stop.load(Ordering::SeqCst) {
-            let Ok(pulled) = tokio::time::timeout(Duration::from_secs(1), puller.next(4)).await else { continue };
+            let Ok(pulled) = tokio::time::timeout(Duration::from_secs(1), consumer.next(4)).await else { continue };
             let Some(deliveries) = passing("pulling", async { pulled }).await else { continue 'declared };
             for mut delivery in deliveries {
                 let reply = delivery.message.reply(Ok(Output::default()));
@@ -296,14 +296,14 @@ async fn each_broker_may_go(replace: bool) {
         // A broker that has just come back may still report that the queue does not exist.
         let options = queue_options(3);
         done("declaring", async || worker.declare_queue(&model, &options).await).await;
-        let mut puller = done("opening", async || worker.pull(&model).await).await;
+        let mut consumer = done("opening", async || worker.pull(&model).await).await;
         loop {
             match passing("status", gateway.queue_status(&model, &[0])).await {
                 Some(status) if status == QueueStatus::default() => return,
                 Some(_) | None => {}
             }
             // Copies of requests that were published again.
-            if let Ok(left) = tokio::time::timeout(Duration::from_millis(200), puller.next(4)).await {
+            if let Ok(left) = tokio::time::timeout(Duration::from_millis(200), consumer.next(4)).await {
                 for delivery in passing("pulling", async { left }).await.into_iter().flatten() {
                     passing("acknowledging", delivery.acker.ack()).await;
                 }
@@ -385,8 +385,8 @@ async fn one_copy_of_each_stream_is_enough_where_that_is_wanted() {
     let _second = cluster.gateway(None).await;
     assert_replicas(&cluster, 1).await;
     done("publishing", async || gateway.publish(&message(&model, 1)).await).await;
-    let mut puller = stage.pull(&model).await.expect("a hold on the queue");
-    take(&mut puller, "the message").await.acker.ack().await.expect("acknowledged");
+    let mut consumer = stage.pull(&model).await.expect("a hold on the queue");
+    take(&mut consumer, "the message").await.acker.ack().await.expect("acknowledged");
 
     // An operator asks for more copies.
     let settings = QueueOptions { replicas: 3, ..gateway.settings().await.expect("settings") };
@@ -452,8 +452,8 @@ async fn queues_that_are_out_of_reach_are_made_anew() {
     assert!(taken[1] - taken[0] < Duration::from_secs(12), "the second one was out of reach as long as the first");
     for model in &queues {
         done("publishing", async || gateway.publish(&message(model, 1)).await).await;
-        let mut puller = stage.pull(model).await.expect("a hold on the queue");
-        take(&mut puller, "the message").await.acker.ack().await.expect("acknowledged");
+        let mut consumer = stage.pull(model).await.expect("a hold on the queue");
+        take(&mut consumer, "the message").await.acker.ack().await.expect("acknowledged");
     }
 }
 
@@ -468,13 +468,13 @@ async fn large_answers_arrive_though_a_broker_is_a_moment_behind() {
     let options = QueueOptions { ack_wait: Duration::from_secs(600), ..queue_options(3) };
     done("declaring", async || stage.declare_queue(&model, &options).await).await;
     let inbox = gateway.open_inbox("gateway").await.expect("an inbox");
-    let mut puller = stage.pull(&model).await.expect("a hold on the queue");
+    let mut consumer = stage.pull(&model).await.expect("a hold on the queue");
     let output = Output { tensors: heavy_message(&model, 9 << 20).tensors, ..Output::default() };
     for n in 0..ANSWERS {
         let request = WorkMessage { gateway: inbox.gateway().into(), ..message(&model, n) };
         let mut waiting = inbox.expect(&request);
         done("publishing", async || gateway.publish(&request).await).await;
-        let mut delivery = take(&mut puller, "the request").await;
+        let mut delivery = take(&mut consumer, "the request").await;
         let reply = delivery.message.reply(Ok(output.clone()));
         stage.reply(reply, Some(&mut delivery.acker)).await.expect("sent");
         assert!(within("the answer", waiting.next()).await.outcome.is_ok());
@@ -533,11 +533,11 @@ async fn what_was_confirmed_outlives_each_broker() {
         cluster.replace(node);
         caught_up(&cluster).await;
     }
-    let mut puller = stage.pull(&model).await.expect("a hold on the queue");
+    let mut consumer = stage.pull(&model).await.expect("a hold on the queue");
     let mut numbers = Vec::new();
     within("all messages", async {
         while numbers.len() < MESSAGES as usize {
-            let Some(deliveries) = passing("pulling", puller.next(16)).await else { continue };
+            let Some(deliveries) = passing("pulling", consumer.next(16)).await else { continue };
             for delivery in deliveries {
                 numbers.push(number(&delivery));
                 delivery.acker.ack().await.expect("sent");
@@ -599,9 +599,9 @@ async fn queues_that_several_gateways_make_at_once_begin_with_one_number() {
         let first = stream.config.first_sequence;
         assert!(first.is_some_and(|first| first > 1), "{model} begins with {first:?}");
         assert_eq!(Some(stream.state.first_sequence), first, "{model}");
-        let mut puller = done("opening", async || gateways[0].pull(model).await).await;
+        let mut consumer = done("opening", async || gateways[0].pull(model).await).await;
         done("publishing", async || gateways[0].publish(&message(model, sent as i64)).await).await;
-        let delivery = take(&mut puller, "the message").await;
+        let delivery = take(&mut consumer, "the message").await;
         assert_eq!(number(&delivery), sent as i64);
         delivery.acker.ack().await.expect("an acknowledgement");
     }

@@ -127,8 +127,8 @@ async fn who_may_make_no_streams_has_a_gateway_make_them() {
     within("a queue", stage.declare_queue(&model, &options())).await.unwrap();
     within("the registry", stage.announce(&entry("asked"))).await.unwrap();
     stage.publish(&message(&model, 1)).await.unwrap();
-    let mut puller = stage.pull(&model).await.unwrap();
-    let delivery = take(&mut puller, "a message").await;
+    let mut consumer = stage.pull(&model).await.unwrap();
+    let delivery = take(&mut consumer, "a message").await;
     let (name, noted) = (delivery.message.name(&model), AttemptNote { attempts: 1, ended: true });
     stage.note_attempts(&name, noted).await.unwrap();
     assert_eq!(stage.attempts(&name).await.unwrap(), Some(noted));
@@ -162,10 +162,10 @@ async fn a_broker_that_lost_everything_is_served_again() {
     let (gateway, worker) = (connect(&server).await, connect_stage(&server).await);
     let model = model("lost");
     worker.declare_queue(&model, &options()).await.unwrap();
-    let mut puller = worker.pull(&model).await.unwrap();
+    let mut consumer = worker.pull(&model).await.unwrap();
     let inbox = gateway.open_inbox("gateway").await.unwrap();
     gateway.publish(&message(&model, 1)).await.unwrap();
-    take(&mut puller, "a message before").await.acker.ack().await.unwrap();
+    take(&mut consumer, "a message before").await.acker.ack().await.unwrap();
     let first = *gateway.connection().borrow();
     assert!(matches!(first, Connection::Up(_)), "{first:?}");
 
@@ -186,17 +186,17 @@ async fn a_broker_that_lost_everything_is_served_again() {
     }
     let published = within("an answer", gateway.publish(&message(&model, 3))).await;
     assert!(matches!(published, Err(BusError::NoQueue { .. })), "{published:?}");
-    let pulled = within("word that the queue is gone", puller.next(1)).await;
+    let pulled = within("word that the queue is gone", consumer.next(1)).await;
     assert!(matches!(pulled, Err(BusError::NoQueue { .. })), "{pulled:?}");
 
     declare(&*worker, &model, &options()).await;
     gateway.publish(&message(&model, 4)).await.unwrap();
-    let delivery = take(&mut puller, "a message for the puller from before").await;
+    let delivery = take(&mut consumer, "a message for the consumer from before").await;
     assert_eq!((number(&delivery), delivery.deliveries), (4, 1));
     delivery.acker.ack().await.unwrap();
     gateway.publish(&message(&model, 5)).await.unwrap();
-    let mut puller = worker.pull(&model).await.unwrap();
-    let delivery = take(&mut puller, "a message for a new puller").await;
+    let mut consumer = worker.pull(&model).await.unwrap();
+    let delivery = take(&mut consumer, "a message for a new consumer").await;
 
     let mut waiting = inbox.expect(&delivery.message);
     let reply = WorkMessage { gateway: "gateway".into(), ..delivery.message.clone() }.reply(Ok(Output::default()));
@@ -239,8 +239,8 @@ async fn file_storage_survives_the_broker() {
     server.stop();
     server.restart();
     let bus = connect(&server).await;
-    let mut puller = bus.pull(&model).await.unwrap();
-    let delivery = take(&mut puller, "a message from before").await;
+    let mut consumer = bus.pull(&model).await.unwrap();
+    let delivery = take(&mut consumer, "a message from before").await;
     assert_eq!(number(&delivery), 1);
     delivery.acker.ack().await.unwrap();
 }
@@ -262,16 +262,16 @@ async fn connecting_to_nobody_gives_up_in_time_and_says_where() {
 async fn questions_and_answers_of_any_size_arrive() {
     let server = NatsServer::start_with_max_payload(4096);
     let (asker, listener) = (connect(&server).await, connect(&server).await);
-    let mut questions = listener.listen("sizes").await.unwrap();
+    let mut questions = listener.subscribe("sizes").await.unwrap();
     for size in [0, 4000, 4096, 100_000] {
         let body = Bytes::from(vec![7; size]);
-        let mut answers = asker.ask("sizes", body.clone()).await.unwrap();
+        let mut answers = asker.request("sizes", body.clone()).await.unwrap();
         let question = within("the question", questions.recv()).await.expect("the bus is there");
         assert_eq!(question.body, body);
         question.answer(body.clone()).await.unwrap();
         assert_eq!(within("the answer", answers.recv()).await.expect("the listener is there"), body);
     }
-    let asked = asker.ask("sizes", Bytes::from(vec![0; (128 << 20) + 1])).await;
+    let asked = asker.request("sizes", Bytes::from(vec![0; (128 << 20) + 1])).await;
     assert!(matches!(asked, Err(BusError::TooLarge { limit, .. }) if limit == 128 << 20));
 }
 
@@ -314,8 +314,8 @@ async fn malformed_work_is_refused_and_holds_up_nothing() {
 
     let mut stream = jetstream.get_stream("trireme_work_malformed_1").await.unwrap();
     assert_eq!(stream.info().await.unwrap().state.messages, count + 1);
-    let mut puller = bus.pull(&model).await.unwrap();
-    let delivery = take(&mut puller, "the good message").await;
+    let mut consumer = bus.pull(&model).await.unwrap();
+    let delivery = take(&mut consumer, "the good message").await;
     assert_eq!((&delivery.message, delivery.deliveries), (&sent, 1));
     delivery.acker.ack().await.unwrap();
     within("the end of the malformed ones", async {
@@ -339,8 +339,8 @@ async fn a_message_of_another_contract_version_is_set_aside_at_once() {
     let subject = "trireme.work.version.1.0.gateway.r";
     jetstream.publish_with_headers(subject, headers, body.clone()).await.unwrap().await.unwrap();
     bus.publish(&message(&model, 2)).await.unwrap();
-    let mut puller = bus.pull(&model).await.unwrap();
-    let delivery = take(&mut puller, "the message of our version").await;
+    let mut consumer = bus.pull(&model).await.unwrap();
+    let delivery = take(&mut consumer, "the message of our version").await;
     assert_eq!(number(&delivery), 2);
     delivery.acker.ack().await.unwrap();
 
@@ -364,7 +364,7 @@ async fn a_message_of_another_contract_version_is_set_aside_at_once() {
         }
     })
     .await;
-    puller.stop().await;
+    consumer.stop().await;
 }
 
 #[tokio::test]
@@ -416,7 +416,7 @@ async fn a_reply_that_cannot_be_read_is_the_failure_of_its_worker() {
 async fn questions_that_are_too_large_for_a_message_are_ignored() {
     let server = NatsServer::start();
     let bus = connect(&server).await;
-    let mut questions = bus.listen("flood").await.unwrap();
+    let mut questions = bus.subscribe("flood").await.unwrap();
     let raw = async_nats::connect(server.url()).await.unwrap();
     for _ in 0..3 {
         let large = vec![b'x'; (1 << 20) + 1].into();
@@ -427,7 +427,7 @@ async fn questions_that_are_too_large_for_a_message_are_ignored() {
     assert!(within("the small one", questions.recv()).await.expect("the bus is there").body == "small");
     // The bus's own large questions travel by claim.
     let large = Bytes::from(vec![b'x'; 3 << 20]);
-    let _answers = bus.ask("flood", large.clone()).await.unwrap();
+    let _answers = bus.request("flood", large.clone()).await.unwrap();
     assert!(within("the large one", questions.recv()).await.expect("the bus is there").body == large);
 }
 
@@ -457,9 +457,9 @@ async fn a_message_that_killed_all_its_workers_makes_room_after_its_deadline() {
     let model = model("poison");
     bus.declare_queue(&model, &QueueOptions { max_messages: 1, max_attempts: 1, ..options() }).await.unwrap();
     bus.publish(&WorkMessage { deadline: UnixMicros::now(), ..message(&model, 1) }).await.unwrap();
-    let mut puller = bus.pull(&model).await.unwrap();
+    let mut consumer = bus.pull(&model).await.unwrap();
     for attempt in 1..=2 {
-        assert_eq!(take(&mut puller, "the message, to die of it").await.deliveries, attempt);
+        assert_eq!(take(&mut consumer, "the message, to die of it").await.deliveries, attempt);
     }
     let next = message(&model, 2);
     assert!(matches!(bus.publish(&next).await, Err(BusError::Full { .. })), "the broker keeps it so far");
@@ -469,7 +469,7 @@ async fn a_message_that_killed_all_its_workers_makes_room_after_its_deadline() {
         }
     })
     .await;
-    assert_eq!(number(&take(&mut puller, "the next message").await), 2);
+    assert_eq!(number(&take(&mut consumer, "the next message").await), 2);
 }
 
 #[tokio::test]
@@ -633,8 +633,8 @@ async fn names_that_are_too_long_are_refused_and_disturb_nothing() {
     let work = WorkMessage { request_id: longest.as_str().into(), gateway: longest.into(), ..message(&model, 1) };
     let mut waiting = inbox.expect(&work);
     gateway.publish(&work).await.unwrap();
-    let mut puller = stage.pull(&model).await.unwrap();
-    let mut delivery = take(&mut puller, "the message").await;
+    let mut consumer = stage.pull(&model).await.unwrap();
+    let mut delivery = take(&mut consumer, "the message").await;
     stage.reply(work.reply(Ok(Output::default())), Some(&mut delivery.acker)).await.unwrap();
     assert_eq!(within("the reply", waiting.next()).await.request_id, work.request_id);
     assert_eq!(*gateway.connection().borrow(), before, "the connection was not lost");
@@ -648,12 +648,12 @@ async fn a_thousand_workers_can_wait_at_one_queue() {
     let (gateway, stage) = (connect(&server).await, connect_stage(&server).await);
     let model = model("thousand");
     gateway.declare_queue(&model, &options()).await.unwrap();
-    let mut pullers = Vec::new();
+    let mut consumers = Vec::new();
     for _ in 0..WORKERS {
-        pullers.push(stage.pull(&model).await.unwrap());
+        consumers.push(stage.pull(&model).await.unwrap());
     }
-    let working = pullers.iter_mut().map(|puller| async move {
-        let delivery = take(puller, "a message for each").await;
+    let working = consumers.iter_mut().map(|consumer| async move {
+        let delivery = take(consumer, "a message for each").await;
         let number = number(&delivery);
         // Kept until every worker has a message.
         (number, delivery)

@@ -23,6 +23,21 @@ pub enum ErrorCode {
     Cancelled,
 }
 
+/// Why a request fails, where the gateway treats that unlike other errors of the same code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum Cause {
+    /// A queue, or the gateway, has no room for it now.
+    QueueFull,
+    /// It is larger than a limit of the gateway.
+    TooLarge,
+    /// The rules for sequences. Triton answers such a request without its id.
+    Sequence,
+    /// A cause that this program does not know.
+    #[serde(other)]
+    Other,
+}
+
 /// The error of a request: a code, a message for its sender, and where in the pipeline it happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub struct InferError {
@@ -43,6 +58,9 @@ pub struct InferError {
     /// After how long the same request may succeed; only within the gateway.
     #[serde(skip)]
     pub retry_after: Option<Duration>,
+    /// Why the request fails, if that matters to the gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Cause>,
 }
 
 // === impl ErrorCode ===
@@ -75,7 +93,15 @@ macro_rules! constructors {
 impl InferError {
     /// An error without a stage.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> InferError {
-        InferError { code, message: message.into(), stage: None, worker: None, of_model: false, retry_after: None }
+        InferError {
+            code,
+            message: message.into(),
+            stage: None,
+            worker: None,
+            of_model: false,
+            retry_after: None,
+            cause: None,
+        }
     }
 
     constructors! {
@@ -91,6 +117,11 @@ impl InferError {
         unsupported => Unsupported,
         /// No client waits for the answer any more.
         cancelled => Cancelled,
+    }
+
+    /// This error with its cause.
+    pub fn because(self, cause: Cause) -> InferError {
+        InferError { cause: Some(cause), ..self }
     }
 
     /// This error with the step and worker where it arose, unless it has them already.

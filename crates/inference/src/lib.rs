@@ -33,7 +33,7 @@ pub use action::Action;
 pub use buffer::Buffer;
 pub use callers::{Callers, MAX_CALLERS};
 pub use datatype::DataType;
-pub use error::{ErrorCode, InferError};
+pub use error::{Cause, ErrorCode, InferError};
 pub use lane::Lane;
 pub use latencies::Latencies;
 pub use ledger::{Hop, Ledger, TextFacts};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{InferError, ParameterValue, Parameters};
+use crate::{Cause, InferError, ParameterValue, Parameters};
 
 /// The correlation id of a sequence. Ids of different kinds differ: 5 is not '5'.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -41,7 +41,7 @@ impl Membership {
                 // Triton's words and code.
                 let longest = Membership::LONGEST_ID;
                 let text = format!("string correlation ID cannot be longer than {longest} characters");
-                return Err(InferError::unsupported(text));
+                return Err(InferError::unsupported(text).because(Cause::Sequence));
             }
             Some(ParameterValue::String(id)) if !id.is_empty() => CorrelationId::Text(id.clone()),
             _ => return Ok(None),

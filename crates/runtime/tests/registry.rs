@@ -149,7 +149,7 @@ async fn a_worker_announces_what_changes_and_all_of_it_when_it_is_asked() {
 async fn a_worker_that_drains_says_so_and_takes_its_entries_back() {
     let mut stage = Stage::start(&["a"]).await;
     let ready = stage.put().await;
-    let mut told = stage.bus.listen(STATISTICS_TOLD).await.unwrap();
+    let mut told = stage.bus.subscribe(STATISTICS_TOLD).await.unwrap();
     let counters = stage.statistics.model(&ready.model);
     counters.record(|counters| counters.executions += 1);
     assert_eq!(stage.worker.drain(PATIENCE).await, 0);
@@ -206,7 +206,7 @@ async fn a_process_has_one_heartbeat_and_one_answer_whatever_is_in_it() {
         numbers.push(next.number - first.number);
     }
     assert_eq!(numbers, [1, 2], "no other one between them");
-    let mut answers = stage.bus.ask(STATISTICS, Bytes::new()).await.unwrap();
+    let mut answers = stage.bus.request(STATISTICS, Bytes::new()).await.unwrap();
     let answer = tokio::time::timeout(PATIENCE, answers.recv()).await.expect("no answer").expect("no answer");
     let snapshot = decode(&answer).expect("a snapshot");
     assert_eq!(snapshot.models.len(), 1, "only what is hosted, or was counted");

@@ -542,8 +542,8 @@ async fn delivered_once(bus: &Refusing, messages: &[WorkMessage]) -> Vec<Deliver
     for message in messages {
         bus.publish(message).await.expect("in process nothing refuses");
     }
-    let mut puller = bus.pull(model).await.expect("in process nothing refuses");
-    puller.next(messages.len()).await.expect("in process nothing refuses")
+    let mut consumer = bus.pull(model).await.expect("in process nothing refuses");
+    consumer.next(messages.len()).await.expect("in process nothing refuses")
 }
 
 /// Suspects with one attempt left, at a new worker, which executes the first until that request is cancelled.
@@ -596,8 +596,8 @@ async fn where_there_is_no_place_for_notes_deliveries_are_counted() {
         let mut deadly = delivered.pop();
         for _ in 1..3 {
             drop(deadly.take());
-            let mut puller = bus.pull(messages[2].queue().unwrap()).await.unwrap();
-            deadly = puller.next(1).await.unwrap().pop();
+            let mut consumer = bus.pull(messages[2].queue().unwrap()).await.unwrap();
+            deadly = consumer.next(1).await.unwrap().pop();
         }
         bus.refuse(refused);
         let stage = Stage::start_on(bus, "gateway", &["a"], three_attempts()).await;

@@ -5,27 +5,27 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use trireme_bus::{Bus, BusError, ContentChoice, Question, Verdict};
+use trireme_bus::{Bus, BusError, ContentChoice, TopicMessage, Verdict};
 use trireme_runtime::TaskSet;
 
 use crate::registry::{Judgement, Registry};
 
-/// Most questions that are judged at a time; others wait.
+/// Most messages that are judged at a time; others wait.
 const MOST: usize = 256;
 
-/// How long a question may wait for the store to show the worker's entry, or the choice that was written.
+/// How long a message may wait for the store to show the worker's entry, or the choice that was written.
 const LIMIT: Duration = Duration::from_secs(3);
 
-/// Answers questions until `tasks` stop.
+/// Answers messages until `tasks` stop.
 pub async fn answer_all(bus: Arc<dyn Bus>, registry: Registry, tasks: &TaskSet) -> Result<(), BusError> {
-    let mut questions = bus.content_questions().await?;
+    let mut messages = bus.content_questions().await?;
     let stopping = tasks.stopping().clone();
     tasks.spawn("contents", async move {
         let mut judging = FuturesUnordered::new();
         loop {
             tokio::select! {
-                question = questions.recv(), if judging.len() < MOST => match question {
-                    Some(question) => judging.push(answer(bus.clone(), registry.clone(), question)),
+                message = messages.recv(), if judging.len() < MOST => match message {
+                    Some(message) => judging.push(answer(bus.clone(), registry.clone(), message)),
                     None => return,
                 },
                 Some(()) = judging.next() => {}
@@ -36,20 +36,20 @@ pub async fn answer_all(bus: Arc<dyn Bus>, registry: Registry, tasks: &TaskSet) 
     Ok(())
 }
 
-async fn answer(bus: Arc<dyn Bus>, registry: Registry, question: Question) {
-    let verdict = tokio::time::timeout(LIMIT, judge(bus.as_ref(), &registry, &question)).await.ok().flatten();
-    if let Err(error) = question.pass_verdict(verdict.as_ref()).await {
+async fn answer(bus: Arc<dyn Bus>, registry: Registry, message: TopicMessage) {
+    let verdict = tokio::time::timeout(LIMIT, judge(bus.as_ref(), &registry, &message)).await.ok().flatten();
+    if let Err(error) = message.pass_verdict(verdict.as_ref()).await {
         tracing::debug!(%error, "could not answer which content is served; the worker asks again");
     }
 }
 
-/// The verdict. `None`: the question cannot be read, or the store cannot be written.
-async fn judge(bus: &dyn Bus, registry: &Registry, question: &Question) -> Option<Verdict> {
-    let question = question.about_content()?;
+/// The verdict. `None`: the message cannot be read, or the store cannot be written.
+async fn judge(bus: &dyn Bus, registry: &Registry, message: &TopicMessage) -> Option<Verdict> {
+    let message = message.about_content()?;
     let mut seen = registry.seen();
     loop {
         seen.borrow_and_update();
-        match registry.judge(&question) {
+        match registry.judge(&message) {
             Judgement::Pass(verdict) => return Some(verdict),
             Judgement::Choose(choice, revision) => match bus.choose_content(&choice, revision).await {
                 Ok(_) if revision == 0 => {}

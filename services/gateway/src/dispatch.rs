@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use trireme_bus::{Bus, BusError, QUEUE_FULL, QueueStatus, Reply, WorkMessage};
-use trireme_inference::{InferError, Lane, ModelKey};
+use trireme_inference::{Cause, InferError, Lane, ModelKey};
 use trireme_runtime::TaskSet;
 
 pub use self::exchange::{Exchange, no_answer};
@@ -123,7 +123,7 @@ impl Dispatcher {
             return Ok(());
         }
         let retry_after = Some(self.outbox.backlogs.retry_after(message));
-        let error = InferError { retry_after, ..InferError::unavailable(QUEUE_FULL) };
+        let error = InferError { retry_after, ..InferError::unavailable(QUEUE_FULL).because(Cause::QueueFull) };
         log_failure(message, &error);
         Err(error)
     }

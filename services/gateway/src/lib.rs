@@ -10,31 +10,23 @@
 //!
 //! Not here: wire formats (`protocol`), configurations (`model-repository`), queues (`bus`).
 
-mod access;
 mod answer_headers;
-mod budget;
 mod calls;
-mod connections;
 mod contents;
-mod crowd;
 mod dispatch;
 mod embedder;
 mod forward;
 mod grpc;
 mod handlers;
 mod http;
-mod inflate;
-mod kept;
-mod large;
 mod metrics;
+mod model_cache;
 mod models;
-mod pace;
 mod queues;
 mod registry;
 mod rows;
 mod shared_memory;
 mod statistics;
-mod tls;
 mod traces;
 mod triton_flags;
 mod via;
@@ -57,28 +49,28 @@ use trireme_runtime::response_cache::{CacheArgs, ResponseCache};
 use trireme_runtime::service::{self, AdminArgs, BrokerArgs, NatsArgs, QueueArgs};
 use trireme_runtime::statistics::report::follow_log_levels;
 use trireme_runtime::{ControlArgs, Health, LAST_WORDS, ModelArgs, Statistics, TaskSet};
+use trireme_server::access::Access;
+use trireme_server::budget::Budget;
 use trireme_telemetry::TelemetryArgs;
 
-use access::Access;
-use budget::Budget;
 use dispatch::Dispatcher;
 use grpc::GrpcListener;
 use handlers::{Handlers, Tracing};
-use http::{HttpListener, Keeper};
+use http::{HttpListener, JobsSetup};
 use metrics::MetricsListener;
 use models::ModelControl;
 use registry::Registry;
 use shared_memory::SharedMemory;
 use statistics::Collector;
 
-pub use access::{AccessArgs, ControlAccess, Restriction, Secret};
-pub use crowd::ConnectionArgs;
 pub use embedder::{Embedded, Embedder};
 pub use grpc::{CompressionLevel, GrpcArgs};
 pub use http::{HttpArgs, JobArgs, Target, TokenInput, WebhookSecret};
 pub use metrics::MetricsArgs;
 pub use models::ModelOptions;
 pub use traces::TraceArgs;
+pub use trireme_server::access::{AccessArgs, ControlAccess, Restriction, Secret};
+pub use trireme_server::connections::ConnectionArgs;
 pub use triton_flags::TritonFlags;
 
 /// Flags about listening and requests; Triton's names where it has them.
@@ -237,8 +229,8 @@ impl Gateway {
             contents::answer_all(bus.clone(), registry.clone(), &tasks).await?;
             queues::look_after(bus.clone(), registry.clone(), &tasks);
             if keep {
-                kept::restore(bus.as_ref(), &registry).await;
-                kept::look_after(bus.clone(), registry.clone(), &tasks);
+                model_cache::restore(bus.as_ref(), &registry).await;
+                model_cache::look_after(bus.clone(), registry.clone(), &tasks);
             }
             let models = ModelControl::start(bus.clone(), name, models, registry.clone(), &tasks).await?;
             let dispatcher = Dispatcher::open(bus.clone(), name, args.max_in_flight, &tasks).await?;
@@ -286,9 +278,11 @@ impl Gateway {
                 tracing::info!(address = %listener.address, "HTTP listener");
                 let (shared, raised) = (handlers.clone(), stop.clone());
                 let (bus, own, options) = (bus.clone(), name.to_owned(), args.jobs.options(args.max_bytes_in_flight));
-                let keeper = keeps_jobs.then_some(Keeper { bus, own, options, webhooks });
-                serving
-                    .spawn("http", async move { listener.serve(shared, keeper, limits, raised, exit_timeout).await });
+                let jobs_setup = keeps_jobs.then_some(JobsSetup { bus, own, options, webhooks });
+                serving.spawn(
+                    "http",
+                    async move { listener.serve(shared, jobs_setup, limits, raised, exit_timeout).await },
+                );
             }
             if let Some(listener) = grpc {
                 tracing::info!(address = %listener.address, "gRPC listener");
@@ -310,8 +304,8 @@ impl Gateway {
     }
 
     /// Says in the index which versions that are served have files with faults by now; those of earlier calls are forgotten.
-    pub fn tell_faults(&self, faulty: BTreeMap<ModelKey, String>) {
-        self.handlers.registry.tell_faults(faulty);
+    pub fn note_faults(&self, faulty: BTreeMap<ModelKey, String>) {
+        self.handlers.registry.note_faults(faulty);
     }
 
     /// Tells whether a version of a model is ready.
@@ -357,7 +351,7 @@ impl Gateway {
             let handlers = self.handlers.clone();
             let traces = tokio::task::spawn_blocking(move || handlers.tracing.finish());
             let last_words = async {
-                self.handlers.collector.tell().await;
+                self.handlers.collector.publish().await;
                 self.tasks.join().await;
                 // An error is a panic, which was logged.
                 let _ = traces.await;

@@ -209,7 +209,7 @@ impl ModelControl {
         let workers = self.0.registry.workers().into_iter().map(|(name, _)| format!("{name}/worker"));
         let expected = workers.chain([self.0.participant.clone()]).collect();
         let answers = model_control::command(self.0.bus.as_ref(), &self.0.memory, model, wanted, &expected).await;
-        let answers = answers.map_err(refused)?;
+        let answers = answers.map_err(|error| InferError::from(&error))?;
         self.0.registry.take(answers.values().flat_map(Outcome::entries).cloned());
         Ok(answers)
     }
@@ -245,7 +245,9 @@ impl ModelControl {
 
     /// Writes the wanted state into the store, for all processes and for those that start later.
     async fn settle(&self, model: &str, wanted: Option<Override>, implied: bool) -> Result<(), InferError> {
-        model_control::settle(self.0.bus.as_ref(), &self.0.memory, model, wanted, implied).await.map_err(refused)
+        model_control::settle(self.0.bus.as_ref(), &self.0.memory, model, wanted, implied)
+            .await
+            .map_err(|error| InferError::from(&error))
     }
 
     fn find(&self, model: &str, with: &Override) -> Result<Option<RepositoryModel>, RepositoryError> {
@@ -315,8 +317,4 @@ impl Participant for ModelControl {
     fn restores(&self) -> bool {
         true
     }
-}
-
-fn refused(error: BusError) -> InferError {
-    InferError::new(error.code(), error.to_string())
 }

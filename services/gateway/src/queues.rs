@@ -84,7 +84,7 @@ impl Queues {
                     self.told.retain(|_, _| fastrand::u8(..) > TOLD_AGAIN);
                 }
             }
-            let is_told = self.tell().await;
+            let is_told = self.publish().await;
             again = (!is_told).then(|| tokio::time::Instant::now() + TELL_AGAIN);
         }
     }
@@ -116,7 +116,7 @@ impl Queues {
 
     /// Writes the number of messages that workers hold to the queues for which it has changed. Returns whether all
     /// writes succeeded.
-    async fn tell(&mut self) -> bool {
+    async fn publish(&mut self) -> bool {
         let Some(capacities) = self.registry.capacities() else { return true };
         let catalog = self.registry.catalog();
         let levels = |model: &ModelKey| {

@@ -21,7 +21,7 @@ async fn host(server: &mut Server, model: &str, backend: &str, answers: Vec<Answ
     let bus: Arc<dyn Bus> = server.bus.clone();
     let key = ModelKey { name: model.into(), version: 1 };
     bus.declare_queue(&key, &QueueOptions::default()).await.expect("in process nothing refuses");
-    let mut puller = bus.pull(&key).await.expect("the queue is there");
+    let mut consumer = bus.pull(&key).await.expect("the queue is there");
     let config = serde_json::json!({
         "name": model, "backend": backend, "max_batch_size": 8,
         "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}],
@@ -34,7 +34,7 @@ async fn host(server: &mut Server, model: &str, backend: &str, answers: Vec<Answ
     tokio::spawn(async move {
         let mut answers = VecDeque::from(answers);
         while let Some((tensors, hops)) = answers.pop_front() {
-            let mut delivery = puller.next(1).await.expect("in process nothing refuses").remove(0);
+            let mut delivery = consumer.next(1).await.expect("in process nothing refuses").remove(0);
             let output = Output { tensors, ..Output::default() };
             let ledger = Ledger(vec![Hop { worker: "w".into(), ..Hop::default() }; hops]);
             let reply = Reply { ledger, ..delivery.message.reply(Ok(output)) };

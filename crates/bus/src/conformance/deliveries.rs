@@ -7,49 +7,49 @@ use trireme_inference::ModelKey;
 
 use super::fixtures::{ACK_WAIT, assert_idle, message, model, number, options, take, within};
 use super::setup::Setup;
-use crate::{AttemptNote, Bus, Puller, QueueOptions};
+use crate::{AttemptNote, Bus, Consumer, QueueOptions};
 
 pub async fn an_acknowledged_message_is_forgotten(setup: &Setup) {
-    let (_, mut puller, _) = queue_with_one(setup, "acked", &options()).await;
-    take(&mut puller, "the message").await.acker.ack().await.expect("acknowledged");
-    assert_idle(&mut puller, ACK_WAIT * 2, "an acknowledged message").await;
+    let (_, mut consumer, _) = queue_with_one(setup, "acked", &options()).await;
+    take(&mut consumer, "the message").await.acker.ack().await.expect("acknowledged");
+    assert_idle(&mut consumer, ACK_WAIT * 2, "an acknowledged message").await;
 }
 
 pub async fn a_terminated_message_is_forgotten(setup: &Setup) {
-    let (_, mut puller, _) = queue_with_one(setup, "terminated", &options()).await;
-    take(&mut puller, "the message").await.acker.term("it is of no use").await.expect("terminated");
-    assert_idle(&mut puller, ACK_WAIT * 2, "a terminated message").await;
+    let (_, mut consumer, _) = queue_with_one(setup, "terminated", &options()).await;
+    take(&mut consumer, "the message").await.acker.term("it is of no use").await.expect("terminated");
+    assert_idle(&mut consumer, ACK_WAIT * 2, "a terminated message").await;
 }
 
 pub async fn a_refused_message_comes_again_after_the_delay(setup: &Setup) {
-    let (bus, mut puller, model) = queue_with_one(setup, "refused", &options()).await;
-    let delivery = take(&mut puller, "the message").await;
+    let (bus, mut consumer, model) = queue_with_one(setup, "refused", &options()).await;
+    let delivery = take(&mut consumer, "the message").await;
     let first = delivery.message.clone();
     delivery.acker.nak(Duration::from_secs(4)).await.expect("refused");
     // The delay does not hold up other messages.
     bus.publish(&message(&model, 2)).await.expect("the queue takes the message");
-    let other = take(&mut puller, "another message").await;
+    let other = take(&mut consumer, "another message").await;
     assert_eq!((number(&other), other.deliveries), (2, 1));
     other.acker.ack().await.expect("acknowledged");
-    assert_idle(&mut puller, Duration::from_millis(400), "before the delay has passed").await;
+    assert_idle(&mut consumer, Duration::from_millis(400), "before the delay has passed").await;
 
-    let again = take(&mut puller, "the refused message").await;
+    let again = take(&mut consumer, "the refused message").await;
     assert_eq!((&again.message, again.deliveries), (&first, 2));
     again.acker.nak(Duration::ZERO).await.expect("refused");
-    let at_once = take(&mut puller, "the message refused without delay").await;
+    let at_once = take(&mut consumer, "the message refused without delay").await;
     assert_eq!((&at_once.message, at_once.deliveries), (&first, 3));
     at_once.acker.ack().await.expect("acknowledged");
 }
 
 pub async fn a_message_let_go_comes_again(setup: &Setup) {
-    let (_, mut puller, model) = queue_with_one(setup, "let go", &options()).await;
-    drop(take(&mut puller, "the message").await);
+    let (_, mut consumer, model) = queue_with_one(setup, "let go", &options()).await;
+    drop(take(&mut consumer, "the message").await);
     // Another worker may get it.
     let other = setup.connect().await;
     let mut other = other.pull(&model).await.expect("the queue can be worked on");
     let again = within("the message that was let go", async {
         tokio::select! {
-            deliveries = puller.next(1) => deliveries,
+            deliveries = consumer.next(1) => deliveries,
             deliveries = other.next(1) => deliveries,
         }
     });
@@ -59,27 +59,27 @@ pub async fn a_message_let_go_comes_again(setup: &Setup) {
 }
 
 pub async fn a_delivery_is_kept_while_somebody_has_it(setup: &Setup) {
-    let (_, mut puller, _) = queue_with_one(setup, "progress", &options()).await;
-    let delivery = take(&mut puller, "the message").await;
-    assert_idle(&mut puller, ACK_WAIT * 3, "a delivery that is being worked on").await;
+    let (_, mut consumer, _) = queue_with_one(setup, "progress", &options()).await;
+    let delivery = take(&mut consumer, "the message").await;
+    assert_idle(&mut consumer, ACK_WAIT * 3, "a delivery that is being worked on").await;
     delivery.acker.ack().await.expect("acknowledged");
-    assert_idle(&mut puller, ACK_WAIT * 2, "an acknowledged message").await;
+    assert_idle(&mut consumer, ACK_WAIT * 2, "an acknowledged message").await;
 }
 
 pub async fn deliveries_end_after_the_one_that_gives_up(setup: &Setup) {
     let options = QueueOptions { max_attempts: 2, ..options() };
-    let (_, mut puller, _) = queue_with_one(setup, "poison", &options).await;
+    let (_, mut consumer, _) = queue_with_one(setup, "poison", &options).await;
     for count in 1..=options.broker_max_deliver() {
-        let delivery = take(&mut puller, "the message once more").await;
+        let delivery = take(&mut consumer, "the message once more").await;
         assert_eq!(delivery.deliveries, count);
         delivery.acker.nak(Duration::ZERO).await.expect("refused");
     }
-    assert_idle(&mut puller, ACK_WAIT * 3, "a message past its last delivery").await;
+    assert_idle(&mut consumer, ACK_WAIT * 3, "a message past its last delivery").await;
 }
 
 pub async fn who_gets_a_message_next_knows_how_often_it_was_begun(setup: &Setup) {
-    let (_, mut puller, model) = queue_with_one(setup, "begun", &options()).await;
-    let first = take(&mut puller, "the message").await;
+    let (_, mut consumer, model) = queue_with_one(setup, "begun", &options()).await;
+    let first = take(&mut consumer, "the message").await;
     let (one, two) = (setup.connect().await, setup.connect().await);
     let name = first.message.name(&model);
     let attempts = async |bus: &dyn Bus| within("a look", bus.attempts(&name)).await.expect("an answer");
@@ -94,15 +94,15 @@ pub async fn who_gets_a_message_next_knows_how_often_it_was_begun(setup: &Setup)
     first.acker.ack().await.expect("acknowledged");
 }
 
-/// A queue with message number 1, and a worker's puller on it.
+/// A queue with message number 1, and a worker's consumer on it.
 async fn queue_with_one(
     setup: &Setup,
     name: &str,
     options: &QueueOptions,
-) -> (Arc<dyn Bus>, Box<dyn Puller>, ModelKey) {
+) -> (Arc<dyn Bus>, Box<dyn Consumer>, ModelKey) {
     let (bus, model) = (setup.connect().await, model(name));
     within("a queue", bus.declare_queue(&model, options)).await.expect("a queue is made");
     within("a publish", bus.publish(&message(&model, 1))).await.expect("the queue takes the message");
-    let puller = within("a hold on the queue", bus.pull(&model)).await.expect("the queue can be worked on");
-    (bus, puller, model)
+    let consumer = within("a hold on the queue", bus.pull(&model)).await.expect("the queue can be worked on");
+    (bus, consumer, model)
 }

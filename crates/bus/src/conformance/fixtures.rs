@@ -9,7 +9,7 @@ use trireme_inference::{
     TextFacts, UnixMicros,
 };
 
-use crate::{AnswerForm, Delivery, Part, Puller, QueueOptions, WorkMessage};
+use crate::{AnswerForm, Consumer, Delivery, Part, QueueOptions, WorkMessage};
 
 /// Longer than any working operation takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -141,15 +141,15 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
 }
 
 /// Waits for one delivery.
-pub async fn take(puller: &mut Box<dyn Puller>, what: &str) -> Delivery {
-    let mut deliveries = within(what, puller.next(1)).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+pub async fn take(consumer: &mut Box<dyn Consumer>, what: &str) -> Delivery {
+    let mut deliveries = within(what, consumer.next(1)).await.unwrap_or_else(|error| panic!("{what}: {error}"));
     assert_eq!(deliveries.len(), 1, "{what}: one delivery for room of one");
     deliveries.remove(0)
 }
 
 /// Checks that no message is delivered for `time`.
-pub async fn assert_idle(puller: &mut Box<dyn Puller>, time: Duration, why: &str) {
-    match tokio::time::timeout(time, puller.next(1)).await {
+pub async fn assert_idle(consumer: &mut Box<dyn Consumer>, time: Duration, why: &str) {
+    match tokio::time::timeout(time, consumer.next(1)).await {
         Err(_) => {}
         Ok(Ok(deliveries)) => panic!("{why}: nothing is to be delivered, got {deliveries:?}"),
         Ok(Err(error)) => panic!("{why}: {error}"),

@@ -13,13 +13,13 @@ mod dead;
 mod deliveries;
 pub mod fixtures;
 mod policies;
-mod questions;
 mod queues;
 pub mod refusing;
 mod registry;
 mod replies;
 mod setup;
 mod stores;
+mod topics;
 
 pub use setup::Setup;
 
@@ -80,10 +80,10 @@ pub async fn run(setup: &Setup) {
         replies::a_waiter_that_leaves_leaves_nothing_behind,
         replies::a_reply_that_nobody_waits_for_is_no_error,
         replies::a_cancellation_reaches_every_worker,
-        questions::everybody_who_listens_can_answer_a_question,
-        questions::a_question_that_nobody_hears_ends_without_answers,
-        questions::an_answer_to_an_asker_that_left_is_no_error,
-        questions::a_call_goes_to_one_gateway_and_ends_when_nobody_waits,
+        topics::everybody_who_listens_can_answer_a_question,
+        topics::a_question_that_nobody_hears_ends_without_answers,
+        topics::an_answer_to_an_asker_that_left_is_no_error,
+        topics::a_call_goes_to_one_gateway_and_ends_when_nobody_waits,
         registry::a_watcher_sees_what_is_there_and_then_every_change,
     ];
     let checks = properties.into_iter().map(async |(name, check)| (name, check.await));

@@ -17,10 +17,10 @@ pub async fn higher_levels_are_taken_first_and_no_level_is_forgotten(setup: &Set
     for n in 0..12 {
         publish(&*bus, &message_at(&model, 3 - n % 3, i64::from(n))).await;
     }
-    let mut puller = open(&*bus, &model).await;
+    let mut consumer = open(&*bus, &model).await;
     let mut taken = Vec::new();
     for room in [1, 2, 3, 1, 5] {
-        let deliveries = within("messages of all levels", puller.next(room)).await.expect("work");
+        let deliveries = within("messages of all levels", consumer.next(room)).await.expect("work");
         assert_eq!(deliveries.len(), room, "there is more than enough");
         for delivery in deliveries {
             taken.push(number(&delivery));
@@ -28,18 +28,18 @@ pub async fn higher_levels_are_taken_first_and_no_level_is_forgotten(setup: &Set
         }
     }
     assert_eq!(taken, [2, 5, 8, 11, 1, 4, 7, 10, 0, 3, 6, 9], "by level, then in order");
-    // The order also holds with less room than there are levels, and for any level at which the puller waited before.
+    // The order also holds with less room than there are levels, and for any level at which the consumer waited before.
     for (n, level) in [3, 1, 2, 3, 3, 2, 1].into_iter().enumerate() {
-        let waiting = tokio::time::timeout(Duration::from_millis(30), puller.next(1 + n % 4)).await;
+        let waiting = tokio::time::timeout(Duration::from_millis(30), consumer.next(1 + n % 4)).await;
         assert!(waiting.is_err(), "the queue is empty, got {waiting:?}");
         publish(&*bus, &message_at(&model, level, n as i64)).await;
-        let delivery = take(&mut puller, "the one message").await;
+        let delivery = take(&mut consumer, "the one message").await;
         assert_eq!((number(&delivery), delivery.message.level(), delivery.deliveries), (n as i64, level, 1));
         delivery.acker.ack().await.expect("acknowledged");
     }
     let elsewhere = within("a refusal", bus.publish(&message_at(&model, 4, 0))).await;
     assert!(matches!(elsewhere, Err(BusError::NoQueue { .. })), "there is no such level: {elsewhere:?}");
-    let left = within("the end of a worker", puller.stop()).await;
+    let left = within("the end of a worker", consumer.stop()).await;
     assert!(left.is_none(), "nothing was left, got {left:?}");
 }
 
@@ -98,12 +98,12 @@ pub async fn each_level_has_a_limit_of_its_own_that_can_be_changed(setup: &Setup
     within("a change", gateway.declare_queue(&model, &options(5))).await.expect("limits can be raised");
     assert_eq!((fill(1).await, fill(2).await), (4, 0));
     within("a change", gateway.declare_queue(&model, &options(2))).await.expect("limits can be lowered");
-    let mut puller = open(&*bus, &model).await;
+    let mut consumer = open(&*bus, &model).await;
     for _ in 0..8 {
-        take(&mut puller, "a message from before").await.acker.ack().await.expect("acknowledged");
+        take(&mut consumer, "a message from before").await.acker.ack().await.expect("acknowledged");
     }
-    assert_idle(&mut puller, A_WHILE, "nothing was lost, nothing else is there").await;
-    let no_room = tokio::time::timeout(A_WHILE, puller.next(0)).await;
+    assert_idle(&mut consumer, A_WHILE, "nothing was lost, nothing else is there").await;
+    let no_room = tokio::time::timeout(A_WHILE, consumer.next(0)).await;
     assert!(no_room.is_err(), "the queue is empty, got {no_room:?}");
     assert_eq!((fill(1).await, fill(2).await), (2, 3));
 }
@@ -112,11 +112,11 @@ pub async fn what_workers_have_is_beside_the_limit(setup: &Setup) {
     let levels = [(1, at_most(2)), (2, at_most(1))].into();
     let options = QueueOptions { levels, in_hand: 3, ..patient_options() };
     let (bus, model) = declared(setup, "in-hand", &options).await;
-    let mut puller = open(&*bus, &model).await;
+    let mut consumer = open(&*bus, &model).await;
     let mut in_hand: Vec<Delivery> = Vec::new();
     for n in 0..3 {
         publish(&*bus, &message_at(&model, 1, n)).await;
-        in_hand.push(take(&mut puller, "a message").await);
+        in_hand.push(take(&mut consumer, "a message").await);
     }
     assert_eq!(fill(&*bus, &model, 1).await, 2, "as if nothing were executed");
     let status = bus.queue_status(&model, &[1, 2]).await.expect("status");
@@ -125,9 +125,9 @@ pub async fn what_workers_have_is_beside_the_limit(setup: &Setup) {
         delivery.acker.ack().await.expect("acknowledged");
     }
     for _ in 0..2 {
-        take(&mut puller, "what waited").await.acker.ack().await.expect("acknowledged");
+        take(&mut consumer, "what waited").await.acker.ack().await.expect("acknowledged");
     }
-    assert_idle(&mut puller, A_WHILE, "each came once").await;
+    assert_idle(&mut consumer, A_WHILE, "each came once").await;
 }
 
 pub async fn what_waits_too_long_can_be_taken_without_room(setup: &Setup) {
@@ -137,13 +137,13 @@ pub async fn what_waits_too_long_can_be_taken_without_room(setup: &Setup) {
     let impatient = LevelPolicy { timeout: Some(WaitTimeout::Reject(age)), ..LevelPolicy::default() };
     let levels = [(1, patient), (2, impatient)].into();
     let (bus, model) = declared(setup, "overdue", &QueueOptions { levels, ..patient_options() }).await;
-    let mut puller = open(&*bus, &model).await;
+    let mut consumer = open(&*bus, &model).await;
     let started = std::time::Instant::now();
     for n in 0..100 {
         publish(&*bus, &message_at(&model, 2, n)).await;
     }
     publish(&*bus, &message_at(&model, 1, 100)).await;
-    let early = within("a look", puller.overdue()).await.expect("a look");
+    let early = within("a look", consumer.overdue()).await.expect("a look");
     assert!(early.is_empty() || started.elapsed() >= age, "nothing has waited so long, got {early:?}");
     let mut numbers = Vec::new();
     for delivery in early {
@@ -153,7 +153,7 @@ pub async fn what_waits_too_long_can_be_taken_without_room(setup: &Setup) {
     tokio::time::sleep(age).await;
     publish(&*bus, &message_at(&model, 2, 101)).await;
     while numbers.len() < 100 {
-        for delivery in within("a look", puller.overdue()).await.expect("a look") {
+        for delivery in within("a look", consumer.overdue()).await.expect("a look") {
             numbers.push(number(&delivery));
             assert_eq!(delivery.deliveries, 1, "nobody has begun it");
             delivery.acker.ack().await.expect("acknowledged");
@@ -161,7 +161,7 @@ pub async fn what_waits_too_long_can_be_taken_without_room(setup: &Setup) {
         assert!(started.elapsed() < Duration::from_secs(20), "overdue messages are found, so far {numbers:?}");
     }
     assert_eq!(numbers, (0..100).collect::<Vec<_>>());
-    let young = take(&mut puller, "that of the patient level").await;
+    let young = take(&mut consumer, "that of the patient level").await;
     assert_eq!(number(&young), 100);
     young.acker.ack().await.expect("acknowledged");
 }

@@ -14,7 +14,7 @@ use super::fixtures::{
     LARGE, assert_idle, full_message, heavy_message, message, model, number, patient_options, take, unique, within,
 };
 use super::setup::Setup;
-use crate::{Bus, BusError, Delivery, Puller, QueueOptions, QueueStatus, WorkMessage};
+use crate::{Bus, BusError, Consumer, Delivery, QueueOptions, QueueStatus, WorkMessage};
 
 /// Time in which a wrong message would have arrived.
 pub(super) const A_WHILE: Duration = Duration::from_millis(200);
@@ -23,11 +23,11 @@ pub async fn a_message_arrives_whole_at_exactly_one_worker(setup: &Setup) {
     let (gateway, one, two) = (setup.connect().await, setup.connect().await, setup.connect().await);
     let model = model("whole");
     one.declare_queue(&model, &patient_options()).await.expect("a queue is made");
-    let mut pullers = [open(&*one, &model).await, open(&*two, &model).await];
+    let mut consumers = [open(&*one, &model).await, open(&*two, &model).await];
 
     let sent = full_message(&model);
     publish(&*gateway, &sent).await;
-    let [first, second] = &mut pullers;
+    let [first, second] = &mut consumers;
     let delivery = within("the message at one of two workers", async {
         tokio::select! {
             deliveries = first.next(1) => deliveries,
@@ -37,8 +37,8 @@ pub async fn a_message_arrives_whole_at_exactly_one_worker(setup: &Setup) {
     let delivery = only(delivery.await);
     assert_eq!(delivery.message, sent);
     assert_eq!(delivery.deliveries, 1);
-    for puller in &mut pullers {
-        assert_idle(puller, A_WHILE, "the message was delivered").await;
+    for consumer in &mut consumers {
+        assert_idle(consumer, A_WHILE, "the message was delivered").await;
     }
     delivery.acker.ack().await.expect("acknowledged");
 }
@@ -48,7 +48,7 @@ pub async fn publishing_to_a_queue_that_nobody_declared_says_so(setup: &Setup) {
     let model = model("undeclared");
     let published = within("an answer about the queue", bus.publish(&message(&model, 0))).await;
     assert!(matches!(published, Err(BusError::NoQueue { model: ref named }) if *named == model), "{published:?}");
-    // One bus reports this when a puller opens, another when it pulls.
+    // One bus reports this when a consumer opens, another when it pulls.
     let pulled = within("an answer about the queue", async { bus.pull(&model).await?.next(1).await }).await;
     assert!(matches!(pulled, Err(BusError::NoQueue { model: ref named }) if *named == model), "{pulled:?}");
 }
@@ -72,16 +72,16 @@ pub async fn a_step_published_twice_is_delivered_once(setup: &Setup) {
     let sent = message(&model, 1);
     publish(&*bus, &sent).await;
     publish(&*setup.connect().await, &sent).await;
-    let mut puller = open(&*bus, &model).await;
-    let delivery = take(&mut puller, "the message").await;
+    let mut consumer = open(&*bus, &model).await;
+    let delivery = take(&mut consumer, "the message").await;
     publish(&*bus, &sent).await;
-    assert_idle(&mut puller, A_WHILE, "the same step").await;
+    assert_idle(&mut consumer, A_WHILE, "the same step").await;
     delivery.acker.ack().await.expect("acknowledged");
     // The request's next step is another message, even if the same model runs it.
     let mut next = sent.clone();
     next.route = trireme_inference::Route::resume(model.clone(), false, 1, sent.route.remaining().to_vec());
     publish(&*bus, &next).await;
-    take(&mut puller, "the next step").await.acker.ack().await.expect("acknowledged");
+    take(&mut consumer, "the next step").await.acker.ack().await.expect("acknowledged");
 }
 
 pub async fn a_queue_full_by_count_refuses_until_there_is_room(setup: &Setup) {
@@ -109,15 +109,15 @@ pub async fn what_was_cancelled_and_taken_back_makes_room(setup: &Setup) {
     };
     take_back().await;
     publish(&*bus, &message(&model, 3)).await;
-    let mut puller = open(&*worker, &model).await;
+    let mut consumer = open(&*worker, &model).await;
     for expected in [2, 3] {
-        let delivery = take(&mut puller, "those that stayed").await;
+        let delivery = take(&mut consumer, "those that stayed").await;
         assert_eq!(number(&delivery), expected);
         delivery.acker.ack().await.expect("acknowledged");
     }
     // The message is gone already.
     take_back().await;
-    assert_idle(&mut puller, A_WHILE, "the other message was taken back").await;
+    assert_idle(&mut consumer, A_WHILE, "the other message was taken back").await;
 }
 
 /// Checks that the queue is full for `refused`, also while a worker has a message, and accepts it after the
@@ -140,13 +140,13 @@ async fn refuses_until_acknowledged(bus: &dyn Bus, model: &ModelKey, refused: &W
 
 pub async fn one_worker_gets_messages_in_order(setup: &Setup) {
     let (bus, model) = declared(setup, "order", &patient_options()).await;
-    let mut puller = open(&*bus, &model).await;
+    let mut consumer = open(&*bus, &model).await;
     for n in 0..50 {
         publish(&*bus, &message(&model, n)).await;
     }
     let mut numbers = Vec::new();
     while numbers.len() < 50 {
-        let deliveries = within("the next messages", puller.next(8)).await.expect("work");
+        let deliveries = within("the next messages", consumer.next(8)).await.expect("work");
         assert!((1..=8).contains(&deliveries.len()), "got {} deliveries for room of 8", deliveries.len());
         for delivery in deliveries {
             numbers.push(number(&delivery));
@@ -213,7 +213,7 @@ pub async fn waiting_for_work_can_be_cancelled_without_loss(setup: &Setup) {
     const MESSAGES: i64 = 300;
     let (bus, model) = declared(setup, "cancelled", &patient_options()).await;
     let worker = setup.connect().await;
-    let mut puller = open(&*worker, &model).await;
+    let mut consumer = open(&*worker, &model).await;
     let publishing = async {
         for n in 0..MESSAGES {
             publish(&*bus, &message(&model, n)).await;
@@ -228,9 +228,9 @@ pub async fn waiting_for_work_can_be_cancelled_without_loss(setup: &Setup) {
             if numbers.len() as i64 == MESSAGES {
                 return;
             }
-            // With no patience, the caller also gives up before the puller has waited.
+            // With no patience, the caller also gives up before the consumer has waited.
             let patience = Duration::from_micros(500 * (round % 4));
-            let Ok(deliveries) = tokio::time::timeout(patience, puller.next(3)).await else { continue };
+            let Ok(deliveries) = tokio::time::timeout(patience, consumer.next(3)).await else { continue };
             for delivery in deliveries.expect("work") {
                 assert_eq!(delivery.deliveries, 1, "nothing was let go");
                 assert!(numbers.insert(number(&delivery)), "message {} came twice", number(&delivery));
@@ -256,10 +256,10 @@ pub async fn many_publishers_and_workers_lose_and_repeat_nothing(setup: &Setup) 
         }
     });
     let pulling = (0..PARTIES).map(|party| async move {
-        let mut puller = open(&**buses[party], model).await;
+        let mut consumer = open(&**buses[party], model).await;
         while left.load(Ordering::Relaxed) > 0 {
             // A worker that gets none of the last messages still has to notice the end.
-            let Ok(deliveries) = tokio::time::timeout(A_WHILE, puller.next(16)).await else { continue };
+            let Ok(deliveries) = tokio::time::timeout(A_WHILE, consumer.next(16)).await else { continue };
             for delivery in deliveries.expect("work") {
                 assert!(numbers.lock().insert(number(&delivery)), "message {} came twice", number(&delivery));
                 delivery.acker.ack().await.expect("acknowledged");
@@ -275,12 +275,12 @@ pub async fn many_publishers_and_workers_lose_and_repeat_nothing(setup: &Setup) 
 pub async fn a_large_message_passes_and_can_be_delivered_again(setup: &Setup) {
     let (bus, model) = declared(setup, "large", &QueueOptions { max_bytes: 64 << 20, ..patient_options() }).await;
     let worker = setup.connect().await;
-    let mut puller = open(&*worker, &model).await;
+    let mut consumer = open(&*worker, &model).await;
     let (large, small) = (heavy_message(&model, LARGE), message(&model, 1));
     publish(&*bus, &large).await;
     publish(&*bus, &large).await;
     publish(&*bus, &small).await;
-    let mut deliveries = vec![take(&mut puller, "one message").await, take(&mut puller, "the other").await];
+    let mut deliveries = vec![take(&mut consumer, "one message").await, take(&mut consumer, "the other").await];
     // A message whose body has to be fetched may come later.
     deliveries.sort_by_key(|delivery| delivery.message.request_id != large.request_id);
     assert_eq!(deliveries[0].message, large);
@@ -288,10 +288,10 @@ pub async fn a_large_message_passes_and_can_be_delivered_again(setup: &Setup) {
     let again = deliveries.remove(0).acker;
     deliveries.remove(0).acker.ack().await.expect("acknowledged");
     again.nak(Duration::ZERO).await.expect("refused");
-    let again = take(&mut puller, "the large message again").await;
+    let again = take(&mut consumer, "the large message again").await;
     assert_eq!((&again.message, again.deliveries), (&large, 2));
     again.acker.ack().await.expect("acknowledged");
-    assert_idle(&mut puller, A_WHILE, "both messages were acknowledged").await;
+    assert_idle(&mut consumer, A_WHILE, "both messages were acknowledged").await;
 }
 
 pub(super) async fn declared(setup: &Setup, name: &str, options: &QueueOptions) -> (std::sync::Arc<dyn Bus>, ModelKey) {
@@ -300,7 +300,7 @@ pub(super) async fn declared(setup: &Setup, name: &str, options: &QueueOptions) 
     (bus, model)
 }
 
-pub(super) async fn open(bus: &dyn Bus, model: &ModelKey) -> Box<dyn Puller> {
+pub(super) async fn open(bus: &dyn Bus, model: &ModelKey) -> Box<dyn Consumer> {
     within("a hold on the queue", bus.pull(model)).await.expect("the queue can be worked on")
 }
 
@@ -323,14 +323,14 @@ pub async fn a_queue_says_how_full_it_is(setup: &Setup) {
     for n in 0..3 {
         bus.publish(&message(&model, n)).await.expect("publish");
     }
-    let mut puller = bus.pull(&model).await.expect("pull");
-    let first = take(&mut puller, "the first message").await;
+    let mut consumer = bus.pull(&model).await.expect("pull");
+    let first = take(&mut consumer, "the first message").await;
     assert!(first.more, "two more wait");
     tokio::time::sleep(Duration::from_millis(30)).await;
     let status = bus.queue_status(&model, &[0]).await.expect("status");
     assert_eq!((status.waiting, status.delivered), (2, 1));
     assert!(status.oldest >= Duration::from_millis(25) && status.oldest < Duration::from_secs(20), "{status:?}");
-    let [second, third] = [take(&mut puller, "the second").await, take(&mut puller, "the third").await];
+    let [second, third] = [take(&mut consumer, "the second").await, take(&mut consumer, "the third").await];
     assert_eq!((second.more, third.more), (true, false));
     let status = bus.queue_status(&model, &[0]).await.expect("status");
     assert_eq!(status, QueueStatus { waiting: 0, delivered: 3, oldest: Duration::ZERO }, "workers have all of them");
@@ -363,8 +363,8 @@ pub async fn a_queue_says_which_requests_it_has(setup: &Setup) {
     publish(&*bus, &of(2)).await;
     publish(&*bus, &message(&model, 3)).await;
     assert_eq!(found().await, [of(1).request_id, of(2).request_id]);
-    let mut puller = open(&*bus, &model).await;
-    let delivery = take(&mut puller, "the first").await;
+    let mut consumer = open(&*bus, &model).await;
+    let delivery = take(&mut consumer, "the first").await;
     assert_eq!(found().await.len(), 2, "also what a worker has");
     delivery.acker.ack().await.expect("acknowledged");
     within("a queue without it", async {
@@ -380,8 +380,8 @@ pub async fn an_empty_queue_can_be_removed(setup: &Setup) {
     publish(&*bus, &message(&model, 1)).await;
     assert!(bus.queues().await.expect("a look").contains(&model));
     assert!(!within("a look", bus.remove_queue(&model)).await.expect("a look"), "it is not empty");
-    let mut puller = open(&*bus, &model).await;
-    take(&mut puller, "the message").await.acker.ack().await.expect("acknowledged");
+    let mut consumer = open(&*bus, &model).await;
+    take(&mut consumer, "the message").await.acker.ack().await.expect("acknowledged");
     within("its end", async {
         while !bus.remove_queue(&model).await.expect("a look") {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -12,8 +12,8 @@ use tokio::sync::{mpsc, watch};
 use trireme_inference::ModelKey;
 
 use crate::{
-    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, DeadLetter, Entry, InProcess, Inbox, Puller, Question,
-    QueueOptions, QueueStatus, Queued, Reply, WorkMessage,
+    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, DeadLetter, Entry, InProcess, Inbox,
+    QueueOptions, QueueStatus, Queued, Reply, TopicMessage, WorkMessage,
 };
 
 /// A call of [`Bus`] that [`Refusing`] can let fail.
@@ -86,11 +86,11 @@ impl Bus for Refusing {
         self.bus.take_back(queued).await
     }
 
-    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
+    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Consumer>, BusError> {
         self.bus.pull(model).await
     }
 
-    async fn pull_bulk(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
+    async fn pull_bulk(&self, model: &ModelKey) -> Result<Box<dyn Consumer>, BusError> {
         self.bus.pull_bulk(model).await
     }
 
@@ -169,20 +169,20 @@ impl Bus for Refusing {
         self.bus.watch(bucket).await
     }
 
-    async fn say(&self, topic: &str, body: Bytes) -> Result<(), BusError> {
-        self.bus.say(topic, body).await
+    async fn publish_to(&self, topic: &str, body: Bytes) -> Result<(), BusError> {
+        self.bus.publish_to(topic, body).await
     }
 
-    async fn ask(&self, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
-        self.bus.ask(topic, body).await
+    async fn request(&self, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
+        self.bus.request(topic, body).await
     }
 
-    async fn listen(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
-        self.bus.listen(topic).await
+    async fn subscribe(&self, topic: &str) -> Result<mpsc::Receiver<TopicMessage>, BusError> {
+        self.bus.subscribe(topic).await
     }
 
-    async fn listen_in_turn(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
-        self.bus.listen_in_turn(topic).await
+    async fn queue_subscribe(&self, topic: &str) -> Result<mpsc::Receiver<TopicMessage>, BusError> {
+        self.bus.queue_subscribe(topic).await
     }
 
     fn connection(&self) -> watch::Receiver<Connection> {

@@ -9,7 +9,7 @@ use super::fixtures::{
     ACK_WAIT, LARGE, assert_idle, full_message, heavy_message, message, model, options, take, unique, within,
 };
 use super::setup::Setup;
-use crate::{AnswerForm, Bus, Delivery, Output, Puller, Reply, WorkMessage};
+use crate::{AnswerForm, Bus, Consumer, Delivery, Output, Reply, WorkMessage};
 
 pub async fn replies_reach_the_gateway_and_request_they_are_for(setup: &Setup) {
     let (one, two, worker) = (setup.connect().await, setup.connect().await, setup.connect().await);
@@ -160,29 +160,29 @@ fn output(request: &WorkMessage) -> Output {
 }
 
 /// A queue with a message of a gateway, and a worker that has received it.
-async fn delivered(setup: &Setup, gateway: &str) -> (Arc<dyn Bus>, Box<dyn Puller>, Delivery) {
+async fn delivered(setup: &Setup, gateway: &str) -> (Arc<dyn Bus>, Box<dyn Consumer>, Delivery) {
     let (bus, model) = (setup.connect().await, model("answered"));
     within("a queue", bus.declare_queue(&model, &options())).await.expect("a queue is made");
     let message = WorkMessage { gateway: gateway.into(), request_id: unique("r").into(), ..message(&model, 1) };
     within("a publish", bus.publish(&message)).await.expect("the queue takes the message");
-    let mut puller = within("a hold on the queue", bus.pull(&model)).await.expect("the queue can be worked on");
-    let delivery = take(&mut puller, "the message").await;
-    (bus, puller, delivery)
+    let mut consumer = within("a hold on the queue", bus.pull(&model)).await.expect("the queue can be worked on");
+    let delivery = take(&mut consumer, "the message").await;
+    (bus, consumer, delivery)
 }
 
 pub async fn a_delivery_ends_when_the_gateway_has_its_reply(setup: &Setup) {
     let inbox = setup.connect().await.open_inbox(&unique("has")).await.expect("an inbox");
-    let (bus, mut puller, mut delivery) = delivered(setup, inbox.gateway()).await;
+    let (bus, mut consumer, mut delivery) = delivered(setup, inbox.gateway()).await;
     let mut replies = inbox.expect(&delivery.message);
     let reply = delivery.message.reply(Ok(Output::default()));
     within("a reply", bus.reply(reply.clone(), Some(&mut delivery.acker))).await.expect("sent");
     assert_eq!(within("the reply", replies.next()).await, reply);
-    assert_idle(&mut puller, ACK_WAIT * 3, "a delivery that was answered").await;
+    assert_idle(&mut consumer, ACK_WAIT * 3, "a delivery that was answered").await;
 }
 
 pub async fn a_delivery_ends_when_its_gateway_is_gone(setup: &Setup) {
-    let (bus, mut puller, mut delivery) = delivered(setup, &unique("gone")).await;
+    let (bus, mut consumer, mut delivery) = delivered(setup, &unique("gone")).await;
     let reply = delivery.message.reply(Ok(Output::default()));
     within("a reply", bus.reply(reply, Some(&mut delivery.acker))).await.expect("sent");
-    assert_idle(&mut puller, ACK_WAIT * 3, "a delivery whose gateway is gone").await;
+    assert_idle(&mut consumer, ACK_WAIT * 3, "a delivery whose gateway is gone").await;
 }

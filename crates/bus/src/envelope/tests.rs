@@ -149,6 +149,7 @@ fn any_reply() -> impl Strategy<Value = Reply> {
             .prop_map(|(tensors, parameters)| Ok(Output { tensors, parameters })),
         error.prop_map(|(code, message, stage, worker)| Err(InferError {
             retry_after: None,
+            cause: None,
             code,
             message,
             stage,

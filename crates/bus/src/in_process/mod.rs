@@ -25,8 +25,8 @@ use self::queue::Queue;
 use self::store::Stores;
 use crate::cancel::CANCEL;
 use crate::{
-    Acker, AnswerHandle, Bucket, Bus, BusError, BusFault, Change, Connection, Entry, Inbox, Puller, Question,
-    QueueOptions, QueueStatus, Queued, Reply, WorkMessage,
+    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, Entry, Inbox, QueueOptions, QueueStatus,
+    Queued, Reply, RespondHandle, TopicMessage, WorkMessage,
 };
 
 /// Messages on a topic that may wait for a slow listener before it misses some.
@@ -42,9 +42,9 @@ struct Shared {
     stores: Mutex<Stores>,
     /// The stores of jobs, if they have a place on disk.
     disk: Option<Disk>,
-    listeners: Mutex<HashMap<String, Vec<mpsc::Sender<Question>>>>,
+    listeners: Mutex<HashMap<String, Vec<mpsc::Sender<TopicMessage>>>>,
     /// By topic, the listeners that take turns; the first one gets the next message.
-    in_turn: Mutex<HashMap<String, VecDeque<mpsc::Sender<Question>>>>,
+    in_turn: Mutex<HashMap<String, VecDeque<mpsc::Sender<TopicMessage>>>>,
     connection: watch::Sender<Connection>,
     fault: watch::Sender<Option<BusFault>>,
 }
@@ -96,7 +96,7 @@ impl InProcess {
         self.0.disk.as_ref().filter(|_| matches!(bucket, Bucket::Jobs | Bucket::Objects))
     }
 
-    fn tell(&self, topic: &str, question: impl Fn() -> Question) {
+    fn deliver(&self, topic: &str, question: impl Fn() -> TopicMessage) {
         if let Some(listeners) = self.0.in_turn.lock().get_mut(topic) {
             listeners.retain(|listener| !listener.is_closed());
             if let Some(listener) = listeners.front()
@@ -139,12 +139,12 @@ impl Bus for InProcess {
         Ok(())
     }
 
-    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
-        Ok(Box::new(self.queue(model)?.puller(Lane::Live)))
+    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Consumer>, BusError> {
+        Ok(Box::new(self.queue(model)?.consumer(Lane::Live)))
     }
 
-    async fn pull_bulk(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
-        Ok(Box::new(self.queue(model)?.puller(Lane::Bulk)))
+    async fn pull_bulk(&self, model: &ModelKey) -> Result<Box<dyn Consumer>, BusError> {
+        Ok(Box::new(self.queue(model)?.consumer(Lane::Bulk)))
     }
 
     async fn bulk_queues(&self) -> Result<HashSet<ModelKey>, BusError> {
@@ -192,7 +192,7 @@ impl Bus for InProcess {
         let inbox = self.0.inboxes.lock().get(reply.gateway.as_str()).and_then(Weak::upgrade);
         let given_up = inbox.and_then(|inbox| inbox.dispatch(reply).given_up);
         if let Some(delivery) = delivery {
-            delivery.spend().await?;
+            delivery.ack_in_place().await?;
         }
         match given_up {
             Some(request_id) => (self as &dyn Bus).cancel(&request_id).await,
@@ -242,7 +242,7 @@ impl Bus for InProcess {
         }
     }
 
-    async fn say(&self, topic: &str, body: Bytes) -> Result<(), BusError> {
+    async fn publish_to(&self, topic: &str, body: Bytes) -> Result<(), BusError> {
         if topic == CANCEL
             && let Ok(request_id) = std::str::from_utf8(&body)
         {
@@ -250,23 +250,23 @@ impl Bus for InProcess {
             let queues: Vec<_> = self.0.queues.lock().values().cloned().collect();
             queues.iter().for_each(|queue| queue.remove(request_id));
         }
-        self.tell(topic, || Question::said(body.clone()));
+        self.deliver(topic, || TopicMessage::without_reply(body.clone()));
         Ok(())
     }
 
-    async fn ask(&self, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
+    async fn request(&self, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
         let (answers, receiver) = mpsc::channel(BACKLOG);
-        self.tell(topic, || Question::new(body.clone(), Answers(answers.clone())));
+        self.deliver(topic, || TopicMessage::new(body.clone(), Answers(answers.clone())));
         Ok(receiver)
     }
 
-    async fn listen(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
+    async fn subscribe(&self, topic: &str) -> Result<mpsc::Receiver<TopicMessage>, BusError> {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         self.0.listeners.lock().entry(topic.to_owned()).or_default().push(sender);
         Ok(receiver)
     }
 
-    async fn listen_in_turn(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
+    async fn queue_subscribe(&self, topic: &str) -> Result<mpsc::Receiver<TopicMessage>, BusError> {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         self.0.in_turn.lock().entry(topic.to_owned()).or_default().push_back(sender);
         Ok(receiver)
@@ -291,7 +291,7 @@ impl Bus for InProcess {
 struct Answers(mpsc::Sender<Bytes>);
 
 #[async_trait]
-impl AnswerHandle for Answers {
+impl RespondHandle for Answers {
     async fn answer(&self, body: Bytes) -> Result<(), BusError> {
         // An asker that is gone is no error.
         let _ = self.0.send(body).await;

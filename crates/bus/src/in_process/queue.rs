@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use trireme_inference::{Lane, ModelKey, Name, format_name};
 
-use crate::{AckHandle, Acker, BusError, Delivery, LevelPolicy, Puller, QueueOptions, QueueStatus, WorkMessage};
+use crate::{AckHandle, Acker, BusError, Consumer, Delivery, LevelPolicy, QueueOptions, QueueStatus, WorkMessage};
 
 /// The queue of one model version.
 pub(super) struct Queue {
@@ -87,7 +87,7 @@ impl Queue {
         }
     }
 
-    pub fn puller(self: Arc<Self>, lane: Lane) -> QueuePuller {
+    pub fn consumer(self: Arc<Self>, lane: Lane) -> QueuePuller {
         QueuePuller { queue: self, lane }
     }
 
@@ -189,7 +189,7 @@ impl Queue {
         } else {
             state.delayed.push(Delayed { due: Instant::now() + delay, queued });
             drop(state);
-            // Every puller has to learn when the message is due: a single one could be dropped before.
+            // Every consumer has to learn when the message is due: a single one could be dropped before.
             self.arrived.iter().for_each(Notify::notify_waiters);
         }
     }
@@ -215,7 +215,7 @@ impl Queue {
         let more = levels.any(|(_, level)| !level.ready.is_empty());
         drop(state);
         if more {
-            // One notification may stand for many messages: notify the next puller too.
+            // One notification may stand for many messages: notify the next consumer too.
             self.arrived[lane as usize].notify_one();
         }
         Ok(taken.into_iter().map(|queued| self.deliver(queued, more)).collect())
@@ -304,7 +304,7 @@ impl AckHandle for Handle {
         None
     }
 
-    fn entrust(&self) {}
+    fn ack_by_reply(&self) {}
 
     fn abandon(&self) {
         if let Some(queued) = self.message.lock().take() {
@@ -317,7 +317,7 @@ impl AckHandle for Handle {
 // === impl QueuePuller ===
 
 #[async_trait]
-impl Puller for QueuePuller {
+impl Consumer for QueuePuller {
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError> {
         if room == 0 {
             // No delivery is on its way.

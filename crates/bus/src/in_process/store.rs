@@ -62,7 +62,7 @@ impl Stores {
         self.revision += 1;
         let entry = Entry { key: key.to_owned(), value, revision: self.revision, at: now };
         store.remove(key);
-        store.tell(&Change::Put(entry.clone()));
+        store.notify(&Change::Put(entry.clone()));
         store.insert(entry, lapse.map_or(UnixMicros::NEVER, |lapse| now.after(lapse)));
         if bucket == Bucket::Dead {
             store.bound(DEAD_LETTERS, DEAD_BYTES);
@@ -88,7 +88,7 @@ impl Stores {
         let was_there = store.remove(key).is_some();
         if was_there {
             self.revision += 1;
-            store.tell(&Change::Deleted { key: key.to_owned(), revision: self.revision });
+            store.notify(&Change::Deleted { key: key.to_owned(), revision: self.revision });
         }
         Ok(was_there)
     }
@@ -143,7 +143,7 @@ impl Store {
         Some(entry)
     }
 
-    fn tell(&mut self, change: &Change) {
+    fn notify(&mut self, change: &Change) {
         // Drops watchers that are closed or too far behind.
         self.watchers.retain(|watcher| watcher.try_send(change.clone()).is_ok());
     }

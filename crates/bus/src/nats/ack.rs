@@ -77,7 +77,7 @@ impl AckHandle for NatsAck {
         Some(subjects::unheard(&self.nats.unheard, &Ended { acknowledgement, claim: self.claim.clone(), is_part }))
     }
 
-    fn entrust(&self) {
+    fn ack_by_reply(&self) {
         self.alive.end();
     }
 

@@ -16,17 +16,17 @@ use tokio::sync::{Mutex, watch};
 use trireme_inference::{Lane, ModelKey, Route};
 
 use super::connection::{BulkLane, Nats};
+use super::consumer::NatsConsumer;
 use super::limits::{LONGEST, limited, taken};
-use super::puller::NatsPuller;
 use super::streams::Needed;
-use crate::{BusError, Connection, Delivery, LevelPolicy, Puller, QueueOptions, Queued, WorkMessage};
+use crate::{BusError, Connection, Consumer, Delivery, LevelPolicy, QueueOptions, Queued, WorkMessage};
 
 /// How often a worker looks for a bulk lane that is not there, in case that it missed the message about it.
 const LOOK: Duration = Duration::from_secs(60);
 
 /// Pulls from a bulk lane, which may not be there yet.
-pub struct BulkPuller {
-    lane: NatsPuller,
+pub struct BulkConsumer {
+    lane: NatsConsumer,
     /// Messages that say that the lane was made.
     made: Subscriber,
     connection: watch::Receiver<Connection>,
@@ -104,20 +104,20 @@ impl Nats {
     }
 }
 
-// === impl BulkPuller ===
+// === impl BulkConsumer ===
 
-impl BulkPuller {
-    pub async fn open(nats: &Nats, model: &ModelKey) -> Result<BulkPuller, BusError> {
+impl BulkConsumer {
+    pub async fn open(nats: &Nats, model: &ModelKey) -> Result<BulkConsumer, BusError> {
         let made = nats.subscribe(nats.names.bulk_made(model)).await?;
-        let lane = NatsPuller::open(nats, model, &options(QueueOptions::default())).await?;
+        let lane = NatsConsumer::open(nats, model, &options(QueueOptions::default())).await?;
         let mut connection = nats.connection.clone();
         connection.mark_unchanged();
-        Ok(BulkPuller { lane, made, connection, look_at: None })
+        Ok(BulkConsumer { lane, made, connection, look_at: None })
     }
 }
 
 #[async_trait]
-impl Puller for BulkPuller {
+impl Consumer for BulkConsumer {
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError> {
         loop {
             if let Some(at) = self.look_at {

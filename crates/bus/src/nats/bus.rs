@@ -13,10 +13,10 @@ use trireme_inference::{Lane, ModelKey};
 use super::connection::Nats;
 use super::limits::{CLOSE_TIMEOUT, LONGEST, REQUEST_TIMEOUT, limited};
 use super::streams::Needed;
-use super::{bulk, puller, topics, work};
+use super::{bulk, consumer, topics, work};
 use crate::{
-    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, Entry, Inbox, Puller, Question, QueueOptions,
-    QueueStatus, Queued, Reply, WorkMessage,
+    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, Entry, Inbox, QueueOptions, QueueStatus,
+    Queued, Reply, TopicMessage, WorkMessage,
 };
 
 /// Approximate bytes of headers, route, parameters and ledger. If they take more, the body travels by claim.
@@ -50,13 +50,13 @@ impl Bus for Nats {
         limited(REQUEST_TIMEOUT, work::take_back(self, queued)).await
     }
 
-    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
+    async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Consumer>, BusError> {
         let options = self.queues.lock().get(model).cloned().unwrap_or_default();
-        Ok(Box::new(puller::NatsPuller::open(self, model, &options).await?))
+        Ok(Box::new(consumer::NatsConsumer::open(self, model, &options).await?))
     }
 
-    async fn pull_bulk(&self, model: &ModelKey) -> Result<Box<dyn Puller>, BusError> {
-        Ok(Box::new(bulk::BulkPuller::open(self, model).await?))
+    async fn pull_bulk(&self, model: &ModelKey) -> Result<Box<dyn Consumer>, BusError> {
+        Ok(Box::new(bulk::BulkConsumer::open(self, model).await?))
     }
 
     async fn bulk_queues(&self) -> Result<HashSet<ModelKey>, BusError> {
@@ -122,20 +122,20 @@ impl Bus for Nats {
         Ok(self.watch_bucket(bucket))
     }
 
-    async fn say(&self, topic: &str, body: Bytes) -> Result<(), BusError> {
-        topics::say(self, topic, body).await
+    async fn publish_to(&self, topic: &str, body: Bytes) -> Result<(), BusError> {
+        topics::publish_to(self, topic, body).await
     }
 
-    async fn ask(&self, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
-        topics::ask(self, topic, body).await
+    async fn request(&self, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
+        topics::request(self, topic, body).await
     }
 
-    async fn listen(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
-        topics::listen(self, topic, false).await
+    async fn subscribe(&self, topic: &str) -> Result<mpsc::Receiver<TopicMessage>, BusError> {
+        topics::subscribe(self, topic, false).await
     }
 
-    async fn listen_in_turn(&self, topic: &str) -> Result<mpsc::Receiver<Question>, BusError> {
-        topics::listen(self, topic, true).await
+    async fn queue_subscribe(&self, topic: &str) -> Result<mpsc::Receiver<TopicMessage>, BusError> {
+        topics::subscribe(self, topic, true).await
     }
 
     fn connection(&self) -> watch::Receiver<Connection> {

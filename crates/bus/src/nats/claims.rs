@@ -73,16 +73,16 @@ pub enum BodyStore {
 }
 
 /// A claim whose parts are being stored or were stored. It is discarded if it is dropped before its message was sent.
-pub struct LaidDown {
+pub struct StoredObject {
     nats: Nats,
     place: BodyStore,
     claim: Claim,
     kept: bool,
 }
 
-/// Why a claim could not be redeemed.
+/// Why a claim could not be read.
 #[derive(Debug, thiserror::Error)]
-pub enum RedeemError {
+pub enum GetObjectError {
     /// A part is missing: it was discarded, has lapsed, or the broker lost it.
     #[error("part {part} of claim '{name}' is not there")]
     Gone { name: String, part: usize },
@@ -119,21 +119,21 @@ impl BodyStore {
     }
 }
 
-// === impl RedeemError ===
+// === impl GetObjectError ===
 
-impl RedeemError {
+impl GetObjectError {
     /// The error for the reader of a value that is stored in parts.
     pub fn or_unreachable(self) -> BusError {
         match self {
-            RedeemError::Unreachable { .. } => BusError::Unreachable(self.to_string()),
+            GetObjectError::Unreachable { .. } => BusError::Unreachable(self.to_string()),
             _ => BusError::Refused { action: "reading from a store", reason: self.to_string() },
         }
     }
 }
 
-// === impl LaidDown ===
+// === impl StoredObject ===
 
-impl LaidDown {
+impl StoredObject {
     pub fn claim(&self) -> &Claim {
         &self.claim
     }
@@ -150,7 +150,7 @@ impl LaidDown {
     }
 }
 
-impl Drop for LaidDown {
+impl Drop for StoredObject {
     fn drop(&mut self) {
         if self.kept {
             return;
@@ -167,19 +167,19 @@ impl Drop for LaidDown {
 
 impl Nats {
     /// Stores `body` under `name`; the broker may drop it after `lapse`. Storing it again replaces it.
-    pub(super) async fn lay_down(
+    pub(super) async fn put_object(
         &self,
         place: BodyStore,
         name: String,
         body: &Bytes,
         lapse: Option<Duration>,
-    ) -> Result<LaidDown, BusError> {
+    ) -> Result<StoredObject, BusError> {
         if body.len() > MAX_CLAIM_BYTES {
             return Err(BusError::TooLarge { size: body.len(), limit: MAX_CLAIM_BYTES, taker: "the message bus" });
         }
         let size = self.max_payload().saturating_sub(PART_HEADER_BYTES).clamp(1, MAX_PART_BYTES);
         let claim = Claim { name, bytes: body.len(), parts: body.len().div_ceil(size) };
-        let laid_down = LaidDown { nats: self.clone(), place, claim: claim.clone(), kept: false };
+        let object = StoredObject { nats: self.clone(), place, claim: claim.clone(), kept: false };
         let mut headers = HeaderMap::new();
         if let Some(lapse) = lapse {
             headers.insert(async_nats::header::NATS_MESSAGE_TTL, lapse.as_secs().max(1).to_string());
@@ -197,8 +197,8 @@ impl Nats {
             sent = first().await;
         }
         if let Err(error) = sent {
-            laid_down.discard();
-            return Err(not_laid_down(&claim, &error));
+            object.discard();
+            return Err(not_stored(&claim, &error));
         }
         // After an error no more parts are sent, but those on their way are awaited: a part that the broker takes after
         // the claim was discarded would stay.
@@ -220,16 +220,16 @@ impl Nats {
         drop(parts);
         match first_error {
             Some(error) => {
-                laid_down.discard();
-                Err(not_laid_down(&claim, &error))
+                object.discard();
+                Err(not_stored(&claim, &error))
             }
-            None => Ok(laid_down),
+            None => Ok(object),
         }
     }
 
     /// Reads a claim's bytes, once there is room for them.
-    pub(super) async fn redeem(&self, place: BodyStore, claim: &Claim) -> Result<Bytes, RedeemError> {
-        let malformed = |found| RedeemError::Malformed { name: claim.name.clone(), expected: claim.bytes, found };
+    pub(super) async fn get_object(&self, place: BodyStore, claim: &Claim) -> Result<Bytes, GetObjectError> {
+        let malformed = |found| GetObjectError::Malformed { name: claim.name.clone(), expected: claim.bytes, found };
         if claim.bytes > MAX_CLAIM_BYTES || claim.parts > claim.bytes {
             return Err(malformed(claim.parts));
         }
@@ -265,10 +265,10 @@ impl Nats {
     }
 }
 
-async fn read_part(nats: Nats, place: BodyStore, name: String, part: usize) -> Result<Bytes, RedeemError> {
+async fn read_part(nats: Nats, place: BodyStore, name: String, part: usize) -> Result<Bytes, GetObjectError> {
     let stream = match nats.jetstream.get_stream_no_info(place.stream(&nats.names)).await {
         Ok(stream) => stream,
-        Err(error) => return Err(RedeemError::Unreachable { name, reason: error.to_string() }),
+        Err(error) => return Err(GetObjectError::Unreachable { name, reason: error.to_string() }),
     };
     let (subject, mut asked) = (place.part(&nats.names, &name, &part.to_string()), 0);
     loop {
@@ -276,19 +276,19 @@ async fn read_part(nats: Nats, place: BodyStore, name: String, part: usize) -> R
             Ok(message) => return Ok(message.payload),
             Err(error) if error.kind() == DirectGetErrorKind::NotFound => {
                 if asked == ASK_AGAIN || !nats.is_clustered() {
-                    return Err(RedeemError::Gone { name, part });
+                    return Err(GetObjectError::Gone { name, part });
                 }
                 tokio::time::sleep(BEHIND * 2u32.pow(asked)).await;
                 asked += 1;
             }
             // There are no responders for a stream that does not exist.
-            Err(error) if says_no_responders(&error) => return Err(RedeemError::Gone { name, part }),
-            Err(error) => return Err(RedeemError::Unreachable { name, reason: chain(&error) }),
+            Err(error) if says_no_responders(&error) => return Err(GetObjectError::Gone { name, part }),
+            Err(error) => return Err(GetObjectError::Unreachable { name, reason: chain(&error) }),
         }
     }
 }
 
-fn not_laid_down(claim: &Claim, error: &PublishError) -> BusError {
+fn not_stored(claim: &Claim, error: &PublishError) -> BusError {
     match is_full(error) {
         true => BusError::ClaimsFull { size: claim.bytes },
         false => failure("laying down a claim", error),

@@ -1,4 +1,4 @@
-//! Deliveries whose bodies travel by claim. Their bodies are fetched in tasks, while the puller goes on to pull.
+//! Deliveries whose bodies travel by claim. Their bodies are fetched in tasks, while the consumer goes on to pull.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use trireme_inference::{InferError, ModelKey, UnixMicros};
 
 use super::ack::NatsAck;
-use super::claims::{BodyStore, Claim, RedeemError};
+use super::claims::{BodyStore, Claim, GetObjectError};
 use super::connection::Nats;
 use crate::{AckHandle, Acker, AnswerForm, Bus, Delivery, Reply, ReplyHeaders, WorkHeaders, WorkMessage, envelope};
 
@@ -51,7 +51,7 @@ impl Fetch {
                 }
                 Err(reason) => reason,
             },
-            Err(error @ RedeemError::Gone { .. }) => {
+            Err(error @ GetObjectError::Gone { .. }) => {
                 // The gateway may be storing the body again at this moment. Otherwise the broker has lost it: the
                 // gateway will find the request in no queue and publish it again with its body.
                 let settled = match self.is_young() {
@@ -83,10 +83,10 @@ impl Fetch {
     }
 
     /// Fetches the body, with retries until shortly before the deadline.
-    async fn body(&self) -> Result<Bytes, RedeemError> {
+    async fn body(&self) -> Result<Bytes, GetObjectError> {
         loop {
-            match self.nats.redeem(BodyStore::Claims, &self.claim).await {
-                Err(error @ RedeemError::Unreachable { .. }) if self.time_left() > FETCH_PAUSE => {
+            match self.nats.get_object(BodyStore::Claims, &self.claim).await {
+                Err(error @ GetObjectError::Unreachable { .. }) if self.time_left() > FETCH_PAUSE => {
                     tracing::debug!(model = %self.model, %error, "a message's body cannot be fetched yet");
                     tokio::time::sleep(FETCH_PAUSE).await;
                 }

@@ -2,7 +2,7 @@
 //! and replies and topics over core NATS. Needs nats-server 2.11 or newer with JetStream enabled.
 //!
 //! The only user of `async-nats`. Each file is one part of the surface, from the bottom: the [`connection`] that all parts
-//! share; [`connect`], with [`address`] and [`login`]; [`work`] (publish) and [`puller`]
+//! share; [`connect`], with [`address`] and [`login`]; [`work`] (publish) and [`consumer`]
 //! for queues, with [`bulk`] for their bulk lanes and [`ack`] for deliveries; [`replies`]; [`store`], with [`groups`] and [`batches`] for records
 //! that are written at the same time; [`topics`]; [`streams`] (creating streams), with [`queues`] for those of work, and
 //! [`buckets`] (their configurations), fitted into the limits of an [`account`], which [`examine`] shows before; the broker's [`clock`] and [`pulse`]. Bodies that travel by claim are in [`claims`] and
@@ -20,6 +20,7 @@ mod claims;
 mod clock;
 mod connect;
 mod connection;
+mod consumer;
 mod deliveries;
 mod errors;
 mod examine;
@@ -30,7 +31,6 @@ mod limits;
 mod login;
 mod makers;
 mod open;
-mod puller;
 mod pulls;
 mod pulse;
 mod queues;

@@ -1,4 +1,4 @@
-//! The pull requests that the broker holds for one puller, and how many messages they may still bring. Without I/O.
+//! The pull requests that the broker holds for one consumer, and how many messages they may still bring. Without I/O.
 //!
 //! A delivered message does not say which request it serves, so it is counted for the oldest. The broker serves its
 //! open requests in turn, so single counts may be wrong. The sum is right, because the end of a request says how many

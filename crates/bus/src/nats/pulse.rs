@@ -86,7 +86,7 @@ struct Watched {
 impl Nats {
     /// Makes and hears pulses for as long as the connection is open, and keeps `fault`.
     pub(super) async fn follow_pulse(&self, fault: watch::Sender<Option<BusFault>>) -> Result<(), BusError> {
-        let mut heard = topics::listen(self, PULSE, false).await?;
+        let mut heard = topics::subscribe(self, PULSE, false).await?;
         let nats = self.clone();
         crate::spawn("nats pulse", async move {
             let mut connection = nats.connection.clone();
@@ -145,7 +145,7 @@ impl Nats {
             StoreFault { kind, stops_requests, for_ms, reason }
         });
         let pulse = serde_json::to_vec(&Pulse { store: store.clone() }).expect("words and numbers become JSON");
-        if let Err(error) = topics::say(self, PULSE, pulse.into()).await {
+        if let Err(error) = topics::publish_to(self, PULSE, pulse.into()).await {
             tracing::debug!(%error, "a pulse could not be sent");
         }
         Ok(store)

@@ -1,6 +1,6 @@
 //! The streams and consumers of work queues: made, watched, listed and removed.
 //!
-//! Not here: making any stream (`streams`), publishing to a queue (`work`) and pulling from it (`puller`).
+//! Not here: making any stream (`streams`), publishing to a queue (`work`) and pulling from it (`consumer`).
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -93,7 +93,7 @@ impl Nats {
                 ack_policy: consumer::AckPolicy::Explicit,
                 ack_wait: options.ack_wait,
                 max_deliver: i64::from(options.broker_max_deliver()),
-                // Pullers only ask for messages that they have room for, so the limit of the stream is enough.
+                // Consumers only ask for messages that they have room for, so the limit of the stream is enough.
                 max_ack_pending: match account.limits.max_ack_pending {
                     1.. => ack_pending.min(account.limits.max_ack_pending),
                     _ => ack_pending,

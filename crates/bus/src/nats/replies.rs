@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use trireme_inference::InferError;
 
 use super::ack::acknowledge;
-use super::claims::{self, BodyStore, Claim, RedeemError};
+use super::claims::{self, BodyStore, Claim, GetObjectError};
 use super::connection::Nats;
 use super::fetch::FETCH_PAUSE;
 use super::headers;
@@ -96,7 +96,7 @@ impl Nats {
             // A reply made in another run of the step has another name, so parts of the two do not mix.
             let name = format!("{}/reply/{}/{}", reply.request_id, reply.sequence, reply.sent_at);
             // Boxed, because its state is much larger than that of a reply without a claim.
-            let claim = Box::pin(self.lay_down(BodyStore::Claims, escape_token(&name), &body, Some(LAPSE))).await?;
+            let claim = Box::pin(self.put_object(BodyStore::Claims, escape_token(&name), &body, Some(LAPSE))).await?;
             headers::write_claim(&mut headers, claim.claim());
             claim.keep();
             body = Bytes::new();
@@ -107,7 +107,7 @@ impl Nats {
             None => taken(self.client.publish_with_headers(subject, headers, body)).await?,
         }
         if let Some(delivery) = delivery {
-            delivery.entrust();
+            delivery.ack_by_reply();
         }
         Ok(())
     }
@@ -122,13 +122,13 @@ impl Nats {
         let _alive = self.ended(message).map(|ended| self.deliveries.keep(ended.acknowledgement.into()));
         let give_up = Instant::now() + LAPSE;
         while inbox.awaits(&headers) {
-            match self.redeem(BodyStore::Claims, &claim).await {
+            match self.get_object(BodyStore::Claims, &claim).await {
                 Ok(body) => {
                     self.receive_reply(inbox, message, &body).await;
                     self.discard(BodyStore::Claims, claim.name);
                     return;
                 }
-                Err(error @ RedeemError::Unreachable { .. }) if Instant::now() < give_up => {
+                Err(error @ GetObjectError::Unreachable { .. }) if Instant::now() < give_up => {
                     tracing::debug!(subject = %message.subject, %error, "the body of a reply cannot be fetched yet");
                     tokio::time::sleep(FETCH_PAUSE).await;
                 }

@@ -5,7 +5,7 @@
 //! requests are made here: each asks for the room that is free and not already asked for. The protocol is JetStream's
 //! (`$JS.API.CONSUMER.MSG.NEXT`): messages and status messages arrive at the reply subject of the request.
 //!
-//! Not here: reading and settling a message (`open`, `puller`).
+//! Not here: reading and settling a message (`open`, `consumer`).
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};

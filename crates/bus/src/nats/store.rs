@@ -81,11 +81,11 @@ impl Nats {
         };
         if wire_size(&headers) + value.len() > self.max_payload() {
             let name = format!("{key}-{:032x}", fastrand::u128(..)).replace('.', "-");
-            let laid_down = self.lay_down(BodyStore::Bucket(bucket), name, &value, lapse).await?;
-            headers::write_claim(&mut headers, laid_down.claim());
-            own = Some(laid_down.claim().name.clone());
+            let object = self.put_object(BodyStore::Bucket(bucket), name, &value, lapse).await?;
+            headers::write_claim(&mut headers, object.claim());
+            own = Some(object.claim().name.clone());
             // From here on the value may be stored, even if this call fails.
-            laid_down.keep();
+            object.keep();
             body = Bytes::new();
         }
         let mut looks = 0;
@@ -335,7 +335,7 @@ impl Nats {
         let key = buckets::key(&self.names, bucket, &message.subject).unwrap_or_default().to_owned();
         let value = match headers::read_claim_of(Some(&message.headers))? {
             Some(claim) => {
-                self.redeem(BodyStore::Bucket(bucket), &claim).await.map_err(|error| error.or_unreachable())?
+                self.get_object(BodyStore::Bucket(bucket), &claim).await.map_err(|error| error.or_unreachable())?
             }
             None => message.payload,
         };
@@ -440,7 +440,9 @@ impl Nats {
         }
         let value = match headers::read_claim_of(headers) {
             Ok(None) => Ok(message.payload.clone()),
-            Ok(Some(claim)) => self.redeem(BodyStore::Bucket(bucket), &claim).await.map_err(|error| error.to_string()),
+            Ok(Some(claim)) => {
+                self.get_object(BodyStore::Bucket(bucket), &claim).await.map_err(|error| error.to_string())
+            }
             Err(error) => Err(error.to_string()),
         };
         match value {

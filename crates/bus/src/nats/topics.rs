@@ -16,7 +16,7 @@ use super::claims::BodyStore;
 use super::connection::Nats;
 use super::headers;
 use super::limits::taken;
-use crate::{AnswerHandle, BusError, Question, escape_token};
+use crate::{BusError, RespondHandle, TopicMessage, escape_token};
 
 /// How long a claim can be read. It is longer than a listener can take for the questions before it.
 const LAPSE: Duration = Duration::from_secs(60);
@@ -76,7 +76,7 @@ impl Nats {
 
 /// Publishes a message that needs no answer. Without a connection the message is dropped: it would arrive late, and a
 /// long outage would pile up many.
-pub async fn say(nats: &Nats, topic: &str, body: Bytes) -> Result<(), BusError> {
+pub async fn publish_to(nats: &Nats, topic: &str, body: Bytes) -> Result<(), BusError> {
     let lost = || BusError::Unreachable("messages to other processes cannot be sent right now".to_owned());
     let _place = nats.saying.try_acquire().map_err(|_| lost())?;
     if nats.is_down() {
@@ -91,7 +91,7 @@ pub async fn say(nats: &Nats, topic: &str, body: Bytes) -> Result<(), BusError> 
 }
 
 /// Publishes the question. The answers end when the receiver is dropped, or at once if no process listens.
-pub async fn ask(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
+pub async fn request(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver<Bytes>, BusError> {
     let (headers, body) = pack(nats, HeaderMap::new(), body).await?;
     let mut answers = nats.question(nats.names.topic(topic), headers, body).await?;
     let (sender, receiver) = mpsc::channel(BACKLOG);
@@ -114,7 +114,7 @@ pub async fn ask(nats: &Nats, topic: &str, body: Bytes) -> Result<mpsc::Receiver
 
 /// Receives the messages on a topic until the receiver is dropped. With `in_turn`, all such listeners form a queue
 /// group: the broker sends each message to one listener of the group.
-pub async fn listen(nats: &Nats, topic: &str, in_turn: bool) -> Result<mpsc::Receiver<Question>, BusError> {
+pub async fn subscribe(nats: &Nats, topic: &str, in_turn: bool) -> Result<mpsc::Receiver<TopicMessage>, BusError> {
     let subject = nats.names.topic(topic);
     let mut messages = match in_turn {
         true => {
@@ -136,8 +136,8 @@ pub async fn listen(nats: &Nats, topic: &str, in_turn: bool) -> Result<mpsc::Rec
             let inbox = message.reply.clone().filter(|inbox| inbox.starts_with(&*nats.inboxes));
             let Some(body) = unpack(&nats, message, readers).await else { continue };
             let question = match inbox {
-                Some(inbox) => Question::new(body, Answers { nats: nats.clone(), inbox }),
-                None => Question::said(body),
+                Some(inbox) => TopicMessage::new(body, Answers { nats: nats.clone(), inbox }),
+                None => TopicMessage::without_reply(body),
             };
             if sender.send(question).await.is_err() {
                 return;
@@ -148,7 +148,7 @@ pub async fn listen(nats: &Nats, topic: &str, in_turn: bool) -> Result<mpsc::Rec
 }
 
 #[async_trait]
-impl AnswerHandle for Answers {
+impl RespondHandle for Answers {
     async fn answer(&self, body: Bytes) -> Result<(), BusError> {
         let (headers, body) = pack(&self.nats, headers::answer(), body).await?;
         taken(self.nats.client.publish_with_headers(self.inbox.clone(), headers, body)).await
@@ -161,7 +161,7 @@ async fn pack(nats: &Nats, mut headers: HeaderMap, body: Bytes) -> Result<(Heade
         return Ok((headers, body));
     }
     let name = escape_token(&nats.client.new_inbox());
-    let claim = nats.lay_down(BodyStore::Claims, name, &body, Some(LAPSE)).await?;
+    let claim = nats.put_object(BodyStore::Claims, name, &body, Some(LAPSE)).await?;
     headers::write_claim(&mut headers, claim.claim());
     claim.keep();
     Ok((headers, Bytes::new()))
@@ -182,7 +182,7 @@ async fn unpack(nats: &Nats, message: Message, readers: Readers) -> Option<Bytes
             return None;
         }
     };
-    match nats.redeem(BodyStore::Claims, &claim).await {
+    match nats.get_object(BodyStore::Claims, &claim).await {
         Ok(body) => {
             if readers == Readers::One {
                 nats.discard(BodyStore::Claims, claim.name);

@@ -104,11 +104,11 @@ impl Nats {
         ToClaim { name, lapse, result }: ToClaim,
     ) -> Result<Queued, BusError> {
         self.look_for_queue(model, &subject).await?;
-        let laid_down = self.lay_down(BodyStore::Claims, name, &body, lapse).await?;
-        headers::write_claim(&mut headers, laid_down.claim());
-        let name = laid_down.claim().name.clone();
+        let object = self.put_object(BodyStore::Claims, name, &body, lapse).await?;
+        headers::write_claim(&mut headers, object.claim());
+        let name = object.claim().name.clone();
         // From here on the message may be in the queue, even if this call fails.
-        laid_down.keep();
+        object.keep();
         let sent = self.send_confirmed(subject, headers, Bytes::new()).await;
         let nobody_has_it = match &sent {
             // The result of another run of the step is in the queue, under a claim of its own.

@@ -64,10 +64,10 @@ async fn a_deployment_fits_into_the_limits_of_its_account() {
         for number in 0..MESSAGES {
             within(limits, gateway.publish(&message(&model, number))).await.unwrap();
         }
-        let mut puller = worker.pull(&model).await.unwrap();
+        let mut consumer = worker.pull(&model).await.unwrap();
         let mut taken = 0;
         while taken < MESSAGES {
-            let deliveries = within(limits, puller.next(200)).await.unwrap();
+            let deliveries = within(limits, consumer.next(200)).await.unwrap();
             taken += i64::try_from(deliveries.len()).unwrap();
             for delivery in deliveries {
                 within(limits, delivery.acker.ack()).await.unwrap();

@@ -93,7 +93,7 @@ impl Silence {
 }
 
 /// Creates the stream of claims, with a claim of one part.
-pub async fn lay_down_by_hand(server: &NatsServer, claim: &str, body: Bytes) {
+pub async fn put_object_by_hand(server: &NatsServer, claim: &str, body: Bytes) {
     let raw = jetstream::new(async_nats::connect(server.url()).await.expect("the server was started"));
     let config = jetstream::stream::Config {
         name: "trireme_claims".to_owned(),
@@ -125,12 +125,12 @@ async fn a_body_that_the_broker_does_not_give_is_asked_for_again_by_the_same_del
     let silence = Silence::of_claims(&server).await;
     let raw = jetstream::new(async_nats::connect(server.url()).await.unwrap());
     raw.publish_with_headers("trireme.work.silent.1.0.gateway.r", headers, "".into()).await.unwrap().await.unwrap();
-    let mut puller = bus.pull(&model).await.unwrap();
+    let mut consumer = bus.pull(&model).await.unwrap();
     let found = async {
         silence.was_heard_by("hidden").await;
-        lay_down_by_hand(&server, "hidden", body).await;
+        put_object_by_hand(&server, "hidden", body).await;
     };
-    let (delivery, ()) = tokio::join!(take(&mut puller, "the message with its body"), found);
+    let (delivery, ()) = tokio::join!(take(&mut consumer, "the message with its body"), found);
     assert_eq!((&delivery.message, delivery.deliveries), (&sent, 1), "it was kept alive for longer than ack_wait");
 }
 
@@ -189,7 +189,7 @@ async fn a_full_queue_keeps_nothing_of_what_it_refused() {
 }
 
 #[tokio::test]
-async fn nothing_is_laid_down_for_a_queue_that_is_not_there() {
+async fn nothing_is_put_for_a_queue_that_is_not_there() {
     let server = NatsServer::start();
     let bus = connect(&server).await;
     for _ in 0..3 {
@@ -209,12 +209,12 @@ async fn a_sender_that_leaves_while_it_lays_down_leaves_nothing() {
     let parts = claims(&server).await;
     let large = heavy_message(&model, 100 << 20);
     let client = async_nats::connect(server.url()).await.unwrap();
-    let mut laid_down = client.subscribe("trireme.claim.>").await.unwrap();
+    let mut put = client.subscribe("trireme.claim.>").await.unwrap();
     jetstream::new(client).query_account().await.expect("the server has seen that we listen");
     let leaving = async {
         // The second part is sent when the first is stored.
         for _ in 0..2 {
-            laid_down.next().await.expect("the server is there");
+            put.next().await.expect("the server is there");
         }
     };
     tokio::select! {
@@ -234,11 +234,11 @@ async fn a_message_that_is_late_is_dropped_with_its_claim_unread() {
     bus.publish(&late).await.unwrap();
     let good = message(&model, 7);
     bus.publish(&good).await.unwrap();
-    let mut puller = bus.pull(&model).await.unwrap();
-    assert_eq!(number(&take(&mut puller, "the good one").await), 7);
+    let mut consumer = bus.pull(&model).await.unwrap();
+    assert_eq!(number(&take(&mut consumer, "the good one").await), 7);
     tokio::select! {
         () = no_claims_left(&server) => {}
-        deliveries = puller.next(1) => panic!("the other is late, got {deliveries:?}"),
+        deliveries = consumer.next(1) => panic!("the other is late, got {deliveries:?}"),
     }
 }
 
@@ -254,9 +254,9 @@ async fn claims_end_with_what_they_are_for() {
     assert_eq!(parts, Some(25), "24 MiB and a little in parts of 1 MiB");
     bus.publish(&large).await.unwrap();
     assert_eq!(claims(&server).await, parts, "published again it replaces itself");
-    let mut puller = bus.pull(&model).await.unwrap();
-    take(&mut puller, "the message").await.acker.nak(Duration::ZERO).await.unwrap();
-    let delivery = take(&mut puller, "the message again").await;
+    let mut consumer = bus.pull(&model).await.unwrap();
+    take(&mut consumer, "the message").await.acker.nak(Duration::ZERO).await.unwrap();
+    let delivery = take(&mut consumer, "the message again").await;
     assert_eq!(claims(&server).await, parts, "kept while it is worked on");
     delivery.acker.ack().await.unwrap();
     no_claims_left(&server).await;
@@ -310,11 +310,11 @@ async fn a_claim_that_the_broker_lost_is_found_when_its_message_is_published_aga
     let back = within("the connection", connection.wait_for(|state| matches!(state, Connection::Up(_)))).await;
     back.map(drop).unwrap();
     let worker = connect(&server).await;
-    let mut puller = worker.pull(&model).await.unwrap();
-    let waiting = tokio::time::timeout(Duration::from_millis(300), puller.next(1)).await;
+    let mut consumer = worker.pull(&model).await.unwrap();
+    let waiting = tokio::time::timeout(Duration::from_millis(300), consumer.next(1)).await;
     assert!(waiting.is_err(), "there is no body, got {waiting:?}");
     gateway.publish(&large).await.unwrap();
-    let delivery = take(&mut puller, "the message with its body").await;
+    let delivery = take(&mut consumer, "the message with its body").await;
     assert_eq!(delivery.message, large);
     delivery.acker.ack().await.unwrap();
     no_claims_left(&server).await;
@@ -331,7 +331,7 @@ async fn a_message_whose_claim_is_lost_for_good_leaves_its_queue() {
     bus.publish(&large).await.unwrap();
     let raw = jetstream::new(async_nats::connect(server.url()).await.unwrap());
     raw.delete_stream("trireme_claims").await.unwrap();
-    let mut puller = bus.pull(&model).await.unwrap();
+    let mut consumer = bus.pull(&model).await.unwrap();
     let gone = async {
         while !bus.unsettled(&model, &[0], "gateway").await.unwrap().is_empty() {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -339,7 +339,7 @@ async fn a_message_whose_claim_is_lost_for_good_leaves_its_queue() {
     };
     tokio::select! {
         () = within("an empty queue", gone) => {}
-        deliveries = puller.next(1) => panic!("there is nothing to deliver, got {deliveries:?}"),
+        deliveries = consumer.next(1) => panic!("there is nothing to deliver, got {deliveries:?}"),
     }
 }
 
@@ -353,8 +353,8 @@ async fn claims_that_are_not_what_they_say_are_refused() {
     let raw = jetstream::new(async_nats::connect(server.url()).await.unwrap());
     // This creates the stream of claims.
     bus.publish(&heavy_message(&model, LARGE)).await.unwrap();
-    let mut puller = bus.pull(&model).await.unwrap();
-    take(&mut puller, "the good one").await.acker.ack().await.unwrap();
+    let mut consumer = bus.pull(&model).await.unwrap();
+    take(&mut consumer, "the good one").await.acker.ack().await.unwrap();
     raw.publish("trireme.claim.c.0", vec![0; 1000].into()).await.unwrap().await.unwrap();
     let huge = usize::MAX.to_string();
     let claims = [
@@ -381,10 +381,10 @@ async fn claims_that_are_not_what_they_say_are_refused() {
     let mut waiting = inbox.expect(&awaited("r2"));
     let good = message(&model, 7);
     bus.publish(&good).await.unwrap();
-    assert_eq!(number(&take(&mut puller, "the good one").await), 7);
+    assert_eq!(number(&take(&mut consumer, "the good one").await), 7);
     let reply = tokio::select! {
         reply = within("an answer", waiting.next()) => reply,
-        deliveries = puller.next(1) => panic!("the others are malformed, got {deliveries:?}"),
+        deliveries = consumer.next(1) => panic!("the others are malformed, got {deliveries:?}"),
     };
     assert!(reply.outcome.unwrap_err().message.contains("has parts of"));
 }

@@ -147,8 +147,8 @@ async fn no_acknowledgement_of_a_stream_is_an_answer() {
     let (gateway, stage, model) = (connect(&server).await, connect_stage(&server).await, model("audited"));
     within("a queue", stage.declare_queue(&model, &options())).await.unwrap();
 
-    let mut questions = stage.listen("audited").await.unwrap();
-    let mut answers = gateway.ask("audited", "?".into()).await.unwrap();
+    let mut questions = stage.subscribe("audited").await.unwrap();
+    let mut answers = gateway.request("audited", "?".into()).await.unwrap();
     let question = within("the question", questions.recv()).await.unwrap();
     question.answer("!".into()).await.unwrap();
     assert_eq!(within("the answer", answers.recv()).await.unwrap(), "!");
@@ -157,8 +157,8 @@ async fn no_acknowledgement_of_a_stream_is_an_answer() {
     let inbox = gateway.open_inbox(&request.gateway).await.unwrap();
     let mut replies = inbox.expect(&request);
     gateway.publish(&request).await.unwrap();
-    let mut puller = stage.pull(&model).await.unwrap();
-    let mut delivery = take(&mut puller, "the request").await;
+    let mut consumer = stage.pull(&model).await.unwrap();
+    let mut delivery = take(&mut consumer, "the request").await;
     let reply = request.reply(Ok(Output::default()));
     stage.reply(reply.clone(), Some(&mut delivery.acker)).await.unwrap();
     assert_eq!(within("the reply", replies.next()).await.request_id, reply.request_id);

@@ -8,12 +8,12 @@ use futures_util::StreamExt;
 use trireme_bus::conformance::fixtures::{
     ACK_WAIT, LARGE, assert_idle, full_message, heavy_message, message, model, number, options, take, within,
 };
-use trireme_bus::{AnswerForm, Bus, Delivery, Output, Part, Puller, Reply, WorkMessage, encode_reply, escape_token};
+use trireme_bus::{AnswerForm, Bus, Consumer, Delivery, Output, Part, Reply, WorkMessage, encode_reply, escape_token};
 use trireme_inference::ModelKey;
 use trireme_testkit::NatsServer;
 
 use super::cable::Cable;
-use super::claims::{Silence, lay_down_by_hand};
+use super::claims::{Silence, put_object_by_hand};
 use super::{awaited, connect, connect_as, connect_stage, stage_at};
 
 fn request(id: &str) -> WorkMessage {
@@ -25,8 +25,8 @@ fn reply_of(request: &WorkMessage) -> Reply {
     request.reply(Ok(Output { tensors: request.tensors.clone(), ..Output::default() }))
 }
 
-/// A queue with one request of `gateway`, and a worker's puller on it.
-async fn queue_with(gateway: &dyn Bus, worker: &dyn Bus, request: &WorkMessage) -> Box<dyn Puller> {
+/// A queue with one request of `gateway`, and a worker's consumer on it.
+async fn queue_with(gateway: &dyn Bus, worker: &dyn Bus, request: &WorkMessage) -> Box<dyn Consumer> {
     let model = request.queue().expect("a request has a step").clone();
     gateway.declare_queue(&model, &options()).await.expect("a queue is made");
     // Workers declare the queue too, so that their connection knows its `ack_wait`.
@@ -37,7 +37,7 @@ async fn queue_with(gateway: &dyn Bus, worker: &dyn Bus, request: &WorkMessage) 
 
 /// Answers every delivery until `done`; returns how many there were.
 async fn answer_until<T>(
-    puller: &mut Box<dyn Puller>,
+    consumer: &mut Box<dyn Consumer>,
     answer: impl AsyncFn(Delivery),
     done: impl Future<Output = T>,
 ) -> (T, u32) {
@@ -48,8 +48,8 @@ async fn answer_until<T>(
             tokio::select! {
                 biased;
                 done = &mut done => return (done, answered),
-                deliveries = puller.next(1) => {
-                    // After the connection was cut, the puller may return an error.
+                deliveries = consumer.next(1) => {
+                    // After the connection was cut, the consumer may return an error.
                     for delivery in deliveries.into_iter().flatten() {
                         answered += 1;
                         assert_eq!(delivery.deliveries, answered, "each delivery is answered");
@@ -69,16 +69,16 @@ async fn a_reply_that_is_lost_with_its_connection_is_made_again() {
     let (gateway, worker) = (connect(&server).await, connect_as(&stage_at(&cable.url())).await);
     let inbox = gateway.open_inbox("gateway").await.unwrap();
     let request = WorkMessage { gateway: "gateway".into(), ..message(&model("cut"), 1) };
-    let mut puller = queue_with(&*gateway, &*worker, &request).await;
+    let mut consumer = queue_with(&*gateway, &*worker, &request).await;
     let mut waiting = inbox.expect(&request);
     let answer = async |mut delivery: Delivery| {
         let reply = reply_of(&delivery.message);
         worker.reply(reply, Some(&mut delivery.acker)).await.unwrap();
     };
-    let (reply, answered) = answer_until(&mut puller, answer, waiting.next()).await;
+    let (reply, answered) = answer_until(&mut consumer, answer, waiting.next()).await;
     assert_eq!(reply.outcome.unwrap().tensors, request.tensors);
     assert_eq!((cable.faults(), answered), (2, 3));
-    assert_idle(&mut puller, ACK_WAIT * 2, "a delivery that was answered").await;
+    assert_idle(&mut consumer, ACK_WAIT * 2, "a delivery that was answered").await;
 }
 
 #[tokio::test]
@@ -90,7 +90,7 @@ async fn no_part_of_an_answer_is_lost_with_its_workers_connection() {
     let (gateway, worker) = (connect(&server).await, connect_as(&stage_at(&cable.url())).await);
     let inbox = gateway.open_inbox("gateway").await.unwrap();
     let request = WorkMessage { gateway: "gateway".into(), answer: AnswerForm::InParts, ..message(&model("cut"), 1) };
-    let mut puller = queue_with(&*gateway, &*worker, &request).await;
+    let mut consumer = queue_with(&*gateway, &*worker, &request).await;
     let mut waiting = inbox.expect(&request);
     let answer = async |mut delivery: Delivery| {
         for sequence in 0..PARTS {
@@ -107,10 +107,10 @@ async fn no_part_of_an_answer_is_lost_with_its_workers_connection() {
             assert_eq!((part.sequence, part.last), (sequence, sequence + 1 == PARTS));
         }
     };
-    let ((), answered) = answer_until(&mut puller, answer, reading).await;
+    let ((), answered) = answer_until(&mut consumer, answer, reading).await;
     assert_eq!(cable.faults(), 3);
     assert!(answered > 1, "it was made again");
-    assert_idle(&mut puller, ACK_WAIT * 2, "a delivery that was answered").await;
+    assert_idle(&mut consumer, ACK_WAIT * 2, "a delivery that was answered").await;
 }
 
 /// If parts of an answer go through further steps, each part is a delivery of its own that ends with its own reply.
@@ -126,15 +126,15 @@ async fn a_part_ends_its_delivery_though_others_are_missing() {
     };
     let parts = [part(0), part(1), part(2)];
     let mut waiting = inbox.expect(&parts[0]);
-    let mut puller = queue_with(&*gateway, &*worker, &parts[2]).await;
+    let mut consumer = queue_with(&*gateway, &*worker, &parts[2]).await;
     gateway.publish(&parts[1]).await.unwrap();
     for sequence in [2, 1] {
-        let mut delivery = take(&mut puller, "a part").await;
+        let mut delivery = take(&mut consumer, "a part").await;
         let reply = reply_of(&delivery.message);
         assert_eq!(reply.sequence, sequence);
         worker.reply(reply, Some(&mut delivery.acker)).await.unwrap();
     }
-    assert_idle(&mut puller, ACK_WAIT * 2, "parts that were answered").await;
+    assert_idle(&mut consumer, ACK_WAIT * 2, "parts that were answered").await;
     worker.reply(reply_of(&parts[0]), None).await.unwrap();
     for sequence in 0..3 {
         assert_eq!(within("a part", waiting.next()).await.sequence, sequence);
@@ -167,19 +167,19 @@ async fn a_gateway_that_is_gone_causes_no_rerun() {
     let (gateway, worker) = (connect(&server).await, connect_stage(&server).await);
     let request = WorkMessage { gateway: "gone".into(), ..message(&model("gone"), 1) };
     let inbox = gateway.open_inbox("gone").await.unwrap();
-    let mut puller = queue_with(&*gateway, &*worker, &request).await;
-    let mut deliveries = vec![take(&mut puller, "the request").await];
+    let mut consumer = queue_with(&*gateway, &*worker, &request).await;
+    let mut deliveries = vec![take(&mut consumer, "the request").await];
     // A request that travels by claim, and whose reply does too.
     let large = WorkMessage { gateway: "gone".into(), ..heavy_message(request.queue().unwrap(), LARGE) };
     gateway.publish(&large).await.unwrap();
-    deliveries.push(take(&mut puller, "the large request").await);
+    deliveries.push(take(&mut consumer, "the large request").await);
     drop(inbox);
     gateway.close().await;
     unheard(&server, "gone").await;
     for mut delivery in deliveries {
         worker.reply(reply_of(&delivery.message), Some(&mut delivery.acker)).await.unwrap();
     }
-    assert_idle(&mut puller, ACK_WAIT * 2, "requests of a gateway that is gone").await;
+    assert_idle(&mut consumer, ACK_WAIT * 2, "requests of a gateway that is gone").await;
     let status = worker.queue_status(request.queue().unwrap(), &[0]).await.unwrap();
     assert_eq!(status, trireme_bus::QueueStatus::default());
 }
@@ -219,7 +219,7 @@ async fn a_reply_whose_body_is_gone_is_made_again() {
     let inbox = bus.open_inbox("gateway").await.unwrap();
     let model = ModelKey { name: "bodies".into(), version: 1 };
     let request = WorkMessage { request_id: "r".into(), gateway: "gateway".into(), ..message(&model, 1) };
-    let mut puller = queue_with(&*bus, &*bus, &request).await;
+    let mut consumer = queue_with(&*bus, &*bus, &request).await;
     let mut waiting = inbox.expect(&request);
 
     // Acts as a worker whose claim the broker lost.
@@ -235,7 +235,7 @@ async fn a_reply_whose_body_is_gone_is_made_again() {
     let answer = async |mut delivery: Delivery| {
         bus.reply(reply_of(&delivery.message), Some(&mut delivery.acker)).await.unwrap();
     };
-    let again = take(&mut puller, "the request again").await;
+    let again = take(&mut consumer, "the request again").await;
     assert_eq!(again.deliveries, 2);
     answer(again).await;
     assert!(within("the reply", waiting.next()).await.outcome.is_ok());
@@ -250,7 +250,7 @@ async fn a_reply_whose_body_is_gone_is_made_again() {
     bus.reply(reply_of(&request), None).await.unwrap();
     within("the reply", waiting.next()).await;
     reply_by_claim(&server, "s", "nobodys", 9_000_000, delivered.reply.as_deref()).await;
-    assert_idle(&mut puller, ACK_WAIT * 2, "its reply has been had").await;
+    assert_idle(&mut consumer, ACK_WAIT * 2, "its reply has been had").await;
 }
 
 #[tokio::test]
@@ -274,7 +274,7 @@ async fn large_replies_that_cannot_be_read_hold_up_nobody_and_are_read_when_they
     let mut waiting = inbox.expect(&awaited("late"));
     reply_by_claim(&server, "late", "late", body.len(), None).await;
     silence.was_heard_by("late").await;
-    lay_down_by_hand(&server, "late", body).await;
+    put_object_by_hand(&server, "late", body).await;
     assert_eq!(within("the reply that can be read now", waiting.next()).await, late);
 }
 
@@ -284,9 +284,9 @@ async fn an_old_acknowledgement_settles_nothing_in_a_queue_made_anew() {
     let bus = connect(&server).await;
     let model = model("anew");
     bus.declare_queue(&model, &options()).await.unwrap();
-    let mut puller = bus.pull(&model).await.unwrap();
+    let mut consumer = bus.pull(&model).await.unwrap();
     bus.publish(&message(&model, 1)).await.unwrap();
-    let old = take(&mut puller, "a message of the first queue").await;
+    let old = take(&mut consumer, "a message of the first queue").await;
     server.kill();
     server.restart();
     within("a queue anew", async {
@@ -301,10 +301,10 @@ async fn an_old_acknowledgement_settles_nothing_in_a_queue_made_anew() {
         }
     })
     .await;
-    let mut puller = bus.pull(&model).await.unwrap();
-    let new = take(&mut puller, "the message of the second queue").await;
+    let mut consumer = bus.pull(&model).await.unwrap();
+    let new = take(&mut consumer, "the message of the second queue").await;
     old.acker.ack().await.unwrap();
     drop(new);
-    let again = take(&mut puller, "the same message, as its worker died").await;
+    let again = take(&mut consumer, "the same message, as its worker died").await;
     assert_eq!((number(&again), again.deliveries), (2, 2));
 }

@@ -124,7 +124,7 @@ mod tests {
         fn settled_by(&self) -> Option<String> {
             None
         }
-        fn entrust(&self) {}
+        fn ack_by_reply(&self) {}
         fn abandon(&self) {
             self.seen.lock().push("abandon");
         }

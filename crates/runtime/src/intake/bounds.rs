@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use trireme_bus::{BusError, Delivery, Puller};
+use trireme_bus::{BusError, Consumer, Delivery};
 use trireme_inference::{Lane, UnixMicros};
 
 use super::queue_policy;
@@ -29,7 +29,7 @@ pub(crate) async fn watch_timeouts(model: Arc<HostedModel>) {
 pub(crate) async fn next(
     model: &Arc<HostedModel>,
     lane: Lane,
-    puller: &mut dyn Puller,
+    consumer: &mut dyn Consumer,
 ) -> Result<Vec<Delivery>, BusError> {
     let refuses = lane == Lane::Live && queue_policy::has_refusals(&model.config);
     let every = queue_policy::look_every(&model.config);
@@ -37,7 +37,7 @@ pub(crate) async fn next(
     let (mut room, mut since) = (0, Instant::now());
     loop {
         tokio::select! {
-            deliveries = puller.next(room) => {
+            deliveries = consumer.next(room) => {
                 let deliveries = deliveries?;
                 let (now, waited) = (UnixMicros::now(), since.elapsed());
                 let was_there = |delivery: &Delivery| now.since(delivery.message.sent_at) > waited;
@@ -53,7 +53,7 @@ pub(crate) async fn next(
                 room = other.0;
             }
             () = tokio::time::sleep_until(look.into()), if room == 0 && refuses => {
-                refuse_overdue(model, puller, Instant::now() + every).await?;
+                refuse_overdue(model, consumer, Instant::now() + every).await?;
                 look = Instant::now() + every;
             }
         }
@@ -61,9 +61,9 @@ pub(crate) async fn next(
 }
 
 /// Refuses requests that wait too long in the shared queue, until there are none left or until `until`.
-async fn refuse_overdue(model: &Arc<HostedModel>, puller: &mut dyn Puller, until: Instant) -> Result<(), BusError> {
+async fn refuse_overdue(model: &Arc<HostedModel>, consumer: &mut dyn Consumer, until: Instant) -> Result<(), BusError> {
     loop {
-        let overdue = puller.overdue().await?;
+        let overdue = consumer.overdue().await?;
         let none = overdue.is_empty();
         overdue.into_iter().for_each(|delivery| model.refuse(delivery));
         if none || Instant::now() >= until {

@@ -45,16 +45,16 @@ async fn pull_lane(lane: Lane, current: Current, pulling: CancellationToken) {
         };
         let error = match opened {
             Err(error) => error,
-            Ok(mut puller) => loop {
+            Ok(mut consumer) => loop {
                 let next = async {
                     let model = current.read().clone();
-                    bounds::next(&model, lane, puller.as_mut()).await
+                    bounds::next(&model, lane, consumer.as_mut()).await
                 };
                 let next = tokio::select! {
                     next = next => next,
                     () = pulling.cancelled() => {
                         // A delivery that is given back could be delivered to the next worker that stops.
-                        while let Some(deliveries) = puller.stop().await {
+                        while let Some(deliveries) = consumer.stop().await {
                             receive(deliveries);
                         }
                         return;

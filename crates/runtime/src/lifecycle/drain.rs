@@ -39,7 +39,7 @@ impl Worker {
             let (shared, entries) = (&self.shared, self.models.entries());
             let last_words = async {
                 tokio::join!(
-                    shared.statistics.tell(shared.bus.as_ref()),
+                    shared.statistics.publish(shared.bus.as_ref()),
                     join_all(entries.iter().map(|entry| self.models.announcer.withdraw(entry))),
                 )
             };

@@ -8,7 +8,7 @@ pub(crate) mod model_args;
 pub mod model_control;
 mod models;
 mod options;
-mod steward;
+mod scheduler;
 mod worker;
 
 pub use drain::LAST_WORDS;

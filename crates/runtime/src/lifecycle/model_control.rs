@@ -25,7 +25,7 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Mutex, mpsc};
-use trireme_bus::{Bucket, Bus, BusError, Change as Stored, Question};
+use trireme_bus::{Bucket, Bus, BusError, Change as Stored, TopicMessage};
 use trireme_engine::TaskSet;
 
 use message::{Command, ControlReply, TOPIC};
@@ -68,7 +68,7 @@ pub struct Participation {
     bus: Arc<dyn Bus>,
     memory: Memory,
     changes: mpsc::Receiver<Stored>,
-    commands: mpsc::Receiver<Question>,
+    commands: mpsc::Receiver<TopicMessage>,
 }
 
 /// The state that is needed to carry out commands and changes.
@@ -100,7 +100,7 @@ impl Participation {
                     }
                 }
             }
-            let commands = bus.listen(TOPIC).await?;
+            let commands = bus.subscribe(TOPIC).await?;
             Ok(Participation { name, bus, memory, changes, commands })
         })
     }
@@ -121,10 +121,10 @@ impl Participation {
             let mut waiting = FuturesUnordered::new();
             loop {
                 tokio::select! {
-                    question = commands.recv() => match question {
-                        Some(question) if waiting.len() < MAX_WAITING => waiting.push(listener.hear(question)),
-                        Some(question) => {
-                            listener.say(&question, Outcome::failed("too many commands wait already")).await;
+                    message = commands.recv() => match message {
+                        Some(message) if waiting.len() < MAX_WAITING => waiting.push(listener.hear(message)),
+                        Some(message) => {
+                            listener.report(&message, Outcome::failed("too many commands wait already")).await;
                         }
                         None => return,
                     },
@@ -177,8 +177,8 @@ impl Listener {
     }
 
     /// Carries out a command. Sends a progress answer at once and then at intervals.
-    async fn hear(&self, question: Question) {
-        let command: Command = match message::decode(&question.body) {
+    async fn hear(&self, message: TopicMessage) {
+        let command: Command = match message::decode(&message.body) {
             Ok(command) => command,
             Err(error) => return tracing::warn!(%error, "ignored a malformed command"),
         };
@@ -190,11 +190,11 @@ impl Listener {
                 outcome = &mut work => break outcome,
                 _ = progress.tick() => {
                     let working = ControlReply::Working { participant: self.name.clone() };
-                    let _ = question.answer(message::encode(&working)).await;
+                    let _ = message.answer(message::encode(&working)).await;
                 }
             }
         };
-        self.say(&question, outcome).await;
+        self.report(&message, outcome).await;
     }
 
     async fn carry_out(&self, command: &Command) -> Outcome {
@@ -208,9 +208,9 @@ impl Listener {
         }
     }
 
-    async fn say(&self, question: &Question, outcome: Outcome) {
+    async fn report(&self, message: &TopicMessage, outcome: Outcome) {
         let answer = ControlReply::Ended { participant: self.name.clone(), outcome };
-        if let Err(error) = question.answer(message::encode(&answer)).await {
+        if let Err(error) = message.answer(message::encode(&answer)).await {
             tracing::warn!(%error, "a command's outcome could not be sent to its gateway");
         }
     }

@@ -1,7 +1,7 @@
 //! A worker: the part of a process that hosts model versions on a bus.
 //!
 //! [`Worker::start`] loads the models that are to be served and that one of its backends executes, and announces them
-//! (`announce`). Later changes of the served models are in `steward`. The worker's end is in `drain`.
+//! (`announce`). Later changes of the served models are in `scheduler`. The worker's end is in `drain`.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -15,7 +15,7 @@ use trireme_inference::ModelKey;
 use super::announce::Announcer;
 use super::models::Models;
 use super::options::{StartError, WorkerOptions};
-use super::steward::Steward;
+use super::scheduler::Scheduler;
 use crate::hosted::Shared;
 use crate::hosted::cancellations::Cancellations;
 use crate::hosted::held::Held;
@@ -96,7 +96,7 @@ impl Worker {
     /// Loads the models; each of them takes work as soon as it is loaded. Returns when all of them are ready.
     pub fn load(&self) -> BoxFuture<'_, Result<(), StartError>> {
         Box::pin(async move {
-            Steward::start(self.models.clone()).await?;
+            Scheduler::start(self.models.clone()).await?;
             Ok(())
         })
     }

@@ -1,6 +1,6 @@
 //! Taps: decoded copies of messages for a person who debugs, without any effect on the messages.
 //!
-//! The process of that person asks on the topic [`TAP`] and repeats the question for as long as the tap is needed.
+//! The process of that person asks on the topic [`TAP`] and repeats the message for as long as the tap is needed.
 //! Workers answer with the messages that they admit in the meantime: several messages in an answer, and few answers per
 //! second. Messages beyond that are counted and left out. So a tap does not subscribe to work or replies, costs one
 //! read of a flag while there is none, and ends when the asking process dies.
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-use trireme_bus::{Bus, BusError, Question, WorkMessage, original_id};
+use trireme_bus::{Bus, BusError, TopicMessage, WorkMessage, original_id};
 use trireme_engine::{TaskSet, stage};
 use trireme_inference::{DataType, Hop, ModelKey, Tensor, UnixMicros};
 
@@ -26,7 +26,7 @@ pub const TAP: &str = "tap";
 /// How long a tap lasts without being renewed.
 const LASTS: Duration = Duration::from_secs(5);
 
-/// How often the asking process renews its tap. A broker may allow only a few answers to a question: a worker sends at
+/// How often the asking process renews its tap. A broker may allow only a few answers to a message: a worker sends at
 /// most [`LASTS`] / [`FLUSH`] of them, apart from the first.
 const RENEW: Duration = Duration::from_secs(2);
 
@@ -54,7 +54,7 @@ pub struct TapFilter {
     pub request_id: Option<String>,
 }
 
-/// A question for a tap.
+/// A message for a tap.
 #[derive(Serialize, Deserialize)]
 struct Request {
     /// The id of the tap, the same each time the tap is renewed.
@@ -62,7 +62,7 @@ struct Request {
     filter: TapFilter,
 }
 
-/// A worker's answer to a question for a tap.
+/// A worker's answer to a message for a tap.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TapAnswer {
     /// The worker.
@@ -113,8 +113,8 @@ pub(crate) struct Taps {
 struct Tap {
     filter: TapFilter,
     until: Instant,
-    /// The latest question of the asking process; answers go there.
-    question: Arc<Question>,
+    /// The latest message of the asking process; answers go there.
+    message: Arc<TopicMessage>,
     messages: Vec<TappedMessage>,
     left_out: u64,
 }
@@ -157,7 +157,7 @@ impl Taps {
         }
     }
 
-    /// Receives questions for taps and answers them, for as long as `tasks` runs. `hosted` returns the models of this
+    /// Receives messages for taps and answers them, for as long as `tasks` runs. `hosted` returns the models of this
     /// worker, each with its backend.
     pub async fn serve(
         self: &Arc<Self>,
@@ -166,15 +166,15 @@ impl Taps {
         tasks: &TaskSet,
         hosted: impl Fn() -> Vec<(ModelKey, String)> + Send + 'static,
     ) -> Result<(), BusError> {
-        let mut questions = bus.listen(TAP).await?;
+        let mut messages = bus.subscribe(TAP).await?;
         let (taps, stopping) = (self.clone(), tasks.stopping().clone());
         tasks.spawn("taps", async move {
             let mut ticks = tokio::time::interval(FLUSH);
             ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             loop {
                 tokio::select! {
-                    question = questions.recv() => match question {
-                        Some(question) => taps.open(&worker, question, &hosted()).await,
+                    message = messages.recv() => match message {
+                        Some(message) => taps.open(&worker, message, &hosted()).await,
                         None => return,
                     },
                     _ = ticks.tick(), if taps.active.load(Ordering::Relaxed) => taps.flush(&worker).await,
@@ -185,29 +185,29 @@ impl Taps {
         Ok(())
     }
 
-    async fn open(&self, worker: &str, question: Question, hosted: &[(ModelKey, String)]) {
-        let request: Request = match serde_json::from_slice(&question.body) {
+    async fn open(&self, worker: &str, message: TopicMessage, hosted: &[(ModelKey, String)]) {
+        let request: Request = match serde_json::from_slice(&message.body) {
             Ok(request) => request,
-            Err(error) => return tracing::warn!(%error, "ignored a question for a tap that cannot be read"),
+            Err(error) => return tracing::warn!(%error, "ignored a message for a tap that cannot be read"),
         };
-        let question = Arc::new(question);
+        let message = Arc::new(message);
         let hosts = hosted.iter().any(|(model, backend)| request.filter.hosts(model, stage(backend)));
-        let listens = hosts && self.enter(request, question.clone());
-        send(&question, &TapAnswer { worker: worker.to_owned(), listens, messages: Vec::new(), left_out: 0 }).await;
+        let listens = hosts && self.enter(request, message.clone());
+        send(&message, &TapAnswer { worker: worker.to_owned(), listens, messages: Vec::new(), left_out: 0 }).await;
     }
 
     /// Begins or renews a tap, if there is room.
-    fn enter(&self, request: Request, question: Arc<Question>) -> bool {
+    fn enter(&self, request: Request, message: Arc<TopicMessage>) -> bool {
         let mut open = self.open.lock();
         let until = Instant::now() + LASTS;
         if let Some(tap) = open.get_mut(&request.id) {
-            (tap.until, tap.question, tap.filter) = (until, question, request.filter);
+            (tap.until, tap.message, tap.filter) = (until, message, request.filter);
             return true;
         }
         if open.len() >= MAX_TAPS {
             return false;
         }
-        let tap = Tap { filter: request.filter, until, question, messages: Vec::new(), left_out: 0 };
+        let tap = Tap { filter: request.filter, until, message, messages: Vec::new(), left_out: 0 };
         open.insert(request.id, tap);
         self.active.store(true, Ordering::Relaxed);
         true
@@ -223,19 +223,19 @@ impl Taps {
             seen.map(|tap| {
                 let (messages, left_out) = (std::mem::take(&mut tap.messages), std::mem::take(&mut tap.left_out));
                 let answer = TapAnswer { worker: worker.to_owned(), listens: true, messages, left_out };
-                (tap.question.clone(), answer)
+                (tap.message.clone(), answer)
             })
             .collect()
         };
-        for (question, answer) in answers {
-            send(&question, &answer).await;
+        for (message, answer) in answers {
+            send(&message, &answer).await;
         }
     }
 }
 
-async fn send(question: &Question, answer: &TapAnswer) {
+async fn send(message: &TopicMessage, answer: &TapAnswer) {
     let body = serde_json::to_vec(answer).expect("numbers and texts become JSON");
-    if let Err(error) = question.answer(body.into()).await {
+    if let Err(error) = message.answer(body.into()).await {
         tracing::debug!(%error, "messages for a tap could not be sent");
     }
 }
@@ -319,9 +319,9 @@ pub fn tap(
     Box::pin(async move {
         let (sender, receiver) = mpsc::channel(64);
         let body: Bytes = serde_json::to_vec(&Request { id, filter }).expect("texts become JSON").into();
-        let mut newer = bus.ask(TAP, body.clone()).await?;
+        let mut newer = bus.request(TAP, body.clone()).await?;
         tasks.spawn("tap", async move {
-            // Answers to the question before the last one may still arrive when the next one is sent.
+            // Answers to the message before the last one may still arrive when the next one is sent.
             let mut older = mpsc::channel::<Bytes>(1).1;
             let mut renew = tokio::time::interval_at(tokio::time::Instant::now() + RENEW, RENEW);
             loop {
@@ -329,7 +329,7 @@ pub fn tap(
                     Some(answer) = newer.recv() => answer,
                     Some(answer) = older.recv() => answer,
                     _ = renew.tick() => {
-                        match bus.ask(TAP, body.clone()).await {
+                        match bus.request(TAP, body.clone()).await {
                             Ok(asked) => older = std::mem::replace(&mut newer, asked),
                             Err(error) => tracing::debug!(%error, "the tap could not be renewed"),
                         }

@@ -80,7 +80,7 @@ async fn forward(model: Arc<HostedModel>, mut pending: Box<Pending>, mut made: m
     let delivery = HeldDelivery { sequence, ..delivery };
     match outcome {
         // The gateway acknowledges the delivery when it has all parts.
-        Ok(()) if delivery.acker.is_spent() => {}
+        Ok(()) if delivery.acker.is_settled() => {}
         Ok(()) => model.report(&message, delivery.acker.ack().await),
         Err(Failure::Step(error)) => {
             stay.span.fail(&error.message);

@@ -119,14 +119,14 @@ impl HostedModel {
     /// Handles an error of the bus: the next step's queue did not take the result, or the reply could not be sent.
     pub(crate) async fn settle_unpublished(&self, message: WorkMessage, delivery: HeldDelivery, error: BusError) {
         if matches!(error, BusError::ClaimsFull { .. }) {
-            return self.settle_error(message, delivery, bus_error(&error), FailureReason::Rejected).await;
+            return self.settle_error(message, delivery, InferError::from(&error), FailureReason::Rejected).await;
         }
         // If the queue was full, or out of reach, until the deadline, the request itself is not at fault: its gateway has
         // answered it.
         let is_late = matches!(error, BusError::Full { .. } | BusError::Unreachable(_));
         let error = match is_late || self.worker.cancellations.is_cancelled(&message.request_id) {
             true => cancelled_by_client(),
-            false => bus_error(&error),
+            false => InferError::from(&error),
         };
         self.settle_error(message, delivery, error, FailureReason::Other).await;
     }
@@ -324,8 +324,4 @@ pub(crate) fn given_up(attempts: u32) -> InferError {
 /// The names of a request in log lines: its id, the client's id, and the id of its trace.
 pub(crate) fn ids(message: &WorkMessage) -> (&str, &str, Option<&str>) {
     (&message.request_id, &message.client_id, trace_id(message.traceparent.as_deref()))
-}
-
-pub(crate) fn bus_error(error: &BusError) -> InferError {
-    InferError::new(error.code(), error.to_string())
 }

@@ -11,7 +11,7 @@ use trireme_bus::{
     AnswerForm, Bus, BusError, BusFault, Connection, First, Inbox, PendingReplies, Queued, Reply, WaitingRooms,
     WorkMessage, queue_pause, room_pause,
 };
-use trireme_inference::{InferError, UnixMicros};
+use trireme_inference::{Cause, InferError, UnixMicros};
 use trireme_runtime::TaskSet;
 use trireme_telemetry::trace_id;
 
@@ -284,9 +284,10 @@ impl Flight {
                 Ok(Publishing::DueAt(due.min(self.room_by)))
             }
             Err(error) => {
-                let is_full = matches!(error, BusError::Full { .. } | BusError::ClaimsFull { .. });
+                let error = InferError::from(&error);
+                let is_full = error.cause == Some(Cause::QueueFull);
                 let retry_after = is_full.then(|| self.backlogs.retry_after(&self.message));
-                Err(InferError { retry_after, ..InferError::new(error.code(), error.to_string()) })
+                Err(InferError { retry_after, ..error })
             }
         }
     }

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use trireme_bus::{Bus, BusError, KeptStates, Reply, SequenceName, SequenceStates, WorkMessage};
-use trireme_inference::{InferError, Tensor, UnixMicros};
+use trireme_inference::{Cause, InferError, Tensor, UnixMicros};
 
 use super::exchange::no_answer;
 use super::flight::{Outbox, log_failure};
@@ -124,7 +124,8 @@ impl Turn {
                     "inference request for sequence {} to model '{model}' must specify the START flag on the first request of \
                      the sequence",
                     self.name.id
-                )))
+                ))
+                .because(Cause::Sequence))
             }
         }
     }

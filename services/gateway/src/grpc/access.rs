@@ -11,9 +11,9 @@ use axum::response::Response;
 use tonic::Status;
 use trireme_inference::InferError;
 use trireme_protocol::grpc::status;
+use trireme_server::access::{Access, AccessArgs, Category, Credentials, Denied, Restriction};
+use trireme_server::connections::Peer;
 
-use crate::access::{Access, AccessArgs, Category, Credentials, Denied, Restriction};
-use crate::crowd::Peer;
 use crate::handlers::{Handlers, SharedHandlers};
 
 /// The prefix of a restricted call's header.

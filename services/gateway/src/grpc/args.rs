@@ -9,10 +9,10 @@ use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueEnum};
 
 use regex::Regex;
+use trireme_server::connections::{Files, Pem, Tls};
 
 use super::access::ProtocolRestriction;
 use crate::forward;
-use crate::tls::{Files, Pem, Tls};
 
 /// The largest message that gRPC's own libraries can handle, in bytes.
 const MAX_MESSAGE_SIZE: u32 = i32::MAX as u32;

@@ -22,11 +22,11 @@ use http_body::Frame;
 use tonic::Status;
 use trireme_inference::InferError;
 use trireme_protocol::grpc::status;
+use trireme_server::body::{InflateError, Pieces, inflate_in_pieces};
+use trireme_server::body::{Overdue, ReadTimeout, size};
+use trireme_server::budget::{self, Hold, NoRoom};
 
 use super::cost::Cost;
-use crate::budget::{self, Hold, NoRoom};
-use crate::inflate::{InflateError, Pieces, inflate_in_pieces};
-use crate::pace::{BodyPace, Overdue, size};
 
 /// The bytes before each message: whether it is coded, and its length.
 const PREFIX: usize = 5;
@@ -39,7 +39,7 @@ const CODED: u8 = 1;
 struct CallBody {
     body: Body,
     hold: Hold,
-    pace: BodyPace,
+    pace: ReadTimeout,
     /// Whether messages may follow one another.
     streams: bool,
     position: Position,
@@ -95,7 +95,7 @@ pub fn guard(body: Body, rules: Rules, hold: &Hold) -> Body {
     let call = CallBody {
         body,
         hold: hold.clone(),
-        pace: BodyPace::new(rules.pause),
+        pace: ReadTimeout::new(rules.pause),
         streams: rules.streams,
         position: Position::default(),
         cost: Cost::default(),
@@ -275,7 +275,7 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
-    use crate::budget::Budget;
+    use trireme_server::budget::Budget;
 
     const PAUSE: Duration = Duration::from_secs(10);
 

@@ -7,9 +7,9 @@ use tonic::Request;
 use trireme_inference::{InferError, InferRequest, InferResponse, Lane, Parameters, TensorSpec};
 use trireme_protocol::grpc::wire::ModelInferRequest;
 use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
+use trireme_server::budget::Hold;
 
 use super::deadline::Deadline;
-use crate::budget::Hold;
 use crate::forward;
 use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced, Waits};
 use crate::via::Via;

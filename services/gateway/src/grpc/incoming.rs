@@ -14,13 +14,13 @@ use http_body_util::Limited;
 use tonic::Status;
 use trireme_inference::InferError;
 use trireme_protocol::grpc::status;
+use trireme_server::access::{Access, Category};
+use trireme_server::budget::{self, Budget};
+use trireme_server::connections::Spare;
 
 use super::access;
 use super::body::{self, Rules};
 use super::unread::Unread;
-use crate::access::{Access, Category};
-use crate::budget::{self, Budget};
-use crate::crowd::Spare;
 
 /// Most bytes of a health check's body: a client needs no key for it.
 const HEALTH: usize = 16 << 10;

@@ -35,13 +35,13 @@ use tonic::service::Routes;
 use trireme_protocol::grpc::health::health_server::HealthServer;
 use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceServiceServer;
 use trireme_runtime::TaskSet;
+use trireme_server::access::Access;
+use trireme_server::body::ReadTimeout;
+use trireme_server::connections::Tls;
+use trireme_server::connections::{ConnectionLimiter, Limits};
+use trireme_server::connections::{Connections, Protocol};
 
-use crate::access::Access;
-use crate::connections::{Connections, Protocol};
-use crate::crowd::{Crowd, Limits};
 use crate::handlers::SharedHandlers;
-use crate::pace::BodyPace;
-use crate::tls::Tls;
 use health::HealthService;
 use incoming::Counting;
 use service::InferenceService;
@@ -105,12 +105,12 @@ impl GrpcListener {
             },
             idle_timeout: self.pause,
             tls: self.tls,
-            crowd: Crowd::new(limits),
+            limiter: ConnectionLimiter::new(limits),
             tasks: TaskSet::new(),
         };
         tokio::select! {
             () = connections.serve(self.listener, stop, exit_timeout) => {}
-            () = unread.give_up(BodyPace::whole(self.pause)) => {}
+            () = unread.give_up(ReadTimeout::whole(self.pause)) => {}
         }
     }
 }

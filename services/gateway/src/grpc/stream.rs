@@ -20,10 +20,10 @@ use trireme_protocol::grpc::{
     Named, encode_stream_end, encode_stream_error, encode_stream_refusal, encode_stream_response, status,
     wants_empty_final,
 };
+use trireme_server::budget::Hold;
 
 use super::call::RpcCall;
 use super::deadline;
-use crate::budget::Hold;
 use crate::handlers::{Responses, SharedHandlers};
 
 /// Most requests of one stream that run at a time. Enough to fill the batches of several workers; a client that wants

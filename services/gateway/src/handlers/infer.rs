@@ -13,10 +13,10 @@ use trireme_inference::{
     request_timeout,
 };
 use trireme_runtime::response_cache::Key;
+use trireme_server::budget::Hold;
 
 use super::Handlers;
 use super::sequences::{self, Asked, InSequence};
-use crate::budget::Hold;
 use crate::dispatch::{Exchange, LinePlace, no_answer};
 use crate::rows;
 use crate::statistics::CountedRequest;

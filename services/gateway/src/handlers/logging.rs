@@ -20,7 +20,7 @@ impl Handlers {
         let levels = LogLevels { info, warning, error, verbose_level };
         trireme_telemetry::set_log_levels(levels)
             .map_err(|error| InferError::internal(format!("log settings could not be changed: {error}")))?;
-        self.collector.tell_log_levels(levels).await;
+        self.collector.publish_log_levels(levels).await;
         *self.log_format.lock() = if format == "ISO8601" { "ISO8601" } else { "default" };
         Ok(())
     }

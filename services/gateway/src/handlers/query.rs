@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 use trireme_inference::{InferError, InferRequest};
+use trireme_server::budget::Hold;
 
 use super::Handlers;
-use crate::budget::Hold;
 use crate::registry::{ServedModel, Task};
 
 impl Handlers {

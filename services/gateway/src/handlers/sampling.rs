@@ -8,8 +8,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use trireme_inference::{InferError, InferRequest, ModelKey};
 use trireme_protocol::tracing::{SettingChange, TraceChanges, TraceLevel, TraceMode, TraceSettings};
+use trireme_server::budget::Hold;
 
-use crate::budget::Hold;
 use crate::traces::{OpenTrace, Stream, TraceConfig, TraceTarget, Writer};
 use crate::via::Via;
 
@@ -98,8 +98,8 @@ impl Tracing {
         let protocol = via.protocol()?;
         let Picked { level, stream } = self.pick(&request.model)?;
         let model = ModelKey { name: request.model.as_str().into(), version: request.version.unwrap_or(-1) };
-        let (id, passage) = (request.id.clone(), hold.passage());
-        let trace = Arc::new(OpenTrace::begin(writer.clone(), stream?, level, protocol, model, id, passage));
+        let (id, times) = (request.id.clone(), hold.times());
+        let trace = Arc::new(OpenTrace::begin(writer.clone(), stream?, level, protocol, model, id, times));
         hold.keep(trace.clone());
         Some(trace)
     }

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use trireme_bus::SequenceName;
 use trireme_inference::{
-    InferError, Membership, ModelKey, Parameters, PlanStep, Route, RoutePlan, Step, StepInput, StepOutput, Tensor,
+    Cause, InferError, Membership, ModelKey, Parameters, PlanStep, Route, RoutePlan, Step, StepInput, StepOutput,
+    Tensor,
 };
 
 use crate::dispatch::{SequenceStep, StateTensor, Turn};
@@ -54,7 +55,7 @@ pub(super) fn join(
         }
     }
     let Some((_, first, ..)) = found.first() else { return Ok(Err(route)) };
-    let invalid = |text: String| route.describe(InferError::invalid_arg(text));
+    let invalid = |text: String| route.describe(InferError::invalid_arg(text).because(Cause::Sequence));
     let model = &first.model.name;
     if asked.rows > 1 {
         return Err(invalid(format!(

@@ -5,9 +5,9 @@
 
 use trireme_inference::{InferError, InferRequest, InferResponse};
 use trireme_protocol::shared_memory::SystemRegion;
+use trireme_server::budget::Hold;
 
 use super::Handlers;
-use crate::budget::Hold;
 use crate::shared_memory::RegionPart;
 
 /// Most bytes of a request that are read from shared memory: as many as the largest gRPC message has.

@@ -7,10 +7,10 @@ use bytes::Bytes;
 use trireme_inference::{InferError, InferResponse};
 use trireme_runtime::Health;
 use trireme_runtime::response_cache::ResponseCache;
+use trireme_server::access::Access;
+use trireme_server::budget::Budget;
 
 use super::sampling::Tracing;
-use crate::access::Access;
-use crate::budget::Budget;
 use crate::dispatch::Dispatcher;
 use crate::models::ModelControl;
 use crate::registry::{Registry, ServedModel};

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use axum::http::header::{HOST, ORIGIN, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::response::Response;
+use trireme_server::access::{Category, Credentials, Denied};
+use trireme_server::connections::Peer;
 
 use super::{jobs, response};
-use crate::access::{Category, Credentials, Denied};
-use crate::crowd::Peer;
 use crate::handlers::SharedHandlers;
 
 /// The answer to a request that the rules for its category refuse; `None` if its route may run.

@@ -8,9 +8,9 @@ use axum::http::HeaderValue;
 use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{ArgAction, Args, ValueEnum};
 use regex::Regex;
+use trireme_server::connections::{Files, Pem, Tls};
 
 use crate::forward;
-use crate::tls::{Files, Pem, Tls};
 
 /// Flags about HTTP; Triton's names where it has them.
 #[derive(Args, Clone, Debug)]

@@ -15,12 +15,11 @@ use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
 use tokio::runtime::{Handle, RuntimeFlavor};
-use trireme_inference::{Buffer, InferError};
+use trireme_inference::{Buffer, Cause, InferError};
 use trireme_runtime::TaskSet;
-
-use crate::budget::NoRoom;
-use crate::large;
-use crate::pace::{BodyPace, Overdue, size};
+use trireme_server::body::large;
+use trireme_server::body::{Overdue, ReadTimeout, size};
+use trireme_server::budget::NoRoom;
 
 /// Most bytes of a refused body that are read: four times the default limit of a JSON body, so that a client whose request is too
 /// large gets the error.
@@ -32,7 +31,7 @@ const UNREAD_TIME: Duration = Duration::from_secs(10);
 /// A request's body on its way in.
 struct RequestBody {
     incoming: Option<Body>,
-    pace: BodyPace,
+    pace: ReadTimeout,
     idle_timeout: Duration,
     /// The client waits for `100 Continue`, which was not sent.
     withheld: bool,
@@ -57,7 +56,7 @@ pub fn guard(request: Request<Body>, idle_timeout: Duration, tasks: &TaskSet) ->
     }
     let body = RequestBody {
         incoming: Some(incoming),
-        pace: BodyPace::new(idle_timeout),
+        pace: ReadTimeout::new(idle_timeout),
         idle_timeout,
         withheld: parts.headers.contains_key(EXPECT),
         tasks: tasks.clone(),
@@ -131,17 +130,6 @@ pub fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// Whether an error of [`read`], or of `Coding::decode`, says that the body is larger than allowed.
-pub fn is_too_large(error: &InferError) -> bool {
-    [TOO_LARGE, INFLATED_TOO_LARGE].iter().any(|words| error.message.contains(words))
-}
-
-/// The middle of a refusal of a body that is too large.
-const TOO_LARGE: &str = " bytes exceeds the maximum allowed input size of ";
-
-/// The beginning of a refusal of a compressed body that is too large when it is decompressed; Triton's words.
-pub const INFLATED_TOO_LARGE: &str = "Decompressed data size exceeds the maximum allowed value of ";
-
 // === impl Limit ===
 
 impl Limit {
@@ -166,8 +154,9 @@ impl Limit {
     fn exceeded(&self, size: &str) -> InferError {
         let Limit { bytes, what, flag } = self;
         InferError::invalid_arg(format!(
-            "{what} size of {size}{TOO_LARGE}{bytes} bytes. Use {flag} to increase the limit."
+            "{what} size of {size} bytes exceeds the maximum allowed input size of {bytes} bytes. Use {flag} to increase the limit."
         ))
+        .because(Cause::TooLarge)
     }
 }
 

@@ -11,11 +11,9 @@ use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING};
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
-use trireme_inference::InferError;
-
-use super::body::INFLATED_TOO_LARGE;
-use crate::budget::Hold;
-use crate::inflate::{InflateError, inflate};
+use trireme_inference::{Cause, InferError};
+use trireme_server::body::{InflateError, inflate};
+use trireme_server::budget::Hold;
 
 /// How a body is coded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,8 +86,10 @@ impl Coding {
         hold.give_back(coded);
         inflated.map_err(|error| match error {
             InflateError::TooLarge(limit) => InferError::invalid_arg(format!(
-                "{INFLATED_TOO_LARGE}{limit} bytes. Use --http-max-input-size to increase the limit."
-            )),
+                // Triton's words.
+                "Decompressed data size exceeds the maximum allowed value of {limit} bytes. Use --http-max-input-size to increase the limit."
+            ))
+            .because(Cause::TooLarge),
             InflateError::Malformed(reason) => {
                 InferError::invalid_arg(format!("request body could not be decompressed: {reason}"))
             }
@@ -149,7 +149,7 @@ mod tests {
     #[tokio::test]
     async fn codings_round_trip() {
         let pieces = vec![Bytes::from_static(b"{\"json\":1}"), Bytes::from(vec![7; 300_000])];
-        let hold = crate::budget::Budget::new(1 << 22).hold();
+        let hold = trireme_server::budget::Budget::new(1 << 22).hold();
         for coding in [Coding::Gzip, Coding::Deflate] {
             let coded = coding.encode(pieces.clone()).await.unwrap();
             assert!(coded.len() < 10_000, "{coding:?} made {} bytes", coded.len());

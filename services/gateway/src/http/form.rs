@@ -16,9 +16,9 @@ use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 use multer::Multipart;
 use trireme_jobs::Arrival;
+use trireme_server::budget::{Budget, Hold};
 
 use super::durable::Refused;
-use crate::budget::{Budget, Hold};
 
 /// Longest field beside the file's bytes.
 const LONGEST_FIELD: usize = 4096;

@@ -11,12 +11,12 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use futures_util::FutureExt;
 use trireme_runtime::TaskSet;
+use trireme_server::access::Access;
+use trireme_server::budget::{self, Budget};
+use trireme_server::connections::Spare;
 
 use super::traffic::Traffic;
 use super::{body, response};
-use crate::access::Access;
-use crate::budget::{self, Budget};
-use crate::crowd::Spare;
 
 /// The limits that requests are held to.
 pub struct Intake {

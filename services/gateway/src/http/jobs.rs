@@ -16,9 +16,9 @@ use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
 use trireme_jobs::{Execute, Executed, JOB, JobAnswer, JobCall, Options, Quotas, WebhookAnswer, WebhookCall};
+use trireme_server::budget::{Budget, Hold};
 
 use super::webhooks::{Target, WebhookSecret, Webhooks};
-use crate::budget::{Budget, Hold};
 use crate::registry::Registry;
 
 /// A client that sends nothing of a file for this long is gone.

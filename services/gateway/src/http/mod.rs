@@ -37,9 +37,9 @@ use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
 use trireme_jobs::Jobs;
 use trireme_runtime::TaskSet;
+use trireme_server::connections::{ConnectionLimiter, Limits};
+use trireme_server::connections::{Connections, Protocol};
 
-use crate::connections::{Connections, Protocol};
-use crate::crowd::{Crowd, Limits};
 use crate::handlers::SharedHandlers;
 use args::HttpOptions;
 pub use args::{HttpArgs, TokenInput};
@@ -51,7 +51,7 @@ pub use traffic::Traffic;
 pub use webhooks::{Target, WebhookSecret, Webhooks};
 
 /// Where durable work is kept.
-pub struct Keeper {
+pub struct JobsSetup {
     /// The bus with the stores.
     pub bus: Arc<dyn Bus>,
     /// The name of this gateway.
@@ -90,7 +90,7 @@ impl HttpListener {
     pub async fn serve(
         self,
         handlers: SharedHandlers,
-        keeper: Option<Keeper>,
+        jobs_setup: Option<JobsSetup>,
         limits: Limits,
         stop: CancellationToken,
         exit_timeout: Duration,
@@ -98,7 +98,7 @@ impl HttpListener {
         let (idle_timeout, tls) = (self.options.idle_timeout, self.options.tls.clone());
         let origins = self.options.cors_origins.clone();
         let (budget, access) = (handlers.budget.clone(), Arc::new(handlers.access.clone()));
-        let (crowd, tasks) = (Crowd::new(limits), TaskSet::new());
+        let (limiter, tasks) = (ConnectionLimiter::new(limits), TaskSet::new());
         let (registry, names_of) = (handlers.registry.clone(), handlers.registry.clone());
         let mut state = HttpState {
             handlers,
@@ -108,12 +108,12 @@ impl HttpListener {
             jobs: None,
             webhooks: None,
         };
-        if let Some(keeper) = keeper {
-            state.webhooks = keeper.webhooks.clone();
+        if let Some(setup) = jobs_setup {
+            state.webhooks = setup.webhooks.clone();
             let (routes, budget) = (routes::work(state.clone()), budget.clone());
             let batches = budget.hold_for_job(None);
-            let runner = Runner { routes, registry, budget, batches, webhooks: keeper.webhooks };
-            let (jobs, run) = Jobs::open(keeper.bus, &keeper.own, Arc::new(runner), keeper.options);
+            let runner = Runner { routes, registry, budget, batches, webhooks: setup.webhooks };
+            let (jobs, run) = Jobs::open(setup.bus, &setup.own, Arc::new(runner), setup.options);
             let stopped = stop.clone();
             // Another gateway goes on with the jobs of this one.
             tasks.spawn("jobs", async move {
@@ -128,7 +128,7 @@ impl HttpListener {
         let intake = Intake { traffic: routes::traffic, idle_timeout, budget, access, tasks: tasks.clone() };
         let router = names::by_every_name(intake.guard(routes::router(state)), names_of);
         let router = cors::allow(router, &origins);
-        let connections = Connections { router, protocol: Protocol::Http1, idle_timeout, tls, crowd, tasks };
+        let connections = Connections { router, protocol: Protocol::Http1, idle_timeout, tls, limiter, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
 }

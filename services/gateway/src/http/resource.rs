@@ -2,6 +2,7 @@
 
 use axum::Router;
 use axum::routing::MethodRouter;
+use trireme_server::access::Category;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 
@@ -9,7 +10,6 @@ use super::openapi::schema::Described;
 use super::openapi::{Entry, Verb};
 use super::state::HttpState;
 use super::traffic::Traffic;
-use crate::access::Category;
 
 /// Routes that belong together.
 pub struct Resource {

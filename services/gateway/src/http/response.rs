@@ -11,8 +11,7 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, RETRY_AFTER
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use trireme_bus::QUEUE_FULL;
-use trireme_inference::{ErrorCode, InferError, Ledger};
+use trireme_inference::{Cause, InferError, Ledger};
 use trireme_protocol::infer::{EncodedResponse, HEADER_LENGTH};
 use trireme_protocol::{metadata, status};
 
@@ -120,7 +119,7 @@ impl IntoResponse for HttpError {
             true => plain_error(status, &self.error.message),
             false => error(status, &self.error.message),
         };
-        if self.error.code == ErrorCode::Unavailable && self.error.message.ends_with(QUEUE_FULL) {
+        if self.error.cause == Some(Cause::QueueFull) {
             response.extensions_mut().insert(QueueFull);
             response.headers_mut().insert(RETRY_AFTER, retry_after(self.error.retry_after));
         }

@@ -8,9 +8,9 @@ use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
+use trireme_server::budget::Budget;
 
 use super::*;
-use crate::budget::Budget;
 
 /// More connections than a test has.
 const ROOM: Limits = Limits { port: 1000, address: 1000 };
@@ -71,7 +71,14 @@ fn connections(router: Router, idle_timeout: Duration, limits: Limits, tasks: Ta
     };
     let budget = Budget::new(8 << 20);
     let router = Intake { traffic, idle_timeout, budget, access: Arc::default(), tasks: tasks.clone() }.guard(router);
-    Connections { router, protocol: Protocol::Http1, idle_timeout, tls: None, crowd: Crowd::new(limits), tasks }
+    Connections {
+        router,
+        protocol: Protocol::Http1,
+        idle_timeout,
+        tls: None,
+        limiter: ConnectionLimiter::new(limits),
+        tasks,
+    }
 }
 
 /// Sends pieces with pauses between them, and reads until the server closes the connection.

@@ -25,10 +25,10 @@ use trireme_bus::QueueStatus;
 use trireme_inference::ModelKey;
 use trireme_runtime::TaskSet;
 use trireme_runtime::statistics::export;
+use trireme_server::connections::{ConnectionLimiter, Limits};
+use trireme_server::connections::{Connections, Protocol};
 use trireme_telemetry::metrics::{self, Exposition, Metric, Samples};
 
-use crate::connections::{Connections, Protocol};
-use crate::crowd::{Crowd, Limits};
 use crate::handlers::{Handlers, Queues, SharedHandlers};
 use crate::http::{HttpArgs, Intake, Traffic};
 use crate::statistics::{Totals, Windows};
@@ -91,11 +91,11 @@ impl MetricsListener {
         let (budget, access) = (handlers.budget.clone(), Arc::default());
         let metrics = Arc::new(Metrics { handlers, options: self.options, seen: Mutex::default() });
         let router = Router::new().route("/metrics", get(show)).with_state(metrics);
-        let (crowd, tasks) = (Crowd::new(limits), TaskSet::new());
+        let (limiter, tasks) = (ConnectionLimiter::new(limits), TaskSet::new());
         let (idle_timeout, protocol) = (IDLE_TIMEOUT, Protocol::Http1);
         let router =
             Intake { traffic: |_, _| Traffic::Watch, idle_timeout, budget, access, tasks: tasks.clone() }.guard(router);
-        let connections = Connections { router, protocol, idle_timeout, tls: None, crowd, tasks };
+        let connections = Connections { router, protocol, idle_timeout, tls: None, limiter, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
 }

@@ -257,7 +257,7 @@ impl Registry {
     }
 
     /// Says in the index which versions that are served have files with faults by now; those of earlier calls are forgotten.
-    pub fn tell_faults(&self, faulty: BTreeMap<ModelKey, String>) {
+    pub fn note_faults(&self, faulty: BTreeMap<ModelKey, String>) {
         let before = std::mem::replace(&mut self.0.state.lock().faulty, faulty.clone());
         if before != faulty {
             self.publish();

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use trireme_bus::{Bus, BusError};
-use trireme_runtime::statistics::report::{STATISTICS, STATISTICS_TOLD, decode, tell_log_levels};
+use trireme_runtime::statistics::report::{STATISTICS, STATISTICS_TOLD, decode, publish_log_levels};
 use trireme_runtime::{Statistics, TaskSet};
 use trireme_telemetry::LogLevels;
 
@@ -62,7 +62,7 @@ impl Collector {
         tasks: &TaskSet,
     ) -> Result<Collector, BusError> {
         let sources = Arc::<Mutex<Sources>>::default();
-        let mut told = bus.listen(STATISTICS_TOLD).await?;
+        let mut told = bus.subscribe(STATISTICS_TOLD).await?;
         own.report(&bus, tasks).await?;
         let (heard, stopping) = (sources.clone(), tasks.stopping().clone());
         tasks.spawn("statistics of others", async move {
@@ -90,13 +90,13 @@ impl Collector {
     }
 
     /// The last report of this process.
-    pub async fn tell(&self) {
-        self.own.tell(self.bus.as_ref()).await;
+    pub async fn publish(&self) {
+        self.own.publish(self.bus.as_ref()).await;
     }
 
     /// Sends the log levels to all processes. Best effort: a process that the bus does not reach goes on as before.
-    pub async fn tell_log_levels(&self, levels: LogLevels) {
-        let told = tell_log_levels(self.bus.as_ref(), self.own.process(), levels);
+    pub async fn publish_log_levels(&self, levels: LogLevels) {
+        let told = publish_log_levels(self.bus.as_ref(), self.own.process(), levels);
         if !matches!(tokio::time::timeout(ANSWER_LIMIT, told).await, Ok(Ok(()))) {
             tracing::warn!("the log levels could not be sent to other processes");
         }
@@ -131,7 +131,7 @@ impl Collector {
         if missing.is_empty() {
             return;
         }
-        let mut answers = match self.bus.ask(STATISTICS, Bytes::new()).await {
+        let mut answers = match self.bus.request(STATISTICS, Bytes::new()).await {
             Ok(answers) => answers,
             Err(error) => return tracing::debug!(%error, "statistics could not be asked for"),
         };

@@ -16,5 +16,5 @@ mod writer;
 
 pub use args::{TraceArgs, TraceConfig, TraceTarget};
 pub use open_trace::OpenTrace;
-pub use trace::{Passage, Protocol};
+pub use trace::Protocol;
 pub use writer::{Stream, Writer};

@@ -6,8 +6,9 @@ use parking_lot::Mutex;
 use trireme_bus::WorkMessage;
 use trireme_inference::{Ledger, ModelKey, Tensor, UnixMicros};
 use trireme_protocol::tracing::TraceLevel;
+use trireme_server::RequestTimes;
 
-use super::trace::{Passage, Protocol, Trace};
+use super::trace::{Protocol, Trace};
 use super::writer::{Stream, Writer};
 
 /// The trace of a request under way. When it is dropped, with the end of sending the answer, it goes to the writer.
@@ -29,7 +30,7 @@ impl OpenTrace {
         protocol: Protocol,
         model: ModelKey,
         request_id: String,
-        passage: Arc<Passage>,
+        times: Arc<RequestTimes>,
     ) -> OpenTrace {
         let now = UnixMicros::now();
         let trace = Trace {
@@ -37,7 +38,7 @@ impl OpenTrace {
             protocol,
             model,
             request_id,
-            passage,
+            times,
             started: now,
             sent: None,
             ledger: Ledger::default(),

@@ -3,8 +3,6 @@
 //! The gateway knows when it sent a request and when the answer came. In between there are the times that the ledger has: how
 //! long each step waited and computed. A step begins when the steps are done whose tensors it takes.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use bytes::Bytes;
 use trireme_inference::{Hop, ModelKey, Step, UnixMicros};
 use trireme_protocol::trace_file::{Activity, TraceRecords, TracedModel};
@@ -109,8 +107,8 @@ impl Trace {
     /// When the request came. Readers of Triton's files expect these points before the record of the model.
     fn arrival(&self, id: u64, records: &mut TraceRecords) {
         let [receive_start, receive_end, ..] = self.protocol.timestamps();
-        let begun = self.passage.begun;
-        let received = micros(&self.passage.received).clamp(begun, self.started.max(begun));
+        let begun = self.times.begun();
+        let received = self.times.received().clamp(begun, self.started.max(begun));
         records.timestamp(id, receive_start, begun);
         records.timestamp(id, receive_end, received);
     }
@@ -129,13 +127,9 @@ impl Trace {
         }
         self.responses.iter().for_each(|&at| records.timestamp(id, "INFER_RESPONSE_COMPLETE", at));
         records.timestamp(id, "REQUEST_END", self.ended);
-        records.timestamp(id, send_start, micros(&self.passage.sending).clamp(self.ended, self.sent_off));
+        records.timestamp(id, send_start, self.times.sending().clamp(self.ended, self.sent_off));
         records.timestamp(id, send_end, self.sent_off);
     }
-}
-
-fn micros(value: &AtomicU64) -> UnixMicros {
-    UnixMicros(value.load(Ordering::Relaxed))
 }
 
 /// A step's time in the queue and in the model.

@@ -1,21 +1,10 @@
 //! The facts about a traced request, as the gateway and the ledger know them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use trireme_inference::{Ledger, ModelKey, Route, Tensor, UnixMicros};
 use trireme_protocol::tracing::TraceLevel;
-
-/// When a request came, and when its answer went.
-#[derive(Debug)]
-pub struct Passage {
-    /// When the request's head was there.
-    pub(super) begun: UnixMicros,
-    /// When the last part of it came, in microseconds since the Unix epoch.
-    pub(super) received: AtomicU64,
-    /// When its answer began to be sent, in the same unit; 0 before that.
-    pub(super) sending: AtomicU64,
-}
+use trireme_server::RequestTimes;
 
 /// The protocol that a traced request came over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +23,7 @@ pub struct Trace {
     /// The model, with the version that the client named, or -1, before the version is resolved.
     pub model: ModelKey,
     pub request_id: String,
-    pub passage: Arc<Passage>,
+    pub times: Arc<RequestTimes>,
     pub started: UnixMicros,
     /// The request's route and when it was sent on it, if it was.
     pub sent: Option<(Route, UnixMicros)>,
@@ -45,26 +34,6 @@ pub struct Trace {
     pub responses: Vec<UnixMicros>,
     pub ended: UnixMicros,
     pub sent_off: UnixMicros,
-}
-
-// === impl Passage ===
-
-impl Passage {
-    /// The passage of a request that begins now.
-    pub fn begin() -> Arc<Passage> {
-        let begun = UnixMicros::now();
-        Arc::new(Passage { begun, received: AtomicU64::new(begun.0), sending: AtomicU64::new(0) })
-    }
-
-    /// A part of the request has come.
-    pub fn receive(&self) {
-        self.received.store(UnixMicros::now().0, Ordering::Relaxed);
-    }
-
-    /// The answer begins to be sent.
-    pub fn send(&self) {
-        self.sending.store(UnixMicros::now().0, Ordering::Relaxed);
-    }
 }
 
 // === impl Protocol ===

@@ -202,11 +202,11 @@ impl Thread {
                 Message::Close(number) => self.close(number),
                 Message::Finish => break,
             }
-            self.tell_dropped(LOG_INTERVAL);
+            self.log_dropped(LOG_INTERVAL);
         }
         let streams: Vec<u64> = self.kept.keys().copied().collect();
         streams.into_iter().for_each(|number| self.close(number));
-        self.tell_dropped(Duration::ZERO);
+        self.log_dropped(Duration::ZERO);
     }
 
     fn take(&mut self, trace: Trace, stream: &Stream) {
@@ -251,7 +251,7 @@ impl Thread {
     }
 
     /// Logs how many traces were dropped, if there were more and the last line is that old.
-    fn tell_dropped(&mut self, interval: Duration) {
+    fn log_dropped(&mut self, interval: Duration) {
         let dropped = self.room.dropped.load(Ordering::Relaxed);
         let (before, at) = self.logged;
         if dropped > before && (before == 0 || at.elapsed() >= interval) {
@@ -266,7 +266,9 @@ mod tests {
     use trireme_inference::ModelKey;
     use trireme_protocol::tracing::TraceLevel;
 
-    use super::super::{OpenTrace, Passage, Protocol};
+    use trireme_server::RequestTimes;
+
+    use super::super::{OpenTrace, Protocol};
     use super::*;
 
     /// The numbers of traces in a file, in their order; `None` where there is no file.
@@ -280,8 +282,8 @@ mod tests {
         stream.begin(last);
         let model = ModelKey { name: "m".into(), version: 1 };
         let level = TraceLevel { timestamps: true, tensors: false };
-        let passage = Passage::begin();
-        OpenTrace::begin(writer.clone(), stream.clone(), level, Protocol::Http, model, String::new(), passage)
+        let times = RequestTimes::begin();
+        OpenTrace::begin(writer.clone(), stream.clone(), level, Protocol::Http, model, String::new(), times)
     }
 
     #[test]

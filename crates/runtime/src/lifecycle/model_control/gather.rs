@@ -36,7 +36,7 @@ pub fn command<'a>(
 ) -> BoxFuture<'a, Result<Outcomes, BusError>> {
     Box::pin(async move {
         let command = Command { model: model.to_owned(), wanted: wanted.cloned(), after: memory.number(model) };
-        let mut answers = bus.ask(TOPIC, message::encode(&command)).await?;
+        let mut answers = bus.request(TOPIC, message::encode(&command)).await?;
         let last_call = if wanted.is_some() { LAST_CALL } else { MUSTER };
         let mut roll = Roll::new(expected, last_call, Instant::now());
         while let Some(until) = roll.wait_until() {

@@ -5,7 +5,7 @@
 //! which then drain. If a version fails to load, the version that serves stays.
 //!
 //! How versions are loaded is in `loading`, how a loaded one is tried in `proving`, how it takes work in `hosting`, whether its
-//! content may be served in `content`, and how it is unloaded in `retire`. Not here: the decision which models are served (`steward`), and the path of work through a version
+//! content may be served in `content`, and how it is unloaded in `retire`. Not here: the decision which models are served (`scheduler`), and the path of work through a version
 //! (`intake`, `settle`).
 
 mod content;

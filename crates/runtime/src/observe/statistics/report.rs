@@ -34,7 +34,7 @@ impl Statistics {
                 return Ok(());
             }
             let _ = self.0.bus.set(bus.fault());
-            let mut questions = bus.listen(STATISTICS).await?;
+            let mut questions = bus.subscribe(STATISTICS).await?;
             self.beat(bus, tasks);
             let (statistics, stopping) = (self.clone(), tasks.stopping().clone());
             tasks.spawn("statistics", async move {
@@ -54,8 +54,8 @@ impl Statistics {
     }
 
     /// Publishes the current statistics: the last snapshot of a process that shuts down.
-    pub async fn tell(&self, bus: &dyn Bus) {
-        if let Err(error) = bus.say(STATISTICS_TOLD, encode(&self.snapshot())).await {
+    pub async fn publish(&self, bus: &dyn Bus) {
+        if let Err(error) = bus.publish_to(STATISTICS_TOLD, encode(&self.snapshot())).await {
             tracing::debug!(%error, "statistics could not be sent");
         }
     }
@@ -83,10 +83,10 @@ struct LogOrder {
 }
 
 /// Sends log levels to all processes; `by` is the name of this one.
-pub async fn tell_log_levels(bus: &dyn Bus, by: &str, levels: LogLevels) -> Result<(), BusError> {
+pub async fn publish_log_levels(bus: &dyn Bus, by: &str, levels: LogLevels) -> Result<(), BusError> {
     let order = LogOrder { by: by.to_owned(), levels };
     let body = serde_json::to_vec(&order).expect("texts, switches and numbers become JSON");
-    bus.ask(LOGGING, body.into()).await.map(drop)
+    bus.request(LOGGING, body.into()).await.map(drop)
 }
 
 /// Applies log levels that other processes send, for as long as `tasks` runs. Ignores those that this process, called
@@ -97,7 +97,7 @@ pub fn follow_log_levels<'a>(
     tasks: &'a TaskSet,
 ) -> BoxFuture<'a, Result<(), BusError>> {
     Box::pin(async move {
-        let mut questions = bus.listen(LOGGING).await?;
+        let mut questions = bus.subscribe(LOGGING).await?;
         let (own, stopping) = (own.to_owned(), tasks.stopping().clone());
         tasks.spawn("log levels", async move {
             loop {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use trireme_inference::{InferError, ModelKey, REQUEST_TIMEOUT, RequestedOutput, UnixMicros};
+use trireme_inference::{Cause, InferError, ModelKey, REQUEST_TIMEOUT, RequestedOutput, UnixMicros};
 
 use crate::dispatch::{EXPIRED, Turn};
 use crate::registry::{Labels, ServedModel};
@@ -87,16 +87,9 @@ pub fn set_error(span: &tracing::Span, error: &InferError) {
     trireme_telemetry::set_error(span, format!("{:?}", error.code), &error.message);
 }
 
-/// The beginnings of errors about sequences, which Triton gives without the request's id.
-const WITHOUT_ID: [&str; 3] =
-    ["inference request for sequence ", "inference request to model ", "string correlation ID "];
-
-/// Errors of the core carry the request's id, as Triton's do; those that a model's code makes do not.
+/// Errors of the core carry the request's id, as Triton's do; those that a model's code makes, and those about sequences, do not.
 pub fn with_id(mut error: InferError, id: &str) -> InferError {
-    // The names of ensembles come first.
-    let words = error.message.rsplit("', ").next().unwrap_or_default();
-    let is_bare = WITHOUT_ID.iter().any(|beginning| words.starts_with(beginning));
-    if !is_bare && !error.of_model && !error.message.starts_with("[request id: ") {
+    if error.cause != Some(Cause::Sequence) && !error.of_model && !error.message.starts_with("[request id: ") {
         let id = if id.is_empty() { "<id_unknown>" } else { id };
         error.message = format!("[request id: {id}] {}", error.message);
     }

@@ -22,9 +22,9 @@ use trireme_inference::{
     DataType, InferError, InferRequest, InferResponse, Ledger, Name, Parameters, RequestedOutput, Shape, Tensor,
     UncheckedTensor,
 };
+use trireme_server::budget::Hold;
 
 use super::{Handlers, Rows, Traced, Waits};
-use crate::budget::Hold;
 use crate::registry::{Offer, ServedModel, Task};
 use crate::via::Via;
 

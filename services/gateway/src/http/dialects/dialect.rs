@@ -4,11 +4,11 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use trireme_inference::Parameters;
+use trireme_server::budget::Hold;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::refusal::Refusal;
-use crate::budget::Hold;
 use crate::handlers::operations::{Ask, TextOptions};
 use crate::handlers::{SharedHandlers, Waits};
 use crate::http::args::TokenInput;

@@ -33,6 +33,8 @@ use axum::response::Response;
 use axum::routing::{get as on_get, post as on_post};
 use bytes::Bytes;
 use trireme_inference::{InferError, Parameters};
+use trireme_server::access::Category;
+use trireme_server::budget::Hold;
 
 use super::body::{self, text};
 use super::compression::Coding;
@@ -40,8 +42,6 @@ use super::openapi::{Entry, Verb};
 use super::state::HttpState;
 use super::traffic::Traffic;
 use super::{jobs, response, routing};
-use crate::access::Category;
-use crate::budget::Hold;
 use crate::forward;
 use dialect::{Dialect, DialectCall, DialectRoute};
 use refusal::{Kind, Refusal};
@@ -189,13 +189,9 @@ async fn read(http: &HttpState, headers: &HeaderMap, body: axum::body::Body, hol
         let message = format!("Content-Encoding is not supported, expected one of {}", Coding::SUPPORTED);
         return Err(Refusal::new(Kind::Unsupported, message));
     };
-    let too_large = |error: InferError| match body::is_too_large(&error) {
-        true => Refusal::new(Kind::TooLarge, error.message),
-        false => error.into(),
-    };
     let limited = body::Limit::json(limit).within(http.handlers.budget.limit());
-    let body = body::read(headers, body, limited).await.map_err(too_large)?;
-    let body = coding.decode(body, limit, hold).await.map_err(too_large)?;
+    let body = body::read(headers, body, limited).await?;
+    let body = coding.decode(body, limit, hold).await?;
     hold.cover(input::memory(&body)).map_err(InferError::from)?;
     Ok(body)
 }

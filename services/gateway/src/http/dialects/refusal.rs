@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use trireme_bus::QUEUE_FULL;
-use trireme_inference::{ErrorCode, InferError};
-
-use crate::access::Denied;
+use trireme_inference::{Cause, ErrorCode, InferError};
+use trireme_server::access::Denied;
 
 /// The kind of a refusal. Each dialect's table has a status for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,9 +97,10 @@ impl From<InferError> for Refusal {
     fn from(error: InferError) -> Refusal {
         let kind = match error.code {
             ErrorCode::NotFound => Kind::NoModel,
+            ErrorCode::InvalidArg if error.cause == Some(Cause::TooLarge) => Kind::TooLarge,
             ErrorCode::InvalidArg | ErrorCode::AlreadyExists => Kind::Invalid,
             ErrorCode::Unsupported => Kind::Unsupported,
-            ErrorCode::Unavailable if error.message.ends_with(QUEUE_FULL) => Kind::Overloaded,
+            ErrorCode::Unavailable if error.cause == Some(Cause::QueueFull) => Kind::Overloaded,
             ErrorCode::Unavailable | ErrorCode::Cancelled => Kind::Unavailable,
             ErrorCode::Internal | ErrorCode::Unknown => Kind::Internal,
         };
@@ -146,7 +145,7 @@ mod tests {
     fn errors_of_the_pipeline_are_of_a_kind() {
         let kind = |error: InferError| Refusal::from(error).kind;
         assert_eq!(kind(InferError::not_found("x")), Kind::NoModel);
-        assert_eq!(kind(InferError::unavailable(format!("model 'm': {QUEUE_FULL}"))), Kind::Overloaded);
+        assert_eq!(kind(InferError::unavailable("full").because(Cause::QueueFull)), Kind::Overloaded);
         assert_eq!(kind(InferError::unavailable("Request timeout expired")), Kind::Unavailable);
         let refusal = Refusal::from(InferError::invalid_arg("[request id: <id_unknown>] too long"));
         assert_eq!((refusal.kind, refusal.message.as_str()), (Kind::Invalid, "too long"));

@@ -10,11 +10,11 @@ use axum::routing::{get as on_get, post as on_post};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use trireme_jobs::{Batch, BatchState, NewBatch, Page, RowRequest, Usage, now};
+use trireme_server::access::Category;
 use utoipa::openapi::schema::Schema;
 
 use super::deferred::{self, as_webhook};
 use super::files::{ExpiresAfter, as_list, found, page, page_schema, parse, read_body};
-use crate::access::Category;
 use crate::http::durable::{Own, Refused};
 use crate::http::jobs::MAX_ERROR_BYTES;
 use crate::http::openapi::schema::{any_of, integer, nullable, object_with, plain, text};

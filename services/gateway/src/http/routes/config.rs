@@ -2,8 +2,8 @@
 
 use axum::extract::State;
 use axum::response::Response;
+use trireme_server::access::Category;
 
-use crate::access::Category;
 use crate::http::openapi::schema::anything;
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};

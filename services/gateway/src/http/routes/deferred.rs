@@ -8,9 +8,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::delete as on_delete;
 use serde_json::{Value, json};
 use trireme_jobs::{JobAnswer, JobCall, JobError, RequestState, Webhook, now};
+use trireme_server::access::Category;
 use utoipa::openapi::schema::Schema;
 
-use crate::access::Category;
 use crate::http::access;
 use crate::http::body::{self, text};
 use crate::http::durable::{Own, own, status};

@@ -14,10 +14,10 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use trireme_jobs::{File, Listed, NewUpload, Page};
+use trireme_server::access::Category;
 use utoipa::openapi::schema::Schema;
 
 use super::deferred;
-use crate::access::Category;
 use crate::http::durable::{Own, Refused};
 use crate::http::form;
 use crate::http::openapi::schema::{self, integer, nullable, object_with, plain, text};

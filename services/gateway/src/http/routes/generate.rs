@@ -14,9 +14,9 @@ use futures_util::stream::{self, StreamExt};
 use trireme_inference::InferError;
 use trireme_protocol::generate::{decode_generate_request, encode_generate_response};
 use trireme_protocol::metadata;
+use trireme_server::access::Category;
+use trireme_server::budget::Hold;
 
-use crate::access::Category;
-use crate::budget::Hold;
 use crate::forward;
 use crate::handlers::{Responses, Rows, Traced};
 use crate::http::body;

@@ -8,8 +8,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use trireme_protocol::metadata;
+use trireme_server::access::Category;
 
-use crate::access::Category;
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};
 use crate::http::routing::{ModelPath, get};

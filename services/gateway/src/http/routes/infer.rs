@@ -6,10 +6,10 @@ use axum::http::header::ACCEPT_ENCODING;
 use axum::response::{IntoResponse, Response};
 use trireme_inference::InferError;
 use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
+use trireme_server::access::Category;
+use trireme_server::budget::Hold;
 use utoipa::openapi::schema::Schema;
 
-use crate::access::Category;
-use crate::budget::Hold;
 use crate::forward;
 use crate::handlers::{Rows, Traced};
 use crate::http::body;

@@ -3,8 +3,8 @@
 use axum::extract::{Request, State};
 use axum::response::Response;
 use trireme_protocol::logging;
+use trireme_server::access::Category;
 
-use crate::access::Category;
 use crate::http::openapi::schema::plain;
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};

@@ -3,9 +3,9 @@
 use axum::extract::State;
 use axum::response::Response;
 use trireme_protocol::metadata;
+use trireme_server::access::Category;
 use utoipa::openapi::schema::Schema;
 
-use crate::access::Category;
 use crate::http::openapi::schema::{integer, list, object, text};
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};

@@ -26,6 +26,7 @@ use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::Response;
 use axum::{Router, middleware};
+use trireme_server::access::Category;
 
 use super::openapi::{Entry, Verb};
 use super::resource::Resource;
@@ -33,7 +34,6 @@ use super::routing::{method_not_allowed, not_found};
 use super::state::HttpState;
 use super::traffic::Traffic;
 use super::{access, dialects, response};
-use crate::access::Category;
 
 /// Every resource but the pages and those of the dialects.
 const RESOURCES: &[&Resource] = &[

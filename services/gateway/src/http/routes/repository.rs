@@ -6,9 +6,9 @@ use axum::response::Response;
 use bytes::Bytes;
 use trireme_inference::InferError;
 use trireme_protocol::repository;
+use trireme_server::access::Category;
 use utoipa::openapi::schema::Schema;
 
-use crate::access::Category;
 use crate::http::openapi::schema::{flag, list, object_with, plain, text};
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};

@@ -6,9 +6,9 @@ use axum::response::Response;
 use bytes::Bytes;
 use trireme_inference::InferError;
 use trireme_protocol::shared_memory::{decode_register_request, encode_status};
+use trireme_server::access::Category;
 use utoipa::openapi::schema::Schema;
 
-use crate::access::Category;
 use crate::http::openapi::schema::{integer, list, object, object_with, plain, text};
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};

@@ -4,9 +4,9 @@ use axum::extract::State;
 use axum::http::HeaderValue;
 use axum::http::header::CACHE_CONTROL;
 use axum::response::Response;
+use trireme_server::access::Category;
 use utoipa::openapi::schema::Schema;
 
-use crate::access::Category;
 use crate::http::openapi::schema::{flag, integer, list, nullable, number, object, object_with, plain, text};
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::response;

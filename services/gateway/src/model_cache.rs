@@ -36,13 +36,13 @@ const LOOK: Duration = Duration::from_secs(60);
 
 /// How a model was last served.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Kept {
+struct CachedModel {
     model: String,
     /// The configuration of each version, as its workers wrote it into the registry.
     versions: BTreeMap<i64, String>,
 }
 
-struct Keeper {
+struct ModelCache {
     bus: Arc<dyn Bus>,
     registry: Registry,
     /// The last entry that was written for each model, and its time.
@@ -65,7 +65,7 @@ pub async fn restore(bus: &dyn Bus, registry: &Registry) {
         }
         Err(_) => return tracing::warn!("models without workers are not known: the store does not answer"),
     };
-    let restored = kept.into_iter().map(|Kept { model, versions }| {
+    let restored = kept.into_iter().map(|CachedModel { model, versions }| {
         let config = |(version, text): (i64, String)| match ModelConfig::from_json(&text) {
             Ok(config) => Some((version, Arc::new(config))),
             Err(error) => {
@@ -79,7 +79,7 @@ pub async fn restore(bus: &dyn Bus, registry: &Registry) {
     registry.restore(restored.collect::<Vec<_>>());
 }
 
-async fn read(bus: &dyn Bus) -> Result<Vec<Kept>, BusError> {
+async fn read(bus: &dyn Bus) -> Result<Vec<CachedModel>, BusError> {
     let (mut changes, mut kept, prefix) = (bus.watch(Bucket::Settings).await?, Vec::new(), prefix());
     while let Some(change) = changes.recv().await {
         match change {
@@ -96,7 +96,7 @@ async fn read(bus: &dyn Bus) -> Result<Vec<Kept>, BusError> {
 
 /// Writes how models are served, and makes the queues that scalers look at, for as long as `tasks` runs.
 pub fn look_after(bus: Arc<dyn Bus>, registry: Registry, tasks: &TaskSet) {
-    let mut keeper = Keeper { bus, registry, written: HashMap::new(), made: HashMap::new() };
+    let mut keeper = ModelCache { bus, registry, written: HashMap::new(), made: HashMap::new() };
     let stopping = tasks.stopping().clone();
     tasks.spawn("kept models", async move {
         tokio::select! {
@@ -106,9 +106,9 @@ pub fn look_after(bus: Arc<dyn Bus>, registry: Registry, tasks: &TaskSet) {
     });
 }
 
-// === impl Keeper ===
+// === impl ModelCache ===
 
-impl Keeper {
+impl ModelCache {
     async fn run(&mut self) {
         let (mut changes, mut connection) = (self.registry.changes(), self.bus.connection());
         loop {
@@ -130,7 +130,7 @@ impl Keeper {
 
     async fn write(&mut self) {
         for (model, versions) in self.registry.texts() {
-            let kept = Kept { model, versions };
+            let kept = CachedModel { model, versions };
             let Ok(value) = serde_json::to_vec(&kept).map(Bytes::from) else { continue };
             let is_there = |(written, at): &(Bytes, Instant)| *written == value && at.elapsed() < WRITE_AGAIN;
             if self.written.get(&kept.model).is_some_and(is_there) {

@@ -1,81 +1,18 @@
 //! Access rules: API keys for the whole server, headers that categories of requests have to carry, and the clients that may
 //! change the server.
 
+mod args;
+mod keys;
+mod restriction;
+
 use std::collections::BTreeSet;
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
-use axum::http::HeaderName;
-use clap::{Args, ValueEnum};
-use subtle::ConstantTimeEq;
 use trireme_inference::Lane;
 
-/// Flags about access.
-#[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Access and connections")]
-pub struct AccessArgs {
-    /// Key that requests other than health checks have to carry, as `Authorization: Bearer KEY` or `X-API-Key: KEY`; may
-    /// be given several times, any of them admits. Durable work, files and batches belong to the owner NAME of the key that made them;
-    /// without NAME to the key itself
-    #[arg(
-        long = "api-key",
-        env = "TRIREME_API_KEY",
-        value_name = "[NAME=]KEY",
-        value_delimiter = ',',
-        hide_env_values = true
-    )]
-    pub api_keys: Vec<OwnedKey>,
-
-    /// Key like --api-key whose requests wait in the bulk lane: they run when no live request wants a worker; may be given
-    /// several times
-    #[arg(
-        long = "bulk-api-key",
-        env = "TRIREME_BULK_API_KEY",
-        value_name = "[NAME=]KEY",
-        value_delimiter = ',',
-        hide_env_values = true
-    )]
-    pub bulk_api_keys: Vec<OwnedKey>,
-
-    /// Key of an administrator, who may change the server from everywhere and sees everybody's durable work; may be given several times.
-    /// With one, nobody else changes the server, except with --control-access=any
-    #[arg(
-        long = "admin-api-key",
-        env = "TRIREME_ADMIN_API_KEY",
-        value_name = "KEY",
-        value_delimiter = ',',
-        hide_env_values = true
-    )]
-    pub admin_api_keys: Vec<Secret>,
-
-    /// Header that HTTP requests of some categories have to carry; may be given several times. Categories: health,
-    /// metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging
-    #[arg(long = "http-restricted-api", env = "TRIREME_HTTP_RESTRICTED_API", value_name = "CATEGORY,...:HEADER=VALUE")]
-    #[arg(value_delimiter = ';', hide_env_values = true)]
-    pub http_restricted_apis: Vec<Restriction>,
-
-    /// Clients that may change the server: load and unload models, change log and trace settings, register shared memory. A
-    /// request that carries an administrator's key (--admin-api-key), or the header of a restricted category, may do so from
-    /// everywhere, except with `none`. Where there is such a key, being on the same host is not enough
-    #[arg(long, env = "TRIREME_CONTROL_ACCESS", value_name = "WHO", default_value = "loopback")]
-    pub control_access: ControlAccess,
-}
-
-/// Longest name of an owner.
-const LONGEST_NAME: usize = 64;
-
-/// The clients that may change the server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum ControlAccess {
-    /// Clients on the same host
-    #[default]
-    Loopback,
-    /// Every client
-    Any,
-    /// No client
-    None,
-}
+pub use args::{AccessArgs, ControlAccess};
+pub use keys::{OwnedKey, Secret};
+pub use restriction::{Category, Restriction};
 
 /// The listeners' knowledge of a request's sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,17 +23,6 @@ pub struct Credentials {
     pub is_proven: bool,
 }
 
-/// Text that must not be shown.
-#[derive(Clone)]
-pub struct Secret(String);
-
-/// A key and its owner.
-#[derive(Clone, Debug)]
-pub struct OwnedKey {
-    owner: Arc<str>,
-    key: Secret,
-}
-
 /// A key, its lane and its owner.
 #[derive(Clone, Debug)]
 struct Known {
@@ -104,29 +30,6 @@ struct Known {
     lane: Lane,
     /// `None`: an administrator's.
     owner: Option<Arc<str>>,
-}
-
-/// Kinds of requests, as Triton groups them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "each variant is Triton's own word")]
-pub enum Category {
-    Health,
-    Metadata,
-    Inference,
-    SharedMemory,
-    ModelConfig,
-    ModelRepository,
-    Statistics,
-    Trace,
-    Logging,
-}
-
-/// Categories whose requests have to carry a header.
-#[derive(Clone, Debug)]
-pub struct Restriction {
-    categories: BTreeSet<Category>,
-    header: HeaderName,
-    value: Secret,
 }
 
 /// The rules of a server.
@@ -177,9 +80,8 @@ impl Access {
         for category in args.http_restricted_apis.iter().flat_map(|restriction| &restriction.categories) {
             anyhow::ensure!(seen.insert(category), "--http-restricted-api names '{category}' more than once");
         }
-        let owned = |lane| {
-            move |OwnedKey { owner, key }: &OwnedKey| Known { key: key.clone(), lane, owner: Some(owner.clone()) }
-        };
+        let owned =
+            |lane| move |owned: &OwnedKey| Known { key: owned.key.clone(), lane, owner: Some(owned.owner.clone()) };
         let live = args.api_keys.iter().map(owned(Lane::Live));
         let bulk = args.bulk_api_keys.iter().map(owned(Lane::Bulk));
         let admin = args.admin_api_keys.iter().map(|key| Known { key: key.clone(), lane: Lane::Live, owner: None });
@@ -269,116 +171,6 @@ impl Access {
 fn bearer_token(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
-}
-
-// === impl OwnedKey ===
-
-impl FromStr for OwnedKey {
-    type Err = String;
-
-    /// Reads `NAME=KEY`, or `KEY`, whose owner is then a digest of it. A key in base64 may end with `=`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let is_name = |name: &str| {
-            (1..=LONGEST_NAME).contains(&name.len())
-                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte))
-        };
-        let named =
-            text.trim().split_once('=').filter(|(name, key)| is_name(name) && !key.trim_matches('=').is_empty());
-        if let Some((name, key)) = named {
-            return Ok(OwnedKey { owner: name.into(), key: key.parse()? });
-        }
-        let key: Secret = text.parse()?;
-        let digest = ring::digest::digest(&ring::digest::SHA256, key.0.as_bytes());
-        // No name begins like this.
-        let owner: String = digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        Ok(OwnedKey { owner: format!("key:{owner}").into(), key })
-    }
-}
-
-// === impl Secret ===
-
-impl Secret {
-    /// Whether `given` is this, in a time that depends on lengths alone.
-    pub fn is(&self, given: &[u8]) -> bool {
-        self.0.as_bytes().ct_eq(given).into()
-    }
-}
-
-impl FromStr for Secret {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.trim() {
-            "" => Err("it is empty".to_owned()),
-            text => Ok(Secret(text.to_owned())),
-        }
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
-
-// === impl Category ===
-
-impl Category {
-    const ALL: [Category; 9] = [
-        Category::Health,
-        Category::Metadata,
-        Category::Inference,
-        Category::SharedMemory,
-        Category::ModelConfig,
-        Category::ModelRepository,
-        Category::Statistics,
-        Category::Trace,
-        Category::Logging,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            Category::Health => "health",
-            Category::Metadata => "metadata",
-            Category::Inference => "inference",
-            Category::SharedMemory => "shared-memory",
-            Category::ModelConfig => "model-config",
-            Category::ModelRepository => "model-repository",
-            Category::Statistics => "statistics",
-            Category::Trace => "trace",
-            Category::Logging => "logging",
-        }
-    }
-}
-
-impl fmt::Display for Category {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-// === impl Restriction ===
-
-impl FromStr for Restriction {
-    type Err = String;
-
-    /// Reads `category,...:header=value`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let parts = text.split_once(':').and_then(|(names, rest)| Some((names, rest.split_once('=')?)));
-        let Some((names, (header, value))) = parts else {
-            return Err("expected CATEGORY,...:HEADER=VALUE".to_owned());
-        };
-        let categories = names.split(',').map(|name| {
-            let found = Category::ALL.into_iter().find(|category| category.name() == name.trim());
-            found.ok_or_else(|| {
-                let known: Vec<_> = Category::ALL.iter().map(|category| category.name()).collect();
-                format!("unknown category '{}', expected one of {}", name.trim(), known.join(", "))
-            })
-        });
-        let header = header.trim().to_ascii_lowercase();
-        let header: HeaderName = header.parse().map_err(|_| format!("'{header}' is not the name of a header"))?;
-        Ok(Restriction { categories: categories.collect::<Result<_, _>>()?, header, value: value.parse()? })
-    }
 }
 
 #[cfg(test)]
@@ -474,14 +266,18 @@ mod tests {
     }
 
     #[test]
-    fn keys_have_owners() {
-        let owned = |text: &str| -> OwnedKey { text.parse().unwrap() };
-        let named = owned("team-a=s3=cret");
-        assert_eq!((named.owner.as_ref(), named.key.0.as_str()), ("team-a", "s3=cret"));
-        for text in ["c2VjcmV0", "c2VjcmV0cw==", "=x", "a b=c"] {
-            let (one, other) = (owned(text), owned(&format!("{text}x")));
-            assert!(one.owner.starts_with("key:") && one.owner != other.owner && one.key.0 == text, "{text}");
+    fn faulty_restrictions_are_refused() {
+        for text in ["health", "health:key", "nothing:key=value", "health:=value", "health:a b=value", "health:key="] {
+            assert!(text.parse::<Restriction>().is_err(), "{text}");
         }
+        let twice = ["health:a=b", "metadata,health:c=d"].map(|text| text.parse().unwrap());
+        let args = AccessArgs { http_restricted_apis: twice.to_vec(), ..AccessArgs::default() };
+        assert!(Access::new(&args).unwrap_err().to_string().contains("'health' more than once"));
+    }
+
+    #[test]
+    fn a_key_says_whose_request_it_is() {
+        let owned = |text: &str| -> OwnedKey { text.parse().unwrap() };
         let args = AccessArgs {
             api_keys: vec![owned("alice=a"), owned("alice=b"), owned("bob=c")],
             admin_api_keys: vec!["admin".parse().unwrap()],
@@ -493,15 +289,5 @@ mod tests {
             assert_eq!(owner(key).as_deref(), expected, "{key}");
         }
         assert_eq!(Access::default().owner(|_| None).as_deref(), Some(""));
-    }
-
-    #[test]
-    fn faulty_restrictions_are_refused() {
-        for text in ["health", "health:key", "nothing:key=value", "health:=value", "health:a b=value", "health:key="] {
-            assert!(text.parse::<Restriction>().is_err(), "{text}");
-        }
-        let twice = ["health:a=b", "metadata,health:c=d"].map(|text| text.parse().unwrap());
-        let args = AccessArgs { http_restricted_apis: twice.to_vec(), ..AccessArgs::default() };
-        assert!(Access::new(&args).unwrap_err().to_string().contains("'health' more than once"));
     }
 }

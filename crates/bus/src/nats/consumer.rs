@@ -16,7 +16,7 @@ use super::headers;
 use super::limits::{CLOSE_TIMEOUT, taken};
 use super::open::{Opened, open};
 use super::source::Source;
-use crate::{AttemptNote, Bus, BusError, Delivery, MessageName, Puller, QueueOptions};
+use crate::{AttemptNote, Bus, BusError, Consumer, Delivery, MessageName, QueueOptions};
 
 /// How often a worker with room asks all levels again while no message arrives. This finds messages that it was not
 /// sent because a pull request got lost.
@@ -25,7 +25,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// The most messages that are refused at a time because they waited too long.
 const OVERDUE: usize = 32;
 
-pub struct NatsPuller {
+pub struct NatsConsumer {
     /// The highest first.
     levels: Vec<Level>,
     /// Messages that were received and not read yet, because the caller dropped its future.
@@ -42,16 +42,16 @@ struct Level {
     rejects_after: Option<Duration>,
 }
 
-// === impl NatsPuller ===
+// === impl NatsConsumer ===
 
-impl NatsPuller {
-    pub async fn open(nats: &Nats, model: &ModelKey, options: &QueueOptions) -> Result<NatsPuller, BusError> {
+impl NatsConsumer {
+    pub async fn open(nats: &Nats, model: &ModelKey, options: &QueueOptions) -> Result<NatsConsumer, BusError> {
         let mut levels = Vec::new();
         for (level, policy) in options.policies() {
             let source = Source::open(nats, model, &nats.names.work_stream(model, level)).await?;
             levels.push(Level { source, rejects_after: policy.rejects_after() });
         }
-        Ok(NatsPuller { levels, taken: Vec::new(), fetching: JoinSet::new(), give_up: None })
+        Ok(NatsConsumer { levels, taken: Vec::new(), fetching: JoinSet::new(), give_up: None })
     }
 
     /// Reads the received messages, and starts to fetch bodies that travel by claim.
@@ -98,7 +98,7 @@ impl NatsPuller {
 }
 
 #[async_trait]
-impl Puller for NatsPuller {
+impl Consumer for NatsConsumer {
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError> {
         let mut looked = false;
         loop {

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - A connection ends when its client closes it, has no request on it or reads nothing for too long, at its maximum age, when
-//!   `crowd` needs its place, or when the listener stops. Of HTTP/2 the client is sent GOAWAY first, so that it opens another
+//!   `limiter` needs its place, or when the listener stops. Of HTTP/2 the client is sent GOAWAY first, so that it opens another
 //!   connection for its next call; calls that it sent before it received GOAWAY are answered.
 //! - A connection that existed before the listener stopped gets an answer to its request, first or later. This includes
 //!   connections that the kernel has accepted and the listener has not: closing the listener would reset them.
@@ -12,7 +12,9 @@
 //! next request may be on its way. Not here: Triton's limits on how often clients may ping, because the HTTP/2 library cannot
 //! set them.
 
-mod patience;
+mod limiter;
+mod tls;
+mod write_timeout;
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -37,11 +39,11 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
-use trireme_runtime::TaskSet;
+use trireme_engine::TaskSet;
 
-use crate::crowd::{Crowd, Place, Spare};
-use crate::tls::{Tls, refused_certificate};
-use patience::Patient;
+pub use limiter::{ConnectionArgs, ConnectionLimiter, Limits, Peer, Place, Spare};
+pub use tls::{Files, Pem, Tls, refused_certificate};
+use write_timeout::WriteTimeout;
 
 /// Largest head of an HTTP/1.1 request, in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -85,7 +87,7 @@ pub struct Connections {
     /// Speaks TLS, if it is given.
     pub tls: Option<Tls>,
     /// The connections of the port.
-    pub crowd: Crowd,
+    pub limiter: ConnectionLimiter,
     /// The tasks of connections and calls.
     pub tasks: TaskSet,
 }
@@ -130,16 +132,16 @@ impl Connections {
     fn take(self: &Arc<Connections>, stream: TcpStream) {
         // Answers are small and clients wait for them, so they must not stay in a buffer.
         let _ = stream.set_nodelay(true);
-        if let Some(place) = self.crowd.admit(&stream) {
+        if let Some(place) = self.limiter.admit(&stream) {
             self.tasks.spawn("connection", self.clone().connection(stream, place));
         }
     }
 
     async fn connection(self: Arc<Connections>, stream: TcpStream, place: Arc<Place>) {
         let Some(tls) = &self.tls else { return self.speak(stream, place).await };
-        let (acceptor, patience) = (tls.acceptor(), place.patience(self.idle_timeout));
+        let (acceptor, limit) = (tls.acceptor(), place.timeout(self.idle_timeout));
         let shaken = tokio::select! {
-            shaken = tokio::time::timeout(patience, acceptor.accept(stream)) => shaken,
+            shaken = tokio::time::timeout(limit, acceptor.accept(stream)) => shaken,
             // A connection without a TLS handshake by then has no request.
             () = self.stopped(&place) => return,
             () = place.leave.cancelled() => return,
@@ -159,7 +161,7 @@ impl Connections {
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         place: Arc<Place>,
     ) {
-        let stream = TokioIo::new(Patient::new(stream, self.idle_timeout));
+        let stream = TokioIo::new(WriteTimeout::new(stream, self.idle_timeout));
         let (connections, own) = (self.clone(), place.clone());
         let service = service_fn(move |request| connections.clone().answer(request, own.clone()));
         match self.protocol {
@@ -220,7 +222,7 @@ impl Connections {
         tokio::select! {
             () = self.stopped(place) => Ending::Finishes,
             () = aged => Ending::Finishes,
-            () = place.idle_for(place.patience(self.idle_timeout)) => Ending::Leaves,
+            () = place.idle_for(place.timeout(self.idle_timeout)) => Ending::Leaves,
             () = place.leave.cancelled() => Ending::Leaves,
         }
     }

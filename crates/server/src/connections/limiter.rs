@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 const SPARE: usize = 32;
 
 /// How long a connection for health checks may be silent.
-const SPARE_PATIENCE: Duration = Duration::from_secs(5);
+const SPARE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// File descriptors that a process needs beside clients' connections: for the broker, models and shared memory regions.
 const OTHER_FILES: u64 = 256;
@@ -72,7 +72,7 @@ pub struct Spare;
 
 /// The connections of a port. Clones are the same.
 #[derive(Clone)]
-pub struct Crowd(Arc<Shared>);
+pub struct ConnectionLimiter(Arc<Shared>);
 
 struct Shared {
     limits: Limits,
@@ -109,7 +109,7 @@ struct Idle {
 
 /// A connection that was admitted. Dropping it makes room for another connection.
 pub struct Place {
-    crowd: Crowd,
+    limiter: ConnectionLimiter,
     /// Where the connection comes from.
     pub peer: Peer,
     /// Whether it is for health checks only.
@@ -163,12 +163,12 @@ fn room_for_connections(files: u64) -> usize {
     usize::try_from(room).unwrap_or(usize::MAX).saturating_sub(SPARE).max(LEAST)
 }
 
-// === impl Crowd ===
+// === impl ConnectionLimiter ===
 
-impl Crowd {
+impl ConnectionLimiter {
     /// A port without connections.
-    pub fn new(limits: Limits) -> Crowd {
-        Crowd(Arc::new(Shared { limits, table: Mutex::default() }))
+    pub fn new(limits: Limits) -> ConnectionLimiter {
+        ConnectionLimiter(Arc::new(Shared { limits, table: Mutex::default() }))
     }
 
     /// Admits a connection. `None` when there is no room, or when its client has closed it already.
@@ -193,7 +193,7 @@ impl Crowd {
         }
         drop(table);
         let place = Arc::new(Place {
-            crowd: self.clone(),
+            limiter: self.clone(),
             peer: Peer(address),
             is_spare,
             leave: CancellationToken::new(),
@@ -252,7 +252,7 @@ impl Place {
         let mut state = self.state.lock();
         state.has_begun = true;
         if let Some(turn) = state.turn.take() {
-            self.crowd.0.table.lock().pool(self.is_spare).idle.remove(&turn);
+            self.limiter.0.table.lock().pool(self.is_spare).idle.remove(&turn);
         }
         drop(state);
         Busy(self.clone())
@@ -263,9 +263,9 @@ impl Place {
         self.state.lock().has_begun
     }
 
-    /// How long this connection may be silent, where others may for `patience`.
-    pub fn patience(&self, patience: Duration) -> Duration {
-        if self.is_spare { patience.min(SPARE_PATIENCE) } else { patience }
+    /// How long this connection may be silent, where others may for `timeout`.
+    pub fn timeout(&self, timeout: Duration) -> Duration {
+        if self.is_spare { timeout.min(SPARE_TIMEOUT) } else { timeout }
     }
 
     /// Waits until the connection has had no request for so long.
@@ -287,7 +287,7 @@ impl Place {
         if self.leave.is_cancelled() || *self.requests.borrow() > 0 {
             return;
         }
-        let mut table = self.crowd.0.table.lock();
+        let mut table = self.limiter.0.table.lock();
         table.turns += 1;
         let turn = (state.has_begun, table.turns);
         table.pool(self.is_spare).idle.insert(turn, Idle { address: self.peer.0, leave: self.leave.clone() });
@@ -297,7 +297,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut table = self.crowd.0.table.lock();
+        let mut table = self.limiter.0.table.lock();
         if let Some(turn) = self.state.get_mut().turn.take() {
             table.pool(self.is_spare).idle.remove(&turn);
         }
@@ -323,57 +323,57 @@ mod tests {
         ([127, 0, 0, last], 1).into()
     }
 
-    fn crowd(port: usize, address: usize) -> Crowd {
-        Crowd::new(Limits { port, address })
+    fn limiter(port: usize, address: usize) -> ConnectionLimiter {
+        ConnectionLimiter::new(Limits { port, address })
     }
 
     #[test]
     fn an_idle_connection_goes_for_a_new_one_the_silent_ones_first() {
-        let crowd = crowd(3, 3);
-        let [used, silent, newer] = [1, 1, 2].map(|last| crowd.place(from(last)).unwrap());
+        let limiter = limiter(3, 3);
+        let [used, silent, newer] = [1, 1, 2].map(|last| limiter.place(from(last)).unwrap());
         drop(used.begin());
-        let fourth = crowd.place(from(3)).unwrap();
+        let fourth = limiter.place(from(3)).unwrap();
         assert!(silent.leave.is_cancelled() && !used.leave.is_cancelled() && !newer.leave.is_cancelled());
         let working = fourth.begin();
         drop(silent);
-        let _fifth = crowd.place(from(3)).unwrap().begin();
+        let _fifth = limiter.place(from(3)).unwrap().begin();
         assert!(newer.leave.is_cancelled(), "that of the other address has had no request");
-        let _sixth = crowd.place(from(3)).unwrap();
+        let _sixth = limiter.place(from(3)).unwrap();
         assert!(used.leave.is_cancelled() && !fourth.leave.is_cancelled(), "one with a request in hand stays");
         drop(working);
     }
 
     #[test]
     fn health_checks_have_room_when_all_others_work() {
-        let crowd = crowd(2, 100);
-        let working: Vec<_> = (0..2).map(|_| crowd.place(from(1)).unwrap().begin()).collect();
-        let spare: Vec<_> = (0..SPARE).map(|_| crowd.place(from(1)).unwrap()).collect();
+        let limiter = limiter(2, 100);
+        let working: Vec<_> = (0..2).map(|_| limiter.place(from(1)).unwrap().begin()).collect();
+        let spare: Vec<_> = (0..SPARE).map(|_| limiter.place(from(1)).unwrap()).collect();
         assert!(spare.iter().all(|place| place.is_spare));
-        let watching = crowd.place(from(2)).unwrap();
+        let watching = limiter.place(from(2)).unwrap();
         assert!(spare[0].leave.is_cancelled(), "a silent one goes");
         let checks: Vec<_> = spare[1..].iter().chain([&watching]).map(Place::begin).collect();
-        assert!(crowd.place(from(1)).is_none());
+        assert!(limiter.place(from(1)).is_none());
         drop(checks);
         drop(watching);
-        assert_eq!(spare[1].patience(Duration::from_secs(100)), SPARE_PATIENCE);
+        assert_eq!(spare[1].timeout(Duration::from_secs(100)), SPARE_TIMEOUT);
         drop(spare);
         drop(working);
-        assert!(!crowd.place(from(1)).unwrap().is_spare);
+        assert!(!limiter.place(from(1)).unwrap().is_spare);
     }
 
     #[test]
     fn an_address_has_its_part() {
-        let crowd = crowd(10, 2);
-        let working: Vec<_> = (0..2).map(|_| crowd.place(from(1)).unwrap().begin()).collect();
-        assert!(crowd.place(from(1)).unwrap().is_spare);
-        let other = crowd.place(from(2)).unwrap();
+        let limiter = limiter(10, 2);
+        let working: Vec<_> = (0..2).map(|_| limiter.place(from(1)).unwrap().begin()).collect();
+        assert!(limiter.place(from(1)).unwrap().is_spare);
+        let other = limiter.place(from(2)).unwrap();
         assert!(!other.is_spare);
         drop(working);
-        let [first, second, third] = [1, 1, 1].map(|last| crowd.place(from(last)).unwrap());
+        let [first, second, third] = [1, 1, 1].map(|last| limiter.place(from(last)).unwrap());
         assert!(first.leave.is_cancelled() && !second.leave.is_cancelled(), "its own goes");
         assert!(!other.leave.is_cancelled());
         drop((first, second, third, other));
-        let table = crowd.0.table.lock();
+        let table = limiter.0.table.lock();
         let counts = (table.usual.count, table.spare.count, table.by_address.len(), table.usual.idle.len());
         assert_eq!(counts, (0, 0, 0, 0), "all is given back");
     }
@@ -381,7 +381,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn idle_is_who_has_no_request() {
         let limit = Duration::from_secs(10);
-        let place = crowd(1, 1).place(from(1)).unwrap();
+        let place = limiter(1, 1).place(from(1)).unwrap();
         let request = place.begin();
         assert!(tokio::time::timeout(limit * 10, place.idle_for(limit)).await.is_err());
         drop(request);

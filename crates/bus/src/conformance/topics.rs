@@ -12,9 +12,9 @@ use crate::{CallReplies, LATEST, Output, Reply};
 pub async fn everybody_who_listens_can_answer_a_question(setup: &Setup) {
     let (asker, one, two) = (setup.connect().await, setup.connect().await, setup.connect().await);
     let topic = unique("topic");
-    let mut heard = [one.listen(&topic).await.expect("questions"), two.listen(&topic).await.expect("questions")];
-    let mut elsewhere = two.listen(&unique("other")).await.expect("questions");
-    let mut answers = within("asking", asker.ask(&topic, Bytes::from_static(b"who?"))).await.expect("asked");
+    let mut heard = [one.subscribe(&topic).await.expect("questions"), two.subscribe(&topic).await.expect("questions")];
+    let mut elsewhere = two.subscribe(&unique("other")).await.expect("questions");
+    let mut answers = within("asking", asker.request(&topic, Bytes::from_static(b"who?"))).await.expect("asked");
     for (index, questions) in heard.iter_mut().enumerate() {
         let question = within("the question", questions.recv()).await.expect("a question");
         assert_eq!(question.body, "who?");
@@ -34,15 +34,15 @@ pub async fn everybody_who_listens_can_answer_a_question(setup: &Setup) {
 
 pub async fn a_question_that_nobody_hears_ends_without_answers(setup: &Setup) {
     let asker = setup.connect().await;
-    let mut answers = within("asking", asker.ask(&unique("nobody"), Bytes::new())).await.expect("no error");
+    let mut answers = within("asking", asker.request(&unique("nobody"), Bytes::new())).await.expect("no error");
     assert_eq!(within("the end of the answers", answers.recv()).await, None);
 }
 
 pub async fn an_answer_to_an_asker_that_left_is_no_error(setup: &Setup) {
     let (asker, worker) = (setup.connect().await, setup.connect().await);
     let topic = unique("left");
-    let mut questions = worker.listen(&topic).await.expect("questions");
-    let answers = within("asking", asker.ask(&topic, Bytes::from_static(b"?"))).await.expect("asked");
+    let mut questions = worker.subscribe(&topic).await.expect("questions");
+    let answers = within("asking", asker.request(&topic, Bytes::from_static(b"?"))).await.expect("asked");
     let question = within("the question", questions.recv()).await.expect("a question");
     drop(answers);
     within("answering nobody", question.answer(Bytes::from_static(b"!"))).await.expect("no error");

@@ -6,8 +6,9 @@
 //! wait for it.
 //!
 //! Not here: the largest size of a request (`http`, `grpc`), the number of requests (`dispatch`), the time that a request may
-//! take to arrive (`pace`).
+//! take to arrive (`ReadTimeout`).
 
+use std::any::Any;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,9 +20,9 @@ use bytes::{Buf, Bytes};
 use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use trireme_bus::QUEUE_FULL;
-use trireme_inference::{InferError, Lane, UnixMicros};
+use trireme_inference::{Cause, InferError, Lane, UnixMicros};
 
-use crate::traces::{OpenTrace, Passage};
+use crate::request_times::RequestTimes;
 
 /// Most bytes of an answer that the HTTP library gets at a time: it takes a piece whole, even if its client reads nothing.
 const PIECE: usize = 64 << 10;
@@ -57,9 +58,9 @@ struct HeldBytes {
     is_too_large: AtomicBool,
     /// When the time is over that the client gave the request.
     deadline: OnceLock<UnixMicros>,
-    passage: Arc<Passage>,
-    /// Traces that end when the answer is sent.
-    traces: Mutex<Vec<Arc<OpenTrace>>>,
+    times: Arc<RequestTimes>,
+    /// Values that are dropped when the answer is sent.
+    kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
 /// No bytes are left for a request.
@@ -99,7 +100,7 @@ pub fn count(body: Body, announced: u64, hold: &Hold, refuse: Refuse) -> Body {
 /// Frees `hold` when the response has been sent.
 pub fn until_sent(response: Response<Body>, hold: Hold) -> Response<Body> {
     hold.add(response.body().size_hint().exact().unwrap_or_default());
-    hold.0.passage.send();
+    hold.0.times.send();
     response.map(|body| Body::new(Sent { body, rest: Bytes::new(), _hold: hold }))
 }
 
@@ -117,7 +118,6 @@ impl Budget {
     }
 
     /// The bytes that are held now.
-    #[cfg(test)]
     pub fn used(&self) -> u64 {
         self.0.used.load(Ordering::Relaxed)
     }
@@ -145,9 +145,9 @@ impl Budget {
 
     fn holding(&self, bytes: u64, free: u64, lane: Lane, job: Option<String>) -> Hold {
         let (budget, bytes) = (self.clone(), AtomicU64::new(bytes));
-        let (passage, traces) = (Passage::begin(), Mutex::default());
+        let (times, kept) = (RequestTimes::begin(), Mutex::default());
         let (is_too_large, deadline) = (AtomicBool::new(false), OnceLock::new());
-        Hold(Arc::new(HeldBytes { budget, bytes, free, lane, job, is_too_large, deadline, passage, traces }))
+        Hold(Arc::new(HeldBytes { budget, bytes, free, lane, job, is_too_large, deadline, times, kept }))
     }
 }
 
@@ -248,13 +248,13 @@ impl Hold {
     }
 
     /// When the request came and its answer goes.
-    pub fn passage(&self) -> Arc<Passage> {
-        self.0.passage.clone()
+    pub fn times(&self) -> Arc<RequestTimes> {
+        self.0.times.clone()
     }
 
-    /// Keeps a trace open until the answer is sent.
-    pub fn keep(&self, trace: Arc<OpenTrace>) {
-        self.0.traces.lock().push(trace);
+    /// Keeps a value, such as an open trace, until the answer is sent.
+    pub fn keep(&self, value: Arc<dyn Any + Send + Sync>) {
+        self.0.kept.lock().push(value);
     }
 
     /// Moves all bytes of this hold into a new one: for a message of a stream.
@@ -272,7 +272,7 @@ impl Drop for HeldBytes {
 
 impl From<NoRoom> for InferError {
     fn from(refusal: NoRoom) -> InferError {
-        InferError::unavailable(refusal.to_string())
+        InferError::unavailable(refusal.to_string()).because(Cause::QueueFull)
     }
 }
 
@@ -291,7 +291,7 @@ impl HttpBody for Counted {
         let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)?) else { return Poll::Ready(None) };
         let bytes = frame.data_ref().map_or(0, |data| data.remaining() as u64);
         self.hold.take(bytes).map_err(self.refuse)?;
-        self.hold.0.passage.receive();
+        self.hold.0.times.receive();
         Poll::Ready(Some(Ok(frame)))
     }
 

@@ -13,13 +13,13 @@ use super::models::{Applied, Models};
 use super::options::StartError;
 
 /// Carries out the commands and changes for a worker's models.
-pub(crate) struct Steward {
+pub(crate) struct Scheduler {
     models: Arc<Models>,
 }
 
-// === impl Steward ===
+// === impl Scheduler ===
 
-impl Steward {
+impl Scheduler {
     /// Loads the models to serve at the start, and follows changes from then on.
     pub async fn start(models: Arc<Models>) -> Result<(), StartError> {
         let control = &models.options.control;
@@ -60,7 +60,7 @@ impl Steward {
         models.load_first(&repository, &wanted.iter().map(String::as_str).collect::<Vec<_>>()).await?;
         let tasks = models.shared.tasks.clone();
         match joined {
-            Some(joined) => joined.serve(Arc::new(Steward { models }), &tasks),
+            Some(joined) => joined.serve(Arc::new(Scheduler { models }), &tasks),
             None if models.options.control.mode == ControlMode::Poll => tasks.spawn("repository poll", poll(models)),
             None => {}
         }
@@ -85,14 +85,14 @@ impl Steward {
 }
 
 #[async_trait]
-impl Participant for Steward {
+impl Participant for Scheduler {
     async fn load(&self, model: &str, with: &Override) -> Outcome {
         match self.models.find(model, with.replacement()) {
             Ok(None) => Outcome::NotMine,
             Ok(Some(found)) => {
                 let applied = self.models.apply(&found, true).await;
                 applied.iter().for_each(|applied| log_faults(model, applied));
-                Steward::outcome(model, applied)
+                Scheduler::outcome(model, applied)
             }
             Err(error @ RepositoryError::NoVersion { .. }) => Outcome::failed(error.to_string()),
             Err(error) => Outcome::Unreadable(error.to_string()),

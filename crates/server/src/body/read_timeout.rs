@@ -17,7 +17,7 @@ const STEADY: f64 = 65_536.0;
 const WHOLE: u32 = 5;
 
 /// The pauses of a body that arrives in pieces. Only time in which a reader waits counts.
-pub struct BodyPace {
+pub struct ReadTimeout {
     pause: Duration,
     /// The time left for all pauses together.
     left: Duration,
@@ -29,8 +29,10 @@ pub struct BodyPace {
 /// A client paused for too long.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub enum Overdue {
+    /// It sent nothing for so long.
     #[error("no data for {0:?}")]
     Silent(Duration),
+    /// Its pauses together took so long.
     #[error("not whole after {0:?} without data")]
     Slow(Duration),
 }
@@ -41,12 +43,12 @@ pub fn size<E>(frame: &Option<Result<Frame<Bytes>, E>>) -> usize {
     frame.and_then(Frame::data_ref).map_or(0, Bytes::len)
 }
 
-// === impl BodyPace ===
+// === impl ReadTimeout ===
 
-impl BodyPace {
+impl ReadTimeout {
     /// For a body that may pause for `pause` at a time, and for five times that in all.
-    pub fn new(pause: Duration) -> BodyPace {
-        BodyPace { pause, left: BodyPace::whole(pause), since: None, timer: None }
+    pub fn new(pause: Duration) -> ReadTimeout {
+        ReadTimeout { pause, left: ReadTimeout::whole(pause), since: None, timer: None }
     }
 
     /// How long all pauses together may last.
@@ -56,7 +58,7 @@ impl BodyPace {
 
     /// A new message begins.
     pub fn renew(&mut self) {
-        self.left = BodyPace::whole(self.pause);
+        self.left = ReadTimeout::whole(self.pause);
     }
 
     /// A piece of so many bytes has arrived.
@@ -77,7 +79,7 @@ impl BodyPace {
         }
         ready!(timer.as_mut().poll(cx));
         Poll::Ready(match self.left < self.pause {
-            true => Overdue::Slow(BodyPace::whole(self.pause)),
+            true => Overdue::Slow(ReadTimeout::whole(self.pause)),
             false => Overdue::Silent(self.pause),
         })
     }
@@ -91,20 +93,20 @@ mod tests {
 
     const PAUSE: Duration = Duration::from_secs(10);
 
-    async fn overdue(pace: &mut BodyPace) -> Overdue {
+    async fn overdue(pace: &mut ReadTimeout) -> Overdue {
         poll_fn(|cx| pace.poll_overdue(cx)).await
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_pause_ends() {
-        let (mut pace, begun) = (BodyPace::new(PAUSE), Instant::now());
+        let (mut pace, begun) = (ReadTimeout::new(PAUSE), Instant::now());
         assert!(matches!(overdue(&mut pace).await, Overdue::Silent(PAUSE)));
         assert_eq!(begun.elapsed(), PAUSE);
     }
 
     #[tokio::test(start_paused = true)]
     async fn pauses_add_up() {
-        let (mut pace, begun) = (BodyPace::new(PAUSE), Instant::now());
+        let (mut pace, begun) = (ReadTimeout::new(PAUSE), Instant::now());
         // A byte whenever it is nearly too late.
         let overdue = loop {
             match tokio::time::timeout(PAUSE * 9 / 10, overdue(&mut pace)).await {
@@ -115,12 +117,12 @@ mod tests {
         };
         assert!(matches!(overdue, Overdue::Slow(_)), "{overdue:?}");
         let elapsed = begun.elapsed();
-        assert!((BodyPace::whole(PAUSE)..BodyPace::whole(PAUSE) + PAUSE / 100).contains(&elapsed), "{elapsed:?}");
+        assert!((ReadTimeout::whole(PAUSE)..ReadTimeout::whole(PAUSE) + PAUSE / 100).contains(&elapsed), "{elapsed:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_goes_on_at_a_rate_may_take_its_time() {
-        let mut pace = BodyPace::new(PAUSE);
+        let mut pace = ReadTimeout::new(PAUSE);
         for _ in 0..1000 {
             assert!(tokio::time::timeout(PAUSE / 10, overdue(&mut pace)).await.is_err());
             pace.arrived(STEADY as usize);
@@ -129,7 +131,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn time_in_which_nobody_waits_does_not_count() {
-        let mut pace = BodyPace::new(PAUSE);
+        let mut pace = ReadTimeout::new(PAUSE);
         for _ in 0..10 {
             pace.arrived(0);
             tokio::time::sleep(PAUSE * 10).await;

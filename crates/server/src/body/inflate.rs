@@ -13,8 +13,8 @@ use flate2::{Decompress, FlushDecompress, Status};
 use tokio::sync::{SemaphorePermit, mpsc};
 use trireme_inference::Buffer;
 
+use super::large;
 use crate::budget::{Hold, NoRoom};
-use crate::large;
 
 /// The beginning of every gzip stream.
 const GZIP_MAGIC: &[u8] = &[0x1F, 0x8B];
@@ -24,14 +24,19 @@ const STEP: usize = 64 << 10;
 /// The reason why a body was not inflated.
 #[derive(Debug, thiserror::Error)]
 pub enum InflateError {
+    /// It expands to more bytes than allowed.
     #[error("it expands to more than {0} bytes")]
     TooLarge(usize),
+    /// It is no stream of this coding.
     #[error("{0}")]
     Malformed(String),
+    /// The budget has no room for it.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
+    /// The system has no memory for it.
     #[error("no memory to decompress it: {0}")]
     NoMemory(Error),
+    /// The thread ended before.
     #[error("decompression did not finish: {0}")]
     Unfinished(#[from] tokio::task::JoinError),
 }

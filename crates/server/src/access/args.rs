@@ -1,0 +1,69 @@
+//! Flags about access.
+
+use clap::{Args, ValueEnum};
+
+use super::keys::{OwnedKey, Secret};
+use super::restriction::Restriction;
+
+/// Flags about access.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Access and connections")]
+pub struct AccessArgs {
+    /// Key that requests other than health checks have to carry, as `Authorization: Bearer KEY` or `X-API-Key: KEY`; may
+    /// be given several times, any of them admits. Durable work, files and batches belong to the owner NAME of the key that made them;
+    /// without NAME to the key itself
+    #[arg(
+        long = "api-key",
+        env = "TRIREME_API_KEY",
+        value_name = "[NAME=]KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub api_keys: Vec<OwnedKey>,
+
+    /// Key like --api-key whose requests wait in the bulk lane: they run when no live request wants a worker; may be given
+    /// several times
+    #[arg(
+        long = "bulk-api-key",
+        env = "TRIREME_BULK_API_KEY",
+        value_name = "[NAME=]KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub bulk_api_keys: Vec<OwnedKey>,
+
+    /// Key of an administrator, who may change the server from everywhere and sees everybody's durable work; may be given several times.
+    /// With one, nobody else changes the server, except with --control-access=any
+    #[arg(
+        long = "admin-api-key",
+        env = "TRIREME_ADMIN_API_KEY",
+        value_name = "KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub admin_api_keys: Vec<Secret>,
+
+    /// Header that HTTP requests of some categories have to carry; may be given several times. Categories: health,
+    /// metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging
+    #[arg(long = "http-restricted-api", env = "TRIREME_HTTP_RESTRICTED_API", value_name = "CATEGORY,...:HEADER=VALUE")]
+    #[arg(value_delimiter = ';', hide_env_values = true)]
+    pub http_restricted_apis: Vec<Restriction>,
+
+    /// Clients that may change the server: load and unload models, change log and trace settings, register shared memory. A
+    /// request that carries an administrator's key (--admin-api-key), or the header of a restricted category, may do so from
+    /// everywhere, except with `none`. Where there is such a key, being on the same host is not enough
+    #[arg(long, env = "TRIREME_CONTROL_ACCESS", value_name = "WHO", default_value = "loopback")]
+    pub control_access: ControlAccess,
+}
+
+/// The clients that may change the server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ControlAccess {
+    /// Clients on the same host
+    #[default]
+    Loopback,
+    /// Every client
+    Any,
+    /// No client
+    None,
+}

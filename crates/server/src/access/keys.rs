@@ -1,0 +1,87 @@
+//! API keys and their owners.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use subtle::ConstantTimeEq;
+
+/// Longest name of an owner.
+const LONGEST_NAME: usize = 64;
+
+/// Text that must not be shown.
+#[derive(Clone)]
+pub struct Secret(String);
+
+/// A key and its owner.
+#[derive(Clone, Debug)]
+pub struct OwnedKey {
+    pub(super) owner: Arc<str>,
+    pub(super) key: Secret,
+}
+
+// === impl OwnedKey ===
+
+impl FromStr for OwnedKey {
+    type Err = String;
+
+    /// Reads `NAME=KEY`, or `KEY`, whose owner is then a digest of it. A key in base64 may end with `=`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_name = |name: &str| {
+            (1..=LONGEST_NAME).contains(&name.len())
+                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte))
+        };
+        let named =
+            text.trim().split_once('=').filter(|(name, key)| is_name(name) && !key.trim_matches('=').is_empty());
+        if let Some((name, key)) = named {
+            return Ok(OwnedKey { owner: name.into(), key: key.parse()? });
+        }
+        let key: Secret = text.parse()?;
+        let digest = ring::digest::digest(&ring::digest::SHA256, key.0.as_bytes());
+        // No name begins like this.
+        let owner: String = digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        Ok(OwnedKey { owner: format!("key:{owner}").into(), key })
+    }
+}
+
+// === impl Secret ===
+
+impl Secret {
+    /// Whether `given` is this, in a time that depends on lengths alone.
+    pub fn is(&self, given: &[u8]) -> bool {
+        self.0.as_bytes().ct_eq(given).into()
+    }
+}
+
+impl FromStr for Secret {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "" => Err("it is empty".to_owned()),
+            text => Ok(Secret(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_have_owners() {
+        let owned = |text: &str| -> OwnedKey { text.parse().unwrap() };
+        let named = owned("team-a=s3=cret");
+        assert_eq!((named.owner.as_ref(), named.key.0.as_str()), ("team-a", "s3=cret"));
+        for text in ["c2VjcmV0", "c2VjcmV0cw==", "=x", "a b=c"] {
+            let (one, other) = (owned(text), owned(&format!("{text}x")));
+            assert!(one.owner.starts_with("key:") && one.owner != other.owner && one.key.0 == text, "{text}");
+        }
+    }
+}

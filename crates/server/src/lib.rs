@@ -1,0 +1,15 @@
+//! A port and what stands before its routes, for HTTP and gRPC alike: connections and their limits, TLS, the time that a body may take, the
+//! bytes of all requests, keys and restrictions.
+//!
+//! A request passes `connections` (accepted, limited, TLS), `body` (may pause for so long, is inflated within a limit), `access` (key, lane,
+//! restriction) and holds its bytes of the `budget` until its answer is sent.
+//!
+//! Not here: routes, and the formats of requests and answers.
+
+pub mod access;
+pub mod body;
+pub mod budget;
+pub mod connections;
+mod request_times;
+
+pub use request_times::RequestTimes;
