@@ -1,9 +1,10 @@
 """Requests as a model sees them."""
 
 import enum
+import json
 
 from trireme_python import calls, current, values
-from trireme_python.errors import unsupported
+from trireme_python.errors import TritonModelException, unsupported
 from trireme_python.responses import ResponseSender, parse_parameters, tensors
 from trireme_python.tensors import Tensor
 
