@@ -21,7 +21,7 @@ use crate::error::JobError;
 use crate::files::Content;
 use crate::jobs::Jobs;
 use crate::lines::{Line, Lines};
-use crate::objects::Writer;
+use crate::objects::{Lease, Writer};
 use crate::outcomes::{Outcome, outcome};
 use crate::record::{ATTEMPTS, Checkpoint, Object, Record};
 use crate::record::{Batch, BatchState, Counts};
@@ -180,6 +180,11 @@ impl<'a> Run<'a> {
         }))
     }
 
+    /// The right to write the batch's files.
+    fn lease(&self) -> Lease<'a> {
+        Lease { jobs: self.jobs, id: self.id }
+    }
+
     async fn work(mut self, mut stop: watch::Receiver<bool>) -> Result<(), JobError> {
         let paces = self.jobs.0.paces.clone();
         let mut running: JoinSet<Called> = JoinSet::new();
@@ -315,8 +320,9 @@ impl<'a> Run<'a> {
         // The parts outlive the records of their files, which lapse a time to live after the end of the batch.
         let left = Duration::from_secs(self.batch.expires.saturating_sub(now()));
         let lapse = Some(left + self.batch.keeps(self.jobs.0.options.time_to_live) + SLACK);
-        let mut output = Writer::append(bus, self.batch.checkpoint.output.clone(), lapse);
-        let mut errors = Writer::append(bus, self.batch.checkpoint.errors.clone(), lapse);
+        let lease = self.lease();
+        let mut output = Writer::append(bus, self.batch.checkpoint.output.clone(), lapse).leased(lease);
+        let mut errors = Writer::append(bus, self.batch.checkpoint.errors.clone(), lapse).leased(lease);
         let (mut counts, mut usage) = (self.batch.counts, self.batch.usage);
         for outcome in outcomes {
             let (writer, count) = match outcome.is_error {

@@ -19,7 +19,7 @@ use trireme_columns::{Batch, ColumnsError, Format, Layout, Source, Table, Writer
 use crate::error::JobError;
 use crate::files::Content;
 use crate::jobs::Jobs;
-use crate::objects::{self, PART};
+use crate::objects::{self, Lease, PART};
 use crate::record::{File, Object, RowRequest};
 
 /// Rows that are read and written together, at most.
@@ -73,6 +73,8 @@ struct Stored {
 /// An object in the store that is written. May be written on threads that block.
 struct Sink {
     access: Access,
+    /// The batch.
+    id: String,
     object: Object,
     rest: BytesMut,
     lapse: Option<Duration>,
@@ -171,21 +173,20 @@ pub fn lines(jobs: &Jobs, file: &File, format: Format, endpoint: &str, rows: &Ro
     }))
 }
 
-/// Writes the rows of `file` with their answers as object `name`. Rows that have none say so. Otherwise gives the reason why the data
+/// Writes the rows of `file` with their answers as an object of the batch. Rows that have none say so. Otherwise gives the reason why the data
 /// cannot be written. An error is one of the store.
 pub async fn join(
-    jobs: &Jobs,
+    Lease { jobs, id }: Lease<'_>,
     file: &File,
     format: Format,
     [output, errors]: [&Object; 2],
-    name: String,
     lapse: Option<Duration>,
 ) -> Result<Result<Object, String>, JobError> {
     let access = Access::of(jobs);
     let source = Stored::of(&access, &file.objects);
     let lines = [output, errors].map(|object| Parts::of(&access, object));
-    let object = Object { name, ..Object::default() };
-    let sink = Sink { access: access.clone(), object, rest: BytesMut::new(), lapse };
+    let object = Object { name: format!("{id}-columns"), ..Object::default() };
+    let sink = Sink { access: access.clone(), id: id.to_owned(), object, rest: BytesMut::new(), lapse };
     let joining = move || {
         let table = Table::open(Arc::new(source), format)?;
         let unreadable = |error: io::Error| ColumnsError::Unreadable { format, why: format!("the answers: {error}") };
@@ -498,9 +499,10 @@ impl Read for Parts {
 impl Sink {
     fn put(&mut self, bytes: Bytes) -> io::Result<()> {
         let object = std::mem::take(&mut self.object);
-        let bus = self.access.jobs.0.bus.as_ref();
+        let jobs = &self.access.jobs;
         self.object = self.access.wait(async {
-            let mut writer = objects::Writer::append(bus, object, self.lapse);
+            let writer = objects::Writer::append(jobs.0.bus.as_ref(), object, self.lapse);
+            let mut writer = writer.leased(Lease { jobs, id: &self.id });
             writer.write(&bytes).await?;
             Ok(writer.finish().await?)
         })?;

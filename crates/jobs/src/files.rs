@@ -13,7 +13,7 @@ use trireme_bus::BusError;
 
 use crate::error::JobError;
 use crate::jobs::Jobs;
-use crate::objects::{self, Writer};
+use crate::objects::{self, Lease, Writer};
 use crate::quotas::More;
 use crate::record::{File, Object, Purpose, Record};
 use crate::requests::sha256;
@@ -249,10 +249,11 @@ impl Jobs {
     }
 
     /// Writes the record of a file whose bytes are `object`, which lapse by themselves. A batch that crashed may have written the record
-    /// before.
+    /// before; another gateway that has taken the batch over since has the last word.
     pub(crate) async fn publish(
         &self,
         id: &str,
+        lease: Lease<'_>,
         client: &str,
         name: String,
         object: &Object,
@@ -265,6 +266,7 @@ impl Jobs {
             ..File::new(client, &name, Purpose::BatchOutput, now())
         };
         let revision = self.read(id).await?.map_or(0, |kept: Kept| kept.revision);
+        lease.check().await?;
         self.write(id, &Record::File(file), revision, Some(lapse)).await?;
         Ok(())
     }

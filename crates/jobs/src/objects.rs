@@ -6,12 +6,13 @@ use bytes::{Bytes, BytesMut};
 use trireme_bus::{Bucket, Bus, BusError, escape_token};
 
 use crate::error::JobError;
+use crate::jobs::Jobs;
 use crate::record::Object;
 
 /// Bytes in a part: below the largest message of a broker with its default settings.
 pub const PART: usize = 512 << 10;
 
-/// How many times a part is read again that a broker of a cluster may not have yet, and the pause in between.
+/// How many times a part is read again that a broker of a cluster may not have yet, or written over another one; and the pause in between.
 const LOOKS: u32 = 20;
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 
@@ -21,10 +22,38 @@ pub struct Writer<'a> {
     object: Object,
     rest: BytesMut,
     lapse: Option<Duration>,
+    /// Whose object it is, if other gateways may write it, too.
+    lease: Option<Lease<'a>>,
+}
+
+/// The right to write what belongs to a job: its owner has it until the job ends. A gateway that was stopped, while another one took the
+/// job over, finds here that it has lost it.
+#[derive(Clone, Copy)]
+pub(crate) struct Lease<'a> {
+    pub jobs: &'a Jobs,
+    /// The id of the job.
+    pub id: &'a str,
 }
 
 fn key(object: &str, part: u64) -> String {
     format!("{}.{part}", escape_token(object))
+}
+
+// === impl Lease ===
+
+impl Lease<'_> {
+    /// An error if this gateway does not own the job any more. A value whose revision was read before may then be replaced by that
+    /// revision: a new owner writes it only later, and changes the revision.
+    pub async fn check(&self) -> Result<(), BusError> {
+        let kept = self.jobs.read(self.id).await.map_err(|error| match error {
+            JobError::Bus(error) => error,
+            other => BusError::Refused { action: "reading a job", reason: other.to_string() },
+        })?;
+        match kept.as_ref().and_then(|kept| kept.record.open_for()) {
+            Some(owner) if owner == self.jobs.0.own => Ok(()),
+            _ => Err(BusError::Conflict { key: self.id.to_owned() }),
+        }
+    }
 }
 
 // === impl Writer ===
@@ -32,7 +61,12 @@ fn key(object: &str, part: u64) -> String {
 impl<'a> Writer<'a> {
     /// Goes on behind the parts of `object`. Parts that an earlier writer has written there are replaced.
     pub fn append(bus: &'a dyn Bus, object: Object, lapse: Option<Duration>) -> Writer<'a> {
-        Writer { bus, object, rest: BytesMut::new(), lapse }
+        Writer { bus, object, rest: BytesMut::new(), lapse, lease: None }
+    }
+
+    /// Writes for a job: a part that is there is replaced by the job's owner only. [`BusError::Conflict`] if that is another gateway.
+    pub fn leased(self, lease: Lease<'a>) -> Writer<'a> {
+        Writer { lease: Some(lease), ..self }
     }
 
     /// Adds bytes.
@@ -70,7 +104,28 @@ impl<'a> Writer<'a> {
         }
         let part = self.rest.split().freeze();
         let size = part.len() as u64;
-        self.bus.put(Bucket::Objects, &key(&self.object.name, self.object.parts), part, None, self.lapse).await?;
+        let key = key(&self.object.name, self.object.parts);
+        let (mut expect, mut looks) = (self.lease.map(|_| 0), 0);
+        loop {
+            match self.bus.put(Bucket::Objects, &key, part.clone(), expect, self.lapse).await {
+                Ok(_) => break,
+                // Another writer's part: an earlier one's, or that of the job's new owner.
+                Err(BusError::Conflict { .. }) => {
+                    let there = self.bus.get(Bucket::Objects, &key).await?;
+                    let Some(lease) = self.lease.filter(|_| looks < LOOKS) else {
+                        return Err(BusError::Conflict { key });
+                    };
+                    lease.check().await?;
+                    if looks > 0 {
+                        // A broker of a cluster may not have the last revision yet.
+                        tokio::time::sleep(LOOK_PAUSE).await;
+                    }
+                    looks += 1;
+                    expect = Some(there.map_or(0, |entry| entry.revision));
+                }
+                Err(error) => return Err(error),
+            }
+        }
         self.object.parts += 1;
         self.object.bytes += size;
         Ok(())

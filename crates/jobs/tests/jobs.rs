@@ -40,6 +40,8 @@ struct Upper {
     /// Answers nothing while set.
     stuck: AtomicBool,
     refused: AtomicUsize,
+    /// The answer to everything, in place of the body.
+    answer: Option<&'static str>,
     gone: Mutex<Vec<String>>,
 }
 
@@ -60,7 +62,7 @@ impl Execute for Upper {
         self.most.fetch_max(now, Ordering::Relaxed);
         tokio::time::sleep(Duration::from_micros(fastrand::u64(..2000))).await;
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
-        let text = String::from_utf8_lossy(&call.body).to_uppercase();
+        let text = self.answer.map_or_else(|| String::from_utf8_lossy(&call.body).to_uppercase(), str::to_owned);
         let status = if text.contains("WRONG") { 400 } else { 200 };
         Executed::Answered(JobAnswer { status, headers: Vec::new(), body: text.into() })
     }

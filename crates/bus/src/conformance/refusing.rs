@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use trireme_inference::ModelKey;
 
 use crate::{
@@ -28,6 +28,8 @@ pub enum Call {
     /// [`Bus::put`] on a bucket, once: the bus writes the value, but the caller gets an error as if the confirmation
     /// were lost.
     WriteUnheard(Bucket),
+    /// [`Bus::put`] on a bucket: the value is on its way while the test names this, and arrives then, even if the caller has gone.
+    WriteLate(Bucket),
     /// [`Bus::get`] and [`Bus::next`] on a bucket.
     Read(Bucket),
     /// [`Bus::get`] on a bucket: it finds nothing, as from a broker of a cluster that is behind the others.
@@ -47,6 +49,11 @@ impl Refusing {
         *self.refused.lock() = calls.into_iter().collect();
     }
 
+    /// The same bus for another process, without refusals.
+    pub fn beside(&self) -> Refusing {
+        Refusing { bus: self.bus.clone(), refused: Arc::default() }
+    }
+
     /// Cancels a request.
     pub async fn cancel(&self, request_id: &str) -> Result<(), BusError> {
         (&self.bus as &dyn Bus).cancel(request_id).await
@@ -61,6 +68,25 @@ impl Refusing {
             letters.push(stored.letter);
         }
         letters
+    }
+
+    fn write_late(
+        &self,
+        bucket: Bucket,
+        key: String,
+        value: Bytes,
+        expect: Option<u64>,
+        lapse: Option<Duration>,
+    ) -> oneshot::Receiver<Result<u64, BusError>> {
+        let (own, (sent, arrived)) = (self.clone(), oneshot::channel());
+        crate::spawn("a late write", async move {
+            while own.check(Call::WriteLate(bucket)).is_err() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            // The caller may have gone.
+            let _ = sent.send(own.bus.put(bucket, &key, value, expect, lapse).await);
+        });
+        arrived
     }
 
     fn check(&self, call: Call) -> Result<(), BusError> {
@@ -140,7 +166,14 @@ impl Bus for Refusing {
         lapse: Option<Duration>,
     ) -> Result<u64, BusError> {
         self.check(Call::Write(bucket))?;
-        let written = self.bus.put(bucket, key, value, expect, lapse).await?;
+        let written = match self.refused.lock().contains(&Call::WriteLate(bucket)) {
+            false => None,
+            true => Some(self.write_late(bucket, key.to_owned(), value.clone(), expect, lapse)),
+        };
+        let written = match written {
+            Some(arrived) => arrived.await.expect("the write arrives")?,
+            None => self.bus.put(bucket, key, value, expect, lapse).await?,
+        };
         match self.refused.lock().remove(&Call::WriteUnheard(bucket)) {
             true => Err(BusError::Unreachable("the confirmation was lost".to_owned())),
             false => Ok(written),

@@ -57,7 +57,7 @@ impl Run<'_> {
             if let Some(Some(id)) = publish.last() {
                 let name = format!("{}_{what}.{suffix}", self.id);
                 let keep = self.batch.keeps(live);
-                self.jobs.publish(id, &self.batch.client, name, object, keep).await?;
+                self.jobs.publish(id, self.lease(), &self.batch.client, name, object, keep).await?;
             }
         }
         self.batch.errors = publish.pop().flatten();
@@ -97,7 +97,7 @@ impl Run<'_> {
         }
         let left = Duration::from_secs(self.batch.expires.saturating_sub(now()));
         let lapse = Some(left + self.batch.keeps(self.jobs.0.options.time_to_live) + SLACK);
-        let joining = columns::join(self.jobs, file, *format, [output, errors], format!("{}-columns", self.id), lapse);
+        let joining = columns::join(self.lease(), file, *format, [output, errors], lapse);
         match state {
             BatchState::Cancelled => tokio::time::timeout(CANCELS, joining).await.unwrap_or_else(|_| {
                 Ok(Err("the batch was cancelled before its output was written as columns".to_owned()))

@@ -201,3 +201,29 @@ async fn what_is_deleted_is_overwritten_before_it_goes() {
         assert!(value.contains("deleted"), "{id}: {value}");
     }
 }
+
+/// A gateway stops while it writes a batch's output, another one ends the batch, and then the first one goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_has_lost_a_batch_writes_nothing_more_into_its_output() {
+    let stopped = Refusing::default();
+    let bus: Arc<dyn Bus> = Arc::new(stopped.beside());
+    let other = Gateway::over(bus.clone(), "other", Duration::from_secs(600));
+    let file = other.file(&lines(10)).await;
+    let (patience, system) =
+        (Duration::from_secs(600), Upper { answer: Some(r#"{"by": "the first"}"#), ..Upper::default() });
+    let first = Gateway::of(Arc::new(stopped.clone()), "first", patience, system);
+    stopped.refuse([Call::WriteLate(Bucket::Objects)]);
+    let batch = first.batch(file).await;
+    until("the first gateway's answers", async || (first.system.calls.lock().len() == 10).then_some(())).await;
+    // They are on their way to the store.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!matches!(first.jobs.batch(&batch).await.unwrap().state, BatchState::Completed));
+    other.system.gone.lock().push("first".to_owned());
+    let ended = ended(&other, &batch).await;
+    stopped.refuse([]);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let answers = other.lines_of(&ended.output.unwrap()).await;
+    assert_eq!((ended.state, answers.len()), (BatchState::Completed, 10));
+    let of_first = answers.iter().filter(|line| line.to_string().contains("the first")).count();
+    assert_eq!(of_first, 0, "{answers:?}");
+}
