@@ -272,7 +272,7 @@ async fn read_part(nats: Nats, place: BodyStore, name: String, part: usize) -> R
     };
     let (subject, mut asked) = (place.part(&nats.names, &name, &part.to_string()), 0);
     loop {
-        match stream.direct_get_last_for_subject(&subject).await {
+        match nats.read_any(&stream, &subject).await {
             Ok(message) => return Ok(message.payload),
             Err(error) if error.kind() == DirectGetErrorKind::NotFound => {
                 if asked == ASK_AGAIN || !nats.is_clustered() {

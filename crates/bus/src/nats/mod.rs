@@ -35,6 +35,7 @@ mod pulls;
 mod pulse;
 mod queues;
 mod reach;
+mod reads;
 mod replies;
 mod source;
 mod store;

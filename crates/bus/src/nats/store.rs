@@ -247,11 +247,11 @@ impl Nats {
         if bucket == Bucket::Sequences && self.is_clustered() {
             return self.read_last_from_leader(bucket, &subject).await;
         }
-        let mut found = self.stream(bucket).await?.direct_get_last_for_subject(&subject).await;
+        let mut found = self.read_any(&self.stream(bucket).await?, &subject).await;
         if found.as_ref().is_err_and(|error| errors::says_no_responders(error)) {
             // The stream does not exist, or is electing its leader.
             self.need(Needed::Bucket(bucket)).await?;
-            found = self.stream(bucket).await?.direct_get_last_for_subject(&subject).await;
+            found = self.read_any(&self.stream(bucket).await?, &subject).await;
         }
         match found {
             Ok(message) => Ok(Some(message)),
