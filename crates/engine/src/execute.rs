@@ -21,7 +21,7 @@ use crate::outage::is_out;
 use crate::queue::{Role, Taken};
 use crate::runs::Runs;
 use crate::stepwise::Stepper;
-use crate::watchdog::{Abort, Patience};
+use crate::watchdog::{Callers, Patience};
 
 /// The worker's reason for ending after an instance's thread has ended by a panic.
 const FAILURE: &str = "instance that panicked";
@@ -197,12 +197,12 @@ impl<C: Completion> Model<C> {
             return Vec::new();
         }
         let held = waiting.iter().filter_map(C::held).collect();
-        let callers = || requests.iter().map(|request| (request.cancelled.clone(), request.deadline)).collect();
-        let abort = stop.map(|stop| Abort { callers: callers(), stop: stop.clone() });
+        let callers = requests.iter().map(|request| (request.cancelled.clone(), request.deadline)).collect();
+        let callers = Callers { waiting: callers, stop: stop.cloned() };
         let asked = requests.iter().filter_map(|request| request_timeout(&request.parameters)).max();
         let times = if role == Role::Background { PATIENCE } else { 1 };
         let patience = Patience { times, at_least: asked.unwrap_or_default() };
-        let execution = self.executions.begin(held, abort, patience);
+        let execution = self.executions.begin(held, callers, patience);
         let executed = std::panic::catch_unwind(AssertUnwindSafe(|| instance.execute(&requests)));
         drop(execution);
         let mut results = executed.unwrap_or_else(|_| {

@@ -32,26 +32,29 @@ struct Running<H> {
 pub struct Patience {
     /// How many times the limit.
     pub times: u32,
-    /// But at least so long: a client has asked for it.
+    /// But at least so long: a client has asked for it. Where all clients have left, the limit counts from then on.
     pub at_least: Duration,
 }
 
 struct Begun<H> {
     since: Instant,
     patience: Patience,
+    /// When it was first seen that no client waits for it.
+    left: Option<Instant>,
     /// Whether it was ended by force.
     killed: bool,
     /// The handles that can release its requests.
     held: Vec<H>,
-    abort: Option<Abort>,
+    callers: Callers,
 }
 
-/// The means to stop an execution, and the requests that must all be unwanted for that.
-pub struct Abort {
-    /// Cancel flag and deadline of each of its requests.
-    pub callers: Vec<(CancelFlag, UnixMicros)>,
-    /// Stops it.
-    pub stop: Arc<dyn Stop>,
+/// The clients of an execution, and the means to stop it when none of them waits.
+#[derive(Default)]
+pub struct Callers {
+    /// Cancel flag and deadline of each of its requests. An execution without any is always wanted.
+    pub waiting: Vec<(CancelFlag, UnixMicros)>,
+    /// Stops it, if its instance can be stopped.
+    pub stop: Option<Arc<dyn Stop>>,
 }
 
 /// An execution under way; it ends when this is dropped.
@@ -66,8 +69,35 @@ impl Patience {
     /// The limit, for an execution whose clients have not asked for more.
     pub const USUAL: Patience = Patience { times: 1, at_least: Duration::ZERO };
 
+    /// How long an execution may take for clients that wait.
     fn of(self, limit: Duration) -> Duration {
         (limit * self.times).max(self.at_least)
+    }
+}
+
+// === impl Callers ===
+
+impl Callers {
+    /// Whether no client waits any more.
+    fn have_left(&self) -> bool {
+        let unwanted = |(cancelled, deadline): &(CancelFlag, UnixMicros)| unwanted(cancelled, *deadline).is_some();
+        !self.waiting.is_empty() && self.waiting.iter().all(unwanted)
+    }
+}
+
+// === impl Begun ===
+
+impl<H> Begun<H> {
+    /// Whether it has taken too long. An execution that goes on after its clients have left gets the limit once more, in which it may
+    /// be stopped, but not the time that they had asked for.
+    fn is_over(&mut self, limit: Duration, now: Instant) -> bool {
+        if self.callers.have_left() {
+            self.left.get_or_insert(now);
+        }
+        let since = |then: Instant| now.saturating_duration_since(then);
+        let usual = limit * self.patience.times;
+        since(self.since) > self.patience.of(limit)
+            || self.left.is_some_and(|left| since(left) > limit && since(self.since) > usual)
     }
 }
 
@@ -75,19 +105,20 @@ impl Patience {
 
 impl<H> Executions<H> {
     /// An execution of these requests begins.
-    pub fn begin(&self, held: Vec<H>, abort: Option<Abort>, patience: Patience) -> Execution<'_, H> {
+    pub fn begin(&self, held: Vec<H>, callers: Callers, patience: Patience) -> Execution<'_, H> {
         let mut running = self.running.lock();
         let number = running.next;
         running.next += 1;
-        running.by_number.insert(number, Begun { since: Instant::now(), patience, killed: false, held, abort });
+        let begun = Begun { since: Instant::now(), patience, left: None, killed: false, held, callers };
+        running.by_number.insert(number, begun);
         Execution { executions: self, number }
     }
 
     /// Stops the executions for which no client waits any more.
     pub fn stop_unwanted(&self) {
         // Under the lock no execution can end, so that `stop` cannot hit a later execution of the same instance.
-        for Abort { callers, stop } in self.running.lock().by_number.values().filter_map(|begun| begun.abort.as_ref()) {
-            if callers.iter().all(|(cancelled, deadline)| unwanted(cancelled, *deadline).is_some()) {
+        for Begun { callers, .. } in self.running.lock().by_number.values() {
+            if let Some(stop) = callers.stop.as_ref().filter(|_| callers.have_left()) {
                 stop.stop();
             }
         }
@@ -109,11 +140,14 @@ impl<H> Executions<H> {
         let mut running = self.running.lock();
         let mut over = Vec::new();
         for (number, begun) in &mut running.by_number {
-            if now.saturating_duration_since(begun.since) <= begun.patience.of(limit) {
+            if !begun.is_over(limit, now) {
                 continue;
             }
-            match &begun.abort {
-                Some(abort) if !begun.killed && abort.stop.kill() => (begun.killed, begun.since) = (true, now),
+            match &begun.callers.stop {
+                Some(stop) if !begun.killed && stop.kill() => {
+                    (begun.killed, begun.since, begun.left) = (true, now, None);
+                    begun.patience = Patience::USUAL;
+                }
                 _ => over.push(*number),
             }
         }
@@ -143,20 +177,56 @@ mod tests {
     #[test]
     fn an_execution_that_does_not_end_is_told_once() {
         let executions = Executions::<()>::default();
-        let ended = executions.begin(Vec::new(), None, Patience::USUAL);
-        let hanging = executions.begin(Vec::new(), None, Patience::USUAL);
-        let patient = executions.begin(Vec::new(), None, Patience { times: 10, ..Patience::USUAL });
+        let ended = executions.begin(Vec::new(), Callers::default(), Patience::USUAL);
+        let hanging = executions.begin(Vec::new(), Callers::default(), Patience::USUAL);
+        let patient = executions.begin(Vec::new(), Callers::default(), Patience { times: 10, ..Patience::USUAL });
         let (limit, now) = (Duration::from_secs(5), Instant::now());
         assert!(executions.overdue(limit, now).is_none());
         drop(ended);
         assert!(executions.overdue(limit, now + limit * 2).is_some());
         assert!(executions.overdue(limit, now + limit * 9).is_none());
         assert!(executions.overdue(limit, now + limit * 11).is_some());
-        let asked = executions.begin(Vec::new(), None, Patience { times: 1, at_least: limit * 20 });
+        let asked = executions.begin(Vec::new(), Callers::default(), Patience { times: 1, at_least: limit * 20 });
         assert!(executions.overdue(limit, now + limit * 19).is_none());
         assert!(executions.overdue(limit, Instant::now() + limit * 21).is_some());
         drop((hanging, patient, asked));
         assert!(executions.running.lock().by_number.is_empty());
+    }
+
+    #[test]
+    fn the_time_that_a_client_asked_for_ends_when_it_leaves() {
+        let (limit, begun) = (Duration::from_secs(5), Instant::now());
+        for stops in [false, true] {
+            let executions = Executions::<()>::default();
+            let (one, other) = (CancelFlag::default(), CancelFlag::default());
+            let waiting = vec![(one.clone(), UnixMicros::NEVER), (other.clone(), UnixMicros::NEVER)];
+            let stop = stops.then(|| Arc::new(Deaf) as Arc<dyn Stop>);
+            let patience = Patience { times: 1, at_least: limit * 100 };
+            let _execution = executions.begin(Vec::new(), Callers { waiting, stop }, patience);
+            one.cancel();
+            assert!(executions.overdue(limit, begun + limit * 30).is_none(), "the other client waits");
+            other.cancel();
+            assert!(executions.overdue(limit, begun + limit * 40).is_none(), "it may still be stopped");
+            assert!(executions.overdue(limit, begun + limit * 41).is_none());
+            assert!(executions.overdue(limit, begun + limit * 42).is_some());
+        }
+        // In its first time an execution may go on although its clients have left.
+        let executions = Executions::<()>::default();
+        let gone = CancelFlag::default();
+        gone.cancel();
+        let waiting = vec![(gone, UnixMicros::NEVER)];
+        let patience = Patience { times: 10, at_least: limit * 100 };
+        let _execution = executions.begin(Vec::new(), Callers { waiting, stop: None }, patience);
+        assert!(executions.overdue(limit, begun + limit * 2).is_none());
+        assert!(executions.overdue(limit, begun + limit * 9).is_none());
+        assert!(executions.overdue(limit, Instant::now() + limit * 11).is_some());
+    }
+
+    /// It hears no request to stop.
+    struct Deaf;
+
+    impl Stop for Deaf {
+        fn stop(&self) {}
     }
 
     #[test]
@@ -172,7 +242,8 @@ mod tests {
         let (one, other) = (CancelFlag::default(), CancelFlag::default());
         let late = (CancelFlag::default(), UnixMicros::now());
         let callers = vec![(one.clone(), UnixMicros::NEVER), (other.clone(), UnixMicros::NEVER), late];
-        let execution = executions.begin(Vec::new(), Some(Abort { callers, stop: stopped.clone() }), Patience::USUAL);
+        let callers = Callers { waiting: callers, stop: Some(stopped.clone()) };
+        let execution = executions.begin(Vec::new(), callers, Patience::USUAL);
         one.cancel();
         executions.stop_unwanted();
         assert!(!stopped.0.load(Ordering::SeqCst), "somebody waits");

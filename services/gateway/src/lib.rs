@@ -117,6 +117,13 @@ pub struct GatewayArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub default_timeout_ms: u64,
 
+    /// Milliseconds that a request may ask for at most (`trireme_timeout_ms`, `Trireme-Timeout-Ms`); one that asks for more is refused.
+    /// The default timeout is always allowed
+    #[arg(help_heading = "Requests")]
+    #[arg(long, env = "TRIREME_MAX_TIMEOUT_MS", value_name = "MILLISECONDS", default_value_t = 3_600_000)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_timeout_ms: u64,
+
     /// Most requests in flight; one more is refused
     #[arg(help_heading = "Requests")]
     #[arg(long, env = "TRIREME_MAX_IN_FLIGHT", value_name = "COUNT", default_value_t = 10_000)]
@@ -266,6 +273,7 @@ impl Gateway {
                 deployment,
                 access,
                 default_timeout,
+                max_timeout: default_timeout.max(Duration::from_millis(args.max_timeout_ms)),
                 budget: Budget::new(args.max_bytes_in_flight),
                 shared_memory: SharedMemory::default(),
                 allow_client_shm: args.allow_client_shm,

@@ -487,6 +487,11 @@ async fn answers_and_refuses_with_statuses() {
         ..request("", "slow")
     };
     assert_status(client.model_infer(impatient).await, Code::Unavailable, "Request timeout expired");
+    let parameters = [("trireme_timeout_ms".to_owned(), integer(3_600_001))].into();
+    let greedy = ModelInferRequest { parameters, ..request("9", "hello") };
+    let words = "[request id: 9] 'trireme_timeout_ms' is 3600001 ms, more than the gateway allows: send at most 3600000, the \
+                 gateway's --max-timeout-ms";
+    assert_status(client.model_infer(greedy).await, Code::InvalidArgument, words);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,8 +9,8 @@ use std::time::Duration;
 use tracing::Instrument;
 use trireme_bus::{AnswerForm, WorkMessage};
 use trireme_inference::{
-    Callers, InferError, InferRequest, InferResponse, Lane, Ledger, ModelKey, Name, ParameterValue, Tensor, UnixMicros,
-    request_timeout,
+    Callers, InferError, InferRequest, InferResponse, Lane, Ledger, ModelKey, Name, ParameterValue, REQUEST_TIMEOUT,
+    Tensor, UnixMicros, request_timeout,
 };
 use trireme_runtime::response_cache::Key;
 use trireme_server::budget::Hold;
@@ -169,7 +169,16 @@ impl Handlers {
         trireme_telemetry::set_attributes(&span, traced.via.attributes());
         let trace = self.tracing.begin(&traced.request, traced.via, &traced.hold);
         // The call's limit and that of the request's parameters: the shorter one.
-        let limits = [traced.request.timeout, request_timeout(&traced.request.parameters)];
+        let asked = request_timeout(&traced.request.parameters);
+        if let Some(asked) = asked.filter(|&asked| asked > self.max_timeout) {
+            let fault = format!(
+                "'{REQUEST_TIMEOUT}' is {} ms, more than the gateway allows: send at most {}, the gateway's --max-timeout-ms",
+                asked.as_millis(),
+                self.max_timeout.as_millis()
+            );
+            return Err(with_id(InferError::invalid_arg(fault), &traced.request.id));
+        }
+        let limits = [traced.request.timeout, asked];
         traced.request.timeout = limits.into_iter().flatten().min();
         if let Some(timeout) = traced.request.timeout {
             traced.hold.ends_at(UnixMicros::now().after(timeout));

@@ -46,6 +46,8 @@ pub struct Handlers {
     pub(crate) access: Access,
     /// The timeout of requests that set none.
     pub(crate) default_timeout: Duration,
+    /// The longest time that a request may ask for.
+    pub(crate) max_timeout: Duration,
     /// Answers of models with `response_cache`, if there is a cache.
     pub(crate) cache: Option<ResponseCache<InferResponse>>,
     /// The budget for the bytes of all requests.
