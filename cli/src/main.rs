@@ -53,7 +53,7 @@ enum Command {
     Dead(dead::DeadArgs),
     /// Compare what a deployment needs on a NATS account with what the account allows, before anything starts
     Doctor(Box<doctor::DoctorArgs>),
-    /// Make the ONNX file of a model folder that has none, by optimum-onnx or torch in a Python, and verify it
+    /// Make the ONNX file of a model folder, or of a TorchScript model in a model repository, by torch in a Python, and verify it
     Export(export::ExportArgs),
     /// Ask a model: text in, answer out
     Infer(infer::InferArgs),

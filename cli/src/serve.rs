@@ -58,6 +58,13 @@ pub struct ServeArgs {
     triton: TritonFlags,
 }
 
+/// The flags of a server that a command starts for itself.
+#[derive(clap::Parser)]
+struct OwnServer {
+    #[command(flatten)]
+    serve: ServeArgs,
+}
+
 /// Gateway and worker of this process, on a bus of their own.
 pub struct Server {
     gateway: Gateway,
@@ -109,6 +116,16 @@ pub fn run(args: &ServeArgs, is_level_chosen: bool) -> ExitCode {
         server.drain().await;
         outcome
     })
+}
+
+/// The flags of a server that a command starts for itself, with HTTP on a free port of this host and nothing else. `models` are the flags
+/// that say what it serves.
+pub fn own_server(models: &[&str], onnxruntime: &OnnxRuntimeArgs) -> anyhow::Result<ServeArgs> {
+    let ports = ["--http-address=127.0.0.1", "--http-port=0", "--allow-grpc=false", "--allow-metrics=false"];
+    let flags = ["trireme"].iter().chain(models).chain(&ports);
+    let OwnServer { mut serve } = clap::Parser::try_parse_from(flags)?;
+    serve.onnxruntime = onnxruntime.clone();
+    Ok(serve)
 }
 
 /// Makes a model folder whose files change its next version, for as long as the process runs.

@@ -6,7 +6,7 @@ import exchange
 
 # Models in Python. Both servers run the same files.
 PYTHON_MODELS = "echo types batches asked returns caller at_once counts returning sends chain life witness patient".split()
-PYTHON_MODELS.append("completes")
+PYTHON_MODELS += ["completes", "fills"]
 
 # The setups of servers, by name: the folder in models/ that they serve, and their flags.
 DEFAULT = "default"

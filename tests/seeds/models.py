@@ -7,7 +7,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 TINY_TOKENIZER = ROOT / "tests/repositories/seed/tokenizer/1/tokenizer.json"
 TINY_EMBEDDER = ROOT / "tests/repositories/seed/embedding_model/1/bio-bert-embedder.onnx"
-TINY_CLASSIFIER = ROOT / "tests/repositories/sentiment/sentiment_classifier/1/model.onnx"
 
 # More than the id of the language that a post forces its translations to begin with.
 TRANSLATOR_TOKENS = 128112
@@ -29,10 +28,29 @@ def embedder(folder):
     shutil.copy(TINY_EMBEDDER, folder / TINY_EMBEDDER.name)
 
 
-def classifier(folder):
-    """A classifier of three classes in ONNX; the post has one in TorchScript."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(TINY_CLASSIFIER, folder / "model.onnx")
+def classifier(file):
+    """A RoBERTa that classifies, in TorchScript: traced with one row of 100 tokens and a mask, as the post does. Returns the model."""
+    import torch
+    from transformers import RobertaConfig, RobertaForSequenceClassification
+
+    class Adapter(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids, attention_mask):
+            return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+
+    torch.manual_seed(0)
+    config = RobertaConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, num_labels=3,
+        max_position_embeddings=120, initializer_range=0.5,
+    )
+    adapted = Adapter(RobertaForSequenceClassification(config).eval())
+    ids = torch.randint(0, config.vocab_size, (1, 100))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch.jit.save(torch.jit.trace(adapted, (ids, torch.ones_like(ids))), file)
+    return adapted
 
 
 def feature_extractor(folder):

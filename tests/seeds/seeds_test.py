@@ -141,25 +141,43 @@ def line_of(code, place):
 
 
 def post_003(seeds):
-    """No Python model: a classifier, and a client over gRPC. The post's backend is `pytorch`, which is refused by its name; the same
-    configuration with ONNX serves the post's client."""
+    """No Python model: a classifier in TorchScript for backend `pytorch`, and a client over gRPC. As it is the model is refused with the
+    command that makes its ONNX file; after that command the post's own configuration and client get what torch computes."""
+    import numpy as np
+    import torch
+    import tritonclient.http as httpclient
+    from transformers import AutoTokenizer
+
     post = seeds.post("003")
     config = post.block('name: "sentiment_classifier"', 'backend: "pytorch"')
-    as_printed = seeds.repository("003-pytorch", {"sentiment_classifier/config.pbtxt": config, "sentiment_classifier/1/model.pt": ""})
-    refused = subprocess.run([seeds.trireme, "validate", as_printed], capture_output=True, text=True)
-    expect(f"'pytorch' is refused: {refused.stdout}", refused.returncode != 0 and "pytorch" in refused.stdout)
-    served = config.replace('backend: "pytorch"', 'backend: "onnxruntime"')
-    repository = seeds.repository("003", {"sentiment_classifier/config.pbtxt": served})
-    models.classifier(repository / "sentiment_classifier/1")
-    models.tokenizer(seeds.work / "cardiffnlp/twitter-roberta-base-sentiment")
+    repository = seeds.repository("003", {"sentiment_classifier/config.pbtxt": config})
+    model, backbone = repository / "sentiment_classifier", seeds.work / "cardiffnlp/twitter-roberta-base-sentiment"
+    classifier = models.classifier(model / "1/model.pt")
+    models.tokenizer(backbone)
+    refused = subprocess.run([seeds.trireme, "validate", repository], capture_output=True, text=True)
+    expect(f"the refusal has the command: {refused.stdout}", refused.returncode != 0 and f"trireme export {model}" in refused.stdout)
+    exported = subprocess.run([seeds.trireme, "export", model, "--python", sys.executable], capture_output=True, text=True)
+    expect(f"the command makes the file: {exported.stdout} {exported.stderr}", exported.returncode == 0 and "serves what torch" in exported.stdout)
     client = seeds.work / "client.py"
     client.write_bytes(post.block("def parse():", "class_index").encode("utf-8"))
-    arguments = [f"--triton_adress={GRPC}", "--input_text=I love you", "--model_name=cardiffnlp/twitter-roberta-base-sentiment"]
-    with seeds.serve(repository):
+    text = "I love you"
+    arguments = [f"--triton_adress={GRPC}", f"--input_text={text}", "--model_name=cardiffnlp/twitter-roberta-base-sentiment"]
+    tokens = AutoTokenizer.from_pretrained(backbone)(text, return_tensors="pt")
+    with torch.no_grad():
+        expected = classifier(tokens["input_ids"], tokens["attention_mask"]).numpy()
+    with seeds.serve(repository) as server:
         ran = subprocess.run([sys.executable, client, *arguments], capture_output=True, text=True, cwd=seeds.work)
+        inputs = []
+        for name, values in (("INPUT__0", tokens["input_ids"]), ("INPUT__1", tokens["attention_mask"])):
+            inputs.append(httpclient.InferInput(name, list(values.shape), "INT64"))
+            inputs[-1].set_data_from_numpy(values.numpy())
+        served = httpclient.InferenceServerClient(HTTP).infer("sentiment_classifier", inputs).as_numpy("OUTPUT__0")
+        said_once = [event for event in server.events() if "serves this file in place of" in event]
+    label = ("negative", "neutral", "positive")[int(np.argmax(expected[0]))]
     said = ran.stdout.splitlines()[-1:]
-    labels = [f"Predict: {label}" for label in ("negative", "neutral", "positive")]
-    expect(f"the post's client prints a class, found {said} {ran.stderr[-500:]}", said and said[0] in labels)
+    expect(f"the post's client prints torch's class '{label}', found {said} {ran.stderr[-500:]}", said == [f"Predict: {label}"])
+    expect(f"the logits of torch {expected}, found {served}", served.shape == (1, 3) and abs(served - expected).max() < 1e-5)
+    expect("the log says once what is served", len(said_once) == 1)
 
 
 def post_004(seeds):

@@ -108,7 +108,7 @@ def export(ask):
     names = os.listdir(ask["folder"])
     if not any(name in WEIGHTS for name in names):
         traced = [name for name in names if name.endswith(".pt")]
-        there = f"only {', '.join(traced)}, a TorchScript file, which cannot be converted" if traced else "no weights"
+        there = f"only {', '.join(traced)}, a TorchScript file, whose inputs a model folder does not say (trireme export takes it in a model repository)" if traced else "no weights"
         raise Refused(f"{ask['folder']} holds {there}: expected {WEIGHTS[0]} or {WEIGHTS[2]} of the model, beside its config.json")
     fault = None
     if has("optimum.exporters.onnx"):

@@ -10,7 +10,7 @@ use trireme_model::OnnxRuntimeArgs;
 use trireme_model_repository::{ModelFolder, Placement, Task, TemporaryFolder};
 
 use crate::client::{Client, ServerArgs};
-use crate::serve::{ServeArgs, Server};
+use crate::serve::{Server, own_server};
 use crate::verify::answers::{TextResult, tasks_of};
 use crate::verify::reference::Case;
 use crate::verify::served::Model;
@@ -23,12 +23,6 @@ const TIMEOUT_SECS: u64 = 600;
 
 /// The most texts of one request.
 const BATCH: usize = 32;
-
-#[derive(clap::Parser)]
-struct OwnServer {
-    #[command(flatten)]
-    serve: ServeArgs,
-}
 
 /// The folder and the variants, as models of one repository.
 pub struct Stand {
@@ -48,20 +42,8 @@ impl Stand {
         write(&folder, EXACT, repository.path())?;
         let path = repository.path().display().to_string();
         let load = format!("--load-model={EXACT}");
-        let flags = [
-            "trireme",
-            "--model-repository",
-            &path,
-            "--model-control-mode=explicit",
-            &load,
-            "--http-address=127.0.0.1",
-            "--http-port=0",
-            "--allow-grpc=false",
-            "--allow-metrics=false",
-        ];
-        let OwnServer { mut serve } = clap::Parser::try_parse_from(flags)?;
-        serve.onnxruntime = onnxruntime.clone();
-        let server = Server::open(&serve).await?;
+        let flags = ["--model-repository", &path, "--model-control-mode=explicit", &load];
+        let server = Server::open(&own_server(&flags, onnxruntime)?).await?;
         server.load().await?;
         let address = server.http_address().context("the server does not listen for HTTP")?.to_string();
         let client = Client::new(&ServerArgs::at(format!("http://{address}"), Vec::new(), TIMEOUT_SECS))?;

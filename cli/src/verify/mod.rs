@@ -20,7 +20,7 @@ use trireme_telemetry::TelemetryArgs;
 use self::answers::{TextResult, expected, lower, measure, task_of, tasks_of};
 use self::reference::{Case, Library};
 use self::served::Model;
-use crate::serve::{ServeArgs, Server};
+use crate::serve::{self, ServeArgs, Server};
 use crate::style::{Style, cell, colours, harmless, paint, table};
 
 /// Characters of a text that are shown.
@@ -92,13 +92,6 @@ pub struct VerifyArgs {
     telemetry: TelemetryArgs,
 }
 
-/// The flags of a server that this command starts.
-#[derive(clap::Parser)]
-struct OwnServer {
-    #[command(flatten)]
-    serve: ServeArgs,
-}
-
 /// The arguments of this command, for commands that end with it.
 #[derive(clap::Parser)]
 struct Verify {
@@ -157,12 +150,8 @@ fn own_server(args: &VerifyArgs, served: &Path, model: &str) -> anyhow::Result<S
         true => &["--model", &named],
         false => &["--model-repository", &served, "--model-control-mode=explicit", "--load-model", model],
     };
-    let ports = ["--http-address=127.0.0.1", "--http-port=0", "--allow-grpc=false", "--allow-metrics=false"];
-    let flags =
-        ["trireme"].into_iter().chain(models.iter().copied()).chain(words.iter().map(String::as_str)).chain(ports);
-    let OwnServer { mut serve } = clap::Parser::try_parse_from(flags)?;
-    serve.onnxruntime = args.onnxruntime.clone();
-    Ok(serve)
+    let flags: Vec<&str> = models.iter().copied().chain(words.iter().map(String::as_str)).collect();
+    serve::own_server(&flags, &args.onnxruntime)
 }
 
 /// The choices for the server: the tasks only where the folder is not one of these tasks by its files.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use trireme_inference::{ErrorCode, Tensor};
-use trireme_model_repository::{BACKENDS, KnownBackend, ModelConfig, RepositoryModel};
+use trireme_model_repository::{BACKENDS, KnownBackend, ModelConfig, RepositoryModel, torch_file};
 
 use crate::activity::Activity;
 use crate::backend::{Backend, LoadError, LoadedModel, ModelSource, SequenceSupport};
@@ -219,11 +219,13 @@ fn advice(version_path: &Path) -> Option<String> {
     if let Some(graph) = with(".onnx") {
         return Some(format!("{graph} lies in its version folder, which backend: \"onnxruntime\" runs"));
     }
-    if let Some(traced) = with(".pt") {
+    if let Some(file) = torch_file(version_path, "") {
+        let (file, model) = (file.file_name().unwrap_or_default(), version_path.parent().unwrap_or(version_path));
         return Some(format!(
-            "{traced} is TorchScript, which is not run here: export the model that it was traced from to ONNX \
-             (optimum-cli export onnx --model FOLDER --task feature-extraction OUTPUT) and serve that with backend: \
-             \"onnxruntime\""
+            "{} is a file of torch, which is not run here: make the ONNX file that is served in its place with: trireme export {} \
+             (--python names a Python that has torch)",
+            file.display(),
+            model.display()
         ));
     }
     with(".plan").map(|plan| {
@@ -248,7 +250,10 @@ mod tests {
         assert!(advised(&["tokenizer.json", "config.json"]).contains("for which backend: \"tokenizer\" needs no code"));
         assert!(advised(&["model.onnx"]).starts_with("; model.onnx lies in its version folder"));
         let traced = advised(&["model.pt"]);
-        assert!(traced.contains("model.pt is TorchScript") && traced.contains("optimum-cli export onnx"), "{traced}");
+        assert!(
+            traced.contains("model.pt is a file of torch") && traced.contains("with: trireme export /"),
+            "{traced}"
+        );
         assert!(advised(&["model.plan"]).contains("model.plan is a TensorRT plan"));
         assert_eq!(advised(&["README.md"]), "");
     }

@@ -17,6 +17,11 @@ pub struct KnownBackend {
 
 /// The backend of ONNX models.
 pub(crate) const ONNXRUNTIME: &str = "onnxruntime";
+/// Triton's backend of TorchScript and torch.export models ([`crate::torch`]).
+pub(crate) const PYTORCH: &str = "pytorch";
+
+/// The backend of models in Python.
+pub(crate) const PYTHON: &str = "python";
 
 /// If a version directory holds the files of several backends, the first one in this list decides.
 pub static BACKENDS: [KnownBackend; 12] = [
@@ -28,8 +33,8 @@ pub static BACKENDS: [KnownBackend; 12] = [
         file: Some("model.onnx"),
     },
     KnownBackend { name: "openvino", service: None, platform: None, file: Some("model.xml") },
-    KnownBackend { name: "pytorch", service: None, platform: Some("pytorch_libtorch"), file: Some("model.pt") },
-    KnownBackend { name: "python", service: Some("python"), platform: None, file: Some("model.py") },
+    KnownBackend { name: PYTORCH, service: None, platform: Some("pytorch_libtorch"), file: Some("model.pt") },
+    KnownBackend { name: PYTHON, service: Some("python"), platform: None, file: Some("model.py") },
     KnownBackend { name: "process", service: Some("python"), platform: None, file: None },
     // These are not Triton's. A directory with nothing but a tokenizer is a tokenizer.
     KnownBackend { name: "tokenizer", service: Some("tokenizer"), platform: None, file: Some("tokenizer.json") },

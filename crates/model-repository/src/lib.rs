@@ -40,6 +40,7 @@ mod sequence_batching;
 mod sources;
 mod task;
 mod temporary;
+mod torch;
 mod validate;
 mod view;
 
@@ -67,3 +68,4 @@ pub use sequence_batching::{Fact, SequenceBatching, SequenceControl, SequenceSta
 pub use sources::{ModelFolder, ModelSources, SourceError};
 pub use task::Task;
 pub use temporary::{TemporaryFolder, remove_leftovers};
+pub use torch::{torch_file, torch_file_beside};

@@ -9,6 +9,7 @@ use crate::proto::model_optimization_policy::PinnedMemoryBuffer;
 use crate::proto::model_sequence_batching::StrategyChoice;
 use crate::proto::model_version_policy::{Latest, PolicyChoice};
 use crate::proto::{ModelConfig, ModelInstanceGroup, ModelVersionPolicy};
+use crate::torch;
 
 /// The platform of ensembles; they have no backend.
 pub(crate) const ENSEMBLE: &str = "ensemble";
@@ -25,6 +26,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) files: BTreeSet<String>,
     /// GPUs of this host that models may use.
     pub(crate) gpus: &'a [i32],
+    /// Whether the model's own code is still to be asked for what the configuration lacks (`auto_complete_config`).
+    pub(crate) completes: bool,
 }
 
 /// Fills in the defaults of `message`.
@@ -53,6 +56,7 @@ pub(crate) fn normalize(message: &mut ModelConfig, around: &Surroundings<'_>) {
 
 /// Backend, platform and model file follow from each other, and from the files in the version directories.
 fn fill_backend(message: &mut ModelConfig, files: &BTreeSet<String>) {
+    torch::replace(message, files);
     if message.backend.is_empty() {
         let told = BACKENDS.iter().find(|known| {
             known.platform.is_some_and(|platform| platform == message.platform)
@@ -129,7 +133,7 @@ mod tests {
         let files = files.iter().map(|&f| f.to_owned()).collect();
         ModelConfig::from_message(
             read_text(text, "m/config.pbtxt").unwrap(),
-            &Surroundings { directory: Some("m"), files, gpus },
+            &Surroundings { directory: Some("m"), files, gpus, completes: false },
         )
         .unwrap()
     }
@@ -161,6 +165,9 @@ mod tests {
             ("backend: 'tokenizer'", &["model.onnx"][..], "tokenizer"),
             ("platform: 'tensorrt_plan'", &[][..], "tensorrt"),
             ("backend: 'postprocess'", &[][..], "postprocess"),
+            ("backend: 'pytorch'", &["model.pt"][..], "pytorch"),
+            ("platform: 'torch_aoti'", &["model.pt2"][..], "pytorch"),
+            ("", &["model.pt"][..], "pytorch"),
         ] {
             assert_eq!(on_host(text, files, &[]).backend, backend, "{text} {files:?}");
         }

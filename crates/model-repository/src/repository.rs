@@ -298,7 +298,7 @@ impl RepositoryModel {
             None => Default::default(),
         };
         let content = content(&message);
-        let around = Surroundings { directory: Some(name), files, gpus };
+        let around = Surroundings { directory: Some(name), files, gpus, completes: true };
         let config = ModelConfig::from_message(message, &around).map_err(|fault| match fault {
             RepositoryError::Invalid(text) if !configured => RepositoryError::Invalid(format!(
                 "{text}; {} is missing and no version directory holds a file that tells the backend",

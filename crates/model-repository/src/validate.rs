@@ -1,6 +1,7 @@
 //! Checks a normalized message: refuses what Triton refuses, in its words, and also settings that would fail later.
 //!
-//! Inputs and outputs may be missing: the backend completes them. An input or output that is declared must be complete.
+//! Inputs and outputs may be missing: the backend completes them. An input or output that is declared must be complete, unless the model's
+//! own code may still complete it ([`Tensors::MayLackParts`]).
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
@@ -15,11 +16,26 @@ use crate::proto::model_warmup::input::InputDataType;
 use crate::proto::{
     DataType, ModelConfig, ModelDynamicBatching, ModelQueuePolicy, ModelSequenceBatching, ModelTensorReshape,
 };
+use crate::torch;
 
 const TENSORRT: &str = "tensorrt_plan";
 
+/// What the inputs and outputs of a configuration must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tensors {
+    /// Each has `data_type` and `dims`.
+    Whole,
+    /// Each has its name; the model's `auto_complete_config` may give the rest.
+    MayLackParts,
+}
+
+/// Whether `data_type` and `dims` of an input or output are there.
+pub(crate) fn is_whole(data_type: i32, dims: &[i64]) -> bool {
+    DataType::try_from(data_type).is_ok_and(|known| known != DataType::TypeInvalid) && !dims.is_empty()
+}
+
 /// The first fault of `message`, as text. The data flow of ensembles is [`crate::ensemble::validate_ensemble`]'s business.
-pub(crate) fn validate(message: &ModelConfig, directory: Option<&str>) -> Result<(), String> {
+pub(crate) fn validate(message: &ModelConfig, directory: Option<&str>, tensors: Tensors) -> Result<(), String> {
     let name = &message.name;
     if name.is_empty() {
         return Err("model configuration must specify 'name'".into());
@@ -43,7 +59,7 @@ pub(crate) fn validate(message: &ModelConfig, directory: Option<&str>) -> Result
     validate_response_cache(message)?;
     validate_metrics(message)?;
     validate_instance_groups(message)?;
-    validate_tensors(message).map_err(|fault| format!("{fault} for {name}"))?;
+    validate_tensors(message, tensors).map_err(|fault| format!("{fault} for {name}"))?;
     validate_warmup(message)?;
     validate_paths(message)
 }
@@ -96,7 +112,7 @@ fn validate_backend(message: &ModelConfig) -> Result<(), String> {
         return Err(format!("unexpected platform type '{platform}' for {name}"));
     }
     match KnownBackend::named(backend).and_then(|known| known.platform) {
-        Some(required) if required != platform => {
+        Some(required) if required != platform && !torch::is_pair(backend, platform) => {
             Err(format!("unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"))
         }
         _ => Ok(()),
@@ -220,7 +236,7 @@ struct Declaration<'a> {
     is_shape_tensor: bool,
 }
 
-fn validate_tensors(message: &ModelConfig) -> Result<(), String> {
+fn validate_tensors(message: &ModelConfig, tensors: Tensors) -> Result<(), String> {
     let inputs = message.input.iter().map(|i| Declaration {
         role: "input",
         name: &i.name,
@@ -239,7 +255,9 @@ fn validate_tensors(message: &ModelConfig) -> Result<(), String> {
     });
     let mut seen = BTreeSet::new();
     for tensor in inputs.chain(outputs) {
-        validate_tensor(&tensor, message.max_batch_size)?;
+        if tensors == Tensors::Whole || tensor.name.is_empty() || is_whole(tensor.data_type, tensor.dims) {
+            validate_tensor(&tensor, message.max_batch_size)?;
+        }
         if tensor.is_shape_tensor && message.platform != TENSORRT {
             return Err("shape tensors are only supported for TensorRT platform".into());
         }
@@ -247,7 +265,7 @@ fn validate_tensors(message: &ModelConfig) -> Result<(), String> {
             return Err(format!("model {} '{}' is declared more than once", tensor.role, tensor.name));
         }
     }
-    match message.input.iter().any(|input| input.format != 0 && input.dims.len() != 3) {
+    match message.input.iter().any(|input| input.format != 0 && !input.dims.is_empty() && input.dims.len() != 3) {
         true => Err("model input NHWC/NCHW require 3 dims".into()),
         false => Ok(()),
     }

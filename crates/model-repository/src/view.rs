@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use trireme_inference::Shape;
 
+use crate::backends::PYTHON;
 use crate::ensemble::validate_ensemble;
 use crate::fields::{histogram_bounds, read_data_type};
 use crate::normalize::{Surroundings, normalize};
@@ -15,7 +16,7 @@ use crate::proto::model_optimization_policy::execution_accelerators::Accelerator
 use crate::proto::model_queue_policy::TimeoutAction;
 use crate::proto::model_version_policy::PolicyChoice;
 use crate::proto::model_warmup::input::InputDataType;
-use crate::validate::validate;
+use crate::validate::{Tensors, is_whole, validate};
 use crate::{
     DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, ModelInput, ModelOutput, ModelWarmup,
     Optimization, QueuePolicy, RepositoryError, VersionPolicy, WarmupData, WarmupInput, proto, sequence,
@@ -30,12 +31,20 @@ impl ModelConfig {
         around: &Surroundings<'_>,
     ) -> Result<ModelConfig, RepositoryError> {
         normalize(&mut message, around);
-        validate(&message, around.directory).map_err(RepositoryError::Invalid)?;
+        let lenient = around.completes && message.backend == PYTHON;
+        let tensors = if lenient { Tensors::MayLackParts } else { Tensors::Whole };
+        validate(&message, around.directory, tensors).map_err(RepositoryError::Invalid)?;
         let config = read(message).map_err(RepositoryError::Invalid)?;
         if config.is_ensemble() {
             validate_ensemble(&config)?;
         }
         Ok(config)
+    }
+
+    /// An error if an input or output that the configuration declares lacks its `data_type` or `dims`. Only a configuration from a
+    /// repository may, until the model's `auto_complete_config` was asked.
+    pub fn check_whole(&self) -> Result<(), RepositoryError> {
+        validate(&self.message, None, Tensors::Whole).map_err(RepositoryError::Invalid)
     }
 }
 
@@ -63,8 +72,18 @@ fn read(message: proto::ModelConfig) -> Result<ModelConfig, String> {
         platform: message.platform.clone(),
         backend: message.backend.clone(),
         max_batch_size: unsigned(message.max_batch_size),
-        inputs: message.input.iter().map(read_input).collect::<Result<_, _>>()?,
-        outputs: message.output.iter().map(read_output).collect::<Result<_, _>>()?,
+        inputs: message
+            .input
+            .iter()
+            .filter(|i| is_whole(i.data_type, &i.dims))
+            .map(read_input)
+            .collect::<Result<_, _>>()?,
+        outputs: message
+            .output
+            .iter()
+            .filter(|o| is_whole(o.data_type, &o.dims))
+            .map(read_output)
+            .collect::<Result<_, _>>()?,
         version_policy,
         instance_groups: message.instance_group.iter().map(read_group).collect(),
         default_model_filename: message.default_model_filename.clone(),

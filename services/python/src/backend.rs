@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use trireme_model_repository::{InstanceKind, ModelConfig};
+use trireme_model_repository::{InstanceKind, ModelConfig, RepositoryError};
 use trireme_runtime::statistics::own::OwnMetrics;
 use trireme_runtime::{Backend, Instance, LoadError, LoadedModel, ModelSource, SequenceSupport, doing, instead};
 
@@ -72,8 +72,10 @@ impl PythonBackend {
         kill(&process);
         let _ = process.wait();
         let json = child.config.ok_or_else(|| failed("its process sent no configuration".to_owned()))?;
-        let completed = ModelConfig::from_json(&json).map_err(|error| {
-            LoadError::Config(format!("model '{name}': what {COMPLETES} makes of the configuration: {error}"))
+        let completed = ModelConfig::from_json(&json).map_err(|error| match error {
+            // Triton's own words, which name the model.
+            RepositoryError::Invalid(fault) => LoadError::Config(fault),
+            error => LoadError::Config(format!("model '{name}': what {COMPLETES} makes of the configuration: {error}")),
         })?;
         match completed.name == *name && completed.backend == source.config.backend {
             true => Ok(completed),
@@ -103,7 +105,10 @@ impl Backend for PythonBackend {
         let text = text.map_err(|error| LoadError::File { model: name.clone(), path: file.clone(), source: error })?;
         let config = match source.auto_complete && text.contains(COMPLETES) {
             true => Arc::new(self.complete(source, &file)?),
-            false => Arc::new(source.config.clone()),
+            false => {
+                source.config.check_whole().map_err(|fault| LoadError::Config(fault.to_string()))?;
+                Arc::new(source.config.clone())
+            }
         };
 
         let recipe = self.recipe(source, &config, file)?;

@@ -34,19 +34,19 @@ fn write(folder: &TempDir, name: &str, content: &Value) {
     fs::write(path, content.to_string()).expect("a file can be written");
 }
 
-fn run(command: &str, folder: &Path, python: &Path, arguments: &[&str]) -> Output {
+pub(super) fn run(command: &str, folder: &Path, python: &Path, arguments: &[&str]) -> Output {
     let mut trireme = product("trireme");
     trireme.arg(command).arg(folder).arg("--python").arg(python).args(arguments);
     trireme.output().expect("the command runs")
 }
 
 /// Standard output and standard error.
-fn said(output: &Output) -> String {
+pub(super) fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
 /// A Python that can import all of these; without one the test is skipped, and says so.
-fn python_with(packages: &str) -> Option<PathBuf> {
+pub(super) fn python_with(packages: &str) -> Option<PathBuf> {
     let named = std::env::var_os("TRIREME_VERIFY_PYTHON").map(PathBuf::from);
     let made = [".tools/verify-python/bin/python", ".tools/bench-python/bin/python"].map(|path| workspace().join(path));
     let can = |python: &PathBuf| {
@@ -76,7 +76,7 @@ fn an_export_says_why_it_makes_no_file() {
     fs::write(folder.path().join("model.pt"), "").expect("a file can be written");
     let traced = run("export", folder.path(), &python(), &[]);
     assert!(
-        said(&traced).contains("only model.pt, a TorchScript file, which cannot be converted"),
+        said(&traced).contains("only model.pt, a TorchScript file, whose inputs a model folder does not say"),
         "{}",
         said(&traced)
     );

@@ -188,7 +188,7 @@ fn a_backend_that_does_not_exist() {
             "'python' (python service)",
             "'tokenizer' (tokenizer service)",
             "'onnxruntime' (model service)",
-            "model.pt is TorchScript, which is not run here",
+            "model.pt is a file of torch, which is not run here",
         ],
     );
     let models = ModelFolder::new().model("m", "backend: 'python'").file("m/1/tokenizer.json", "{}");

@@ -52,6 +52,7 @@ mod step_cache;
 mod streams;
 mod teams;
 mod tools;
+mod torch_models;
 mod trace_files;
 mod traces;
 mod translation;

@@ -46,7 +46,8 @@ pub(super) fn read_labels(
     path: &Path,
 ) -> Result<BTreeMap<String, Arc<[String]>>, RepositoryError> {
     let mut labels = BTreeMap::new();
-    for output in config.outputs.iter().filter(|output| !output.label_filename.is_empty()) {
+    // Those of the message, among which are those that the model's code still has to complete.
+    for output in config.message.output.iter().filter(|output| !output.label_filename.is_empty()) {
         let label_path = path.join(&output.label_filename);
         if !lies_beneath(&output.label_filename) {
             return Err(RepositoryError::Invalid(format!(

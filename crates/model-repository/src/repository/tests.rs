@@ -285,3 +285,21 @@ fn a_digest_is_of_what_answers_come_from() {
     fs::write(one.path().join("m/1/weights"), "ab").unwrap();
     assert_eq!(digest(&one), first);
 }
+
+#[test]
+fn only_the_code_of_a_model_in_python_may_complete_what_an_input_or_output_lacks() {
+    let half = "input { name: 'i' data_type: TYPE_INT32 } output { name: 'o' dims: 1 } output { name: 'p' data_type: TYPE_FP32 dims: 2 }";
+    let opened = |backend: &str, tensors: &str| {
+        let config = format!("backend: '{backend}' {tensors}");
+        open(&repository(&[("m/config.pbtxt", &config), ("m/1/model.py", "")]))
+    };
+    let repository = opened("python", half).unwrap();
+    let config = &repository.model("m").unwrap().config;
+    let names: Vec<_> = config.outputs.iter().map(|output| output.name.as_str()).collect();
+    assert!(config.inputs.is_empty() && names == ["p"], "{names:?}");
+    let lacks = config.check_whole().unwrap_err().to_string();
+    assert_eq!(lacks, "model input 'i' must specify 'dims' for m");
+    assert!(opened("identity", half).unwrap_err()[0].contains("model input 'i' must specify 'dims' for m"));
+    let nameless = opened("python", "output { data_type: TYPE_FP32 dims: 1 }").unwrap_err();
+    assert!(nameless[0].contains("model output must specify 'name' for m"), "{nameless:?}");
+}

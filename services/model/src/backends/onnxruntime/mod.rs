@@ -39,10 +39,10 @@ use std::sync::Arc;
 
 use trireme_engine::{
     Backend, BackgroundInstance, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource, SequenceSupport,
-    doing, in_background, warmup,
+    doing, in_background, instead, warmup,
 };
 use trireme_inference::DataType;
-use trireme_model_repository::ModelConfig;
+use trireme_model_repository::{ModelConfig, torch_file_beside};
 
 use self::accelerators::InstanceDevice;
 use self::binding::Memory;
@@ -96,6 +96,7 @@ impl Backend for OnnxRuntime {
         let refused = |reason: String| LoadError::Backend { model: source.config.name.clone(), reason };
         let settings = Settings::new(&config, &self.options, cpus::available(), &gpus::of_this_process())?;
         let path = model_file(source)?;
+        say_what_is_not_served(&config.name, &path);
         let environment =
             library::environment(self.options.library.as_deref()).map_err(|error| refused(error.to_string()))?;
         let mut sessions = Sessions::prepare(&source.config.name, &environment, &settings, &self.options, &path);
@@ -260,6 +261,23 @@ fn model_file(source: &ModelSource<'_>) -> Result<PathBuf, LoadError> {
     }
 }
 
+/// Logs that a graph is served in place of the file of torch that `trireme export` made it from.
+fn say_what_is_not_served(model: &str, graph: &Path) {
+    let Some(torch) = torch_file_beside(graph) else { return };
+    let written = |path: &Path| std::fs::metadata(path).and_then(|found| found.modified()).ok();
+    let (served, beside) = (graph.display(), torch.display());
+    if written(&torch) > written(graph) {
+        tracing::warn!(
+            model,
+            file = %served,
+            "serves this file in place of {beside}, which was written later: if its weights have changed, move the ONNX file away \
+             and make it again with trireme export"
+        );
+    } else {
+        tracing::info!(model, file = %served, "serves this file in place of {beside}, which is a file of torch");
+    }
+}
+
 /// The files in a version folder whose model file is missing, and the configuration that would serve them.
 fn there(version_path: &Path) -> String {
     const SHOWN: usize = 8;
@@ -280,7 +298,7 @@ fn there(version_path: &Path) -> String {
     }
     let advice = match found.iter().find(|name| name.ends_with(".onnx")) {
         Some(graph) => format!(": to serve {graph}, write default_model_filename: \"{graph}\" in config.pbtxt"),
-        None => String::new(),
+        None => instead(version_path),
     };
     let more = if found.len() > SHOWN { ", …" } else { "" };
     format!("; the version folder holds {}{more}{advice}", found[..found.len().min(SHOWN)].join(", "))

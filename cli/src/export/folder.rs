@@ -1,0 +1,62 @@
+//! The ONNX file of a model folder.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow, ensure};
+use serde_json::json;
+use trireme_model_repository::{Export, Task};
+use trireme_runtime::service;
+
+use super::files::{NOT_COMPARED, ask, exporter, names, print, print_files, put, reject};
+use super::options::ExportArgs;
+use crate::verify::{self, VerifyArgs};
+
+/// The script that makes the file.
+const SCRIPT: &str = include_str!("export.py");
+
+/// Makes the file, and verifies it.
+pub async fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
+    let folder = &args.folder;
+    let plan = Export::of(folder)?;
+    let (files, by) = make(args, &plan)?;
+    print_files(&files, &by);
+    if args.skip_verify {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if plan.task == Task::Generate {
+        print("texts that a model generates are not compared: look at some before you serve them\n");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let compared = VerifyArgs::of_folder(folder, &args.python, args.min_cosine, &args.onnxruntime)?;
+    match verify::verify(&compared).await {
+        Ok((report, true)) => Ok(crate::output::write_out(report.as_bytes())),
+        Ok((report, false)) => {
+            print(&report);
+            let graph = files.iter().find(|file| file.file_name().is_some_and(|name| name == plan.made));
+            let kept = reject(graph.context("the exported graph is gone")?)?;
+            Ok(service::fail(&anyhow!("the exported model is not served: it is kept as {}", kept.display())))
+        }
+        Err(error) => {
+            service::fail(&error.context("the exported file is there, but was not compared"));
+            Ok(ExitCode::from(NOT_COMPARED))
+        }
+    }
+}
+
+/// Makes the files beside their place, moves them there, and returns them with the exporter's name.
+fn make(args: &ExportArgs, plan: &Export) -> anyhow::Result<(Vec<PathBuf>, String)> {
+    let work = tempfile::Builder::new().prefix(".export-").tempdir_in(&plan.folder);
+    let work = work.with_context(|| format!("cannot write into {}", plan.folder.display()))?;
+    let question = json!({ "folder": plan.folder, "task": plan.export_task, "output": work.path() });
+    let answer = ask(args, SCRIPT, &question)?;
+    ensure!(
+        work.path().join(plan.made).is_file(),
+        "the export made no {}, but: {}",
+        plan.made,
+        names(work.path()).join(", ")
+    );
+    fs::create_dir_all(&plan.output).with_context(|| format!("cannot make {}", plan.output.display()))?;
+    Ok((put(work.path(), names(work.path()), &plan.output)?, exporter(&answer)))
+}
