@@ -70,10 +70,11 @@ build: ## Builds target/release/trireme
 	cargo build --release -p trireme
 
 .PHONY: bench
-bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (MODEL=DIR, TEXTS=FILE, ROUNDS=3, SECONDS_EACH=5, BENCH_ARGUMENTS="--only lone")
+bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (MODEL=DIR, TEXTS=FILE, ROUNDS=3, SECONDS_EACH=5, BENCH_ARGUMENTS="--only lone --half choose")
 	@scripts/fetch-openvino.sh
 	@scripts/fetch-nats-server.sh
 	@scripts/setup-bench.sh
+	@$(if $(TEXTS),,scripts/setup-bench-texts.sh)
 	@scripts/setup-triton.sh || echo "==> Triton is left out of the comparison: see the message above"
 	@echo "==> building release binaries (the first build takes some minutes)"
 	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model -p trireme-postprocess -p trireme-python -p trireme-bare-chain
@@ -101,6 +102,7 @@ bench-bulk: setup-demo ## Durable work beside raw ONNX Runtime and beside live t
 bench-peers: setup-demo ## Measures Trireme beside Triton, infinity-emb and sie-server, one at a time (MODEL=DIR, TEXTS=FILE, ROUNDS=3, SECONDS_EACH=5, BENCH_ARGUMENTS="--rows triton")
 	@scripts/fetch-nats-server.sh
 	@scripts/setup-bench.sh
+	@$(if $(TEXTS),,scripts/setup-bench-texts.sh)
 	@scripts/setup-python.sh
 	@scripts/setup-peers.sh
 	@echo "==> building release binaries (the first build takes some minutes)"

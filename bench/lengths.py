@@ -12,6 +12,7 @@ from servers import BenchError, load
 
 QUERY_WORDS = 5  # about eight tokens, with those at both ends
 PASSAGE_WORDS = 400  # more than 512 tokens
+PASSAGES = 192  # of the set: raw runs process whole passes of them
 IN_FLIGHT = {"queries": 256, "passages": 64, "pairs": 64, "wide states": 32}
 LONGER = {"passages": 4}  # times the usual measurement: those in flight take seconds, and would be much of a short one
 DEPLOYMENTS = ("all in one", "services")
@@ -23,13 +24,11 @@ def start(bench, stages):
     """Writes the inputs, starts raw ONNX Runtime on them, and serves the models that only they have."""
     import graphs
     texts = read_texts(bench.options.texts)
-    words = " ".join(texts).split()
-    queries = [" ".join(text.split()[:QUERY_WORDS]) for text in texts]
-    passages = [" ".join(words[begin : begin + PASSAGE_WORDS]) for begin in range(0, len(words), PASSAGE_WORDS)]
+    queries, passages = inputs(bench.options.sets, texts)
     for kind, chosen in {"queries": queries, "passages": passages, "wide states": passages}.items():
         write_texts(file(bench, kind), chosen)
     # The query of each text with the text that follows it.
-    pairs = zip(queries, texts[1:] + texts[:1], strict=True)
+    pairs = zip(queries, texts[1:] + texts[:1])
     file(bench, "pairs").write_text("\n".join(json.dumps({"text": query, "text_pair": text}) for query, text in pairs))
     for kind in ("queries", "passages"):
         bench.start_raw(f"raw {kind}", ["--texts", file(bench, kind)])
@@ -40,6 +39,15 @@ def start(bench, stages):
         if "all in one" in OWN[kind]:
             bench.all_in_one(f"all in one, {kind}", ["--model-repository", repository], name_of(kind))
         bench.services(f"services, {kind}", repository, name_of(kind), stages)
+
+
+def inputs(sets, texts):
+    """Queries and passages: of the text sets, or else cut out of the texts."""
+    if sets:
+        return read_texts(sets["queries"]), read_texts(sets["passages"])[:PASSAGES]
+    words = " ".join(texts).split()
+    queries = [" ".join(text.split()[:QUERY_WORDS]) for text in texts]
+    return queries, [" ".join(words[begin : begin + PASSAGE_WORDS]) for begin in range(0, len(words), PASSAGE_WORDS)]
 
 
 def derive(bench, folder):

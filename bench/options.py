@@ -7,6 +7,9 @@ import platform
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# What scripts/setup-bench-texts.sh makes: SET-HALF.txt.
+TEXT_SETS = ROOT / ".tools/bench-texts"
+HALVES = ("report", "choose")
 
 
 def parser(description, seconds=5):
@@ -27,6 +30,22 @@ def parser_of_rounds(description, seconds=5):
     made.add_argument("--rounds", type=int, default=3)
     made.add_argument("--results", type=Path, default=ROOT / "bench/results")
     return made
+
+
+def parse_with_sets(made):
+    """Parses the command line of a benchmark that uses the text sets, unless `--texts` names a file."""
+    made.set_defaults(texts=None)
+    made.add_argument("--half", choices=HALVES, default=HALVES[0], help="of the text sets: results are reported on one half, defaults are chosen on the other")
+    chosen = made.parse_args()
+    chosen.sets = {kind: TEXT_SETS / f"{kind}-{chosen.half}.txt" for kind in ("queries", "passages", "mixed")}
+    if chosen.texts:
+        chosen.sets = {}
+        return chosen
+    chosen.texts = chosen.sets["mixed"]
+    missing = [str(file) for file in chosen.sets.values() if not file.is_file()]
+    if missing:
+        made.error(f"there is no {missing[0]}: run scripts/setup-bench-texts.sh, or name a file by --texts")
+    return chosen
 
 
 def processor():

@@ -285,7 +285,7 @@ def parse():
     parser.add_argument("--warmup", type=float, default=5, help="seconds of load before a server's first measurement in a round")
     parser.add_argument("--triton-batch", type=int, default=64, help="requests that Triton's batchers put together at most")
     parser.add_argument("--rows", default="", help="only rows whose table and name have this text, in small letters: the table is printed, nothing is written")
-    return parser.parse_args()
+    return options.parse_with_sets(parser)
 
 
 def main():

@@ -19,6 +19,8 @@ MODEL = "sentence_embedding"
 STAGES = [(stage, [f"trireme-{stage}"]) for stage in ("tokenizer", "model", "postprocess")]
 PARTS = ["texts", "lengths", "lone", "stages", "openai", "recipe", "int8", "identity", "python", "simulated"]
 CONCURRENCY = [1, 16, 64]
+POOL = 64  # texts that raw runs may sort: as many as the most clients have in flight
+POOL_BUDGETS = [128, 256, 512, 1024]  # larger batches of so few texts have texts of very different lengths
 LONE_TURNS = 4
 LONE_TEXTS = 40
 OPENAI_TURNS = 4
@@ -302,6 +304,7 @@ class Bench:
             if name not in self.raw:
                 continue
             self.offline(name)
+            self.pools(name)
             self.keep(f"{name} / lone", self.ask(name, what="lone", seconds=seconds / 2))
         for name in ("all in one", "services", "openvino"):
             if name not in self.deployments:
@@ -318,6 +321,14 @@ class Bench:
             for budget in budgets:
                 measured = self.ask(raw, what="offline", budget=budget, layout=layout, seconds=self.options.seconds / 4)
                 self.keep(f"{raw} / {layout}, {budget} tokens", measured)
+
+    def pools(self, raw):
+        """The same of raw ONNX Runtime that knows no more texts at a time than a server has in flight, in the layout that was fastest."""
+        latest = {(layout, budget): self.results[f"{raw} / {layout}, {budget} tokens"][-1] for layout in ("narrow", "wide") for budget in BUDGETS}
+        layout, _ = max(latest, key=lambda key: latest[key]["texts_per_second"])
+        for budget in POOL_BUDGETS:
+            measured = self.ask(raw, what="offline", budget=budget, layout=layout, seconds=self.options.seconds / 4, pool=POOL)
+            self.keep(pool_key(raw, budget), measured)
 
     def lone_turns(self):
         """One text at a time, raw and served in quick turns, because their difference is smaller than a machine's drift. There
@@ -382,6 +393,11 @@ class Bench:
         plain, fast = (self.ask(name, what="embed", count=100)["vectors"] for name in ("raw", "raw openvino"))
         dots = [sum(l * r for l, r in zip(left, right)) for left, right in zip(plain, fast)]
         self.results["openvino / lowest cosine"] = [{"cosine": min(dots)}]
+
+
+def pool_key(raw, budget):
+    """The row of raw runs over pools of texts."""
+    return f"{raw}, pools of {POOL} / {budget} tokens"
 
 
 def statistics_of(deployment, model):

@@ -1,13 +1,15 @@
 """Raw ONNX Runtime: the model's own speed on these CPUs, without a server.
 
 It runs as its own process, which reads one JSON object a line (the measurement to make) and answers with one. `offline` runs
-texts sorted by length in batches of about the given number of tokens; `lone` tokenizes, runs and pools one text at a time.
+texts sorted by length in batches of about the given number of tokens, all of them or random pools of a size, as many as a server has in
+flight; `lone` tokenizes, runs and pools one text at a time.
 """
 
 import argparse
 import json
 import os
 import queue
+import random
 import statistics
 import sys
 import threading
@@ -38,7 +40,7 @@ class Raw:
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(options.max_length)
         self.texts = read_lines(options.texts)
-        self.tokens = sorted((self.tokenizer.encode(*texts) for texts in self.texts), key=len)
+        self.tokens = [self.tokenizer.encode(*texts) for texts in self.texts]
         self.path, self.openvino = f"{options.model}/model.onnx", options.openvino
         self.plugin = bool(self.openvino) and self.openvino.endswith(".so")
         self.properties = json.loads(options.properties)
@@ -98,14 +100,26 @@ class Raw:
             binding.bind_output(output.name, self.device)
         session.run_with_iobinding(binding)
 
-    def offline(self, budget, layout, seconds):
-        batches, batch = [], []
-        for tokens in self.tokens:
-            if batch and (len(batch) + 1) * len(tokens) > budget:
-                batches.append(batch)
-                batch = []
-            batch.append(tokens)
-        feeds = [(len(batch), self.on_device(self.feed(batch))) for batch in [*batches, batch]]
+    def batches(self, budget, pool):
+        """The texts in batches of about `budget` tokens with padding. With `pool`, which is a number of texts, each batch is of one pool:
+        the texts are shuffled, always in the same way, cut into pools, and sorted in each."""
+        tokens, size = list(self.tokens), pool or len(self.tokens)
+        random.Random(0).shuffle(tokens)
+        batches = []
+        for begin in range(0, len(tokens), size):
+            batch = []
+            for one in sorted(tokens[begin : begin + size], key=len):
+                if batch and (len(batch) + 1) * len(one) > budget:
+                    batches.append(batch)
+                    batch = []
+                batch.append(one)
+            batches.append(batch)
+        return batches
+
+    def offline(self, budget, layout, seconds, pool=None):
+        batches = self.batches(budget, pool)
+        feeds = [(len(batch), self.on_device(self.feed(batch))) for batch in batches]
+        padded = sum(len(batch) * max(map(len, batch)) for batch in batches) / sum(map(len, self.tokens))
         work, done = queue.SimpleQueue(), []
         sessions = self.narrow if layout == "narrow" else [self.wide]
         if self.device:
@@ -139,7 +153,7 @@ class Raw:
         for _ in threads:
             work.put(None)
         texts = sum(done)
-        return {"texts_per_second": texts / elapsed, "cpu_us": 1e6 * cpu / texts}
+        return {"texts_per_second": texts / elapsed, "cpu_us": 1e6 * cpu / texts, "padded_by_real": padded}
 
     def lone(self, seconds, count=None):
         texts = self.texts[:count]

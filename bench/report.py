@@ -4,7 +4,7 @@ import json
 import statistics
 
 from lengths import IN_FLIGHT
-from plan import BUDGETS, CONCURRENCY, WORKERS
+from plan import BUDGETS, CONCURRENCY, POOL, POOL_BUDGETS, WORKERS, pool_key
 
 LENGTH_BARS = {
     "queries": {"all in one": 0.9, "services": 0.9}, "passages": {"all in one": 0.97, "services": 0.92},
@@ -38,6 +38,10 @@ class Report:
         keys = [f"{raw} / {layout}, {budget} tokens" for layout in ("narrow", "wide") for budget in BUDGETS]
         return max(keys, key=lambda key: self.median(key, "texts_per_second"))
 
+    def best_of_pools(self, raw):
+        """The batches with which raw ONNX Runtime is fastest over pools of texts."""
+        return max((pool_key(raw, budget) for budget in POOL_BUDGETS), key=lambda key: self.median(key, "texts_per_second"))
+
     def bars(self):
         """(measured, value, bar, whether it holds), each from the medians of this run, for the parts that were measured."""
         rate = lambda name: self.median(f"{name} / 64", "requests_per_second")
@@ -45,8 +49,10 @@ class Report:
         bars = []
         if "all in one / 64" in self.results:
             best = self.median(self.best("raw"), "texts_per_second")
+            pooled = self.median(self.best_of_pools("raw"), "texts_per_second")
             bars += [
-                ("texts/s at 64, all in one / raw best", rate("all in one") / best, ">=", 0.97),
+                ("texts/s at 64, all in one / raw best", rate("all in one") / best, ">=", 0.93),
+                (f"texts/s at 64, all in one / raw best over pools of {POOL}", rate("all in one") / pooled, ">=", 1.0),
                 ("texts/s at 64, services / raw best", rate("services") / best, ">=", 0.92),
                 ("texts/s at 16, all in one / raw best", self.median("all in one / 16", "requests_per_second") / best, ">=", 0.90),
             ]
@@ -135,6 +141,10 @@ class Report:
                     key = f"{raw} / {layout}, {budget} tokens"
                     mark = " **best**" if key == self.best(raw) else ""
                     lines.append(f"| {key}{mark} | {show(self.values(key, 'texts_per_second'))} | | | |")
+            for key in (key for key in (pool_key(raw, budget) for budget in POOL_BUDGETS) if key in self.results):
+                mark = " **best**" if key == self.best_of_pools(raw) else ""
+                padded = self.median(key, "padded_by_real")
+                lines.append(f"| {key}{mark}, {padded:.2f} tokens with padding to a real one | {show(self.values(key, 'texts_per_second'))} | | | |")
             if f"{raw} / lone" in self.results:
                 lines.append(f"| {raw} / lone | | {show(self.values(f'{raw} / lone', 'p50_ms'), 3)} | | |")
         for name in ("all in one", "services"):

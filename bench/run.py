@@ -31,7 +31,7 @@ def parse():
     parser.add_argument("--openvino", default=find_openvino(), help="the plugin, or a Python whose ONNX Runtime has it built in; empty leaves it out")
     parser.add_argument("--openvino-precision", default="", help="f32, f16, bf16: asked of OpenVINO, raw and served")
     parser.add_argument("--only", choices=PARTS, help="one part alone: its table is printed, nothing is written")
-    return parser.parse_args()
+    return options.parse_with_sets(parser)
 
 
 def main():
