@@ -29,6 +29,7 @@ WHERE = ["all in one", "services"]
 KINDS = {"cpu": "KIND_CPU", "gpu": "KIND_GPU"}
 CPU_PROVIDER, CUDA, TENSORRT = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt"))
 DEMO_GROUP = "instance_group [ { kind: KIND_CPU } ]"
+DEMO_WIDTH = 384  # of the demo's model, in its configurations
 ACCELERATOR = """
 optimization {{ execution_accelerators {{ gpu_execution_accelerator: [ {{ name: "{name}" }} ] }} }}
 """
@@ -43,6 +44,9 @@ class GpuBench(Bench):
         self.providers = {"tensorrt": [(TENSORRT, engines), (CUDA, {})], "cuda": [(CUDA, {})]}
         if options.device == "cpu":
             self.providers = {"cpu": [(CPU_PROVIDER, {})]}
+        elif options.provider:
+            self.providers = {name: self.providers[name] for name in options.provider}
+        self.counts, self.where = options.count or COUNTS, options.where or WHERE
         # Models and their measured costs are kept, so that only the first round makes them.
         self.kept = ["--model-cache", work / "models", "--cost-model-cache", work / "costs"]
         self.repositories, self.failed = {}, {}
@@ -52,6 +56,8 @@ class GpuBench(Bench):
         if (provider, count) not in self.repositories:
             extra = ACCELERATOR.format(name=provider) if provider == "tensorrt" else ""
             target = self.repository(f"{provider}-{count}", extra)
+            for config in target.glob("*/config.pbtxt"):
+                config.write_text(config.read_text().replace(str(DEMO_WIDTH), str(self.options.width)))
             config = target / "minilm/config.pbtxt"
             text = config.read_text()
             if DEMO_GROUP not in text:
@@ -73,8 +79,8 @@ class GpuBench(Bench):
         if not self.providers:
             raise BenchError("ONNX Runtime loads no provider for this device: see the reasons above")
         for provider in self.providers:
-            for where in WHERE:
-                for count in COUNTS:
+            for where in self.where:
+                for count in self.counts:
                     self.measure(f"{provider}, {where}, count {count}", provider, where, count)
         print(f"    round {number} of {self.options.rounds}", flush=True)
 
@@ -82,7 +88,7 @@ class GpuBench(Bench):
         """Offline runs, and one text at a time, with one session and with as many as there are instances at most."""
         name = f"raw {provider}"
         try:
-            self.start_raw(name, ["--providers", json.dumps(self.providers[provider]), "--cpus", max(COUNTS)])
+            self.start_raw(name, ["--providers", json.dumps(self.providers[provider]), "--cpus", max(self.counts)])
             self.offline(name, BUDGETS)
             self.keep(f"{name}, lone", self.ask(name, what="lone", seconds=self.options.seconds / 2))
         finally:
@@ -147,6 +153,10 @@ def parse():
     parser.add_argument("--device", choices=KINDS, default="gpu", help="cpu: a dry run, whose table is printed and not written")
     parser.add_argument("--warmup", type=float, default=5, help="seconds of load before a server's first measurement in a round")
     parser.add_argument("--batch-texts", type=int, default=256, help="texts of the one large request")
+    parser.add_argument("--provider", action="append", choices=["cuda", "tensorrt"], help="this one alone; may be given several times")
+    parser.add_argument("--count", type=int, action="append", help=f"instances of the model instead of {COUNTS}; may be given several times")
+    parser.add_argument("--where", action="append", choices=WHERE, help="these deployments alone; may be given several times")
+    parser.add_argument("--width", type=int, default=DEMO_WIDTH, help="numbers of a hidden state of the model")
     return parser.parse_args()
 
 
@@ -159,6 +169,8 @@ def use_gpu():
     try:
         return subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip().replace("\n", "; ")
     except (OSError, subprocess.CalledProcessError) as error:
+        if Path("/dev/nvidia0").exists():
+            return f"unknown, because nvidia-smi does not say ({error})"
         raise BenchError(f"there is no NVIDIA GPU ({error}); --device cpu is a dry run") from error
 
 
@@ -173,10 +185,13 @@ def main():
                 bench.round(number)
         finally:
             bench.stop()
+            # Also of a run that was stopped: what it has measured.
+            if chosen.device == "gpu" and bench.results:
+                chosen.results.mkdir(parents=True, exist_ok=True)
+                found = {"facts": facts, "failed": bench.failed, "rounds": bench.results}
+                (chosen.results / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
     print(markdown(bench, facts))
     if chosen.device == "gpu":
-        chosen.results.mkdir(parents=True, exist_ok=True)
-        (chosen.results / "gpu.json").write_text(json.dumps({"facts": facts, "failed": bench.failed, "rounds": bench.results}, indent=1) + "\n")
         (chosen.results / "gpu.md").write_text(markdown(bench, facts))
         print(f"==> written to {chosen.results}: gpu.md, gpu.json")
 

@@ -20,3 +20,7 @@ cp -R "$ROOT/examples/demo/." "$REPOSITORY/"
 link "$MODEL/tokenizer.json" "$REPOSITORY/tokenizer/1/tokenizer.json"
 link "$MODEL/tokenizer_config.json" "$REPOSITORY/tokenizer/1/tokenizer_config.json"
 link "$MODEL/model.onnx" "$REPOSITORY/minilm/1/model.onnx"
+# The weights of a graph that has them in a file of their own.
+if [[ -f $MODEL/model.onnx_data ]]; then
+    link "$MODEL/model.onnx_data" "$REPOSITORY/minilm/1/model.onnx_data"
+fi

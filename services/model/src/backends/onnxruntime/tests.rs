@@ -24,8 +24,10 @@ fn backend() -> OnnxRuntime {
 }
 
 /// A model of the committed test repository.
+/// A model of the basic repository. Cargo sets the variable, and so does whatever runs this program on another machine.
 fn committed(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/repositories/basic").join(name)
+    let crate_folder = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&crate_folder).join("../../tests/repositories/basic").join(name)
 }
 
 fn config(name: &str, text: &str) -> ModelConfig {

@@ -141,6 +141,37 @@ fn a_provider_that_cannot_be_had_is_an_error() {
     }
 }
 
+/// A model on the first GPU answers like the plain one. Where there is no GPU, or the library cannot use it, the test says that it is
+/// skipped, and checks that the model is refused.
+fn on_a_gpu(accelerator: &str, provider: &str) {
+    let text = format!("instance_group [{{ kind: KIND_GPU gpus: [0] count: 1 }}] {accelerator}");
+    match load(committed("tiny_encoder"), &encoder(&text)) {
+        Ok(mut model) => {
+            assert_near(&answers(&mut model.instances[0]), &plain(), 1e-3);
+            eprintln!("ran on a GPU: {provider}");
+        }
+        Err(error) => {
+            let error = error.to_string();
+            let refused = ["is not available: ", "cannot be used here: "].iter().any(|words| error.contains(words));
+            assert!(refused, "{error}");
+            eprintln!("skipped: {error}");
+        }
+    }
+}
+
+#[test]
+fn cuda_answers_like_the_plain_model() {
+    on_a_gpu("", "CUDA");
+}
+
+#[test]
+fn tensorrt_answers_like_the_plain_model() {
+    on_a_gpu(
+        "optimization { execution_accelerators { gpu_execution_accelerator: [{ name: 'tensorrt' }] } }",
+        "TensorRT",
+    );
+}
+
 #[test]
 fn shared_weights_and_layouts_by_load_change_no_answer() {
     let expected = plain();
