@@ -91,6 +91,10 @@ pub struct RequestOptions<'a> {
     pub truncation_side: Option<Side>,
     /// `max_tokens`: most tokens of a row, where that is less than `max_length`.
     pub max_tokens: Option<NonZeroUsize>,
+    /// `max_text_tokens`: most tokens of a text, or of the first text of a pair; what follows them is cut off, whatever `truncate` says.
+    pub max_text_tokens: Option<NonZeroUsize>,
+    /// `max_pair_tokens`: the same of the second text of a pair.
+    pub max_pair_tokens: Option<NonZeroUsize>,
     /// `source_language`: the language of the texts.
     pub source_language: Option<&'a str>,
     /// `target_language`: the language to translate into.
@@ -346,17 +350,22 @@ impl<'a> RequestOptions<'a> {
             let side = value.as_str().and_then(|side| side.to_ascii_lowercase().parse().ok());
             side.ok_or_else(|| wrong("truncation_side", value, "'left' or 'right'"))
         });
-        let max_tokens = parameters.get("max_tokens").map(|value| {
-            let number = value.as_u64().and_then(|number| usize::try_from(number).ok()).and_then(NonZeroUsize::new);
-            number.ok_or_else(|| wrong("max_tokens", value, "a whole number from 1"))
-        });
+        let count = |name: &'static str| {
+            let read = |value: &ParameterValue| {
+                let number = value.as_u64().and_then(|number| usize::try_from(number).ok()).and_then(NonZeroUsize::new);
+                number.ok_or_else(|| wrong(name, value, "a whole number from 1"))
+            };
+            parameters.get(name).map(read).transpose()
+        };
         Ok(RequestOptions {
             prefix: text("prefix")?,
             prompt_name: text("prompt_name")?,
             instruction: text("instruction")?,
             truncate: flag("truncate")?,
             truncation_side: side.transpose()?,
-            max_tokens: max_tokens.transpose()?,
+            max_tokens: count("max_tokens")?,
+            max_text_tokens: count("max_text_tokens")?,
+            max_pair_tokens: count("max_pair_tokens")?,
             source_language: text("source_language")?,
             target_language: text("target_language")?,
             add_special_tokens: flag("add_special_tokens")?,

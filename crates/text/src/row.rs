@@ -59,6 +59,8 @@ pub(crate) struct Around<'a> {
     pub(crate) max_length: Option<usize>,
     pub(crate) truncation: Truncation,
     pub(crate) truncation_side: Side,
+    /// Most tokens of the first text and of the second one; `None` is no limit of their own.
+    pub(crate) most: [Option<NonZeroUsize>; 2],
     /// Whether a row that is too long is an error.
     pub(crate) refuses_long: bool,
     /// Whether to say which characters tokens stand for.
@@ -93,6 +95,7 @@ impl<'a> Around<'a> {
                 (truncation, _) => truncation,
             },
             truncation_side: request.truncation_side.unwrap_or(truncation_side),
+            most: [request.max_text_tokens, request.max_pair_tokens],
             refuses_long: request.truncate == Some(false),
             offsets: false,
             // Ids come as they shall be.
@@ -136,9 +139,16 @@ impl RowEncoder {
                 }),
             };
         }
+        let (whole, whole_pair) = (text, pair);
+        let text = self.at_most(index, text, around.most[0])?;
+        let pair = pair.map(|pair| self.at_most(index, pair, around.most[1])).transpose()?;
+        let is_cut = text.len() < whole.len() || pair.as_ref().map(|pair| pair.len()) < whole_pair.map(str::len);
+        let (text, pair) = (text.as_ref(), pair.as_deref());
         if let Some(chat) = &self.chat {
             let texts: Vec<&str> = [text].into_iter().chain(pair).collect();
-            return self.encode_messages(chat, index, &texts, around);
+            let mut row = self.encode_messages(chat, index, &texts, around)?;
+            row.truncated |= is_cut;
+            return Ok(row);
         }
         let text = match around.prefix.as_ref() {
             "" => Cow::Borrowed(text),
@@ -146,8 +156,29 @@ impl RowEncoder {
         };
         let kept = self.beginning(index, &text, around)?;
         let mut row = self.encode_text(index, kept, pair, around)?;
-        row.truncated |= kept.len() < text.len();
+        row.truncated |= is_cut || kept.len() < text.len();
         Ok(row)
+    }
+
+    /// The beginning of a text that has at most so many tokens.
+    fn at_most<'t>(&self, index: usize, text: &'t str, most: Option<NonZeroUsize>) -> Result<Cow<'t, str>, TextError> {
+        let Some(most) = most.map(NonZeroUsize::get) else { return Ok(Cow::Borrowed(text)) };
+        let failed = |error: tokenizers::Error| TextError::Encode { index, reason: error.to_string() };
+        match &self.core {
+            Core::Json(tokenizer) => {
+                let encoding = tokenizer.encode(text, false).map_err(failed)?;
+                let end = encoding.get_offsets().get(most).map_or(text.len(), |&(begin, _)| begin.min(text.len()));
+                let end = (0..=end).rev().find(|&end| text.is_char_boundary(end)).unwrap_or_default();
+                Ok(Cow::Borrowed(&text[..end]))
+            }
+            Core::Slow(tokenizer) => {
+                let ids = tokenizer.encode(text);
+                match ids.get(..most).filter(|_| ids.len() > most) {
+                    Some(kept) => Ok(Cow::Owned(tokenizer.decode(kept, false, true))),
+                    None => Ok(Cow::Borrowed(text)),
+                }
+            }
+        }
     }
 
     /// The characters of `text` that are tokenized.

@@ -61,7 +61,7 @@ def errors_are_the_librarys(url, key):
         "an unknown field",
         cohere.UnprocessableEntityError,
         lambda: ask.embed(model="embedding", **unknown),
-        "unknown field",
+        "'text' is unknown",
     )
     # The library has no class of its own for 413.
     large = {**embed, "texts": [TOO_LARGE]}

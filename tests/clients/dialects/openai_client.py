@@ -47,14 +47,16 @@ def models_are_listed(url, key):
 def errors_are_the_librarys(url, key):
     embed = client(url, key).embeddings.create
     expect_raised("an empty list", openai.BadRequestError, lambda: embed(model="embedding", input=[]), "empty")
-    unknown = {"inputs": 1}
+    wrong = {"dimensions": "all"}
     error = expect_raised(
-        "an unknown field",
+        "a field of another form",
         openai.BadRequestError,
-        lambda: embed(model="embedding", input="a", extra_body=unknown),
-        "unknown field",
+        lambda: embed(model="embedding", input="a", extra_body=wrong),
+        "expected a number",
     )
-    expect_equal("its parameter", error.param, "inputs")
+    expect_equal("its parameter", error.param, "dimensions")
+    # Proxies add their own fields.
+    embed(model="embedding", input="a", extra_body={"metadata": {}, "drop_params": True})
     error = expect_raised("an unknown model", openai.NotFoundError, lambda: embed(model="nobody", input="a"))
     expect_equal("its code", error.code, "model_not_found")
     wrong = client(url, "wrong").embeddings.create

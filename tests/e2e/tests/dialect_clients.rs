@@ -31,6 +31,7 @@ in_every_mode!(
     rerankers,
     ollama,
     nvidia,
+    base_urls,
     langchain_integrations,
     haystack_cohere,
 );
@@ -73,6 +74,10 @@ fn ollama(mode: Mode) {
 
 fn nvidia(mode: Mode) {
     run(&CLIENTS, "nvidia_client.py", mode);
+}
+
+fn base_urls(mode: Mode) {
+    run(&CLIENTS, "base_urls.py", mode);
 }
 
 fn langchain_integrations(mode: Mode) {

@@ -438,12 +438,9 @@ fn refusals_have_the_shape_and_status_of_their_dialect(mode: Mode) {
     );
     let (status, body) = refused("/v1/embeddings", r#"{"model": "reranker", "input": "a"}"#);
     assert_eq!((status, &body["error"]["type"]), (400, &json!("invalid_request_error")));
-    let (status, body) = refused("/v1/embeddings", r#"{"model": "embedding", "input": "a", "inputs": 3}"#);
-    assert_eq!((status, &body["error"]["param"]), (400, &json!("inputs")));
-    for input in ["[]", r#""""#, r#"["a", ""]"#] {
-        let (status, _) = refused("/v1/embeddings", &format!(r#"{{"model": "embedding", "input": {input}}}"#));
-        assert_eq!(status, 400, "{input}");
-    }
+    let (status, body) = refused("/v1/embeddings", r#"{"model": "embedding", "input": "a", "dimensions": "x"}"#);
+    assert_eq!((status, &body["error"]["param"]), (400, &json!("dimensions")));
+    assert_eq!(refused("/v1/embeddings", r#"{"model": "embedding", "input": []}"#).0, 400);
     let (status, body) = refused("/v1/embeddings", r#"{"model": "embedding", "input": "a", "dimensions": 9}"#);
     assert_eq!(status, 400, "{body}");
     let (status, body) = refused(
@@ -451,10 +448,10 @@ fn refusals_have_the_shape_and_status_of_their_dialect(mode: Mode) {
         r#"{"model": "embedding", "texts": ["a"], "input_type": "search_query", "embedding_type": "int8"}"#,
     );
     assert_eq!(status, 422);
-    assert!(body["message"].as_str().is_some_and(|text| text.contains("unknown field `embedding_type`")), "{body}");
+    assert!(body["message"].as_str().is_some_and(|text| text.contains("'embedding_type' is unknown")), "{body}");
     assert_eq!(refused("/v2/rerank", r#"{"model": "x", "query": "q", "documents": ["a"]}"#).0, 404);
     assert_eq!(refused("/v2/rerank", r#"{"model": "reranker", "query": "q", "documents": []}"#).0, 400);
-    let (status, body) = refused("/v1/rerank", r#"{"query": "q", "documents": ["a"]}"#);
+    let (status, body) = refused("/v1/rerank", r#"{"model": "reranker", "documents": ["a"]}"#);
     assert_eq!((status, body["detail"].is_string()), (422, true), "{body}");
     let (status, body) = refused("/embed", r#"{"inputs": []}"#);
     assert_eq!((status, &body["error_type"]), (400, &json!("Empty")));

@@ -10,6 +10,7 @@ mod columns;
 mod compat;
 mod dead;
 mod deployments;
+mod dialect_bases;
 mod dialect_clients;
 mod dialect_refusals;
 mod dialects;

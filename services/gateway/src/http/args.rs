@@ -53,6 +53,10 @@ pub struct HttpArgs {
     #[arg(long, env = "TRIREME_OPENAI_TOKEN_INPUT", value_name = "VOCABULARY", value_enum, default_value_t)]
     pub openai_token_input: TokenInput,
 
+    /// What an empty text in OpenAI's /v1/embeddings gives, as clients send it for a blank document
+    #[arg(long, env = "TRIREME_OPENAI_EMPTY_TEXT", value_name = "ANSWER", value_enum, default_value_t)]
+    pub openai_empty_text: EmptyText,
+
     /// Whether to show the console, a page for people, at /ui
     #[arg(long, env = "TRIREME_UI", value_name = "BOOL", default_value = "true")]
     #[arg(value_parser = BoolishValueParser::new(), num_args = 0..=1, default_missing_value = "true")]
@@ -93,6 +97,18 @@ pub enum TokenInput {
     Reject,
 }
 
+/// What an empty text gives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum EmptyText {
+    /// The vector that the model makes of it
+    #[default]
+    #[value(name = "embed")]
+    Embed,
+    /// An error
+    #[value(name = "reject")]
+    Reject,
+}
+
 /// How the HTTP listener is set up.
 #[derive(Clone)]
 pub struct HttpOptions {
@@ -108,6 +124,8 @@ pub struct HttpOptions {
     pub full_queue_is_429: bool,
     /// The meaning of token ids in place of texts in OpenAI's dialect.
     pub token_input: TokenInput,
+    /// What an empty text gives in OpenAI's dialect.
+    pub empty_text: EmptyText,
     /// Whether the console is shown.
     pub ui: bool,
     /// The origins whose pages may ask.
@@ -146,6 +164,7 @@ impl HttpArgs {
             oip_health_bodies: self.oip_health_bodies,
             full_queue_is_429: self.full_queue_status == "429",
             token_input: self.openai_token_input,
+            empty_text: self.openai_empty_text,
             ui: self.ui,
             cors_origins: self.cors_origin.clone(),
             header_forward,

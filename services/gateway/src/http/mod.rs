@@ -8,6 +8,7 @@ mod compression;
 mod cors;
 mod dialects;
 mod durable;
+mod fault;
 mod form;
 mod incoming;
 mod jobs;

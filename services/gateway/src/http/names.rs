@@ -12,6 +12,9 @@ use crate::registry::Registry;
 /// The path before a model's name.
 const PLACES: [&str; 2] = ["/v2/models/", "/tei/"];
 
+/// What OpenAI's clients ask for besides the routes of the dialect, also behind its name.
+const OPENAI: [&str; 3] = ["/v1/files", "/v1/uploads", "/v1/batches"];
+
 /// The router, with every name of a model in paths.
 pub fn by_every_name(router: Router, registry: Registry) -> Router {
     // A layer of the router itself would come after it has chosen the route.
@@ -36,7 +39,11 @@ async fn with_own_name(State(registry): State<Registry>, mut request: Request) -
 fn tidy(path: &str) -> Option<String> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let is_kept = parts.first().is_none_or(|first| ["v2", "ui"].contains(first));
-    let tidy = format!("/{}", parts.join("/"));
+    let mut tidy = format!("/{}", parts.join("/"));
+    let of_openai = tidy.strip_prefix("/openai").filter(|rest| OPENAI.iter().any(|place| rest.starts_with(place)));
+    if let Some(rest) = of_openai.map(str::to_owned) {
+        tidy = rest;
+    }
     (!is_kept && tidy != path).then_some(tidy)
 }
 
@@ -64,6 +71,8 @@ mod tests {
         let found = |path: &str| tidy(path).unwrap_or_default();
         assert_eq!(found("//v1/embeddings"), "/v1/embeddings");
         assert_eq!(found("/v1//embeddings/"), "/v1/embeddings");
+        assert_eq!(found("/openai/v1/files/a/content"), "/v1/files/a/content");
+        assert_eq!(found("/openai/v1/embeddings"), "");
         for path in ["/", "//", "/v1/embeddings", "/v2/models/m/", "//v2/models/m", "/ui/", "/v1/models/org%2Fname"] {
             assert_eq!(found(path), "", "{path}");
         }

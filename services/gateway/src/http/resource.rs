@@ -121,6 +121,7 @@ impl Endpoint {
             group: resource.group,
             summary: self.summary.to_owned(),
             bodies: body.into_iter().collect(),
+            fields: None,
             answers: self.gives.map(|gives| gives()).into_iter().collect(),
             // Some refusals are plain text, as Triton has them.
             errors: Vec::new(),

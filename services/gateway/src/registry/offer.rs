@@ -35,6 +35,12 @@ pub struct Offer {
 // === impl Offer ===
 
 impl Offer {
+    /// Whether queries or documents have a prompt of their own.
+    pub fn tells_queries_apart(&self) -> bool {
+        let named = |name: &str| self.prompts.contains(name);
+        self.query_prompt.is_some() || self.document_prompt.is_some() || named("query") || named("document")
+    }
+
     /// The offer of a model with these inputs and outputs. The error names the faulty parameter.
     pub fn of(config: &ModelConfig, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Result<Offer, String> {
         let texts: Vec<_> = inputs.iter().filter(|input| is_texts(input)).cloned().collect();

@@ -1,11 +1,10 @@
 //! Texts to vectors: dense, sparse, and one for each token.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 
 use trireme_inference::{InferError, Ledger, Tensor};
 
-use super::{Ask, Handlers, Scores};
+use super::{Ask, Handlers};
 use crate::registry::Task;
 
 /// A vector for each text.
@@ -106,37 +105,6 @@ impl Handlers {
         };
         Ok(TokenVectors { rows: (0..texts.len()).map(row).collect(), model: found.model, width, ledger })
     }
-
-    /// How alike the vectors of the two texts of each pair are: their cosines. `first` and `second` are of one length; a text
-    /// that is there more than once is embedded once.
-    pub async fn cosines(&self, first: &[&str], second: &[&str], ask: &Ask) -> Result<Scores, InferError> {
-        let mut texts: Vec<String> = Vec::new();
-        let mut places = HashMap::new();
-        let mut place = |text: &str| {
-            *places.entry(text.to_owned()).or_insert_with(|| {
-                texts.push(text.to_owned());
-                texts.len() - 1
-            })
-        };
-        let pairs: Vec<_> = first.iter().zip(second).map(|(one, two)| (place(one), place(two))).collect();
-        let vectors = self.embed(&texts, ask).await?;
-        let numbers = vectors.numbers();
-        let row = |place: usize| &numbers[place * vectors.width..(place + 1) * vectors.width];
-        let scores = pairs.into_iter().map(|(one, two)| cosine(row(one), row(two))).collect();
-        Ok(Scores { scores, logits: None, model: vectors.model, ledger: vectors.ledger })
-    }
-
-    /// How alike the vectors of `source` and of each other text are: their cosines.
-    pub async fn similarity(
-        &self,
-        source: &str,
-        others: &[String],
-        ask: &Ask,
-    ) -> Result<(Vec<f32>, Ledger), InferError> {
-        let others: Vec<&str> = others.iter().map(String::as_str).collect();
-        let scores = self.cosines(&vec![source; others.len()], &others, ask).await?;
-        Ok((scores.scores, scores.ledger))
-    }
 }
 
 /// Vectors of length 1 where a model gives others: its postprocessing need not have a step for that.
@@ -154,13 +122,6 @@ fn normalized(tensor: Tensor, width: usize) -> Result<Tensor, InferError> {
         }
     }
     Ok(Tensor::from_values(tensor.name(), tensor.shape().clone(), scaled)?)
-}
-
-/// The cosine of the angle between two vectors; 0 for a vector without length.
-pub fn cosine(one: &[f32], two: &[f32]) -> f32 {
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
-    let lengths = (dot(one, one) * dot(two, two)).sqrt();
-    if lengths == 0.0 { 0.0 } else { (dot(one, two) / lengths) as f32 }
 }
 
 // === impl Vectors ===
@@ -183,13 +144,5 @@ mod tests {
         assert_eq!(*scaled.values::<f32>().unwrap(), [0.6, 0.8, 0.0, 0.0, 0.0, 1.0]);
         let unit = tensor(vec![0.6, 0.8]);
         assert_eq!(normalized(unit.clone(), 2).unwrap(), unit);
-    }
-
-    #[test]
-    fn cosines_are_those_of_angles() {
-        assert_eq!(cosine(&[3.0, 4.0], &[6.0, 8.0]), 1.0);
-        assert_eq!(cosine(&[1.0, 0.0], &[0.0, 2.0]), 0.0);
-        assert_eq!(cosine(&[1.0, 1.0], &[-2.0, -2.0]), -1.0);
-        assert_eq!(cosine(&[0.0, 0.0], &[1.0, 0.0]), 0.0);
     }
 }

@@ -11,6 +11,7 @@
 mod classify;
 mod embed;
 mod options;
+mod pairs;
 mod rerank;
 mod tokenize;
 mod tokens;
@@ -25,7 +26,7 @@ use trireme_inference::{
 use trireme_server::budget::Hold;
 
 use super::{Handlers, Rows, Traced, Waits};
-use crate::registry::{Offer, ServedModel, Task};
+use crate::registry::{Catalog, Offer, ServedModel, Task};
 use crate::via::Via;
 
 pub use classify::ScoredLabel;
@@ -69,15 +70,21 @@ pub struct TextModel {
     pub tasks: Vec<Task>,
     /// Its classes.
     pub labels: Vec<String>,
+    /// Most tokens of a row, where its tokenizer's configuration says it.
+    pub max_length: Option<u64>,
+    /// Most rows of an execution of its first step.
+    pub max_batch: u64,
+    /// How the vectors of tokens become one.
+    pub pooling: String,
 }
 
 impl Handlers {
     /// Every ready model that does something with texts, under each of its names.
     pub fn text_models(&self) -> Vec<TextModel> {
         let catalog = self.registry.catalog();
-        let named = |(own, _, offer): (&str, &Arc<ServedModel>, &Offer)| -> Vec<TextModel> {
+        let named = |(own, served, offer): (&str, &Arc<ServedModel>, &Offer)| -> Vec<TextModel> {
             let names = std::iter::once(own).chain(offer.served_names.iter().map(String::as_str));
-            names.map(|name| TextModel::of(name, offer)).collect()
+            names.map(|name| TextModel::of(name, served, offer, &catalog)).collect()
         };
         catalog.offers().flat_map(named).collect()
     }
@@ -89,7 +96,7 @@ impl Handlers {
         let Some(name) = name else {
             let mut offers = catalog.offers();
             return match (offers.next(), offers.next()) {
-                (Some((own, _, offer)), None) => Ok(TextModel::of(own, offer)),
+                (Some((own, served, offer)), None) => Ok(TextModel::of(own, served, offer, &catalog)),
                 (None, _) => match catalog.unready().as_slice() {
                     [] => Err(InferError::not_found("no model here does anything with texts")),
                     [first, ..] => Err(InferError::unavailable(format!(
@@ -109,7 +116,7 @@ impl Handlers {
             let message = format!("model '{name}' does nothing with texts; models that do: {}", names());
             return Err(InferError::invalid_arg(message));
         }
-        Ok(TextModel::of(name, offer))
+        Ok(TextModel::of(name, served, offer, &catalog))
     }
 
     /// The model that does `task` for this request.
@@ -168,8 +175,21 @@ fn size_of(texts: &[impl AsRef<[u8]>]) -> u64 {
 // === impl TextModel ===
 
 impl TextModel {
-    fn of(name: &str, offer: &Offer) -> TextModel {
-        TextModel { name: name.to_owned(), tasks: offer.tasks.keys().copied().collect(), labels: offer.labels.clone() }
+    fn of(name: &str, served: &ServedModel, offer: &Offer, catalog: &Catalog) -> TextModel {
+        let steps = || served.plan.steps.iter().filter_map(|step| catalog.find(&step.model, None).ok());
+        let parameter = |backend: &str, name: &str| {
+            let of_backend = steps().filter(|(_, step)| step.config.backend == backend);
+            of_backend.filter_map(|(_, step)| step.config.parameters.get(name).cloned()).next()
+        };
+        let ops = parameter("postprocess", "ops").unwrap_or_default();
+        TextModel {
+            name: name.to_owned(),
+            tasks: offer.tasks.keys().copied().collect(),
+            labels: offer.labels.clone(),
+            max_length: parameter("tokenizer", "max_length").and_then(|length| length.trim().parse().ok()),
+            max_batch: steps().map(|(_, step)| u64::from(step.config.max_batch_size)).min().unwrap_or_default(),
+            pooling: ops.split(',').find_map(|op| op.trim().strip_prefix("pool:")).unwrap_or("mean").to_owned(),
+        }
     }
 }
 

@@ -17,6 +17,10 @@ pub struct TextOptions {
     pub truncation_side: Option<Side>,
     /// Most tokens of a row, where that is less than the model's own limit.
     pub max_tokens: Option<u64>,
+    /// Most tokens of a text, or of the first text of a pair: it is cut before the special tokens are added.
+    pub max_text_tokens: Option<u64>,
+    /// The same of the second text of a pair.
+    pub max_pair_tokens: Option<u64>,
     /// Whether vectors get length 1.
     pub normalize: Option<bool>,
     /// Whether scores stay as the model gives them.
@@ -39,12 +43,14 @@ type Reader = (&'static str, &'static str, fn(&ParameterValue) -> bool);
 
 /// The request parameters that have to be read. Others are the gateway's own business, too (`normalize`, `dimensions`), or true of
 /// scores that no step changes (`raw_scores`).
-const READERS: [Reader; 8] = [
+const READERS: [Reader; 10] = [
     ("prompt_name", "tokenizer", |_| true),
     ("instruction", "tokenizer", |_| true),
     ("truncate", "tokenizer", |value| *value == ParameterValue::Bool(false)),
     ("truncation_side", "tokenizer", |value| value.as_str() == Some("left")),
     ("max_tokens", "tokenizer", |_| true),
+    ("max_text_tokens", "tokenizer", |_| true),
+    ("max_pair_tokens", "tokenizer", |_| true),
     ("add_special_tokens", "tokenizer", |value| *value == ParameterValue::Bool(false)),
     ("token_ids", "tokenizer", |_| true),
     ("aggregation_strategy", "postprocess", |_| true),
@@ -83,6 +89,8 @@ pub enum Prompt {
     Document,
     /// The one of this name where the model has it, else its default one.
     IfThere(&'static str),
+    /// The default one of a model that makes no difference between queries and documents; the error of a request for another one.
+    Needed(&'static str),
 }
 
 /// An end of a text.
@@ -97,7 +105,7 @@ pub enum Side {
 
 impl TextOptions {
     /// The request parameters that stages read: `prompt_name`, `instruction`, `truncate`, `truncation_side`, `max_tokens`,
-    /// `add_special_tokens`, `skip_special_tokens` and `token_ids` the tokenizer;
+    /// `max_text_tokens`, `max_pair_tokens`, `add_special_tokens`, `skip_special_tokens` and `token_ids` the tokenizer;
     /// `normalize`, `raw_scores`, `dimensions` and `aggregation_strategy` postprocess.
     pub fn parameters(&self, offer: &Offer) -> Result<Parameters, InferError> {
         let prompt = match &self.prompt {
@@ -106,16 +114,21 @@ impl TextOptions {
             Prompt::Query => offer.query_prompt.clone().or_else(|| offer.prompts.get("query").cloned()),
             Prompt::Document => offer.document_prompt.clone().or_else(|| offer.prompts.get("document").cloned()),
             Prompt::IfThere(name) => offer.prompts.get(*name).cloned(),
+            Prompt::Needed(missing) if offer.tells_queries_apart() => return Err(InferError::invalid_arg(*missing)),
+            Prompt::Needed(_) => None,
         };
         let side = self.truncation_side.map(|side| match side {
             Side::Left => "left",
             Side::Right => "right",
         });
-        if self.dimensions == Some(0) {
-            return Err(InferError::invalid_arg("'dimensions' is 0, expected at least 1"));
-        }
-        if self.max_tokens == Some(0) {
-            return Err(InferError::invalid_arg("'max_tokens' is 0, expected at least 1"));
+        let numbers = [
+            ("max_tokens", self.max_tokens),
+            ("max_text_tokens", self.max_text_tokens),
+            ("max_pair_tokens", self.max_pair_tokens),
+            ("dimensions", self.dimensions),
+        ];
+        if let Some((name, _)) = numbers.iter().find(|(_, number)| *number == Some(0)) {
+            return Err(InferError::invalid_arg(format!("'{name}' is 0, expected at least 1")));
         }
         let texts = [
             ("prompt_name", prompt),
@@ -131,7 +144,6 @@ impl TextOptions {
             ("skip_special_tokens", self.skip_special_tokens),
             ("token_ids", self.token_ids.then_some(true)),
         ];
-        let numbers = [("max_tokens", self.max_tokens), ("dimensions", self.dimensions)];
         let texts = texts.into_iter().filter_map(|(name, text)| Some((name, ParameterValue::String(text?))));
         let flags = flags.into_iter().filter_map(|(name, flag)| Some((name, ParameterValue::Bool(flag?))));
         let numbers = numbers.into_iter().filter_map(|(name, number)| {

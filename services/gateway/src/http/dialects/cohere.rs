@@ -1,7 +1,9 @@
-//! Cohere: `/v1/embed`, `/v2/embed`, `/v1/rerank`, `/v2/rerank`.
+//! Cohere: `/v1/embed`, `/v2/embed`, `/v1/rerank`, `/v2/rerank`, `/v1/tokenize`, `/v1/detokenize`, `/v1/models`, `/v1/check-api-key`.
 //!
 //! `input_type` chooses the prompt: `search_query` and `search_document` are the model's prompts for queries and documents,
 //! `classification` and `clustering` are prompts of that name where the model has them. Images are refused.
+
+mod about;
 
 use axum::response::Response;
 use bytes::Bytes;
@@ -13,7 +15,8 @@ use utoipa::openapi::schema::Schema;
 
 use super::answer;
 use super::dialect::{Dialect, DialectCall, DialectRoute};
-use super::input::{self, Document};
+use super::fields::{self, Field, Forms, idle, only, ours, read};
+use super::input::Document;
 use super::quantize::EmbeddingType;
 use super::refusal::{Kind, Refusal};
 use crate::handlers::operations::{Prompt, Side, TextOptions};
@@ -23,26 +26,77 @@ pub(super) static DIALECT: Dialect = Dialect {
     name: "cohere",
     routes: &[
         DialectRoute::post("/v2/embed", "Embeds texts", |call| Box::pin(embed(call, Version::V2)))
-            .takes::<Embed>()
+            .takes::<Embed>(&[EMBED])
             .gives(embed_answer),
         DialectRoute::post("/v1/embed", "Embeds texts", |call| Box::pin(embed(call, Version::V1)))
-            .takes::<Embed>()
+            .takes::<Embed>(&[EMBED])
             .gives(embed_answer),
         DialectRoute::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V2)))
-            .takes::<Rerank>()
+            .takes::<Rerank>(&[RERANK])
             .gives(rerank_answer),
         DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V1)))
-            .takes::<Rerank>()
-            .gives(rerank_answer)
-            .marked(&["rank_fields", "max_chunks_per_doc"]),
+            .takes::<Rerank>(&[RERANK])
+            .gives(rerank_answer),
+        DialectRoute::post("/v1/tokenize", "The tokens of a text", |call| Box::pin(about::tokenize(call)))
+            .takes::<about::Tokenize>(&[about::TOKENIZE])
+            .gives(about::tokenize_answer),
+        DialectRoute::post("/v1/detokenize", "The text of tokens", |call| Box::pin(about::detokenize(call)))
+            .takes::<about::Detokenize>(&[about::DETOKENIZE])
+            .gives(about::detokenize_answer),
+        DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
+            Box::pin(about::models(call))
+        })
+        .gives(about::models_answer)
+        .behind_name(),
+        DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(about::model(call)))
+            .gives(about::model_answer)
+            .behind_name(),
+        DialectRoute::post("/v1/check-api-key", "Whether the key is valid", |call| Box::pin(about::check_key(call))),
     ],
     refuse,
     refusals,
+    is_strict: true,
+    cut: "set 'truncate' to \"END\"",
     model_in_path: false,
 };
 
+/// Parts of the fields' table: texts of a chat's form.
+const INPUTS: Forms = &[r#"[{"content": [{"type": "text", "text": "a"}]}]"#];
+
+/// Also of vLLM's `/v2/embed`.
+pub(super) const EMBED: &[Field] = &[
+    read("model", fields::TEXT),
+    read("texts", fields::TEXTS),
+    only("images", fields::TEXTS, &[], "models here take texts: send 'texts'"),
+    read("inputs", INPUTS),
+    read("input_type", &[r#""search_query""#]),
+    read("embedding_types", &[r#"["float"]"#]),
+    read("output_dimension", fields::NUMBER),
+    read("truncate", &[r#""END""#]),
+    read("max_tokens", fields::NUMBER),
+    idle("priority", fields::NUMBER, "orders the requests of one customer"),
+    ours("instruction", fields::TEXT),
+];
+
+const RERANK: &[Field] = &[
+    read("model", fields::TEXT),
+    read("query", fields::TEXT),
+    read("documents", fields::DOCUMENTS),
+    read("top_n", fields::NUMBER),
+    read("rank_fields", fields::TEXTS),
+    read("return_documents", fields::FLAG),
+    only("max_chunks_per_doc", fields::NUMBER, &["1"], "a document is scored as a whole"),
+    read("max_tokens_per_doc", fields::NUMBER),
+    idle("priority", fields::NUMBER, "orders the requests of one customer"),
+    ours("instruction", fields::TEXT),
+];
+
+/// What a client says if a model tells queries and documents apart.
+const INPUT_TYPES: &str =
+    "'input_type' is missing, expected search_query, search_document, classification or clustering";
+
 #[derive(Clone, Copy, PartialEq)]
-enum Version {
+pub(super) enum Version {
     V1,
     V2,
 }
@@ -68,14 +122,11 @@ enum Truncate {
 }
 
 #[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = CohereEmbed)]
-struct Embed {
+pub(super) struct Embed {
     model: Option<String>,
     texts: Option<Vec<String>>,
-    images: Option<Vec<String>>,
-    #[schema(value_type = Option<Vec<Object>>)]
-    inputs: Option<serde::de::IgnoredAny>,
+    inputs: Option<Vec<Contents>>,
     input_type: Option<InputType>,
     embedding_types: Option<Vec<EmbeddingType>>,
     output_dimension: Option<u64>,
@@ -83,14 +134,25 @@ struct Embed {
     max_tokens: Option<u64>,
     /// Ours: what the model shall do with the texts.
     instruction: Option<String>,
-    /// An order among the requests of one customer, which there is none of here.
-    #[serde(rename = "priority")]
-    _priority: Option<u32>,
+}
+
+/// An input of several parts, as requests with images have it.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = CohereContents)]
+struct Contents {
+    content: Vec<Part>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = CoherePart)]
+enum Part {
+    Text { text: String },
+    ImageUrl {},
 }
 
 /// A body of both versions: clients of the second one send fields of the first (LiteLLM `return_documents`).
 #[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = CohereRerank)]
 struct Rerank {
     model: Option<String>,
@@ -100,32 +162,45 @@ struct Rerank {
     rank_fields: Option<Vec<String>>,
     #[serde(default)]
     return_documents: bool,
-    max_chunks_per_doc: Option<u64>,
     max_tokens_per_doc: Option<u64>,
     /// Ours: by what the model shall judge.
     instruction: Option<String>,
-    #[serde(rename = "priority")]
-    _priority: Option<u32>,
 }
 
-async fn embed(call: DialectCall, version: Version) -> Result<Response, Refusal> {
-    let body: Embed = input::read(&call.body)?;
-    if body.images.is_some() || matches!(body.input_type, Some(InputType::Image)) {
-        return Err(Refusal::unsupported("images", "holds images, expected 'texts': models here take texts"));
+// === impl Contents ===
+
+impl Contents {
+    /// The text of all parts, a line each.
+    fn text(self, index: usize) -> Result<String, Refusal> {
+        let text = |part: Part| match part {
+            Part::Text { text } => Ok(text),
+            Part::ImageUrl {} => {
+                Err(Refusal::unsupported("inputs", format!("holds an image at {index}: models here take texts")))
+            }
+        };
+        Ok(self.content.into_iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
     }
-    if body.inputs.is_some() {
-        return Err(Refusal::unsupported("inputs", "is not taken, expected 'texts'"));
+}
+
+pub(super) async fn embed(call: DialectCall, version: Version) -> Result<Response, Refusal> {
+    let body: Embed = call.read()?;
+    if matches!(body.input_type, Some(InputType::Image)) {
+        return Err(Refusal::unsupported("input_type", "is \"image\": models here take texts"));
     }
     if version == Version::V2 && body.model.is_none() {
         return Err(Refusal::field("model", "is missing"));
     }
-    if version == Version::V2 && body.input_type.is_none() {
-        return Err(Refusal::field(
-            "input_type",
-            "is missing, expected search_query, search_document, classification or clustering",
-        ));
+    let texts = match (body.texts, body.inputs) {
+        (Some(_), Some(_)) => return Err(Refusal::field("inputs", "comes with 'texts', expected one of them")),
+        (None, Some(inputs)) => {
+            let inputs = inputs.into_iter().enumerate();
+            inputs.map(|(index, contents)| contents.text(index)).collect::<Result<_, _>>()?
+        }
+        (texts, None) => texts.unwrap_or_default(),
+    };
+    if texts.is_empty() {
+        return Err(Refusal::empty("texts"));
     }
-    let texts = body.texts.filter(|texts| !texts.is_empty()).ok_or_else(|| Refusal::empty("texts"))?;
     let (truncate, side) = match body.truncate.unwrap_or(Truncate::End) {
         Truncate::None => (false, None),
         Truncate::Start => (true, Some(Side::Left)),
@@ -137,7 +212,8 @@ async fn embed(call: DialectCall, version: Version) -> Result<Response, Refusal>
             Some(InputType::SearchDocument) => Prompt::Document,
             Some(InputType::Classification) => Prompt::IfThere("classification"),
             Some(InputType::Clustering) => Prompt::IfThere("clustering"),
-            Some(InputType::Image) | None => Prompt::Default,
+            Some(InputType::Image) | None if version == Version::V1 => Prompt::Default,
+            Some(InputType::Image) | None => Prompt::Needed(INPUT_TYPES),
         },
         truncate: Some(truncate),
         truncation_side: side,
@@ -187,12 +263,9 @@ async fn embed(call: DialectCall, version: Version) -> Result<Response, Refusal>
 }
 
 async fn rerank(call: DialectCall, version: Version) -> Result<Response, Refusal> {
-    let body: Rerank = input::read(&call.body)?;
+    let body: Rerank = call.read()?;
     if version == Version::V2 && body.model.is_none() {
         return Err(Refusal::field("model", "is missing"));
-    }
-    if body.max_chunks_per_doc.is_some_and(|chunks| chunks > 1) {
-        return Err(Refusal::unsupported("max_chunks_per_doc", "is more than 1: a document is scored as a whole"));
     }
     if body.documents.is_empty() {
         return Err(Refusal::empty("documents"));
@@ -202,8 +275,11 @@ async fn rerank(call: DialectCall, version: Version) -> Result<Response, Refusal
     }
     let fields = body.rank_fields.unwrap_or_else(|| vec!["text".to_owned()]);
     let documents = Document::texts(body.documents, "documents", &fields)?;
-    let options =
-        TextOptions { max_tokens: body.max_tokens_per_doc, instruction: body.instruction, ..TextOptions::default() };
+    let options = TextOptions {
+        max_pair_tokens: body.max_tokens_per_doc,
+        instruction: body.instruction,
+        ..TextOptions::default()
+    };
     let ask = call.ask(body.model.as_deref(), options);
     let scores = call.handlers.rerank(&body.query, &documents, &ask).await?;
     let most = body.top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
@@ -243,7 +319,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::Malformed | Kind::Empty | Kind::Invalid | Kind::Unsupported => 400,
         Kind::Key => 401,
         Kind::Forbidden => 403,
-        Kind::NoModel => 404,
+        Kind::NoModel | Kind::NoRoute => 404,
         Kind::TooLarge => 413,
         Kind::Field => 422,
         Kind::Overloaded => 429,
@@ -269,7 +345,7 @@ fn meta_schema() -> Schema {
     ])
 }
 
-fn embed_answer() -> Schema {
+pub(super) fn embed_answer() -> Schema {
     let rows = schema::list(schema::list(schema::number()));
     schema::object([
         ("id", schema::text()),
@@ -294,14 +370,15 @@ fn rerank_answer() -> Schema {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::dialects::fields::Members;
 
     #[test]
     fn unknown_fields_are_422_and_named() {
-        let refusal = input::read::<Rerank>(br#"{"model": "m", "query": "q", "documents": [], "topn": 3}"#).err();
-        let refusal = refusal.expect("a refusal");
+        let body = Members::of(br#"{"model": "m", "query": "q", "documents": [], "topn": 3}"#);
+        let refusal = body.check(&[RERANK], DIALECT.is_strict).unwrap_err();
         assert_eq!(refusal.field.as_deref(), Some("topn"));
         let (status, body) = refuse(&refusal);
         assert_eq!(status, 422);
-        assert!(str::from_utf8(&body).unwrap().contains("unknown field `topn`"));
+        assert!(str::from_utf8(&body).unwrap().contains("'topn' is unknown"));
     }
 }

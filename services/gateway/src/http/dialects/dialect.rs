@@ -3,15 +3,18 @@
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use serde::de::DeserializeOwned;
 use trireme_inference::Parameters;
 use trireme_server::budget::Hold;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
-use super::refusal::Refusal;
+use super::fields::Field;
+use super::input;
+use super::refusal::{Kind, Refusal};
 use crate::handlers::operations::{Ask, TextOptions};
 use crate::handlers::{SharedHandlers, Waits};
-use crate::http::args::TokenInput;
+use crate::http::args::{EmptyText, TokenInput};
 use crate::http::openapi::Verb;
 use crate::http::openapi::schema::{self, Described};
 use crate::via::Via;
@@ -23,9 +26,13 @@ pub struct Dialect {
     /// Its routes.
     pub routes: &'static [DialectRoute],
     /// Its table of errors: the status and the body of a refusal.
-    pub refuse: fn(&Refusal) -> (u16, Bytes),
+    pub refuse: Refuse,
     /// The bodies of that table.
     pub refusals: fn() -> Schema,
+    /// Whether fields that are in no table are refused; others are passed over.
+    pub is_strict: bool,
+    /// How a client has texts cut that are too long, for the error about such a text.
+    pub cut: &'static str,
     /// Whether a model may be named behind the prefix (`/tei/MODEL/embed`), because bodies do not name one.
     pub model_in_path: bool,
 }
@@ -35,17 +42,24 @@ pub struct DialectRoute {
     pub verb: Verb,
     /// Its path, as the dialect's clients ask for it.
     pub path: &'static str,
-    /// Fields of a body that other dialects with this path do not have.
-    pub marks: &'static [&'static str],
+    /// Whether it is there behind the dialect's name only.
+    pub is_behind_name: bool,
+    /// The tables of the fields of its bodies.
+    pub fields: &'static [&'static [Field]],
     /// A sentence about the route for the document.
     pub summary: &'static str,
     /// The shape of its bodies.
     pub takes: Option<fn() -> Described>,
     /// The shape of its answers, if they are JSON.
     pub gives: Option<fn() -> Schema>,
+    /// Its own table of errors, where it is not the dialect's.
+    pub refuse: Option<Refuse>,
     /// Answers a request.
     pub run: Run,
 }
+
+/// The status and the body of a refusal.
+pub type Refuse = fn(&Refusal) -> (u16, Bytes);
 
 /// Answers a request in a dialect.
 pub type Run = fn(DialectCall) -> BoxFuture<'static, Result<Response, Refusal>>;
@@ -69,29 +83,45 @@ pub struct DialectCall {
     pub route: &'static str,
     /// The meaning of token ids in place of texts.
     pub token_input: TokenInput,
+    /// What an empty text gives in OpenAI's dialect.
+    pub empty_text: EmptyText,
 }
 
 // === impl DialectRoute ===
 
 impl DialectRoute {
+    const fn new(verb: Verb, path: &'static str, summary: &'static str, run: Run) -> DialectRoute {
+        DialectRoute {
+            verb,
+            path,
+            is_behind_name: false,
+            fields: &[],
+            summary,
+            takes: None,
+            gives: None,
+            refuse: None,
+            run,
+        }
+    }
+
     /// A route with GET.
     pub const fn get(path: &'static str, summary: &'static str, run: Run) -> DialectRoute {
-        DialectRoute { verb: Verb::Get, path, marks: &[], summary, takes: None, gives: None, run }
+        DialectRoute::new(Verb::Get, path, summary, run)
     }
 
     /// A route with POST.
     pub const fn post(path: &'static str, summary: &'static str, run: Run) -> DialectRoute {
-        DialectRoute { verb: Verb::Post, path, marks: &[], summary, takes: None, gives: None, run }
+        DialectRoute::new(Verb::Post, path, summary, run)
     }
 
-    /// The same with a body of this shape.
-    pub const fn takes<T: ToSchema>(self) -> DialectRoute {
-        DialectRoute { takes: Some(schema::of::<T>), ..self }
+    /// The same with a body of this shape and these fields.
+    pub const fn takes<T: ToSchema>(self, fields: &'static [&'static [Field]]) -> DialectRoute {
+        DialectRoute { takes: Some(schema::of::<T>), fields, ..self }
     }
 
     /// The same with a body of which two types read their own fields.
-    pub const fn takes_both<A: ToSchema, B: ToSchema>(self) -> DialectRoute {
-        DialectRoute { takes: Some(schema::of_both::<A, B>), ..self }
+    pub const fn takes_both<A: ToSchema, B: ToSchema>(self, fields: &'static [&'static [Field]]) -> DialectRoute {
+        DialectRoute { takes: Some(schema::of_both::<A, B>), fields, ..self }
     }
 
     /// The same with answers of this shape.
@@ -99,15 +129,33 @@ impl DialectRoute {
         DialectRoute { gives: Some(gives), ..self }
     }
 
-    /// The same with these fields for marks.
-    pub const fn marked(self, marks: &'static [&'static str]) -> DialectRoute {
-        DialectRoute { marks, ..self }
+    /// The same, behind the dialect's name only.
+    pub const fn behind_name(self) -> DialectRoute {
+        DialectRoute { is_behind_name: true, ..self }
+    }
+
+    /// The same with another table of errors than the dialect's.
+    pub const fn refuses(self, refuse: Refuse) -> DialectRoute {
+        DialectRoute { refuse: Some(refuse), ..self }
     }
 }
 
 // === impl DialectCall ===
 
 impl DialectCall {
+    /// The body, as a type reads it.
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, Refusal> {
+        input::read(&self.body)
+    }
+
+    /// An error if some model is not ready.
+    pub fn ready(&self) -> Result<(), Refusal> {
+        match self.handlers.server_ready() {
+            Ok(true) => Ok(()),
+            _ => Err(Refusal::new(Kind::Unavailable, "not every model is ready")),
+        }
+    }
+
     /// The request as operations take it. `model` is what the body names; a path that names one has the last word.
     pub fn ask(&self, model: Option<&str>, options: TextOptions) -> Ask {
         Ask {

@@ -1,4 +1,4 @@
-//! Infinity: `/embeddings`, `/rerank`, `/classify`, `/models`.
+//! Infinity: `/embeddings`, `/rerank`, `/classify`, `/models`, `/health`.
 //!
 //! A model that is not named is the only one that does it. As in the original, fields that are not known are passed over.
 
@@ -12,7 +12,8 @@ use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
-use super::input::{self, Input};
+use super::fields::{self, Field, idle, only, read};
+use super::input::Input;
 use super::openai::nested;
 use super::refusal::{Kind, Refusal};
 use crate::handlers::operations::TextOptions;
@@ -23,23 +24,50 @@ pub(super) static DIALECT: Dialect = Dialect {
     name: "infinity",
     routes: &[
         DialectRoute::post("/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
-            .takes::<Embeddings>()
+            .takes::<Embeddings>(&[EMBEDDINGS])
             .gives(embeddings_answer),
         DialectRoute::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
-            .takes::<Rerank>()
-            .gives(rerank_answer)
-            .marked(&["documents"]),
+            .takes::<Rerank>(&[RERANK])
+            .gives(rerank_answer),
         DialectRoute::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
-            .takes::<Classify>()
-            .gives(classify_answer)
-            .marked(&["raw_scores"]),
+            .takes::<Classify>(&[CLASSIFY])
+            .gives(classify_answer),
         DialectRoute::get("/models", "The models that do something with texts", |call| Box::pin(models(call)))
             .gives(models_answer),
+        DialectRoute::get("/health", "Whether all models are ready", |call| Box::pin(health(call)))
+            .gives(health_answer),
+        DialectRoute::get("/", "Whether all models are ready", |call| Box::pin(health(call)))
+            .gives(health_answer)
+            .behind_name(),
     ],
     refuse,
     refusals,
+    is_strict: false,
+    cut: "send a shorter one",
     model_in_path: false,
 };
+
+const EMBEDDINGS: &[Field] = &[
+    read("input", fields::TEXT_OR_TEXTS),
+    read("model", fields::TEXT),
+    read("encoding_format", &[r#""float""#]),
+    read("dimensions", fields::NUMBER),
+    read("output_dimension", fields::NUMBER),
+    only("modality", &[r#""text""#], &[r#""text""#], "models here take texts, expected \"text\""),
+    idle("user", fields::TEXT, "names the author of the texts"),
+];
+
+const RERANK: &[Field] = &[
+    read("query", fields::TEXT),
+    read("documents", fields::TEXTS),
+    read("model", fields::TEXT),
+    read("return_documents", fields::FLAG),
+    read("raw_scores", fields::FLAG),
+    read("top_n", fields::NUMBER),
+];
+
+const CLASSIFY: &[Field] =
+    &[read("input", fields::TEXTS), read("model", fields::TEXT), read("raw_scores", fields::FLAG)];
 
 /// The model's name in requests of clients that have none.
 const UNNAMED: &str = "default/not-specified";
@@ -53,7 +81,6 @@ struct Embeddings {
     /// LiteLLM names it `output_dimension`.
     #[serde(alias = "output_dimension")]
     dimensions: Option<u64>,
-    modality: Option<String>,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -84,10 +111,7 @@ fn named(model: Option<&str>) -> Option<&str> {
 }
 
 async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
-    let body: Embeddings = input::read(&call.body)?;
-    if let Some(modality) = body.modality.as_deref().filter(|modality| *modality != "text") {
-        return Err(Refusal::unsupported("modality", format!("is '{modality}', expected 'text'")));
-    }
+    let body: Embeddings = call.read()?;
     let texts = body.input.texts("input", "send texts")?.0;
     // 0 is how the original says all of them.
     let options = TextOptions { dimensions: body.dimensions.filter(|&d| d > 0), ..TextOptions::default() };
@@ -106,13 +130,13 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
                     });
                 }
             });
-            tail(out, body.model.as_deref().unwrap_or(&vectors.model), &vectors.ledger);
+            tail(out, named(body.model.as_deref()).unwrap_or(&vectors.model), &vectors.ledger);
         });
     }))
 }
 
 async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
-    let body: Rerank = input::read(&call.body)?;
+    let body: Rerank = call.read()?;
     if body.documents.is_empty() {
         return Err(Refusal::empty("documents"));
     }
@@ -135,13 +159,13 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
                     });
                 }
             });
-            tail(out, body.model.as_deref().unwrap_or(&scores.model), &scores.ledger);
+            tail(out, named(body.model.as_deref()).unwrap_or(&scores.model), &scores.ledger);
         });
     }))
 }
 
 async fn classify(call: DialectCall) -> Result<Response, Refusal> {
-    let body: Classify = input::read(&call.body)?;
+    let body: Classify = call.read()?;
     if body.input.is_empty() {
         return Err(Refusal::empty("input"));
     }
@@ -163,7 +187,7 @@ async fn classify(call: DialectCall) -> Result<Response, Refusal> {
                     });
                 }
             });
-            tail(out, body.model.as_deref().unwrap_or(&classified.model), &classified.ledger);
+            tail(out, named(body.model.as_deref()).unwrap_or(&classified.model), &classified.ledger);
         });
     }))
 }
@@ -198,6 +222,15 @@ async fn models(call: DialectCall) -> Result<Response, Refusal> {
     })))
 }
 
+async fn health(call: DialectCall) -> Result<Response, Refusal> {
+    call.ready()?;
+    Ok(answer::json(answer::object(|out| out.name("unix").integer(answer::now()))))
+}
+
+fn health_answer() -> Schema {
+    schema::object([("unix", schema::number())])
+}
+
 /// The original's word for an operation.
 fn capability(task: &Task) -> Option<&'static str> {
     match task {
@@ -230,6 +263,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::Key => (401, "AuthenticationError"),
         Kind::Forbidden => (403, "PermissionDeniedError"),
         Kind::NoModel => (404, "ModelNotFound"),
+        Kind::NoRoute => (404, "NotFound"),
         Kind::TooLarge => (413, "BadRequestError"),
         Kind::Overloaded => (429, "RateLimitError"),
         Kind::Internal => (500, "InternalServerError"),

@@ -2,19 +2,19 @@
 
 mod document;
 
-use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, StrDeserializer};
-use serde::de::{DeserializeOwned, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 
 use super::refusal::{Kind, Refusal};
 use crate::handlers::operations;
+use crate::http::fault;
 use crate::http::openapi::schema;
 pub use document::Document;
 
@@ -27,20 +27,18 @@ pub fn memory(body: &[u8]) -> u64 {
 
 /// A body as JSON of this shape.
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
-    Ok(serde_json::from_slice(body)?)
+    Ok(fault::read(body)?)
 }
 
-/// The names of the fields of a body; none where it is no JSON object. Values are passed over.
-pub fn fields(body: &[u8]) -> Vec<Cow<'_, str>> {
-    serde_json::from_slice(body).map_or_else(|_| Vec::new(), |Fields(names)| names)
+/// Refuses empty texts.
+pub fn none_empty(field: &str, texts: &[String]) -> Result<(), Refusal> {
+    match texts.iter().position(String::is_empty) {
+        None => Ok(()),
+        Some(index) => {
+            Err(Refusal { kind: Kind::Empty, ..Refusal::field(field, format!("holds an empty text at {index}")) })
+        }
+    }
 }
-
-/// The names of the fields of a JSON object.
-struct Fields<'a>(Vec<Cow<'a, str>>);
-
-/// A name that is borrowed from the body, unless it has escapes.
-#[derive(Deserialize)]
-struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
 /// One text or several, or token ids in their place.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,30 +70,6 @@ pub enum OneOrMany<T> {
     One(T),
     /// In a list.
     Many(Vec<T>),
-}
-
-// === impl Fields ===
-
-impl<'de> Deserialize<'de> for Fields<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Fields<'de>, D::Error> {
-        struct Names;
-        impl<'de> Visitor<'de> for Names {
-            type Value = Fields<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
-                let mut names = Vec::new();
-                while let Some((Name(name), IgnoredAny)) = map.next_entry()? {
-                    names.push(name);
-                }
-                Ok(Fields(names))
-            }
-        }
-        deserializer.deserialize_map(Names)
-    }
 }
 
 // === impl OneOrMany ===

@@ -1,4 +1,4 @@
-//! Jina: `/v1/rerank`, `/v1/embeddings` and `/v1/multi-vector`.
+//! Jina: `/v1/rerank`, `/v1/embeddings`, `/v1/multi-vector` and `/v1/models`.
 //!
 //! `task` (and `input_type` of `/v1/multi-vector`) chooses the prompt: queries and passages have the model's prompts for queries and
 //! documents, other tasks are prompts of that name where the model has them. Images and late chunking are refused.
@@ -11,7 +11,9 @@ use utoipa::openapi::schema::Schema;
 
 use super::answer;
 use super::dialect::{Dialect, DialectCall, DialectRoute};
+use super::fields::{self, Field, idle, only, ours, read};
 use super::input::{self, Document, OneOrMany};
+use super::openai;
 use super::quantize::EmbeddingType;
 use super::refusal::{Kind, Refusal};
 use crate::handlers::operations::{Prompt, TextOptions};
@@ -21,48 +23,86 @@ pub(super) static DIALECT: Dialect = Dialect {
     name: "jina",
     routes: &[
         DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
-            .takes::<Rerank>()
+            .takes::<Rerank>(&[RERANK])
             .gives(rerank_answer),
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
-            .takes::<Embeddings>()
-            .gives(embeddings_answer)
-            .marked(&["task", "late_chunking", "embedding_type", "normalized", "truncate", "return_multivector"]),
+            .takes::<Embeddings>(&[EMBEDDINGS])
+            .gives(embeddings_answer),
         DialectRoute::post("/v1/multi-vector", "Embeds each token of texts", |call| Box::pin(multi_vector(call)))
-            .takes::<Embeddings>()
+            .takes_both::<Embeddings, Side>(&[EMBEDDINGS, SIDE])
             .gives(multi_vector_answer),
+        DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
+            Box::pin(openai::models(call))
+        })
+        .gives(openai::models_answer)
+        .behind_name(),
     ],
     refuse,
     refusals,
+    is_strict: false,
+    cut: "set 'truncate' to true",
     model_in_path: false,
 };
+
+const EMBEDDINGS: &[Field] = &[
+    read("model", fields::TEXT),
+    read("input", fields::DOCUMENT_OR_DOCUMENTS),
+    read("task", &[r#""text-matching""#]),
+    read("dimensions", fields::NUMBER),
+    read("normalized", fields::FLAG),
+    only("late_chunking", fields::FLAG, &["false"], "each text is embedded by itself here"),
+    read("embedding_type", &[r#""float""#, r#"["float"]"#]),
+    read("encoding_type", &[r#""float""#, r#"["float"]"#]),
+    read("encoding_format", &[r#""float""#]),
+    read("truncate", fields::FLAG),
+    read("return_multivector", fields::FLAG),
+    idle("user", fields::TEXT, "names the author of the texts"),
+    ours("instruction", fields::TEXT),
+];
+
+/// Of `/v1/multi-vector`.
+const SIDE: &[Field] = &[read("input_type", &[r#""query""#])];
+
+const RERANK: &[Field] = &[
+    read("model", fields::TEXT),
+    read("query", &[r#""a""#, r#"{"text": "a"}"#]),
+    read("documents", fields::DOCUMENTS),
+    read("top_n", fields::NUMBER),
+    read("return_documents", fields::FLAG),
+    read("truncation", fields::FLAG),
+    only("return_embeddings", fields::FLAG, &["false"], "pairs have no vectors"),
+    ours("instruction", fields::TEXT),
+];
 
 /// The field of an object that is its text.
 const TEXT: [&str; 1] = ["text"];
 
 #[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = JinaEmbeddings)]
 struct Embeddings {
     model: String,
     #[schema(schema_with = input::one_or_many::<Document>)]
     input: OneOrMany<Document>,
     task: Option<String>,
-    input_type: Option<String>,
     dimensions: Option<u64>,
     normalized: Option<bool>,
-    late_chunking: Option<bool>,
+    /// Clients of other servers name it by their own words.
+    #[serde(alias = "encoding_type", alias = "encoding_format")]
     #[schema(required = false, schema_with = input::one_or_many::<EmbeddingType>)]
     embedding_type: Option<OneOrMany<EmbeddingType>>,
     truncate: Option<bool>,
     return_multivector: Option<bool>,
     /// Ours: what the model shall do with the texts.
     instruction: Option<String>,
-    #[serde(rename = "user")]
-    _user: Option<String>,
 }
 
 #[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[schema(as = JinaSide)]
+struct Side {
+    input_type: Option<String>,
+}
+
+#[derive(Deserialize, ToSchema)]
 #[schema(as = JinaRerank)]
 struct Rerank {
     model: String,
@@ -71,26 +111,33 @@ struct Rerank {
     top_n: Option<u64>,
     return_documents: Option<bool>,
     truncation: Option<bool>,
-    return_embeddings: Option<bool>,
     /// Ours: by what the model shall judge.
     instruction: Option<String>,
 }
 
-impl Embeddings {
-    /// The texts, the form of their vectors, the model and the options.
-    fn read(body: &[u8]) -> Result<(Vec<String>, Vec<EmbeddingType>, String, TextOptions), Refusal> {
-        let body: Embeddings = input::read(body)?;
-        if body.late_chunking == Some(true) {
-            return Err(Refusal::unsupported("late_chunking", "is true: each text is embedded by itself here"));
-        }
-        if body.return_multivector == Some(true) {
-            return Err(Refusal::unsupported("return_multivector", "is true: /v1/multi-vector does that"));
-        }
+/// The texts of a body, and how they are embedded.
+struct Asked {
+    texts: Vec<String>,
+    types: Vec<EmbeddingType>,
+    model: String,
+    /// Whether each token has a vector.
+    is_multi_vector: bool,
+    options: TextOptions,
+}
+
+// === impl Asked ===
+
+impl Asked {
+    fn read(body: &[u8]) -> Result<Asked, Refusal> {
+        Asked::of(input::read(body)?, None)
+    }
+
+    fn of(body: Embeddings, side: Option<String>) -> Result<Asked, Refusal> {
         let texts = Document::texts(body.input.into_list(), "input", &TEXT)?;
         if texts.is_empty() {
             return Err(Refusal::empty("input"));
         }
-        let prompt = match body.task.or(body.input_type).as_deref() {
+        let prompt = match body.task.or(side).as_deref() {
             None => Prompt::Default,
             Some("retrieval.query" | "nl2code.query" | "code.query" | "query") => Prompt::Query,
             Some("retrieval.passage" | "nl2code.passage" | "code.passage" | "document" | "passage") => Prompt::Document,
@@ -115,12 +162,17 @@ impl Embeddings {
             dimensions: body.dimensions,
             ..TextOptions::default()
         };
-        Ok((texts, types, body.model, options))
+        let is_multi_vector = body.return_multivector == Some(true);
+        Ok(Asked { texts, types, model: body.model, is_multi_vector, options })
     }
 }
 
 async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
-    let (texts, types, model, options) = Embeddings::read(&call.body)?;
+    let asked = Asked::read(&call.body)?;
+    if asked.is_multi_vector {
+        return token_vectors(call, asked).await;
+    }
+    let Asked { texts, types, model, options, .. } = asked;
     let &[form] = types.as_slice() else {
         return Err(Refusal::unsupported("embedding_type", "names several types, expected one"));
     };
@@ -146,7 +198,13 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
 }
 
 async fn multi_vector(call: DialectCall) -> Result<Response, Refusal> {
-    let (texts, types, model, options) = Embeddings::read(&call.body)?;
+    let Side { input_type } = call.read()?;
+    let asked = Asked::of(call.read()?, input_type)?;
+    token_vectors(call, asked).await
+}
+
+async fn token_vectors(call: DialectCall, asked: Asked) -> Result<Response, Refusal> {
+    let Asked { texts, types, model, options, .. } = asked;
     if types != [EmbeddingType::Float] {
         return Err(Refusal::unsupported("embedding_type", "expected 'float'"));
     }
@@ -173,15 +231,12 @@ async fn multi_vector(call: DialectCall) -> Result<Response, Refusal> {
 }
 
 async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
-    let body: Rerank = input::read(&call.body)?;
+    let body: Rerank = call.read()?;
     if body.documents.is_empty() {
         return Err(Refusal::empty("documents"));
     }
     if body.top_n == Some(0) {
         return Err(Refusal::field("top_n", "is 0, expected at least 1"));
-    }
-    if body.return_embeddings == Some(true) {
-        return Err(Refusal::unsupported("return_embeddings", "is true: pairs have no vectors"));
     }
     let query = body.query.text(&TEXT).ok_or_else(|| Refusal::field("query", "holds no text in 'text'"))?;
     let documents = Document::texts(body.documents, "documents", &TEXT)?;
@@ -215,7 +270,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::Malformed | Kind::Empty | Kind::Invalid | Kind::Unsupported => 400,
         Kind::Key => 401,
         Kind::Forbidden => 403,
-        Kind::NoModel => 404,
+        Kind::NoModel | Kind::NoRoute => 404,
         Kind::TooLarge => 413,
         Kind::Field => 422,
         Kind::Overloaded => 429,
@@ -260,19 +315,15 @@ mod tests {
 
     #[test]
     fn texts_come_as_they_are_or_as_objects() {
-        let read = |text: &str| Embeddings::read(text.as_bytes());
-        let (texts, types, model, options) = read(
-            r#"{"model": "m", "input": ["a", {"text": "b"}], "task": "retrieval.query", "embedding_type": "binary"}"#,
+        let read = |text: &str| Asked::read(text.as_bytes());
+        let asked = read(
+            r#"{"model": "m", "input": ["a", {"text": "b"}], "task": "retrieval.query", "encoding_type": "binary"}"#,
         )
-        .unwrap();
-        assert_eq!(
-            (texts, types, model.as_str()),
-            (vec!["a".to_owned(), "b".to_owned()], vec![EmbeddingType::Binary], "m")
-        );
-        assert_eq!(options.prompt, Prompt::Query);
-        let refusal = |text| read(text).unwrap_err();
+        .unwrap_or_else(|refusal| panic!("{refusal:?}"));
+        assert_eq!((asked.texts, asked.types), (vec!["a".to_owned(), "b".to_owned()], vec![EmbeddingType::Binary]));
+        assert_eq!((asked.model.as_str(), asked.options.prompt), ("m", Prompt::Query));
+        let refusal = |text| read(text).err().expect("a refusal");
         assert_eq!(refusal(r#"{"model": "m", "input": []}"#).kind, Kind::Empty);
-        assert_eq!(refusal(r#"{"model": "m", "input": "a", "late_chunking": true}"#).kind, Kind::Unsupported);
         assert!(refusal(r#"{"model": "m", "input": "a", "task": "x"}"#).message.contains("expected retrieval.query"));
     }
 }

@@ -2,14 +2,15 @@
 //! `handlers::operations`. No dialect knows a model, no model a dialect. A new one is a file and a line in [`DIALECTS`].
 //!
 //! Each route is there twice: as the dialect's own clients ask for it, and behind the dialect's name (`/tei/embed`), where no
-//! other dialect contends for it. Where several contend for a path, the fields of the body say whose it is
-//! ([`marks`](dialect::DialectRoute::marks)); where they do not, it is that of the first in [`DIALECTS`].
+//! other dialect contends for it. Where several contend for a path, the fields of the body say whose it is: it is that of the dialect whose
+//! table ([`fields`]) knows most of them, the first in [`DIALECTS`] of these.
 //!
 //! Not here: v2 (`routes`), which models there are.
 
 mod answer;
 mod cohere;
 mod dialect;
+mod fields;
 mod infinity;
 mod input;
 mod jina;
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, HeaderValue};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 use axum::routing::{get as on_get, post as on_post};
 use bytes::Bytes;
@@ -44,9 +45,10 @@ use super::traffic::Traffic;
 use super::{jobs, response, routing};
 use crate::forward;
 use dialect::{Dialect, DialectCall, DialectRoute};
+use fields::Members;
 use refusal::{Kind, Refusal};
 
-/// Every dialect. Where a body does not say whose it is, the first that has the path answers.
+/// Every dialect. Where a body does not say whose it is, the first one that has the path answers.
 const DIALECTS: [&Dialect; 8] = [
     &openai::DIALECT,
     &jina::DIALECT,
@@ -76,7 +78,9 @@ fn table() -> BTreeMap<(String, Verb), Vec<Contender>> {
         for route in dialect.routes {
             let path = if route.path == "/" { "" } else { route.path };
             let mut enter = |path: String| table.entry((path, route.verb)).or_default().push((dialect, route));
-            enter(route.path.to_owned());
+            if !route.is_behind_name {
+                enter(route.path.to_owned());
+            }
             enter(format!("/{}{path}", dialect.name));
             if dialect.model_in_path {
                 enter(format!("/{}/{{model}}{path}", dialect.name));
@@ -106,6 +110,11 @@ pub fn entries() -> Vec<Entry> {
                 .map(|(_, it)| *it)
                 .collect::<Vec<_>>()
                 .join("; "),
+            // Behind a name there is one dialect, whose fields these are.
+            fields: match contenders.as_slice() {
+                [(_, route)] if !route.fields.is_empty() => Some(fields::described(route.fields)),
+                _ => None,
+            },
             bodies: contenders.iter().filter_map(|(_, route)| route.takes.map(|takes| takes())).collect(),
             answers: contenders.iter().filter_map(|(_, route)| route.gives.map(|gives| gives())).collect(),
             errors: contenders.iter().map(|(dialect, _)| (dialect.refusals)()).collect(),
@@ -151,19 +160,22 @@ async fn answer(
     if !jobs::is_admitted(&parts.extensions)
         && let Err(denied) = http.handlers.access.check(category, header)
     {
-        return refused(dialect, &denied.into());
+        return refused((dialect, route), &denied.into());
     }
     let hold = parts.extensions.get::<Hold>().cloned().unwrap_or_else(|| http.handlers.budget.hold());
     let body = match read(http, &parts.headers, body, &hold).await {
         Ok(body) => body,
-        Err(refusal) => return refused(dialect, &refusal),
+        Err(refusal) => return refused((dialect, route), &refusal),
     };
-    let (dialect, route) = choose(contenders, &body);
+    let ((dialect, route), body) = match choose(contenders, body) {
+        Ok(chosen) => chosen,
+        Err((contender, refusal)) => return refused(contender, &refusal),
+    };
     let mut parameters = Parameters::new();
     let own = |name: &str| http.handlers.access.is_secret(name);
     forward::headers(&parts.headers, http.options.header_forward.as_ref(), own, &mut parameters);
     if let Err(error) = forward::timeout(&parts.headers, &mut parameters) {
-        return refused(dialect, &error.into());
+        return refused((dialect, route), &error.into());
     }
     let call = DialectCall {
         handlers: http.handlers.clone(),
@@ -176,10 +188,11 @@ async fn answer(
         waits: http.waits(&parts.headers),
         route: route.path,
         token_input: http.options.token_input,
+        empty_text: http.options.empty_text,
     };
     match (route.run)(call).await {
         Ok(response) => response,
-        Err(refusal) => refused(dialect, &refusal),
+        Err(refusal) => refused((dialect, route), &refusal),
     }
 }
 
@@ -196,20 +209,37 @@ async fn read(http: &HttpState, headers: &HeaderMap, body: axum::body::Body, hol
     Ok(body)
 }
 
-/// The contender with the most marks in the body; the first of those.
-fn choose(contenders: &[Contender], body: &[u8]) -> Contender {
-    if let [only] = contenders {
-        return *only;
-    }
-    let fields = input::fields(body);
-    let marks =
-        |(_, route): &Contender| route.marks.iter().filter(|&mark| fields.iter().any(|field| field == mark)).count();
+/// The contender whose tables know most of the fields of a body, the first of those, and the body as its route reads it.
+fn choose(contenders: &[Contender], body: Bytes) -> Result<(Contender, Bytes), (Contender, Refusal)> {
+    let members = Members::of(&body);
+    let known = |(_, route): &&Contender| members.known(route.fields);
     // The last of the greatest is the first of the table.
-    *contenders.iter().rev().max_by_key(|contender| marks(contender)).unwrap_or(&contenders[0])
+    let (dialect, route) = *contenders.iter().rev().max_by_key(known).unwrap_or(&contenders[0]);
+    let refused = |refusal| ((dialect, route), refusal);
+    let others = contenders.iter().filter(|(other, _)| other.name != dialect.name);
+    for (other, theirs) in others {
+        if let Some(field) = members.unknown_but_to(route.fields, theirs.fields) {
+            return Err(refused(Refusal::field(
+                field,
+                format!(
+                    "is a field of {}, others of this request are of {}: choose one by the base URL, /{} or /{}",
+                    other.name, dialect.name, other.name, dialect.name
+                ),
+            )));
+        }
+    }
+    match members.check(route.fields, dialect.is_strict).map_err(refused)? {
+        Some(rewritten) => Ok(((dialect, route), rewritten.into())),
+        None => {
+            drop(members);
+            Ok(((dialect, route), body))
+        }
+    }
 }
 
-fn refused(dialect: &Dialect, refusal: &Refusal) -> Response {
-    let (status, body) = (dialect.refuse)(refusal);
+fn refused((dialect, route): Contender, refusal: &Refusal) -> Response {
+    let refusal = &Refusal { message: refusal.message.replace(UNCUT, dialect.cut), ..refusal.clone() };
+    let (status, body) = route.refuse.unwrap_or(dialect.refuse)(refusal);
     let mut response = answer::json(body);
     *response.status_mut() = status.try_into().unwrap_or_default();
     let headers = response.headers_mut();
@@ -224,17 +254,38 @@ fn refused(dialect: &Dialect, refusal: &Refusal) -> Response {
     response
 }
 
+/// The answer where no route has the path, or the method, with this status: that of the dialect whose name the path begins with.
+pub fn no_route(path: &str, status: StatusCode) -> Option<Response> {
+    let name = path.split('/').nth(1)?;
+    let dialect = DIALECTS.into_iter().find(|dialect| dialect.name == name)?;
+    let routes: Vec<String> =
+        dialect.routes.iter().map(|route| format!("{} {}", route.verb.name(), route.path)).collect();
+    let refusal = Refusal::new(Kind::NoRoute, format!("there is no such route; /{name} has {}", routes.join(", ")));
+    let mut response = answer::json((dialect.refuse)(&refusal).1);
+    *response.status_mut() = status;
+    Some(response)
+}
+
+/// How the tokenizer says to have a long text cut, for clients of v2.
+const UNCUT: &str = "leave out parameter 'truncate'";
+
 #[cfg(test)]
 mod tests {
+    use utoipa::openapi::RefOr;
+    use utoipa::openapi::schema::Schema;
+
+    use super::fields::{Effect, Field};
     use super::*;
 
     fn chosen(path: &str, body: &str) -> &'static str {
         let contenders: Vec<Contender> = DIALECTS
             .iter()
             .flat_map(|dialect| dialect.routes.iter().map(move |route| (*dialect, route)))
-            .filter(|(_, route)| route.path == path)
+            .filter(|(_, route)| route.path == path && !route.is_behind_name)
             .collect();
-        choose(&contenders, body.as_bytes()).0.name
+        match choose(&contenders, Bytes::from(body.to_owned())) {
+            Ok(((dialect, _), _)) | Err(((dialect, _), _)) => dialect.name,
+        }
     }
 
     #[test]
@@ -254,6 +305,27 @@ mod tests {
         assert_eq!(chosen("/v1/embeddings", r#"{"model": "m", "input": ["a"], "truncate": true}"#), "jina");
         assert_eq!(chosen("/classify", r#"{"input": ["a"]}"#), "infinity");
         assert_eq!(chosen("/classify", r#"{"input": ["a"], "use_activation": true}"#), "vllm");
+        let embeddings = |more: &str| chosen("/v1/embeddings", &format!(r#"{{"model": "m", "input": ["a"], {more}}}"#));
+        assert_eq!(embeddings(r#""encoding_format": "float", "dimensions": 3, "user": "u""#), "openai");
+        assert_eq!(embeddings(r#""truncate": "END""#), "nim");
+        assert_eq!(embeddings(r#""encoding_type": "float""#), "jina");
+        assert_eq!(embeddings(r#""truncate_prompt_tokens": 5"#), "vllm");
+        assert_eq!(embeddings(r#""normalize": false"#), "vllm");
+        assert_eq!(chosen("/v1/embeddings", r#"{"model": "m", "input": [{"text": "a"}]}"#), "jina");
+        assert_eq!(chosen("/v1/embeddings", r#"{"model": "m", "input": [[1, 2]]}"#), "openai");
+    }
+
+    #[test]
+    fn fields_of_two_dialects_are_refused_with_both() {
+        let routes = |path: &str| -> Vec<Contender> {
+            let all = DIALECTS.iter().flat_map(|dialect| dialect.routes.iter().map(move |route| (*dialect, route)));
+            all.filter(|(_, route)| route.path == path && !route.is_behind_name).collect()
+        };
+        let body =
+            r#"{"model": "m", "input": "a", "normalize": false, "task": "text-matching", "late_chunking": false}"#;
+        let (_, refusal) = choose(&routes("/v1/embeddings"), Bytes::from(body)).err().expect("a refusal");
+        assert_eq!(refusal.field.as_deref(), Some("normalize"));
+        assert!(refusal.message.contains("choose one by the base URL, /vllm or /jina"), "{}", refusal.message);
     }
 
     #[test]
@@ -268,6 +340,107 @@ mod tests {
         for Entry { verb, path, traffic, .. } in entries() {
             assert_eq!(verb == Verb::Post, traffic == Traffic::Work, "{path}");
         }
+    }
+
+    /// The names of the members of a route's bodies, by the types that read them.
+    fn members_of(route: &DialectRoute) -> Vec<String> {
+        fn names(schema: &RefOr<Schema>, parts: &[(String, RefOr<Schema>)]) -> Vec<String> {
+            match schema {
+                RefOr::T(Schema::Object(object)) => object.properties.keys().cloned().collect(),
+                RefOr::T(Schema::AllOf(all)) => all.items.iter().flat_map(|item| names(item, parts)).collect(),
+                RefOr::T(_) => Vec::new(),
+                RefOr::Ref(to) => {
+                    let named = |(name, _): &&(String, RefOr<Schema>)| to.ref_location.ends_with(&format!("/{name}"));
+                    parts.iter().find(named).map_or_else(Vec::new, |(_, part)| names(part, parts))
+                }
+            }
+        }
+        let Some(body) = route.takes.map(|takes| takes()) else { return Vec::new() };
+        names(&body.schema, &body.parts)
+    }
+
+    #[test]
+    fn what_types_read_is_in_the_tables_and_every_value_there_can_be_read() {
+        for (dialect, route) in DIALECTS.iter().flat_map(|dialect| dialect.routes.iter().map(move |it| (dialect, it))) {
+            let place = format!("{} {}", dialect.name, route.path);
+            let fields = || route.fields.iter().copied().flatten();
+            let is_read = |field: &&Field| matches!(field.effect, Effect::Read | Effect::Ours);
+            for name in members_of(route) {
+                assert!(fields().filter(is_read).any(|field| field.name == name), "{place}: '{name}' is in no table");
+            }
+            for field in fields() {
+                for form in field.forms {
+                    let body = format!(r#"{{"{}": {form}}}"#, field.name);
+                    let checked = Members::of(body.as_bytes()).check(route.fields, true);
+                    match (&field.effect, checked) {
+                        (Effect::Only(values, _), Err(refusal)) if !values.contains(form) => {
+                            assert_eq!(refusal.field.as_deref(), Some(field.name), "{place} {body}");
+                        }
+                        (_, checked) => assert_eq!(checked.map(|_| ()), Ok(()), "{place} {body}"),
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_page_lists_the_fields() {
+        const START: &str = "<!-- fields -->\n";
+        const END: &str = "<!-- end of fields -->";
+        let path = "../../docs/dialects.md";
+        let text = std::fs::read_to_string(path).expect("the page is there");
+        let (before, rest) = text.split_once(START).expect("the mark before the list");
+        let (list, after) = rest.split_once(END).expect("the mark behind the list");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(path, format!("{before}{START}{}{END}{after}", listed())).expect("the page can be written");
+        } else {
+            assert_eq!(
+                list,
+                listed(),
+                "renew it: UPDATE_DOCS=1 cargo test -p trireme-gateway the_page_lists_the_fields"
+            );
+        }
+    }
+
+    /// The fields of every route, as the page has them. Routes with the same fields have one row.
+    fn listed() -> String {
+        let mut page = String::new();
+        for dialect in DIALECTS {
+            let mut rows: Vec<(Vec<&str>, [String; 3])> = Vec::new();
+            for route in dialect.routes.iter().filter(|route| !route.fields.is_empty()) {
+                let all: Vec<&Field> = route.fields.iter().copied().flatten().collect();
+                let first = |at: usize| !all[..at].iter().any(|field| field.name == all[at].name);
+                let all: Vec<&Field> = (0..all.len()).filter(|&at| first(at)).map(|at| all[at]).collect();
+                let joined = |words: Vec<String>, between: &str| {
+                    if words.is_empty() { "—".to_owned() } else { words.join(between) }
+                };
+                let read = all.iter().filter_map(|field| match field.effect {
+                    Effect::Read => Some(format!("`{}`", field.name)),
+                    Effect::Ours => Some(format!("`{}` (ours)", field.name)),
+                    Effect::Idle(_) | Effect::Only(..) => None,
+                });
+                let only = all.iter().filter_map(|field| match field.effect {
+                    Effect::Only([], why) => Some(format!("`{}`: {why}", field.name)),
+                    Effect::Only(values, why) => Some(format!("`{}` but `{}`: {why}", field.name, values.join("`, `"))),
+                    _ => None,
+                });
+                let idle = all.iter().filter_map(|field| match field.effect {
+                    Effect::Idle(why) => Some(format!("`{}`: {why}", field.name)),
+                    _ => None,
+                });
+                let cells = [joined(read.collect(), ", "), joined(only.collect(), "; "), joined(idle.collect(), "; ")];
+                match rows.iter_mut().find(|(_, other)| *other == cells) {
+                    Some((paths, _)) => paths.push(route.path),
+                    None => rows.push((vec![route.path], cells)),
+                }
+            }
+            page +=
+                &format!("\n**{}**\n\n| route | read | refused | without effect |\n|---|---|---|---|\n", dialect.name);
+            for (paths, [read, only, idle]) in rows {
+                page += &format!("| `{}` | {read} | {only} | {idle} |\n", paths.join("`, `"));
+            }
+        }
+        page
     }
 
     #[test]

@@ -11,7 +11,8 @@ use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
-use super::input::{self, Input};
+use super::fields::{self, Field, Forms, idle, only, read};
+use super::input::{self, Input, OneOrMany};
 use super::openai;
 use super::refusal::{Kind, Refusal};
 use crate::handlers::operations::{Prompt, Side, TextOptions};
@@ -21,11 +22,10 @@ pub(super) static DIALECT: Dialect = Dialect {
     name: "nim",
     routes: &[
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
-            .takes::<Embeddings>()
-            .gives(answer::embeddings_schema)
-            .marked(&["input_type", "truncate", "modality"]),
+            .takes::<Embeddings>(&[EMBEDDINGS])
+            .gives(answer::embeddings_schema),
         DialectRoute::post("/v1/ranking", "Ranks passages by a query", |call| Box::pin(ranking(call)))
-            .takes::<Ranking>()
+            .takes::<Ranking>(&[RANKING])
             .gives(ranking_answer),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
             Box::pin(openai::models(call))
@@ -38,8 +38,31 @@ pub(super) static DIALECT: Dialect = Dialect {
     ],
     refuse,
     refusals,
+    is_strict: false,
+    cut: "set 'truncate' to \"END\"",
     model_in_path: false,
 };
+
+const MODALITIES: Forms = &[r#""text""#, r#"["text"]"#];
+
+const EMBEDDINGS: &[Field] = &[
+    read("input", &[r#""a""#, r#"["a"]"#]),
+    read("model", fields::TEXT),
+    read("input_type", &[r#""query""#]),
+    read("truncate", &[r#""END""#]),
+    read("encoding_format", &[r#""float""#]),
+    only("embedding_type", &[r#""float""#], &[r#""float""#], "vectors are FP32 here, expected \"float\""),
+    read("dimensions", fields::NUMBER),
+    read("modality", MODALITIES),
+    idle("user", fields::TEXT, "names the author of the texts"),
+];
+
+const RANKING: &[Field] = &[
+    read("model", fields::TEXT),
+    read("query", &[r#"{"text": "a"}"#]),
+    read("passages", &[r#"[{"text": "a"}]"#]),
+    read("truncate", &[r#""END""#]),
+];
 
 #[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -71,8 +94,8 @@ struct Embeddings {
     truncate: Truncate,
     encoding_format: Option<EncodingFormat>,
     dimensions: Option<u64>,
-    #[schema(value_type = Option<Object>)]
-    modality: Option<serde_json::Value>,
+    #[schema(required = false, schema_with = input::one_or_many::<String>)]
+    modality: Option<OneOrMany<String>>,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -105,13 +128,10 @@ impl Truncate {
 }
 
 async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
-    let body: Embeddings = input::read(&call.body)?;
-    let is_text = |modality: &serde_json::Value| match modality.as_array() {
-        Some(each) => each.iter().all(|modality| modality == "text"),
-        None => modality == "text",
-    };
-    if let Some(modality) = body.modality.filter(|modality| !modality.is_null() && !is_text(modality)) {
-        return Err(Refusal::unsupported("modality", format!("is {modality}, expected \"text\"")));
+    let body: Embeddings = call.read()?;
+    let modalities = body.modality.map(OneOrMany::into_list).unwrap_or_default();
+    if let Some(other) = modalities.iter().find(|modality| *modality != "text") {
+        return Err(Refusal::unsupported("modality", format!("is '{other}', expected 'text'")));
     }
     let texts = body.input.texts("input", "send texts")?.0;
     let options = TextOptions {
@@ -125,11 +145,11 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     };
     let vectors = call.handlers.embed(&texts, &call.ask(body.model.as_deref(), options)).await?;
     let format = body.encoding_format.unwrap_or_default();
-    Ok(openai::vectors(&vectors, body.model.as_deref().unwrap_or(&vectors.model), format))
+    Ok(openai::vectors(&vectors, body.model.as_deref(), format))
 }
 
 async fn ranking(call: DialectCall) -> Result<Response, Refusal> {
-    let body: Ranking = input::read(&call.body)?;
+    let body: Ranking = call.read()?;
     if body.passages.is_empty() {
         return Err(Refusal::empty("passages"));
     }
@@ -156,10 +176,8 @@ async fn live(_: DialectCall) -> Result<Response, Refusal> {
 }
 
 async fn ready(call: DialectCall) -> Result<Response, Refusal> {
-    match call.handlers.server_ready() {
-        Ok(true) => Ok(health("ready", "Service is ready.")),
-        _ => Err(Refusal::new(Kind::Unavailable, "not every model is ready")),
-    }
+    call.ready()?;
+    Ok(health("ready", "Service is ready."))
 }
 
 fn health(status: &str, message: &str) -> Response {
@@ -176,7 +194,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::Empty | Kind::Invalid | Kind::Malformed | Kind::Unsupported => (400, "invalid_request_error"),
         Kind::Key => (401, "authentication_error"),
         Kind::Forbidden => (403, "permission_error"),
-        Kind::NoModel => (404, "not_found_error"),
+        Kind::NoModel | Kind::NoRoute => (404, "not_found_error"),
         Kind::TooLarge => (413, "invalid_request_error"),
         Kind::Field => (422, "invalid_request_error"),
         Kind::Overloaded => (429, "rate_limit_error"),

@@ -1,11 +1,11 @@
-//! Ollama: `/api/embed`, `/api/embeddings`, `/api/tags`, `/api/show`, `/api/ps`, `/api/version`.
+//! Ollama: `/api/embed`, `/api/embeddings`, `/api/tags`, `/api/show`, `/api/ps`, `/api/version`; OpenAI's `/v1/embeddings`, `/v1/models`.
 //!
 //! Clients put a tag behind a model's name by themselves: `NAME:latest` is the model `NAME`. As in the original, fields that are not known
 //! are passed over, also `options` and `keep_alive`, which are about how a model is loaded.
 
 use std::time::Instant;
 
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::Deserialize;
 use trireme_protocol::json::Writer;
@@ -14,7 +14,9 @@ use utoipa::openapi::schema::Schema;
 
 use super::answer;
 use super::dialect::{Dialect, DialectCall, DialectRoute};
-use super::input::{self, Input};
+use super::fields::{self, Field, idle, read};
+use super::input::Input;
+use super::openai;
 use super::refusal::{Kind, Refusal};
 use crate::handlers::operations::{TextModel, TextOptions};
 use crate::http::openapi::schema;
@@ -24,21 +26,58 @@ pub(super) static DIALECT: Dialect = Dialect {
     name: "ollama",
     routes: &[
         DialectRoute::post("/api/embed", "Embeds texts", |call| Box::pin(embed(call)))
-            .takes::<Embed>()
+            .takes::<Embed>(&[EMBED])
             .gives(embed_answer),
         DialectRoute::post("/api/embeddings", "Embeds a text", |call| Box::pin(embeddings(call)))
-            .takes::<Embeddings>()
+            .takes::<Embeddings>(&[EMBEDDINGS])
             .gives(embeddings_answer),
         DialectRoute::get("/api/tags", "The models that do something with texts", |call| Box::pin(tags(call)))
             .gives(tags_answer),
         DialectRoute::get("/api/ps", "The models that are loaded", |call| Box::pin(tags(call))).gives(tags_answer),
-        DialectRoute::post("/api/show", "A model", |call| Box::pin(show(call))).takes::<Show>().gives(show_answer),
+        DialectRoute::post("/api/show", "A model", |call| Box::pin(show(call)))
+            .takes::<Show>(&[SHOW])
+            .gives(show_answer),
         DialectRoute::get("/api/version", "The version", |call| Box::pin(version(call))).gives(version_answer),
+        DialectRoute::get("/", "Whether the server runs", |call| Box::pin(runs(call))).behind_name(),
+        DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(openai::embeddings(call)))
+            .takes::<openai::Embeddings>(&[openai::EMBEDDINGS])
+            .gives(answer::embeddings_schema)
+            .refuses(openai::refuse)
+            .behind_name(),
+        DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
+            Box::pin(openai::models(call))
+        })
+        .gives(openai::models_answer)
+        .refuses(openai::refuse)
+        .behind_name(),
     ],
     refuse,
     refusals,
+    is_strict: false,
+    cut: "set 'truncate' to true",
     model_in_path: false,
 };
+
+const KEEP_ALIVE: Field = idle("keep_alive", &[r#""5m""#, "1"], "models stay loaded as the server is told");
+const OPTIONS: Field =
+    idle("options", fields::OBJECT, "they are about how a model is loaded, and about generated texts");
+
+const EMBED: &[Field] = &[
+    read("model", fields::TEXT),
+    read("input", &[r#""a""#, r#"["a"]"#]),
+    read("truncate", fields::FLAG),
+    read("dimensions", fields::NUMBER),
+    KEEP_ALIVE,
+    OPTIONS,
+];
+
+const EMBEDDINGS: &[Field] = &[read("model", fields::TEXT), read("prompt", fields::TEXT), KEEP_ALIVE, OPTIONS];
+
+const SHOW: &[Field] = &[
+    read("model", fields::TEXT),
+    read("name", fields::TEXT),
+    idle("verbose", fields::FLAG, "there is no more to tell"),
+];
 
 /// The tag that Ollama's clients add to a name without one.
 const TAG: &str = ":latest";
@@ -77,7 +116,7 @@ fn untagged(name: &str) -> &str {
 
 async fn embed(call: DialectCall) -> Result<Response, Refusal> {
     let begun = Instant::now();
-    let body: Embed = input::read(&call.body)?;
+    let body: Embed = call.read()?;
     let name = untagged(&body.model);
     let texts = match body.input {
         // Without texts the original loads the model.
@@ -115,7 +154,7 @@ async fn embed(call: DialectCall) -> Result<Response, Refusal> {
 }
 
 async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
-    let body: Embeddings = input::read(&call.body)?;
+    let body: Embeddings = call.read()?;
     let name = untagged(&body.model);
     if body.prompt.is_empty() {
         call.handlers.text_model(Some(name))?;
@@ -148,7 +187,7 @@ async fn tags(call: DialectCall) -> Result<Response, Refusal> {
 }
 
 async fn show(call: DialectCall) -> Result<Response, Refusal> {
-    let body: Show = input::read(&call.body)?;
+    let body: Show = call.read()?;
     let model = call.handlers.text_model(Some(untagged(&body.model)))?;
     Ok(answer::json(answer::object(|out| {
         details(out);
@@ -174,6 +213,10 @@ fn capabilities(model: &TextModel) -> impl Iterator<Item = &'static str> {
     model.tasks.contains(&Task::Embed).then_some("embedding").into_iter()
 }
 
+async fn runs(_: DialectCall) -> Result<Response, Refusal> {
+    Ok("Ollama is running".into_response())
+}
+
 async fn version(_: DialectCall) -> Result<Response, Refusal> {
     Ok(answer::json(answer::object(|out| out.name("version").string(env!("CARGO_PKG_VERSION")))))
 }
@@ -184,7 +227,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::Unsupported => 400,
         Kind::Key => 401,
         Kind::Forbidden => 403,
-        Kind::NoModel => 404,
+        Kind::NoModel | Kind::NoRoute => 404,
         Kind::TooLarge => 413,
         Kind::Internal => 500,
         Kind::Overloaded | Kind::Unavailable => 503,

@@ -12,16 +12,18 @@ use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
+use super::fields::{self, Field, idle, ours, read};
 use super::input::{self, Input};
 use super::refusal::{Kind, Refusal};
 use crate::handlers::operations::{Prompt, TextOptions, Vectors};
+use crate::http::args::EmptyText;
 use crate::http::openapi::schema;
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "openai",
     routes: &[
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
-            .takes::<Embeddings>()
+            .takes::<Embeddings>(&[EMBEDDINGS])
             .gives(embeddings_answer),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| Box::pin(models(call)))
             .gives(models_answer),
@@ -29,45 +31,50 @@ pub(super) static DIALECT: Dialect = Dialect {
     ],
     refuse,
     refusals,
+    is_strict: false,
+    cut: "send a shorter one",
     model_in_path: false,
 };
 
+pub(super) const EMBEDDINGS: &[Field] = &[
+    read("input", fields::INPUT),
+    read("model", fields::TEXT),
+    read("encoding_format", &[r#""float""#]),
+    read("dimensions", fields::NUMBER),
+    idle("user", fields::TEXT, "names the author of the texts"),
+    ours("prompt_name", &[r#""query""#]),
+    ours("instruction", fields::TEXT),
+];
+
 #[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
 #[schema(as = OpenAiEmbeddings)]
-struct Embeddings {
+pub(super) struct Embeddings {
     input: Input,
-    model: String,
+    model: Option<String>,
     encoding_format: Option<EncodingFormat>,
     dimensions: Option<u64>,
-    /// The name of the texts' author; nothing depends on it.
-    #[serde(rename = "user")]
-    _user: Option<String>,
     prompt_name: Option<String>,
     instruction: Option<String>,
 }
 
-async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
-    let body: Embeddings = input::read(&call.body)?;
+pub(super) async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
+    let body: Embeddings = call.read()?;
     let texts = match body.input {
         Input::Tokens { rows, .. } => call.token_input.texts(rows).await?,
         input => input.texts("input", "")?.0,
     };
-    if let Some(index) = texts.iter().position(String::is_empty) {
-        return Err(Refusal {
-            kind: Kind::Empty,
-            ..Refusal::field("input", format!("holds an empty text at {index}"))
-        });
+    if call.empty_text == EmptyText::Reject {
+        input::none_empty("input", &texts)?;
     }
     let prompt = body.prompt_name.map_or(Prompt::Default, Prompt::Named);
     let options =
         TextOptions { prompt, instruction: body.instruction, dimensions: body.dimensions, ..TextOptions::default() };
-    let found = call.handlers.embed(&texts, &call.ask(Some(&body.model), options)).await?;
-    Ok(vectors(&found, &body.model, body.encoding_format.unwrap_or_default()))
+    let found = call.handlers.embed(&texts, &call.ask(body.model.as_deref(), options)).await?;
+    Ok(vectors(&found, body.model.as_deref(), body.encoding_format.unwrap_or_default()))
 }
 
 /// The list of vectors, for dialects that have OpenAI's.
-pub(super) fn vectors(vectors: &Vectors, model: &str, format: EncodingFormat) -> Response {
+pub(super) fn vectors(vectors: &Vectors, model: Option<&str>, format: EncodingFormat) -> Response {
     let numbers = vectors.numbers();
     answer::told(&vectors.ledger, answer::capacity(format, numbers.len()), |out| {
         out.object(|out| {
@@ -81,7 +88,7 @@ pub(super) fn vectors(vectors: &Vectors, model: &str, format: EncodingFormat) ->
                     });
                 }
             });
-            out.name("model").string(model);
+            out.name("model").string(model.unwrap_or(&vectors.model));
             answer::usage(out, &vectors.ledger);
         });
     })
@@ -95,7 +102,7 @@ pub(super) async fn models(call: DialectCall) -> Result<Response, Refusal> {
     })))
 }
 
-async fn model(call: DialectCall) -> Result<Response, Refusal> {
+pub(super) async fn model(call: DialectCall) -> Result<Response, Refusal> {
     let found = call.handlers.text_models().into_iter().find(|model| model.name == call.rest);
     let missing = || Refusal::new(Kind::NoModel, format!("model '{}' does not exist", call.rest));
     let found = found.ok_or_else(missing)?;
@@ -114,7 +121,7 @@ fn entry(out: &mut Writer, name: &str) {
 }
 
 /// The table of errors. The SDK chooses its exception by the status.
-fn refuse(refusal: &Refusal) -> (u16, Bytes) {
+pub(super) fn refuse(refusal: &Refusal) -> (u16, Bytes) {
     let (status, kind, code) = match refusal.kind {
         Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::Unsupported => {
             (400, "invalid_request_error", None)
@@ -122,6 +129,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::Key => (401, "invalid_request_error", Some("invalid_api_key")),
         Kind::Forbidden => (403, "invalid_request_error", None),
         Kind::NoModel => (404, "invalid_request_error", Some("model_not_found")),
+        Kind::NoRoute => (404, "invalid_request_error", Some("unknown_url")),
         Kind::TooLarge => (413, "invalid_request_error", None),
         Kind::Overloaded => (429, "rate_limit_error", Some("rate_limit_exceeded")),
         Kind::Internal => (500, "server_error", None),
@@ -158,7 +166,7 @@ fn embeddings_answer() -> Schema {
     answer::embeddings_schema()
 }
 
-fn model_answer() -> Schema {
+pub(super) fn model_answer() -> Schema {
     schema::object([
         ("id", schema::text()),
         ("object", schema::text()),
@@ -176,14 +184,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_hold_what_the_api_has_and_nothing_else() {
+    fn requests_hold_what_the_api_has() {
         let read = |text: &str| input::read::<Embeddings>(text.as_bytes());
         let body = read(r#"{"model": "m", "input": "a", "encoding_format": "base64", "dimensions": 4, "user": "u"}"#);
         let body = body.unwrap_or_else(|refusal| panic!("{refusal:?}"));
         assert_eq!((body.encoding_format, body.dimensions), (Some(EncodingFormat::Base64), Some(4)));
         let fault = |text| read(text).err().expect("a refusal");
-        assert_eq!(fault(r#"{"model": "m", "input": "a", "inputs": 1}"#).field.as_deref(), Some("inputs"));
-        assert_eq!(fault(r#"{"input": "a"}"#).field.as_deref(), Some("model"));
+        assert_eq!(fault(r#"{"model": "m"}"#).field.as_deref(), Some("input"));
+        let format = fault(r#"{"model": "m", "input": "a", "encoding_format": "hex"}"#);
+        assert_eq!(format.field.as_deref(), Some("encoding_format"));
         assert!(fault(r#"{"model": "m", "input": "a", "encoding_format": "hex"}"#).message.contains("base64"));
         assert!(fault(r#"{"model": "m", "input": "a", "dimensions": -1}"#).message.contains("-1"));
     }

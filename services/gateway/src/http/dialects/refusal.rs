@@ -5,6 +5,8 @@ use std::time::Duration;
 use trireme_inference::{Cause, ErrorCode, InferError};
 use trireme_server::access::Denied;
 
+use crate::http::fault::Fault;
+
 /// The kind of a refusal. Each dialect's table has a status for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -22,6 +24,8 @@ pub enum Kind {
     Forbidden,
     /// There is no such model.
     NoModel,
+    /// There is no such path, or not with this method.
+    NoRoute,
     /// The body is too large.
     TooLarge,
     /// It asks for something that is not offered.
@@ -52,7 +56,7 @@ pub struct Refusal {
 impl Kind {
     /// Every kind.
     #[cfg(test)]
-    pub const ALL: [Kind; 12] = [
+    pub const ALL: [Kind; 13] = [
         Kind::Malformed,
         Kind::Field,
         Kind::Empty,
@@ -60,6 +64,7 @@ impl Kind {
         Kind::Key,
         Kind::Forbidden,
         Kind::NoModel,
+        Kind::NoRoute,
         Kind::TooLarge,
         Kind::Unsupported,
         Kind::Overloaded,
@@ -111,15 +116,10 @@ impl From<InferError> for Refusal {
 }
 
 /// The fault of a body that was read as JSON of a certain shape.
-impl From<serde_json::Error> for Refusal {
-    fn from(error: serde_json::Error) -> Refusal {
-        if !error.is_data() {
-            return Refusal::new(Kind::Malformed, format!("the body is no JSON: {error}"));
-        }
-        let message = error.to_string();
-        // "unknown field `x`", "missing field `x`", "`x`: …"
-        let field = message.split('`').nth(1).map(str::to_owned);
-        Refusal { field, ..Refusal::new(Kind::Field, message) }
+impl From<Fault> for Refusal {
+    fn from(fault: Fault) -> Refusal {
+        let kind = if fault.is_syntax { Kind::Malformed } else { Kind::Field };
+        Refusal { field: fault.field, ..Refusal::new(kind, fault.message) }
     }
 }
 
@@ -149,20 +149,5 @@ mod tests {
         assert_eq!(kind(InferError::unavailable("Request timeout expired")), Kind::Unavailable);
         let refusal = Refusal::from(InferError::invalid_arg("[request id: <id_unknown>] too long"));
         assert_eq!((refusal.kind, refusal.message.as_str()), (Kind::Invalid, "too long"));
-    }
-
-    #[test]
-    fn faults_of_a_body_name_their_field() {
-        #[derive(Debug, serde::Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Body {
-            #[allow(dead_code, reason = "only its faults are looked at")]
-            input: String,
-        }
-        let refusal = |text: &str| Refusal::from(serde_json::from_str::<Body>(text).unwrap_err());
-        assert_eq!(refusal("{").kind, Kind::Malformed);
-        assert_eq!(refusal("{}").field.as_deref(), Some("input"));
-        let unknown = refusal(r#"{"input": "a", "inputs": 3}"#);
-        assert_eq!((unknown.kind, unknown.field.as_deref()), (Kind::Field, Some("inputs")));
     }
 }

@@ -1,5 +1,5 @@
 //! Text Embeddings Inference: `/embed`, `/embed_all`, `/embed_sparse`, `/rerank`, `/predict`, `/similarity`, `/tokenize`,
-//! `/decode`, `/info`, `/health`,
+//! `/decode`, `/info`, `/health`, `/v1/embeddings`,
 //! and `POST /`, which is the route of what the model does.
 //!
 //! Bodies name no model: `/tei/MODEL/embed` does, and so may a field `model`; without either it is the only model that does
@@ -7,7 +7,9 @@
 
 mod answers;
 mod classify;
+mod compatible;
 mod embed;
+mod errors;
 mod inputs;
 mod timing;
 mod tokens;
@@ -24,10 +26,10 @@ use utoipa::openapi::schema::Schema;
 
 use super::answer;
 use super::dialect::{Dialect, DialectCall, DialectRoute};
-use super::input;
+use super::fields::{self, Field, Members, ours, read};
 use super::refusal::{Kind, Refusal};
 use crate::handlers::operations::TextOptions;
-use crate::http::openapi::schema;
+use crate::http::openapi::{Verb, schema};
 use crate::registry::Task;
 use timing::timed;
 use treatment::Treatment;
@@ -36,43 +38,78 @@ pub(super) static DIALECT: Dialect = Dialect {
     name: "tei",
     routes: &[
         DialectRoute::post("/embed", "Embeds texts", |call| Box::pin(embed::embed(call)))
-            .takes_both::<embed::Embed, Treatment>()
+            .takes_both::<embed::Embed, Treatment>(&[embed::EMBED, treatment::FIELDS])
             .gives(answers::vectors),
         DialectRoute::post("/embed_all", "Embeds each token of texts", |call| Box::pin(embed::embed_all(call)))
-            .takes_both::<embed::Embed, Treatment>()
+            .takes_both::<embed::Inputs, Treatment>(&[embed::INPUTS, treatment::FIELDS])
             .gives(answers::token_vectors),
         DialectRoute::post("/embed_sparse", "Embeds texts in sparse vectors", |call| {
             Box::pin(embed::embed_sparse(call))
         })
-        .takes_both::<embed::Embed, Treatment>()
+        .takes_both::<embed::Inputs, Treatment>(&[embed::INPUTS, treatment::FIELDS])
         .gives(answers::sparse_vectors),
         DialectRoute::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
-            .takes_both::<Rerank, Treatment>()
-            .gives(answers::ranks)
-            .marked(&["texts", "return_text"]),
+            .takes_both::<Rerank, Treatment>(&[RERANK, treatment::FIELDS])
+            .gives(answers::ranks),
         DialectRoute::post("/predict", "Classifies texts", |call| Box::pin(classify::predict(call)))
-            .takes_both::<classify::Predict, Treatment>()
+            .takes_both::<classify::Predict, Treatment>(&[classify::PREDICT, treatment::FIELDS])
             .gives(answers::predictions),
         DialectRoute::post("/similarity", "Compares a text with others", |call| Box::pin(similarity(call)))
-            .takes::<Similarity>()
+            .takes::<Similarity>(&[SIMILARITY])
             .gives(answers::numbers),
         DialectRoute::post("/tokenize", "The tokens of texts", |call| Box::pin(tokens::tokenize(call)))
-            .takes::<tokens::Tokenize>()
+            .takes::<tokens::Tokenize>(&[tokens::TOKENIZE])
             .gives(answers::token_lists),
         DialectRoute::post("/decode", "The texts of tokens", |call| Box::pin(tokens::decode(call)))
-            .takes::<tokens::Decode>()
+            .takes::<tokens::Decode>(&[tokens::DECODE])
             .gives(answers::texts),
+        DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(compatible::embeddings(call)))
+            .takes::<compatible::Embeddings>(&[compatible::EMBEDDINGS])
+            .gives(answer::embeddings_schema)
+            .refuses(compatible::refuse)
+            .behind_name(),
+        DialectRoute::post("/embeddings", "Embeds texts", |call| Box::pin(compatible::embeddings(call)))
+            .takes::<compatible::Embeddings>(&[compatible::EMBEDDINGS])
+            .gives(answer::embeddings_schema)
+            .refuses(compatible::refuse)
+            .behind_name(),
         DialectRoute::post("/", "Does what the model does", |call| Box::pin(root(call)))
-            .takes::<Root>()
+            .takes::<Root>(&[ROOT])
             .gives(answers::anything),
-        DialectRoute::get("/info", "The model's name, kind and labels", |call| Box::pin(info(call)))
+        DialectRoute::post("/invocations", "Does what the model does", |call| Box::pin(root(call)))
+            .takes::<Root>(&[ROOT])
+            .gives(answers::anything)
+            .behind_name(),
+        DialectRoute::get("/info", "The model's name, kind, labels and limits", |call| Box::pin(info(call)))
             .gives(answers::info),
-        DialectRoute::get("/health", "Whether all models are ready", |call| Box::pin(health(call))),
+        // Infinity's clients read a body, which those of others pass over.
+        DialectRoute::get("/health", "Whether all models are ready", |call| Box::pin(health(call))).behind_name(),
+        DialectRoute::get("/ping", "Whether all models are ready", |call| Box::pin(health(call))).behind_name(),
+        DialectRoute::get("/", "Whether all models are ready", |call| Box::pin(health(call))).behind_name(),
     ],
     refuse,
     refusals,
+    is_strict: false,
+    cut: "set 'truncate' to true",
     model_in_path: true,
 };
+
+const RERANK: &[Field] = &[
+    read("query", fields::TEXT),
+    read("texts", fields::TEXTS),
+    read("raw_scores", fields::FLAG),
+    read("return_text", fields::FLAG),
+    ours("top_n", fields::NUMBER),
+];
+
+const SIMILARITY: &[Field] = &[
+    read("inputs", &[r#"{"source_sentence": "a", "sentences": ["b"]}"#]),
+    read("parameters", fields::OBJECT),
+    ours("model", fields::TEXT),
+];
+
+/// Each route that the model may mean checks its own fields.
+const ROOT: &[Field] = &[read("inputs", &[r#""a""#, r#"["a"]"#, "{}", "[1]", "[[1]]"]), ours("model", fields::TEXT)];
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = TeiRerank)]
@@ -112,8 +149,8 @@ struct Root {
 
 async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
-    let body: Rerank = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
+    let body: Rerank = call.read()?;
+    let treatment: Treatment = call.read()?;
     if body.texts.is_empty() {
         return Err(Refusal::empty("texts"));
     }
@@ -137,7 +174,7 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
 
 async fn similarity(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
-    let body: Similarity = input::read(&call.body)?;
+    let body: Similarity = call.read()?;
     let SimilarityInputs { source_sentence, sentences } = body.inputs;
     if sentences.is_empty() {
         return Err(Refusal::empty("sentences"));
@@ -157,20 +194,30 @@ async fn root(call: DialectCall) -> Result<Response, Refusal> {
         (query.is_some(), matches!(inputs, Some(json::Value::Object(_))), named)
     };
     if is_ranking {
-        return rerank(call).await;
+        return run("/rerank", call).await;
     }
     if is_comparison {
-        return similarity(call).await;
+        return run("/similarity", call).await;
     }
     let task = call.handlers.text_model(call.model.as_deref().or(named.as_deref()))?.tasks.first().copied();
     match task {
-        Some(Task::Classify) => classify::predict(call).await,
+        Some(Task::Classify) => run("/predict", call).await,
         Some(Task::TokenClassify) => classify::token_classify(call).await,
-        Some(Task::Sparse) => embed::embed_sparse(call).await,
-        Some(Task::MultiVector) => embed::embed_all(call).await,
-        Some(Task::Rerank) => rerank(call).await,
-        Some(Task::Embed | Task::Generate | Task::Tokenize | Task::Decode) | None => embed::embed(call).await,
+        Some(Task::Sparse) => run("/embed_sparse", call).await,
+        Some(Task::MultiVector) => run("/embed_all", call).await,
+        Some(Task::Rerank) => run("/rerank", call).await,
+        Some(Task::Embed | Task::Generate | Task::Tokenize | Task::Decode) | None => run("/embed", call).await,
     }
+}
+
+/// Answers as another route of this dialect.
+async fn run(path: &str, mut call: DialectCall) -> Result<Response, Refusal> {
+    let route = DIALECT.routes.iter().find(|route| route.path == path && route.verb == Verb::Post);
+    let route = route.ok_or_else(|| Refusal::new(Kind::NoRoute, path))?;
+    if let Some(body) = Members::of(&call.body).check(route.fields, DIALECT.is_strict)? {
+        call.body = body.into();
+    }
+    (route.run)(call).await
 }
 
 async fn info(call: DialectCall) -> Result<Response, Refusal> {
@@ -186,6 +233,7 @@ async fn info(call: DialectCall) -> Result<Response, Refusal> {
         });
     };
     Ok(answer::json(answer::object(|out| {
+        let batch = model.max_batch.max(1);
         out.name("model_id").string(&model.name);
         out.name("model_sha").null();
         out.name("model_dtype").string("float32");
@@ -193,33 +241,37 @@ async fn info(call: DialectCall) -> Result<Response, Refusal> {
         out.name("model_type").object(|out| match model.tasks.first() {
             Some(Task::Classify | Task::TokenClassify) => labels(out.name("classifier")),
             Some(Task::Rerank) => labels(out.name("reranker")),
-            _ => out.name("embedding").object(|out| out.name("pooling").null()),
+            _ => out.name("embedding").object(|out| {
+                out.name("pooling").string(if model.pooling == "last" { "last_token" } else { &model.pooling })
+            }),
         });
+        out.name("max_concurrent_requests").integer(MOST_TEXTS);
+        out.name("max_input_length").integer(model.max_length.unwrap_or(UNKNOWN_LENGTH));
+        out.name("max_batch_tokens").integer(batch * model.max_length.unwrap_or(UNKNOWN_LENGTH));
+        out.name("max_batch_requests").integer(batch);
+        out.name("max_client_batch_size").integer(MOST_TEXTS);
         out.name("auto_truncate").bool(true);
+        out.name("tokenization_workers").integer(1);
         out.name("version").string(env!("CARGO_PKG_VERSION"));
+        out.name("sha").null();
+        out.name("docker_label").null();
     })))
 }
 
+/// Texts of a request that clients may send at once: any number is taken, and clients that batch by it read a number.
+const MOST_TEXTS: u64 = 1024;
+
+/// The length of a text that clients read where the tokenizer's configuration has no `max_length`.
+const UNKNOWN_LENGTH: u64 = 512;
+
 async fn health(call: DialectCall) -> Result<Response, Refusal> {
-    match call.handlers.server_ready() {
-        Ok(true) => Ok(().into_response()),
-        _ => Err(Refusal::new(Kind::Unavailable, "not every model is ready")),
-    }
+    call.ready()?;
+    Ok(().into_response())
 }
 
-/// The table of errors.
+/// The body of an error.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
-    let (status, kind) = match refusal.kind {
-        Kind::Empty => (400, "Empty"),
-        Kind::Key => (401, "Unauthorized"),
-        Kind::Forbidden => (403, "Forbidden"),
-        Kind::NoModel => (404, "NotFound"),
-        Kind::TooLarge => (413, "Validation"),
-        Kind::Malformed | Kind::Field | Kind::Invalid | Kind::Unsupported => (422, "Validation"),
-        Kind::Internal => (424, "Backend"),
-        Kind::Overloaded => (429, "Overloaded"),
-        Kind::Unavailable => (503, "Unhealthy"),
-    };
+    let (status, kind) = errors::of(refusal);
     let body = answer::object(|out| {
         out.name("error").string(&refusal.message);
         out.name("error_type").string(kind);

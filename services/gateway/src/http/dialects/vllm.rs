@@ -1,11 +1,13 @@
-//! vLLM's routes for pooling models: `/score` (and `/v1/score`), `/rerank` (and `/v1/rerank`, `/v2/rerank`), `/classify`,
-//! `/pooling`, `/tokenize`, `/detokenize`.
+//! vLLM's routes for pooling models: `/v1/embeddings`, `/v2/embed`, `/score` (and `/v1/score`), `/rerank` (and `/v1/rerank`,
+//! `/v2/rerank`), `/classify`, `/pooling`, `/tokenize`, `/detokenize`; `/v1/models`, `/health`, `/ping`, `/version`.
 //!
-//! A model that is not named is the only one that does it. As in the original, fields that are not known are passed over;
-//! `encoding_format: bytes` and number formats other than FP32 are refused. `/score` of a model that embeds is the cosine of
-//! the two vectors.
+//! A model that is not named is the only one that does it. As in the original, fields that are not known are passed over. Pairs are scored by
+//! what the model does: a reranker scores them, the vectors of a model that embeds have cosines, those of tokens the sum of the
+//! largest products (MaxSim).
 
+mod about;
 mod answers;
+mod embed;
 mod pooling;
 mod tokens;
 mod treatment;
@@ -16,12 +18,13 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
-use super::answer;
 use super::dialect::{Dialect, DialectCall, DialectRoute};
-use super::input::{self, Input, OneOrMany};
+use super::fields::{self, Field, Forms, ours, read};
+use super::input::{self, Document, Input, OneOrMany};
 use super::openai::nested;
 use super::refusal::{Kind, Refusal};
-use crate::registry::Task;
+use super::{answer, cohere, openai};
+use crate::handlers::operations::TextOptions;
 use answers::{head, usage};
 use treatment::Treatment;
 
@@ -29,77 +32,120 @@ pub(super) static DIALECT: Dialect = Dialect {
     name: "vllm",
     routes: &[
         DialectRoute::post("/score", "Scores pairs of texts", |call| Box::pin(score(call)))
-            .takes_both::<Score, Treatment>()
+            .takes_both::<Score, Treatment>(&[SCORE, PAIRS, treatment::FIELDS])
             .gives(answers::score),
         DialectRoute::post("/v1/score", "Scores pairs of texts", |call| Box::pin(score(call)))
-            .takes_both::<Score, Treatment>()
+            .takes_both::<Score, Treatment>(&[SCORE, PAIRS, treatment::FIELDS])
             .gives(answers::score),
         DialectRoute::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
-            .takes_both::<Rerank, Treatment>()
-            .gives(answers::rerank)
-            .marked(RERANK_MARKS),
+            .takes_both::<Rerank, Treatment>(&[RERANK, PAIRS, treatment::FIELDS])
+            .gives(answers::rerank),
         DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
-            .takes_both::<Rerank, Treatment>()
-            .gives(answers::rerank)
-            .marked(TRUNCATION_MARKS),
+            .takes_both::<Rerank, Treatment>(&[RERANK, PAIRS, treatment::FIELDS])
+            .gives(answers::rerank),
         DialectRoute::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
-            .takes_both::<Rerank, Treatment>()
-            .gives(answers::rerank)
-            .marked(TRUNCATION_MARKS),
+            .takes_both::<Rerank, Treatment>(&[RERANK, PAIRS, treatment::FIELDS])
+            .gives(answers::rerank),
         DialectRoute::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
-            .takes_both::<Classify, Treatment>()
-            .gives(answers::classify)
-            .marked(MARKS),
+            .takes_both::<Classify, Treatment>(&[treatment::INPUT, treatment::SCORES, treatment::FIELDS])
+            .gives(answers::classify),
+        DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embed::embeddings(call)))
+            .takes_both::<embed::Embeddings, Treatment>(&[embed::FIELDS, treatment::INPUT, treatment::FIELDS])
+            .gives(answers::embeddings),
+        DialectRoute::post("/v2/embed", "Embeds texts, as Cohere's clients ask", |call| {
+            Box::pin(cohere::embed(call, cohere::Version::V2))
+        })
+        .takes::<cohere::Embed>(&[cohere::EMBED])
+        .gives(cohere::embed_answer)
+        .behind_name(),
         DialectRoute::post("/pooling", "Runs a model on texts: vectors, token vectors or scores", |call| {
             Box::pin(pooling::pooling(call))
         })
-        .takes_both::<pooling::Pooling, Treatment>()
+        .takes_both::<pooling::Pooling, Treatment>(&[
+            pooling::FIELDS,
+            embed::FIELDS,
+            treatment::INPUT,
+            treatment::SCORES,
+            treatment::FIELDS,
+        ])
         .gives(answers::pooling),
         DialectRoute::post("/tokenize", "The tokens of a text", |call| Box::pin(tokens::tokenize(call)))
-            .takes::<tokens::Tokenize>()
-            .gives(answers::tokenize)
-            .marked(&["prompt", "return_token_strs"]),
+            .takes::<tokens::Tokenize>(&[tokens::TOKENIZE])
+            .gives(answers::tokenize),
         DialectRoute::post("/detokenize", "The text of tokens", |call| Box::pin(tokens::detokenize(call)))
-            .takes::<tokens::Detokenize>()
+            .takes::<tokens::Detokenize>(&[tokens::DETOKENIZE])
             .gives(answers::detokenize),
+        DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
+            Box::pin(about::models(call))
+        })
+        .gives(about::models_answer)
+        .behind_name(),
+        DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(openai::model(call)))
+            .gives(openai::model_answer)
+            .behind_name(),
+        DialectRoute::get("/health", "Whether all models are ready", |call| Box::pin(about::health(call)))
+            .behind_name(),
+        DialectRoute::get("/ping", "Whether all models are ready", |call| Box::pin(about::health(call))).behind_name(),
+        DialectRoute::post("/ping", "Whether all models are ready", |call| Box::pin(about::health(call))).behind_name(),
+        DialectRoute::get("/version", "The version", |call| Box::pin(about::version(call)))
+            .gives(about::version_answer)
+            .behind_name(),
     ],
     refuse,
     refusals,
+    is_strict: false,
+    cut: "set 'truncate_prompt_tokens' to -1",
     model_in_path: false,
 };
 
-/// Fields that no other dialect has.
-const MARKS: &[&str] =
-    &["truncate_prompt_tokens", "truncation_side", "use_activation", "activation", "priority", "request_id"];
-const TRUNCATION_MARKS: &[&str] = &["truncate_prompt_tokens", "truncation_side"];
-const RERANK_MARKS: &[&str] = &[
-    "documents",
-    "truncate_prompt_tokens",
-    "truncation_side",
-    "use_activation",
-    "activation",
-    "priority",
-    "request_id",
+const SCORED: Forms = fields::DOCUMENT_OR_DOCUMENTS;
+
+/// The two texts of pairs, by the names of all versions.
+const SCORE: &[Field] = &[
+    read("text_1", SCORED),
+    read("text_2", SCORED),
+    read("queries", SCORED),
+    read("documents", SCORED),
+    read("items", SCORED),
+    read("data_1", SCORED),
+    read("data_2", SCORED),
+];
+
+const RERANK: &[Field] =
+    &[read("query", &[r#""a""#, r#"{"text": "a"}"#]), read("documents", SCORED), read("top_n", fields::NUMBER)];
+
+/// Fields of bodies with pairs.
+const PAIRS: &[Field] = &[
+    read("max_tokens_per_query", fields::NUMBER),
+    read("max_tokens_per_doc", fields::NUMBER),
+    read("use_activation", fields::FLAG),
+    read("activation", fields::FLAG),
+    read("softmax", fields::FLAG),
+    ours("add_special_tokens", fields::FLAG),
 ];
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = VllmScore)]
 struct Score {
     #[serde(alias = "queries", alias = "data_1")]
-    #[schema(schema_with = input::one_or_many::<String>)]
-    text_1: OneOrMany<String>,
+    #[schema(schema_with = input::one_or_many::<Document>)]
+    text_1: OneOrMany<Document>,
     #[serde(alias = "documents", alias = "items", alias = "data_2")]
-    #[schema(schema_with = input::one_or_many::<String>)]
-    text_2: OneOrMany<String>,
+    #[schema(schema_with = input::one_or_many::<Document>)]
+    text_2: OneOrMany<Document>,
+    max_tokens_per_query: Option<u64>,
+    max_tokens_per_doc: Option<u64>,
 }
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = VllmRerank)]
 struct Rerank {
-    query: String,
-    documents: Vec<String>,
+    query: Document,
+    #[schema(schema_with = input::one_or_many::<Document>)]
+    documents: OneOrMany<Document>,
     #[serde(default)]
     top_n: u64,
+    max_tokens_per_query: Option<u64>,
     max_tokens_per_doc: Option<u64>,
 }
 
@@ -108,6 +154,9 @@ struct Rerank {
 struct Classify {
     input: Input,
 }
+
+/// The field of an object that is its text. Images are in others.
+const TEXT: [&str; 1] = ["text"];
 
 /// The pairs of two lists: one text with each of many, or those of the same number.
 fn pairs<'a>(first: &'a [String], second: &'a [String]) -> Result<(Vec<&'a str>, Vec<&'a str>), Refusal> {
@@ -123,23 +172,23 @@ fn pairs<'a>(first: &'a [String], second: &'a [String]) -> Result<(Vec<&'a str>,
     }
 }
 
+/// The options with the longest query and document; 0 is how the original says that there is none.
+fn limited(options: TextOptions, query: Option<u64>, document: Option<u64>) -> TextOptions {
+    let limit = |tokens: Option<u64>| tokens.filter(|&tokens| tokens > 0);
+    TextOptions { max_text_tokens: limit(query), max_pair_tokens: limit(document), ..options }
+}
+
 async fn score(call: DialectCall) -> Result<Response, Refusal> {
-    let body: Score = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
-    let (first, second) = (body.text_1.into_list(), body.text_2.into_list());
+    let body: Score = call.read()?;
+    let treatment: Treatment = call.read()?;
+    let first = Document::texts(body.text_1.into_list(), "text_1", &TEXT)?;
+    let second = Document::texts(body.text_2.into_list(), "text_2", &TEXT)?;
     let (ones, twos) = pairs(&first, &second)?;
-    let ask = call.ask(treatment.model.as_deref(), treatment.options()?);
-    let embeds = call
-        .handlers
-        .text_model(ask.model.as_deref())
-        .is_ok_and(|model| model.tasks.contains(&Task::Embed) && !model.tasks.contains(&Task::Rerank));
-    let scores = match embeds {
-        true => call.handlers.cosines(&ones, &twos, &ask).await?,
-        false => call.handlers.score(&ones, &twos, &ask).await?,
-    };
+    let options = limited(treatment.options()?, body.max_tokens_per_query, body.max_tokens_per_doc);
+    let scores = call.handlers.compare(&ones, &twos, &call.ask(treatment.model.as_deref(), options)).await?;
     Ok(answer::told(&scores.ledger, 512 + 64 * scores.scores.len(), |out| {
         out.object(|out| {
-            head(out, "score", treatment.model.as_deref().unwrap_or(&scores.model));
+            head(out, treatment.id("score"), treatment.model.as_deref().unwrap_or(&scores.model));
             out.name("data").array(|out| {
                 for (index, &score) in scores.scores.iter().enumerate() {
                     out.object(|out| {
@@ -155,27 +204,28 @@ async fn score(call: DialectCall) -> Result<Response, Refusal> {
 }
 
 async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
-    let body: Rerank = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
-    if body.documents.is_empty() {
+    let body: Rerank = call.read()?;
+    let treatment: Treatment = call.read()?;
+    let query = body.query.text(&TEXT).ok_or_else(|| Refusal::field("query", "holds no text in 'text'"))?;
+    let documents = Document::texts(body.documents.into_list(), "documents", &TEXT)?;
+    if documents.is_empty() {
         return Err(Refusal::empty("documents"));
     }
-    let mut options = treatment.options()?;
-    // 0 is how the original says that the model's own limit holds.
-    options.max_tokens = options.max_tokens.or(body.max_tokens_per_doc.filter(|&tokens| tokens > 0));
+    let options = limited(treatment.options()?, body.max_tokens_per_query, body.max_tokens_per_doc);
     let ask = call.ask(treatment.model.as_deref(), options);
-    let scores = call.handlers.rerank(&body.query, &body.documents, &ask).await?;
+    let second: Vec<&str> = documents.iter().map(String::as_str).collect();
+    let scores = call.handlers.compare(&vec![query.as_str(); second.len()], &second, &ask).await?;
     let most = Some(body.top_n).filter(|&most| most > 0).map(|most| usize::try_from(most).unwrap_or(usize::MAX));
-    Ok(answer::told(&scores.ledger, 512 + 64 * body.documents.len(), |out| {
+    Ok(answer::told(&scores.ledger, 512 + 64 * documents.len(), |out| {
         out.object(|out| {
-            out.name("id").string(format!("rerank-{}", answer::id()));
+            out.name("id").string(treatment.id("rerank"));
             out.name("model").string(treatment.model.as_deref().unwrap_or(&scores.model));
             usage(out, &scores.ledger);
             out.name("results").array(|out| {
                 for (index, score) in scores.ranked(most) {
                     out.object(|out| {
                         out.name("index").integer(index);
-                        out.name("document").object(|out| out.name("text").string(&body.documents[index]));
+                        out.name("document").object(|out| out.name("text").string(&documents[index]));
                         out.name("relevance_score").float(score);
                     });
                 }
@@ -185,14 +235,15 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
 }
 
 async fn classify(call: DialectCall) -> Result<Response, Refusal> {
-    let body: Classify = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
-    let texts = body.input.texts("input", "send texts")?.0;
-    let ask = call.ask(treatment.model.as_deref(), treatment.options()?);
+    let body: Classify = call.read()?;
+    let treatment: Treatment = call.read()?;
+    let (texts, _, token_ids) = body.input.texts_or_ids("input")?;
+    let options = TextOptions { token_ids, ..treatment.options()? };
+    let ask = call.ask(treatment.model.as_deref(), options);
     let classified = call.handlers.classify(&texts, None, &ask).await?;
     Ok(answer::told(&classified.ledger, 512 + 64 * texts.len() * classified.labels.len(), |out| {
         out.object(|out| {
-            head(out, "classify", treatment.model.as_deref().unwrap_or(&classified.model));
+            head(out, treatment.id("classify"), treatment.model.as_deref().unwrap_or(&classified.model));
             out.name("data").array(|out| {
                 for (index, row) in classified.rows.iter().enumerate() {
                     out.object(|out| {
@@ -215,7 +266,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::Unsupported => (400, "BadRequestError"),
         Kind::Key => (401, "AuthenticationError"),
         Kind::Forbidden => (403, "PermissionDeniedError"),
-        Kind::NoModel => (404, "NotFoundError"),
+        Kind::NoModel | Kind::NoRoute => (404, "NotFoundError"),
         Kind::TooLarge => (413, "BadRequestError"),
         Kind::Overloaded => (429, "RateLimitError"),
         Kind::Internal => (500, "InternalServerError"),

@@ -19,6 +19,8 @@ pub struct Entry {
     pub summary: String,
     /// The shapes of its bodies; none: it takes no body.
     pub bodies: Vec<Described>,
+    /// What becomes of the fields of its bodies, where a table says it.
+    pub fields: Option<serde_json::Value>,
     /// The shapes of its answers; none: they are empty or no JSON.
     pub answers: Vec<Schema>,
     /// How it refuses.
@@ -32,4 +34,17 @@ pub enum Verb {
     Get,
     Post,
     Delete,
+}
+
+// === impl Verb ===
+
+impl Verb {
+    /// HTTP's word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::Get => "GET",
+            Verb::Post => "POST",
+            Verb::Delete => "DELETE",
+        }
+    }
 }

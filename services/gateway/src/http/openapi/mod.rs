@@ -6,6 +6,7 @@ mod entry;
 pub mod schema;
 
 use utoipa::openapi::content::Content;
+use utoipa::openapi::extensions::Extensions;
 use utoipa::openapi::path::{HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathsBuilder};
 use utoipa::openapi::request_body::RequestBodyBuilder;
 use utoipa::openapi::schema::{ComponentsBuilder, ObjectBuilder, Schema, SchemaType, Type};
@@ -91,6 +92,7 @@ impl Entry {
             .request_body(body)
             .response("200", answer)
             .response("default", refusal)
+            .extensions(self.fields.clone().map(|fields| Extensions::builder().add("x-fields", fields).build()))
             .build()
     }
 }

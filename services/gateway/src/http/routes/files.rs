@@ -19,6 +19,7 @@ use utoipa::openapi::schema::Schema;
 
 use super::deferred;
 use crate::http::durable::{Own, Refused};
+use crate::http::fault;
 use crate::http::form;
 use crate::http::openapi::schema::{self, integer, nullable, object_with, plain, text};
 use crate::http::ranges::{self, Range};
@@ -272,7 +273,7 @@ pub async fn read_body(http: &HttpState, request: Request) -> Result<Bytes, Refu
 
 /// The fields of a JSON body.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refused> {
-    serde_json::from_slice(body).map_err(|error| Refused::invalid(&format!("the body cannot be read: {error}")))
+    fault::read(body).map_err(|fault| Refused::invalid(&fault.message))
 }
 
 /// The shape of a page of a list.

@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use axum::extract::{Request, State};
-use axum::http::Method;
+use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::Response;
 use axum::{Router, middleware};
@@ -30,7 +30,7 @@ use trireme_server::access::Category;
 
 use super::openapi::{Entry, Verb};
 use super::resource::Resource;
-use super::routing::{method_not_allowed, not_found};
+use super::routing;
 use super::state::HttpState;
 use super::traffic::Traffic;
 use super::{access, dialects, response};
@@ -68,8 +68,7 @@ pub fn router(state: HttpState) -> Router {
         all.merge(routes.route_layer(middleware::from_fn_with_state((category, state.clone()), admit)))
     });
     let full_queue_is_429 = state.options.full_queue_is_429;
-    let routes =
-        routes.merge(dialects).fallback(not_found).method_not_allowed_fallback(method_not_allowed).with_state(state);
+    let routes = routes.merge(dialects).fallback(no_route).method_not_allowed_fallback(no_method).with_state(state);
     match full_queue_is_429 {
         true => routes.layer(middleware::map_response(response::full_queue_as_429)),
         false => routes,
@@ -92,7 +91,23 @@ async fn admit(State((category, http)): State<(Category, HttpState)>, request: R
 pub fn work(state: HttpState) -> Router {
     let own = RESOURCES.iter().filter(|resource| resource.traffic.executes());
     let own = own.fold(Router::new(), |all, resource| all.merge(resource.router()));
-    own.merge(dialects::routes()).fallback(not_found).with_state(state)
+    own.merge(dialects::routes()).fallback(no_route).with_state(state)
+}
+
+/// No route has the path. Behind a dialect's name the answer is the dialect's.
+async fn no_route(uri: Uri) -> Response {
+    match dialects::no_route(uri.path(), StatusCode::NOT_FOUND) {
+        Some(refused) => refused,
+        None => routing::not_found().await,
+    }
+}
+
+/// No route has the path with the method.
+async fn no_method(uri: Uri) -> Response {
+    match dialects::no_route(uri.path(), StatusCode::METHOD_NOT_ALLOWED) {
+        Some(refused) => refused,
+        None => routing::method_not_allowed(uri).await,
+    }
 }
 
 /// The traffic that a request to this path belongs to.

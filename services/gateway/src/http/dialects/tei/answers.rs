@@ -46,5 +46,25 @@ pub(super) fn token_lists() -> Schema {
 }
 
 pub(super) fn info() -> Schema {
-    object([("model_id", text()), ("served_model_name", text()), ("model_type", object([])), ("version", text())])
+    object_with(
+        [
+            ("model_id", text()),
+            ("model_dtype", text()),
+            ("served_model_name", text()),
+            ("model_type", object([])),
+            ("max_concurrent_requests", integer()),
+            ("max_input_length", integer()),
+            ("max_batch_tokens", integer()),
+            ("max_client_batch_size", integer()),
+            ("auto_truncate", flag()),
+            ("tokenization_workers", integer()),
+            ("version", text()),
+        ],
+        [
+            ("model_sha", nullable(text())),
+            ("max_batch_requests", nullable(integer())),
+            ("sha", nullable(text())),
+            ("docker_label", nullable(text())),
+        ],
+    )
 }

@@ -8,12 +8,19 @@ use trireme_protocol::json::Writer;
 use utoipa::ToSchema;
 
 use super::super::dialect::DialectCall;
-use super::super::input::{self, Input};
+use super::super::fields::{self, Field, ours, read};
+use super::super::input::Input;
 use super::super::refusal::Refusal;
 use super::inputs::{Pair, PredictInput};
 use super::timing::timed;
 use super::treatment::Treatment;
 use crate::handlers::operations::{ScoredLabel, TextOptions};
+
+pub(super) const PREDICT: &[Field] = &[
+    read("inputs", &[r#""a""#, r#"["a"]"#, r#"[["a"]]"#]),
+    read("raw_scores", fields::FLAG),
+    ours("parameters", fields::OBJECT),
+];
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = TeiPredict)]
@@ -28,7 +35,16 @@ pub(super) struct Predict {
 #[schema(as = TeiPredictParameters)]
 struct PredictParameters {
     top_k: Option<usize>,
-    function_to_apply: Option<String>,
+    function_to_apply: Option<Function>,
+}
+
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = TeiPredictFunction)]
+enum Function {
+    Softmax,
+    Sigmoid,
+    None,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -42,12 +58,14 @@ pub(super) struct TokenClassify {
 #[schema(as = TeiTokenClassifyParameters)]
 struct TokenClassifyParameters {
     aggregation_strategy: Option<String>,
+    ignore_labels: Option<Vec<String>>,
+    stride: Option<u64>,
 }
 
 pub(super) async fn predict(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
-    let body: Predict = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
+    let body: Predict = call.read()?;
+    let treatment: Treatment = call.read()?;
     let (inputs, one) = match body.inputs {
         PredictInput::One(pair) => (vec![pair], true),
         PredictInput::Many(pairs) if pairs.is_empty() => return Err(Refusal::empty("inputs")),
@@ -63,7 +81,16 @@ pub(super) async fn predict(call: DialectCall) -> Result<Response, Refusal> {
     // huggingface_hub, which sends it always, reads a list of lists.
     let flat = one && body.parameters.is_none();
     let parameters = body.parameters.unwrap_or_default();
-    let raw = body.raw_scores.or((parameters.function_to_apply.as_deref() == Some("none")).then_some(true));
+    let raw = match parameters.function_to_apply {
+        None => body.raw_scores,
+        Some(Function::None) => body.raw_scores.or(Some(true)),
+        Some(Function::Softmax | Function::Sigmoid) => {
+            return Err(Refusal::unsupported(
+                "parameters.function_to_apply",
+                "is a function, expected \"none\", or no such field for the model's own",
+            ));
+        }
+    };
     let options = TextOptions { raw_scores: raw, ..treatment.options() };
     let ask = call.ask(treatment.model.as_deref(), options);
     let classified = call.handlers.classify(&texts, pairs.as_deref(), &ask).await?;
@@ -88,10 +115,17 @@ fn label(out: &mut Writer, scored: &ScoredLabel<'_>) {
 
 pub(super) async fn token_classify(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
-    let body: TokenClassify = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
+    let body: TokenClassify = call.read()?;
+    let treatment: Treatment = call.read()?;
     let (texts, one) = body.inputs.texts("inputs", "send texts")?;
-    let aggregation_strategy = body.parameters.unwrap_or_default().aggregation_strategy;
+    let TokenClassifyParameters { aggregation_strategy, ignore_labels, stride } = body.parameters.unwrap_or_default();
+    // Labels that are left out unless a request says otherwise: those of tokens that are in no entity.
+    if ignore_labels.is_some_and(|labels| labels != ["O"]) {
+        return Err(Refusal::unsupported("parameters.ignore_labels", "is not [\"O\"]: leave entities out yourself"));
+    }
+    if stride.is_some_and(|stride| stride > 0) {
+        return Err(Refusal::unsupported("parameters.stride", "is more than 0: a text is read as one row"));
+    }
     let options = TextOptions { aggregation_strategy, ..treatment.options() };
     let ask = call.ask(treatment.model.as_deref(), options);
     let entities = call.handlers.token_classify(&texts, &ask).await?;

@@ -8,11 +8,23 @@ use utoipa::ToSchema;
 
 use super::super::answer;
 use super::super::dialect::DialectCall;
-use super::super::input::{self, Input};
+use super::super::fields::{self, Field, read};
+use super::super::input::{Input, none_empty};
 use super::super::refusal::Refusal;
 use super::timing::timed;
 use super::treatment::Treatment;
 use crate::handlers::operations::TextOptions;
+
+pub(super) const INPUTS: &[Field] = &[read("inputs", fields::INPUT)];
+
+pub(super) const EMBED: &[Field] =
+    &[read("inputs", fields::INPUT), read("normalize", fields::FLAG), read("dimensions", fields::NUMBER)];
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = TeiInputs)]
+pub(super) struct Inputs {
+    inputs: Input,
+}
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = TeiEmbed)]
@@ -24,9 +36,10 @@ pub(super) struct Embed {
 
 pub(super) async fn embed(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
-    let body: Embed = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
+    let body: Embed = call.read()?;
+    let treatment: Treatment = call.read()?;
     let (texts, _, token_ids) = body.inputs.texts_or_ids("inputs")?;
+    none_empty("inputs", &texts)?;
     let options = TextOptions {
         normalize: Some(body.normalize.unwrap_or(true)),
         dimensions: body.dimensions,
@@ -42,9 +55,10 @@ pub(super) async fn embed(call: DialectCall) -> Result<Response, Refusal> {
 
 pub(super) async fn embed_all(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
-    let body: Embed = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
+    let body: Inputs = call.read()?;
+    let treatment: Treatment = call.read()?;
     let (texts, _, token_ids) = body.inputs.texts_or_ids("inputs")?;
+    none_empty("inputs", &texts)?;
     let options = TextOptions { token_ids, ..treatment.options() };
     let ask = call.ask(treatment.model.as_deref(), options);
     let vectors = call.handlers.multi_vector(&texts, &ask).await?;
@@ -62,9 +76,10 @@ pub(super) async fn embed_all(call: DialectCall) -> Result<Response, Refusal> {
 
 pub(super) async fn embed_sparse(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
-    let body: Embed = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
+    let body: Inputs = call.read()?;
+    let treatment: Treatment = call.read()?;
     let (texts, _, token_ids) = body.inputs.texts_or_ids("inputs")?;
+    none_empty("inputs", &texts)?;
     let options = TextOptions { token_ids, ..treatment.options() };
     let ask = call.ask(treatment.model.as_deref(), options);
     let vectors = call.handlers.sparse(&texts, &ask).await?;

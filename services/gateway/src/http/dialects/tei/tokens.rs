@@ -7,10 +7,21 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::super::dialect::DialectCall;
+use super::super::fields::{self, Field, ours, read};
 use super::super::input::{self, Input, OneOrMany};
 use super::super::refusal::Refusal;
 use super::timing::timed;
 use crate::handlers::operations::{Prompt, TextOptions};
+
+pub(super) const TOKENIZE: &[Field] = &[
+    read("inputs", fields::TEXT_OR_TEXTS),
+    read("add_special_tokens", fields::FLAG),
+    read("prompt_name", &[r#""query""#]),
+    ours("model", fields::TEXT),
+];
+
+pub(super) const DECODE: &[Field] =
+    &[read("ids", &["[1]", "[[1]]"]), read("skip_special_tokens", fields::FLAG), ours("model", fields::TEXT)];
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = TeiTokenize)]
@@ -38,7 +49,7 @@ fn yes() -> bool {
 
 pub(super) async fn tokenize(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
-    let body: Tokenize = input::read(&call.body)?;
+    let body: Tokenize = call.read()?;
     let texts = body.inputs.into_list();
     if texts.is_empty() {
         return Err(Refusal::empty("inputs"));
@@ -57,7 +68,7 @@ pub(super) async fn tokenize(call: DialectCall) -> Result<Response, Refusal> {
 
 pub(super) async fn decode(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
-    let body: Decode = input::read(&call.body)?;
+    let body: Decode = call.read()?;
     let rows = body.ids.ids("ids")?;
     let options = TextOptions { skip_special_tokens: Some(body.skip_special_tokens), ..TextOptions::default() };
     let (texts, ledger) = call.handlers.decode(&rows, &call.ask(body.model.as_deref(), options)).await?;

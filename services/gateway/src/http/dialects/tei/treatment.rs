@@ -3,8 +3,16 @@
 use serde::Deserialize;
 use utoipa::ToSchema;
 
+use super::super::fields::{self, Field, ours, read};
 use super::inputs::Direction;
 use crate::handlers::operations::{Prompt, Side, TextOptions};
+
+pub const FIELDS: &[Field] = &[
+    read("truncate", fields::FLAG),
+    read("truncation_direction", &[r#""Right""#]),
+    read("prompt_name", &[r#""query""#]),
+    ours("model", fields::TEXT),
+];
 
 /// The options of the treatment of texts that most bodies may have.
 #[derive(Default, Deserialize, ToSchema)]

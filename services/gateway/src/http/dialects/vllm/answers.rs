@@ -23,6 +23,10 @@ pub(super) fn score() -> Schema {
     listed(object([("index", integer()), ("object", text()), ("score", number())]))
 }
 
+pub(super) fn embeddings() -> Schema {
+    listed(object([("index", integer()), ("object", text()), ("embedding", answer::vector_schema())]))
+}
+
 pub(super) fn rerank() -> Schema {
     let document = object([("text", text())]);
     let result = object([("index", integer()), ("document", document), ("relevance_score", number())]);
@@ -52,8 +56,8 @@ pub(super) fn detokenize() -> Schema {
 }
 
 /// The members that most answers begin with.
-pub fn head(out: &mut Writer, kind: &str, model: &str) {
-    out.name("id").string(format!("{kind}-{}", answer::id()));
+pub fn head(out: &mut Writer, id: String, model: &str) {
+    out.name("id").string(id);
     out.name("object").string("list");
     out.name("created").integer(answer::now());
     out.name("model").string(model);

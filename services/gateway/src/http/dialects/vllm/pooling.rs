@@ -7,47 +7,44 @@ use utoipa::ToSchema;
 
 use super::super::answer::{self, EncodingFormat};
 use super::super::dialect::DialectCall;
-use super::super::input::{self, Input};
+use super::super::fields::{Field, read};
+use super::super::input::Input;
 use super::super::refusal::Refusal;
 use super::answers::{head, usage};
 use super::treatment::Treatment;
 use crate::handlers::operations::{Ask, TextOptions};
 use crate::registry::Task;
 
+/// The fields besides those of vectors, of scores, of the input and of all bodies.
+pub(super) const FIELDS: &[Field] = &[read("task", &[r#""embed""#])];
+
 #[derive(Deserialize, ToSchema)]
 #[schema(as = VllmPooling)]
 pub(super) struct Pooling {
     input: Input,
-    encoding_format: Option<String>,
-    embed_dtype: Option<String>,
-    endianness: Option<String>,
+    task: Option<String>,
+    encoding_format: Option<EncodingFormat>,
     dimensions: Option<u64>,
+    normalize: Option<bool>,
 }
 
 pub(super) async fn pooling(call: DialectCall) -> Result<Response, Refusal> {
-    let body: Pooling = input::read(&call.body)?;
-    let treatment: Treatment = input::read(&call.body)?;
-    let format = match body.encoding_format.as_deref() {
-        None | Some("float") => EncodingFormat::Float,
-        Some("base64") => EncodingFormat::Base64,
-        Some(other) => {
-            return Err(Refusal::unsupported("encoding_format", format!("is '{other}', expected 'float' or 'base64'")));
-        }
+    let body: Pooling = call.read()?;
+    let treatment: Treatment = call.read()?;
+    let format = body.encoding_format.unwrap_or_default();
+    let (texts, _, token_ids) = body.input.texts_or_ids("input")?;
+    let options = TextOptions {
+        dimensions: body.dimensions,
+        normalize: body.normalize.or(treatment.use_activation),
+        token_ids,
+        ..treatment.options()?
     };
-    if let Some(other) = body.embed_dtype.as_deref().filter(|dtype| *dtype != "float32") {
-        return Err(Refusal::unsupported("embed_dtype", format!("is '{other}', expected 'float32'")));
-    }
-    if let Some(other) = body.endianness.as_deref().filter(|order| !matches!(*order, "native" | "little")) {
-        return Err(Refusal::unsupported("endianness", format!("is '{other}', expected 'little'")));
-    }
-    let texts = body.input.texts("input", "send texts")?.0;
-    let options = TextOptions { dimensions: body.dimensions, ..treatment.options()? };
     let ask = call.ask(treatment.model.as_deref(), options);
-    let pooled = Pooled::of(&call, &texts, &ask).await?;
+    let pooled = Pooled::of(&call, &texts, &ask, body.task.as_deref()).await?;
     let numbers: usize = pooled.rows.iter().map(Vec::len).sum();
     Ok(answer::told(&pooled.ledger, answer::capacity(format, numbers), |out| {
         out.object(|out| {
-            head(out, "pool", treatment.model.as_deref().unwrap_or(&pooled.model));
+            head(out, treatment.id("pool"), treatment.model.as_deref().unwrap_or(&pooled.model));
             out.name("data").array(|out| {
                 for (index, row) in pooled.rows.iter().enumerate() {
                     out.object(|out| {
@@ -68,6 +65,15 @@ pub(super) async fn pooling(call: DialectCall) -> Result<Response, Refusal> {
     }))
 }
 
+/// The original's words for operations. A vector or scores for each token it calls `token_embed` and `token_classify`; the latter, and
+/// plugins, no model here does.
+const TASKS: [(&str, Task); 3] =
+    [("embed", Task::Embed), ("classify", Task::Classify), ("token_embed", Task::MultiVector)];
+
+fn named(word: &str) -> Option<Task> {
+    TASKS.iter().find(|(name, _)| *name == word).map(|(_, task)| *task)
+}
+
 /// The vectors or scores of a model for texts.
 struct Pooled {
     model: String,
@@ -78,10 +84,25 @@ struct Pooled {
 }
 
 impl Pooled {
-    async fn of(call: &DialectCall, texts: &[String], ask: &Ask) -> Result<Pooled, Refusal> {
-        let task = match ask.model.as_deref() {
-            Some(name) => call.handlers.text_model(Some(name))?.tasks.first().copied(),
-            None => Some(Task::Embed),
+    async fn of(call: &DialectCall, texts: &[String], ask: &Ask, task: Option<&str>) -> Result<Pooled, Refusal> {
+        let offered = match ask.model.as_deref() {
+            Some(name) => call.handlers.text_model(Some(name))?.tasks,
+            None => match call.handlers.text_model(None) {
+                Ok(model) => model.tasks,
+                // The only one that embeds, or does what the request asks for.
+                Err(_) => task.and_then(named).or(Some(Task::Embed)).into_iter().collect(),
+            },
+        };
+        let does = |task: Task| offered.contains(&task);
+        let task = match task {
+            Some(word) => Some(named(word).filter(|&task| does(task)).ok_or_else(|| {
+                let offered = TASKS.iter().filter(|(_, task)| does(*task)).map(|(word, _)| format!("'{word}'"));
+                let offered: Vec<_> = offered.collect();
+                Refusal::unsupported("task", format!("is '{word}', the model does {}", offered.join(", ")))
+            })?),
+            // As the original chooses.
+            None if does(Task::MultiVector) => Some(Task::MultiVector),
+            None => offered.first().copied(),
         };
         match task {
             Some(Task::Classify) => {

@@ -1,4 +1,4 @@
-//! `/tokenize` of a prompt, and `/detokenize`. Conversations are refused: models here have no chat template.
+//! `/tokenize` of a prompt, and `/detokenize`. Conversations are refused: the tokenizer applies the chat template of a model.
 
 use axum::response::Response;
 use serde::Deserialize;
@@ -6,9 +6,20 @@ use utoipa::ToSchema;
 
 use super::super::answer;
 use super::super::dialect::DialectCall;
-use super::super::input;
+use super::super::fields::{self, Field, only, read};
 use super::super::refusal::Refusal;
 use crate::handlers::operations::TextOptions;
+
+pub(super) const TOKENIZE: &[Field] = &[
+    read("model", fields::TEXT),
+    read("prompt", fields::TEXT),
+    read("add_special_tokens", fields::FLAG),
+    read("return_token_strs", fields::FLAG),
+    only("messages", fields::OBJECTS, &[], "send a text as 'prompt'"),
+    only("tools", fields::OBJECTS, &["[]"], "send a text as 'prompt'"),
+];
+
+pub(super) const DETOKENIZE: &[Field] = &[read("model", fields::TEXT), read("tokens", &["[1]"])];
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = VllmTokenize)]
@@ -33,7 +44,7 @@ fn yes() -> bool {
 }
 
 pub(super) async fn tokenize(call: DialectCall) -> Result<Response, Refusal> {
-    let body: Tokenize = input::read(&call.body)?;
+    let body: Tokenize = call.read()?;
     let options = TextOptions { add_special_tokens: Some(body.add_special_tokens), ..TextOptions::default() };
     let lists = call.handlers.tokenize(&[body.prompt], &call.ask(body.model.as_deref(), options)).await?;
     let tokens = lists.tokens(0);
@@ -54,7 +65,7 @@ pub(super) async fn tokenize(call: DialectCall) -> Result<Response, Refusal> {
 }
 
 pub(super) async fn detokenize(call: DialectCall) -> Result<Response, Refusal> {
-    let body: Detokenize = input::read(&call.body)?;
+    let body: Detokenize = call.read()?;
     let options = TextOptions { skip_special_tokens: Some(false), ..TextOptions::default() };
     let (texts, ledger) = call.handlers.decode(&[body.tokens], &call.ask(body.model.as_deref(), options)).await?;
     Ok(answer::told(&ledger, 64, |out| {

@@ -3,8 +3,42 @@
 use serde::Deserialize;
 use utoipa::ToSchema;
 
+use super::super::answer;
+use super::super::fields::{self, Field, idle, only, ours, read};
 use super::super::refusal::Refusal;
 use crate::handlers::operations::{Side, TextOptions};
+
+/// Fields that all bodies may have.
+pub const FIELDS: &[Field] = &[
+    read("model", fields::TEXT),
+    read("request_id", fields::TEXT),
+    read("truncate_prompt_tokens", fields::NUMBER),
+    read("truncation_side", &[r#""left""#]),
+    ours("instruction", fields::TEXT),
+    read("chat_template_kwargs", fields::OBJECT),
+    only("chat_template", fields::TEXT, &[], "the model's own template is applied"),
+    only("mm_processor_kwargs", fields::OBJECT, &["{}"], "models here take texts"),
+    idle("priority", fields::NUMBER, "orders the requests of one server"),
+    idle("user", fields::TEXT, "names the author of the texts"),
+];
+
+/// Fields of bodies with texts or conversations.
+pub const INPUT: &[Field] = &[
+    read("input", fields::INPUT),
+    read("add_special_tokens", fields::FLAG),
+    only(
+        "messages",
+        fields::OBJECTS,
+        &[],
+        "send the text as 'input', which the model's chat template makes a message of",
+    ),
+    only("add_generation_prompt", fields::FLAG, &["false"], "the model's configuration says it"),
+    only("continue_final_message", fields::FLAG, &["false"], "there is no last message to go on with"),
+];
+
+/// Fields of bodies that ask for scores.
+pub const SCORES: &[Field] =
+    &[read("use_activation", fields::FLAG), read("activation", fields::FLAG), read("softmax", fields::FLAG)];
 
 /// The options of the treatment of texts that all bodies may have.
 #[derive(Default, Deserialize, ToSchema)]
@@ -18,8 +52,11 @@ pub struct Treatment {
     pub chat_template_kwargs: Option<Variables>,
     pub truncate_prompt_tokens: Option<i64>,
     pub truncation_side: Option<TruncationSide>,
-    #[serde(alias = "activation")]
+    pub add_special_tokens: Option<bool>,
+    #[serde(alias = "activation", alias = "softmax")]
     pub use_activation: Option<bool>,
+    /// The client's id of the request.
+    pub request_id: Option<String>,
 }
 
 /// Those variables of a chat template that are taken.
@@ -40,6 +77,11 @@ pub enum TruncationSide {
 // === impl Treatment ===
 
 impl Treatment {
+    /// The id of an answer of this kind.
+    pub fn id(&self, kind: &str) -> String {
+        format!("{kind}-{}", self.request_id.clone().unwrap_or_else(answer::id))
+    }
+
     /// The options as operations take them.
     pub fn options(&self) -> Result<TextOptions, Refusal> {
         let max_tokens = match self.truncate_prompt_tokens {
@@ -59,6 +101,7 @@ impl Treatment {
                 TruncationSide::Right => Side::Right,
             }),
             raw_scores: self.use_activation.map(|activation| !activation),
+            add_special_tokens: self.add_special_tokens,
             ..TextOptions::default()
         })
     }

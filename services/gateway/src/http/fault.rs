@@ -1,0 +1,113 @@
+//! JSON bodies as types read them, and what is wrong with a body in words for its author: the field, what was found and what was expected. A
+//! line and a column say nothing to somebody whose library writes the body.
+
+use serde::de::DeserializeOwned;
+
+/// What is wrong with a body.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Whether it is no JSON.
+    pub is_syntax: bool,
+    /// The member of the body that it is about.
+    pub field: Option<String>,
+    /// The fault in words.
+    pub message: String,
+}
+
+/// A body as JSON of this shape.
+pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Fault> {
+    serde_json::from_slice(body).map_err(|error| {
+        if !error.is_data() {
+            return Fault::of_syntax(&error);
+        }
+        // Once more, to learn the place of the fault: that costs time, which good bodies do not take.
+        let mut json = serde_json::Deserializer::from_slice(body);
+        match serde_path_to_error::deserialize::<_, T>(&mut json) {
+            Err(error) => Fault::of_value(&error.path().to_string(), error.inner()),
+            Ok(_) => Fault::of_value(".", &error),
+        }
+    })
+}
+
+// === impl Fault ===
+
+impl Fault {
+    fn of_syntax(error: &serde_json::Error) -> Fault {
+        let (line, column) = (error.line(), error.column());
+        let place = if line > 1 { format!("line {line}, character {column}") } else { format!("character {column}") };
+        let message = format!("the body is no JSON: {} (near {place})", without_place(error));
+        Fault { is_syntax: true, field: None, message }
+    }
+
+    /// A value that cannot be read, at a path of members and indices; "." is the body.
+    fn of_value(path: &str, error: &serde_json::Error) -> Fault {
+        let message = without_place(error);
+        let named = |words: &str| message.strip_prefix(words).and_then(|rest| rest.split('`').next());
+        let (inner, fault) = match (named("missing field `"), named("duplicate field `")) {
+            (Some(field), _) => (Some(field), "is missing".to_owned()),
+            (None, Some(field)) => (Some(field), "is there twice".to_owned()),
+            (None, None) => (None, format!("cannot be read: {}", message.replace('`', "'"))),
+        };
+        let place = match (path, inner) {
+            (".", None) => return Fault { is_syntax: false, field: None, message: format!("the body {fault}") },
+            (".", Some(field)) => field.to_owned(),
+            (path, Some(field)) if !path.ends_with(field) => format!("{path}.{field}"),
+            (path, _) => path.to_owned(),
+        };
+        let field = place.split(['.', '[']).next().map(str::to_owned);
+        Fault { is_syntax: false, field, message: format!("'{place}' {fault}") }
+    }
+}
+
+/// The words of the parser without the line and the column.
+fn without_place(error: &serde_json::Error) -> String {
+    let message = error.to_string();
+    message.rfind(" at line ").map_or(message.clone(), |end| message[..end].to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    #[allow(dead_code, reason = "only its faults are looked at")]
+    struct Body {
+        input: Vec<String>,
+        dimensions: Option<u64>,
+        inner: Option<Inner>,
+    }
+
+    #[derive(Debug, serde::Deserialize)]
+    #[allow(dead_code, reason = "only its faults are looked at")]
+    struct Inner {
+        text: String,
+    }
+
+    #[test]
+    fn faults_of_a_body_name_their_field() {
+        let fault = |text: &str| read::<Body>(text.as_bytes()).unwrap_err();
+        let syntax = fault("{");
+        assert_eq!((syntax.is_syntax, syntax.field), (true, None));
+        assert_eq!(syntax.message, "the body is no JSON: EOF while parsing an object (near character 1)");
+        assert!(fault(r#"{"input": ["a"]} x"#).is_syntax);
+        let told = |text: &str| (fault(text).field.unwrap_or_default(), fault(text).message);
+        for (body, field, message) in [
+            ("{}", "input", "'input' is missing"),
+            (
+                r#"{"input": ["a", 3]}"#,
+                "input",
+                "'input[1]' cannot be read: invalid type: integer '3', expected a string",
+            ),
+            (
+                r#"{"input": [], "dimensions": -1}"#,
+                "dimensions",
+                "'dimensions' cannot be read: invalid value: integer '-1', expected u64",
+            ),
+            (r#"{"input": [], "inner": {}}"#, "inner", "'inner.text' is missing"),
+            (r#"{"input": [], "input": []}"#, "input", "'input' is there twice"),
+        ] {
+            assert_eq!(told(body), (field.to_owned(), message.to_owned()), "{body}");
+        }
+        assert!(fault("3").message.starts_with("the body cannot be read: invalid type: integer"));
+    }
+}

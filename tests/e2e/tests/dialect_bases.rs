@@ -1,0 +1,393 @@
+//! One base URL per server: behind a dialect's name is everything that the other server's clients ask for, errors are in its shape, and each
+//! field of its bodies becomes what the tables say.
+
+use serde_json::{Map, Value, json};
+use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, in_every_mode, texts_repository};
+use trireme_testkit::assert_close;
+
+in_every_mode!(
+    each_server_has_one_base_url,
+    what_a_server_does_not_have_is_refused_in_its_own_shape,
+    each_field_becomes_what_the_tables_say,
+    pairs_are_scored_by_what_the_model_does,
+    documents_are_cut_and_queries_are_not,
+    a_request_that_pools_names_its_task,
+    empty_texts_are_embedded_or_refused,
+    errors_name_the_field_and_not_the_place_in_the_text,
+    a_long_text_is_refused_with_the_client_s_own_remedy,
+);
+
+fn start(mode: Mode, arguments: &[&str]) -> Sandbox {
+    Setup::new(mode).repository(&texts_repository()).gateway_arguments(arguments).start()
+}
+
+fn ask(sandbox: &Sandbox, path: &str, body: &Value) -> Response {
+    sandbox.send(&Request::post(path, body.to_string()).header("Content-Type", "application/json"))
+}
+
+#[track_caller]
+fn answer(sandbox: &Sandbox, path: &str, body: Value) -> Value {
+    let response = ask(sandbox, path, &body);
+    assert_eq!(response.status, 200, "{path} {body}: {}", response.text());
+    response.json()
+}
+
+#[track_caller]
+fn numbers(value: &Value) -> Vec<f32> {
+    let list = value.as_array().unwrap_or_else(|| panic!("no list: {value}"));
+    list.iter().map(|number| number.as_f64().unwrap_or_else(|| panic!("no number: {number}")) as f32).collect()
+}
+
+fn each_server_has_one_base_url(mode: Mode) {
+    let sandbox = start(mode, &[]);
+    let models = |base: &str, list: &str, name: &str| {
+        let found = sandbox.get(base).json();
+        let listed = found[list].as_array().unwrap_or_else(|| panic!("{base}: {found}"));
+        assert!(listed.iter().any(|model| model[name] == "embedding"), "{base}: {found}");
+    };
+    for base in ["/openai/v1/models", "/jina/v1/models", "/vllm/v1/models", "/nim/v1/models", "/ollama/v1/models"] {
+        models(base, "data", "id");
+    }
+    models("/infinity/models", "data", "id");
+    models("/cohere/v1/models", "models", "name");
+    models("/ollama/api/tags", "models", "model");
+    assert_eq!(sandbox.get("/cohere/v1/models/embedding").json()["endpoints"], json!(["embed"]));
+    for path in ["/vllm/health", "/vllm/ping", "/tei/health", "/tei/ping", "/tei", "/tei/embedding", "/ollama"] {
+        assert_eq!(sandbox.get(path).status, 200, "{path}");
+    }
+    // Infinity's client reads it as a number, without the prefix, too.
+    for path in ["/infinity/health", "/health"] {
+        assert!(sandbox.get(path).json()["unix"].as_f64().is_some_and(|unix| unix > 1.7e9), "{path}");
+    }
+    assert!(sandbox.get("/vllm/version").json()["version"].is_string());
+
+    let plain = answer(&sandbox, "/openai/v1/embeddings", json!({"model": "embedding", "input": "the oar"}));
+    let plain = numbers(&plain["data"][0]["embedding"]);
+    for (path, body) in [
+        ("/vllm/v1/embeddings", json!({"input": "the oar", "priority": 0})),
+        ("/tei/v1/embeddings", json!({"input": "the oar"})),
+        ("/tei/embedding/v1/embeddings", json!({"input": "the oar", "model": "embedding"})),
+        ("/tei/embeddings", json!({"input": ["the oar"]})),
+        ("/ollama/v1/embeddings", json!({"model": "embedding", "input": "the oar"})),
+        ("/v1/embeddings", json!({"input": ["the oar"], "truncate_prompt_tokens": 20})),
+        ("/v1/embeddings", json!({"model": "embedding", "input": [{"text": "the oar"}]})),
+        ("/jina/v1/embeddings", json!({"model": "embedding", "input": ["the oar"], "encoding_type": "float"})),
+    ] {
+        assert_close(&numbers(&answer(&sandbox, path, body)["data"][0]["embedding"]), &plain, 1e-5);
+    }
+    let contents = json!([{"content": [{"type": "text", "text": "the oar"}]}]);
+    for (path, body) in [
+        ("/vllm/v2/embed", json!({"model": "embedding", "texts": ["the oar"]})),
+        ("/cohere/v2/embed", json!({"model": "embedding", "inputs": contents, "input_type": "search_document"})),
+    ] {
+        assert_close(&numbers(&answer(&sandbox, path, body)["embeddings"]["float"][0]), &plain, 1e-5);
+    }
+
+    // Ids are the model's own, in TEI's and vLLM's words; Cohere's tokens have no special ones among them.
+    let tokens = answer(&sandbox, "/cohere/v1/tokenize", json!({"model": "embedding", "text": "the oar"}));
+    assert_eq!(tokens["token_strings"], json!(["the", "oar"]));
+    let back =
+        answer(&sandbox, "/cohere/v1/detokenize", json!({"model": "embedding", "tokens": tokens["tokens"].clone()}));
+    assert_eq!(back["text"], "the oar");
+    let all = answer(&sandbox, "/vllm/tokenize", json!({"model": "embedding", "prompt": "the oar"}))["tokens"].clone();
+    for path in ["/vllm/v1/embeddings", "/tei/v1/embeddings"] {
+        let found = answer(&sandbox, path, json!({"model": "embedding", "input": all}));
+        assert_close(&numbers(&found["data"][0]["embedding"]), &plain, 1e-5);
+    }
+
+    let info = sandbox.get("/tei/embedding/info").json();
+    for (name, is_right) in [
+        ("max_input_length", info["max_input_length"].is_u64()),
+        ("max_client_batch_size", info["max_client_batch_size"].is_u64()),
+        ("pooling", info["model_type"]["embedding"]["pooling"].is_string()),
+        ("tokenization_workers", info["tokenization_workers"].is_u64()),
+    ] {
+        assert!(is_right, "{name}: {info}");
+    }
+    let many = answer(
+        &sandbox,
+        "/jina/v1/embeddings",
+        json!({"model": "token_vectors", "input": ["the oar"], "return_multivector": true}),
+    );
+    assert!(many["data"][0]["embeddings"][0].is_array(), "{many}");
+}
+
+fn what_a_server_does_not_have_is_refused_in_its_own_shape(mode: Mode) {
+    let sandbox = start(mode, &[]);
+    let message = |dialect: &str, body: &Value| {
+        let found = match dialect {
+            "openai" | "vllm" | "infinity" => &body["error"]["message"],
+            "jina" => &body["detail"],
+            "tei" | "ollama" => &body["error"],
+            _ => &body["message"],
+        };
+        found.as_str().unwrap_or_else(|| panic!("{dialect}: {body}")).to_owned()
+    };
+    for dialect in ["openai", "jina", "cohere", "infinity", "tei", "vllm", "nim", "ollama"] {
+        let unknown = ask(&sandbox, &format!("/{dialect}/no/such/path"), &json!({}));
+        assert_eq!(unknown.status, 404, "{dialect}: {}", unknown.text());
+        assert!(message(dialect, &unknown.json()).contains("there is no such route"), "{}", unknown.text());
+    }
+    let method = sandbox.get("/vllm/classify");
+    assert_eq!(method.status, 405, "{}", method.text());
+    assert!(message("vllm", &method.json()).contains("POST /classify"), "{}", method.text());
+    // A field that one server knows decides for its errors, too.
+    for (body, dialect) in [
+        (json!({"model": "nobody", "input": "a"}), "openai"),
+        (json!({"model": "nobody", "input": "a", "task": "text-matching"}), "jina"),
+        (json!({"model": "nobody", "input": "a", "truncate": "END"}), "nim"),
+        (json!({"model": "nobody", "input": "a", "add_special_tokens": false}), "vllm"),
+    ] {
+        let refused = ask(&sandbox, "/v1/embeddings", &body);
+        assert_eq!(refused.status, 404, "{body}: {}", refused.text());
+        assert!(message(dialect, &refused.json()).contains("model 'nobody' does not exist"), "{}", refused.text());
+    }
+    let both = json!({"model": "embedding", "input": "a", "task": "text-matching", "normalize": false});
+    let both = ask(&sandbox, "/v1/embeddings", &both);
+    assert!(both.status >= 400 && both.text().contains("choose one by the base URL"), "{}", both.text());
+}
+
+/// A good body of each route that takes one.
+fn good(path: &str) -> Value {
+    let route = path.trim_start_matches('/').split_once('/').map_or("", |(_, route)| route);
+    match (path, route) {
+        ("/tei", _) | (_, "embed" | "embed_all" | "embed_sparse" | "invocations") if path.starts_with("/tei") => {
+            json!({"inputs": "a", "model": if route == "embed_all" { "token_vectors" } else { "embedding" }})
+        }
+        ("/tei/rerank", _) => json!({"query": "q", "texts": ["a"]}),
+        ("/tei/predict", _) => json!({"inputs": "a"}),
+        ("/tei/similarity", _) => json!({"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
+        ("/tei/tokenize", _) => json!({"inputs": "a"}),
+        ("/tei/decode", _) => json!({"ids": [1]}),
+        ("/cohere/v1/embed" | "/cohere/v2/embed" | "/vllm/v2/embed", _) => {
+            json!({"model": "embedding", "texts": ["a"], "input_type": "search_query"})
+        }
+        ("/cohere/v1/tokenize", _) => json!({"model": "embedding", "text": "a"}),
+        ("/cohere/v1/detokenize", _) => json!({"model": "embedding", "tokens": [1]}),
+        ("/infinity/rerank" | "/vllm/rerank", _) | (_, "v1/rerank" | "v2/rerank") => {
+            json!({"model": "reranker", "query": "q", "documents": ["a"]})
+        }
+        ("/infinity/classify" | "/vllm/classify", _) => json!({"model": "classifier", "input": ["a"]}),
+        (_, "score" | "v1/score") => json!({"model": "reranker", "text_1": "a", "text_2": "b"}),
+        ("/nim/v1/ranking", _) => json!({"query": {"text": "q"}, "passages": [{"text": "a"}]}),
+        ("/vllm/tokenize", _) => json!({"model": "embedding", "prompt": "a"}),
+        ("/vllm/detokenize", _) => json!({"model": "embedding", "tokens": [1]}),
+        ("/jina/v1/multi-vector", _) => json!({"model": "token_vectors", "input": ["a"]}),
+        ("/ollama/api/embeddings", _) => json!({"model": "embedding", "prompt": "a"}),
+        ("/ollama/api/show", _) => json!({"model": "embedding"}),
+        _ => json!({"model": "embedding", "input": "a"}),
+    }
+}
+
+/// The answer without what differs from one to the next.
+fn lasting(mut answer: Value) -> Value {
+    if let Some(members) = answer.as_object_mut() {
+        for name in ["id", "created", "total_duration"] {
+            members.remove(name);
+        }
+    }
+    answer
+}
+
+fn each_field_becomes_what_the_tables_say(mode: Mode) {
+    let sandbox = start(mode, &[]);
+    let document = sandbox.get("/openapi.json").json();
+    let (mut routes, mut asked) = (0, 0);
+    for (path, item) in document["paths"].as_object().expect("paths") {
+        let Some(fields) = item["post"]["x-fields"].as_object() else { continue };
+        let names_a_dialect = ["/openai", "/jina", "/cohere", "/infinity", "/tei", "/vllm", "/nim", "/ollama"]
+            .iter()
+            .any(|name| path.starts_with(name));
+        // No model of this repository makes sparse vectors.
+        if !names_a_dialect || path.contains('{') || path.ends_with("/embed_sparse") {
+            continue;
+        }
+        routes += 1;
+        let good = good(path);
+        let plain = ask(&sandbox, path, &good);
+        assert_eq!(plain.status, 200, "{path} {good}: {}", plain.text());
+        let plain = lasting(plain.json());
+        let with = |name: &str, value: &Value| {
+            let mut body: Map<String, Value> = good.as_object().expect("an object").clone();
+            body.insert(name.to_owned(), value.clone());
+            (Value::from(body.clone()), ask(&sandbox, path, &body.into()))
+        };
+        for (name, field) in fields {
+            let forms = field["forms"].as_array().expect("forms");
+            let becomes = &field["becomes"];
+            for form in forms {
+                asked += 1;
+                let (body, found) = with(name, form);
+                let names_it = found.text().contains(name.as_str());
+                let unless = becomes["unless"].as_array();
+                match becomes["effect"].as_str() {
+                    // What a value does is up to the model; some are refused, by name.
+                    Some("read") => assert!(found.status < 500, "{path} {body}: {}", found.text()),
+                    Some("refused") if unless.is_some_and(|values| !values.contains(form)) => {
+                        assert!((400..500).contains(&found.status) && names_it, "{path} {body}: {}", found.text());
+                    }
+                    _ => {
+                        assert_eq!(found.status, 200, "{path} {body}: {}", found.text());
+                        assert_eq!(lasting(found.json()), plain, "{path} {body}");
+                    }
+                }
+            }
+            let (body, wrong) = with(name, &json!([null]));
+            assert!((400..500).contains(&wrong.status), "{path} {body}: {}", wrong.text());
+            assert!(wrong.text().contains(name.as_str()), "{path} {body}: {}", wrong.text());
+            let is_needed = good.get(name).is_some();
+            let (body, null) = with(name, &Value::Null);
+            assert!(is_needed || null.status == 200, "{path} {body}: {}", null.text());
+        }
+        let (body, unknown) = with("no_such_field", &json!(1));
+        let is_strict = path.starts_with("/cohere");
+        assert_eq!(unknown.status, if is_strict { 422 } else { 200 }, "{path} {body}: {}", unknown.text());
+    }
+    assert!(routes > 30 && asked > 250, "{routes} routes, {asked} fields");
+}
+
+fn pairs_are_scored_by_what_the_model_does(mode: Mode) {
+    let sandbox = start(mode, &[]);
+    let (query, documents) = ("the oar", ["the oar of the rower", "a storm", "oar"]);
+    let rerank = |model: &str| {
+        let body = json!({"model": model, "query": query, "documents": documents});
+        answer(&sandbox, "/vllm/rerank", body)["results"].as_array().expect("a list").clone()
+    };
+    let score_of = |results: &[Value], at: u64| {
+        let found = results.iter().find(|one| one["index"] == at).expect("a result");
+        found["relevance_score"].as_f64().expect("a score") as f32
+    };
+    let vectors = answer(
+        &sandbox,
+        "/v1/embeddings",
+        json!({"model": "embedding", "input": [query, documents[0], documents[1], documents[2]]}),
+    );
+    let vector = |at: usize| numbers(&vectors["data"][at]["embedding"]);
+    let dot = |one: &[f32], two: &[f32]| one.iter().zip(two).map(|(a, b)| a * b).sum::<f32>();
+    let cosines = rerank("embedding");
+    for at in 0..3u64 {
+        assert_close(&[score_of(&cosines, at)], &[dot(&vector(0), &vector(at as usize + 1))], 1e-5);
+    }
+    let tokens = |text: &str| {
+        let found =
+            answer(&sandbox, "/vllm/pooling", json!({"model": "token_vectors", "input": text, "task": "token_embed"}));
+        found["data"][0]["data"].as_array().expect("a list").iter().map(numbers).collect::<Vec<_>>()
+    };
+    let best = rerank("token_vectors");
+    let query = tokens(query);
+    for at in 0..3u64 {
+        let document = tokens(documents[at as usize]);
+        let largest = |token: &Vec<f32>| document.iter().map(|other| dot(token, other)).fold(f32::MIN, f32::max);
+        assert_close(&[score_of(&best, at)], &[query.iter().map(largest).sum()], 1e-4);
+    }
+    let scores = answer(
+        &sandbox,
+        "/score",
+        json!({"model": "token_vectors", "text_1": "the oar", "text_2": {"text": documents[0]}}),
+    );
+    assert_close(&[scores["data"][0]["score"].as_f64().expect("a score") as f32], &[score_of(&best, 0)], 1e-5);
+}
+
+fn documents_are_cut_and_queries_are_not(mode: Mode) {
+    let sandbox = start(mode, &[]);
+    let score = |path: &str, query: &str, document: &str, more: Value| {
+        let mut body = json!({"model": "reranker", "query": query, "documents": [document]});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        answer(&sandbox, path, body)["results"][0]["relevance_score"].as_f64().expect("a score") as f32
+    };
+    let (query, document) = ("the rower takes the oar", "the oar of the rower");
+    for path in ["/v2/rerank", "/vllm/rerank"] {
+        let cut = score(path, query, document, json!({"max_tokens_per_doc": 2}));
+        assert_close(&[cut], &[score(path, query, "the oar", json!({}))], 1e-6);
+        let whole = score(path, query, document, json!({"max_tokens_per_doc": 5}));
+        assert_close(&[whole], &[score(path, query, document, json!({}))], 1e-6);
+    }
+    let cut = score("/vllm/rerank", query, document, json!({"max_tokens_per_query": 2}));
+    assert_close(&[cut], &[score("/vllm/rerank", "the rower", document, json!({}))], 1e-6);
+}
+
+fn a_request_that_pools_names_its_task(mode: Mode) {
+    let sandbox = start(mode, &[]);
+    for (model, task, status) in [
+        ("embedding", "embed", 200),
+        ("embedding", "token_embed", 400),
+        ("embedding", "classify", 400),
+        ("embedding", "token_classify", 400),
+        ("embedding", "plugin", 400),
+        ("embedding", "nonsense", 400),
+        ("classifier", "classify", 200),
+        ("token_vectors", "token_embed", 200),
+    ] {
+        let found = ask(&sandbox, "/vllm/pooling", &json!({"model": model, "input": "the oar", "task": task}));
+        assert_eq!(found.status, status, "{model} {task}: {}", found.text());
+        assert!(status == 200 || found.json()["error"]["param"] == "task", "{}", found.text());
+    }
+    let count = |more: Value| {
+        let mut body = json!({"model": "classifier", "input": "the oar"});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        answer(&sandbox, "/vllm/classify", body)["usage"]["prompt_tokens"].as_u64().expect("a number")
+    };
+    assert!(count(json!({"add_special_tokens": false})) < count(json!({})));
+}
+
+fn empty_texts_are_embedded_or_refused(mode: Mode) {
+    let sandbox = start(mode, &[]);
+    for input in [json!(""), json!(["a", ""])] {
+        answer(&sandbox, "/v1/embeddings", json!({"model": "embedding", "input": input}));
+        let refused = ask(&sandbox, "/tei/embed", &json!({"inputs": input}));
+        assert_eq!((refused.status, &refused.json()["error_type"]), (400, &json!("Empty")), "{}", refused.text());
+    }
+    drop(sandbox);
+    let sandbox = start(mode, &["--openai-empty-text", "reject"]);
+    for input in [json!(""), json!(["a", ""])] {
+        let refused = ask(&sandbox, "/v1/embeddings", &json!({"model": "embedding", "input": input}));
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("input")), "{}", refused.text());
+    }
+}
+
+fn errors_name_the_field_and_not_the_place_in_the_text(mode: Mode) {
+    let sandbox = start(mode, &[]);
+    for (path, body, field) in [
+        ("/v1/embeddings", json!({"model": "embedding", "input": "a", "encoding_format": "hex"}), "encoding_format"),
+        ("/v1/embeddings", json!({"model": "embedding", "input": "a", "dimensions": -1}), "dimensions"),
+        ("/v1/embeddings", json!({"model": "embedding", "input": ["a", 1]}), "input"),
+        ("/v1/embeddings", json!({"model": "embedding"}), "input"),
+        ("/vllm/pooling", json!({"model": "embedding", "input": "a", "truncation_side": "up"}), "truncation_side"),
+        ("/vllm/score", json!({"text_1": "a"}), "text_2"),
+    ] {
+        let refused = ask(&sandbox, path, &body);
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!(field)), "{}", refused.text());
+        assert!(!refused.text().contains("column"), "{}", refused.text());
+    }
+    for (path, body) in [
+        ("/cohere/v2/embed", json!({"model": "embedding", "texts": ["a"], "input_type": "x"})),
+        ("/tei/embed", json!({"inputs": "a", "truncation_direction": "up"})),
+        ("/jina/v1/embeddings", json!({"model": "embedding", "input": [{"text": 5}, "a", 3]})),
+        ("/nim/v1/ranking", json!({"query": {"text": 1}, "passages": []})),
+        ("/ollama/api/embed", json!({"model": "embedding", "input": ["a", 1]})),
+        ("/infinity/rerank", json!({"query": "a", "documents": ["a", 1]})),
+    ] {
+        let refused = ask(&sandbox, path, &body);
+        assert!((400..500).contains(&refused.status), "{path}: {}", refused.text());
+        assert!(!refused.text().contains(" column "), "{path}: {}", refused.text());
+    }
+}
+
+fn a_long_text_is_refused_with_the_client_s_own_remedy(mode: Mode) {
+    let sandbox = start(mode, &[]);
+    let long = "long ".repeat(99);
+    for (path, body, remedy) in [
+        ("/nim/v1/embeddings", json!({"model": "embedding", "input": long}), r#"set 'truncate' to \"END\""#),
+        (
+            "/cohere/v2/embed",
+            json!({"model": "embedding", "texts": [long], "input_type": "search_query", "truncate": "NONE"}),
+            r#"set 'truncate' to \"END\""#,
+        ),
+        ("/tei/embed", json!({"inputs": long, "truncate": false}), "set 'truncate' to true"),
+    ] {
+        let refused = ask(&sandbox, path, &body);
+        assert!((400..500).contains(&refused.status), "{path}: {}", refused.text());
+        assert!(refused.text().contains(remedy), "{path}: {}", refused.text());
+    }
+    answer(&sandbox, "/nim/v1/embeddings", json!({"model": "embedding", "input": long, "truncate": "END"}));
+}
