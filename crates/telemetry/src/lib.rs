@@ -8,6 +8,7 @@
 
 mod args;
 mod levels;
+mod lines;
 pub mod metrics;
 pub mod steps;
 mod trace;
@@ -40,7 +41,7 @@ pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telem
         "--trace-ratio is {}, expected a number from 0 to 1",
         args.trace_ratio
     );
-    let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let logs = tracing_subscriber::fmt::layer().with_writer(lines::Lines);
     let logs = match args.log_format {
         LogFormat::Text => logs.with_ansi(shows_colours(&std::io::stderr())).with_target(false).boxed(),
         LogFormat::Json => logs.json().flatten_event(true).with_current_span(false).with_span_list(false).boxed(),
