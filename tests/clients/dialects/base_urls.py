@@ -13,7 +13,7 @@ def openai_clients_have_vectors_and_models(url, key):
     """OpenAI's own client, which those of vLLM, TEI, NIM, Jina and Ollama are told to use."""
     for base, more in {
         "openai/v1": {},
-        "vllm/v1": {"truncate_prompt_tokens": 200, "normalize": True, "add_special_tokens": True},
+        "vllm/v1": {"truncate_prompt_tokens": -1, "normalize": True, "add_special_tokens": True},
         "tei/embedding/v1": {},
         "nim/v1": {"input_type": "passage", "truncate": "END"},
         "jina/v1": {"task": "retrieval.passage", "late_chunking": False},

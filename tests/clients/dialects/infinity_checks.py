@@ -68,7 +68,7 @@ def errors_are_statuses(url, key):
 
     expect_equal("no texts", status(key, texts([])), 422)
     expect_equal("a wrong key", status("wrong", texts(["a"])), 401)
-    expect_equal("an unknown model", status(key, texts(["a"], "nobody")), 404)
+    expect_equal("an unknown model", status(key, texts(["a"], "nobody")), 400)
     expect_equal("a model that does not embed", status(key, texts(["a"], "reranker")), 400)
     expect_equal("a body that is too large", status(key, texts([TOO_LARGE])), 413)
 

@@ -15,6 +15,8 @@ in_every_mode!(
     empty_texts_are_embedded_or_refused,
     errors_name_the_field_and_not_the_place_in_the_text,
     a_long_text_is_refused_with_the_client_s_own_remedy,
+    vectors_come_in_the_encodings_of_vllm,
+    an_invocation_is_what_its_body_asks_for,
 );
 
 fn start(mode: Mode, arguments: &[&str]) -> Sandbox {
@@ -384,10 +386,75 @@ fn a_long_text_is_refused_with_the_client_s_own_remedy(mode: Mode) {
             r#"set 'truncate' to \"END\""#,
         ),
         ("/tei/embed", json!({"inputs": long, "truncate": false}), "set 'truncate' to true"),
+        ("/vllm/v1/embeddings", json!({"model": "embedding", "input": long}), "set 'truncate_prompt_tokens' to -1"),
+        (
+            "/vllm/v1/embeddings",
+            json!({"model": "embedding", "input": "a", "truncate_prompt_tokens": 9999}),
+            "Please, select a smaller truncation size.",
+        ),
     ] {
         let refused = ask(&sandbox, path, &body);
         assert!((400..500).contains(&refused.status), "{path}: {}", refused.text());
         assert!(refused.text().contains(remedy), "{path}: {}", refused.text());
     }
     answer(&sandbox, "/nim/v1/embeddings", json!({"model": "embedding", "input": long, "truncate": "END"}));
+    for tokens in [-1, 5] {
+        answer(
+            &sandbox,
+            "/vllm/v1/embeddings",
+            json!({"model": "embedding", "input": long, "truncate_prompt_tokens": tokens}),
+        );
+    }
+}
+
+fn vectors_come_in_the_encodings_of_vllm(mode: Mode) {
+    let sandbox = start(mode, &[]);
+    let asked = |more: Value| {
+        let mut body = json!({"model": "embedding", "input": ["the oar", "a storm"]});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        body
+    };
+    let plain = answer(&sandbox, "/vllm/v1/embeddings", asked(json!({})));
+    let plain: Vec<Vec<f32>> = [0, 1].map(|at| numbers(&plain["data"][at]["embedding"])).into();
+    let format =
+        |dtype: &str, order: &str| json!({"encoding_format": "bytes", "embed_dtype": dtype, "endianness": order});
+    for (dtype, order, size) in
+        [("float32", "native", 4), ("float32", "big", 4), ("float16", "little", 2), ("fp8_e4m3", "native", 1)]
+    {
+        let found = ask(&sandbox, "/vllm/v1/embeddings", &asked(format(dtype, order)));
+        assert_eq!((found.status, found.header("content-type")), (200, Some("application/octet-stream")));
+        let metadata: Value = serde_json::from_str(found.header("metadata").expect("metadata")).expect("JSON");
+        let (second, width) = (&metadata["data"][1], plain[0].len());
+        assert_eq!(second["shape"], json!([width]), "{metadata}");
+        assert_eq!((&second["embed_dtype"], &second["endianness"]), (&json!(dtype), &json!(order)));
+        let place = |name: &str| second[name].as_u64().expect("a place") as usize;
+        assert_eq!(
+            (place("start"), place("end"), found.body.len()),
+            (width * size, 2 * width * size, 2 * width * size)
+        );
+        if size == 4 {
+            let number = |bytes: &[u8]| {
+                let bytes: [u8; 4] = bytes.try_into().expect("four bytes");
+                if order == "big" { f32::from_be_bytes(bytes) } else { f32::from_le_bytes(bytes) }
+            };
+            let read: Vec<f32> = found.body[place("start")..].chunks_exact(4).map(number).collect();
+            assert_close(&read, &plain[1], 1e-5);
+        }
+    }
+    let only = ask(&sandbox, "/vllm/pooling", &asked(json!({"encoding_format": "bytes_only"})));
+    assert_eq!((only.status, only.header("metadata"), only.body.len()), (200, None, 2 * plain[0].len() * 4));
+}
+
+fn an_invocation_is_what_its_body_asks_for(mode: Mode) {
+    let sandbox = start(mode, &[]);
+    for (body, member) in [
+        (json!({"model": "embedding", "input": "a"}), "/data/0/embedding"),
+        (json!({"model": "classifier", "input": "a"}), "/data/0/probs"),
+        (json!({"model": "token_vectors", "input": "a"}), "/data/0/data"),
+        (json!({"model": "reranker", "query": "a", "documents": ["a"]}), "/results/0/relevance_score"),
+        (json!({"model": "reranker", "queries": "a", "documents": ["a"]}), "/data/0/score"),
+    ] {
+        let found = answer(&sandbox, "/vllm/invocations", body);
+        assert!(found.pointer(member).is_some(), "{found}");
+    }
 }

@@ -20,8 +20,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use trireme_inference::{
-    DataType, InferError, InferRequest, InferResponse, Ledger, Name, Parameters, RequestedOutput, Shape, Tensor,
-    UncheckedTensor,
+    DataType, InferError, InferRequest, InferResponse, Ledger, Name, ParameterValue, Parameters, RequestedOutput,
+    Shape, Tensor, UncheckedTensor,
 };
 use trireme_server::budget::Hold;
 
@@ -134,10 +134,13 @@ impl Handlers {
         ask: &Ask,
     ) -> Result<(Vec<Tensor>, Ledger), InferError> {
         let mut parameters = ask.options.parameters(found.offer()?)?;
-        if !parameters.is_empty() {
+        if !parameters.is_empty() || ask.options.wants_whole {
             let catalog = self.registry.catalog();
             let steps = found.served.plan.steps.iter().filter_map(|step| catalog.find(&step.model, None).ok());
             let backends: Vec<&str> = steps.map(|(_, step)| step.config.backend.as_str()).collect();
+            if ask.options.wants_whole && backends.contains(&"tokenizer") {
+                parameters.entry("truncate".to_owned()).or_insert(ParameterValue::Bool(false));
+            }
             options::check_read(&found.model, &parameters, &backends)?;
         }
         // A query goes along with each of its documents.

@@ -13,6 +13,8 @@ pub struct TextOptions {
     pub instruction: Option<String>,
     /// Whether texts that are too long are cut; otherwise they are an error.
     pub truncate: Option<bool>,
+    /// Whether they are an error where `truncate` says nothing and a step of the model could cut them.
+    pub wants_whole: bool,
     /// Where they are cut.
     pub truncation_side: Option<Side>,
     /// Most tokens of a row, where that is less than the model's own limit.

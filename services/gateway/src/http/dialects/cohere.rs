@@ -99,6 +99,8 @@ const INPUT_TYPES: &str =
 pub(super) enum Version {
     V1,
     V2,
+    /// The second one as vLLM has it, where neither the model nor `input_type` need be named.
+    Vllm,
 }
 
 #[derive(Clone, Copy, Deserialize, ToSchema)]
@@ -212,7 +214,7 @@ pub(super) async fn embed(call: DialectCall, version: Version) -> Result<Respons
             Some(InputType::SearchDocument) => Prompt::Document,
             Some(InputType::Classification) => Prompt::IfThere("classification"),
             Some(InputType::Clustering) => Prompt::IfThere("clustering"),
-            Some(InputType::Image) | None if version == Version::V1 => Prompt::Default,
+            Some(InputType::Image) | None if version != Version::V2 => Prompt::Default,
             Some(InputType::Image) | None => Prompt::Needed(INPUT_TYPES),
         },
         truncate: Some(truncate),
@@ -227,7 +229,7 @@ pub(super) async fn embed(call: DialectCall, version: Version) -> Result<Respons
     // The first version answers with the vectors alone where it is asked for no types.
     let types = match (body.embedding_types, version) {
         (None, Version::V1) => None,
-        (None, Version::V2) => Some(vec![EmbeddingType::Float]),
+        (None, Version::V2 | Version::Vllm) => Some(vec![EmbeddingType::Float]),
         (Some(types), _) if types.is_empty() => {
             return Err(Refusal::field("embedding_types", "is empty, expected at least one type"));
         }
@@ -308,7 +310,12 @@ fn meta(out: &mut Writer, version: Version, ledger: &Ledger, unit: &str, billed:
         out.name("api_version").object(|out| {
             out.name("version").string(if version == Version::V1 { "1" } else { "2" });
         });
-        out.name("billed_units").object(|out| out.name(unit).integer(billed));
+        out.name("billed_units").object(|out| {
+            out.name(unit).integer(billed);
+            if version == Version::Vllm {
+                out.name("image_tokens").integer(0);
+            }
+        });
         out.name("tokens").object(|out| out.name("input_tokens").integer(answer::tokens(ledger)));
     });
 }

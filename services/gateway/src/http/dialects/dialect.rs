@@ -9,7 +9,7 @@ use trireme_server::budget::Hold;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
-use super::fields::Field;
+use super::fields::{Field, Members};
 use super::input;
 use super::refusal::{Kind, Refusal};
 use crate::handlers::operations::{Ask, TextOptions};
@@ -146,6 +146,16 @@ impl DialectCall {
     /// The body, as a type reads it.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, Refusal> {
         input::read(&self.body)
+    }
+
+    /// Answers as another route with POST of the same dialect, whose tables the body is checked by.
+    pub async fn run_as(mut self, dialect: &Dialect, path: &str) -> Result<Response, Refusal> {
+        let route = dialect.routes.iter().find(|route| route.path == path && route.verb == Verb::Post);
+        let route = route.ok_or_else(|| Refusal::new(Kind::NoRoute, path))?;
+        if let Some(body) = Members::of(&self.body).check(route.fields, dialect.is_strict)? {
+            self.body = body.into();
+        }
+        (route.run)(self).await
     }
 
     /// An error if some model is not ready.

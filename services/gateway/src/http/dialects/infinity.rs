@@ -262,7 +262,8 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::Invalid | Kind::Unsupported => (400, "BadRequestError"),
         Kind::Key => (401, "AuthenticationError"),
         Kind::Forbidden => (403, "PermissionDeniedError"),
-        Kind::NoModel => (404, "ModelNotFound"),
+        // As the original.
+        Kind::NoModel => (400, "ModelNotFound"),
         Kind::NoRoute => (404, "NotFound"),
         Kind::TooLarge => (413, "BadRequestError"),
         Kind::Overloaded => (429, "RateLimitError"),

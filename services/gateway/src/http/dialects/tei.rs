@@ -26,10 +26,10 @@ use utoipa::openapi::schema::Schema;
 
 use super::answer;
 use super::dialect::{Dialect, DialectCall, DialectRoute};
-use super::fields::{self, Field, Members, ours, read};
+use super::fields::{self, Field, ours, read};
 use super::refusal::{Kind, Refusal};
 use crate::handlers::operations::TextOptions;
-use crate::http::openapi::{Verb, schema};
+use crate::http::openapi::schema;
 use crate::registry::Task;
 use timing::timed;
 use treatment::Treatment;
@@ -194,30 +194,22 @@ async fn root(call: DialectCall) -> Result<Response, Refusal> {
         (query.is_some(), matches!(inputs, Some(json::Value::Object(_))), named)
     };
     if is_ranking {
-        return run("/rerank", call).await;
+        return call.run_as(&DIALECT, "/rerank").await;
     }
     if is_comparison {
-        return run("/similarity", call).await;
+        return call.run_as(&DIALECT, "/similarity").await;
     }
     let task = call.handlers.text_model(call.model.as_deref().or(named.as_deref()))?.tasks.first().copied();
     match task {
-        Some(Task::Classify) => run("/predict", call).await,
+        Some(Task::Classify) => call.run_as(&DIALECT, "/predict").await,
         Some(Task::TokenClassify) => classify::token_classify(call).await,
-        Some(Task::Sparse) => run("/embed_sparse", call).await,
-        Some(Task::MultiVector) => run("/embed_all", call).await,
-        Some(Task::Rerank) => run("/rerank", call).await,
-        Some(Task::Embed | Task::Generate | Task::Tokenize | Task::Decode) | None => run("/embed", call).await,
+        Some(Task::Sparse) => call.run_as(&DIALECT, "/embed_sparse").await,
+        Some(Task::MultiVector) => call.run_as(&DIALECT, "/embed_all").await,
+        Some(Task::Rerank) => call.run_as(&DIALECT, "/rerank").await,
+        Some(Task::Embed | Task::Generate | Task::Tokenize | Task::Decode) | None => {
+            call.run_as(&DIALECT, "/embed").await
+        }
     }
-}
-
-/// Answers as another route of this dialect.
-async fn run(path: &str, mut call: DialectCall) -> Result<Response, Refusal> {
-    let route = DIALECT.routes.iter().find(|route| route.path == path && route.verb == Verb::Post);
-    let route = route.ok_or_else(|| Refusal::new(Kind::NoRoute, path))?;
-    if let Some(body) = Members::of(&call.body).check(route.fields, DIALECT.is_strict)? {
-        call.body = body.into();
-    }
-    (route.run)(call).await
 }
 
 async fn info(call: DialectCall) -> Result<Response, Refusal> {

@@ -1,5 +1,5 @@
 //! vLLM's routes for pooling models: `/v1/embeddings`, `/v2/embed`, `/score` (and `/v1/score`), `/rerank` (and `/v1/rerank`,
-//! `/v2/rerank`), `/classify`, `/pooling`, `/tokenize`, `/detokenize`; `/v1/models`, `/health`, `/ping`, `/version`.
+//! `/v2/rerank`), `/classify`, `/pooling`, `/tokenize`, `/detokenize`, `/invocations`; `/v1/models`, `/health`, `/ping`, `/version`.
 //!
 //! A model that is not named is the only one that does it. As in the original, fields that are not known are passed over. Pairs are scored by
 //! what the model does: a reranker scores them, the vectors of a model that embeds have cosines, those of tokens the sum of the
@@ -8,6 +8,7 @@
 mod about;
 mod answers;
 mod embed;
+mod encoding;
 mod pooling;
 mod tokens;
 mod treatment;
@@ -19,12 +20,14 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::dialect::{Dialect, DialectCall, DialectRoute};
-use super::fields::{self, Field, Forms, ours, read};
+use super::fields::{self, Field, Forms, Members, idle, ours, read};
 use super::input::{self, Document, Input, OneOrMany};
 use super::openai::nested;
 use super::refusal::{Kind, Refusal};
 use super::{answer, cohere, openai};
 use crate::handlers::operations::TextOptions;
+use crate::http::openapi::schema;
+use crate::registry::Task;
 use answers::{head, usage};
 use treatment::Treatment;
 
@@ -50,10 +53,15 @@ pub(super) static DIALECT: Dialect = Dialect {
             .takes_both::<Classify, Treatment>(&[treatment::INPUT, treatment::SCORES, treatment::FIELDS])
             .gives(answers::classify),
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embed::embeddings(call)))
-            .takes_both::<embed::Embeddings, Treatment>(&[embed::FIELDS, treatment::INPUT, treatment::FIELDS])
+            .takes_both::<embed::Embeddings, Treatment>(&[
+                embed::FIELDS,
+                encoding::FIELDS,
+                treatment::INPUT,
+                treatment::FIELDS,
+            ])
             .gives(answers::embeddings),
         DialectRoute::post("/v2/embed", "Embeds texts, as Cohere's clients ask", |call| {
-            Box::pin(cohere::embed(call, cohere::Version::V2))
+            Box::pin(cohere::embed(call, cohere::Version::Vllm))
         })
         .takes::<cohere::Embed>(&[cohere::EMBED])
         .gives(cohere::embed_answer)
@@ -64,6 +72,7 @@ pub(super) static DIALECT: Dialect = Dialect {
         .takes_both::<pooling::Pooling, Treatment>(&[
             pooling::FIELDS,
             embed::FIELDS,
+            encoding::FIELDS,
             treatment::INPUT,
             treatment::SCORES,
             treatment::FIELDS,
@@ -75,6 +84,12 @@ pub(super) static DIALECT: Dialect = Dialect {
         DialectRoute::post("/detokenize", "The text of tokens", |call| Box::pin(tokens::detokenize(call)))
             .takes::<tokens::Detokenize>(&[tokens::DETOKENIZE])
             .gives(answers::detokenize),
+        DialectRoute::post("/invocations", "Does what the body asks for, or what the model does", |call| {
+            Box::pin(invocations(call))
+        })
+        .takes::<Invocation>(&[INVOCATION])
+        .gives(schema::anything)
+        .behind_name(),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
             Box::pin(about::models(call))
         })
@@ -94,7 +109,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     refuse,
     refusals,
     is_strict: false,
-    cut: "set 'truncate_prompt_tokens' to -1",
+    cut: "set 'truncate_prompt_tokens' to -1. Please reduce the length of the input prompt",
     model_in_path: false,
 };
 
@@ -111,8 +126,12 @@ const SCORE: &[Field] = &[
     read("data_2", SCORED),
 ];
 
-const RERANK: &[Field] =
-    &[read("query", &[r#""a""#, r#"{"text": "a"}"#]), read("documents", SCORED), read("top_n", fields::NUMBER)];
+const RERANK: &[Field] = &[
+    read("query", &[r#""a""#, r#"{"text": "a"}"#]),
+    read("documents", SCORED),
+    read("top_n", fields::NUMBER),
+    idle("return_documents", fields::FLAG, "each result has its document"),
+];
 
 /// Fields of bodies with pairs.
 const PAIRS: &[Field] = &[
@@ -158,6 +177,33 @@ struct Classify {
 /// The field of an object that is its text. Images are in others.
 const TEXT: [&str; 1] = ["text"];
 
+/// A body of `/invocations`; the route that it means checks its fields.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = VllmInvocation)]
+struct Invocation {
+    model: Option<String>,
+}
+
+const INVOCATION: &[Field] = &[read("model", fields::TEXT)];
+
+/// As SageMaker asks: a body that only one route could have is for that one, others are for what the model does.
+async fn invocations(call: DialectCall) -> Result<Response, Refusal> {
+    let Invocation { model } = call.read()?;
+    let has = |tables: &[&[Field]]| Members::of(&call.body).known(tables) > 0;
+    let path = if has(&[&[read("query", &[r#""a""#, r#"{"text": "a"}"#])]]) {
+        "/rerank"
+    } else if has(&[SCORE]) {
+        "/score"
+    } else {
+        match call.handlers.text_model(model.as_deref())?.tasks.first() {
+            Some(Task::Embed) => "/v1/embeddings",
+            Some(Task::Classify) => "/classify",
+            _ => "/pooling",
+        }
+    };
+    call.run_as(&DIALECT, path).await
+}
+
 /// The pairs of two lists: one text with each of many, or those of the same number.
 fn pairs<'a>(first: &'a [String], second: &'a [String]) -> Result<(Vec<&'a str>, Vec<&'a str>), Refusal> {
     let all = |texts: &'a [String]| texts.iter().map(String::as_str).collect::<Vec<_>>();
@@ -184,7 +230,7 @@ async fn score(call: DialectCall) -> Result<Response, Refusal> {
     let first = Document::texts(body.text_1.into_list(), "text_1", &TEXT)?;
     let second = Document::texts(body.text_2.into_list(), "text_2", &TEXT)?;
     let (ones, twos) = pairs(&first, &second)?;
-    let options = limited(treatment.options()?, body.max_tokens_per_query, body.max_tokens_per_doc);
+    let options = limited(treatment.options(&call)?, body.max_tokens_per_query, body.max_tokens_per_doc);
     let scores = call.handlers.compare(&ones, &twos, &call.ask(treatment.model.as_deref(), options)).await?;
     Ok(answer::told(&scores.ledger, 512 + 64 * scores.scores.len(), |out| {
         out.object(|out| {
@@ -211,7 +257,7 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     if documents.is_empty() {
         return Err(Refusal::empty("documents"));
     }
-    let options = limited(treatment.options()?, body.max_tokens_per_query, body.max_tokens_per_doc);
+    let options = limited(treatment.options(&call)?, body.max_tokens_per_query, body.max_tokens_per_doc);
     let ask = call.ask(treatment.model.as_deref(), options);
     let second: Vec<&str> = documents.iter().map(String::as_str).collect();
     let scores = call.handlers.compare(&vec![query.as_str(); second.len()], &second, &ask).await?;
@@ -238,7 +284,7 @@ async fn classify(call: DialectCall) -> Result<Response, Refusal> {
     let body: Classify = call.read()?;
     let treatment: Treatment = call.read()?;
     let (texts, _, token_ids) = body.input.texts_or_ids("input")?;
-    let options = TextOptions { token_ids, ..treatment.options()? };
+    let options = TextOptions { token_ids, ..treatment.options(&call)? };
     let ask = call.ask(treatment.model.as_deref(), options);
     let classified = call.handlers.classify(&texts, None, &ask).await?;
     Ok(answer::told(&classified.ledger, 512 + 64 * texts.len() * classified.labels.len(), |out| {
@@ -302,13 +348,5 @@ mod tests {
         for (one, two) in [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")] {
             assert!(read(&format!(r#"{{"{one}": "a", "{two}": ["b"], "priority": 1}}"#)).is_ok(), "{one}");
         }
-        let treatment = |text: &str| input::read::<Treatment>(text.as_bytes()).unwrap().options();
-        assert!(
-            treatment(r#"{"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0}"#)
-                .unwrap_err()
-                .message
-                .contains("is 0, expected -1 or at least 1")
-        );
-        assert_eq!(treatment(r#"{"text_1": "a", "use_activation": false}"#).unwrap().raw_scores, Some(true));
     }
 }

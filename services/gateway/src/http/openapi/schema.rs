@@ -76,12 +76,6 @@ pub fn some(item: Schema, least: usize, most: usize) -> Schema {
     Schema::Array(ArrayBuilder::new().items(RefOr::T(item)).min_items(Some(least)).max_items(Some(most)).build())
 }
 
-/// One of these texts.
-pub fn one_of_texts<const N: usize>(texts: [&str; N]) -> Schema {
-    let builder = ObjectBuilder::new().schema_type(SchemaType::Type(Type::String));
-    Schema::Object(builder.enum_values(Some(texts)).build())
-}
-
 /// One of these.
 pub fn any_of(schemas: impl IntoIterator<Item = Schema>) -> Schema {
     any_of_refs(schemas.into_iter().map(RefOr::T))

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
@@ -11,9 +12,12 @@ use crate::http::dialects::input::items;
 use crate::http::openapi::schema;
 
 /// Where a text is cut; clients write it with and without a capital.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[schema(as = TeiTruncationDirection)]
 pub enum Direction {
+    #[serde(alias = "left")]
     Left,
+    #[serde(alias = "right")]
     Right,
 }
 
@@ -38,14 +42,6 @@ enum Element {
     Texts(Vec<String>),
 }
 
-impl ToSchema for Direction {}
-
-impl PartialSchema for Direction {
-    fn schema() -> RefOr<Schema> {
-        RefOr::T(schema::one_of_texts(["left", "right", "Left", "Right"]))
-    }
-}
-
 impl ToSchema for PredictInput {}
 
 impl PartialSchema for PredictInput {
@@ -61,17 +57,6 @@ fn pair<E: Error>(texts: Vec<String>) -> Result<Pair, E> {
     match (texts.next(), texts.next(), count) {
         (Some(first), second, 1 | 2) => Ok(Pair { first, second }),
         _ => Err(E::custom(format!("a list of {count} texts, expected one text or a pair of two"))),
-    }
-}
-
-impl<'de> Deserialize<'de> for Direction {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Direction, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        match text.to_ascii_lowercase().as_str() {
-            "left" => Ok(Direction::Left),
-            "right" => Ok(Direction::Right),
-            _ => Err(D::Error::custom(format!("`truncation_direction` is '{text}', expected 'left' or 'right'"))),
-        }
     }
 }
 
@@ -159,6 +144,6 @@ mod tests {
         let read = |text: &str| serde_json::from_str::<Direction>(text);
         assert_eq!(read(r#""Right""#).unwrap(), Direction::Right);
         assert_eq!(read(r#""left""#).unwrap(), Direction::Left);
-        assert!(read(r#""up""#).unwrap_err().to_string().contains("'up', expected 'left' or 'right'"));
+        assert!(read(r#""up""#).unwrap_err().to_string().contains("expected one of `Left`, `left`, `Right`, `right`"));
     }
 }

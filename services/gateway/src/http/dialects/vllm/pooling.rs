@@ -5,17 +5,16 @@ use serde::Deserialize;
 use trireme_inference::Ledger;
 use utoipa::ToSchema;
 
-use super::super::answer::{self, EncodingFormat};
 use super::super::dialect::DialectCall;
 use super::super::fields::{Field, read};
 use super::super::input::Input;
-use super::super::refusal::Refusal;
-use super::answers::{head, usage};
+use super::super::refusal::{Kind, Refusal};
+use super::encoding::{Dtype, Encoding, Endianness, Format, Rows};
 use super::treatment::Treatment;
 use crate::handlers::operations::{Ask, TextOptions};
 use crate::registry::Task;
 
-/// The fields besides those of vectors, of scores, of the input and of all bodies.
+/// The fields besides those of vectors, of their encoding, of scores, of the input and of all bodies.
 pub(super) const FIELDS: &[Field] = &[read("task", &[r#""embed""#])];
 
 #[derive(Deserialize, ToSchema)]
@@ -23,45 +22,34 @@ pub(super) const FIELDS: &[Field] = &[read("task", &[r#""embed""#])];
 pub(super) struct Pooling {
     input: Input,
     task: Option<String>,
-    encoding_format: Option<EncodingFormat>,
-    dimensions: Option<u64>,
     normalize: Option<bool>,
+    encoding_format: Option<Format>,
+    embed_dtype: Option<Dtype>,
+    endianness: Option<Endianness>,
+    dimensions: Option<u64>,
 }
 
 pub(super) async fn pooling(call: DialectCall) -> Result<Response, Refusal> {
     let body: Pooling = call.read()?;
     let treatment: Treatment = call.read()?;
-    let format = body.encoding_format.unwrap_or_default();
     let (texts, _, token_ids) = body.input.texts_or_ids("input")?;
     let options = TextOptions {
         dimensions: body.dimensions,
         normalize: body.normalize.or(treatment.use_activation),
         token_ids,
-        ..treatment.options()?
+        ..treatment.options(&call)?
     };
     let ask = call.ask(treatment.model.as_deref(), options);
     let pooled = Pooled::of(&call, &texts, &ask, body.task.as_deref()).await?;
-    let numbers: usize = pooled.rows.iter().map(Vec::len).sum();
-    Ok(answer::told(&pooled.ledger, answer::capacity(format, numbers), |out| {
-        out.object(|out| {
-            head(out, treatment.id("pool"), treatment.model.as_deref().unwrap_or(&pooled.model));
-            out.name("data").array(|out| {
-                for (index, row) in pooled.rows.iter().enumerate() {
-                    out.object(|out| {
-                        out.name("index").integer(index);
-                        out.name("object").string("pooling");
-                        let out = out.name("data");
-                        match (pooled.width, format) {
-                            (Some(width), EncodingFormat::Float) => out.array(|out| {
-                                row.chunks_exact(width.max(1)).for_each(|token| answer::floats(out, token));
-                            }),
-                            _ => answer::vector(out, format, row),
-                        }
-                    });
-                }
-            });
-            usage(out, &pooled.ledger);
-        });
+    let encoding = Encoding::of(body.encoding_format, body.embed_dtype, body.endianness);
+    Ok(encoding.answer(Rows {
+        id: treatment.id("pool"),
+        object: "pooling",
+        member: "data",
+        model: treatment.model.as_deref().unwrap_or(&pooled.model),
+        rows: pooled.rows.iter().map(Vec::as_slice).collect(),
+        width: pooled.width,
+        ledger: &pooled.ledger,
     }))
 }
 
@@ -98,7 +86,8 @@ impl Pooled {
             Some(word) => Some(named(word).filter(|&task| does(task)).ok_or_else(|| {
                 let offered = TASKS.iter().filter(|(_, task)| does(*task)).map(|(word, _)| format!("'{word}'"));
                 let offered: Vec<_> = offered.collect();
-                Refusal::unsupported("task", format!("is '{word}', the model does {}", offered.join(", ")))
+                let message = format!("Unsupported task: '{word}', the model does {}", offered.join(", "));
+                Refusal { field: Some("task".to_owned()), ..Refusal::new(Kind::Unsupported, message) }
             })?),
             // As the original chooses.
             None if does(Task::MultiVector) => Some(Task::MultiVector),

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::super::answer;
+use super::super::dialect::DialectCall;
 use super::super::fields::{self, Field, idle, only, ours, read};
 use super::super::refusal::Refusal;
 use crate::handlers::operations::{Side, TextOptions};
@@ -82,8 +83,14 @@ impl Treatment {
         format!("{kind}-{}", self.request_id.clone().unwrap_or_else(answer::id))
     }
 
-    /// The options as operations take them.
-    pub fn options(&self) -> Result<TextOptions, Refusal> {
+    /// The options as operations take them. As in the original a text that is too long is an error, unless the request says where it is
+    /// cut, which is not behind the model's longest row.
+    pub fn options(&self, call: &DialectCall) -> Result<TextOptions, Refusal> {
+        let longest = call.handlers.text_model(self.model.as_deref()).ok().and_then(|model| model.max_length);
+        self.options_within(longest)
+    }
+
+    fn options_within(&self, longest: Option<u64>) -> Result<TextOptions, Refusal> {
         let max_tokens = match self.truncate_prompt_tokens {
             // As many as the model takes.
             None | Some(-1) => None,
@@ -91,10 +98,19 @@ impl Treatment {
                 Refusal::field("truncate_prompt_tokens", format!("is {tokens}, expected -1 or at least 1"))
             })?),
         };
+        if let (Some(tokens), Some(longest)) = (max_tokens, longest)
+            && tokens > longest
+        {
+            let expected = format!(
+                "is {tokens}, the model's longest row has {longest} tokens. Please, select a smaller truncation size."
+            );
+            return Err(Refusal::field("truncate_prompt_tokens", expected));
+        }
         let of_template = || self.chat_template_kwargs.as_ref()?.instruction.clone();
         Ok(TextOptions {
             instruction: self.instruction.clone().or_else(of_template),
             truncate: self.truncate_prompt_tokens.map(|_| true),
+            wants_whole: true,
             max_tokens,
             truncation_side: self.truncation_side.map(|side| match side {
                 TruncationSide::Left => Side::Left,
@@ -113,12 +129,27 @@ mod tests {
 
     #[test]
     fn an_instruction_comes_as_a_field_or_as_a_variable_of_the_template() {
-        let read = |body: &str| serde_json::from_str::<Treatment>(body).unwrap().options().unwrap().instruction;
+        let read =
+            |body: &str| serde_json::from_str::<Treatment>(body).unwrap().options_within(None).unwrap().instruction;
         assert_eq!(read(r#"{"instruction": "Find bugs"}"#).as_deref(), Some("Find bugs"));
         assert_eq!(
             read(r#"{"chat_template_kwargs": {"instruction": "Find bugs", "x": 1}}"#).as_deref(),
             Some("Find bugs")
         );
         assert_eq!(read(r#"{"chat_template_kwargs": {}}"#), None);
+    }
+
+    #[test]
+    fn a_text_is_cut_where_the_request_says_and_not_behind_the_longest_row() {
+        let read = |body: &str| serde_json::from_str::<Treatment>(body).unwrap().options_within(Some(512));
+        let cut = read(r#"{"truncate_prompt_tokens": 512}"#).unwrap();
+        assert_eq!((cut.truncate, cut.max_tokens), (Some(true), Some(512)));
+        assert_eq!(read(r#"{"truncate_prompt_tokens": -1}"#).unwrap().max_tokens, None);
+        let refused = read(r#"{"truncate_prompt_tokens": 513}"#).unwrap_err();
+        assert!(refused.message.contains("Please, select a smaller truncation size."), "{}", refused.message);
+        assert_eq!(read("{}").unwrap().truncate, None);
+        let none = read(r#"{"truncate_prompt_tokens": 0}"#).unwrap_err();
+        assert!(none.message.contains("is 0, expected -1 or at least 1"), "{}", none.message);
+        assert_eq!(read(r#"{"use_activation": false}"#).unwrap().raw_scores, Some(true));
     }
 }
