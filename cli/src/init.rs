@@ -1,11 +1,13 @@
 //! `trireme init`: writes the model repository that a model folder is served as, and says where each setting comes from.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use trireme_model_repository::{ModelConfig, ModelFolder, Placement, TemporaryFolder, is_model_folder};
+use trireme_model_repository::{
+    ModelConfig, ModelFolder, Placement, TemporaryFolder, is_model_folder, model_folders_in,
+};
 use trireme_runtime::{FolderArgs, local_folder, service};
 use trireme_telemetry::TelemetryArgs;
 use trireme_text::{TextTokenizer, TokenizeOptions};
@@ -52,6 +54,13 @@ async fn init(args: &InitArgs) -> anyhow::Result<String> {
     let choices = args.choices.choices()?;
     let folder = &local_folder(&args.folder, args.name.as_deref(), &choices).await?;
     ensure!(folder.is_dir(), "there is no folder '{}'", folder.display());
+    let inner: Vec<_> = model_folders_in(folder).iter().map(|folder| folder.display().to_string()).collect();
+    ensure!(
+        inner.is_empty(),
+        "'{}' holds several model folders: name one of them: {}",
+        folder.display(),
+        inner.join(", ")
+    );
     ensure!(
         is_model_folder(folder),
         "'{}' is no model folder: it has neither config.json, modules.json or tokenizer.json nor an ONNX file",
@@ -69,7 +78,7 @@ async fn init(args: &InitArgs) -> anyhow::Result<String> {
     };
     let rows = model.description.table();
     let lines: Vec<_> =
-        rows.iter().map(|row| vec![cell(row.part), cell(row.what), cell(&row.value), origin(&row.origin)]).collect();
+        rows.iter().map(|row| vec![cell(&row.part), cell(row.what), cell(&row.value), origin(&row.origin)]).collect();
     table(&mut out, &["step", "setting", "value", "from"], &lines, colours());
     for warning in model.warnings() {
         out.push_str(&format!("\n{} {warning}", paint("warning:", Style::Strong, colours())));
@@ -78,9 +87,14 @@ async fn init(args: &InitArgs) -> anyhow::Result<String> {
         out.push('\n');
     }
     let directory = args.directory.display();
+    let models = model.description.models(&model.name, model.version);
+    let steps: Vec<&str> = models.iter().skip(1).map(|model| model.name.as_str()).collect();
+    let (last, steps) = steps.split_last().context("a model folder has steps")?;
     out.push_str(&format!(
-        "\nwrote version {1} of {directory}/{0}, {0}_tokenizer, {0}_model and {0}_postprocess\nserve it: trireme serve {directory}\n",
-        model.name, model.version
+        "\nwrote version {} of {directory}/{}, {} and {last}\nserve it: trireme serve {directory}\n",
+        model.version,
+        model.name,
+        steps.join(", ")
     ));
     Ok(out)
 }
@@ -89,13 +103,19 @@ async fn init(args: &InitArgs) -> anyhow::Result<String> {
 fn check_tokenizer(model: &ModelFolder) -> anyhow::Result<()> {
     let trial = TemporaryFolder::new("init").context("the tokenizer cannot be tried")?;
     model.write(trial.path(), Placement::Link)?;
-    let name = format!("{}_tokenizer", model.name);
-    let derived = model.description.models(&model.name, model.version).into_iter().find(|derived| derived.name == name);
-    let derived = derived.context("a model folder has a tokenizer")?;
-    let config = ModelConfig::parse(&derived.config, &name)?;
-    let version = trial.path().join(&name).join(model.version.to_string());
+    for derived in model.description.models(&model.name, model.version) {
+        let config = ModelConfig::parse(&derived.config, &derived.name)?;
+        if config.backend == "tokenizer" {
+            try_tokenizer(model, &config, &trial.path().join(&derived.name).join(model.version.to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Loads the tokenizer in the folder `version`.
+fn try_tokenizer(model: &ModelFolder, config: &ModelConfig, version: &Path) -> anyhow::Result<()> {
     let options = TokenizeOptions::from_parameters(&config.parameters);
-    let tried = options.and_then(|options| TextTokenizer::load(&version, options)).and_then(|tokenizer| {
+    let tried = options.and_then(|options| TextTokenizer::load(version, options)).and_then(|tokenizer| {
         let alone = tokenizer.check_messages(false);
         if config.inputs.len() > 1 { alone.or_else(|_| tokenizer.check_messages(true)) } else { alone }
     });

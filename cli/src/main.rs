@@ -85,7 +85,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => {
             let flags = matches.subcommand_matches("serve");
             let source = flags.and_then(|flags| flags.value_source("log_level"));
-            serve::run(&args, source != Some(ValueSource::DefaultValue))
+            serve::run(*args, source != Some(ValueSource::DefaultValue), export::with_graphs)
         }
         Command::Worker(command) => worker::run(&command),
         Command::Service(service) => service.run(),

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args, ValueEnum};
 use trireme_bus::{Bus, InProcess};
 use trireme_gateway::{Embedder, Gateway, GatewayArgs, ModelOptions, TritonFlags};
 use trireme_inference::ModelKey;
@@ -16,7 +17,7 @@ use trireme_model::OnnxRuntimeArgs;
 use trireme_model_repository::{Change, FollowedFolders, ModelFolder};
 use trireme_python::PythonArgs;
 use trireme_runtime::service::{self, AdminArgs, QueueArgs, WorkerArgs};
-use trireme_runtime::{ControlMode, Health, Worker, WorkerOptions, faults};
+use trireme_runtime::{ControlMode, Health, ModelArgs, Worker, WorkerOptions, faults};
 use trireme_telemetry::{LogFormat, TelemetryArgs};
 
 use crate::stages::{Stage, StageOptions, backends};
@@ -40,6 +41,8 @@ pub struct ServeArgs {
     gateway: GatewayArgs,
     #[command(flatten)]
     queue: QueueArgs,
+    #[command(flatten)]
+    pub missing_graphs: MissingGraphArgs,
 
     /// Directory for durable work: requests that are answered later, files and batches. Without it there is none
     #[arg(help_heading = "Durable work")]
@@ -65,6 +68,25 @@ struct OwnServer {
     serve: ServeArgs,
 }
 
+/// Flags about model folders that have no ONNX file.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Models")]
+pub struct MissingGraphArgs {
+    /// Whether the ONNX file of a model folder that has none is made once, by `trireme export`, and kept in a cache; at a terminal without
+    /// this flag the server asks
+    #[arg(long, env = "TRIREME_EXPORT", value_name = "BOOL", value_parser = BoolishValueParser::new())]
+    #[arg(action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub export: Option<bool>,
+
+    /// A Python that has torch and transformers (or optimum-onnx), and for the comparison the model's library
+    #[arg(long, env = "TRIREME_EXPORT_PYTHON", value_name = "PATH", default_value = "python3")]
+    pub export_python: PathBuf,
+
+    /// The cache of ONNX files that --export makes; trireme/exports in the user's cache without this flag
+    #[arg(long, env = "TRIREME_EXPORT_CACHE", value_name = "DIR")]
+    pub export_cache: Option<PathBuf>,
+}
+
 /// Gateway and worker of this process, on a bus of their own.
 pub struct Server {
     gateway: Gateway,
@@ -78,8 +100,12 @@ pub struct Server {
 }
 
 /// Serves until a signal stops the process. It takes the port before it loads models, so that probes see "not ready" meanwhile. At a
-/// terminal it welcomes the user, unless a log level was chosen.
-pub fn run(args: &ServeArgs, is_level_chosen: bool) -> ExitCode {
+/// terminal it welcomes the user, unless a log level was chosen. `with_graphs` first makes the graphs that model folders lack.
+pub fn run(
+    mut args: ServeArgs,
+    is_level_chosen: bool,
+    with_graphs: impl AsyncFnOnce(&mut ServeArgs) -> anyhow::Result<()>,
+) -> ExitCode {
     if args.admin.healthcheck {
         return service::healthcheck(&args.admin);
     }
@@ -93,6 +119,9 @@ pub fn run(args: &ServeArgs, is_level_chosen: bool) -> ExitCode {
         args.triton.warn();
         args.gateway.traces.warn();
         let shutdown = service::shutdown_signal()?;
+        let made = with_graphs(&mut args);
+        let Some(()) = service::or_shutdown(&shutdown, made).await? else { return Ok(()) };
+        let args = &args;
         let Some(mut server) = service::or_shutdown(&shutdown, Server::open(args)).await? else { return Ok(()) };
         let followed = server.followed.take();
         let serving = async {
@@ -154,6 +183,15 @@ async fn follow(followed: Option<(FollowedFolders, Duration)>, gateway: &Gateway
                 }
             }
         }
+    }
+}
+
+// === impl ServeArgs ===
+
+impl ServeArgs {
+    /// The models that are served.
+    pub fn models(&mut self) -> &mut ModelArgs {
+        &mut self.worker.models
     }
 }
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import transformers
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
-from sentence_transformers.sparse_encoder.modules import SpladePooling
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 
 DOCUMENT = Path(__file__).resolve().parent.parent.parent / "docs" / "model-folders.md"
-MODULES = [Dense, Normalize, LogitScore, MultiVectorMask, Dropout, LayerNorm, Pooling, SpladePooling]
+MODULES = [Dense, Normalize, LogitScore, MultiVectorMask, Dropout, LayerNorm, Pooling, SpladePooling, SparseStaticEmbedding]
 # Arguments of a tokenizer's constructor that no file has: objects, and how it is called.
 NOT_IN_FILES = {
     "files_loaded", "gguf_file", "merges", "post_processor", "tokenizer", "tokenizer_object", "tokenizer_padding", "tokenizer_truncation",
@@ -48,6 +48,7 @@ def libraries():
     """For each file or module the fields that the libraries know."""
     known = {module.__name__: set(module.config_keys) for module in MODULES}
     known["sentence_bert_config.json"] = set(Transformer.config_keys)
+    known["router_config.json"] = {f"parameters.{name}" for name in Router.config_keys}
     template = inspect.signature(transformers.PreTrainedTokenizerBase.apply_chat_template).parameters
     known["sentence_bert_config.json"] |= {f"processing_kwargs.chat_template.{name}" for name in set(template) - NOT_OF_FOLDERS}
     own = "".join(inspect.getsource(kind._get_model_config) for kind in [CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder])

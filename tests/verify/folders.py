@@ -559,6 +559,44 @@ def splade_log1p_sum(path):
 
 
 @folder
+def router_without_inference(path):
+    """Queries by weights of tokens, documents by a SPLADE."""
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.models import Router
+    from sentence_transformers.sparse_encoder.models import MLMTransformer, SparseStaticEmbedding, SpladePooling
+
+    tokenizer, plain = wordpiece(), path.with_name(f"{path.name}-plain")
+    splade_folder(plain)
+    documents = [MLMTransformer(str(plain)), SpladePooling("max")]
+    queries = [SparseStaticEmbedding(tokenizer, weight=torch.randn(len(tokenizer)))]
+    router = Router.for_query_document(query_modules=queries, document_modules=documents)
+    SparseEncoder(modules=[router], device="cpu").save(str(path), create_model_card=False)
+    shutil.move(plain / "onnx", next(path.glob("document_0_*")) / "onnx")
+    shutil.rmtree(plain)
+    return Folder("sparse", prompt_names=[None, "query", "document"])
+
+
+@folder
+def router_of_two_pools(path):
+    """Queries by a table, documents by a transformer, both to one length."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Router, StaticEmbedding, Transformer
+
+    tokenizer, plain = wordpiece(), path.with_name(f"{path.name}-plain")
+    bert(tokenizer).eval().save_pretrained(plain)
+    tokenizer.save_pretrained(plain)
+    transformer = Transformer(str(plain))
+    queries = [StaticEmbedding(tokenizer, embedding_weights=torch.randn(len(tokenizer), SIZE["hidden_size"]))]
+    router = Router.for_query_document(query_modules=queries, document_modules=[transformer, pooling("mean")])
+    prompts = {"query": "query: ", "document": "passage: "}
+    SentenceTransformer(modules=[router, normalize()], prompts=prompts, device="cpu").save(str(path), create_model_card=False)
+    # At the top, as tools put it that know one transformer.
+    export(transformer.auto_model, path, BERT)
+    shutil.rmtree(plain)
+    return Folder("embed", prompt_names=[None, "query", "document"])
+
+
+@folder
 def colbert(path):
     from sentence_transformers import MultiVectorEncoder
     from sentence_transformers.models import Transformer

@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use super::options::ExportArgs;
-
 /// The exit code where the file could not be compared.
 pub const NOT_COMPARED: u8 = 2;
 
@@ -28,8 +26,8 @@ pub fn print_files(files: &[PathBuf], by: &str) {
 }
 
 /// Asks a script, whose answer is a JSON object. An answer with `refused` is an error.
-pub fn ask(args: &ExportArgs, script: &str, question: &Value) -> anyhow::Result<Value> {
-    let answer = crate::python::ask(&args.python, script, question, "could not export the model")?;
+pub fn ask(python: &Path, script: &str, question: &Value) -> anyhow::Result<Value> {
+    let answer = crate::python::ask(python, script, question, "could not export the model")?;
     let answer: Value = serde_json::from_str(answer.trim()).context("the export script wrote no JSON")?;
     if let Some(reason) = answer["refused"].as_str() {
         bail!("no ONNX file was made: {reason}");

@@ -1,7 +1,7 @@
 //! The ONNX file of a model folder.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, ensure};
@@ -20,7 +20,7 @@ const SCRIPT: &str = include_str!("export.py");
 pub async fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     let folder = &args.folder;
     let plan = Export::of(folder)?;
-    let (files, by) = make(args, &plan)?;
+    let (files, by) = make(&args.python, &plan)?;
     print_files(&files, &by);
     if args.skip_verify {
         return Ok(ExitCode::SUCCESS);
@@ -46,11 +46,11 @@ pub async fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Makes the files beside their place, moves them there, and returns them with the exporter's name.
-fn make(args: &ExportArgs, plan: &Export) -> anyhow::Result<(Vec<PathBuf>, String)> {
+pub fn make(python: &Path, plan: &Export) -> anyhow::Result<(Vec<PathBuf>, String)> {
     let work = tempfile::Builder::new().prefix(".export-").tempdir_in(&plan.folder);
     let work = work.with_context(|| format!("cannot write into {}", plan.folder.display()))?;
     let question = json!({ "folder": plan.folder, "task": plan.export_task, "output": work.path() });
-    let answer = ask(args, SCRIPT, &question)?;
+    let answer = ask(python, SCRIPT, &question)?;
     ensure!(
         work.path().join(plan.made).is_file(),
         "the export made no {}, but: {}",

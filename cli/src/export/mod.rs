@@ -1,8 +1,9 @@
 //! `trireme export`: makes the missing ONNX file of a model folder with optimum-onnx or torch in the user's Python ([`folder`]), or that of a
 //! model of backend `pytorch` in a model repository ([`torch`]), and compares the server's answers with those of the model's own library.
 //! Exit code 0: the file exists and its answers are right; 1: its answers are wrong, or the export failed; 2: the file exists, but the
-//! answers could not be compared.
+//! answers could not be compared. `trireme serve --export` does the first for folders that have no such file ([`cached`]).
 
+mod cached;
 mod files;
 mod folder;
 mod options;
@@ -14,6 +15,7 @@ use anyhow::ensure;
 use trireme_model_repository::is_model_folder;
 use trireme_runtime::service;
 
+pub use cached::with_graphs;
 pub use options::ExportArgs;
 
 /// Exports, verifies, and prints both.

@@ -105,7 +105,7 @@ async fn one(args: &ExportArgs, model: &RepositoryModel, version: &Version<'_>) 
     let graph = place.join(version.graph.file_name().context("the graph has a name")?);
     let mut question = question(version, "make");
     question["output"] = json!(graph);
-    let answer = ask(args, SCRIPT, &question)?;
+    let answer = ask(&args.python, SCRIPT, &question)?;
     ensure!(graph.is_file(), "the export made no {}, but: {}", graph.display(), names(&place).join(", "));
     for warning in answer["warnings"].as_array().into_iter().flatten() {
         tracing::warn!(model = model.name, "{}", warning.as_str().unwrap_or_default());

@@ -1,6 +1,5 @@
 //! The models of a command line: model repositories, and model folders, from which a repository is derived.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +8,7 @@ use trireme_inference::ErrorCode;
 use crate::digest::{self, Digest};
 use crate::folder::{
     Choices, DerivedModel, FolderChoices, FolderDescription, FolderError, Placement, folder_name, hub_name,
-    is_model_folder, place, read_files,
+    is_model_folder, model_folders_in, place, read_files,
 };
 use crate::repository::version_number;
 use crate::{RepositoryError, TemporaryFolder};
@@ -53,6 +52,14 @@ pub enum SourceError {
     /// A name was given for a model repository, whose models have names already.
     #[error("'{path}' is a model repository, whose models have names; a name goes with a model folder: found '{name}'")]
     Named { name: String, path: String },
+    /// A name was given for several model folders.
+    #[error(
+        "'{path}' holds the model folders {}, and a name goes with one of them: found '{name}', expected as in --model \
+         {name}={path}/{}, or '{path}' without a name, which serves them all",
+        folders.join(", "),
+        folders.first().map(String::as_str).unwrap_or_default()
+    )]
+    Holds { name: String, path: String, folders: Vec<String> },
     /// A name that cannot be one.
     #[error(
         "'{0}' is no model name: expected letters, digits, '-', '_' and '.', without a '.' at the beginning, maybe the name of an organisation \
@@ -82,7 +89,10 @@ impl SourceError {
     pub fn code(&self) -> ErrorCode {
         match self {
             SourceError::Missing(_) => ErrorCode::NotFound,
-            SourceError::Named { .. } | SourceError::BadName(_) | SourceError::SameName { .. } => ErrorCode::InvalidArg,
+            SourceError::Named { .. }
+            | SourceError::Holds { .. }
+            | SourceError::BadName(_)
+            | SourceError::SameName { .. } => ErrorCode::InvalidArg,
             SourceError::Folder(error) => error.code(),
             SourceError::Repository(error) => error.code(),
         }
@@ -102,18 +112,26 @@ impl ModelSources {
         let mut faults = Vec::new();
         let (mut repositories, mut folders) = (Vec::new(), Vec::<ModelFolder>::new());
         for (name, model) in models {
-            match source(name, model, choices) {
-                Ok(Source::Repository(path)) => repositories.push(path),
-                Ok(Source::Folder(folder)) => match folders.iter().find(|other| other.key() == folder.key()) {
-                    Some(other) => faults.push(SourceError::SameName {
-                        name: folder.name.clone(),
-                        version: folder.version,
-                        first: other.path.clone(),
-                        second: folder.path.clone(),
-                    }),
-                    None => folders.push(*folder),
-                },
-                Err(fault) => faults.push(fault),
+            let inner = model_folders_in(model);
+            let found = match inner.as_slice() {
+                [] => vec![source(name, model, choices)],
+                inner if name.is_some() => vec![Err(holds(name, model, inner))],
+                inner => inner.iter().map(|folder| source(None, folder, choices)).collect(),
+            };
+            for source in found {
+                match source {
+                    Ok(Source::Repository(path)) => repositories.push(path),
+                    Ok(Source::Folder(folder)) => match folders.iter().find(|other| other.key() == folder.key()) {
+                        Some(other) => faults.push(SourceError::SameName {
+                            name: folder.name.clone(),
+                            version: folder.version,
+                            first: other.path.clone(),
+                            second: folder.path.clone(),
+                        }),
+                        None => folders.push(*folder),
+                    },
+                    Err(fault) => faults.push(fault),
+                }
             }
         }
         if !faults.is_empty() {
@@ -199,19 +217,27 @@ impl ModelFolder {
 
     /// The derived values, in a line for each part: `tokenizer: max_length 256 (sentence_bert_config.json: max_seq_length)`.
     pub fn summary(&self) -> Vec<String> {
-        let mut parts: BTreeMap<usize, (&str, Vec<String>)> = BTreeMap::new();
-        let order = ["", "tokenizer", "model", "postprocess"];
+        let mut parts: Vec<(String, Vec<String>)> = Vec::new();
         for row in self.description.table() {
-            let place = order.iter().position(|part| *part == row.part).unwrap_or(order.len());
-            let (_, lines) = parts.entry(place).or_insert((row.part, Vec::new()));
-            lines.push(format!("{} {} ({})", row.what, row.value, row.origin));
+            let line = format!("{} {} ({})", row.what, row.value, row.origin);
+            match parts.iter_mut().find(|(part, _)| *part == row.part) {
+                Some((_, lines)) => lines.push(line),
+                None => parts.push((row.part, vec![line])),
+            }
         }
-        let line = |(part, lines): (&str, Vec<String>)| match part {
+        let line = |(part, lines): (String, Vec<String>)| match part.as_str() {
             "" => lines.join(", "),
             part => format!("{part}: {}", lines.join(", ")),
         };
-        parts.into_values().map(line).collect()
+        parts.into_iter().map(line).collect()
     }
+}
+
+/// The error of a name for the model folders `inner` of `path`.
+fn holds(name: Option<&str>, path: &Path, inner: &[PathBuf]) -> SourceError {
+    let last = |folder: &PathBuf| folder.strip_prefix(path).unwrap_or(folder).display().to_string();
+    let (name, folders) = (name.unwrap_or_default().to_owned(), inner.iter().map(last).collect());
+    SourceError::Holds { name, path: path.display().to_string(), folders }
 }
 
 /// The two kinds of path.

@@ -1,6 +1,6 @@
 //! The error of this crate.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use trireme_inference::{ErrorCode, TensorError};
 
@@ -9,10 +9,10 @@ use trireme_inference::{ErrorCode, TensorError};
 #[allow(missing_docs, reason = "the fields are what the messages show")]
 pub enum TextError {
     /// A required file could not be read.
-    #[error("cannot read {path}: {source}")]
+    #[error("cannot read {}: {source}", own(path).display())]
     File { path: PathBuf, source: std::io::Error },
     /// A file does not have the format that its name says.
-    #[error("{path} is not valid: {reason}")]
+    #[error("{} is not valid: {reason}", own(path).display())]
     Malformed { path: PathBuf, reason: String },
     /// Options that cannot be parsed or do not fit the tokenizer; all faults together.
     #[error("{}", .0.join("; "))]
@@ -122,6 +122,11 @@ pub enum TextError {
     NotIncremental { sent: usize, total: usize },
 }
 
+/// The file itself, where the path is a link to it: a person knows the files of a model folder, and not the links that are served.
+fn own(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
 // === impl TextError ===
 
 impl TextError {
@@ -162,5 +167,21 @@ impl TextError {
 impl From<TextError> for trireme_inference::InferError {
     fn from(error: TextError) -> Self {
         trireme_inference::InferError::new(error.code(), error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_named_by_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("chat_template.jinja"), folder.path().join("link"));
+        std::fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let named = |path| TextError::Malformed { path, reason: "broken".to_owned() }.to_string();
+        assert_eq!(named(link), named(file.canonicalize().unwrap()));
+        assert_eq!(named("no/such/file".into()), "no/such/file is not valid: broken");
     }
 }

@@ -30,8 +30,9 @@ fn run(sandbox: &Sandbox, script: &str, arguments: &[&str]) {
     run_at(sandbox.address, script, arguments);
 }
 
+/// Runs a script against this address.
 #[track_caller]
-fn run_at(address: SocketAddr, script: &str, arguments: &[&str]) {
+pub fn run_at(address: SocketAddr, script: &str, arguments: &[&str]) {
     let path = workspace().join("tests/clients").join(script);
     let output = Command::new(python()).arg(path).arg("--url").arg(address.to_string()).args(arguments).output();
     let output =

@@ -15,6 +15,8 @@ use trireme_testkit::{HubFault, HubServer, assert_close};
 
 in_every_mode!(
     a_folder_answers_as_the_repository_written_by_hand,
+    queries_and_documents_go_their_own_ways_through_a_router,
+    grpc_calls_take_every_name_of_a_model,
     a_model_of_the_hub_is_downloaded_once_and_served,
     two_versions_of_a_folder_are_served_beside_one_another,
 );
@@ -105,6 +107,112 @@ fn a_folder_answers_as_the_repository_written_by_hand(mode: Mode) {
     }
 }
 
+/// A folder of two encoders: of queries the first token's vector counts, of documents the mean.
+fn router() -> TempDir {
+    let (folder, tiny) = (tempfile::tempdir().expect("a temporary folder"), tiny());
+    let kind = |name: &str| format!("sentence_transformers.models.{name}");
+    let types = json!({"query_0_Transformer": kind("Transformer"), "query_1_Pooling": kind("Pooling"),
+        "document_0_Transformer": kind("Transformer"), "document_1_Pooling": kind("Pooling")});
+    let structure = json!({"query": ["query_0_Transformer", "query_1_Pooling"],
+        "document": ["document_0_Transformer", "document_1_Pooling"]});
+    let parameters = json!({"default_route": "document", "allow_empty_key": true, "route_mappings": {}});
+    write(&folder, "modules.json", &json!([{"type": kind("Router"), "path": ""}]));
+    write(&folder, "router_config.json", &json!({"types": types, "structure": structure, "parameters": parameters}));
+    for (side, mode) in [("query", "cls"), ("document", "mean")] {
+        for name in
+            ["config.json", "sentence_bert_config.json", "tokenizer.json", "tokenizer_config.json", "onnx/model.onnx"]
+        {
+            let target = folder.path().join(format!("{side}_0_Transformer/{name}"));
+            fs::create_dir_all(target.parent().expect("a file lies in a folder")).expect("a folder can be made");
+            fs::copy(tiny.path().join(name), target).expect("the folder has the file");
+        }
+        write(&folder, &format!("{side}_1_Pooling/config.json"), &json!({"pooling_mode": mode}));
+    }
+    folder
+}
+
+fn queries_and_documents_go_their_own_ways_through_a_router(mode: Mode) {
+    let (folder, alone) = (router(), tiny());
+    let modules = json!([{"type": "sentence_transformers.models.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]);
+    write(&alone, "modules.json", &modules);
+    let named = |name: &str, folder: &TempDir| format!("{name}={}", folder.path().display());
+    let (routed, mean, cls) = (named("routed", &folder), named("mean", &alone), named("cls", &alone));
+    let words = ["--model", &routed, "--model", &mean, "--model", &cls, "--pooling", "cls:cls"];
+    let mut setup = Setup::new(mode).worker_arguments(&words);
+    if setup.is_services() {
+        setup = setup.gateway_arguments(&words);
+    }
+    let sandbox = setup.start();
+    let ask = |model: &str, prompt: Option<&str>| {
+        let mut input = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["the boat"]}]});
+        if let Some(prompt) = prompt {
+            input["parameters"] = json!({"prompt_name": prompt});
+        }
+        let answer = sandbox.infer(model, &input);
+        assert_eq!(answer.status, 200, "{model}: {}", answer.text());
+        assert_eq!(answer.json()["model_name"], json!(model));
+        answer.numbers("sentence_embedding")
+    };
+    let (query, document) = (ask("cls", None), ask("mean", None));
+    assert!(query.iter().zip(&document).any(|(query, document)| (query - document).abs() > 1e-3));
+    assert_close(&ask("routed", Some("query")), &query, 1e-6);
+    assert_close(&ask("routed", Some("document")), &document, 1e-6);
+    assert_close(&ask("routed", None), &document, 1e-6);
+    // A dialect says by itself that a text is a query.
+    let body =
+        json!({"model": "routed", "texts": ["the boat"], "input_type": "search_query", "embedding_types": ["float"]});
+    let answer = sandbox.send(&Request::post("/v2/embed", body.to_string()));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let vector: Vec<f32> = serde_json::from_value(answer.json()["embeddings"]["float"][0].clone()).expect("a vector");
+    assert_close(&vector, &query, 1e-6);
+    let listed = sandbox.get("/v1/models").json()["data"].clone();
+    let is_listed = |name: &str| listed.as_array().expect("a list").iter().any(|model| model["id"] == json!(name));
+    assert!(is_listed("routed"));
+    assert!(!is_listed("routed_query") && !is_listed("routed_document"), "routes are no models for clients: {listed}");
+}
+
+fn grpc_calls_take_every_name_of_a_model(mode: Mode) {
+    let folder = tiny();
+    let named = format!("org/boats={}", folder.path().display());
+    let words = ["--model", &named, "--served-name", "harbour"];
+    let mut setup = Setup::new(mode).worker_arguments(&words);
+    if setup.is_services() {
+        setup = setup.gateway_arguments(&words);
+    }
+    let mut sandbox = setup.start();
+    crate::clients::run_at(sandbox.grpc_address(), "grpc_names.py", &[]);
+}
+
+/// Hugging Face's cache, and a folder beside it that is no model.
+#[test]
+fn a_folder_of_model_folders_is_served_whole() {
+    let (cache, first, second) = (tempfile::tempdir().expect("a temporary folder"), tiny(), tiny());
+    let place = cache.path().join("models--org--boats");
+    fs::create_dir_all(place.join("snapshots/other")).expect("a folder can be made");
+    fs::create_dir_all(place.join("refs")).expect("a folder can be made");
+    fs::write(place.join("refs/main"), "abc").expect("a file can be written");
+    fs::rename(first.path(), place.join("snapshots/abc")).expect("a folder can be moved");
+    fs::rename(second.path(), cache.path().join("harbour")).expect("a folder can be moved");
+    fs::create_dir(cache.path().join(".locks")).expect("a folder can be made");
+    let path = cache.path().display().to_string();
+    let input = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [golden()[0].text]}]});
+    for words in [&[path.as_str()][..], &["--model-repository", &path]] {
+        let sandbox = Setup::new(Mode::AllInOne).worker_arguments(words).start();
+        for name in ["boats", "org/boats", "harbour"] {
+            assert_close(&sandbox.infer(name, &input).numbers("sentence_embedding"), &golden()[0].embedding, 1e-5);
+        }
+    }
+    let named = product("trireme").args(["validate", "--model", &format!("m={path}")]).output().expect("it runs");
+    let said = format!("{}{}", String::from_utf8_lossy(&named.stdout), String::from_utf8_lossy(&named.stderr));
+    assert!(!named.status.success(), "{said}");
+    let known = run(&["init"], &[cache.path(), &cache.path().join("written")]);
+    let said = String::from_utf8_lossy(&known.stderr).into_owned();
+    assert!(said.contains("holds several model folders: name one of them: ") && said.contains("/harbour"), "{said}");
+    let one = run(&["init"], &[&place, &cache.path().join("written")]);
+    assert!(one.status.success(), "{}", String::from_utf8_lossy(&one.stderr));
+}
+
 /// The tiny encoder in the hub's cache, and with a template that its library applies.
 #[test]
 fn a_model_of_the_hub_answers_to_both_of_its_names_and_follows_instructions() {
@@ -148,6 +256,17 @@ fn a_model_of_the_hub_answers_to_both_of_its_names_and_follows_instructions() {
         instructed.iter().zip(&own).any(|(ours, plain)| (ours - plain).abs() > 1e-4),
         "the instruction has an effect"
     );
+    let broken = tiny();
+    write(
+        &broken,
+        "sentence_bert_config.json",
+        &json!({"modality_config": {"text": {}, "message": {"format": "flat"}}}),
+    );
+    fs::write(broken.path().join("chat_template.jinja"), "{% for %}").expect("a file can be written");
+    let refused = run(&["serve", "--http-port=0"], &[broken.path()]);
+    let (said, file) =
+        (String::from_utf8_lossy(&refused.stderr).into_owned(), broken.path().join("chat_template.jinja"));
+    assert!(said.contains(&file.canonicalize().expect("it is there").display().to_string()), "{said}");
     let tokens = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["the boat"]}],
         "outputs": [{"name": "decoded_text"}], "parameters": {"instruction": "deep water"}});
     let answer = sandbox.infer("boats_tokenizer", &tokens);

@@ -4,10 +4,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use trireme_e2e::{basic_repository, product, python, workspace};
+use trireme_e2e::{Process, basic_repository, product, python, wait_until, workspace};
+
+/// How long an export with torch, and the comparison behind it, may take.
+const EXPORT_LIMIT: Duration = Duration::from_secs(180);
 
 /// The tiny encoder of the basic repository as sentence-transformers would have saved it.
 fn tiny() -> TempDir {
@@ -104,6 +108,51 @@ path = pathlib.Path(sys.argv[2]); folders.make('mean-normalized', path); shutil.
     let rejected = run("export", &path, &python, &["--log-level", "warning", "--min-cosine", "1.1"]);
     assert_eq!(rejected.status.code(), Some(1), "{}", said(&rejected));
     assert!(path.join("onnx/model.onnx.rejected").is_file() && !path.join("onnx/model.onnx").exists());
+}
+
+/// The log of `serve --export` with this Python and cache, until the server is ready, or has ended.
+fn serve_exporting(folder: &Path, python: &Path, cache: &Path) -> String {
+    let logs = tempfile::tempdir().expect("a temporary folder");
+    let mut trireme = product("trireme");
+    trireme.args(["serve", "--allow-grpc=false", "--allow-metrics=false", "--export", "--export-python"]);
+    trireme.arg(python).arg("--export-cache").arg(cache).arg(folder);
+    let mut process = Process::start("serve", &mut trireme, logs.path());
+    wait_until("it is ready, or ends", EXPORT_LIMIT, || {
+        (process.count("ready") > 0 || process.exited().is_some()).then_some(())
+    });
+    process.log()
+}
+
+#[test]
+fn serving_without_a_graph_says_what_makes_one() {
+    let (folder, cache) = (tiny(), tempfile::tempdir().expect("a temporary folder"));
+    fs::remove_dir_all(folder.path().join("onnx")).expect("it was there");
+    let text = serve_exporting(folder.path(), Path::new("/nowhere/python"), cache.path());
+    let command =
+        format!("trireme serve {} --export --export-python export-python/bin/python", folder.path().display());
+    assert!(text.contains("/nowhere/python cannot make one") && text.contains(&command), "{text}");
+    assert!(fs::read_dir(cache.path()).expect("it is there").next().is_none(), "nothing is left behind");
+    let served = product("trireme").args(["serve", "--http-port=0"]).arg(folder.path()).output().expect("it runs");
+    let command = format!("trireme serve {} --export", folder.path().display());
+    assert!(said(&served).contains(&command), "{}", said(&served));
+}
+
+#[test]
+fn serving_makes_a_graph_once() {
+    let Some(python) = python_with("torch, transformers, sentence_transformers") else { return };
+    let (folder, cache) =
+        (tempfile::tempdir().expect("a temporary folder"), tempfile::tempdir().expect("a temporary folder"));
+    let path = folder.path().join("made");
+    let script = "import sys; sys.path.insert(0, sys.argv[1]); import folders, pathlib, shutil
+path = pathlib.Path(sys.argv[2]); folders.make('mean-normalized', path); shutil.rmtree(path / 'onnx')";
+    let made = Command::new(&python).args(["-c", script]).arg(workspace().join("tests/verify")).arg(&path).output();
+    let made = made.expect("Python runs");
+    assert!(made.status.success(), "{}", said(&made));
+    let first = serve_exporting(&path, &python, cache.path());
+    assert!(first.contains("made its ONNX file") && first.contains("serves what the library of"), "{first}");
+    assert!(!path.join("onnx").exists(), "the folder stays as it is");
+    let again = serve_exporting(&path, Path::new("/nowhere/python"), cache.path());
+    assert!(again.contains("served with the ONNX file that was made before"), "{again}");
 }
 
 #[test]

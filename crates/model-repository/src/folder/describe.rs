@@ -1,5 +1,6 @@
 //! Puts a folder's files together: the graph, the ops before and after it, and whether the files agree.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde_json::Value;
@@ -16,13 +17,20 @@ use super::heads;
 use super::inputs;
 use super::late::{self, Late};
 use super::messages;
-use super::modules::{self, ModuleKind};
+use super::modules::{self, Module, ModuleKind};
 use super::onnx::{Graph, GraphTensor};
 use super::origin::Derived;
 use super::precision::Precision;
+use super::routes::Routes;
 use super::safetensors;
 use super::task::{self, Purpose, Task, architecture};
 use super::tokenizer::{self, Prompts, Tokenizer};
+
+/// Classifiers that libraries keep beside an encoder, each with its library, and what applies it.
+const HEADS: [(&str, &str, &str); 2] = [
+    ("model_head.pkl", "SetFit", "joblib.load('model_head.pkl').predict_proba(vectors)"),
+    ("pipeline.skops", "model2vec", "skops.io.load('pipeline.skops').predict_proba(vectors)"),
+];
 
 /// A model folder's contents, each with the file and field that it came from. [`FolderDescription::read`] makes it and refuses a
 /// folder whose files contradict each other.
@@ -54,6 +62,15 @@ pub struct FolderDescription {
     pub(crate) adapters: Option<Derived<Vec<String>>>,
     /// Further names of the model.
     pub(crate) served_names: Vec<String>,
+    /// The descriptions of all routes, where the folder has a Router: this one is of the usual route.
+    pub(crate) routed: Option<Box<Routed>>,
+}
+
+/// The descriptions of a folder by each of its routes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Routed {
+    pub(crate) routes: Routes,
+    pub(crate) each: BTreeMap<String, FolderDescription>,
 }
 
 /// The way in which the model is executed.
@@ -67,7 +84,7 @@ pub(crate) enum Executor {
     Static {
         file: Derived<String>,
         config: Option<String>,
-        /// The width of the table.
+        /// The width of the table; 0 for a number for each token.
         width: i64,
         /// The id of tokens that take no part.
         unknown: Option<Derived<i64>>,
@@ -104,10 +121,6 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     let own = reader.json("config_sentence_transformers.json");
     late::complete(own.as_ref(), &mut modules);
     let base = modules::base(modules.as_deref());
-    if modules.is_some() && base.is_none() && !reader.json_or_empty("router_config.json").is_empty() {
-        // The fault of the Router says it all.
-        return None;
-    }
     if modules.is_some() && base.is_none() {
         reader.fault("modules.json lists no Transformer, MLMTransformer or StaticEmbedding, of which it needs one");
     }
@@ -127,7 +140,9 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     let files = Files { config, own, modules };
     refuse_others(reader, &files);
     let mut purpose = task::purpose(reader, files.modules.as_deref(), files.own.as_ref(), &files.config, &folder);
-    let mut tokenizer = tokenizer::read(reader, &folder, &files.config, purpose.is_static);
+    let of_tokens = |module: &Module| matches!(module.step, ModuleKind::Static { of_tokens: true, .. });
+    let of_tokens = files.modules.iter().flatten().any(of_tokens);
+    let mut tokenizer = tokenizer::read(reader, &folder, &files.config, purpose.is_static && !of_tokens);
     let mut prompts = tokenizer::prompts(reader, files.own.as_ref());
     let (own, modules) = (files.own.as_ref(), files.modules.as_deref());
     let late = late::read(reader, purpose.task.value, &folder, own, modules, &mut prompts);
@@ -163,6 +178,9 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     }
     if purpose.task.value == Task::Generate {
         return generation(reader, purpose.task, tokenizer?, &files.config, prompts);
+    }
+    if of_tokens {
+        return token_weights(reader, purpose.task, tokenizer?, &files, &folder, prompts);
     }
     if purpose.is_static {
         return static_model(reader, purpose.task, tokenizer?, &files, &folder, prompts);
@@ -240,6 +258,7 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         warnings: Vec::new(),
         adapters,
         served_names: Vec::new(),
+        routed: None,
     })
 }
 
@@ -269,6 +288,14 @@ fn refuse_others(reader: &Reader<'_>, files: &Files) {
              (docs/python.md)",
             files.config.file
         ));
+    }
+    for (file, library, apply) in HEADS {
+        if reader.has(file) {
+            reader.warn(format_args!(
+                "{file} is the classifier of {library}, which is a pickle and is not run: the answers are the vectors that it judges; apply \
+                 it to them where they arrive, with {apply}"
+            ));
+        }
     }
     if reader.has("gliner_config.json") {
         reader.fault(
@@ -403,6 +430,84 @@ fn static_model(
         warnings: Vec::new(),
         adapters: None,
         served_names: Vec::new(),
+        routed: None,
+    })
+}
+
+/// A model that looks up a number for each token, and makes a sparse vector of those of a text: SparseStaticEmbedding.
+fn token_weights(
+    reader: &Reader<'_>,
+    task: Derived<Task>,
+    mut tokenizer: Tokenizer,
+    files: &Files,
+    folder: &str,
+    prompts: Prompts,
+) -> Option<FolderDescription> {
+    const WEIGHT: &str = "weight";
+    let file = format!("{folder}model.safetensors");
+    let shapes = match safetensors::shapes(&reader.path(&file)) {
+        Ok(shapes) => shapes,
+        Err(error) => {
+            let root = reader.root().display();
+            reader.unreadable(
+                &file,
+                format_args!(
+                    "cannot be read: {error}; write it: python -c \"from sentence_transformers import SparseEncoder as S; \
+                     S('{root}').save('{root}')\""
+                ),
+            );
+            return None;
+        }
+    };
+    let Some(&[count]) = shapes.get(WEIGHT).map(Vec::as_slice) else {
+        reader.fault(format_args!("{file} has no tensor '{WEIGHT}' of one dimension: a number for each token"));
+        return None;
+    };
+    if let Some(highest) = tokenizer.highest.as_ref().filter(|highest| highest.value >= count) {
+        reader.fault(format_args!(
+            "{} has ids up to {}, but {file}: {WEIGHT} has {count} numbers",
+            highest.origin, highest.value
+        ));
+    }
+    if let Some(module) =
+        files.modules.iter().flatten().find(|module| !matches!(module.step, ModuleKind::Static { .. }))
+    {
+        reader.fault(format_args!(
+            "{} stands beside a SparseStaticEmbedding, whose weights are the result",
+            module.place
+        ));
+    }
+    // The library cuts at the tokenizer's own length, and there only.
+    tokenizer.max_length = tokenizer.max_length.filter(|length| !length.origin.starts_with("guessed"));
+    let most = files.own.as_ref().and_then(|own| own.number(reader, "max_active_dims")).filter(|most| most.value > 0);
+    let op = match most {
+        Some(most) => most.map(|most| format!("distinct:{most}")),
+        None => Derived::from("distinct".to_owned(), task.origin.clone()),
+    };
+    Some(FolderDescription {
+        root: reader.root().to_owned(),
+        special_tokens: Some(Derived::from(false, task.origin.clone())),
+        task,
+        tokenizer,
+        executor: Executor::Static {
+            file: Derived::from(file, "the only weights that are looked up"),
+            config: None,
+            width: 0,
+            unknown: None,
+        },
+        ops: vec![op],
+        excludes_prompt: false,
+        width: Derived::from(-1, ""),
+        labels: None,
+        problem: None,
+        prompts,
+        late: Late::default(),
+        heads: Vec::new(),
+        unserved: None,
+        warnings: Vec::new(),
+        adapters: None,
+        served_names: Vec::new(),
+        routed: None,
     })
 }
 
@@ -460,5 +565,6 @@ fn generation(
         warnings: Vec::new(),
         adapters: None,
         served_names: Vec::new(),
+        routed: None,
     })
 }

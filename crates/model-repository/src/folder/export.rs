@@ -1,12 +1,16 @@
 //! Which graphs a folder without an ONNX file needs, for `trireme export`.
 
+use std::io;
 use std::path::{Path, PathBuf};
+
+use crate::digest::Digest;
 
 use super::FolderError;
 use super::choices::Choices;
 use super::files::Reader;
 use super::graphs::{self, is_generation_part};
 use super::modules;
+use super::routes;
 use super::task::{self, Task};
 
 /// How the ONNX file of a folder is made.
@@ -27,14 +31,29 @@ pub struct Export {
 // === impl Export ===
 
 impl Export {
+    /// A digest of all files of the folder `root` that an ONNX file is made of: the same for copies of the same files.
+    pub fn digest(root: &Path) -> io::Result<String> {
+        let mut digest = Digest::new();
+        digest.add_directory(root, |_| true)?;
+        Ok(digest.finish())
+    }
+
     /// Reads the model folder at `path`. A folder that has an ONNX file, or needs none, is an error.
     pub fn of(path: &Path) -> Result<Export, FolderError> {
-        let reader = Reader::new(path, Choices::default());
-        let found = plan(&reader);
-        match (found, reader.into_faults()) {
-            (Some(export), faults) if faults.is_empty() => Ok(export),
-            (_, faults) => Err(FolderError { path: path.to_owned(), faults }),
+        let routes = routes::routes(&Reader::new(path, Choices::default())).map(|routes| routes.names());
+        let routes = routes.filter(|routes| !routes.is_empty()).map(|routes| routes.into_iter().map(Some).collect());
+        let mut all = Vec::new();
+        // Of a folder with routes the first one whose graph is missing.
+        for route in routes.unwrap_or_else(|| vec![None]) {
+            let reader = Reader::new(path, Choices::default());
+            let reader = route.iter().fold(reader, |reader, route| reader.on_route(route));
+            let found = plan(&reader);
+            match (found, reader.into_faults()) {
+                (Some(export), faults) if faults.is_empty() => return Ok(export),
+                (_, faults) => all.extend(faults),
+            }
         }
+        Err(FolderError { path: path.to_owned(), faults: all })
     }
 }
 

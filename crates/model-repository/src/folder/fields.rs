@@ -33,6 +33,10 @@ const EMPTY: &[&str] = &["null", "{}", "[]", r#"{"trust_remote_code":true}"#, r#
 /// Names of inputs and outputs within the library, which say where a module stands.
 const NAMES: &str = "module_input_name module_output_name";
 
+/// What makes a table of numbers of a list of tokens.
+const SAVE_AGAIN: &str =
+    "load the folder with sentence-transformers' SparseEncoder and save it, which writes model.safetensors";
+
 /// How the library is called, or where it looks for files.
 const LOADING: &str = "cache_dir revision token use_fast trust_remote_code local_files_only is_local backend return_tensors subfolder \
                        force_download code_revision";
@@ -132,6 +136,15 @@ pub const TABLE: &[(&str, Fields)] = &[
             ("pooling_strategy activation_function", Read),
             ("embedding_dimension word_embedding_dimension", NoEffect("the graph has the width")),
             ("chunk_size", NoEffect("how the library computes, not what")),
+        ],
+    ),
+    ("SparseStaticEmbedding", &[("frozen", NoEffect("training only")), ("path", Only(NULL, SAVE_AGAIN))]),
+    (
+        "router_config.json",
+        &[
+            ("types.* structure.*", Read),
+            ("parameters.default_route parameters.allow_empty_key parameters.route_mappings", Read),
+            ("parameters.route_mappings.*", Read),
         ],
     ),
     ("LogitScore", &[("true_token_id false_token_id module_input_name", Read)]),

@@ -22,6 +22,8 @@ const POINTER: &[u8; 27] = b"version https://git-lfs.git";
 pub(crate) struct Reader<'a> {
     root: &'a Path,
     choices: Choices,
+    /// The route whose modules are read, where the folder has a Router.
+    route: Option<String>,
     faults: RefCell<Vec<String>>,
     warnings: RefCell<Vec<String>>,
 }
@@ -38,7 +40,17 @@ pub(crate) struct Json {
 
 impl<'a> Reader<'a> {
     pub(crate) fn new(root: &'a Path, choices: Choices) -> Reader<'a> {
-        Reader { root, choices, faults: RefCell::default(), warnings: RefCell::default() }
+        Reader { root, choices, route: None, faults: RefCell::default(), warnings: RefCell::default() }
+    }
+
+    /// A reader of the modules of one route.
+    pub(crate) fn on_route(self, route: &str) -> Reader<'a> {
+        Reader { route: Some(route.to_owned()), ..self }
+    }
+
+    /// The route whose modules are read.
+    pub(crate) fn route(&self) -> Option<&str> {
+        self.route.as_deref()
     }
 
     /// The flags about the folder.
@@ -96,6 +108,11 @@ impl<'a> Reader<'a> {
     pub(crate) fn is_pointer(&self, file: &str) -> bool {
         let mut head = [0; POINTER.len()];
         fs::File::open(self.path(file)).and_then(|mut file| file.read_exact(&mut head)).is_ok() && head == *POINTER
+    }
+
+    /// The faults so far.
+    pub(crate) fn faults(&self) -> Vec<String> {
+        self.faults.borrow().clone()
     }
 
     pub(crate) fn into_faults(self) -> Vec<String> {
@@ -179,11 +196,6 @@ impl Json {
     /// An object within a file, by its place.
     pub(crate) fn of(place: &str, fields: Map<String, Value>) -> Json {
         Json { file: place.to_owned(), fields }
-    }
-
-    /// Whether it has no fields, or is missing.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.fields.is_empty()
     }
 
     /// The names of the fields.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::choices::Choices;
 use super::files::Reader;
+use super::modules;
 use super::onnx::{Graph, GraphTensor};
 use super::origin::Derived;
 use super::precision::Precision;
@@ -52,8 +53,17 @@ pub(crate) fn find(reader: &Reader<'_>, folder: &str, export: &str) -> Option<Gr
     }
 }
 
-/// The ONNX files of the model in `folder`, by their paths.
+/// The ONNX files of the model in `folder`, by their paths. Those at the top belong to the only transformer of the folder, wherever its
+/// other files are.
 pub(crate) fn listed(reader: &Reader<'_>, folder: &str) -> Vec<String> {
+    let found = listed_in(reader, folder);
+    match found.is_empty() && !folder.is_empty() && modules::transformers(reader).len() == 1 {
+        true => listed_in(reader, ""),
+        false => found,
+    }
+}
+
+fn listed_in(reader: &Reader<'_>, folder: &str) -> Vec<String> {
     let mut found = Vec::new();
     for place in [format!("{folder}onnx/"), folder.to_owned()] {
         let names = reader.names(&place).into_iter().filter(|name| name.ends_with(".onnx"));
@@ -164,15 +174,16 @@ pub(crate) fn missing(reader: &Reader<'_>, folder: &str, export: &str) {
         [] => "no weights of another kind either".to_owned(),
         there => format!("only {}", there.join(", ")),
     };
+    let root = reader.root().display();
     let traced = match names.iter().any(|name| name.ends_with(".pt")) {
         true => " (a TorchScript file cannot be converted: the export starts from the model's own weights)",
         false => "",
     };
     reader.fault(format_args!(
         "{place} holds no ONNX file, {there}; make one with: pip install optimum-onnx && optimum-cli export onnx --model {place} \
-         --task {} {place}/onnx; or with: trireme export {}, by a Python that has optimum-onnx or torch{traced}",
+         --task {} {place}/onnx; or with: trireme export {root}, by a Python that has optimum-onnx or torch; or serve it \
+         with one that is made once: trireme serve {root} --export{traced}",
         export,
-        reader.root().display()
     ));
 }
 

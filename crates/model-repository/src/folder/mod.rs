@@ -32,7 +32,8 @@ mod place;
 mod precision;
 mod processing;
 mod repository;
-mod router;
+mod routed;
+mod routes;
 mod rows;
 mod safetensors;
 mod special;
@@ -49,6 +50,7 @@ use std::path::{Path, PathBuf};
 use trireme_inference::ErrorCode;
 
 use self::files::Reader;
+use crate::repository::{CONFIG_FILE, version_number};
 
 pub use self::choices::{Choices, FolderChoices, PaddingSide};
 pub use self::describe::FolderDescription;
@@ -97,14 +99,18 @@ impl FolderDescription {
     /// Reads the model folder at `path`; where its files leave something open, the choices say it. All its faults are reported together.
     pub fn read(path: &Path, choices: impl Into<Choices>) -> Result<FolderDescription, FolderError> {
         let reader = Reader::new(path, choices.into());
-        let found = describe::describe(&reader);
-        let warnings = reader.take_warnings();
-        let served_names = reader.choices().served_names.clone();
-        match (found, reader.into_faults()) {
-            (Some(description), faults) if faults.is_empty() => {
-                Ok(FolderDescription { warnings, served_names, ..description })
+        let (found, faults) = match routes::routes(&reader) {
+            Some(routes) if reader.faults().is_empty() => routed::describe(routes, path, reader.choices()),
+            _ => {
+                let found = describe::describe(&reader);
+                let warnings = reader.take_warnings();
+                (found.map(|found| FolderDescription { warnings, ..found }), reader.faults())
             }
-            (_, faults) => Err(FolderError { path: path.to_owned(), faults }),
+        };
+        let served_names = reader.choices().served_names.clone();
+        match found {
+            Some(description) if faults.is_empty() => Ok(FolderDescription { served_names, ..description }),
+            _ => Err(FolderError { path: path.to_owned(), faults }),
         }
     }
 }
@@ -116,6 +122,46 @@ pub fn is_model_folder(path: &Path) -> bool {
         entries.map(|entry| entry.path()).any(|path| path.extension().is_some_and(|found| found == "onnx"))
     };
     MARKS.iter().any(|mark| path.join(mark).is_file()) || has_graph(path)
+}
+
+/// The model folders that lie in the directory `path`, by name, where it is neither a model folder nor a model repository: a folder
+/// of model folders, such as Hugging Face's cache. Of a model in that cache it is the folder of its branch `main`.
+pub fn model_folders_in(path: &Path) -> Vec<PathBuf> {
+    if is_model_folder(path) {
+        return Vec::new();
+    }
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_hidden = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+    let mut inner: Vec<_> = entries.filter(|path| path.is_dir() && !is_hidden(path)).collect();
+    inner.sort();
+    let is_model = |directory: &PathBuf| {
+        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+        let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names.any(|name| name == CONFIG_FILE || version_number(&name).is_some())
+    };
+    if inner.iter().any(is_model) {
+        return Vec::new();
+    }
+    inner
+        .into_iter()
+        .map(|folder| snapshot(&folder).unwrap_or(folder))
+        .filter(|folder| is_model_folder(folder))
+        .collect()
+}
+
+/// The folder of files of a model in Hugging Face's cache (`models--org--name`): that of its branch `main`, or the only one.
+pub fn snapshot(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.to_str()?;
+    let snapshots = path.join("snapshots");
+    if !name.starts_with("models--") || !snapshots.is_dir() {
+        return None;
+    }
+    let main = std::fs::read_to_string(path.join("refs/main")).map(|commit| snapshots.join(commit.trim()));
+    if let Some(main) = main.ok().filter(|main| main.is_dir()) {
+        return Some(main);
+    }
+    let mut all = std::fs::read_dir(&snapshots).ok()?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
+    all.next().filter(|_| all.next().is_none())
 }
 
 /// The name of a model folder on Hugging Face's hub, `org/name` or `name`, where it is in the hub's cache

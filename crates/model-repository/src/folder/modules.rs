@@ -7,11 +7,9 @@ use serde_json::Value;
 use super::fields;
 use super::files::{Json, Reader, kind};
 use super::origin::Derived;
-use super::router;
+use super::routes::{self, MODULES};
 use super::safetensors;
 use super::torch_file;
-
-const MODULES: &str = "modules.json";
 
 /// The weights of a module as older folders have them.
 pub(super) const TORCH_WEIGHTS: &str = "pytorch_model.bin";
@@ -75,9 +73,10 @@ pub(crate) enum ModuleKind {
     Transformer {
         folder: String,
     },
-    /// Looks up a vector for each token, and takes their mean.
+    /// Looks up a vector for each token, and takes their mean; or a number for each token (`of_tokens`).
     Static {
         folder: String,
+        of_tokens: bool,
     },
     Pooling(Pooling),
     /// A linear layer with its activation.
@@ -125,7 +124,8 @@ pub(crate) fn read(reader: &Reader<'_>) -> Option<Vec<Module>> {
         reader.fault(format_args!("{MODULES} holds {}, expected a list of modules", kind(&value)));
         return None;
     };
-    let modules: Vec<_> = list.iter().enumerate().filter_map(|(index, value)| module(reader, index, value)).collect();
+    let listed = routes::expand(reader, list);
+    let modules: Vec<_> = listed.into_iter().filter_map(|(place, value)| module(reader, place, &value)).collect();
     if list.is_empty() {
         reader.fault(format_args!("{MODULES} lists no modules"));
     }
@@ -136,7 +136,7 @@ pub(crate) fn read(reader: &Reader<'_>) -> Option<Vec<Module>> {
 /// where the modules have none.
 pub(crate) fn base(modules: Option<&[Module]>) -> Option<String> {
     modules.into_iter().flatten().find_map(|module| match &module.step {
-        ModuleKind::Transformer { folder } | ModuleKind::Static { folder } => Some(folder.clone()),
+        ModuleKind::Transformer { folder } | ModuleKind::Static { folder, .. } => Some(folder.clone()),
         _ => None,
     })
 }
@@ -147,14 +147,28 @@ pub(crate) fn folders(reader: &Reader<'_>) -> Vec<(String, bool)> {
         let text = |key: &str| value.get(key).and_then(Value::as_str);
         let path = text("path")?.trim_matches('/');
         let kind = text("type")?.rsplit('.').next()?;
-        let has_weights = matches!(kind, "Dense" | "LayerNorm" | "StaticEmbedding");
+        let has_weights = matches!(kind, "Dense" | "LayerNorm" | "StaticEmbedding" | "SparseStaticEmbedding");
         (!matches!(path, "" | ".")).then(|| (format!("{path}/"), has_weights))
     };
-    reader.value(MODULES).as_ref().and_then(Value::as_array).into_iter().flatten().filter_map(folder).collect()
+    let listed = reader.value(MODULES).as_ref().and_then(Value::as_array).map(|list| routes::all(reader, list));
+    listed.iter().flatten().filter_map(folder).collect()
 }
 
-fn module(reader: &Reader<'_>, index: usize, value: &Value) -> Option<Module> {
-    let place = format!("{MODULES}: [{index}]");
+/// The folders of all transformers, those of every route among them.
+pub(crate) fn transformers(reader: &Reader<'_>) -> Vec<String> {
+    let Some(Value::Array(list)) = reader.value(MODULES) else { return Vec::new() };
+    let is_transformer = |value: &Value| {
+        let kind = value.get("type").and_then(Value::as_str).unwrap_or_default();
+        matches!(kind.rsplit('.').next(), Some("Transformer" | "MLMTransformer"))
+    };
+    let listed = routes::all(reader, &list).into_iter().filter(is_transformer);
+    let mut folders: Vec<_> = listed.map(|value| routes::folder(&value)).collect();
+    folders.sort();
+    folders.dedup();
+    folders
+}
+
+fn module(reader: &Reader<'_>, place: String, value: &Value) -> Option<Module> {
     let text = |key: &str| value.get(key).and_then(Value::as_str);
     let Some(name) = text("type") else {
         reader.fault(format_args!("{place} has no 'type'"));
@@ -201,7 +215,8 @@ fn module(reader: &Reader<'_>, index: usize, value: &Value) -> Option<Module> {
     }
     let step = match kind {
         "Transformer" | "MLMTransformer" => ModuleKind::Transformer { folder },
-        "StaticEmbedding" => ModuleKind::Static { folder },
+        "StaticEmbedding" => ModuleKind::Static { folder, of_tokens: false },
+        "SparseStaticEmbedding" => ModuleKind::Static { folder, of_tokens: true },
         "Pooling" => ModuleKind::Pooling(pooling(reader, &folder)?),
         "Dense" => dense(reader, folder)?,
         "LayerNorm" => layer_norm(reader, folder)?,
@@ -211,14 +226,11 @@ fn module(reader: &Reader<'_>, index: usize, value: &Value) -> Option<Module> {
         "LogitScore" => logit_score(reader, &folder)?,
         // Does something in training only.
         "Dropout" => return None,
-        "Router" => {
-            router::refuse(reader, &place, name);
-            return None;
-        }
         _ => {
             reader.fault(format_args!(
                 "{place}.type is '{name}', which is not supported; supported are Transformer, MLMTransformer, Pooling, Dense, \
-                 LayerNorm, Normalize, Dropout, SpladePooling, MultiVectorMask, LogitScore and StaticEmbedding"
+                 LayerNorm, Normalize, Dropout, SpladePooling, MultiVectorMask, LogitScore, StaticEmbedding, SparseStaticEmbedding and \
+                 Router"
             ));
             return None;
         }

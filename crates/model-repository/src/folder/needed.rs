@@ -11,6 +11,7 @@ use super::graphs::{self, Choice};
 use super::heads;
 use super::modules;
 use super::onnx::Graph;
+use super::routes;
 use super::task::{self, Task};
 use super::tokenizer;
 
@@ -121,12 +122,25 @@ fn of_folder(local: &Path, listed: &[&str], choices: &Choices) -> Result<Vec<Str
     if !is_there(&needed) {
         return Ok(needed);
     }
-    let modules = modules::read(&reader);
+    let routes = routes::routes(&reader).map(|routes| routes.names()).unwrap_or_default();
+    if routes.is_empty() {
+        of_chain(&reader, listed, needed)
+    } else {
+        routes.iter().try_fold(needed, |needed, route| {
+            of_chain(&Reader::new(local, choices.clone()).on_route(route), listed, needed)
+        })
+    }
+}
+
+/// The files of a chain of modules, beside those that are known.
+fn of_chain(reader: &Reader<'_>, listed: &[&str], mut needed: Vec<String>) -> Result<Vec<String>, NeededError> {
+    let (local, choices) = (reader.root(), reader.choices());
+    let modules = modules::read(reader);
     let base = modules::base(modules.as_deref());
     let folder = base.unwrap_or_default();
     let own = reader.json("config_sentence_transformers.json");
     let files = Files { config: reader.json_or_empty(&format!("{folder}config.json")), own, modules };
-    let purpose = task::purpose(&reader, files.modules.as_deref(), files.own.as_ref(), &files.config, &folder);
+    let purpose = task::purpose(reader, files.modules.as_deref(), files.own.as_ref(), &files.config, &folder);
     if purpose.is_static {
         needed.push(format!("{folder}{WEIGHTS}"));
         return Ok(needed);
@@ -142,11 +156,17 @@ fn of_folder(local: &Path, listed: &[&str], choices: &Choices) -> Result<Vec<Str
         return Ok(needed);
     }
     needed.extend(heads::files().filter(|file| listed.contains(file)).map(str::to_owned));
-    let graphs: Vec<String> = [format!("{folder}onnx/"), folder.clone()]
-        .iter()
-        .flat_map(|place| listed.iter().filter(move |name| is_in(name, place) && name.ends_with(".onnx")))
-        .map(|name| (*name).to_owned())
-        .collect();
+    let graphs_in = |folder: &str| -> Vec<String> {
+        [format!("{folder}onnx/"), folder.to_owned()]
+            .iter()
+            .flat_map(|place| listed.iter().filter(move |name| is_in(name, place) && name.ends_with(".onnx")))
+            .map(|name| (*name).to_owned())
+            .collect()
+    };
+    let graphs = match graphs_in(&folder) {
+        none if none.is_empty() && modules::transformers(reader).len() == 1 => graphs_in(""),
+        found => found,
+    };
     let graph = match graphs::preferred(&graphs, choices) {
         Choice::None => return Err(no_graph(listed, &folder, purpose.export())),
         Choice::Lacking(lacking) => return Err(NeededError::Lacking(lacking)),

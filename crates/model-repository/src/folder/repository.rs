@@ -57,6 +57,15 @@ struct Wiring {
     branches: Vec<Branch>,
 }
 
+/// The steps that an ensemble links.
+struct Steps<'a> {
+    /// The name that those of the steps begin with.
+    of: &'a str,
+    version: i64,
+    /// The model that the ensemble is a route of.
+    route_of: Option<&'a str>,
+}
+
 /// A step that makes a further result of the model's output.
 struct Branch {
     /// The name of its model, behind the folder's.
@@ -71,9 +80,20 @@ impl FolderDescription {
     /// The models that serve the folder as version `version` of `name`: the ensemble first, then its steps, which it takes in the
     /// same version.
     pub fn models(&self, name: &str, version: i64) -> Vec<DerivedModel> {
+        let Some(routed) = &self.routed else { return self.chain(name, version, None) };
+        let steps = route_model(name, &routed.routes.first().unwrap_or_default());
+        let whole = self.ensemble(name, Steps { of: &steps, version, route_of: None }, &Wiring::of(self));
+        let of_route = |(route, description): (&String, &FolderDescription)| {
+            description.chain(&route_model(name, route), version, Some(name))
+        };
+        std::iter::once(whole).chain(routed.each.iter().flat_map(of_route)).collect()
+    }
+
+    /// The ensemble `name` and its steps. Where it is a route of another model, that is `route_of`.
+    fn chain(&self, name: &str, version: i64, route_of: Option<&str>) -> Vec<DerivedModel> {
         let wiring = Wiring::of(self);
         let steps = vec![
-            self.ensemble(name, version, &wiring),
+            self.ensemble(name, Steps { of: name, version, route_of }, &wiring),
             self.tokenizer(name, &wiring),
             self.model(name, &wiring),
             self.postprocess(name, &wiring),
@@ -82,7 +102,8 @@ impl FolderDescription {
         steps.into_iter().chain(branches.map(|(head, branch)| head_model(name, &wiring, head, branch))).collect()
     }
 
-    fn ensemble(&self, name: &str, version: i64, wiring: &Wiring) -> DerivedModel {
+    fn ensemble(&self, name: &str, steps: Steps<'_>, wiring: &Wiring) -> DerivedModel {
+        let Steps { of, version, route_of } = steps;
         let mut text = Text::new(
             &format!("What clients ask for; made of {}.", self.root.display()),
             name,
@@ -100,6 +121,16 @@ impl FolderDescription {
             std::iter::once(self.task.value).chain(self.heads.iter().map(|head| head.task)).map(Task::name).collect();
         let origin = [self.task.origin.as_str()].into_iter().chain(heads).collect::<Vec<_>>().join("; ");
         text.parameter("task", &tasks.join(", "), &origin);
+        if let Some(whole) = route_of {
+            text.parameter("route_of", whole, "requests name that model, and their prompt the route");
+        }
+        if let Some(routed) = &self.routed {
+            let of_tasks = routed.routes.of_tasks.iter().map(|(task, route)| (task, route_model(name, route)));
+            let of_tasks = json!(of_tasks.collect::<BTreeMap<_, _>>()).to_string();
+            text.parameter("routes", &of_tasks, "the ensemble of each task, by the name of a request's prompt");
+            let usual = routed.routes.usual.clone().map(|usual| usual.map(|route| route_model(name, &route)));
+            text.derived("default_route", usual.as_ref());
+        }
         if !self.served_names.is_empty() {
             text.parameter("served_names", &self.served_names.join(", "), "the hub's name, or that of a flag");
         }
@@ -131,15 +162,15 @@ impl FolderDescription {
         text.line("  step [", "");
         let same = |tensors: &[Tensor]| tensors.iter().map(|t| (t.name.clone(), t.name.clone())).collect::<Vec<_>>();
         let result = vec![(wiring.result.name.clone(), wiring.carried())];
-        text.step((&format!("{name}_tokenizer"), version), &same(&wiring.texts), &same(&wiring.tokens), false);
-        text.step((&format!("{name}_model"), version), &same(&wiring.inputs), &result, false);
+        text.step((&format!("{of}_tokenizer"), version), &same(&wiring.texts), &same(&wiring.tokens), false);
+        text.step((&format!("{of}_model"), version), &same(&wiring.inputs), &result, false);
         let taken = |side: &[Tensor]| [result.clone(), same(side)].concat();
         let last = wiring.branches.is_empty();
-        text.step((&format!("{name}_postprocess"), version), &taken(&wiring.side), &same(&wiring.outputs), last);
+        text.step((&format!("{of}_postprocess"), version), &taken(&wiring.side), &same(&wiring.outputs), last);
         for (index, branch) in wiring.branches.iter().enumerate() {
             let last = index + 1 == wiring.branches.len();
             text.step(
-                (&format!("{name}_{}", branch.suffix), version),
+                (&format!("{of}_{}", branch.suffix), version),
                 &taken(&branch.side),
                 &same(&branch.outputs),
                 last,
@@ -345,6 +376,11 @@ impl FolderDescription {
     }
 }
 
+/// The name of a route's ensemble.
+fn route_model(name: &str, route: &str) -> String {
+    format!("{name}_{route}")
+}
+
 /// The model that makes a head's result.
 fn head_model(name: &str, wiring: &Wiring, head: &Head, branch: &Branch) -> DerivedModel {
     let name = format!("{name}_{}", branch.suffix);
@@ -400,6 +436,9 @@ impl Wiring {
                 let data_type = output.value.datatype.unwrap_or(DataType::Fp32).config_name();
                 let dims = output.value.dims.clone().unwrap_or_default();
                 Tensor::new(&output.value.name, data_type, &loose(dims)).origin(&output.origin)
+            }
+            Executor::Static { file, width: 0, .. } => {
+                Tensor::new("token_weights", FP32, &[-1, -1, 1]).origin(&file.value)
             }
             Executor::Static { file, width, .. } => {
                 Tensor::new("sentence_embedding", FP32, &[-1, *width]).origin(&file.value)

@@ -7,8 +7,9 @@ use super::origin::Derived;
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// The model that it belongs to: `tokenizer`, `model`, `postprocess`, or empty for the whole.
-    pub part: &'static str,
+    /// The model that it belongs to: `tokenizer`, `model`, `postprocess`, with the route before it where there are several (`query
+    /// tokenizer`), or empty for the whole.
+    pub part: String,
     /// The value's name, such as `task`.
     pub what: &'static str,
     /// The value itself.
@@ -21,15 +22,34 @@ pub struct Row {
 
 impl Row {
     fn new(part: &'static str, what: &'static str, derived: Derived<impl ToString>) -> Row {
-        Row { part, what, value: derived.value.to_string(), origin: derived.origin }
+        Row { part: part.to_owned(), what, value: derived.value.to_string(), origin: derived.origin }
     }
 }
 
 // === impl FolderDescription ===
 
 impl FolderDescription {
-    /// All derived values, part by part.
+    /// All derived values, part by part; those of routes one behind the other.
     pub fn table(&self) -> Vec<Row> {
+        let Some(routed) = &self.routed else { return self.rows() };
+        let is_whole = |row: &Row| row.part.is_empty();
+        let mut rows: Vec<_> = self.rows().into_iter().filter(is_whole).collect();
+        let of_tasks = routed.routes.of_tasks.iter();
+        let words = of_tasks.map(|(task, route)| match task == route {
+            true => task.clone(),
+            false => format!("{task} by {route}"),
+        });
+        let words: Vec<_> = words.collect();
+        rows.push(Row::new("", "routes", Derived::from(few(&words), "router_config.json: structure")));
+        rows.extend(routed.routes.usual.clone().map(|usual| Row::new("", "default_route", usual)));
+        for (route, description) in &routed.each {
+            let of_route = description.rows().into_iter().filter(|row| !is_whole(row));
+            rows.extend(of_route.map(|row| Row { part: format!("{route} {}", row.part), ..row }));
+        }
+        rows
+    }
+
+    fn rows(&self) -> Vec<Row> {
         let mut rows = vec![Row::new("", "task", self.task.clone().map(|task| task.name()))];
         if !self.served_names.is_empty() {
             let names = Derived::from(few(&self.served_names), "the hub's name, or that of a flag");

@@ -102,7 +102,11 @@ fn by_files(
         return Purpose { cross_encoder: true, ..by_module(module, Task::Rerank) };
     }
     if let Some(module) = find(|step| matches!(step, ModuleKind::Static { .. })) {
-        return Purpose { is_static: true, ..by_module(module, Task::Embed) };
+        let task = match module.step {
+            ModuleKind::Static { of_tokens: true, .. } => Task::Sparse,
+            _ => Task::Embed,
+        };
+        return Purpose { is_static: true, ..by_module(module, task) };
     }
     if let Some(module) = find(|step| matches!(step, ModuleKind::Splade { .. })) {
         return by_module(module, Task::Sparse);

@@ -29,8 +29,9 @@ pub(super) fn tokens(description: &FolderDescription, name: &str) -> Tensor {
 /// The inputs that a chain's ops need beside the data.
 pub(super) fn side(description: &FolderDescription) -> Vec<Tensor> {
     let tokens = |name: &str| tokens(description, name);
-    let uses_mask =
-        |op: &Derived<String>| ["pool:", "logit_score", "mask", "splade"].iter().any(|name| op.value.starts_with(name));
+    let uses_mask = |op: &Derived<String>| {
+        ["pool:", "logit_score", "mask", "splade", "distinct"].iter().any(|name| op.value.starts_with(name))
+    };
     let mut side = Vec::new();
     if description.task.value == Task::MultiVector && description.late.scores_apart() {
         side.push(scoring_mask());
@@ -41,6 +42,9 @@ pub(super) fn side(description: &FolderDescription) -> Vec<Tensor> {
         side.push(
             Tensor::new("pooling_mask", INT64, &[-1, -1]).origin("modules.json: Pooling with include_prompt false"),
         );
+    }
+    if description.ops.iter().any(|op| op.value.starts_with("distinct")) {
+        side.push(tokens("input_ids"));
     }
     if description.task.value == Task::TokenClassify {
         side.push(tokens("input_ids"));

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ndarray::{Array2, Ix3};
+use ndarray::{Array2, CowArray, Ix2, Ix3};
 use trireme_inference::InferError;
 
 use super::op::{Op, OpEntry, Resources};
@@ -28,6 +28,9 @@ pub const ENTRY: OpEntry = OpEntry {
 
 /// The filler for the indices of rows with fewer tokens.
 const NO_INDEX: i64 = -1;
+
+/// A number for each token of each row.
+type Tokens<'a> = CowArray<'a, i64, Ix2>;
 
 #[derive(Debug)]
 struct Lexical {
@@ -68,9 +71,7 @@ impl Op for Lexical {
     fn apply<'a>(&self, value: Value<'a>, side: &Side<'_>) -> Result<Value<'a>, InferError> {
         let weights = value.into_floats()?.into_dimensionality::<Ix3>();
         let weights = weights.map_err(|_| InferError::internal("lexical takes numbers of rank 3"))?;
-        let missing = |what: &str| InferError::invalid_arg(format!("{what} is missing"));
-        let mask = read_mask(side.mask.ok_or_else(|| missing("the attention mask"))?, &weights)?;
-        let ids = read_mask(side.input_ids.ok_or_else(|| missing("tensor 'input_ids'"))?, &weights)?;
+        let (mask, ids) = tokens_of(side, &weights)?;
         let special = side.special_tokens_mask.map(|special| read_mask(special, &weights)).transpose()?;
         let mut rows = vec![BTreeMap::new(); weights.dim().0];
         for ((row, token, _), &weight) in weights.indexed_iter() {
@@ -80,26 +81,42 @@ impl Op for Lexical {
             if mask[place] == 0 || is_special || self.without.contains(&id) {
                 continue;
             }
-            if id < 0 {
-                return Err(InferError::invalid_arg(format!("tensor 'input_ids' holds {id}, which is no token")));
-            }
             // A weight that is no number shows.
             if weight > 0.0 || weight.is_nan() {
                 let heaviest = rows[row].entry(id).or_insert(weight);
                 *heaviest = if weight.is_nan() { weight } else { heaviest.max(weight) };
             }
         }
-        let width = rows.iter().map(BTreeMap::len).max().unwrap_or(0);
-        let mut indices = Array2::from_elem((rows.len(), width), NO_INDEX);
-        let mut values = Array2::zeros(indices.dim());
-        for (row, tokens) in rows.iter().enumerate() {
-            for (place, (&id, &weight)) in tokens.iter().enumerate() {
-                indices[[row, place]] = id;
-                values[[row, place]] = weight;
-            }
-        }
-        Ok(Value::Sparse { indices: indices.into_dyn(), values: values.into_dyn() })
+        Ok(rows_of_ids(&rows))
     }
+}
+
+/// The attention mask, and the ids of the tokens that `weights` belong to; an id below 0 is an error where the mask counts it.
+pub(super) fn tokens_of<'a>(
+    side: &Side<'a>,
+    weights: &CowArray<'_, f32, Ix3>,
+) -> Result<(Tokens<'a>, Tokens<'a>), InferError> {
+    let missing = |what: &str| InferError::invalid_arg(format!("{what} is missing"));
+    let mask = read_mask(side.mask.ok_or_else(|| missing("the attention mask"))?, weights)?;
+    let ids = read_mask(side.input_ids.ok_or_else(|| missing("tensor 'input_ids'"))?, weights)?;
+    match ids.iter().zip(&mask).find(|(id, counts)| **id < 0 && **counts != 0) {
+        Some((id, _)) => Err(InferError::invalid_arg(format!("tensor 'input_ids' holds {id}, which is no token"))),
+        None => Ok((mask, ids)),
+    }
+}
+
+/// Rows of weights by token id as two arrays: the ids, filled up with -1, and their weights, filled up with 0.
+pub(super) fn rows_of_ids<'a>(rows: &[BTreeMap<i64, f32>]) -> Value<'a> {
+    let width = rows.iter().map(BTreeMap::len).max().unwrap_or(0);
+    let mut indices = Array2::from_elem((rows.len(), width), NO_INDEX);
+    let mut values = Array2::zeros(indices.dim());
+    for (row, tokens) in rows.iter().enumerate() {
+        for (place, (&id, &weight)) in tokens.iter().enumerate() {
+            indices[[row, place]] = id;
+            values[[row, place]] = weight;
+        }
+    }
+    Value::Sparse { indices: indices.into_dyn(), values: values.into_dyn() }
 }
 
 #[cfg(test)]

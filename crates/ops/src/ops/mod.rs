@@ -3,6 +3,7 @@
 pub mod argmax;
 pub mod decode;
 pub mod dense;
+pub mod distinct;
 pub mod entities;
 pub mod layer_norm;
 pub mod lexical;
@@ -36,6 +37,7 @@ pub static OPS: &[OpEntry] = &[
     splade::ENTRY,
     sparse::ENTRY,
     lexical::ENTRY,
+    distinct::ENTRY,
     entities::ENTRY,
     decode::ENTRY,
 ];
@@ -64,7 +66,7 @@ mod tests {
             "layer_norm" => (Some("layer_norm"), Signature::new(Form::Floats, [2, 4])),
             "logit_score" => (Some("1-0"), Signature::new(Form::Floats, [2, 3, 4])),
             "mask" | "splade" => (None, Signature::new(Form::Floats, [2, 3, 4])),
-            "lexical" => (None, Signature::new(Form::Floats, [2, 3, 1])),
+            "lexical" | "distinct" => (None, Signature::new(Form::Floats, [2, 3, 1])),
             "entities" => (Some("simple"), Signature::new(Form::Floats, [2, 3, 2])),
             _ => (None, Signature::new(Form::Floats, [2, 4])),
         }

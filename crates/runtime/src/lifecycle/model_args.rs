@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 use clap::Args;
-use trireme_model_repository::{Choices, FolderChoices, ModelSources};
+use trireme_model_repository::{Choices, FolderChoices, ModelSources, is_model_folder, model_folders_in, snapshot};
 use trireme_model_source::{FetchError, Settings, fetch, is_remote};
 
 use super::folder_args::FolderArgs;
@@ -75,6 +75,10 @@ impl ModelArgs {
         }
         for word in &self.model_repository {
             match local_folder(word, None, &choices).await {
+                Ok(folder) if is_model_folder(&folder) || !model_folders_in(&folder).is_empty() => {
+                    tracing::info!(folder = %folder.display(), "a model folder, or several, and no model repository: served under their own names");
+                    local.push((None, folder));
+                }
                 Ok(folder) => repositories.push(folder),
                 Err(fault) => faults.push(fault.to_string()),
             }
@@ -109,8 +113,8 @@ impl ModelArgs {
     }
 }
 
-/// The folder that a word of the command line names, with the model's name where there is one; a model that lies elsewhere is
-/// downloaded into the cache, with the ONNX file that the choices say.
+/// The folder that a word of the command line names, with the model's name where there is one; of a model in Hugging Face's cache it
+/// is the folder of its branch `main`. A model that lies elsewhere is downloaded into the cache, with the ONNX file that the choices say.
 pub async fn local_folder(word: &Path, name: Option<&str>, choices: &FolderChoices) -> Result<PathBuf, FetchError> {
     match word.to_str().filter(|word| is_remote(word)) {
         Some(word) => {
@@ -123,7 +127,7 @@ pub async fn local_folder(word: &Path, name: Option<&str>, choices: &FolderChoic
             let fetching: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(fetch(word, &settings));
             fetching.await
         }
-        None => Ok(word.to_owned()),
+        None => Ok(snapshot(word).unwrap_or_else(|| word.to_owned())),
     }
 }
 

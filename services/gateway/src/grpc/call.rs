@@ -52,9 +52,10 @@ impl RpcCall {
     pub async fn infer(
         &self,
         handlers: &Handlers,
-        message: ModelInferRequest,
+        mut message: ModelInferRequest,
         hold: &Hold,
     ) -> Result<InferResponse, InferError> {
+        message.model_name = handlers.registry.catalog().own_name_or(message.model_name);
         let version = parse_model_version(&message.model_version)?;
         let (_, served) = handlers.find_model(&message.model_name, version)?;
         if served.config.decoupled {
@@ -72,9 +73,10 @@ impl RpcCall {
     pub fn infer_stream(
         &self,
         handlers: &SharedHandlers,
-        message: ModelInferRequest,
+        mut message: ModelInferRequest,
         hold: &Hold,
     ) -> Result<(Responses, bool), InferError> {
+        message.model_name = handlers.registry.catalog().own_name_or(message.model_name);
         let version = parse_model_version(&message.model_version)?;
         let (_, served) = handlers.find_model(&message.model_name, version)?;
         let request = self.decode(message, &served.inputs, "ModelStreamInfer", hold)?;

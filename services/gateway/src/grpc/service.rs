@@ -58,6 +58,11 @@ impl InferenceService {
         checked.map_err(|refusal| Status::permission_denied(refusal.to_string()))
     }
 
+    /// The own name of a model that a call names by another one, such as that of the Hugging Face hub.
+    fn own_name(&self, name: String) -> String {
+        self.handlers.registry.catalog().own_name_or(name)
+    }
+
     /// The call's hold on the budget.
     fn hold<T>(&self, request: &Request<T>) -> Hold {
         request.extensions().get().cloned().unwrap_or_else(|| self.handlers.budget.hold())
@@ -78,6 +83,7 @@ impl GrpcInferenceService for InferenceService {
 
     async fn model_ready(&self, request: Request<ModelReadyRequest>) -> Reply<ModelReadyResponse> {
         let ModelReadyRequest { name, version } = request.into_inner();
+        let name = self.own_name(name);
         let ready = parse_model_version(&version).and_then(|version| self.handlers.model_ready(&name, version));
         reply(ready.map(|ready| ModelReadyResponse { ready }))
     }
@@ -89,6 +95,7 @@ impl GrpcInferenceService for InferenceService {
 
     async fn model_metadata(&self, request: Request<ModelMetadataRequest>) -> Reply<ModelMetadataResponse> {
         let ModelMetadataRequest { name, version } = request.into_inner();
+        let name = self.own_name(name);
         let found = parse_model_version(&version).and_then(|version| self.handlers.model_metadata(&name, version));
         reply(found.map(|(served, versions)| {
             grpc::model_metadata(&name, &versions, served.platform(), &served.inputs, &served.outputs)
@@ -97,6 +104,7 @@ impl GrpcInferenceService for InferenceService {
 
     async fn model_config(&self, request: Request<ModelConfigRequest>) -> Reply<ModelConfigResponse> {
         let ModelConfigRequest { name, version } = request.into_inner();
+        let name = self.own_name(name);
         let found = parse_model_version(&version).and_then(|version| self.handlers.find_model(&name, version));
         reply(found.and_then(|(_, served)| grpc::model_config(served.config.to_protobuf())))
     }
@@ -216,6 +224,7 @@ impl GrpcInferenceService for InferenceService {
 
     async fn model_statistics(&self, request: Request<ModelStatisticsRequest>) -> Reply<ModelStatisticsResponse> {
         let ModelStatisticsRequest { name, version } = request.into_inner();
+        let name = self.own_name(name);
         let models = match parse_model_version(&version) {
             Ok(version) => self.handlers.statistics(named(&name), version).await,
             Err(error) => Err(error),

@@ -209,7 +209,8 @@ impl Handlers {
         let inputs: Vec<&str> = tensors.iter().map(|tensor| tensor.name()).collect();
         let outputs: Vec<&str> = request.outputs.iter().map(|output| output.name.as_str()).collect();
         let resolve = |model: &str, version| catalog.find(model, version).map(|(version, _)| version);
-        let route = served.plan.route(version, &outputs, &inputs, resolve)?;
+        let plan = catalog.plan(version, served, &request.parameters)?;
+        let route = plan.route(version, &outputs, &inputs, resolve)?;
         route.remaining().iter().try_for_each(|step| callers.check(&step.model))?;
         let level = |step: &ModelKey| {
             let found = catalog.find(&step.name, Some(step.version));
@@ -223,7 +224,7 @@ impl Handlers {
             found.is_ok_and(|(_, served)| served.config.runs_user_code())
         });
         let asked = Asked {
-            plan: &served.plan,
+            plan: &plan,
             parameters: &request.parameters,
             rows: batch.unwrap_or(1),
             patience: request.timeout.unwrap_or_default().max(self.default_timeout),

@@ -30,6 +30,17 @@ pub struct Offer {
     pub query_prompt: Option<String>,
     /// The prompt that documents take.
     pub document_prompt: Option<String>,
+    /// The ensembles that requests go through by their prompt, where queries and documents have steps of their own.
+    pub routes: Option<Routes>,
+}
+
+/// The ensembles of a model whose requests go different ways (`routes`, `default_route`).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Routes {
+    /// The ensemble by the name of the request's prompt.
+    pub by_prompt: BTreeMap<String, String>,
+    /// Whether requests of other prompts, or of none, go through the model's own steps; else they are an error.
+    pub has_usual: bool,
 }
 
 // === impl Offer ===
@@ -43,6 +54,10 @@ impl Offer {
 
     /// The offer of a model with these inputs and outputs. The error names the faulty parameter.
     pub fn of(config: &ModelConfig, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Result<Offer, String> {
+        if config.parameters.contains_key("route_of") {
+            // Requests name the model that it is a route of.
+            return Ok(Offer::default());
+        }
         let texts: Vec<_> = inputs.iter().filter(|input| is_texts(input)).cloned().collect();
         let others = inputs.iter().any(|input| !input.optional && !is_texts(input));
         let text = |name: &str| config.parameters.get(name).map(|value| value.trim()).filter(|value| !value.is_empty());
@@ -77,6 +92,12 @@ impl Offer {
         if let Some(labels) = text("labels") {
             let read = serde_json::from_str(labels);
             offer.labels = read.map_err(|error| fault(format!("'labels' is no JSON array of class names: {error}")))?;
+        }
+        if let Some(routes) = text("routes") {
+            let read = serde_json::from_str(routes);
+            let by_prompt =
+                read.map_err(|error| fault(format!("'routes' is no JSON object of model names: {error}")))?;
+            offer.routes = Some(Routes { by_prompt, has_usual: text("default_route").is_some() });
         }
         if let Some(prompts) = text("prompts") {
             let read: Result<BTreeMap<String, String>, _> = serde_json::from_str(prompts);
@@ -184,6 +205,29 @@ mod tests {
         let labels = parameter("labels", r#"["no", "yes"]"#);
         let found = offer(&[TEXT, &output("scores", "TYPE_FP32", "-1, 2"), &parameter("task", "classify"), &labels]);
         assert_eq!(found.unwrap().labels, ["no", "yes"]);
+    }
+
+    #[test]
+    fn routes_are_ensembles_that_offer_nothing_themselves() {
+        let result = [output("sparse_indices", "TYPE_INT64", "-1, -1"), output("sparse_values", "TYPE_FP32", "-1, -1")];
+        let of = |own: &[String]| {
+            offer(
+                &[
+                    &[TEXT],
+                    &result.each_ref().map(String::as_str)[..],
+                    &own.iter().map(String::as_str).collect::<Vec<_>>(),
+                ]
+                .concat(),
+            )
+        };
+        assert!(of(&[parameter("route_of", "m")]).unwrap().tasks.is_empty());
+        let routes = parameter("routes", r#"{"query": "m_query"}"#);
+        let found = of(&[parameter("task", "sparse"), routes.clone()]).unwrap().routes.unwrap();
+        assert_eq!((found.by_prompt["query"].as_str(), found.has_usual), ("m_query", false));
+        let found = of(&[parameter("task", "sparse"), routes, parameter("default_route", "m_document")]).unwrap();
+        assert!(found.routes.unwrap().has_usual);
+        let broken = of(&[parameter("task", "sparse"), parameter("routes", "query")]).unwrap_err();
+        assert!(broken.contains("'routes' is no JSON object of model names"), "{broken}");
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Which model answers a request that names an operation on texts: by its own name, by a served name, or because no other model
 //! offers the operation.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use trireme_inference::InferError;
+use trireme_inference::{InferError, ParameterValue, Parameters, RoutePlan};
 
 use super::catalog::{Catalog, Model, ServedModel};
 use super::offer::{Offer, TOKENIZER, Task};
@@ -76,6 +77,35 @@ impl Catalog {
         Err(InferError::unsupported(format!("model '{name}' does not do '{task}': {expected}")))
     }
 
+    /// The steps of a request with these parameters for a version of a model: those of the route that its prompt names, where the model
+    /// has routes, else the model's own.
+    pub fn plan<'a>(
+        &'a self,
+        version: i64,
+        served: &'a ServedModel,
+        parameters: &Parameters,
+    ) -> Result<Cow<'a, RoutePlan>, InferError> {
+        let own = Cow::Borrowed(&served.plan);
+        let Some(routes) = served.offer.as_ref().ok().and_then(|offer| offer.routes.as_ref()) else { return Ok(own) };
+        let prompt = parameters.get("prompt_name").and_then(ParameterValue::as_str);
+        match prompt.and_then(|prompt| routes.by_prompt.get(prompt)) {
+            Some(route) => {
+                let (_, route) = self.find(route, Some(version))?;
+                // Answers, counts and errors are the model's own.
+                Ok(Cow::Owned(RoutePlan { model: served.plan.model.clone(), ..route.plan.clone() }))
+            }
+            None if routes.has_usual => Ok(own),
+            None => {
+                let names = routes.by_prompt.keys().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
+                Err(InferError::invalid_arg(format!(
+                    "model '{}' has a way of its own for each kind of text and no usual one: say by parameter 'prompt_name' what the texts \
+                     are, one of {names}",
+                    served.plan.model
+                )))
+            }
+        }
+    }
+
     /// The error of a request that names no model, where no ready one does the operation: a model that is not ready may do it.
     fn nobody_does(&self, task: Task) -> InferError {
         match self.unready().as_slice() {
@@ -98,6 +128,14 @@ impl Catalog {
                 served.offer.as_ref().ok().filter(|offer| offer.tasks.keys().any(|task| !task.is_tokenizers()))?;
             Some((name.as_str(), served, offer))
         })
+    }
+
+    /// The own name of the model that is known by this one; a name that no model has stays as it is.
+    pub fn own_name_or(&self, name: String) -> String {
+        match self.own_name(&name).filter(|own| *own != name) {
+            Some(own) => own.to_owned(),
+            None => name,
+        }
     }
 
     /// The own name of the model that is known by this one; a model that is ready comes before one that is not.

@@ -348,31 +348,101 @@ fn an_adapter_says_how_it_is_merged() {
     );
 }
 
-#[test]
-fn the_routes_of_a_router_are_folders_that_serve() {
+/// A Router with these parameters: queries by weights of tokens, documents by a masked language model whose graph is at the top.
+fn router(parameters: Value) -> TempDir {
     let router = "sentence_transformers.base.modules.router.Router";
     let of = |kind: &str| format!("sentence_transformers.sparse_encoder.modules.{kind}");
     let types = json!({"query_0": of("x.SparseStaticEmbedding"), "document_0": of("x.MLMTransformer"), "document_1": of("x.SpladePooling")});
-    let config = json!({"types": types, "structure": {"query": ["query_0"], "document": ["document_0", "document_1"]}});
+    let structure = json!({"query": ["query_0"], "document": ["document_0", "document_1"]});
     let folder = folder(&[
         ("modules.json", json!([{"type": router, "path": ""}])),
-        ("router_config.json", config),
-        ("config_sentence_transformers.json", json!({"model_type": "SparseEncoder"})),
+        ("router_config.json", json!({"types": types, "structure": structure, "parameters": parameters})),
+        ("config_sentence_transformers.json", json!({"model_type": "SparseEncoder", "max_active_dims": 5})),
+        ("query_0/config.json", json!({"frozen": false})),
         ("document_1/config.json", json!({"pooling_strategy": "max"})),
         ("document_0/config.json", json!({"architectures": ["BertForMaskedLM"], "vocab_size": 10, "hidden_size": 8})),
     ]);
     for (name, content) in tokenizer() {
         write(folder.path(), &format!("document_0/{name}"), content.to_string().as_bytes());
+        write(folder.path(), &format!("query_0/{name}"), content.to_string().as_bytes());
     }
-    write(folder.path(), "document_0/onnx/model.onnx", &onnx(&IDS, &[("logits", &[-1, -1, 10])]));
+    write(folder.path(), "query_0/model.safetensors", &safetensors(json!({"weight": {"dtype": "F32", "shape": [10]}})));
+    write(folder.path(), "onnx/model.onnx", &onnx(&IDS, &[("logits", &[-1, -1, 10])]));
+    folder
+}
+
+#[test]
+fn each_route_of_a_router_is_a_model_and_the_usual_one_the_folders() {
+    let folder = router(json!({"default_route": "document"}));
+    let configs = configs(&folder);
+    let found: Vec<_> = configs.iter().map(|config| config.name.as_str()).collect();
+    let of = |route: &str| ["", "_tokenizer", "_model", "_postprocess"].map(|step| format!("m_{route}{step}"));
+    assert_eq!(found, [&["m".to_owned()][..], &of("document"), &of("query")].concat());
+    let named = |name: &str| configs.iter().find(|config| config.name == name).unwrap();
+    let steps =
+        |name: &str| named(name).ensemble.iter().flatten().map(|step| step.model_name.clone()).collect::<Vec<_>>();
+    assert_eq!(steps("m"), of("document")[1..]);
+    assert_eq!(steps("m_query"), of("query")[1..]);
+    let parameter = |name: &str, key: &str| named(name).parameters.get(key).cloned();
+    assert_eq!(parameter("m", "routes").unwrap(), r#"{"document":"m_document","query":"m_query"}"#);
+    assert_eq!(parameter("m", "default_route").unwrap(), "m_document");
+    assert_eq!(parameter("m_query", "route_of").unwrap(), "m");
+    assert_eq!(parameter("m_query_postprocess", "ops").unwrap(), "distinct:5");
+    assert_eq!(named("m_query_model").backend, "static");
+    assert_eq!(output(named("m_query_model"), "token_weights"), [-1, -1, 1]);
+    assert_eq!(parameter("m_query_tokenizer", "add_special_tokens").unwrap(), "false");
+    assert_eq!(parameter("m_query_tokenizer", "max_length"), None, "no file says a length");
+    for tokenizer in ["m_query_tokenizer", "m_document_tokenizer"] {
+        assert_eq!(parameter(tokenizer, "prompts").unwrap(), r#"{"document":"","query":""}"#);
+    }
+}
+
+#[test]
+fn routes_are_found_in_the_librarys_order() {
+    let usual = |parameters: Value| {
+        let configs = configs(&router(parameters));
+        let whole = configs.into_iter().find(|config| config.name == "m").unwrap();
+        let parameter = |key: &str| whole.parameters.get(key).cloned();
+        (parameter("routes").unwrap(), parameter("default_route"))
+    };
+    let both = r#"{"document":"m_document","query":"m_query"}"#;
+    // Two routes and none of them the usual one: requests have to say which.
+    assert_eq!(usual(json!({})), (both.to_owned(), None));
+    let mapped = json!({"route_mappings": {"(None, 'text')": "query", "('search', None)": "document"}});
+    let tasks = r#"{"document":"m_query","query":"m_query","search":"m_document"}"#;
+    assert_eq!(usual(mapped), (tasks.to_owned(), Some("m_query".to_owned())));
+    let found = faults(&router(json!({"default_route": "passage"})));
+    assert!(found[0].contains("parameters names route 'passage', but structure has: document, query"), "{found:?}");
+}
+
+#[test]
+fn faults_of_all_routes_are_told_together() {
+    let folder = router(json!({"default_route": "document"}));
+    write(folder.path(), "query_0/model.safetensors", &safetensors(json!({"weight": {"dtype": "F32", "shape": [9]}})));
+    fs::remove_dir_all(folder.path().join("onnx")).unwrap();
     let found = faults(&folder);
-    assert!(found.len() == 1 && found[0].contains("'query' needs no model"), "{found:?}");
-    let command = found[0].split("'document': ").nth(1).unwrap().split(" && trireme serve").next().unwrap();
-    assert!(std::process::Command::new("sh").args(["-c", command]).status().unwrap().success(), "{command}");
-    let documents = format!("{}-document", folder.path().display());
-    let served = FolderDescription::read(Path::new(&documents), Choices::default());
-    fs::remove_dir_all(&documents).unwrap();
-    assert_eq!(served.unwrap().tasks(), [Task::Sparse]);
+    assert!(found.len() == 2 && found[0].contains("document_0 holds no ONNX file"), "{found:?}");
+    assert!(found[1].contains("has ids up to 9, but query_0/model.safetensors: weight has 9 numbers"), "{found:?}");
+    let export = Export::of(folder.path()).unwrap();
+    assert_eq!((export.folder, export.export_task), (folder.path().join("document_0/"), "fill-mask"));
+}
+
+#[test]
+fn the_files_of_all_routes_are_downloaded() {
+    let folder = router(json!({"default_route": "document"}));
+    write(folder.path(), "document_0/model.safetensors", b"");
+    let listed = ["document_0/model.safetensors", "onnx/model.onnx", "query_0/model.safetensors", "modules.json"];
+    let read = read_files(folder.path(), &listed, &Choices::default()).unwrap();
+    assert_eq!(read, ["modules.json", "onnx/model.onnx", "query_0/model.safetensors"]);
+}
+
+#[test]
+fn a_classifier_that_is_not_run_is_a_warning() {
+    let folder = encoder(&[TRANSFORMER, POOLING], &[mean()]);
+    assert_eq!(read(&folder, Choices::default()).warnings(), [""; 0]);
+    write(folder.path(), "model_head.pkl", b"");
+    let warnings = read(&folder, Choices::default()).warnings().to_vec();
+    assert!(warnings.len() == 1 && warnings[0].contains("the classifier of SetFit"), "{warnings:?}");
 }
 
 #[test]

@@ -4,6 +4,10 @@
 //! The version folder holds `model.safetensors` ([`table`]) and may hold `config.json`, whose `normalize` is acted on. Input
 //! `input_ids`, and `attention_mask` where there is padding; output `sentence_embedding`. A row without tokens gives zeros.
 //!
+//! A file of one number for each token (`weight` of one dimension: `SparseStaticEmbedding` of sentence-transformers) gives the output
+//! `token_weights` instead, of the shape `[rows, length, 1]`: the numbers of a row's tokens, 0 for padding. Op `distinct` makes a sparse
+//! vector of them.
+//!
 //! | parameter | value | default |
 //! |---|---|---|
 //! | `normalize` | `true`, `false`: whether vectors get length 1 | `normalize` of `config.json`, else `false` |
@@ -33,6 +37,7 @@ use trireme_engine::warmup;
 const INPUT_IDS: &str = "input_ids";
 const ATTENTION_MASK: &str = "attention_mask";
 const EMBEDDING: &str = "sentence_embedding";
+const TOKEN_WEIGHTS: &str = "token_weights";
 
 /// Most rows of a run where the configuration does not say: beyond that a run gains nothing.
 const MAX_ROWS: u32 = 256;
@@ -169,9 +174,24 @@ impl StaticModel {
                 spec(INPUT_IDS, DataType::Int64, [-1, -1], false),
                 spec(ATTENTION_MASK, DataType::Int64, [-1, -1], true),
             ],
-            outputs: vec![spec(EMBEDDING, DataType::Fp32, [-1, self.table.width() as i64], false)],
+            outputs: vec![TensorSpec {
+                name: self.output().into(),
+                datatype: DataType::Fp32,
+                shape: Shape::from(self.output_shape()),
+                optional: false,
+            }],
             default_max_batch_size: MAX_ROWS,
         }
+    }
+
+    fn output(&self) -> &'static str {
+        if self.table.is_of_tokens() { TOKEN_WEIGHTS } else { EMBEDDING }
+    }
+
+    /// The full shape of the output.
+    fn output_shape(&self) -> Vec<i64> {
+        let width = self.table.width() as i64;
+        if self.table.is_of_tokens() { vec![-1, -1, width] } else { vec![-1, width] }
     }
 
     /// Checks the declared inputs and outputs against the model's. Reports all faults together.
@@ -198,14 +218,14 @@ impl StaticModel {
         if !config.inputs.iter().any(|input| input.name == INPUT_IDS) {
             faults.push(format!("input '{INPUT_IDS}' is missing"));
         }
-        let outputs = config.output_specs();
+        let (outputs, expected) = (config.output_specs(), self.output());
         if outputs.len() != 1 {
-            faults.push(format!("it declares {} outputs, expected '{EMBEDDING}'", outputs.len()));
+            faults.push(format!("it declares {} outputs, expected '{expected}'", outputs.len()));
         }
         for output in outputs {
             let TensorSpec { name, datatype, shape, .. } = &output;
-            if name != EMBEDDING {
-                faults.push(format!("unexpected inference output '{name}', allowed outputs are: {EMBEDDING}"));
+            if name != expected {
+                faults.push(format!("unexpected inference output '{name}', allowed outputs are: {expected}"));
             }
             if *datatype != DataType::Fp32 {
                 faults.push(format!(
@@ -213,9 +233,10 @@ impl StaticModel {
                     datatype.config_name()
                 ));
             }
-            let width = self.table.width() as i64;
-            if !matches!(**shape, [_, found] if found == width || found == -1) {
-                faults.push(format!("output '{name}' has full shape {shape}, expected [-1,{width}]"));
+            let own = self.output_shape();
+            let fits = |(&found, &own): (&i64, &i64)| found == own || found == -1;
+            if shape.len() != own.len() || shape.first() != Some(&-1) || !shape.iter().zip(&own).all(fits) {
+                faults.push(format!("output '{name}' has full shape {shape}, expected {}", Shape::from(own)));
             }
         }
         match faults.is_empty() {
@@ -226,11 +247,11 @@ impl StaticModel {
 
     /// The embeddings of one request.
     fn embed(&self, request: &ExecuteRequest) -> Result<Vec<Tensor>, InferError> {
-        if let Some(unknown) = request.outputs.iter().find(|name| *name != EMBEDDING) {
-            let message = format!("unexpected inference output '{unknown}', allowed outputs are: {EMBEDDING}");
+        let output = self.output();
+        if let Some(unknown) = request.outputs.iter().find(|name| *name != output) {
+            let message = format!("unexpected inference output '{unknown}', allowed outputs are: {output}");
             return Err(InferError::invalid_arg(message));
         }
-        let wanted = self.wanted(&request.parameters)?;
         let input = |name: &str| request.inputs.iter().find(|tensor| tensor.name() == name);
         let missing = || self.invalid(format!("input '{INPUT_IDS}' is missing"));
         let ids = input(INPUT_IDS).ok_or_else(missing)?;
@@ -244,6 +265,12 @@ impl StaticModel {
         }
         let (ids, mask) = (integers(ids)?, mask.map(integers).transpose()?);
         let (rows, length) = (rows as usize, length as usize);
+        if self.table.is_of_tokens() {
+            let weights = self.weights(&ids, mask.as_deref())?;
+            let weights = Tensor::from_values(TOKEN_WEIGHTS, [rows as i64, length as i64, 1], weights)?;
+            return Ok(if request.outputs.is_empty() { Vec::new() } else { vec![weights] });
+        }
+        let wanted = self.wanted(&request.parameters)?;
         let given = request.inputs.iter().map(|input| input.data().len()).sum();
         let room = room_for(EMBEDDING, [rows as i64, wanted.dimensions as i64], size_of::<f32>(), given);
         let mut embeddings = vec![0f32; room.map_err(|error| self.invalid(error.to_string()))?];
@@ -275,18 +302,33 @@ impl StaticModel {
             if mask.is_some_and(|mask| mask[position] == 0) || self.unknown == Some(id) {
                 continue;
             }
-            let tokens = self.table.tokens();
-            let token = usize::try_from(id).ok().filter(|&token| token < tokens).ok_or_else(|| {
-                let last = tokens.saturating_sub(1);
-                self.invalid(format!("input '{INPUT_IDS}' holds {id}, expected token ids from 0 to {last}"))
-            })?;
-            self.table.add(token, sum);
+            self.table.add(self.token(id)?, sum);
             count += 1;
         }
         if count > 0 {
             sum.iter_mut().for_each(|v| *v /= count as f32);
         }
         Ok(())
+    }
+
+    /// The numbers of the tokens, where the table has one for each; 0 for padding.
+    fn weights(&self, ids: &[i64], mask: Option<&[i64]>) -> Result<Vec<f32>, InferError> {
+        let mut weights = vec![0f32; ids.len()];
+        for (place, &id) in ids.iter().enumerate() {
+            if mask.is_none_or(|mask| mask[place] != 0) {
+                self.table.add(self.token(id)?, &mut weights[place..=place]);
+            }
+        }
+        Ok(weights)
+    }
+
+    /// The token of this id.
+    fn token(&self, id: i64) -> Result<usize, InferError> {
+        let tokens = self.table.tokens();
+        usize::try_from(id).ok().filter(|&token| token < tokens).ok_or_else(|| {
+            let last = tokens.saturating_sub(1);
+            self.invalid(format!("input '{INPUT_IDS}' holds {id}, expected token ids from 0 to {last}"))
+        })
     }
 
     fn wanted(&self, parameters: &Parameters) -> Result<Wanted, InferError> {

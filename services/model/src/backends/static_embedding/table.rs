@@ -9,6 +9,9 @@ use safetensors::{Dtype, SafeTensors};
 /// Names under which the vectors may be: those of model2vec and of sentence-transformers' `StaticEmbedding`.
 const VECTORS: [&str; 2] = ["embeddings", "embedding.weight"];
 
+/// The name of a table of one number for each token, that of sentence-transformers' `SparseStaticEmbedding`.
+const WEIGHT: &str = "weight";
+
 /// Vectors by token id. They keep the precision of the file; sums are taken in f32.
 pub(super) struct Table {
     vectors: Vectors,
@@ -19,6 +22,8 @@ pub(super) struct Table {
     rows: Option<Vec<usize>>,
     /// The number of token ids.
     tokens: usize,
+    /// Whether it is a number for each token, that of `SparseStaticEmbedding`.
+    of_tokens: bool,
 }
 
 enum Vectors {
@@ -36,14 +41,19 @@ impl Table {
         let fault = |reason: String| format!("{}: {reason}", path.display());
         let tensors = SafeTensors::deserialize(bytes).map_err(|error| fault(error.to_string()))?;
         let vectors = VECTORS.iter().find_map(|name| tensors.tensor(name).ok());
-        let vectors = vectors.ok_or_else(|| {
+        let alone = || tensors.tensor(WEIGHT).ok().filter(|tensor| tensor.shape().len() == 1);
+        let vectors = vectors.or_else(alone).ok_or_else(|| {
             let found = tensors.names().into_iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
-            fault(format!("it has no tensor 'embeddings' or 'embedding.weight', found {found}"))
+            fault(format!(
+                "it has no tensor 'embeddings' or 'embedding.weight', and no '{WEIGHT}' of one dimension, found {found}"
+            ))
         })?;
-        let &[rows, width] = vectors.shape() else {
-            let found = vectors.shape();
-            return Err(fault(format!("the vectors have shape {found:?}, expected a row for each token")));
+        let (rows, width) = match vectors.shape() {
+            &[rows, width] => (rows, width),
+            &[rows] => (rows, 1),
+            found => return Err(fault(format!("the vectors have shape {found:?}, expected a row for each token"))),
         };
+        let of_tokens = vectors.shape().len() == 1;
         let optional = |name: &str| tensors.tensor(name).ok();
         let weights = optional("weights").map(|tensor| numbers("weights", &tensor)).transpose().map_err(fault)?;
         let mapping = optional("mapping").map(|tensor| numbers("mapping", &tensor)).transpose().map_err(fault)?;
@@ -67,7 +77,13 @@ impl Table {
             weights: weights.map(|weights| weights.into_iter().map(|weight| weight as f32).collect()),
             rows: mapping,
             tokens,
+            of_tokens,
         })
+    }
+
+    /// Whether it has one number for each token, which is not added up over the tokens of a text.
+    pub(super) fn is_of_tokens(&self) -> bool {
+        self.of_tokens
     }
 
     /// Components of a vector.

@@ -89,6 +89,22 @@ fn tables_of_every_precision_are_read() {
 }
 
 #[test]
+fn a_number_for_each_token_is_not_added_up() {
+    let directory = folder(&[("weight", Dtype::F32, &[3], &bytes(&[0.5, -2.0, 7.0]))], None);
+    let mut model = load(&StaticEmbedding, &config(""), directory.path()).unwrap();
+    let mask = Tensor::from_values(ATTENTION_MASK, [2, 2], vec![1i64, 1, 1, 0]).unwrap();
+    let run = |inputs: &[Tensor], name: &str| request(inputs, &[name]);
+    let instance = model.instances[0].as_batch().unwrap();
+    let response = instance.execute(&[run(&[tokens(2, &[1, 1, 2, 0]), mask], TOKEN_WEIGHTS)]).remove(0).unwrap();
+    assert_eq!(*response.outputs[0].shape(), Shape::from([2, 2, 1]));
+    assert_eq!(*response.outputs[0].values::<f32>().unwrap(), [-2.0, -2.0, 7.0, 0.0]);
+    let error = instance.execute(&[run(&[tokens(1, &[3])], TOKEN_WEIGHTS)]).remove(0).unwrap_err();
+    assert_eq!(error.message, "model 'm': input 'input_ids' holds 3, expected token ids from 0 to 2");
+    let error = instance.execute(&[run(&[tokens(1, &[0])], EMBEDDING)]).remove(0).unwrap_err();
+    assert!(error.message.ends_with("allowed outputs are: token_weights"), "{error}");
+}
+
+#[test]
 fn weights_and_mapping_are_of_tokens() {
     let mapping: Vec<u8> = [2i64, 0, 0, 1].iter().flat_map(|row| row.to_le_bytes()).collect();
     let weights: Vec<u8> = [1.0f64, 2.0, 0.0, 10.0].iter().flat_map(|weight| weight.to_le_bytes()).collect();
@@ -137,7 +153,10 @@ fn what_does_not_fit_is_named() {
         load(&StaticEmbedding, &config(rest), directory.path()).err().unwrap().to_string()
     };
     let other = folder(&[("weight", Dtype::F32, &[3, 2], &bytes(&VECTORS))], None);
-    assert!(refused(&other, "").contains("no tensor 'embeddings' or 'embedding.weight', found 'weight'"));
+    assert!(
+        refused(&other, "")
+            .contains("no tensor 'embeddings' or 'embedding.weight', and no 'weight' of one dimension, found 'weight'")
+    );
     let mapping: Vec<u8> = 9i64.to_le_bytes().to_vec();
     let vectors = bytes(&VECTORS);
     let broken: [(&str, Dtype, &[usize], &[u8]); 2] =
