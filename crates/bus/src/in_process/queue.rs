@@ -65,7 +65,7 @@ struct Handle {
 }
 
 /// Takes messages from a queue.
-pub(super) struct QueuePuller {
+pub(super) struct QueueConsumer {
     queue: Arc<Queue>,
     lane: Lane,
 }
@@ -87,8 +87,8 @@ impl Queue {
         }
     }
 
-    pub fn consumer(self: Arc<Self>, lane: Lane) -> QueuePuller {
-        QueuePuller { queue: self, lane }
+    pub fn consumer(self: Arc<Self>, lane: Lane) -> QueueConsumer {
+        QueueConsumer { queue: self, lane }
     }
 
     pub fn push(&self, model: &ModelKey, message: &WorkMessage) -> Result<(), BusError> {
@@ -314,10 +314,10 @@ impl AckHandle for Handle {
     }
 }
 
-// === impl QueuePuller ===
+// === impl QueueConsumer ===
 
 #[async_trait]
-impl Consumer for QueuePuller {
+impl Consumer for QueueConsumer {
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError> {
         if room == 0 {
             // No delivery is on its way.
