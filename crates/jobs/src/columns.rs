@@ -4,23 +4,24 @@
 //! file and the answers is the same as for lines. At the end the lines of the answers become columns beside those of the input.
 //! The libraries for columns block, so they run on threads of their own.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, BufRead, Read, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+mod blocking;
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead};
+use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use trireme_columns::{Batch, ColumnsError, Format, Layout, Source, Table, Writer};
+use trireme_columns::{Batch, ColumnsError, Format, Layout, Table, Writer};
 
 use crate::error::JobError;
 use crate::files::Content;
 use crate::jobs::Jobs;
-use crate::objects::{self, Lease, PART};
+use crate::objects::Lease;
 use crate::record::{File, Object, RowRequest};
+use blocking::{Access, Parts, Sink, Stored};
 
 /// Rows that are read and written together, at most.
 const ROWS: usize = 512;
@@ -31,62 +32,12 @@ const TOGETHER: usize = 16 << 20;
 /// Lines of batches of rows that wait for the batch's run.
 const AHEAD: usize = 2;
 
-/// Parts that a reader keeps: it goes on in each column by turns.
-const PARTS: usize = 64;
-
 /// Columns that become fields of the body under their own names, where the client names no others.
 const FIELDS: [&str; 6] = ["input", "inputs", "text", "texts", "query", "documents"];
 
 /// The format of a file of columns, by the end of its name; `None` for lines.
 pub fn format(file: &File) -> Option<Format> {
     Format::of_name(&file.name)
-}
-
-/// The store, for threads that block. The libraries for columns pass its errors on as words only, so it keeps the last one: a fault of
-/// the store is over some time, one of the data is not. Clones are the same.
-#[derive(Clone)]
-struct Access {
-    jobs: Jobs,
-    runtime: Handle,
-    fault: Arc<Mutex<Option<JobError>>>,
-    /// Nobody waits for the work any more.
-    is_over: Arc<AtomicBool>,
-}
-
-/// Ends the work of a thread that blocks when nobody waits for it any more: its next read or write fails.
-struct Waits(Arc<AtomicBool>);
-
-impl Drop for Waits {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Parts of objects in the store, as a file. May be read on threads that block.
-struct Stored {
-    access: Access,
-    objects: Vec<Object>,
-    /// The parts that were read last, by object and number.
-    kept: Mutex<VecDeque<((usize, u64), Bytes)>>,
-}
-
-/// An object in the store that is written. May be written on threads that block.
-struct Sink {
-    access: Access,
-    /// The batch.
-    id: String,
-    object: Object,
-    rest: BytesMut,
-    lapse: Option<Duration>,
-}
-
-/// The bytes of an object, part after part: an object that was appended to has parts of any size. May be read on threads that
-/// block.
-struct Parts {
-    access: Access,
-    object: Object,
-    next: u64,
-    bytes: Bytes,
 }
 
 /// The answers to rows, in the order of the rows.
@@ -185,8 +136,7 @@ pub async fn join(
     let access = Access::of(jobs);
     let source = Stored::of(&access, &file.objects);
     let lines = [output, errors].map(|object| Parts::of(&access, object));
-    let object = Object { name: format!("{id}-columns"), ..Object::default() };
-    let sink = Sink { access: access.clone(), id: id.to_owned(), object, rest: BytesMut::new(), lapse };
+    let sink = Sink::of(&access, id, lapse);
     let joining = move || {
         let table = Table::open(Arc::new(source), format)?;
         let unreadable = |error: io::Error| ColumnsError::Unreadable { format, why: format!("the answers: {error}") };
@@ -362,171 +312,5 @@ fn reason(line: &Value) -> String {
     match said.into_iter().find_map(Value::as_str) {
         Some(message) => message.to_owned(),
         None => line["response"].to_string(),
-    }
-}
-
-// === impl Access ===
-
-impl Access {
-    fn of(jobs: &Jobs) -> Access {
-        let (jobs, runtime) = (jobs.clone(), Handle::current());
-        Access { jobs, runtime, fault: Arc::default(), is_over: Arc::default() }
-    }
-
-    /// The work goes on until this is dropped.
-    fn waits(&self) -> Waits {
-        Waits(self.is_over.clone())
-    }
-
-    /// Waits for the store.
-    fn wait<T>(&self, asking: impl Future<Output = Result<T, JobError>>) -> io::Result<T> {
-        if self.is_over.load(Ordering::Relaxed) {
-            return Err(io::Error::other("nobody waits for it any more"));
-        }
-        self.runtime.block_on(asking).map_err(|error| {
-            let words = io::Error::other(error.to_string());
-            if let Ok(mut fault) = self.fault.lock() {
-                *fault = Some(error);
-            }
-            words
-        })
-    }
-
-    /// Tells a fault of the store, which is an error, from one of the data. Bytes that are lost are one of the data once they were looked for
-    /// often enough.
-    fn judge<T>(&self, outcome: Result<T, String>) -> Result<Result<T, String>, JobError> {
-        let fault = self.fault.lock().ok().and_then(|mut fault| fault.take());
-        match fault.filter(|_| outcome.is_err()) {
-            Some(fault) => Err(fault),
-            None => Ok(outcome),
-        }
-    }
-}
-
-// === impl Stored ===
-
-impl Stored {
-    fn of(access: &Access, objects: &[Object]) -> Stored {
-        Stored { access: access.clone(), objects: objects.to_vec(), kept: Mutex::default() }
-    }
-
-    fn part(&self, object: usize, part: u64) -> io::Result<Bytes> {
-        let poisoned = |_| io::Error::other("a reader of this file has panicked");
-        let place = (object, part);
-        let found =
-            self.kept.lock().map_err(poisoned)?.iter().find(|(kept, _)| *kept == place).map(|(_, bytes)| bytes.clone());
-        if let Some(bytes) = found {
-            return Ok(bytes);
-        }
-        let bus = self.access.jobs.0.bus.as_ref();
-        let bytes = self.access.wait(objects::read_part(bus, &self.objects[object].name, part))?;
-        let mut kept = self.kept.lock().map_err(poisoned)?;
-        if kept.len() == PARTS {
-            kept.pop_front();
-        }
-        kept.push_back((place, bytes.clone()));
-        Ok(bytes)
-    }
-}
-
-impl Source for Stored {
-    fn size(&self) -> u64 {
-        self.objects.iter().map(|object| object.bytes).sum()
-    }
-
-    fn read(&self, from: u64, length: usize) -> io::Result<Bytes> {
-        if from.checked_add(length as u64).is_none_or(|end| end > self.size()) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let mut bytes = BytesMut::with_capacity(length);
-        let (mut skip, mut index) = (from, 0);
-        while bytes.len() < length {
-            let object = self.objects.get(index).ok_or(io::ErrorKind::UnexpectedEof)?;
-            if skip >= object.bytes {
-                skip -= object.bytes;
-                index += 1;
-                continue;
-            }
-            // The parts of an object but its last have one size.
-            let part = self.part(index, skip / PART as u64)?;
-            let within = part.get((skip % PART as u64) as usize..).unwrap_or_default();
-            let within = &within[..within.len().min(length - bytes.len())];
-            if within.is_empty() {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            bytes.extend_from_slice(within);
-            skip += within.len() as u64;
-        }
-        Ok(bytes.freeze())
-    }
-}
-
-// === impl Parts ===
-
-impl Parts {
-    fn of(access: &Access, object: &Object) -> Parts {
-        Parts { access: access.clone(), object: object.clone(), next: 0, bytes: Bytes::new() }
-    }
-}
-
-impl BufRead for Parts {
-    fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        while self.bytes.is_empty() && self.next < self.object.parts {
-            let reading = objects::read_part(self.access.jobs.0.bus.as_ref(), &self.object.name, self.next);
-            self.bytes = self.access.wait(reading)?;
-            self.next += 1;
-        }
-        Ok(&self.bytes)
-    }
-
-    fn consume(&mut self, amount: usize) {
-        let _ = self.bytes.split_to(amount.min(self.bytes.len()));
-    }
-}
-
-impl Read for Parts {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let there = self.fill_buf()?;
-        let count = there.len().min(into.len());
-        into[..count].copy_from_slice(&there[..count]);
-        self.consume(count);
-        Ok(count)
-    }
-}
-
-// === impl Sink ===
-
-impl Sink {
-    fn put(&mut self, bytes: Bytes) -> io::Result<()> {
-        let object = std::mem::take(&mut self.object);
-        let jobs = &self.access.jobs;
-        self.object = self.access.wait(async {
-            let writer = objects::Writer::append(jobs.0.bus.as_ref(), object, self.lapse);
-            let mut writer = writer.leased(Lease { jobs, id: &self.id });
-            writer.write(&bytes).await?;
-            Ok(writer.finish().await?)
-        })?;
-        Ok(())
-    }
-
-    fn finish(mut self) -> io::Result<Object> {
-        let rest = self.rest.split().freeze();
-        self.put(rest)?;
-        Ok(self.object)
-    }
-}
-
-impl Write for Sink {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.rest.extend_from_slice(bytes);
-        while self.rest.len() >= PART {
-            let part = self.rest.split_to(PART).freeze();
-            self.put(part)?;
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

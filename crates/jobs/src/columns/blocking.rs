@@ -1,0 +1,238 @@
+//! Objects in the store as files, for the libraries of columns: they read and write on threads that block.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::runtime::Handle;
+use trireme_columns::Source;
+
+use crate::error::JobError;
+use crate::jobs::Jobs;
+use crate::objects::{self, Lease, PART};
+use crate::record::Object;
+
+/// Parts that a reader keeps: it goes on in each column by turns.
+const PARTS: usize = 64;
+
+/// The store, for threads that block. The libraries for columns pass its errors on as words only, so it keeps the last one: a fault of
+/// the store is over some time, one of the data is not. Clones are the same.
+#[derive(Clone)]
+pub(super) struct Access {
+    jobs: Jobs,
+    runtime: Handle,
+    fault: Arc<Mutex<Option<JobError>>>,
+    /// Nobody waits for the work any more.
+    is_over: Arc<AtomicBool>,
+}
+
+/// Ends the work of a thread that blocks when nobody waits for it any more: its next read or write fails.
+pub(super) struct Waits(Arc<AtomicBool>);
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Parts of objects in the store, as a file. May be read on threads that block.
+pub(super) struct Stored {
+    access: Access,
+    objects: Vec<Object>,
+    /// The parts that were read last, by object and number.
+    kept: Mutex<VecDeque<((usize, u64), Bytes)>>,
+}
+
+/// An object in the store that is written. May be written on threads that block.
+pub(super) struct Sink {
+    access: Access,
+    /// The batch.
+    id: String,
+    object: Object,
+    rest: BytesMut,
+    lapse: Option<Duration>,
+}
+
+/// The bytes of an object, part after part: an object that was appended to has parts of any size. May be read on threads that
+/// block.
+pub(super) struct Parts {
+    access: Access,
+    object: Object,
+    next: u64,
+    bytes: Bytes,
+}
+
+// === impl Access ===
+
+impl Access {
+    pub fn of(jobs: &Jobs) -> Access {
+        let (jobs, runtime) = (jobs.clone(), Handle::current());
+        Access { jobs, runtime, fault: Arc::default(), is_over: Arc::default() }
+    }
+
+    /// The work goes on until this is dropped.
+    pub fn waits(&self) -> Waits {
+        Waits(self.is_over.clone())
+    }
+
+    /// Waits for the store.
+    pub fn wait<T>(&self, asking: impl Future<Output = Result<T, JobError>>) -> io::Result<T> {
+        if self.is_over.load(Ordering::Relaxed) {
+            return Err(io::Error::other("nobody waits for it any more"));
+        }
+        self.runtime.block_on(asking).map_err(|error| {
+            let words = io::Error::other(error.to_string());
+            if let Ok(mut fault) = self.fault.lock() {
+                *fault = Some(error);
+            }
+            words
+        })
+    }
+
+    /// Tells a fault of the store, which is an error, from one of the data. Bytes that are lost are one of the data once they were looked for
+    /// often enough.
+    pub fn judge<T>(&self, outcome: Result<T, String>) -> Result<Result<T, String>, JobError> {
+        let fault = self.fault.lock().ok().and_then(|mut fault| fault.take());
+        match fault.filter(|_| outcome.is_err()) {
+            Some(fault) => Err(fault),
+            None => Ok(outcome),
+        }
+    }
+}
+
+// === impl Stored ===
+
+impl Stored {
+    pub fn of(access: &Access, objects: &[Object]) -> Stored {
+        Stored { access: access.clone(), objects: objects.to_vec(), kept: Mutex::default() }
+    }
+
+    fn part(&self, object: usize, part: u64) -> io::Result<Bytes> {
+        let poisoned = |_| io::Error::other("a reader of this file has panicked");
+        let place = (object, part);
+        let found =
+            self.kept.lock().map_err(poisoned)?.iter().find(|(kept, _)| *kept == place).map(|(_, bytes)| bytes.clone());
+        if let Some(bytes) = found {
+            return Ok(bytes);
+        }
+        let bus = self.access.jobs.0.bus.as_ref();
+        let bytes = self.access.wait(objects::read_part(bus, &self.objects[object].name, part))?;
+        let mut kept = self.kept.lock().map_err(poisoned)?;
+        if kept.len() == PARTS {
+            kept.pop_front();
+        }
+        kept.push_back((place, bytes.clone()));
+        Ok(bytes)
+    }
+}
+
+impl Source for Stored {
+    fn size(&self) -> u64 {
+        self.objects.iter().map(|object| object.bytes).sum()
+    }
+
+    fn read(&self, from: u64, length: usize) -> io::Result<Bytes> {
+        if from.checked_add(length as u64).is_none_or(|end| end > self.size()) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut bytes = BytesMut::with_capacity(length);
+        let (mut skip, mut index) = (from, 0);
+        while bytes.len() < length {
+            let object = self.objects.get(index).ok_or(io::ErrorKind::UnexpectedEof)?;
+            if skip >= object.bytes {
+                skip -= object.bytes;
+                index += 1;
+                continue;
+            }
+            // The parts of an object but its last have one size.
+            let part = self.part(index, skip / PART as u64)?;
+            let within = part.get((skip % PART as u64) as usize..).unwrap_or_default();
+            let within = &within[..within.len().min(length - bytes.len())];
+            if within.is_empty() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            bytes.extend_from_slice(within);
+            skip += within.len() as u64;
+        }
+        Ok(bytes.freeze())
+    }
+}
+
+// === impl Parts ===
+
+impl Parts {
+    pub fn of(access: &Access, object: &Object) -> Parts {
+        Parts { access: access.clone(), object: object.clone(), next: 0, bytes: Bytes::new() }
+    }
+}
+
+impl BufRead for Parts {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        while self.bytes.is_empty() && self.next < self.object.parts {
+            let reading = objects::read_part(self.access.jobs.0.bus.as_ref(), &self.object.name, self.next);
+            self.bytes = self.access.wait(reading)?;
+            self.next += 1;
+        }
+        Ok(&self.bytes)
+    }
+
+    fn consume(&mut self, amount: usize) {
+        let _ = self.bytes.split_to(amount.min(self.bytes.len()));
+    }
+}
+
+impl Read for Parts {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let there = self.fill_buf()?;
+        let count = there.len().min(into.len());
+        into[..count].copy_from_slice(&there[..count]);
+        self.consume(count);
+        Ok(count)
+    }
+}
+
+// === impl Sink ===
+
+impl Sink {
+    /// Begins the columns of a batch's output.
+    pub fn of(access: &Access, id: &str, lapse: Option<Duration>) -> Sink {
+        let object = Object { name: format!("{id}-columns"), ..Object::default() };
+        Sink { access: access.clone(), id: id.to_owned(), object, rest: BytesMut::new(), lapse }
+    }
+
+    fn put(&mut self, bytes: Bytes) -> io::Result<()> {
+        let object = std::mem::take(&mut self.object);
+        let jobs = &self.access.jobs;
+        self.object = self.access.wait(async {
+            let writer = objects::Writer::append(jobs.0.bus.as_ref(), object, self.lapse);
+            let mut writer = writer.leased(Lease { jobs, id: &self.id });
+            writer.write(&bytes).await?;
+            Ok(writer.finish().await?)
+        })?;
+        Ok(())
+    }
+
+    pub fn finish(mut self) -> io::Result<Object> {
+        let rest = self.rest.split().freeze();
+        self.put(rest)?;
+        Ok(self.object)
+    }
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.rest.extend_from_slice(bytes);
+        while self.rest.len() >= PART {
+            let part = self.rest.split_to(PART).freeze();
+            self.put(part)?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
