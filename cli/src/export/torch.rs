@@ -107,9 +107,6 @@ async fn one(args: &ExportArgs, model: &RepositoryModel, version: &Version<'_>) 
     question["output"] = json!(graph);
     let answer = ask(&args.python, SCRIPT, &question)?;
     ensure!(graph.is_file(), "the export made no {}, but: {}", graph.display(), names(&place).join(", "));
-    for warning in answer["warnings"].as_array().into_iter().flatten() {
-        tracing::warn!(model = model.name, "{}", warning.as_str().unwrap_or_default());
-    }
     let compared = match version.config.sequence_batching {
         _ if args.skip_verify => None,
         // Their requests belong together, which the samples do not.
@@ -172,15 +169,20 @@ fn stand(work: &Path, model: &RepositoryModel, version: &Version<'_>) -> anyhow:
 
 /// What the script has to know of a version.
 fn question(version: &Version<'_>, step: &str) -> Value {
-    let tensor = |name: &str, datatype: DataType, dims: &Shape| json!({ "name": name, "datatype": datatype.to_string(), "dims": dims.iter().collect::<Vec<_>>() });
+    let numbers = |dims: &Shape| dims.iter().copied().collect::<Vec<i64>>();
+    let tensor = |name: &str, datatype: DataType, dims: &Shape, reshape: Option<&Shape>| {
+        let mut tensor =
+            json!({ "name": name, "datatype": datatype.to_string(), "dims": numbers(reshape.unwrap_or(dims)) });
+        if reshape.is_some() {
+            tensor["client_dims"] = json!(numbers(dims));
+        }
+        tensor
+    };
     let config = version.config;
-    let inputs = config
-        .inputs
-        .iter()
-        .map(|input| tensor(&input.name, input.datatype, input.reshape.as_ref().unwrap_or(&input.dims)));
+    let inputs = config.inputs.iter();
+    let inputs = inputs.map(|input| tensor(&input.name, input.datatype, &input.dims, input.reshape.as_ref()));
     let outputs = config.outputs.iter();
-    let outputs =
-        outputs.map(|output| tensor(&output.name, output.datatype, output.reshape.as_ref().unwrap_or(&output.dims)));
+    let outputs = outputs.map(|output| tensor(&output.name, output.datatype, &output.dims, output.reshape.as_ref()));
     json!({
         "step": step,
         "file": version.file,

@@ -3,8 +3,8 @@ those of torch.
 
 Standard input is a JSON object: `step` ("make" or "compare"); `file`, a TorchScript file or a .pt2 of `torch.export.save`;
 `inputs` and `outputs` of config.pbtxt, each with `name`, `datatype` (of the v2 protocol) and `dims` (without the batch dimension, -1 for
-any size); `max_batch_size`. "make" writes the graph to `output`; "compare" asks the model at `url` (http://HOST:PORT/v2/models/NAME).
-Standard output is a JSON object: `by`, torch and its version; of "make" `warnings`, of "compare" `requests`, `lowest` (a cosine), `difference` (the
+any size; those that the model takes, and as `client_dims` those of clients where a `reshape` has others); `max_batch_size`. "make" writes the graph to `output`; "compare" asks the model at `url` (http://HOST:PORT/v2/models/NAME).
+Standard output is a JSON object: `by`, torch and its version; of "make" `kind`, of "compare" `requests`, `lowest` (a cosine), `difference` (the
 largest one) and `worst` (the output it is in). `refused`, where there is no result, says why.
 """
 
@@ -36,9 +36,10 @@ class Refused(Exception):
 
 
 def line(error):
-    """The first line of an exception that says something."""
+    """The line of an exception that says most: the first, or the last below the traceback of a script."""
     lines = [text.strip() for text in str(error).splitlines() if text.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    place = -1 if "failed in the TorchScript interpreter" in str(error) else 0
+    return f"{type(error).__name__}: {lines[place] if lines else 'no message'}"
 
 
 def datatypes(torch):
@@ -288,8 +289,8 @@ class Samples:
     def first(self):
         any_size = any(dim < 0 for given in self.ask["inputs"] for dim in given["dims"])
         for size in (*self.model.sizes, *SIZES) if any_size else SIZES[:1]:
-            # Two rows, because some models take a single one only, or drop a dimension of one.
-            for batch in (2, 1) if self.most > 1 else (1, 2):
+            # Two rows, because a trace of one may drop its dimension.
+            for batch in (2, 1):
                 if self.run(self.tensors(batch, size)) is not None:
                     return batch, size
         shapes = ", ".join(f"{given['name']} {given['datatype']} {given['dims']}" for given in self.ask["inputs"])
@@ -331,9 +332,12 @@ class Samples:
 def make(torch, ask):
     model = opened(torch, ask)
     samples = Samples(torch, model, ask)
-    said = []
-    if samples.batch == 1 and samples.most > 1:
-        said.append(f"the model itself takes no batch of 2, though max_batch_size is {samples.most}: {samples.fault}")
+    two = samples.run(samples.tensors(2, samples.size)) if ask["max_batch_size"] else ()
+    if two is None or any(output.shape[:1] != (2,) for output in two):
+        fault = samples.fault if two is None else f"its outputs have the shapes {', '.join(str(list(output.shape)) for output in two)} then"
+        whole = ", ".join(f"{given['name']} dims: {[1, *given['dims']]}" for given in ask["inputs"] + ask["outputs"])
+        raise Refused(f"the model takes one row at a time and no batch of 2, while max_batch_size is {samples.most} ({fault}): write "
+                      f"max_batch_size: 0 and the whole shapes into config.pbtxt ({whole})")
     example = samples.tensors(samples.batch, samples.size)
     outputs = samples.run(example)
     for given, output in zip(ask["outputs"], outputs):
@@ -351,7 +355,7 @@ def make(torch, ask):
         raise
     except Exception as error:
         raise Refused(f"torch {torch.__version__} cannot write {ask['file']} as ONNX: {line(error)}") from None
-    return {"warnings": said, "kind": model.kind}
+    return {"kind": model.kind}
 
 
 def raw(torch, tensor):
@@ -363,6 +367,7 @@ def raw(torch, tensor):
 def ask_server(torch, ask, tensors):
     """The served outputs by name."""
     names = {kind: name for name, kind in datatypes(torch).items()}
+    tensors = [as_clients_have(given, tensor, ask) for given, tensor in zip(ask["inputs"], tensors)]
     parts = [raw(torch, tensor) for tensor in tensors]
     inputs = [
         {"name": given["name"], "shape": list(tensor.shape), "datatype": names[tensor.dtype], "parameters": {"binary_data_size": len(part)}}
@@ -391,6 +396,16 @@ def ask_server(torch, ask, tensors):
     return found, None
 
 
+def as_clients_have(given, tensor, ask):
+    """A tensor of the model in the shape in which clients send or get it."""
+    dims = given.get("client_dims")
+    if dims is None:
+        return tensor
+    if any(dim < 0 for dim in dims):
+        raise Refused(f"'{given['name']}' has a reshape with dimensions of any size, whose requests are not made up here")
+    return tensor.reshape([*tensor.shape[:1], *dims] if ask["max_batch_size"] else dims)
+
+
 def likeness(torch, served, expected):
     """The cosine of two tensors, and their largest difference; integers are alike or not."""
     if served.shape != expected.shape:
@@ -417,6 +432,7 @@ def compare(torch, ask):
             return {"requests": requests, "lowest": 0.0, "difference": None, "worst": f"the request {shapes}, which torch answers, failed: {fault}"}
         requests += 1
         for given, wanted in zip(ask["outputs"], expected):
+            wanted = as_clients_have(given, wanted, ask)
             cosine, difference = likeness(torch, served[given["name"]], wanted)
             largest = max(largest, difference)
             if not cosine >= lowest:

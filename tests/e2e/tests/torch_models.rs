@@ -36,6 +36,12 @@ if how == 'trace':
     torch.jit.trace(model, (one, one.clone())).save(file)
 elif how == 'script':
     torch.jit.script(model).save(file)
+elif how == 'one':
+    class One(torch.nn.Module):
+        def forward(self, input_ids, attention_mask):
+            return (input_ids * attention_mask).view(1, -1)[:, :3].float()
+
+    torch.jit.trace(One(), (one, one.clone())).save(file)
 elif how == 'fixed':
     torch.export.save(torch.export.export(model, (one, one.clone())), file)
 else:
@@ -107,10 +113,12 @@ fn an_exported_model_answers_as_torch_does() {
         .replace("'ids'", "'input_ids'");
     let aoti =
         format!("platform: 'torch_aoti' {}", CONFIG.replace("INPUT__0", "ARGS[0]").replace("INPUT__1", "ARGS[1]"));
+    let reshaped = CONFIG.replace("dims: [ 3 ]", "dims: [ 3, 1 ] reshape { shape: [ 3 ] }");
     let forms = [
         ("traced", CONFIG, "model.pt", "trace", ["INPUT__0", "INPUT__1"]),
         ("scripted", &by_names, "model.pt", "script", ["input_ids", "attention_mask"]),
         ("exported", &aoti.replace("OUTPUT__0", "RESULT"), "model.pt2", "export", ["ARGS[0]", "ARGS[1]"]),
+        ("reshaped", &reshaped, "model.pt", "trace", ["INPUT__0", "INPUT__1"]),
     ];
     let has_onnxscript = python_with("torch, onnxscript").is_some();
     let models = forms.iter().fold(ModelFolder::new(), |folder, (name, config, ..)| folder.model(name, config));
@@ -132,7 +140,8 @@ fn an_exported_model_answers_as_torch_does() {
         let response = sandbox.infer(name, &request(inputs));
         assert_eq!(response.status, 200, "{name}: {}", response.text());
         let found = response.json()["outputs"][0].clone();
-        assert_eq!(found["shape"], json!([2, 3]), "{name}");
+        let shape = if name == "reshaped" { json!([2, 3, 1]) } else { json!([2, 3]) };
+        assert_eq!(found["shape"], shape, "{name}");
         let found: Vec<f64> = serde_json::from_value(found["data"].clone()).expect("numbers");
         let difference = found.iter().zip(&answer).map(|(f, e)| (f - e).abs()).fold(0.0, f64::max);
         assert!(difference < 1e-5, "{name}: {found:?} {answer:?}");
@@ -159,6 +168,8 @@ fn an_export_says_why_a_file_of_torch_cannot_be_served() {
     assert!(found.contains("'OUTPUT__0'") && found.contains("4"), "{found}");
     let found = export(&CONFIG.replace("TYPE_FP32", "TYPE_INT64"), "model.pt", "trace");
     assert!(found.contains("the model's output 'OUTPUT__0' is torch.float32, config.pbtxt says INT64"), "{found}");
+    let found = export(CONFIG, "model.pt", "one");
+    assert!(found.contains("takes one row at a time") && found.contains("INPUT__0 dims: [1, -1]"), "{found}");
     let found = export(CONFIG, "model.pt2", "fixed");
     assert!(found.contains("was exported for the shape [1, 100] of 'INPUT__0'"), "{found}");
     // Answers that are not alike enough: the file is kept where no process serves it.
