@@ -62,6 +62,7 @@ impl Embedder {
             options: TextOptions::default(),
             hold: self.handlers.budget.hold(),
             parameters: Parameters::new(),
+            request_id: String::new(),
             traceparent: None,
             waits: Waits { lane: Lane::Live, patience },
             via: Via::Process,

@@ -1,4 +1,4 @@
-//! One process under test, and its standard error.
+//! One process under test, its standard error and its standard output.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde_json::Value;
 /// How much of a log is shown when something fails.
 const TAIL_LINES: usize = 40;
 
-/// A process whose standard error goes to a file. It is killed when dropped.
+/// A process whose standard error and output go to files. It is killed when dropped.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -27,7 +27,8 @@ impl Process {
     pub fn start(name: &str, command: &mut Command, folder: &Path) -> Process {
         let log = folder.join(format!("{name}.log"));
         let file = fs::File::create(&log).expect("the sandbox's folder can be written");
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).spawn();
+        let output = fs::File::create(log.with_extension("out")).expect("the sandbox's folder can be written");
+        let child = command.stdin(Stdio::null()).stdout(output).stderr(file).spawn();
         let child = child.unwrap_or_else(|error| panic!("{name} does not start: {error}"));
         Process { name: name.to_owned(), child, log, exited: None }
     }
@@ -89,6 +90,11 @@ impl Process {
     /// Its standard error so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// Its standard output so far.
+    pub fn output(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.log.with_extension("out")).unwrap_or_default()).into_owned()
     }
 
     /// The file with its standard error.

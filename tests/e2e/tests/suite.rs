@@ -1,5 +1,6 @@
 //! All tests of this crate in one program, because each program that is linked takes seconds.
 
+mod access_log;
 mod accounts;
 mod attackers;
 mod branches;

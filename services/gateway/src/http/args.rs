@@ -10,6 +10,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use regex::Regex;
 use trireme_server::connections::{Files, Pem, Tls};
 
+use super::access_log::LineFormat;
 use crate::forward;
 
 /// Flags about HTTP; Triton's names where it has them.
@@ -67,6 +68,11 @@ pub struct HttpArgs {
     /// origin
     #[arg(long, env = "TRIREME_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub cors_origin: Vec<HeaderValue>,
+
+    /// Write a line on standard output for each request: method, route, model, status, bytes, seconds, the key's owner and the
+    /// X-Request-Id; never a text
+    #[arg(long, env = "TRIREME_ACCESS_LOG", value_name = "FORMAT", value_enum)]
+    pub access_log: Option<LineFormat>,
 
     /// Regular expression of the request headers that models get as parameters; upper and lower case are the same to it
     #[arg(long, env = "TRIREME_HTTP_HEADER_FORWARD_PATTERN", value_name = "REGEX")]
@@ -130,6 +136,8 @@ pub struct HttpOptions {
     pub ui: bool,
     /// The origins whose pages may ask.
     pub cors_origins: Vec<HeaderValue>,
+    /// The form of the access log's lines, if there is one.
+    pub access_log: Option<LineFormat>,
     /// Which headers models get as parameters.
     pub header_forward: Option<Regex>,
     /// Speaks TLS, if it is given.
@@ -167,6 +175,7 @@ impl HttpArgs {
             empty_text: self.openai_empty_text,
             ui: self.ui,
             cors_origins: self.cors_origin.clone(),
+            access_log: self.access_log,
             header_forward,
             tls,
         })

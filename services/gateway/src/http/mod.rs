@@ -2,6 +2,7 @@
 //! [`dialects`]. Their common parts are here: bodies in, bodies and errors out.
 
 mod access;
+mod access_log;
 mod args;
 mod body;
 mod compression;
@@ -42,6 +43,7 @@ use trireme_server::connections::{ConnectionLimiter, Limits};
 use trireme_server::connections::{Connections, Protocol};
 
 use crate::handlers::SharedHandlers;
+use access_log::Observer;
 use args::HttpOptions;
 pub use args::{HttpArgs, TokenInput};
 pub use incoming::Intake;
@@ -99,6 +101,7 @@ impl HttpListener {
         let (idle_timeout, tls) = (self.options.idle_timeout, self.options.tls.clone());
         let origins = self.options.cors_origins.clone();
         let (budget, access) = (handlers.budget.clone(), Arc::new(handlers.access.clone()));
+        let observer = Observer { format: self.options.access_log, place: routes::place, access: access.clone() };
         let (limiter, tasks) = (ConnectionLimiter::new(limits), TaskSet::new());
         let (registry, names_of) = (handlers.registry.clone(), handlers.registry.clone());
         let mut state = HttpState {
@@ -127,7 +130,7 @@ impl HttpListener {
             state.jobs = Some(jobs);
         }
         let intake = Intake { traffic: routes::traffic, idle_timeout, budget, access, tasks: tasks.clone() };
-        let router = names::by_every_name(intake.guard(routes::router(state)), names_of);
+        let router = names::by_every_name(observer.watch(intake.guard(routes::router(state))), names_of);
         let router = cors::allow(router, &origins);
         let connections = Connections { router, protocol: Protocol::Http1, idle_timeout, tls, limiter, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;

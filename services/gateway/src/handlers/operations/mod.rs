@@ -48,6 +48,8 @@ pub struct Ask {
     pub parameters: Parameters,
     /// The client's W3C `traceparent`.
     pub traceparent: Option<String>,
+    /// The id of the request, for spans and logs.
+    pub request_id: String,
     /// How it waits.
     pub waits: Waits,
     /// The route it came by.
@@ -154,6 +156,7 @@ impl Handlers {
         let outputs = found.outputs()?;
         parameters.extend(ask.parameters.clone());
         let request = InferRequest {
+            id: ask.request_id.clone(),
             model: found.model.clone(),
             parameters,
             inputs,

@@ -78,6 +78,8 @@ pub struct DialectCall {
     /// The parameters that models get of the headers.
     pub parameters: Parameters,
     pub traceparent: Option<String>,
+    /// The id of the request.
+    pub request_id: String,
     /// How it waits.
     pub waits: Waits,
     pub route: &'static str,
@@ -174,6 +176,7 @@ impl DialectCall {
             hold: self.hold.clone(),
             parameters: self.parameters.clone(),
             traceparent: self.traceparent.clone(),
+            request_id: self.request_id.clone(),
             waits: self.waits,
             via: Via::Http(self.route),
         }

@@ -121,6 +121,12 @@ impl<'a> Members<'a> {
         Members(members().unwrap_or_default())
     }
 
+    /// The member of this name, where it is a text.
+    pub fn text(&self, name: &str) -> Option<String> {
+        let (_, value) = self.0.iter().find(|(other, _)| other == name)?;
+        value.as_text().ok().map(Cow::into_owned)
+    }
+
     /// How many of them the tables know, in the forms that they have there.
     pub fn known(&self, tables: &[&[Field]]) -> usize {
         self.0.iter().filter(|(name, value)| matches!(fit(tables, name, value), Fit::Known | Fit::Coerced)).count()

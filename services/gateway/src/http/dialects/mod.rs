@@ -37,6 +37,7 @@ use trireme_inference::{InferError, Parameters};
 use trireme_server::access::Category;
 use trireme_server::budget::Hold;
 
+use super::access_log::{AskedModel, REQUEST_ID};
 use super::body::{self, text};
 use super::compression::Coding;
 use super::openapi::{Entry, Verb};
@@ -167,7 +168,7 @@ async fn answer(
         Ok(body) => body,
         Err(refusal) => return refused((dialect, route), &refusal),
     };
-    let ((dialect, route), body) = match choose(contenders, body) {
+    let Chosen { contender: (dialect, route), body, model } = match choose(contenders, body) {
         Ok(chosen) => chosen,
         Err((contender, refusal)) => return refused(contender, &refusal),
     };
@@ -186,14 +187,25 @@ async fn answer(
         parameters,
         traceparent: text(&parts.headers, "traceparent").map(str::to_owned),
         waits: http.waits(&parts.headers),
+        request_id: text(&parts.headers, REQUEST_ID.as_str()).unwrap_or_default().to_owned(),
         route: route.path,
         token_input: http.options.token_input,
         empty_text: http.options.empty_text,
     };
-    match (route.run)(call).await {
-        Ok(response) => response,
-        Err(refusal) => refused((dialect, route), &refusal),
+    let mut response = (route.run)(call).await.unwrap_or_else(|refusal| refused((dialect, route), &refusal));
+    if let Some(model) = model {
+        response.extensions_mut().insert(AskedModel(model));
     }
+    response
+}
+
+/// The contender that a request is for.
+struct Chosen {
+    contender: Contender,
+    /// The body as its route reads it.
+    body: Bytes,
+    /// The model that the body names.
+    model: Option<String>,
 }
 
 async fn read(http: &HttpState, headers: &HeaderMap, body: axum::body::Body, hold: &Hold) -> Result<Bytes, Refusal> {
@@ -209,8 +221,8 @@ async fn read(http: &HttpState, headers: &HeaderMap, body: axum::body::Body, hol
     Ok(body)
 }
 
-/// The contender whose tables know most of the fields of a body, the first of those, and the body as its route reads it.
-fn choose(contenders: &[Contender], body: Bytes) -> Result<(Contender, Bytes), (Contender, Refusal)> {
+/// The contender whose tables know most of the fields of a body, the first of those.
+fn choose(contenders: &[Contender], body: Bytes) -> Result<Chosen, (Contender, Refusal)> {
     let members = Members::of(&body);
     let known = |(_, route): &&Contender| members.known(route.fields);
     // The last of the greatest is the first of the table.
@@ -228,13 +240,10 @@ fn choose(contenders: &[Contender], body: Bytes) -> Result<(Contender, Bytes), (
             )));
         }
     }
-    match members.check(route.fields, dialect.is_strict).map_err(refused)? {
-        Some(rewritten) => Ok(((dialect, route), rewritten.into())),
-        None => {
-            drop(members);
-            Ok(((dialect, route), body))
-        }
-    }
+    let model = members.text("model");
+    let rewritten = members.check(route.fields, dialect.is_strict).map_err(refused)?;
+    drop(members);
+    Ok(Chosen { contender: (dialect, route), body: rewritten.map_or(body, Bytes::from), model })
 }
 
 fn refused((dialect, route): Contender, refusal: &Refusal) -> Response {
@@ -284,7 +293,7 @@ mod tests {
             .filter(|(_, route)| route.path == path && !route.is_behind_name)
             .collect();
         match choose(&contenders, Bytes::from(body.to_owned())) {
-            Ok(((dialect, _), _)) | Err(((dialect, _), _)) => dialect.name,
+            Ok(Chosen { contender: (dialect, _), .. }) | Err(((dialect, _), _)) => dialect.name,
         }
     }
 

@@ -109,8 +109,11 @@ impl From<InferError> for Refusal {
             ErrorCode::Unavailable | ErrorCode::Cancelled => Kind::Unavailable,
             ErrorCode::Internal | ErrorCode::Unknown => Kind::Internal,
         };
-        // The id is v2's; requests in a dialect have none.
-        let message = error.message.strip_prefix("[request id: <id_unknown>] ").unwrap_or(&error.message);
+        // The id before a message is v2's; in a dialect it is in a header.
+        let message = match error.message.strip_prefix("[request id: ").and_then(|rest| rest.split_once("] ")) {
+            Some((_, message)) => message,
+            None => &error.message,
+        };
         Refusal { retry_after: error.retry_after, ..Refusal::new(kind, message) }
     }
 }
@@ -149,5 +152,6 @@ mod tests {
         assert_eq!(kind(InferError::unavailable("Request timeout expired")), Kind::Unavailable);
         let refusal = Refusal::from(InferError::invalid_arg("[request id: <id_unknown>] too long"));
         assert_eq!((refusal.kind, refusal.message.as_str()), (Kind::Invalid, "too long"));
+        assert_eq!(Refusal::from(InferError::invalid_arg("[request id: a-1] too long")).message, "too long");
     }
 }

@@ -28,6 +28,7 @@ use axum::response::Response;
 use axum::{Router, middleware};
 use trireme_server::access::Category;
 
+use super::access_log::Place;
 use super::openapi::{Entry, Verb};
 use super::resource::Resource;
 use super::routing;
@@ -110,12 +111,13 @@ async fn no_method(uri: Uri) -> Response {
     }
 }
 
-/// The traffic that a request to this path belongs to.
-pub fn traffic(method: &Method, path: &str) -> Traffic {
-    static ROUTES: LazyLock<BTreeMap<Verb, matchit::Router<Traffic>>> = LazyLock::new(|| {
-        let mut routes = BTreeMap::<Verb, matchit::Router<Traffic>>::new();
+/// Every route by its path, with its path and its traffic.
+fn matched<'p>(method: &Method, path: &'p str) -> Option<matchit::Match<'static, 'p, &'static (String, Traffic)>> {
+    static ROUTES: LazyLock<BTreeMap<Verb, matchit::Router<(String, Traffic)>>> = LazyLock::new(|| {
+        let mut routes = BTreeMap::<Verb, matchit::Router<(String, Traffic)>>::new();
         for Entry { verb, path, traffic, .. } in entries() {
-            routes.entry(verb).or_default().insert(path, traffic).expect("the router has the same paths");
+            let routes = routes.entry(verb).or_default();
+            routes.insert(path.clone(), (path, traffic)).expect("the router has the same paths");
         }
         routes
     });
@@ -124,8 +126,18 @@ pub fn traffic(method: &Method, path: &str) -> Traffic {
         Method::DELETE => Verb::Delete,
         _ => Verb::Get,
     };
-    let found = ROUTES.get(&verb).and_then(|routes| routes.at(path).ok());
-    found.map_or(Traffic::Server, |found| *found.value)
+    ROUTES.get(&verb)?.at(path).ok()
+}
+
+/// The traffic that a request to this path belongs to.
+pub fn traffic(method: &Method, path: &str) -> Traffic {
+    matched(method, path).map_or(Traffic::Server, |found| found.value.1)
+}
+
+/// The route of a path, and the model that the path names.
+pub fn place(method: &Method, path: &str) -> Option<Place> {
+    let found = matched(method, path)?;
+    Some(Place { route: found.value.0.clone(), model: found.params.get("model").map(str::to_owned) })
 }
 
 /// Every route as the document has it.
