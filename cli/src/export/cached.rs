@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use trireme_model::OnnxRuntimeArgs;
-use trireme_model_repository::{Export, Task, folder_name, hub_name, is_model_folder, snapshot};
+use trireme_model_repository::{
+    Choices, Export, FolderChoices, Task, folder_name, hub_name, is_model_folder, snapshot,
+};
 
 use super::folder::make;
 use crate::serve::{MissingGraphArgs, ServeArgs};
@@ -29,23 +31,25 @@ const MAX_DEPTH: usize = 8;
 /// Puts in place of each model folder that has no ONNX file its folder in the cache, which has one. The errors say what makes the file.
 pub async fn with_graphs(args: &mut ServeArgs) -> anyhow::Result<()> {
     let (flags, onnxruntime) = (args.missing_graphs.clone(), args.onnxruntime.clone());
-    let (args, onnxruntime, models) = (&flags, &onnxruntime, args.models());
+    let models = args.models();
+    let choices = models.folders.choices()?;
+    let maker = Maker { flags: &flags, choices: &choices, onnxruntime: &onnxruntime };
     let mut kept = Vec::new();
     for word in std::mem::take(&mut models.models) {
-        match args.folder_of(Path::new(&word), onnxruntime).await? {
+        match maker.folder_of(Path::new(&word), None).await? {
             Some((name, folder)) => models.named.push((name, folder.display().to_string())),
             None => kept.push(word),
         }
     }
     models.models = kept;
-    for (_, word) in &mut models.named {
-        if let Some((_, folder)) = args.folder_of(Path::new(word.as_str()), onnxruntime).await? {
+    for (name, word) in &mut models.named {
+        if let Some((_, folder)) = maker.folder_of(Path::new(word.as_str()), Some(name)).await? {
             *word = folder.display().to_string();
         }
     }
     let mut kept = Vec::new();
     for path in std::mem::take(&mut models.model_repository) {
-        match args.folder_of(&path, onnxruntime).await? {
+        match maker.folder_of(&path, None).await? {
             Some((name, folder)) => models.named.push((name, folder.display().to_string())),
             None => kept.push(path),
         }
@@ -54,29 +58,38 @@ pub async fn with_graphs(args: &mut ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-// === impl MissingGraphArgs ===
+/// Makes missing files by these flags.
+struct Maker<'a> {
+    flags: &'a MissingGraphArgs,
+    choices: &'a FolderChoices,
+    onnxruntime: &'a OnnxRuntimeArgs,
+}
 
-impl MissingGraphArgs {
+// === impl Maker ===
+
+impl Maker<'_> {
     /// The name and the folder in the cache of a model folder of this machine that lacks its ONNX file; `None` for all others, and
     /// where nobody wants one to be made.
-    async fn folder_of(&self, path: &Path, onnxruntime: &OnnxRuntimeArgs) -> anyhow::Result<Option<(String, PathBuf)>> {
+    async fn folder_of(&self, path: &Path, name: Option<&str>) -> anyhow::Result<Option<(String, PathBuf)>> {
         let folder = snapshot(path).unwrap_or_else(|| path.to_owned());
-        if self.export == Some(false) || !is_model_folder(&folder) {
+        if self.flags.export == Some(false) || !is_model_folder(&folder) {
             return Ok(None);
         }
         // A folder that needs none, or has one, or is broken: reading it says so.
-        let Ok(plan) = Export::of(&folder) else { return Ok(None) };
-        let name = hub_name(&folder).unwrap_or_else(|| folder_name(&folder));
+        let own = folder_name(&folder);
+        let choices = self.choices.of(name.and_then(|name| name.rsplit('/').next()?.split('@').next()).unwrap_or(&own));
+        let Ok(plan) = Export::of(&folder, &choices) else { return Ok(None) };
+        let name = hub_name(&folder).unwrap_or(own);
         let cannot = || format!("cannot read {}", folder.display());
         let digest = Export::digest(&folder).with_context(cannot)?;
         let digits: String = digest.chars().skip_while(|c| *c != ':').skip(1).take(DIGITS).collect();
         let cache = self.cache();
-        let place = cache.join(format!("{}-{digits}", folder_name(&folder)));
+        let place = cache.join(format!("{}-{}-{digits}", folder_name(&folder), plan.export_task));
         if place.is_dir() {
             tracing::info!(folder = %folder.display(), cached = %place.display(), "served with the ONNX file that was made before");
             return Ok(Some((name, place)));
         }
-        if self.export.is_none() && !self.asks(&folder, &cache) {
+        if self.flags.export.is_none() && !self.asks(&folder, &cache) {
             return Ok(None);
         }
         fs::create_dir_all(&cache).with_context(|| format!("cannot make --export-cache {}", cache.display()))?;
@@ -85,7 +98,7 @@ impl MissingGraphArgs {
         // Under the folder's own name, which errors and reports have.
         let links = work.path().join(folder_name(&folder));
         link(&folder, &links, 0).with_context(cannot)?;
-        self.make(&folder, &links, plan.task, onnxruntime).await?;
+        self.make(&folder, &links, &plan, &choices).await?;
         match fs::rename(&links, &place) {
             Err(error) if !place.is_dir() => Err(error).with_context(|| format!("cannot make {}", place.display())),
             // Where there is an error, another process was faster.
@@ -94,19 +107,21 @@ impl MissingGraphArgs {
     }
 
     /// Makes the ONNX files in the folder `links` of the cache, all that are missing, and compares its answers with the library's.
-    async fn make(&self, folder: &Path, links: &Path, task: Task, onnxruntime: &OnnxRuntimeArgs) -> anyhow::Result<()> {
-        let (shown, python) = (folder.display(), self.export_python.display());
+    async fn make(&self, folder: &Path, links: &Path, plan: &Export, choices: &Choices) -> anyhow::Result<()> {
+        let task = plan.task;
+        let (shown, python) = (folder.display(), self.flags.export_python.display());
         tracing::info!(folder = %shown, python = %python, "it holds no ONNX file: making one");
         // A folder with several transformers lacks several.
-        while let Ok(plan) = Export::of(links) {
-            let (_, by) = make(&self.export_python, &plan).map_err(|error| self.advice(folder, task, &error))?;
+        while let Ok(plan) = Export::of(links, choices) {
+            let (_, by) = make(&self.flags.export_python, &plan).map_err(|error| self.advice(folder, task, &error))?;
             tracing::info!(folder = %shown, by, "made its ONNX file");
         }
         if task == Task::Generate {
             tracing::warn!(folder = %shown, "texts that a model generates are not compared: look at some before you serve them");
             return Ok(());
         }
-        let compared = VerifyArgs::of_folder(links, &self.export_python, MIN_COSINE, onnxruntime)?;
+        let compared = VerifyArgs::of_folder(links, &self.flags.export_python, MIN_COSINE, self.onnxruntime)?;
+        let compared = compared.for_task(choices.task.map(|task| task.name().to_owned()));
         match verify::verify(&compared).await {
             Ok((report, true)) => {
                 let said = report.lines().next_back().unwrap_or_default();
@@ -137,7 +152,7 @@ impl MissingGraphArgs {
              export-python && export-python/bin/pip install {packages} && trireme serve {0} --export --export-python \
              export-python/bin/python",
             folder.display(),
-            self.export_python.display(),
+            self.flags.export_python.display(),
         )
     }
 
@@ -152,7 +167,7 @@ impl MissingGraphArgs {
             stderr,
             "{} holds no ONNX file. Make one now with {}, and keep it in {}? [y/N] ",
             folder.display(),
-            self.export_python.display(),
+            self.flags.export_python.display(),
             cache.display()
         );
         let mut answer = String::new();
@@ -165,7 +180,7 @@ impl MissingGraphArgs {
         let path = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let home = || path("HOME").unwrap_or_else(std::env::temp_dir).join(".cache");
         let usual = || path("XDG_CACHE_HOME").unwrap_or_else(home).join("trireme").join("exports");
-        self.export_cache.clone().unwrap_or_else(usual)
+        self.flags.export_cache.clone().unwrap_or_else(usual)
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, ensure};
 use serde_json::json;
-use trireme_model_repository::{Export, Task};
+use trireme_model_repository::{Export, FolderChoices, Task, folder_name};
 use trireme_runtime::service;
 
 use super::files::{NOT_COMPARED, ask, exporter, names, print, print_files, put, reject};
@@ -19,7 +19,9 @@ const SCRIPT: &str = include_str!("export.py");
 /// Makes the file, and verifies it.
 pub async fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     let folder = &args.folder;
-    let plan = Export::of(folder)?;
+    let mut choices = FolderChoices::default();
+    choices.add("task", args.task.as_slice()).map_err(anyhow::Error::msg)?;
+    let plan = Export::of(folder, &choices.of(&folder_name(folder)))?;
     let (files, by) = make(&args.python, &plan)?;
     print_files(&files, &by);
     if args.skip_verify {
@@ -29,7 +31,8 @@ pub async fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
         print("texts that a model generates are not compared: look at some before you serve them\n");
         return Ok(ExitCode::SUCCESS);
     }
-    let compared = VerifyArgs::of_folder(folder, &args.python, args.min_cosine, &args.onnxruntime)?;
+    let compared =
+        VerifyArgs::of_folder(folder, &args.python, args.min_cosine, &args.onnxruntime)?.for_task(args.task.clone());
     match verify::verify(&compared).await {
         Ok((report, true)) => Ok(crate::output::write_out(report.as_bytes())),
         Ok((report, false)) => {

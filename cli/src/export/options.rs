@@ -19,6 +19,10 @@ pub struct ExportArgs {
     #[arg(long, value_name = "PATH", default_value = "python3")]
     pub python: PathBuf,
 
+    /// The task of a model folder whose files leave it open or say another one, as embed for a causal language model
+    #[arg(long, value_name = "TASK")]
+    pub task: Option<String>,
+
     /// The lowest likeness to the library's answers that is good enough, as in `trireme verify`
     #[arg(long, value_name = "NUMBER", default_value_t = 0.9999)]
     pub min_cosine: f64,

@@ -203,6 +203,12 @@ impl VerifyArgs {
         let Verify { verify } = clap::Parser::try_parse_from(flags)?;
         Ok(VerifyArgs { onnxruntime: onnxruntime.clone(), ..verify })
     }
+
+    /// The same for a folder whose task a flag says.
+    pub fn for_task(mut self, task: Option<String>) -> VerifyArgs {
+        self.choices.task.extend(task);
+        self
+    }
 }
 
 // === impl Comparing ===

@@ -9,7 +9,7 @@ use super::heads;
 use super::modules::{Module, ModuleKind, Pooling};
 use super::onnx::GraphTensor;
 use super::origin::Derived;
-use super::task::{Purpose, Task};
+use super::task::{Purpose, Task, architecture};
 
 /// The output of a model, and the ops after it.
 pub(super) struct Chain {
@@ -258,10 +258,19 @@ fn finish(reader: &Reader<'_>, task: Task, files: &Files, ops: &mut Vec<Derived<
             ops.push(Derived::from(format!("pool:{mode}"), "--pooling"));
         }
         (Task::Embed, None) => {
-            ops.push(Derived::guessed("pool:mean".to_owned(), "no modules.json; sentence-transformers' default"));
+            let (mode, why) = match is_causal(&files.config) {
+                true => ("last", "no modules.json; sentence-transformers' default for causal language models"),
+                false => ("mean", "no modules.json; sentence-transformers' default"),
+            };
+            ops.push(Derived::guessed(format!("pool:{mode}"), why));
         }
         _ => {}
     }
+}
+
+/// Whether a model was trained to look at earlier tokens alone, by the library's own rule.
+fn is_causal(config: &Json) -> bool {
+    architecture(config).ends_with("ForCausalLM") && config.get("is_causal").is_none_or(|flag| flag != false)
 }
 
 /// Logits over the vocabulary to weights of tokens.

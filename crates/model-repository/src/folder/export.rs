@@ -38,14 +38,15 @@ impl Export {
         Ok(digest.finish())
     }
 
-    /// Reads the model folder at `path`. A folder that has an ONNX file, or needs none, is an error.
-    pub fn of(path: &Path) -> Result<Export, FolderError> {
-        let routes = routes::routes(&Reader::new(path, Choices::default())).map(|routes| routes.names());
+    /// Reads the model folder at `path`; the choices say a task that its files leave open. A folder that has an ONNX file, or needs none, is
+    /// an error.
+    pub fn of(path: &Path, choices: &Choices) -> Result<Export, FolderError> {
+        let routes = routes::routes(&Reader::new(path, choices.clone())).map(|routes| routes.names());
         let routes = routes.filter(|routes| !routes.is_empty()).map(|routes| routes.into_iter().map(Some).collect());
         let mut all = Vec::new();
         // Of a folder with routes the first one whose graph is missing.
         for route in routes.unwrap_or_else(|| vec![None]) {
-            let reader = Reader::new(path, Choices::default());
+            let reader = Reader::new(path, choices.clone());
             let reader = route.iter().fold(reader, |reader, route| reader.on_route(route));
             let found = plan(&reader);
             match (found, reader.into_faults()) {

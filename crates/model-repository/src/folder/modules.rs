@@ -188,7 +188,10 @@ fn module(reader: &Reader<'_>, place: String, value: &Value) -> Option<Module> {
         let class = name.rsplit('.').next().unwrap_or_default();
         reader.contradiction(
             CUSTOM,
-            format_args!("{place}.type is '{name}', a class of the folder's own code, which is not run"),
+            format_args!(
+                "{place}.type is '{name}', a class of the folder's own code, which is not run: a model.py may run it, which loads the folder with \
+                 SentenceTransformer(…, trust_remote_code=True) (docs/python.md)"
+            ),
             &format!(
                 "it is taken for sentence-transformers' {class}; compare with: trireme verify {}",
                 reader.root().display()

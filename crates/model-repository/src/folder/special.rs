@@ -68,7 +68,8 @@ pub(super) fn check_files(reader: &Reader<'_>, folder: &str, config: &Json, mode
         (false, _) => "and no SentencePiece model either".to_owned(),
     };
     reader.fault(format_args!(
-        "{place} holds no tokenizer.json, {found}; write it: python -c \"from transformers import AutoTokenizer as T; \
+        "{place} holds no tokenizer.json, {found}; write it: pip install transformers sentencepiece protobuf && python \
+         -c \"from transformers import AutoTokenizer as T; \
          T.from_pretrained('{place}').save_pretrained('{place}')\""
     ));
     false

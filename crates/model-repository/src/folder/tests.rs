@@ -605,17 +605,17 @@ fn a_variant_is_served_when_it_is_asked_for() {
 #[test]
 fn an_export_knows_the_task_and_the_place() {
     let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
-    let there = Export::of(folder.path()).unwrap_err().to_string();
+    let there = Export::of(folder.path(), &Choices::default()).unwrap_err().to_string();
     assert!(
         there.ends_with("onnx/model.onnx is there already: serve the folder as it is, or move the file away first"),
         "{there}"
     );
     fs::remove_dir_all(folder.path().join("onnx")).unwrap();
-    let export = Export::of(folder.path()).unwrap();
+    let export = Export::of(folder.path(), &Choices::default()).unwrap();
     assert_eq!((export.export_task, export.made), ("feature-extraction", "model.onnx"));
     assert_eq!(export.output, folder.path().join("onnx"));
     write(folder.path(), "modules.json", br#"[{"type": "sentence_transformers.models.StaticEmbedding", "path": ""}]"#);
-    assert!(Export::of(folder.path()).unwrap_err().to_string().contains("needs no ONNX file"));
+    assert!(Export::of(folder.path(), &Choices::default()).unwrap_err().to_string().contains("needs no ONNX file"));
 }
 
 #[test]

@@ -156,7 +156,7 @@ fn a_missing_graph_of_such_a_model_is_one_of_logits_over_the_vocabulary() {
     for folder in [causal(&[TRANSFORMER, LOGIT_SCORE], &IDS, &[score]), causal(&[], &IDS, &[told])] {
         fs::remove_dir_all(folder.path().join("onnx")).unwrap();
         write(folder.path(), "model.safetensors", b"");
-        assert_eq!(Export::of(folder.path()).unwrap().export_task, "text-generation");
+        assert_eq!(Export::of(folder.path(), &Choices::default()).unwrap().export_task, "text-generation");
         let found = faults(&folder).join("; ");
         assert!(found.contains("--task text-generation "), "{found}");
     }

@@ -423,7 +423,7 @@ fn faults_of_all_routes_are_told_together() {
     let found = faults(&folder);
     assert!(found.len() == 2 && found[0].contains("document_0 holds no ONNX file"), "{found:?}");
     assert!(found[1].contains("has ids up to 9, but query_0/model.safetensors: weight has 9 numbers"), "{found:?}");
-    let export = Export::of(folder.path()).unwrap();
+    let export = Export::of(folder.path(), &Choices::default()).unwrap();
     assert_eq!((export.folder, export.export_task), (folder.path().join("document_0/"), "fill-mask"));
 }
 
@@ -451,6 +451,22 @@ fn a_causal_language_model_is_no_encoder_as_it_lies() {
     write(folder.path(), "model.onnx", &onnx(&IDS, &[("logits", &[-1, -1, 600])]));
     let found = faults(&folder);
     assert!(found.len() == 1 && found[0].contains("export it without the head"), "{found:?}");
+    assert!(found[0].contains(".logits && trireme export "), "{found:?}");
+}
+
+#[test]
+fn a_causal_language_model_is_pooled_by_its_last_token() {
+    for (architecture, more, op) in [
+        ("Qwen3ForCausalLM", json!({}), "pool:last"),
+        ("Qwen3ForCausalLM", json!({"is_causal": false}), "pool:mean"),
+        ("Qwen3Model", json!({}), "pool:mean"),
+    ] {
+        let folder = classifier(architecture, more, 1);
+        write(folder.path(), "model.onnx", &onnx(&IDS, &[("last_hidden_state", &[-1, -1, 8])]));
+        let read = read(&folder, Choices::default());
+        assert_eq!(ops(&read), op, "{architecture}");
+        assert!(read.warnings()[0].contains("say it with --pooling"), "{:?}", read.warnings());
+    }
 }
 
 #[test]
