@@ -71,7 +71,9 @@ fn plan(reader: &Reader<'_>) -> Option<Export> {
     let (task, export_task) = (purpose.task.value, purpose.export());
     let there = graphs::listed(reader, &folder);
     let made = if task == Task::Generate { "encoder_model.onnx" } else { "model.onnx" };
-    if let Some(file) = there.iter().find(|file| (task == Task::Generate) == is_generation_part(&file[folder.len()..]))
+    if let Some(file) = there
+        .iter()
+        .find(|file| (task == Task::Generate) == is_generation_part(file.strip_prefix(&folder).unwrap_or(file)))
     {
         reader.fault(format_args!("{file} is there already: serve the folder as it is, or move the file away first"));
     }

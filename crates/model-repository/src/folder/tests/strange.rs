@@ -392,6 +392,8 @@ fn each_route_of_a_router_is_a_model_and_the_usual_one_the_folders() {
     assert_eq!(output(named("m_query_model"), "token_weights"), [-1, -1, 1]);
     assert_eq!(parameter("m_query_tokenizer", "add_special_tokens").unwrap(), "false");
     assert_eq!(parameter("m_query_tokenizer", "max_length"), None, "no file says a length");
+    let there = Export::of(folder.path(), &Choices::default()).unwrap_err().to_string();
+    assert!(there.contains("onnx/model.onnx is there already") && there.contains("needs no ONNX file"), "{there}");
     for tokenizer in ["m_query_tokenizer", "m_document_tokenizer"] {
         assert_eq!(parameter(tokenizer, "prompts").unwrap(), r#"{"document":"","query":""}"#);
     }
