@@ -52,8 +52,8 @@ pub struct DialectRoute {
     pub takes: Option<fn() -> Described>,
     /// The shape of its answers, if they are JSON.
     pub gives: Option<fn() -> Schema>,
-    /// Its own table of errors, where it is not the dialect's.
-    pub refuse: Option<Refuse>,
+    /// Its own table of errors and their bodies, where they are not the dialect's.
+    pub refuse: Option<(Refuse, fn() -> Schema)>,
     /// Answers a request.
     pub run: Run,
 }
@@ -136,9 +136,9 @@ impl DialectRoute {
         DialectRoute { is_behind_name: true, ..self }
     }
 
-    /// The same with another table of errors than the dialect's.
-    pub const fn refuses(self, refuse: Refuse) -> DialectRoute {
-        DialectRoute { refuse: Some(refuse), ..self }
+    /// The same with another table of errors than the dialect's, whose bodies have this shape.
+    pub const fn refuses(self, refuse: Refuse, refusals: fn() -> Schema) -> DialectRoute {
+        DialectRoute { refuse: Some((refuse, refusals)), ..self }
     }
 }
 

@@ -118,7 +118,10 @@ pub fn entries() -> Vec<Entry> {
             },
             bodies: contenders.iter().filter_map(|(_, route)| route.takes.map(|takes| takes())).collect(),
             answers: contenders.iter().filter_map(|(_, route)| route.gives.map(|gives| gives())).collect(),
-            errors: contenders.iter().map(|(dialect, _)| (dialect.refusals)()).collect(),
+            errors: contenders
+                .iter()
+                .map(|(dialect, route)| route.refuse.map_or(dialect.refusals, |(_, refusals)| refusals)())
+                .collect(),
         }
     };
     table().into_iter().map(entry).collect()
@@ -248,7 +251,7 @@ fn choose(contenders: &[Contender], body: Bytes) -> Result<Chosen, (Contender, R
 
 fn refused((dialect, route): Contender, refusal: &Refusal) -> Response {
     let refusal = &Refusal { message: refusal.message.replace(UNCUT, dialect.cut), ..refusal.clone() };
-    let (status, body) = route.refuse.unwrap_or(dialect.refuse)(refusal);
+    let (status, body) = route.refuse.map_or(dialect.refuse, |(refuse, _)| refuse)(refusal);
     let mut response = answer::json(body);
     *response.status_mut() = status.try_into().unwrap_or_default();
     let headers = response.headers_mut();
@@ -373,9 +376,8 @@ mod tests {
         for (dialect, route) in DIALECTS.iter().flat_map(|dialect| dialect.routes.iter().map(move |it| (dialect, it))) {
             let place = format!("{} {}", dialect.name, route.path);
             let fields = || route.fields.iter().copied().flatten();
-            let is_read = |field: &&Field| matches!(field.effect, Effect::Read | Effect::Ours);
             for name in members_of(route) {
-                assert!(fields().filter(is_read).any(|field| field.name == name), "{place}: '{name}' is in no table");
+                assert!(fields().any(|field| field.name == name), "{place}: '{name}' is in no table");
             }
             for field in fields() {
                 for form in field.forms {

@@ -42,13 +42,13 @@ pub(super) static DIALECT: Dialect = Dialect {
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(openai::embeddings(call)))
             .takes::<openai::Embeddings>(&[openai::EMBEDDINGS])
             .gives(answer::embeddings_schema)
-            .refuses(openai::refuse)
+            .refuses(openai::refuse, answer::nested_schema)
             .behind_name(),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
             Box::pin(openai::models(call))
         })
         .gives(openai::models_answer)
-        .refuses(openai::refuse)
+        .refuses(openai::refuse, answer::nested_schema)
         .behind_name(),
     ],
     refuse,

@@ -66,12 +66,12 @@ pub(super) static DIALECT: Dialect = Dialect {
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(compatible::embeddings(call)))
             .takes::<compatible::Embeddings>(&[compatible::EMBEDDINGS])
             .gives(answer::embeddings_schema)
-            .refuses(compatible::refuse)
+            .refuses(compatible::refuse, compatible::refusals)
             .behind_name(),
         DialectRoute::post("/embeddings", "Embeds texts", |call| Box::pin(compatible::embeddings(call)))
             .takes::<compatible::Embeddings>(&[compatible::EMBEDDINGS])
             .gives(answer::embeddings_schema)
-            .refuses(compatible::refuse)
+            .refuses(compatible::refuse, compatible::refusals)
             .behind_name(),
         DialectRoute::post("/", "Does what the model does", |call| Box::pin(root(call)))
             .takes::<Root>(&[ROOT])

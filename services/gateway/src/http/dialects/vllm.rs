@@ -20,7 +20,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::dialect::{Dialect, DialectCall, DialectRoute};
-use super::fields::{self, Field, Forms, Members, idle, ours, read};
+use super::fields::{self, Field, Forms, Members, idle, read};
 use super::input::{self, Document, Input, OneOrMany};
 use super::openai::nested;
 use super::refusal::{Kind, Refusal};
@@ -140,7 +140,7 @@ const PAIRS: &[Field] = &[
     read("use_activation", fields::FLAG),
     read("activation", fields::FLAG),
     read("softmax", fields::FLAG),
-    ours("add_special_tokens", fields::FLAG),
+    idle("add_special_tokens", fields::FLAG, "a pair has special tokens"),
 ];
 
 #[derive(Deserialize, ToSchema)]
@@ -218,10 +218,16 @@ fn pairs<'a>(first: &'a [String], second: &'a [String]) -> Result<(Vec<&'a str>,
     }
 }
 
-/// The options with the longest query and document; 0 is how the original says that there is none.
+/// The options of pairs, with the longest query and document; 0 is how the original says that there is none.
 fn limited(options: TextOptions, query: Option<u64>, document: Option<u64>) -> TextOptions {
     let limit = |tokens: Option<u64>| tokens.filter(|&tokens| tokens > 0);
-    TextOptions { max_text_tokens: limit(query), max_pair_tokens: limit(document), ..options }
+    TextOptions {
+        max_text_tokens: limit(query),
+        max_pair_tokens: limit(document),
+        // As in the original.
+        add_special_tokens: None,
+        ..options
+    }
 }
 
 async fn score(call: DialectCall) -> Result<Response, Refusal> {

@@ -4,6 +4,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use serde::Deserialize;
 use utoipa::ToSchema;
+use utoipa::openapi::schema::Schema;
 
 use super::super::answer::{self, EncodingFormat};
 use super::super::dialect::DialectCall;
@@ -13,6 +14,7 @@ use super::super::openai;
 use super::super::refusal::Refusal;
 use super::errors;
 use crate::handlers::operations::TextOptions;
+use crate::http::openapi::schema::{integer, object, text};
 
 pub(super) const EMBEDDINGS: &[Field] = &[
     read("input", fields::INPUT),
@@ -50,4 +52,8 @@ pub(super) fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         out.name("error_type").string(kind);
     });
     (status, body)
+}
+
+pub(super) fn refusals() -> Schema {
+    object([("message", text()), ("code", integer()), ("error_type", text())])
 }
