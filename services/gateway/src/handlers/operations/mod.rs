@@ -74,7 +74,7 @@ pub struct TextModel {
     pub labels: Vec<String>,
     /// Most tokens of a row, where its tokenizer's configuration says it.
     pub max_length: Option<u64>,
-    /// Most rows of an execution of its first step.
+    /// Most rows of an execution, the least of its steps that batch.
     pub max_batch: u64,
     /// How the vectors of tokens become one.
     pub pooling: String,
@@ -193,7 +193,11 @@ impl TextModel {
             tasks: offer.tasks.keys().copied().collect(),
             labels: offer.labels.clone(),
             max_length: parameter("tokenizer", "max_length").and_then(|length| length.trim().parse().ok()),
-            max_batch: steps().map(|(_, step)| u64::from(step.config.max_batch_size)).min().unwrap_or_default(),
+            max_batch: steps()
+                .map(|(_, step)| u64::from(step.config.max_batch_size))
+                .filter(|&rows| rows > 0)
+                .min()
+                .unwrap_or(1),
             pooling: ops.split(',').find_map(|op| op.trim().strip_prefix("pool:")).unwrap_or("mean").to_owned(),
         }
     }

@@ -225,7 +225,7 @@ async fn info(call: DialectCall) -> Result<Response, Refusal> {
         });
     };
     Ok(answer::json(answer::object(|out| {
-        let batch = model.max_batch.max(1);
+        let batch = model.max_batch;
         out.name("model_id").string(&model.name);
         out.name("model_sha").null();
         out.name("model_dtype").string("float32");
