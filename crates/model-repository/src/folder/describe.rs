@@ -1,15 +1,13 @@
 //! Puts a folder's files together: the graph, the ops before and after it, and whether the files agree.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-
 use serde_json::Value;
 
 use super::causal;
-use super::chain::{self, Chain, embedding, scores, sparse, token_chain};
+use super::chain::{self, embedding, scores, sparse};
 use super::choices::PaddingSide;
 use super::classifier::Head;
 use super::described::Files;
+use super::description::{Executor, FolderDescription};
 use super::fields;
 use super::files::{Json, Reader};
 use super::graphs::{self, GraphFile};
@@ -18,11 +16,10 @@ use super::inputs;
 use super::late::{self, Late};
 use super::messages;
 use super::modules::{self, Module, ModuleKind};
-use super::onnx::{Graph, GraphTensor};
+use super::onnx::Graph;
 use super::origin::Derived;
 use super::precision::Precision;
-use super::routes::Routes;
-use super::safetensors;
+use super::tables;
 use super::task::{self, Purpose, Task, architecture};
 use super::tokenizer::{self, Prompts, Tokenizer};
 
@@ -31,90 +28,6 @@ const HEADS: [(&str, &str, &str); 2] = [
     ("model_head.pkl", "SetFit", "joblib.load('model_head.pkl').predict_proba(vectors)"),
     ("pipeline.skops", "model2vec", "skops.io.load('pipeline.skops').predict_proba(vectors)"),
 ];
-
-/// A model folder's contents, each with the file and field that it came from. [`FolderDescription::read`] makes it and refuses a
-/// folder whose files contradict each other.
-#[derive(Clone, Debug, PartialEq)]
-pub struct FolderDescription {
-    pub(crate) root: PathBuf,
-    pub(crate) task: Derived<Task>,
-    pub(crate) tokenizer: Tokenizer,
-    /// Whether `[CLS]` and the like are added; `None`: the tokenizer's default.
-    pub(crate) special_tokens: Option<Derived<bool>>,
-    pub(crate) executor: Executor,
-    pub(crate) ops: Vec<Derived<String>>,
-    /// Whether pooling leaves out the tokens of a prompt.
-    pub(crate) excludes_prompt: bool,
-    /// The size of the last axis of the result: a vector's width, or the number of labels.
-    pub(crate) width: Derived<i64>,
-    pub(crate) labels: Option<Derived<Vec<String>>>,
-    pub(crate) problem: Option<Derived<&'static str>>,
-    pub(crate) prompts: Prompts,
-    /// How queries and documents are treated, for models with a vector for each token.
-    pub(crate) late: Late,
-    /// Further results that are made of the same states.
-    pub(crate) heads: Vec<heads::Head>,
-    /// Files of such results that the graph gives no states for.
-    pub(crate) unserved: Option<Derived<String>>,
-    /// Warnings for a person.
-    pub(crate) warnings: Vec<String>,
-    /// The tasks that requests choose among, where the graph has an adapter for each.
-    pub(crate) adapters: Option<Derived<Vec<String>>>,
-    /// Further names of the model.
-    pub(crate) served_names: Vec<String>,
-    /// The descriptions of all routes, where the folder has a Router: this one is of the usual route.
-    pub(crate) routed: Option<Box<Routed>>,
-}
-
-/// The descriptions of a folder by each of its routes.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Routed {
-    pub(crate) routes: Routes,
-    pub(crate) each: BTreeMap<String, FolderDescription>,
-}
-
-/// The way in which the model is executed.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Executor {
-    Onnx {
-        file: GraphFile,
-        /// The output that is used, with the dimensions that are known of it.
-        output: Derived<GraphTensor>,
-    },
-    Static {
-        file: Derived<String>,
-        config: Option<String>,
-        /// The width of the table; 0 for a number for each token.
-        width: i64,
-        /// The id of tokens that take no part.
-        unknown: Option<Derived<i64>>,
-    },
-    /// All files of the folder that the backend may want.
-    Generation { files: Vec<String>, tells_target: bool },
-}
-
-// === impl FolderDescription ===
-
-impl FolderDescription {
-    /// Warnings for a person, before the folder is served.
-    pub fn warnings(&self) -> &[String] {
-        &self.warnings
-    }
-
-    /// The tasks that it is served for.
-    pub fn tasks(&self) -> Vec<Task> {
-        std::iter::once(self.task.value).chain(self.heads.iter().map(|head| head.task)).collect()
-    }
-
-    /// The path of the ONNX file within the folder; `None` for static models, which have no ONNX file, and for
-    /// models that generate, which have several.
-    pub fn graph(&self) -> Option<&str> {
-        match &self.executor {
-            Executor::Onnx { file, .. } => Some(&file.file.value),
-            Executor::Static { .. } | Executor::Generation { .. } => None,
-        }
-    }
-}
 
 pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     let mut modules = modules::read(reader);
@@ -180,10 +93,10 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         return generation(reader, purpose.task, tokenizer?, &files.config, prompts);
     }
     if of_tokens {
-        return token_weights(reader, purpose.task, tokenizer?, &files, &folder, prompts);
+        return tables::token_weights(reader, purpose.task, tokenizer?, &files, &folder, prompts);
     }
     if purpose.is_static {
-        return static_model(reader, purpose.task, tokenizer?, &files, &folder, prompts);
+        return tables::static_model(reader, purpose.task, tokenizer?, &files, &folder, prompts);
     }
     let file = graphs::find(reader, &folder, purpose.export());
     if let Some(file) = &file {
@@ -348,168 +261,6 @@ fn check_vocabulary(reader: &Reader<'_>, tokenizer: &Tokenizer, file: &GraphFile
             highest.origin, highest.value, rows.origin, rows.value
         ));
     }
-}
-
-/// A model that looks up vectors and has no graph: model2vec, StaticEmbedding.
-fn static_model(
-    reader: &Reader<'_>,
-    task: Derived<Task>,
-    tokenizer: Tokenizer,
-    files: &Files,
-    folder: &str,
-    prompts: Prompts,
-) -> Option<FolderDescription> {
-    let file = format!("{folder}model.safetensors");
-    let shapes = match safetensors::shapes(&reader.path(&file)) {
-        Ok(shapes) => shapes,
-        Err(error) => {
-            reader.unreadable(&file, format_args!("cannot be read: {error}"));
-            return None;
-        }
-    };
-    let table = ["embeddings", "embedding.weight"].iter().find_map(|name| Some((*name, shapes.get(*name)?)));
-    let Some((name, &[rows, width])) = table.map(|(name, shape)| (name, shape.as_slice())) else {
-        reader.fault(format_args!("{file} has no table 'embeddings' or 'embedding.weight' of rank 2"));
-        return None;
-    };
-    let mapped = shapes.get("mapping").and_then(|shape| shape.first().copied()).unwrap_or(rows);
-    if let Some(highest) = tokenizer.highest.as_ref().filter(|highest| highest.value >= mapped) {
-        reader.fault(format_args!(
-            "{} has ids up to {}, but {file}: {name} has {mapped} rows",
-            highest.origin, highest.value
-        ));
-    }
-    let by_config = files.config.flag(reader, "normalize");
-    let by_module = files.modules.iter().flatten().find(|module| module.step == ModuleKind::Normalize);
-    if let (Some(flag), Some(modules)) = (&by_config, &files.modules)
-        && flag.value != by_module.is_some()
-        && !modules.is_empty()
-    {
-        let lists = if by_module.is_some() { "lists a Normalize" } else { "lists no Normalize" };
-        reader.fault(format_args!("{} is {}, but modules.json {lists}", flag.origin, flag.value));
-    }
-    let mut ops = Vec::new();
-    let table_width = width;
-    let width = Derived::from(width, format!("{file}: {name}"));
-    let steps: Vec<_> = files.modules.iter().flatten().collect();
-    let width = match steps.is_empty() {
-        true => {
-            if let Some(flag) = by_config.filter(|flag| flag.value) {
-                ops.push(flag.map(|_| "normalize".to_owned()));
-            }
-            width
-        }
-        // The lookup pools the table's vectors, so only ops on one vector are left.
-        false => token_chain(reader, &steps, width, &mut ops),
-    };
-    let mut trimmed = Chain { output: None, ops, width: Some(width), excludes_prompt: false };
-    chain::trim(reader, files.own.as_ref(), &mut trimmed);
-    let (ops, width) = (trimmed.ops, trimmed.width?);
-    // model2vec leaves unknown tokens out; sentence-transformers does not.
-    let leaves_out = files.config.get("model_type").is_some_and(|kind| kind == "model2vec");
-    let unknown = tokenizer.unknown.clone().filter(|_| leaves_out);
-    Some(FolderDescription {
-        root: reader.root().to_owned(),
-        task: task.clone(),
-        tokenizer,
-        special_tokens: Some(Derived::from(false, task.origin)),
-        executor: Executor::Static {
-            file: Derived::from(file, "the only weights that are looked up"),
-            config: reader.has(&files.config.file).then(|| files.config.file.clone()),
-            width: table_width,
-            unknown,
-        },
-        ops,
-        excludes_prompt: false,
-        width,
-        labels: None,
-        problem: None,
-        prompts,
-        late: Late::default(),
-        heads: Vec::new(),
-        unserved: None,
-        warnings: Vec::new(),
-        adapters: None,
-        served_names: Vec::new(),
-        routed: None,
-    })
-}
-
-/// A model that looks up a number for each token, and makes a sparse vector of those of a text: SparseStaticEmbedding.
-fn token_weights(
-    reader: &Reader<'_>,
-    task: Derived<Task>,
-    mut tokenizer: Tokenizer,
-    files: &Files,
-    folder: &str,
-    prompts: Prompts,
-) -> Option<FolderDescription> {
-    const WEIGHT: &str = "weight";
-    let file = format!("{folder}model.safetensors");
-    let shapes = match safetensors::shapes(&reader.path(&file)) {
-        Ok(shapes) => shapes,
-        Err(error) => {
-            let root = reader.root().display();
-            reader.unreadable(
-                &file,
-                format_args!(
-                    "cannot be read: {error}; write it: python -c \"from sentence_transformers import SparseEncoder as S; \
-                     S('{root}').save('{root}')\""
-                ),
-            );
-            return None;
-        }
-    };
-    let Some(&[count]) = shapes.get(WEIGHT).map(Vec::as_slice) else {
-        reader.fault(format_args!("{file} has no tensor '{WEIGHT}' of one dimension: a number for each token"));
-        return None;
-    };
-    if let Some(highest) = tokenizer.highest.as_ref().filter(|highest| highest.value >= count) {
-        reader.fault(format_args!(
-            "{} has ids up to {}, but {file}: {WEIGHT} has {count} numbers",
-            highest.origin, highest.value
-        ));
-    }
-    if let Some(module) =
-        files.modules.iter().flatten().find(|module| !matches!(module.step, ModuleKind::Static { .. }))
-    {
-        reader.fault(format_args!(
-            "{} stands beside a SparseStaticEmbedding, whose weights are the result",
-            module.place
-        ));
-    }
-    // The library cuts at the tokenizer's own length, and there only.
-    tokenizer.max_length = tokenizer.max_length.filter(|length| !length.origin.starts_with("guessed"));
-    let most = files.own.as_ref().and_then(|own| own.number(reader, "max_active_dims")).filter(|most| most.value > 0);
-    let op = match most {
-        Some(most) => most.map(|most| format!("distinct:{most}")),
-        None => Derived::from("distinct".to_owned(), task.origin.clone()),
-    };
-    Some(FolderDescription {
-        root: reader.root().to_owned(),
-        special_tokens: Some(Derived::from(false, task.origin.clone())),
-        task,
-        tokenizer,
-        executor: Executor::Static {
-            file: Derived::from(file, "the only weights that are looked up"),
-            config: None,
-            width: 0,
-            unknown: None,
-        },
-        ops: vec![op],
-        excludes_prompt: false,
-        width: Derived::from(-1, ""),
-        labels: None,
-        problem: None,
-        prompts,
-        late: Late::default(),
-        heads: Vec::new(),
-        unserved: None,
-        warnings: Vec::new(),
-        adapters: None,
-        served_names: Vec::new(),
-        routed: None,
-    })
 }
 
 /// Encoder-decoder models: the backend reads their configurations itself.

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use super::choices::Choices;
 use super::files::Reader;
-use super::modules;
 use super::onnx::{Graph, GraphTensor};
 use super::origin::Derived;
 use super::precision::Precision;
+use super::routes;
 
 /// Weights in other formats, from which an ONNX file can be exported.
 const WEIGHTS: [&str; 5] = ["model.safetensors", "pytorch_model.bin", "model.pt", "tf_model.h5", "flax_model.msgpack"];
@@ -57,7 +57,7 @@ pub(crate) fn find(reader: &Reader<'_>, folder: &str, export: &str) -> Option<Gr
 /// other files are.
 pub(crate) fn listed(reader: &Reader<'_>, folder: &str) -> Vec<String> {
     let found = listed_in(reader, folder);
-    match found.is_empty() && !folder.is_empty() && modules::transformers(reader).len() == 1 {
+    match found.is_empty() && !folder.is_empty() && routes::transformers(reader).len() == 1 {
         true => listed_in(reader, ""),
         false => found,
     }
@@ -90,8 +90,9 @@ fn choose(reader: &Reader<'_>, folder: &str, export: &str) -> Option<Derived<Str
         }
         Choice::Unclear => {
             reader.fault(format_args!(
-                "several ONNX files, none of which is called model.onnx: {}; name one of them with --graph FILE",
-                found.join(", ")
+                "several ONNX files, none of which is called model.onnx: {}; name one of them, as in --graph {}",
+                found.join(", "),
+                found.first().map(String::as_str).unwrap_or_default()
             ));
             None
         }

@@ -1,7 +1,7 @@
 //! How long the rows of a described folder are, on which side they are filled up, and whether they may share a run.
 
 use super::choices::PaddingSide;
-use super::describe::{Executor, FolderDescription};
+use super::description::{Executor, FolderDescription};
 use super::origin::Derived;
 
 // === impl FolderDescription ===

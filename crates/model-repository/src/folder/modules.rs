@@ -141,33 +141,6 @@ pub(crate) fn base(modules: Option<&[Module]>) -> Option<String> {
     })
 }
 
-/// The folders that modules lie in, each with a slash at its end, and whether weights of the module are read there.
-pub(crate) fn folders(reader: &Reader<'_>) -> Vec<(String, bool)> {
-    let folder = |value: &Value| {
-        let text = |key: &str| value.get(key).and_then(Value::as_str);
-        let path = text("path")?.trim_matches('/');
-        let kind = text("type")?.rsplit('.').next()?;
-        let has_weights = matches!(kind, "Dense" | "LayerNorm" | "StaticEmbedding" | "SparseStaticEmbedding");
-        (!matches!(path, "" | ".")).then(|| (format!("{path}/"), has_weights))
-    };
-    let listed = reader.value(MODULES).as_ref().and_then(Value::as_array).map(|list| routes::all(reader, list));
-    listed.iter().flatten().filter_map(folder).collect()
-}
-
-/// The folders of all transformers, those of every route among them.
-pub(crate) fn transformers(reader: &Reader<'_>) -> Vec<String> {
-    let Some(Value::Array(list)) = reader.value(MODULES) else { return Vec::new() };
-    let is_transformer = |value: &Value| {
-        let kind = value.get("type").and_then(Value::as_str).unwrap_or_default();
-        matches!(kind.rsplit('.').next(), Some("Transformer" | "MLMTransformer"))
-    };
-    let listed = routes::all(reader, &list).into_iter().filter(is_transformer);
-    let mut folders: Vec<_> = listed.map(|value| routes::folder(&value)).collect();
-    folders.sort();
-    folders.dedup();
-    folders
-}
-
 fn module(reader: &Reader<'_>, place: String, value: &Value) -> Option<Module> {
     let text = |key: &str| value.get(key).and_then(Value::as_str);
     let Some(name) = text("type") else {

@@ -114,7 +114,7 @@ fn of_folder(local: &Path, listed: &[&str], choices: &Choices) -> Result<Vec<Str
         return Ok(needed);
     }
     let reader = Reader::new(local, choices.clone());
-    for (folder, has_weights) in modules::folders(&reader) {
+    for (folder, has_weights) in routes::folders(&reader) {
         needed.extend(small(listed, &folder));
         let weights = [WEIGHTS, "pytorch_model.bin"].map(|name| format!("{folder}{name}"));
         needed.extend(weights.into_iter().find(|name| has_weights && listed.contains(&name.as_str())));
@@ -164,7 +164,7 @@ fn of_chain(reader: &Reader<'_>, listed: &[&str], mut needed: Vec<String>) -> Re
             .collect()
     };
     let graphs = match graphs_in(&folder) {
-        none if none.is_empty() && modules::transformers(reader).len() == 1 => graphs_in(""),
+        none if none.is_empty() && routes::transformers(reader).len() == 1 => graphs_in(""),
         found => found,
     };
     let graph = match graphs::preferred(&graphs, choices) {

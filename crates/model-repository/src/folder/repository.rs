@@ -9,7 +9,7 @@ use serde_json::json;
 use trireme_inference::DataType;
 
 use super::choices::PaddingSide;
-use super::describe::{Executor, FolderDescription};
+use super::description::{Executor, FolderDescription};
 use super::graphs;
 use super::heads::Head;
 use super::inputs;

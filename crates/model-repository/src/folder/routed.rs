@@ -6,7 +6,8 @@ use std::path::Path;
 
 use super::FolderDescription;
 use super::choices::Choices;
-use super::describe::{self, Routed};
+use super::describe;
+use super::description::Routed;
 use super::files::Reader;
 use super::origin::Derived;
 use super::routes::Routes;

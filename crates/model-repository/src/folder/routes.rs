@@ -131,7 +131,7 @@ fn of_route(reader: &Reader<'_>, place: &str, module: &Value) -> Vec<(String, Va
 }
 
 /// The modules of modules.json, and those of all routes in place of a Router.
-pub(super) fn all(reader: &Reader<'_>, list: &[Value]) -> Vec<Value> {
+fn all(reader: &Reader<'_>, list: &[Value]) -> Vec<Value> {
     let mut modules = Vec::new();
     for module in list {
         let Some(config) = is_router(module).then(|| config(reader, module)).flatten() else {
@@ -146,6 +146,33 @@ pub(super) fn all(reader: &Reader<'_>, list: &[Value]) -> Vec<Value> {
     modules
 }
 
+/// The folders that modules lie in, each with a slash at its end, and whether weights of the module are read there.
+pub(crate) fn folders(reader: &Reader<'_>) -> Vec<(String, bool)> {
+    let place = |value: &Value| {
+        let text = |key: &str| value.get(key).and_then(Value::as_str);
+        let path = text("path")?.trim_matches('/');
+        let kind = text("type")?.rsplit('.').next()?;
+        let has_weights = matches!(kind, "Dense" | "LayerNorm" | "StaticEmbedding" | "SparseStaticEmbedding");
+        (!matches!(path, "" | ".")).then(|| (format!("{path}/"), has_weights))
+    };
+    let listed = reader.value(MODULES).as_ref().and_then(Value::as_array).map(|list| all(reader, list));
+    listed.iter().flatten().filter_map(place).collect()
+}
+
+/// The folders of all transformers, those of every route among them.
+pub(crate) fn transformers(reader: &Reader<'_>) -> Vec<String> {
+    let Some(Value::Array(list)) = reader.value(MODULES) else { return Vec::new() };
+    let is_transformer = |value: &Value| {
+        let kind = value.get("type").and_then(Value::as_str).unwrap_or_default();
+        matches!(kind.rsplit('.').next(), Some("Transformer" | "MLMTransformer"))
+    };
+    let listed = all(reader, &list).into_iter().filter(is_transformer);
+    let mut folders: Vec<_> = listed.map(|value| folder(&value)).collect();
+    folders.sort();
+    folders.dedup();
+    folders
+}
+
 /// The router's own file, whose older name is that of other modules' files.
 fn config(reader: &Reader<'_>, module: &Value) -> Option<Json> {
     let folder = folder(module);
@@ -154,7 +181,7 @@ fn config(reader: &Reader<'_>, module: &Value) -> Option<Json> {
 }
 
 /// The folder of a module: with a slash at its end, or empty.
-pub(super) fn folder(module: &Value) -> String {
+fn folder(module: &Value) -> String {
     match module.get("path").and_then(Value::as_str).unwrap_or_default().trim_matches('/') {
         "" | "." => String::new(),
         path => format!("{path}/"),

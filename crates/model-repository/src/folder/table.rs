@@ -1,7 +1,7 @@
 //! A folder's derived values as a table for people.
 
 use super::choices::PaddingSide;
-use super::describe::{Executor, FolderDescription};
+use super::description::{Executor, FolderDescription};
 use super::origin::Derived;
 
 /// A line of the table.

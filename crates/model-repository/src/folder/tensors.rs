@@ -2,7 +2,7 @@
 
 use trireme_inference::DataType;
 
-use super::describe::{Executor, FolderDescription};
+use super::description::{Executor, FolderDescription};
 use super::origin::Derived;
 use super::task::Task;
 use super::text::Tensor;

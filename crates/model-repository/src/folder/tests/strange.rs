@@ -113,7 +113,7 @@ fn a_person_settles_what_the_files_leave_open() {
     for name in ["model_q4.onnx", "model_q4f16.onnx"] {
         write(several.path(), &format!("onnx/{name}"), &graph);
     }
-    assert!(faults(&several)[0].contains("name one of them with --graph FILE"));
+    assert!(faults(&several)[0].contains("name one of them, as in --graph onnx/"));
     for name in ["model_q4.onnx", "onnx/model_q4.onnx"] {
         assert_eq!(read(&several, choose("graph", name)).graph(), Some("onnx/model_q4.onnx"));
     }

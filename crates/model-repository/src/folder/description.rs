@@ -1,0 +1,97 @@
+//! What a model folder is found to be: a value that repositories, tables and reports are made of.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::graphs::GraphFile;
+use super::heads;
+use super::late::Late;
+use super::onnx::GraphTensor;
+use super::origin::Derived;
+use super::routes::Routes;
+use super::task::Task;
+use super::tokenizer::{Prompts, Tokenizer};
+
+/// A model folder's contents, each with the file and field that it came from. [`FolderDescription::read`] makes it and refuses a
+/// folder whose files contradict each other.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FolderDescription {
+    pub(crate) root: PathBuf,
+    pub(crate) task: Derived<Task>,
+    pub(crate) tokenizer: Tokenizer,
+    /// Whether `[CLS]` and the like are added; `None`: the tokenizer's default.
+    pub(crate) special_tokens: Option<Derived<bool>>,
+    pub(crate) executor: Executor,
+    pub(crate) ops: Vec<Derived<String>>,
+    /// Whether pooling leaves out the tokens of a prompt.
+    pub(crate) excludes_prompt: bool,
+    /// The size of the last axis of the result: a vector's width, or the number of labels.
+    pub(crate) width: Derived<i64>,
+    pub(crate) labels: Option<Derived<Vec<String>>>,
+    pub(crate) problem: Option<Derived<&'static str>>,
+    pub(crate) prompts: Prompts,
+    /// How queries and documents are treated, for models with a vector for each token.
+    pub(crate) late: Late,
+    /// Further results that are made of the same states.
+    pub(crate) heads: Vec<heads::Head>,
+    /// Files of such results that the graph gives no states for.
+    pub(crate) unserved: Option<Derived<String>>,
+    /// Warnings for a person.
+    pub(crate) warnings: Vec<String>,
+    /// The tasks that requests choose among, where the graph has an adapter for each.
+    pub(crate) adapters: Option<Derived<Vec<String>>>,
+    /// Further names of the model.
+    pub(crate) served_names: Vec<String>,
+    /// The descriptions of all routes, where the folder has a Router: this one is of the usual route.
+    pub(crate) routed: Option<Box<Routed>>,
+}
+
+/// The descriptions of a folder by each of its routes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Routed {
+    pub(crate) routes: Routes,
+    pub(crate) each: BTreeMap<String, FolderDescription>,
+}
+
+/// The way in which the model is executed.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Executor {
+    Onnx {
+        file: GraphFile,
+        /// The output that is used, with the dimensions that are known of it.
+        output: Derived<GraphTensor>,
+    },
+    Static {
+        file: Derived<String>,
+        config: Option<String>,
+        /// The width of the table; 0 for a number for each token.
+        width: i64,
+        /// The id of tokens that take no part.
+        unknown: Option<Derived<i64>>,
+    },
+    /// All files of the folder that the backend may want.
+    Generation { files: Vec<String>, tells_target: bool },
+}
+
+// === impl FolderDescription ===
+
+impl FolderDescription {
+    /// Warnings for a person, before the folder is served.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// The tasks that it is served for.
+    pub fn tasks(&self) -> Vec<Task> {
+        std::iter::once(self.task.value).chain(self.heads.iter().map(|head| head.task)).collect()
+    }
+
+    /// The path of the ONNX file within the folder; `None` for static models, which have no ONNX file, and for
+    /// models that generate, which have several.
+    pub fn graph(&self) -> Option<&str> {
+        match &self.executor {
+            Executor::Onnx { file, .. } => Some(&file.file.value),
+            Executor::Static { .. } | Executor::Generation { .. } => None,
+        }
+    }
+}
