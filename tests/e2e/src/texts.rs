@@ -150,7 +150,7 @@ fn fill(sandbox: &Sandbox) -> Vec<TcpStream> {
         let probe = sandbox.send(&with_key(Request::infer("gate", &text(100))));
         refused = if probe.error().ends_with("Exceeds maximum queue size") { refused + 1 } else { 0 };
         if refused == 0 {
-            let request = with_key(Request::infer("gate", &text(600_000_000)));
+            let request = with_key(Request::infer("gate", &text(600_000)));
             waiting.push(request.start(sandbox.address).expect("the gateway listens"));
         }
         (refused == IN_A_ROW).then_some(())

@@ -430,7 +430,7 @@ fn rubbish_on_every_subject_is_dropped_and_work_goes_on() {
         "ignored a malformed heartbeat",
         "ignored statistics that cannot be read",
         "ignored log levels that cannot be read",
-        "ignored a question for a tap that cannot be read",
+        "ignored a message for a tap that cannot be read",
     ] {
         assert!(logged(&sandbox, word) > 0, "nobody logged '{word}'");
     }

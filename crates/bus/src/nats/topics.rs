@@ -126,7 +126,7 @@ pub async fn subscribe(nats: &Nats, topic: &str, in_turn: bool) -> Result<mpsc::
     let readers = if in_turn { Readers::One } else { Readers::Unknown };
     let (sender, receiver) = mpsc::channel(BACKLOG);
     let nats = nats.clone();
-    crate::spawn("nats questions", async move {
+    crate::spawn("nats topic", async move {
         loop {
             let message = tokio::select! {
                 message = messages.next() => message,
@@ -174,11 +174,11 @@ async fn unpack(nats: &Nats, message: Message, readers: Readers) -> Option<Bytes
         Ok(None) if message.payload.len() <= INLINE_BYTES => return Some(message.payload),
         Ok(None) => {
             let (bytes, subject) = (message.payload.len(), &message.subject);
-            tracing::warn!(bytes, %subject, "ignored a question or answer of more than {INLINE_BYTES} bytes");
+            tracing::warn!(bytes, %subject, "ignored a request or answer of more than {INLINE_BYTES} bytes");
             return None;
         }
         Err(error) => {
-            tracing::warn!(%error, "ignored a malformed question or answer");
+            tracing::warn!(%error, "ignored a malformed request or answer");
             return None;
         }
     };
@@ -190,7 +190,7 @@ async fn unpack(nats: &Nats, message: Message, readers: Readers) -> Option<Bytes
             Some(body)
         }
         Err(error) => {
-            tracing::warn!(%error, "a question or answer could not be read");
+            tracing::warn!(%error, "a request or answer could not be read");
             None
         }
     }

@@ -50,7 +50,7 @@ async fn exchange(
     };
     let mut replies = match CallReplies::open(bus, action, message.clone()).await {
         Ok(replies) => replies,
-        Err(error) => return deliver(message.reply(Err(InferError::new(error.code(), error.to_string())))).await,
+        Err(error) => return deliver(message.reply(Err(InferError::from(&error)))).await,
     };
     while let Some(reply) = replies.next().await {
         deliver(reply).await;
