@@ -28,7 +28,7 @@ const REGISTRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The log level at a terminal, where the user has chosen none: without what the start and models that come and go log at `info`.
 const TERMINAL_LEVEL: &str = concat!(
-    "info,trireme_gateway=warn,trireme_model::backends=warn,trireme_tokenizer=warn,trireme_engine::load=warn,",
+    "info,trireme_gateway=warn,trireme_server=warn,trireme_model::backends=warn,trireme_tokenizer=warn,trireme_engine::load=warn,",
     "trireme_runtime::lifecycle=warn,trireme_runtime::lifecycle::drain=info"
 );
 
