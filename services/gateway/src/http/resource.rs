@@ -123,6 +123,7 @@ impl Endpoint {
             bodies: body.into_iter().collect(),
             fields: None,
             answers: self.gives.map(|gives| gives()).into_iter().collect(),
+            gives_bytes: false,
             // Some refusals are plain text, as Triton has them.
             errors: Vec::new(),
         }

@@ -52,6 +52,8 @@ pub struct DialectRoute {
     pub takes: Option<fn() -> Described>,
     /// The shape of its answers, if they are JSON.
     pub gives: Option<fn() -> Schema>,
+    /// Whether a client may ask for its answers as bytes.
+    pub gives_bytes: bool,
     /// Its own table of errors and their bodies, where they are not the dialect's.
     pub refuse: Option<(Refuse, fn() -> Schema)>,
     /// Answers a request.
@@ -101,6 +103,7 @@ impl DialectRoute {
             summary,
             takes: None,
             gives: None,
+            gives_bytes: false,
             refuse: None,
             run,
         }
@@ -129,6 +132,11 @@ impl DialectRoute {
     /// The same with answers of this shape.
     pub const fn gives(self, gives: fn() -> Schema) -> DialectRoute {
         DialectRoute { gives: Some(gives), ..self }
+    }
+
+    /// The same, whose answers a client may ask for as bytes, too.
+    pub const fn or_bytes(self) -> DialectRoute {
+        DialectRoute { gives_bytes: true, ..self }
     }
 
     /// The same, behind the dialect's name only.

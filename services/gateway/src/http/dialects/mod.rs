@@ -118,6 +118,7 @@ pub fn entries() -> Vec<Entry> {
             },
             bodies: contenders.iter().filter_map(|(_, route)| route.takes.map(|takes| takes())).collect(),
             answers: contenders.iter().filter_map(|(_, route)| route.gives.map(|gives| gives())).collect(),
+            gives_bytes: contenders.iter().any(|(_, route)| route.gives_bytes),
             errors: contenders
                 .iter()
                 .map(|(dialect, route)| route.refuse.map_or(dialect.refusals, |(_, refusals)| refusals)())

@@ -59,7 +59,8 @@ pub(super) static DIALECT: Dialect = Dialect {
                 treatment::INPUT,
                 treatment::FIELDS,
             ])
-            .gives(answers::embeddings),
+            .gives(answers::embeddings)
+            .or_bytes(),
         DialectRoute::post("/v2/embed", "Embeds texts, as Cohere's clients ask", |call| {
             Box::pin(cohere::embed(call, cohere::Version::Vllm))
         })
@@ -77,7 +78,8 @@ pub(super) static DIALECT: Dialect = Dialect {
             treatment::SCORES,
             treatment::FIELDS,
         ])
-        .gives(answers::pooling),
+        .gives(answers::pooling)
+        .or_bytes(),
         DialectRoute::post("/tokenize", "The tokens of a text", |call| Box::pin(tokens::tokenize(call)))
             .takes::<tokens::Tokenize>(&[tokens::TOKENIZE])
             .gives(answers::tokenize),
@@ -89,6 +91,7 @@ pub(super) static DIALECT: Dialect = Dialect {
         })
         .takes::<Invocation>(&[INVOCATION])
         .gives(schema::anything)
+        .or_bytes()
         .behind_name(),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
             Box::pin(about::models(call))

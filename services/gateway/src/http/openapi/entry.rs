@@ -23,6 +23,8 @@ pub struct Entry {
     pub fields: Option<serde_json::Value>,
     /// The shapes of its answers; none: they are empty or no JSON.
     pub answers: Vec<Schema>,
+    /// Whether its answers may be bytes, too.
+    pub gives_bytes: bool,
     /// How it refuses.
     pub errors: Vec<Schema>,
 }

@@ -79,6 +79,10 @@ impl Entry {
                 answer.content(JSON, Content::new(Some(one_of(answers.iter().cloned().map(RefOr::T).collect()))))
             }
         };
+        let answer = match self.gives_bytes {
+            true => answer.content(BYTES, Content::new(None::<RefOr<Schema>>)),
+            false => answer,
+        };
         let refusal = ResponseBuilder::new().description("why the request is refused");
         let refusal = match self.errors.as_slice() {
             [] => refusal,
@@ -98,6 +102,7 @@ impl Entry {
 }
 
 const JSON: &str = "application/json";
+const BYTES: &str = "application/octet-stream";
 
 fn is_empty(schema: &RefOr<Schema>) -> bool {
     matches!(schema, RefOr::T(Schema::Object(object)) if object.required.is_empty() && object.additional_properties.is_none())
