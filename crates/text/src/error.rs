@@ -48,9 +48,10 @@ pub enum TextError {
     NoOffsets { output: &'static str, kind: &'static str },
     /// A row that is too long, in a request that wants none to be cut.
     #[error(
-        "text {index} has {length} tokens, expected at most {max_length}: shorten it, or leave out parameter 'truncate'"
+        "text {index} has {length} tokens{}, expected at most {max_length}: shorten it, or leave out parameter 'truncate'",
+        if *or_more { " or more" } else { "" }
     )]
-    TooLong { index: usize, length: usize, max_length: usize },
+    TooLong { index: usize, length: usize, or_more: bool, max_length: usize },
     /// A row that should hold token ids.
     #[error("text {index} is no JSON array of token ids, which parameter 'token_ids' announces: {reason}")]
     NoIds { index: usize, reason: String },
@@ -130,6 +131,16 @@ fn own(path: &Path) -> PathBuf {
 // === impl TextError ===
 
 impl TextError {
+    /// The error where only a part of the text was tokenized.
+    pub(crate) fn of_part(self) -> TextError {
+        match self {
+            TextError::TooLong { index, length, max_length, .. } => {
+                TextError::TooLong { index, length, or_more: true, max_length }
+            }
+            other => other,
+        }
+    }
+
     /// The code for a request with this error.
     pub fn code(&self) -> ErrorCode {
         match self {

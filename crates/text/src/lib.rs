@@ -34,6 +34,7 @@ mod json_file;
 mod limits;
 mod listing;
 mod options;
+mod part;
 mod prompt;
 mod role;
 mod row;

@@ -9,6 +9,7 @@ use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, TruncationDirect
 use crate::chat::{Asked, Chat, Place, kept};
 use crate::core::Core;
 use crate::family::Template;
+use crate::part::part;
 use crate::prompt::prompt;
 use crate::role::Role;
 use crate::truncate::kept_tokens;
@@ -107,6 +108,17 @@ impl<'a> Around<'a> {
 }
 
 impl Around<'_> {
+    /// Most tokens of a text that a row needs, of which at most `most` stay, and the side on which the others are cut off.
+    fn limit(&self, most: Option<NonZeroUsize>) -> Option<(usize, Side)> {
+        let is_limited = self.truncation != Truncation::Off || self.refuses_long;
+        match most {
+            Some(most) => Some((most.get(), Side::Right)),
+            // Offsets are counted from the beginning of the text.
+            None if self.offsets && self.truncation_side == Side::Left => None,
+            None => Some((self.max_length.filter(|_| is_limited)?, self.truncation_side)),
+        }
+    }
+
     /// The settings that a chat template reads.
     fn asked(&self) -> Asked<'_> {
         Asked { prompt: &self.prefix, instruction: self.instruction, role: self.role }
@@ -139,6 +151,28 @@ impl RowEncoder {
                 }),
             };
         }
+        let needed = |text, most| {
+            let Some((tokens, side)) = around.limit(most) else { return Ok(text) };
+            let part = part(&self.core, text, tokens, side);
+            part.map_err(|error| TextError::Encode { index, reason: error.to_string() })
+        };
+        let part = needed(text, around.most[0])?;
+        let pair_part = pair.map(|pair| needed(pair, around.most[1])).transpose()?;
+        let is_part = part.len() < text.len() || pair_part.map(str::len) < pair.map(str::len);
+        let row = self.encode_texts(index, part, pair_part, around);
+        let mut row = row.map_err(|error| if is_part { error.of_part() } else { error })?;
+        row.truncated |= is_part;
+        Ok(row)
+    }
+
+    /// The row of a text or a pair, which are not much longer than the row.
+    fn encode_texts(
+        &self,
+        index: usize,
+        text: &str,
+        pair: Option<&str>,
+        around: &Around<'_>,
+    ) -> Result<Row, TextError> {
         let (whole, whole_pair) = (text, pair);
         let text = self.at_most(index, text, around.most[0])?;
         let pair = pair.map(|pair| self.at_most(index, pair, around.most[1])).transpose()?;
@@ -231,7 +265,7 @@ impl RowEncoder {
         let length = encoding.len();
         let longest = around.max_length.filter(|&longest| length > longest);
         if let Some(max_length) = longest.filter(|_| around.refuses_long) {
-            return Err(TextError::TooLong { index, length, max_length });
+            return Err(TextError::TooLong { index, length, or_more: false, max_length });
         }
         let longest = longest.filter(|_| around.truncation != Truncation::Off);
         if longest.is_none() && !around.offsets {
@@ -395,7 +429,7 @@ impl RowEncoder {
         let special_tokens = self.special_tokens(around, second.is_some());
         let length = first + second.unwrap_or(0) + special_tokens;
         if around.refuses_long && length > max_length {
-            return Err(TextError::TooLong { index, length, max_length });
+            return Err(TextError::TooLong { index, length, or_more: false, max_length });
         }
         if around.truncation == Truncation::Off {
             return Ok(None);

@@ -2,5 +2,6 @@
 
 mod chat;
 mod golden;
+mod long;
 mod slow;
 mod tokenizer;

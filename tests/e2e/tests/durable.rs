@@ -169,6 +169,16 @@ fn a_batch_of_embeddings_is_a_file_in_and_a_file_out(mode: Mode) {
     let wrong = send(address, &Request::post("/v1/batches", wrong.to_string()));
     assert_eq!(wrong.status, 400);
     assert!(wrong.json()["error"]["message"].as_str().is_some_and(|text| text.contains("'endpoint' is '/v2/repo")));
+
+    // Its record stays small, and a form is read as it is.
+    let large = json!({"input_file_id": "none", "endpoint": "/v1/embeddings", "completion_window": "24h", "metadata": {"a": "b".repeat(513)}});
+    let large = send(address, &Request::post("/v1/batches", large.to_string()));
+    assert_eq!((large.status, large.text().contains("'metadata.a' has 513 characters")), (400, true), "{}", large.text());
+    let rows = json!({"input_file_id": "none", "endpoint": "/v1/embeddings", "completion_window": "24h", "body": {"a": "b".repeat(70_000)}});
+    assert_eq!(send(address, &Request::post("/v1/batches", rows.to_string())).status, 400);
+    let form = Request::post("/v1/files", "any").header("Content-Type", "multipart/form-data; boundary=edge");
+    let coded = send(address, &form.header("Content-Encoding", "gzip"));
+    assert_eq!((coded.status, coded.text().contains("Content-Encoding is 'gzip'")), (415, true), "{}", coded.text());
 }
 
 /// A request for a model whose worker is not there yet waits; all processes and the broker are killed meanwhile.

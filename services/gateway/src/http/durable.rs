@@ -72,6 +72,11 @@ impl Refused {
         Refused(StatusCode::BAD_REQUEST, message.to_owned())
     }
 
+    /// A body in a content coding that the route does not read.
+    pub fn encoded(message: &str) -> Refused {
+        Refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, message.to_owned())
+    }
+
     /// A part of a file that it does not have.
     pub fn out_of_range(message: &str) -> Refused {
         Refused(StatusCode::RANGE_NOT_SATISFIABLE, message.to_owned())

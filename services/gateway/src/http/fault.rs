@@ -46,7 +46,7 @@ impl Fault {
         let (inner, fault) = match (named("missing field `"), named("duplicate field `")) {
             (Some(field), _) => (Some(field), "is missing".to_owned()),
             (None, Some(field)) => (Some(field), "is there twice".to_owned()),
-            (None, None) => (None, format!("cannot be read: {}", message.replace('`', "'"))),
+            (None, None) => (None, format!("cannot be read: {}", with_json_types(&message.replace('`', "'")))),
         };
         let place = match (path, inner) {
             (".", None) => return Fault { is_syntax: false, field: None, message: format!("the body {fault}") },
@@ -63,6 +63,21 @@ impl Fault {
 fn without_place(error: &serde_json::Error) -> String {
     let message = error.to_string();
     message.rfind(" at line ").map_or(message.clone(), |end| message[..end].to_owned())
+}
+
+/// A parser's message with JSON's words for the types that it has expected, in place of Rust's.
+fn with_json_types(message: &str) -> String {
+    let Some((found, expected)) = message.rsplit_once(", expected ") else { return message.to_owned() };
+    let expected = match expected {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "an integer of at least 0",
+        "i8" | "i16" | "i32" | "i64" => "an integer",
+        "f32" | "f64" => "a number",
+        "a sequence" => "an array",
+        "a map" => "an object",
+        structure if structure.starts_with("struct ") => "an object",
+        other => other,
+    };
+    format!("{found}, expected {expected}")
 }
 
 #[cfg(test)]
@@ -101,13 +116,15 @@ mod tests {
             (
                 r#"{"input": [], "dimensions": -1}"#,
                 "dimensions",
-                "'dimensions' cannot be read: invalid value: integer '-1', expected u64",
+                "'dimensions' cannot be read: invalid value: integer '-1', expected an integer of at least 0",
             ),
+            (r#"{"input": 3}"#, "input", "'input' cannot be read: invalid type: integer '3', expected an array"),
             (r#"{"input": [], "inner": {}}"#, "inner", "'inner.text' is missing"),
             (r#"{"input": [], "input": []}"#, "input", "'input' is there twice"),
         ] {
             assert_eq!(told(body), (field.to_owned(), message.to_owned()), "{body}");
         }
-        assert!(fault("3").message.starts_with("the body cannot be read: invalid type: integer"));
+        assert_eq!(fault("3").message, "the body cannot be read: invalid type: integer '3', expected an object");
+        assert_eq!(fault("[]").message, "the body cannot be read: invalid length 0, expected an object");
     }
 }

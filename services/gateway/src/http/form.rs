@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 use multer::Multipart;
@@ -79,6 +79,12 @@ pub async fn read<'a>(
     let boundary = multer::parse_boundary(content_type).map_err(|_| {
         Refused::invalid(&format!("Content-Type is '{content_type}', expected multipart/form-data with a boundary"))
     })?;
+    if let Some(coding) = request.headers().get(CONTENT_ENCODING).filter(|coding| *coding != "identity") {
+        let coding = String::from_utf8_lossy(coding.as_bytes()).into_owned();
+        return Err(Refused::encoded(&format!(
+            "Content-Encoding is '{coding}', expected a form that is not compressed"
+        )));
+    }
     let hold = request.extensions().get::<Hold>().cloned().unwrap_or_else(|| budget.hold());
     let headers = Headers::default();
     let multipart = Multipart::new(headers.bound(request.into_body()), boundary);

@@ -2,8 +2,10 @@
 //!
 //! A [`CostModel`] has a fixed part per run, a part per token, and a part per pair of tokens of a row (attention):
 //! `run + token × rows × length + pair × rows × length²`. This form fits a transformer to within some percent as long as
-//! its activations stay in the caches. Above that size each token costs more, which no batcher should pay for. If
-//! measurements show that size, it becomes the token budget.
+//! its activations stay in the caches. Above that size each token costs more, which no batcher should pay for.
+//!
+//! The token budget is the smallest run that does about as many tokens a second as the best one: a request that comes next waits for
+//! the run under way, so that a larger run costs latency and has to pay for it.
 
 /// The cost of a run. [`fit`] uses the unit of its points, which are in seconds where a model was measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,7 +34,7 @@ pub struct Point {
 pub struct Fit {
     /// The cost model, in the unit of the points.
     pub model: CostModel,
-    /// Most tokens of one run before each token becomes more expensive.
+    /// Most tokens of one run.
     pub token_budget: u32,
     /// Mean error of the model on the points within the budget, as a share of their cost.
     pub error: f64,
@@ -41,11 +43,14 @@ pub struct Fit {
 /// Most tokens of one run if nothing was measured.
 pub const DEFAULT_TOKEN_BUDGET: u32 = 1024;
 
-/// A run with fewer tokens per unit of cost than this share of the best counts as too large.
-const WORTHWHILE: f64 = 0.9;
+/// A run that does this share of the best one's tokens per unit of cost does as many: measurements do not tell them apart.
+const AS_MANY: f64 = 0.98;
 
 /// The lowest budget. A measurement below it was disturbed.
 const MIN_BUDGET: u32 = 512;
+
+/// The length at which runs of different sizes are compared, in tokens.
+const COMPARED_LENGTH: f64 = 32.0;
 
 // === impl CostModel ===
 
@@ -79,35 +84,48 @@ impl Point {
 /// `None` if the points do not determine a model: there are fewer than four, or they are too similar.
 pub fn fit(points: &[Point]) -> Option<Fit> {
     let largest = points.iter().map(Point::tokens).max()?;
-    let token_budget = match worthwhile_tokens(points)? {
-        // No run was less efficient. That means little if there was no time to measure large runs.
-        tokens if tokens == largest => tokens.max(DEFAULT_TOKEN_BUDGET),
-        tokens => tokens.max(MIN_BUDGET),
-    };
+    // Small runs alone say little about large ones.
+    let token_budget = if largest < DEFAULT_TOKEN_BUDGET { DEFAULT_TOKEN_BUDGET } else { sufficient_tokens(points)? };
     let within: Vec<Point> = points.iter().filter(|point| point.tokens() <= token_budget).copied().collect();
     if within.len() < 4 {
         return None;
     }
-    // Three parts have seven combinations, so the best one without a negative part is found by trying all.
-    let candidates = (1..8u8).filter_map(|parts| least_squares(&within, parts));
-    let (model, error) = candidates.min_by(|(_, a), (_, b)| a.total_cmp(b))?;
+    let (model, error) = nearest(&within)?;
     Some(Fit { model, token_budget, error: (error / within.len() as f64).sqrt() })
 }
 
-/// The most tokens at which runs are still about as efficient as the best.
-fn worthwhile_tokens(points: &[Point]) -> Option<u32> {
-    let mut sizes: Vec<u32> = points.iter().map(Point::tokens).collect();
+/// Whether larger runs than those of `points` need not be measured: the largest ones do not do more than runs of half their size.
+pub fn is_enough(points: &[Point]) -> bool {
+    let largest = points.iter().map(Point::tokens).max().unwrap_or_default();
+    largest >= 2 * MIN_BUDGET && sufficient_tokens(points).is_some_and(|tokens| tokens <= largest / 2)
+}
+
+/// The fewest tokens of a run that does about as many tokens per unit of cost as the best run. Runs of a size have other lengths than
+/// those of another size. So each run is compared with the cost that small runs let expect for it, and the median of a size says by how
+/// much its runs are dearer or cheaper than that.
+fn sufficient_tokens(points: &[Point]) -> Option<u32> {
+    let small: Vec<Point> = points.iter().filter(|point| point.tokens() <= MIN_BUDGET).copied().collect();
+    let (model, _) = nearest(&small)?;
+    let mut sizes: Vec<u32> = points.iter().map(Point::tokens).filter(|tokens| *tokens >= MIN_BUDGET).collect();
     sizes.sort_unstable();
     sizes.dedup();
-    let efficiency = |tokens: u32| {
-        let mut of_size: Vec<f64> =
-            points.iter().filter(|p| p.tokens() == tokens).map(|p| f64::from(tokens) / p.cost).collect();
-        of_size.sort_unstable_by(f64::total_cmp);
-        of_size[of_size.len() / 2]
+    let throughput = |tokens: u32| {
+        let of_size = points.iter().filter(|point| point.tokens() == tokens);
+        let mut dearer: Vec<f64> = of_size.map(|point| point.cost / model.cost(point.rows, point.length)).collect();
+        dearer.sort_unstable_by(f64::total_cmp);
+        let expected = model.run + f64::from(tokens) * (model.token + model.pair * COMPARED_LENGTH);
+        f64::from(tokens) / (expected * dearer[dearer.len() / 2])
     };
-    let sizes: Vec<_> = sizes.into_iter().map(|tokens| (tokens, efficiency(tokens))).collect();
-    let best = sizes.iter().map(|(_, efficiency)| *efficiency).max_by(f64::total_cmp)?;
-    sizes.iter().rev().find(|(_, efficiency)| *efficiency >= WORTHWHILE * best).map(|(tokens, _)| *tokens)
+    let sizes: Vec<_> = sizes.into_iter().map(|tokens| (tokens, throughput(tokens))).collect();
+    let best = sizes.iter().map(|(_, throughput)| *throughput).max_by(f64::total_cmp)?;
+    sizes.iter().find(|(_, throughput)| *throughput >= AS_MANY * best).map(|(tokens, _)| *tokens)
+}
+
+/// The cost model with the least relative error on `points`, and its sum of squares. Three parts have seven combinations, so the best
+/// one without a negative part is found by trying all.
+fn nearest(points: &[Point]) -> Option<(CostModel, f64)> {
+    let candidates = (1..8u8).filter_map(|parts| least_squares(points, parts));
+    candidates.min_by(|(_, a), (_, b)| a.total_cmp(b))
 }
 
 /// Least squares of the relative error with those parts whose bits are set in `parts`; returns the model and its sum of
@@ -173,7 +191,22 @@ mod tests {
         let fit = fit(&grid(|rows, length| truth.cost(rows, length))).unwrap();
         assert!((fit.model.run - truth.run).abs() < 1e-6 && (fit.model.pair - truth.pair).abs() < 1e-9, "{fit:?}");
         assert!(fit.error < 1e-6);
-        assert_eq!(fit.token_budget, 4096, "larger never was worse");
+        assert_eq!(fit.token_budget, 512, "larger runs do less than 2 % more");
+    }
+
+    #[test]
+    fn runs_are_as_large_as_pays() {
+        let budget = |run: f64| {
+            let truth = CostModel { run, token: 0.21, pair: 1.5e-4 };
+            let points = grid(|rows, length| truth.cost(rows, length));
+            (fit(&points).unwrap().token_budget, is_enough(&points))
+        };
+        assert_eq!(budget(2.2), (512, true));
+        assert_eq!(budget(8.0), (2048, true));
+        assert_eq!(budget(40.0), (4096, false));
+        let small: Vec<Point> =
+            grid(|rows, length| f64::from(rows * length)).into_iter().filter(|point| point.tokens() <= 512).collect();
+        assert!(!is_enough(&small), "nothing larger was tried");
     }
 
     #[test]
@@ -218,5 +251,16 @@ mod tests {
     fn a_disturbed_measurement_does_not_forbid_batches() {
         let fit = fit(&grid(|rows, length| f64::from(rows * length).powi(2))).unwrap();
         assert_eq!(fit.token_budget, MIN_BUDGET);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn runs_a_percent_apart_make_no_larger_budget(noise in proptest::collection::vec(0.0..0.01f64, 33)) {
+            let truth = CostModel { run: 2.2, token: 0.21, pair: 1.5e-4 };
+            let mut points = grid(|rows, length| truth.cost(rows, length));
+            points.iter_mut().zip(noise).for_each(|(point, noise)| point.cost *= 1.0 + noise);
+            let budget = fit(&points).unwrap().token_budget;
+            proptest::prop_assert!(budget <= 1024, "{}", budget);
+        }
     }
 }

@@ -26,6 +26,12 @@ use crate::http::traffic::Traffic;
 /// Batches in a page of a list if the client names no number, and most of them.
 const BATCHES_PAGE: (usize, usize) = (20, 100);
 
+/// Most pairs of `metadata`, and most characters of a key and of a value, as OpenAI has them: each record of a batch has them, too.
+const METADATA: (usize, usize, usize) = (16, 64, 512);
+
+/// Most bytes of `body` and `columns` as JSON, for the same reason.
+const LONGEST_ROWS: usize = 64 << 10;
+
 /// The body of `POST /v1/batches`.
 #[derive(Deserialize)]
 struct Asked {
@@ -84,7 +90,14 @@ async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) 
         .map_err(|why| Refused::invalid(&why))?;
     let output_lapse = asked.output_expires_after.map(ExpiresAfter::lapse).transpose()?;
     let metadata = asked.metadata.unwrap_or_default();
+    check_metadata(&metadata).map_err(|why| Refused::invalid(&why))?;
     let rows = RowRequest { body: asked.body.unwrap_or_default(), columns: asked.columns };
+    let bytes = json!([rows.body, rows.columns]).to_string().len();
+    if bytes > LONGEST_ROWS {
+        return Err(Refused::invalid(&format!(
+            "'body' and 'columns' have {bytes} bytes, expected at most {LONGEST_ROWS}"
+        )));
+    }
     let new = NewBatch { input: asked.input_file_id, endpoint: asked.endpoint, window, output_lapse, metadata, rows };
     let (id, batch) = jobs.begin_batch_on(new, terms, key.as_deref().map(|key| (key, sent.as_ref()))).await?;
     Ok(found(&as_batch(&id, &batch)))
@@ -104,6 +117,23 @@ async fn show(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refuse
 async fn cancel(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
     let batch = jobs.cancel_batch(&id).await?;
     Ok(found(&as_batch(&id, &batch)))
+}
+
+fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), String> {
+    let (pairs, key_length, value_length) = METADATA;
+    if metadata.len() > pairs {
+        return Err(format!("'metadata' has {} pairs, expected at most {pairs}", metadata.len()));
+    }
+    for (key, value) in metadata {
+        let (key_characters, value_characters) = (key.chars().count(), value.chars().count());
+        if key_characters > key_length {
+            return Err(format!("'metadata' has a key of {key_characters} characters, expected at most {key_length}"));
+        }
+        if value_characters > value_length {
+            return Err(format!("'metadata.{key}' has {value_characters} characters, expected at most {value_length}"));
+        }
+    }
+    Ok(())
 }
 
 /// Whether a path is that of a route that executes a model and answers in one piece.
@@ -215,6 +245,16 @@ mod tests {
         for text in ["", "h", "24", "0h", "-1h", "24é", "99999999999999999999h"] {
             assert_eq!(window(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn metadata_is_as_small_as_openais() {
+        let refusal = |pairs: Vec<(String, String)>| check_metadata(&pairs.into_iter().collect()).err();
+        let pair = |key: usize, value: usize| ("k".repeat(key), "é".repeat(value));
+        assert_eq!(refusal(vec![pair(64, 512)]), None);
+        assert!(refusal(vec![pair(65, 1)]).unwrap().contains("a key of 65 characters"));
+        assert_eq!(refusal(vec![pair(1, 513)]).unwrap(), "'metadata.k' has 513 characters, expected at most 512");
+        assert!(refusal((0..17).map(|at| (at.to_string(), String::new())).collect()).unwrap().contains("17 pairs"));
     }
 
     #[test]

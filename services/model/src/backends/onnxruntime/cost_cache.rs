@@ -13,8 +13,8 @@ use std::time::UNIX_EPOCH;
 use super::files;
 use crate::batcher::cost::{CostModel, Fit};
 
-/// First line of an entry; another format gets another number.
-const HEADER: &str = "trireme cost model 1";
+/// First line of an entry; another format, or another rule for the budget, gets another number.
+const HEADER: &str = "trireme cost model 2";
 
 /// The entry of one model in the cache.
 #[derive(Clone, Debug)]

@@ -29,12 +29,16 @@ const MOST_TOKENS_ACCELERATED: u32 = 65536;
 /// Measured runs with the same number of tokens: the two extremes and one in between.
 const SHAPES_PER_SIZE: usize = 3;
 
-/// Each point's cost is the least of this many runs, because a disturbance only makes a run longer. The runs are made
-/// in rounds, so that one disturbance does not affect all runs of a point.
-const ROUNDS: u32 = 3;
+/// Each point's cost is the least of several runs, because a disturbance only makes a run longer. So many are made before it is decided
+/// whether larger ones are measured; more follow in rounds, so that one disturbance does not affect all runs of a point.
+const FIRST_RUNS: u32 = 2;
 
-/// When to stop. The first round may take half of it, so a slow model gets fewer points.
+/// The measuring ends when this many rounds after one another lead to the same token budget.
+const EQUAL_ROUNDS: u32 = 2;
+
+/// When to stop in any case. The first runs may take this share of it, so a slow model gets fewer points.
 const TIME_LIMIT: Duration = Duration::from_millis(2500);
+const SHARE_OF_FIRST_RUNS: f64 = 0.6;
 
 /// Prevents two models that load at the same time from measuring each other.
 static MEASURING: Mutex<()> = Mutex::new(());
@@ -63,26 +67,48 @@ pub fn measure(
     // A model may accept only as many tokens as it has positions.
     let mut too_long = u32::MAX;
     let mut why = "no run was made".to_owned();
-    for (rows, length) in grid(counts, declaration.max_rows, declaration.token_budget.unwrap_or(most_tokens)) {
-        if started.elapsed() >= TIME_LIMIT / 2 {
+    let sizes = grid(counts, declaration.max_rows, declaration.token_budget.unwrap_or(most_tokens));
+    for alike in sizes.chunk_by(|(rows, length), (rows_after, length_after)| rows * length == rows_after * length_after)
+    {
+        if started.elapsed() >= TIME_LIMIT.mul_f64(SHARE_OF_FIRST_RUNS) || cost::is_enough(&points) {
             break;
         }
-        if length < too_long {
-            match seconds(rows, length) {
-                Ok(cost) => points.push(Point { rows, length, cost }),
-                Err(error) => (too_long, why) = (length, error),
+        let first = points.len();
+        for &(rows, length) in alike {
+            if length < too_long {
+                match seconds(rows, length) {
+                    Ok(cost) => points.push(Point { rows, length, cost }),
+                    Err(error) => (too_long, why) = (length, error),
+                }
             }
         }
+        for _ in 1..FIRST_RUNS {
+            repeat(&mut points[first..], &mut seconds, || started.elapsed() < TIME_LIMIT)?;
+        }
+    }
+    let (mut budget, mut equal) = (None, 0);
+    while equal < EQUAL_ROUNDS && repeat(&mut points, &mut seconds, || started.elapsed() < TIME_LIMIT)? {
+        let chosen = cost::fit(&points).map(|fit| fit.token_budget);
+        equal = if chosen == budget { equal + 1 } else { 0 };
+        budget = chosen;
     }
     let count = points.len();
-    for point in (1..ROUNDS).flat_map(|_| 0..count) {
-        if started.elapsed() >= TIME_LIMIT {
-            break;
+    cost::fit(&points).ok_or_else(|| format!("only {count} sizes could be run: {why}"))
+}
+
+/// Runs the points once more, as long as there is time. Whether there was enough for all.
+fn repeat(
+    points: &mut [Point],
+    seconds: &mut impl FnMut(u32, u32) -> Result<f64, String>,
+    is_time: impl Fn() -> bool,
+) -> Result<bool, String> {
+    for Point { rows, length, cost } in points {
+        if !is_time() {
+            return Ok(false);
         }
-        let Point { rows, length, cost } = &mut points[point];
         *cost = seconds(*rows, *length)?.min(*cost);
     }
-    cost::fit(&points).ok_or_else(|| format!("only {count} sizes could be run: {why}"))
+    Ok(true)
 }
 
 /// The sizes to measure, small runs first.
