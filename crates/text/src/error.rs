@@ -20,6 +20,9 @@ pub enum TextError {
     /// A parameter of a request that has to be text.
     #[error("parameter '{parameter}' is not a string, expected text")]
     NotText { parameter: &'static str },
+    /// A parameter of a request whose text is too long.
+    #[error("parameter '{parameter}' has {bytes} bytes, expected at most {most}")]
+    LongText { parameter: &'static str, bytes: usize, most: usize },
     /// A parameter of a request of another type or out of range.
     #[error("parameter '{parameter}' is {found}, expected {expected}")]
     Parameter { parameter: &'static str, found: String, expected: &'static str },
@@ -148,6 +151,7 @@ impl TextError {
             TextError::Malformed { .. }
             | TextError::Options(_)
             | TextError::NotText { .. }
+            | TextError::LongText { .. }
             | TextError::Parameter { .. }
             | TextError::UnknownPrompt { .. }
             | TextError::TwoPrompts { .. }

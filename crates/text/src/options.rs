@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-use trireme_inference::{ParameterValue, Parameters, nearest};
+use trireme_inference::nearest;
 
 use crate::TextError;
 use crate::expansion::QueryExpansion;
@@ -73,38 +73,6 @@ pub enum MessageFormat {
     Flat,
     /// `structured`: a list with one part of type `text`.
     Structured,
-}
-
-/// Options that one request overrides, by parameters with the same names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RequestOptions<'a> {
-    /// `prefix`: put before each text.
-    pub prefix: Option<&'a str>,
-    /// `prompt_name`: the entry of `prompts` to put before each text.
-    pub prompt_name: Option<&'a str>,
-    /// `instruction`: what the model shall do with the texts. It is the prompt of a chat template, and takes the place of the one in a prompt
-    /// of the form `Instruct: …\nQuery: `.
-    pub instruction: Option<&'a str>,
-    /// `truncate`: `false` makes a text that is too long an error, `true` has it cut.
-    pub truncate: Option<bool>,
-    /// `truncation_side`: where tokens are cut off.
-    pub truncation_side: Option<Side>,
-    /// `max_tokens`: most tokens of a row, where that is less than `max_length`.
-    pub max_tokens: Option<NonZeroUsize>,
-    /// `max_text_tokens`: most tokens of a text, or of the first text of a pair; what follows them is cut off, whatever `truncate` says.
-    pub max_text_tokens: Option<NonZeroUsize>,
-    /// `max_pair_tokens`: the same of the second text of a pair.
-    pub max_pair_tokens: Option<NonZeroUsize>,
-    /// `source_language`: the language of the texts.
-    pub source_language: Option<&'a str>,
-    /// `target_language`: the language to translate into.
-    pub target_language: Option<&'a str>,
-    /// `add_special_tokens`: whether `[CLS]`, `</s>` and the like are added.
-    pub add_special_tokens: Option<bool>,
-    /// `skip_special_tokens`: whether decoded texts are without them; `None`: they are.
-    pub skip_special_tokens: Option<bool>,
-    /// `token_ids`: rows are JSON arrays of token ids, not texts.
-    pub token_ids: bool,
 }
 
 /// Which text of a row is cut if the row is longer than the maximal length.
@@ -325,56 +293,6 @@ impl TokenizeOptions {
     }
 }
 
-// === impl RequestOptions ===
-
-impl<'a> RequestOptions<'a> {
-    /// The options among a request's parameters. Others are ignored: they may be for other stages.
-    pub fn from_parameters(parameters: &'a Parameters) -> Result<RequestOptions<'a>, TextError> {
-        let text = |name: &'static str| {
-            let value = parameters.get(name);
-            value.map(|v| v.as_str().ok_or(TextError::NotText { parameter: name })).transpose()
-        };
-        let wrong = |parameter, value: &ParameterValue, expected| TextError::Parameter {
-            parameter,
-            found: value.to_string(),
-            expected,
-        };
-        let flag = |name: &'static str| {
-            let read = |value: &ParameterValue| match *value {
-                ParameterValue::Bool(flag) => Ok(flag),
-                _ => Err(wrong(name, value, "true or false")),
-            };
-            parameters.get(name).map(read).transpose()
-        };
-        let side = parameters.get("truncation_side").map(|value| {
-            let side = value.as_str().and_then(|side| side.to_ascii_lowercase().parse().ok());
-            side.ok_or_else(|| wrong("truncation_side", value, "'left' or 'right'"))
-        });
-        let count = |name: &'static str| {
-            let read = |value: &ParameterValue| {
-                let number = value.as_u64().and_then(|number| usize::try_from(number).ok()).and_then(NonZeroUsize::new);
-                number.ok_or_else(|| wrong(name, value, "a whole number from 1"))
-            };
-            parameters.get(name).map(read).transpose()
-        };
-        Ok(RequestOptions {
-            prefix: text("prefix")?,
-            prompt_name: text("prompt_name")?,
-            instruction: text("instruction")?,
-            truncate: flag("truncate")?,
-            truncation_side: side.transpose()?,
-            max_tokens: count("max_tokens")?,
-            max_text_tokens: count("max_text_tokens")?,
-            max_pair_tokens: count("max_pair_tokens")?,
-            source_language: text("source_language")?,
-            target_language: text("target_language")?,
-            add_special_tokens: flag("add_special_tokens")?,
-            skip_special_tokens: flag("skip_special_tokens")?,
-            token_ids: flag("token_ids")?.unwrap_or(false),
-        })
-    }
-}
-
 // === impl Side ===
 
 impl FromStr for Side {
@@ -496,31 +414,6 @@ mod tests {
         assert!(fault(&[prompts, ("default_prompt", "query"), ("prefix", "x")]).contains("are both given"));
         assert!(
             fault(&[("prompts", "[]")]).starts_with("parameter 'prompts' is '[]', expected a JSON object of texts")
-        );
-    }
-
-    #[test]
-    fn parameters_of_requests_are_read_or_named() {
-        let read = |name: &str, value: ParameterValue| {
-            let parameters: Parameters = [(name.to_owned(), value)].into();
-            RequestOptions::from_parameters(&parameters).map(|o| format!("{o:?}")).map_err(|error| error.to_string())
-        };
-        assert!(read("truncation_side", "LEFT".into()).unwrap().contains("Some(Left)"));
-        assert!(read("truncate", ParameterValue::Bool(false)).unwrap().contains("truncate: Some(false)"));
-        assert!(read("max_tokens", ParameterValue::Uint64(9)).unwrap().contains("max_tokens: Some(9)"));
-        let wrong = |name, value| read(name, value).unwrap_err();
-        assert_eq!(wrong("truncate", "no".into()), "parameter 'truncate' is 'no', expected true or false");
-        assert_eq!(
-            wrong("max_tokens", ParameterValue::Int64(0)),
-            "parameter 'max_tokens' is 0, expected a whole number from 1"
-        );
-        assert_eq!(
-            wrong("truncation_side", "top".into()),
-            "parameter 'truncation_side' is 'top', expected 'left' or 'right'"
-        );
-        assert_eq!(
-            wrong("prompt_name", ParameterValue::Int64(1)),
-            "parameter 'prompt_name' is not a string, expected text"
         );
     }
 

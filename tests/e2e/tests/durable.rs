@@ -173,7 +173,12 @@ fn a_batch_of_embeddings_is_a_file_in_and_a_file_out(mode: Mode) {
     // Its record stays small, and a form is read as it is.
     let large = json!({"input_file_id": "none", "endpoint": "/v1/embeddings", "completion_window": "24h", "metadata": {"a": "b".repeat(513)}});
     let large = send(address, &Request::post("/v1/batches", large.to_string()));
-    assert_eq!((large.status, large.text().contains("'metadata.a' has 513 characters")), (400, true), "{}", large.text());
+    assert_eq!(
+        (large.status, large.text().contains("'metadata.a' has 513 characters")),
+        (400, true),
+        "{}",
+        large.text()
+    );
     let rows = json!({"input_file_id": "none", "endpoint": "/v1/embeddings", "completion_window": "24h", "body": {"a": "b".repeat(70_000)}});
     assert_eq!(send(address, &Request::post("/v1/batches", rows.to_string())).status, 400);
     let form = Request::post("/v1/files", "any").header("Content-Type", "multipart/form-data; boundary=edge");
