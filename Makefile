@@ -155,6 +155,11 @@ flaky: setup ## All tests five times beside a load on every CPU; lists those tha
 kubernetes-test: ## Renders deploy/kubernetes and checks every object against its schema
 	@scripts/kubernetes-test.sh
 
+.PHONY: upgrade-test
+upgrade-test: setup ## A deployment of REVISION becomes one of this tree, process by process, under load (REVISION=HEAD~1): nothing is lost
+	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model -p trireme-postprocess
+	@old=$$(scripts/build-revision.sh $(or $(REVISION),HEAD~1)) && python3 tests/upgrade/upgrade_test.py "$$old" target/release
+
 .PHONY: cluster-test
 cluster-test: ## Three brokers with the shipped configuration: they form a cluster, and lose nothing when one is killed, hangs or is replaced
 	@python3 tests/cluster/cluster_test.py
