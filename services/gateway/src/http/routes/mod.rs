@@ -146,13 +146,6 @@ pub fn entries() -> Vec<Entry> {
     own.chain(dialects::entries()).collect()
 }
 
-/// Every route, without the rules of access.
-#[cfg(test)]
-fn all() -> Router<HttpState> {
-    let all = RESOURCES.iter().chain(PAGES);
-    all.fold(dialects::routes(), |all, resource| all.merge(resource.router()))
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -162,29 +155,6 @@ mod tests {
 
     use super::*;
     use crate::http::openapi::document;
-
-    /// The paths that a router knows, as its debug output has them.
-    fn routed() -> BTreeSet<String> {
-        let known = format!("{:?}", all());
-        let places = known.match_indices("RouteId(").map(|(at, _)| &known[at..]);
-        let path = |text: &str| {
-            let (_, rest) = text.split_once("): \"")?;
-            let (path, _) = rest.split_once('"')?;
-            // The fallback is a route to axum.
-            let own = path.starts_with('/') && !path.contains("__private");
-            own.then(|| path.replace("{*", "{"))
-        };
-        places.filter(|text| text.find("): \"").is_some_and(|at| at < 24)).filter_map(path).collect()
-    }
-
-    #[test]
-    fn every_route_is_in_the_document_and_nothing_else() {
-        let document: BTreeSet<String> = document(entries()).paths.paths.into_keys().collect();
-        let routed = routed();
-        assert!(routed.len() > 80, "{routed:?}");
-        assert_eq!(routed.difference(&document).collect::<Vec<_>>(), Vec::<&String>::new(), "not in the document");
-        assert_eq!(document.difference(&routed).collect::<Vec<_>>(), Vec::<&String>::new(), "no route");
-    }
 
     #[test]
     fn names_of_schemas_and_operations_are_unique_and_known() {
