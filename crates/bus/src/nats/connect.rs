@@ -84,6 +84,16 @@ pub struct Deployment {
     pub store_bytes: BTreeMap<&'static str, u64>,
 }
 
+/// The reason why a server was not reached; where it did not greet, with what may mend that.
+fn with_remedy(reason: String, tls: &NatsTls) -> String {
+    match tls.first {
+        false if reason.contains("expected INFO, got nothing") => {
+            format!("{reason}; a server whose tls block has handshake_first needs --nats-tls-first")
+        }
+        _ => reason,
+    }
+}
+
 impl Nats {
     /// Connects. Failed attempts are logged and retried until `connect_timeout` has passed. Errors when the server
     /// cannot be reached, has no JetStream, or is too old.
@@ -148,7 +158,7 @@ impl Nats {
                 refused(format!("NATS at {}: {}", options.url, chain(&error)))
             }
             _ if is_for_good(&error) => refused(format!("NATS at {}: {}", options.url, chain(&error))),
-            _ => unreachable(chain(&error)),
+            _ => unreachable(with_remedy(chain(&error), &options.tls)),
         })?;
         // The event that reports the connection is asynchronous. Without this wait, a new bus could report `Down` for a
         // moment.

@@ -1,11 +1,12 @@
 //! Accounts and brokers with limits: streams and consumers fit into them, or the error has the limit's figure.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use async_nats::jetstream;
 use bytes::Bytes;
 use trireme_bus::conformance::fixtures::{message, model, options, within};
-use trireme_bus::{Bucket, BusError, Deployment, NatsOptions, QueueOptions};
+use trireme_bus::{Bucket, BusError, Deployment, Nats, NatsOptions, NatsTls, QueueOptions};
 use trireme_testkit::NatsServer;
 
 use super::{at, connect, connect_as, connect_stage};
@@ -116,4 +117,17 @@ async fn a_queue_beyond_the_account_s_streams_is_refused_with_the_figure() {
     assert!(reason.contains("the account allows 11 streams, has 11, and needs one more"), "{reason}");
     // A queue that exists goes on.
     within("a queue", gateway.declare_queue(&models[0], &options())).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_greet_may_want_tls_first() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("tls://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    let options = NatsOptions { connect_timeout: Duration::ZERO, ..at(&url) };
+    let error = Nats::connect(&options).await.err().expect("no greeting is no connection").to_string();
+    assert!(error.contains("handshake_first needs --nats-tls-first"), "{error}");
+    let first = NatsTls { first: true, ..NatsTls::default() };
+    let error = Nats::connect(&NatsOptions { tls: first, ..options }).await.err().expect("no TLS").to_string();
+    assert!(!error.contains("--nats-tls-first"), "{error}");
 }
