@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import folders
+import large
 import lengths
 import stages
 from options import ROOT
@@ -17,7 +18,7 @@ from servers import DIRECT, BenchError, Deployment, free_port, load
 MODEL = "sentence_embedding"
 # The services of the encoder, each a process. The model service pools by itself.
 STAGES = [(stage, [f"trireme-{stage}"]) for stage in ("tokenizer", "model", "postprocess")]
-PARTS = ["texts", "lengths", "lone", "stages", "openai", "recipe", "int8", "identity", "python", "simulated"]
+PARTS = ["texts", "lengths", "lone", "stages", "openai", "recipe", "int8", "large", "identity", "python", "simulated"]
 CONCURRENCY = [1, 16, 64]
 POOL = 64  # texts that raw runs may sort: as many as the most clients have in flight
 POOL_BUDGETS = [128, 256, 512, 1024]  # larger batches of so few texts have texts of very different lengths
@@ -125,8 +126,8 @@ class Bench:
         """Starts what the part compares, and nothing else: idle processes would slow down the others."""
         {
             "texts": self.start_texts, "lengths": self.start_lengths, "lone": self.start_lone, "stages": self.start_stages,
-            "openai": self.start_encoder, "recipe": self.start_recipe, "int8": self.start_int8, "identity": self.start_identity,
-            "python": self.start_python, "simulated": lambda: None,
+            "openai": self.start_encoder, "recipe": self.start_recipe, "int8": self.start_int8,
+            "large": lambda: large.start(self), "identity": self.start_identity, "python": self.start_python, "simulated": lambda: None,
         }[self.part]()
 
     def start_encoder(self):
@@ -249,7 +250,7 @@ class Bench:
         {
             "texts": self.texts, "lengths": lambda: lengths.turns(self, MODEL), "lone": self.lone_turns,
             "stages": lambda: stages.measure(self, MODEL), "openai": self.openai_turns, "recipe": self.recipe, "int8": self.int8,
-            "identity": self.identity, "python": self.python,
+            "large": lambda: large.measure(self), "identity": self.identity, "python": self.python,
         }[self.part]()
 
     def recipe(self):

@@ -1,15 +1,16 @@
-"""An encoder of BERT's form with random weights, as large as a real one: 7 layers of width 768, 294 MB in fp32. The graph is written where
-`onnx` is (`random_encoder.py FOLDER`, which makes `fp32/` and `fp16/` in it), the weights where the model runs, with numpy alone.
+"""An encoder of BERT's form with random weights, as large as a real one: 294 MB in fp32, unless another size is asked for. The graph is
+written where `onnx` is (`random_encoder.py FOLDER`, which makes `fp32/` and `fp16/` in it), the weights where the model runs, with numpy alone.
 
 The weights of both precisions are the same numbers, so that their answers can be compared.
 """
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-LAYERS, WIDTH, HEADS, INNER, TOKENS, POSITIONS = 7, 768, 12, 3072, 30522, 512
+WIDTH, HEADS, INNER, POSITIONS = 768, 12, 3072, 512
 SEED = 1
 GRAPH, WEIGHTS = "model.onnx", "model.onnx_data"
 PRECISIONS = {"fp32": np.float32, "fp16": np.float16}
@@ -17,13 +18,25 @@ ALIGNED = 4096  # where a tensor may begin in the file of weights
 MASKED = -10_000.0  # what is added to the scores of padding, in the range of fp16
 
 
-def tensors():
+@dataclass(frozen=True)
+class Size:
+    """What differs between encoders."""
+
+    layers: int = 7
+    tokens: int = 30522
+
+
+# 1.1 GB in fp32, as large as xlm-roberta-base.
+LARGE = Size(layers=12, tokens=250_002)
+
+
+def tensors(size):
     """Name and shape of each tensor, in the order of the file."""
-    yield "words", (TOKENS, WIDTH)
+    yield "words", (size.tokens, WIDTH)
     yield "positions", (POSITIONS, WIDTH)
     yield "types", (2, WIDTH)
     yield from norm("embedded")
-    for layer in range(LAYERS):
+    for layer in range(size.layers):
         for name in ("query", "key", "value", "output"):
             yield f"{layer}.{name}", (WIDTH, WIDTH)
             yield f"{layer}.{name}.bias", (WIDTH,)
@@ -40,20 +53,20 @@ def norm(name):
     yield f"{name}.bias", (WIDTH,)
 
 
-def places(dtype):
+def places(dtype, size):
     """Name, shape, offset and length of each tensor in the file of weights."""
     offset = 0
-    for name, shape in tensors():
+    for name, shape in tensors(size):
         length = int(np.prod(shape)) * np.dtype(dtype).itemsize
         yield name, shape, offset, length
         offset += -(-length // ALIGNED) * ALIGNED
 
 
-def write_weights(folder, dtype):
+def write_weights(folder, dtype, size=Size()):
     """Writes the file of weights beside the graph."""
     generator = np.random.default_rng(SEED)
     with open(folder / WEIGHTS, "wb") as file:
-        for name, shape, offset, _ in places(dtype):
+        for name, shape, offset, _ in places(dtype, size):
             values = generator.standard_normal(shape, np.float32) * 0.04
             if name.endswith(".scale"):
                 values += 1
@@ -61,7 +74,7 @@ def write_weights(folder, dtype):
             file.write(values.astype(dtype).tobytes())
 
 
-def write_graph(folder, dtype):
+def write_graph(folder, dtype, size=Size()):
     """Writes the graph, which names the file of weights."""
     import onnx
     from onnx import TensorProto, helper
@@ -94,7 +107,7 @@ def write_graph(folder, dtype):
     state = normalized(add("Add", sum_, add("Gather", "types", "token_type_ids", name="typed"), name="with_types"), "embedded")
     kept = add("Unsqueeze", add("Cast", "attention_mask", name="kept", to=kind), "mask_axes", name="kept_wide")
     mask = add("Mul", add("Sub", "real_one", kept, name="padding"), "masked", name="mask")
-    for layer in range(LAYERS):
+    for layer in range(size.layers):
         split = {}
         for name, order in (("query", [0, 2, 1, 3]), ("key", [0, 2, 3, 1]), ("value", [0, 2, 1, 3])):
             made = add("Reshape", dense(state, f"{layer}.{name}"), "split", name=f"{layer}.{name}.split")
@@ -111,7 +124,7 @@ def write_graph(folder, dtype):
         outer = add("Add", state, dense(active, f"{layer}.outer"), name=f"{layer}.residual_2")
         state = normalized(outer, f"{layer}.done")
     add("Cast", state, name="last_hidden_state", to=TensorProto.FLOAT)
-    for name, shape, offset, length in places(dtype):
+    for name, shape, offset, length in places(dtype, size):
         tensor = onnx.TensorProto(name=name, data_type=kind, dims=shape, data_location=TensorProto.EXTERNAL)
         for key, value in {"location": WEIGHTS, "offset": offset, "length": length}.items():
             tensor.external_data.add(key=key, value=str(value))

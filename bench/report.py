@@ -10,6 +10,7 @@ LENGTH_BARS = {
     "queries": {"all in one": 0.9, "services": 0.9}, "passages": {"all in one": 0.97, "services": 0.92},
     "pairs": {"all in one": 0.9, "services": 0.9}, "wide states": {"services": 0.9},
 }
+LARGE_CELLS = [("seconds", 1, 1), ("peak", 2**-20, 0), ("settled", 2**-20, 0)]
 BROKER_BAR = 64  # kB: the states of a text are 2 MB
 
 
@@ -80,6 +81,15 @@ class Report:
             bars += [
                 ("texts/s at 64, int8 variant / its original", self.median("int8 / original / 64", "ratio"), ">=", 1.8),
                 ("lowest cosine of the int8 variant, other texts", compared["lowest"], ">=", 0.99),
+            ]
+        for key in (key for key in self.results if key.startswith("large / ")):
+            kind = key.removeprefix("large / ")
+            ratio = lambda field: statistics.median(one["ratios"][field] for one in self.results[key])
+            bars += [
+                (f"1.1 GB, {kind}: seconds until it serves / raw session", ratio("seconds"), "<=", 1.5),
+                (f"1.1 GB, {kind}: most memory until it serves / raw", ratio("peak"), "<=", 1.2),
+                (f"1.1 GB, {kind}: most memory later / raw", ratio("settled"), "<=", 1.2),
+                (f"1.1 GB, {kind}: MB that it writes", max(self.values(key, "copied", 1e-6)), "<=", 10),
             ]
         if "all in one / lone, less raw" in self.results:
             bars += [
@@ -166,6 +176,12 @@ class Report:
         if memory:
             lines += ["", "| | RSS MiB under load |", "|---|---|"]
             lines += [f"| {key.removesuffix(' / memory')} | {show(self.values(key, 'rss_mib'), 0)} |" for key in memory]
+        large = [key for key in self.results if key.startswith("large / ")]
+        if large:
+            lines += ["", "| a model of 1.1 GB | side | seconds until it serves | most MiB until then | most MiB later |", "|---|---|---|---|---|"]
+            for key, side in ((key, side) for key in large for side in ("raw", "served")):
+                cells = [show([one[side][field] * factor for one in self.results[key]], digits) for field, factor, digits in LARGE_CELLS]
+                lines.append(f"| {key.removeprefix('large / ')} | {side} | {' | '.join(cells)} |")
         loads = [f"{name} / one text, {form}" for name in ("all in one", "services") for form in ("json", "openai")]
         loads += ["all in one / 64", "services / 64", "identity / 64", "identity services / 64"]
         loads += ["python / 64", "python services / 64"]

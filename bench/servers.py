@@ -65,6 +65,11 @@ class Process:
         with open(f"/proc/{self.process.pid}/statm") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+    def peak(self):
+        """The most resident memory so far, in bytes."""
+        with open(f"/proc/{self.process.pid}/status") as status:
+            return 1024 * next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+
     def cpu_by_thread(self):
         """The same by the names of threads, without numbers at their ends."""
         seconds = {}
@@ -107,18 +112,20 @@ class Deployment:
 
     def wait_ready(self, model):
         until = time.monotonic() + READY_SECONDS
-        while True:
-            for process in self.processes:
-                process.check()
-            try:
-                with DIRECT.open(f"http://{self.address}/v2/models/{model}/ready", timeout=2) as answer:
-                    if answer.status == 200:
-                        return
-            except (urllib.error.URLError, OSError):
-                pass
+        while not self.is_ready(model):
             if time.monotonic() > until:
                 raise BenchError(f"{self.name} does not serve {model} after {READY_SECONDS} s: see {self.logs}")
             time.sleep(0.1)
+
+    def is_ready(self, model):
+        """Whether the model is served. An error if a process has ended."""
+        for process in self.processes:
+            process.check()
+        try:
+            with DIRECT.open(f"http://{self.address}/v2/models/{model}/ready", timeout=2) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
 
     def cpu(self):
         return {process.stage: process.cpu_seconds() for process in self.processes}

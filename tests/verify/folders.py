@@ -160,6 +160,18 @@ BERT = ["input_ids", "attention_mask", "token_type_ids"]
 PLAIN = ["input_ids", "attention_mask"]
 
 
+def export_by_torchs_default(model, path, inputs, output="last_hidden_state", longest=LONGEST):
+    """The same with torch's present exporter, which writes the weights into `model.onnx.data`."""
+    (path / "onnx").mkdir(parents=True, exist_ok=True)
+    example = tuple(torch.ones(2, 7, dtype=torch.int64) for _ in inputs)
+    shapes = tuple({0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=longest)} for _ in inputs)
+    with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+        torch.onnx.export(
+            Graph(model, inputs, output).eval(), example, str(path / "onnx" / "model.onnx"), input_names=inputs, output_names=[output],
+            dynamic_shapes=(shapes,), dynamo=True, external_data=True,
+        )
+
+
 def eager(config):
     config._attn_implementation = "eager"
     return config
@@ -170,7 +182,7 @@ def bert(tokenizer):
     return BertModel(eager(config))
 
 
-def sentence(path, model, tokenizer, modules, inputs=BERT, prompts=None, default=None, max_seq_length=None):
+def sentence(path, model, tokenizer, modules, inputs=BERT, prompts=None, default=None, max_seq_length=None, exporter=export):
     """A folder of sentence-transformers: a transformer and `modules` after it."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Transformer
@@ -181,7 +193,7 @@ def sentence(path, model, tokenizer, modules, inputs=BERT, prompts=None, default
     transformer = Transformer(str(plain), max_seq_length=max_seq_length)
     whole = SentenceTransformer(modules=[transformer, *modules], prompts=prompts, default_prompt_name=default, device="cpu")
     whole.save(str(path), create_model_card=False)
-    export(transformer.auto_model, path, inputs)
+    exporter(transformer.auto_model, path, inputs)
     shutil.rmtree(plain)
 
 
@@ -256,14 +268,7 @@ def external_by_torchs_default(path):
     """As `torch.onnx.export` writes without being told otherwise: weights in `model.onnx.data`."""
     known, graph = mean_normalized(path), path / "onnx" / "model.onnx"
     graph.unlink()
-    model = Graph(BertModel.from_pretrained(path, attn_implementation="eager"), BERT, known.output).eval()
-    example = tuple(torch.ones(2, 7, dtype=torch.int64) for _ in BERT)
-    shapes = tuple({0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=LONGEST)} for _ in BERT)
-    with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
-        torch.onnx.export(
-            model, example, str(graph), input_names=BERT, output_names=[known.output], dynamic_shapes=(shapes,), dynamo=True,
-            external_data=True,
-        )
+    export_by_torchs_default(BertModel.from_pretrained(path, attn_implementation="eager"), path, BERT)
     assert graph.with_name("model.onnx.data").is_file()
     return known
 
@@ -597,6 +602,24 @@ def router_of_two_pools(path):
 
 
 @folder
+def router_of_one_transformer(path):
+    """Queries and documents by one transformer, with poolings of their own."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Router, Transformer
+
+    tokenizer, plain = wordpiece(), path.with_name(f"{path.name}-plain")
+    bert(tokenizer).eval().save_pretrained(plain)
+    tokenizer.save_pretrained(plain)
+    transformer = Transformer(str(plain))
+    router = Router.for_query_document(query_modules=[transformer, pooling("cls")], document_modules=[transformer, pooling("mean")])
+    prompts = {"query": "query: ", "document": "passage: "}
+    SentenceTransformer(modules=[router, normalize()], prompts=prompts, device="cpu").save(str(path), create_model_card=False)
+    export(transformer.auto_model, path, BERT)
+    shutil.rmtree(plain)
+    return Folder("embed", prompt_names=[None, "query", "document"])
+
+
+@folder
 def colbert(path):
     from sentence_transformers import MultiVectorEncoder
     from sentence_transformers.models import Transformer
@@ -804,4 +827,6 @@ def make(name, path):
 
 
 # Registers its folders, too.
+import architectures  # noqa: E402,F401
 import chats  # noqa: E402,F401
+import settings_of_folders  # noqa: E402,F401

@@ -17,7 +17,7 @@ use trireme_model_repository::{
 
 use super::folder::make;
 use crate::serve::{MissingGraphArgs, ServeArgs};
-use crate::verify::{self, VerifyArgs};
+use crate::verify::{self, NoAnswer, VerifyArgs};
 
 /// The lowest likeness to the library's answers that is good enough, as in `trireme verify`.
 const MIN_COSINE: f64 = 0.9999;
@@ -132,6 +132,11 @@ impl Maker<'_> {
                 "model folder {shown}: the ONNX file that was made gives other answers than the model's library, so that it is not served:\n\
                  {report}"
             ),
+            Err(error) if error.is::<NoAnswer>() => {
+                bail!(
+                    "model folder {shown}: the ONNX file that was made is of no use, so that it is not served: {error:#}"
+                )
+            }
             Err(error) => tracing::warn!(
                 folder = %shown,
                 "the ONNX file that was made is not compared with the model's library: {error:#}; compare it: trireme verify {shown} --python \

@@ -96,11 +96,18 @@ def by_torch(ask):
     shortest = min(map(len, encoded["input_ids"]))
     example = tuple(torch.tensor([row[:shortest] for row in encoded[name]]) if name in encoded else
                     torch.ones(len(texts), shortest, dtype=torch.int64) for name in inputs)
+    named = dict(input_names=inputs, output_names=[output])
+    path = os.path.join(ask["output"], "model.onnx")
     with torch.no_grad():
-        torch.onnx.export(
-            Graph().eval(), example, os.path.join(ask["output"], "model.onnx"), input_names=inputs, output_names=[output],
-            dynamic_axes=axes, dynamo=False, opset_version=17,
-        )
+        try:
+            torch.onnx.export(Graph().eval(), example, path, dynamic_axes=axes, dynamo=False, opset_version=17, **named)
+        except Exception as fault:
+            # A trace does not take every way of making a mask (Gemma 3). The other exporter is slower, and takes fewer models.
+            if not has("onnxscript"):
+                raise Refused(f"torch cannot trace this model ({fault}), and its other exporter wants onnxscript: pip install onnxscript") from fault
+            longest = getattr(model.config, "max_position_embeddings", None)
+            sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=longest)}
+            torch.onnx.export(Graph().eval(), example, path, dynamic_shapes=(tuple(sizes for _ in inputs),), dynamo=True, external_data=True, **named)
     return f"torch {torch.__version__}"
 
 

@@ -11,7 +11,7 @@ use trireme_runtime::service;
 
 use super::files::{NOT_COMPARED, ask, exporter, names, print, print_files, put, reject};
 use super::options::ExportArgs;
-use crate::verify::{self, VerifyArgs};
+use crate::verify::{self, NoAnswer, VerifyArgs};
 
 /// The script that makes the file.
 const SCRIPT: &str = include_str!("export.py");
@@ -35,17 +35,26 @@ pub async fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
         VerifyArgs::of_folder(folder, &args.python, args.min_cosine, &args.onnxruntime)?.for_task(args.task.clone());
     match verify::verify(&compared).await {
         Ok((report, true)) => Ok(crate::output::write_out(report.as_bytes())),
+        Err(error) if error.is::<NoAnswer>() => {
+            service::fail(&error);
+            rejected(&files, &plan)
+        }
         Ok((report, false)) => {
             print(&report);
-            let graph = files.iter().find(|file| file.file_name().is_some_and(|name| name == plan.made));
-            let kept = reject(graph.context("the exported graph is gone")?)?;
-            Ok(service::fail(&anyhow!("the exported model is not served: it is kept as {}", kept.display())))
+            rejected(&files, &plan)
         }
         Err(error) => {
             service::fail(&error.context("the exported file is there, but was not compared"));
             Ok(ExitCode::from(NOT_COMPARED))
         }
     }
+}
+
+/// Puts the exported graph aside.
+fn rejected(files: &[PathBuf], plan: &Export) -> anyhow::Result<ExitCode> {
+    let graph = files.iter().find(|file| file.file_name().is_some_and(|name| name == plan.made));
+    let kept = reject(graph.context("the exported graph is gone")?)?;
+    Ok(service::fail(&anyhow!("the exported model is not served: it is kept as {}", kept.display())))
 }
 
 /// Makes the files beside their place, moves them there, and returns them with the exporter's name.

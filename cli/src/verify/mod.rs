@@ -20,6 +20,7 @@ use trireme_telemetry::TelemetryArgs;
 use self::answers::{TextResult, expected, lower, measure, task_of, tasks_of};
 use self::reference::{Case, Library};
 use self::served::Model;
+pub use self::served::NoAnswer;
 use crate::serve::{self, ServeArgs, Server};
 use crate::style::{Style, cell, colours, harmless, paint, table};
 

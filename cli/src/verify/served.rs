@@ -1,5 +1,7 @@
 //! The model that is verified, over HTTP as any client asks it.
 
+use std::fmt;
+
 use anyhow::{Context, ensure};
 use serde_json::{Map, Value, json};
 use trireme_model_repository::Task;
@@ -7,6 +9,10 @@ use trireme_model_repository::Task;
 use super::answers::{Output, Outputs, TextResult, read};
 use super::reference::Case;
 use crate::client::{Client, ServerArgs};
+
+/// The context of an error: the model answers a text with an error, as a graph does that was traced for one length.
+#[derive(Clone, Copy, Debug)]
+pub struct NoAnswer;
 
 /// A model of a server.
 pub struct Model {
@@ -22,6 +28,14 @@ struct TextInput {
     name: String,
     dimensions: usize,
     optional: bool,
+}
+
+// === impl NoAnswer ===
+
+impl fmt::Display for NoAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the model does not answer its texts")
+    }
 }
 
 // === impl Model ===
@@ -70,7 +84,7 @@ impl Model {
     ) -> anyhow::Result<Vec<Vec<TextResult>>> {
         let mut answers = vec![Vec::with_capacity(cases.len()); tasks.len()];
         for cases in cases.chunks(rows.max(1)) {
-            let outputs = self.infer(cases, parameters)?;
+            let outputs = self.infer(cases, parameters).context(NoAnswer)?;
             for (task, answers) in tasks.iter().zip(&mut answers) {
                 answers.extend(read(*task, &outputs, cases.len())?);
             }

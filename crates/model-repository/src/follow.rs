@@ -132,7 +132,7 @@ impl Followed {
     }
 }
 
-/// A number that changes when files of the folder change.
+/// A number that changes when files of the folder at this path change.
 fn state(folder: &Path) -> u64 {
     fingerprint::of(folder, |name| !name.starts_with('.'))
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use trireme_inference::ErrorCode;
 
 use crate::digest::{self, Digest};
+use crate::fingerprint;
 use crate::folder::{
     Choices, DerivedModel, FolderChoices, FolderDescription, FolderError, Placement, folder_name, hub_name,
     is_model_folder, model_folders_in, place, read_files,
@@ -202,6 +203,11 @@ impl ModelFolder {
             digest.add_file(&name, &self.path.join(&name))?;
         }
         Ok(digest.finish())
+    }
+
+    /// A number that changes when the folder's files change. It compares files by size and time of change, and is valid within one process.
+    pub fn fingerprint(&self) -> u64 {
+        fingerprint::of(&self.path, |name| !name.starts_with('.'))
     }
 
     /// Writes its models into the repository `directory`, beside other versions of them.

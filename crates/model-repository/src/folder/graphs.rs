@@ -1,5 +1,6 @@
 //! Chooses the ONNX file of a folder that is served, or names the command that makes a missing one.
 
+use std::fs;
 use std::path::Path;
 
 use super::choices::Choices;
@@ -191,6 +192,13 @@ pub(crate) fn missing(reader: &Reader<'_>, folder: &str, export: &str) {
 // === impl GraphFile ===
 
 impl GraphFile {
+    /// The bytes of the graph and of its files of weights, in the folder at `root`.
+    pub(crate) fn bytes(&self, root: &Path) -> u64 {
+        let external = self.graph.external.iter().map(|name| beside(&self.file.value, name));
+        let bytes = |file: String| fs::metadata(root.join(file)).map_or(0, |found| found.len());
+        external.chain([self.file.value.clone()]).map(bytes).sum()
+    }
+
     /// The place of a tensor, for origins.
     pub(crate) fn place(&self, tensor: &GraphTensor) -> String {
         format!("{}: {}", self.file.value, tensor.name)

@@ -46,6 +46,7 @@ mod tensors;
 mod text;
 mod tokenizer;
 mod torch_file;
+mod wiring;
 
 use std::path::{Path, PathBuf};
 

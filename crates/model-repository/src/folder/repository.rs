@@ -6,23 +6,22 @@
 use std::collections::BTreeMap;
 
 use serde_json::json;
-use trireme_inference::DataType;
 
 use super::choices::PaddingSide;
 use super::description::{Executor, FolderDescription};
 use super::graphs;
 use super::heads::Head;
-use super::inputs;
 use super::modules::TORCH_WEIGHTS;
-use super::origin::Derived;
 use super::task::Task;
-use super::tensors::{FP32, INT64, LABEL_FILE, STRING, TEXT, outputs, scoring_mask, side, tokens};
+use super::tensors::{LABEL_FILE, STRING};
 use super::text::{Tensor, Text};
+use super::wiring::{Branch, Wiring};
 
 /// Rows of a part of a request: a run should take about one of the longest texts (docs/model-repository.md).
 const ROWS_PER_MESSAGE: &str = "2";
 
-const TEXT_PAIR: &str = "TEXT_PAIR";
+/// A graph of this many bytes is in memory once (docs/batching.md).
+const LARGE_GRAPH: u64 = 512 << 20;
 
 /// A model of a derived repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,39 +38,15 @@ pub struct DerivedModel {
     pub converted: BTreeMap<String, String>,
 }
 
-/// The tensors that travel between the steps.
-struct Wiring {
-    /// The tokenizer's inputs.
-    texts: Vec<Tensor>,
-    /// The tokenizer's outputs.
-    tokens: Vec<Tensor>,
-    /// The model's inputs, all of them outputs of the tokenizer.
-    inputs: Vec<Tensor>,
-    /// The model's output.
-    result: Tensor,
-    /// The inputs of postprocess beside the model's output.
-    side: Vec<Tensor>,
-    /// The outputs of the whole chain.
-    outputs: Vec<Tensor>,
-    /// Further chains on the model's output.
-    branches: Vec<Branch>,
-}
-
 /// The steps that an ensemble links.
 struct Steps<'a> {
     /// The name that those of the steps begin with.
     of: &'a str,
+    /// The same for the step that runs the model.
+    model_of: &'a str,
     version: i64,
     /// The model that the ensemble is a route of.
     route_of: Option<&'a str>,
-}
-
-/// A step that makes a further result of the model's output.
-struct Branch {
-    /// The name of its model, behind the folder's.
-    suffix: &'static str,
-    side: Vec<Tensor>,
-    outputs: Vec<Tensor>,
 }
 
 // === impl FolderDescription ===
@@ -80,30 +55,41 @@ impl FolderDescription {
     /// The models that serve the folder as version `version` of `name`: the ensemble first, then its steps, which it takes in the
     /// same version.
     pub fn models(&self, name: &str, version: i64) -> Vec<DerivedModel> {
-        let Some(routed) = &self.routed else { return self.chain(name, version, None) };
-        let steps = route_model(name, &routed.routes.first().unwrap_or_default());
-        let whole = self.ensemble(name, Steps { of: &steps, version, route_of: None }, &Wiring::of(self));
-        let of_route = |(route, description): (&String, &FolderDescription)| {
-            description.chain(&route_model(name, route), version, Some(name))
+        let Some(routed) = &self.routed else { return self.chain(name, name, version, None) };
+        let usual = routed.routes.first().unwrap_or_default();
+        let runs = |description: &FolderDescription| description.model("", &Wiring::of(description));
+        // Routes whose models are alike run one: that of the first of them.
+        let model_of = |route: &str| {
+            let own = routed.each.get(route).map(runs);
+            let first = routed.each.iter().find(|(_, other)| Some(runs(other)) == own);
+            route_model(name, first.map_or(route, |(first, _)| first))
         };
-        std::iter::once(whole).chain(routed.each.iter().flat_map(of_route)).collect()
+        let steps = Steps { of: &route_model(name, &usual), model_of: &model_of(&usual), version, route_of: None };
+        let mut models = vec![self.ensemble(name, steps, &Wiring::of(self))];
+        for (route, description) in &routed.each {
+            models.extend(description.chain(&route_model(name, route), &model_of(route), version, Some(name)));
+        }
+        models
     }
 
-    /// The ensemble `name` and its steps. Where it is a route of another model, that is `route_of`.
-    fn chain(&self, name: &str, version: i64, route_of: Option<&str>) -> Vec<DerivedModel> {
+    /// The ensemble `name` and its steps, without the one that runs the model where another ensemble has it: `model_of`. Where it is a
+    /// route of another model, that is `route_of`.
+    fn chain(&self, name: &str, model_of: &str, version: i64, route_of: Option<&str>) -> Vec<DerivedModel> {
         let wiring = Wiring::of(self);
-        let steps = vec![
-            self.ensemble(name, Steps { of: name, version, route_of }, &wiring),
+        let mut steps = vec![
+            self.ensemble(name, Steps { of: name, model_of, version, route_of }, &wiring),
             self.tokenizer(name, &wiring),
-            self.model(name, &wiring),
-            self.postprocess(name, &wiring),
         ];
-        let branches = self.heads.iter().zip(&wiring.branches);
-        steps.into_iter().chain(branches.map(|(head, branch)| head_model(name, &wiring, head, branch))).collect()
+        steps.extend((model_of == name).then(|| self.model(name, &wiring)));
+        steps.push(self.postprocess(name, &wiring));
+        steps.extend(
+            self.heads.iter().zip(&wiring.branches).map(|(head, branch)| head_model(name, &wiring, head, branch)),
+        );
+        steps
     }
 
     fn ensemble(&self, name: &str, steps: Steps<'_>, wiring: &Wiring) -> DerivedModel {
-        let Steps { of, version, route_of } = steps;
+        let Steps { of, model_of, version, route_of } = steps;
         let mut text = Text::new(
             &format!("What clients ask for; made of {}.", self.root.display()),
             name,
@@ -163,7 +149,7 @@ impl FolderDescription {
         let same = |tensors: &[Tensor]| tensors.iter().map(|t| (t.name.clone(), t.name.clone())).collect::<Vec<_>>();
         let result = vec![(wiring.result.name.clone(), wiring.carried())];
         text.step((&format!("{of}_tokenizer"), version), &same(&wiring.texts), &same(&wiring.tokens), false);
-        text.step((&format!("{of}_model"), version), &same(&wiring.inputs), &result, false);
+        text.step((&format!("{model_of}_model"), version), &same(&wiring.inputs), &result, false);
         let taken = |side: &[Tensor]| [result.clone(), same(side)].concat();
         let last = wiring.branches.is_empty();
         text.step((&format!("{of}_postprocess"), version), &taken(&wiring.side), &same(&wiring.outputs), last);
@@ -273,11 +259,18 @@ impl FolderDescription {
         }
         text.tensors("input", &wiring.inputs);
         text.tensors("output", std::slice::from_ref(&wiring.result));
-        if let Executor::Onnx { .. } = &self.executor {
+        if let Executor::Onnx { file, .. } = &self.executor {
             self.batching(&mut text, wiring);
             text.blank();
-            text.line("# A lone request runs on all CPUs; when more are waiting, each CPU runs a batch of its own. The weights are shared.", "");
-            text.parameter("layouts", "by_load", "");
+            let (layouts, says) = match file.bytes(&self.root) >= LARGE_GRAPH {
+                true => ("wide", "Each run takes all CPUs, so that a graph as large as this one is in memory once."),
+                false => (
+                    "by_load",
+                    "A lone request runs on all CPUs; when more are waiting, each CPU runs a batch of its own. The weights are shared.",
+                ),
+            };
+            text.line(&format!("# {says}"), "");
+            text.parameter("layouts", layouts, "");
             text.blank();
             text.line("instance_group [ { kind: KIND_CPU } ]", "");
         }
@@ -415,96 +408,5 @@ impl DerivedModel {
             texts: BTreeMap::new(),
             converted: BTreeMap::new(),
         }
-    }
-}
-
-// === impl Wiring ===
-
-impl Wiring {
-    fn of(description: &FolderDescription) -> Wiring {
-        let task = description.task.value;
-        let tokens = |name: &str| Tensor::new(name, INT64, &[-1, -1]);
-        let mut inputs = vec![tokens("input_ids"), tokens("attention_mask")];
-        let result = match &description.executor {
-            Executor::Onnx { file, output } => {
-                let taken = |input: &super::onnx::GraphTensor| {
-                    let data_type = input.datatype.unwrap_or(DataType::Int64).config_name();
-                    let dims = input.dims.clone().unwrap_or_else(|| vec![-1, -1]);
-                    Tensor::new(&input.name, data_type, &dims).origin(file.place(input))
-                };
-                inputs = file.graph.inputs.iter().filter(|input| !inputs::is_cache(input)).map(taken).collect();
-                let data_type = output.value.datatype.unwrap_or(DataType::Fp32).config_name();
-                let dims = output.value.dims.clone().unwrap_or_default();
-                Tensor::new(&output.value.name, data_type, &loose(dims)).origin(&output.origin)
-            }
-            Executor::Static { file, width: 0, .. } => {
-                Tensor::new("token_weights", FP32, &[-1, -1, 1]).origin(&file.value)
-            }
-            Executor::Static { file, width, .. } => {
-                Tensor::new("sentence_embedding", FP32, &[-1, *width]).origin(&file.value)
-            }
-            Executor::Generation { tells_target, .. } => {
-                if *tells_target {
-                    let token = Tensor::new("forced_bos_token_id", INT64, &[-1, 1]).optional();
-                    inputs.push(token.origin("the token of the target language"));
-                }
-                Tensor::new("generated_indices", INT64, &[-1, -1])
-            }
-        };
-        let side = side(description);
-        let mut given: Vec<Tensor> = inputs.iter().map(|input| Tensor { optional: false, ..input.clone() }).collect();
-        let branches: Vec<Branch> = description.heads.iter().map(|head| Branch::of(description, head)).collect();
-        let beside = side.iter().chain(branches.iter().flat_map(|branch| &branch.side));
-        for tensor in beside.filter(|tensor| tensor.data_type != STRING) {
-            if !given.iter().any(|given| given.name == tensor.name) {
-                given.push(tensor.clone());
-            }
-        }
-        let texts = vec![Tensor::new(TEXT, STRING, &[-1])];
-        let pair = Tensor::new(TEXT_PAIR, STRING, &[-1]);
-        let texts = match task {
-            Task::Rerank => [texts, vec![pair]].concat(),
-            Task::Classify => [texts, vec![pair.optional()]].concat(),
-            _ => texts,
-        };
-        Wiring {
-            texts,
-            tokens: given,
-            inputs,
-            result,
-            side,
-            outputs: outputs(description.task.value, &description.width),
-            branches,
-        }
-    }
-
-    /// The ensemble's name for the model's output, which must differ from the names of all other tensors.
-    fn carried(&self) -> String {
-        let name = &self.result.name;
-        let taken = self.outputs.iter().chain(&self.tokens).chain(&self.texts).any(|tensor| &tensor.name == name);
-        if taken { format!("model_{name}") } else { name.clone() }
-    }
-}
-
-/// Makes rows and length variable: the file may have a name in place of a number there.
-fn loose(mut dims: Vec<i64>) -> Vec<i64> {
-    if let Some(rows) = dims.first_mut() {
-        *rows = -1;
-    }
-    dims
-}
-
-// === impl Branch ===
-
-impl Branch {
-    fn of(description: &FolderDescription, head: &Head) -> Branch {
-        let attention = || tokens(description, "attention_mask");
-        let (suffix, side) = match head.task {
-            Task::Sparse => ("sparse", vec![attention(), tokens(description, "input_ids")]),
-            _ if description.late.scores_apart() => ("multi_vector", vec![scoring_mask()]),
-            _ => ("multi_vector", vec![attention()]),
-        };
-        let width = Derived::from(head.width, format!("{}: weight", head.file));
-        Branch { suffix, side, outputs: outputs(head.task, &width) }
     }
 }

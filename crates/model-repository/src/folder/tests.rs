@@ -133,6 +133,22 @@ fn names<'a>(tensors: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
 }
 
 #[test]
+fn a_large_graph_is_in_memory_once() {
+    let layouts = |bytes: u64| {
+        let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
+        write(
+            folder.path(),
+            "onnx/model.onnx",
+            &onnx_with_weights(["model.onnx_data", "model.onnx_data", "model.onnx_data"]),
+        );
+        let weights = fs::File::create(folder.path().join("onnx/model.onnx_data")).unwrap();
+        weights.set_len(bytes).unwrap();
+        configs(&folder)[2].parameters["layouts"].clone()
+    };
+    assert_eq!((layouts(500 << 20).as_str(), layouts(600 << 20).as_str()), ("by_load", "wide"));
+}
+
+#[test]
 fn a_sentence_encoder_in_the_older_form() {
     let folder = encoder(
         &[TRANSFORMER, POOLING, ("sentence_transformers.models.Normalize", "2_Normalize")],

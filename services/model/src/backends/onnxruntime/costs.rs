@@ -10,21 +10,25 @@ use crate::batcher::cost::Fit;
 use crate::batcher::{Declaration, USUAL_LENGTH};
 
 /// The costs that batches of `config`'s model go by. Its `instances` are at `places`; `kept` is a place's entry in the cache, if
-/// there is one. `None` if the declaration turns measuring off or, with a warning, if they cannot be measured.
+/// there is one. `None` if the declaration turns measuring off or, with a warning, if they cannot be measured; also when they are not
+/// `wanted` any more.
 pub fn find<I: ModelInstance>(
     config: &ModelConfig,
     declaration: &Declaration,
     places: &[InstanceDevice],
     kept: impl Fn(InstanceDevice) -> Option<Entry>,
     instances: &mut [I],
+    wanted: &dyn Fn() -> bool,
 ) -> Option<Fit> {
     if !declaration.measure {
         return None;
     }
     // GPUs are taken for alike.
     let firsts = firsts(places, InstanceDevice::is_gpu).into_iter();
-    let at =
-        |at: usize| Some((places[at], find_at(config, declaration, kept(places[at]), places[at], &mut instances[at])?));
+    let at = |at: usize| {
+        let place = places[at];
+        Some((place, find_at(config, declaration, kept(place), place, &mut instances[at], wanted)?))
+    };
     let found: Vec<_> = firsts.filter_map(at).collect();
     decisive(declaration, places, &found)
 }
@@ -36,13 +40,15 @@ fn find_at(
     kept: Option<Entry>,
     place: InstanceDevice,
     instance: &mut dyn ModelInstance,
+    wanted: &dyn Fn() -> bool,
 ) -> Option<Fit> {
     if let Some(fit) = kept.as_ref().and_then(Entry::read) {
         report(config, declaration, place, &fit, "cache");
         return Some(fit);
     }
-    let fit = match measure::measure(config, declaration, place, instance) {
+    let fit = match measure::measure(config, declaration, place, instance, wanted) {
         Ok(fit) => fit,
+        Err(_) if !wanted() => return None,
         Err(reason) => {
             tracing::warn!(model = config.name, %place, reason, "costs could not be measured");
             return None;

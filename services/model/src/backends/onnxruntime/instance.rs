@@ -1,18 +1,17 @@
 //! The work of an instance's thread: gather a batch, run it, split the results.
 
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use ort::session::{HasSelectedOutputs, OutputSelector, RunOptions, Session, SessionInputValue};
-use parking_lot::Mutex;
 use trireme_engine::{Description, ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Stop};
 use trireme_inference::{ErrorCode, InferError, Name, Reshape, Shape, Tensor, TensorSpec, room_for};
 use trireme_model_repository::ModelConfig;
 
 use super::binding::{Memory, Staging};
 use super::caches;
-use super::layouts::{Layout, Layouts, Turn};
+use super::layouts::{Layout, Turn, Wide};
 use super::schema::Schema;
 use super::shared::{Held, Ran};
 use super::stop::Stopper;
@@ -34,6 +33,8 @@ pub struct OnnxInstance {
     padding: Option<Padding>,
     /// The same, if padding changes results, so that not even the rows of a request share a run.
     apart: Option<Padding>,
+    /// Becomes true when rows kept apart may share a run.
+    shares: Option<Arc<OnceLock<bool>>>,
     /// The outputs in the configuration's order.
     outputs: Vec<TensorSpec>,
     /// Inputs whose shape differs at the model; then outputs.
@@ -46,13 +47,6 @@ pub struct OnnxInstance {
     /// Devices whose arena is shrunk after each run.
     arena_shrinkage: Option<String>,
     stopper: Arc<Stopper>,
-}
-
-/// The wide layout with its session on all CPUs.
-pub struct Wide {
-    layouts: Layouts,
-    /// Locked by the run whose turn it is, so a lock is never waited for.
-    session: Mutex<Session>,
 }
 
 /// The inputs of a run, by name.
@@ -84,15 +78,6 @@ struct Batch {
     started: Instant,
     gathered: Instant,
     ran: Instant,
-}
-
-// === impl Wide ===
-
-impl Wide {
-    /// A wide layout with `session`.
-    pub fn new(session: Session) -> Wide {
-        Wide { layouts: Layouts::default(), session: Mutex::new(session) }
-    }
 }
 
 // === impl OnnxInstance ===
@@ -130,6 +115,7 @@ impl OnnxInstance {
             input_reshapes: input_reshapes.collect(),
             output_reshapes: output_reshapes.collect(),
             apart: None,
+            shares: None,
             tasks: caches::undeclared(config, &schema.inputs)
                 .iter()
                 .any(|input| input.name == tasks::INPUT)
@@ -145,6 +131,23 @@ impl OnnxInstance {
         self.apart = self.padding.take();
         if self.batch == Batching::Declared {
             self.batch = Batching::None;
+        }
+    }
+
+    /// The same until `shares` is true.
+    pub fn keep_requests_apart_until(&mut self, shares: Arc<OnceLock<bool>>) {
+        self.keep_requests_apart();
+        self.shares = Some(shares);
+    }
+
+    /// Lets requests share a run from when they may.
+    fn heed(&mut self) {
+        if self.shares.as_ref().and_then(|shares| shares.get()) == Some(&true) {
+            self.shares = None;
+            self.padding = self.apart.take();
+            if self.batch == Batching::None && self.padding.is_some() {
+                self.batch = Batching::Declared;
+            }
         }
     }
 
@@ -394,6 +397,7 @@ impl ModelInstance for OnnxInstance {
         if requests.is_empty() {
             return Vec::new();
         }
+        self.heed();
         if let ([request], Some(padding)) = (requests, &self.apart) {
             match apart::rows(padding, &request.inputs) {
                 Ok(Some(rows)) => return vec![self.execute_rows(request, rows)],

@@ -5,6 +5,7 @@
 //! that starts while others run is narrow, and waits for a wide one to end. So there are never more running threads
 //! than CPUs, and under load, when some run is always in progress, all runs are narrow.
 
+use ort::session::Session;
 use parking_lot::{Condvar, Mutex};
 
 /// The session of a run.
@@ -38,6 +39,14 @@ pub struct Turn<'a> {
     pub layout: Layout,
 }
 
+/// The wide layout with its session on all CPUs.
+pub struct Wide {
+    /// Which session a run takes.
+    pub layouts: Layouts,
+    /// Locked by the run whose turn it is, so a lock is never waited for.
+    pub session: Mutex<Session>,
+}
+
 // === impl Layouts ===
 
 impl Layouts {
@@ -53,6 +62,15 @@ impl Layouts {
             self.wide_ended.wait(&mut running);
         }
         Turn { layouts: self, layout: Layout::Narrow }
+    }
+}
+
+// === impl Wide ===
+
+impl Wide {
+    /// A wide layout with `session`.
+    pub fn new(session: Session) -> Wide {
+        Wide { layouts: Layouts::default(), session: Mutex::new(session) }
     }
 }
 

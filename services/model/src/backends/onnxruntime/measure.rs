@@ -43,12 +43,14 @@ const SHARE_OF_FIRST_RUNS: f64 = 0.6;
 /// Prevents two models that load at the same time from measuring each other.
 static MEASURING: Mutex<()> = Mutex::new(());
 
-/// Measures `instance`, which is at `place`. The error says why that is impossible; the model then serves without measurements.
+/// Measures `instance`, which is at `place`, while that is `wanted`. The error says why that is impossible; the model then serves without
+/// measurements.
 pub fn measure(
     config: &ModelConfig,
     declaration: &Declaration,
     place: InstanceDevice,
     instance: &mut dyn ModelInstance,
+    wanted: &dyn Fn() -> bool,
 ) -> Result<Fit, String> {
     let (counts, most_tokens) = match place.is_gpu() {
         true => (&ROWS[..], MOST_TOKENS_ACCELERATED),
@@ -57,11 +59,15 @@ pub fn measure(
     let _alone = MEASURING.lock();
     let started = Instant::now();
     let mut seconds = |rows: u32, length: u32| -> Result<f64, String> {
+        if !wanted() {
+            return Err("the model is unloaded".to_owned());
+        }
         let request = request(config, declaration, rows, length)?;
-        let begun = Instant::now();
         let result = instance.execute(std::slice::from_ref(&request)).pop();
-        let elapsed = begun.elapsed().as_secs_f64().max(1e-9);
-        result.map_or(Ok(elapsed), |result| result.map(|_| elapsed).map_err(|error| error.message))
+        let result = result.ok_or("an execution without a result")?.map_err(|error| error.message)?;
+        // Without the time before the run, in which it may wait for its turn.
+        let took = result.timing.compute_infer + result.timing.compute_output;
+        Ok(took.as_secs_f64().max(1e-9))
     };
     let mut points: Vec<Point> = Vec::new();
     // A model may accept only as many tokens as it has positions.

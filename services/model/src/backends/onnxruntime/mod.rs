@@ -4,7 +4,7 @@
 //! Loading a model runs the plain model for later comparison ([`precision`]), makes one session per instance ([`sessions`]),
 //! compares an instance at each place with the plain model, and runs the warm-up. The library is loaded with the first model
 //! that needs it, so a process without ONNX models does not need it. Models that declare their inputs as paddable ([`batcher::Declaration`]) are
-//! batched by length, with costs measured here.
+//! batched by length, with costs measured here; those with one wide session are tried and measured while they serve ([`trial`]).
 
 mod accelerators;
 mod binding;
@@ -30,12 +30,13 @@ mod settings;
 mod shared;
 mod stop;
 mod tasks;
+mod trial;
 mod values;
 mod weights;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use trireme_engine::{
     Backend, BackgroundInstance, BatchPolicy, LoadError, LoadedModel, ModelInstance, ModelSource, SequenceSupport,
@@ -47,12 +48,14 @@ use trireme_model_repository::{ModelConfig, torch_file_beside};
 use self::accelerators::InstanceDevice;
 use self::binding::Memory;
 use self::cost_cache::Entry;
-use self::instance::{OnnxInstance, Wide};
+use self::instance::OnnxInstance;
+use self::layouts::Wide;
 use self::precision::Expected;
 use self::schema::Schema;
 use self::sessions::Sessions;
 use self::settings::Settings;
 use self::shared::Held;
+use self::trial::Trial;
 use crate::batcher::{self, Declaration, LengthBatcher, Padding};
 use crate::cpus;
 
@@ -123,7 +126,7 @@ impl Backend for OnnxRuntime {
         schema.check(&config)?;
         tasks::Tasks::of(&config)?;
         let mut declaration = Declaration::parse(&config)?;
-        let padding = declaration.as_ref().map(|declaration| &declaration.padding);
+        let padding = declaration.as_ref().map(|declaration| declaration.padding.clone());
         let new_instance = |session, padding: Option<&Padding>| {
             OnnxInstance::new(&config, &schema, session, padding.cloned(), settings.arena_shrinkage.clone())
         };
@@ -135,7 +138,8 @@ impl Backend for OnnxRuntime {
         match settings.precision {
             Some(_) => {
                 doing("running the plain model");
-                expected = Some(Expected::new(&config, samples()?, &mut new_instance(Held::Own(made), padding))?);
+                expected =
+                    Some(Expected::new(&config, samples()?, &mut new_instance(Held::Own(made), padding.as_ref()))?);
             }
             None if plain_first => drop(made),
             None => first = Some(made),
@@ -148,9 +152,9 @@ impl Backend for OnnxRuntime {
         let mut shared = HashMap::new();
         for &place in &settings.places {
             let make = || first.take().map_or_else(|| sessions.make(place, settings.intra_threads), Ok);
-            let share = (place.is_gpu() && settings.share_sessions).then_some(&mut shared);
+            let share = (place.is_gpu() && settings.share_sessions || settings.wide_only).then_some(&mut shared);
             let held = Held::at(place, share, make).map_err(refused)?;
-            let mut instance = new_instance(held, padding);
+            let mut instance = new_instance(held, padding.as_ref());
             if let InstanceDevice::Gpu(gpu) = place
                 && may_be_pinned(&config)
             {
@@ -168,6 +172,23 @@ impl Backend for OnnxRuntime {
         for instance in &mut loaded {
             warmup::run(&config, source.model_path, instance)?;
         }
+        let circumstances = format!("{settings:?} {declaration:?} {}", ort::info());
+        let may_wait = |declaration: &mut Declaration| settings.wide_only && (declaration.check || declaration.measure);
+        let tried = declaration.take_if(may_wait).map(|declaration| -> Result<_, LoadError> {
+            let make = || sessions.make(settings.places[0], settings.intra_threads);
+            let held = Held::at(settings.places[0], Some(&mut shared), make).map_err(refused)?;
+            let (instance, shares) = (new_instance(held, padding.as_ref()), Arc::new(OnceLock::new()));
+            loaded[0].keep_requests_apart_until(shares.clone());
+            let trial = Trial {
+                config: Arc::new(config.clone()),
+                declaration,
+                cost_models: self.options.cost_model_cache.clone(),
+                path: path.clone(),
+                circumstances: circumstances.clone(),
+            };
+            Ok((trial.begin(instance, shares.clone()), shares))
+        });
+        let (tried, until) = tried.transpose()?.unzip();
         let mut shares = true;
         if let Some(declaration) = declaration.as_ref().filter(|declaration| declaration.check) {
             doing("trying whether rows may share a run");
@@ -175,24 +196,24 @@ impl Backend for OnnxRuntime {
                 shares &= probe::check(&config, declaration, settings.places[at], &mut loaded[at])?;
             }
         }
-        let padding = padding.filter(|_| shares).cloned();
+        let padding = padding.filter(|_| shares);
         if !shares {
             loaded.iter_mut().for_each(OnnxInstance::keep_requests_apart);
             declaration = None;
         }
-        let policy: Box<dyn BatchPolicy> = match &declaration {
-            Some(declaration) => {
-                let circumstances = format!("{settings:?} {declaration:?} {}", ort::info());
+        let policy: Box<dyn BatchPolicy> = match (&declaration, tried) {
+            (_, Some(tried)) => Box::new(tried),
+            (Some(declaration), None) => {
                 let directory = self.options.cost_model_cache.as_deref();
                 let kept = |place: InstanceDevice| {
                     let makes = if place.is_gpu() { gpus::makes() } else { String::new() };
                     Some(Entry::new(directory?, &config.name, &path, &format!("{place} {makes} {circumstances}")))
                 };
                 doing("measuring the cost of runs");
-                let fit = costs::find(&config, declaration, &settings.places, kept, &mut loaded);
+                let fit = costs::find(&config, declaration, &settings.places, kept, &mut loaded, &|| true);
                 Box::new(LengthBatcher::new(declaration, config.dynamic_batching.as_ref(), fit.as_ref()))
             }
-            None => batcher::policy(&config),
+            (None, None) => batcher::policy(&config),
         };
         if let Some(threads) = settings.wide_threads {
             // Added last, because the measured costs are those of runs beside others.
@@ -206,7 +227,7 @@ impl Backend for OnnxRuntime {
         let canary = warmup::first(&config, source.model_path)?;
         let config = Arc::new(config);
         let background = match settings.has_background() {
-            true => background(sessions, &settings, config.clone(), schema, padding),
+            true => background(sessions, &settings, config.clone(), schema, (padding, until)),
             false => Vec::new(),
         };
         Ok(LoadedModel { config, instances, background, guests: Vec::new(), policy, canary })
@@ -226,16 +247,21 @@ fn background(
     settings: &Settings,
     config: Arc<ModelConfig>,
     schema: Schema,
-    padding: Option<Padding>,
+    (padding, until): (Option<Padding>, Option<Arc<OnceLock<bool>>>),
 ) -> Vec<BackgroundInstance> {
     let (sessions, schema) = (Arc::new(sessions), Arc::new(schema));
     let one = |_| {
         let (sessions, config, schema, padding) = (sessions.clone(), config.clone(), schema.clone(), padding.clone());
+        let until = until.clone();
         let (threads, shrinkage) = (settings.intra_threads, settings.arena_shrinkage.clone());
         in_background(move || {
             let session = sessions.make(InstanceDevice::Cpu, threads);
             let session = session.map_err(|reason| LoadError::Backend { model: config.name.clone(), reason })?;
-            Ok(OnnxInstance::new(&config, &schema, Held::Own(session), padding, shrinkage))
+            let mut instance = OnnxInstance::new(&config, &schema, Held::Own(session), padding, shrinkage);
+            if let Some(shares) = until {
+                instance.keep_requests_apart_until(shares);
+            }
+            Ok(instance)
         })
     };
     settings.places.iter().map(one).collect()

@@ -31,6 +31,8 @@ pub struct Settings {
     pub precision: Option<PrecisionCheck>,
     /// Threads of the wide session, if layouts are chosen by load.
     pub wide_threads: Option<usize>,
+    /// Whether the one session is wide, and all that can wait is tried while the model serves.
+    pub wide_only: bool,
     /// Whether sessions on the CPU share their weights.
     pub share_weights: bool,
     /// Whether the instances on a GPU share its session.
@@ -120,8 +122,12 @@ impl Settings {
         let threads = |name| Ok(parameters.count(name)?.filter(|&count| count > 0));
         let told = threads("intra_op_thread_count")?.or(options.intra_threads);
         let on_cpu = places.iter().all(|place| *place == InstanceDevice::Cpu);
-        let by_load = parameters.choice("layouts", ["fixed", "by_load"])? == Some(1) && on_cpu;
-        let (intra_threads, wide_threads) = if by_load {
+        let layouts = parameters.choice("layouts", ["fixed", "by_load", "wide"])?.filter(|_| on_cpu);
+        let (by_load, wide_only) = (layouts == Some(1), layouts == Some(2));
+        let (intra_threads, wide_threads) = if wide_only {
+            places.truncate(1);
+            (told.unwrap_or(cpus), None)
+        } else if by_load {
             let narrow = told.unwrap_or(1).min(cpus);
             places = vec![InstanceDevice::Cpu; (cpus / narrow).max(1)];
             // With a single instance there is no second layout.
@@ -159,6 +165,7 @@ impl Settings {
             accelerators,
             precision,
             wide_threads,
+            wide_only,
             entries,
             intra_threads,
         })
@@ -359,9 +366,14 @@ mod tests {
         assert_eq!((by_load.intra_threads, by_load.places.len(), by_load.wide_threads), (1, 8, Some(8)));
         let pairs = settings(&(parameter("layouts", "by_load") + &parameter("intra_op_thread_count", "2"))).unwrap();
         assert_eq!((pairs.intra_threads, pairs.places.len(), pairs.wide_threads), (2, 4, Some(8)));
+        let wide = parameter("layouts", "wide");
+        let one = settings(&("instance_group [{ count: 2 kind: KIND_CPU }]".to_owned() + &wide)).unwrap();
+        assert_eq!((one.intra_threads, one.places.len(), one.wide_threads), (8, 1, None));
+        assert!(one.wide_only && !one.share_weights, "the one session needs no copy of the weights");
+        assert!(!settings(&("instance_group [{ kind: KIND_GPU gpus: [0] }]".to_owned() + &wide)).unwrap().wide_only);
         let fixed = settings("instance_group [{ count: 2 kind: KIND_CPU }]").unwrap();
         assert_eq!((fixed.intra_threads, fixed.places.len(), fixed.wide_threads), (4, 2, None));
-        assert!(settings(&parameter("layouts", "both")).unwrap_err().contains("fixed or by_load, found 'both'"));
+        assert!(settings(&parameter("layouts", "both")).unwrap_err().contains("fixed, by_load or wide, found 'both'"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Requests of differing lengths in one run: a request's result does not depend on the others.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use trireme_engine::{Candidate, Decision};
 
@@ -95,6 +95,26 @@ fn requests_that_padding_changes_do_not_share_a_run() {
     let mut model = load(committed("tiny_encoder"), &wrong).unwrap();
     let together = hidden(&mut model, &[&short, &long]);
     assert!(difference(&alone[0], &together[0]) > 1e-3, "the model does not look at its mask");
+}
+
+#[test]
+fn a_wide_model_finds_out_while_it_serves_that_rows_may_share_a_run() {
+    let mut config = padded(ENCODER, "input_ids:0, attention_mask:0");
+    config.parameters.insert("layouts".into(), "wide".into());
+    let mut model = load(committed("tiny_encoder"), &config).unwrap();
+    let (short, long) = (texts(1, 2), texts(1, 9));
+    let alone = [&short, &long].map(|request| hidden(&mut model, &[request]).remove(0));
+    let shares =
+        |model: &LoadedModel| model.policy.describe(&short).signature == model.policy.describe(&long).signature;
+    let began = Instant::now();
+    while !shares(&model) {
+        // The answers are right meanwhile, too.
+        let results = execute(&mut model, &[&short, &long], "last_hidden_state");
+        assert!(results.iter().zip(&alone).all(|(result, alone)| difference(output(result), alone) <= 1e-5));
+        assert!(began.elapsed() < Duration::from_secs(60), "the trial does not end");
+    }
+    let together = hidden(&mut model, &[&short, &long]);
+    assert!(together.iter().zip(&alone).all(|(one, alone)| difference(one, alone) <= 1e-5));
 }
 
 #[test]

@@ -1,0 +1,131 @@
+//! The tensors that travel between the steps of a derived ensemble, and from them to clients.
+
+use trireme_inference::DataType;
+
+use super::description::{Executor, FolderDescription};
+use super::heads::Head;
+use super::inputs;
+use super::origin::Derived;
+use super::task::Task;
+use super::tensors::{FP32, INT64, STRING, TEXT, outputs, scoring_mask, side, tokens};
+use super::text::Tensor;
+
+const TEXT_PAIR: &str = "TEXT_PAIR";
+
+/// The tensors that travel between the steps.
+pub(super) struct Wiring {
+    /// The tokenizer's inputs.
+    pub(super) texts: Vec<Tensor>,
+    /// The tokenizer's outputs.
+    pub(super) tokens: Vec<Tensor>,
+    /// The model's inputs, all of them outputs of the tokenizer.
+    pub(super) inputs: Vec<Tensor>,
+    /// The model's output.
+    pub(super) result: Tensor,
+    /// The inputs of postprocess beside the model's output.
+    pub(super) side: Vec<Tensor>,
+    /// The outputs of the whole chain.
+    pub(super) outputs: Vec<Tensor>,
+    /// Further chains on the model's output.
+    pub(super) branches: Vec<Branch>,
+}
+
+/// A step that makes a further result of the model's output.
+pub(super) struct Branch {
+    /// The name of its model, behind the folder's.
+    pub(super) suffix: &'static str,
+    pub(super) side: Vec<Tensor>,
+    pub(super) outputs: Vec<Tensor>,
+}
+
+// === impl Wiring ===
+
+impl Wiring {
+    /// The tensors of the chain that serves the folder.
+    pub(super) fn of(description: &FolderDescription) -> Wiring {
+        let task = description.task.value;
+        let tokens = |name: &str| Tensor::new(name, INT64, &[-1, -1]);
+        let mut inputs = vec![tokens("input_ids"), tokens("attention_mask")];
+        let result = match &description.executor {
+            Executor::Onnx { file, output } => {
+                let taken = |input: &super::onnx::GraphTensor| {
+                    let data_type = input.datatype.unwrap_or(DataType::Int64).config_name();
+                    let dims = input.dims.clone().unwrap_or_else(|| vec![-1, -1]);
+                    Tensor::new(&input.name, data_type, &dims).origin(file.place(input))
+                };
+                inputs = file.graph.inputs.iter().filter(|input| !inputs::is_cache(input)).map(taken).collect();
+                let data_type = output.value.datatype.unwrap_or(DataType::Fp32).config_name();
+                let dims = output.value.dims.clone().unwrap_or_default();
+                Tensor::new(&output.value.name, data_type, &loose(dims)).origin(&output.origin)
+            }
+            Executor::Static { file, width: 0, .. } => {
+                Tensor::new("token_weights", FP32, &[-1, -1, 1]).origin(&file.value)
+            }
+            Executor::Static { file, width, .. } => {
+                Tensor::new("sentence_embedding", FP32, &[-1, *width]).origin(&file.value)
+            }
+            Executor::Generation { tells_target, .. } => {
+                if *tells_target {
+                    let token = Tensor::new("forced_bos_token_id", INT64, &[-1, 1]).optional();
+                    inputs.push(token.origin("the token of the target language"));
+                }
+                Tensor::new("generated_indices", INT64, &[-1, -1])
+            }
+        };
+        let side = side(description);
+        let mut given: Vec<Tensor> = inputs.iter().map(|input| Tensor { optional: false, ..input.clone() }).collect();
+        let branches: Vec<Branch> = description.heads.iter().map(|head| Branch::of(description, head)).collect();
+        let beside = side.iter().chain(branches.iter().flat_map(|branch| &branch.side));
+        for tensor in beside.filter(|tensor| tensor.data_type != STRING) {
+            if !given.iter().any(|given| given.name == tensor.name) {
+                given.push(tensor.clone());
+            }
+        }
+        let texts = vec![Tensor::new(TEXT, STRING, &[-1])];
+        let pair = Tensor::new(TEXT_PAIR, STRING, &[-1]);
+        let texts = match task {
+            Task::Rerank => [texts, vec![pair]].concat(),
+            Task::Classify => [texts, vec![pair.optional()]].concat(),
+            _ => texts,
+        };
+        Wiring {
+            texts,
+            tokens: given,
+            inputs,
+            result,
+            side,
+            outputs: outputs(description.task.value, &description.width),
+            branches,
+        }
+    }
+
+    /// The ensemble's name for the model's output, which must differ from the names of all other tensors.
+    pub(super) fn carried(&self) -> String {
+        let name = &self.result.name;
+        let taken = self.outputs.iter().chain(&self.tokens).chain(&self.texts).any(|tensor| &tensor.name == name);
+        if taken { format!("model_{name}") } else { name.clone() }
+    }
+}
+
+/// Makes rows and length variable: the file may have a name in place of a number there.
+fn loose(mut dims: Vec<i64>) -> Vec<i64> {
+    if let Some(rows) = dims.first_mut() {
+        *rows = -1;
+    }
+    dims
+}
+
+// === impl Branch ===
+
+impl Branch {
+    fn of(description: &FolderDescription, head: &Head) -> Branch {
+        let attention = || tokens(description, "attention_mask");
+        let (suffix, side) = match head.task {
+            Task::Sparse => ("sparse", vec![attention(), tokens(description, "input_ids")]),
+            _ if description.late.scores_apart() => ("multi_vector", vec![scoring_mask()]),
+            _ => ("multi_vector", vec![attention()]),
+        };
+        let width = Derived::from(head.width, format!("{}: weight", head.file));
+        Branch { suffix, side, outputs: outputs(head.task, &width) }
+    }
+}

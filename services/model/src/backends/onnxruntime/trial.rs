@@ -1,0 +1,139 @@
+//! What a model with one wide session finds out about itself while it serves: whether rows may share a run, and what runs cost.
+//!
+//! The trial runs the session in turn with the instance. Until it has shown that they may, rows of different lengths do not share a run. It
+//! can only make runs larger: a trial that fails leaves the model as it was, with a warning.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{Builder, JoinHandle};
+use std::time::Instant;
+
+use trireme_engine::{Appetite, BatchPolicy, Candidate, Decision, Description};
+use trireme_inference::Tensor;
+use trireme_model_repository::ModelConfig;
+
+use super::accelerators::InstanceDevice;
+use super::cost_cache::Entry;
+use super::instance::OnnxInstance;
+use super::{costs, probe};
+use crate::batcher::{self, Declaration, LengthBatcher};
+
+/// The place of the one session.
+const PLACE: InstanceDevice = InstanceDevice::Cpu;
+
+/// What is tried, and where the costs are kept.
+pub struct Trial {
+    /// The model's configuration.
+    pub config: Arc<ModelConfig>,
+    /// Its declaration.
+    pub declaration: Declaration,
+    /// The cache of cost models; `None`: none.
+    pub cost_models: Option<PathBuf>,
+    /// The model's file.
+    pub path: PathBuf,
+    /// What else the costs depend on.
+    pub circumstances: String,
+}
+
+/// The policy of such a model: one for requests of equal shapes, and from the end of the trial on one by length.
+pub struct TriedPolicy {
+    before: Box<dyn BatchPolicy>,
+    /// What the worker asks when the model begins: as if rows may share a run, with costs that are not measured.
+    expected: LengthBatcher,
+    after: Arc<OnceLock<LengthBatcher>>,
+    is_wanted: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+// === impl Trial ===
+
+impl Trial {
+    /// Begins the trial on `instance`, which shares its session with the one that serves. `shares` becomes true when rows may share a run.
+    pub fn begin(self, mut instance: OnnxInstance, shares: Arc<OnceLock<bool>>) -> TriedPolicy {
+        let (before, config) = (batcher::policy(&self.config), self.config.clone());
+        let expected = LengthBatcher::new(&self.declaration, config.dynamic_batching.as_ref(), None);
+        let (after, is_wanted) = (Arc::new(OnceLock::new()), Arc::new(AtomicBool::new(true)));
+        let thread = Builder::new().name("trial".to_owned()).spawn({
+            let (after, is_wanted, config) = (after.clone(), is_wanted.clone(), config.clone());
+            move || {
+                let found = self.run(&mut instance, &is_wanted);
+                if let Some(batcher) = found.filter(|_| is_wanted.load(Ordering::Relaxed)) {
+                    // In this order: a batch by length needs an instance that takes it.
+                    let _ = shares.set(true);
+                    let _ = after.set(batcher);
+                    tracing::info!(model = config.name, "texts of different lengths share a run from now on");
+                }
+            }
+        });
+        if let Err(error) = &thread {
+            tracing::warn!(model = config.name, %error, "texts of different lengths do not share a run: it cannot be tried");
+        }
+        TriedPolicy { before, expected, after, is_wanted, thread: thread.ok() }
+    }
+
+    /// The policy that the results allow.
+    fn run(self, instance: &mut OnnxInstance, is_wanted: &AtomicBool) -> Option<LengthBatcher> {
+        let Trial { config, declaration, cost_models, path, circumstances } = self;
+        if declaration.check {
+            match probe::check(&config, &declaration, PLACE, instance) {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(error) => {
+                    tracing::warn!(model = config.name, "texts of different lengths do not share a run: {error}");
+                    return None;
+                }
+            }
+        }
+        let kept = |place| {
+            Some(Entry::new(cost_models.as_deref()?, &config.name, &path, &format!("{place}  {circumstances}")))
+        };
+        let wanted = || is_wanted.load(Ordering::Relaxed);
+        let fit = costs::find(&config, &declaration, &[PLACE], kept, std::slice::from_mut(instance), &wanted);
+        Some(LengthBatcher::new(&declaration, config.dynamic_batching.as_ref(), fit.as_ref()))
+    }
+}
+
+// === impl TriedPolicy ===
+
+impl TriedPolicy {
+    fn present(&self) -> &dyn BatchPolicy {
+        self.after.get().map_or(&*self.before, |after| after)
+    }
+}
+
+impl BatchPolicy for TriedPolicy {
+    fn describe(&self, inputs: &[Tensor]) -> Description {
+        self.present().describe(inputs)
+    }
+
+    fn decide(&self, waiting: &[Candidate], now: Instant) -> Decision {
+        self.present().decide(waiting, now)
+    }
+
+    fn max_rows(&self) -> u32 {
+        self.expected.max_rows()
+    }
+
+    fn appetite(&self) -> Appetite {
+        self.expected.appetite()
+    }
+
+    fn cost(&self, members: &[Description]) -> f64 {
+        self.present().cost(members)
+    }
+
+    fn in_hand(&self, instances: usize) -> usize {
+        self.expected.in_hand(instances)
+    }
+}
+
+impl Drop for TriedPolicy {
+    /// Ends the trial with its present run, because the library must not run when the process ends.
+    fn drop(&mut self) {
+        self.is_wanted.store(false, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
