@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use anyhow::{Context, ensure};
 use clap::Args;
 use trireme_model_repository::{
-    ModelConfig, ModelFolder, Placement, TemporaryFolder, is_model_folder, model_folders_in,
+    ModelConfig, ModelFolder, Placement, TemporaryFolder, check_choices, is_model_folder, model_folders_in,
 };
-use trireme_runtime::{FolderArgs, local_folder, service};
+use trireme_runtime::{FolderArgs, local_folder, name_and_model, service};
 use trireme_telemetry::TelemetryArgs;
 use trireme_text::{TextTokenizer, TokenizeOptions};
 
@@ -17,9 +17,10 @@ use crate::style::{Style, cell, colours, paint, table};
 /// Flags of `trireme init`.
 #[derive(Args)]
 pub struct InitArgs {
-    /// The model folder, as Hugging Face and sentence-transformers write it, or its hf://, s3://, gs://, az:// or https:// URL
-    #[arg(value_name = "MODEL")]
-    folder: PathBuf,
+    /// The model folder, as Hugging Face and sentence-transformers write it, or its hf://, s3://, gs://, az:// or https:// URL; with
+    /// NAME= in front served under that name
+    #[arg(value_name = "[NAME=]MODEL")]
+    folder: String,
 
     /// The model repository to write into; it is made where there is none
     #[arg(value_name = "DIR")]
@@ -52,7 +53,14 @@ pub fn run(args: &InitArgs) -> ExitCode {
 
 async fn init(args: &InitArgs) -> anyhow::Result<String> {
     let choices = args.choices.choices()?;
-    let folder = &local_folder(&args.folder, args.name.as_deref(), &choices).await?;
+    let (own, folder) = name_and_model(&args.folder);
+    ensure!(
+        own.is_none() || args.name.is_none(),
+        "the model has two names: leave out --name, or '{}='",
+        own.unwrap_or_default()
+    );
+    let name = own.or(args.name.as_deref());
+    let folder = &local_folder(Path::new(folder), name, &choices).await?;
     ensure!(folder.is_dir(), "there is no folder '{}'", folder.display());
     let inner: Vec<_> = model_folders_in(folder).iter().map(|folder| folder.display().to_string()).collect();
     ensure!(
@@ -66,7 +74,8 @@ async fn init(args: &InitArgs) -> anyhow::Result<String> {
         "'{}' is no model folder: it has neither config.json, modules.json or tokenizer.json nor an ONNX file",
         folder.display()
     );
-    let model = ModelFolder::read(folder, args.name.as_deref(), &choices)?;
+    let model = ModelFolder::read(folder, name, &choices)?;
+    check_choices(&choices, std::slice::from_ref(&model))?;
     check_tokenizer(&model)?;
     let placement = if args.copy { Placement::Copy } else { Placement::Link };
     model.write(&args.directory, placement).context("the repository is not written")?;

@@ -14,7 +14,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use trireme_model::OnnxRuntimeArgs;
 use trireme_model_repository::{FolderChoices, ModelFolder, Task, folder_name, is_model_folder};
-use trireme_runtime::{FolderArgs, local_folder, service};
+use trireme_runtime::{FolderArgs, local_folder, name_and_model, service};
 use trireme_telemetry::TelemetryArgs;
 
 use self::answers::{TextResult, expected, lower, measure, task_of, tasks_of};
@@ -31,11 +31,11 @@ const SHOWN: usize = 60;
 const NOT_COMPARED: u8 = 2;
 
 /// Flags of `trireme verify`.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct VerifyArgs {
     /// What is served for this: a model folder, a model repository, or an hf://, s3://, gs://, az:// or https:// URL of one; with
-    /// --server the name of the model there
-    #[arg(value_name = "MODEL")]
+    /// --server the name of the model there. With NAME= in front a folder is served under that name
+    #[arg(value_name = "[NAME=]MODEL")]
     target: String,
 
     /// The model of the repository to verify: an ensemble that takes texts
@@ -127,7 +127,13 @@ pub async fn verify(args: &VerifyArgs) -> anyhow::Result<(String, bool)> {
         return compare(Comparing::of(args, None)?, args, url.clone()).await;
     }
     ensure!(!args.target.starts_with("http://"), "{0} is no model: trireme verify NAME --server {0}", args.target);
-    let served = local_folder(Path::new(&args.target), None, &args.choices.choices()?).await?;
+    let (name, target) = name_and_model(&args.target);
+    let args = &VerifyArgs {
+        target: target.to_owned(),
+        model: name.map(str::to_owned).or_else(|| args.model.clone()),
+        ..args.clone()
+    };
+    let served = local_folder(Path::new(target), name, &args.choices.choices()?).await?;
     let comparing = Comparing::of(args, Some(&served))?;
     let server = Server::open(&own_server(args, &served, &comparing.model)?).await?;
     let outcome = match server.load().await {

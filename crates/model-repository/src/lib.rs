@@ -66,7 +66,7 @@ pub use folder::{
 pub use follow::{Change, FollowedFolders};
 pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel, Uploaded};
 pub use sequence_batching::{Fact, SequenceBatching, SequenceControl, SequenceState};
-pub use sources::{ModelFolder, ModelSources, SourceError};
+pub use sources::{ModelFolder, ModelSources, SourceError, check_choices};
 pub use task::Task;
 pub use temporary::{TemporaryFolder, remove_leftovers};
 pub use torch::{torch_file, torch_file_beside};

@@ -75,6 +75,9 @@ pub enum SourceError {
         second.display()
     )]
     SameName { name: String, version: i64, first: PathBuf, second: PathBuf },
+    /// A flag for a model that is none of the folders.
+    #[error("--{flag} {value}: there is no model folder of that name, only {}", known.join(", "))]
+    Choice { flag: &'static str, value: String, known: Vec<String> },
     /// A model folder that cannot be served.
     #[error(transparent)]
     Folder(#[from] FolderError),
@@ -93,10 +96,22 @@ impl SourceError {
             SourceError::Named { .. }
             | SourceError::Holds { .. }
             | SourceError::BadName(_)
+            | SourceError::Choice { .. }
             | SourceError::SameName { .. } => ErrorCode::InvalidArg,
             SourceError::Folder(error) => error.code(),
             SourceError::Repository(error) => error.code(),
         }
+    }
+}
+
+/// Checks that choices by name are for one of the folders.
+pub fn check_choices(choices: &FolderChoices, folders: &[ModelFolder]) -> Result<(), SourceError> {
+    let mut known: Vec<&str> = folders.iter().map(|folder| folder.name.as_str()).collect();
+    known.dedup();
+    let known_names = || known.iter().map(|&name| name.to_owned()).collect();
+    match choices.for_none_of(&known) {
+        Some((flag, value)) => Err(SourceError::Choice { flag, value, known: known_names() }),
+        None => Ok(()),
     }
 }
 
@@ -134,6 +149,9 @@ impl ModelSources {
                     Err(fault) => faults.push(fault),
                 }
             }
+        }
+        if faults.is_empty() && !folders.is_empty() {
+            faults.extend(check_choices(choices, &folders).err());
         }
         if !faults.is_empty() {
             return Err(faults);

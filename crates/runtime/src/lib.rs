@@ -27,7 +27,7 @@ mod settle;
 pub use intake::queue_levels;
 pub use lifecycle::control_mode::{ControlArgs, ControlMode, ControlOptions};
 pub use lifecycle::folder_args::FolderArgs;
-pub use lifecycle::model_args::{ModelArgs, local_folder};
+pub use lifecycle::model_args::{ModelArgs, local_folder, name_and_model};
 pub use lifecycle::{LAST_WORDS, OtherContent, StartError, Worker, WorkerOptions, model_control};
 pub use observe::admin::{Admin, Health};
 pub use observe::statistics::{Snapshot, Statistics};

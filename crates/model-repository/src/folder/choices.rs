@@ -135,6 +135,13 @@ impl FolderChoices {
         Ok(())
     }
 
+    /// The first choice for a model that has none of these names: its flag and value.
+    pub(crate) fn for_none_of(&self, names: &[&str]) -> Option<(&'static str, String)> {
+        let is_other = |name: &str| !names.contains(&name);
+        let (name, flag, value) = self.given.iter().find(|(name, ..)| name.as_deref().is_some_and(is_other))?;
+        Some((flag, format!("{}:{value}", name.as_deref().unwrap_or_default())))
+    }
+
     /// The choices for the model `name`. A choice for it comes before one for all.
     pub fn of(&self, name: &str) -> Choices {
         let mut choices = Choices::from(self.precision);

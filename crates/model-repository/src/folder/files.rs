@@ -1,6 +1,6 @@
 //! Reads the small files of a model folder and gathers their faults.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::fs;
 use std::io::{self, Read};
@@ -25,6 +25,8 @@ pub(crate) struct Reader<'a> {
     /// The route whose modules are read, where the folder has a Router.
     route: Option<String>,
     faults: RefCell<Vec<String>>,
+    /// Whether no file that a command makes would mend the faults.
+    is_beyond_files: Cell<bool>,
     warnings: RefCell<Vec<String>>,
 }
 
@@ -40,7 +42,8 @@ pub(crate) struct Json {
 
 impl<'a> Reader<'a> {
     pub(crate) fn new(root: &'a Path, choices: Choices) -> Reader<'a> {
-        Reader { root, choices, route: None, faults: RefCell::default(), warnings: RefCell::default() }
+        let (faults, warnings, is_beyond_files) = (RefCell::default(), RefCell::default(), Cell::default());
+        Reader { root, choices, route: None, faults, is_beyond_files, warnings }
     }
 
     /// A reader of the modules of one route.
@@ -74,6 +77,19 @@ impl<'a> Reader<'a> {
         let mut faults = self.faults.borrow_mut();
         if !faults.contains(&fault) {
             faults.push(fault);
+        }
+    }
+
+    /// Notes that folders of this kind are not served: the commands that make missing files would not help.
+    pub(crate) fn refuse(&self, fault: impl Display) {
+        self.is_beyond_files.set(true);
+        self.fault(fault);
+    }
+
+    /// Notes that a file is missing, and how it is made, unless that would not help.
+    pub(crate) fn lacks(&self, fault: impl Display) {
+        if !self.is_beyond_files.get() {
+            self.fault(fault);
         }
     }
 

@@ -172,16 +172,27 @@ pub(crate) fn missing(reader: &Reader<'_>, folder: &str, export: &str) {
         ));
         return;
     }
-    let there = match there.as_slice() {
-        [] => "no weights of another kind either".to_owned(),
-        there => format!("only {}", there.join(", ")),
-    };
+    if there.is_empty() {
+        let other: Vec<_> = names.iter().filter(|name| name.ends_with(".gguf")).map(String::as_str).collect();
+        let other = if other.is_empty() {
+            String::new()
+        } else {
+            format!(", only {}, of which none is made", other.join(", "))
+        };
+        reader.lacks(format_args!(
+            "{place} holds no ONNX file, and no weights that one is made of{other}: fetch the model's own folder with one of {} or an ONNX file, \
+             as in trireme serve hf://ORG/NAME",
+            WEIGHTS[..2].join(", ")
+        ));
+        return;
+    }
+    let there = format!("only {}", there.join(", "));
     let root = reader.root().display();
     let traced = match names.iter().any(|name| name.ends_with(".pt")) {
         true => " (a TorchScript file cannot be converted: the export starts from the model's own weights)",
         false => "",
     };
-    reader.fault(format_args!(
+    reader.lacks(format_args!(
         "{place} holds no ONNX file, {there}; make one with: pip install optimum-onnx && optimum-cli export onnx --model {place} \
          --task {} {place}/onnx; or with: trireme export {root}, by a Python that has optimum-onnx or torch; or serve it \
          with one that is made once: trireme serve {root} --export{traced}",

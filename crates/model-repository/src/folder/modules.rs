@@ -203,10 +203,10 @@ fn module(reader: &Reader<'_>, place: String, value: &Value) -> Option<Module> {
         // Does something in training only.
         "Dropout" => return None,
         _ => {
-            reader.fault(format_args!(
+            reader.refuse(format_args!(
                 "{place}.type is '{name}', which is not supported; supported are Transformer, MLMTransformer, Pooling, Dense, \
                  LayerNorm, Normalize, Dropout, SpladePooling, MultiVectorMask, LogitScore, StaticEmbedding, SparseStaticEmbedding and \
-                 Router"
+                 Router: serve the folder by a model.py (backend: \"python\") that loads it with sentence-transformers (docs/python.md)"
             ));
             return None;
         }

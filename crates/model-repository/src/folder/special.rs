@@ -18,6 +18,9 @@ const NEVER_JSON: [&str; 9] = [
     "XLMTokenizer",
 ];
 
+/// Files that tokenizers of transformers have in place of tokenizer.json.
+const VOCABULARIES: [&str; 4] = ["vocab.txt", "vocab.json", "bpe.codes", "tokenizer.model"];
+
 /// Classes whose SentencePiece models are read without tokenizer.json.
 const SENTENCEPIECE: [&str; 6] =
     ["M2M100Tokenizer", "NllbTokenizer", "MBartTokenizer", "MBart50Tokenizer", "MarianTokenizer", "T5Tokenizer"];
@@ -54,11 +57,18 @@ pub(super) fn check_files(reader: &Reader<'_>, folder: &str, config: &Json, mode
     let place = reader.root().join(folder);
     let place = place.display();
     if NEVER_JSON.contains(&class) {
-        reader.fault(format_args!(
+        reader.refuse(format_args!(
             "{0}: tokenizer_class is {class}, which has no tokenizer.json, and transformers cannot write one: tokenize in a model.py \
              (backend: \"python\") that loads it with AutoTokenizer and gives input_ids and attention_mask, and link it with the ONNX file \
              in an ensemble (docs/python.md)",
             config.file
+        ));
+        return false;
+    }
+    if !has_pieces && class.is_empty() && !VOCABULARIES.iter().any(|name| reader.has(&format!("{folder}{name}"))) {
+        reader.lacks(format_args!(
+            "{place} holds no file of a tokenizer: for a model of texts, copy tokenizer.json and tokenizer_config.json from the model that it \
+             was made of; another model is served by its ONNX file in a model repository of your own (docs/model-repository.md)"
         ));
         return false;
     }
@@ -67,7 +77,7 @@ pub(super) fn check_files(reader: &Reader<'_>, folder: &str, config: &Json, mode
         (true, class) => format!("only a SentencePiece model, of which class {class} has tokens of its own"),
         (false, _) => "and no SentencePiece model either".to_owned(),
     };
-    reader.fault(format_args!(
+    reader.lacks(format_args!(
         "{place} holds no tokenizer.json, {found}; write it: pip install transformers sentencepiece protobuf && python \
          -c \"from transformers import AutoTokenizer as T; \
          T.from_pretrained('{place}').save_pretrained('{place}')\""

@@ -484,7 +484,10 @@ fn contradictions_name_both_places() {
     let length = ("sentence_bert_config.json", json!({"max_seq_length": 128}));
     assert_eq!(
         faults(&encoder(&two, &[mean(), length.clone()])),
-        ["sentence_bert_config.json: max_seq_length is 128, but config.json: max_position_embeddings allows 64"]
+        [
+            "sentence_bert_config.json: max_seq_length is 128, but config.json: max_position_embeddings allows 64: write that, because \
+          longer texts fail in the model"
+        ]
     );
     let other = ("sentence_roberta_config.json", json!({"max_seq_length": 32}));
     assert!(faults(&encoder(&two, &[mean(), length, other]))[0].contains("remove one of the files"));
@@ -538,6 +541,37 @@ fn what_is_not_supported_is_named_all_together() {
 }
 
 #[test]
+fn a_command_is_named_only_where_it_helps() {
+    let without_graph = |folder: TempDir| {
+        fs::remove_dir_all(folder.path().join("onnx")).unwrap();
+        faults(&folder)
+    };
+    let lstm = ("sentence_transformers.models.LSTM", "1_LSTM");
+    let found = without_graph(encoder(&[TRANSFORMER, lstm], &[]));
+    assert!(found.len() == 1 && found[0].contains("serve the folder by a model.py"), "{found:?}");
+    let bare = folder(&[("config.json", json!({"model_type": "llama"})), ("model.gguf", json!({}))]);
+    let found = faults(&bare);
+    assert!(
+        found[0].contains("no file of a tokenizer") && found[1].contains("only model.gguf, of which none is made"),
+        "{found:?}"
+    );
+    assert!(!found.concat().contains("trireme export"), "{found:?}");
+}
+
+#[test]
+fn a_choice_for_another_model_is_a_fault() {
+    let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
+    let open = |value: &str| {
+        let mut choices = FolderChoices::default();
+        choices.add("accept", &[value.to_owned()]).unwrap();
+        crate::ModelSources::open([(Some("small"), folder.path())], &choices).map(|_| ())
+    };
+    open("small:label2id").unwrap();
+    let fault = open("smal:label2id").unwrap_err()[0].to_string();
+    assert_eq!(fault, "--accept smal:label2id: there is no model folder of that name, only small");
+}
+
+#[test]
 fn heads_in_pickles_are_named() {
     let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "cls"}))]);
     write(folder.path(), "sparse_linear.pt", b"");
@@ -568,7 +602,8 @@ fn queries_and_documents_of_late_interaction() {
 
     let long = [("sentence_bert_config.json", json!({"document_length": 65})), files[1].clone()];
     let found = faults(&encoder(&modules, &long));
-    let words = "sentence_bert_config.json: document_length is 65, but config.json: max_position_embeddings allows 64";
+    let words = "sentence_bert_config.json: document_length is 65, but config.json: max_position_embeddings allows 64: \
+                 write that, because longer texts fail in the model";
     assert_eq!(found, [words]);
 }
 

@@ -307,7 +307,7 @@ pub(crate) fn check_length(reader: &Reader<'_>, length: &Derived<u64>, model: &J
         && length.value > positions.value
     {
         reader.fault(format_args!(
-            "{} is {}, but {} allows {}",
+            "{} is {}, but {} allows {}: write that, because longer texts fail in the model",
             length.origin, length.value, positions.origin, positions.value
         ));
     }

@@ -45,6 +45,16 @@ fn named(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// The parts of a word that may be `NAME=MODEL`: the name, if it has one, and the model. A path with an equals sign that is there is a path.
+pub fn name_and_model(word: &str) -> (Option<&str>, &str) {
+    let named =
+        word.split_once('=').filter(|(name, model)| !name.contains("://") && !name.is_empty() && !model.is_empty());
+    match named.filter(|_| !Path::new(word).exists()) {
+        Some((name, model)) => (Some(name), model),
+        None => (None, word),
+    }
+}
+
 // === impl ModelArgs ===
 
 impl ModelArgs {
@@ -146,6 +156,14 @@ mod tests {
     fn parse(arguments: &[&str]) -> Result<ModelArgs, String> {
         let arguments = std::iter::once(&"serve").chain(arguments);
         Command::try_parse_from(arguments).map(|command| command.models).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_word_may_name_its_model() {
+        assert_eq!(name_and_model("small@2=hf://a/b"), (Some("small@2"), "hf://a/b"));
+        for word in ["folder", "https://example.org/?a=b", "=folder", "name="] {
+            assert_eq!(name_and_model(word), (None, word));
+        }
     }
 
     #[test]
