@@ -23,7 +23,7 @@ use tracing_subscriber::{EnvFilter, Layer};
 
 pub use args::{LogFormat, TelemetryArgs};
 pub use levels::{LogLevels, log_levels, set_log_levels};
-pub use trace::{exports_spans, not_sampled, set_attributes, set_error, set_parent, trace_id, traceparent};
+pub use trace::{exports_spans, not_sampled, set_attributes, set_count, set_error, set_parent, trace_id, traceparent};
 
 /// Keeps telemetry running; [`Telemetry::shutdown`] sends buffered spans.
 #[derive(Debug)]

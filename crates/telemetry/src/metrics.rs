@@ -78,6 +78,8 @@ metrics! {
 
     GatewayRequest = "trireme_gateway_request_seconds" Histogram "From a request's arrival at this gateway until its answer, errors included";
     GatewayInFlight = "trireme_gateway_in_flight_requests" Gauge "Requests that this gateway has in flight";
+    HttpRequests = "trireme_http_requests_total" Counter "Answers of this gateway over HTTP, by route, method and status";
+    EmbeddingsDuration = "gen_ai_server_request_duration_seconds" Histogram "Time that requests for vectors of texts took at this gateway; OpenTelemetry's gen_ai.server.request.duration";
     TracesDropped = "trireme_gateway_traces_dropped_total" Counter "Traces of requests that are not in this gateway's trace files: more came than could be written, or writing failed";
     QueueWaiting = "trireme_queue_waiting_messages" Gauge "Messages in the model's queue on the bus that no worker has been given";
     QueueDelivered = "trireme_queue_delivered_messages" Gauge "Messages of the model's queue on the bus that workers hold";

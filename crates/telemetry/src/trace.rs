@@ -126,6 +126,11 @@ pub fn set_attributes(span: &Span, attributes: impl IntoIterator<Item = (&'stati
     }
 }
 
+/// Adds a number to the exported span.
+pub fn set_count(span: &Span, name: &'static str, count: u64) {
+    span.set_attribute(name, i64::try_from(count).unwrap_or(i64::MAX));
+}
+
 /// Marks `span` as failed, with this code.
 pub fn set_error(span: &Span, code: String, message: &str) {
     span.set_attribute("error.type", code);

@@ -59,7 +59,7 @@ pub enum TextError {
     #[error("text {index} is no JSON array of token ids, which parameter 'token_ids' announces: {reason}")]
     NoIds { index: usize, reason: String },
     /// An id that no token has.
-    #[error("text {index} holds token id {id}, which is not in the vocabulary of this model")]
+    #[error("text {index} holds token id {id}, which is out of vocabulary for this model")]
     UnknownId { index: usize, id: u32 },
     /// Likewise of a text.
     #[error(
@@ -107,6 +107,9 @@ pub enum TextError {
     /// The chat template failed on a text.
     #[error("text {index}: the chat template of the model cannot be applied: {reason}")]
     Template { index: usize, reason: String },
+    /// A conversation that the chat template cannot make a text of.
+    #[error("conversation {index} cannot be made a text of: {reason}")]
+    Conversation { index: usize, reason: String },
     /// A chat template that does not take the texts of a model.
     #[error(
         "the chat template cannot carry {}: {reason}; expected one that puts in the content of every message, as {{% for m in messages %}}         {{{{ m['content'] }}}}{{% endfor %}} does",
@@ -171,6 +174,7 @@ impl TextError {
             | TextError::LongerThanPadding { .. }
             | TextError::TooManyTokens { .. }
             | TextError::Template { .. }
+            | TextError::Conversation { .. }
             | TextError::Messages { .. }
             | TextError::Encode { .. }
             | TextError::Decode { .. } => ErrorCode::InvalidArg,

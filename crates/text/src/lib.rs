@@ -21,6 +21,7 @@
 //!
 //! Not here: tensors other than [`texts_of`], requests, and the configuration files of models.
 
+mod around;
 mod chat;
 mod completion;
 mod config;

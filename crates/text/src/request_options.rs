@@ -39,6 +39,8 @@ pub struct RequestOptions<'a> {
     pub skip_special_tokens: Option<bool>,
     /// `token_ids`: rows are JSON arrays of token ids, not texts.
     pub token_ids: bool,
+    /// `messages`: rows are conversations as JSON, of which the chat template of the tokenizer's files makes the text.
+    pub messages: bool,
 }
 
 // === impl RequestOptions ===
@@ -93,6 +95,7 @@ impl<'a> RequestOptions<'a> {
             add_special_tokens: flag("add_special_tokens")?,
             skip_special_tokens: flag("skip_special_tokens")?,
             token_ids: flag("token_ids")?.unwrap_or(false),
+            messages: flag("messages")?.unwrap_or(false),
         })
     }
 }

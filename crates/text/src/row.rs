@@ -6,14 +6,12 @@ use std::ops::Range;
 
 use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, TruncationDirection};
 
-use crate::chat::{Asked, Chat, Place, kept};
+use crate::around::Around;
+use crate::chat::{Chat, Place, kept};
 use crate::core::Core;
-use crate::family::Template;
 use crate::part::part;
-use crate::prompt::prompt;
-use crate::role::Role;
 use crate::truncate::kept_tokens;
-use crate::{RequestOptions, Side, TextError, TokenizeOptions, Truncation};
+use crate::{Side, TextError, Truncation};
 
 /// Makes rows of texts.
 #[derive(Debug)]
@@ -23,6 +21,8 @@ pub(crate) struct RowEncoder {
     pub(crate) post_processor: Option<PostProcessorWrapper>,
     /// The chat template, which makes one text of messages; `None`: texts are tokenized as they come.
     pub(crate) chat: Option<Chat>,
+    /// The chat template for conversations, where `chat` is not there; the error says why there is none.
+    pub(crate) conversations: Result<Chat, String>,
     /// Most characters of a text that are tokenized; `None` is no limit.
     pub(crate) max_characters: Option<NonZeroUsize>,
 }
@@ -46,90 +46,6 @@ pub(crate) struct Row {
     pub(crate) attends: bool,
 }
 
-/// Settings for all rows of a request.
-#[derive(Clone)]
-pub(crate) struct Around<'a> {
-    /// The text before each text.
-    pub(crate) prefix: Cow<'a, str>,
-    /// The request's instruction, which is in it.
-    pub(crate) instruction: Option<&'a str>,
-    /// The special tokens of each row; `None`: the post-processor of `tokenizer.json` knows them.
-    pub(crate) template: Option<Template>,
-    pub(crate) forced_bos: Option<u32>,
-    /// Most tokens of a row; `None` is no limit.
-    pub(crate) max_length: Option<usize>,
-    pub(crate) truncation: Truncation,
-    pub(crate) truncation_side: Side,
-    /// Most tokens of the first text and of the second one; `None` is no limit of their own.
-    pub(crate) most: [Option<NonZeroUsize>; 2],
-    /// Whether a row that is too long is an error.
-    pub(crate) refuses_long: bool,
-    /// Whether to say which characters tokens stand for.
-    pub(crate) offsets: bool,
-    pub(crate) add_special_tokens: bool,
-    /// Whether rows are token ids, not texts.
-    pub(crate) token_ids: bool,
-    /// The side of all texts.
-    pub(crate) role: Role,
-}
-
-// === impl Around ===
-
-impl<'a> Around<'a> {
-    /// Combines the options of the tokenizer and of the request.
-    pub(crate) fn new(
-        options: &'a TokenizeOptions,
-        request: &RequestOptions<'a>,
-        max_length: Option<usize>,
-        truncation_side: Side,
-    ) -> Result<Around<'a>, TextError> {
-        let longest = request.max_tokens.map(NonZeroUsize::get);
-        Ok(Around {
-            prefix: if request.token_ids { Cow::Borrowed("") } else { prompt(options, request)? },
-            instruction: request.instruction,
-            template: None,
-            forced_bos: None,
-            max_length: longest.into_iter().chain(max_length).min(),
-            truncation: match (options.truncation, request) {
-                (Truncation::Off, RequestOptions { truncate: Some(true), .. }) => Truncation::LongestFirst,
-                (Truncation::Off, RequestOptions { max_tokens: Some(_), .. }) => Truncation::LongestFirst,
-                (truncation, _) => truncation,
-            },
-            truncation_side: request.truncation_side.unwrap_or(truncation_side),
-            most: [request.max_text_tokens, request.max_pair_tokens],
-            refuses_long: request.truncate == Some(false),
-            offsets: false,
-            // Ids come as they shall be.
-            add_special_tokens: !request.token_ids && request.add_special_tokens.unwrap_or(options.add_special_tokens),
-            token_ids: request.token_ids,
-            role: role(request),
-        })
-    }
-}
-
-impl Around<'_> {
-    /// Most tokens of a text that a row needs, of which at most `most` stay, and the side on which the others are cut off.
-    fn limit(&self, most: Option<NonZeroUsize>) -> Option<(usize, Side)> {
-        let is_limited = self.truncation != Truncation::Off || self.refuses_long;
-        match most {
-            Some(most) => Some((most.get(), Side::Right)),
-            // Offsets are counted from the beginning of the text.
-            None if self.offsets && self.truncation_side == Side::Left => None,
-            None => Some((self.max_length.filter(|_| is_limited)?, self.truncation_side)),
-        }
-    }
-
-    /// The settings that a chat template reads.
-    fn asked(&self) -> Asked<'_> {
-        Asked { prompt: &self.prefix, instruction: self.instruction, role: self.role }
-    }
-}
-
-/// The side of a request's texts; rows of token ids come as they shall be.
-pub(crate) fn role(request: &RequestOptions<'_>) -> Role {
-    Role::of(request.prompt_name.filter(|_| !request.token_ids))
-}
-
 // === impl RowEncoder ===
 
 impl RowEncoder {
@@ -141,28 +57,37 @@ impl RowEncoder {
         pair: Option<&str>,
         around: &Around<'_>,
     ) -> Result<Row, TextError> {
-        if around.token_ids {
+        if around.token_ids || around.messages {
             return match pair {
-                None => self.row_of_ids(index, text, around),
+                None if around.token_ids => self.row_of_ids(index, text, around),
+                None => self.row_of_messages(index, text, around),
                 Some(_) => Err(TextError::Parameter {
-                    parameter: "token_ids",
+                    parameter: if around.token_ids { "token_ids" } else { "messages" },
                     found: "true".to_owned(),
                     expected: "pairs to come as texts",
                 }),
             };
         }
-        let needed = |text, most| {
-            let Some((tokens, side)) = around.limit(most) else { return Ok(text) };
-            let part = part(&self.core, text, tokens, side);
-            part.map_err(|error| TextError::Encode { index, reason: error.to_string() })
-        };
-        let part = needed(text, around.most[0])?;
-        let pair_part = pair.map(|pair| needed(pair, around.most[1])).transpose()?;
+        let part = self.needed(index, text, around.most[0], around)?;
+        let pair_part = pair.map(|pair| self.needed(index, pair, around.most[1], around)).transpose()?;
         let is_part = part.len() < text.len() || pair_part.map(str::len) < pair.map(str::len);
         let row = self.encode_texts(index, part, pair_part, around);
         let mut row = row.map_err(|error| if is_part { error.of_part() } else { error })?;
         row.truncated |= is_part;
         Ok(row)
+    }
+
+    /// The part of a text, of which at most `most` tokens stay, that its row is made of.
+    fn needed<'t>(
+        &self,
+        index: usize,
+        text: &'t str,
+        most: Option<NonZeroUsize>,
+        around: &Around<'_>,
+    ) -> Result<&'t str, TextError> {
+        let Some((tokens, side)) = around.limit(most) else { return Ok(text) };
+        let part = part(&self.core, text, tokens, side);
+        part.map_err(|error| TextError::Encode { index, reason: error.to_string() })
     }
 
     /// The row of a text or a pair, which are not much longer than the row.
@@ -243,6 +168,16 @@ impl RowEncoder {
         let special = self.special_mask(&ids);
         let offsets = if around.offsets { vec![(0, 0); ids.len()] } else { Vec::new() };
         Ok(Row { type_ids: vec![0; ids.len()], special, offsets, ids, truncated, ..Row::default() })
+    }
+
+    /// The row of a conversation, which the chat template makes a text of.
+    fn row_of_messages(&self, index: usize, conversation: &str, around: &Around<'_>) -> Result<Row, TextError> {
+        let failed = |reason: String| TextError::Conversation { index, reason };
+        let chat = self.chat.as_ref().map_or_else(|| self.conversations.as_ref(), Ok);
+        let chat = chat.map_err(|reason| failed(reason.clone()))?;
+        let text = chat.converse(conversation, around.instruction).map_err(failed)?;
+        let part = self.needed(index, &text, None, around)?;
+        self.encode_text(index, part, None, around)
     }
 
     /// The row of one text or a pair, without padding.
@@ -405,7 +340,7 @@ impl RowEncoder {
     /// as sentence-transformers counts them.
     pub(crate) fn prompt_tokens(&self, around: &Around<'_>) -> Result<usize, TextError> {
         // The library counts no prompt that a template has put in.
-        if around.prefix.is_empty() || self.chat.is_some() {
+        if around.prefix.is_empty() || self.chat.is_some() || around.messages {
             return Ok(0);
         }
         let uncut = Around { max_length: None, offsets: false, ..around.clone() };

@@ -5,13 +5,14 @@ use std::path::Path;
 
 use trireme_inference::Tensor;
 
+use crate::around::{Around, role};
 use crate::chat::Chat;
 use crate::core::Core;
 use crate::files::{Files, Translation};
 use crate::limits::MAX_PADDED_TOKENS;
-use crate::row::{Around, Row, RowEncoder, role};
+use crate::row::{Row, RowEncoder};
 use crate::sides::{Sides, join_prompts};
-use crate::{Padding, RequestOptions, Side, TextError, TokenizeOptions, Truncation};
+use crate::{MessageFormat, Padding, RequestOptions, Side, TextError, TokenizeOptions, Truncation};
 
 /// A tokenizer with its options. Encoding and decoding need `&self` only.
 #[derive(Debug)]
@@ -116,6 +117,7 @@ impl TextTokenizer {
         let max_length = options.max_length.map(NonZeroUsize::get).or(files.max_length);
         let chat = options.message_format.map(|format| Chat::read(directory, format, &options.chat_template_kwargs));
         let chat = chat.transpose()?;
+        let conversations = Chat::read(directory, MessageFormat::Flat, &options.chat_template_kwargs);
         if chat.is_some() {
             faults.extend(chat_faults(&options, &files.core));
         }
@@ -124,6 +126,11 @@ impl TextTokenizer {
                 core: files.core,
                 post_processor: files.post_processor,
                 chat,
+                conversations: conversations.map_err(|error| match error {
+                    TextError::Options(_) => "the model has no chat template: send texts".to_owned(),
+                    TextError::Malformed { reason, .. } => format!("the model's chat template is not valid: {reason}"),
+                    _ => "the model's chat template cannot be read".to_owned(),
+                }),
                 max_characters: options.max_characters,
             },
             translation: files.translation,

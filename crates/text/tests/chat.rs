@@ -202,3 +202,36 @@ fn options_that_do_not_go_with_a_template_are_named() {
     assert!(fault(&[("max_characters", "9")]).contains("'message_format' and 'max_characters' are both given"));
     assert!(fault(&[("chat_template_kwargs", "[]")]).contains("expected a JSON object, as {"));
 }
+
+#[test]
+fn conversations_become_the_text_of_the_template() {
+    let template = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    let files = folder(&[("chat_template.jinja", template), ("tokenizer_config.json", CONFIG)]);
+    let conversations = RequestOptions { messages: true, ..RequestOptions::default() };
+    let talk = |more: &str| {
+        let parts = r#"[{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]"#;
+        format!(
+            r#"{{"messages": [{{"role": "user", "content": "ab"}}, {{"role": "assistant", "content": {parts}}}]{more}}}"#
+        )
+    };
+    // A template serves conversations whether or not texts are made messages of.
+    for parameters in
+        [&[][..], &[("message_format", "flat"), ("chat_template_kwargs", r#"{"add_generation_prompt": false}"#)]]
+    {
+        let tokenizer = load(&files, parameters).unwrap();
+        let shown = |more: &str| shown(&tokenizer, (&talk(more), None), &conversations);
+        assert_eq!(shown(""), "<user>ab;<assistant>c\nd;");
+        assert_eq!(shown(r#", "add_generation_prompt": true"#), "<user>ab;<assistant>c\nd;<assistant>");
+        assert_eq!(shown(r#", "continue_final_message": true"#), "<user>ab;<assistant>c\nd");
+    }
+    let tokenizer = load(&files, &[]).unwrap();
+    let refused = |row: &str| tokenizer.encode(&[row], None, &conversations).unwrap_err();
+    let both = refused(&talk(r#", "add_generation_prompt": true, "continue_final_message": true"#)).to_string();
+    assert!(both.contains("Cannot set both `continue_final_message` and `add_generation_prompt` to True."), "{both}");
+    assert!(refused(r#"{"messages": []}"#).to_string().contains("'messages' is empty"));
+    assert!(refused("text").to_string().contains(r#"is not of the form {"messages": [{"role": …"#));
+    let without = load(&folder(&[("tokenizer_config.json", CONFIG)]), &[]).unwrap();
+    let error = without.encode(&[&talk("")], None, &conversations).unwrap_err();
+    assert!(error.to_string().contains("has no chat template: send texts"), "{error}");
+    assert_eq!(error.code(), ErrorCode::InvalidArg);
+}

@@ -372,7 +372,7 @@ fn token_ids_come_in_place_of_texts() {
     assert!(message(encode("[-1]", &request)).contains("no JSON array of token ids"));
     assert_eq!(
         message(encode("[4000000]", &request)),
-        "text 0 holds token id 4000000, which is not in the vocabulary of this model"
+        "text 0 holds token id 4000000, which is out of vocabulary for this model"
     );
     let pair = tokenizer.encode(&["[1]"], Some(&["[1]"]), &request);
     assert_eq!(message(pair), "parameter 'token_ids' is true, expected pairs to come as texts");

@@ -97,8 +97,11 @@ function age(seconds) {
 
 // === Asking ===
 
+// The path under which the server is: behind a proxy the page is not at /ui.
+const BASE = location.pathname.replace(/\/ui\/?$/, "");
+
 async function ask(path, options = {}) {
-  const response = await fetch(path, { ...options, headers, cache: "no-store", signal: AbortSignal.timeout(options.limit ?? LIMIT) });
+  const response = await fetch(BASE + path, { ...options, headers, cache: "no-store", signal: AbortSignal.timeout(options.limit ?? LIMIT) });
   const text = await response.text();
   let json = null;
   try { json = JSON.parse(text); } catch { /* An error of something between here and the gateway. */ }
@@ -452,7 +455,7 @@ function showInputs(now) {
 
 // The code of clients for the chosen model (client.js).
 function showCode(model) {
-  const code = model ? clients(model, location.origin) : [];
+  const code = model ? clients(model, location.origin + BASE) : [];
   const select = find("dialect");
   const chosen = select.value;
   select.replaceChildren(...code.map(({ id, name }) => { const option = make("option", name); option.value = id; return option; }));

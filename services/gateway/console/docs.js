@@ -87,4 +87,4 @@ find("filter").addEventListener("input", () => {
   for (const section of document.querySelectorAll("section")) section.hidden = ![...section.querySelectorAll("details")].some((details) => !details.hidden);
 });
 
-fetch("/openapi.json").then((response) => response.json()).then(show, (error) => { find("state").textContent = `no document: ${error.message}`; });
+fetch("openapi.json").then((response) => response.json()).then(show, (error) => { find("state").textContent = `no document: ${error.message}`; });

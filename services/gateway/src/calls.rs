@@ -134,6 +134,7 @@ fn read(handlers: &Handlers, message: &WorkMessage) -> Result<Traced, InferError
         rows: Rows::Configured,
         hold,
         callers: message.callers.clone(),
+        embeds: false,
     })
 }
 

@@ -13,6 +13,7 @@
 mod answer_headers;
 mod calls;
 mod contents;
+mod counts;
 mod dispatch;
 mod embedder;
 mod forward;
@@ -267,6 +268,7 @@ impl Gateway {
                 log_format: Mutex::new("default"),
                 tracing: Tracing::new(&args.traces.config(trireme_telemetry::exports_spans()))?,
                 jobs: Default::default(),
+                counts: Default::default(),
                 collector,
                 last_status: Default::default(),
                 keeps_jobs,

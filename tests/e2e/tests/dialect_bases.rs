@@ -17,6 +17,8 @@ in_every_mode!(
     a_long_text_is_refused_with_the_client_s_own_remedy,
     vectors_come_in_the_encodings_of_vllm,
     an_invocation_is_what_its_body_asks_for,
+    a_chosen_dialect_answers_without_its_name,
+    places_are_under_the_root_of_a_proxy,
 );
 
 fn start(mode: Mode, arguments: &[&str]) -> Sandbox {
@@ -161,9 +163,10 @@ fn good(path: &str) -> Value {
         ("/tei/similarity", _) => json!({"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
         ("/tei/tokenize", _) => json!({"inputs": "a"}),
         ("/tei/decode", _) => json!({"ids": [1]}),
-        ("/cohere/v1/embed" | "/cohere/v2/embed" | "/vllm/v2/embed", _) => {
+        ("/cohere/v1/embed" | "/cohere/v2/embed", _) => {
             json!({"model": "embedding", "texts": ["a"], "input_type": "search_query"})
         }
+        ("/vllm/v2/embed", _) => json!({"model": "embedding", "texts": ["a"]}),
         ("/cohere/v1/tokenize", _) => json!({"model": "embedding", "text": "a"}),
         ("/cohere/v1/detokenize", _) => json!({"model": "embedding", "tokens": [1]}),
         ("/infinity/rerank" | "/vllm/rerank", _) | (_, "v1/rerank" | "v2/rerank") => {
@@ -390,7 +393,7 @@ fn a_long_text_is_refused_with_the_client_s_own_remedy(mode: Mode) {
         (
             "/vllm/v1/embeddings",
             json!({"model": "embedding", "input": "a", "truncate_prompt_tokens": 9999}),
-            "Please, select a smaller truncation size.",
+            "Please request a smaller truncation size.",
         ),
     ] {
         let refused = ask(&sandbox, path, &body);
@@ -456,5 +459,41 @@ fn an_invocation_is_what_its_body_asks_for(mode: Mode) {
     ] {
         let found = answer(&sandbox, "/vllm/invocations", body);
         assert!(found.pointer(member).is_some(), "{found}");
+    }
+}
+
+fn a_chosen_dialect_answers_without_its_name(mode: Mode) {
+    let sandbox = start(mode, &["--dialect", "tei"]);
+    assert_eq!(sandbox.get("/health").status, 200);
+    assert_eq!(sandbox.get("/info?model=embedding").status, sandbox.get("/tei/info?model=embedding").status);
+    let refused = ask(&sandbox, "/v1/embeddings", &json!({"model": "no such", "input": "a"}));
+    assert_eq!((refused.status, &refused.json()["error_type"]), (404, &json!("NotFound")), "{}", refused.text());
+    // Fields that only another server knows decide still, and so does a name.
+    let jinas =
+        ask(&sandbox, "/v1/embeddings", &json!({"model": "no such", "input": ["a"], "task": "retrieval.query"}));
+    assert_eq!((jinas.status, jinas.json()["error_type"].is_null()), (404, true), "{}", jinas.text());
+    assert!(
+        ask(&sandbox, "/openai/v1/embeddings", &json!({"model": "no such", "input": "a"})).json()["error"].is_object()
+    );
+    let document = sandbox.get("/openapi.json").json();
+    assert!(document["paths"]["/health"]["get"].is_object() && document["paths"]["/ping"]["get"].is_object());
+}
+
+fn places_are_under_the_root_of_a_proxy(mode: Mode) {
+    let sandbox = start(mode, &["--root-path", "/ai/"]);
+    // Whether or not the proxy takes the root off.
+    for path in ["/ai/v1/models", "/v1/models", "/ai/tei/embedding/health", "/ai/v2/models/embedding", "/ai/ui"] {
+        assert_eq!(sandbox.get(path).status, 200, "{path}");
+    }
+    for path in ["/ai", "/ai/", "/"] {
+        let response = sandbox.get(path);
+        assert_eq!((response.status, response.header("location")), (307, Some("/ai/ui")), "{path}");
+    }
+    assert_eq!(sandbox.get("/aim/v1/models").status, 404);
+    assert_eq!(sandbox.get("/ai/openapi.json").json()["servers"], json!([{"url": "/ai"}]));
+    // Pages name what they load by where they are themselves.
+    for path in ["/ui", "/docs"] {
+        let page = sandbox.get(path).text();
+        assert!(!page.contains("href=\"/") && !page.contains("src=\"/"), "{page}");
     }
 }

@@ -8,11 +8,15 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use trireme_e2e::{
-    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, golden, in_every_mode, load, python, wait_until,
-    workspace,
+    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, golden, in_every_mode, load, python, texts_repository,
+    wait_until, workspace,
 };
 
-in_every_mode!(every_request_is_one_complete_trace, branches_are_steps_of_one_request);
+in_every_mode!(
+    every_request_is_one_complete_trace,
+    branches_are_steps_of_one_request,
+    embeddings_have_the_names_of_opentelemetry,
+);
 
 /// Processes export their spans every second; a busy machine may take longer.
 const EXPORTED: Duration = Duration::from_secs(60);
@@ -347,4 +351,47 @@ fn a_killed_worker_breaks_no_trace() {
             trace.assert_whole();
         }
     }
+}
+
+fn embeddings_have_the_names_of_opentelemetry(mode: Mode) {
+    let (receiver, endpoint) = Receiver::start();
+    let sandbox = start(mode, &ModelFolder::copy_of(&texts_repository()), &endpoint);
+    let ask = |body: Value| sandbox.send(&Request::post("/v1/embeddings", body.to_string()));
+    let answered = ask(json!({"model": "embedding", "input": ["one text", "another"]}));
+    assert_eq!(answered.status, 200, "{}", answered.text());
+    assert_eq!(ask(json!({"model": "no such", "input": "a"})).status, 404);
+    let classified = Request::post("/tei/classifier/predict", json!({"inputs": "a"}).to_string());
+    assert_eq!(sandbox.send(&classified).status, 200);
+    let traces = receiver.all_traces();
+    let attributes = |route: &str| {
+        let requests = traces.values().filter_map(Trace::request);
+        let mut found = requests.filter(|span| span["attributes"]["http.route"] == route);
+        found.next().unwrap_or_else(|| panic!("no span of {route}: {traces:#?}"))["attributes"].clone()
+    };
+    let embedded = attributes("/v1/embeddings");
+    let tokens = answered.json()["usage"]["prompt_tokens"].clone();
+    for (name, value) in [
+        ("gen_ai.operation.name", json!("embeddings")),
+        ("gen_ai.provider.name", json!("trireme")),
+        ("gen_ai.request.model", json!("embedding")),
+        ("gen_ai.usage.input_tokens", tokens),
+    ] {
+        assert_eq!(embedded[name], value, "{embedded}");
+    }
+    assert!(attributes("/predict")["gen_ai.operation.name"].is_null());
+    let events = sandbox.gateway.events();
+    let listener = events.iter().find(|event| event["message"] == "metrics listener").expect("metrics are shown");
+    let address = text(listener, "address").parse().expect("an address");
+    let metrics = Request::get("/metrics").send(address).expect("an answer").text();
+    let line = |start: &str| {
+        let found = metrics.lines().find(|line| line.starts_with(start));
+        found.unwrap_or_else(|| panic!("no {start}: {metrics}")).to_owned()
+    };
+    let duration = line("gen_ai_server_request_duration_seconds_count");
+    assert!(duration.contains(r#"gen_ai_operation_name="embeddings""#) && duration.ends_with(" 1"), "{duration}");
+    assert!(duration.contains(r#"gen_ai_request_model="embedding""#), "{duration}");
+    let counted = |status: &str| {
+        line(&format!(r#"trireme_http_requests_total{{method="POST",route="/v1/embeddings",status="{status}"}}"#))
+    };
+    assert!(counted("200").ends_with(" 1") && counted("404").ends_with(" 1"), "{metrics}");
 }

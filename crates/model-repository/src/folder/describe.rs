@@ -82,7 +82,6 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         && let Some(tokenizer) = &mut tokenizer
     {
         tokenizer.messages = messages::read(reader, &folder, &files, purpose.task.value);
-        tokenizer.files.extend(tokenizer.messages.iter().filter_map(|messages| messages.file.clone()));
     }
     let score = causal::score(reader, &purpose, &files, &folder);
     if let (Some(_), Some(tokenizer), None) = (&score, &mut tokenizer, reader.choices().padding_side) {

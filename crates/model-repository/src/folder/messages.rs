@@ -29,8 +29,6 @@ pub(crate) struct Messages {
     pub(crate) format: Derived<&'static str>,
     /// Further variables of the template.
     pub(crate) variables: Option<Derived<Map<String, Value>>>,
-    /// The file of the template, where it has one of its own.
-    pub(crate) file: Option<String>,
 }
 
 /// How texts become messages, where the library makes messages of them.
@@ -79,7 +77,7 @@ pub(super) fn read(reader: &Reader<'_>, folder: &str, files: &Files, task: Task)
         return None;
     }
     let variables = own.as_ref().and_then(variables);
-    Some(Messages { format: format(reader, own.as_ref(), message, files, (&source, &place)), variables, file })
+    Some(Messages { format: format(reader, own.as_ref(), message, files, (&source, &place)), variables })
 }
 
 /// The template of the name default among several.

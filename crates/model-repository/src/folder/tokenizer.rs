@@ -15,11 +15,13 @@ use super::rows;
 use super::special;
 
 /// A tokenizer's files; the ones that exist go into the version folder of the tokenizer model.
-pub(crate) const FILES: [&str; 13] = [
+pub(crate) const FILES: [&str; 15] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
     "vocab.txt",
     "vocab.json",
     "merges.txt",

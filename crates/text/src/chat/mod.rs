@@ -4,6 +4,7 @@
 //! the role `system`. The template gets them with the special tokens and the variables of the options; its result is tokenized without
 //! further special tokens. A row that is too long loses tokens of its texts, and ends as the template ends: see [`cut`].
 
+mod conversation;
 mod cut;
 mod template;
 
@@ -127,14 +128,18 @@ impl Chat {
     }
 
     fn message(&self, role: &str, text: &str) -> Value {
-        let content = match self.format {
+        Value::from_pairs([("role", Value::from(role)), ("content", self.content(text))])
+    }
+
+    /// The content of a message, in the form that the template takes.
+    fn content(&self, text: &str) -> Value {
+        match self.format {
             MessageFormat::Flat => Value::from(text),
             MessageFormat::Structured => {
                 let part = [("type", Value::from("text")), ("text", Value::from(text))];
                 Value::from(vec![Value::from_pairs(part)])
             }
-        };
-        Value::from_pairs([("role", Value::from(role)), ("content", content)])
+        }
     }
 
     /// Why the template cannot carry these texts: it refuses them, or leaves one out.

@@ -104,6 +104,7 @@ impl RpcCall {
             rows: Rows::Configured,
             hold: hold.clone(),
             callers: Default::default(),
+            embeds: false,
         })
     }
 

@@ -17,6 +17,7 @@ use trireme_server::budget::Hold;
 
 use super::Handlers;
 use super::sequences::{self, Asked, InSequence};
+use crate::counts;
 use crate::dispatch::{Exchange, LinePlace, no_answer};
 use crate::rows;
 use crate::statistics::CountedRequest;
@@ -42,6 +43,8 @@ pub struct Traced {
     pub hold: Hold,
     /// The models that wait for its answer, where a model has sent it.
     pub callers: Callers,
+    /// Whether it asks for vectors of texts, which its span says in OpenTelemetry's words.
+    pub embeds: bool,
 }
 
 /// How a request waits for its turn.
@@ -97,10 +100,15 @@ impl Handlers {
     }
 
     async fn run(&self, traced: Traced) -> Result<InferResponse, InferError> {
+        let embeds = traced.embeds;
         let Prepared { mut request, message, key, place } = self.prepare(traced, AnswerForm::Whole)?;
         let span = request.span.clone();
         let response = self.answer(&mut request, message, key).instrument(span.clone()).await;
         request.ended();
+        if let (true, Ok(response)) = (embeds, &response) {
+            let tokens = response.ledger.texts().map_or(0, |texts| texts.tokens);
+            trireme_telemetry::set_count(&span, "gen_ai.usage.input_tokens", tokens);
+        }
         let response = response?;
         if let Some(place) = place {
             // Also where the answer is the response cache's.
@@ -167,6 +175,14 @@ impl Handlers {
     fn prepare(&self, mut traced: Traced, answer: AnswerForm) -> Result<Prepared, InferError> {
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.via.attributes());
+        if traced.embeds {
+            let names = [
+                ("gen_ai.operation.name", counts::EMBEDDINGS),
+                ("gen_ai.provider.name", counts::PROVIDER),
+                ("gen_ai.request.model", &traced.request.model),
+            ];
+            trireme_telemetry::set_attributes(&span, names.map(|(name, value)| (name, value.to_owned())));
+        }
         let trace = self.tracing.begin(&traced.request, traced.via, &traced.hold);
         // The call's limit and that of the request's parameters: the shorter one.
         let asked = request_timeout(&traced.request.parameters);

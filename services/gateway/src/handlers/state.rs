@@ -11,6 +11,7 @@ use trireme_server::access::Access;
 use trireme_server::budget::Budget;
 
 use super::sampling::Tracing;
+use crate::counts::RequestCounts;
 use crate::dispatch::Dispatcher;
 use crate::models::ModelControl;
 use crate::registry::{Registry, ServedModel};
@@ -34,6 +35,8 @@ pub struct Handlers {
     pub(crate) tracing: Tracing,
     /// Durable work, once the HTTP listener serves and if this gateway keeps jobs.
     pub(crate) jobs: std::sync::OnceLock<trireme_jobs::Jobs>,
+    /// Counts of requests.
+    pub(crate) counts: RequestCounts,
     /// The statistics of all processes.
     pub(crate) collector: Collector,
     /// The last status document of the whole system.

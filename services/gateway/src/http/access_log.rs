@@ -1,7 +1,7 @@
 //! The id of a request, `X-Request-Id`, which is taken or made and sent back, and the access log: with `--access-log` a line on standard output
-//! for each request. A line never has a text, nor a path or a query as they came: the route stands for them.
+//! for each request. A line never has a text, nor a path or a query as they came: the route stands for them. Answers are counted by their
+//! route and status, with or without the log.
 
-use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,16 +9,17 @@ use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_LENGTH;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use chrono::{SecondsFormat, Utc};
 use clap::ValueEnum;
 use http_body_util::BodyExt;
 use serde_json::json;
-use trireme_server::access::Access;
 
 use super::body::announced;
+use super::log_writer::LogWriter;
+use crate::handlers::SharedHandlers;
 
 /// The header with a request's id.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -42,24 +43,25 @@ pub struct AskedModel(pub String);
 /// The route of a path, and the model that the path names.
 pub struct Place {
     /// The route, with its parameters in braces.
-    pub route: String,
+    pub route: &'static str,
     /// The model.
     pub model: Option<String>,
 }
 
 /// What lines are made of.
 pub struct Observer {
-    /// The form of a line; `None`: no lines.
-    pub format: Option<LineFormat>,
+    /// The form of a line, and who writes it; `None`: no lines.
+    pub log: Option<(LineFormat, LogWriter)>,
     /// Finds the route of a path.
     pub place: fn(&Method, &str) -> Option<Place>,
-    /// Knows the owner of a key.
-    pub access: Arc<Access>,
+    /// Count the requests, and know the owner of a key.
+    pub handlers: SharedHandlers,
 }
 
 /// A line, which is written when the answer is sent or left.
 struct Line {
     format: LineFormat,
+    writer: LogWriter,
     started: Instant,
     method: Method,
     place: Option<Place>,
@@ -82,14 +84,17 @@ impl Observer {
 async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, next: Next) -> Response {
     let id = taken(request.headers()).unwrap_or_else(made);
     request.headers_mut().insert(REQUEST_ID, id.clone());
-    let line = observer.format.map(|format| {
+    let place = (observer.place)(request.method(), request.uri().path());
+    let (route, method) = (place.as_ref().map_or("", |place| place.route), request.method().clone());
+    let line = observer.log.as_ref().map(|(format, writer)| {
         let headers = request.headers();
         Line {
-            format,
+            format: *format,
+            writer: writer.clone(),
             started: Instant::now(),
-            method: request.method().clone(),
-            place: (observer.place)(request.method(), request.uri().path()),
-            owner: observer.access.owner(|name| headers.get(name).map(HeaderValue::as_bytes)),
+            method: method.clone(),
+            place,
+            owner: observer.handlers.access.owner(|name| headers.get(name).map(HeaderValue::as_bytes)),
             id: id.clone(),
             status: 0,
             bytes_in: announced(headers).unwrap_or_default(),
@@ -98,6 +103,7 @@ async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, ne
     });
     let mut response = next.run(request).await;
     response.headers_mut().insert(REQUEST_ID, id);
+    observer.handlers.counts.answered(route, counted(&method), response.status().as_u16());
     let Some(mut line) = line else { return response };
     line.status = response.status().as_u16();
     let asked = response.extensions().get::<AskedModel>().cloned();
@@ -105,8 +111,8 @@ async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, ne
         place.model.get_or_insert(model);
     }
     let (mut parts, body) = response.into_parts();
-    // A body that is looked at on its way has no known length.
-    if let Some(length) = body.size_hint().exact() {
+    // A body that is looked at on its way has no known length. The answer to HEAD has none, whatever the length of that to GET.
+    if let Some(length) = body.size_hint().exact().filter(|_| has_body(&method, parts.status)) {
         parts.headers.entry(CONTENT_LENGTH).or_insert(length.into());
     }
     let body = body.map_frame(move |frame| {
@@ -114,6 +120,19 @@ async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, ne
         frame
     });
     Response::from_parts(parts, Body::new(body))
+}
+
+/// Whether an answer has a body, of which the header says the length.
+fn has_body(method: &Method, status: StatusCode) -> bool {
+    let never = status.is_informational() || [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
+    *method != Method::HEAD && !never
+}
+
+/// The method as it is counted: clients may send any word.
+fn counted(method: &Method) -> &str {
+    const KNOWN: [Method; 7] =
+        [Method::GET, Method::POST, Method::DELETE, Method::HEAD, Method::OPTIONS, Method::PUT, Method::PATCH];
+    if KNOWN.contains(method) { method.as_str() } else { "_OTHER" }
 }
 
 /// The id that the client gives: printable ASCII without spaces.
@@ -137,7 +156,7 @@ impl Line {
 
     fn text(&self) -> String {
         let time = Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true);
-        let route = self.place.as_ref().map_or("-", |place| &place.route);
+        let route = self.place.as_ref().map_or("-", |place| place.route);
         let model = self.place.as_ref().and_then(|place| place.model.as_deref());
         let owner = self.owner.as_deref().filter(|owner| !owner.is_empty());
         let seconds = (self.started.elapsed().as_secs_f64() * 1e6).round() / 1e6;
@@ -168,8 +187,7 @@ impl Drop for Line {
         if self.status == 0 {
             self.status = 499;
         }
-        let line = self.text() + "\n";
-        let _ = std::io::stdout().lock().write_all(line.as_bytes());
+        self.writer.line(self.text() + "\n");
     }
 }
 
@@ -192,12 +210,21 @@ mod tests {
     }
 
     #[test]
+    fn answers_that_have_no_body_get_no_length() {
+        assert!(has_body(&Method::GET, StatusCode::OK) && has_body(&Method::POST, StatusCode::NOT_FOUND));
+        assert!(!has_body(&Method::HEAD, StatusCode::OK) && !has_body(&Method::DELETE, StatusCode::NO_CONTENT));
+        assert_eq!((counted(&Method::HEAD), counted(&Method::from_bytes(b"BREW").unwrap())), ("HEAD", "_OTHER"));
+    }
+
+    #[test]
     fn lines_have_names_and_numbers() {
+        let (writer, _thread) = LogWriter::to(std::io::sink()).unwrap();
         let line = |format| Line {
             format,
+            writer: writer.clone(),
             started: Instant::now(),
             method: Method::POST,
-            place: Some(Place { route: "/v1/embeddings".to_owned(), model: Some("a\nb".to_owned()) }),
+            place: Some(Place { route: "/v1/embeddings", model: Some("a\nb".to_owned()) }),
             owner: Some("alice".into()),
             id: HeaderValue::from_static("id-1"),
             status: 200,

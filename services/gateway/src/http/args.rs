@@ -11,7 +11,11 @@ use regex::Regex;
 use trireme_server::connections::{Files, Pem, Tls};
 
 use super::access_log::LineFormat;
+use super::root;
 use crate::forward;
+
+/// The names of the dialects.
+pub const DIALECTS: [&str; 8] = ["openai", "jina", "cohere", "tei", "infinity", "vllm", "nim", "ollama"];
 
 /// Flags about HTTP; Triton's names where it has them.
 #[derive(Args, Clone, Debug)]
@@ -68,6 +72,16 @@ pub struct HttpArgs {
     /// origin
     #[arg(long, env = "TRIREME_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub cors_origin: Vec<HeaderValue>,
+
+    /// The path under which a proxy offers this server, such as /embeddings: requests are taken with it and without it; the console, the
+    /// places that answers name (Location) and /openapi.json are under it
+    #[arg(long, env = "TRIREME_ROOT_PATH", value_name = "PATH", default_value = "", value_parser = root::parse)]
+    pub root_path: String,
+
+    /// The dialect that answers where the path and the fields of a request leave several
+    #[arg(long, env = "TRIREME_DIALECT", value_name = "DIALECT", default_value = "openai")]
+    #[arg(value_parser = clap::builder::PossibleValuesParser::new(DIALECTS))]
+    pub dialect: String,
 
     /// Write a line on standard output for each request: method, route, model, status, bytes, seconds, the key's owner and the
     /// X-Request-Id; never a text
@@ -136,6 +150,10 @@ pub struct HttpOptions {
     pub ui: bool,
     /// The origins whose pages may ask.
     pub cors_origins: Vec<HeaderValue>,
+    /// The path under which a proxy offers this server; empty for the root.
+    pub root_path: String,
+    /// The dialect that answers where several could.
+    pub dialect: String,
     /// The form of the access log's lines, if there is one.
     pub access_log: Option<LineFormat>,
     /// Which headers models get as parameters.
@@ -175,6 +193,8 @@ impl HttpArgs {
             empty_text: self.openai_empty_text,
             ui: self.ui,
             cors_origins: self.cors_origin.clone(),
+            root_path: self.root_path.clone(),
+            dialect: self.dialect.clone(),
             access_log: self.access_log,
             header_forward,
             tls,

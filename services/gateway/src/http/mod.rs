@@ -13,12 +13,14 @@ mod fault;
 mod form;
 mod incoming;
 mod jobs;
+mod log_writer;
 mod names;
 mod openapi;
 mod prefer;
 mod ranges;
 mod resource;
 mod response;
+mod root;
 mod routes;
 mod routing;
 mod state;
@@ -49,6 +51,7 @@ pub use args::{HttpArgs, TokenInput};
 pub use incoming::Intake;
 pub use jobs::JobArgs;
 use jobs::Runner;
+use log_writer::LogWriter;
 use state::HttpState;
 pub use traffic::Traffic;
 pub use webhooks::{Target, WebhookSecret, Webhooks};
@@ -99,9 +102,18 @@ impl HttpListener {
         exit_timeout: Duration,
     ) {
         let (idle_timeout, tls) = (self.options.idle_timeout, self.options.tls.clone());
-        let origins = self.options.cors_origins.clone();
+        let (origins, root) = (self.options.cors_origins.clone(), self.options.root_path.clone());
         let (budget, access) = (handlers.budget.clone(), Arc::new(handlers.access.clone()));
-        let observer = Observer { format: self.options.access_log, place: routes::place, access: access.clone() };
+        let written = self.options.access_log.map(|format| (format, LogWriter::to(std::io::stdout())));
+        let (log, log_thread) = match written {
+            Some((format, Ok((writer, thread)))) => (Some((format, writer)), Some(thread)),
+            Some((_, Err(error))) => {
+                tracing::error!(%error, "there is no access log: its thread cannot start");
+                (None, None)
+            }
+            None => (None, None),
+        };
+        let observer = Observer { log, place: routes::place, handlers: handlers.clone() };
         let (limiter, tasks) = (ConnectionLimiter::new(limits), TaskSet::new());
         let (registry, names_of) = (handlers.registry.clone(), handlers.registry.clone());
         let mut state = HttpState {
@@ -109,6 +121,7 @@ impl HttpListener {
             options: Arc::new(self.options),
             traffic: routes::traffic,
             entries: routes::entries,
+            document: Arc::default(),
             jobs: None,
             webhooks: None,
         };
@@ -131,8 +144,12 @@ impl HttpListener {
         }
         let intake = Intake { traffic: routes::traffic, idle_timeout, budget, access, tasks: tasks.clone() };
         let router = names::by_every_name(observer.watch(intake.guard(routes::router(state))), names_of);
-        let router = cors::allow(router, &origins);
+        let router = cors::allow(root::under(router, &root), &origins);
         let connections = Connections { router, protocol: Protocol::Http1, idle_timeout, tls, limiter, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
+        if let Some(thread) = log_thread {
+            // The last lines are written when the last answers are dropped.
+            let _ = tokio::time::timeout(exit_timeout, tokio::task::spawn_blocking(|| thread.join())).await;
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! The state that routes share.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method};
@@ -24,7 +24,9 @@ pub struct HttpState {
     /// The traffic that a request to a path belongs to.
     pub traffic: fn(&Method, &str) -> Traffic,
     /// Every route as the document has it.
-    pub entries: fn() -> Vec<Entry>,
+    pub entries: fn(&str) -> Vec<Entry>,
+    /// The document of the routes, once somebody has asked for it.
+    pub document: Arc<OnceLock<Bytes>>,
     /// Durable work, if this gateway keeps jobs.
     pub jobs: Option<Jobs>,
     /// Calls webhooks, if this gateway does.

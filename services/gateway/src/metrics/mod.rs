@@ -29,6 +29,7 @@ use trireme_server::connections::{ConnectionLimiter, Limits};
 use trireme_server::connections::{Connections, Protocol};
 use trireme_telemetry::metrics::{self, Exposition, Metric, Samples};
 
+use crate::counts::{EMBEDDINGS, PROVIDER};
 use crate::handlers::{Handlers, Queues, SharedHandlers};
 use crate::http::{HttpArgs, Intake, Traffic};
 use crate::statistics::{Totals, Windows};
@@ -162,6 +163,24 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
         }
     });
     out.family(Metric::GatewayInFlight, |samples| samples.value(&[], handlers.in_flight() as f64));
+    out.family(Metric::HttpRequests, |samples| {
+        for ((route, method, status), count) in handlers.counts.all_answered() {
+            let status = status.to_string();
+            samples.value(&[("method", &method), ("route", route), ("status", &status)], count as f64);
+        }
+    });
+    out.family(Metric::EmbeddingsDuration, |samples| {
+        for ((model, error), times) in handlers.counts.all_embedded() {
+            let error = error.as_deref().map(|code| ("error_type", code));
+            let names = [
+                ("gen_ai_operation_name", EMBEDDINGS),
+                ("gen_ai_provider_name", PROVIDER),
+                ("gen_ai_request_model", model.as_str()),
+            ];
+            let labels: Vec<_> = error.into_iter().chain(names).collect();
+            export::times(samples, &labels, &times);
+        }
+    });
     out.family(Metric::TracesDropped, |samples| samples.value(&[], handlers.tracing.dropped() as f64));
     if let Some(jobs) = handlers.jobs.get() {
         durable(&jobs.statistics(), out);

@@ -17,6 +17,7 @@ mod tokenize;
 mod tokens;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use trireme_inference::{
@@ -74,19 +75,20 @@ pub struct TextModel {
     pub labels: Vec<String>,
     /// Most tokens of a row, where its tokenizer's configuration says it.
     pub max_length: Option<u64>,
-    /// Most rows of an execution, the least of its steps that batch.
-    pub max_batch: u64,
+    /// Most rows of an execution, the least of its steps; `None` where no step limits them.
+    pub max_batch: Option<u64>,
     /// How the vectors of tokens become one.
     pub pooling: String,
 }
 
 impl Handlers {
-    /// Every ready model that does something with texts, under each of its names.
+    /// Every ready model that does something with texts, under each of its names, that of the Hugging Face hub first.
     pub fn text_models(&self) -> Vec<TextModel> {
         let catalog = self.registry.catalog();
         let named = |(own, served, offer): (&str, &Arc<ServedModel>, &Offer)| -> Vec<TextModel> {
             let names = std::iter::once(own).chain(offer.served_names.iter().map(String::as_str));
-            names.map(|name| TextModel::of(name, served, offer, &catalog)).collect()
+            let (hub, others): (Vec<_>, Vec<_>) = names.partition(|name| name.contains('/'));
+            hub.into_iter().chain(others).map(|name| TextModel::of(name, served, offer, &catalog)).collect()
         };
         catalog.offers().flat_map(named).collect()
     }
@@ -165,8 +167,14 @@ impl Handlers {
         };
         let (traceparent, hold) = (ask.traceparent.clone(), ask.hold.clone());
         let (via, waits, rows) = (ask.via, ask.waits, Rows::Independent);
-        let traced = Traced { request, traceparent, via, waits, rows, hold, callers: Default::default() };
-        let InferResponse { outputs: mut tensors, ledger, .. } = self.infer(traced).await?;
+        let embeds = [Task::Embed, Task::Sparse, Task::MultiVector].contains(&found.task);
+        let traced = Traced { request, traceparent, via, waits, rows, hold, callers: Default::default(), embeds };
+        let started = Instant::now();
+        let answered = self.infer(traced).await;
+        if embeds {
+            self.counts.embedded(&found.model, started.elapsed(), answered.as_ref().err());
+        }
+        let InferResponse { outputs: mut tensors, ledger, .. } = answered?;
         let tensors =
             outputs.iter().map(|name| found.output(&mut tensors, name, texts.len())).collect::<Result<_, _>>()?;
         Ok((tensors, ledger))
@@ -193,11 +201,7 @@ impl TextModel {
             tasks: offer.tasks.keys().copied().collect(),
             labels: offer.labels.clone(),
             max_length: parameter("tokenizer", "max_length").and_then(|length| length.trim().parse().ok()),
-            max_batch: steps()
-                .map(|(_, step)| u64::from(step.config.max_batch_size))
-                .filter(|&rows| rows > 0)
-                .min()
-                .unwrap_or(1),
+            max_batch: steps().map(|(_, step)| u64::from(step.config.max_batch_size)).filter(|&rows| rows > 0).min(),
             pooling: ops.split(',').find_map(|op| op.trim().strip_prefix("pool:")).unwrap_or("mean").to_owned(),
         }
     }

@@ -37,6 +37,8 @@ pub struct TextOptions {
     pub skip_special_tokens: Option<bool>,
     /// Whether token ids of the model, as JSON arrays, come in place of texts.
     pub token_ids: bool,
+    /// Whether conversations, as JSON, come in place of texts.
+    pub messages: bool,
 }
 
 /// A request parameter that steps of one backend read: its name, the backend, and whether a value asks for more than models do by
@@ -45,7 +47,7 @@ type Reader = (&'static str, &'static str, fn(&ParameterValue) -> bool);
 
 /// The request parameters that have to be read. Others are the gateway's own business, too (`normalize`, `dimensions`), or true of
 /// scores that no step changes (`raw_scores`).
-const READERS: [Reader; 10] = [
+const READERS: [Reader; 11] = [
     ("prompt_name", "tokenizer", |_| true),
     ("instruction", "tokenizer", |_| true),
     ("truncate", "tokenizer", |value| *value == ParameterValue::Bool(false)),
@@ -55,6 +57,7 @@ const READERS: [Reader; 10] = [
     ("max_pair_tokens", "tokenizer", |_| true),
     ("add_special_tokens", "tokenizer", |value| *value == ParameterValue::Bool(false)),
     ("token_ids", "tokenizer", |_| true),
+    ("messages", "tokenizer", |_| true),
     ("aggregation_strategy", "postprocess", |_| true),
 ];
 
@@ -91,6 +94,8 @@ pub enum Prompt {
     Document,
     /// The one of this name where the model has it, else its default one.
     IfThere(&'static str),
+    /// The one of this name, or that of queries or documents by the words that Cohere has for them; an error where the model has none.
+    OfInputType(String),
     /// The default one of a model that makes no difference between queries and documents; the error of a request for another one.
     Needed(&'static str),
 }
@@ -107,14 +112,27 @@ pub enum Side {
 
 impl TextOptions {
     /// The request parameters that stages read: `prompt_name`, `instruction`, `truncate`, `truncation_side`, `max_tokens`,
-    /// `max_text_tokens`, `max_pair_tokens`, `add_special_tokens`, `skip_special_tokens` and `token_ids` the tokenizer;
+    /// `max_text_tokens`, `max_pair_tokens`, `add_special_tokens`, `skip_special_tokens`, `token_ids` and `messages` the tokenizer;
     /// `normalize`, `raw_scores`, `dimensions` and `aggregation_strategy` postprocess.
     pub fn parameters(&self, offer: &Offer) -> Result<Parameters, InferError> {
+        let query = || offer.query_prompt.clone().or_else(|| offer.prompts.get("query").cloned());
+        let document = || offer.document_prompt.clone().or_else(|| offer.prompts.get("document").cloned());
         let prompt = match &self.prompt {
             Prompt::Default => None,
             Prompt::Named(name) => Some(name.clone()),
-            Prompt::Query => offer.query_prompt.clone().or_else(|| offer.prompts.get("query").cloned()),
-            Prompt::Document => offer.document_prompt.clone().or_else(|| offer.prompts.get("document").cloned()),
+            Prompt::Query => query(),
+            Prompt::Document => document(),
+            Prompt::OfInputType(name) => {
+                let found = match name.as_str() {
+                    "search_query" => query(),
+                    "search_document" => document(),
+                    _ => None,
+                };
+                let supported = || offer.prompts.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+                let unsupported = || format!("Unsupported input_type '{name}'. Supported values: {}", supported());
+                let found = found.or_else(|| offer.prompts.get(name).cloned());
+                Some(found.ok_or_else(|| InferError::invalid_arg(unsupported()))?)
+            }
             Prompt::IfThere(name) => offer.prompts.get(*name).cloned(),
             Prompt::Needed(missing) if offer.tells_queries_apart() => return Err(InferError::invalid_arg(*missing)),
             Prompt::Needed(_) => None,
@@ -145,6 +163,7 @@ impl TextOptions {
             ("add_special_tokens", self.add_special_tokens),
             ("skip_special_tokens", self.skip_special_tokens),
             ("token_ids", self.token_ids.then_some(true)),
+            ("messages", self.messages.then_some(true)),
         ];
         let texts = texts.into_iter().filter_map(|(name, text)| Some((name, ParameterValue::String(text?))));
         let flags = flags.into_iter().filter_map(|(name, flag)| Some((name, ParameterValue::Bool(flag?))));

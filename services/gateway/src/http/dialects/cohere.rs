@@ -85,7 +85,7 @@ const RERANK: &[Field] = &[
     read("top_n", fields::NUMBER),
     read("rank_fields", fields::TEXTS),
     read("return_documents", fields::FLAG),
-    only("max_chunks_per_doc", fields::NUMBER, &["1"], "a document is scored as a whole"),
+    idle("max_chunks_per_doc", fields::NUMBER, "a document is scored as one chunk, never more than the most"),
     read("max_tokens_per_doc", fields::NUMBER),
     idle("priority", fields::NUMBER, "orders the requests of one customer"),
     ours("instruction", fields::TEXT),
@@ -104,17 +104,6 @@ pub(super) enum Version {
 }
 
 #[derive(Clone, Copy, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-#[schema(as = CohereInputType)]
-enum InputType {
-    SearchQuery,
-    SearchDocument,
-    Classification,
-    Clustering,
-    Image,
-}
-
-#[derive(Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "UPPERCASE")]
 #[schema(as = CohereTruncate)]
 enum Truncate {
@@ -129,7 +118,7 @@ pub(super) struct Embed {
     model: Option<String>,
     texts: Option<Vec<String>>,
     inputs: Option<Vec<Contents>>,
-    input_type: Option<InputType>,
+    input_type: Option<String>,
     embedding_types: Option<Vec<EmbeddingType>>,
     output_dimension: Option<u64>,
     truncate: Option<Truncate>,
@@ -186,9 +175,7 @@ impl Contents {
 
 pub(super) async fn embed(call: DialectCall, version: Version) -> Result<Response, Refusal> {
     let body: Embed = call.read()?;
-    if matches!(body.input_type, Some(InputType::Image)) {
-        return Err(Refusal::unsupported("input_type", "is \"image\": models here take texts"));
-    }
+    let prompt = prompt(body.input_type.as_deref(), version)?;
     if version == Version::V2 && body.model.is_none() {
         return Err(Refusal::field("model", "is missing"));
     }
@@ -209,14 +196,7 @@ pub(super) async fn embed(call: DialectCall, version: Version) -> Result<Respons
         Truncate::End => (true, Some(Side::Right)),
     };
     let options = TextOptions {
-        prompt: match body.input_type {
-            Some(InputType::SearchQuery) => Prompt::Query,
-            Some(InputType::SearchDocument) => Prompt::Document,
-            Some(InputType::Classification) => Prompt::IfThere("classification"),
-            Some(InputType::Clustering) => Prompt::IfThere("clustering"),
-            Some(InputType::Image) | None if version != Version::V2 => Prompt::Default,
-            Some(InputType::Image) | None => Prompt::Needed(INPUT_TYPES),
-        },
+        prompt,
         truncate: Some(truncate),
         truncation_side: side,
         max_tokens: body.max_tokens,
@@ -262,6 +242,26 @@ pub(super) async fn embed(call: DialectCall, version: Version) -> Result<Respons
             meta(out, version, &vectors.ledger, "input_tokens", answer::tokens(&vectors.ledger));
         });
     }))
+}
+
+/// The prompt that an `input_type` chooses: one of Cohere's words, or in vLLM's dialect the name of a prompt of the model.
+fn prompt(input_type: Option<&str>, version: Version) -> Result<Prompt, Refusal> {
+    Ok(match (input_type, version) {
+        (None, Version::V2) => Prompt::Needed(INPUT_TYPES),
+        (None, Version::V1 | Version::Vllm) => Prompt::Default,
+        (Some(name), Version::Vllm) => Prompt::OfInputType(name.to_owned()),
+        (Some("search_query"), _) => Prompt::Query,
+        (Some("search_document"), _) => Prompt::Document,
+        (Some("classification"), _) => Prompt::IfThere("classification"),
+        (Some("clustering"), _) => Prompt::IfThere("clustering"),
+        (Some("image"), _) => {
+            return Err(Refusal::unsupported("input_type", "is \"image\": models here take texts"));
+        }
+        (Some(other), _) => {
+            let expected = "expected search_query, search_document, classification or clustering";
+            return Err(Refusal::field("input_type", format!("is {other:?}, {expected}")));
+        }
+    })
 }
 
 async fn rerank(call: DialectCall, version: Version) -> Result<Response, Refusal> {

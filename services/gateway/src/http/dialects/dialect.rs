@@ -129,6 +129,14 @@ impl DialectRoute {
         DialectRoute { takes: Some(schema::of_both::<A, B>), fields, ..self }
     }
 
+    /// The same with a body of which three types read their own fields.
+    pub const fn takes_three<A: ToSchema, B: ToSchema, C: ToSchema>(
+        self,
+        fields: &'static [&'static [Field]],
+    ) -> DialectRoute {
+        DialectRoute { takes: Some(schema::of_three::<A, B, C>), fields, ..self }
+    }
+
     /// The same with answers of this shape.
     pub const fn gives(self, gives: fn() -> Schema) -> DialectRoute {
         DialectRoute { gives: Some(gives), ..self }

@@ -54,13 +54,20 @@ pub enum Input {
         /// Whether they are those of one text.
         one: bool,
     },
+    /// Conversations, a list of messages for each.
+    Conversations(Vec<Vec<Message>>),
 }
 
-/// An element of a list of texts or of token ids.
+/// A message of a conversation, as its client sent it.
+pub type Message = serde_json::Map<String, serde_json::Value>;
+
+/// An element of a list of texts, token ids or messages.
 enum Element {
     Text(String),
     Id(u32),
+    Message(Message),
     Ids(Vec<u32>),
+    Messages(Vec<Message>),
 }
 
 /// One of something, or a list of them.
@@ -155,6 +162,7 @@ impl Input {
             Input::Many(texts) if texts.is_empty() => Err(Refusal::empty(field)),
             Input::Many(texts) => Ok((texts, false)),
             Input::Tokens { .. } => Err(Refusal::unsupported(field, format!("holds token ids: {why}"))),
+            Input::Conversations(_) => Err(Refusal::field(field, "holds messages, expected texts")),
         }
     }
 }
@@ -179,17 +187,24 @@ impl<'de> Deserialize<'de> for Input {
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Input, A::Error> {
                 let (mut texts, mut ids, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+                let (mut messages, mut conversations) = (Vec::new(), Vec::new());
                 while let Some(element) = list.next_element()? {
                     match element {
                         Element::Text(text) => texts.push(text),
                         Element::Id(id) => ids.push(id),
+                        Element::Message(message) => messages.push(message),
                         Element::Ids(row) => rows.push(row),
+                        Element::Messages(conversation) => conversations.push(conversation),
                     }
                 }
-                match (texts.is_empty(), ids.is_empty(), rows.is_empty()) {
-                    (_, true, true) => Ok(Input::Many(texts)),
-                    (true, false, true) => Ok(Input::Tokens { rows: vec![ids], one: true }),
-                    (true, true, false) => Ok(Input::Tokens { rows, one: false }),
+                let kinds =
+                    [texts.is_empty(), ids.is_empty(), rows.is_empty(), messages.is_empty(), conversations.is_empty()];
+                match kinds {
+                    [_, true, true, true, true] => Ok(Input::Many(texts)),
+                    [true, false, true, true, true] => Ok(Input::Tokens { rows: vec![ids], one: true }),
+                    [true, true, false, true, true] => Ok(Input::Tokens { rows, one: false }),
+                    [true, true, true, false, true] => Ok(Input::Conversations(vec![messages])),
+                    [true, true, true, true, false] => Ok(Input::Conversations(conversations)),
                     _ => Err(A::Error::custom("a list holds both texts and token ids, expected one kind")),
                 }
             }
@@ -217,19 +232,40 @@ impl<'de> Deserialize<'de> for Element {
             }
 
             fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
-                u32::try_from(id).map(Element::Id).map_err(|_| E::custom(format!("{id} is no token id")))
+                u32::try_from(id).map(Element::Id).map_err(|_| E::custom(out_of_vocabulary(id)))
             }
 
             fn visit_i64<E: Error>(self, id: i64) -> Result<Element, E> {
-                Err(E::custom(format!("{id} is no token id")))
+                Err(E::custom(out_of_vocabulary(id)))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Element, A::Error> {
-                items(list).map(Element::Ids)
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Element, A::Error> {
+                Message::deserialize(MapAccessDeserializer::new(map)).map(Element::Message)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element, A::Error> {
+                let (mut ids, mut messages) = (Vec::new(), Vec::new());
+                while let Some(element) = list.next_element()? {
+                    match element {
+                        Element::Id(id) => ids.push(id),
+                        Element::Message(message) => messages.push(message),
+                        _ => return Err(A::Error::custom("a list in a list holds texts, expected token ids")),
+                    }
+                }
+                match (ids.is_empty(), messages.is_empty()) {
+                    (_, true) => Ok(Element::Ids(ids)),
+                    (true, false) => Ok(Element::Messages(messages)),
+                    (false, false) => Err(A::Error::custom("a list holds both token ids and messages")),
+                }
             }
         }
         deserializer.deserialize_any(Forms)
     }
+}
+
+/// What is said of an id that no vocabulary has.
+fn out_of_vocabulary(id: impl fmt::Display) -> String {
+    format!("{id} is no token id: it is out of vocabulary")
 }
 
 /// The elements of a list.

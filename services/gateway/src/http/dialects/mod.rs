@@ -67,19 +67,27 @@ const HEALTH: &str = "/health";
 /// A dialect with one of its routes, which contends with those of others for a path.
 type Contender = (&'static Dialect, &'static DialectRoute);
 
-/// The routes of all dialects.
-pub fn routes() -> Router<HttpState> {
-    table().into_iter().fold(Router::new(), |router, ((path, _), contenders)| add(router, &path, contenders))
+/// The names of all dialects.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    DIALECTS.into_iter().map(|dialect| dialect.name)
 }
 
-/// Every path and method with the routes that contend for it.
-fn table() -> BTreeMap<(String, Verb), Vec<Contender>> {
+/// The routes of all dialects, of which `first` answers where several could.
+pub fn routes(first: &str) -> Router<HttpState> {
+    table(first).into_iter().fold(Router::new(), |router, ((path, _), contenders)| add(router, &path, contenders))
+}
+
+/// Every path and method with the routes that contend for it. Those of the dialect `first` come first, and all of them are there without its
+/// name, too, but for the root, which leads to the console.
+fn table(first: &str) -> BTreeMap<(String, Verb), Vec<Contender>> {
     let mut table: BTreeMap<(String, Verb), Vec<Contender>> = BTreeMap::new();
-    for dialect in DIALECTS {
+    let is_first = |dialect: &&Dialect| dialect.name == first;
+    let (chosen, others): (Vec<_>, Vec<_>) = DIALECTS.into_iter().partition(is_first);
+    for dialect in chosen.into_iter().chain(others) {
         for route in dialect.routes {
             let path = if route.path == "/" { "" } else { route.path };
             let mut enter = |path: String| table.entry((path, route.verb)).or_default().push((dialect, route));
-            if !route.is_behind_name {
+            if !route.is_behind_name || (is_first(&dialect) && route.path != "/") {
                 enter(route.path.to_owned());
             }
             enter(format!("/{}{path}", dialect.name));
@@ -91,8 +99,8 @@ fn table() -> BTreeMap<(String, Verb), Vec<Contender>> {
     table
 }
 
-/// The routes as the document has them.
-pub fn entries() -> Vec<Entry> {
+/// The routes as the document has them, of which the dialect `first` answers where several could.
+pub fn entries(first: &str) -> Vec<Entry> {
     let entry = |((path, verb), contenders): ((String, Verb), Vec<Contender>)| {
         let summaries: Vec<&str> = contenders.iter().map(|(_, route)| route.summary).collect();
         Entry {
@@ -125,7 +133,7 @@ pub fn entries() -> Vec<Entry> {
                 .collect(),
         }
     };
-    table().into_iter().map(entry).collect()
+    table(first).into_iter().map(entry).collect()
 }
 
 fn add(router: Router<HttpState>, path: &str, contenders: Vec<Contender>) -> Router<HttpState> {
@@ -245,7 +253,8 @@ fn choose(contenders: &[Contender], body: Bytes) -> Result<Chosen, (Contender, R
         }
     }
     let model = members.text("model");
-    let rewritten = members.check(route.fields, dialect.is_strict).map_err(refused)?;
+    // On a path of several dialects a field that none knows is that of a proxy, as for all but the strict one.
+    let rewritten = members.check(route.fields, dialect.is_strict && contenders.len() == 1).map_err(refused)?;
     drop(members);
     Ok(Chosen { contender: (dialect, route), body: rewritten.map_or(body, Bytes::from), model })
 }
@@ -302,6 +311,11 @@ mod tests {
     }
 
     #[test]
+    fn flags_know_every_dialect() {
+        assert!(names().eq(crate::http::args::DIALECTS));
+    }
+
+    #[test]
     fn fields_say_whose_a_body_is() {
         assert_eq!(chosen("/rerank", r#"{"query": "q", "texts": []}"#), "tei");
         assert_eq!(chosen("/rerank", r#"{"query": "q", "documents": []}"#), "infinity");
@@ -342,6 +356,20 @@ mod tests {
     }
 
     #[test]
+    fn fields_of_proxies_are_passed_over_on_a_path_of_several_dialects() {
+        let body =
+            r#"{"model": "m", "query": "q", "documents": ["a"], "max_chunks_per_doc": 1024, "overlap_tokens": 80}"#;
+        let check = |path: &str| {
+            let contenders = table("openai").remove(&(path.to_owned(), Verb::Post)).expect("a path");
+            choose(&contenders, Bytes::from(body))
+                .map(|chosen| chosen.contender.0.name)
+                .map_err(|(_, refusal)| refusal.field)
+        };
+        assert_eq!(check("/v1/rerank"), Ok("cohere"));
+        assert_eq!(check("/cohere/v1/rerank"), Err(Some("overlap_tokens".to_owned())));
+    }
+
+    #[test]
     fn a_body_that_is_no_json_is_the_first_ones() {
         assert_eq!(chosen("/v1/rerank", "{"), "jina");
         assert_eq!(chosen("/v1/embeddings", "[1]"), "openai");
@@ -349,10 +377,35 @@ mod tests {
 
     #[test]
     fn every_route_can_be_asked_for_and_those_with_a_body_are_work() {
-        let _: Router<HttpState> = routes();
-        for Entry { verb, path, traffic, .. } in entries() {
-            assert_eq!(verb == Verb::Post, traffic == Traffic::Work, "{path}");
+        for first in names() {
+            let _: Router<HttpState> = routes(first);
+            for Entry { verb, path, traffic, .. } in entries(first) {
+                assert_eq!(verb == Verb::Post, traffic == Traffic::Work, "{path}");
+            }
         }
+    }
+
+    #[test]
+    fn the_first_dialect_answers_where_the_body_does_not_say_whose_it_is() {
+        let chosen = |first: &str, path: &str, body: &str| {
+            let contenders = table(first).remove(&(path.to_owned(), Verb::Post)).expect("a path");
+            let chosen = choose(&contenders, Bytes::from(body.to_owned()));
+            chosen.map_or_else(|((dialect, _), _)| dialect.name, |chosen| chosen.contender.0.name)
+        };
+        let (plain, jinas) =
+            (r#"{"model": "m", "input": "a"}"#, r#"{"model": "m", "input": ["a"], "task": "text-matching"}"#);
+        for first in ["openai", "jina", "tei", "vllm", "nim", "ollama"] {
+            assert_eq!(chosen(first, "/v1/embeddings", plain), first);
+        }
+        assert_eq!(chosen("vllm", "/v1/embeddings", jinas), "jina");
+        assert_eq!(chosen("vllm", "/v1/embeddings", "no JSON"), "vllm");
+        assert_eq!(chosen("vllm", "/v1/rerank", r#"{"query": "q", "documents": []}"#), "vllm");
+        // Its other routes are there without its name.
+        let gets =
+            |first: &str, path: &str| table(first).remove(&(path.to_owned(), Verb::Get)).map(|all| all[0].0.name);
+        assert_eq!((gets("tei", "/info"), gets("tei", "/health")), (Some("tei"), Some("tei")));
+        assert_eq!((gets("vllm", "/v1/models"), gets("openai", "/v1/models")), (Some("vllm"), Some("openai")));
+        assert_eq!((gets("openai", "/info"), gets("ollama", "/")), (Some("tei"), None));
     }
 
     /// The names of the members of a route's bodies, by the types that read them.

@@ -140,14 +140,17 @@ pub(super) fn refuse(refusal: &Refusal) -> (u16, Bytes) {
 
 /// `{"error": {"message", "type", "param", "code"}}`, for dialects that have OpenAI's errors.
 pub(super) fn nested(refusal: &Refusal, kind: &str, code: impl FnOnce(&mut Writer)) -> Bytes {
-    answer::object(|out| {
-        out.name("error").object(|out| {
-            out.name("message").string(&refusal.message);
-            out.name("type").string(kind);
-            optional(out.name("param"), refusal.field.as_deref());
-            code(out.name("code"));
-        });
-    })
+    answer::object(|out| error(out, refusal, kind, code))
+}
+
+/// The member of the body of a refusal.
+pub(super) fn error(out: &mut Writer, refusal: &Refusal, kind: &str, code: impl FnOnce(&mut Writer)) {
+    out.name("error").object(|out| {
+        out.name("message").string(&refusal.message);
+        out.name("type").string(kind);
+        optional(out.name("param"), refusal.field.as_deref());
+        code(out.name("code"));
+    });
 }
 
 /// A text, or null.

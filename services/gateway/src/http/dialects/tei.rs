@@ -225,7 +225,6 @@ async fn info(call: DialectCall) -> Result<Response, Refusal> {
         });
     };
     Ok(answer::json(answer::object(|out| {
-        let batch = model.max_batch;
         out.name("model_id").string(&model.name);
         out.name("model_sha").null();
         out.name("model_dtype").string("float32");
@@ -239,8 +238,13 @@ async fn info(call: DialectCall) -> Result<Response, Refusal> {
         });
         out.name("max_concurrent_requests").integer(MOST_TEXTS);
         out.name("max_input_length").integer(model.max_length.unwrap_or(UNKNOWN_LENGTH));
-        out.name("max_batch_tokens").integer(batch * model.max_length.unwrap_or(UNKNOWN_LENGTH));
-        out.name("max_batch_requests").integer(batch);
+        let length = model.max_length.unwrap_or(UNKNOWN_LENGTH);
+        out.name("max_batch_tokens").integer(model.max_batch.unwrap_or(MOST_TEXTS) * length);
+        // As in the original, a model that limits no execution has none.
+        match model.max_batch {
+            Some(rows) => out.name("max_batch_requests").integer(rows),
+            None => out.name("max_batch_requests").null(),
+        }
         out.name("max_client_batch_size").integer(MOST_TEXTS);
         out.name("auto_truncate").bool(true);
         out.name("tokenization_workers").integer(1);

@@ -7,11 +7,10 @@
 
 mod about;
 mod answers;
-mod embed;
 mod encoding;
-mod pooling;
 mod tokens;
 mod treatment;
+mod vectors;
 
 use axum::response::Response;
 use bytes::Bytes;
@@ -22,14 +21,15 @@ use utoipa::openapi::schema::Schema;
 use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::fields::{self, Field, Forms, Members, idle, read};
 use super::input::{self, Document, Input, OneOrMany};
-use super::openai::nested;
+use super::openai::error;
 use super::refusal::{Kind, Refusal};
 use super::{answer, cohere, openai};
 use crate::handlers::operations::TextOptions;
 use crate::http::openapi::schema;
 use crate::registry::Task;
 use answers::{head, usage};
-use treatment::Treatment;
+use treatment::{Conversations, Treatment};
+use vectors::{PoolingTask, Vectors};
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "vllm",
@@ -50,13 +50,19 @@ pub(super) static DIALECT: Dialect = Dialect {
             .takes_both::<Rerank, Treatment>(&[RERANK, PAIRS, treatment::FIELDS])
             .gives(answers::rerank),
         DialectRoute::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
-            .takes_both::<Classify, Treatment>(&[treatment::INPUT, treatment::SCORES, treatment::FIELDS])
+            .takes_both::<Classify, Treatment>(&[
+                treatment::INPUT,
+                treatment::TALK,
+                treatment::SCORES,
+                treatment::FIELDS,
+            ])
             .gives(answers::classify),
-        DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embed::embeddings(call)))
-            .takes_both::<embed::Embeddings, Treatment>(&[
-                embed::FIELDS,
+        DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(vectors::embeddings(call)))
+            .takes_both::<Vectors, Treatment>(&[
+                vectors::FIELDS,
                 encoding::FIELDS,
                 treatment::INPUT,
+                treatment::TALK,
                 treatment::FIELDS,
             ])
             .gives(answers::embeddings)
@@ -68,20 +74,21 @@ pub(super) static DIALECT: Dialect = Dialect {
         .gives(cohere::embed_answer)
         .behind_name(),
         DialectRoute::post("/pooling", "Runs a model on texts: vectors, token vectors or scores", |call| {
-            Box::pin(pooling::pooling(call))
+            Box::pin(vectors::pooling(call))
         })
-        .takes_both::<pooling::Pooling, Treatment>(&[
-            pooling::FIELDS,
-            embed::FIELDS,
+        .takes_three::<PoolingTask, Vectors, Treatment>(&[
+            vectors::TASK,
+            vectors::FIELDS,
             encoding::FIELDS,
             treatment::INPUT,
+            treatment::TALK,
             treatment::SCORES,
             treatment::FIELDS,
         ])
         .gives(answers::pooling)
         .or_bytes(),
         DialectRoute::post("/tokenize", "The tokens of a text", |call| Box::pin(tokens::tokenize(call)))
-            .takes::<tokens::Tokenize>(&[tokens::TOKENIZE])
+            .takes::<tokens::Tokenize>(&[tokens::TOKENIZE, treatment::TALK])
             .gives(answers::tokenize),
         DialectRoute::post("/detokenize", "The text of tokens", |call| Box::pin(tokens::detokenize(call)))
             .takes::<tokens::Detokenize>(&[tokens::DETOKENIZE])
@@ -116,7 +123,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     model_in_path: false,
 };
 
-const SCORED: Forms = fields::DOCUMENT_OR_DOCUMENTS;
+const SCORED: Forms = &[r#""a""#, r#"["a"]"#, r#"{"text": "a"}"#, r#"[{"content": [{"type": "text", "text": "a"}]}]"#];
 
 /// The two texts of pairs, by the names of all versions.
 const SCORE: &[Field] = &[
@@ -155,8 +162,8 @@ struct Score {
     #[serde(alias = "documents", alias = "items", alias = "data_2")]
     #[schema(schema_with = input::one_or_many::<Document>)]
     text_2: OneOrMany<Document>,
-    max_tokens_per_query: Option<u64>,
-    max_tokens_per_doc: Option<u64>,
+    max_tokens_per_query: Option<i64>,
+    max_tokens_per_doc: Option<i64>,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -167,18 +174,20 @@ struct Rerank {
     documents: OneOrMany<Document>,
     #[serde(default)]
     top_n: u64,
-    max_tokens_per_query: Option<u64>,
-    max_tokens_per_doc: Option<u64>,
+    max_tokens_per_query: Option<i64>,
+    max_tokens_per_doc: Option<i64>,
 }
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = VllmClassify)]
 struct Classify {
-    input: Input,
+    input: Option<Input>,
+    #[schema(value_type = Option<Vec<Object>>)]
+    messages: Option<Conversations>,
 }
 
-/// The field of an object that is its text. Images are in others.
-const TEXT: [&str; 1] = ["text"];
+/// The fields of an object that are its text: itself, or its parts.
+const TEXT: [&str; 2] = ["text", "content"];
 
 /// A body of `/invocations`; the route that it means checks its fields.
 #[derive(Deserialize, ToSchema)]
@@ -222,14 +231,32 @@ fn pairs<'a>(first: &'a [String], second: &'a [String]) -> Result<(Vec<&'a str>,
 }
 
 /// The options of pairs, with the longest query and document; 0 is how the original says that there is none.
-fn limited(options: TextOptions, query: Option<u64>, document: Option<u64>) -> TextOptions {
-    let limit = |tokens: Option<u64>| tokens.filter(|&tokens| tokens > 0);
-    TextOptions {
-        max_text_tokens: limit(query),
-        max_pair_tokens: limit(document),
+fn limited(options: TextOptions, query: Option<i64>, document: Option<i64>) -> Result<TextOptions, Refusal> {
+    let limit = |field: &str, tokens: Option<i64>| match tokens.map(u64::try_from) {
+        None | Some(Ok(0)) => Ok(None),
+        Some(Ok(tokens)) => Ok(Some(tokens)),
+        Some(Err(_)) => {
+            let message = format!("{field} must be a non-negative integer");
+            Err(Refusal { field: Some(field.to_owned()), ..Refusal::new(Kind::Field, message) })
+        }
+    };
+    Ok(TextOptions {
+        max_text_tokens: limit("max_tokens_per_query", query)?,
+        max_pair_tokens: limit("max_tokens_per_doc", document)?,
         // As in the original.
         add_special_tokens: None,
         ..options
+    })
+}
+
+/// As in the original, the routes of scores are not there for a model that has none.
+fn scores(call: &DialectCall, model: Option<&str>) -> Result<(), Refusal> {
+    const TASKS: [Task; 3] = [Task::Rerank, Task::Embed, Task::MultiVector];
+    match call.handlers.text_model(model) {
+        Ok(model) if !TASKS.iter().any(|task| model.tasks.contains(task)) => {
+            Err(Refusal::new(Kind::NoRoute, format!("model '{}' scores no pairs of texts", model.name)))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -239,7 +266,8 @@ async fn score(call: DialectCall) -> Result<Response, Refusal> {
     let first = Document::texts(body.text_1.into_list(), "text_1", &TEXT)?;
     let second = Document::texts(body.text_2.into_list(), "text_2", &TEXT)?;
     let (ones, twos) = pairs(&first, &second)?;
-    let options = limited(treatment.options(&call)?, body.max_tokens_per_query, body.max_tokens_per_doc);
+    scores(&call, treatment.model.as_deref())?;
+    let options = limited(treatment.options(&call)?, body.max_tokens_per_query, body.max_tokens_per_doc)?;
     let scores = call.handlers.compare(&ones, &twos, &call.ask(treatment.model.as_deref(), options)).await?;
     Ok(answer::told(&scores.ledger, 512 + 64 * scores.scores.len(), |out| {
         out.object(|out| {
@@ -266,7 +294,8 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     if documents.is_empty() {
         return Err(Refusal::empty("documents"));
     }
-    let options = limited(treatment.options(&call)?, body.max_tokens_per_query, body.max_tokens_per_doc);
+    scores(&call, treatment.model.as_deref())?;
+    let options = limited(treatment.options(&call)?, body.max_tokens_per_query, body.max_tokens_per_doc)?;
     let ask = call.ask(treatment.model.as_deref(), options);
     let second: Vec<&str> = documents.iter().map(String::as_str).collect();
     let scores = call.handlers.compare(&vec![query.as_str(); second.len()], &second, &ask).await?;
@@ -292,8 +321,7 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
 async fn classify(call: DialectCall) -> Result<Response, Refusal> {
     let body: Classify = call.read()?;
     let treatment: Treatment = call.read()?;
-    let (texts, _, token_ids) = body.input.texts_or_ids("input")?;
-    let options = TextOptions { token_ids, ..treatment.options(&call)? };
+    let (texts, options) = treatment.rows(&call, body.input, body.messages)?;
     let ask = call.ask(treatment.model.as_deref(), options);
     let classified = call.handlers.classify(&texts, None, &ask).await?;
     Ok(answer::told(&classified.ledger, 512 + 64 * texts.len() * classified.labels.len(), |out| {
@@ -327,7 +355,20 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::Internal => (500, "InternalServerError"),
         Kind::Unavailable => (503, "ServiceUnavailableError"),
     };
-    (status, nested(refusal, kind, |out| out.integer(status)))
+    // The name by which the original's validation calls a word that it does not know.
+    let message = match refusal.kind {
+        Kind::Field if refusal.message.contains("unknown variant") => {
+            format!("{} [type=literal_error]", refusal.message)
+        }
+        _ => refusal.message.clone(),
+    };
+    let body = answer::object(|out| {
+        if refusal.kind == Kind::NoRoute {
+            out.name("detail").string("Not Found");
+        }
+        error(out, &Refusal { message, ..refusal.clone() }, kind, |out| out.integer(status));
+    });
+    (status, body)
 }
 
 fn refusals() -> Schema {

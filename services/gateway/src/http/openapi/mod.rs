@@ -11,12 +11,12 @@ use utoipa::openapi::path::{HttpMethod, OperationBuilder, ParameterBuilder, Para
 use utoipa::openapi::request_body::RequestBodyBuilder;
 use utoipa::openapi::schema::{ComponentsBuilder, ObjectBuilder, Schema, SchemaType, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder, RefOr, Required, ResponseBuilder};
+use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder, RefOr, Required, ResponseBuilder, Server};
 
 pub use entry::{Entry, Verb};
 
-/// The document of these routes.
-pub fn document(entries: Vec<Entry>) -> OpenApi {
+/// The document of these routes, which are under the path `root`; empty for the server's own root.
+pub fn document(entries: Vec<Entry>, root: &str) -> OpenApi {
     let (mut paths, mut components) = (PathsBuilder::new(), ComponentsBuilder::new());
     for entry in entries {
         // A wildcard is an ordinary parameter of the document.
@@ -43,6 +43,7 @@ pub fn document(entries: Vec<Entry>) -> OpenApi {
         .info(info)
         .paths(paths)
         .components(Some(components))
+        .servers((!root.is_empty()).then(|| [Server::new(root)]))
         // Either with a key or, where the server asks for none, without.
         .security(Some([SecurityRequirement::default(), SecurityRequirement::new(KEY, Vec::<String>::new())]))
         .build()

@@ -23,11 +23,21 @@ pub fn of<T: ToSchema>() -> Described {
 
 /// The schema of a body that two types read, each its own fields.
 pub fn of_both<A: ToSchema, B: ToSchema>() -> Described {
-    let mut parts = Vec::new();
-    A::schemas(&mut parts);
-    B::schemas(&mut parts);
-    let both = AllOfBuilder::new().item(A::schema()).item(B::schema()).build();
-    Described { schema: RefOr::T(Schema::AllOf(both)), parts }
+    all_of([of::<A>(), of::<B>()])
+}
+
+/// The same of three types.
+pub fn of_three<A: ToSchema, B: ToSchema, C: ToSchema>() -> Described {
+    all_of([of::<A>(), of::<B>(), of::<C>()])
+}
+
+fn all_of(types: impl IntoIterator<Item = Described>) -> Described {
+    let (mut all, mut parts) = (AllOfBuilder::new(), Vec::new());
+    for described in types {
+        all = all.item(described.schema);
+        parts.extend(described.parts);
+    }
+    Described { schema: RefOr::T(Schema::AllOf(all.build())), parts }
 }
 
 /// A value of any kind.

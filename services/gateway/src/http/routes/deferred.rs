@@ -90,7 +90,7 @@ async fn accept(http: &HttpState, request: Request, preference: Preference) -> R
             return Ok(replay(answer));
         }
     }
-    let mut response = response::json(state(&accepted.id, &request).to_string().into());
+    let mut response = response::json(state(http, &accepted.id, &request).to_string().into());
     *response.status_mut() = StatusCode::ACCEPTED;
     let headers = response.headers_mut();
     if let Ok(location) = HeaderValue::from_str(&format!("/v1/requests/{}", accepted.id)) {
@@ -109,20 +109,20 @@ pub fn key(headers: &HeaderMap) -> Result<Option<&str>, String> {
     }
 }
 
-async fn show(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Response> {
+async fn show(State(http): State<HttpState>, Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Response> {
     let request = jobs.request(&id).await.map_err(|error| refused(&error))?;
-    Ok(response::json(state(&id, &request).to_string().into()))
+    Ok(response::json(state(&http, &id, &request).to_string().into()))
 }
 
 /// The answer as the route gave it; 202 while there is none.
-async fn answer(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Response> {
+async fn answer(State(http): State<HttpState>, Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Response> {
     let request = jobs.request(&id).await.map_err(|error| refused(&error))?;
     if let Some(answer) = jobs.answer(&request).await.map_err(|error| refused(&error))? {
         return Ok(replay(answer));
     }
     match request.state {
         RequestState::Queued => {
-            let mut response = response::json(state(&id, &request).to_string().into());
+            let mut response = response::json(state(&http, &id, &request).to_string().into());
             *response.status_mut() = StatusCode::ACCEPTED;
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
             Ok(response)
@@ -135,16 +135,16 @@ async fn answer(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Resp
 }
 
 /// Cancels a request that waits or runs; deletes one that has ended.
-async fn cancel(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Response> {
+async fn cancel(State(http): State<HttpState>, Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Response> {
     let before = jobs.cancel_request(&id).await.map_err(|error| refused(&error))?;
     if before.state != RequestState::Queued {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     let request = jobs.request(&id).await.map_err(|error| refused(&error))?;
-    Ok(response::json(state(&id, &request).to_string().into()))
+    Ok(response::json(state(&http, &id, &request).to_string().into()))
 }
 
-fn state(id: &str, request: &trireme_jobs::Request) -> Value {
+fn state(http: &HttpState, id: &str, request: &trireme_jobs::Request) -> Value {
     json!({
         "id": id,
         "object": "request",
@@ -154,7 +154,7 @@ fn state(id: &str, request: &trireme_jobs::Request) -> Value {
         "ended_at": request.ended,
         "not_before": request.not_before,
         "webhook": request.webhook.as_ref().map(as_webhook),
-        "response": format!("/v1/requests/{id}/response"),
+        "response": format!("{}/v1/requests/{id}/response", http.options.root_path),
     })
 }
 

@@ -2,8 +2,6 @@
 //!
 //! Not here: keys, which each route asks for by its own category.
 
-use std::sync::OnceLock;
-
 use axum::extract::State;
 use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -49,8 +47,8 @@ pub const PAGES: Resource = Resource {
 };
 
 async fn openapi(State(http): State<HttpState>) -> Response {
-    static JSON: OnceLock<Bytes> = OnceLock::new();
-    let json = JSON.get_or_init(|| Bytes::from(serde_json::to_vec(&document((http.entries)())).unwrap_or_default()));
+    let document = || document((http.entries)(&http.options.dialect), &http.options.root_path);
+    let json = http.document.get_or_init(|| Bytes::from(serde_json::to_vec(&document()).unwrap_or_default()));
     let headers = [
         (CONTENT_TYPE, HeaderValue::from_static("application/json")),
         // A gateway of another version has other routes.

@@ -123,5 +123,6 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
         rows: Rows::Configured,
         hold,
         callers: Default::default(),
+        embeds: false,
     })
 }

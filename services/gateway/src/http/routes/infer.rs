@@ -98,6 +98,7 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
         rows: Rows::Configured,
         hold,
         callers: Default::default(),
+        embeds: false,
     };
     let response = http.handlers.infer(traced).await?;
     let size = response.outputs.iter().map(|output| output.data().len()).sum();

@@ -61,7 +61,8 @@ const PAGES: &[&Resource] = &[&ui::RESOURCE, &docs::PAGES];
 /// All routes, each with the category that access rules know it by.
 pub fn router(state: HttpState) -> Router {
     // The middleware's refusals have the dialect's own shape.
-    let dialects = dialects::routes().route_layer(middleware::from_fn_with_state(state.clone(), deferred::defer));
+    let dialects = dialects::routes(&state.options.dialect)
+        .route_layer(middleware::from_fn_with_state(state.clone(), deferred::defer));
     let pages = if state.options.ui { PAGES } else { &[] };
     let routes = RESOURCES.iter().chain(pages).fold(Router::new(), |all, resource| {
         let routes = resource.router();
@@ -92,7 +93,7 @@ async fn admit(State((category, http)): State<(Category, HttpState)>, request: R
 pub fn work(state: HttpState) -> Router {
     let own = RESOURCES.iter().filter(|resource| resource.traffic.executes());
     let own = own.fold(Router::new(), |all, resource| all.merge(resource.router()));
-    own.merge(dialects::routes()).fallback(no_route).with_state(state)
+    own.merge(dialects::routes(&state.options.dialect)).fallback(no_route).with_state(state)
 }
 
 /// No route has the path. Behind a dialect's name the answer is the dialect's.
@@ -115,9 +116,10 @@ async fn no_method(uri: Uri) -> Response {
 fn matched<'p>(method: &Method, path: &'p str) -> Option<matchit::Match<'static, 'p, &'static (String, Traffic)>> {
     static ROUTES: LazyLock<BTreeMap<Verb, matchit::Router<(String, Traffic)>>> = LazyLock::new(|| {
         let mut routes = BTreeMap::<Verb, matchit::Router<(String, Traffic)>>::new();
-        for Entry { verb, path, traffic, .. } in entries() {
+        for Entry { verb, path, traffic, .. } in dialects::names().flat_map(entries) {
             let routes = routes.entry(verb).or_default();
-            routes.insert(path.clone(), (path, traffic)).expect("the router has the same paths");
+            // A path is there once for each dialect that may be the first.
+            let _ = routes.insert(path.clone(), (path, traffic));
         }
         routes
     });
@@ -137,13 +139,13 @@ pub fn traffic(method: &Method, path: &str) -> Traffic {
 /// The route of a path, and the model that the path names.
 pub fn place(method: &Method, path: &str) -> Option<Place> {
     let found = matched(method, path)?;
-    Some(Place { route: found.value.0.clone(), model: found.params.get("model").map(str::to_owned) })
+    Some(Place { route: &found.value.0, model: found.params.get("model").map(str::to_owned) })
 }
 
-/// Every route as the document has it.
-pub fn entries() -> Vec<Entry> {
+/// Every route as the document has it, with this dialect for the first one.
+pub fn entries(dialect: &str) -> Vec<Entry> {
     let own = RESOURCES.iter().chain(PAGES).flat_map(|resource| resource.entries());
-    own.chain(dialects::entries()).collect()
+    own.chain(dialects::entries(dialect)).collect()
 }
 
 #[cfg(test)]
@@ -159,7 +161,7 @@ mod tests {
     #[test]
     fn names_of_schemas_and_operations_are_unique_and_known() {
         let (mut parts, mut ids): (BTreeMap<String, RefOr<Schema>>, BTreeSet<String>) = Default::default();
-        for entry in entries() {
+        for entry in entries("openai") {
             for (name, part) in entry.bodies.iter().flat_map(|body| body.parts.clone()) {
                 let known = parts.entry(name.clone()).or_insert_with(|| part.clone());
                 assert!(*known == part, "two schemas '{name}'");
@@ -168,7 +170,7 @@ mod tests {
             assert!(ids.insert(id.clone()), "two operations '{id}'");
             assert!(!entry.summary.is_empty(), "{id}");
         }
-        let text = serde_json::to_string(&document(entries())).expect("JSON");
+        let text = serde_json::to_string(&document(entries("openai"), "")).expect("JSON");
         for (at, _) in text.match_indices("#/components/schemas/") {
             let name = text[at..].split(['/', '"']).nth(3).expect("a name");
             assert!(parts.contains_key(name), "no schema '{name}'");

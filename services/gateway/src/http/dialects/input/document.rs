@@ -118,9 +118,17 @@ impl<'de> Deserialize<'de> for FieldText {
                 Ok(FieldText(None))
             }
 
+            /// The text of a list of parts, if all are texts.
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FieldText, A::Error> {
-                while list.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(FieldText(None))
+                let mut parts = Some(Vec::new());
+                while let Some(part) = list.next_element::<serde_json::Value>()? {
+                    let text = part.get("text").and_then(serde_json::Value::as_str).map(str::to_owned);
+                    parts = parts.zip(text).map(|(mut parts, text)| {
+                        parts.push(text);
+                        parts
+                    });
+                }
+                Ok(FieldText(parts.filter(|parts| !parts.is_empty()).map(|parts| parts.join("\n"))))
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<FieldText, A::Error> {
@@ -146,6 +154,10 @@ mod tests {
         assert_eq!(texts.unwrap(), ["a", "c\nd"]);
         let one = read(r#"{"text": "a"}"#).unwrap();
         assert_eq!(Document::texts(one.into_list(), "input", &["text"]).unwrap(), ["a"]);
+        let parts = read(r#"{"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}"#).unwrap();
+        assert_eq!(Document::texts(parts.into_list(), "input", &["text", "content"]).unwrap(), ["a\nb"]);
+        let image = read(r#"{"content": [{"type": "text", "text": "a"}, {"image_url": {}}]}"#).unwrap();
+        assert!(Document::texts(image.into_list(), "input", &["text", "content"]).is_err());
         let none = read(r#"["a", {"title": "b"}]"#).unwrap();
         let refusal = Document::texts(none.into_list(), "documents", &["text"]).unwrap_err();
         assert_eq!(refusal.message, "'documents' holds no text in 'text' at 1");

@@ -1,4 +1,4 @@
-//! `/tokenize` of a prompt, and `/detokenize`. Conversations are refused: the tokenizer applies the chat template of a model.
+//! `/tokenize` of a prompt or a conversation, and `/detokenize`.
 
 use axum::response::Response;
 use serde::Deserialize;
@@ -8,6 +8,7 @@ use super::super::answer;
 use super::super::dialect::DialectCall;
 use super::super::fields::{self, Field, only, read};
 use super::super::refusal::Refusal;
+use super::treatment::{self, Conversations};
 use crate::handlers::operations::TextOptions;
 
 pub(super) const TOKENIZE: &[Field] = &[
@@ -15,8 +16,7 @@ pub(super) const TOKENIZE: &[Field] = &[
     read("prompt", fields::TEXT),
     read("add_special_tokens", fields::FLAG),
     read("return_token_strs", fields::FLAG),
-    only("messages", fields::OBJECTS, &[], "send a text as 'prompt'"),
-    only("tools", fields::OBJECTS, &["[]"], "send a text as 'prompt'"),
+    only("tools", fields::OBJECTS, &["[]"], "templates get no tools here"),
 ];
 
 pub(super) const DETOKENIZE: &[Field] = &[read("model", fields::TEXT), read("tokens", &["[1]"])];
@@ -25,9 +25,10 @@ pub(super) const DETOKENIZE: &[Field] = &[read("model", fields::TEXT), read("tok
 #[schema(as = VllmTokenize)]
 pub(super) struct Tokenize {
     model: Option<String>,
-    prompt: String,
-    #[serde(default = "yes")]
-    add_special_tokens: bool,
+    prompt: Option<String>,
+    #[schema(value_type = Option<Vec<Object>>)]
+    messages: Option<Conversations>,
+    add_special_tokens: Option<bool>,
     #[serde(default)]
     return_token_strs: bool,
 }
@@ -39,14 +40,22 @@ pub(super) struct Detokenize {
     tokens: Vec<u32>,
 }
 
-fn yes() -> bool {
-    true
-}
-
 pub(super) async fn tokenize(call: DialectCall) -> Result<Response, Refusal> {
     let body: Tokenize = call.read()?;
-    let options = TextOptions { add_special_tokens: Some(body.add_special_tokens), ..TextOptions::default() };
-    let lists = call.handlers.tokenize(&[body.prompt], &call.ask(body.model.as_deref(), options)).await?;
+    let add_special_tokens = body.add_special_tokens;
+    let (texts, options) = match (body.prompt, body.messages) {
+        (Some(prompt), None) => {
+            let add_special_tokens = Some(add_special_tokens.unwrap_or(true));
+            (vec![prompt], TextOptions { add_special_tokens, ..TextOptions::default() })
+        }
+        (None, Some(messages)) => {
+            // As in the original, an answer is to follow unless the request says otherwise.
+            let texts = treatment::conversations(&call, messages, true)?;
+            (texts, TextOptions { messages: true, add_special_tokens, ..TextOptions::default() })
+        }
+        _ => return Err(Refusal::field("prompt", "or 'messages' is expected, one of them")),
+    };
+    let lists = call.handlers.tokenize(&texts, &call.ask(body.model.as_deref(), options)).await?;
     let tokens = lists.tokens(0);
     Ok(answer::told(&lists.ledger, 128 + 16 * tokens.len(), |out| {
         out.object(|out| {

@@ -6,7 +6,8 @@ use utoipa::ToSchema;
 use super::super::answer;
 use super::super::dialect::DialectCall;
 use super::super::fields::{self, Field, idle, only, ours, read};
-use super::super::refusal::Refusal;
+use super::super::input::{Input, Message};
+use super::super::refusal::{Kind, Refusal};
 use crate::handlers::operations::{Side, TextOptions};
 
 /// Fields that all bodies may have.
@@ -19,23 +20,26 @@ pub const FIELDS: &[Field] = &[
     read("chat_template_kwargs", fields::OBJECT),
     only("chat_template", fields::TEXT, &[], "the model's own template is applied"),
     only("mm_processor_kwargs", fields::OBJECT, &["{}"], "models here take texts"),
+    only("padding", &[r#""do_not_pad""#], &[r#""do_not_pad""#], "padding changes no vector here, and counts no tokens"),
+    idle("cache_salt", fields::TEXT, "answers are not made of those of others"),
     idle("priority", fields::NUMBER, "orders the requests of one server"),
     idle("user", fields::TEXT, "names the author of the texts"),
 ];
 
 /// Fields of bodies with texts or conversations.
-pub const INPUT: &[Field] = &[
-    read("input", fields::INPUT),
-    read("add_special_tokens", fields::FLAG),
-    only(
-        "messages",
-        fields::OBJECTS,
-        &[],
-        "send the text as 'input', which the model's chat template makes a message of",
-    ),
-    only("add_generation_prompt", fields::FLAG, &["false"], "the model's configuration says it"),
-    only("continue_final_message", fields::FLAG, &["false"], "there is no last message to go on with"),
+pub const INPUT: &[Field] =
+    &[read("input", &[r#""a""#, r#"["a"]"#, "[1]", "[[1]]", MESSAGES]), read("add_special_tokens", fields::FLAG)];
+
+/// Fields of bodies with conversations.
+pub const TALK: &[Field] = &[
+    read("messages", &[MESSAGES, r#"[[{"role": "user", "content": "a"}]]"#]),
+    read("add_generation_prompt", fields::FLAG),
+    read("continue_final_message", fields::FLAG),
+    read("chat_template_kwargs", fields::OBJECT),
+    only("chat_template", fields::TEXT, &[], "the model's own template is applied"),
 ];
+
+const MESSAGES: &str = r#"[{"role": "user", "content": "a"}]"#;
 
 /// Fields of bodies that ask for scores.
 pub const SCORES: &[Field] =
@@ -48,7 +52,7 @@ pub struct Treatment {
     pub model: Option<String>,
     /// The task for the model in words.
     pub instruction: Option<String>,
-    /// Variables of the chat template, of which `instruction` is taken.
+    /// Variables of the chat template; for texts `instruction` is taken of them.
     #[schema(value_type = Option<Object>)]
     pub chat_template_kwargs: Option<Variables>,
     pub truncate_prompt_tokens: Option<i64>,
@@ -60,11 +64,50 @@ pub struct Treatment {
     pub request_id: Option<String>,
 }
 
-/// Those variables of a chat template that are taken.
-#[derive(Clone, Default, Deserialize)]
-pub struct Variables {
-    #[serde(alias = "instruct")]
-    instruction: Option<String>,
+/// Variables of a chat template.
+pub type Variables = serde_json::Map<String, serde_json::Value>;
+
+/// One conversation or several.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub enum Conversations {
+    One(Vec<Message>),
+    Many(Vec<Vec<Message>>),
+}
+
+/// The fields of a body that conversations have.
+#[derive(Deserialize)]
+struct Talk {
+    add_generation_prompt: Option<bool>,
+    continue_final_message: Option<bool>,
+    chat_template_kwargs: Option<Variables>,
+}
+
+/// Conversations as the tokenizer reads them. `prompts` says whether an answer is to follow where the request does not.
+pub fn conversations(call: &DialectCall, messages: Conversations, prompts: bool) -> Result<Vec<String>, Refusal> {
+    let conversations = match messages {
+        Conversations::One(messages) => vec![messages],
+        Conversations::Many(conversations) => conversations,
+    };
+    if conversations.is_empty() {
+        return Err(Refusal::empty("messages"));
+    }
+    let Talk { add_generation_prompt, continue_final_message, chat_template_kwargs } = call.read()?;
+    let continues = continue_final_message.unwrap_or(false);
+    if continues && add_generation_prompt == Some(true) {
+        let message = "Cannot set both `continue_final_message` and `add_generation_prompt` to True.";
+        return Err(Refusal::new(Kind::Field, message));
+    }
+    let prompts = add_generation_prompt.unwrap_or(prompts && !continues);
+    let variables = chat_template_kwargs.unwrap_or_default();
+    let row = |messages: Vec<Message>| {
+        serde_json::json!({
+            "messages": messages, "add_generation_prompt": prompts, "continue_final_message": continues,
+            "chat_template_kwargs": variables,
+        })
+        .to_string()
+    };
+    Ok(conversations.into_iter().map(row).collect())
 }
 
 #[derive(Clone, Copy, Deserialize, ToSchema)]
@@ -81,6 +124,28 @@ impl Treatment {
     /// The id of an answer of this kind.
     pub fn id(&self, kind: &str) -> String {
         format!("{kind}-{}", self.request_id.clone().unwrap_or_else(answer::id))
+    }
+
+    /// The texts, token ids or conversations of a body, and the options with which they are taken.
+    pub fn rows(
+        &self,
+        call: &DialectCall,
+        input: Option<Input>,
+        messages: Option<Conversations>,
+    ) -> Result<(Vec<String>, TextOptions), Refusal> {
+        let options = self.options(call)?;
+        let talks = match (input, messages) {
+            (Some(Input::Conversations(conversations)), None) => Conversations::Many(conversations),
+            (None, Some(conversations)) => conversations,
+            (Some(input), None) => {
+                let (texts, _, token_ids) = input.texts_or_ids("input")?;
+                return Ok((texts, TextOptions { token_ids, ..options }));
+            }
+            (None, None) => return Err(Refusal::field("input", "is missing, as is 'messages'")),
+            (Some(_), Some(_)) => return Err(Refusal::field("messages", "comes with 'input', expected one of them")),
+        };
+        let texts = conversations(call, talks, false)?;
+        Ok((texts, TextOptions { messages: true, ..options }))
     }
 
     /// The options as operations take them. As in the original a text that is too long is an error, unless the request says where it is
@@ -101,12 +166,14 @@ impl Treatment {
         if let (Some(tokens), Some(longest)) = (max_tokens, longest)
             && tokens > longest
         {
-            let expected = format!(
-                "is {tokens}, the model's longest row has {longest} tokens. Please, select a smaller truncation size."
-            );
-            return Err(Refusal::field("truncate_prompt_tokens", expected));
+            // Clients of the original look for these words.
+            let message =
+                "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size.";
+            let field = Some("truncate_prompt_tokens".to_owned());
+            return Err(Refusal { field, ..Refusal::new(Kind::Field, message) });
         }
-        let of_template = || self.chat_template_kwargs.as_ref()?.instruction.clone();
+        let variable = |name: &str| self.chat_template_kwargs.as_ref()?.get(name)?.as_str().map(str::to_owned);
+        let of_template = || variable("instruction").or_else(|| variable("instruct"));
         Ok(TextOptions {
             instruction: self.instruction.clone().or_else(of_template),
             truncate: self.truncate_prompt_tokens.map(|_| true),
@@ -146,7 +213,7 @@ mod tests {
         assert_eq!((cut.truncate, cut.max_tokens), (Some(true), Some(512)));
         assert_eq!(read(r#"{"truncate_prompt_tokens": -1}"#).unwrap().max_tokens, None);
         let refused = read(r#"{"truncate_prompt_tokens": 513}"#).unwrap_err();
-        assert!(refused.message.contains("Please, select a smaller truncation size."), "{}", refused.message);
+        assert!(refused.message.contains("Please request a smaller truncation size."), "{}", refused.message);
         assert_eq!(read("{}").unwrap().truncate, None);
         let none = read(r#"{"truncate_prompt_tokens": 0}"#).unwrap_err();
         assert!(none.message.contains("is 0, expected -1 or at least 1"), "{}", none.message);
