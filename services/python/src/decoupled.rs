@@ -110,6 +110,13 @@ impl DecoupledInstance {
         }
     }
 
+    /// Lets the slot read what the child's threads send while it has no request.
+    fn rest(&self) {
+        if self.requests.is_empty() && self.executing.is_none() {
+            self.slot.set_used(false);
+        }
+    }
+
     /// The progress that a response means for its request.
     fn take(&mut self, response: ResponseHeader, frame: &Frame) -> Option<(Ticket, Progress)> {
         let ticket = response.id;
@@ -170,6 +177,7 @@ impl StepwiseInstance for DecoupledInstance {
                 process.cancel_all();
             }
         }
+        self.rest();
     }
 
     fn step(&mut self) -> Vec<(Ticket, Progress)> {
@@ -184,9 +192,7 @@ impl StepwiseInstance for DecoupledInstance {
             let model = &self.slot.recipe().model;
             progress.extend(lost.map(|ticket| (ticket, Progress::Done(Err(process_lost(model, &reason))))));
         }
-        if self.requests.is_empty() && self.executing.is_none() {
-            self.slot.set_used(false);
-        }
+        self.rest();
         progress
     }
 

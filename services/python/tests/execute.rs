@@ -814,6 +814,78 @@ class TritonPythonModel:
 }
 
 #[test]
+fn a_decoupled_model_may_log_when_all_of_its_requests_were_cancelled() {
+    let code = "
+import os, threading, time
+class TritonPythonModel:
+    def execute(self, requests):
+        threading.Thread(target=self.until_cancelled, args=[requests[0].get_response_sender()], daemon=True).start()
+    def until_cancelled(self, sender):
+        while not sender.is_cancelled():
+            time.sleep(0.001)
+        # More than fits between the processes.
+        for line in range(1000):
+            pb_utils.Logger.log_verbose(f'{line} ' + 'x' * 2000)
+        open(os.path.join(pb_utils.get_model_dir(), 'gone'), 'w').close()
+";
+    let model = Model::texts("model_transaction_policy { decoupled: true }", code);
+    let mut instance = model.instance();
+    let instance = instance.as_stepwise().unwrap();
+    instance.join(1, ExecuteRequest { in_parts: true, ..request(&["x"]) }).unwrap();
+    instance.step();
+    // There is room again once `execute` has returned.
+    while instance.room() == 0 {
+        instance.step();
+    }
+    instance.leave(1);
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !model.path().join("gone").exists() {
+        assert!(std::time::Instant::now() < until, "its thread waits for a request");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_model_that_is_not_decoupled_sends_one_response() {
+    let code = "
+class TritonPythonModel:
+    def execute(self, requests):
+        sender, said = requests[0].get_response_sender(), []
+        def tried(*arguments):
+            try:
+                sender.send(*arguments)
+            except pb_utils.TritonModelException as error:
+                said.append(str(error))
+        final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        tried(None, final)
+        for parameters in [1], {1: 'x'}, {'a': None}, {'a': [1]}, {'a': np.int64(1)}:
+            try:
+                pb_utils.InferenceResponse([], parameters=parameters)
+            except pb_utils.TritonModelException as error:
+                said.append(str(error))
+        made = lambda: pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array(said, dtype=np.object_))])
+        tried(made())
+        tried(made())
+        assert said[-1] == 'Unable to send response. Non-decoupled model cannot send more than one response.'
+        tried(None, final)
+        return [None]
+";
+    let said = answer(&mut Model::texts("", code).instance(), &["x"]).unwrap();
+    let values = "Expect parameters values to have type bool/int/str, found type <class";
+    assert_eq!(
+        said,
+        [
+            "Unable to send response. Non-decoupled model cannot send complete final before sending a response.",
+            "Expect a dict, or the JSON of one, as parameters, got <class 'list'>",
+            "Expect parameters keys to have type str, found type <class 'int'>",
+            &format!("{values} 'NoneType'> in parameter 'a'"),
+            &format!("{values} 'list'> in parameter 'a'"),
+            &format!("{values} 'numpy.int64'> in parameter 'a'"),
+        ]
+    );
+}
+
+#[test]
 fn models_have_metrics_of_their_own() {
     let code = "
 class TritonPythonModel:

@@ -74,9 +74,11 @@ class ResponseSender:
         with self._host.lock:
             if not self.is_open():
                 raise TritonModelException("Unable to send response. Response sender has been closed.")
-            if response is not None and self._sent and not self._host.decoupled:
+            if not self._host.decoupled and response is not None and self._sent:
+                raise TritonModelException("Unable to send response. Non-decoupled model cannot send more than one response.")
+            if not self._host.decoupled and response is None and not self._sent:
                 raise TritonModelException(
-                    "a model without the decoupled transaction policy sends one response for each request"
+                    "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
                 )
             # A response that cannot be sent is an error of the model, which may still answer.
             self._host.channel.send({"type": "responses", "responses": [header]}, layout.buffers)
@@ -115,9 +117,15 @@ def parse_parameters(parameters):
     if isinstance(parameters, str):
         parameters = json.loads(parameters)
     if not isinstance(parameters, dict):
-        raise TypeError(f"parameters are a {values.kind(parameters)}, expected a dictionary, or the JSON of one")
+        raise TritonModelException(f"Expect a dict, or the JSON of one, as parameters, got {values.kind(parameters)}")
     checked = {}
     for key, value in parameters.items():
+        if not isinstance(key, (str, bytes)):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {values.kind(key)}")
+        if not isinstance(value, (bool, int, float, str)):
+            # Triton's words; floats are taken as well.
+            found = f"found type {values.kind(value)} in parameter {key!a}"
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, {found}")
         key = values.name("the name of a parameter", key)
         checked[key] = values.parameter(f"parameter '{key}'", value)
     longest = values.LONGEST_PARAMETERS
