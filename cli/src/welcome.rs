@@ -71,13 +71,14 @@ pub fn welcome(status: &Value, reach: &Reach) -> String {
     text
 }
 
-/// The models that are ready and no part of another one; those with an operation on texts come first.
+/// The models that are ready and neither a part nor a route of another one; those with an operation on texts come first.
 fn to_ask(status: &Value) -> Vec<&Value> {
     let list = |value: &'static str| status[value].as_array().into_iter().flatten();
     let steps = list("models").flat_map(|model| model["steps"].as_array().into_iter().flatten());
     let parts: Vec<&Value> = steps.map(|step| &step["model"]).collect();
-    let mut models: Vec<&Value> =
-        list("models").filter(|model| model["ready"] == true && !parts.contains(&&model["name"])).collect();
+    let mut models: Vec<&Value> = list("models")
+        .filter(|model| model["ready"] == true && model["route_of"].is_null() && !parts.contains(&&model["name"]))
+        .collect();
     models.sort_by_key(|model| task(model).is_none());
     models
 }
@@ -170,7 +171,9 @@ mod tests {
         whole["steps"] = json!([{"model": "part"}]);
         let mut broken = model("broken", &["embed"]);
         broken["ready"] = json!(false);
-        let status = json!({"models": [model("alone", &[]), broken, model("part", &["tokenize"]), whole]});
+        let mut route = model("whole_query", &[]);
+        route["route_of"] = json!("whole");
+        let status = json!({"models": [model("alone", &[]), broken, model("part", &["tokenize"]), route, whole]});
         let said = welcome(&status, &REACH);
         assert!(said.starts_with("\nwhole, alone at ") && said.contains("/v1/embeddings -d '{"), "{said}");
         assert!(welcome(&json!({"models": []}), &REACH).starts_with("\nno model yet at "));

@@ -179,6 +179,10 @@ fn describe(served: &ServedModel, model: &mut Map<String, Value>) {
     if let Ok(offer) = &served.offer {
         model.insert("tasks".to_owned(), json!(offer.tasks.keys().map(|task| task.name()).collect::<Vec<_>>()));
     }
+    // Clients name that model, and their prompt the route.
+    if let Some(whole) = served.config.parameters.get("route_of") {
+        model.insert("route_of".to_owned(), json!(whole));
+    }
     if served.config.is_ensemble() {
         model.insert("steps".to_owned(), json!(served.plan.steps.iter().map(step).collect::<Vec<_>>()));
     }

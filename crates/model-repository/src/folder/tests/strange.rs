@@ -492,3 +492,35 @@ fn a_sparse_encoder_keeps_as_many_weights_as_its_file_says() {
     write(folder.path(), "onnx/model.onnx", &onnx(&IDS, &[("logits", &[-1, -1, 10])]));
     assert!(ops(&read(&folder, Choices::default())).ends_with(", sparse:16"));
 }
+
+#[test]
+fn routes_of_one_transformer_run_one_model() {
+    let types = json!({"t": TRANSFORMER.0, "q": POOLING.0, "d": POOLING.0});
+    let structure = json!({"query": ["t", "q"], "document": ["t", "d"]});
+    let folder = folder(&[
+        ("modules.json", json!([{"type": "sentence_transformers.base.modules.router.Router", "path": ""}])),
+        (
+            "router_config.json",
+            json!({"types": types, "structure": structure, "parameters": {"default_route": "query"}}),
+        ),
+        ("q/config.json", json!({"pooling_mode": "cls"})),
+        ("d/config.json", json!({"pooling_mode": "mean"})),
+        (
+            "t/config.json",
+            json!({"architectures": ["BertModel"], "vocab_size": 10, "hidden_size": 8, "max_position_embeddings": 64}),
+        ),
+    ]);
+    for (name, content) in tokenizer() {
+        write(folder.path(), &format!("t/{name}"), content.to_string().as_bytes());
+    }
+    write(folder.path(), "t/onnx/model.onnx", &onnx(&IDS, &[("last_hidden_state", &[-1, -1, 8])]));
+    let configs = configs(&folder);
+    let runs: Vec<_> =
+        configs.iter().filter(|config| config.backend == "onnxruntime").map(|config| &config.name).collect();
+    assert_eq!(runs, ["m_document_model"]);
+    for ensemble in configs.iter().filter_map(|config| config.ensemble.as_ref()) {
+        assert_eq!(ensemble[1].model_name, "m_document_model");
+    }
+    let steps: Vec<_> = configs[0].ensemble.iter().flatten().map(|step| step.model_name.as_str()).collect();
+    assert_eq!(steps, ["m_query_tokenizer", "m_document_model", "m_query_postprocess"]);
+}
