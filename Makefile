@@ -219,6 +219,13 @@ clients-test: setup ## OpenAI's, Cohere's, LangChain's, LlamaIndex's, Haystack's
 	cargo build --workspace
 	cargo test --workspace --test suite dialect_clients:: -- --nocapture
 
+.PHONY: contracts-test
+contracts-test: setup-demo ## The suites of others: vLLM's tests of pooling models, openai-python's, TEI's and Infinity's documents; n of m for each dialect (ONLY=vllm, FILE=embed/test_online.py; UPDATE_DOCS=1 renews docs/dialects.md)
+	@scripts/setup-contracts.sh
+	@scripts/setup-schemathesis.sh
+	cargo build -p trireme
+	python3 tests/contracts/contracts_test.py --binary target/debug/trireme $(if $(ONLY),--only $(ONLY)) $(if $(FILE),--file $(FILE))
+
 .PHONY: schema-test
 schema-test: setup-demo ## schemathesis from PyPI against every route of /openapi.json: no answer outside the document, no 500 (SECONDS_EACH=60)
 	@scripts/setup-schemathesis.sh
