@@ -903,7 +903,8 @@ class TritonPythonModel:
         assert same.value() == self.seen.value() != 0
         said = [str(self.seen.value()), str(self.level.value())]
         for wrong in (lambda: self.seen.set(1), lambda: self.seen.increment(-1), lambda: self.times.value(),
-                      lambda: self.level.set(float('nan')), lambda: pb_utils.MetricFamily('a b', '', 0)):
+                      lambda: self.level.set(float('nan')), lambda: pb_utils.MetricFamily('a b', '', 0),
+                      lambda: pb_utils.MetricFamily('level', 'L', pb_utils.MetricFamily.COUNTER)):
             try:
                 wrong()
             except pb_utils.TritonModelException:
@@ -919,7 +920,7 @@ class TritonPythonModel:
     };
     assert!(metrics().contains("seen_total{kind=\"text\",model=\"m\"} 0\n"), "{}", metrics());
     let said = answer(&mut instance, &["x"]).unwrap();
-    assert_eq!(said, ["2.0", "5.5", "refused", "refused", "refused", "refused", "refused"]);
+    assert_eq!(said, ["2.0", "5.5", "refused", "refused", "refused", "refused", "refused", "refused"]);
     assert!(answer(&mut instance, &["y"]).is_ok());
     for line in [
         "seen_total{kind=\"text\",model=\"m\"} 4\n",

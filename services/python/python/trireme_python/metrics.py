@@ -22,6 +22,9 @@ CHANGES, LOCK = [], threading.Lock()
 # The values of counters and gauges, by family and labels: metrics with equal labels are one.
 VALUES = {}
 
+# The kinds of families, by their names.
+FAMILIES = {}
+
 
 def take():
     """The changes since the last call."""
@@ -108,6 +111,10 @@ class MetricFamily:
             raise TritonModelException(f"'{name}' is no name for a metric")
         if kind not in (COUNTER, GAUGE, HISTOGRAM):
             raise TritonModelException(f"metric '{name}' is of kind {kind}, expected COUNTER, GAUGE or HISTOGRAM")
+        with LOCK:
+            known = FAMILIES.setdefault(name, kind)
+        if known != kind:
+            raise TritonModelException(f"metric '{name}' is a {KINDS[known]} already, and cannot be a {KINDS[kind]}")
         self.name, self.description, self.kind = name, values.message(description), kind
 
     def Metric(self, labels=None, buckets=None):

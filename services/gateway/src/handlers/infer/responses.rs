@@ -106,9 +106,11 @@ fn checked(request: &Running, mut reply: Reply) -> Result<Reply, InferError> {
         let tensors = std::mem::take(&mut output.tensors).into_iter().map(shaped);
         output.tensors = tensors.collect::<Result<_, _>>()?;
     }
+    // As in Triton, user code may answer with other rows; not where rows are put together, or belong to the texts of an operation.
+    let may_have_other_rows = config.decoupled || (request.by_user_code && request.rows_per_message.is_none());
     let expected = ExpectedAnswer {
         requested: &request.outputs,
-        rows: request.rows.filter(|_| !config.decoupled),
+        rows: request.rows.filter(|_| !may_have_other_rows),
         dimensions: request.dimensions,
         in_parts: config.decoupled,
         by_user_code: request.by_user_code,
