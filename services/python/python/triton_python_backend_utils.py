@@ -117,7 +117,9 @@ class Logger:
     def log(message, level=INFO):
         """Writes a message at a level."""
         if not isinstance(level, Logger.LogLevel):
-            raise TritonModelException("the level of a line for the log is none of Logger's")
+            raise TypeError("the level of a line for the log is none of Logger's")
+        if not isinstance(message, (str, bytes)):
+            raise TypeError(f"a line for the log is a {type(message).__name__}, expected a str")
         if _current.host is None or _current.host.channel.is_forked:
             print(message)
         else:

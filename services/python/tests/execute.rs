@@ -886,6 +886,28 @@ class TritonPythonModel:
 }
 
 #[test]
+fn wrong_arguments_raise_what_they_raise_in_triton() {
+    let code = "
+class TritonPythonModel:
+    def execute(self, requests):
+        times, used = pb_utils.MetricFamily('times', 'T', pb_utils.MetricFamily.HISTOGRAM), pb_utils.Tensor('A', np.zeros(1)).to_dlpack()
+        pb_utils.Tensor.from_dlpack('A', used)
+        said = []
+        for wrong in (lambda: pb_utils.Logger.log('x', None), lambda: pb_utils.Logger.log('x', 1), lambda: pb_utils.Logger.log_info(None),
+                      lambda: pb_utils.Tensor('A', None), lambda: pb_utils.Tensor(None, np.zeros(1)),
+                      lambda: pb_utils.Tensor.from_dlpack('A', None), lambda: pb_utils.Tensor.from_dlpack('A', used),
+                      lambda: times.Metric(buckets=[1, 1, 2])):
+            try:
+                wrong()
+            except Exception as error:
+                said.append(type(error).__name__)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', np.array(said, dtype=np.object_))])]
+";
+    let said = answer(&mut Model::texts("", code).instance(), &["x"]).unwrap();
+    assert_eq!(said, [["TypeError"; 5].as_slice(), &["TritonModelException"; 3]].concat());
+}
+
+#[test]
 fn models_have_metrics_of_their_own() {
     let code = "
 class TritonPythonModel:

@@ -77,11 +77,14 @@ def export(array):
     return new_capsule(address, NEW, ctypes.cast(drop, ctypes.c_void_p))
 
 
+def is_capsule(value):
+    """Whether this is a capsule of a tensor that nobody has used."""
+    return bool(is_valid(id(value), NEW))
+
+
 def take(capsule):
     """The tensor of a capsule as an array of uint16, a copy, where it is BF16; else None, and the capsule is as it was."""
     at = id(capsule)
-    if not is_valid(at, NEW):
-        return None
     managed = Managed.from_address(pointer_in(at, NEW))
     if (managed.dtype.code, managed.dtype.bits, managed.dtype.lanes) != BFLOAT16:
         return None

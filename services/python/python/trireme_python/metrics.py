@@ -45,7 +45,7 @@ class Metric:
             raise TritonModelException(f"metric '{family.name}': a histogram has buckets, and nothing else has")
         self._family, self._labels, self._key = family, labels, (family.name, *sorted(labels.items()))
         self._buckets = [float(bound) for bound in buckets or ()]
-        if self._buckets != sorted(self._buckets) or not all(map(math.isfinite, self._buckets)):
+        if self._buckets != sorted(set(self._buckets)) or not all(map(math.isfinite, self._buckets)):
             raise TritonModelException(f"metric '{family.name}': buckets must be finite and grow, found {self._buckets}")
         if family.kind == HISTOGRAM:
             self._change("observe", None)

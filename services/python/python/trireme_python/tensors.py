@@ -5,6 +5,7 @@ import struct
 import numpy as np
 
 from trireme_python import dlpack, values
+from trireme_python.errors import TritonModelException
 
 try:
     from ml_dtypes import bfloat16
@@ -176,6 +177,8 @@ class Tensor:
             if tensor.__dlpack_device__()[0] != 1:
                 raise TypeError(f"tensor '{name}' is not in the memory of the CPU, and tensors on GPUs are not supported")
             tensor = tensor.__dlpack__()
+        if not dlpack.is_capsule(tensor):
+            raise TritonModelException(f"tensor '{name}' is made of a {values.kind(tensor)}, expected a DLPack capsule that nobody has used")
         elements = dlpack.take(tensor)
         if elements is None:
             return Tensor(name, np.from_dlpack(Capsule(tensor)))
