@@ -177,6 +177,15 @@ record: setup ## Records the answers of tests/compat from a real Triton, which i
 		--backends $(TOOLS)/triton/tritonserver/backends --libraries $(TOOLS)/triton/libraries --python $(TOOLS)/triton/bin/python \
 		$(if $(SERVER),--server $(SERVER)) $(if $(ONLY),--only $(ONLY))
 
+.PHONY: triton-suites
+triton-suites: setup ## Triton's own suites, fetched from its repository, against this server; writes their table in docs/compatibility.md (TRITON_SERVER_SOURCE=DIR, ONLY=L0_infer)
+	@scripts/setup-triton-suites.sh
+	cargo build -p trireme
+	"$(TOOLS)/triton-suites-python/bin/python" -B tests/triton-suites/run.py target/debug/trireme \
+		--source "$(or $(TRITON_SERVER_SOURCE),$(TOOLS)/triton-server)" --backend "$(or $(TRITON_BACKEND_SOURCE),$(TOOLS)/triton-python-backend)" \
+		$(if $(ONLY),--only $(ONLY))
+	@"$(TRIREME_PYTHON)" -B tests/compat/run.py --docs
+
 .PHONY: stage-test
 stage-test: ## Whether a program speaks docs/stage-protocol.md: make stage-test COMMAND="my-program --flag" (DATATYPE=FP32 INPUT=IN OUTPUT=OUT)
 	@[[ -n "$(COMMAND)" ]] || { echo "which program? make stage-test COMMAND=target/debug/reverse"; exit 2; }

@@ -4,6 +4,7 @@ import json
 
 from scenarios import DIVERGENCES, ROOT
 
+SUITES = ROOT.parent / "triton-suites" / "results.json"
 PATH = ROOT.parent.parent / "docs" / "compatibility.md"
 LONGEST_SHOWN = 160
 
@@ -40,6 +41,19 @@ The recorded Triton is not the newest. Where its sources have changed since, the
 ## Not there yet
 
 {missing}
+
+## Triton's own suites
+
+`make triton-suites` fetches the repository of Triton's server (here {suites_version}), makes the models that its suites need with its own
+generators, and runs the suites' Python files as they are against `trireme serve` on CPUs. Some suites have shell scripts that look for
+words in the server's log, or C++ programs: these do not run. A case that runs under several settings counts once for each; one that
+the suite itself skips does not count. [tests/triton-suites](../tests/triton-suites) says which models and flags each suite gets.
+
+| suite below `qa/` | passed | why the others do not |
+|---|---|---|
+{suites}
+
+Not tried: {untried}.
 
 ## perf_analyzer
 
@@ -95,7 +109,29 @@ def render(themes):
         divergences=divergences({scenario.id: scenario for scenario in everything}),
         newer="\n".join(f"| `{s.id}` | {cell(s.newer)} |" for s in everything if s.newer),
         missing=missing(everything),
+        **suites(json.loads(SUITES.read_text())),
     )
+
+
+def suites(results):
+    """Of the last run of Triton's own suites: each with its count, and the reasons of its misses."""
+    rows = []
+    for row in results["suites"]:
+        reasons = {}
+        for miss in row["misses"]:
+            label, _, case = miss["case"].rpartition(": ")
+            case = case.rpartition("::")[2]
+            reasons.setdefault(miss["why"], []).append(f"{label}: {case}" if label else case)
+        why = [f"{len(cases)}: {cell(reason)} ({shown_cases(cases)})" for reason, cases in reasons.items()]
+        why += [cell(row["note"])] if row["note"] else []
+        rows.append(f"| `{row['suite']}` | {row['passed']} of {row['cases']} | {'; '.join(why)} |")
+    return {"suites": "\n".join(rows), "suites_version": results["version"], "untried": results["untried"]}
+
+
+def shown_cases(cases):
+    """The first few names of cases."""
+    names = [f"`{name}`" for name in dict.fromkeys(cases)]
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def theme_row(theme):
