@@ -62,8 +62,7 @@ enum Batching {
     None,
     /// The batch, by `max_batch_size`: every request has to have it.
     Implied,
-    /// The batch, by declared padding. `dims` contain the batch dimension, so a request alone may have any shapes that
-    /// fit.
+    /// The batch, by declared padding. `dims` contain the batch dimension, so a request alone may have any shapes that fit.
     Declared,
 }
 
@@ -415,8 +414,7 @@ impl ModelInstance for OnnxInstance {
             Some(Ok(responses)) => responses.into_iter().map(Ok).collect(),
             Some(Err(error)) if requests.len() == 1 => vec![Err(error)],
             Some(Err(error)) if unwanted(requests).is_some() => vec![Err(error); requests.len()],
-            // Halving the batch finds a request that fails the others: a bad request costs its batch some runs, not one for each
-            // member.
+            // Halving the batch finds a request that fails the others, in fewer runs than one for each member.
             Some(Err(_)) => {
                 let (first, second) = requests.split_at(requests.len() / 2);
                 [self.execute(first), self.execute(second)].concat()
