@@ -20,11 +20,11 @@ use crate::topic::TopicMessage;
 
 /// The place where the broker keeps a message. `None` in process, where messages are found by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Queued(pub(crate) Option<Kept>);
+pub struct MessagePosition(pub(crate) Option<StreamSequence>);
 
 /// A message's place on a broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct StreamSequence {
     pub stream: String,
     pub sequence: u64,
     /// The claim under which its body was stored, if there is one.
@@ -77,11 +77,11 @@ pub trait Bus: Send + Sync + 'static {
 
     /// Publishes a message into the queue of its route's current step. Once this returns, the queue has the message,
     /// and [`Bus::take_back`] can remove it by the returned value.
-    async fn publish(&self, message: &WorkMessage) -> Result<Queued, BusError>;
+    async fn publish(&self, message: &WorkMessage) -> Result<MessagePosition, BusError>;
 
     /// Removes a message from its queue because no client waits for its answer. It is no error if the message is gone
     /// already.
-    async fn take_back(&self, queued: &Queued) -> Result<(), BusError>;
+    async fn take_back(&self, queued: &MessagePosition) -> Result<(), BusError>;
 
     /// Opens a consumer of the queue of `model`, with the options of the last [`Bus::declare_queue`] in this process.
     async fn pull(&self, model: &ModelKey) -> Result<Box<dyn Consumer>, BusError>;

@@ -45,8 +45,8 @@ pub mod topic;
 mod waiting_rooms;
 
 pub use attempts::{AttemptNote, MessageName};
-pub(crate) use bus::Kept;
-pub use bus::{Bus, Connection, Consumer, QueueStatus, Queued};
+pub(crate) use bus::StreamSequence;
+pub use bus::{Bus, Connection, Consumer, MessagePosition, QueueStatus};
 pub use call::{ALIVE, Call, CallReplies, LATEST};
 pub use dead::{DeadLetter, StoredLetter};
 pub use delivery::{AckHandle, Acker, Delivery};

@@ -21,7 +21,7 @@ use crate::outage::is_out;
 use crate::queue::{Role, Taken};
 use crate::runs::Runs;
 use crate::stepwise::Stepper;
-use crate::watchdog::{Callers, Patience};
+use crate::watchdog::{Callers, ExecutionLimit};
 
 /// The worker's reason for ending after an instance's thread has ended by a panic.
 const FAILURE: &str = "instance that panicked";
@@ -201,7 +201,7 @@ impl<C: Completion> Model<C> {
         let callers = Callers { waiting: callers, stop: stop.cloned() };
         let asked = requests.iter().filter_map(|request| request_timeout(&request.parameters)).max();
         let times = if role == Role::Background { PATIENCE } else { 1 };
-        let patience = Patience { times, at_least: asked.unwrap_or_default() };
+        let patience = ExecutionLimit { times, at_least: asked.unwrap_or_default() };
         let execution = self.executions.begin(held, callers, patience);
         let executed = std::panic::catch_unwind(AssertUnwindSafe(|| instance.execute(&requests)));
         drop(execution);

@@ -4,7 +4,7 @@
 //! A message that one worker holds is not available to others, so a slow worker must not hold messages that a fast one
 //! could execute. On the other hand, an instance must not idle between two runs because its next message is still with
 //! the broker. So room is counted in time: for each instance, the part of a horizon in which it is free, estimated by
-//! how long its runs take ([`Pace`]). The worker takes as many requests as fit into that time, and at least a full
+//! how long its runs take ([`RunTimes`]). The worker takes as many requests as fit into that time, and at least a full
 //! batch for each instance that is free within the horizon. It takes nothing for instances that are busy beyond the
 //! horizon; [`Intake::room`] returns the time when there will be more room. The horizon is the batch policy's
 //! look-ahead, or twice the time that messages take to come from the broker if that is longer. A queue that no other
@@ -40,7 +40,7 @@ const TOO_EARLY: Duration = Duration::from_micros(100);
 
 /// How long runs take, as running means over the last `MEMORY` runs, so that one odd run does not count for much.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Pace {
+pub struct RunTimes {
     runs: f64,
     /// Means over runs: seconds, cost, and number of requests.
     seconds: f64,
@@ -55,7 +55,7 @@ pub struct Intake {
     appetite: Appetite,
     /// Whether other workers may pull from the queue.
     shared: bool,
-    pace: Pace,
+    pace: RunTimes,
     running: Vec<Running>,
     last: u64,
     /// Number of fetches seen, and the mean of their seconds.
@@ -118,9 +118,9 @@ pub fn of(policy: &dyn BatchPolicy, instances: &[Instance], shared: bool) -> Opt
     batches.then(|| Intake { shared, ..Intake::new(instances.len(), policy.appetite()) })
 }
 
-// === impl Pace ===
+// === impl RunTimes ===
 
-impl Pace {
+impl RunTimes {
     /// Adds a run of this many requests to the means.
     fn note(&mut self, took: Duration, cost: f64, requests: usize) {
         self.runs = (self.runs + 1.0).min(MEMORY);
@@ -146,7 +146,7 @@ impl Pace {
 impl Intake {
     /// The intake of this many idle instances, from a queue that other workers pull from, too.
     pub fn new(instances: usize, appetite: Appetite) -> Intake {
-        let (pace, running) = (Pace::default(), Vec::new());
+        let (pace, running) = (RunTimes::default(), Vec::new());
         Intake { instances: instances.max(1), appetite, shared: true, pace, running, last: 0, fetches: (0.0, 0.0) }
     }
 

@@ -21,7 +21,7 @@ use crate::queue::WorkQueue;
 use crate::runs::executed;
 use crate::statistics::ModelStatistics;
 use crate::task_set::TaskSet;
-use crate::watchdog::{Callers, Executions, Patience};
+use crate::watchdog::{Callers, ExecutionLimit, Executions};
 
 /// How often an instance that is out checks whether its queue is closed.
 const LOOK: Duration = Duration::from_millis(100);
@@ -106,7 +106,7 @@ impl<C: Completion> Model<C> {
     /// Executes the canary request on an instance between two batches. Returns whether the instance may go on.
     pub(crate) fn run_canary(&self, instance: &mut dyn ModelInstance) -> bool {
         let Some(request) = self.canary_request() else { return true };
-        let execution = self.executions.begin(Vec::new(), Callers::default(), Patience::USUAL);
+        let execution = self.executions.begin(Vec::new(), Callers::default(), ExecutionLimit::USUAL);
         let result = canary::execute(instance, request);
         drop(execution);
         self.judge_canary(result)

@@ -19,7 +19,7 @@ use crate::cancel::{CancelFlag, unwanted};
 use crate::completion::{Completion, SendParts};
 use crate::model::{Model, Work, conclude};
 use crate::outage::is_out;
-use crate::watchdog::{Callers, Patience};
+use crate::watchdog::{Callers, ExecutionLimit};
 
 /// An instance and the requests within it.
 pub(crate) struct Stepper<C: Completion> {
@@ -215,7 +215,7 @@ impl<C: Completion> Stepper<C> {
         let instance = &mut self.instance;
         // Each call counts as an execution of all requests: a call that does not end holds up all of them.
         let held = self.in_hand.values().filter_map(|request| request.held.clone()).collect();
-        let execution = self.model.executions.begin(held, Callers::default(), Patience::USUAL);
+        let execution = self.model.executions.begin(held, Callers::default(), ExecutionLimit::USUAL);
         let result = std::panic::catch_unwind(AssertUnwindSafe(|| call(instance.as_mut())));
         drop(execution);
         if let Ok(result) = result {

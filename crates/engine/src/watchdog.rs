@@ -29,7 +29,7 @@ struct Running<H> {
 
 /// How long an execution may take.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct ExecutionLimit {
     /// How many times the limit.
     pub times: u32,
     /// But at least so long: a client has asked for it. Where all clients have left, the limit counts from then on.
@@ -38,7 +38,7 @@ pub struct Patience {
 
 struct Begun<H> {
     since: Instant,
-    patience: Patience,
+    allowed: ExecutionLimit,
     /// When it was first seen that no client waits for it.
     left: Option<Instant>,
     /// Whether it was ended by force.
@@ -63,11 +63,11 @@ pub struct Execution<'a, H> {
     number: u64,
 }
 
-// === impl Patience ===
+// === impl ExecutionLimit ===
 
-impl Patience {
+impl ExecutionLimit {
     /// The limit, for an execution whose clients have not asked for more.
-    pub const USUAL: Patience = Patience { times: 1, at_least: Duration::ZERO };
+    pub const USUAL: ExecutionLimit = ExecutionLimit { times: 1, at_least: Duration::ZERO };
 
     /// How long an execution may take for clients that wait.
     fn of(self, limit: Duration) -> Duration {
@@ -95,8 +95,8 @@ impl<H> Begun<H> {
             self.left.get_or_insert(now);
         }
         let since = |then: Instant| now.saturating_duration_since(then);
-        let usual = limit * self.patience.times;
-        since(self.since) > self.patience.of(limit)
+        let usual = limit * self.allowed.times;
+        since(self.since) > self.allowed.of(limit)
             || self.left.is_some_and(|left| since(left) > limit && since(self.since) > usual)
     }
 }
@@ -105,11 +105,11 @@ impl<H> Begun<H> {
 
 impl<H> Executions<H> {
     /// An execution of these requests begins.
-    pub fn begin(&self, held: Vec<H>, callers: Callers, patience: Patience) -> Execution<'_, H> {
+    pub fn begin(&self, held: Vec<H>, callers: Callers, allowed: ExecutionLimit) -> Execution<'_, H> {
         let mut running = self.running.lock();
         let number = running.next;
         running.next += 1;
-        let begun = Begun { since: Instant::now(), patience, left: None, killed: false, held, callers };
+        let begun = Begun { since: Instant::now(), allowed, left: None, killed: false, held, callers };
         running.by_number.insert(number, begun);
         Execution { executions: self, number }
     }
@@ -146,7 +146,7 @@ impl<H> Executions<H> {
             match &begun.callers.stop {
                 Some(stop) if !begun.killed && stop.kill() => {
                     (begun.killed, begun.since, begun.left) = (true, now, None);
-                    begun.patience = Patience::USUAL;
+                    begun.allowed = ExecutionLimit::USUAL;
                 }
                 _ => over.push(*number),
             }
@@ -177,16 +177,17 @@ mod tests {
     #[test]
     fn an_execution_that_does_not_end_is_told_once() {
         let executions = Executions::<()>::default();
-        let ended = executions.begin(Vec::new(), Callers::default(), Patience::USUAL);
-        let hanging = executions.begin(Vec::new(), Callers::default(), Patience::USUAL);
-        let patient = executions.begin(Vec::new(), Callers::default(), Patience { times: 10, ..Patience::USUAL });
+        let ended = executions.begin(Vec::new(), Callers::default(), ExecutionLimit::USUAL);
+        let hanging = executions.begin(Vec::new(), Callers::default(), ExecutionLimit::USUAL);
+        let patient =
+            executions.begin(Vec::new(), Callers::default(), ExecutionLimit { times: 10, ..ExecutionLimit::USUAL });
         let (limit, now) = (Duration::from_secs(5), Instant::now());
         assert!(executions.overdue(limit, now).is_none());
         drop(ended);
         assert!(executions.overdue(limit, now + limit * 2).is_some());
         assert!(executions.overdue(limit, now + limit * 9).is_none());
         assert!(executions.overdue(limit, now + limit * 11).is_some());
-        let asked = executions.begin(Vec::new(), Callers::default(), Patience { times: 1, at_least: limit * 20 });
+        let asked = executions.begin(Vec::new(), Callers::default(), ExecutionLimit { times: 1, at_least: limit * 20 });
         assert!(executions.overdue(limit, now + limit * 19).is_none());
         assert!(executions.overdue(limit, Instant::now() + limit * 21).is_some());
         drop((hanging, patient, asked));
@@ -201,8 +202,8 @@ mod tests {
             let (one, other) = (CancelFlag::default(), CancelFlag::default());
             let waiting = vec![(one.clone(), UnixMicros::NEVER), (other.clone(), UnixMicros::NEVER)];
             let stop = stops.then(|| Arc::new(Deaf) as Arc<dyn Stop>);
-            let patience = Patience { times: 1, at_least: limit * 100 };
-            let _execution = executions.begin(Vec::new(), Callers { waiting, stop }, patience);
+            let allowed = ExecutionLimit { times: 1, at_least: limit * 100 };
+            let _execution = executions.begin(Vec::new(), Callers { waiting, stop }, allowed);
             one.cancel();
             assert!(executions.overdue(limit, begun + limit * 30).is_none(), "the other client waits");
             other.cancel();
@@ -215,8 +216,8 @@ mod tests {
         let gone = CancelFlag::default();
         gone.cancel();
         let waiting = vec![(gone, UnixMicros::NEVER)];
-        let patience = Patience { times: 10, at_least: limit * 100 };
-        let _execution = executions.begin(Vec::new(), Callers { waiting, stop: None }, patience);
+        let allowed = ExecutionLimit { times: 10, at_least: limit * 100 };
+        let _execution = executions.begin(Vec::new(), Callers { waiting, stop: None }, allowed);
         assert!(executions.overdue(limit, begun + limit * 2).is_none());
         assert!(executions.overdue(limit, begun + limit * 9).is_none());
         assert!(executions.overdue(limit, Instant::now() + limit * 11).is_some());
@@ -243,7 +244,7 @@ mod tests {
         let late = (CancelFlag::default(), UnixMicros::now());
         let callers = vec![(one.clone(), UnixMicros::NEVER), (other.clone(), UnixMicros::NEVER), late];
         let callers = Callers { waiting: callers, stop: Some(stopped.clone()) };
-        let execution = executions.begin(Vec::new(), callers, Patience::USUAL);
+        let execution = executions.begin(Vec::new(), callers, ExecutionLimit::USUAL);
         one.cancel();
         executions.stop_unwanted();
         assert!(!stopped.0.load(Ordering::SeqCst), "somebody waits");

@@ -19,7 +19,7 @@ pub enum Layout {
 
 /// A model's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Files {
+pub struct ModelFiles {
     /// The encoder's graph.
     pub encoder: PathBuf,
     /// The decoder's graphs: one, or the first step's and the others'.
@@ -38,13 +38,13 @@ const LAYOUTS: [(Layout, &str, &[&str]); 3] = [
     (Layout::WithoutPast, "without_past", &["decoder_model"]),
 ];
 
-// === impl Files ===
+// === impl ModelFiles ===
 
-impl Files {
+impl ModelFiles {
     /// Finds the files of the version at `version_path`, or in the directory below it that `default_model_filename`
     /// names. Parameter `decoder` chooses a layout, `file_suffix` the files of one kind (`_quantized`). By default the
     /// first layout whose files exist is used, and the only suffix that exists.
-    pub fn find(config: &ModelConfig, version_path: &Path) -> Result<Files, LoadError> {
+    pub fn find(config: &ModelConfig, version_path: &Path) -> Result<ModelFiles, LoadError> {
         let model = &config.name;
         let root = version_path.join(&config.default_model_filename);
         let graphs = [root.clone(), root.join("onnx")];
@@ -74,7 +74,7 @@ impl Files {
             )));
         };
         let beside = |name: &str| [root.join(name), directory.join(name)].into_iter().find(|path| path.is_file());
-        Ok(Files {
+        Ok(ModelFiles {
             encoder: directory.join(file("encoder_model")),
             decoders: stems.iter().map(|stem| directory.join(file(stem))).collect(),
             layout: *layout,
@@ -132,7 +132,7 @@ pub fn read_json(model: &str, path: &Path) -> Result<Map<String, Value>, LoadErr
 mod tests {
     use super::*;
 
-    fn find(files: &[&str], parameters: &str) -> Result<Files, String> {
+    fn find(files: &[&str], parameters: &str) -> Result<ModelFiles, String> {
         let directory = tempfile::tempdir().unwrap();
         for file in files {
             let path = directory.path().join(file);
@@ -141,7 +141,7 @@ mod tests {
         }
         let config = ModelConfig::parse(&format!("backend: 'generation' {parameters}"), "m").unwrap();
         let name = |path: &mut PathBuf| *path = path.strip_prefix(directory.path()).unwrap().to_owned();
-        let mut found = Files::find(&config, directory.path())
+        let mut found = ModelFiles::find(&config, directory.path())
             .map_err(|error| error.to_string().replace(&directory.path().display().to_string(), "DIR"))?;
         name(&mut found.encoder);
         found.decoders.iter_mut().for_each(name);

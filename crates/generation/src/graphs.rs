@@ -12,7 +12,7 @@ use half::f16;
 use ort::session::{Session, SessionInputValue};
 use ort::value::{DynValue, Outlet, Tensor, TensorElementType};
 
-use super::files::{Files, Layout};
+use super::files::{Layout, ModelFiles};
 use super::values::{Rows, assemble};
 
 /// Makes the session of a model's graph in a file.
@@ -75,7 +75,7 @@ pub struct State {
 
 impl Graphs {
     /// Opens the graphs in `files`.
-    pub fn open(model: &str, files: &Files, open: &OpenGraph) -> Result<Graphs, LoadError> {
+    pub fn open(model: &str, files: &ModelFiles, open: &OpenGraph) -> Result<Graphs, LoadError> {
         let refused = |reason: String| LoadError::Config(format!("model '{model}': {reason}"));
         let encoder = open(&files.encoder)?;
         check_encoder(&encoder).map_err(|reason| refused(format!("{}: {reason}", files.encoder.display())))?;

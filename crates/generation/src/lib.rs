@@ -26,7 +26,7 @@ use serde_json::{Map, Value};
 use trireme_engine::{Backend, Instance, LoadError, LoadedModel, ModelSource, StepwiseInstance, policy, warmup};
 use trireme_model_repository::{AutoComplete, ModelConfig};
 
-use files::Files;
+use files::ModelFiles;
 use graphs::Graphs;
 use instance::Generator;
 use request::Format;
@@ -76,7 +76,7 @@ impl Backend for Generation {
         }
         request::check_config(&config)?;
         let instances = source.cpu_instances()?;
-        let files = Files::find(&config, source.version_path)?;
+        let files = ModelFiles::find(&config, source.version_path)?;
         let model_config = files::read_json(&config.name, &files.config)?;
         let defaults = defaults(&config, &files, &model_config)?;
         let open = self.sessions.of(&config)?;
@@ -103,7 +103,11 @@ impl Backend for Generation {
 }
 
 /// The settings of requests without options of their own.
-fn defaults(config: &ModelConfig, files: &Files, model_config: &Map<String, Value>) -> Result<Settings, LoadError> {
+fn defaults(
+    config: &ModelConfig,
+    files: &ModelFiles,
+    model_config: &Map<String, Value>,
+) -> Result<Settings, LoadError> {
     let model = &config.name;
     let at = |place: String| move |error: OptionError| LoadError::Config(format!("model '{model}': {place}{error}"));
     let mut settings = Settings::default();

@@ -27,7 +27,7 @@ use crate::record::{ATTEMPTS, Checkpoint, Object, Record};
 use crate::record::{Batch, BatchState, Counts};
 use crate::requests::{SETTLED, Tried};
 use crate::room::{Held, Room};
-use crate::store::{Kept, now};
+use crate::store::{StoredRecord, now};
 use crate::turns::{Turn, Turns, until};
 
 /// Parts of the output live for this much longer than the record of their file.
@@ -155,7 +155,9 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 impl<'a> Run<'a> {
     /// The batch, if it is this gateway's and has not ended.
     async fn open(jobs: &'a Jobs, id: &'a str) -> Result<Option<Run<'a>>, JobError> {
-        let Some(Kept { record: Record::Batch(batch), revision }) = jobs.read(id).await? else { return Ok(None) };
+        let Some(StoredRecord { record: Record::Batch(batch), revision }) = jobs.read(id).await? else {
+            return Ok(None);
+        };
         if batch.state.is_end() || batch.owner != jobs.0.own {
             return Ok(None);
         }
@@ -349,7 +351,7 @@ impl<'a> Run<'a> {
                 Err(error) => return Err(error.into()),
             }
             // A client has cancelled it, another gateway has taken it over, or a broker has not the last revision yet.
-            let Some(Kept { record, revision }) = self.jobs.read(self.id).await? else { return Ok(false) };
+            let Some(StoredRecord { record, revision }) = self.jobs.read(self.id).await? else { return Ok(false) };
             let Some(there) = record.into_batch() else { return Ok(false) };
             if there.owner != self.batch.owner || there.state.is_end() {
                 return Ok(false);

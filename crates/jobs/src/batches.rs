@@ -9,7 +9,7 @@ use trireme_bus::BusError;
 
 use crate::columns;
 use crate::error::JobError;
-use crate::jobs::{Jobs, Terms};
+use crate::jobs::{JobOptions, Jobs};
 use crate::quotas::More;
 use crate::record::{Attempts, Batch, BatchState, Counts, RowRequest, Usage};
 use crate::record::{Checkpoint, Object, Record, Webhook};
@@ -48,7 +48,7 @@ pub struct NewBatch {
 impl Jobs {
     /// Accepts a batch: it is in the store when this returns.
     pub async fn begin_batch(&self, new: NewBatch) -> Result<(String, Batch), JobError> {
-        self.begin_batch_on(new, Terms::default(), None).await
+        self.begin_batch_on(new, JobOptions::default(), None).await
     }
 
     /// Like [`Jobs::begin_batch`], for a batch that begins later or has a webhook. With `once`, a key and what the client sent with it, a
@@ -56,7 +56,7 @@ impl Jobs {
     pub async fn begin_batch_on(
         &self,
         new: NewBatch,
-        terms: Terms,
+        terms: JobOptions,
         once: Option<(&str, &[u8])>,
     ) -> Result<(String, Batch), JobError> {
         let digest = Bytes::from(once.map_or_else(Vec::new, |(_, sent)| sha256(&[sent])));

@@ -17,7 +17,7 @@ use crate::objects::{self, Lease, Writer};
 use crate::quotas::More;
 use crate::record::{File, Object, Purpose, Record};
 use crate::requests::sha256;
-use crate::store::{Kept, new_id, now};
+use crate::store::{StoredRecord, new_id, now};
 
 /// The kind of record in errors.
 const KIND: &str = "file";
@@ -86,7 +86,7 @@ impl Jobs {
     /// The record of a file and its revision.
     async fn kept_file(&self, id: &str) -> Result<(File, u64), JobError> {
         match self.read(id).await? {
-            Some(Kept { record: Record::File(file), revision })
+            Some(StoredRecord { record: Record::File(file), revision })
                 if file.purpose().is_file() && self.sees(&file.client) =>
             {
                 // Its bytes are there until the record is gone.
@@ -217,7 +217,7 @@ impl Jobs {
     /// Deletes a file that has stopped to arrive, a part whose upload was not completed, or a file that has expired. Returns when it is to be
     /// looked at again, if it is held.
     pub(crate) async fn sweep(&self, id: &str) -> Result<Option<u64>, JobError> {
-        let Some(Kept { record: Record::File(file), revision }) = self.read(id).await? else { return Ok(None) };
+        let Some(StoredRecord { record: Record::File(file), revision }) = self.read(id).await? else { return Ok(None) };
         if file.expires.is_none_or(|at| at > now()) {
             return Ok(file.expires);
         }
@@ -265,7 +265,7 @@ impl Jobs {
             objects: vec![object.clone()],
             ..File::new(client, &name, Purpose::BatchOutput, now())
         };
-        let revision = self.read(id).await?.map_or(0, |kept: Kept| kept.revision);
+        let revision = self.read(id).await?.map_or(0, |kept: StoredRecord| kept.revision);
         lease.check().await?;
         self.write(id, &Record::File(file), revision, Some(lapse)).await?;
         Ok(())

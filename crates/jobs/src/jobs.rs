@@ -32,7 +32,7 @@ pub struct Options {
 
 /// When a job begins, and which URL is called when it has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
+pub struct JobOptions {
     /// The time before which it does not begin, in seconds since 1970. Its time to live counts from then on.
     pub not_before: Option<u64>,
     /// The URL that is called when it has ended.

@@ -46,7 +46,7 @@ pub use call::{Execute, Executed, JOB, JobAnswer, JobCall, WebhookAnswer, Webhoo
 pub use error::JobError;
 pub use files::{Arrival, Content};
 pub use index::Page;
-pub use jobs::{Client, Jobs, Options, Terms};
+pub use jobs::{Client, JobOptions, Jobs, Options};
 pub use lists::Listed;
 pub use quotas::Quotas;
 pub use record::{Batch, BatchState, Counts, File, Request, RequestState, RowRequest, Usage, Webhook, WebhookState};

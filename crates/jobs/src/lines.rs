@@ -43,7 +43,7 @@ pub enum Line {
 
 /// The request in a line.
 #[derive(Debug, PartialEq)]
-pub struct Asked {
+pub struct BatchLine {
     /// The client's name for the line, as JSON.
     pub custom_id: Value,
     /// The call, or why there is none.
@@ -136,8 +136,8 @@ impl Line {
     }
 
     /// The request in this line, in a batch whose lines go to `endpoint`.
-    pub fn asked(&self, endpoint: &str) -> Asked {
-        let none = |why: String| Asked { custom_id: Value::Null, call: Err(why) };
+    pub fn asked(&self, endpoint: &str) -> BatchLine {
+        let none = |why: String| BatchLine { custom_id: Value::Null, call: Err(why) };
         let bytes = match self {
             Line::Whole(bytes) => bytes,
             Line::TooLong => return none(format!("the line has more than {LONGEST_LINE} bytes")),
@@ -164,7 +164,7 @@ impl Line {
             (_, Some(Value::String(_)), _) => Err("'body' is missing or no object".to_owned()),
             _ => Err("'url' is missing or no string".to_owned()),
         };
-        Asked { custom_id, call }
+        BatchLine { custom_id, call }
     }
 }
 

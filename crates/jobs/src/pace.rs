@@ -51,11 +51,11 @@ struct State {
     next: u64,
     /// Shares that found all calls taken, in their order: a call that ends leaves its place to the first of them.
     waiting: VecDeque<u64>,
-    destinations: HashMap<Name, Pace>,
+    destinations: HashMap<Name, Destination>,
 }
 
 /// The pace of one destination.
-struct Pace {
+struct Destination {
     limit: f64,
     shares: usize,
     halved: Option<Instant>,
@@ -78,12 +78,12 @@ pub(crate) struct Slot {
     running: Arc<AtomicUsize>,
 }
 
-// === impl Pace ===
+// === impl Destination ===
 
-impl Pace {
+impl Destination {
     /// The pace of a destination that nothing is known of, at most `most` calls.
-    fn new(most: usize) -> Pace {
-        Pace { limit: FIRST.min(most as f64), shares: 0, halved: None, rest: None }
+    fn new(most: usize) -> Destination {
+        Destination { limit: FIRST.min(most as f64), shares: 0, halved: None, rest: None }
     }
 
     /// Counts an answer. Returns whether a rest has ended with it.
@@ -133,7 +133,7 @@ impl Paces {
         state.shares += 1;
         state.next += 1;
         let most = state.most;
-        state.destinations.entry(destination.clone()).or_insert_with(|| Pace::new(most)).shares += 1;
+        state.destinations.entry(destination.clone()).or_insert_with(|| Destination::new(most)).shares += 1;
         let (paces, number) = (self.clone(), state.next);
         Share { paces, destination: destination.clone(), number, running: Arc::default() }
     }
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn the_limit_grows_with_answers_and_is_halved_once_for_many_refusals() {
-        let (mut pace, now) = (Pace::new(64), Instant::now());
+        let (mut pace, now) = (Destination::new(64), Instant::now());
         assert_eq!(pace.limit, 32.0);
         (0..10).for_each(|_| _ = pace.answered(64.0));
         assert_eq!(pace.limit, 42.0);
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_destination_that_refuses_its_only_call_rests_longer_and_longer_until_it_answers() {
-        let (mut pace, mut now) = (Pace { limit: 1.0, ..Pace::new(8) }, Instant::now());
+        let (mut pace, mut now) = (Destination { limit: 1.0, ..Destination::new(8) }, Instant::now());
         let mut rests = Vec::new();
         for _ in 0..8 {
             // Refusals during a rest have the same cause.

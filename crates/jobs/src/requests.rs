@@ -8,12 +8,12 @@ use trireme_bus::BusError;
 
 use crate::call::{Executed, JobAnswer, JobCall};
 use crate::error::JobError;
-use crate::jobs::{Jobs, Terms};
+use crate::jobs::{JobOptions, Jobs};
 use crate::pace::Slot;
 use crate::quotas::More;
 use crate::record::{ATTEMPTS, Attempts, Body, Record};
 use crate::record::{Request, RequestState, Webhook};
-use crate::store::{Kept, new_id, now};
+use crate::store::{StoredRecord, new_id, now};
 
 /// The kind of job in errors.
 const KIND: &str = "request";
@@ -57,12 +57,12 @@ impl Jobs {
     /// Accepts a request: it is in the store when this returns. With `key` a second request with the same key is the first
     /// one; [`JobError::OtherRequest`] if it has another path, header or body.
     pub async fn accept(&self, call: JobCall, key: Option<&str>) -> Result<Accepted, JobError> {
-        self.accept_on(call, key, Terms::default()).await
+        self.accept_on(call, key, JobOptions::default()).await
     }
 
     /// Like [`Jobs::accept`], for a request that begins later or has a webhook. With another time or URL it is
     /// another request to its key.
-    pub async fn accept_on(&self, call: JobCall, key: Option<&str>, terms: Terms) -> Result<Accepted, JobError> {
+    pub async fn accept_on(&self, call: JobCall, key: Option<&str>, terms: JobOptions) -> Result<Accepted, JobError> {
         let digest = digest(&call, &terms);
         let id = match key {
             Some(key) => format!("{PREFIX}{}", self.id_of_key(key)),
@@ -208,7 +208,7 @@ impl Jobs {
 
     /// Tries a request of this gateway. Returns whether it was refused, and is to be tried again.
     pub(crate) async fn run_request(&self, id: &str, slot: &Slot) -> Result<bool, JobError> {
-        let Some(Kept { record: Record::Request(mut request), mut revision }) = self.read(id).await? else {
+        let Some(StoredRecord { record: Record::Request(mut request), mut revision }) = self.read(id).await? else {
             return Ok(false);
         };
         if request.state != RequestState::Queued || request.owner != self.0.own {
@@ -318,7 +318,7 @@ fn unknown(id: &str) -> JobError {
     JobError::Unknown { kind: KIND, id: id.to_owned() }
 }
 
-fn digest(call: &JobCall, terms: &Terms) -> Bytes {
+fn digest(call: &JobCall, terms: &JobOptions) -> Bytes {
     let mut parts = vec![call.path.as_bytes()];
     let not_before = terms.not_before.map(u64::to_le_bytes);
     // A request without terms has the digest that it had before there were any.

@@ -36,7 +36,7 @@ pub fn new_id(prefix: &str) -> String {
 }
 
 /// A record and its revision.
-pub struct Kept {
+pub struct StoredRecord {
     pub record: Record,
     pub revision: u64,
 }
@@ -45,12 +45,13 @@ pub struct Kept {
 
 impl Jobs {
     /// The record of `id`, which may be missing.
-    pub(crate) async fn read(&self, id: &str) -> Result<Option<Kept>, JobError> {
+    pub(crate) async fn read(&self, id: &str) -> Result<Option<StoredRecord>, JobError> {
         if id.len() > LONGEST_ID {
             return Ok(None);
         }
         let entry = self.0.bus.get(Bucket::Jobs, &escape_token(id)).await?;
-        let kept = |entry: trireme_bus::Entry| Ok(Kept { record: decode(&entry.value)?, revision: entry.revision });
+        let kept =
+            |entry: trireme_bus::Entry| Ok(StoredRecord { record: decode(&entry.value)?, revision: entry.revision });
         entry.map(kept).transpose()
     }
 
@@ -95,7 +96,7 @@ impl Jobs {
         mut change: impl FnMut(&mut Record) -> Option<Option<Duration>>,
     ) -> Result<Option<Record>, JobError> {
         for _ in 0..CHANGES {
-            let Some(Kept { mut record, revision }) = self.read(id).await? else { return Ok(None) };
+            let Some(StoredRecord { mut record, revision }) = self.read(id).await? else { return Ok(None) };
             let Some(lapse) = change(&mut record) else { return Ok(Some(record)) };
             match self.write(id, &record, revision, lapse).await {
                 Ok(_) => return Ok(Some(record)),

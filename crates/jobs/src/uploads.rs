@@ -14,7 +14,7 @@ use crate::files::Arrival;
 use crate::jobs::Jobs;
 use crate::quotas::More;
 use crate::record::{File, Purpose, Record};
-use crate::store::{Kept, new_id, now};
+use crate::store::{StoredRecord, new_id, now};
 
 /// The kind of record in errors.
 const KIND: &str = "upload";
@@ -67,7 +67,7 @@ impl Jobs {
     /// The record of an upload that is not complete, and its revision.
     async fn kept_upload(&self, id: &str) -> Result<(File, u64), JobError> {
         match self.read(id).await? {
-            Some(Kept { record: Record::File(file), revision })
+            Some(StoredRecord { record: Record::File(file), revision })
                 if file.purpose() == Purpose::Upload && self.sees(&file.client) =>
             {
                 Ok((file, revision))
@@ -176,7 +176,7 @@ impl Jobs {
     async fn drop_part(&self, part: &str) {
         let dropped = async {
             match self.read(part).await? {
-                Some(Kept { record: Record::File(file), revision }) if file.purpose() == Purpose::Part => {
+                Some(StoredRecord { record: Record::File(file), revision }) if file.purpose() == Purpose::Part => {
                     self.drop_file(part, file, revision).await
                 }
                 _ => Ok(false),

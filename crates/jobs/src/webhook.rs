@@ -13,7 +13,7 @@ use crate::error::JobError;
 use crate::jobs::Jobs;
 use crate::record::{Record, Step, Webhook, WebhookState};
 use crate::statistics::WebhookCounts;
-use crate::store::{Kept, now};
+use crate::store::{StoredRecord, now};
 
 /// The pause after a failed call: the first, which then doubles, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -71,7 +71,7 @@ impl Webhook {
 impl Jobs {
     /// Calls the webhook of a job of this gateway once, and notes the outcome.
     pub(crate) async fn call_webhook(&self, id: &str) -> Result<(), JobError> {
-        let Some(Kept { record, .. }) = self.read(id).await? else { return Ok(()) };
+        let Some(StoredRecord { record, .. }) = self.read(id).await? else { return Ok(()) };
         let is_due = |record: &Record| {
             let is_next = record.step().is_some_and(|(step, _)| step == Step::Webhook);
             is_next && record.open_for() == Some(&self.0.own)

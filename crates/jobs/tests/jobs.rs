@@ -24,8 +24,8 @@ use trireme_bus::conformance::refusing::{Call, Refusing};
 use trireme_bus::{Bucket, Bus, InProcess, QueueOptions};
 use trireme_columns::{Batch, Format, Layout, Writer};
 use trireme_jobs::{
-    BatchState, Client, Execute, Executed, JobAnswer, JobCall, JobError, Jobs, NewBatch, NewUpload, Options, Page,
-    Quotas, RequestState, Terms, WebhookAnswer, WebhookCall, WebhookState,
+    BatchState, Client, Execute, Executed, JobAnswer, JobCall, JobError, JobOptions, Jobs, NewBatch, NewUpload,
+    Options, Page, Quotas, RequestState, WebhookAnswer, WebhookCall, WebhookState,
 };
 
 /// A system that answers with the body it got, in upper case.

@@ -42,10 +42,10 @@ struct Shared {
 
 /// A request's part of the budget. Clones share it; the last one gives it back.
 #[derive(Clone, Debug)]
-pub struct Hold(Arc<HeldBytes>);
+pub struct Permit(Arc<PermitInner>);
 
 #[derive(Debug)]
-struct HeldBytes {
+struct PermitInner {
     budget: Budget,
     bytes: AtomicU64,
     /// The number of bytes that are never refused.
@@ -71,7 +71,7 @@ pub struct NoRoom;
 /// A request's body that takes its bytes from the budget as they arrive.
 struct Counted {
     body: Body,
-    hold: Hold,
+    permit: Permit,
     /// The length that the client has announced, until the body is first read.
     announced: u64,
     /// Makes the error for the reader of the body.
@@ -86,22 +86,22 @@ struct Sent {
     body: Body,
     /// The part of a piece that was not sent yet.
     rest: Bytes,
-    _hold: Hold,
+    _permit: Permit,
 }
 
 /// Wraps a request's body: its bytes are counted in `hold`. Its first read fails if there is no room for the announced length.
-pub fn count(body: Body, announced: u64, hold: &Hold, refuse: Refuse) -> Body {
+pub fn count(body: Body, announced: u64, permit: &Permit, refuse: Refuse) -> Body {
     if body.is_end_stream() {
         return body;
     }
-    Body::new(Counted { body, hold: hold.clone(), announced, refuse })
+    Body::new(Counted { body, permit: permit.clone(), announced, refuse })
 }
 
 /// Frees `hold` when the response has been sent.
-pub fn until_sent(response: Response<Body>, hold: Hold) -> Response<Body> {
-    hold.add(response.body().size_hint().exact().unwrap_or_default());
-    hold.0.times.send();
-    response.map(|body| Body::new(Sent { body, rest: Bytes::new(), _hold: hold }))
+pub fn until_sent(response: Response<Body>, permit: Permit) -> Response<Body> {
+    permit.add(response.body().size_hint().exact().unwrap_or_default());
+    permit.0.times.send();
+    response.map(|body| Body::new(Sent { body, rest: Bytes::new(), _permit: permit }))
 }
 
 // === impl Budget ===
@@ -123,31 +123,31 @@ impl Budget {
     }
 
     /// A new live request's hold, without bytes.
-    pub fn hold(&self) -> Hold {
-        self.hold_in(Lane::Live)
+    pub fn permit(&self) -> Permit {
+        self.permit_in(Lane::Live)
     }
 
     /// A new request's hold, without bytes.
-    pub fn hold_in(&self, lane: Lane) -> Hold {
+    pub fn permit_in(&self, lane: Lane) -> Permit {
         self.holding(0, 0, lane, None)
     }
 
     /// The hold of a job's request, without bytes. `job` names the job, and the line in a batch.
-    pub fn hold_for_job(&self, job: Option<String>) -> Hold {
+    pub fn permit_for_job(&self, job: Option<String>) -> Permit {
         self.holding(0, 0, Lane::Bulk, job)
     }
 
     /// The hold of a request about the server, which has to be answered even if there is no room for others: as many bytes as
     /// such requests need are counted and not refused.
-    pub fn hold_about_server(&self) -> Hold {
+    pub fn permit_about_server(&self) -> Permit {
         self.holding(0, ABOUT_SERVER, Lane::Live, None)
     }
 
-    fn holding(&self, bytes: u64, free: u64, lane: Lane, job: Option<String>) -> Hold {
+    fn holding(&self, bytes: u64, free: u64, lane: Lane, job: Option<String>) -> Permit {
         let (budget, bytes) = (self.clone(), AtomicU64::new(bytes));
         let (times, kept) = (RequestTimes::begin(), Mutex::default());
         let (is_too_large, deadline) = (AtomicBool::new(false), OnceLock::new());
-        Hold(Arc::new(HeldBytes { budget, bytes, free, lane, job, is_too_large, deadline, times, kept }))
+        Permit(Arc::new(PermitInner { budget, bytes, free, lane, job, is_too_large, deadline, times, kept }))
     }
 }
 
@@ -165,9 +165,9 @@ impl Shared {
     }
 }
 
-// === impl Hold ===
+// === impl Permit ===
 
-impl Hold {
+impl Permit {
     /// Takes more bytes, if there is room.
     pub fn take(&self, bytes: u64) -> Result<(), NoRoom> {
         if self.is_free(bytes) {
@@ -258,13 +258,13 @@ impl Hold {
     }
 
     /// Moves all bytes of this hold into a new one: for a message of a stream.
-    pub fn split(&self) -> Hold {
-        let HeldBytes { budget, bytes, free, lane, job, .. } = self.0.as_ref();
+    pub fn split(&self) -> Permit {
+        let PermitInner { budget, bytes, free, lane, job, .. } = self.0.as_ref();
         budget.holding(bytes.swap(0, Ordering::Relaxed), *free, *lane, job.clone())
     }
 }
 
-impl Drop for HeldBytes {
+impl Drop for PermitInner {
     fn drop(&mut self) {
         self.budget.0.used.fetch_sub(*self.bytes.get_mut(), Ordering::Relaxed);
     }
@@ -287,11 +287,11 @@ impl HttpBody for Counted {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
         let announced = std::mem::take(&mut self.announced);
-        self.hold.ask(announced).map_err(self.refuse)?;
+        self.permit.ask(announced).map_err(self.refuse)?;
         let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)?) else { return Poll::Ready(None) };
         let bytes = frame.data_ref().map_or(0, |data| data.remaining() as u64);
-        self.hold.take(bytes).map_err(self.refuse)?;
-        self.hold.0.times.receive();
+        self.permit.take(bytes).map_err(self.refuse)?;
+        self.permit.0.times.receive();
         Poll::Ready(Some(Ok(frame)))
     }
 
@@ -350,7 +350,7 @@ mod tests {
         let budget = Budget::new(100);
         let refuse: Refuse = |refusal| refusal.into();
 
-        let (first, second, third) = (budget.hold(), budget.hold(), budget.hold());
+        let (first, second, third) = (budget.permit(), budget.permit(), budget.permit());
         let body = count(Body::from(vec![0; 60]), 60, &first, refuse);
         assert_eq!(budget.used(), 0, "nothing before somebody reads");
         assert_eq!(body.collect().await.unwrap().to_bytes().len(), 60);
@@ -380,7 +380,7 @@ mod tests {
     async fn an_answer_is_held_until_its_last_piece_is_taken() {
         let budget = Budget::new(1 << 20);
         let bytes: Vec<u8> = (0..=255u8).cycle().take(3 * PIECE + 1).collect();
-        let mut answer = until_sent(Response::new(Body::from(bytes.clone())), budget.hold()).into_body();
+        let mut answer = until_sent(Response::new(Body::from(bytes.clone())), budget.permit()).into_body();
         let mut taken = Vec::new();
         for size in [PIECE, PIECE, PIECE, 1] {
             assert_eq!(answer.size_hint().exact(), Some((bytes.len() - taken.len()) as u64));
@@ -399,7 +399,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_announced_takes_no_room_before_it_comes() {
         let budget = Budget::new(100);
-        let (first, second) = (budget.hold(), budget.hold());
+        let (first, second) = (budget.permit(), budget.permit());
         let pieces = stream::iter([Ok::<_, NoRoom>(Bytes::from(vec![0; 10]))]).chain(stream::pending());
         let mut waiting = count(Body::from_stream(pieces), 100, &first, |refusal| refusal.into());
         assert!(waiting.frame().await.unwrap().is_ok());
@@ -413,7 +413,7 @@ mod tests {
     #[tokio::test]
     async fn what_was_announced_for_several_messages_is_counted_for_each() {
         let budget = Budget::new(100);
-        let stream_hold = budget.hold();
+        let stream_hold = budget.permit();
         let pieces = stream::iter([Ok::<_, NoRoom>(Bytes::from(vec![0; 40])), Ok(Bytes::from(vec![0; 40]))]);
         let mut body = count(Body::from_stream(pieces), 80, &stream_hold, |refusal| refusal.into());
         assert!(body.frame().await.unwrap().is_ok());
@@ -426,9 +426,9 @@ mod tests {
     #[test]
     fn what_is_about_the_server_is_not_refused() {
         let budget = Budget::new(100);
-        let (full, control) = (budget.hold(), budget.hold_about_server());
+        let (full, control) = (budget.permit(), budget.permit_about_server());
         full.take(100).unwrap();
-        assert!(budget.hold().take(1).is_err());
+        assert!(budget.permit().take(1).is_err());
         control.take(ABOUT_SERVER).unwrap();
         assert_eq!(budget.used(), 100 + ABOUT_SERVER, "it counts");
         assert!(control.take(1).is_err(), "more than a request about the server needs");
@@ -439,7 +439,7 @@ mod tests {
     #[test]
     fn bulk_requests_leave_half_to_live_ones() {
         let budget = Budget::new(100);
-        let (first, second, live) = (budget.hold_in(Lane::Bulk), budget.hold_in(Lane::Bulk), budget.hold());
+        let (first, second, live) = (budget.permit_in(Lane::Bulk), budget.permit_in(Lane::Bulk), budget.permit());
         first.take(30).unwrap();
         assert!(second.ask(21).is_err() && second.take(21).is_err());
         second.take(20).unwrap();
@@ -447,12 +447,12 @@ mod tests {
         live.take(50).unwrap();
         assert!(live.take(1).is_err(), "there is one budget");
         drop((first, second, live));
-        let alone = budget.hold_in(Lane::Bulk);
+        let alone = budget.permit_in(Lane::Bulk);
         alone.take(60).unwrap();
         alone.take(40).unwrap();
         drop(alone.split());
         assert_eq!(budget.used(), 0);
-        let live = budget.hold();
+        let live = budget.permit();
         live.take(1).unwrap();
         assert!(alone.split().take(60).is_err(), "a message of a stream has its lane");
     }
@@ -460,7 +460,7 @@ mod tests {
     #[test]
     fn what_a_message_of_a_stream_brought_goes_with_it() {
         let budget = Budget::new(100);
-        let stream = budget.hold();
+        let stream = budget.permit();
         stream.take(30).unwrap();
         let message = stream.split();
         stream.take(20).unwrap();

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::num::NonZeroUsize;
 
-use crate::chat::Asked;
+use crate::chat::ChatOptions;
 use crate::family::Template;
 use crate::prompt::prompt;
 use crate::role::Role;
@@ -87,8 +87,8 @@ impl Around<'_> {
     }
 
     /// The settings that a chat template reads.
-    pub(crate) fn asked(&self) -> Asked<'_> {
-        Asked { prompt: &self.prefix, instruction: self.instruction, role: self.role }
+    pub(crate) fn asked(&self) -> ChatOptions<'_> {
+        ChatOptions { prompt: &self.prefix, instruction: self.instruction, role: self.role }
     }
 }
 

@@ -21,7 +21,7 @@ const LARGEST_LENGTH: f64 = 1e20;
 const USUAL_PAD_TOKENS: [&str; 2] = ["[PAD]", "<pad>"];
 
 /// A tokenizer, with the settings of its files for truncation, padding and languages.
-pub(crate) struct Files {
+pub(crate) struct TokenizerFiles {
     /// Without its own truncation, padding and post-processor.
     pub(crate) core: Core,
     pub(crate) post_processor: Option<PostProcessorWrapper>,
@@ -56,12 +56,12 @@ pub(crate) struct Translation {
     pub(crate) legacy: bool,
 }
 
-// === impl Files ===
+// === impl TokenizerFiles ===
 
-impl Files {
+impl TokenizerFiles {
     /// Reads the files in `directory`. It must contain `tokenizer.json` or a SentencePiece model;
     /// `tokenizer_config.json` is optional.
-    pub(crate) fn read(directory: &Path) -> Result<Files, TextError> {
+    pub(crate) fn read(directory: &Path) -> Result<TokenizerFiles, TextError> {
         let mut config = TokenizerConfig::read(directory)?;
         let mut padding = None;
         let mut truncation = None;
@@ -113,7 +113,7 @@ impl Files {
             None => truncation.as_ref().map_or(Side::Right, |t| side(t.direction.as_ref())),
         };
         let pad_type_id = config.pad_token_type_id.or(padding.map(|p| p.pad_type_id)).unwrap_or(0);
-        Ok(Files {
+        Ok(TokenizerFiles {
             core,
             post_processor,
             translation,

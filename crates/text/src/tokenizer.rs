@@ -8,7 +8,7 @@ use trireme_inference::Tensor;
 use crate::around::{Around, role};
 use crate::chat::Chat;
 use crate::core::Core;
-use crate::files::{Files, Translation};
+use crate::files::{TokenizerFiles, Translation};
 use crate::limits::MAX_PADDED_TOKENS;
 use crate::row::{Row, RowEncoder};
 use crate::sides::{Sides, join_prompts};
@@ -108,7 +108,7 @@ impl TextTokenizer {
     /// Loads `tokenizer.json` or a SentencePiece model from `directory`, and `tokenizer_config.json` if it exists.
     /// Errors if the tokenizer cannot follow the options, so that this does not fail later at a text.
     pub fn load(directory: &Path, options: TokenizeOptions) -> Result<TextTokenizer, TextError> {
-        let mut files = Files::read(directory)?;
+        let mut files = TokenizerFiles::read(directory)?;
         let mut faults = Vec::new();
         if options.prompts_as_tokens {
             faults.extend(join_prompts(&mut files.core, options.prompts.values()).err());

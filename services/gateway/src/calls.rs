@@ -9,8 +9,8 @@ use trireme_inference::{
 use trireme_protocol::repository::LoadRequest;
 use trireme_runtime::TaskSet;
 
+use crate::caller::Caller;
 use crate::handlers::{Handlers, Next, Rows, Traced, Waits};
-use crate::via::Via;
 
 /// Takes calls until the tasks have to stop.
 pub async fn serve(bus: &dyn Bus, handlers: Arc<Handlers>, tasks: &TaskSet) -> Result<(), BusError> {
@@ -109,9 +109,9 @@ async fn control(handlers: &Handlers, call: &Call) -> Result<Output, InferError>
 
 /// The request in a call.
 fn read(handlers: &Handlers, message: &WorkMessage) -> Result<Traced, InferError> {
-    let hold = handlers.budget.hold();
+    let permit = handlers.budget.permit();
     let bytes = message.tensors.iter().map(|tensor| tensor.data().len() as u64).sum();
-    hold.cover(bytes).map_err(InferError::from)?;
+    permit.cover(bytes).map_err(InferError::from)?;
     let (model, now) = (message.route.model(), UnixMicros::now());
     let outputs = message.route.current().map_or(&[][..], |step| &step.outputs);
     let wanted = |name: &str| RequestedOutput { name: name.to_owned(), classification: 0 };
@@ -129,10 +129,10 @@ fn read(handlers: &Handlers, message: &WorkMessage) -> Result<Traced, InferError
     Ok(Traced {
         request,
         traceparent: message.traceparent.as_deref().map(str::to_owned),
-        via: Via::Model,
+        caller: Caller::Model,
         waits: Waits { lane: message.lane(), ..Waits::default() },
         rows: Rows::Configured,
-        hold,
+        permit,
         callers: message.callers.clone(),
         embeds: false,
     })

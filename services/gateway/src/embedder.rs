@@ -6,9 +6,9 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use trireme_inference::{InferError, Lane, Parameters, TextFacts};
 
-use crate::handlers::operations::{Ask, TextOptions};
+use crate::caller::Caller;
+use crate::handlers::operations::{OperationRequest, TextOptions};
 use crate::handlers::{Handlers, Waits};
-use crate::via::Via;
 
 /// Embeds texts. Clones are the same.
 #[derive(Clone)]
@@ -56,16 +56,16 @@ impl Embedder {
         })
     }
 
-    fn ask(&self, model: Option<&str>, patience: Duration) -> Ask {
-        Ask {
+    fn ask(&self, model: Option<&str>, patience: Duration) -> OperationRequest {
+        OperationRequest {
             model: model.map(str::to_owned),
             options: TextOptions::default(),
-            hold: self.handlers.budget.hold(),
+            permit: self.handlers.budget.permit(),
             parameters: Parameters::new(),
             request_id: String::new(),
             traceparent: None,
             waits: Waits { lane: Lane::Live, patience },
-            via: Via::Process,
+            caller: Caller::Process,
         }
     }
 }

@@ -11,6 +11,7 @@
 //! Not here: wire formats (`protocol`), configurations (`model-repository`), queues (`bus`).
 
 mod answer_headers;
+mod caller;
 mod calls;
 mod contents;
 mod counts;
@@ -30,7 +31,6 @@ mod shared_memory;
 mod statistics;
 mod traces;
 mod triton_flags;
-mod via;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -5,7 +5,7 @@
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 /// The handling of a flag.
-enum Treatment {
+enum Effect {
     /// The flag has no effect here, for this reason.
     Ignored(&'static str),
     /// The server always works as with this value; any other value has no effect, for this reason.
@@ -14,7 +14,7 @@ enum Treatment {
     Only(&'static str, &'static str),
 }
 
-use Treatment::{Ignored, IgnoredUnless, Only};
+use Effect::{Ignored, IgnoredUnless, Only};
 
 const NO_SHIM: &str = "backends are built in";
 const NO_POOL: &str = "there are no preallocated memory pools";
@@ -29,7 +29,7 @@ const NO_BROKER: &str = "this process has no broker";
 const TRACE_CONFIG: &str = "use --trace-config";
 
 /// Every such flag. A flag that a process defines itself is not taken from here.
-const TABLE: &[(&str, Treatment)] = &[
+const TABLE: &[(&str, Effect)] = &[
     ("ack-wait-ms", Ignored(NO_BROKER)),
     ("allow-gpu-metrics", Ignored(NO_GPU_METRICS)),
     ("allow-sagemaker", IgnoredUnless("false", NO_VENDOR)),

@@ -13,7 +13,7 @@ use trireme_inference::ModelKey;
 
 use crate::{
     Acker, Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, DeadLetter, Entry, InProcess, Inbox,
-    QueueOptions, QueueStatus, Queued, Reply, TopicMessage, WorkMessage,
+    MessagePosition, QueueOptions, QueueStatus, Reply, TopicMessage, WorkMessage,
 };
 
 /// A call of [`Bus`] that [`Refusing`] can let fail.
@@ -104,11 +104,11 @@ impl Bus for Refusing {
         self.bus.declare_queue(model, options).await
     }
 
-    async fn publish(&self, message: &WorkMessage) -> Result<Queued, BusError> {
+    async fn publish(&self, message: &WorkMessage) -> Result<MessagePosition, BusError> {
         self.bus.publish(message).await
     }
 
-    async fn take_back(&self, queued: &Queued) -> Result<(), BusError> {
+    async fn take_back(&self, queued: &MessagePosition) -> Result<(), BusError> {
         self.bus.take_back(queued).await
     }
 

@@ -25,8 +25,8 @@ use self::queue::Queue;
 use self::store::Stores;
 use crate::cancel::CANCEL;
 use crate::{
-    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, Entry, Inbox, QueueOptions, QueueStatus,
-    Queued, Reply, RespondHandle, TopicMessage, WorkMessage,
+    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, Entry, Inbox, MessagePosition, QueueOptions,
+    QueueStatus, Reply, RespondHandle, TopicMessage, WorkMessage,
 };
 
 /// Messages on a topic that may wait for a slow listener before it misses some.
@@ -126,15 +126,15 @@ impl Bus for InProcess {
         Ok(())
     }
 
-    async fn publish(&self, message: &WorkMessage) -> Result<Queued, BusError> {
+    async fn publish(&self, message: &WorkMessage) -> Result<MessagePosition, BusError> {
         let model = message.queue().ok_or(BusError::Refused {
             action: "publishing",
             reason: format!("route of request '{}' has no step left", message.request_id),
         })?;
-        self.queue(model)?.push(model, message).map(|()| Queued(None))
+        self.queue(model)?.push(model, message).map(|()| MessagePosition(None))
     }
 
-    async fn take_back(&self, _queued: &Queued) -> Result<(), BusError> {
+    async fn take_back(&self, _queued: &MessagePosition) -> Result<(), BusError> {
         // The cancellation has already removed it.
         Ok(())
     }

@@ -39,14 +39,14 @@ struct Unsettled {
 
 #[derive(Default)]
 struct Level {
-    ready: VecDeque<Queued>,
+    ready: VecDeque<QueuedMessage>,
     policy: LevelPolicy,
     /// Unsettled messages of this level, and their bytes.
     messages: u64,
     bytes: u64,
 }
 
-struct Queued {
+struct QueuedMessage {
     message: WorkMessage,
     deliveries: u32,
     /// When it was published.
@@ -55,13 +55,13 @@ struct Queued {
 
 struct Delayed {
     due: Instant,
-    queued: Queued,
+    queued: QueuedMessage,
 }
 
 struct Handle {
     queue: Arc<Queue>,
     /// The message for the next delivery; `None` once settled.
-    message: Mutex<Option<Queued>>,
+    message: Mutex<Option<QueuedMessage>>,
 }
 
 /// Takes messages from a queue.
@@ -118,7 +118,7 @@ impl Queue {
         }
         level.messages += 1;
         level.bytes += size;
-        level.ready.push_back(Queued { message: message.clone(), deliveries: 1, since: Instant::now() });
+        level.ready.push_back(QueuedMessage { message: message.clone(), deliveries: 1, since: Instant::now() });
         let (request_id, gateway) = (message.request_id.clone(), message.gateway.clone());
         state.unsettled.insert(
             name.to_string().into(),
@@ -154,7 +154,7 @@ impl Queue {
         if !first.is_some_and(|(name, _)| name.starts_with(of_request.as_str())) {
             return;
         }
-        let is_of_request = |queued: &Queued| queued.message.request_id == request_id;
+        let is_of_request = |queued: &QueuedMessage| queued.message.request_id == request_id;
         let mut removed = Vec::new();
         for level in state.levels.values_mut() {
             while let Some(index) = level.ready.iter().position(is_of_request) {
@@ -170,12 +170,12 @@ impl Queue {
         removed.iter().for_each(|queued| state.settle(queued));
     }
 
-    fn settle(&self, queued: &Queued) {
+    fn settle(&self, queued: &QueuedMessage) {
         self.state.lock().settle(queued);
     }
 
     /// Delivers a message again, or forgets it after its last delivery.
-    fn redeliver(&self, mut queued: Queued, delay: Duration) {
+    fn redeliver(&self, mut queued: QueuedMessage, delay: Duration) {
         queued.deliveries += 1;
         if queued.deliveries > self.max_deliver {
             return self.settle(&queued);
@@ -234,9 +234,9 @@ impl Queue {
         taken.into_iter().map(|queued| self.deliver(queued, true)).collect()
     }
 
-    fn deliver(self: &Arc<Self>, queued: Queued, more: bool) -> Delivery {
-        let Queued { message, deliveries, since } = queued;
-        let kept = Queued { message: message.clone(), deliveries, since };
+    fn deliver(self: &Arc<Self>, queued: QueuedMessage, more: bool) -> Delivery {
+        let QueuedMessage { message, deliveries, since } = queued;
+        let kept = QueuedMessage { message: message.clone(), deliveries, since };
         let handle = Handle { queue: self.clone(), message: Mutex::new(Some(kept)) };
         Delivery { message, deliveries, more, acker: Acker::new(Arc::new(handle)) }
     }
@@ -251,7 +251,7 @@ impl Level {
     }
 
     /// Takes the first `room` messages in the order of delivery.
-    fn take(&mut self, room: usize, taken: &mut Vec<Queued>) {
+    fn take(&mut self, room: usize, taken: &mut Vec<QueuedMessage>) {
         let room = room.min(self.ready.len());
         // The messages that waited longest are at the front, so delayed ones are at the front too.
         let delayed = self.ready.iter().take_while(|queued| self.policy.delays(queued.since.elapsed())).count();
@@ -264,7 +264,7 @@ impl Level {
 // === impl QueueState ===
 
 impl QueueState {
-    fn settle(&mut self, queued: &Queued) {
+    fn settle(&mut self, queued: &QueuedMessage) {
         if self.unsettled.remove(&queued.message.message_id()).is_some() {
             let level = self.level(&queued.message);
             level.messages = level.messages.saturating_sub(1);

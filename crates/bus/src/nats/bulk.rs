@@ -19,7 +19,7 @@ use super::connection::{BulkLane, Nats};
 use super::consumer::NatsConsumer;
 use super::limits::{LONGEST, limited, taken};
 use super::streams::Needed;
-use crate::{BusError, Connection, Consumer, Delivery, LevelPolicy, QueueOptions, Queued, WorkMessage};
+use crate::{BusError, Connection, Consumer, Delivery, LevelPolicy, MessagePosition, QueueOptions, WorkMessage};
 
 /// How often a worker looks for a bulk lane that is not there, in case that it missed the message about it.
 const LOOK: Duration = Duration::from_secs(60);
@@ -43,7 +43,7 @@ fn options(settings: QueueOptions) -> QueueOptions {
 
 impl Nats {
     /// Publishes a bulk request, into a lane that this process makes if it makes streams.
-    pub(super) async fn publish_bulk(&self, message: &WorkMessage) -> Result<Queued, BusError> {
+    pub(super) async fn publish_bulk(&self, message: &WorkMessage) -> Result<MessagePosition, BusError> {
         if self.makes_streams {
             self.make_bulk_lanes(&message.route).await?;
         }

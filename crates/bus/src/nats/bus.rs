@@ -15,8 +15,8 @@ use super::limits::{CLOSE_TIMEOUT, LONGEST, REQUEST_TIMEOUT, limited};
 use super::streams::Needed;
 use super::{bulk, consumer, topics, work};
 use crate::{
-    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, Entry, Inbox, QueueOptions, QueueStatus,
-    Queued, Reply, TopicMessage, WorkMessage,
+    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, Entry, Inbox, MessagePosition, QueueOptions,
+    QueueStatus, Reply, TopicMessage, WorkMessage,
 };
 
 /// Approximate bytes of headers, route, parameters and ledger. If they take more, the body travels by claim.
@@ -32,7 +32,7 @@ impl Bus for Nats {
         limited(LONGEST, self.need(Needed::Queue(model, options))).await
     }
 
-    async fn publish(&self, message: &WorkMessage) -> Result<Queued, BusError> {
+    async fn publish(&self, message: &WorkMessage) -> Result<MessagePosition, BusError> {
         match message.lane() {
             Lane::Live => {
                 let published = self.publish_work(message).await;
@@ -46,7 +46,7 @@ impl Bus for Nats {
         }
     }
 
-    async fn take_back(&self, queued: &Queued) -> Result<(), BusError> {
+    async fn take_back(&self, queued: &MessagePosition) -> Result<(), BusError> {
         limited(REQUEST_TIMEOUT, work::take_back(self, queued)).await
     }
 

@@ -14,7 +14,7 @@ use trireme_inference::{ModelKey, UnixMicros};
 use super::connection::Nats;
 use super::headers;
 use super::limits::{CLOSE_TIMEOUT, taken};
-use super::open::{Opened, open};
+use super::open::{Received, open};
 use super::source::Source;
 use crate::{AttemptNote, Bus, BusError, Consumer, Delivery, MessageName, QueueOptions};
 
@@ -60,9 +60,9 @@ impl NatsConsumer {
         let mut deliveries = Vec::new();
         for message in self.taken.drain(..) {
             match open(&source.nats, &source.model, message) {
-                Opened::Work(delivery) => deliveries.push(*delivery),
-                Opened::Claimed(fetch) => drop(self.fetching.spawn(fetch.run())),
-                Opened::Nothing => {}
+                Received::Work(delivery) => deliveries.push(*delivery),
+                Received::Claimed(fetch) => drop(self.fetching.spawn(fetch.run())),
+                Received::Nothing => {}
             }
         }
         deliveries

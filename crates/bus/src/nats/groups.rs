@@ -31,7 +31,7 @@ pub struct Groups {
     waiting: Mutex<Vec<Waiting>>,
     /// Whoever gets a turn sends what waits, for all.
     pub turns: Semaphore,
-    pub pace: Mutex<Pace>,
+    pub pace: Mutex<GroupTimes>,
 }
 
 /// A message of a stream of records.
@@ -50,7 +50,7 @@ pub struct Waiting {
 
 /// How long a message took lately in a group, alone and in a batch; zero if that was not measured.
 #[derive(Default)]
-pub struct Pace {
+pub struct GroupTimes {
     alone: Duration,
     batch: Duration,
     groups: u32,
@@ -81,9 +81,9 @@ impl Groups {
     }
 }
 
-// === impl Pace ===
+// === impl GroupTimes ===
 
-impl Pace {
+impl GroupTimes {
     /// Whether the next group is to be a batch.
     pub fn prefers_batch(&mut self) -> bool {
         self.groups = self.groups.wrapping_add(1);
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn groups_go_the_faster_way_and_the_other_is_looked_at_again() {
-        let mut pace = Pace::default();
+        let mut pace = GroupTimes::default();
         assert!(!pace.prefers_batch(), "nothing is known");
         pace.record(false, MILLI * 100, 100);
         assert!(pace.prefers_batch(), "a batch was not measured");

@@ -20,7 +20,7 @@ const ASIDE_PAUSE: Duration = Duration::from_secs(1);
 const BODY: &str = "body";
 
 /// The result of reading a delivered message.
-pub enum Opened {
+pub enum Received {
     Work(Box<Delivery>),
     /// Work whose body has to be fetched.
     Claimed(Box<Fetch>),
@@ -29,24 +29,24 @@ pub enum Opened {
 }
 
 /// Reads a message from a queue of `model`. Does not wait.
-pub fn open(nats: &Nats, model: &ModelKey, message: jetstream::Message) -> Opened {
+pub fn open(nats: &Nats, model: &ModelKey, message: jetstream::Message) -> Received {
     let (model, nats) = (model.clone(), nats.clone());
     match read(&message) {
         Ok((headers, deliveries, more, Some(claim))) => {
             let ack = NatsAck::new(&nats, message, Some(claim.name.clone()));
-            Opened::Claimed(Box::new(Fetch { nats, model, ack, headers, claim, deliveries, more }))
+            Received::Claimed(Box::new(Fetch { nats, model, ack, headers, claim, deliveries, more }))
         }
         Ok((headers, deliveries, more, None)) => match decode(&model, headers, &message.payload) {
             Ok(work) => {
                 let acker = Acker::new(Arc::new(NatsAck::new(&nats, message, None)));
-                Opened::Work(Box::new(Delivery { message: work, deliveries, more, acker }))
+                Received::Work(Box::new(Delivery { message: work, deliveries, more, acker }))
             }
             Err(reason) => refuse(&model, message, &reason),
         },
         // All processes of a deployment have one version, so no other process can read the message either.
         Err(error @ EnvelopeError::Version(_)) => {
             crate::spawn("nats dead letter", set_aside(nats, model, message, error.to_string()));
-            Opened::Nothing
+            Received::Nothing
         }
         Err(error) => refuse(&model, message, &error.to_string()),
     }
@@ -65,10 +65,10 @@ fn read(message: &jetstream::Message) -> Result<(WorkHeaders, u32, bool, Option<
 }
 
 /// Terminates a message that cannot be read. If it stayed unsettled, it would come again and be refused again.
-fn refuse(model: &ModelKey, message: jetstream::Message, reason: &str) -> Opened {
+fn refuse(model: &ModelKey, message: jetstream::Message, reason: &str) -> Received {
     tracing::warn!(%model, subject = %message.subject, reason, "refused a malformed message");
     settle(message, AckKind::Term);
-    Opened::Nothing
+    Received::Nothing
 }
 
 /// Sets a message of an unknown contract version aside, with its body unread. The queue keeps the message as long as that fails.

@@ -14,7 +14,7 @@ use super::claims::{self, BodyStore};
 use super::connection::Nats;
 use super::errors::{chain, failure, is_full, is_no_stream, is_not_found, is_overloaded, is_passing, is_unconfirmed};
 use super::{headers, subjects};
-use crate::{BusError, Kept, QueueStatus, Queued, WorkMessage, envelope};
+use crate::{BusError, MessagePosition, QueueStatus, StreamSequence, WorkMessage, envelope};
 
 /// How long the broker may take to confirm a message before it is published again.
 const CONFIRM_TIMEOUT: Duration = Duration::from_secs(2);
@@ -52,8 +52,8 @@ pub struct Confirmed {
 // === impl Confirmed ===
 
 impl Confirmed {
-    fn queued(self, claim: Option<String>) -> Queued {
-        Queued(Some(Kept { stream: self.stream, sequence: self.sequence, claim }))
+    fn queued(self, claim: Option<String>) -> MessagePosition {
+        MessagePosition(Some(StreamSequence { stream: self.stream, sequence: self.sequence, claim }))
     }
 }
 
@@ -61,7 +61,7 @@ impl Confirmed {
 
 impl Nats {
     /// Publishes into the queue of the route's current step and waits for the broker's confirmation.
-    pub(super) async fn publish_work(&self, message: &WorkMessage) -> Result<Queued, BusError> {
+    pub(super) async fn publish_work(&self, message: &WorkMessage) -> Result<MessagePosition, BusError> {
         let Some(model) = message.queue() else {
             return Err(BusError::Refused {
                 action: "publishing",
@@ -102,7 +102,7 @@ impl Nats {
         mut headers: HeaderMap,
         body: Bytes,
         ToClaim { name, lapse, result }: ToClaim,
-    ) -> Result<Queued, BusError> {
+    ) -> Result<MessagePosition, BusError> {
         self.look_for_queue(model, &subject).await?;
         let object = self.put_object(BodyStore::Claims, name, &body, lapse).await?;
         headers::write_claim(&mut headers, object.claim());
@@ -189,9 +189,9 @@ pub fn lapse(deadline: UnixMicros) -> Duration {
 }
 
 /// Removes a message from its stream. Workers that hold it already learn of it through the cancellation of its request.
-pub async fn take_back(nats: &Nats, queued: &Queued) -> Result<(), BusError> {
+pub async fn take_back(nats: &Nats, queued: &MessagePosition) -> Result<(), BusError> {
     const ACTION: &str = "taking back a message";
-    let Some(Kept { stream, sequence, claim }) = &queued.0 else { return Ok(()) };
+    let Some(StreamSequence { stream, sequence, claim }) = &queued.0 else { return Ok(()) };
     if let Some(claim) = claim {
         nats.discard(BodyStore::Claims, claim.clone());
     }

@@ -11,7 +11,7 @@ use crate::columns;
 use crate::error::JobError;
 use crate::files::Content;
 use crate::jobs::Jobs;
-use crate::lines::{Asked, Lines, shown};
+use crate::lines::{BatchLine, Lines, shown};
 use crate::outcomes::refusal;
 use crate::record::{Batch, BatchState, File};
 use crate::store::now;
@@ -124,7 +124,7 @@ impl Run<'_> {
                 break;
             };
             self.place = (offset, number);
-            let Asked { custom_id, call } = line.asked(&self.batch.endpoint);
+            let BatchLine { custom_id, call } = line.asked(&self.batch.endpoint);
             match call {
                 Ok(call) => {
                     let call = call.of(format!("{} line {number}", self.id));

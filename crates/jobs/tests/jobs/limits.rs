@@ -192,7 +192,7 @@ async fn receivers_that_hang_delay_no_other_one() {
     let directory = tempfile::tempdir().unwrap();
     let gateway = Gateway::on(&open(directory.path()), "g");
     let accept = async |url: &str| {
-        let terms = Terms { webhook: Some(url.to_owned()), ..Terms::default() };
+        let terms = JobOptions { webhook: Some(url.to_owned()), ..JobOptions::default() };
         gateway.jobs.accept_on(call("a"), None, terms).await.unwrap().id
     };
     for _ in 0..600 {

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::chain::{self, Chain};
 use super::classifier::Head;
-use super::described::Files;
+use super::described::FolderFiles;
 use super::files::Reader;
 use super::graphs::GraphFile;
 use super::modules::ModuleKind;
@@ -16,7 +16,12 @@ use super::task::Purpose;
 const ANSWERS: [&str; 2] = ["yes", "no"];
 
 /// The argument of op `logit_score`, where the model's scores are made so.
-pub(super) fn score(reader: &Reader<'_>, purpose: &Purpose, files: &Files, folder: &str) -> Option<Derived<String>> {
+pub(super) fn score(
+    reader: &Reader<'_>,
+    purpose: &Purpose,
+    files: &FolderFiles,
+    folder: &str,
+) -> Option<Derived<String>> {
     if !purpose.causal {
         return None;
     }
@@ -54,7 +59,7 @@ pub(super) fn score(reader: &Reader<'_>, purpose: &Purpose, files: &Files, folde
 pub(super) fn scores(
     reader: &Reader<'_>,
     purpose: &Purpose,
-    files: &Files,
+    files: &FolderFiles,
     file: &GraphFile,
     argument: Derived<String>,
 ) -> Chain {

@@ -1,7 +1,7 @@
 //! The output of a graph that is used, and the ops that turn it into the result.
 
 use super::classifier::Head;
-use super::described::Files;
+use super::described::FolderFiles;
 use super::files::{Json, Reader};
 use super::graphs::GraphFile;
 use super::head::{self, Activation};
@@ -41,7 +41,7 @@ fn width_of(file: &GraphFile, tensor: &GraphTensor) -> Option<Derived<i64>> {
 
 /// Chains that end in vectors, and those of cross-encoders whose scores are made by modules. They begin with the graph's tokens, or with
 /// its vectors where the graph pools.
-pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &Files, file: &GraphFile) -> Chain {
+pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &FolderFiles, file: &GraphFile) -> Chain {
     let after = |step: &ModuleKind| !matches!(step, ModuleKind::Transformer { .. } | ModuleKind::Static { .. });
     let steps: Vec<_> = files.modules.iter().flatten().filter(|module| after(&module.step)).collect();
     let excludes_prompt =
@@ -116,7 +116,7 @@ fn known(tensor: &GraphTensor, rank: usize, width: Option<&Derived<i64>>) -> Gra
 /// of the graph's vectors tells, where the modules change it.
 fn pooled_chain(
     reader: &Reader<'_>,
-    files: &Files,
+    files: &FolderFiles,
     file: &GraphFile,
     output: &GraphTensor,
     steps: &[&Module],
@@ -246,7 +246,7 @@ pub(super) fn token_chain(
 }
 
 /// The op that a chain of tokens has to have: one that pools, or one that leaves out padding.
-fn finish(reader: &Reader<'_>, task: Task, files: &Files, ops: &mut Vec<Derived<String>>) {
+fn finish(reader: &Reader<'_>, task: Task, files: &FolderFiles, ops: &mut Vec<Derived<String>>) {
     let has = |start: &str| ops.iter().any(|op| op.value.starts_with(start));
     match (task, &files.modules) {
         (Task::MultiVector, _) if !has("mask") => ops.push(Derived::from("mask".to_owned(), "padding takes no part")),
@@ -274,7 +274,7 @@ fn is_causal(config: &Json) -> bool {
 }
 
 /// Logits over the vocabulary to weights of tokens.
-pub(super) fn sparse(reader: &Reader<'_>, files: &Files, file: &GraphFile) -> Chain {
+pub(super) fn sparse(reader: &Reader<'_>, files: &FolderFiles, file: &GraphFile) -> Chain {
     let chain = |output, ops, width| Chain { output, ops, width, excludes_prompt: false };
     let vocabulary = files.config.number(reader, "vocab_size").map(|size| size.map(|size| size as i64));
     let Some(logits) = file.logits(3) else {
@@ -304,7 +304,13 @@ pub(super) fn sparse(reader: &Reader<'_>, files: &Files, file: &GraphFile) -> Ch
 }
 
 /// Logits over labels to scores.
-pub(super) fn scores(reader: &Reader<'_>, purpose: &Purpose, files: &Files, file: &GraphFile, head: &Head) -> Chain {
+pub(super) fn scores(
+    reader: &Reader<'_>,
+    purpose: &Purpose,
+    files: &FolderFiles,
+    file: &GraphFile,
+    head: &Head,
+) -> Chain {
     let pools = files.modules.iter().flatten().any(|module| matches!(module.step, ModuleKind::Pooling(_)));
     if pools && purpose.cross_encoder && file.graph.output("logits").is_none() {
         let mut chain = embedding(reader, purpose.task.value, files, file);
@@ -350,7 +356,12 @@ pub(super) fn scores(reader: &Reader<'_>, purpose: &Purpose, files: &Files, file
 }
 
 /// A cross-encoder's own activation, else sigmoid for one score and none for several; a classifier's by its problem.
-pub(super) fn activation(reader: &Reader<'_>, purpose: &Purpose, files: &Files, head: &Head) -> Derived<Activation> {
+pub(super) fn activation(
+    reader: &Reader<'_>,
+    purpose: &Purpose,
+    files: &FolderFiles,
+    head: &Head,
+) -> Derived<Activation> {
     let told = head::cross_encoder_activation(reader, &files.config, files.own.as_ref());
     match (told, purpose.task.value, &head.problem) {
         (Some(told), ..) => told,

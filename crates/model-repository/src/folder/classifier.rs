@@ -1,6 +1,6 @@
 //! Fields that only classifiers have.
 
-use super::described::Files;
+use super::described::FolderFiles;
 use super::files::Reader;
 use super::head::{self, Activation};
 use super::modules::ModuleKind;
@@ -17,7 +17,7 @@ pub(super) struct Head {
 // === impl Head ===
 
 impl Head {
-    pub(super) fn of(reader: &Reader<'_>, purpose: &Purpose, files: &Files) -> Head {
+    pub(super) fn of(reader: &Reader<'_>, purpose: &Purpose, files: &FolderFiles) -> Head {
         if !matches!(purpose.task.value, Task::Classify | Task::Rerank | Task::TokenClassify) {
             return Head::default();
         }

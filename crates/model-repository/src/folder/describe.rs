@@ -6,7 +6,7 @@ use super::causal;
 use super::chain::{self, embedding, scores, sparse};
 use super::choices::PaddingSide;
 use super::classifier::Head;
-use super::described::Files;
+use super::described::FolderFiles;
 use super::description::{Executor, FolderDescription};
 use super::fields;
 use super::files::{Json, Reader};
@@ -50,7 +50,7 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     if let Some(modules) = &modules {
         modules::check_places(reader, modules);
     }
-    let files = Files { config, own, modules };
+    let files = FolderFiles { config, own, modules };
     refuse_others(reader, &files);
     let mut purpose = task::purpose(reader, files.modules.as_deref(), files.own.as_ref(), &files.config, &folder);
     let of_tokens = |module: &Module| matches!(module.step, ModuleKind::Static { of_tokens: true, .. });
@@ -193,7 +193,7 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
 
 /// A masked language model without `modules.json` is SPLADE if its graph gives logits over the vocabulary, as
 /// sentence-transformers takes it.
-fn guess_sparse(purpose: &mut Purpose, files: &Files, file: &GraphFile) {
+fn guess_sparse(purpose: &mut Purpose, files: &FolderFiles, file: &GraphFile) {
     let architecture = architecture(&files.config);
     let gives_tokens = ["last_hidden_state", "token_embeddings"].iter().any(|name| file.graph.output(name).is_some());
     if purpose.task.value == Task::Embed
@@ -208,7 +208,7 @@ fn guess_sparse(purpose: &mut Purpose, files: &Files, file: &GraphFile) {
 }
 
 /// Models of kinds that no task here has, or whose weights are in parts. No export mends them.
-fn refuse_others(reader: &Reader<'_>, files: &Files) {
+fn refuse_others(reader: &Reader<'_>, files: &FolderFiles) {
     let architecture = architecture(&files.config);
     if architecture.ends_with("ForQuestionAnswering") {
         reader.refuse(format_args!(

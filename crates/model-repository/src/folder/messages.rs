@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::described::Files;
+use super::described::FolderFiles;
 use super::files::{Json, Reader};
 use super::modules;
 use super::origin::Derived;
@@ -32,7 +32,7 @@ pub(crate) struct Messages {
 }
 
 /// How texts become messages, where the library makes messages of them.
-pub(super) fn read(reader: &Reader<'_>, folder: &str, files: &Files, task: Task) -> Option<Messages> {
+pub(super) fn read(reader: &Reader<'_>, folder: &str, files: &FolderFiles, task: Task) -> Option<Messages> {
     let own = modules::transformer_config(reader, folder);
     let message = own.as_ref().and_then(|own| own.get("modality_config")?.get("message"));
     match (&files.modules, message) {
@@ -94,7 +94,7 @@ fn format(
     reader: &Reader<'_>,
     own: Option<&Json>,
     message: Option<&Value>,
-    files: &Files,
+    files: &FolderFiles,
     (source, place): (&Value, &str),
 ) -> Derived<&'static str> {
     let told = message.and_then(|message| message.get("format")?.as_str());

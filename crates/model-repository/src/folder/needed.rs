@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::MARKS;
 use super::choices::Choices;
-use super::described::Files;
+use super::described::FolderFiles;
 use super::files::Reader;
 use super::graphs::{self, Choice};
 use super::heads;
@@ -139,7 +139,7 @@ fn of_chain(reader: &Reader<'_>, listed: &[&str], mut needed: Vec<String>) -> Re
     let base = modules::base(modules.as_deref());
     let folder = base.unwrap_or_default();
     let own = reader.json("config_sentence_transformers.json");
-    let files = Files { config: reader.json_or_empty(&format!("{folder}config.json")), own, modules };
+    let files = FolderFiles { config: reader.json_or_empty(&format!("{folder}config.json")), own, modules };
     let purpose = task::purpose(reader, files.modules.as_deref(), files.own.as_ref(), &files.config, &folder);
     if purpose.is_static {
         needed.push(format!("{folder}{WEIGHTS}"));

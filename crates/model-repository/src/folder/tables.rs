@@ -1,7 +1,7 @@
 //! Models that look their answers up by token, and have no graph.
 
 use super::chain::{self, Chain, token_chain};
-use super::described::Files;
+use super::described::FolderFiles;
 use super::description::{Executor, FolderDescription};
 use super::files::Reader;
 use super::late::Late;
@@ -16,7 +16,7 @@ pub(super) fn static_model(
     reader: &Reader<'_>,
     task: Derived<Task>,
     tokenizer: Tokenizer,
-    files: &Files,
+    files: &FolderFiles,
     folder: &str,
     prompts: Prompts,
 ) -> Option<FolderDescription> {
@@ -101,7 +101,7 @@ pub(super) fn token_weights(
     reader: &Reader<'_>,
     task: Derived<Task>,
     mut tokenizer: Tokenizer,
-    files: &Files,
+    files: &FolderFiles,
     folder: &str,
     prompts: Prompts,
 ) -> Option<FolderDescription> {

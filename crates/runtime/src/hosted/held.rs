@@ -11,7 +11,7 @@ use trireme_bus::{AckHandle, Acker};
 
 /// Counts the deliveries that the worker holds. Clones are the same.
 #[derive(Clone, Default)]
-pub struct Held(Arc<AtomicUsize>);
+pub struct HeldDeliveries(Arc<AtomicUsize>);
 
 /// Counts a delivery as held until this is dropped, or until the delivery is given back.
 pub struct HeldGuard(Holding);
@@ -20,13 +20,13 @@ pub struct HeldGuard(Holding);
 #[derive(Clone)]
 pub struct Holding {
     handle: Arc<dyn AckHandle>,
-    held: Held,
+    held: HeldDeliveries,
     counted: Arc<AtomicBool>,
 }
 
-// === impl Held ===
+// === impl HeldDeliveries ===
 
-impl Held {
+impl HeldDeliveries {
     /// Counts a delivery as held from now on.
     pub fn hold(&self, acker: &Acker) -> HeldGuard {
         self.0.fetch_add(1, Ordering::AcqRel);
@@ -132,7 +132,7 @@ mod tests {
 
     #[tokio::test]
     async fn deliveries_of_a_holder_that_hangs_can_be_given_back_once() {
-        let (held, recorder) = (Held::default(), Arc::new(Recorder::default()));
+        let (held, recorder) = (HeldDeliveries::default(), Arc::new(Recorder::default()));
         let (hangs, works) = (Acker::new(recorder.clone()), Acker::new(recorder.clone()));
         let (hung, working) = (held.hold(&hangs), held.hold(&works));
         assert_eq!(held.count(), 2);
@@ -150,7 +150,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_bus_that_takes_nothing_holds_nobody_up() {
-        let held = Held::default();
+        let held = HeldDeliveries::default();
         let acker = Acker::new(Arc::new(Recorder { stuck: true, ..Recorder::default() }));
         let hung = held.hold(&acker);
         let giving = async { give_back(&[hung.holding()], Duration::from_millis(10)).await };

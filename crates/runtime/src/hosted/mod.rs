@@ -30,7 +30,7 @@ use crate::observe::statistics::Statistics;
 use crate::observe::tap::Taps;
 use crate::response_cache::{Key, ResponseCache, StepAnswer};
 use cancellations::Cancellations;
-use held::{Held, HeldGuard};
+use held::{HeldDeliveries, HeldGuard};
 use standing::{Obstacles, Standing};
 use suspects::{Suspect, Suspects};
 
@@ -41,7 +41,7 @@ pub(crate) struct Shared {
     pub tasks: TaskSet,
     /// The deployment's settings, read before the first queue is declared.
     pub settings: OnceLock<QueueOptions>,
-    pub held: Held,
+    pub held: HeldDeliveries,
     pub suspects: Suspects,
     pub cancellations: Cancellations,
     /// Results that wait for room in their next queue.

@@ -13,7 +13,7 @@ use trireme_inference::{FailureReason, InferError, Lane, Name, StepOutput, Tenso
 use trireme_telemetry::steps::{StepRun, StepSpan};
 
 use super::lateness::comes_too_late;
-use super::queue_policy::{self, Patience};
+use super::queue_policy::{self, QueueDecision};
 use crate::hosted::{HeldDelivery, HostedModel, Pending, Stay, Work};
 use crate::settle::given_up;
 
@@ -77,7 +77,7 @@ impl HostedModel {
             self.queue.came_late();
             return self.drop_late(pending);
         }
-        if self.patience(&pending.message, received_at) == Patience::Over {
+        if self.decide(&pending.message, received_at) == QueueDecision::Over {
             return self.fail(pending, refused(), FailureReason::Rejected);
         }
         let message = &pending.message;
@@ -96,7 +96,7 @@ impl HostedModel {
         let Some(mut pending) = self.answer_from_cache(pending, &request) else { return };
         let message = &pending.message;
         let arrived = Instant::now();
-        let delayed = self.patience(message, received_at) == Patience::Delayed;
+        let delayed = self.decide(message, received_at) == QueueDecision::Delayed;
         let level = match message.lane() {
             Lane::Live => message.level(),
             Lane::Bulk => self.config.priority_level(message.priority),
@@ -183,18 +183,18 @@ impl HostedModel {
         }
     }
 
-    pub fn patience(&self, message: &WorkMessage, now: UnixMicros) -> Patience {
-        queue_policy::patience(&self.config, message.level(), &message.parameters, now.since(message.sent_at))
+    pub fn decide(&self, message: &WorkMessage, now: UnixMicros) -> QueueDecision {
+        queue_policy::decide(&self.config, message.level(), &message.parameters, now.since(message.sent_at))
     }
 
     /// Applies the model's queue policy to the requests that wait in this worker: refuses those that have waited too
     /// long, or lets all others pass them.
     pub fn apply_queue_policy(self: &Arc<Self>) {
         let now = UnixMicros::now();
-        for work in self.queue.remove_where(|work| self.patience(&work.pending.message, now) == Patience::Over) {
+        for work in self.queue.remove_where(|work| self.decide(&work.pending.message, now) == QueueDecision::Over) {
             self.fail(work.pending, refused(), FailureReason::Rejected);
         }
-        self.queue.delay_where(|work| self.patience(&work.pending.message, now) == Patience::Delayed);
+        self.queue.delay_where(|work| self.decide(&work.pending.message, now) == QueueDecision::Delayed);
     }
 
     /// Removes the cancelled requests from this worker's queue.

@@ -7,7 +7,7 @@ use trireme_inference::{FailureReason, InferError, UnixMicros};
 use trireme_telemetry::steps::ran_together;
 
 use super::lateness::begins_too_late;
-use super::queue_policy::Patience;
+use super::queue_policy::QueueDecision;
 use crate::hosted::Pending;
 use crate::hosted::held::{Holding, give_back};
 use crate::settle::{PartSender, start_parts};
@@ -51,7 +51,7 @@ impl Completion for Box<Pending> {
     }
 
     fn has_waited_too_long(&self) -> bool {
-        self.model.patience(&self.message, UnixMicros::now()) == Patience::Over
+        self.model.decide(&self.message, UnixMicros::now()) == QueueDecision::Over
     }
 
     fn begin(&mut self, queued: Duration) {

@@ -38,7 +38,7 @@ pub fn levels(config: &ModelConfig) -> BTreeMap<u32, LevelPolicy> {
 
 /// The queue policy's decision about a request that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
+pub enum QueueDecision {
     /// It goes on waiting.
     Left,
     /// It goes on waiting, behind all others of its level.
@@ -49,16 +49,16 @@ pub enum Patience {
 
 /// Decides about a request of `level` with these parameters that has waited for `waited`. Its own `timeout` lowers that of a policy that
 /// lets it, as in Triton's `PolicyQueue::Enqueue`.
-pub fn patience(config: &ModelConfig, level: u32, parameters: &Parameters, waited: Duration) -> Patience {
+pub fn decide(config: &ModelConfig, level: u32, parameters: &Parameters, waited: Duration) -> QueueDecision {
     let live = Lane::of_level(level) == Lane::Live;
-    let Some(batching) = config.dynamic_batching.as_ref().filter(|_| live) else { return Patience::Left };
+    let Some(batching) = config.dynamic_batching.as_ref().filter(|_| live) else { return QueueDecision::Left };
     let policy = batching.policy(level);
     let own = queue_timeout(parameters).filter(|_| policy.allow_timeout_override);
     let timeout = own.unwrap_or(policy.default_timeout).min(policy.default_timeout);
     match (timeout.is_zero() || waited <= timeout, policy.delay_on_timeout) {
-        (true, _) => Patience::Left,
-        (false, true) => Patience::Delayed,
-        (false, false) => Patience::Over,
+        (true, _) => QueueDecision::Left,
+        (false, true) => QueueDecision::Delayed,
+        (false, false) => QueueDecision::Over,
     }
 }
 
@@ -151,13 +151,13 @@ mod tests {
              priority_queue_policy [{ key: 1 value { default_timeout_microseconds: 500 timeout_action: DELAY } }] }",
         );
         let micros = Duration::from_micros;
-        assert_eq!(patience(&config, 2, &Parameters::new(), micros(1000)), Patience::Left);
-        assert_eq!(patience(&config, 2, &Parameters::new(), micros(1001)), Patience::Over);
-        assert_eq!(patience(&config, 1, &Parameters::new(), micros(501)), Patience::Delayed);
-        assert_eq!(patience(&config, Lane::Bulk.level(2), &Parameters::new(), Duration::MAX), Patience::Left);
+        assert_eq!(decide(&config, 2, &Parameters::new(), micros(1000)), QueueDecision::Left);
+        assert_eq!(decide(&config, 2, &Parameters::new(), micros(1001)), QueueDecision::Over);
+        assert_eq!(decide(&config, 1, &Parameters::new(), micros(501)), QueueDecision::Delayed);
+        assert_eq!(decide(&config, Lane::Bulk.level(2), &Parameters::new(), Duration::MAX), QueueDecision::Left);
         assert!(has_refusals(&config));
         let patient = self::config("dynamic_batching {}");
-        assert_eq!(patience(&patient, 0, &Parameters::new(), Duration::MAX), Patience::Left);
+        assert_eq!(decide(&patient, 0, &Parameters::new(), Duration::MAX), QueueDecision::Left);
     }
 
     /// As Triton's `PolicyQueue::Enqueue`.
@@ -166,15 +166,15 @@ mod tests {
         let decide = |policy: &str, own: i64, waited| {
             let config = config(&format!("dynamic_batching {{ default_queue_policy {{ {policy} }} }}"));
             let parameters = [("timeout".to_owned(), ParameterValue::Int64(own))].into();
-            patience(&config, 0, &parameters, Duration::from_micros(waited))
+            decide(&config, 0, &parameters, Duration::from_micros(waited))
         };
         let lets = "default_timeout_microseconds: 1000 allow_timeout_override: true";
-        assert_eq!(decide(lets, 500, 500), Patience::Left);
-        assert_eq!(decide(lets, 500, 501), Patience::Over);
-        assert_eq!(decide(lets, 5000, 1001), Patience::Over);
-        assert_eq!(decide(lets, 0, 501), Patience::Left);
-        assert_eq!(decide("default_timeout_microseconds: 1000", 500, 501), Patience::Left);
-        assert_eq!(decide("allow_timeout_override: true", 500, 501), Patience::Left);
-        assert_eq!(decide(&format!("{lets} timeout_action: DELAY"), 500, 501), Patience::Delayed);
+        assert_eq!(decide(lets, 500, 500), QueueDecision::Left);
+        assert_eq!(decide(lets, 500, 501), QueueDecision::Over);
+        assert_eq!(decide(lets, 5000, 1001), QueueDecision::Over);
+        assert_eq!(decide(lets, 0, 501), QueueDecision::Left);
+        assert_eq!(decide("default_timeout_microseconds: 1000", 500, 501), QueueDecision::Left);
+        assert_eq!(decide("allow_timeout_override: true", 500, 501), QueueDecision::Left);
+        assert_eq!(decide(&format!("{lets} timeout_action: DELAY"), 500, 501), QueueDecision::Delayed);
     }
 }

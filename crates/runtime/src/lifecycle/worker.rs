@@ -18,7 +18,7 @@ use super::options::{StartError, WorkerOptions};
 use super::scheduler::Scheduler;
 use crate::hosted::Shared;
 use crate::hosted::cancellations::Cancellations;
-use crate::hosted::held::Held;
+use crate::hosted::held::HeldDeliveries;
 use crate::hosted::suspects::Suspects;
 use crate::intake::hand_over;
 use crate::observe::statistics::report::follow_log_levels;
@@ -65,7 +65,7 @@ impl Worker {
                 bus: bus.clone(),
                 tasks: tasks.clone(),
                 settings: OnceLock::new(),
-                held: Held::default(),
+                held: HeldDeliveries::default(),
                 suspects: Suspects::default(),
                 cancellations: Cancellations::default(),
                 waiting_rooms: WaitingRooms::default(),

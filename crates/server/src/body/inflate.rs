@@ -14,7 +14,7 @@ use tokio::sync::{SemaphorePermit, mpsc};
 use trireme_inference::Buffer;
 
 use super::large;
-use crate::budget::{Hold, NoRoom};
+use crate::budget::{NoRoom, Permit};
 
 /// The beginning of every gzip stream.
 const GZIP_MAGIC: &[u8] = &[0x1F, 0x8B];
@@ -51,18 +51,18 @@ const AHEAD: usize = 4;
 type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), InflateError>;
 
 /// The inflated bytes of `coded`, `limit` at most, counted in `hold`. The first bytes show which coding it is.
-pub async fn inflate(coded: Bytes, limit: usize, hold: &Hold) -> Result<Bytes, InflateError> {
-    let hold = hold.clone();
-    let made = tokio::task::spawn_blocking(move || make(limit, &hold, |sink| inflate_into(&coded, sink)));
+pub async fn inflate(coded: Bytes, limit: usize, permit: &Permit) -> Result<Bytes, InflateError> {
+    let permit = permit.clone();
+    let made = tokio::task::spawn_blocking(move || make(limit, &permit, |sink| inflate_into(&coded, sink)));
     made.await?
 }
 
 /// The number of the inflated bytes of `coded`, `limit` at most and counted in `hold`, and the bytes as they are inflated. So they are in
 /// memory once, where the reader puts them.
-pub async fn inflate_in_pieces(coded: Bytes, limit: usize, hold: &Hold) -> Result<(usize, Pieces), InflateError> {
-    let (hold, measured) = (hold.clone(), coded.clone());
+pub async fn inflate_in_pieces(coded: Bytes, limit: usize, permit: &Permit) -> Result<(usize, Pieces), InflateError> {
+    let (permit, measured) = (permit.clone(), coded.clone());
     let size =
-        tokio::task::spawn_blocking(move || measure(limit, &hold, |sink| inflate_into(&measured, sink))).await??;
+        tokio::task::spawn_blocking(move || measure(limit, &permit, |sink| inflate_into(&measured, sink))).await??;
     let (send, pieces) = mpsc::channel(AHEAD);
     tokio::task::spawn_blocking(move || {
         let _permit = (size > large::LARGE).then(large::enter);
@@ -115,11 +115,11 @@ fn zlib_into(coded: &[u8], sink: Sink<'_>) -> Result<(), InflateError> {
 /// Joins the pieces that `inflate` gives its sink.
 fn make(
     limit: usize,
-    hold: &Hold,
+    permit: &Permit,
     inflate: impl Fn(Sink<'_>) -> Result<(), InflateError>,
 ) -> Result<Bytes, InflateError> {
-    let mut permit = None;
-    let size = measure_with(limit, hold, &inflate, &mut permit)?;
+    let mut slot = None;
+    let size = measure_with(limit, permit, &inflate, &mut slot)?;
     let mut made = Buffer::with_capacity(size).map_err(InflateError::NoMemory)?;
     inflate(&mut |piece| made.put(piece).map_err(InflateError::NoMemory))?;
     made.freeze().map_err(InflateError::NoMemory)
@@ -128,28 +128,28 @@ fn make(
 /// Counts the bytes that `inflate` gives its sink, and takes room for them.
 fn measure(
     limit: usize,
-    hold: &Hold,
+    permit: &Permit,
     inflate: impl Fn(Sink<'_>) -> Result<(), InflateError>,
 ) -> Result<usize, InflateError> {
-    measure_with(limit, hold, &inflate, &mut None)
+    measure_with(limit, permit, &inflate, &mut None)
 }
 
 fn measure_with(
     limit: usize,
-    hold: &Hold,
+    permit: &Permit,
     inflate: &impl Fn(Sink<'_>) -> Result<(), InflateError>,
-    permit: &mut Option<SemaphorePermit<'static>>,
+    slot: &mut Option<SemaphorePermit<'static>>,
 ) -> Result<usize, InflateError> {
     let mut size = 0usize;
     inflate(&mut |piece| {
         size += piece.len();
-        if size > large::LARGE && permit.is_none() {
-            *permit = large::enter();
+        if size > large::LARGE && slot.is_none() {
+            *slot = large::enter();
         }
-        hold.ask(size.min(limit) as u64)?;
+        permit.ask(size.min(limit) as u64)?;
         if size > limit { Err(InflateError::TooLarge(limit)) } else { Ok(()) }
     })?;
-    hold.take(size as u64)?;
+    permit.take(size as u64)?;
     Ok(size)
 }
 
@@ -167,12 +167,12 @@ mod tests {
     use super::*;
     use crate::budget::Budget;
 
-    fn inflate_gzip(coded: &[u8], limit: usize, hold: &Hold) -> Result<Bytes, InflateError> {
-        make(limit, hold, |sink| gzip_into(coded, sink))
+    fn inflate_gzip(coded: &[u8], limit: usize, permit: &Permit) -> Result<Bytes, InflateError> {
+        make(limit, permit, |sink| gzip_into(coded, sink))
     }
 
-    fn inflate_zlib(coded: &[u8], limit: usize, hold: &Hold) -> Result<Bytes, InflateError> {
-        make(limit, hold, |sink| zlib_into(coded, sink))
+    fn inflate_zlib(coded: &[u8], limit: usize, permit: &Permit) -> Result<Bytes, InflateError> {
+        make(limit, permit, |sink| zlib_into(coded, sink))
     }
 
     fn zlib(pieces: &[&[u8]]) -> Vec<u8> {
@@ -194,7 +194,7 @@ mod tests {
         let pieces = [&zeros[..]; 64];
         let budget = Budget::new(4000);
         for bomb in
-            [inflate_zlib(&zlib(&pieces), 1000, &budget.hold()), inflate_gzip(&gzip(&pieces), 1000, &budget.hold())]
+            [inflate_zlib(&zlib(&pieces), 1000, &budget.permit()), inflate_gzip(&gzip(&pieces), 1000, &budget.permit())]
         {
             assert!(matches!(bomb, Err(InflateError::TooLarge(1000))), "{bomb:?}");
         }
@@ -206,16 +206,16 @@ mod tests {
         let text: Vec<u8> =
             (0..400_000u32).flat_map(|number| (number.wrapping_mul(2_654_435_761) >> 20).to_le_bytes()).collect();
         for (coded, decode) in [
-            (zlib(&[&text]), inflate_zlib as fn(&[u8], usize, &Hold) -> Result<Bytes, InflateError>),
+            (zlib(&[&text]), inflate_zlib as fn(&[u8], usize, &Permit) -> Result<Bytes, InflateError>),
             (gzip(&[&text]), inflate_gzip),
         ] {
             assert!(coded.len() > 200_000, "{}", coded.len());
             let budget = Budget::new(4 << 20);
-            let (one, two) = (budget.hold(), budget.hold());
+            let (one, two) = (budget.permit(), budget.permit());
             assert_eq!(decode(&coded, 64 << 20, &one).unwrap(), text);
             assert_eq!(budget.used(), text.len() as u64, "no more than it is");
             assert_eq!(decode(&coded, 64 << 20, &two).unwrap(), text, "there is room for another one");
-            let none = decode(&coded, 64 << 20, &budget.hold());
+            let none = decode(&coded, 64 << 20, &budget.permit());
             assert!(matches!(none, Err(InflateError::NoRoom(_))), "{:?}", none.map(|made| made.len()));
         }
     }
@@ -225,8 +225,8 @@ mod tests {
         let budget = Budget::new(1 << 20);
         let text: &[u8] = b"some text, some text, some text";
         let (zlib, gzip) = (zlib(&[text]), gzip(&[text]));
-        let zlib_of = |coded: &[u8]| inflate_zlib(coded, 100, &budget.hold());
-        let gzip_of = |coded: &[u8]| inflate_gzip(coded, 100, &budget.hold());
+        let zlib_of = |coded: &[u8]| inflate_zlib(coded, 100, &budget.permit());
+        let gzip_of = |coded: &[u8]| inflate_gzip(coded, 100, &budget.permit());
         assert!(zlib_of(&zlib).is_ok_and(|made| made == text) && gzip_of(&gzip).is_ok_and(|made| made == text));
         for cut in 0..zlib.len() {
             assert!(zlib_of(&zlib[..cut]).is_err(), "zlib cut at {cut}");

@@ -42,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 use trireme_engine::TaskSet;
 
 pub use limiter::{ConnectionArgs, ConnectionLimiter, Limits, Peer, Place, Spare};
-pub use tls::{Files, Pem, Tls, refused_certificate};
+pub use tls::{Pem, Tls, TlsFiles, refused_certificate};
 use write_timeout::WriteTimeout;
 
 /// Largest head of an HTTP/1.1 request, in bytes.

@@ -30,7 +30,7 @@ pub struct Pem {
 
 /// The files of a TLS server.
 #[derive(Clone, Debug)]
-pub struct Files {
+pub struct TlsFiles {
     /// The chain of certificates that the server shows.
     pub certificate: Pem,
     /// The key of the first of them.
@@ -44,7 +44,7 @@ pub struct Files {
 pub struct Tls(Arc<Inner>);
 
 struct Inner {
-    files: Files,
+    files: TlsFiles,
     protocol: &'static [u8],
     current: Mutex<Current>,
 }
@@ -80,7 +80,7 @@ fn is_version_1(error: &Error) -> bool {
 
 impl Tls {
     /// Reads the files, for a server of this application protocol. Errors name the flag and the file.
-    pub fn new(files: Files, protocol: &'static [u8]) -> anyhow::Result<Tls> {
+    pub fn new(files: TlsFiles, protocol: &'static [u8]) -> anyhow::Result<Tls> {
         let seen = files.look();
         let config = files.read(protocol)?;
         let current = Mutex::new(Current { config, seen, looked: Instant::now() });
@@ -118,16 +118,16 @@ impl Tls {
     }
 }
 
-// === impl Files ===
+// === impl TlsFiles ===
 
-impl Files {
+impl TlsFiles {
     fn look(&self) -> Vec<Seen> {
         let look = |path: &Path| fs::metadata(path).and_then(|file| Ok((file.len(), file.modified()?))).ok();
         [&self.certificate, &self.key].into_iter().chain(&self.roots).map(|pem| look(&pem.path)).collect()
     }
 
     fn read(&self, protocol: &[u8]) -> anyhow::Result<Arc<ServerConfig>> {
-        let Files { certificate, key, roots } = self;
+        let TlsFiles { certificate, key, roots } = self;
         let provider = Arc::new(ring::default_provider());
         let chain = certificate.certificates()?;
         let private = PrivateKeyDer::from_pem_file(&key.path).with_context(|| key.unreadable())?;
@@ -186,14 +186,14 @@ mod tests {
     }
 
     /// The server's certificate, its key, and the authority of both, in a folder.
-    fn folder() -> (tempfile::TempDir, Files) {
+    fn folder() -> (tempfile::TempDir, TlsFiles) {
         let folder = tempfile::tempdir().unwrap();
         for name in ["server.pem", "server.key", "ca.pem"] {
             fs::copy(shipped(name), folder.path().join(name)).unwrap();
         }
         let pem = |flag, name: &str| Pem { flag, path: folder.path().join(name) };
         let roots = Some(pem("--roots", "ca.pem"));
-        let files = Files { certificate: pem("--cert", "server.pem"), key: pem("--key", "server.key"), roots };
+        let files = TlsFiles { certificate: pem("--cert", "server.pem"), key: pem("--key", "server.key"), roots };
         (folder, files)
     }
 
@@ -220,7 +220,7 @@ mod tests {
     fn a_certificate_of_version_1_is_named() {
         let pem = |flag, name: &str| Pem { flag, path: shipped(name) };
         let files =
-            Files { certificate: pem("--cert", "version-1.pem"), key: pem("--key", "version-1.key"), roots: None };
+            TlsFiles { certificate: pem("--cert", "version-1.pem"), key: pem("--key", "version-1.key"), roots: None };
         let error = Tls::new(files, b"h2").err().unwrap().to_string();
         assert!(error.starts_with("--cert '") && error.contains(" X.509 version 1, expected version 3"), "{error}");
     }
@@ -252,10 +252,10 @@ mod tests {
         fs::write(folder.path().join("ca.pem"), "").unwrap();
         let error = Tls::new(files.clone(), b"h2").err().unwrap().to_string();
         assert!(error.starts_with("--roots '") && error.ends_with("ca.pem' holds no certificate"), "{error}");
-        let files = Files { roots: None, key: Pem { flag: "--key", path: shipped("client.key") }, ..files };
+        let files = TlsFiles { roots: None, key: Pem { flag: "--key", path: shipped("client.key") }, ..files };
         let error = Tls::new(files.clone(), b"h2").err().unwrap().to_string();
         assert!(error.starts_with("--key '") && error.ends_with("client.key' does not fit --cert"), "{error}");
-        let files = Files { certificate: Pem { flag: "--cert", path: "/no/such".into() }, ..files };
+        let files = TlsFiles { certificate: Pem { flag: "--cert", path: "/no/such".into() }, ..files };
         assert_eq!(Tls::new(files, b"h2").err().unwrap().to_string(), "--cert '/no/such' cannot be read");
     }
 }

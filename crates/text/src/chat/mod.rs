@@ -33,7 +33,7 @@ const FILLERS: [&str; 2] = ["0", "1 2 3 4"];
 
 /// The settings of a request, besides its texts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct ChatOptions<'a> {
     /// The text of the message of the system; empty for none.
     pub(crate) prompt: &'a str,
     /// The same, where it is the request's own instruction: some templates read it as a variable.
@@ -105,7 +105,7 @@ impl Chat {
     }
 
     /// The text that the template makes of messages: one text, or those of a pair.
-    pub(crate) fn render(&self, asked: Asked<'_>, texts: &[&str]) -> Result<String, String> {
+    pub(crate) fn render(&self, asked: ChatOptions<'_>, texts: &[&str]) -> Result<String, String> {
         let roles = if texts.len() == 2 { ["query", "document"] } else { ["user", ""] };
         let system = (!asked.prompt.is_empty()).then_some(("system", asked.prompt));
         let messages: Vec<Value> = system
@@ -145,7 +145,7 @@ impl Chat {
     /// Why the template cannot carry these texts: it refuses them, or leaves one out.
     fn fault(&self, marks: &[&str]) -> Option<String> {
         let roles = if marks.len() == 2 { ["query", "document"] } else { ["user", ""] };
-        match self.render(Asked { prompt: "", instruction: None, role: Role::Unknown }, marks) {
+        match self.render(ChatOptions { prompt: "", instruction: None, role: Role::Unknown }, marks) {
             Ok(rendered) => {
                 let (role, _) = roles.into_iter().zip(marks).find(|(_, mark)| !rendered.contains(*mark))?;
                 Some(format!("it leaves out messages of the role '{role}'"))
@@ -161,7 +161,7 @@ impl Chat {
     }
 
     /// Number of tokens that the template makes of no text.
-    pub(crate) fn frame_tokens(&self, core: &Core, asked: Asked<'_>) -> usize {
+    pub(crate) fn frame_tokens(&self, core: &Core, asked: ChatOptions<'_>) -> usize {
         let texts: &[&str] = if self.faults[0].is_none() { &[""] } else { &["", ""] };
         let rendered = self.render(asked, texts).unwrap_or_default();
         core.ids(&rendered).map_or(0, |ids| ids.len())
@@ -169,7 +169,7 @@ impl Chat {
 
     /// Where `texts` are in the rendered text, in order; empty where that is not known, because the template changes them or depends on
     /// them.
-    pub(crate) fn places(&self, asked: Asked<'_>, texts: &[&str], rendered: &str) -> Vec<Place> {
+    pub(crate) fn places(&self, asked: ChatOptions<'_>, texts: &[&str], rendered: &str) -> Vec<Place> {
         let Ok(frame) = self.render(asked, &MARKS[..texts.len()]) else { return Vec::new() };
         let mut marks: Vec<(usize, usize)> = Vec::new();
         for (text, mark) in MARKS[..texts.len()].iter().enumerate() {
@@ -186,7 +186,7 @@ impl Chat {
     }
 
     /// The tokens with which every row of these messages ends, as sentence-transformers finds them.
-    pub(crate) fn suffix(&self, core: &Core, asked: Asked<'_>, texts: usize) -> Result<Vec<u32>, String> {
+    pub(crate) fn suffix(&self, core: &Core, asked: ChatOptions<'_>, texts: usize) -> Result<Vec<u32>, String> {
         let ids = |filler: &'static str| {
             let rendered = self.render(asked, &vec![filler; texts])?;
             core.ids(&rendered).map_err(|error| error.to_string())

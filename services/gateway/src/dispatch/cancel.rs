@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
-use trireme_bus::{Bus, Connection, Queued, WorkMessage};
+use trireme_bus::{Bus, Connection, MessagePosition, WorkMessage};
 use trireme_runtime::TaskSet;
 use trireme_telemetry::trace_id;
 
@@ -28,7 +28,7 @@ impl Canceller {
     }
 
     /// Cancels a request that was sent again `again` times; `queued` is its place in its queue.
-    pub fn cancel(&self, message: &WorkMessage, again: u32, queued: Option<Queued>) {
+    pub fn cancel(&self, message: &WorkMessage, again: u32, queued: Option<MessagePosition>) {
         if *self.bus.connection().borrow() == Connection::Down {
             // No worker would receive the cancellation, and the broker may be away for long.
             return;

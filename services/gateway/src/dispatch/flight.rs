@@ -8,8 +8,8 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use trireme_bus::{
-    AnswerForm, Bus, BusError, BusFault, Connection, First, Inbox, PendingReplies, Queued, Reply, WaitingRooms,
-    WorkMessage, queue_pause, room_pause,
+    AnswerForm, Bus, BusError, BusFault, Connection, First, Inbox, MessagePosition, PendingReplies, Reply,
+    WaitingRooms, WorkMessage, queue_pause, room_pause,
 };
 use trireme_inference::{Cause, InferError, UnixMicros};
 use trireme_runtime::TaskSet;
@@ -52,7 +52,7 @@ pub struct Flight {
     fault: watch::Receiver<Option<BusFault>>,
     publishing: Publishing,
     /// The message's place in its queue.
-    queued: Option<Queued>,
+    queued: Option<MessagePosition>,
     /// How often it was sent again.
     again: u32,
     /// When the search for it in its queues begins, and the search.
@@ -245,7 +245,7 @@ impl Flight {
         self.publishing = Publishing::Due;
     }
 
-    fn published(&mut self, published: Result<Queued, BusError>) -> Result<Publishing, InferError> {
+    fn published(&mut self, published: Result<MessagePosition, BusError>) -> Result<Publishing, InferError> {
         let request_id = &self.message.request_id;
         let trace_id = trace_id(self.message.traceparent.as_deref());
         if !matches!(published, Err(BusError::Full { .. })) {

@@ -9,7 +9,7 @@ use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueEnum};
 
 use regex::Regex;
-use trireme_server::connections::{Files, Pem, Tls};
+use trireme_server::connections::{Pem, Tls, TlsFiles};
 
 use super::access::ProtocolRestriction;
 use crate::forward;
@@ -125,7 +125,7 @@ impl GrpcArgs {
         let certificate = pem("--grpc-server-cert", &self.grpc_server_cert)?;
         let key = pem("--grpc-server-key", &self.grpc_server_key)?;
         let roots = self.grpc_use_ssl_mutual.then(|| pem("--grpc-root-cert", &self.grpc_root_cert)).transpose()?;
-        Tls::new(Files { certificate, key, roots }, b"h2").map(Some)
+        Tls::new(TlsFiles { certificate, key, roots }, b"h2").map(Some)
     }
 
     /// Which metadata models get as parameters. Errors name the flag.

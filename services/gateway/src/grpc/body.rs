@@ -24,7 +24,7 @@ use trireme_inference::InferError;
 use trireme_protocol::grpc::status;
 use trireme_server::body::{InflateError, Pieces, inflate_in_pieces};
 use trireme_server::body::{Overdue, ReadTimeout, size};
-use trireme_server::budget::{self, Hold, NoRoom};
+use trireme_server::budget::{self, NoRoom, Permit};
 
 use super::cost::Cost;
 
@@ -38,7 +38,7 @@ const CODED: u8 = 1;
 /// A call's body on its way in.
 struct CallBody {
     body: Body,
-    hold: Hold,
+    permit: Permit,
     pace: ReadTimeout,
     /// Whether messages may follow one another.
     streams: bool,
@@ -86,15 +86,15 @@ struct Position {
 }
 
 /// Wraps a call's body: it is counted in `hold` and read by these rules.
-pub fn guard(body: Body, rules: Rules, hold: &Hold) -> Body {
+pub fn guard(body: Body, rules: Rules, permit: &Permit) -> Body {
     if body.is_end_stream() {
         return body;
     }
     // Nothing is announced for the call as a whole: each message's prefix announces the message.
-    let body = budget::count(body, 0, hold, |refusal| refused(refusal).into());
+    let body = budget::count(body, 0, permit, |refusal| refused(refusal).into());
     let call = CallBody {
         body,
-        hold: hold.clone(),
+        permit: permit.clone(),
         pace: ReadTimeout::new(rules.pause),
         streams: rules.streams,
         position: Position::default(),
@@ -142,10 +142,10 @@ impl CallBody {
             // Before the decoder has all of a message.
             let bytes = self.cost.pass(&piece);
             let beside = bytes.saturating_sub(SMALL);
-            if beside > self.largest as u64 || self.hold.exceeds(beside) {
+            if beside > self.largest as u64 || self.permit.exceeds(beside) {
                 return Err(too_large(bytes).into());
             }
-            self.hold.ask(beside).map_err(refused)?;
+            self.permit.ask(beside).map_err(refused)?;
             if self.streams {
                 return Ok(Some(piece));
             }
@@ -170,8 +170,9 @@ impl CallBody {
                     let (largest, size) = (coded.largest, message.len() as u64);
                     let coding = message.split_off(PREFIX);
                     // In pieces, because the decoder has a buffer for the whole of it.
-                    let (length, made) = inflate_in_pieces(coding, largest, &self.hold).await.map_err(not_inflated)?;
-                    self.hold.give_back(size);
+                    let (length, made) =
+                        inflate_in_pieces(coding, largest, &self.permit).await.map_err(not_inflated)?;
+                    self.permit.give_back(size);
                     let length = u32::try_from(length).unwrap_or(u32::MAX);
                     coded.made = Some(made);
                     return Ok(Some([&[0][..], &length.to_be_bytes()].concat().into()));
@@ -209,7 +210,7 @@ impl CallBody {
             let Some(Ok(piece)) = frame.map(Frame::into_data) else { continue };
             if self.position.pass(&piece) {
                 self.pace.renew();
-                self.hold.ask(self.position.rest as u64).map_err(refused)?;
+                self.permit.ask(self.position.rest as u64).map_err(refused)?;
             }
             return Ok(Some(piece));
         }
@@ -328,8 +329,8 @@ mod tests {
         let budget = Budget::new(100);
         // Nothing, a part, and all but the end of the call.
         for (pieces, held) in [(vec![], 0), (vec![message(b"part")[..7].to_vec()], 7), (vec![message(b"whole")], 10)] {
-            let hold = budget.hold();
-            let mut body = guard(open(pieces), rules(false), &hold);
+            let permit = budget.permit();
+            let mut body = guard(open(pieces), rules(false), &permit);
             assert!(next(&mut body).now_or_never().is_none(), "nothing is decoded before the call is whole");
             assert_eq!(budget.used(), held);
             let error = next(&mut body).await.unwrap_err();
@@ -340,11 +341,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn streams_pause_between_messages_only() {
-        let hold = Budget::new(100).hold();
-        let mut body = guard(open(vec![message(b"one"), message(b"two")]), rules(true), &hold);
+        let permit = Budget::new(100).permit();
+        let mut body = guard(open(vec![message(b"one"), message(b"two")]), rules(true), &permit);
         assert!(next(&mut body).await.is_ok() && next(&mut body).await.is_ok());
         assert!(tokio::time::timeout(PAUSE * 100, next(&mut body)).await.is_err(), "it may be silent");
-        let mut body = guard(open(vec![message(b"one"), message(b"two")[..7].to_vec()]), rules(true), &hold);
+        let mut body = guard(open(vec![message(b"one"), message(b"two")[..7].to_vec()]), rules(true), &permit);
         assert!(next(&mut body).await.is_ok() && next(&mut body).await.is_ok());
         let error = next(&mut body).await.unwrap_err();
         assert!(error.contains("no data for 10s"), "{error}");
@@ -353,11 +354,11 @@ mod tests {
     #[tokio::test]
     async fn a_message_for_which_there_is_no_room_is_refused_at_its_beginning() {
         let budget = Budget::new(100);
-        let mut body = guard(open(vec![message(&[0; 101])[..6].to_vec()]), rules(true), &budget.hold());
+        let mut body = guard(open(vec![message(&[0; 101])[..6].to_vec()]), rules(true), &budget.permit());
         let error = next(&mut body).await.unwrap_err();
         assert!(error.contains("Exceeds maximum queue size"), "{error}");
         let whole = Body::from([message(&[1; 40]), message(&[2; 40])].concat());
-        let body = guard(whole, rules(true), &budget.hold());
+        let body = guard(whole, rules(true), &budget.permit());
         assert_eq!(body.collect().await.unwrap().to_bytes().len(), 90);
     }
 
@@ -367,16 +368,16 @@ mod tests {
         let bytes = [coded(b"one"), plain.clone(), coded(&long), coded(b"")].concat();
         let expected = [message(b"one"), plain, message(&long), message(b"")].concat();
         for (size, streams) in [1, 2, 3, 7, bytes.len()].into_iter().flat_map(|size| [(size, true), (size, false)]) {
-            let hold = Budget::new(10_000).hold();
+            let permit = Budget::new(10_000).permit();
             let pieces: Vec<_> =
                 bytes.chunks(size).map(|piece| Ok::<_, Infallible>(Bytes::copy_from_slice(piece))).collect();
             let body = Body::from_stream(stream::iter(pieces));
-            let body = guard(body, Rules { coded: true, ..rules(streams) }, &hold);
+            let body = guard(body, Rules { coded: true, ..rules(streams) }, &permit);
             assert_eq!(body.collect().await.unwrap().to_bytes(), expected, "{size} at a time");
         }
         let cut = Body::from(bytes[..bytes.len() - 1].to_vec());
         let cut =
-            guard(cut, Rules { coded: true, ..rules(true) }, &Budget::new(10_000).hold()).collect().await.unwrap();
+            guard(cut, Rules { coded: true, ..rules(true) }, &Budget::new(10_000).permit()).collect().await.unwrap();
         assert_eq!(cut.to_bytes()[..expected.len() - 5], expected[..expected.len() - 5], "the rest is for the decoder");
     }
 
@@ -386,10 +387,10 @@ mod tests {
         let (small, large) = (message(&[0x2a, 0].repeat(1000)), message(&[0x2a, 0].repeat(20_000)));
         let budget = Budget::new(2 << 20);
         let rules = || Rules { largest: 1 << 30, ..rules(false) };
-        let mut body = guard(Body::from(large), rules(), &budget.hold());
+        let mut body = guard(Body::from(large), rules(), &budget.permit());
         let error = next(&mut body).await.unwrap_err();
         assert!(error.contains("once it is decoded"), "{error}");
-        let body = guard(Body::from(small), rules(), &budget.hold());
+        let body = guard(Body::from(small), rules(), &budget.permit());
         assert_eq!(body.collect().await.unwrap().to_bytes().len(), 2005);
     }
 
@@ -398,14 +399,14 @@ mod tests {
     async fn what_a_coding_stands_for_is_counted() {
         let budget = Budget::new(200_000);
         let rules = |largest| Rules { coded: true, largest, ..rules(false) };
-        let held = budget.hold();
+        let held = budget.permit();
         let body = guard(Body::from(coded(&[0; 150_000])), rules(1 << 20), &held);
         assert_eq!(body.collect().await.unwrap().to_bytes().len(), PREFIX + 150_000);
         assert_eq!(budget.used(), 150_000, "what it stands for, and no more what it was");
         let error =
-            next(&mut guard(Body::from(coded(&[0; 150_000])), rules(1 << 20), &budget.hold())).await.unwrap_err();
+            next(&mut guard(Body::from(coded(&[0; 150_000])), rules(1 << 20), &budget.permit())).await.unwrap_err();
         assert!(error.contains("Exceeds maximum queue size"), "{error}");
-        let error = next(&mut guard(Body::from(coded(&[0; 5000])), rules(4999), &budget.hold())).await.unwrap_err();
+        let error = next(&mut guard(Body::from(coded(&[0; 5000])), rules(4999), &budget.permit())).await.unwrap_err();
         assert!(error.contains("it expands to more than 4999 bytes"), "{error}");
         drop(held);
         assert_eq!(budget.used(), 0);

@@ -7,12 +7,12 @@ use tonic::Request;
 use trireme_inference::{InferError, InferRequest, InferResponse, Lane, Parameters, TensorSpec};
 use trireme_protocol::grpc::wire::ModelInferRequest;
 use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
-use trireme_server::budget::Hold;
+use trireme_server::budget::Permit;
 
 use super::deadline::Deadline;
+use crate::caller::Caller;
 use crate::forward;
 use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced, Waits};
-use crate::via::Via;
 
 /// A call's metadata.
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ impl RpcCall {
         &self,
         handlers: &Handlers,
         mut message: ModelInferRequest,
-        hold: &Hold,
+        permit: &Permit,
     ) -> Result<InferResponse, InferError> {
         message.model_name = handlers.registry.catalog().own_name_or(message.model_name);
         let version = parse_model_version(&message.model_version)?;
@@ -63,8 +63,8 @@ impl RpcCall {
                 "ModelInfer RPC doesn't support models with decoupled transaction policy",
             ));
         }
-        let response = handlers.infer(self.decode(message, &served.inputs, "ModelInfer", hold)?).await?;
-        hold.add(response.outputs.iter().map(|output| output.data().len() as u64).sum());
+        let response = handlers.infer(self.decode(message, &served.inputs, "ModelInfer", permit)?).await?;
+        permit.add(response.outputs.iter().map(|output| output.data().len() as u64).sum());
         Ok(response)
     }
 
@@ -74,12 +74,12 @@ impl RpcCall {
         &self,
         handlers: &SharedHandlers,
         mut message: ModelInferRequest,
-        hold: &Hold,
+        permit: &Permit,
     ) -> Result<(Responses, bool), InferError> {
         message.model_name = handlers.registry.catalog().own_name_or(message.model_name);
         let version = parse_model_version(&message.model_version)?;
         let (_, served) = handlers.find_model(&message.model_name, version)?;
-        let request = self.decode(message, &served.inputs, "ModelStreamInfer", hold)?;
+        let request = self.decode(message, &served.inputs, "ModelStreamInfer", permit)?;
         Ok((handlers.infer_stream(request)?, served.config.decoupled))
     }
 
@@ -88,21 +88,21 @@ impl RpcCall {
         message: ModelInferRequest,
         inputs: &[TensorSpec],
         method: &'static str,
-        hold: &Hold,
+        permit: &Permit,
     ) -> Result<Traced, InferError> {
         let request = decode_infer_request(message, inputs)?;
         // Typed contents take more room in memory than on the wire.
-        hold.cover(request.inputs.iter().map(|input| input.data.len() as u64).sum())?;
+        permit.cover(request.inputs.iter().map(|input| input.data.len() as u64).sum())?;
         let mut request = InferRequest { timeout: self.limit(request.timeout), ..request };
         request.parameters.extend(self.forwarded.clone());
         let traceparent = self.traceparent.clone();
         Ok(Traced {
             request,
             traceparent,
-            via: Via::Grpc(method),
+            caller: Caller::Grpc(method),
             waits: Waits { lane: self.lane, ..Waits::default() },
             rows: Rows::Configured,
-            hold: hold.clone(),
+            permit: permit.clone(),
             callers: Default::default(),
             embeds: false,
         })

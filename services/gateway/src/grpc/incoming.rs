@@ -52,7 +52,7 @@ pub async fn count(State(counting): State<Counting>, request: Request, next: Nex
     let (mut parts, body) = request.into_parts();
     let path = parts.uri.path();
     let lane = || rules.lane(|name| parts.headers.get(name).map(HeaderValue::as_bytes));
-    let hold = if infers(path) { budget.hold_in(lane()) } else { budget.hold_about_server() };
+    let permit = if infers(path) { budget.permit_in(lane()) } else { budget.permit_about_server() };
     let is_health = access::category(path) == Some(Category::Health);
     if !is_health && parts.extensions.get::<Spare>().is_some() {
         return status(&InferError::unavailable("there are too many connections (--max-connections)")).into_http();
@@ -64,12 +64,12 @@ pub async fn count(State(counting): State<Counting>, request: Request, next: Nex
         parts.headers.remove(ENCODING);
     }
     let body = if is_health { Body::new(Limited::new(body, HEALTH)) } else { body };
-    let body = body::guard(body, Rules { streams, coded, largest, pause }, &hold);
-    parts.extensions.insert(hold.clone());
+    let body = body::guard(body, Rules { streams, coded, largest, pause }, &permit);
+    parts.extensions.insert(permit.clone());
     let answer = AssertUnwindSafe(next.run(Request::from_parts(parts, body))).catch_unwind().await;
     let answer = answer.unwrap_or_else(|_| {
         tracing::error!("the handler of a call panicked");
         Status::internal("internal error").into_http()
     });
-    unread.watch(budget::until_sent(answer, hold))
+    unread.watch(budget::until_sent(answer, permit))
 }

@@ -7,7 +7,7 @@ use trireme_inference::{InferError, InferResponse};
 use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceService;
 use trireme_protocol::grpc::wire::*;
 use trireme_protocol::grpc::{self, encode_infer_response, parse_model_version};
-use trireme_server::budget::Hold;
+use trireme_server::budget::Permit;
 
 use super::access::credentials;
 use super::call::{RpcCall, named};
@@ -64,8 +64,8 @@ impl InferenceService {
     }
 
     /// The call's hold on the budget.
-    fn hold<T>(&self, request: &Request<T>) -> Hold {
-        request.extensions().get().cloned().unwrap_or_else(|| self.handlers.budget.hold())
+    fn permit<T>(&self, request: &Request<T>) -> Permit {
+        request.extensions().get().cloned().unwrap_or_else(|| self.handlers.budget.permit())
     }
 }
 
@@ -111,8 +111,8 @@ impl GrpcInferenceService for InferenceService {
 
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Reply<ModelInferResponse> {
         let call = RpcCall::of(&request, self.forward.as_ref());
-        let hold = self.hold(&request);
-        let response = call.infer(&self.handlers, request.into_inner(), &hold).await;
+        let permit = self.permit(&request);
+        let response = call.infer(&self.handlers, request.into_inner(), &permit).await;
         match response {
             // The request's own time ran out with the call's: which of the two was noticed first means nothing.
             Err(_) if call.deadline.is_some_and(Deadline::is_over) => Err(deadline::exceeded()),
@@ -123,9 +123,9 @@ impl GrpcInferenceService for InferenceService {
     async fn model_stream_infer(&self, request: Request<Streaming<ModelInferRequest>>) -> Reply<stream::Replies> {
         let call = RpcCall::of(&request, self.forward.as_ref());
         let close_on_error = stream::closes_on_error(request.metadata());
-        let hold = self.hold(&request);
+        let permit = self.permit(&request);
         let (handlers, stop) = (self.handlers.clone(), self.stop.clone());
-        reply(Ok(stream::answer(handlers, request.into_inner(), call, close_on_error, hold, stop)))
+        reply(Ok(stream::answer(handlers, request.into_inner(), call, close_on_error, permit, stop)))
     }
 
     async fn repository_index(&self, request: Request<RepositoryIndexRequest>) -> Reply<RepositoryIndexResponse> {

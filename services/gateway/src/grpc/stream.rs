@@ -20,7 +20,7 @@ use trireme_protocol::grpc::{
     Named, encode_stream_end, encode_stream_error, encode_stream_refusal, encode_stream_response, status,
     wants_empty_final,
 };
-use trireme_server::budget::Hold;
+use trireme_server::budget::Permit;
 
 use super::call::RpcCall;
 use super::deadline;
@@ -57,7 +57,7 @@ struct Session {
     call: RpcCall,
     close_on_error: bool,
     /// The bytes that the client has sent and no request has taken yet.
-    hold: Hold,
+    permit: Permit,
     stop: Stop,
     /// The source of further requests; `None` after the last one.
     requests: Option<Streaming<ModelInferRequest>>,
@@ -83,14 +83,14 @@ pub fn answer(
     requests: Streaming<ModelInferRequest>,
     call: RpcCall,
     close_on_error: bool,
-    hold: Hold,
+    permit: Permit,
     stop: CancellationToken,
 ) -> Replies {
     let session = Session {
         handlers,
         call,
         close_on_error,
-        hold,
+        permit,
         stop: Stop::new(stop),
         requests: Some(requests),
         begun: false,
@@ -155,18 +155,18 @@ impl Session {
         let close_on_error = self.close_on_error;
         let wants_end = wants_empty_final(&message);
         // The bytes so far belong to this message, or to the beginning of the next one.
-        let hold = self.hold.split();
-        match self.call.infer_stream(&self.handlers, message, &hold) {
+        let permit = self.permit.split();
+        match self.call.infer_stream(&self.handlers, message, &permit) {
             Ok((responses, true)) => {
                 let replies = all(responses, named, wants_end, close_on_error);
                 let held = replies.inspect(move |_| {
-                    let _ = &hold;
+                    let _ = &permit;
                 });
                 self.interleaved.push(held.boxed());
             }
             Ok((mut responses, false)) => {
                 let reply = async move {
-                    let _hold = hold;
+                    let _permit = permit;
                     match responses.next().await {
                         Some(Ok(next)) => Ok(encode_stream_response(next.response, true)),
                         Some(Err(error)) => failed(named, error, close_on_error),

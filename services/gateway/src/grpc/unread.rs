@@ -122,10 +122,10 @@ mod tests {
 
     /// An answer of two pieces, and its hold.
     fn answer(budget: &Budget) -> Response {
-        let hold = budget.hold();
-        hold.take(10).unwrap();
+        let permit = budget.permit();
+        permit.take(10).unwrap();
         let pieces = stream::iter(["one", "two"]).map(|piece| Ok::<_, Infallible>(Bytes::from(piece)));
-        budget::until_sent(Response::new(Body::from_stream(pieces.chain(stream::pending()))), hold)
+        budget::until_sent(Response::new(Body::from_stream(pieces.chain(stream::pending()))), permit)
     }
 
     #[tokio::test(start_paused = true)]

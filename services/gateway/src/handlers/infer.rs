@@ -13,16 +13,16 @@ use trireme_inference::{
     Tensor, UnixMicros, request_timeout,
 };
 use trireme_runtime::response_cache::Key;
-use trireme_server::budget::Hold;
+use trireme_server::budget::Permit;
 
 use super::Handlers;
-use super::sequences::{self, Asked, InSequence};
+use super::sequences::{self, InSequence, SequenceRequest};
+use crate::caller::Caller;
 use crate::counts;
 use crate::dispatch::{Exchange, LinePlace, no_answer};
 use crate::rows;
 use crate::statistics::CountedRequest;
 use crate::traces::OpenTrace;
-use crate::via::Via;
 pub use responses::{Next, Responses};
 use running::{Limit, Running, set_error, with_id};
 
@@ -34,13 +34,13 @@ pub struct Traced {
     /// The client's W3C `traceparent`.
     pub traceparent: Option<String>,
     /// How it came in.
-    pub via: Via,
+    pub caller: Caller,
     /// How it waits.
     pub waits: Waits,
     /// Whether its rows may travel apart.
     pub rows: Rows,
     /// The bytes of the gateway's budget that the request holds.
-    pub hold: Hold,
+    pub permit: Permit,
     /// The models that wait for its answer, where a model has sent it.
     pub callers: Callers,
     /// Whether it asks for vectors of texts, which its span says in OpenTelemetry's words.
@@ -79,7 +79,7 @@ struct Prepared {
 }
 
 /// The conditions under which a request runs.
-struct Terms {
+struct InferOptions {
     waits: Waits,
     rows: Rows,
     answer: AnswerForm,
@@ -93,7 +93,7 @@ impl Handlers {
     /// Runs a request through the pipeline, with what of it lies in shared memory. Dropping the future cancels the request in
     /// every stage; nothing is written then.
     pub async fn infer(&self, mut traced: Traced) -> Result<InferResponse, InferError> {
-        let outputs = self.read_shared(&mut traced.request, &traced.hold)?;
+        let outputs = self.read_shared(&mut traced.request, &traced.permit)?;
         let mut response = self.run(traced).await?;
         outputs.write(&mut response)?;
         Ok(response)
@@ -146,7 +146,7 @@ impl Handlers {
     /// any number of a decoupled one. Dropping the responses cancels the request in every stage. An `Err` means that the request
     /// was not sent.
     pub fn infer_stream(self: &Arc<Self>, mut traced: Traced) -> Result<Responses, InferError> {
-        let outputs = self.read_shared(&mut traced.request, &traced.hold)?;
+        let outputs = self.read_shared(&mut traced.request, &traced.permit)?;
         let Prepared { mut request, message, place, .. } = self.prepare(traced, AnswerForm::InParts)?;
         let exchange = self.begin(&mut request, message)?;
         let exchange = match place {
@@ -174,7 +174,7 @@ impl Handlers {
     /// Prepares a request, within its span.
     fn prepare(&self, mut traced: Traced, answer: AnswerForm) -> Result<Prepared, InferError> {
         let (span, traceparent) = self.span(&traced);
-        trireme_telemetry::set_attributes(&span, traced.via.attributes());
+        trireme_telemetry::set_attributes(&span, traced.caller.attributes());
         if traced.embeds {
             let names = [
                 ("gen_ai.operation.name", counts::EMBEDDINGS),
@@ -183,7 +183,7 @@ impl Handlers {
             ];
             trireme_telemetry::set_attributes(&span, names.map(|(name, value)| (name, value.to_owned())));
         }
-        let trace = self.tracing.begin(&traced.request, traced.via, &traced.hold);
+        let trace = self.tracing.begin(&traced.request, traced.caller, &traced.permit);
         // The call's limit and that of the request's parameters: the shorter one.
         let asked = request_timeout(&traced.request.parameters);
         if let Some(asked) = asked.filter(|&asked| asked > self.max_timeout) {
@@ -197,12 +197,12 @@ impl Handlers {
         let limits = [traced.request.timeout, asked];
         traced.request.timeout = limits.into_iter().flatten().min();
         if let Some(timeout) = traced.request.timeout {
-            traced.hold.ends_at(UnixMicros::now().after(timeout));
+            traced.permit.ends_at(UnixMicros::now().after(timeout));
         }
-        let (waits, rows, callers, job) = (traced.waits, traced.rows, traced.callers, traced.hold.job());
-        let terms = Terms { waits, rows, answer, traceparent, callers, job, trace };
+        let (waits, rows, callers, job) = (traced.waits, traced.rows, traced.callers, traced.permit.job());
+        let terms = InferOptions { waits, rows, answer, traceparent, callers, job, trace };
         let prepared = span.in_scope(|| {
-            self.repeat_query(&mut traced.request, &traced.hold)?;
+            self.repeat_query(&mut traced.request, &traced.permit)?;
             self.admit(traced.request, terms, &span)
         });
         if let Err(error) = &prepared {
@@ -212,8 +212,8 @@ impl Handlers {
     }
 
     /// Checks a request and makes the message of it that goes into the pipeline.
-    fn admit(&self, request: InferRequest, terms: Terms, span: &tracing::Span) -> Result<Prepared, InferError> {
-        let Terms { waits, rows, answer, traceparent, callers, job, trace } = terms;
+    fn admit(&self, request: InferRequest, terms: InferOptions, span: &tracing::Span) -> Result<Prepared, InferError> {
+        let InferOptions { waits, rows, answer, traceparent, callers, job, trace } = terms;
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
         served.config.check_outputs(&request.outputs, &request.id)?;
@@ -239,7 +239,7 @@ impl Handlers {
             let found = catalog.find(&step.model.name, Some(step.model.version));
             found.is_ok_and(|(_, served)| served.config.runs_user_code())
         });
-        let asked = Asked {
+        let asked = SequenceRequest {
             plan: &plan,
             parameters: &request.parameters,
             rows: batch.unwrap_or(1),

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use trireme_inference::{InferError, InferRequest, ModelKey};
 use trireme_protocol::tracing::{SettingChange, TraceChanges, TraceLevel, TraceMode, TraceSettings};
-use trireme_server::budget::Hold;
+use trireme_server::budget::Permit;
 
+use crate::caller::Caller;
 use crate::traces::{OpenTrace, Stream, TraceConfig, TraceTarget, Writer};
-use crate::via::Via;
 
 /// Trace settings, and how far each of them has counted.
 pub struct Tracing {
@@ -93,14 +93,14 @@ impl Tracing {
     }
 
     /// The trace of a request, if it is one that is written to a file. Counts it.
-    pub fn begin(&self, request: &InferRequest, via: Via, hold: &Hold) -> Option<Arc<OpenTrace>> {
+    pub fn begin(&self, request: &InferRequest, caller: Caller, permit: &Permit) -> Option<Arc<OpenTrace>> {
         let Target::Files { writer: Some(writer), .. } = &self.target else { return None };
-        let protocol = via.protocol()?;
+        let protocol = caller.protocol()?;
         let Picked { level, stream } = self.pick(&request.model)?;
         let model = ModelKey { name: request.model.as_str().into(), version: request.version.unwrap_or(-1) };
-        let (id, times) = (request.id.clone(), hold.times());
+        let (id, times) = (request.id.clone(), permit.times());
         let trace = Arc::new(OpenTrace::begin(writer.clone(), stream?, level, protocol, model, id, times));
-        hold.keep(trace.clone());
+        permit.keep(trace.clone());
         Some(trace)
     }
 

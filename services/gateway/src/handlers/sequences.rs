@@ -27,7 +27,7 @@ pub(super) struct InSequence {
 }
 
 /// A request as far as its sequence matters.
-pub(super) struct Asked<'a> {
+pub(super) struct SequenceRequest<'a> {
     /// The model that the client requests.
     pub plan: &'a RoutePlan,
     /// The client's parameters.
@@ -42,7 +42,7 @@ pub(super) struct Asked<'a> {
 /// sequences.
 pub(super) fn join(
     catalog: &Catalog,
-    asked: &Asked<'_>,
+    asked: &SequenceRequest<'_>,
     route: Route,
 ) -> Result<Result<InSequence, Route>, InferError> {
     let config =

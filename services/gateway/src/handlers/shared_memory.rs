@@ -5,7 +5,7 @@
 
 use trireme_inference::{InferError, InferRequest, InferResponse};
 use trireme_protocol::shared_memory::SystemRegion;
-use trireme_server::budget::Hold;
+use trireme_server::budget::Permit;
 
 use super::Handlers;
 use crate::shared_memory::RegionPart;
@@ -68,7 +68,7 @@ impl Handlers {
 
     /// Reads the inputs that lie in shared memory into `request`, counted in `hold`, and finds the parts for its outputs. No
     /// byte is read before all parts are found and there is room for them.
-    pub(super) fn read_shared(&self, request: &mut InferRequest, hold: &Hold) -> Result<OutputParts, InferError> {
+    pub(super) fn read_shared(&self, request: &mut InferRequest, permit: &Permit) -> Result<OutputParts, InferError> {
         let shared = std::mem::take(&mut request.shared);
         let memory = &self.shared_memory;
         let inputs: Vec<_> = shared.inputs.iter().map(|(_, part)| memory.find(part)).collect::<Result<_, _>>()?;
@@ -80,7 +80,7 @@ impl Handlers {
                 "inputs in shared memory of {size} bytes exceed the maximum of {MAX_SHARED} bytes"
             )));
         }
-        hold.take(size)?;
+        permit.take(size)?;
         for ((index, _), part) in shared.inputs.iter().zip(inputs) {
             if let Some(input) = request.inputs.get_mut(*index) {
                 input.data = part.read()?;
@@ -103,7 +103,7 @@ impl OutputParts {
             if data.len() as u64 > part.byte_size {
                 return Err(InferError::internal(format!(
                     "shared memory size specified with the request for output '{name}' ({} bytes) should be at least {} \
-                     bytes to hold the results",
+                     bytes to permit the results",
                     part.byte_size,
                     data.len()
                 )));

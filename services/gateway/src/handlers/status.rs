@@ -176,8 +176,8 @@ fn describe(served: &ServedModel, model: &mut Map<String, Value>) {
     model.insert("decoupled".to_owned(), json!(served.config.decoupled));
     model.insert("inputs".to_owned(), json!(tensors(&served.inputs)));
     model.insert("outputs".to_owned(), json!(tensors(&served.outputs)));
-    if let Ok(offer) = &served.offer {
-        model.insert("tasks".to_owned(), json!(offer.tasks.keys().map(|task| task.name()).collect::<Vec<_>>()));
+    if let Ok(capabilities) = &served.capabilities {
+        model.insert("tasks".to_owned(), json!(capabilities.tasks.keys().map(|task| task.name()).collect::<Vec<_>>()));
     }
     // Clients name that model, and their prompt the route.
     if let Some(whole) = served.config.parameters.get("route_of") {

@@ -8,7 +8,7 @@ use axum::http::HeaderValue;
 use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{ArgAction, Args, ValueEnum};
 use regex::Regex;
-use trireme_server::connections::{Files, Pem, Tls};
+use trireme_server::connections::{Pem, Tls, TlsFiles};
 
 use super::access_log::LineFormat;
 use super::root;
@@ -179,7 +179,7 @@ impl HttpArgs {
                 let pem = |flag, path: &PathBuf| Pem { flag, path: path.clone() };
                 let roots = self.https_root_cert.as_ref().map(|path| pem("--https-root-cert", path));
                 let (certificate, key) = (pem("--https-cert", certificate), pem("--https-key", key));
-                Some(Tls::new(Files { certificate, key, roots }, b"http/1.1")?)
+                Some(Tls::new(TlsFiles { certificate, key, roots }, b"http/1.1")?)
             }
             _ => None,
         };

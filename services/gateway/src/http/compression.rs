@@ -13,7 +13,7 @@ use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use trireme_inference::{Cause, InferError};
 use trireme_server::body::{InflateError, inflate};
-use trireme_server::budget::Hold;
+use trireme_server::budget::Permit;
 
 /// How a body is coded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,13 +77,13 @@ impl Coding {
 
     /// The body without its coding, `limit` bytes at most, counted in `hold`. Which of the two codings it is shows in the
     /// body itself.
-    pub async fn decode(self, body: Bytes, limit: usize, hold: &Hold) -> Result<Bytes, InferError> {
+    pub async fn decode(self, body: Bytes, limit: usize, permit: &Permit) -> Result<Bytes, InferError> {
         if self == Coding::Identity {
             return Ok(body);
         }
         let coded = body.len() as u64;
-        let inflated = inflate(body, limit, hold).await;
-        hold.give_back(coded);
+        let inflated = inflate(body, limit, permit).await;
+        permit.give_back(coded);
         inflated.map_err(|error| match error {
             InflateError::TooLarge(limit) => InferError::invalid_arg(format!(
                 // Triton's words.
@@ -149,12 +149,12 @@ mod tests {
     #[tokio::test]
     async fn codings_round_trip() {
         let pieces = vec![Bytes::from_static(b"{\"json\":1}"), Bytes::from(vec![7; 300_000])];
-        let hold = trireme_server::budget::Budget::new(1 << 22).hold();
+        let permit = trireme_server::budget::Budget::new(1 << 22).permit();
         for coding in [Coding::Gzip, Coding::Deflate] {
             let coded = coding.encode(pieces.clone()).await.unwrap();
             assert!(coded.len() < 10_000, "{coding:?} made {} bytes", coded.len());
-            assert_eq!(coding.decode(coded.clone(), 300_010, &hold).await.unwrap(), pieces.concat());
-            let error = coding.decode(coded, 300_009, &hold).await.unwrap_err();
+            assert_eq!(coding.decode(coded.clone(), 300_010, &permit).await.unwrap(), pieces.concat());
+            let error = coding.decode(coded, 300_009, &permit).await.unwrap_err();
             assert!(error.message.contains("maximum allowed value of 300009 bytes"), "{error}");
         }
     }

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 use multer::Multipart;
 use trireme_jobs::Arrival;
-use trireme_server::budget::{Budget, Hold};
+use trireme_server::budget::{Budget, Permit};
 
 use super::durable::Refused;
 
@@ -85,11 +85,11 @@ pub async fn read<'a>(
             "Content-Encoding is '{coding}', expected a form that is not compressed"
         )));
     }
-    let hold = request.extensions().get::<Hold>().cloned().unwrap_or_else(|| budget.hold());
+    let permit = request.extensions().get::<Permit>().cloned().unwrap_or_else(|| budget.permit());
     let headers = Headers::default();
     let multipart = Multipart::new(headers.bound(request.into_body()), boundary);
     let (mut arrival, mut form) = (Some(arrival), Form { file: None, lapse: None });
-    match fields(multipart, &headers, &hold, field, &mut arrival, &mut form).await {
+    match fields(multipart, &headers, &permit, field, &mut arrival, &mut form).await {
         Ok(()) => Ok(form),
         Err(refusal) => {
             // The client's error is the one that counts.
@@ -104,7 +104,7 @@ pub async fn read<'a>(
 async fn fields<'a>(
     mut multipart: Multipart<'_>,
     headers: &Headers,
-    hold: &Hold,
+    permit: &Permit,
     field: &str,
     arrival: &mut Option<Arrival<'a>>,
     form: &mut Form<'a>,
@@ -124,7 +124,7 @@ async fn fields<'a>(
             }
             while let Some(chunk) = part.chunk().await.map_err(|error| broken(&error))? {
                 file.write(&chunk).await?;
-                hold.give_back(chunk.len() as u64);
+                permit.give_back(chunk.len() as u64);
             }
             form.file = arrival.take().map(|arrival| (arrival, file_name));
             continue;

@@ -48,19 +48,19 @@ async fn answer(State(intake): State<Arc<Intake>>, request: Request, next: Next)
         return response::error(StatusCode::SERVICE_UNAVAILABLE, message);
     }
     let budget = &intake.budget;
-    let hold = match traffic.executes() {
-        true => budget.hold_in(intake.access.lane(|name| request.headers().get(name).map(HeaderValue::as_bytes))),
-        false => budget.hold_about_server(),
+    let permit = match traffic.executes() {
+        true => budget.permit_in(intake.access.lane(|name| request.headers().get(name).map(HeaderValue::as_bytes))),
+        false => budget.permit_about_server(),
     };
     let (mut parts, body) = body::guard(request, intake.idle_timeout, &intake.tasks).into_parts();
     // An upload is written as it comes, and needs no room for the whole of it.
     let announced = body::announced(&parts.headers).filter(|_| traffic != Traffic::Upload).unwrap_or_default();
-    let body = budget::count(body, announced, &hold, |refusal| refusal.into());
-    parts.extensions.insert(hold.clone());
+    let body = budget::count(body, announced, &permit, |refusal| refusal.into());
+    parts.extensions.insert(permit.clone());
     let answer = AssertUnwindSafe(next.run(Request::from_parts(parts, body))).catch_unwind().await;
     let answer = answer.unwrap_or_else(|_| {
         tracing::error!("the handler of a request panicked");
         response::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error")
     });
-    budget::until_sent(answer, hold)
+    budget::until_sent(answer, permit)
 }

@@ -16,7 +16,7 @@ use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
 use trireme_jobs::{Execute, Executed, JOB, JobAnswer, JobCall, Options, Quotas, WebhookAnswer, WebhookCall};
-use trireme_server::budget::{Budget, Hold};
+use trireme_server::budget::{Budget, Permit};
 
 use super::webhooks::{Target, WebhookSecret, Webhooks};
 use crate::registry::Registry;
@@ -102,7 +102,7 @@ pub struct Runner {
     /// The budget for the bytes of requests and answers.
     pub budget: Budget,
     /// The bytes of running batches.
-    pub batches: Hold,
+    pub batches: Permit,
     /// Calls webhooks, if this gateway does.
     pub webhooks: Option<Webhooks>,
 }
@@ -149,11 +149,11 @@ impl Execute for Runner {
     async fn execute(&self, mut call: JobCall) -> Executed {
         let job = call.header(JOB).map(|job| String::from_utf8_lossy(job).into_owned());
         call.headers.retain(|(name, _)| name != JOB);
-        let hold = self.budget.hold_for_job(job);
-        if let Err(no_room) = hold.take(call.body.len() as u64) {
-            return executed(refusal(StatusCode::SERVICE_UNAVAILABLE, &no_room.to_string()), &hold);
+        let permit = self.budget.permit_for_job(job);
+        if let Err(no_room) = permit.take(call.body.len() as u64) {
+            return executed(refusal(StatusCode::SERVICE_UNAVAILABLE, &no_room.to_string()), &permit);
         }
-        let request = match request(call, hold.clone()) {
+        let request = match request(call, permit.clone()) {
             Ok(request) => request,
             Err(error) => return Executed::Answered(refusal(StatusCode::BAD_REQUEST, &error.to_string())),
         };
@@ -167,7 +167,7 @@ impl Execute for Runner {
             Ok(body) => JobAnswer { status: parts.status.as_u16(), headers, body },
             Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &format!("the answer broke off: {error}")),
         };
-        executed(answer, &hold)
+        executed(answer, &permit)
     }
 
     /// The model, with its version where the call names one; the route of a call that names no model.
@@ -200,16 +200,16 @@ impl Execute for Runner {
 }
 
 /// Whether an answer is one, or a refusal of a call that may be taken later. A refusal that is owed to what the client has set is an answer.
-fn executed(answer: JobAnswer, hold: &Hold) -> Executed {
+fn executed(answer: JobAnswer, permit: &Permit) -> Executed {
     match answer.status {
-        408 | 429 | 503 | 504 if !hold.is_final() => Executed::Refused,
+        408 | 429 | 503 | 504 if !permit.is_final() => Executed::Refused,
         _ => Executed::Answered(answer),
     }
 }
 
-fn request(call: JobCall, hold: Hold) -> Result<Request<Body>, axum::http::Error> {
+fn request(call: JobCall, permit: Permit) -> Result<Request<Body>, axum::http::Error> {
     // Durable work waits in the bulk lane.
-    let mut request = Request::post(&call.path).extension(Admitted).extension(hold).header("priority", "u=7");
+    let mut request = Request::post(&call.path).extension(Admitted).extension(permit).header("priority", "u=7");
     for (name, value) in &call.headers {
         request = request.header(name, value.as_ref());
     }

@@ -12,6 +12,7 @@ mod durable;
 mod fault;
 mod form;
 mod incoming;
+mod job_options;
 mod jobs;
 mod log_writer;
 mod names;
@@ -24,7 +25,6 @@ mod root;
 mod routes;
 mod routing;
 mod state;
-mod terms;
 mod traffic;
 mod webhooks;
 
@@ -128,7 +128,7 @@ impl HttpListener {
         if let Some(setup) = jobs_setup {
             state.webhooks = setup.webhooks.clone();
             let (routes, budget) = (routes::work(state.clone()), budget.clone());
-            let batches = budget.hold_for_job(None);
+            let batches = budget.permit_for_job(None);
             let runner = Runner { routes, registry, budget, batches, webhooks: setup.webhooks };
             let (jobs, run) = Jobs::open(setup.bus, &setup.own, Arc::new(runner), setup.options);
             let stopped = stop.clone();

@@ -9,8 +9,8 @@ use trireme_model_repository::{
 };
 use trireme_protocol::repository::{IndexEntry, IndexState, IndexVersion};
 
+use super::capabilities::{self, Capabilities};
 use super::labels::Labels;
-use super::offer::{self, Offer};
 
 /// The models that are served at one time.
 #[derive(Debug, Default)]
@@ -76,7 +76,7 @@ pub struct ServedModel {
     /// The steps of a request for it.
     pub plan: RoutePlan,
     /// The operations on texts that it offers, or the fault in its configuration of them.
-    pub offer: Result<Offer, String>,
+    pub capabilities: Result<Capabilities, String>,
 }
 
 pub(super) type Served<'a> = BTreeMap<&'a str, BTreeMap<i64, Arc<ModelConfig>>>;
@@ -126,7 +126,7 @@ impl Catalog {
         }
         for model in repository.models() {
             if let Some(known) = catalog.models.get_mut(&model.name) {
-                known.served_names = offer::served_names(&model.config);
+                known.served_names = capabilities::served_names(&model.config);
             }
         }
         for (&name, versions) in &served {
@@ -318,7 +318,7 @@ impl Catalog {
             for (version, served) in &model.versions {
                 if !was.is_some_and(|was| was.versions.contains_key(version)) {
                     tracing::info!(model = name, version, "model is ready");
-                    if let Err(fault) = &served.offer {
+                    if let Err(fault) = &served.capabilities {
                         tracing::warn!(model = name, version, fault, "model is served for v2 requests only");
                     }
                 }
@@ -410,8 +410,8 @@ pub(super) fn find_config(
 impl ServedModel {
     fn new(config: &Arc<ModelConfig>, plan: RoutePlan) -> Arc<ServedModel> {
         let (inputs, outputs) = (config.input_specs(), config.output_specs());
-        let offer = Offer::of(config, &inputs, &outputs);
-        Arc::new(ServedModel { inputs, outputs, config: config.clone(), plan, offer })
+        let capabilities = Capabilities::of(config, &inputs, &outputs);
+        Arc::new(ServedModel { inputs, outputs, config: config.clone(), plan, capabilities })
     }
 
     /// The model's platform in the protocol.

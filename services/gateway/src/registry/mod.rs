@@ -8,10 +8,10 @@
 //! forgotten. If a process's heartbeat does not match its known entries, the gateway asks the process to write them
 //! again.
 
+mod capabilities;
 mod catalog;
 mod contents;
 mod labels;
-mod offer;
 mod offering;
 mod processes;
 mod state;
@@ -34,10 +34,10 @@ use trireme_runtime::{ControlOptions, TaskSet};
 
 use state::State;
 
+pub use capabilities::{Capabilities, Task};
 pub use catalog::{Catalog, ServedModel};
 pub use contents::Judgement;
 pub use labels::Labels;
-pub use offer::{Offer, Task};
 pub use processes::Process;
 
 /// Time between two looks for entries whose workers are silent.

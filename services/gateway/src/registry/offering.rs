@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use trireme_inference::{InferError, ParameterValue, Parameters, RoutePlan};
 
+use super::capabilities::{Capabilities, TOKENIZER, Task};
 use super::catalog::{Catalog, Model, ServedModel};
-use super::offer::{Offer, TOKENIZER, Task};
 
 impl Catalog {
     /// The model for a request for an operation, by its own name or a served name; without a name the only model that offers the
     /// operation. Errors name the models that do; a model that is known and not ready is [`trireme_inference::ErrorCode::Unavailable`].
     pub fn offering(&self, task: Task, name: Option<&str>) -> Result<(String, Arc<ServedModel>), InferError> {
-        let able = || self.offers().filter(|(_, _, offer)| offer.tasks.contains_key(&task));
+        let able = || self.capabilities().filter(|(_, _, capabilities)| capabilities.tasks.contains_key(&task));
         let names = || match able().map(|(name, ..)| format!("'{name}'")).collect::<Vec<_>>().as_slice() {
             [] => format!("no model here does '{task}'"),
             names => format!("models that do '{task}': {}", names.join(", ")),
@@ -30,8 +30,8 @@ impl Catalog {
             return Err(InferError::not_found(format!("model '{name}' does not exist; {}", names())));
         };
         let (_, served) = self.find(own, None)?;
-        match &served.offer {
-            Ok(offer) if offer.tasks.contains_key(&task) => Ok((own.to_owned(), served.clone())),
+        match &served.capabilities {
+            Ok(capabilities) if capabilities.tasks.contains_key(&task) => Ok((own.to_owned(), served.clone())),
             Ok(_) => Err(InferError::invalid_arg(format!("model '{name}' does not do '{task}'; {}", names()))),
             Err(fault) => Err(InferError::internal(fault.clone())),
         }
@@ -40,12 +40,14 @@ impl Catalog {
     /// The tokenizer for a request to tokenize or decode: the model of this name, or the step of it that tokenizes; without a
     /// name that of the only model that does something with texts, or the only tokenizer.
     pub fn tokenizing(&self, task: Task, name: Option<&str>) -> Result<(String, Arc<ServedModel>), InferError> {
-        let does = |served: &ServedModel| served.offer.as_ref().is_ok_and(|offer| offer.tasks.contains_key(&task));
+        let does = |served: &ServedModel| {
+            served.capabilities.as_ref().is_ok_and(|capabilities| capabilities.tasks.contains_key(&task))
+        };
         let latest = |(name, model): (&String, &Model)| {
             let (_, served) = model.versions.last_key_value()?;
             does(served).then(|| (name.clone(), served.clone()))
         };
-        let only = |name: &str| match self.offers().map(|(name, ..)| name).collect::<Vec<_>>().as_slice() {
+        let only = |name: &str| match self.capabilities().map(|(name, ..)| name).collect::<Vec<_>>().as_slice() {
             [one] => Ok((*one).to_owned()),
             _ => Err(InferError::invalid_arg(format!("the request names no model; models that do '{task}': {name}"))),
         };
@@ -86,7 +88,10 @@ impl Catalog {
         parameters: &Parameters,
     ) -> Result<Cow<'a, RoutePlan>, InferError> {
         let own = Cow::Borrowed(&served.plan);
-        let Some(routes) = served.offer.as_ref().ok().and_then(|offer| offer.routes.as_ref()) else { return Ok(own) };
+        let Some(routes) = served.capabilities.as_ref().ok().and_then(|capabilities| capabilities.routes.as_ref())
+        else {
+            return Ok(own);
+        };
         let prompt = parameters.get("prompt_name").and_then(ParameterValue::as_str);
         match prompt.and_then(|prompt| routes.by_prompt.get(prompt)) {
             Some(route) => {
@@ -121,12 +126,15 @@ impl Catalog {
     }
 
     /// The ready models that do something with texts besides tokenizing, by name.
-    pub fn offers(&self) -> impl Iterator<Item = (&str, &Arc<ServedModel>, &Offer)> {
+    pub fn capabilities(&self) -> impl Iterator<Item = (&str, &Arc<ServedModel>, &Capabilities)> {
         self.models.iter().filter_map(|(name, model)| {
             let (_, served) = model.versions.last_key_value()?;
-            let offer =
-                served.offer.as_ref().ok().filter(|offer| offer.tasks.keys().any(|task| !task.is_tokenizers()))?;
-            Some((name.as_str(), served, offer))
+            let capabilities = served
+                .capabilities
+                .as_ref()
+                .ok()
+                .filter(|capabilities| capabilities.tasks.keys().any(|task| !task.is_tokenizers()))?;
+            Some((name.as_str(), served, capabilities))
         })
     }
 
@@ -144,7 +152,8 @@ impl Catalog {
             return Some(name);
         }
         let has = |names: &[String]| names.iter().any(|served| served == name);
-        let ready = self.offers().find(|(_, _, offer)| has(&offer.served_names)).map(|(own, ..)| own);
+        let ready =
+            self.capabilities().find(|(_, _, capabilities)| has(&capabilities.served_names)).map(|(own, ..)| own);
         let known = || self.models.contains_key(name).then_some(name);
         let unready = || self.models.iter().find(|(_, model)| has(&model.served_names)).map(|(own, _)| own.as_str());
         ready.or_else(known).or_else(unready)

@@ -39,12 +39,12 @@ pub struct Collector {
     /// The number of questions that were begun.
     begun: AtomicU64,
     /// The answers to the last question; held by the caller that asks.
-    asked: tokio::sync::Mutex<Asked>,
+    asked: tokio::sync::Mutex<Collection>,
 }
 
 /// A question and its answers.
 #[derive(Default)]
-struct Asked {
+struct Collection {
     /// The question's number, counted from 1.
     number: u64,
     totals: Arc<Totals>,
@@ -123,7 +123,7 @@ impl Collector {
         let mut sources = self.sources.lock();
         sources.hear(self.own.snapshot(), Instant::now());
         sources.retire(&there);
-        *asked = Asked { number, totals: Arc::new(sources.totals(&there)) };
+        *asked = Collection { number, totals: Arc::new(sources.totals(&there)) };
         asked.totals.clone()
     }
 

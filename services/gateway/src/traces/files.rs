@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// The files with one path.
 #[derive(Debug)]
-pub struct Files {
+pub struct TraceFiles {
     path: PathBuf,
     /// The file that grows, once something was written to it.
     growing: Option<File>,
@@ -14,12 +14,12 @@ pub struct Files {
     next: u64,
 }
 
-// === impl Files ===
+// === impl TraceFiles ===
 
-impl Files {
+impl TraceFiles {
     /// Files with this path, of which there are none so far. Files of an earlier process are overwritten.
-    pub fn new(path: PathBuf) -> Files {
-        Files { path, growing: None, next: 0 }
+    pub fn new(path: PathBuf) -> TraceFiles {
+        TraceFiles { path, growing: None, next: 0 }
     }
 
     /// The path of the file that grows.
@@ -74,7 +74,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.json");
         std::fs::write(&path, "that of an earlier process, which was longer").unwrap();
-        let mut files = Files::new(path.clone());
+        let mut files = TraceFiles::new(path.clone());
         let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
         files.append(b"1").unwrap();
         assert_eq!(read("t.json"), "[1]");
@@ -83,6 +83,6 @@ mod tests {
         files.number(b"4").unwrap();
         files.number(b"5").unwrap();
         assert_eq!((read("t.json.0"), read("t.json.1")), ("[4]".to_owned(), "[5]".to_owned()));
-        assert!(Files::new(path.join("no-folder")).append(b"1").is_err());
+        assert!(TraceFiles::new(path.join("no-folder")).append(b"1").is_err());
     }
 }

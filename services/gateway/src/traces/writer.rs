@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::files::Files;
+use super::files::TraceFiles;
 use super::trace::Trace;
 
 /// Most traces that wait for the writer.
@@ -73,7 +73,7 @@ pub struct Stream {
 
 /// The state of the writing thread.
 struct Thread {
-    files: Files,
+    files: TraceFiles,
     kept: HashMap<u64, Kept>,
     next_id: u64,
     room: Arc<Room>,
@@ -99,7 +99,7 @@ impl Writer {
         let (sender, receiver) = sync_channel(MAX_WAITING);
         let room = Arc::new(Room::default());
         let thread = Thread {
-            files: Files::new(path),
+            files: TraceFiles::new(path),
             kept: HashMap::new(),
             next_id: 1,
             room: room.clone(),
@@ -224,7 +224,7 @@ impl Thread {
         let is_full = kept.log_frequency > 0 && kept.traces >= kept.log_frequency;
         if is_full || stream.is_complete() {
             let full = std::mem::take(kept);
-            self.write(&full, Files::number);
+            self.write(&full, TraceFiles::number);
         } else if !(stream.limited || kept.log_frequency > 0) || kept.records.len() > MAX_KEPT {
             self.close(stream.number);
         }
@@ -233,10 +233,10 @@ impl Thread {
     /// Writes the rest of a stream.
     fn close(&mut self, number: u64) {
         let Some(kept) = self.kept.remove(&number).filter(|kept| kept.traces > 0) else { return };
-        self.write(&kept, if kept.log_frequency > 0 { Files::number } else { Files::append });
+        self.write(&kept, if kept.log_frequency > 0 { TraceFiles::number } else { TraceFiles::append });
     }
 
-    fn write(&mut self, kept: &Kept, write: fn(&mut Files, &[u8]) -> std::io::Result<()>) {
+    fn write(&mut self, kept: &Kept, write: fn(&mut TraceFiles, &[u8]) -> std::io::Result<()>) {
         let written = write(&mut self.files, &kept.records);
         let file = self.files.path().display();
         match &written {

@@ -2,7 +2,7 @@
 
 use trireme_inference::{InferError, Ledger};
 
-use super::{Ask, Handlers};
+use super::{Handlers, OperationRequest};
 use crate::registry::Task;
 
 /// The scores of each text, in the order of the classes.
@@ -33,14 +33,14 @@ impl Handlers {
         &self,
         texts: &[String],
         pairs: Option<&[String]>,
-        ask: &Ask,
+        ask: &OperationRequest,
     ) -> Result<Classified, InferError> {
         let found = self.find_for(Task::Classify, ask)?;
         let (tensors, ledger) = self.run_texts(&found, texts, pairs, ask).await?;
         let tensor = tensors.first().ok_or_else(|| found.fault("gave no scores".to_owned()))?;
         let (numbers, width) = found.numbers(tensor)?;
-        let offer = found.offer()?;
-        let declared = match offer.labels.as_slice() {
+        let capabilities = found.capabilities()?;
+        let declared = match capabilities.labels.as_slice() {
             [] => self.registry.catalog().labels().of_output(&found.model, tensor.name()).to_vec(),
             labels => labels.to_vec(),
         };

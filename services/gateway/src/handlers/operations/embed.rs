@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use trireme_inference::{InferError, Ledger, Tensor};
 
-use super::{Ask, Handlers};
+use super::{Handlers, OperationRequest};
 use crate::registry::Task;
 
 /// A vector for each text.
@@ -43,7 +43,7 @@ pub struct TokenVectors {
 
 impl Handlers {
     /// A vector for each text.
-    pub async fn embed(&self, texts: &[String], ask: &Ask) -> Result<Vectors, InferError> {
+    pub async fn embed(&self, texts: &[String], ask: &OperationRequest) -> Result<Vectors, InferError> {
         let found = self.find_for(Task::Embed, ask)?;
         let (tensors, ledger) = self.run_texts(&found, texts, None::<&[String]>, ask).await?;
         let tensor = tensors.into_iter().next().ok_or_else(|| found.fault("gave no vectors".to_owned()))?;
@@ -64,7 +64,7 @@ impl Handlers {
     }
 
     /// A sparse vector for each text.
-    pub async fn sparse(&self, texts: &[String], ask: &Ask) -> Result<SparseVectors, InferError> {
+    pub async fn sparse(&self, texts: &[String], ask: &OperationRequest) -> Result<SparseVectors, InferError> {
         let found = self.find_for(Task::Sparse, ask)?;
         let (tensors, ledger) = self.run_texts(&found, texts, None::<&[String]>, ask).await?;
         let [indices, values] = tensors.as_slice() else { return Err(found.fault("gave no vectors".to_owned())) };
@@ -84,7 +84,7 @@ impl Handlers {
     }
 
     /// Vectors of the tokens of each text.
-    pub async fn multi_vector(&self, texts: &[String], ask: &Ask) -> Result<TokenVectors, InferError> {
+    pub async fn multi_vector(&self, texts: &[String], ask: &OperationRequest) -> Result<TokenVectors, InferError> {
         let found = self.find_for(Task::MultiVector, ask)?;
         let (tensors, ledger) = self.run_texts(&found, texts, None::<&[String]>, ask).await?;
         let [vectors, mask] = tensors.as_slice() else { return Err(found.fault("gave no vectors".to_owned())) };

@@ -24,11 +24,11 @@ use trireme_inference::{
     DataType, InferError, InferRequest, InferResponse, Ledger, Name, ParameterValue, Parameters, RequestedOutput,
     Shape, Tensor, UncheckedTensor,
 };
-use trireme_server::budget::Hold;
+use trireme_server::budget::Permit;
 
 use super::{Handlers, Rows, Traced, Waits};
-use crate::registry::{Catalog, Offer, ServedModel, Task};
-use crate::via::Via;
+use crate::caller::Caller;
+use crate::registry::{Capabilities, Catalog, ServedModel, Task};
 
 pub use classify::ScoredLabel;
 pub use embed::Vectors;
@@ -38,13 +38,13 @@ pub use tokenize::ids;
 
 /// A request for an operation, as far as it is the same for all of them.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct OperationRequest {
     /// The model's name; `None`: the only one that does it.
     pub model: Option<String>,
     /// How the texts are treated.
     pub options: TextOptions,
     /// The request's part of the memory for requests.
-    pub hold: Hold,
+    pub permit: Permit,
     /// Headers that models get as parameters.
     pub parameters: Parameters,
     /// The client's W3C `traceparent`.
@@ -54,7 +54,7 @@ pub struct Ask {
     /// How it waits.
     pub waits: Waits,
     /// The route it came by.
-    pub via: Via,
+    pub caller: Caller,
 }
 
 /// A model that was found for an operation.
@@ -85,22 +85,22 @@ impl Handlers {
     /// Every ready model that does something with texts, under each of its names, that of the Hugging Face hub first.
     pub fn text_models(&self) -> Vec<TextModel> {
         let catalog = self.registry.catalog();
-        let named = |(own, served, offer): (&str, &Arc<ServedModel>, &Offer)| -> Vec<TextModel> {
-            let names = std::iter::once(own).chain(offer.served_names.iter().map(String::as_str));
+        let named = |(own, served, capabilities): (&str, &Arc<ServedModel>, &Capabilities)| -> Vec<TextModel> {
+            let names = std::iter::once(own).chain(capabilities.served_names.iter().map(String::as_str));
             let (hub, others): (Vec<_>, Vec<_>) = names.partition(|name| name.contains('/'));
-            hub.into_iter().chain(others).map(|name| TextModel::of(name, served, offer, &catalog)).collect()
+            hub.into_iter().chain(others).map(|name| TextModel::of(name, served, capabilities, &catalog)).collect()
         };
-        catalog.offers().flat_map(named).collect()
+        catalog.capabilities().flat_map(named).collect()
     }
 
     /// The model of this name; without a name the only one that does something with texts.
     pub fn text_model(&self, name: Option<&str>) -> Result<TextModel, InferError> {
         let catalog = self.registry.catalog();
-        let names = || catalog.offers().map(|(name, ..)| format!("'{name}'")).collect::<Vec<_>>().join(", ");
+        let names = || catalog.capabilities().map(|(name, ..)| format!("'{name}'")).collect::<Vec<_>>().join(", ");
         let Some(name) = name else {
-            let mut offers = catalog.offers();
-            return match (offers.next(), offers.next()) {
-                (Some((own, served, offer)), None) => Ok(TextModel::of(own, served, offer, &catalog)),
+            let mut capabilities = catalog.capabilities();
+            return match (capabilities.next(), capabilities.next()) {
+                (Some((own, served, capabilities)), None) => Ok(TextModel::of(own, served, capabilities, &catalog)),
                 (None, _) => match catalog.unready().as_slice() {
                     [] => Err(InferError::not_found("no model here does anything with texts")),
                     [first, ..] => Err(InferError::unavailable(format!(
@@ -115,16 +115,16 @@ impl Handlers {
         let missing = || InferError::not_found(format!("model '{name}' does not exist; there are {}", names()));
         let own = catalog.own_name(name).ok_or_else(missing)?;
         let (_, served) = catalog.find(own, None)?;
-        let offer = served.offer.as_ref().map_err(|fault| InferError::internal(fault.clone()))?;
-        if offer.tasks.keys().all(|task| task.is_tokenizers()) {
+        let capabilities = served.capabilities.as_ref().map_err(|fault| InferError::internal(fault.clone()))?;
+        if capabilities.tasks.keys().all(|task| task.is_tokenizers()) {
             let message = format!("model '{name}' does nothing with texts; models that do: {}", names());
             return Err(InferError::invalid_arg(message));
         }
-        Ok(TextModel::of(name, served, offer, &catalog))
+        Ok(TextModel::of(name, served, capabilities, &catalog))
     }
 
     /// The model that does `task` for this request.
-    fn find_for(&self, task: Task, ask: &Ask) -> Result<Found, InferError> {
+    fn find_for(&self, task: Task, ask: &OperationRequest) -> Result<Found, InferError> {
         let (model, served) = self.registry.catalog().offering(task, ask.model.as_deref())?;
         Ok(Found { model, served, task })
     }
@@ -135,9 +135,9 @@ impl Handlers {
         found: &Found,
         texts: &[impl AsRef<[u8]>],
         pairs: Option<&[impl AsRef<[u8]>]>,
-        ask: &Ask,
+        ask: &OperationRequest,
     ) -> Result<(Vec<Tensor>, Ledger), InferError> {
-        let mut parameters = ask.options.parameters(found.offer()?)?;
+        let mut parameters = ask.options.parameters(found.capabilities()?)?;
         if !parameters.is_empty() || ask.options.wants_whole {
             let catalog = self.registry.catalog();
             let steps = found.served.plan.steps.iter().filter_map(|step| catalog.find(&step.model, None).ok());
@@ -148,9 +148,9 @@ impl Handlers {
             options::check_read(&found.model, &parameters, &backends)?;
         }
         // A query goes along with each of its documents.
-        ask.hold.take(size_of(texts) + pairs.map_or(0, size_of)).map_err(InferError::from)?;
+        ask.permit.take(size_of(texts) + pairs.map_or(0, size_of)).map_err(InferError::from)?;
         let mut inputs = Vec::with_capacity(2);
-        let specs = &found.offer()?.inputs;
+        let specs = &found.capabilities()?.inputs;
         inputs.push(found.input(specs.first().map(|spec| (&spec.name, &spec.shape)), texts)?);
         if let Some(pairs) = pairs {
             inputs.push(found.input(specs.get(1).map(|spec| (&spec.name, &spec.shape)), pairs)?);
@@ -165,10 +165,10 @@ impl Handlers {
             outputs: outputs.iter().map(|name| RequestedOutput { name: name.clone(), classification: 0 }).collect(),
             ..InferRequest::default()
         };
-        let (traceparent, hold) = (ask.traceparent.clone(), ask.hold.clone());
-        let (via, waits, rows) = (ask.via, ask.waits, Rows::Independent);
+        let (traceparent, permit) = (ask.traceparent.clone(), ask.permit.clone());
+        let (caller, waits, rows) = (ask.caller, ask.waits, Rows::Independent);
         let embeds = [Task::Embed, Task::Sparse, Task::MultiVector].contains(&found.task);
-        let traced = Traced { request, traceparent, via, waits, rows, hold, callers: Default::default(), embeds };
+        let traced = Traced { request, traceparent, caller, waits, rows, permit, callers: Default::default(), embeds };
         let started = Instant::now();
         let answered = self.infer(traced).await;
         if embeds {
@@ -189,7 +189,7 @@ fn size_of(texts: &[impl AsRef<[u8]>]) -> u64 {
 // === impl TextModel ===
 
 impl TextModel {
-    fn of(name: &str, served: &ServedModel, offer: &Offer, catalog: &Catalog) -> TextModel {
+    fn of(name: &str, served: &ServedModel, capabilities: &Capabilities, catalog: &Catalog) -> TextModel {
         let steps = || served.plan.steps.iter().filter_map(|step| catalog.find(&step.model, None).ok());
         let parameter = |backend: &str, name: &str| {
             let of_backend = steps().filter(|(_, step)| step.config.backend == backend);
@@ -198,8 +198,8 @@ impl TextModel {
         let ops = parameter("postprocess", "ops").unwrap_or_default();
         TextModel {
             name: name.to_owned(),
-            tasks: offer.tasks.keys().copied().collect(),
-            labels: offer.labels.clone(),
+            tasks: capabilities.tasks.keys().copied().collect(),
+            labels: capabilities.labels.clone(),
             max_length: parameter("tokenizer", "max_length").and_then(|length| length.trim().parse().ok()),
             max_batch: steps().map(|(_, step)| u64::from(step.config.max_batch_size)).filter(|&rows| rows > 0).min(),
             pooling: ops.split(',').find_map(|op| op.trim().strip_prefix("pool:")).unwrap_or("mean").to_owned(),
@@ -210,12 +210,12 @@ impl TextModel {
 // === impl Found ===
 
 impl Found {
-    fn offer(&self) -> Result<&Offer, InferError> {
-        self.served.offer.as_ref().map_err(|fault| InferError::internal(fault.clone()))
+    fn capabilities(&self) -> Result<&Capabilities, InferError> {
+        self.served.capabilities.as_ref().map_err(|fault| InferError::internal(fault.clone()))
     }
 
     fn outputs(&self) -> Result<&[String], InferError> {
-        Ok(self.offer()?.tasks.get(&self.task).map_or(&[], Vec::as_slice))
+        Ok(self.capabilities()?.tasks.get(&self.task).map_or(&[], Vec::as_slice))
     }
 
     /// Texts as an input of this name and declared shape, one a row.

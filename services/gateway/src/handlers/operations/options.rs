@@ -2,7 +2,7 @@
 
 use trireme_inference::{InferError, ParameterValue, Parameters};
 
-use crate::registry::Offer;
+use crate::registry::Capabilities;
 
 /// Options of the treatment of texts. The model's configuration decides where an option is `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -114,9 +114,10 @@ impl TextOptions {
     /// The request parameters that stages read: `prompt_name`, `instruction`, `truncate`, `truncation_side`, `max_tokens`,
     /// `max_text_tokens`, `max_pair_tokens`, `add_special_tokens`, `skip_special_tokens`, `token_ids` and `messages` the tokenizer;
     /// `normalize`, `raw_scores`, `dimensions` and `aggregation_strategy` postprocess.
-    pub fn parameters(&self, offer: &Offer) -> Result<Parameters, InferError> {
-        let query = || offer.query_prompt.clone().or_else(|| offer.prompts.get("query").cloned());
-        let document = || offer.document_prompt.clone().or_else(|| offer.prompts.get("document").cloned());
+    pub fn parameters(&self, capabilities: &Capabilities) -> Result<Parameters, InferError> {
+        let query = || capabilities.query_prompt.clone().or_else(|| capabilities.prompts.get("query").cloned());
+        let document =
+            || capabilities.document_prompt.clone().or_else(|| capabilities.prompts.get("document").cloned());
         let prompt = match &self.prompt {
             Prompt::Default => None,
             Prompt::Named(name) => Some(name.clone()),
@@ -128,13 +129,15 @@ impl TextOptions {
                     "search_document" => document(),
                     _ => None,
                 };
-                let supported = || offer.prompts.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+                let supported = || capabilities.prompts.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
                 let unsupported = || format!("Unsupported input_type '{name}'. Supported values: {}", supported());
-                let found = found.or_else(|| offer.prompts.get(name).cloned());
+                let found = found.or_else(|| capabilities.prompts.get(name).cloned());
                 Some(found.ok_or_else(|| InferError::invalid_arg(unsupported()))?)
             }
-            Prompt::IfThere(name) => offer.prompts.get(*name).cloned(),
-            Prompt::Needed(missing) if offer.tells_queries_apart() => return Err(InferError::invalid_arg(*missing)),
+            Prompt::IfThere(name) => capabilities.prompts.get(*name).cloned(),
+            Prompt::Needed(missing) if capabilities.tells_queries_apart() => {
+                return Err(InferError::invalid_arg(*missing));
+            }
             Prompt::Needed(_) => None,
         };
         let side = self.truncation_side.map(|side| match side {
@@ -182,8 +185,8 @@ mod tests {
 
     #[test]
     fn stages_are_told_what_was_asked_for_and_nothing_else() {
-        let offer = Offer { query_prompt: Some("query".to_owned()), ..Offer::default() };
-        assert!(TextOptions::default().parameters(&offer).unwrap().is_empty());
+        let capabilities = Capabilities { query_prompt: Some("query".to_owned()), ..Capabilities::default() };
+        assert!(TextOptions::default().parameters(&capabilities).unwrap().is_empty());
         let asked = TextOptions {
             prompt: Prompt::Query,
             instruction: Some("Find bugs".to_owned()),
@@ -200,18 +203,18 @@ mod tests {
             ("dimensions".to_owned(), ParameterValue::Int64(64)),
         ]
         .into();
-        assert_eq!(asked.parameters(&offer).unwrap(), expected);
+        assert_eq!(asked.parameters(&capabilities).unwrap(), expected);
         // A model without a prompt for documents takes them as they are.
         let document = TextOptions { prompt: Prompt::Document, ..TextOptions::default() };
-        assert!(document.parameters(&offer).unwrap().is_empty());
+        assert!(document.parameters(&capabilities).unwrap().is_empty());
         let none = TextOptions { dimensions: Some(0), ..TextOptions::default() };
-        assert!(none.parameters(&offer).unwrap_err().message.contains("'dimensions' is 0"));
+        assert!(none.parameters(&capabilities).unwrap_err().message.contains("'dimensions' is 0"));
     }
 
     #[test]
     fn options_that_no_step_reads_are_refused() {
         let check = |options: TextOptions, backends: &[&str]| {
-            let parameters = options.parameters(&Offer::default()).unwrap();
+            let parameters = options.parameters(&Capabilities::default()).unwrap();
             check_read("m", &parameters, backends).map_err(|error| error.message)
         };
         let named = || TextOptions { prompt: Prompt::Named("query".to_owned()), ..TextOptions::default() };

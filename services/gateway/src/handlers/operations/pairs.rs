@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use trireme_inference::{InferError, Ledger};
 
-use super::{Ask, Handlers, Prompt, Scores, TextOptions};
+use super::{Handlers, OperationRequest, Prompt, Scores, TextOptions};
 use crate::registry::Task;
 
 impl Handlers {
     /// How well the two texts of each pair go together: the scores of a model that reranks, the MaxSim of one with a vector for each token,
     /// the cosines of one that embeds. `first`, the queries, and `second` are of one length.
-    pub async fn compare(&self, first: &[&str], second: &[&str], ask: &Ask) -> Result<Scores, InferError> {
+    pub async fn compare(&self, first: &[&str], second: &[&str], ask: &OperationRequest) -> Result<Scores, InferError> {
         let does = |task| self.registry.catalog().offering(task, ask.model.as_deref()).is_ok();
         if !does(Task::Rerank) && does(Task::MultiVector) {
             return self.max_similarities(first, second, ask).await;
@@ -23,7 +23,7 @@ impl Handlers {
 
     /// How alike the vectors of the two texts of each pair are: their cosines. `first` and `second` are of one length; a text
     /// that is there more than once is embedded once.
-    pub async fn cosines(&self, first: &[&str], second: &[&str], ask: &Ask) -> Result<Scores, InferError> {
+    pub async fn cosines(&self, first: &[&str], second: &[&str], ask: &OperationRequest) -> Result<Scores, InferError> {
         let TextOptions { max_text_tokens, max_pair_tokens, .. } = ask.options;
         if max_text_tokens == max_pair_tokens {
             let (texts, places) = distinct(first.iter().chain(second));
@@ -46,7 +46,12 @@ impl Handlers {
 
     /// How well the vectors of the tokens of the two texts of each pair go together: for each token of the first text, a query, the largest
     /// product with a token of the second one, all of them added up (MaxSim). `first` and `second` are of one length.
-    async fn max_similarities(&self, first: &[&str], second: &[&str], ask: &Ask) -> Result<Scores, InferError> {
+    async fn max_similarities(
+        &self,
+        first: &[&str],
+        second: &[&str],
+        ask: &OperationRequest,
+    ) -> Result<Scores, InferError> {
         let ((queries, ones), (documents, twos)) = (distinct(first), distinct(second));
         let asked = single(ask, ask.options.max_text_tokens, Some(Prompt::Query));
         let queries = self.multi_vector(&queries, &asked).await?;
@@ -63,7 +68,7 @@ impl Handlers {
         &self,
         source: &str,
         others: &[String],
-        ask: &Ask,
+        ask: &OperationRequest,
     ) -> Result<(Vec<f32>, Ledger), InferError> {
         let others: Vec<&str> = others.iter().map(String::as_str).collect();
         let scores = self.cosines(&vec![source; others.len()], &others, ask).await?;
@@ -72,9 +77,9 @@ impl Handlers {
 }
 
 /// The request for one side of the pairs: texts of at most so many tokens, with this prompt.
-fn single(ask: &Ask, max_text_tokens: Option<u64>, prompt: Option<Prompt>) -> Ask {
+fn single(ask: &OperationRequest, max_text_tokens: Option<u64>, prompt: Option<Prompt>) -> OperationRequest {
     let prompt = prompt.unwrap_or_else(|| ask.options.prompt.clone());
-    Ask {
+    OperationRequest {
         options: TextOptions { prompt, max_text_tokens, max_pair_tokens: None, ..ask.options.clone() },
         ..ask.clone()
     }

@@ -2,7 +2,7 @@
 
 use trireme_inference::{InferError, Ledger};
 
-use super::{Ask, Found, Handlers, TextOptions};
+use super::{Found, Handlers, OperationRequest, TextOptions};
 use crate::registry::Task;
 
 /// A score for each pair of texts.
@@ -20,19 +20,24 @@ pub struct Scores {
 
 impl Handlers {
     /// How well each document answers the query, in the order of the documents.
-    pub async fn rerank(&self, query: &str, documents: &[String], ask: &Ask) -> Result<Scores, InferError> {
+    pub async fn rerank(
+        &self,
+        query: &str,
+        documents: &[String],
+        ask: &OperationRequest,
+    ) -> Result<Scores, InferError> {
         let queries = vec![query; documents.len()];
         let documents: Vec<&str> = documents.iter().map(String::as_str).collect();
         self.score(&queries, &documents, ask).await
     }
 
     /// How well the two texts of each pair go together. `first` and `second` are of one length.
-    pub async fn score(&self, first: &[&str], second: &[&str], ask: &Ask) -> Result<Scores, InferError> {
+    pub async fn score(&self, first: &[&str], second: &[&str], ask: &OperationRequest) -> Result<Scores, InferError> {
         let found = self.find_for(Task::Rerank, ask)?;
         let squashes = ask.options.raw_scores != Some(true) && self.ends_with_sigmoid(&found);
         let raw =
             TextOptions { raw_scores: squashes.then_some(true).or(ask.options.raw_scores), ..ask.options.clone() };
-        let ask = &Ask { options: raw, ..ask.clone() };
+        let ask = &OperationRequest { options: raw, ..ask.clone() };
         let (tensors, ledger) = self.run_texts(&found, first, Some(second), ask).await?;
         let tensor = tensors.first().ok_or_else(|| found.fault("gave no scores".to_owned()))?;
         let (numbers, width) = found.numbers(tensor)?;

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use trireme_inference::{InferError, Ledger};
 
-use super::{Ask, Found, Handlers};
+use super::{Found, Handlers, OperationRequest};
 use crate::registry::Task;
 
 /// The tokens of each text.
@@ -28,7 +28,7 @@ pub struct Token {
 
 impl Handlers {
     /// The tokens of each text.
-    pub async fn tokenize(&self, texts: &[String], ask: &Ask) -> Result<TokenLists, InferError> {
+    pub async fn tokenize(&self, texts: &[String], ask: &OperationRequest) -> Result<TokenLists, InferError> {
         let found = self.find_tokenizer(Task::Tokenize, ask)?;
         let (rows, ledger) = self.run_tokenizer(&found, texts, ask).await?;
         let max_length = found.served.config.parameters.get("max_length").and_then(|length| length.trim().parse().ok());
@@ -40,7 +40,7 @@ impl Handlers {
     }
 
     /// The texts of rows of token ids.
-    pub async fn decode(&self, rows: &[Vec<u32>], ask: &Ask) -> Result<(Vec<String>, Ledger), InferError> {
+    pub async fn decode(&self, rows: &[Vec<u32>], ask: &OperationRequest) -> Result<(Vec<String>, Ledger), InferError> {
         let found = self.find_tokenizer(Task::Decode, ask)?;
         let mut ask = ask.clone();
         ask.options.token_ids = true;
@@ -48,7 +48,7 @@ impl Handlers {
         self.run_tokenizer(&found, &rows, &ask).await
     }
 
-    fn find_tokenizer(&self, task: Task, ask: &Ask) -> Result<Found, InferError> {
+    fn find_tokenizer(&self, task: Task, ask: &OperationRequest) -> Result<Found, InferError> {
         let (model, served) = self.registry.catalog().tokenizing(task, ask.model.as_deref())?;
         Ok(Found { model, served, task })
     }
@@ -58,7 +58,7 @@ impl Handlers {
         &self,
         found: &Found,
         texts: &[String],
-        ask: &Ask,
+        ask: &OperationRequest,
     ) -> Result<(Vec<String>, Ledger), InferError> {
         let (tensors, ledger) = self.run_texts(found, texts, None::<&[String]>, ask).await?;
         let tensor = tensors.first().ok_or_else(|| found.fault(format!("gave no result of '{}'", found.task)))?;

@@ -2,7 +2,7 @@
 
 use trireme_inference::{InferError, Ledger};
 
-use super::{Ask, Handlers};
+use super::{Handlers, OperationRequest};
 use crate::registry::Task;
 
 /// The entities of each text.
@@ -16,7 +16,7 @@ pub struct Entities {
 
 impl Handlers {
     /// The named entities of each text.
-    pub async fn token_classify(&self, texts: &[String], ask: &Ask) -> Result<Entities, InferError> {
+    pub async fn token_classify(&self, texts: &[String], ask: &OperationRequest) -> Result<Entities, InferError> {
         let found = self.find_for(Task::TokenClassify, ask)?;
         let (tensors, ledger) = self.run_texts(&found, texts, None::<&[String]>, ask).await?;
         let tensor = tensors.first().ok_or_else(|| found.fault("gave no entities".to_owned()))?;

@@ -5,19 +5,19 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use serde::de::DeserializeOwned;
 use trireme_inference::Parameters;
-use trireme_server::budget::Hold;
+use trireme_server::budget::Permit;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::fields::{Field, Members};
 use super::input;
 use super::refusal::{Kind, Refusal};
-use crate::handlers::operations::{Ask, TextOptions};
+use crate::caller::Caller;
+use crate::handlers::operations::{OperationRequest, TextOptions};
 use crate::handlers::{SharedHandlers, Waits};
 use crate::http::args::{EmptyText, TokenInput};
 use crate::http::openapi::Verb;
 use crate::http::openapi::schema::{self, Described};
-use crate::via::Via;
 
 /// How clients of another server ask.
 pub struct Dialect {
@@ -76,7 +76,7 @@ pub struct DialectCall {
     /// Its body, without its coding.
     pub body: Bytes,
     /// The request's part of the memory for requests.
-    pub hold: Hold,
+    pub permit: Permit,
     /// The parameters that models get of the headers.
     pub parameters: Parameters,
     pub traceparent: Option<String>,
@@ -185,16 +185,16 @@ impl DialectCall {
     }
 
     /// The request as operations take it. `model` is what the body names; a path that names one has the last word.
-    pub fn ask(&self, model: Option<&str>, options: TextOptions) -> Ask {
-        Ask {
+    pub fn ask(&self, model: Option<&str>, options: TextOptions) -> OperationRequest {
+        OperationRequest {
             model: self.model.as_deref().or(model).map(str::to_owned),
             options,
-            hold: self.hold.clone(),
+            permit: self.permit.clone(),
             parameters: self.parameters.clone(),
             traceparent: self.traceparent.clone(),
             request_id: self.request_id.clone(),
             waits: self.waits,
-            via: Via::Http(self.route),
+            caller: Caller::Http(self.route),
         }
     }
 }

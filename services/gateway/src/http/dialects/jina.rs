@@ -116,7 +116,7 @@ struct Rerank {
 }
 
 /// The texts of a body, and how they are embedded.
-struct Asked {
+struct EmbedRequest {
     texts: Vec<String>,
     types: Vec<EmbeddingType>,
     model: String,
@@ -125,14 +125,14 @@ struct Asked {
     options: TextOptions,
 }
 
-// === impl Asked ===
+// === impl EmbedRequest ===
 
-impl Asked {
-    fn read(body: &[u8]) -> Result<Asked, Refusal> {
-        Asked::of(input::read(body)?, None)
+impl EmbedRequest {
+    fn read(body: &[u8]) -> Result<EmbedRequest, Refusal> {
+        EmbedRequest::of(input::read(body)?, None)
     }
 
-    fn of(body: Embeddings, side: Option<String>) -> Result<Asked, Refusal> {
+    fn of(body: Embeddings, side: Option<String>) -> Result<EmbedRequest, Refusal> {
         let texts = Document::texts(body.input.into_list(), "input", &TEXT)?;
         if texts.is_empty() {
             return Err(Refusal::empty("input"));
@@ -163,16 +163,16 @@ impl Asked {
             ..TextOptions::default()
         };
         let is_multi_vector = body.return_multivector == Some(true);
-        Ok(Asked { texts, types, model: body.model, is_multi_vector, options })
+        Ok(EmbedRequest { texts, types, model: body.model, is_multi_vector, options })
     }
 }
 
 async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
-    let asked = Asked::read(&call.body)?;
+    let asked = EmbedRequest::read(&call.body)?;
     if asked.is_multi_vector {
         return token_vectors(call, asked).await;
     }
-    let Asked { texts, types, model, options, .. } = asked;
+    let EmbedRequest { texts, types, model, options, .. } = asked;
     let &[form] = types.as_slice() else {
         return Err(Refusal::unsupported("embedding_type", "names several types, expected one"));
     };
@@ -199,12 +199,12 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
 
 async fn multi_vector(call: DialectCall) -> Result<Response, Refusal> {
     let Side { input_type } = call.read()?;
-    let asked = Asked::of(call.read()?, input_type)?;
+    let asked = EmbedRequest::of(call.read()?, input_type)?;
     token_vectors(call, asked).await
 }
 
-async fn token_vectors(call: DialectCall, asked: Asked) -> Result<Response, Refusal> {
-    let Asked { texts, types, model, options, .. } = asked;
+async fn token_vectors(call: DialectCall, asked: EmbedRequest) -> Result<Response, Refusal> {
+    let EmbedRequest { texts, types, model, options, .. } = asked;
     if types != [EmbeddingType::Float] {
         return Err(Refusal::unsupported("embedding_type", "expected 'float'"));
     }
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn texts_come_as_they_are_or_as_objects() {
-        let read = |text: &str| Asked::read(text.as_bytes());
+        let read = |text: &str| EmbedRequest::read(text.as_bytes());
         let asked = read(
             r#"{"model": "m", "input": ["a", {"text": "b"}], "task": "retrieval.query", "encoding_type": "binary"}"#,
         )

@@ -16,11 +16,11 @@ use utoipa::openapi::schema::Schema;
 use super::deferred::{self, as_webhook};
 use super::files::{ExpiresAfter, as_list, found, page, page_schema, parse, read_body};
 use crate::http::durable::{Own, Refused};
+use crate::http::job_options::{self, Time};
 use crate::http::jobs::MAX_ERROR_BYTES;
 use crate::http::openapi::schema::{any_of, integer, nullable, object_with, plain, text};
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::state::HttpState;
-use crate::http::terms::{self, Time};
 use crate::http::traffic::Traffic;
 
 /// Batches in a page of a list if the client names no number, and most of them.
@@ -34,7 +34,7 @@ const LONGEST_ROWS: usize = 64 << 10;
 
 /// The body of `POST /v1/batches`.
 #[derive(Deserialize)]
-struct Asked {
+struct CreateBatch {
     input_file_id: String,
     endpoint: String,
     completion_window: String,
@@ -72,7 +72,7 @@ pub const RESOURCE: Resource = Resource {
 async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) -> Result<Response, Refused> {
     let key = deferred::key(request.headers()).map_err(|why| Refused::invalid(&why))?.map(str::to_owned);
     let sent = read_body(&http, request).await?;
-    let asked: Asked = parse(&sent)?;
+    let asked: CreateBatch = parse(&sent)?;
     if !executes(http.traffic, &asked.endpoint) {
         return Err(Refused::invalid(&format!(
             "'endpoint' is '{}', expected the path of a route that executes a model, such as /v1/embeddings or \
@@ -86,7 +86,7 @@ async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) 
             asked.completion_window
         ))
     })?;
-    let terms = terms::of_fields(asked.not_before, asked.webhook.as_deref(), http.webhooks.as_ref())
+    let terms = job_options::of_fields(asked.not_before, asked.webhook.as_deref(), http.webhooks.as_ref())
         .map_err(|why| Refused::invalid(&why))?;
     let output_lapse = asked.output_expires_after.map(ExpiresAfter::lapse).transpose()?;
     let metadata = asked.metadata.unwrap_or_default();

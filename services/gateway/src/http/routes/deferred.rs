@@ -14,6 +14,7 @@ use utoipa::openapi::schema::Schema;
 use crate::http::access;
 use crate::http::body::{self, text};
 use crate::http::durable::{Own, own, status};
+use crate::http::job_options;
 use crate::http::jobs::KEPT_HEADERS;
 use crate::http::openapi::schema::{self, integer, nullable, object_with};
 use crate::http::prefer::Preference;
@@ -21,7 +22,6 @@ use crate::http::resource::{Endpoint, Resource};
 use crate::http::response::{self, HttpError};
 use crate::http::routing::get;
 use crate::http::state::HttpState;
-use crate::http::terms;
 use crate::http::traffic::Traffic;
 
 const APPLIED: HeaderName = HeaderName::from_static("preference-applied");
@@ -55,7 +55,7 @@ pub async fn accept_or_pass(http: &HttpState, request: Request, next: Next) -> R
     // Other routes have no answer that is worth waiting for: they are answered at once.
     let executes = (http.traffic)(request.method(), request.uri().path()).executes();
     if !preference.is_async || !executes {
-        if request.method() == Method::POST && terms::are_in(request.headers()) {
+        if request.method() == Method::POST && job_options::are_in(request.headers()) {
             let message =
                 "Not-Before and Webhook-Url are headers of durable requests: send 'Prefer: respond-async' with them";
             return response::error(StatusCode::BAD_REQUEST, message);
@@ -76,7 +76,7 @@ async fn accept(http: &HttpState, request: Request, preference: Preference) -> R
     }
     let jobs = own(http, &parts.headers)?;
     let key = key(&parts.headers).map_err(|why| response::error(StatusCode::BAD_REQUEST, &why))?;
-    let terms = terms::of_headers(&parts.headers, http.webhooks.as_ref())
+    let terms = job_options::of_headers(&parts.headers, http.webhooks.as_ref())
         .map_err(|why| response::error(StatusCode::BAD_REQUEST, &why))?;
     let limit = body::Limit::binary(http.options.max_input_size);
     let body = body::read(&parts.headers, body, limit).await.map_err(|error| HttpError::from(error).into_response())?;

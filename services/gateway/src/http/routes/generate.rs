@@ -15,8 +15,9 @@ use trireme_inference::InferError;
 use trireme_protocol::generate::{decode_generate_request, encode_generate_response};
 use trireme_protocol::metadata;
 use trireme_server::access::Category;
-use trireme_server::budget::Hold;
+use trireme_server::budget::Permit;
 
+use crate::caller::Caller;
 use crate::forward;
 use crate::handlers::{Responses, Rows, Traced};
 use crate::http::body;
@@ -27,7 +28,6 @@ use crate::http::response::{self, HttpError};
 use crate::http::routing::{ModelPath, post};
 use crate::http::state::HttpState;
 use crate::http::traffic::Traffic;
-use crate::via::Via;
 
 /// The routes.
 pub const RESOURCE: Resource = Resource {
@@ -106,8 +106,8 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
         return Err(InferError::invalid_arg("Unsupported content-encoding, only 'identity' is supported.").into());
     }
     let body = body::read(headers, body, body::Limit::json(http.options.max_input_size)).await?;
-    let hold = parts.extensions.get::<Hold>().cloned().unwrap_or_else(|| http.handlers.budget.hold());
-    let mut room = |bytes| hold.take(bytes).map_err(InferError::from);
+    let permit = parts.extensions.get::<Permit>().cloned().unwrap_or_else(|| http.handlers.budget.permit());
+    let mut room = |bytes| permit.take(bytes).map_err(InferError::from);
     let decode = || decode_generate_request(&path.model, &served.inputs, &body, &mut room);
     let mut request = body::convert(body.len(), decode)?;
     request.version = path.version;
@@ -118,10 +118,10 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
     Ok(Traced {
         request,
         traceparent,
-        via: Via::Http(route),
+        caller: Caller::Http(route),
         waits: http.waits(headers),
         rows: Rows::Configured,
-        hold,
+        permit,
         callers: Default::default(),
         embeds: false,
     })

@@ -7,9 +7,10 @@ use axum::response::{IntoResponse, Response};
 use trireme_inference::InferError;
 use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
 use trireme_server::access::Category;
-use trireme_server::budget::Hold;
+use trireme_server::budget::Permit;
 use utoipa::openapi::schema::Schema;
 
+use crate::caller::Caller;
 use crate::forward;
 use crate::handlers::{Rows, Traced};
 use crate::http::body;
@@ -20,7 +21,6 @@ use crate::http::response::{self, HttpError};
 use crate::http::routing::{ModelPath, post};
 use crate::http::state::HttpState;
 use crate::http::traffic::Traffic;
-use crate::via::Via;
 
 /// Largest body with tensors behind its JSON, where there is room for it.
 const MAX_BINARY_BODY: usize = i32::MAX as usize;
@@ -43,7 +43,7 @@ pub const RESOURCE: Resource = Resource {
 async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -> Result<Response, HttpError> {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
-    let hold = parts.extensions.get::<Hold>().cloned().unwrap_or_else(|| http.handlers.budget.hold());
+    let permit = parts.extensions.get::<Permit>().cloned().unwrap_or_else(|| http.handlers.budget.permit());
     let (_, served) = http.handlers.find_model(&path.model, path.version).map_err(HttpError::plain)?;
     if served.config.decoupled {
         return Err(HttpError::plain(InferError::unsupported(
@@ -59,7 +59,7 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
         Some(_) => body::Limit::binary(limit.max(MAX_BINARY_BODY)),
     };
     let body = body::read(headers, body, most.within(http.handlers.budget.limit())).await?;
-    let body = coding.decode(body, limit, &hold).await.map_err(HttpError::plain)?;
+    let body = coding.decode(body, limit, &permit).await.map_err(HttpError::plain)?;
 
     let context = RequestContext {
         model: &path.model,
@@ -76,27 +76,27 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
         })?),
         None => None,
     };
-    let mut room = |bytes| hold.take(bytes).map_err(InferError::from);
+    let mut room = |bytes| permit.take(bytes).map_err(InferError::from);
     let decode = || infer::decode_infer_request(&context, &body, header_length, &mut room);
     let mut decoded = body::convert(body.len(), decode)?;
     drop(body);
     // Tensors behind the JSON share the memory of the body. Of other bodies only the tensors are left.
     if header_length.is_none() {
-        hold.shrink(decoded.request.inputs.iter().map(|input| input.data.len() as u64).sum());
+        permit.shrink(decoded.request.inputs.iter().map(|input| input.data.len() as u64).sum());
     }
     decoded.request.version = path.version;
     let own = |name: &str| http.handlers.access.is_secret(name);
     forward::headers(headers, http.options.header_forward.as_ref(), own, &mut decoded.request.parameters);
     forward::timeout(headers, &mut decoded.request.parameters)?;
     let traceparent = body::text(headers, "traceparent").map(str::to_owned);
-    let via = Via::Http("/v2/models/{model}/infer");
+    let caller = Caller::Http("/v2/models/{model}/infer");
     let traced = Traced {
         request: decoded.request,
         traceparent,
-        via,
+        caller,
         waits: http.waits(headers),
         rows: Rows::Configured,
-        hold,
+        permit,
         callers: Default::default(),
         embeds: false,
     };

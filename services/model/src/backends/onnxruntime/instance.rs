@@ -13,7 +13,7 @@ use super::binding::{Memory, Staging};
 use super::caches;
 use super::layouts::{Layout, Turn, Wide};
 use super::schema::Schema;
-use super::shared::{Held, Ran};
+use super::shared::{InstanceSession, Ran};
 use super::stop::Stopper;
 use super::tasks::{self, Tasks};
 use super::values;
@@ -23,7 +23,7 @@ use crate::batcher::{Padding, apart};
 /// An instance of an ONNX model.
 pub struct OnnxInstance {
     model: String,
-    session: Held,
+    session: InstanceSession,
     /// The session on all CPUs, shared with the model's other instances, if layouts are chosen by load.
     wide: Option<Arc<Wide>>,
     /// The memory for inputs and outputs, if the session is on a device.
@@ -86,7 +86,7 @@ impl OnnxInstance {
     pub fn new(
         config: &ModelConfig,
         schema: &Schema,
-        session: Held,
+        session: InstanceSession,
         padding: Option<Padding>,
         arena_shrinkage: Option<String>,
     ) -> OnnxInstance {
@@ -272,7 +272,7 @@ impl OnnxInstance {
             (Some((wide, Turn { layout: Layout::Wide, .. })), _) => {
                 run_session(&self.model, &mut wide.session.lock(), values, run.options())
             }
-            (_, Held::Own(session)) => run_session(&self.model, session, values, run.options()),
+            (_, InstanceSession::Own(session)) => run_session(&self.model, session, values, run.options()),
             (_, shared) => {
                 let ran = shared.run(|session| {
                     let outputs = session.run_with_options(values, run.options())?;

@@ -54,7 +54,7 @@ use self::precision::Expected;
 use self::schema::Schema;
 use self::sessions::Sessions;
 use self::settings::Settings;
-use self::shared::Held;
+use self::shared::InstanceSession;
 use self::trial::Trial;
 use crate::batcher::{self, Declaration, LengthBatcher, Padding};
 use crate::cpus;
@@ -138,8 +138,11 @@ impl Backend for OnnxRuntime {
         match settings.precision {
             Some(_) => {
                 doing("running the plain model");
-                expected =
-                    Some(Expected::new(&config, samples()?, &mut new_instance(Held::Own(made), padding.as_ref()))?);
+                expected = Some(Expected::new(
+                    &config,
+                    samples()?,
+                    &mut new_instance(InstanceSession::Own(made), padding.as_ref()),
+                )?);
             }
             None if plain_first => drop(made),
             None => first = Some(made),
@@ -153,7 +156,7 @@ impl Backend for OnnxRuntime {
         for &place in &settings.places {
             let make = || first.take().map_or_else(|| sessions.make(place, settings.intra_threads), Ok);
             let share = (place.is_gpu() && settings.share_sessions || settings.wide_only).then_some(&mut shared);
-            let held = Held::at(place, share, make).map_err(refused)?;
+            let held = InstanceSession::at(place, share, make).map_err(refused)?;
             let mut instance = new_instance(held, padding.as_ref());
             if let InstanceDevice::Gpu(gpu) = place
                 && may_be_pinned(&config)
@@ -176,7 +179,7 @@ impl Backend for OnnxRuntime {
         let may_wait = |declaration: &mut Declaration| settings.wide_only && (declaration.check || declaration.measure);
         let tried = declaration.take_if(may_wait).map(|declaration| -> Result<_, LoadError> {
             let make = || sessions.make(settings.places[0], settings.intra_threads);
-            let held = Held::at(settings.places[0], Some(&mut shared), make).map_err(refused)?;
+            let held = InstanceSession::at(settings.places[0], Some(&mut shared), make).map_err(refused)?;
             let (instance, shares) = (new_instance(held, padding.as_ref()), Arc::new(OnceLock::new()));
             loaded[0].keep_requests_apart_until(shares.clone());
             let trial = Trial {
@@ -257,7 +260,7 @@ fn background(
         in_background(move || {
             let session = sessions.make(InstanceDevice::Cpu, threads);
             let session = session.map_err(|reason| LoadError::Backend { model: config.name.clone(), reason })?;
-            let mut instance = OnnxInstance::new(&config, &schema, Held::Own(session), padding, shrinkage);
+            let mut instance = OnnxInstance::new(&config, &schema, InstanceSession::Own(session), padding, shrinkage);
             if let Some(shares) = until {
                 instance.keep_requests_apart_until(shares);
             }

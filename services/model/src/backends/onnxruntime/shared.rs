@@ -17,7 +17,7 @@ use trireme_inference::Name;
 use super::accelerators::InstanceDevice;
 
 /// The session of an instance.
-pub enum Held {
+pub enum InstanceSession {
     /// The instance's own.
     Own(Session),
     /// The session of all instances on one device.
@@ -34,30 +34,30 @@ pub struct Ran {
     pub ended: Instant,
 }
 
-// === impl Held ===
+// === impl InstanceSession ===
 
-impl Held {
+impl InstanceSession {
     /// The session for an instance at `place`. With `shared` it is the one of its place there, if there is one already. Otherwise
     /// `make` makes it.
     pub fn at<E>(
         place: InstanceDevice,
         shared: Option<&mut HashMap<InstanceDevice, Arc<Mutex<Session>>>>,
         make: impl FnOnce() -> Result<Session, E>,
-    ) -> Result<Held, E> {
-        let Some(shared) = shared else { return make().map(Held::Own) };
+    ) -> Result<InstanceSession, E> {
+        let Some(shared) = shared else { return make().map(InstanceSession::Own) };
         if let Some(session) = shared.get(&place) {
-            return Ok(Held::Shared(session.clone()));
+            return Ok(InstanceSession::Shared(session.clone()));
         }
         let session = Arc::new(Mutex::new(make()?));
         shared.insert(place, session.clone());
-        Ok(Held::Shared(session))
+        Ok(InstanceSession::Shared(session))
     }
 
     /// Uses the session when no other instance does.
     pub fn with<T>(&mut self, task: impl FnOnce(&mut Session) -> T) -> T {
         match self {
-            Held::Own(session) => task(session),
-            Held::Shared(session) => task(&mut session.lock()),
+            InstanceSession::Own(session) => task(session),
+            InstanceSession::Shared(session) => task(&mut session.lock()),
         }
     }
 

@@ -11,7 +11,7 @@ use super::super::input::Input;
 use super::super::refusal::{Kind, Refusal};
 use super::encoding::{Dtype, Encoding, Endianness, Format, Rows};
 use super::treatment::{Conversations, Treatment};
-use crate::handlers::operations::{self, Ask, TextOptions};
+use crate::handlers::operations::{self, OperationRequest, TextOptions};
 use crate::registry::Task;
 
 /// The fields of both routes besides those of the encoding, the input and all bodies.
@@ -144,7 +144,7 @@ impl Pooled {
     async fn of(
         call: &DialectCall,
         texts: &[String],
-        ask: &Ask,
+        ask: &OperationRequest,
         task: Option<&str>,
         first: Task,
     ) -> Result<Pooled, Refusal> {

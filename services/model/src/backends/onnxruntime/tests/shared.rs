@@ -26,7 +26,7 @@ fn instances(model: &Path, config: &ModelConfig, count: usize, staged: bool) -> 
     let (mut shared, mut session) = (HashMap::new(), Some(session));
     let instance = |_| {
         let make = || session.take().ok_or("one session is enough");
-        let held = Held::at(InstanceDevice::Cpu, Some(&mut shared), make).unwrap();
+        let held = InstanceSession::at(InstanceDevice::Cpu, Some(&mut shared), make).unwrap();
         let mut instance = OnnxInstance::new(config, &schema, held, None, None);
         if staged {
             instance.stage(Memory::Plain);

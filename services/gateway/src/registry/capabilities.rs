@@ -15,7 +15,7 @@ pub(super) const TOKENIZER: &str = "tokenizer";
 
 /// The offer of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Offer {
+pub struct Capabilities {
     /// The operations, each with the outputs that hold its result.
     pub tasks: BTreeMap<Task, Vec<String>>,
     /// Its inputs of texts: the texts, and where it has one the second texts of pairs.
@@ -43,9 +43,9 @@ pub struct Routes {
     pub has_usual: bool,
 }
 
-// === impl Offer ===
+// === impl Capabilities ===
 
-impl Offer {
+impl Capabilities {
     /// Whether queries or documents have a prompt of their own.
     pub fn tells_queries_apart(&self) -> bool {
         let named = |name: &str| self.prompts.contains(name);
@@ -53,10 +53,10 @@ impl Offer {
     }
 
     /// The offer of a model with these inputs and outputs. The error names the faulty parameter.
-    pub fn of(config: &ModelConfig, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Result<Offer, String> {
+    pub fn of(config: &ModelConfig, inputs: &[TensorSpec], outputs: &[TensorSpec]) -> Result<Capabilities, String> {
         if config.parameters.contains_key("route_of") {
             // Requests name the model that it is a route of.
-            return Ok(Offer::default());
+            return Ok(Capabilities::default());
         }
         let texts: Vec<_> = inputs.iter().filter(|input| is_texts(input)).cloned().collect();
         let others = inputs.iter().any(|input| !input.optional && !is_texts(input));
@@ -64,10 +64,15 @@ impl Offer {
         let Some(tasks) = text("task") else {
             let mut tasks = if others { BTreeMap::new() } else { inferred(&texts, outputs) };
             tasks.retain(|task, _| !task.is_tokenizers() || config.backend == TOKENIZER);
-            return Ok(Offer { tasks, inputs: texts, served_names: served_names(config), ..Offer::default() });
+            return Ok(Capabilities {
+                tasks,
+                inputs: texts,
+                served_names: served_names(config),
+                ..Capabilities::default()
+            });
         };
         let fault = |what: String| format!("model '{}': parameter {what}", config.name);
-        let mut offer = Offer { inputs: texts, ..Offer::default() };
+        let mut capabilities = Capabilities { inputs: texts, ..Capabilities::default() };
         for name in listed(Some(tasks)) {
             let task = Task::named(name).ok_or_else(|| {
                 let known = Task::ALL.map(Task::name).join(", ");
@@ -78,33 +83,34 @@ impl Offer {
                 fault(format!("'task' names '{task}', expected output {} for it", expected.join(" and ")))
             })?;
             let needed = if task == Task::Rerank { 2 } else { 1 };
-            if task != Task::Generate && (others || offer.inputs.len() < needed) {
+            if task != Task::Generate && (others || capabilities.inputs.len() < needed) {
                 return Err(fault(format!(
                     "'task' names '{task}', expected {needed} TYPE_STRING input(s) of one text a row and no other input \
                      that is required"
                 )));
             }
-            offer.tasks.insert(task, result);
+            capabilities.tasks.insert(task, result);
         }
-        offer.served_names = served_names(config);
-        offer.query_prompt = text("query_prompt").map(str::to_owned);
-        offer.document_prompt = text("document_prompt").map(str::to_owned);
+        capabilities.served_names = served_names(config);
+        capabilities.query_prompt = text("query_prompt").map(str::to_owned);
+        capabilities.document_prompt = text("document_prompt").map(str::to_owned);
         if let Some(labels) = text("labels") {
             let read = serde_json::from_str(labels);
-            offer.labels = read.map_err(|error| fault(format!("'labels' is no JSON array of class names: {error}")))?;
+            capabilities.labels =
+                read.map_err(|error| fault(format!("'labels' is no JSON array of class names: {error}")))?;
         }
         if let Some(routes) = text("routes") {
             let read = serde_json::from_str(routes);
             let by_prompt =
                 read.map_err(|error| fault(format!("'routes' is no JSON object of model names: {error}")))?;
-            offer.routes = Some(Routes { by_prompt, has_usual: text("default_route").is_some() });
+            capabilities.routes = Some(Routes { by_prompt, has_usual: text("default_route").is_some() });
         }
         if let Some(prompts) = text("prompts") {
             let read: Result<BTreeMap<String, String>, _> = serde_json::from_str(prompts);
             let read = read.map_err(|error| fault(format!("'prompts' is no JSON object of texts: {error}")))?;
-            offer.prompts = read.into_keys().collect();
+            capabilities.prompts = read.into_keys().collect();
         }
-        Ok(offer)
+        Ok(capabilities)
     }
 }
 
@@ -159,13 +165,13 @@ mod tests {
         format!("output {{ name: '{name}' data_type: {datatype} dims: [ {dims} ] }}")
     }
 
-    fn offer(parts: &[&str]) -> Result<Offer, String> {
+    fn capabilities(parts: &[&str]) -> Result<Capabilities, String> {
         let config = ModelConfig::parse(&format!("backend: 'x' {}", parts.join(" ")), "m").expect("a configuration");
-        Offer::of(&config, &config.input_specs(), &config.output_specs())
+        Capabilities::of(&config, &config.input_specs(), &config.output_specs())
     }
 
     fn tasks(parts: &[&str]) -> Vec<Task> {
-        offer(parts).expect("an offer").tasks.into_keys().collect()
+        capabilities(parts).expect("an offer").tasks.into_keys().collect()
     }
 
     fn parameter(name: &str, value: &str) -> String {
@@ -191,7 +197,7 @@ mod tests {
 
     #[test]
     fn declared_tasks_say_where_their_results_are() {
-        let found = offer(&[
+        let found = capabilities(&[
             TEXT,
             &output("pooled", "TYPE_FP32", "-1, 8"),
             &parameter("task", "embed"),
@@ -203,7 +209,8 @@ mod tests {
         assert_eq!(found.served_names, ["org/name", "other"]);
         assert_eq!(found.query_prompt.as_deref(), Some("query"));
         let labels = parameter("labels", r#"["no", "yes"]"#);
-        let found = offer(&[TEXT, &output("scores", "TYPE_FP32", "-1, 2"), &parameter("task", "classify"), &labels]);
+        let found =
+            capabilities(&[TEXT, &output("scores", "TYPE_FP32", "-1, 2"), &parameter("task", "classify"), &labels]);
         assert_eq!(found.unwrap().labels, ["no", "yes"]);
     }
 
@@ -211,7 +218,7 @@ mod tests {
     fn routes_are_ensembles_that_offer_nothing_themselves() {
         let result = [output("sparse_indices", "TYPE_INT64", "-1, -1"), output("sparse_values", "TYPE_FP32", "-1, -1")];
         let of = |own: &[String]| {
-            offer(
+            capabilities(
                 &[
                     &[TEXT],
                     &result.each_ref().map(String::as_str)[..],
@@ -233,7 +240,7 @@ mod tests {
     #[test]
     fn what_is_declared_wrongly_is_named() {
         let dense = output("sentence_embedding", "TYPE_FP32", "-1, 8");
-        let fault = |parts: &[&str]| offer(&[&[TEXT, &dense], parts].concat()).unwrap_err();
+        let fault = |parts: &[&str]| capabilities(&[&[TEXT, &dense], parts].concat()).unwrap_err();
         assert!(
             fault(&[&parameter("task", "embedd")]).contains("'task' names 'embedd', expected some of embed, sparse")
         );

@@ -4,7 +4,7 @@ use crate::traces::Protocol;
 
 /// How a request came in.
 #[derive(Clone, Copy, Debug)]
-pub enum Via {
+pub enum Caller {
     /// Over HTTP, at this route.
     Http(&'static str),
     /// Over gRPC, by this method.
@@ -15,28 +15,28 @@ pub enum Via {
     Process,
 }
 
-// === impl Via ===
+// === impl Caller ===
 
-impl Via {
+impl Caller {
     /// The attributes of the span, by OpenTelemetry's conventions.
     pub fn attributes(self) -> Vec<(&'static str, String)> {
         match self {
-            Via::Http(route) => vec![("http.request.method", "POST".to_owned()), ("http.route", route.to_owned())],
-            Via::Grpc(method) => vec![
+            Caller::Http(route) => vec![("http.request.method", "POST".to_owned()), ("http.route", route.to_owned())],
+            Caller::Grpc(method) => vec![
                 ("rpc.system", "grpc".to_owned()),
                 ("rpc.service", "inference.GRPCInferenceService".to_owned()),
                 ("rpc.method", method.to_owned()),
             ],
-            Via::Model | Via::Process => Vec::new(),
+            Caller::Model | Caller::Process => Vec::new(),
         }
     }
 
     /// The protocol under which trace files have the request. They are about the requests of clients, so others have none.
     pub fn protocol(self) -> Option<Protocol> {
         match self {
-            Via::Http(_) => Some(Protocol::Http),
-            Via::Grpc(_) => Some(Protocol::Grpc),
-            Via::Model | Via::Process => None,
+            Caller::Http(_) => Some(Protocol::Http),
+            Caller::Grpc(_) => Some(Protocol::Grpc),
+            Caller::Model | Caller::Process => None,
         }
     }
 }

@@ -6,7 +6,7 @@
 use axum::http::HeaderMap;
 use chrono::DateTime;
 use serde::Deserialize;
-use trireme_jobs::{Terms, now};
+use trireme_jobs::{JobOptions, now};
 
 use super::webhooks::{self, Webhooks};
 
@@ -36,7 +36,7 @@ pub fn are_in(headers: &HeaderMap) -> bool {
 }
 
 /// The terms that the headers of a durable request name. The error is for the client.
-pub fn of_headers(headers: &HeaderMap, webhooks: Option<&Webhooks>) -> Result<Terms, String> {
+pub fn of_headers(headers: &HeaderMap, webhooks: Option<&Webhooks>) -> Result<JobOptions, String> {
     let text = |name: &str| match headers.get(name).map(|value| value.to_str()) {
         Some(Ok(value)) => Ok(Some(value)),
         Some(Err(_)) => Err(format!("header {name} is no text")),
@@ -44,7 +44,7 @@ pub fn of_headers(headers: &HeaderMap, webhooks: Option<&Webhooks>) -> Result<Te
     };
     let not_before = text(NOT_BEFORE)?.map(|value| time("Not-Before", value)).transpose()?;
     let webhook = text(WEBHOOK)?.map(|url| webhooks::check(webhooks, "Webhook-Url", url)).transpose()?;
-    Ok(Terms { not_before, webhook })
+    Ok(JobOptions { not_before, webhook })
 }
 
 /// The terms that the fields of a batch name. The error is for the client.
@@ -52,14 +52,14 @@ pub fn of_fields(
     not_before: Option<Time>,
     webhook: Option<&str>,
     webhooks: Option<&Webhooks>,
-) -> Result<Terms, String> {
+) -> Result<JobOptions, String> {
     let not_before = match not_before {
         Some(Time::Seconds(seconds)) => Some(checked("'not_before'", seconds, &seconds.to_string())?),
         Some(Time::Text(text)) => Some(time("'not_before'", &text)?),
         None => None,
     };
     let webhook = webhook.map(|url| webhooks::check(webhooks, "'webhook'", url)).transpose()?;
-    Ok(Terms { not_before, webhook })
+    Ok(JobOptions { not_before, webhook })
 }
 
 /// The time in a text, in seconds since 1970.
@@ -108,7 +108,7 @@ mod tests {
         let fields = |json: &str| of_fields(serde_json::from_str(json).unwrap(), None, None);
         assert_eq!(fields("1767225600").unwrap().not_before, Some(1_767_225_600));
         assert_eq!(fields("\"2026-01-01T00:00:00Z\"").unwrap().not_before, Some(1_767_225_600));
-        assert_eq!(fields("null").unwrap(), Terms::default());
+        assert_eq!(fields("null").unwrap(), JobOptions::default());
         assert!(fields("60").unwrap_err().starts_with("'not_before' is '60', expected a time"));
     }
 }
