@@ -42,7 +42,7 @@ struct Shared {
 
 /// A request's part of the budget. Clones share it; the last one gives it back.
 #[derive(Clone, Debug)]
-pub struct Permit(Arc<PermitInner>);
+pub struct BytesPermit(Arc<PermitInner>);
 
 #[derive(Debug)]
 struct PermitInner {
@@ -71,7 +71,7 @@ pub struct NoRoom;
 /// A request's body that takes its bytes from the budget as they arrive.
 struct Counted {
     body: Body,
-    permit: Permit,
+    permit: BytesPermit,
     /// The length that the client has announced, until the body is first read.
     announced: u64,
     /// Makes the error for the reader of the body.
@@ -86,11 +86,11 @@ struct Sent {
     body: Body,
     /// The part of a piece that was not sent yet.
     rest: Bytes,
-    _permit: Permit,
+    _permit: BytesPermit,
 }
 
 /// Wraps a request's body: its bytes are counted in `hold`. Its first read fails if there is no room for the announced length.
-pub fn count(body: Body, announced: u64, permit: &Permit, refuse: Refuse) -> Body {
+pub fn count(body: Body, announced: u64, permit: &BytesPermit, refuse: Refuse) -> Body {
     if body.is_end_stream() {
         return body;
     }
@@ -98,7 +98,7 @@ pub fn count(body: Body, announced: u64, permit: &Permit, refuse: Refuse) -> Bod
 }
 
 /// Frees `hold` when the response has been sent.
-pub fn until_sent(response: Response<Body>, permit: Permit) -> Response<Body> {
+pub fn until_sent(response: Response<Body>, permit: BytesPermit) -> Response<Body> {
     permit.add(response.body().size_hint().exact().unwrap_or_default());
     permit.0.times.send();
     response.map(|body| Body::new(Sent { body, rest: Bytes::new(), _permit: permit }))
@@ -123,31 +123,31 @@ impl Budget {
     }
 
     /// A new live request's hold, without bytes.
-    pub fn permit(&self) -> Permit {
+    pub fn permit(&self) -> BytesPermit {
         self.permit_in(Lane::Live)
     }
 
     /// A new request's hold, without bytes.
-    pub fn permit_in(&self, lane: Lane) -> Permit {
+    pub fn permit_in(&self, lane: Lane) -> BytesPermit {
         self.holding(0, 0, lane, None)
     }
 
     /// The hold of a job's request, without bytes. `job` names the job, and the line in a batch.
-    pub fn permit_for_job(&self, job: Option<String>) -> Permit {
+    pub fn permit_for_job(&self, job: Option<String>) -> BytesPermit {
         self.holding(0, 0, Lane::Bulk, job)
     }
 
     /// The hold of a request about the server, which has to be answered even if there is no room for others: as many bytes as
     /// such requests need are counted and not refused.
-    pub fn permit_about_server(&self) -> Permit {
+    pub fn permit_about_server(&self) -> BytesPermit {
         self.holding(0, ABOUT_SERVER, Lane::Live, None)
     }
 
-    fn holding(&self, bytes: u64, free: u64, lane: Lane, job: Option<String>) -> Permit {
+    fn holding(&self, bytes: u64, free: u64, lane: Lane, job: Option<String>) -> BytesPermit {
         let (budget, bytes) = (self.clone(), AtomicU64::new(bytes));
         let (times, kept) = (RequestTimes::begin(), Mutex::default());
         let (is_too_large, deadline) = (AtomicBool::new(false), OnceLock::new());
-        Permit(Arc::new(PermitInner { budget, bytes, free, lane, job, is_too_large, deadline, times, kept }))
+        BytesPermit(Arc::new(PermitInner { budget, bytes, free, lane, job, is_too_large, deadline, times, kept }))
     }
 }
 
@@ -165,9 +165,9 @@ impl Shared {
     }
 }
 
-// === impl Permit ===
+// === impl BytesPermit ===
 
-impl Permit {
+impl BytesPermit {
     /// Takes more bytes, if there is room.
     pub fn take(&self, bytes: u64) -> Result<(), NoRoom> {
         if self.is_free(bytes) {
@@ -258,7 +258,7 @@ impl Permit {
     }
 
     /// Moves all bytes of this hold into a new one: for a message of a stream.
-    pub fn split(&self) -> Permit {
+    pub fn split(&self) -> BytesPermit {
         let PermitInner { budget, bytes, free, lane, job, .. } = self.0.as_ref();
         budget.holding(bytes.swap(0, Ordering::Relaxed), *free, *lane, job.clone())
     }

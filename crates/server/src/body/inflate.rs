@@ -14,7 +14,7 @@ use tokio::sync::{SemaphorePermit, mpsc};
 use trireme_inference::Buffer;
 
 use super::large;
-use crate::budget::{NoRoom, Permit};
+use crate::budget::{BytesPermit, NoRoom};
 
 /// The beginning of every gzip stream.
 const GZIP_MAGIC: &[u8] = &[0x1F, 0x8B];
@@ -51,7 +51,7 @@ const AHEAD: usize = 4;
 type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), InflateError>;
 
 /// The inflated bytes of `coded`, `limit` at most, counted in `hold`. The first bytes show which coding it is.
-pub async fn inflate(coded: Bytes, limit: usize, permit: &Permit) -> Result<Bytes, InflateError> {
+pub async fn inflate(coded: Bytes, limit: usize, permit: &BytesPermit) -> Result<Bytes, InflateError> {
     let permit = permit.clone();
     let made = tokio::task::spawn_blocking(move || make(limit, &permit, |sink| inflate_into(&coded, sink)));
     made.await?
@@ -59,7 +59,11 @@ pub async fn inflate(coded: Bytes, limit: usize, permit: &Permit) -> Result<Byte
 
 /// The number of the inflated bytes of `coded`, `limit` at most and counted in `hold`, and the bytes as they are inflated. So they are in
 /// memory once, where the reader puts them.
-pub async fn inflate_in_pieces(coded: Bytes, limit: usize, permit: &Permit) -> Result<(usize, Pieces), InflateError> {
+pub async fn inflate_in_pieces(
+    coded: Bytes,
+    limit: usize,
+    permit: &BytesPermit,
+) -> Result<(usize, Pieces), InflateError> {
     let (permit, measured) = (permit.clone(), coded.clone());
     let size =
         tokio::task::spawn_blocking(move || measure(limit, &permit, |sink| inflate_into(&measured, sink))).await??;
@@ -115,7 +119,7 @@ fn zlib_into(coded: &[u8], sink: Sink<'_>) -> Result<(), InflateError> {
 /// Joins the pieces that `inflate` gives its sink.
 fn make(
     limit: usize,
-    permit: &Permit,
+    permit: &BytesPermit,
     inflate: impl Fn(Sink<'_>) -> Result<(), InflateError>,
 ) -> Result<Bytes, InflateError> {
     let mut slot = None;
@@ -128,7 +132,7 @@ fn make(
 /// Counts the bytes that `inflate` gives its sink, and takes room for them.
 fn measure(
     limit: usize,
-    permit: &Permit,
+    permit: &BytesPermit,
     inflate: impl Fn(Sink<'_>) -> Result<(), InflateError>,
 ) -> Result<usize, InflateError> {
     measure_with(limit, permit, &inflate, &mut None)
@@ -136,7 +140,7 @@ fn measure(
 
 fn measure_with(
     limit: usize,
-    permit: &Permit,
+    permit: &BytesPermit,
     inflate: &impl Fn(Sink<'_>) -> Result<(), InflateError>,
     slot: &mut Option<SemaphorePermit<'static>>,
 ) -> Result<usize, InflateError> {
@@ -167,11 +171,11 @@ mod tests {
     use super::*;
     use crate::budget::Budget;
 
-    fn inflate_gzip(coded: &[u8], limit: usize, permit: &Permit) -> Result<Bytes, InflateError> {
+    fn inflate_gzip(coded: &[u8], limit: usize, permit: &BytesPermit) -> Result<Bytes, InflateError> {
         make(limit, permit, |sink| gzip_into(coded, sink))
     }
 
-    fn inflate_zlib(coded: &[u8], limit: usize, permit: &Permit) -> Result<Bytes, InflateError> {
+    fn inflate_zlib(coded: &[u8], limit: usize, permit: &BytesPermit) -> Result<Bytes, InflateError> {
         make(limit, permit, |sink| zlib_into(coded, sink))
     }
 
@@ -206,7 +210,7 @@ mod tests {
         let text: Vec<u8> =
             (0..400_000u32).flat_map(|number| (number.wrapping_mul(2_654_435_761) >> 20).to_le_bytes()).collect();
         for (coded, decode) in [
-            (zlib(&[&text]), inflate_zlib as fn(&[u8], usize, &Permit) -> Result<Bytes, InflateError>),
+            (zlib(&[&text]), inflate_zlib as fn(&[u8], usize, &BytesPermit) -> Result<Bytes, InflateError>),
             (gzip(&[&text]), inflate_gzip),
         ] {
             assert!(coded.len() > 200_000, "{}", coded.len());

@@ -24,7 +24,7 @@ use trireme_inference::InferError;
 use trireme_protocol::grpc::status;
 use trireme_server::body::{InflateError, Pieces, inflate_in_pieces};
 use trireme_server::body::{Overdue, ReadTimeout, size};
-use trireme_server::budget::{self, NoRoom, Permit};
+use trireme_server::budget::{self, BytesPermit, NoRoom};
 
 use super::cost::Cost;
 
@@ -38,7 +38,7 @@ const CODED: u8 = 1;
 /// A call's body on its way in.
 struct CallBody {
     body: Body,
-    permit: Permit,
+    permit: BytesPermit,
     pace: ReadTimeout,
     /// Whether messages may follow one another.
     streams: bool,
@@ -86,7 +86,7 @@ struct Position {
 }
 
 /// Wraps a call's body: it is counted in `hold` and read by these rules.
-pub fn guard(body: Body, rules: Rules, permit: &Permit) -> Body {
+pub fn guard(body: Body, rules: Rules, permit: &BytesPermit) -> Body {
     if body.is_end_stream() {
         return body;
     }

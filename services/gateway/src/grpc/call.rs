@@ -7,7 +7,7 @@ use tonic::Request;
 use trireme_inference::{InferError, InferRequest, InferResponse, Lane, Parameters, TensorSpec};
 use trireme_protocol::grpc::wire::ModelInferRequest;
 use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
-use trireme_server::budget::Permit;
+use trireme_server::budget::BytesPermit;
 
 use super::deadline::Deadline;
 use crate::caller::Caller;
@@ -53,7 +53,7 @@ impl RpcCall {
         &self,
         handlers: &Handlers,
         mut message: ModelInferRequest,
-        permit: &Permit,
+        permit: &BytesPermit,
     ) -> Result<InferResponse, InferError> {
         message.model_name = handlers.registry.catalog().own_name_or(message.model_name);
         let version = parse_model_version(&message.model_version)?;
@@ -74,7 +74,7 @@ impl RpcCall {
         &self,
         handlers: &SharedHandlers,
         mut message: ModelInferRequest,
-        permit: &Permit,
+        permit: &BytesPermit,
     ) -> Result<(Responses, bool), InferError> {
         message.model_name = handlers.registry.catalog().own_name_or(message.model_name);
         let version = parse_model_version(&message.model_version)?;
@@ -88,7 +88,7 @@ impl RpcCall {
         message: ModelInferRequest,
         inputs: &[TensorSpec],
         method: &'static str,
-        permit: &Permit,
+        permit: &BytesPermit,
     ) -> Result<Traced, InferError> {
         let request = decode_infer_request(message, inputs)?;
         // Typed contents take more room in memory than on the wire.

@@ -7,7 +7,7 @@ use trireme_inference::{InferError, InferResponse};
 use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceService;
 use trireme_protocol::grpc::wire::*;
 use trireme_protocol::grpc::{self, encode_infer_response, parse_model_version};
-use trireme_server::budget::Permit;
+use trireme_server::budget::BytesPermit;
 
 use super::access::credentials;
 use super::call::{RpcCall, named};
@@ -64,7 +64,7 @@ impl InferenceService {
     }
 
     /// The call's hold on the budget.
-    fn permit<T>(&self, request: &Request<T>) -> Permit {
+    fn permit<T>(&self, request: &Request<T>) -> BytesPermit {
         request.extensions().get().cloned().unwrap_or_else(|| self.handlers.budget.permit())
     }
 }

@@ -20,7 +20,7 @@ use trireme_protocol::grpc::{
     Named, encode_stream_end, encode_stream_error, encode_stream_refusal, encode_stream_response, status,
     wants_empty_final,
 };
-use trireme_server::budget::Permit;
+use trireme_server::budget::BytesPermit;
 
 use super::call::RpcCall;
 use super::deadline;
@@ -57,7 +57,7 @@ struct Session {
     call: RpcCall,
     close_on_error: bool,
     /// The bytes that the client has sent and no request has taken yet.
-    permit: Permit,
+    permit: BytesPermit,
     stop: Stop,
     /// The source of further requests; `None` after the last one.
     requests: Option<Streaming<ModelInferRequest>>,
@@ -83,7 +83,7 @@ pub fn answer(
     requests: Streaming<ModelInferRequest>,
     call: RpcCall,
     close_on_error: bool,
-    permit: Permit,
+    permit: BytesPermit,
     stop: CancellationToken,
 ) -> Replies {
     let session = Session {

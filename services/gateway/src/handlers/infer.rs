@@ -13,7 +13,7 @@ use trireme_inference::{
     Tensor, UnixMicros, request_timeout,
 };
 use trireme_runtime::response_cache::Key;
-use trireme_server::budget::Permit;
+use trireme_server::budget::BytesPermit;
 
 use super::Handlers;
 use super::sequences::{self, InSequence, SequenceRequest};
@@ -40,7 +40,7 @@ pub struct Traced {
     /// Whether its rows may travel apart.
     pub rows: Rows,
     /// The bytes of the gateway's budget that the request holds.
-    pub permit: Permit,
+    pub permit: BytesPermit,
     /// The models that wait for its answer, where a model has sent it.
     pub callers: Callers,
     /// Whether it asks for vectors of texts, which its span says in OpenTelemetry's words.

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use trireme_inference::{InferError, InferRequest};
-use trireme_server::budget::Permit;
+use trireme_server::budget::BytesPermit;
 
 use super::Handlers;
 use crate::registry::{ServedModel, Task};
@@ -10,7 +10,7 @@ use crate::registry::{ServedModel, Task};
 impl Handlers {
     /// Repeats a query of one row for each row of documents, where the model's configuration says `rerank` in its parameter
     /// `task`. The repeated bytes count as the request's own.
-    pub(super) fn repeat_query(&self, request: &mut InferRequest, permit: &Permit) -> Result<(), InferError> {
+    pub(super) fn repeat_query(&self, request: &mut InferRequest, permit: &BytesPermit) -> Result<(), InferError> {
         // If there is no such model, the caller's next step answers with the error.
         let Ok((_, served)) = self.find_model(&request.model, request.version) else { return Ok(()) };
         match repetitions(request, &served) {
@@ -34,7 +34,7 @@ fn repetitions(request: &InferRequest, served: &ServedModel) -> Option<(usize, i
     (rows(query) == Some(1)).then_some((query, rows_of_documents))
 }
 
-fn repeat(request: &mut InferRequest, query: usize, rows: i64, permit: &Permit) -> Result<(), InferError> {
+fn repeat(request: &mut InferRequest, query: usize, rows: i64, permit: &BytesPermit) -> Result<(), InferError> {
     let size = (request.inputs[query].data.len() as u64).saturating_mul(rows as u64);
     // More documents are claimed than there are bytes for: the documents' own check says so.
     let bytes = request.inputs.iter().map(|input| input.data.len() as u64).max().unwrap_or_default();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use trireme_inference::{InferError, InferRequest, ModelKey};
 use trireme_protocol::tracing::{SettingChange, TraceChanges, TraceLevel, TraceMode, TraceSettings};
-use trireme_server::budget::Permit;
+use trireme_server::budget::BytesPermit;
 
 use crate::caller::Caller;
 use crate::traces::{OpenTrace, Stream, TraceConfig, TraceTarget, Writer};
@@ -93,7 +93,7 @@ impl Tracing {
     }
 
     /// The trace of a request, if it is one that is written to a file. Counts it.
-    pub fn begin(&self, request: &InferRequest, caller: Caller, permit: &Permit) -> Option<Arc<OpenTrace>> {
+    pub fn begin(&self, request: &InferRequest, caller: Caller, permit: &BytesPermit) -> Option<Arc<OpenTrace>> {
         let Target::Files { writer: Some(writer), .. } = &self.target else { return None };
         let protocol = caller.protocol()?;
         let Picked { level, stream } = self.pick(&request.model)?;

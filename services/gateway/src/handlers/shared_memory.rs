@@ -5,7 +5,7 @@
 
 use trireme_inference::{InferError, InferRequest, InferResponse};
 use trireme_protocol::shared_memory::SystemRegion;
-use trireme_server::budget::Permit;
+use trireme_server::budget::BytesPermit;
 
 use super::Handlers;
 use crate::shared_memory::RegionPart;
@@ -68,7 +68,11 @@ impl Handlers {
 
     /// Reads the inputs that lie in shared memory into `request`, counted in `hold`, and finds the parts for its outputs. No
     /// byte is read before all parts are found and there is room for them.
-    pub(super) fn read_shared(&self, request: &mut InferRequest, permit: &Permit) -> Result<OutputParts, InferError> {
+    pub(super) fn read_shared(
+        &self,
+        request: &mut InferRequest,
+        permit: &BytesPermit,
+    ) -> Result<OutputParts, InferError> {
         let shared = std::mem::take(&mut request.shared);
         let memory = &self.shared_memory;
         let inputs: Vec<_> = shared.inputs.iter().map(|(_, part)| memory.find(part)).collect::<Result<_, _>>()?;

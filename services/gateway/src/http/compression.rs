@@ -13,7 +13,7 @@ use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use trireme_inference::{Cause, InferError};
 use trireme_server::body::{InflateError, inflate};
-use trireme_server::budget::Permit;
+use trireme_server::budget::BytesPermit;
 
 /// How a body is coded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ impl Coding {
 
     /// The body without its coding, `limit` bytes at most, counted in `hold`. Which of the two codings it is shows in the
     /// body itself.
-    pub async fn decode(self, body: Bytes, limit: usize, permit: &Permit) -> Result<Bytes, InferError> {
+    pub async fn decode(self, body: Bytes, limit: usize, permit: &BytesPermit) -> Result<Bytes, InferError> {
         if self == Coding::Identity {
             return Ok(body);
         }

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 use multer::Multipart;
 use trireme_jobs::Arrival;
-use trireme_server::budget::{Budget, Permit};
+use trireme_server::budget::{Budget, BytesPermit};
 
 use super::durable::Refused;
 
@@ -85,7 +85,7 @@ pub async fn read<'a>(
             "Content-Encoding is '{coding}', expected a form that is not compressed"
         )));
     }
-    let permit = request.extensions().get::<Permit>().cloned().unwrap_or_else(|| budget.permit());
+    let permit = request.extensions().get::<BytesPermit>().cloned().unwrap_or_else(|| budget.permit());
     let headers = Headers::default();
     let multipart = Multipart::new(headers.bound(request.into_body()), boundary);
     let (mut arrival, mut form) = (Some(arrival), Form { file: None, lapse: None });
@@ -104,7 +104,7 @@ pub async fn read<'a>(
 async fn fields<'a>(
     mut multipart: Multipart<'_>,
     headers: &Headers,
-    permit: &Permit,
+    permit: &BytesPermit,
     field: &str,
     arrival: &mut Option<Arrival<'a>>,
     form: &mut Form<'a>,

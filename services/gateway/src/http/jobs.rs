@@ -16,7 +16,7 @@ use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
 use trireme_jobs::{Execute, Executed, JOB, JobAnswer, JobCall, Options, Quotas, WebhookAnswer, WebhookCall};
-use trireme_server::budget::{Budget, Permit};
+use trireme_server::budget::{Budget, BytesPermit};
 
 use super::webhooks::{Target, WebhookSecret, Webhooks};
 use crate::registry::Registry;
@@ -102,7 +102,7 @@ pub struct Runner {
     /// The budget for the bytes of requests and answers.
     pub budget: Budget,
     /// The bytes of running batches.
-    pub batches: Permit,
+    pub batches: BytesPermit,
     /// Calls webhooks, if this gateway does.
     pub webhooks: Option<Webhooks>,
 }
@@ -200,14 +200,14 @@ impl Execute for Runner {
 }
 
 /// Whether an answer is one, or a refusal of a call that may be taken later. A refusal that is owed to what the client has set is an answer.
-fn executed(answer: JobAnswer, permit: &Permit) -> Executed {
+fn executed(answer: JobAnswer, permit: &BytesPermit) -> Executed {
     match answer.status {
         408 | 429 | 503 | 504 if !permit.is_final() => Executed::Refused,
         _ => Executed::Answered(answer),
     }
 }
 
-fn request(call: JobCall, permit: Permit) -> Result<Request<Body>, axum::http::Error> {
+fn request(call: JobCall, permit: BytesPermit) -> Result<Request<Body>, axum::http::Error> {
     // Durable work waits in the bulk lane.
     let mut request = Request::post(&call.path).extension(Admitted).extension(permit).header("priority", "u=7");
     for (name, value) in &call.headers {

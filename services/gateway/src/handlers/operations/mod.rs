@@ -24,7 +24,7 @@ use trireme_inference::{
     DataType, InferError, InferRequest, InferResponse, Ledger, Name, ParameterValue, Parameters, RequestedOutput,
     Shape, Tensor, UncheckedTensor,
 };
-use trireme_server::budget::Permit;
+use trireme_server::budget::BytesPermit;
 
 use super::{Handlers, Rows, Traced, Waits};
 use crate::caller::Caller;
@@ -44,7 +44,7 @@ pub struct OperationRequest {
     /// How the texts are treated.
     pub options: TextOptions,
     /// The request's part of the memory for requests.
-    pub permit: Permit,
+    pub permit: BytesPermit,
     /// Headers that models get as parameters.
     pub parameters: Parameters,
     /// The client's W3C `traceparent`.

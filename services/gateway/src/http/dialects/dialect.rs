@@ -5,7 +5,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use serde::de::DeserializeOwned;
 use trireme_inference::Parameters;
-use trireme_server::budget::Permit;
+use trireme_server::budget::BytesPermit;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
@@ -76,7 +76,7 @@ pub struct DialectCall {
     /// Its body, without its coding.
     pub body: Bytes,
     /// The request's part of the memory for requests.
-    pub permit: Permit,
+    pub permit: BytesPermit,
     /// The parameters that models get of the headers.
     pub parameters: Parameters,
     pub traceparent: Option<String>,

@@ -38,7 +38,7 @@ use axum::routing::{get as on_get, post as on_post};
 use bytes::Bytes;
 use trireme_inference::{InferError, Parameters};
 use trireme_server::access::Category;
-use trireme_server::budget::Permit;
+use trireme_server::budget::BytesPermit;
 
 use super::access_log::{AskedModel, REQUEST_ID};
 use super::body::{self, text};
@@ -178,7 +178,7 @@ async fn answer(
     {
         return refused((dialect, route), &denied.into());
     }
-    let permit = parts.extensions.get::<Permit>().cloned().unwrap_or_else(|| http.handlers.budget.permit());
+    let permit = parts.extensions.get::<BytesPermit>().cloned().unwrap_or_else(|| http.handlers.budget.permit());
     let body = match read(http, &parts.headers, body, &permit).await {
         Ok(body) => body,
         Err(refusal) => return refused((dialect, route), &refusal),
@@ -227,7 +227,7 @@ async fn read(
     http: &HttpState,
     headers: &HeaderMap,
     body: axum::body::Body,
-    permit: &Permit,
+    permit: &BytesPermit,
 ) -> Result<Bytes, Refusal> {
     let limit = http.options.max_input_size;
     let Some(coding) = Coding::of_request(headers) else {

@@ -15,7 +15,7 @@ use trireme_inference::InferError;
 use trireme_protocol::generate::{decode_generate_request, encode_generate_response};
 use trireme_protocol::metadata;
 use trireme_server::access::Category;
-use trireme_server::budget::Permit;
+use trireme_server::budget::BytesPermit;
 
 use crate::caller::Caller;
 use crate::forward;
@@ -106,7 +106,7 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
         return Err(InferError::invalid_arg("Unsupported content-encoding, only 'identity' is supported.").into());
     }
     let body = body::read(headers, body, body::Limit::json(http.options.max_input_size)).await?;
-    let permit = parts.extensions.get::<Permit>().cloned().unwrap_or_else(|| http.handlers.budget.permit());
+    let permit = parts.extensions.get::<BytesPermit>().cloned().unwrap_or_else(|| http.handlers.budget.permit());
     let mut room = |bytes| permit.take(bytes).map_err(InferError::from);
     let decode = || decode_generate_request(&path.model, &served.inputs, &body, &mut room);
     let mut request = body::convert(body.len(), decode)?;

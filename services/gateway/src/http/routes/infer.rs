@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use trireme_inference::InferError;
 use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
 use trireme_server::access::Category;
-use trireme_server::budget::Permit;
+use trireme_server::budget::BytesPermit;
 use utoipa::openapi::schema::Schema;
 
 use crate::caller::Caller;
@@ -43,7 +43,7 @@ pub const RESOURCE: Resource = Resource {
 async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -> Result<Response, HttpError> {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
-    let permit = parts.extensions.get::<Permit>().cloned().unwrap_or_else(|| http.handlers.budget.permit());
+    let permit = parts.extensions.get::<BytesPermit>().cloned().unwrap_or_else(|| http.handlers.budget.permit());
     let (_, served) = http.handlers.find_model(&path.model, path.version).map_err(HttpError::plain)?;
     if served.config.decoupled {
         return Err(HttpError::plain(InferError::unsupported(
