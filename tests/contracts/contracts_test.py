@@ -31,11 +31,11 @@ def suites(args, work):
     """By name: the dialect, the suite in words, and what runs it."""
     python, trireme = ROOT / ".cache/contracts-python/bin/python", args.binary.absolute()
     return {
-        "openai": ("OpenAI", "openai-python 3.57.0, `tests/api_resources`: batches, embeddings, files, models, uploads",
+        "openai": ("OpenAI", "openai-python 3.57.0: batches, embeddings, files, models, uploads",
                    lambda: openai_python.run(CACHE / "openai", python, trireme, work)),
-        "tei": ("TEI", "schemathesis with TEI's `docs/openapi.json`", lambda: documents.run("tei", CACHE, trireme, work)),
-        "infinity": ("Infinity", "schemathesis with Infinity's `docs/assets/openapi.json`", lambda: documents.run("infinity", CACHE, trireme, work)),
-        "vllm": ("vLLM", "vLLM 0.33.0, `tests/entrypoints/pooling`",
+        "tei": ("TEI", "schemathesis with TEI's own OpenAPI document", lambda: documents.run("tei", CACHE, trireme, work)),
+        "infinity": ("Infinity", "schemathesis with Infinity's own OpenAPI document", lambda: documents.run("infinity", CACHE, trireme, work)),
+        "vllm": ("vLLM", "vLLM 0.33.0: entrypoints of pooling models",
                  lambda: vllm_pooling.run(CACHE / "vllm", python, trireme, CACHE / "hub", work, args.file)),
     }
 

@@ -34,10 +34,10 @@ fn a_template_is_applied_where_the_library_applies_it() {
     assert_eq!(found["message_format"], "structured");
     assert_eq!(found["chat_template_kwargs"], r#"{"add_generation_prompt":true}"#);
     assert!(tokenizer_files(&message).contains(&"chat_template.jinja".to_owned()));
-    // An older file knows no messages, so that a template beside it has no effect.
+    // An older file knows no messages, so that a template beside it is for requests with conversations alone.
     let older = with_own(json!({"max_seq_length": 32}));
     assert!(!parameters(&older).contains_key("message_format"));
-    assert!(!tokenizer_files(&older).contains(&"chat_template.jinja".to_owned()));
+    assert!(tokenizer_files(&older).contains(&"chat_template.jinja".to_owned()));
     // Without modules.json the library takes any template; a classifier's pipeline takes none.
     let pairs = classifier("Qwen3ForSequenceClassification", json!({"id2label": {"0": "LABEL_0"}}), 1);
     write(pairs.path(), "chat_template.jinja", CHATML);
