@@ -132,9 +132,13 @@ fn serving_without_a_graph_says_what_makes_one() {
         format!("trireme serve {} --export --export-python export-python/bin/python", folder.path().display());
     assert!(text.contains("/nowhere/python cannot make one") && text.contains(&command), "{text}");
     assert!(fs::read_dir(cache.path()).expect("it is there").next().is_none(), "nothing is left behind");
-    let served = product("trireme").args(["serve", "--http-port=0"]).arg(folder.path()).output().expect("it runs");
-    let command = format!("trireme serve {} --export", folder.path().display());
-    assert!(said(&served).contains(&command), "{}", said(&served));
+    let serve =
+        || said(&product("trireme").args(["serve", "--http-port=0"]).arg(folder.path()).output().expect("it runs"));
+    let served = serve();
+    assert!(served.contains("no ONNX file, and no weights that one is made of"), "{served}");
+    fs::write(folder.path().join("model.safetensors"), "").expect("the folder can be written");
+    let (served, command) = (serve(), format!("trireme serve {} --export", folder.path().display()));
+    assert!(served.contains(&command), "{served}");
 }
 
 #[test]

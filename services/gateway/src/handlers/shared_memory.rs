@@ -107,7 +107,7 @@ impl OutputParts {
             if data.len() as u64 > part.byte_size {
                 return Err(InferError::internal(format!(
                     "shared memory size specified with the request for output '{name}' ({} bytes) should be at least {} \
-                     bytes to permit the results",
+                     bytes to hold the results",
                     part.byte_size,
                     data.len()
                 )));
