@@ -47,7 +47,8 @@ The recorded Triton is not the newest. Where its sources have changed since, the
 `make triton-suites` fetches the repository of Triton's server (here {suites_version}), makes the models that its suites need with its own
 generators, and runs the suites' Python files as they are against `trireme serve` on CPUs. Some suites have shell scripts that look for
 words in the server's log, or C++ programs: these do not run. A case that runs under several settings counts once for each; one that
-the suite itself skips does not count. [tests/triton-suites](../tests/triton-suites) says which models and flags each suite gets.
+the suite itself skips does not count. Models of Triton's C++ backend `identity` are those of the backend with this name here, and the probe that
+looks for leaks in Triton's shared memory looks at nothing. [tests/triton-suites](../tests/triton-suites) says which models and flags each suite gets.
 
 | suite below `qa/` | passed | why the others do not |
 |---|---|---|
