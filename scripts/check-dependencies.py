@@ -16,9 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 # A member may use members of layers above its own, but none of its own layer.
 LAYERS = [
     ("domain", ["trireme-inference", "trireme-telemetry"]),
+    ("formats", ["trireme-model-files"]),
     ("libraries", ["trireme-protocol", "trireme-model-repository", "trireme-text", "trireme-bus", "trireme-columns"]),
     ("execution", ["trireme-model-source", "trireme-engine"]),
     ("runtime", ["trireme-runtime", "trireme-generation", "trireme-jobs", "trireme-ops", "trireme-server"]),
+    ("operations", ["trireme-operations"]),
+    ("dialects", ["trireme-dialects"]),
     ("services", []),  # the members in the folder services
     ("cli", ["trireme"]),
     ("tests", ["trireme-e2e", "trireme-fuzz", "trireme-bare-chain"]),
@@ -33,7 +36,7 @@ OWNERS = {
     "arrow-array": {"trireme-columns"},
     "arrow-ipc": {"trireme-columns"},
     "async-nats": {"trireme-bare-chain", "trireme-bus"},
-    "axum": {"trireme-gateway", "trireme-runtime", "trireme-server"},
+    "axum": {"trireme-dialects", "trireme-gateway", "trireme-runtime", "trireme-server"},
     "object_store": {"trireme-model-source"},
     "minijinja": {"trireme-text"},
     "multer": {"trireme-gateway"},
@@ -42,7 +45,7 @@ OWNERS = {
     "prost-reflect": {"trireme-model-repository"},
     "redb": {"trireme-bus"},
     "reqwest": {"trireme-gateway", "trireme-model-source"},
-    "tiktoken-rs": {"trireme-gateway"},
+    "tiktoken-rs": {"trireme-dialects"},
     "tokenizers": {"trireme-text"},
     "tonic": {"trireme-gateway", "trireme-protocol", "trireme-e2e"},
 }

@@ -2,14 +2,18 @@
 //! bytes of all requests, keys and restrictions.
 //!
 //! A request passes `connections` (accepted, limited, TLS), `body` (may pause for so long, is inflated within a limit), `access` (key, lane,
-//! restriction) and holds its bytes of the `budget` until its answer is sent.
+//! restriction) and holds its bytes of the `budget` until its answer is sent. Over HTTP it passes the layers of `http`, too: request id and
+//! access log, the path of a proxy, cross-origin rules.
 //!
-//! Not here: routes, and the formats of requests and answers.
+//! Not here: routes, and the formats of requests and answers to them.
 
 pub mod access;
+mod answer_headers;
 pub mod body;
 pub mod budget;
 pub mod connections;
+pub mod http;
 mod request_times;
 
+pub use answer_headers::answer_headers;
 pub use request_times::RequestTimes;

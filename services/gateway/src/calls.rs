@@ -6,11 +6,12 @@ use trireme_bus::{ALIVE, AnswerForm, Bus, BusError, Call, LATEST, Output, Reply,
 use trireme_inference::{
     Action, InferError, InferRequest, InferResponse, ParameterValue, RequestedOutput, SharedTensors, UnixMicros,
 };
+use trireme_operations::Waits;
 use trireme_protocol::repository::LoadRequest;
 use trireme_runtime::TaskSet;
 
 use crate::caller::Caller;
-use crate::handlers::{Handlers, Next, Rows, Traced, Waits};
+use crate::handlers::{Handlers, Next, Rows, Traced};
 
 /// Takes calls until the tasks have to stop.
 pub async fn serve(bus: &dyn Bus, handlers: Arc<Handlers>, tasks: &TaskSet) -> Result<(), BusError> {

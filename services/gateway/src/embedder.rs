@@ -5,15 +5,16 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use trireme_inference::{InferError, Lane, Parameters, TextFacts};
+use trireme_operations::{OperationRequest, Operations, TextOptions, Waits};
+use trireme_server::budget::Budget;
 
-use crate::caller::Caller;
-use crate::handlers::operations::{OperationRequest, TextOptions};
-use crate::handlers::{Handlers, Waits};
+use crate::handlers::Handlers;
 
 /// Embeds texts. Clones are the same.
 #[derive(Clone)]
 pub struct Embedder {
-    handlers: Arc<Handlers>,
+    operations: Operations,
+    budget: Budget,
 }
 
 /// Texts that were embedded.
@@ -29,7 +30,7 @@ pub struct Embedded {
 
 impl Embedder {
     pub(crate) fn new(handlers: Arc<Handlers>) -> Embedder {
-        Embedder { handlers }
+        Embedder { budget: handlers.budget.clone(), operations: Operations::new(handlers) }
     }
 
     /// The vector of each text, in the order of the texts; all vectors have one length. `model` is the name of a model that embeds; `None`
@@ -42,7 +43,7 @@ impl Embedder {
         patience: Duration,
     ) -> BoxFuture<'a, Result<Embedded, InferError>> {
         Box::pin(async move {
-            let vectors = self.handlers.embed(texts, &self.ask(model, patience)).await?;
+            let vectors = self.operations.embed(texts, &self.ask(model, patience)).await?;
             let rows = vectors.numbers().chunks_exact(vectors.width.max(1)).map(<[f32]>::to_vec).collect();
             Ok(Embedded { vectors: rows, texts: vectors.ledger.texts() })
         })
@@ -51,7 +52,7 @@ impl Embedder {
     /// Most tokens of a text, where the tokenizer's configuration says it: longer texts are cut.
     pub fn max_length<'a>(&'a self, model: Option<&'a str>) -> BoxFuture<'a, Option<u64>> {
         Box::pin(async move {
-            let lists = self.handlers.tokenize(&["text".to_owned()], &self.ask(model, Duration::ZERO)).await;
+            let lists = self.operations.tokenize(&["text".to_owned()], &self.ask(model, Duration::ZERO)).await;
             lists.ok()?.max_length
         })
     }
@@ -60,12 +61,12 @@ impl Embedder {
         OperationRequest {
             model: model.map(str::to_owned),
             options: TextOptions::default(),
-            permit: self.handlers.budget.permit(),
+            permit: self.budget.permit(),
             parameters: Parameters::new(),
             request_id: String::new(),
             traceparent: None,
             waits: Waits { lane: Lane::Live, patience },
-            caller: Caller::Process,
+            route: None,
         }
     }
 }

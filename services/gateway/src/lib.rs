@@ -8,9 +8,9 @@
 //! - Every request is answered: by the pipeline, or at its deadline.
 //! - The gateway keeps no state that another gateway would need; any number of them run side by side.
 //!
-//! Not here: wire formats (`protocol`), configurations (`model-repository`), queues (`bus`).
+//! Not here: ports and what stands before routes (`server`), the shapes of other servers' clients (`dialects`), operations on texts
+//! (`operations`), wire formats (`protocol`), configurations (`model-repository`), queues (`bus`).
 
-mod answer_headers;
 mod caller;
 mod calls;
 mod contents;
@@ -66,10 +66,11 @@ use statistics::Collector;
 
 pub use embedder::{Embedded, Embedder};
 pub use grpc::{CompressionLevel, GrpcArgs};
-pub use http::{HttpArgs, JobArgs, Target, TokenInput, WebhookSecret};
+pub use http::{HttpArgs, JobArgs, Target, WebhookSecret};
 pub use metrics::MetricsArgs;
 pub use models::ModelOptions;
 pub use traces::TraceArgs;
+pub use trireme_dialects::TokenInput;
 pub use trireme_server::access::{AccessArgs, ControlAccess, Restriction, Secret};
 pub use trireme_server::connections::ConnectionArgs;
 pub use triton_flags::TritonFlags;

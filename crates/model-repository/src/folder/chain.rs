@@ -1,5 +1,7 @@
 //! The output of a graph that is used, and the ops that turn it into the result.
 
+use trireme_model_files::onnx::GraphTensor;
+
 use super::classifier::Head;
 use super::described::FolderFiles;
 use super::files::{Json, Reader};
@@ -7,7 +9,6 @@ use super::graphs::GraphFile;
 use super::head::{self, Activation};
 use super::heads;
 use super::modules::{Module, ModuleKind, Pooling};
-use super::onnx::GraphTensor;
 use super::origin::Derived;
 use super::task::{Purpose, Task, architecture};
 

@@ -1,6 +1,7 @@
 //! Puts a folder's files together: the graph, the ops before and after it, and whether the files agree.
 
 use serde_json::Value;
+use trireme_model_files::onnx::Graph;
 
 use super::causal;
 use super::chain::{self, embedding, scores, sparse};
@@ -16,7 +17,6 @@ use super::inputs;
 use super::late::{self, Late};
 use super::messages;
 use super::modules::{self, Module, ModuleKind};
-use super::onnx::Graph;
 use super::origin::Derived;
 use super::precision::Precision;
 use super::tables;
@@ -297,7 +297,7 @@ fn generation(
     let parts: Vec<_> = names.filter(|name| graphs::is_generation_part(name)).collect();
     for part in parts.iter().filter(|part| part.ends_with(".onnx")) {
         match Graph::read(&reader.path(part)) {
-            Ok(graph) => files.extend(graph.external_files(reader, part)),
+            Ok(graph) => files.extend(graphs::external_files(&graph, reader, part)),
             Err(error) => reader.unreadable(part, format_args!("cannot be read: {error}")),
         }
     }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use trireme_model_files::onnx::GraphTensor;
+
 use super::graphs::GraphFile;
 use super::heads;
 use super::late::Late;
-use super::onnx::GraphTensor;
 use super::origin::Derived;
 use super::routes::Routes;
 use super::task::Task;

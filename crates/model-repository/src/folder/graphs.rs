@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use trireme_model_files::onnx::{Graph, GraphTensor};
+
 use super::choices::Choices;
 use super::files::Reader;
-use super::onnx::{Graph, GraphTensor};
 use super::origin::Derived;
 use super::precision::Precision;
 use super::routes;
@@ -43,7 +44,7 @@ pub(crate) fn find(reader: &Reader<'_>, folder: &str, export: &str) -> Option<Gr
     match Graph::read(&reader.path(&file.value)) {
         Ok(graph) => {
             let mut found = GraphFile { file, graph };
-            found.graph.external_files(reader, &found.file.value);
+            external_files(&found.graph, reader, &found.file.value);
             found.check_variant(reader);
             Some(found)
         }
@@ -278,27 +279,23 @@ impl GraphFile {
     }
 }
 
-// === impl Graph ===
-
-impl Graph {
-    /// The paths within the folder of the files that hold the graph's weights; the path of the graph is `file`. Files that are missing are
-    /// noted as faults.
-    pub(crate) fn external_files(&self, reader: &Reader<'_>, file: &str) -> Vec<String> {
-        let mut found = Vec::new();
-        for name in &self.external {
-            let weights = beside(file, name);
-            if name.split('/').any(|part| part == "..") || name.starts_with('/') {
-                reader.fault(format_args!("{file}: its weights are in '{name}', outside of its folder"));
-            } else if !reader.has(&weights) {
-                reader.fault(format_args!("{file}: its weights are in {weights}, which is missing"));
-            } else if reader.is_pointer(&weights) {
-                reader.unreadable(&weights, "");
-            } else {
-                found.push(weights);
-            }
+/// The paths within the folder of the files that hold a graph's weights; the path of the graph is `file`. Files that are missing are
+/// noted as faults.
+pub(crate) fn external_files(graph: &Graph, reader: &Reader<'_>, file: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for name in &graph.external {
+        let weights = beside(file, name);
+        if name.split('/').any(|part| part == "..") || name.starts_with('/') {
+            reader.fault(format_args!("{file}: its weights are in '{name}', outside of its folder"));
+        } else if !reader.has(&weights) {
+            reader.fault(format_args!("{file}: its weights are in {weights}, which is missing"));
+        } else if reader.is_pointer(&weights) {
+            reader.unreadable(&weights, "");
+        } else {
+            found.push(weights);
         }
-        found
     }
+    found
 }
 
 /// The path of the file `name` that lies beside `file`.

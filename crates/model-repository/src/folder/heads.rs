@@ -2,12 +2,13 @@
 //! vector for each token (`colbert_linear.pt`). The rules are those of FlagEmbedding, the model's own library: weights go through ReLU,
 //! special tokens have none, and of the vectors only the first token's is left out.
 
+use trireme_model_files::torch_file;
+
 use super::files::Reader;
 use super::late::Late;
 use super::origin::Derived;
 use super::task::Task;
 use super::tokenizer::Tokenizer;
-use super::torch_file;
 
 /// The files, each with its task and the activation behind its layer.
 const FILES: [(&str, Task, &str); 2] = [

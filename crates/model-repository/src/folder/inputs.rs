@@ -1,10 +1,10 @@
 //! Which inputs of graphs are made here: those of a tokenizer, and those of an empty cache.
 
 use trireme_inference::DataType;
+use trireme_model_files::onnx::GraphTensor;
 
 use super::files::Reader;
 use super::graphs::GraphFile;
-use super::onnx::GraphTensor;
 
 /// The inputs of a graph that a tokenizer makes.
 const TOKENIZED: [&str; 4] = ["input_ids", "attention_mask", "token_type_ids", "position_ids"];

@@ -3,13 +3,13 @@
 //! Reads the forms before and since sentence-transformers 5.4. A field that the library ignores with a warning is an error here.
 
 use serde_json::Value;
+use trireme_model_files::safetensors;
+use trireme_model_files::torch_file;
 
 use super::fields;
 use super::files::{Json, Reader, kind};
 use super::origin::Derived;
 use super::routes::{self, MODULES};
-use super::safetensors;
-use super::torch_file;
 
 /// The weights of a module as older folders have them.
 pub(super) const TORCH_WEIGHTS: &str = "pytorch_model.bin";

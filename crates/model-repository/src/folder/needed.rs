@@ -3,6 +3,8 @@
 
 use std::path::Path;
 
+use trireme_model_files::onnx::Graph;
+
 use super::MARKS;
 use super::choices::Choices;
 use super::described::FolderFiles;
@@ -10,7 +12,6 @@ use super::files::Reader;
 use super::graphs::{self, Choice};
 use super::heads;
 use super::modules;
-use super::onnx::Graph;
 use super::routes;
 use super::task::{self, Task};
 use super::tokenizer;

@@ -5,11 +5,11 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use crate::repository::{CONFIG_FILE, check_kind, read_config};
-use crate::{ModelConfig, RepositoryError};
+use trireme_model_files::torch_file;
 
 use super::repository::DerivedModel;
-use super::torch_file;
+use crate::repository::{CONFIG_FILE, check_kind, read_config};
+use crate::{ModelConfig, RepositoryError};
 
 /// How the files of a model folder come into a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

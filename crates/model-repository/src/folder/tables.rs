@@ -1,5 +1,7 @@
 //! Models that look their answers up by token, and have no graph.
 
+use trireme_model_files::safetensors;
+
 use super::chain::{self, Chain, token_chain};
 use super::described::FolderFiles;
 use super::description::{Executor, FolderDescription};
@@ -7,7 +9,6 @@ use super::files::Reader;
 use super::late::Late;
 use super::modules::ModuleKind;
 use super::origin::Derived;
-use super::safetensors;
 use super::task::Task;
 use super::tokenizer::{Prompts, Tokenizer};
 

@@ -1,6 +1,7 @@
 //! The tensors that travel between the steps of a derived ensemble, and from them to clients.
 
 use trireme_inference::DataType;
+use trireme_model_files::onnx::GraphTensor;
 
 use super::description::{Executor, FolderDescription};
 use super::heads::Head;
@@ -48,7 +49,7 @@ impl Wiring {
         let mut inputs = vec![tokens("input_ids"), tokens("attention_mask")];
         let result = match &description.executor {
             Executor::Onnx { file, output } => {
-                let taken = |input: &super::onnx::GraphTensor| {
+                let taken = |input: &GraphTensor| {
                     let data_type = input.datatype.unwrap_or(DataType::Int64).config_name();
                     let dims = input.dims.clone().unwrap_or_else(|| vec![-1, -1]);
                     Tensor::new(&input.name, data_type, &dims).origin(file.place(input))

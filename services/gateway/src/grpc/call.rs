@@ -5,6 +5,7 @@ use std::time::Duration;
 use regex::Regex;
 use tonic::Request;
 use trireme_inference::{InferError, InferRequest, InferResponse, Lane, Parameters, TensorSpec};
+use trireme_operations::Waits;
 use trireme_protocol::grpc::wire::ModelInferRequest;
 use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
 use trireme_server::budget::BytesPermit;
@@ -12,7 +13,7 @@ use trireme_server::budget::BytesPermit;
 use super::deadline::Deadline;
 use crate::caller::Caller;
 use crate::forward;
-use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced, Waits};
+use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced};
 
 /// A call's metadata.
 #[derive(Clone, Debug)]

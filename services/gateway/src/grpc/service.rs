@@ -7,13 +7,13 @@ use trireme_inference::{InferError, InferResponse};
 use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceService;
 use trireme_protocol::grpc::wire::*;
 use trireme_protocol::grpc::{self, encode_infer_response, parse_model_version};
+use trireme_server::answer_headers;
 use trireme_server::budget::BytesPermit;
 
 use super::access::credentials;
 use super::call::{RpcCall, named};
 use super::deadline::{self, Deadline};
 use super::{settings, stream};
-use crate::answer_headers::answer_headers;
 use crate::handlers::SharedHandlers;
 
 /// Answers calls.

@@ -4,14 +4,14 @@ mod responses;
 mod running;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tracing::Instrument;
 use trireme_bus::{AnswerForm, WorkMessage};
 use trireme_inference::{
-    Callers, InferError, InferRequest, InferResponse, Lane, Ledger, ModelKey, Name, ParameterValue, REQUEST_TIMEOUT,
-    Tensor, UnixMicros, request_timeout,
+    Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, Name, ParameterValue, REQUEST_TIMEOUT, Tensor,
+    UnixMicros, request_timeout,
 };
+use trireme_operations::Waits;
 use trireme_runtime::response_cache::Key;
 use trireme_server::budget::BytesPermit;
 
@@ -45,15 +45,6 @@ pub struct Traced {
     pub callers: Callers,
     /// Whether it asks for vectors of texts, which its span says in OpenTelemetry's words.
     pub embeds: bool,
-}
-
-/// How a request waits for its turn.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waits {
-    /// Its lane.
-    pub lane: Lane,
-    /// How long it waits for room in a full queue before it is refused.
-    pub patience: Duration,
 }
 
 /// Whether the rows of a request may travel apart.

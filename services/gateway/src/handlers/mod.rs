@@ -6,7 +6,7 @@ mod health;
 mod infer;
 mod logging;
 mod metadata;
-pub mod operations;
+mod pipelines;
 mod query;
 mod repository;
 mod sampling;
@@ -17,7 +17,7 @@ mod statistics;
 mod status;
 mod trace;
 
-pub use infer::{Next, Responses, Rows, Traced, Waits};
+pub use infer::{Next, Responses, Rows, Traced};
 pub use sampling::Tracing;
 pub use state::{Handlers, SharedHandlers};
 pub use statistics::Queues;

@@ -2,10 +2,11 @@
 
 use bytes::Bytes;
 use trireme_inference::{InferError, InferRequest};
+use trireme_operations::Task;
 use trireme_server::budget::BytesPermit;
 
 use super::Handlers;
-use crate::registry::{ServedModel, Task};
+use crate::registry::ServedModel;
 
 impl Handlers {
     /// Repeats a query of one row for each row of documents, where the model's configuration says `rerank` in its parameter

@@ -1,15 +1,16 @@
 //! Access rules that are checked before a route runs.
 
-use axum::extract::Request;
 use std::net::IpAddr;
 
+use axum::extract::Request;
 use axum::http::header::{HOST, ORIGIN, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::response::Response;
 use trireme_server::access::{Category, Credentials, Denied};
 use trireme_server::connections::Peer;
+use trireme_server::http::response;
 
-use super::{jobs, response};
+use super::jobs;
 use crate::handlers::SharedHandlers;
 
 /// The answer to a request that the rules for its category refuse; `None` if its route may run.

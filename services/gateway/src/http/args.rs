@@ -6,16 +6,14 @@ use std::time::Duration;
 
 use axum::http::HeaderValue;
 use clap::builder::{BoolishValueParser, RangedU64ValueParser};
-use clap::{ArgAction, Args, ValueEnum};
+use clap::{ArgAction, Args};
 use regex::Regex;
+use trireme_dialects::{EmptyText, TokenInput};
 use trireme_server::connections::{Pem, Tls, TlsFiles};
+use trireme_server::http::access_log::LineFormat;
+use trireme_server::http::root;
 
-use super::access_log::LineFormat;
-use super::root;
 use crate::forward;
-
-/// The names of the dialects.
-pub const DIALECTS: [&str; 8] = ["openai", "jina", "cohere", "tei", "infinity", "vllm", "nim", "ollama"];
 
 /// Flags about HTTP; Triton's names where it has them.
 #[derive(Args, Clone, Debug)]
@@ -80,7 +78,7 @@ pub struct HttpArgs {
 
     /// The dialect that answers where the path and the fields of a request leave several
     #[arg(long, env = "TRIREME_DIALECT", value_name = "DIALECT", default_value = "openai")]
-    #[arg(value_parser = clap::builder::PossibleValuesParser::new(DIALECTS))]
+    #[arg(value_parser = clap::builder::PossibleValuesParser::new(trireme_dialects::names()))]
     pub dialect: String,
 
     /// Write a line on standard output for each request: method, route, model, status, bytes, seconds, the key's owner and the
@@ -103,30 +101,6 @@ pub struct HttpArgs {
     /// Certificates (PEM) that vouch for clients' certificates, which clients have to show over HTTPS then
     #[arg(long, env = "TRIREME_HTTPS_ROOT_CERT", value_name = "FILE", requires = "https_cert")]
     pub https_root_cert: Option<PathBuf>,
-}
-
-/// The meaning of token ids in place of texts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum TokenInput {
-    /// Ids of OpenAI's vocabulary cl100k_base, which are turned back into texts
-    #[default]
-    #[value(name = "cl100k_base")]
-    Cl100kBase,
-    /// An error
-    #[value(name = "reject")]
-    Reject,
-}
-
-/// What an empty text gives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum EmptyText {
-    /// The vector that the model makes of it
-    #[default]
-    #[value(name = "embed")]
-    Embed,
-    /// An error
-    #[value(name = "reject")]
-    Reject,
 }
 
 /// How the HTTP listener is set up.

@@ -1,35 +1,16 @@
 //! The v2 protocol over HTTP/1.1. Routes are in [`routes`], one file per resource; those of other servers' clients in
-//! [`dialects`]. Their common parts are here: bodies in, bodies and errors out.
+//! [`dialects`]. What every request passes before a route is in [`HttpListener::serve`], from the last layer to the first.
 
 mod access;
-mod access_log;
 mod args;
-mod body;
-mod compression;
-mod cors;
 mod dialects;
-mod durable;
-mod fault;
-mod form;
-mod incoming;
-mod job_options;
 mod jobs;
-mod log_writer;
 mod names;
-mod openapi;
 mod prefer;
-mod ranges;
 mod resource;
-mod response;
-mod root;
 mod routes;
 mod routing;
 mod state;
-mod traffic;
-mod webhooks;
-
-#[cfg(test)]
-mod tests;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -41,20 +22,17 @@ use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
 use trireme_jobs::Jobs;
 use trireme_runtime::TaskSet;
-use trireme_server::connections::{ConnectionLimiter, Limits};
-use trireme_server::connections::{Connections, Protocol};
+use trireme_server::connections::{ConnectionLimiter, Connections, Limits, Protocol};
+use trireme_server::http::access_log::Observer;
+use trireme_server::http::{Intake, LogWriter, cors, root};
 
 use crate::handlers::SharedHandlers;
-use access_log::Observer;
+pub use args::HttpArgs;
 use args::HttpOptions;
-pub use args::{HttpArgs, TokenInput};
-pub use incoming::Intake;
 pub use jobs::JobArgs;
 use jobs::Runner;
-use log_writer::LogWriter;
+pub use jobs::webhooks::{Target, WebhookSecret, Webhooks};
 use state::HttpState;
-pub use traffic::Traffic;
-pub use webhooks::{Target, WebhookSecret, Webhooks};
 
 /// Where durable work is kept.
 pub struct JobsSetup {
@@ -113,7 +91,9 @@ impl HttpListener {
             }
             None => (None, None),
         };
-        let observer = Observer { log, place: routes::place, handlers: handlers.clone() };
+        let counting = handlers.clone();
+        let count = Box::new(move |route, method: &str, status| counting.counts.answered(route, method, status));
+        let observer = Observer { log, place: routes::place, access: access.clone(), count };
         let (limiter, tasks) = (ConnectionLimiter::new(limits), TaskSet::new());
         let (registry, names_of) = (handlers.registry.clone(), handlers.registry.clone());
         let mut state = HttpState {

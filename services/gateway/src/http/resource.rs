@@ -3,13 +3,13 @@
 use axum::Router;
 use axum::routing::MethodRouter;
 use trireme_server::access::Category;
+use trireme_server::http::Traffic;
+use trireme_server::http::openapi::schema::Described;
+use trireme_server::http::openapi::{Entry, Verb};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 
-use super::openapi::schema::Described;
-use super::openapi::{Entry, Verb};
 use super::state::HttpState;
-use super::traffic::Traffic;
 
 /// Routes that belong together.
 pub struct Resource {

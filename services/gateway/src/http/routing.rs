@@ -4,8 +4,8 @@ use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get as on_get, post as on_post};
 use trireme_inference::InferError;
+use trireme_server::http::response::{self, HttpError};
 
-use super::response::{self, HttpError};
 use super::state::HttpState;
 
 /// A GET route. HEAD gets the same answer without its body; Triton refuses HEAD.

@@ -2,19 +2,23 @@
 
 use std::sync::{Arc, OnceLock};
 
+use axum::extract::FromRequestParts;
 use axum::extract::Request;
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method};
 use bytes::Bytes;
 use trireme_inference::InferError;
-use trireme_jobs::Jobs;
+use trireme_jobs::{Client, Jobs};
+use trireme_operations::Waits;
+use trireme_server::http::Traffic;
+use trireme_server::http::body;
+use trireme_server::http::openapi::Entry;
 
 use super::args::HttpOptions;
-use super::body;
-use super::openapi::Entry;
+use super::jobs::refused::{NoJobs, Refused};
+use super::jobs::webhooks::Webhooks;
 use super::prefer::Preference;
-use super::traffic::Traffic;
-use super::webhooks::Webhooks;
-use crate::handlers::{SharedHandlers, Waits};
+use crate::handlers::SharedHandlers;
 
 /// The state that routes share.
 #[derive(Clone)]
@@ -33,6 +37,9 @@ pub struct HttpState {
     pub webhooks: Option<Webhooks>,
 }
 
+/// The durable work that the sender of a request sees.
+pub struct Own(pub Jobs);
+
 // === impl HttpState ===
 
 impl HttpState {
@@ -42,9 +49,27 @@ impl HttpState {
         Waits { lane, patience: Preference::of(headers).wait }
     }
 
+    /// The durable work that the sender of a request with these headers sees: that of the owner of its API key, and everybody's with the
+    /// administrator's key. The refusal names the flags, if the gateway keeps no jobs.
+    pub fn own_jobs(&self, headers: &HeaderMap) -> Result<Jobs, NoJobs> {
+        let owner = self.handlers.access.owner(|name| headers.get(name).map(HeaderValue::as_bytes));
+        let client = owner.map_or(Client::Everybody, Client::Owner);
+        Ok(self.jobs.as_ref().ok_or(NoJobs)?.of(client))
+    }
+
     /// The whole body of a request, unless it is larger than allowed.
     pub async fn read(&self, request: Request) -> Result<Bytes, InferError> {
         let (parts, body) = request.into_parts();
         body::read(&parts.headers, body, body::Limit::json(self.options.max_input_size)).await
+    }
+}
+
+// === impl Own ===
+
+impl FromRequestParts<HttpState> for Own {
+    type Rejection = Refused;
+
+    async fn from_request_parts(parts: &mut Parts, http: &HttpState) -> Result<Own, Refused> {
+        Ok(Own(http.own_jobs(&parts.headers)?))
     }
 }

@@ -27,11 +27,12 @@ use trireme_runtime::TaskSet;
 use trireme_runtime::statistics::export;
 use trireme_server::connections::{ConnectionLimiter, Limits};
 use trireme_server::connections::{Connections, Protocol};
+use trireme_server::http::{Intake, Traffic};
 use trireme_telemetry::metrics::{self, Exposition, Metric, Samples};
 
 use crate::counts::{EMBEDDINGS, PROVIDER};
 use crate::handlers::{Handlers, Queues, SharedHandlers};
-use crate::http::{HttpArgs, Intake, Traffic};
+use crate::http::HttpArgs;
 use crate::statistics::{Totals, Windows};
 
 pub use args::MetricsArgs;

@@ -7,9 +7,9 @@ use trireme_inference::{InferError, Lane, ModelKey, RoutePlan, TensorSpec};
 use trireme_model_repository::{
     CompiledEnsemble, EnsembleError, ModelConfig, Repository, compile_ensemble, plan_single,
 };
+use trireme_operations::Capabilities;
 use trireme_protocol::repository::{IndexEntry, IndexState, IndexVersion};
 
-use super::capabilities::{self, Capabilities};
 use super::labels::Labels;
 
 /// The models that are served at one time.
@@ -76,7 +76,7 @@ pub struct ServedModel {
     /// The steps of a request for it.
     pub plan: RoutePlan,
     /// The operations on texts that it offers, or the fault in its configuration of them.
-    pub capabilities: Result<Capabilities, String>,
+    pub capabilities: Result<Arc<Capabilities>, String>,
 }
 
 pub(super) type Served<'a> = BTreeMap<&'a str, BTreeMap<i64, Arc<ModelConfig>>>;
@@ -126,7 +126,7 @@ impl Catalog {
         }
         for model in repository.models() {
             if let Some(known) = catalog.models.get_mut(&model.name) {
-                known.served_names = capabilities::served_names(&model.config);
+                known.served_names = trireme_operations::served_names(&model.config);
             }
         }
         for (&name, versions) in &served {
@@ -410,7 +410,7 @@ pub(super) fn find_config(
 impl ServedModel {
     fn new(config: &Arc<ModelConfig>, plan: RoutePlan) -> Arc<ServedModel> {
         let (inputs, outputs) = (config.input_specs(), config.output_specs());
-        let capabilities = Capabilities::of(config, &inputs, &outputs);
+        let capabilities = Capabilities::of(config, &inputs, &outputs).map(Arc::new);
         Arc::new(ServedModel { inputs, outputs, config: config.clone(), plan, capabilities })
     }
 

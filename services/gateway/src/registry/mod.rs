@@ -8,7 +8,6 @@
 //! forgotten. If a process's heartbeat does not match its known entries, the gateway asks the process to write them
 //! again.
 
-mod capabilities;
 mod catalog;
 mod contents;
 mod labels;
@@ -34,7 +33,6 @@ use trireme_runtime::{ControlOptions, TaskSet};
 
 use state::State;
 
-pub use capabilities::{Capabilities, Task};
 pub use catalog::{Catalog, ServedModel};
 pub use contents::Judgement;
 pub use labels::Labels;

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use trireme_inference::{InferError, ParameterValue, Parameters, RoutePlan};
+use trireme_operations::{Capabilities, TOKENIZER, Task};
 
-use super::capabilities::{Capabilities, TOKENIZER, Task};
 use super::catalog::{Catalog, Model, ServedModel};
 
 impl Catalog {
@@ -131,7 +131,7 @@ impl Catalog {
             let (_, served) = model.versions.last_key_value()?;
             let capabilities = served
                 .capabilities
-                .as_ref()
+                .as_deref()
                 .ok()
                 .filter(|capabilities| capabilities.tasks.keys().any(|task| !task.is_tokenizers()))?;
             Some((name.as_str(), served, capabilities))

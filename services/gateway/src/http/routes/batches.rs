@@ -11,17 +11,18 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use trireme_jobs::{Batch, BatchState, NewBatch, Page, RowRequest, Usage, now};
 use trireme_server::access::Category;
+use trireme_server::http::Traffic;
+use trireme_server::http::openapi::schema::{any_of, integer, nullable, object_with, plain, text};
 use utoipa::openapi::schema::Schema;
 
 use super::deferred::{self, as_webhook};
 use super::files::{ExpiresAfter, as_list, found, page, page_schema, parse, read_body};
-use crate::http::durable::{Own, Refused};
-use crate::http::job_options::{self, Time};
 use crate::http::jobs::MAX_ERROR_BYTES;
-use crate::http::openapi::schema::{any_of, integer, nullable, object_with, plain, text};
+use crate::http::jobs::options::{self, Time};
+use crate::http::jobs::refused::Refused;
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::state::HttpState;
-use crate::http::traffic::Traffic;
+use crate::http::state::Own;
 
 /// Batches in a page of a list if the client names no number, and most of them.
 const BATCHES_PAGE: (usize, usize) = (20, 100);
@@ -86,7 +87,7 @@ async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) 
             asked.completion_window
         ))
     })?;
-    let terms = job_options::of_fields(asked.not_before, asked.webhook.as_deref(), http.webhooks.as_ref())
+    let terms = options::of_fields(asked.not_before, asked.webhook.as_deref(), http.webhooks.as_ref())
         .map_err(|why| Refused::invalid(&why))?;
     let output_lapse = asked.output_expires_after.map(ExpiresAfter::lapse).transpose()?;
     let metadata = asked.metadata.unwrap_or_default();

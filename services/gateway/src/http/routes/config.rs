@@ -3,13 +3,13 @@
 use axum::extract::State;
 use axum::response::Response;
 use trireme_server::access::Category;
+use trireme_server::http::Traffic;
+use trireme_server::http::openapi::schema::anything;
+use trireme_server::http::response::{self, HttpError};
 
-use crate::http::openapi::schema::anything;
 use crate::http::resource::{Endpoint, Resource};
-use crate::http::response::{self, HttpError};
 use crate::http::routing::{ModelPath, get};
 use crate::http::state::HttpState;
-use crate::http::traffic::Traffic;
 
 /// The routes.
 pub const RESOURCE: Resource = Resource {

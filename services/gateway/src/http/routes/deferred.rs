@@ -9,20 +9,21 @@ use axum::routing::delete as on_delete;
 use serde_json::{Value, json};
 use trireme_jobs::{JobAnswer, JobCall, JobError, RequestState, Webhook, now};
 use trireme_server::access::Category;
+use trireme_server::http::Traffic;
+use trireme_server::http::body::{self, text};
+use trireme_server::http::openapi::schema::{self, integer, nullable, object_with};
+use trireme_server::http::response::{self, HttpError};
 use utoipa::openapi::schema::Schema;
 
 use crate::http::access;
-use crate::http::body::{self, text};
-use crate::http::durable::{Own, own, status};
-use crate::http::job_options;
 use crate::http::jobs::KEPT_HEADERS;
-use crate::http::openapi::schema::{self, integer, nullable, object_with};
+use crate::http::jobs::options;
+use crate::http::jobs::refused::status;
 use crate::http::prefer::Preference;
 use crate::http::resource::{Endpoint, Resource};
-use crate::http::response::{self, HttpError};
 use crate::http::routing::get;
 use crate::http::state::HttpState;
-use crate::http::traffic::Traffic;
+use crate::http::state::Own;
 
 const APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
@@ -55,7 +56,7 @@ pub async fn accept_or_pass(http: &HttpState, request: Request, next: Next) -> R
     // Other routes have no answer that is worth waiting for: they are answered at once.
     let executes = (http.traffic)(request.method(), request.uri().path()).executes();
     if !preference.is_async || !executes {
-        if request.method() == Method::POST && job_options::are_in(request.headers()) {
+        if request.method() == Method::POST && options::are_in(request.headers()) {
             let message =
                 "Not-Before and Webhook-Url are headers of durable requests: send 'Prefer: respond-async' with them";
             return response::error(StatusCode::BAD_REQUEST, message);
@@ -74,9 +75,9 @@ async fn accept(http: &HttpState, request: Request, preference: Preference) -> R
     if let Err(denied) = http.handlers.access.check(Category::Inference, header) {
         return Err(access::refuse(&denied));
     }
-    let jobs = own(http, &parts.headers)?;
+    let jobs = http.own_jobs(&parts.headers)?;
     let key = key(&parts.headers).map_err(|why| response::error(StatusCode::BAD_REQUEST, &why))?;
-    let terms = job_options::of_headers(&parts.headers, http.webhooks.as_ref())
+    let terms = options::of_headers(&parts.headers, http.webhooks.as_ref())
         .map_err(|why| response::error(StatusCode::BAD_REQUEST, &why))?;
     let limit = body::Limit::binary(http.options.max_input_size);
     let body = body::read(&parts.headers, body, limit).await.map_err(|error| HttpError::from(error).into_response())?;

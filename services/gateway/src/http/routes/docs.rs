@@ -7,14 +7,14 @@ use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use trireme_server::http::Traffic;
+use trireme_server::http::openapi::document;
+use trireme_server::http::openapi::schema::plain;
 
 use super::page::file;
-use crate::http::openapi::document;
-use crate::http::openapi::schema::plain;
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::routing::get;
 use crate::http::state::HttpState;
-use crate::http::traffic::Traffic;
 
 const PAGE: &str = include_str!("../../../console/docs.html");
 const STYLE: &str = include_str!("../../../console/docs.css");

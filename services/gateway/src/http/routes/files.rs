@@ -15,18 +15,19 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use trireme_jobs::{File, Listed, NewUpload, Page};
 use trireme_server::access::Category;
+use trireme_server::http::Traffic;
+use trireme_server::http::json;
+use trireme_server::http::openapi::schema::{self, integer, nullable, object_with, plain, text};
+use trireme_server::http::response;
 use utoipa::openapi::schema::Schema;
 
 use super::deferred;
-use crate::http::durable::{Own, Refused};
-use crate::http::fault;
-use crate::http::form;
-use crate::http::openapi::schema::{self, integer, nullable, object_with, plain, text};
-use crate::http::ranges::{self, Range};
+use crate::http::jobs::form;
+use crate::http::jobs::ranges::{self, Range};
+use crate::http::jobs::refused::Refused;
 use crate::http::resource::{Endpoint, Resource};
-use crate::http::response;
 use crate::http::state::HttpState;
-use crate::http::traffic::Traffic;
+use crate::http::state::Own;
 
 /// How long an upload may take, and how long its parts are kept until then.
 const UPLOAD_TIME: Duration = Duration::from_secs(24 * 3600);
@@ -273,7 +274,7 @@ pub async fn read_body(http: &HttpState, request: Request) -> Result<Bytes, Refu
 
 /// The fields of a JSON body.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refused> {
-    fault::read(body).map_err(|fault| Refused::invalid(&fault.message))
+    json::read(body).map_err(|fault| Refused::invalid(&fault.message))
 }
 
 /// The shape of a page of a list.

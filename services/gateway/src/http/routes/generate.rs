@@ -16,18 +16,18 @@ use trireme_protocol::generate::{decode_generate_request, encode_generate_respon
 use trireme_protocol::metadata;
 use trireme_server::access::Category;
 use trireme_server::budget::BytesPermit;
+use trireme_server::http::Traffic;
+use trireme_server::http::body;
+use trireme_server::http::coding::Coding;
+use trireme_server::http::openapi::schema::plain;
+use trireme_server::http::response::{self, HttpError};
 
 use crate::caller::Caller;
 use crate::forward;
 use crate::handlers::{Responses, Rows, Traced};
-use crate::http::body;
-use crate::http::compression::Coding;
-use crate::http::openapi::schema::plain;
 use crate::http::resource::{Endpoint, Resource};
-use crate::http::response::{self, HttpError};
 use crate::http::routing::{ModelPath, post};
 use crate::http::state::HttpState;
-use crate::http::traffic::Traffic;
 
 /// The routes.
 pub const RESOURCE: Resource = Resource {

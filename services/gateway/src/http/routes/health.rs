@@ -9,12 +9,12 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use trireme_protocol::metadata;
 use trireme_server::access::Category;
+use trireme_server::http::Traffic;
+use trireme_server::http::response::{self, HttpError};
 
 use crate::http::resource::{Endpoint, Resource};
-use crate::http::response::{self, HttpError};
 use crate::http::routing::{ModelPath, get};
 use crate::http::state::HttpState;
-use crate::http::traffic::Traffic;
 
 /// The routes.
 pub const RESOURCE: Resource = Resource {

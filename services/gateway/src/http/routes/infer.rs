@@ -8,19 +8,19 @@ use trireme_inference::InferError;
 use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
 use trireme_server::access::Category;
 use trireme_server::budget::BytesPermit;
+use trireme_server::http::Traffic;
+use trireme_server::http::body;
+use trireme_server::http::coding::Coding;
+use trireme_server::http::openapi::schema::{anything, integer, list, object_with, plain, text};
+use trireme_server::http::response::{self, HttpError};
 use utoipa::openapi::schema::Schema;
 
 use crate::caller::Caller;
 use crate::forward;
 use crate::handlers::{Rows, Traced};
-use crate::http::body;
-use crate::http::compression::Coding;
-use crate::http::openapi::schema::{anything, integer, list, object_with, plain, text};
 use crate::http::resource::{Endpoint, Resource};
-use crate::http::response::{self, HttpError};
 use crate::http::routing::{ModelPath, post};
 use crate::http::state::HttpState;
-use crate::http::traffic::Traffic;
 
 /// Largest body with tensors behind its JSON, where there is room for it.
 const MAX_BINARY_BODY: usize = i32::MAX as usize;

@@ -27,14 +27,15 @@ use axum::middleware::Next;
 use axum::response::Response;
 use axum::{Router, middleware};
 use trireme_server::access::Category;
+use trireme_server::http::Traffic;
+use trireme_server::http::access_log::Place;
+use trireme_server::http::openapi::{Entry, Verb};
+use trireme_server::http::response;
 
-use super::access_log::Place;
-use super::openapi::{Entry, Verb};
 use super::resource::Resource;
 use super::routing;
 use super::state::HttpState;
-use super::traffic::Traffic;
-use super::{access, dialects, response};
+use super::{access, dialects};
 
 /// Every resource but the pages and those of the dialects.
 const RESOURCES: &[&Resource] = &[
@@ -98,7 +99,7 @@ pub fn work(state: HttpState) -> Router {
 
 /// No route has the path. Behind a dialect's name the answer is the dialect's.
 async fn no_route(uri: Uri) -> Response {
-    match dialects::no_route(uri.path(), StatusCode::NOT_FOUND) {
+    match trireme_dialects::no_route(uri.path(), StatusCode::NOT_FOUND) {
         Some(refused) => refused,
         None => routing::not_found().await,
     }
@@ -106,7 +107,7 @@ async fn no_route(uri: Uri) -> Response {
 
 /// No route has the path with the method.
 async fn no_method(uri: Uri) -> Response {
-    match dialects::no_route(uri.path(), StatusCode::METHOD_NOT_ALLOWED) {
+    match trireme_dialects::no_route(uri.path(), StatusCode::METHOD_NOT_ALLOWED) {
         Some(refused) => refused,
         None => routing::method_not_allowed(uri).await,
     }
@@ -116,7 +117,7 @@ async fn no_method(uri: Uri) -> Response {
 fn matched<'p>(method: &Method, path: &'p str) -> Option<matchit::Match<'static, 'p, &'static (String, Traffic)>> {
     static ROUTES: LazyLock<BTreeMap<Verb, matchit::Router<(String, Traffic)>>> = LazyLock::new(|| {
         let mut routes = BTreeMap::<Verb, matchit::Router<(String, Traffic)>>::new();
-        for Entry { verb, path, traffic, .. } in dialects::names().flat_map(entries) {
+        for Entry { verb, path, traffic, .. } in trireme_dialects::names().flat_map(entries) {
             let routes = routes.entry(verb).or_default();
             // A path is there once for each dialect that may be the first.
             let _ = routes.insert(path.clone(), (path, traffic));
@@ -145,7 +146,7 @@ pub fn place(method: &Method, path: &str) -> Option<Place> {
 /// Every route as the document has it, with this dialect for the first one.
 pub fn entries(dialect: &str) -> Vec<Entry> {
     let own = RESOURCES.iter().chain(PAGES).flat_map(|resource| resource.entries());
-    own.chain(dialects::entries(dialect)).collect()
+    own.chain(trireme_dialects::entries(dialect)).collect()
 }
 
 #[cfg(test)]
@@ -156,7 +157,7 @@ mod tests {
     use utoipa::openapi::schema::Schema;
 
     use super::*;
-    use crate::http::openapi::document;
+    use trireme_server::http::openapi::document;
 
     #[test]
     fn names_of_schemas_and_operations_are_unique_and_known() {

@@ -7,14 +7,14 @@ use bytes::Bytes;
 use trireme_inference::InferError;
 use trireme_protocol::repository;
 use trireme_server::access::Category;
+use trireme_server::http::Traffic;
+use trireme_server::http::openapi::schema::{flag, list, object_with, plain, text};
+use trireme_server::http::response::{self, HttpError};
 use utoipa::openapi::schema::Schema;
 
-use crate::http::openapi::schema::{flag, list, object_with, plain, text};
 use crate::http::resource::{Endpoint, Resource};
-use crate::http::response::{self, HttpError};
 use crate::http::routing::post;
 use crate::http::state::HttpState;
-use crate::http::traffic::Traffic;
 
 /// Summary of the routes with a repository in their path.
 const NAMED: &str = "Always refused: repositories have no names";

@@ -7,14 +7,14 @@ use bytes::Bytes;
 use trireme_inference::InferError;
 use trireme_protocol::shared_memory::{decode_register_request, encode_status};
 use trireme_server::access::Category;
+use trireme_server::http::Traffic;
+use trireme_server::http::openapi::schema::{integer, list, object, object_with, plain, text};
+use trireme_server::http::response::{self, HttpError};
 use utoipa::openapi::schema::Schema;
 
-use crate::http::openapi::schema::{integer, list, object, object_with, plain, text};
 use crate::http::resource::{Endpoint, Resource};
-use crate::http::response::{self, HttpError};
 use crate::http::routing::{get, post};
 use crate::http::state::HttpState;
-use crate::http::traffic::Traffic;
 
 /// The routes.
 pub const RESOURCE: Resource = Resource {

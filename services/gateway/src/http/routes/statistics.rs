@@ -4,14 +4,14 @@ use axum::extract::State;
 use axum::response::Response;
 use trireme_protocol::statistics;
 use trireme_server::access::Category;
+use trireme_server::http::Traffic;
+use trireme_server::http::openapi::schema::{list, object, plain, text};
+use trireme_server::http::response::{self, HttpError};
 use utoipa::openapi::schema::Schema;
 
-use crate::http::openapi::schema::{list, object, plain, text};
 use crate::http::resource::{Endpoint, Resource};
-use crate::http::response::{self, HttpError};
 use crate::http::routing::{ModelPath, get};
 use crate::http::state::HttpState;
-use crate::http::traffic::Traffic;
 
 /// The routes.
 pub const RESOURCE: Resource = Resource {

@@ -5,14 +5,14 @@ use axum::http::HeaderValue;
 use axum::http::header::CACHE_CONTROL;
 use axum::response::Response;
 use trireme_server::access::Category;
+use trireme_server::http::Traffic;
+use trireme_server::http::openapi::schema::{flag, integer, list, nullable, number, object, object_with, plain, text};
+use trireme_server::http::response;
 use utoipa::openapi::schema::Schema;
 
-use crate::http::openapi::schema::{flag, integer, list, nullable, number, object, object_with, plain, text};
 use crate::http::resource::{Endpoint, Resource};
-use crate::http::response;
 use crate::http::routing::get;
 use crate::http::state::HttpState;
-use crate::http::traffic::Traffic;
 
 /// The routes.
 pub const RESOURCE: Resource = Resource {

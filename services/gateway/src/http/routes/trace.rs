@@ -4,13 +4,13 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use trireme_protocol::tracing;
 use trireme_server::access::Category;
+use trireme_server::http::Traffic;
+use trireme_server::http::openapi::schema::plain;
+use trireme_server::http::response::{self, HttpError};
 
-use crate::http::openapi::schema::plain;
 use crate::http::resource::{Endpoint, Resource};
-use crate::http::response::{self, HttpError};
 use crate::http::routing::{ModelPath, get, post};
 use crate::http::state::HttpState;
-use crate::http::traffic::Traffic;
 
 /// The routes.
 pub const RESOURCE: Resource = Resource {

@@ -4,11 +4,11 @@
 //! Everything it loads comes from here (`page`).
 
 use axum::response::Redirect;
+use trireme_server::http::Traffic;
 
 use super::page::file;
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::routing::get;
-use crate::http::traffic::Traffic;
 
 const PAGE: &str = include_str!("../../../console/index.html");
 const STYLE: &str = include_str!("../../../console/console.css");

@@ -1,0 +1,173 @@
+//! Common parts of dialects' answers: JSON bodies with numbers in their shortest form, headers, ids, usage.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::response::Response;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use trireme_inference::Ledger;
+use trireme_protocol::json::Writer;
+use trireme_server::http::openapi::schema;
+use trireme_server::http::response;
+use utoipa::openapi::schema::Schema;
+
+/// How vectors are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum EncodingFormat {
+    /// JSON numbers.
+    #[default]
+    Float,
+    /// The FP32 numbers, little-endian, in base64.
+    Base64,
+}
+
+/// A JSON body with status 200.
+pub fn json(body: Bytes) -> Response {
+    response::json(body)
+}
+
+/// A JSON body that `fill` writes, with headers that say where the time went and what became of the texts.
+pub fn told(ledger: &Ledger, capacity: usize, fill: impl FnOnce(&mut Writer)) -> Response {
+    let mut out = Writer::with_capacity(capacity);
+    fill(&mut out);
+    let mut answer = json(out.into_bytes());
+    response::tell(ledger, answer.headers_mut());
+    answer
+}
+
+/// A JSON object.
+pub fn object(fill: impl FnOnce(&mut Writer)) -> Bytes {
+    let mut out = Writer::default();
+    out.object(fill);
+    out.into_bytes()
+}
+
+/// Numbers as a JSON array, each in the fewest digits that read back as the same FP32 number.
+pub fn floats(out: &mut Writer, numbers: &[f32]) {
+    out.array(|out| numbers.iter().for_each(|&number| out.float(number)));
+}
+
+/// A vector in this format.
+pub fn vector(out: &mut Writer, format: EncodingFormat, numbers: &[f32]) {
+    match format {
+        EncodingFormat::Float => floats(out, numbers),
+        EncodingFormat::Base64 => base64(out, numbers),
+    }
+}
+
+/// The FP32 numbers, little-endian as tensors have them, in base64. Their bytes are encoded where the answer is written.
+pub fn base64(out: &mut Writer, numbers: &[f32]) {
+    let bytes: &[u8] = bytemuck::cast_slice(numbers);
+    out.unescaped(|out| {
+        let (start, length) = (out.len(), base64::encoded_len(bytes.len(), true).unwrap_or_default());
+        out.resize(start + length, 0);
+        let written = STANDARD.encode_slice(bytes, &mut out[start..]).unwrap_or_default();
+        out.truncate(start + written);
+    });
+}
+
+/// Bytes that vectors of so many numbers take in JSON, about.
+pub fn capacity(format: EncodingFormat, numbers: usize) -> usize {
+    512 + match format {
+        EncodingFormat::Float => numbers * 13,
+        EncodingFormat::Base64 => numbers * 6,
+    }
+}
+
+/// The tokens of a request's texts; 0 where no tokenizer counted them.
+pub fn tokens(ledger: &Ledger) -> u64 {
+    ledger.texts().map_or(0, |texts| texts.tokens)
+}
+
+/// A member `usage` as OpenAI has it.
+pub fn usage(out: &mut Writer, ledger: &Ledger) {
+    let tokens = tokens(ledger);
+    out.name("usage").object(|out| {
+        out.name("prompt_tokens").integer(tokens);
+        out.name("total_tokens").integer(tokens);
+    });
+}
+
+/// The schema of a vector: numbers, or a text in base64.
+pub fn vector_schema() -> Schema {
+    schema::any_of([schema::list(schema::number()), schema::text()])
+}
+
+/// The schema of the usage that OpenAI has.
+pub fn usage_schema() -> Schema {
+    schema::object([("prompt_tokens", schema::integer()), ("total_tokens", schema::integer())])
+}
+
+/// The schema of OpenAI's list of vectors.
+pub fn embeddings_schema() -> Schema {
+    let vector = [("object", schema::text()), ("index", schema::integer()), ("embedding", vector_schema())];
+    schema::object([
+        ("object", schema::text()),
+        ("data", schema::list(schema::object(vector))),
+        ("model", schema::text()),
+        ("usage", usage_schema()),
+    ])
+}
+
+/// The schema of OpenAI's errors.
+pub fn nested_schema() -> Schema {
+    let code = schema::any_of([schema::text(), schema::integer()]);
+    schema::object([(
+        "error",
+        schema::object([
+            ("message", schema::text()),
+            ("type", schema::text()),
+            ("param", schema::nullable(schema::text())),
+            ("code", schema::nullable(code)),
+        ]),
+    )])
+}
+
+/// A random id in the form of a UUID.
+pub fn id() -> String {
+    let (high, low) = (fastrand::u64(..), fastrand::u64(..));
+    // Version 4, variant 1: random.
+    let (high, low) = (high & !0xf000 | 0x4000, low & !(3 << 62) | 1 << 63);
+    format!(
+        "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        high >> 32,
+        high >> 16 & 0xffff,
+        high & 0xffff,
+        low >> 48,
+        low & 0xffff_ffff_ffff
+    )
+}
+
+/// Now, in seconds since the Unix epoch.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short_and_exact() {
+        let mut out = Writer::default();
+        floats(&mut out, &[0.1, -1.0, 1e-7, 16_777_216.0]);
+        let text = out.into_bytes();
+        assert_eq!(str::from_utf8(&text).unwrap(), "[0.1,-1.0,1e-7,16777216.0]");
+        let read: Vec<f32> = serde_json::from_slice(&text).unwrap();
+        assert_eq!(read, [0.1, -1.0, 1e-7, 16_777_216.0]);
+        let mut out = Writer::default();
+        vector(&mut out, EncodingFormat::Base64, &[1.0, -2.0]);
+        assert_eq!(out.into_bytes(), "\"AACAPwAAAMA=\"");
+    }
+
+    #[test]
+    fn ids_are_uuids() {
+        let id = id();
+        let parts: Vec<_> = id.split('-').map(str::len).collect();
+        assert_eq!(parts, [8, 4, 4, 4, 12]);
+        assert_eq!(&id[14..15], "4");
+        assert!("89ab".contains(&id[19..20]));
+    }
+}

@@ -1,0 +1,391 @@
+//! Cohere: `/v1/embed`, `/v2/embed`, `/v1/rerank`, `/v2/rerank`, `/v1/tokenize`, `/v1/detokenize`, `/v1/models`, `/v1/check-api-key`.
+//!
+//! `input_type` chooses the prompt: `search_query` and `search_document` are the model's prompts for queries and documents,
+//! `classification` and `clustering` are prompts of that name where the model has them. Images are refused.
+
+mod about;
+
+use axum::response::Response;
+use bytes::Bytes;
+use serde::Deserialize;
+use trireme_inference::Ledger;
+use trireme_operations::{Prompt, Side, TextOptions};
+use trireme_protocol::json::Writer;
+use trireme_server::http::openapi::schema;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::Schema;
+
+use super::answer;
+use super::dialect::{Dialect, DialectCall, DialectRoute};
+use super::fields::{self, Field, Forms, idle, only, ours, read};
+use super::input::Document;
+use super::quantize::EmbeddingType;
+use super::refusal::{Kind, Refusal};
+
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "cohere",
+    routes: &[
+        DialectRoute::post("/v2/embed", "Embeds texts", |call| Box::pin(embed(call, Version::V2)))
+            .takes::<Embed>(&[EMBED])
+            .gives(embed_answer),
+        DialectRoute::post("/v1/embed", "Embeds texts", |call| Box::pin(embed(call, Version::V1)))
+            .takes::<Embed>(&[EMBED])
+            .gives(embed_answer),
+        DialectRoute::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V2)))
+            .takes::<Rerank>(&[RERANK])
+            .gives(rerank_answer),
+        DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V1)))
+            .takes::<Rerank>(&[RERANK])
+            .gives(rerank_answer),
+        DialectRoute::post("/v1/tokenize", "The tokens of a text", |call| Box::pin(about::tokenize(call)))
+            .takes::<about::Tokenize>(&[about::TOKENIZE])
+            .gives(about::tokenize_answer),
+        DialectRoute::post("/v1/detokenize", "The text of tokens", |call| Box::pin(about::detokenize(call)))
+            .takes::<about::Detokenize>(&[about::DETOKENIZE])
+            .gives(about::detokenize_answer),
+        DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
+            Box::pin(about::models(call))
+        })
+        .gives(about::models_answer)
+        .behind_name(),
+        DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(about::model(call)))
+            .gives(about::model_answer)
+            .behind_name(),
+        DialectRoute::post("/v1/check-api-key", "Whether the key is valid", |call| Box::pin(about::check_key(call))),
+    ],
+    refuse,
+    refusals,
+    is_strict: true,
+    cut: "set 'truncate' to \"END\"",
+    model_in_path: false,
+};
+
+/// Parts of the fields' table: texts of a chat's form.
+const INPUTS: Forms = &[r#"[{"content": [{"type": "text", "text": "a"}]}]"#];
+
+/// Also of vLLM's `/v2/embed`.
+pub(super) const EMBED: &[Field] = &[
+    read("model", fields::TEXT),
+    read("texts", fields::TEXTS),
+    only("images", fields::TEXTS, &[], "models here take texts: send 'texts'"),
+    read("inputs", INPUTS),
+    read("input_type", &[r#""search_query""#]),
+    read("embedding_types", &[r#"["float"]"#]),
+    read("output_dimension", fields::NUMBER),
+    read("truncate", &[r#""END""#]),
+    read("max_tokens", fields::NUMBER),
+    idle("priority", fields::NUMBER, "orders the requests of one customer"),
+    ours("instruction", fields::TEXT),
+];
+
+const RERANK: &[Field] = &[
+    read("model", fields::TEXT),
+    read("query", fields::TEXT),
+    read("documents", fields::DOCUMENTS),
+    read("top_n", fields::NUMBER),
+    read("rank_fields", fields::TEXTS),
+    read("return_documents", fields::FLAG),
+    idle("max_chunks_per_doc", fields::NUMBER, "a document is scored as one chunk, never more than the most"),
+    read("max_tokens_per_doc", fields::NUMBER),
+    idle("priority", fields::NUMBER, "orders the requests of one customer"),
+    ours("instruction", fields::TEXT),
+];
+
+/// What a client says if a model tells queries and documents apart.
+const INPUT_TYPES: &str =
+    "'input_type' is missing, expected search_query, search_document, classification or clustering";
+
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Version {
+    V1,
+    V2,
+    /// The second one as vLLM has it, where neither the model nor `input_type` need be named.
+    Vllm,
+}
+
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "UPPERCASE")]
+#[schema(as = CohereTruncate)]
+enum Truncate {
+    None,
+    Start,
+    End,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = CohereEmbed)]
+pub(super) struct Embed {
+    model: Option<String>,
+    texts: Option<Vec<String>>,
+    inputs: Option<Vec<Contents>>,
+    input_type: Option<String>,
+    embedding_types: Option<Vec<EmbeddingType>>,
+    output_dimension: Option<u64>,
+    truncate: Option<Truncate>,
+    max_tokens: Option<u64>,
+    /// Ours: what the model shall do with the texts.
+    instruction: Option<String>,
+}
+
+/// An input of several parts, as requests with images have it.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = CohereContents)]
+struct Contents {
+    content: Vec<Part>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = CoherePart)]
+enum Part {
+    Text { text: String },
+    ImageUrl {},
+}
+
+/// A body of both versions: clients of the second one send fields of the first (LiteLLM `return_documents`).
+#[derive(Deserialize, ToSchema)]
+#[schema(as = CohereRerank)]
+struct Rerank {
+    model: Option<String>,
+    query: String,
+    documents: Vec<Document>,
+    top_n: Option<u64>,
+    rank_fields: Option<Vec<String>>,
+    #[serde(default)]
+    return_documents: bool,
+    max_tokens_per_doc: Option<u64>,
+    /// Ours: by what the model shall judge.
+    instruction: Option<String>,
+}
+
+// === impl Contents ===
+
+impl Contents {
+    /// The text of all parts, a line each.
+    fn text(self, index: usize) -> Result<String, Refusal> {
+        let text = |part: Part| match part {
+            Part::Text { text } => Ok(text),
+            Part::ImageUrl {} => {
+                Err(Refusal::unsupported("inputs", format!("holds an image at {index}: models here take texts")))
+            }
+        };
+        Ok(self.content.into_iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
+    }
+}
+
+pub(super) async fn embed(call: DialectCall, version: Version) -> Result<Response, Refusal> {
+    let body: Embed = call.read()?;
+    let prompt = prompt(body.input_type.as_deref(), version)?;
+    if version == Version::V2 && body.model.is_none() {
+        return Err(Refusal::field("model", "is missing"));
+    }
+    let texts = match (body.texts, body.inputs) {
+        (Some(_), Some(_)) => return Err(Refusal::field("inputs", "comes with 'texts', expected one of them")),
+        (None, Some(inputs)) => {
+            let inputs = inputs.into_iter().enumerate();
+            inputs.map(|(index, contents)| contents.text(index)).collect::<Result<_, _>>()?
+        }
+        (texts, None) => texts.unwrap_or_default(),
+    };
+    if texts.is_empty() {
+        return Err(Refusal::empty("texts"));
+    }
+    let (truncate, side) = match body.truncate.unwrap_or(Truncate::End) {
+        Truncate::None => (false, None),
+        Truncate::Start => (true, Some(Side::Left)),
+        Truncate::End => (true, Some(Side::Right)),
+    };
+    let options = TextOptions {
+        prompt,
+        truncate: Some(truncate),
+        truncation_side: side,
+        max_tokens: body.max_tokens,
+        instruction: body.instruction,
+        dimensions: body.output_dimension,
+        ..TextOptions::default()
+    };
+    let vectors = call.operations.embed(&texts, &call.ask(body.model.as_deref(), options)).await?;
+    let numbers = vectors.numbers();
+    // The first version answers with the vectors alone where it is asked for no types.
+    let types = match (body.embedding_types, version) {
+        (None, Version::V1) => None,
+        (None, Version::V2 | Version::Vllm) => Some(vec![EmbeddingType::Float]),
+        (Some(types), _) if types.is_empty() => {
+            return Err(Refusal::field("embedding_types", "is empty, expected at least one type"));
+        }
+        (Some(types), _) => Some(types),
+    };
+    for form in types.iter().flatten() {
+        form.check(&numbers)?;
+    }
+    let rows = |out: &mut Writer, form: EmbeddingType| {
+        out.array(|out| numbers.chunks_exact(vectors.width.max(1)).for_each(|row| form.write(out, row)));
+    };
+    let capacity = 1024 + numbers.len() * 13 + texts.iter().map(|text| text.len() + 8).sum::<usize>();
+    Ok(answer::told(&vectors.ledger, capacity, |out| {
+        out.object(|out| {
+            out.name("id").string(answer::id());
+            out.name("response_type").string(if types.is_some() { "embeddings_by_type" } else { "embeddings_floats" });
+            match &types {
+                None => rows(out.name("embeddings"), EmbeddingType::Float),
+                Some(types) => out.name("embeddings").object(|out| {
+                    let mut written: Vec<EmbeddingType> = Vec::new();
+                    for &form in types {
+                        if !written.contains(&form) {
+                            rows(out.name(form.name()), form);
+                            written.push(form);
+                        }
+                    }
+                }),
+            }
+            out.name("texts").array(|out| texts.iter().for_each(|text| out.string(text)));
+            meta(out, version, &vectors.ledger, "input_tokens", answer::tokens(&vectors.ledger));
+        });
+    }))
+}
+
+/// The prompt that an `input_type` chooses: one of Cohere's words, or in vLLM's dialect the name of a prompt of the model.
+fn prompt(input_type: Option<&str>, version: Version) -> Result<Prompt, Refusal> {
+    Ok(match (input_type, version) {
+        (None, Version::V2) => Prompt::Needed(INPUT_TYPES),
+        (None, Version::V1 | Version::Vllm) => Prompt::Default,
+        (Some(name), Version::Vllm) => Prompt::OfInputType(name.to_owned()),
+        (Some("search_query"), _) => Prompt::Query,
+        (Some("search_document"), _) => Prompt::Document,
+        (Some("classification"), _) => Prompt::IfThere("classification"),
+        (Some("clustering"), _) => Prompt::IfThere("clustering"),
+        (Some("image"), _) => {
+            return Err(Refusal::unsupported("input_type", "is \"image\": models here take texts"));
+        }
+        (Some(other), _) => {
+            let expected = "expected search_query, search_document, classification or clustering";
+            return Err(Refusal::field("input_type", format!("is {other:?}, {expected}")));
+        }
+    })
+}
+
+async fn rerank(call: DialectCall, version: Version) -> Result<Response, Refusal> {
+    let body: Rerank = call.read()?;
+    if version == Version::V2 && body.model.is_none() {
+        return Err(Refusal::field("model", "is missing"));
+    }
+    if body.documents.is_empty() {
+        return Err(Refusal::empty("documents"));
+    }
+    if body.top_n == Some(0) {
+        return Err(Refusal::field("top_n", "is 0, expected at least 1"));
+    }
+    let fields = body.rank_fields.unwrap_or_else(|| vec!["text".to_owned()]);
+    let documents = Document::texts(body.documents, "documents", &fields)?;
+    let options = TextOptions {
+        max_pair_tokens: body.max_tokens_per_doc,
+        instruction: body.instruction,
+        ..TextOptions::default()
+    };
+    let ask = call.ask(body.model.as_deref(), options);
+    let scores = call.operations.rerank(&body.query, &documents, &ask).await?;
+    let most = body.top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    Ok(answer::told(&scores.ledger, 512 + 64 * documents.len(), |out| {
+        out.object(|out| {
+            out.name("id").string(answer::id());
+            out.name("results").array(|out| {
+                for (index, score) in scores.ranked(most) {
+                    out.object(|out| {
+                        out.name("index").integer(index);
+                        out.name("relevance_score").float(score);
+                        if body.return_documents {
+                            out.name("document").object(|out| out.name("text").string(&documents[index]));
+                        }
+                    });
+                }
+            });
+            meta(out, version, &scores.ledger, "search_units", 1);
+        });
+    }))
+}
+
+/// The member `meta`, with the billed units.
+fn meta(out: &mut Writer, version: Version, ledger: &Ledger, unit: &str, billed: u64) {
+    out.name("meta").object(|out| {
+        out.name("api_version").object(|out| {
+            out.name("version").string(if version == Version::V1 { "1" } else { "2" });
+        });
+        out.name("billed_units").object(|out| {
+            out.name(unit).integer(billed);
+            if version == Version::Vllm {
+                out.name("image_tokens").integer(0);
+            }
+        });
+        out.name("tokens").object(|out| out.name("input_tokens").integer(answer::tokens(ledger)));
+    });
+}
+
+/// The table of errors. The SDK chooses its exception by the status.
+fn refuse(refusal: &Refusal) -> (u16, Bytes) {
+    let status = match refusal.kind {
+        Kind::Malformed | Kind::Empty | Kind::Invalid | Kind::Unsupported => 400,
+        Kind::Key => 401,
+        Kind::Forbidden => 403,
+        Kind::NoModel | Kind::NoRoute => 404,
+        Kind::TooLarge => 413,
+        Kind::Field => 422,
+        Kind::Overloaded => 429,
+        Kind::Internal => 500,
+        Kind::Unavailable => 503,
+    };
+    let body = answer::object(|out| {
+        out.name("id").string(answer::id());
+        out.name("message").string(&refusal.message);
+    });
+    (status, body)
+}
+
+fn refusals() -> Schema {
+    schema::object([("id", schema::text()), ("message", schema::text())])
+}
+
+fn meta_schema() -> Schema {
+    schema::object([
+        ("api_version", schema::object([("version", schema::text())])),
+        ("billed_units", schema::object([])),
+        ("tokens", schema::object([("input_tokens", schema::integer())])),
+    ])
+}
+
+pub(super) fn embed_answer() -> Schema {
+    let rows = schema::list(schema::list(schema::number()));
+    schema::object([
+        ("id", schema::text()),
+        ("response_type", schema::text()),
+        // By type, where types were asked for.
+        ("embeddings", schema::any_of([rows, schema::object([])])),
+        ("texts", schema::list(schema::text())),
+        ("meta", meta_schema()),
+    ])
+}
+
+fn rerank_answer() -> Schema {
+    let document = ("document", schema::object([("text", schema::text())]));
+    let result = [("index", schema::integer()), ("relevance_score", schema::number())];
+    schema::object([
+        ("id", schema::text()),
+        ("results", schema::list(schema::object_with(result, [document]))),
+        ("meta", meta_schema()),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fields::Members;
+
+    #[test]
+    fn unknown_fields_are_422_and_named() {
+        let body = Members::of(br#"{"model": "m", "query": "q", "documents": [], "topn": 3}"#);
+        let refusal = body.check(&[RERANK], DIALECT.is_strict).unwrap_err();
+        assert_eq!(refusal.field.as_deref(), Some("topn"));
+        let (status, body) = refuse(&refusal);
+        assert_eq!(status, 422);
+        assert!(str::from_utf8(&body).unwrap().contains("'topn' is unknown"));
+    }
+}

@@ -1,0 +1,225 @@
+//! The parts of a dialect: routes, and the request that a route gets.
+
+use axum::response::Response;
+use bytes::Bytes;
+use clap::ValueEnum;
+use futures_util::future::BoxFuture;
+use serde::de::DeserializeOwned;
+use trireme_inference::Parameters;
+use trireme_operations::{OperationRequest, Operations, TextOptions, Waits};
+use trireme_server::budget::BytesPermit;
+use trireme_server::http::openapi::Verb;
+use trireme_server::http::openapi::schema::{self, Described};
+use utoipa::ToSchema;
+use utoipa::openapi::schema::Schema;
+
+use super::fields::{Field, Members};
+use super::input;
+use super::refusal::{Kind, Refusal};
+
+/// How clients of another server ask.
+pub struct Dialect {
+    /// Its name, which is the prefix of its routes.
+    pub name: &'static str,
+    /// Its routes.
+    pub routes: &'static [DialectRoute],
+    /// Its table of errors: the status and the body of a refusal.
+    pub refuse: Refuse,
+    /// The bodies of that table.
+    pub refusals: fn() -> Schema,
+    /// Whether fields that are in no table are refused; others are passed over.
+    pub is_strict: bool,
+    /// How a client has texts cut that are too long, for the error about such a text.
+    pub cut: &'static str,
+    /// Whether a model may be named behind the prefix (`/tei/MODEL/embed`), because bodies do not name one.
+    pub model_in_path: bool,
+}
+
+/// A route of a dialect.
+pub struct DialectRoute {
+    pub verb: Verb,
+    /// Its path, as the dialect's clients ask for it.
+    pub path: &'static str,
+    /// Whether it is there behind the dialect's name only.
+    pub is_behind_name: bool,
+    /// The tables of the fields of its bodies.
+    pub fields: &'static [&'static [Field]],
+    /// A sentence about the route for the document.
+    pub summary: &'static str,
+    /// The shape of its bodies.
+    pub takes: Option<fn() -> Described>,
+    /// The shape of its answers, if they are JSON.
+    pub gives: Option<fn() -> Schema>,
+    /// Whether a client may ask for its answers as bytes.
+    pub gives_bytes: bool,
+    /// Its own table of errors and their bodies, where they are not the dialect's.
+    pub refuse: Option<(Refuse, fn() -> Schema)>,
+    /// Answers a request.
+    pub run: Run,
+}
+
+/// The status and the body of a refusal.
+pub type Refuse = fn(&Refusal) -> (u16, Bytes);
+
+/// Answers a request in a dialect.
+pub type Run = fn(DialectCall) -> BoxFuture<'static, Result<Response, Refusal>>;
+
+/// A request in a dialect.
+pub struct DialectCall {
+    /// The operations, on the models of this server.
+    pub operations: Operations,
+    /// The path behind the last `/`-terminated part of a route that ends with a wildcard; empty for other routes.
+    pub rest: String,
+    /// The model that the path names.
+    pub model: Option<String>,
+    /// Its body, without its coding.
+    pub body: Bytes,
+    /// The request's part of the memory for requests.
+    pub permit: BytesPermit,
+    /// The parameters that models get of the headers.
+    pub parameters: Parameters,
+    /// The client's W3C `traceparent`.
+    pub traceparent: Option<String>,
+    /// The id of the request.
+    pub request_id: String,
+    /// How it waits.
+    pub waits: Waits,
+    /// The path of the route, as the dialect's clients ask for it.
+    pub route: &'static str,
+    /// The meaning of token ids in place of texts.
+    pub token_input: TokenInput,
+    /// What an empty text gives in OpenAI's dialect.
+    pub empty_text: EmptyText,
+}
+
+/// The meaning of token ids in place of texts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum TokenInput {
+    /// Ids of OpenAI's vocabulary cl100k_base, which are turned back into texts
+    #[default]
+    #[value(name = "cl100k_base")]
+    Cl100kBase,
+    /// An error
+    #[value(name = "reject")]
+    Reject,
+}
+
+/// What an empty text gives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum EmptyText {
+    /// The vector that the model makes of it
+    #[default]
+    #[value(name = "embed")]
+    Embed,
+    /// An error
+    #[value(name = "reject")]
+    Reject,
+}
+
+// === impl DialectRoute ===
+
+impl DialectRoute {
+    const fn new(verb: Verb, path: &'static str, summary: &'static str, run: Run) -> DialectRoute {
+        DialectRoute {
+            verb,
+            path,
+            is_behind_name: false,
+            fields: &[],
+            summary,
+            takes: None,
+            gives: None,
+            gives_bytes: false,
+            refuse: None,
+            run,
+        }
+    }
+
+    /// A route with GET.
+    pub const fn get(path: &'static str, summary: &'static str, run: Run) -> DialectRoute {
+        DialectRoute::new(Verb::Get, path, summary, run)
+    }
+
+    /// A route with POST.
+    pub const fn post(path: &'static str, summary: &'static str, run: Run) -> DialectRoute {
+        DialectRoute::new(Verb::Post, path, summary, run)
+    }
+
+    /// The same with a body of this shape and these fields.
+    pub const fn takes<T: ToSchema>(self, fields: &'static [&'static [Field]]) -> DialectRoute {
+        DialectRoute { takes: Some(schema::of::<T>), fields, ..self }
+    }
+
+    /// The same with a body of which two types read their own fields.
+    pub const fn takes_both<A: ToSchema, B: ToSchema>(self, fields: &'static [&'static [Field]]) -> DialectRoute {
+        DialectRoute { takes: Some(schema::of_both::<A, B>), fields, ..self }
+    }
+
+    /// The same with a body of which three types read their own fields.
+    pub const fn takes_three<A: ToSchema, B: ToSchema, C: ToSchema>(
+        self,
+        fields: &'static [&'static [Field]],
+    ) -> DialectRoute {
+        DialectRoute { takes: Some(schema::of_three::<A, B, C>), fields, ..self }
+    }
+
+    /// The same with answers of this shape.
+    pub const fn gives(self, gives: fn() -> Schema) -> DialectRoute {
+        DialectRoute { gives: Some(gives), ..self }
+    }
+
+    /// The same, whose answers a client may ask for as bytes, too.
+    pub const fn or_bytes(self) -> DialectRoute {
+        DialectRoute { gives_bytes: true, ..self }
+    }
+
+    /// The same, behind the dialect's name only.
+    pub const fn behind_name(self) -> DialectRoute {
+        DialectRoute { is_behind_name: true, ..self }
+    }
+
+    /// The same with another table of errors than the dialect's, whose bodies have this shape.
+    pub const fn refuses(self, refuse: Refuse, refusals: fn() -> Schema) -> DialectRoute {
+        DialectRoute { refuse: Some((refuse, refusals)), ..self }
+    }
+}
+
+// === impl DialectCall ===
+
+impl DialectCall {
+    /// The body, as a type reads it.
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, Refusal> {
+        input::read(&self.body)
+    }
+
+    /// Answers as another route with POST of the same dialect, whose tables the body is checked by.
+    pub async fn run_as(mut self, dialect: &Dialect, path: &str) -> Result<Response, Refusal> {
+        let route = dialect.routes.iter().find(|route| route.path == path && route.verb == Verb::Post);
+        let route = route.ok_or_else(|| Refusal::new(Kind::NoRoute, path))?;
+        if let Some(body) = Members::of(&self.body).check(route.fields, dialect.is_strict)? {
+            self.body = body.into();
+        }
+        (route.run)(self).await
+    }
+
+    /// An error if some model is not ready.
+    pub fn ready(&self) -> Result<(), Refusal> {
+        match self.operations.ready() {
+            true => Ok(()),
+            false => Err(Refusal::new(Kind::Unavailable, "not every model is ready")),
+        }
+    }
+
+    /// The request as operations take it. `model` is what the body names; a path that names one has the last word.
+    pub fn ask(&self, model: Option<&str>, options: TextOptions) -> OperationRequest {
+        OperationRequest {
+            model: self.model.as_deref().or(model).map(str::to_owned),
+            options,
+            permit: self.permit.clone(),
+            parameters: self.parameters.clone(),
+            traceparent: self.traceparent.clone(),
+            request_id: self.request_id.clone(),
+            waits: self.waits,
+            route: Some(self.route),
+        }
+    }
+}

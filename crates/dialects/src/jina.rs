@@ -1,0 +1,329 @@
+//! Jina: `/v1/rerank`, `/v1/embeddings`, `/v1/multi-vector` and `/v1/models`.
+//!
+//! `task` (and `input_type` of `/v1/multi-vector`) chooses the prompt: queries and passages have the model's prompts for queries and
+//! documents, other tasks are prompts of that name where the model has them. Images and late chunking are refused.
+
+use axum::response::Response;
+use bytes::Bytes;
+use serde::Deserialize;
+use trireme_operations::{Prompt, TextOptions};
+use trireme_server::http::openapi::schema;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::Schema;
+
+use super::answer;
+use super::dialect::{Dialect, DialectCall, DialectRoute};
+use super::fields::{self, Field, idle, only, ours, read};
+use super::input::{self, Document, OneOrMany};
+use super::openai;
+use super::quantize::EmbeddingType;
+use super::refusal::{Kind, Refusal};
+
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "jina",
+    routes: &[
+        DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+            .takes::<Rerank>(&[RERANK])
+            .gives(rerank_answer),
+        DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
+            .takes::<Embeddings>(&[EMBEDDINGS])
+            .gives(embeddings_answer),
+        DialectRoute::post("/v1/multi-vector", "Embeds each token of texts", |call| Box::pin(multi_vector(call)))
+            .takes_both::<Embeddings, Side>(&[EMBEDDINGS, SIDE])
+            .gives(multi_vector_answer),
+        DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
+            Box::pin(openai::models(call))
+        })
+        .gives(openai::models_answer)
+        .behind_name(),
+    ],
+    refuse,
+    refusals,
+    is_strict: false,
+    cut: "set 'truncate' to true",
+    model_in_path: false,
+};
+
+const EMBEDDINGS: &[Field] = &[
+    read("model", fields::TEXT),
+    read("input", fields::DOCUMENT_OR_DOCUMENTS),
+    read("task", &[r#""text-matching""#]),
+    read("dimensions", fields::NUMBER),
+    read("normalized", fields::FLAG),
+    only("late_chunking", fields::FLAG, &["false"], "each text is embedded by itself here"),
+    read("embedding_type", &[r#""float""#, r#"["float"]"#]),
+    read("encoding_type", &[r#""float""#, r#"["float"]"#]),
+    read("encoding_format", &[r#""float""#]),
+    read("truncate", fields::FLAG),
+    read("return_multivector", fields::FLAG),
+    idle("user", fields::TEXT, "names the author of the texts"),
+    ours("instruction", fields::TEXT),
+];
+
+/// Of `/v1/multi-vector`.
+const SIDE: &[Field] = &[read("input_type", &[r#""query""#])];
+
+const RERANK: &[Field] = &[
+    read("model", fields::TEXT),
+    read("query", &[r#""a""#, r#"{"text": "a"}"#]),
+    read("documents", fields::DOCUMENTS),
+    read("top_n", fields::NUMBER),
+    read("return_documents", fields::FLAG),
+    read("truncation", fields::FLAG),
+    only("return_embeddings", fields::FLAG, &["false"], "pairs have no vectors"),
+    ours("instruction", fields::TEXT),
+];
+
+/// The field of an object that is its text.
+const TEXT: [&str; 1] = ["text"];
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = JinaEmbeddings)]
+struct Embeddings {
+    model: String,
+    #[schema(schema_with = input::one_or_many::<Document>)]
+    input: OneOrMany<Document>,
+    task: Option<String>,
+    dimensions: Option<u64>,
+    normalized: Option<bool>,
+    /// Clients of other servers name it by their own words.
+    #[serde(alias = "encoding_type", alias = "encoding_format")]
+    #[schema(required = false, schema_with = input::one_or_many::<EmbeddingType>)]
+    embedding_type: Option<OneOrMany<EmbeddingType>>,
+    truncate: Option<bool>,
+    return_multivector: Option<bool>,
+    /// Ours: what the model shall do with the texts.
+    instruction: Option<String>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = JinaSide)]
+struct Side {
+    input_type: Option<String>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = JinaRerank)]
+struct Rerank {
+    model: String,
+    query: Document,
+    documents: Vec<Document>,
+    top_n: Option<u64>,
+    return_documents: Option<bool>,
+    truncation: Option<bool>,
+    /// Ours: by what the model shall judge.
+    instruction: Option<String>,
+}
+
+/// The texts of a body, and how they are embedded.
+struct EmbedRequest {
+    texts: Vec<String>,
+    types: Vec<EmbeddingType>,
+    model: String,
+    /// Whether each token has a vector.
+    is_multi_vector: bool,
+    options: TextOptions,
+}
+
+// === impl EmbedRequest ===
+
+impl EmbedRequest {
+    fn read(body: &[u8]) -> Result<EmbedRequest, Refusal> {
+        EmbedRequest::of(input::read(body)?, None)
+    }
+
+    fn of(body: Embeddings, side: Option<String>) -> Result<EmbedRequest, Refusal> {
+        let texts = Document::texts(body.input.into_list(), "input", &TEXT)?;
+        if texts.is_empty() {
+            return Err(Refusal::empty("input"));
+        }
+        let prompt = match body.task.or(side).as_deref() {
+            None => Prompt::Default,
+            Some("retrieval.query" | "nl2code.query" | "code.query" | "query") => Prompt::Query,
+            Some("retrieval.passage" | "nl2code.passage" | "code.passage" | "document" | "passage") => Prompt::Document,
+            Some("text-matching") => Prompt::IfThere("text-matching"),
+            Some("classification") => Prompt::IfThere("classification"),
+            Some("separation") => Prompt::IfThere("separation"),
+            Some(other) => {
+                return Err(Refusal::field(
+                    "task",
+                    format!(
+                        "is '{other}', expected retrieval.query, retrieval.passage, text-matching, classification or separation"
+                    ),
+                ));
+            }
+        };
+        let types = body.embedding_type.map_or_else(|| vec![EmbeddingType::Float], OneOrMany::into_list);
+        let options = TextOptions {
+            prompt,
+            instruction: body.instruction,
+            truncate: body.truncate,
+            normalize: Some(body.normalized.unwrap_or(true)),
+            dimensions: body.dimensions,
+            ..TextOptions::default()
+        };
+        let is_multi_vector = body.return_multivector == Some(true);
+        Ok(EmbedRequest { texts, types, model: body.model, is_multi_vector, options })
+    }
+}
+
+async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
+    let asked = EmbedRequest::read(&call.body)?;
+    if asked.is_multi_vector {
+        return token_vectors(call, asked).await;
+    }
+    let EmbedRequest { texts, types, model, options, .. } = asked;
+    let &[form] = types.as_slice() else {
+        return Err(Refusal::unsupported("embedding_type", "names several types, expected one"));
+    };
+    let vectors = call.operations.embed(&texts, &call.ask(Some(&model), options)).await?;
+    let numbers = vectors.numbers();
+    form.check(&numbers)?;
+    Ok(answer::told(&vectors.ledger, 512 + numbers.len() * 13, |out| {
+        out.object(|out| {
+            out.name("model").string(&model);
+            out.name("object").string("list");
+            answer::usage(out, &vectors.ledger);
+            out.name("data").array(|out| {
+                for (index, row) in numbers.chunks_exact(vectors.width.max(1)).enumerate() {
+                    out.object(|out| {
+                        out.name("object").string("embedding");
+                        out.name("index").integer(index);
+                        form.write(out.name("embedding"), row);
+                    });
+                }
+            });
+        });
+    }))
+}
+
+async fn multi_vector(call: DialectCall) -> Result<Response, Refusal> {
+    let Side { input_type } = call.read()?;
+    let asked = EmbedRequest::of(call.read()?, input_type)?;
+    token_vectors(call, asked).await
+}
+
+async fn token_vectors(call: DialectCall, asked: EmbedRequest) -> Result<Response, Refusal> {
+    let EmbedRequest { texts, types, model, options, .. } = asked;
+    if types != [EmbeddingType::Float] {
+        return Err(Refusal::unsupported("embedding_type", "expected 'float'"));
+    }
+    let vectors = call.operations.multi_vector(&texts, &call.ask(Some(&model), options)).await?;
+    let numbers: usize = vectors.rows.iter().map(Vec::len).sum();
+    Ok(answer::told(&vectors.ledger, 512 + numbers * 13, |out| {
+        out.object(|out| {
+            out.name("model").string(&model);
+            out.name("object").string("list");
+            answer::usage(out, &vectors.ledger);
+            out.name("data").array(|out| {
+                for (index, row) in vectors.rows.iter().enumerate() {
+                    out.object(|out| {
+                        out.name("object").string("embeddings");
+                        out.name("index").integer(index);
+                        out.name("embeddings").array(|out| {
+                            row.chunks_exact(vectors.width.max(1)).for_each(|token| answer::floats(out, token));
+                        });
+                    });
+                }
+            });
+        });
+    }))
+}
+
+async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
+    let body: Rerank = call.read()?;
+    if body.documents.is_empty() {
+        return Err(Refusal::empty("documents"));
+    }
+    if body.top_n == Some(0) {
+        return Err(Refusal::field("top_n", "is 0, expected at least 1"));
+    }
+    let query = body.query.text(&TEXT).ok_or_else(|| Refusal::field("query", "holds no text in 'text'"))?;
+    let documents = Document::texts(body.documents, "documents", &TEXT)?;
+    let options = TextOptions { truncate: body.truncation, instruction: body.instruction, ..TextOptions::default() };
+    let scores = call.operations.rerank(&query, &documents, &call.ask(Some(&body.model), options)).await?;
+    let most = body.top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    let tokens = answer::tokens(&scores.ledger);
+    Ok(answer::told(&scores.ledger, 512 + 64 * documents.len(), |out| {
+        out.object(|out| {
+            out.name("model").string(&body.model);
+            out.name("object").string("list");
+            out.name("usage").object(|out| out.name("total_tokens").integer(tokens));
+            out.name("results").array(|out| {
+                for (index, score) in scores.ranked(most) {
+                    out.object(|out| {
+                        out.name("index").integer(index);
+                        out.name("relevance_score").float(score);
+                        if body.return_documents.unwrap_or(true) {
+                            out.name("document").object(|out| out.name("text").string(&documents[index]));
+                        }
+                    });
+                }
+            });
+        });
+    }))
+}
+
+/// The table of errors.
+fn refuse(refusal: &Refusal) -> (u16, Bytes) {
+    let status = match refusal.kind {
+        Kind::Malformed | Kind::Empty | Kind::Invalid | Kind::Unsupported => 400,
+        Kind::Key => 401,
+        Kind::Forbidden => 403,
+        Kind::NoModel | Kind::NoRoute => 404,
+        Kind::TooLarge => 413,
+        Kind::Field => 422,
+        Kind::Overloaded => 429,
+        Kind::Internal => 500,
+        Kind::Unavailable => 503,
+    };
+    (status, answer::object(|out| out.name("detail").string(&refusal.message)))
+}
+
+fn refusals() -> Schema {
+    schema::object([("detail", schema::text())])
+}
+
+fn embeddings_answer() -> Schema {
+    answer::embeddings_schema()
+}
+
+fn multi_vector_answer() -> Schema {
+    let vectors = schema::list(schema::list(schema::number()));
+    let row = schema::object([("object", schema::text()), ("index", schema::integer()), ("embeddings", vectors)]);
+    schema::object([
+        ("model", schema::text()),
+        ("object", schema::text()),
+        ("usage", answer::usage_schema()),
+        ("data", schema::list(row)),
+    ])
+}
+
+fn rerank_answer() -> Schema {
+    let document = ("document", schema::object([("text", schema::text())]));
+    let result = [("index", schema::integer()), ("relevance_score", schema::number())];
+    schema::object([
+        ("model", schema::text()),
+        ("usage", schema::object([("total_tokens", schema::integer())])),
+        ("results", schema::list(schema::object_with(result, [document]))),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_come_as_they_are_or_as_objects() {
+        let read = |text: &str| EmbedRequest::read(text.as_bytes());
+        let asked = read(
+            r#"{"model": "m", "input": ["a", {"text": "b"}], "task": "retrieval.query", "encoding_type": "binary"}"#,
+        )
+        .unwrap_or_else(|refusal| panic!("{refusal:?}"));
+        assert_eq!((asked.texts, asked.types), (vec!["a".to_owned(), "b".to_owned()], vec![EmbeddingType::Binary]));
+        assert_eq!((asked.model.as_str(), asked.options.prompt), ("m", Prompt::Query));
+        let refusal = |text| read(text).err().expect("a refusal");
+        assert_eq!(refusal(r#"{"model": "m", "input": []}"#).kind, Kind::Empty);
+        assert!(refusal(r#"{"model": "m", "input": "a", "task": "x"}"#).message.contains("expected retrieval.query"));
+    }
+}

@@ -1,0 +1,253 @@
+//! The shapes in which clients of other servers ask: one file per dialect, each a codec over the operations of
+//! `trireme_operations`. No dialect knows a model, no model a dialect. A new one is a file and a line in [`DIALECTS`].
+//!
+//! Each route is there twice: as the dialect's own clients ask for it, and behind the dialect's name (`/tei/embed`), where no
+//! other dialect contends for it. Where several contend for a path, the fields of the body say whose it is: it is that of the dialect whose
+//! table ([`fields`]) knows most of them, the first in [`DIALECTS`] of these.
+//!
+//! Not here: listeners and keys, v2 (the gateway), which models there are.
+
+mod answer;
+mod cohere;
+mod dialect;
+mod fields;
+mod infinity;
+mod input;
+mod jina;
+mod nim;
+mod ollama;
+mod openai;
+mod openai_tokens;
+mod quantize;
+mod refusal;
+mod tei;
+mod vllm;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::Response;
+use bytes::Bytes;
+use trireme_inference::InferError;
+use trireme_server::access::Category;
+use trireme_server::http::access_log::AskedModel;
+use trireme_server::http::openapi::{Entry, Verb};
+use trireme_server::http::{Traffic, response};
+
+use dialect::{Dialect, DialectRoute};
+use fields::Members;
+
+pub use dialect::{DialectCall, EmptyText, TokenInput};
+pub use input::memory;
+pub use refusal::{Kind, Refusal};
+
+/// Every dialect. Where a body does not say whose it is, the first one that has the path answers.
+const DIALECTS: [&Dialect; 8] = [
+    &openai::DIALECT,
+    &jina::DIALECT,
+    &cohere::DIALECT,
+    &tei::DIALECT,
+    &infinity::DIALECT,
+    &vllm::DIALECT,
+    &nim::DIALECT,
+    &ollama::DIALECT,
+];
+
+/// In the paths at which dialects say whether all models are ready.
+const HEALTH: &str = "/health";
+
+/// A dialect with one of its routes, which contends with those of others for a path.
+type Contender = (&'static Dialect, &'static DialectRoute);
+
+/// The names of all dialects.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    DIALECTS.into_iter().map(|dialect| dialect.name)
+}
+
+/// A path and a method, with the routes that contend for it.
+#[derive(Clone)]
+pub struct DialectPath {
+    /// The path, parameters in braces.
+    pub path: String,
+    /// How it is asked for.
+    pub verb: Verb,
+    contenders: Arc<[Contender]>,
+}
+
+/// The route that a request is for.
+struct Chosen {
+    contender: Contender,
+    /// The body as its route reads it.
+    body: Bytes,
+    /// The model that the body names.
+    model: Option<String>,
+}
+
+/// Every path and method of all dialects, of which `first` answers where several could.
+pub fn paths(first: &str) -> Vec<DialectPath> {
+    let path = |((path, verb), contenders): (_, Vec<_>)| DialectPath { path, verb, contenders: contenders.into() };
+    table(first).into_iter().map(path).collect()
+}
+
+/// Every path and method with the routes that contend for it. Those of the dialect `first` come first, and all of them are there without its
+/// name, too, but for the root, which leads to the console.
+fn table(first: &str) -> BTreeMap<(String, Verb), Vec<Contender>> {
+    let mut table: BTreeMap<(String, Verb), Vec<Contender>> = BTreeMap::new();
+    let is_first = |dialect: &&Dialect| dialect.name == first;
+    let (chosen, others): (Vec<_>, Vec<_>) = DIALECTS.into_iter().partition(is_first);
+    for dialect in chosen.into_iter().chain(others) {
+        for route in dialect.routes {
+            let path = if route.path == "/" { "" } else { route.path };
+            let mut enter = |path: String| table.entry((path, route.verb)).or_default().push((dialect, route));
+            if !route.is_behind_name || (is_first(&dialect) && route.path != "/") {
+                enter(route.path.to_owned());
+            }
+            enter(format!("/{}{path}", dialect.name));
+            if dialect.model_in_path {
+                enter(format!("/{}/{{model}}{path}", dialect.name));
+            }
+        }
+    }
+    table
+}
+
+/// The routes as the document has them, of which the dialect `first` answers where several could.
+pub fn entries(first: &str) -> Vec<Entry> {
+    let entry = |((path, verb), contenders): ((String, Verb), Vec<Contender>)| {
+        let summaries: Vec<&str> = contenders.iter().map(|(_, route)| route.summary).collect();
+        Entry {
+            verb,
+            traffic: match verb {
+                Verb::Post => Traffic::Work,
+                _ if path.contains(HEALTH) => Traffic::Watch,
+                _ => Traffic::Server,
+            },
+            path,
+            group: contenders.first().map_or("", |(dialect, _)| dialect.name),
+            summary: summaries
+                .iter()
+                .enumerate()
+                .filter(|(at, it)| !summaries[..*at].contains(it))
+                .map(|(_, it)| *it)
+                .collect::<Vec<_>>()
+                .join("; "),
+            // Behind a name there is one dialect, whose fields these are.
+            fields: match contenders.as_slice() {
+                [(_, route)] if !route.fields.is_empty() => Some(fields::described(route.fields)),
+                _ => None,
+            },
+            bodies: contenders.iter().filter_map(|(_, route)| route.takes.map(|takes| takes())).collect(),
+            answers: contenders.iter().filter_map(|(_, route)| route.gives.map(|gives| gives())).collect(),
+            gives_bytes: contenders.iter().any(|(_, route)| route.gives_bytes),
+            errors: contenders
+                .iter()
+                .map(|(dialect, route)| route.refuse.map_or(dialect.refusals, |(_, refusals)| refusals)())
+                .collect(),
+        }
+    };
+    table(first).into_iter().map(entry).collect()
+}
+
+// === impl DialectPath ===
+
+impl DialectPath {
+    /// The category that access rules know its requests by.
+    pub fn category(&self) -> Category {
+        match self.verb {
+            Verb::Get if self.contenders.iter().any(|(_, route)| route.path.contains(HEALTH)) => Category::Health,
+            Verb::Get => Category::Metadata,
+            Verb::Delete | Verb::Post => Category::Inference,
+        }
+    }
+
+    /// The answer to a request whose body is not read: in the first dialect.
+    pub fn refused(&self, refusal: &Refusal) -> Response {
+        refused(self.contenders[0], refusal)
+    }
+
+    /// Answers a request with this body. `call` makes the call of the route that the request is for, of the route's path and the body as the
+    /// route reads it.
+    pub async fn answer(
+        &self,
+        body: Bytes,
+        call: impl FnOnce(&'static str, Bytes) -> Result<DialectCall, InferError>,
+    ) -> Response {
+        let Chosen { contender, body, model } = match choose(&self.contenders, body) {
+            Ok(chosen) => chosen,
+            Err((contender, refusal)) => return refused(contender, &refusal),
+        };
+        let (_, route) = contender;
+        let answered = match call(route.path, body) {
+            Ok(call) => (route.run)(call).await,
+            Err(error) => Err(error.into()),
+        };
+        let mut response = answered.unwrap_or_else(|refusal| refused(contender, &refusal));
+        if let Some(model) = model {
+            response.extensions_mut().insert(AskedModel(model));
+        }
+        response
+    }
+}
+
+/// The contender whose tables know most of the fields of a body, the first of those.
+fn choose(contenders: &[Contender], body: Bytes) -> Result<Chosen, (Contender, Refusal)> {
+    let members = Members::of(&body);
+    let known = |(_, route): &&Contender| members.known(route.fields);
+    // The last of the greatest is the first of the table.
+    let (dialect, route) = *contenders.iter().rev().max_by_key(known).unwrap_or(&contenders[0]);
+    let refused = |refusal| ((dialect, route), refusal);
+    let others = contenders.iter().filter(|(other, _)| other.name != dialect.name);
+    for (other, theirs) in others {
+        if let Some(field) = members.unknown_but_to(route.fields, theirs.fields) {
+            return Err(refused(Refusal::field(
+                field,
+                format!(
+                    "is a field of {}, others of this request are of {}: choose one by the base URL, /{} or /{}",
+                    other.name, dialect.name, other.name, dialect.name
+                ),
+            )));
+        }
+    }
+    let model = members.text("model");
+    // On a path of several dialects a field that none knows is that of a proxy, as for all but the strict one.
+    let rewritten = members.check(route.fields, dialect.is_strict && contenders.len() == 1).map_err(refused)?;
+    drop(members);
+    Ok(Chosen { contender: (dialect, route), body: rewritten.map_or(body, Bytes::from), model })
+}
+
+fn refused((dialect, route): Contender, refusal: &Refusal) -> Response {
+    let refusal = &Refusal { message: refusal.message.replace(UNCUT, dialect.cut), ..refusal.clone() };
+    let (status, body) = route.refuse.map_or(dialect.refuse, |(refuse, _)| refuse)(refusal);
+    let mut response = answer::json(body);
+    *response.status_mut() = status.try_into().unwrap_or_default();
+    let headers = response.headers_mut();
+    match refusal.kind {
+        // Clients double their waits themselves.
+        Kind::Overloaded | Kind::Unavailable => {
+            drop(headers.insert(RETRY_AFTER, response::retry_after(refusal.retry_after)));
+        }
+        Kind::Key => drop(headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
+        _ => {}
+    }
+    response
+}
+
+/// The answer where no route has the path, or the method, with this status: that of the dialect whose name the path begins with.
+pub fn no_route(path: &str, status: StatusCode) -> Option<Response> {
+    let name = path.split('/').nth(1)?;
+    let dialect = DIALECTS.into_iter().find(|dialect| dialect.name == name)?;
+    let routes: Vec<String> =
+        dialect.routes.iter().map(|route| format!("{} {}", route.verb.name(), route.path)).collect();
+    let refusal = Refusal::new(Kind::NoRoute, format!("there is no such route; /{name} has {}", routes.join(", ")));
+    let mut response = answer::json((dialect.refuse)(&refusal).1);
+    *response.status_mut() = status;
+    Some(response)
+}
+
+/// How the tokenizer says to have a long text cut, for clients of v2.
+const UNCUT: &str = "leave out parameter 'truncate'";

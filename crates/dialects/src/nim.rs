@@ -1,0 +1,229 @@
+//! NVIDIA NIM (NeMo Retriever): `/v1/embeddings` with `input_type`, `/v1/ranking`, `/v1/models`, `/v1/health/live`, `/v1/health/ready`.
+//!
+//! `input_type` chooses the prompt. A text that is too long is an error unless `truncate` says where to cut it. Fields that are not known are
+//! passed over.
+
+use axum::response::Response;
+use bytes::Bytes;
+use serde::Deserialize;
+use trireme_operations::{Prompt, Side, TextOptions};
+use trireme_server::http::openapi::schema;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::Schema;
+
+use super::answer::{self, EncodingFormat};
+use super::dialect::{Dialect, DialectCall, DialectRoute};
+use super::fields::{self, Field, Forms, idle, only, read};
+use super::input::{self, Input, OneOrMany};
+use super::openai;
+use super::refusal::{Kind, Refusal};
+
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "nim",
+    routes: &[
+        DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
+            .takes::<Embeddings>(&[EMBEDDINGS])
+            .gives(answer::embeddings_schema),
+        DialectRoute::post("/v1/ranking", "Ranks passages by a query", |call| Box::pin(ranking(call)))
+            .takes::<Ranking>(&[RANKING])
+            .gives(ranking_answer),
+        DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
+            Box::pin(openai::models(call))
+        })
+        .gives(openai::models_answer),
+        DialectRoute::get("/v1/health/live", "Whether the server runs", |call| Box::pin(live(call)))
+            .gives(health_answer),
+        DialectRoute::get("/v1/health/ready", "Whether all models are ready", |call| Box::pin(ready(call)))
+            .gives(health_answer),
+    ],
+    refuse,
+    refusals,
+    is_strict: false,
+    cut: "set 'truncate' to \"END\"",
+    model_in_path: false,
+};
+
+const MODALITIES: Forms = &[r#""text""#, r#"["text"]"#];
+
+const EMBEDDINGS: &[Field] = &[
+    read("input", &[r#""a""#, r#"["a"]"#]),
+    read("model", fields::TEXT),
+    read("input_type", &[r#""query""#]),
+    read("truncate", &[r#""END""#]),
+    read("encoding_format", &[r#""float""#]),
+    only("embedding_type", &[r#""float""#], &[r#""float""#], "vectors are FP32 here, expected \"float\""),
+    read("dimensions", fields::NUMBER),
+    read("modality", MODALITIES),
+    idle("user", fields::TEXT, "names the author of the texts"),
+];
+
+const RANKING: &[Field] = &[
+    read("model", fields::TEXT),
+    read("query", &[r#"{"text": "a"}"#]),
+    read("passages", &[r#"[{"text": "a"}]"#]),
+    read("truncate", &[r#""END""#]),
+];
+
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = NimInputType)]
+enum InputType {
+    Query,
+    /// Clients of other servers say `document`.
+    #[serde(alias = "document")]
+    Passage,
+}
+
+#[derive(Clone, Copy, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "UPPERCASE")]
+#[schema(as = NimTruncate)]
+enum Truncate {
+    #[default]
+    None,
+    Start,
+    End,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = NimEmbeddings)]
+struct Embeddings {
+    input: Input,
+    model: Option<String>,
+    input_type: Option<InputType>,
+    #[serde(default)]
+    truncate: Truncate,
+    encoding_format: Option<EncodingFormat>,
+    dimensions: Option<u64>,
+    #[schema(required = false, schema_with = input::one_or_many::<String>)]
+    modality: Option<OneOrMany<String>>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = NimText)]
+struct Text {
+    text: String,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = NimRanking)]
+struct Ranking {
+    model: Option<String>,
+    query: Text,
+    passages: Vec<Text>,
+    #[serde(default)]
+    truncate: Truncate,
+}
+
+// === impl Truncate ===
+
+impl Truncate {
+    fn options(self) -> TextOptions {
+        let (truncate, truncation_side) = match self {
+            Truncate::None => (false, None),
+            Truncate::Start => (true, Some(Side::Left)),
+            Truncate::End => (true, Some(Side::Right)),
+        };
+        TextOptions { truncate: Some(truncate), truncation_side, ..TextOptions::default() }
+    }
+}
+
+async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
+    let body: Embeddings = call.read()?;
+    let modalities = body.modality.map(OneOrMany::into_list).unwrap_or_default();
+    if let Some(other) = modalities.iter().find(|modality| *modality != "text") {
+        return Err(Refusal::unsupported("modality", format!("is '{other}', expected 'text'")));
+    }
+    let texts = body.input.texts("input", "send texts")?.0;
+    let options = TextOptions {
+        prompt: match body.input_type {
+            Some(InputType::Query) => Prompt::Query,
+            Some(InputType::Passage) => Prompt::Document,
+            None => Prompt::Default,
+        },
+        dimensions: body.dimensions,
+        ..body.truncate.options()
+    };
+    let vectors = call.operations.embed(&texts, &call.ask(body.model.as_deref(), options)).await?;
+    let format = body.encoding_format.unwrap_or_default();
+    Ok(openai::vectors(&vectors, body.model.as_deref(), format))
+}
+
+async fn ranking(call: DialectCall) -> Result<Response, Refusal> {
+    let body: Ranking = call.read()?;
+    if body.passages.is_empty() {
+        return Err(Refusal::empty("passages"));
+    }
+    let passages: Vec<String> = body.passages.into_iter().map(|passage| passage.text).collect();
+    let options = TextOptions { raw_scores: Some(true), ..body.truncate.options() };
+    let scores = call.operations.rerank(&body.query.text, &passages, &call.ask(body.model.as_deref(), options)).await?;
+    Ok(answer::told(&scores.ledger, 512 + 48 * passages.len(), |out| {
+        out.object(|out| {
+            out.name("rankings").array(|out| {
+                for (index, logit) in scores.ranked(None) {
+                    out.object(|out| {
+                        out.name("index").integer(index);
+                        out.name("logit").float(logit);
+                    });
+                }
+            });
+            answer::usage(out, &scores.ledger);
+        });
+    }))
+}
+
+async fn live(_: DialectCall) -> Result<Response, Refusal> {
+    Ok(health("live", "Service is live."))
+}
+
+async fn ready(call: DialectCall) -> Result<Response, Refusal> {
+    call.ready()?;
+    Ok(health("ready", "Service is ready."))
+}
+
+fn health(status: &str, message: &str) -> Response {
+    answer::json(answer::object(|out| {
+        out.name("object").string("health.response");
+        out.name("message").string(message);
+        out.name("status").string(status);
+    }))
+}
+
+/// The table of errors.
+fn refuse(refusal: &Refusal) -> (u16, Bytes) {
+    let (status, kind) = match refusal.kind {
+        Kind::Empty | Kind::Invalid | Kind::Malformed | Kind::Unsupported => (400, "invalid_request_error"),
+        Kind::Key => (401, "authentication_error"),
+        Kind::Forbidden => (403, "permission_error"),
+        Kind::NoModel | Kind::NoRoute => (404, "not_found_error"),
+        Kind::TooLarge => (413, "invalid_request_error"),
+        Kind::Field => (422, "invalid_request_error"),
+        Kind::Overloaded => (429, "rate_limit_error"),
+        Kind::Internal => (500, "internal_server_error"),
+        Kind::Unavailable => (503, "service_unavailable_error"),
+    };
+    let body = answer::object(|out| {
+        out.name("object").string("error");
+        out.name("message").string(&refusal.message);
+        out.name("detail").object(|_| {});
+        out.name("type").string(kind);
+    });
+    (status, body)
+}
+
+fn refusals() -> Schema {
+    schema::object([
+        ("object", schema::text()),
+        ("message", schema::text()),
+        ("detail", schema::object([])),
+        ("type", schema::text()),
+    ])
+}
+
+fn ranking_answer() -> Schema {
+    let ranking = schema::object([("index", schema::integer()), ("logit", schema::number())]);
+    schema::object([("rankings", schema::list(ranking)), ("usage", answer::usage_schema())])
+}
+
+fn health_answer() -> Schema {
+    schema::object([("object", schema::text()), ("message", schema::text()), ("status", schema::text())])
+}

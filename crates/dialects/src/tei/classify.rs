@@ -1,0 +1,137 @@
+//! `/predict`, and the entities that `POST /` gives for a model that finds them.
+
+use std::time::Instant;
+
+use axum::response::Response;
+use serde::Deserialize;
+use trireme_operations::{ScoredLabel, TextOptions};
+use trireme_protocol::json::Writer;
+use utoipa::ToSchema;
+
+use super::super::dialect::DialectCall;
+use super::super::fields::{self, Field, ours, read};
+use super::super::input::Input;
+use super::super::refusal::Refusal;
+use super::inputs::{Pair, PredictInput};
+use super::timing::timed;
+use super::treatment::Treatment;
+
+pub(super) const PREDICT: &[Field] = &[
+    read("inputs", &[r#""a""#, r#"["a"]"#, r#"[["a"]]"#]),
+    read("raw_scores", fields::FLAG),
+    ours("parameters", fields::OBJECT),
+];
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = TeiPredict)]
+pub(super) struct Predict {
+    inputs: PredictInput,
+    raw_scores: Option<bool>,
+    /// Of huggingface_hub's clients.
+    parameters: Option<PredictParameters>,
+}
+
+#[derive(Default, Deserialize, ToSchema)]
+#[schema(as = TeiPredictParameters)]
+struct PredictParameters {
+    top_k: Option<usize>,
+    function_to_apply: Option<Function>,
+}
+
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = TeiPredictFunction)]
+enum Function {
+    Softmax,
+    Sigmoid,
+    None,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = TeiTokenClassify)]
+pub(super) struct TokenClassify {
+    inputs: Input,
+    parameters: Option<TokenClassifyParameters>,
+}
+
+#[derive(Default, Deserialize, ToSchema)]
+#[schema(as = TeiTokenClassifyParameters)]
+struct TokenClassifyParameters {
+    aggregation_strategy: Option<String>,
+    ignore_labels: Option<Vec<String>>,
+    stride: Option<u64>,
+}
+
+pub(super) async fn predict(call: DialectCall) -> Result<Response, Refusal> {
+    let started = Instant::now();
+    let body: Predict = call.read()?;
+    let treatment: Treatment = call.read()?;
+    let (inputs, one) = match body.inputs {
+        PredictInput::One(pair) => (vec![pair], true),
+        PredictInput::Many(pairs) if pairs.is_empty() => return Err(Refusal::empty("inputs")),
+        PredictInput::Many(pairs) => (pairs, false),
+    };
+    let has_pairs = inputs.iter().filter(|pair| pair.second.is_some()).count();
+    if has_pairs != 0 && has_pairs != inputs.len() {
+        return Err(Refusal::field("inputs", "holds both texts and pairs of texts, expected one kind"));
+    }
+    let (texts, seconds): (Vec<String>, Vec<Option<String>>) =
+        inputs.into_iter().map(|Pair { first, second }| (first, second)).unzip();
+    let pairs: Option<Vec<String>> = seconds.into_iter().collect();
+    // huggingface_hub, which sends it always, reads a list of lists.
+    let flat = one && body.parameters.is_none();
+    let parameters = body.parameters.unwrap_or_default();
+    let raw = match parameters.function_to_apply {
+        None => body.raw_scores,
+        Some(Function::None) => body.raw_scores.or(Some(true)),
+        Some(Function::Softmax | Function::Sigmoid) => {
+            return Err(Refusal::unsupported(
+                "parameters.function_to_apply",
+                "is a function, expected \"none\", or no such field for the model's own",
+            ));
+        }
+    };
+    let options = TextOptions { raw_scores: raw, ..treatment.options() };
+    let ask = call.ask(treatment.model.as_deref(), options);
+    let classified = call.operations.classify(&texts, pairs.as_deref(), &ask).await?;
+    let most = parameters.top_k.unwrap_or(usize::MAX);
+    Ok(timed(&classified.ledger, started, &texts, 64 * classified.labels.len() * texts.len(), |out| {
+        let write = |out: &mut Writer, row: &Vec<f32>| {
+            out.array(|out| classified.best_first(row).iter().take(most).for_each(|scored| label(out, scored)));
+        };
+        match classified.rows.as_slice() {
+            [row] if flat => write(out, row),
+            rows => out.array(|out| rows.iter().for_each(|row| write(out, row))),
+        }
+    }))
+}
+
+fn label(out: &mut Writer, scored: &ScoredLabel<'_>) {
+    out.object(|out| {
+        out.name("score").float(scored.score);
+        out.name("label").string(scored.label);
+    });
+}
+
+pub(super) async fn token_classify(call: DialectCall) -> Result<Response, Refusal> {
+    let started = Instant::now();
+    let body: TokenClassify = call.read()?;
+    let treatment: Treatment = call.read()?;
+    let (texts, one) = body.inputs.texts("inputs", "send texts")?;
+    let TokenClassifyParameters { aggregation_strategy, ignore_labels, stride } = body.parameters.unwrap_or_default();
+    // Labels that are left out unless a request says otherwise: those of tokens that are in no entity.
+    if ignore_labels.is_some_and(|labels| labels != ["O"]) {
+        return Err(Refusal::unsupported("parameters.ignore_labels", "is not [\"O\"]: leave entities out yourself"));
+    }
+    if stride.is_some_and(|stride| stride > 0) {
+        return Err(Refusal::unsupported("parameters.stride", "is more than 0: a text is read as one row"));
+    }
+    let options = TextOptions { aggregation_strategy, ..treatment.options() };
+    let ask = call.ask(treatment.model.as_deref(), options);
+    let entities = call.operations.token_classify(&texts, &ask).await?;
+    let size = entities.rows.iter().map(|row| row.len() + 1).sum();
+    Ok(timed(&entities.ledger, started, &texts, size, |out| match entities.rows.as_slice() {
+        [row] if one => out.raw(row),
+        rows => out.array(|out| rows.iter().for_each(|row| out.raw(row))),
+    }))
+}

@@ -1,0 +1,401 @@
+//! vLLM's routes for pooling models: `/v1/embeddings`, `/v2/embed`, `/score` (and `/v1/score`), `/rerank` (and `/v1/rerank`,
+//! `/v2/rerank`), `/classify`, `/pooling`, `/tokenize`, `/detokenize`, `/invocations`; `/v1/models`, `/health`, `/ping`, `/version`.
+//!
+//! A model that is not named is the only one that does it. As in the original, fields that are not known are passed over. Pairs are scored by
+//! what the model does: a reranker scores them, the vectors of a model that embeds have cosines, those of tokens the sum of the
+//! largest products (MaxSim).
+
+mod about;
+mod answers;
+mod encoding;
+mod tokens;
+mod treatment;
+mod vectors;
+
+use axum::response::Response;
+use bytes::Bytes;
+use serde::Deserialize;
+use trireme_operations::{Task, TextOptions};
+use trireme_server::http::openapi::schema;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::Schema;
+
+use super::dialect::{Dialect, DialectCall, DialectRoute};
+use super::fields::{self, Field, Forms, Members, idle, read};
+use super::input::{self, Document, Input, OneOrMany};
+use super::openai::error;
+use super::refusal::{Kind, Refusal};
+use super::{answer, cohere, openai};
+use answers::{head, usage};
+use treatment::{Conversations, Treatment};
+use vectors::{PoolingTask, Vectors};
+
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "vllm",
+    routes: &[
+        DialectRoute::post("/score", "Scores pairs of texts", |call| Box::pin(score(call)))
+            .takes_both::<Score, Treatment>(&[SCORE, PAIRS, treatment::FIELDS])
+            .gives(answers::score),
+        DialectRoute::post("/v1/score", "Scores pairs of texts", |call| Box::pin(score(call)))
+            .takes_both::<Score, Treatment>(&[SCORE, PAIRS, treatment::FIELDS])
+            .gives(answers::score),
+        DialectRoute::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+            .takes_both::<Rerank, Treatment>(&[RERANK, PAIRS, treatment::FIELDS])
+            .gives(answers::rerank),
+        DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+            .takes_both::<Rerank, Treatment>(&[RERANK, PAIRS, treatment::FIELDS])
+            .gives(answers::rerank),
+        DialectRoute::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
+            .takes_both::<Rerank, Treatment>(&[RERANK, PAIRS, treatment::FIELDS])
+            .gives(answers::rerank),
+        DialectRoute::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
+            .takes_both::<Classify, Treatment>(&[
+                treatment::INPUT,
+                treatment::TALK,
+                treatment::SCORES,
+                treatment::FIELDS,
+            ])
+            .gives(answers::classify),
+        DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(vectors::embeddings(call)))
+            .takes_both::<Vectors, Treatment>(&[
+                vectors::FIELDS,
+                encoding::FIELDS,
+                treatment::INPUT,
+                treatment::TALK,
+                treatment::FIELDS,
+            ])
+            .gives(answers::embeddings)
+            .or_bytes(),
+        DialectRoute::post("/v2/embed", "Embeds texts, as Cohere's clients ask", |call| {
+            Box::pin(cohere::embed(call, cohere::Version::Vllm))
+        })
+        .takes::<cohere::Embed>(&[cohere::EMBED])
+        .gives(cohere::embed_answer)
+        .behind_name(),
+        DialectRoute::post("/pooling", "Runs a model on texts: vectors, token vectors or scores", |call| {
+            Box::pin(vectors::pooling(call))
+        })
+        .takes_three::<PoolingTask, Vectors, Treatment>(&[
+            vectors::TASK,
+            vectors::FIELDS,
+            encoding::FIELDS,
+            treatment::INPUT,
+            treatment::TALK,
+            treatment::SCORES,
+            treatment::FIELDS,
+        ])
+        .gives(answers::pooling)
+        .or_bytes(),
+        DialectRoute::post("/tokenize", "The tokens of a text", |call| Box::pin(tokens::tokenize(call)))
+            .takes::<tokens::Tokenize>(&[tokens::TOKENIZE, treatment::TALK])
+            .gives(answers::tokenize),
+        DialectRoute::post("/detokenize", "The text of tokens", |call| Box::pin(tokens::detokenize(call)))
+            .takes::<tokens::Detokenize>(&[tokens::DETOKENIZE])
+            .gives(answers::detokenize),
+        DialectRoute::post("/invocations", "Does what the body asks for, or what the model does", |call| {
+            Box::pin(invocations(call))
+        })
+        .takes::<Invocation>(&[INVOCATION])
+        .gives(schema::anything)
+        .or_bytes()
+        .behind_name(),
+        DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
+            Box::pin(about::models(call))
+        })
+        .gives(about::models_answer)
+        .behind_name(),
+        DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(openai::model(call)))
+            .gives(openai::model_answer)
+            .behind_name(),
+        DialectRoute::get("/health", "Whether all models are ready", |call| Box::pin(about::health(call)))
+            .behind_name(),
+        DialectRoute::get("/ping", "Whether all models are ready", |call| Box::pin(about::health(call))).behind_name(),
+        DialectRoute::post("/ping", "Whether all models are ready", |call| Box::pin(about::health(call))).behind_name(),
+        DialectRoute::get("/version", "The version", |call| Box::pin(about::version(call)))
+            .gives(about::version_answer)
+            .behind_name(),
+    ],
+    refuse,
+    refusals,
+    is_strict: false,
+    cut: "set 'truncate_prompt_tokens' to -1. Please reduce the length of the input prompt",
+    model_in_path: false,
+};
+
+const SCORED: Forms = &[r#""a""#, r#"["a"]"#, r#"{"text": "a"}"#, r#"[{"content": [{"type": "text", "text": "a"}]}]"#];
+
+/// The two texts of pairs, by the names of all versions.
+const SCORE: &[Field] = &[
+    read("text_1", SCORED),
+    read("text_2", SCORED),
+    read("queries", SCORED),
+    read("documents", SCORED),
+    read("items", SCORED),
+    read("data_1", SCORED),
+    read("data_2", SCORED),
+];
+
+const RERANK: &[Field] = &[
+    read("query", &[r#""a""#, r#"{"text": "a"}"#]),
+    read("documents", SCORED),
+    read("top_n", fields::NUMBER),
+    idle("return_documents", fields::FLAG, "each result has its document"),
+];
+
+/// Fields of bodies with pairs.
+const PAIRS: &[Field] = &[
+    read("max_tokens_per_query", fields::NUMBER),
+    read("max_tokens_per_doc", fields::NUMBER),
+    read("use_activation", fields::FLAG),
+    read("activation", fields::FLAG),
+    read("softmax", fields::FLAG),
+    idle("add_special_tokens", fields::FLAG, "a pair has special tokens"),
+];
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = VllmScore)]
+struct Score {
+    #[serde(alias = "queries", alias = "data_1")]
+    #[schema(schema_with = input::one_or_many::<Document>)]
+    text_1: OneOrMany<Document>,
+    #[serde(alias = "documents", alias = "items", alias = "data_2")]
+    #[schema(schema_with = input::one_or_many::<Document>)]
+    text_2: OneOrMany<Document>,
+    max_tokens_per_query: Option<i64>,
+    max_tokens_per_doc: Option<i64>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = VllmRerank)]
+struct Rerank {
+    query: Document,
+    #[schema(schema_with = input::one_or_many::<Document>)]
+    documents: OneOrMany<Document>,
+    #[serde(default)]
+    top_n: u64,
+    max_tokens_per_query: Option<i64>,
+    max_tokens_per_doc: Option<i64>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = VllmClassify)]
+struct Classify {
+    input: Option<Input>,
+    #[schema(value_type = Option<Vec<Object>>)]
+    messages: Option<Conversations>,
+}
+
+/// The fields of an object that are its text: itself, or its parts.
+const TEXT: [&str; 2] = ["text", "content"];
+
+/// A body of `/invocations`; the route that it means checks its fields.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = VllmInvocation)]
+struct Invocation {
+    model: Option<String>,
+}
+
+const INVOCATION: &[Field] = &[read("model", fields::TEXT)];
+
+/// As SageMaker asks: a body that only one route could have is for that one, others are for what the model does.
+async fn invocations(call: DialectCall) -> Result<Response, Refusal> {
+    let Invocation { model } = call.read()?;
+    let has = |tables: &[&[Field]]| Members::of(&call.body).known(tables) > 0;
+    let path = if has(&[&[read("query", &[r#""a""#, r#"{"text": "a"}"#])]]) {
+        "/rerank"
+    } else if has(&[SCORE]) {
+        "/score"
+    } else {
+        match call.operations.text_model(model.as_deref())?.tasks.first() {
+            Some(Task::Embed) => "/v1/embeddings",
+            Some(Task::Classify) => "/classify",
+            _ => "/pooling",
+        }
+    };
+    call.run_as(&DIALECT, path).await
+}
+
+/// The pairs of two lists: one text with each of many, or those of the same number.
+fn pairs<'a>(first: &'a [String], second: &'a [String]) -> Result<(Vec<&'a str>, Vec<&'a str>), Refusal> {
+    let all = |texts: &'a [String]| texts.iter().map(String::as_str).collect::<Vec<_>>();
+    match (first.len(), second.len()) {
+        (0, _) => Err(Refusal::empty("text_1")),
+        (_, 0) => Err(Refusal::empty("text_2")),
+        (1, many) => Ok((vec![&first[0]; many], all(second))),
+        (one, two) if one == two => Ok((all(first), all(second))),
+        (one, two) => {
+            Err(Refusal::field("text_1", format!("holds {one} texts for {two} of 'text_2', expected 1 or {two}")))
+        }
+    }
+}
+
+/// The options of pairs, with the longest query and document; 0 is how the original says that there is none.
+fn limited(options: TextOptions, query: Option<i64>, document: Option<i64>) -> Result<TextOptions, Refusal> {
+    let limit = |field: &str, tokens: Option<i64>| match tokens.map(u64::try_from) {
+        None | Some(Ok(0)) => Ok(None),
+        Some(Ok(tokens)) => Ok(Some(tokens)),
+        Some(Err(_)) => {
+            let message = format!("{field} must be a non-negative integer");
+            Err(Refusal { field: Some(field.to_owned()), ..Refusal::new(Kind::Field, message) })
+        }
+    };
+    Ok(TextOptions {
+        max_text_tokens: limit("max_tokens_per_query", query)?,
+        max_pair_tokens: limit("max_tokens_per_doc", document)?,
+        // As in the original.
+        add_special_tokens: None,
+        ..options
+    })
+}
+
+/// As in the original, the routes of scores are not there for a model that has none.
+fn scores(call: &DialectCall, model: Option<&str>) -> Result<(), Refusal> {
+    const TASKS: [Task; 3] = [Task::Rerank, Task::Embed, Task::MultiVector];
+    match call.operations.text_model(model) {
+        Ok(model) if !TASKS.iter().any(|task| model.tasks.contains(task)) => {
+            Err(Refusal::new(Kind::NoRoute, format!("model '{}' scores no pairs of texts", model.name)))
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn score(call: DialectCall) -> Result<Response, Refusal> {
+    let body: Score = call.read()?;
+    let treatment: Treatment = call.read()?;
+    let first = Document::texts(body.text_1.into_list(), "text_1", &TEXT)?;
+    let second = Document::texts(body.text_2.into_list(), "text_2", &TEXT)?;
+    let (ones, twos) = pairs(&first, &second)?;
+    scores(&call, treatment.model.as_deref())?;
+    let options = limited(treatment.options(&call)?, body.max_tokens_per_query, body.max_tokens_per_doc)?;
+    let scores = call.operations.compare(&ones, &twos, &call.ask(treatment.model.as_deref(), options)).await?;
+    Ok(answer::told(&scores.ledger, 512 + 64 * scores.scores.len(), |out| {
+        out.object(|out| {
+            head(out, treatment.id("score"), treatment.model.as_deref().unwrap_or(&scores.model));
+            out.name("data").array(|out| {
+                for (index, &score) in scores.scores.iter().enumerate() {
+                    out.object(|out| {
+                        out.name("index").integer(index);
+                        out.name("object").string("score");
+                        out.name("score").float(score);
+                    });
+                }
+            });
+            usage(out, &scores.ledger);
+        });
+    }))
+}
+
+async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
+    let body: Rerank = call.read()?;
+    let treatment: Treatment = call.read()?;
+    let query = body.query.text(&TEXT).ok_or_else(|| Refusal::field("query", "holds no text in 'text'"))?;
+    let documents = Document::texts(body.documents.into_list(), "documents", &TEXT)?;
+    if documents.is_empty() {
+        return Err(Refusal::empty("documents"));
+    }
+    scores(&call, treatment.model.as_deref())?;
+    let options = limited(treatment.options(&call)?, body.max_tokens_per_query, body.max_tokens_per_doc)?;
+    let ask = call.ask(treatment.model.as_deref(), options);
+    let second: Vec<&str> = documents.iter().map(String::as_str).collect();
+    let scores = call.operations.compare(&vec![query.as_str(); second.len()], &second, &ask).await?;
+    let most = Some(body.top_n).filter(|&most| most > 0).map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    Ok(answer::told(&scores.ledger, 512 + 64 * documents.len(), |out| {
+        out.object(|out| {
+            out.name("id").string(treatment.id("rerank"));
+            out.name("model").string(treatment.model.as_deref().unwrap_or(&scores.model));
+            usage(out, &scores.ledger);
+            out.name("results").array(|out| {
+                for (index, score) in scores.ranked(most) {
+                    out.object(|out| {
+                        out.name("index").integer(index);
+                        out.name("document").object(|out| out.name("text").string(&documents[index]));
+                        out.name("relevance_score").float(score);
+                    });
+                }
+            });
+        });
+    }))
+}
+
+async fn classify(call: DialectCall) -> Result<Response, Refusal> {
+    let body: Classify = call.read()?;
+    let treatment: Treatment = call.read()?;
+    let (texts, options) = treatment.rows(&call, body.input, body.messages)?;
+    let ask = call.ask(treatment.model.as_deref(), options);
+    let classified = call.operations.classify(&texts, None, &ask).await?;
+    Ok(answer::told(&classified.ledger, 512 + 64 * texts.len() * classified.labels.len(), |out| {
+        out.object(|out| {
+            head(out, treatment.id("classify"), treatment.model.as_deref().unwrap_or(&classified.model));
+            out.name("data").array(|out| {
+                for (index, row) in classified.rows.iter().enumerate() {
+                    out.object(|out| {
+                        out.name("index").integer(index);
+                        let best = classified.best_first(row);
+                        out.name("label").string(best.first().map_or("", |best| best.label));
+                        answer::floats(out.name("probs"), row);
+                        out.name("num_classes").integer(row.len());
+                    });
+                }
+            });
+            usage(out, &classified.ledger);
+        });
+    }))
+}
+
+/// The table of errors.
+fn refuse(refusal: &Refusal) -> (u16, Bytes) {
+    let (status, kind) = match refusal.kind {
+        Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::Unsupported => (400, "BadRequestError"),
+        Kind::Key => (401, "AuthenticationError"),
+        Kind::Forbidden => (403, "PermissionDeniedError"),
+        Kind::NoModel | Kind::NoRoute => (404, "NotFoundError"),
+        Kind::TooLarge => (413, "BadRequestError"),
+        Kind::Overloaded => (429, "RateLimitError"),
+        Kind::Internal => (500, "InternalServerError"),
+        Kind::Unavailable => (503, "ServiceUnavailableError"),
+    };
+    // The name by which the original's validation calls a word that it does not know.
+    let message = match refusal.kind {
+        Kind::Field if refusal.message.contains("unknown variant") => {
+            format!("{} [type=literal_error]", refusal.message)
+        }
+        _ => refusal.message.clone(),
+    };
+    let body = answer::object(|out| {
+        if refusal.kind == Kind::NoRoute {
+            out.name("detail").string("Not Found");
+        }
+        error(out, &Refusal { message, ..refusal.clone() }, kind, |out| out.integer(status));
+    });
+    (status, body)
+}
+
+fn refusals() -> Schema {
+    answer::nested_schema()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    #[test]
+    fn one_text_goes_with_each_of_many_and_lists_pair_up() {
+        let (one, two, three) = (texts(&["a"]), texts(&["b", "c"]), texts(&["d", "e", "f"]));
+        assert_eq!(pairs(&one, &two).unwrap(), (vec!["a", "a"], vec!["b", "c"]));
+        assert_eq!(pairs(&two, &two).unwrap(), (vec!["b", "c"], vec!["b", "c"]));
+        assert!(pairs(&two, &three).unwrap_err().message.contains("holds 2 texts for 3 of 'text_2'"));
+        assert_eq!(pairs(&[], &two).unwrap_err().kind, Kind::Empty);
+    }
+
+    #[test]
+    fn fields_have_the_names_of_all_versions() {
+        let read = |text: &str| input::read::<Score>(text.as_bytes());
+        for (one, two) in [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")] {
+            assert!(read(&format!(r#"{{"{one}": "a", "{two}": ["b"], "priority": 1}}"#)).is_ok(), "{one}");
+        }
+    }
+}

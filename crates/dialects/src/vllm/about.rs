@@ -1,0 +1,59 @@
+//! What vLLM's clients ask about the server.
+
+use axum::response::{IntoResponse, Response};
+use trireme_server::http::openapi::schema::{integer, list, nullable, object, text};
+use utoipa::openapi::schema::Schema;
+
+use super::super::answer;
+use super::super::dialect::DialectCall;
+use super::super::refusal::Refusal;
+
+pub(super) async fn models(call: DialectCall) -> Result<Response, Refusal> {
+    let models = call.operations.text_models();
+    Ok(answer::json(answer::object(|out| {
+        out.name("object").string("list");
+        out.name("data").array(|out| {
+            for model in &models {
+                out.object(|out| {
+                    out.name("id").string(&model.name);
+                    out.name("object").string("model");
+                    out.name("created").integer(answer::now());
+                    out.name("owned_by").string("vllm");
+                    out.name("root").string(&model.name);
+                    out.name("parent").null();
+                    match model.max_length {
+                        Some(length) => out.name("max_model_len").integer(length),
+                        None => out.name("max_model_len").null(),
+                    }
+                    out.name("permission").array(|_| {});
+                });
+            }
+        });
+    })))
+}
+
+pub(super) async fn health(call: DialectCall) -> Result<Response, Refusal> {
+    call.ready()?;
+    Ok(().into_response())
+}
+
+pub(super) async fn version(_: DialectCall) -> Result<Response, Refusal> {
+    Ok(answer::json(answer::object(|out| out.name("version").string(env!("CARGO_PKG_VERSION")))))
+}
+
+pub(super) fn models_answer() -> Schema {
+    let model = object([
+        ("id", text()),
+        ("object", text()),
+        ("created", integer()),
+        ("owned_by", text()),
+        ("root", text()),
+        ("parent", nullable(text())),
+        ("max_model_len", nullable(integer())),
+    ]);
+    object([("object", text()), ("data", list(model))])
+}
+
+pub(super) fn version_answer() -> Schema {
+    object([("version", text())])
+}

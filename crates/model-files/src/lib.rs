@@ -1,0 +1,9 @@
+//! Files of models in the formats of others, read as far as a description of the model needs it: the outline of an ONNX graph, the tensors
+//! of safetensors and of PyTorch's files.
+//!
+//! Not here: what a folder of such files is (`model-repository`), running a graph.
+
+pub mod onnx;
+pub mod safetensors;
+mod stored_zip;
+pub mod torch_file;

@@ -1,0 +1,257 @@
+//! Operations on texts, free of any protocol: embed, sparse, multi-vector, rerank, classify, token-classify, tokenize,
+//! decode. Each finds a model that offers it, makes an infer request of the texts, which goes the way of all infer
+//! requests, and reads the result.
+//!
+//! Invariants:
+//! - Any number of texts is taken: they travel in as many messages as they need, texts of like length together.
+//! - A number that is no number is never a result: it is an error that names the model.
+//!
+//! Not here: bodies and statuses (`dialects`), which models there are and how a request runs ([`Pipelines`], which the gateway
+//! implements), what stages do with the options (tokenizer, postprocess).
+
+mod capabilities;
+mod classify;
+mod embed;
+mod options;
+mod pairs;
+mod pipelines;
+mod request;
+mod rerank;
+mod tokenize;
+mod tokens;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use trireme_inference::{
+    DataType, InferError, InferRequest, InferResponse, Ledger, Name, ParameterValue, RequestedOutput, Shape, Tensor,
+    UncheckedTensor,
+};
+
+pub use capabilities::{Capabilities, Routes, TOKENIZER, Task, served_names};
+pub use classify::{Classified, ScoredLabel};
+pub use embed::{SparseVectors, TokenVectors, Vectors};
+pub use options::{Prompt, Side, TextOptions};
+pub use pipelines::{Pipeline, Pipelines};
+pub use request::{OperationRequest, Waits};
+pub use rerank::Scores;
+pub use tokenize::{Token, TokenLists, ids};
+pub use tokens::Entities;
+
+/// The operations, on the models of a gateway. Clones are the same.
+#[derive(Clone)]
+pub struct Operations(Arc<dyn Pipelines>);
+
+/// A model that was found for an operation.
+struct Found {
+    pipeline: Pipeline,
+    task: Task,
+}
+
+/// A model that does something with texts, under one of its names.
+#[derive(Clone, Debug)]
+pub struct TextModel {
+    /// The name.
+    pub name: String,
+    /// Its operations.
+    pub tasks: Vec<Task>,
+    /// Its classes.
+    pub labels: Vec<String>,
+    /// Most tokens of a row, where its tokenizer's configuration says it.
+    pub max_length: Option<u64>,
+    /// Most rows of an execution, the least of its steps; `None` where no step limits them.
+    pub max_batch: Option<u64>,
+    /// How the vectors of tokens become one.
+    pub pooling: String,
+}
+
+// === impl Operations ===
+
+impl Operations {
+    /// The operations on these models.
+    pub fn new(pipelines: Arc<dyn Pipelines>) -> Operations {
+        Operations(pipelines)
+    }
+
+    /// Whether every model is ready.
+    pub fn ready(&self) -> bool {
+        self.0.ready()
+    }
+
+    /// Every ready model that does something with texts, under each of its names, that of the Hugging Face hub first.
+    pub fn text_models(&self) -> Vec<TextModel> {
+        let named = |pipeline: &Pipeline| -> Vec<TextModel> {
+            let names = std::iter::once(&pipeline.name).chain(&pipeline.capabilities.served_names);
+            let (hub, others): (Vec<_>, Vec<_>) = names.partition(|name| name.contains('/'));
+            hub.into_iter().chain(others).map(|name| TextModel::of(name, pipeline)).collect()
+        };
+        self.0.all().iter().flat_map(named).collect()
+    }
+
+    /// The model of this name; without a name the only one that does something with texts.
+    pub fn text_model(&self, name: Option<&str>) -> Result<TextModel, InferError> {
+        let all = || self.0.all();
+        let names = |all: &[Pipeline]| all.iter().map(|one| format!("'{}'", one.name)).collect::<Vec<_>>().join(", ");
+        let Some(name) = name else {
+            return match all().as_slice() {
+                [only] => Ok(TextModel::of(&only.name, only)),
+                [] => match self.0.unready().as_slice() {
+                    [] => Err(InferError::not_found("no model here does anything with texts")),
+                    [first, ..] => Err(InferError::unavailable(format!(
+                        "no model that is ready does anything with texts: {first}"
+                    ))),
+                },
+                all => Err(InferError::invalid_arg(format!("the request names no model; there are {}", names(all)))),
+            };
+        };
+        let found = self.0.named(name)?.ok_or_else(|| {
+            InferError::not_found(format!("model '{name}' does not exist; there are {}", names(&all())))
+        })?;
+        if found.capabilities.tasks.keys().all(|task| task.is_tokenizers()) {
+            let message = format!("model '{name}' does nothing with texts; models that do: {}", names(&all()));
+            return Err(InferError::invalid_arg(message));
+        }
+        Ok(TextModel::of(name, &found))
+    }
+
+    /// The model that does `task` for this request.
+    fn find_for(&self, task: Task, ask: &OperationRequest) -> Result<Found, InferError> {
+        Ok(Found { pipeline: self.0.offering(task, ask.model.as_deref())?, task })
+    }
+
+    /// Runs texts, or pairs of texts, through a model. Gives the tensors of the result in the operation's order.
+    async fn run_texts(
+        &self,
+        found: &Found,
+        texts: &[impl AsRef<[u8]>],
+        pairs: Option<&[impl AsRef<[u8]>]>,
+        ask: &OperationRequest,
+    ) -> Result<(Vec<Tensor>, Ledger), InferError> {
+        let pipeline = &found.pipeline;
+        let mut parameters = ask.options.parameters(&pipeline.capabilities)?;
+        if !parameters.is_empty() || ask.options.wants_whole {
+            let backends: Vec<&str> = pipeline.steps.iter().map(|step| step.backend.as_str()).collect();
+            if ask.options.wants_whole && backends.contains(&TOKENIZER) {
+                parameters.entry("truncate".to_owned()).or_insert(ParameterValue::Bool(false));
+            }
+            options::check_read(&pipeline.name, &parameters, &backends)?;
+        }
+        // A query goes along with each of its documents.
+        ask.permit.take(size_of(texts) + pairs.map_or(0, size_of)).map_err(InferError::from)?;
+        let mut inputs = Vec::with_capacity(2);
+        let specs = &pipeline.capabilities.inputs;
+        inputs.push(found.input(specs.first().map(|spec| (&spec.name, &spec.shape)), texts)?);
+        if let Some(pairs) = pairs {
+            inputs.push(found.input(specs.get(1).map(|spec| (&spec.name, &spec.shape)), pairs)?);
+        }
+        let outputs = found.outputs();
+        parameters.extend(ask.parameters.clone());
+        let request = InferRequest {
+            id: ask.request_id.clone(),
+            model: pipeline.name.clone(),
+            parameters,
+            inputs,
+            outputs: outputs.iter().map(|name| RequestedOutput { name: name.clone(), classification: 0 }).collect(),
+            ..InferRequest::default()
+        };
+        let answered = self.0.infer(request, ask, found.task).await;
+        let InferResponse { outputs: mut tensors, ledger, .. } = answered?;
+        let tensors =
+            outputs.iter().map(|name| found.output(&mut tensors, name, texts.len())).collect::<Result<_, _>>()?;
+        Ok((tensors, ledger))
+    }
+}
+
+/// Bytes of texts as a tensor.
+fn size_of(texts: &[impl AsRef<[u8]>]) -> u64 {
+    texts.iter().map(|text| text.as_ref().len() as u64 + 4).sum()
+}
+
+// === impl TextModel ===
+
+impl TextModel {
+    fn of(name: &str, pipeline: &Pipeline) -> TextModel {
+        let parameter = |backend: &str, name: &str| {
+            let mut of_backend = pipeline.steps.iter().filter(|step| step.backend == backend);
+            of_backend.find_map(|step| step.parameters.get(name).cloned())
+        };
+        let ops = parameter("postprocess", "ops").unwrap_or_default();
+        let batches = pipeline.steps.iter().map(|step| u64::from(step.max_batch_size));
+        TextModel {
+            name: name.to_owned(),
+            tasks: pipeline.capabilities.tasks.keys().copied().collect(),
+            labels: pipeline.capabilities.labels.clone(),
+            max_length: parameter(TOKENIZER, "max_length").and_then(|length| length.trim().parse().ok()),
+            max_batch: batches.filter(|&rows| rows > 0).min(),
+            pooling: ops.split(',').find_map(|op| op.trim().strip_prefix("pool:")).unwrap_or("mean").to_owned(),
+        }
+    }
+}
+
+// === impl Found ===
+
+impl Found {
+    /// The names of the outputs that hold the result.
+    fn outputs(&self) -> &[String] {
+        self.pipeline.capabilities.tasks.get(&self.task).map_or(&[], Vec::as_slice)
+    }
+
+    /// Texts as an input of this name and declared shape, one a row.
+    fn input(&self, spec: Option<(&Name, &Shape)>, texts: &[impl AsRef<[u8]>]) -> Result<UncheckedTensor, InferError> {
+        let Some((name, shape)) = spec else {
+            return Err(InferError::invalid_arg(format!(
+                "model '{}' takes single texts, not pairs: it has one TYPE_STRING input",
+                self.pipeline.name
+            )));
+        };
+        let rows = texts.len() as i64;
+        let shape: &[i64] = if shape.len() == 2 { &[rows, 1] } else { &[rows] };
+        let mut data = Vec::with_capacity(size_of(texts) as usize);
+        for text in texts {
+            let text = text.as_ref();
+            let length = u32::try_from(text.len()).map_err(|_| InferError::invalid_arg("a text is 4 GiB or longer"))?;
+            data.extend_from_slice(&length.to_le_bytes());
+            data.extend_from_slice(text);
+        }
+        Ok(UncheckedTensor {
+            name: name.as_str().into(),
+            datatype: DataType::Bytes,
+            shape: shape.into(),
+            data: Bytes::from(data),
+        })
+    }
+
+    /// Takes an output of a response, if it has a row for each text.
+    fn output(&self, outputs: &mut Vec<Tensor>, name: &str, texts: usize) -> Result<Tensor, InferError> {
+        let place = outputs.iter().position(|tensor| tensor.name() == name);
+        let place = place.ok_or_else(|| self.fault(format!("gave no output '{name}'")))?;
+        let tensor = outputs.swap_remove(place);
+        match tensor.shape().first() {
+            Some(&rows) if rows == texts as i64 => Ok(tensor),
+            _ => Err(self.fault(format!(
+                "gave output '{name}' of shape {} for {texts} texts, expected a row for each",
+                tensor.shape()
+            ))),
+        }
+    }
+
+    /// The numbers of an output, if they are numbers, with the size of a row.
+    fn numbers<'a>(&self, tensor: &'a Tensor) -> Result<(std::borrow::Cow<'a, [f32]>, usize), InferError> {
+        let rows = tensor.shape().first().map_or(0, |&rows| rows as usize);
+        let values = tensor.values::<f32>().map_err(|error| self.fault(format!("gave a result that {error}")))?;
+        let width = values.len().checked_div(rows).unwrap_or_default();
+        match values.iter().position(|value| !value.is_finite()) {
+            None => Ok((values, width)),
+            Some(at) => Err(self.fault(format!(
+                "gave {} in output '{}' for text {}, expected a finite number",
+                values[at],
+                tensor.name(),
+                at / width.max(1)
+            ))),
+        }
+    }
+
+    fn fault(&self, what: String) -> InferError {
+        InferError::internal(format!("model '{}' {what}", self.pipeline.name))
+    }
+}

@@ -1,0 +1,64 @@
+//! The models that operations run on, and the way of a request through them.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use trireme_inference::{InferError, InferRequest, InferResponse};
+use trireme_model_repository::ModelConfig;
+
+use crate::{Capabilities, OperationRequest, Task};
+
+/// The ready models of a gateway. What is found is the version that requests without one run on.
+pub trait Pipelines: Send + Sync + 'static {
+    /// Every model that does something with texts besides tokenizing.
+    fn all(&self) -> Vec<Pipeline>;
+
+    /// Why other models are not ready, a sentence for each.
+    fn unready(&self) -> Vec<String>;
+
+    /// Whether every model is ready.
+    fn ready(&self) -> bool;
+
+    /// The model of this name, its own or one that its configuration gives it (`served_names`); `None`: no model has it.
+    ///
+    /// # Errors
+    /// The model is not ready, or its configuration of operations is faulty.
+    fn named(&self, name: &str) -> Result<Option<Pipeline>, InferError>;
+
+    /// The model of this name; without a name the only one that offers the operation.
+    ///
+    /// # Errors
+    /// There is no such model, it is not ready, or it does not offer the operation: the error names models that do.
+    fn offering(&self, task: Task, name: Option<&str>) -> Result<Pipeline, InferError>;
+
+    /// The tokenizer for a request to tokenize or decode: the model of this name, or the step of it that tokenizes; without a
+    /// name that of the only model that does something with texts, or the only tokenizer.
+    ///
+    /// # Errors
+    /// As for [`Pipelines::offering`].
+    fn tokenizing(&self, task: Task, name: Option<&str>) -> Result<Pipeline, InferError>;
+
+    /// The classes of an output, from the file that the configuration names (`label_filename`); empty without one.
+    fn labels(&self, model: &str, output: &str) -> Vec<String>;
+
+    /// Runs a request of `operation`, which does `task`.
+    fn infer<'a>(
+        &'a self,
+        request: InferRequest,
+        operation: &'a OperationRequest,
+        task: Task,
+    ) -> BoxFuture<'a, Result<InferResponse, InferError>>;
+}
+
+/// A model that does something with texts.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    /// Its own name.
+    pub name: String,
+    /// Its operations.
+    pub capabilities: Arc<Capabilities>,
+    /// Its configuration.
+    pub config: Arc<ModelConfig>,
+    /// The configurations of the steps that its requests go through; its own one, if it is no ensemble.
+    pub steps: Vec<Arc<ModelConfig>>,
+}

@@ -1,0 +1,246 @@
+//! The id of a request, `X-Request-Id`, which is taken or made and sent back, and the access log: with `--access-log` a line on standard output
+//! for each request. A line never has a text, nor a path or a query as they came: the route stands for them. Answers are counted by their
+//! route and status, with or without the log.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::body::{Body, HttpBody};
+use axum::extract::{Request, State};
+use axum::http::header::CONTENT_LENGTH;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
+use chrono::{SecondsFormat, Utc};
+use clap::ValueEnum;
+use http_body_util::BodyExt;
+use serde_json::json;
+
+use super::body::announced;
+use super::log_writer::LogWriter;
+use crate::access::Access;
+
+/// The header with a request's id.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Longest id that is taken, in bytes.
+const LONGEST_ID: usize = 128;
+
+/// The form of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LineFormat {
+    /// A JSON object
+    Json,
+    /// Words, with names before those that may be missing
+    Text,
+}
+
+/// The model that a request asks for, where its path does not name it. In the extensions of an answer.
+#[derive(Clone)]
+pub struct AskedModel(pub String);
+
+/// The route of a path, and the model that the path names.
+pub struct Place {
+    /// The route, with its parameters in braces.
+    pub route: &'static str,
+    /// The model.
+    pub model: Option<String>,
+}
+
+/// Counts an answer, by its route (empty: none), method and status.
+pub type Count = dyn Fn(&'static str, &str, u16) + Send + Sync;
+
+/// What lines are made of.
+pub struct Observer {
+    /// The form of a line, and who writes it; `None`: no lines.
+    pub log: Option<(LineFormat, LogWriter)>,
+    /// Finds the route of a path.
+    pub place: fn(&Method, &str) -> Option<Place>,
+    /// Knows the owner of a key.
+    pub access: Arc<Access>,
+    /// Counts the answers.
+    pub count: Box<Count>,
+}
+
+/// A line, which is written when the answer is sent or left.
+struct Line {
+    format: LineFormat,
+    writer: LogWriter,
+    started: Instant,
+    method: Method,
+    place: Option<Place>,
+    owner: Option<Arc<str>>,
+    id: HeaderValue,
+    status: u16,
+    bytes_in: u64,
+    bytes_out: u64,
+}
+
+// === impl Observer ===
+
+impl Observer {
+    /// The router, whose requests have ids and lines.
+    pub fn watch(self, router: Router) -> Router {
+        router.layer(from_fn_with_state(Arc::new(self), observe))
+    }
+}
+
+async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, next: Next) -> Response {
+    let id = taken(request.headers()).unwrap_or_else(made);
+    request.headers_mut().insert(REQUEST_ID, id.clone());
+    let place = (observer.place)(request.method(), request.uri().path());
+    let (route, method) = (place.as_ref().map_or("", |place| place.route), request.method().clone());
+    let line = observer.log.as_ref().map(|(format, writer)| {
+        let headers = request.headers();
+        Line {
+            format: *format,
+            writer: writer.clone(),
+            started: Instant::now(),
+            method: method.clone(),
+            place,
+            owner: observer.access.owner(|name| headers.get(name).map(HeaderValue::as_bytes)),
+            id: id.clone(),
+            status: 0,
+            bytes_in: announced(headers).unwrap_or_default(),
+            bytes_out: 0,
+        }
+    });
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(REQUEST_ID, id);
+    (observer.count)(route, counted(&method), response.status().as_u16());
+    let Some(mut line) = line else { return response };
+    line.status = response.status().as_u16();
+    let asked = response.extensions().get::<AskedModel>().cloned();
+    if let (Some(place), Some(AskedModel(model))) = (&mut line.place, asked) {
+        place.model.get_or_insert(model);
+    }
+    let (mut parts, body) = response.into_parts();
+    // A body that is looked at on its way has no known length. The answer to HEAD has none, whatever the length of that to GET.
+    if let Some(length) = body.size_hint().exact().filter(|_| has_body(&method, parts.status)) {
+        parts.headers.entry(CONTENT_LENGTH).or_insert(length.into());
+    }
+    let body = body.map_frame(move |frame| {
+        line.sent(frame.data_ref().map_or(0, |data| data.len() as u64));
+        frame
+    });
+    Response::from_parts(parts, Body::new(body))
+}
+
+/// Whether an answer has a body, of which the header says the length.
+fn has_body(method: &Method, status: StatusCode) -> bool {
+    let never = status.is_informational() || [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
+    *method != Method::HEAD && !never
+}
+
+/// The method as it is counted: clients may send any word.
+fn counted(method: &Method) -> &str {
+    const KNOWN: [Method; 7] =
+        [Method::GET, Method::POST, Method::DELETE, Method::HEAD, Method::OPTIONS, Method::PUT, Method::PATCH];
+    if KNOWN.contains(method) { method.as_str() } else { "_OTHER" }
+}
+
+/// The id that the client gives: printable ASCII without spaces.
+fn taken(headers: &HeaderMap) -> Option<HeaderValue> {
+    let given = headers.get(REQUEST_ID)?;
+    let is_fit = (1..=LONGEST_ID).contains(&given.len()) && given.as_bytes().iter().all(u8::is_ascii_graphic);
+    is_fit.then(|| given.clone())
+}
+
+fn made() -> HeaderValue {
+    let id = format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
+    HeaderValue::from_str(&id).unwrap_or(HeaderValue::from_static("-"))
+}
+
+// === impl Line ===
+
+impl Line {
+    fn sent(&mut self, bytes: u64) {
+        self.bytes_out += bytes;
+    }
+
+    fn text(&self) -> String {
+        let time = Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true);
+        let route = self.place.as_ref().map_or("-", |place| place.route);
+        let model = self.place.as_ref().and_then(|place| place.model.as_deref());
+        let owner = self.owner.as_deref().filter(|owner| !owner.is_empty());
+        let seconds = (self.started.elapsed().as_secs_f64() * 1e6).round() / 1e6;
+        let id = self.id.to_str().unwrap_or("-");
+        match self.format {
+            LineFormat::Json => json!({
+                "time": time, "method": self.method.as_str(), "route": route, "model": model, "status": self.status,
+                "bytes_in": self.bytes_in, "bytes_out": self.bytes_out, "seconds": seconds, "owner": owner,
+                "request_id": id,
+            })
+            .to_string(),
+            LineFormat::Text => {
+                let named =
+                    |name: &str, value: Option<&str>| value.map_or(String::new(), |it| format!(" {name}={it:?}"));
+                let (model, owner) = (named("model", model), named("owner", owner));
+                format!(
+                    "{time} {} {route} {} {seconds}s in={} out={} id={id}{model}{owner}",
+                    self.method, self.status, self.bytes_in, self.bytes_out
+                )
+            }
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        // A client that left before there was an answer.
+        if self.status == 0 {
+            self.status = 499;
+        }
+        self.writer.line(self.text() + "\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_printable_and_not_too_long() {
+        let given = |id: &[u8]| {
+            let headers = HeaderMap::from_iter([(REQUEST_ID, HeaderValue::from_bytes(id).unwrap())]);
+            taken(&headers)
+        };
+        assert_eq!(given(b"a-1/b").unwrap(), "a-1/b");
+        for unfit in [&b""[..], b"a b", b"\xc3\xa9", &[b'a'; LONGEST_ID + 1]] {
+            assert_eq!(given(unfit), None, "{unfit:?}");
+        }
+        assert_eq!(made().len(), 32);
+        assert_ne!(made(), made());
+    }
+
+    #[test]
+    fn answers_that_have_no_body_get_no_length() {
+        assert!(has_body(&Method::GET, StatusCode::OK) && has_body(&Method::POST, StatusCode::NOT_FOUND));
+        assert!(!has_body(&Method::HEAD, StatusCode::OK) && !has_body(&Method::DELETE, StatusCode::NO_CONTENT));
+        assert_eq!((counted(&Method::HEAD), counted(&Method::from_bytes(b"BREW").unwrap())), ("HEAD", "_OTHER"));
+    }
+
+    #[test]
+    fn lines_have_names_and_numbers() {
+        let (writer, _thread) = LogWriter::to(std::io::sink()).unwrap();
+        let line = |format| Line {
+            format,
+            writer: writer.clone(),
+            started: Instant::now(),
+            method: Method::POST,
+            place: Some(Place { route: "/v1/embeddings", model: Some("a\nb".to_owned()) }),
+            owner: Some("alice".into()),
+            id: HeaderValue::from_static("id-1"),
+            status: 200,
+            bytes_in: 5,
+            bytes_out: 7,
+        };
+        let text = line(LineFormat::Text).text();
+        assert!(text.contains(" POST /v1/embeddings 200 "), "{text}");
+        assert!(text.ends_with(r#"in=5 out=7 id=id-1 model="a\nb" owner="alice""#), "{text}");
+        let read: serde_json::Value = serde_json::from_str(&line(LineFormat::Json).text()).unwrap();
+        assert_eq!((&read["model"], &read["status"], &read["bytes_out"]), (&json!("a\nb"), &json!(200), &json!(7)));
+        assert_eq!((&read["owner"], &read["request_id"]), (&json!("alice"), &json!("id-1")));
+    }
+}

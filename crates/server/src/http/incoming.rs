@@ -1,0 +1,66 @@
+//! Every request on its way in: how it is counted, what a spare connection may ask, and a handler that panics.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, Method, StatusCode};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
+use futures_util::FutureExt;
+use trireme_engine::TaskSet;
+
+use super::traffic::Traffic;
+use super::{body, response};
+use crate::access::Access;
+use crate::budget::{self, Budget};
+use crate::connections::Spare;
+
+/// The limits that requests are held to.
+pub struct Intake {
+    /// The traffic that a request to a path belongs to.
+    pub traffic: fn(&Method, &str) -> Traffic,
+    /// Longest silence of a client that has a request to send.
+    pub idle_timeout: Duration,
+    /// The budget for the bytes of requests and answers.
+    pub budget: Budget,
+    /// Knows the lane of a request.
+    pub access: Arc<Access>,
+    /// The tasks that read on what a handler refuses.
+    pub tasks: TaskSet,
+}
+
+// === impl Intake ===
+
+impl Intake {
+    /// Holds the requests of all routes to the limits.
+    pub fn guard(self, router: Router) -> Router {
+        router.layer(from_fn_with_state(Arc::new(self), answer))
+    }
+}
+
+async fn answer(State(intake): State<Arc<Intake>>, request: Request, next: Next) -> Response {
+    let traffic = (intake.traffic)(request.method(), request.uri().path());
+    if traffic != Traffic::Watch && request.extensions().get::<Spare>().is_some() {
+        let message = "there are too many connections (--max-connections)";
+        return response::error(StatusCode::SERVICE_UNAVAILABLE, message);
+    }
+    let budget = &intake.budget;
+    let permit = match traffic.executes() {
+        true => budget.permit_in(intake.access.lane(|name| request.headers().get(name).map(HeaderValue::as_bytes))),
+        false => budget.permit_about_server(),
+    };
+    let (mut parts, body) = body::guard(request, intake.idle_timeout, &intake.tasks).into_parts();
+    // An upload is written as it comes, and needs no room for the whole of it.
+    let announced = body::announced(&parts.headers).filter(|_| traffic != Traffic::Upload).unwrap_or_default();
+    let body = budget::count(body, announced, &permit, |refusal| refusal.into());
+    parts.extensions.insert(permit.clone());
+    let answer = AssertUnwindSafe(next.run(Request::from_parts(parts, body))).catch_unwind().await;
+    let answer = answer.unwrap_or_else(|_| {
+        tracing::error!("the handler of a request panicked");
+        response::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error")
+    });
+    budget::until_sent(answer, permit)
+}

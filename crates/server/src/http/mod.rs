@@ -1,0 +1,22 @@
+//! HTTP before and behind the routes: the layers that every request passes, bodies in, answers and errors out, and the document of the routes.
+//!
+//! Not here: which routes there are.
+
+pub mod access_log;
+pub mod body;
+pub mod coding;
+pub mod cors;
+mod incoming;
+pub mod json;
+mod log_writer;
+pub mod openapi;
+pub mod response;
+pub mod root;
+mod traffic;
+
+#[cfg(test)]
+mod tests;
+
+pub use incoming::Intake;
+pub use log_writer::{LogThread, LogWriter};
+pub use traffic::Traffic;

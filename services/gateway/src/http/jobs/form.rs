@@ -1,0 +1,197 @@
+//! Forms (multipart/form-data) with a file: the file's bytes go to the store as they come.
+//!
+//! Invariants: a field's headers and the fields beside the file are bounded before they are in memory; a form that is refused leaves nothing
+//! in the store.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use bytes::Bytes;
+use futures_util::stream::{self, Stream};
+use multer::Multipart;
+use trireme_jobs::Arrival;
+use trireme_server::budget::{Budget, BytesPermit};
+
+use super::refused::Refused;
+
+/// Longest field beside the file's bytes.
+const LONGEST_FIELD: usize = 4096;
+
+/// Most bytes that are read for the headers of a field, before the piece that they end in.
+const LONGEST_HEADERS: usize = 16 << 10;
+
+/// Most fields of a form, and longest name of a file.
+const MOST_FIELDS: usize = 64;
+const LONGEST_NAME: usize = 1024;
+
+/// How long a file may be asked to live, in seconds: as OpenAI has it.
+const LIVES: std::ops::RangeInclusive<u64> = 3600..=30 * 24 * 3600;
+
+/// The time that the life of a file counts from.
+pub const ANCHOR: &str = "created_at";
+
+/// A form whose file has arrived.
+pub struct Form<'a> {
+    /// The file and its name.
+    pub file: Option<(Arrival<'a>, String)>,
+    /// How long the file lives, from `expires_after`.
+    pub lapse: Option<Duration>,
+}
+
+/// A body that ends with an error when too much of it is read for the headers of a field.
+#[derive(Clone, Default)]
+struct Headers(Arc<AtomicUsize>);
+
+/// The time that `expires_after[seconds]` or the same field of JSON asks for.
+pub fn lives(seconds: u64) -> Result<Duration, Refused> {
+    match LIVES.contains(&seconds) {
+        true => Ok(Duration::from_secs(seconds)),
+        false => Err(Refused::invalid(&format!(
+            "'expires_after' has {seconds} seconds, expected {} to {}",
+            LIVES.start(),
+            LIVES.end()
+        ))),
+    }
+}
+
+/// Refuses a time that a file's life counts from other than its beginning.
+pub fn check_anchor(field: &str, value: &str) -> Result<(), Refused> {
+    match value {
+        ANCHOR => Ok(()),
+        _ => Err(Refused::invalid(&format!("'{field}' is '{value}', expected '{ANCHOR}'"))),
+    }
+}
+
+/// Reads a form; the bytes of its field `field` go into `arrival`.
+pub async fn read<'a>(
+    budget: &Budget,
+    arrival: Arrival<'a>,
+    request: Request,
+    field: &str,
+) -> Result<Form<'a>, Refused> {
+    let content_type = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let boundary = multer::parse_boundary(content_type).map_err(|_| {
+        Refused::invalid(&format!("Content-Type is '{content_type}', expected multipart/form-data with a boundary"))
+    })?;
+    if let Some(coding) = request.headers().get(CONTENT_ENCODING).filter(|coding| *coding != "identity") {
+        let coding = String::from_utf8_lossy(coding.as_bytes()).into_owned();
+        return Err(Refused::encoded(&format!(
+            "Content-Encoding is '{coding}', expected a form that is not compressed"
+        )));
+    }
+    let permit = request.extensions().get::<BytesPermit>().cloned().unwrap_or_else(|| budget.permit());
+    let headers = Headers::default();
+    let multipart = Multipart::new(headers.bound(request.into_body()), boundary);
+    let (mut arrival, mut form) = (Some(arrival), Form { file: None, lapse: None });
+    match fields(multipart, &headers, &permit, field, &mut arrival, &mut form).await {
+        Ok(()) => Ok(form),
+        Err(refusal) => {
+            // The client's error is the one that counts.
+            for arrival in form.file.map(|(arrival, _)| arrival).into_iter().chain(arrival) {
+                let _ = arrival.abandon().await;
+            }
+            Err(refusal)
+        }
+    }
+}
+
+async fn fields<'a>(
+    mut multipart: Multipart<'_>,
+    headers: &Headers,
+    permit: &BytesPermit,
+    field: &str,
+    arrival: &mut Option<Arrival<'a>>,
+    form: &mut Form<'a>,
+) -> Result<(), Refused> {
+    for _ in 0..MOST_FIELDS {
+        headers.begin();
+        let Some(mut part) = multipart.next_field().await.map_err(|error| broken(&error))? else { return Ok(()) };
+        headers.end();
+        let name = part.name().unwrap_or_default().to_owned();
+        if name == field {
+            let Some(file) = arrival.as_mut() else {
+                return Err(Refused::invalid(&format!("the form has the field '{field}' more than once")));
+            };
+            let file_name = part.file_name().unwrap_or("file").to_owned();
+            if file_name.len() > LONGEST_NAME {
+                return Err(Refused::invalid(&format!("the file's name has more than {LONGEST_NAME} bytes")));
+            }
+            while let Some(chunk) = part.chunk().await.map_err(|error| broken(&error))? {
+                file.write(&chunk).await?;
+                permit.give_back(chunk.len() as u64);
+            }
+            form.file = arrival.take().map(|arrival| (arrival, file_name));
+            continue;
+        }
+        let mut value = Vec::new();
+        while let Some(chunk) = part.chunk().await.map_err(|error| broken(&error))? {
+            value.extend_from_slice(&chunk);
+            if value.len() > LONGEST_FIELD {
+                return Err(Refused::invalid(&format!("field '{name}' has more than {LONGEST_FIELD} bytes")));
+            }
+        }
+        let value = String::from_utf8_lossy(&value).into_owned();
+        match name.as_str() {
+            "purpose" if value != "batch" => {
+                return Err(Refused::invalid(&format!("'purpose' is '{value}', but files here are for 'batch'")));
+            }
+            "expires_after[seconds]" => {
+                let seconds = value.parse().map_err(|_| {
+                    Refused::invalid(&format!("'expires_after[seconds]' is '{value}', expected a number"))
+                })?;
+                form.lapse = Some(lives(seconds)?);
+            }
+            "expires_after[anchor]" => check_anchor(&name, &value)?,
+            _ => {}
+        }
+    }
+    Err(Refused::invalid(&format!("the form has more than {MOST_FIELDS} fields")))
+}
+
+fn broken(error: &multer::Error) -> Refused {
+    let mut words = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        words = error.to_string();
+        source = error.source();
+    }
+    Refused::invalid(&format!("the form cannot be read: {words}"))
+}
+
+// === impl Headers ===
+
+impl Headers {
+    /// The headers of a field are read from now on.
+    fn begin(&self) {
+        self.0.store(LONGEST_HEADERS, Ordering::Relaxed);
+    }
+
+    /// They were read.
+    fn end(&self) {
+        self.0.store(usize::MAX, Ordering::Relaxed);
+    }
+
+    /// The pieces of a body, as long as not too many of them are headers.
+    fn bound(&self, body: Body) -> impl Stream<Item = Result<Bytes, axum::BoxError>> + Send + use<> {
+        let (left, pieces) = (self.0.clone(), body.into_data_stream());
+        stream::try_unfold((left, pieces), |(left, mut pieces)| async move {
+            if left.load(Ordering::Relaxed) == 0 {
+                return Err(format!("the headers of a field have more than {LONGEST_HEADERS} bytes").into());
+            }
+            let Some(piece) = poll_fn(|cx| Pin::new(&mut pieces).poll_next(cx)).await.transpose()? else {
+                return Ok(None);
+            };
+            let rest = left.load(Ordering::Relaxed);
+            if rest != usize::MAX {
+                left.store(rest.saturating_sub(piece.len()), Ordering::Relaxed);
+            }
+            Ok(Some((piece, (left, pieces))))
+        })
+    }
+}

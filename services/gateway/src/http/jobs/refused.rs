@@ -1,0 +1,79 @@
+//! How the routes of durable work refuse a request.
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+use trireme_bus::BusError;
+use trireme_jobs::JobError;
+use trireme_server::http::response;
+
+const NO_JOBS: &str = "this server keeps no jobs: start it with --data-dir DIR (one process) or with a broker, and \
+                       without --allow-jobs=false";
+
+/// This gateway keeps no jobs.
+pub struct NoJobs;
+
+/// A refusal in OpenAI's shape.
+pub struct Refused(StatusCode, String);
+
+/// The status of an error.
+pub fn status(error: &JobError) -> StatusCode {
+    match error {
+        JobError::Unknown { .. } => StatusCode::NOT_FOUND,
+        JobError::OtherRequest => StatusCode::UNPROCESSABLE_ENTITY,
+        JobError::Invalid(_) => StatusCode::BAD_REQUEST,
+        JobError::Quota { is_size: true, .. } => StatusCode::PAYLOAD_TOO_LARGE,
+        JobError::Quota { is_size: false, .. } => StatusCode::TOO_MANY_REQUESTS,
+        JobError::InUse { .. } => StatusCode::CONFLICT,
+        JobError::Lost(_) => StatusCode::GONE,
+        JobError::Bus(BusError::StoreFull { .. }) => StatusCode::INSUFFICIENT_STORAGE,
+        JobError::Bus(_) => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+// === impl NoJobs ===
+
+impl From<NoJobs> for Response {
+    fn from(_: NoJobs) -> Response {
+        response::error(StatusCode::NOT_IMPLEMENTED, NO_JOBS)
+    }
+}
+
+// === impl Refused ===
+
+impl Refused {
+    /// A request that cannot be done as it is.
+    pub fn invalid(message: &str) -> Refused {
+        Refused(StatusCode::BAD_REQUEST, message.to_owned())
+    }
+
+    /// A body in a content coding that the route does not read.
+    pub fn encoded(message: &str) -> Refused {
+        Refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, message.to_owned())
+    }
+
+    /// A part of a file that it does not have.
+    pub fn out_of_range(message: &str) -> Refused {
+        Refused(StatusCode::RANGE_NOT_SATISFIABLE, message.to_owned())
+    }
+}
+
+impl From<NoJobs> for Refused {
+    fn from(_: NoJobs) -> Refused {
+        Refused(StatusCode::NOT_IMPLEMENTED, NO_JOBS.to_owned())
+    }
+}
+
+impl From<JobError> for Refused {
+    fn from(error: JobError) -> Refused {
+        Refused(status(&error), error.to_string())
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let kind = if self.0.is_server_error() { "server_error" } else { "invalid_request_error" };
+        let error = json!({"message": self.1, "type": kind, "param": null, "code": null});
+        (self.0, response::json(json!({"error": error}).to_string().into())).into_response()
+    }
+}
