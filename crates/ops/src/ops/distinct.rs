@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 use ndarray::Ix3;
 use trireme_inference::InferError;
 
-use super::lexical::{rows_of_ids, tokens_of};
+use super::lexical::{check_tokens, rows_of_ids, sparse_signature, tokens_of};
 use super::op::{Op, OpEntry, Resources, compare_scores, number_argument};
 use crate::inputs::Side;
-use crate::{Form, Signature, Value};
+use crate::{Signature, Value};
 
 /// The op in the table.
 pub const ENTRY: OpEntry = OpEntry {
@@ -33,26 +33,15 @@ struct Distinct(Option<usize>);
 /// Makes the op.
 fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     let most = argument.map(|_| number_argument(argument)).transpose()?;
-    match (&resources.inputs.input_ids, resources.inputs.has_mask()) {
-        (Some(_), true) => Ok(Box::new(Distinct(most))),
-        (None, _) => Err("needs the token ids: declare an input 'input_ids' of TYPE_INT64 or TYPE_INT32".to_owned()),
-        (_, false) => {
-            Err("needs the attention mask: declare an input 'attention_mask' of TYPE_INT64 or TYPE_INT32".to_owned())
-        }
-    }
+    check_tokens(resources)?;
+    Ok(Box::new(Distinct(most)))
 }
 
 // === impl Distinct ===
 
 impl Op for Distinct {
     fn signature(&self, input: &Signature) -> Result<Signature, String> {
-        let dims = &input.expect(Form::Floats, 3..=3)?.dims;
-        match dims[2] {
-            1 => Ok(Signature::new(Form::Sparse, [dims[0], -1])),
-            _ => {
-                Err(format!("takes one weight for each token, floating point numbers of shape [-1,-1,1], got {input}"))
-            }
-        }
+        sparse_signature(input)
     }
 
     fn apply<'a>(&self, value: Value<'a>, side: &Side<'_>) -> Result<Value<'a>, InferError> {

@@ -46,26 +46,15 @@ fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op
         let argument = argument.unwrap_or_default();
         format!("argument is '{argument}', expected token ids to leave out, joined by '+' (0+1+2)")
     })?;
-    match (&resources.inputs.input_ids, resources.inputs.has_mask()) {
-        (Some(_), true) => Ok(Box::new(Lexical { without })),
-        (None, _) => Err("needs the token ids: declare an input 'input_ids' of TYPE_INT64 or TYPE_INT32".to_owned()),
-        (_, false) => {
-            Err("needs the attention mask: declare an input 'attention_mask' of TYPE_INT64 or TYPE_INT32".to_owned())
-        }
-    }
+    check_tokens(resources)?;
+    Ok(Box::new(Lexical { without }))
 }
 
 // === impl Lexical ===
 
 impl Op for Lexical {
     fn signature(&self, input: &Signature) -> Result<Signature, String> {
-        let dims = &input.expect(Form::Floats, 3..=3)?.dims;
-        match dims[2] {
-            1 => Ok(Signature::new(Form::Sparse, [dims[0], -1])),
-            _ => {
-                Err(format!("takes one weight for each token, floating point numbers of shape [-1,-1,1], got {input}"))
-            }
-        }
+        sparse_signature(input)
     }
 
     fn apply<'a>(&self, value: Value<'a>, side: &Side<'_>) -> Result<Value<'a>, InferError> {
@@ -88,6 +77,25 @@ impl Op for Lexical {
             }
         }
         Ok(rows_of_ids(&rows))
+    }
+}
+
+/// Whether the model declares the token ids and their mask. The error says which input is missing.
+pub(super) fn check_tokens(resources: &Resources<'_>) -> Result<(), String> {
+    let missing = match (&resources.inputs.input_ids, resources.inputs.has_mask()) {
+        (Some(_), true) => return Ok(()),
+        (None, _) => "the token ids: declare an input 'input_ids'",
+        (_, false) => "the attention mask: declare an input 'attention_mask'",
+    };
+    Err(format!("needs {missing} of TYPE_INT64 or TYPE_INT32"))
+}
+
+/// What becomes of a weight for each token: weights by token id.
+pub(super) fn sparse_signature(input: &Signature) -> Result<Signature, String> {
+    let dims = &input.expect(Form::Floats, 3..=3)?.dims;
+    match dims[2] {
+        1 => Ok(Signature::new(Form::Sparse, [dims[0], -1])),
+        _ => Err(format!("takes one weight for each token, floating point numbers of shape [-1,-1,1], got {input}")),
     }
 }
 
