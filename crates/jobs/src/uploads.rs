@@ -1,10 +1,12 @@
 //! Uploads: a file whose bytes come in parts, each of which is stored when its request ends.
 //!
-//! An upload and its parts are records of their own kinds: neither is a file, and a part belongs to its upload.
+//! An upload and its parts are records of their own kinds: neither is a file, and a part belongs to its upload. The record of an upload that
+//! is complete names its file until the upload's time is over: a client that lost the answer asks again, and gets the same one.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::StreamExt;
 use md5::{Digest, Md5};
 use trireme_bus::BusError;
@@ -14,6 +16,7 @@ use crate::files::Arrival;
 use crate::jobs::Jobs;
 use crate::quotas::More;
 use crate::record::{File, Purpose, Record};
+use crate::requests::sha256;
 use crate::store::{StoredRecord, new_id, now};
 
 /// The kind of record in errors.
@@ -66,14 +69,23 @@ impl Jobs {
 
     /// The record of an upload that is not complete, and its revision.
     async fn kept_upload(&self, id: &str) -> Result<(File, u64), JobError> {
-        match self.read(id).await? {
-            Some(StoredRecord { record: Record::File(file), revision })
-                if file.purpose() == Purpose::Upload && self.sees(&file.client) =>
-            {
-                Ok((file, revision))
+        self.any_upload(id).await?.filter(|(file, _)| file.purpose() == Purpose::Upload).ok_or_else(|| unknown(id))
+    }
+
+    /// The record of an upload, complete or not, and its revision.
+    async fn any_upload(&self, id: &str) -> Result<Option<(File, u64)>, JobError> {
+        Ok(match self.read(id).await? {
+            Some(StoredRecord { record: Record::File(file), revision }) => {
+                let is_upload = match file.purpose() {
+                    Purpose::Upload => true,
+                    // An earlier release did not note the file.
+                    Purpose::Joined => file.file.is_some(),
+                    _ => false,
+                };
+                Some((file, revision)).filter(|(file, _)| is_upload && self.sees(&file.client))
             }
-            _ => Err(unknown(id)),
-        }
+            _ => None,
+        })
     }
 
     /// Begins a part of upload `id`. Returns it and the upload's record.
@@ -95,15 +107,26 @@ impl Jobs {
     }
 
     /// Ends an upload: its parts, in this order, become a file, whose MD5 digest in hexadecimal digits is `md5` if that is given. Returns the
-    /// upload's record, and the id and record of the file.
+    /// upload's record, and the id and record of the file; also to a request that comes again for the same parts, while the file is there.
     pub async fn complete_upload(
         &self,
         id: &str,
         parts: &[String],
         md5: Option<&str>,
     ) -> Result<(File, (String, File)), JobError> {
-        let (upload, revision) = self.kept_upload(id).await?;
+        let (upload, revision) = self.any_upload(id).await?.ok_or_else(|| unknown(id))?;
         check_parts(parts)?;
+        let digest = Bytes::from(sha256(&parts.iter().map(String::as_bytes).collect::<Vec<_>>()));
+        if let Some(file_id) = upload.file.clone() {
+            if digest != upload.digest {
+                return Err(JobError::Invalid(format!("upload '{id}' is complete: it became a file of other parts")));
+            }
+            let file = self.file(&file_id).await.map_err(|error| match error {
+                JobError::Unknown { .. } => unknown(id),
+                other => other,
+            })?;
+            return Ok((upload, (file_id, file)));
+        }
         let mut objects = Vec::new();
         for part in parts {
             match self.read(part).await?.map(|kept| kept.record) {
@@ -131,7 +154,9 @@ impl Jobs {
             }
         }
         // Only one request makes a file of the parts.
-        let taken = File { expires: upload.expires, ..File::new(&upload.client, &upload.name, Purpose::Joined, now()) };
+        let file_id = new_id(FILE);
+        let purpose = Purpose::Joined.name().to_owned();
+        let taken = File { purpose, file: Some(file_id.clone()), digest, ..upload.clone() };
         let left = Duration::from_secs(upload.expires.unwrap_or_default().saturating_sub(now()).max(1));
         let revision = match self.write(id, &Record::File(taken), revision, Some(left)).await {
             Ok(revision) => revision,
@@ -144,7 +169,6 @@ impl Jobs {
             objects,
             ..File::new(&upload.client, &upload.name, Purpose::Batch, now())
         };
-        let file_id = new_id(FILE);
         if let Err(error) = self.write(&file_id, &Record::File(file.clone()), 0, None).await {
             // The client may try again.
             let _ = self.write(id, &Record::File(upload), revision, Some(left)).await;
@@ -153,7 +177,6 @@ impl Jobs {
         for part in parts {
             self.forget(part).await?;
         }
-        self.forget(id).await?;
         self.drop_parts(id).await;
         Ok((upload, (file_id, file)))
     }

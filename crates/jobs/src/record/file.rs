@@ -21,12 +21,15 @@ pub struct File {
     /// The upload that it is a part of.
     #[serde(default)]
     pub(crate) upload: Option<String>,
-    /// A digest that differs for another file under the same key of its client.
+    /// A digest that differs for another file under the same key of its client; of an upload that is complete, for other parts.
     #[serde(default)]
     pub(crate) digest: Bytes,
     /// Of an upload: how long its file is kept, in seconds.
     #[serde(default)]
     pub(crate) lapse: Option<u64>,
+    /// Of an upload whose parts have become a file: that file.
+    #[serde(default)]
+    pub(crate) file: Option<String>,
     /// Its size in bytes.
     pub bytes: u64,
     /// When it was written.
@@ -107,6 +110,7 @@ impl File {
             upload: None,
             digest: Bytes::new(),
             lapse: None,
+            file: None,
             bytes: 0,
             created,
             expires: None,

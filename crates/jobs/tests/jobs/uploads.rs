@@ -52,8 +52,14 @@ async fn an_upload_takes_its_own_parts_each_once_and_in_order() {
     let parts = [one.clone(), two.clone()];
     let found = jobs.complete_upload(&upload, &parts, None).await.map(|(_, (id, _))| id).unwrap();
     assert_eq!(gateway.lines_of(&found).await, [json!({"b": 2})]);
-    assert!(refused(jobs, &upload, &[&one, &two], Some(md5)).await.contains("no upload"), "it is a file now");
+    assert!(jobs.begin_part(&upload).await.is_err() && jobs.cancel_upload(&upload).await.is_err(), "it is a file now");
     assert_eq!(jobs.files(&page(10)).await.unwrap().items.len(), 2, "parts are not listed");
+    // The client lost the answer.
+    let again = jobs.complete_upload(&upload, &parts, Some(md5)).await.unwrap();
+    assert_eq!((again.0.bytes, &again.1.0), (8, &found));
+    assert!(refused(jobs, &upload, &[&two, &one], None).await.contains("it became a file of other parts"));
+    jobs.delete_file(&found).await.unwrap();
+    assert!(refused(jobs, &upload, &[&one, &two], None).await.contains("no upload"), "the file is gone");
 }
 
 #[tokio::test(flavor = "multi_thread")]
