@@ -82,6 +82,8 @@ DIALECTS = {
     "/nim/v1/embeddings": b'{"model":"embedding","input":["a"],"input_type":"query","truncate":"START","modality":"text"}',
     "/v1/ranking": b'{"model":"reranker","query":{"text":"q"},"passages":[{"text":"a"}],"truncate":"NONE"}',
     "/v1/health/ready": b"",
+    "/v1/metadata": b"",
+    "/vllm/load": b"",
     "/api/embed": b'{"model":"embedding:latest","input":["a"],"truncate":false,"dimensions":0,"keep_alive":"5m","options":{}}',
     "/api/embeddings": b'{"model":"embedding","prompt":"a"}',
     "/api/show": b'{"model":"embedding"}',

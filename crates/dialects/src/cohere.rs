@@ -323,10 +323,11 @@ fn meta(out: &mut Writer, version: Version, ledger: &Ledger, unit: &str, billed:
 /// The table of errors. The SDK chooses its exception by the status.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
     let status = match refusal.kind {
-        Kind::Malformed | Kind::Empty | Kind::Invalid | Kind::Unsupported => 400,
+        Kind::Malformed | Kind::Empty | Kind::Invalid | Kind::TooLong | Kind::Unsupported => 400,
         Kind::Key => 401,
         Kind::Forbidden => 403,
         Kind::NoModel | Kind::NoRoute => 404,
+        Kind::NoMethod => 405,
         Kind::TooLarge => 413,
         Kind::Field => 422,
         Kind::Overloaded => 429,

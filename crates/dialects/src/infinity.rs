@@ -16,7 +16,7 @@ use super::answer::{self, EncodingFormat};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::fields::{self, Field, idle, only, read};
 use super::input::Input;
-use super::openai::nested;
+use super::openai::error;
 use super::refusal::{Kind, Refusal};
 
 pub(super) static DIALECT: Dialect = Dialect {
@@ -258,18 +258,29 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
             });
             return (422, body);
         }
-        Kind::Invalid | Kind::Unsupported => (400, "BadRequestError"),
+        Kind::Invalid | Kind::TooLong | Kind::Unsupported => (400, "BadRequestError"),
         Kind::Key => (401, "AuthenticationError"),
         Kind::Forbidden => (403, "PermissionDeniedError"),
         // As the original.
         Kind::NoModel => (400, "ModelNotFound"),
         Kind::NoRoute => (404, "NotFound"),
+        Kind::NoMethod => (405, "MethodNotAllowed"),
         Kind::TooLarge => (413, "BadRequestError"),
         Kind::Overloaded => (429, "RateLimitError"),
         Kind::Internal => (500, "InternalServerError"),
         Kind::Unavailable => (503, "ServiceUnavailableError"),
     };
-    (status, nested(refusal, kind, |out| out.integer(status)))
+    let body = answer::object(|out| {
+        // As FastAPI has it.
+        match refusal.kind {
+            Kind::Key => out.name("detail").string("Unauthorized"),
+            Kind::NoRoute => out.name("detail").string("Not Found"),
+            Kind::NoMethod => out.name("detail").string("Method Not Allowed"),
+            _ => {}
+        }
+        error(out, refusal, kind, |out| out.integer(status));
+    });
+    (status, body)
 }
 
 fn refusals() -> Schema {

@@ -149,7 +149,13 @@ impl Input {
     /// The texts, or JSON arrays of the model's token ids; whether a single one came outside of a list; whether they are ids.
     pub fn texts_or_ids(self, field: &str) -> Result<(Vec<String>, bool, bool), Refusal> {
         match self {
-            Input::Tokens { rows, one } => Ok((rows.iter().map(|row| ids(row)).collect(), one, true)),
+            Input::Tokens { rows, one } => match rows.iter().position(Vec::is_empty) {
+                None => Ok((rows.iter().map(|row| ids(row)).collect(), one, true)),
+                Some(index) => {
+                    let why = format!("holds no token ids at {index}");
+                    Err(Refusal { kind: Kind::Empty, ..Refusal::field(field, why) })
+                }
+            },
             texts => texts.texts(field, "").map(|(texts, one)| (texts, one, false)),
         }
     }

@@ -267,10 +267,11 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
 /// The table of errors.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
     let status = match refusal.kind {
-        Kind::Malformed | Kind::Empty | Kind::Invalid | Kind::Unsupported => 400,
+        Kind::Malformed | Kind::Empty | Kind::Invalid | Kind::TooLong | Kind::Unsupported => 400,
         Kind::Key => 401,
         Kind::Forbidden => 403,
         Kind::NoModel | Kind::NoRoute => 404,
+        Kind::NoMethod => 405,
         Kind::TooLarge => 413,
         Kind::Field => 422,
         Kind::Overloaded => 429,

@@ -41,6 +41,7 @@ use trireme_server::http::{Traffic, response};
 
 use dialect::{Dialect, DialectRoute};
 use fields::Members;
+use refusal::UNCUT;
 
 pub use dialect::{DialectCall, EmptyText, TokenInput};
 pub use input::memory;
@@ -241,13 +242,14 @@ fn refused((dialect, route): Contender, refusal: &Refusal) -> Response {
 pub fn no_route(path: &str, status: StatusCode) -> Option<Response> {
     let name = path.split('/').nth(1)?;
     let dialect = DIALECTS.into_iter().find(|dialect| dialect.name == name)?;
-    let routes: Vec<String> =
-        dialect.routes.iter().map(|route| format!("{} {}", route.verb.name(), route.path)).collect();
-    let refusal = Refusal::new(Kind::NoRoute, format!("there is no such route; /{name} has {}", routes.join(", ")));
+    let routes: Vec<String> = dialect
+        .routes
+        .iter()
+        .map(|route| format!("{} {}", route.verb.name(), route.path.replace("*rest", "model")))
+        .collect();
+    let kind = if status == StatusCode::METHOD_NOT_ALLOWED { Kind::NoMethod } else { Kind::NoRoute };
+    let refusal = Refusal::new(kind, format!("there is no such route; /{name} has {}", routes.join(", ")));
     let mut response = answer::json((dialect.refuse)(&refusal).1);
     *response.status_mut() = status;
     Some(response)
 }
-
-/// How the tokenizer says to have a long text cut, for clients of v2.
-const UNCUT: &str = "leave out parameter 'truncate'";

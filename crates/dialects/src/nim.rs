@@ -1,6 +1,7 @@
-//! NVIDIA NIM (NeMo Retriever): `/v1/embeddings` with `input_type`, `/v1/ranking`, `/v1/models`, `/v1/health/live`, `/v1/health/ready`.
+//! NVIDIA NIM (NeMo Retriever): `/v1/embeddings` with `input_type`, `/v1/ranking`, `/v1/models`, `/v1/health/live`, `/v1/health/ready`,
+//! `/v1/metadata`, `/v1/version`.
 //!
-//! `input_type` chooses the prompt. A text that is too long is an error unless `truncate` says where to cut it. Fields that are not known are
+//! `input_type` chooses the prompt; so does `-query` or `-passage` at the end of a model's name, for clients that can send nothing else. A text that is too long is an error unless `truncate` says where to cut it. Fields that are not known are
 //! passed over.
 
 use axum::response::Response;
@@ -13,9 +14,10 @@ use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
-use super::fields::{self, Field, Forms, idle, only, read};
+use super::fields::{self, Field, Forms, idle, read};
 use super::input::{self, Input, OneOrMany};
 use super::openai;
+use super::quantize::EmbeddingType;
 use super::refusal::{Kind, Refusal};
 
 pub(super) static DIALECT: Dialect = Dialect {
@@ -35,6 +37,9 @@ pub(super) static DIALECT: Dialect = Dialect {
             .gives(health_answer),
         DialectRoute::get("/v1/health/ready", "Whether all models are ready", |call| Box::pin(ready(call)))
             .gives(health_answer),
+        DialectRoute::get("/v1/metadata", "The version and the models", |call| Box::pin(metadata(call)))
+            .gives(metadata_answer),
+        DialectRoute::get("/v1/version", "The version", |call| Box::pin(version(call))).gives(version_answer),
     ],
     refuse,
     refusals,
@@ -51,7 +56,7 @@ const EMBEDDINGS: &[Field] = &[
     read("input_type", &[r#""query""#]),
     read("truncate", &[r#""END""#]),
     read("encoding_format", &[r#""float""#]),
-    only("embedding_type", &[r#""float""#], &[r#""float""#], "vectors are FP32 here, expected \"float\""),
+    read("embedding_type", &[r#""float""#, r#""int8""#]),
     read("dimensions", fields::NUMBER),
     read("modality", MODALITIES),
     idle("user", fields::TEXT, "names the author of the texts"),
@@ -93,6 +98,7 @@ struct Embeddings {
     #[serde(default)]
     truncate: Truncate,
     encoding_format: Option<EncodingFormat>,
+    embedding_type: Option<EmbeddingType>,
     dimensions: Option<u64>,
     #[schema(required = false, schema_with = input::one_or_many::<String>)]
     modality: Option<OneOrMany<String>>,
@@ -134,8 +140,9 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
         return Err(Refusal::unsupported("modality", format!("is '{other}', expected 'text'")));
     }
     let texts = body.input.texts("input", "send texts")?.0;
+    let (model, of_name) = body.model.as_deref().map_or((None, None), |name| named(&call, name));
     let options = TextOptions {
-        prompt: match body.input_type {
+        prompt: match body.input_type.or(of_name) {
             Some(InputType::Query) => Prompt::Query,
             Some(InputType::Passage) => Prompt::Document,
             None => Prompt::Default,
@@ -143,9 +150,28 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
         dimensions: body.dimensions,
         ..body.truncate.options()
     };
-    let vectors = call.operations.embed(&texts, &call.ask(body.model.as_deref(), options)).await?;
     let format = body.encoding_format.unwrap_or_default();
-    Ok(openai::vectors(&vectors, body.model.as_deref(), format))
+    let kind = body.embedding_type.filter(|&kind| kind != EmbeddingType::Float);
+    if kind.is_some() && format == EncodingFormat::Base64 {
+        return Err(Refusal::unsupported("encoding_format", "is 'base64': of 'embedding_type' float only"));
+    }
+    let vectors = call.operations.embed(&texts, &call.ask(model, options)).await?;
+    let Some(kind) = kind else { return Ok(openai::vectors(&vectors, body.model.as_deref(), format)) };
+    let numbers = vectors.numbers();
+    kind.check(&numbers)?;
+    Ok(openai::listed(&vectors, body.model.as_deref(), 512 + 4 * numbers.len(), |out, row| kind.write(out, row)))
+}
+
+/// The model of this name, and what the end of the name says of its texts: `NAME-query` and `NAME-passage` are the model `NAME`, unless models
+/// are called so.
+fn named<'n>(call: &DialectCall, name: &'n str) -> (Option<&'n str>, Option<InputType>) {
+    let ends = [("-query", InputType::Query), ("-passage", InputType::Passage)];
+    let exists = |name: &str| call.operations.text_model(Some(name)).is_ok();
+    let own = ends.iter().find_map(|&(end, kind)| Some((name.strip_suffix(end)?, kind)));
+    match own.filter(|(own, _)| !exists(name) && exists(own)) {
+        Some((own, kind)) => (Some(own), Some(kind)),
+        None => (Some(name), None),
+    }
 }
 
 async fn ranking(call: DialectCall) -> Result<Response, Refusal> {
@@ -180,6 +206,36 @@ async fn ready(call: DialectCall) -> Result<Response, Refusal> {
     Ok(health("ready", "Service is ready."))
 }
 
+async fn metadata(call: DialectCall) -> Result<Response, Refusal> {
+    let models = call.operations.text_models();
+    Ok(answer::json(answer::object(|out| {
+        out.name("version").string(env!("CARGO_PKG_VERSION"));
+        out.name("modelInfo").array(|out| {
+            for model in &models {
+                out.object(|out| {
+                    out.name("shortName").string(&model.name);
+                    out.name("modelUrl").string(&model.name);
+                });
+            }
+        });
+        out.name("assetInfo").array(|_| {});
+        out.name("licenseInfo").object(|out| {
+            out.name("name").string(env!("CARGO_PKG_LICENSE"));
+            ["path", "sha", "url", "type", "content"].iter().for_each(|name| out.name(name).string(""));
+            out.name("size").integer(0);
+        });
+        out.name("repository_override").string("");
+        out.name("selectedModelProfileId").string("");
+    })))
+}
+
+async fn version(_: DialectCall) -> Result<Response, Refusal> {
+    Ok(answer::json(answer::object(|out| {
+        out.name("release").string(env!("CARGO_PKG_VERSION"));
+        out.name("api").string("1");
+    })))
+}
+
 fn health(status: &str, message: &str) -> Response {
     answer::json(answer::object(|out| {
         out.name("object").string("health.response");
@@ -191,10 +247,13 @@ fn health(status: &str, message: &str) -> Response {
 /// The table of errors.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
     let (status, kind) = match refusal.kind {
-        Kind::Empty | Kind::Invalid | Kind::Malformed | Kind::Unsupported => (400, "invalid_request_error"),
+        Kind::Empty | Kind::Invalid | Kind::TooLong | Kind::Malformed | Kind::Unsupported => {
+            (400, "invalid_request_error")
+        }
         Kind::Key => (401, "authentication_error"),
         Kind::Forbidden => (403, "permission_error"),
         Kind::NoModel | Kind::NoRoute => (404, "not_found_error"),
+        Kind::NoMethod => (405, "invalid_request_error"),
         Kind::TooLarge => (413, "invalid_request_error"),
         Kind::Field => (422, "invalid_request_error"),
         Kind::Overloaded => (429, "rate_limit_error"),
@@ -222,6 +281,22 @@ fn refusals() -> Schema {
 fn ranking_answer() -> Schema {
     let ranking = schema::object([("index", schema::integer()), ("logit", schema::number())]);
     schema::object([("rankings", schema::list(ranking)), ("usage", answer::usage_schema())])
+}
+
+fn metadata_answer() -> Schema {
+    let model = schema::object([("shortName", schema::text()), ("modelUrl", schema::text())]);
+    schema::object([
+        ("version", schema::text()),
+        ("modelInfo", schema::list(model)),
+        ("assetInfo", schema::list(schema::text())),
+        ("licenseInfo", schema::object([("name", schema::text())])),
+        ("repository_override", schema::text()),
+        ("selectedModelProfileId", schema::text()),
+    ])
+}
+
+fn version_answer() -> Schema {
+    schema::object([("release", schema::text()), ("api", schema::text())])
 }
 
 fn health_answer() -> Schema {

@@ -223,15 +223,21 @@ async fn version(_: DialectCall) -> Result<Response, Refusal> {
 /// The table of errors.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
     let status = match refusal.kind {
-        Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::Unsupported => 400,
+        Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::TooLong | Kind::Unsupported => 400,
         Kind::Key => 401,
         Kind::Forbidden => 403,
         Kind::NoModel | Kind::NoRoute => 404,
+        Kind::NoMethod => 405,
         Kind::TooLarge => 413,
         Kind::Internal => 500,
         Kind::Overloaded | Kind::Unavailable => 503,
     };
-    (status, answer::object(|out| out.name("error").string(&refusal.message)))
+    // Clients look for these words, and offer to fetch the model.
+    let message = match refusal.kind {
+        Kind::NoModel => format!("model not found: {}", refusal.message),
+        _ => refusal.message.clone(),
+    };
+    (status, answer::object(|out| out.name("error").string(message)))
 }
 
 fn refusals() -> Schema {

@@ -75,8 +75,20 @@ pub(super) async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
 
 /// The list of vectors, for dialects that have OpenAI's.
 pub(super) fn vectors(vectors: &Vectors, model: Option<&str>, format: EncodingFormat) -> Response {
+    listed(vectors, model, answer::capacity(format, vectors.numbers().len()), |out, row| {
+        answer::vector(out, format, row)
+    })
+}
+
+/// The list of vectors, each as `write` has it. The answer has about `capacity` bytes.
+pub(super) fn listed(
+    vectors: &Vectors,
+    model: Option<&str>,
+    capacity: usize,
+    write: impl Fn(&mut Writer, &[f32]),
+) -> Response {
     let numbers = vectors.numbers();
-    answer::told(&vectors.ledger, answer::capacity(format, numbers.len()), |out| {
+    answer::told(&vectors.ledger, capacity, |out| {
         out.object(|out| {
             out.name("object").string("list");
             out.name("data").array(|out| {
@@ -84,7 +96,7 @@ pub(super) fn vectors(vectors: &Vectors, model: Option<&str>, format: EncodingFo
                     out.object(|out| {
                         out.name("object").string("embedding");
                         out.name("index").integer(index);
-                        answer::vector(out.name("embedding"), format, row);
+                        write(out.name("embedding"), row);
                     });
                 }
             });
@@ -123,13 +135,14 @@ fn entry(out: &mut Writer, name: &str) {
 /// The table of errors. The SDK chooses its exception by the status.
 pub(super) fn refuse(refusal: &Refusal) -> (u16, Bytes) {
     let (status, kind, code) = match refusal.kind {
-        Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::Unsupported => {
+        Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::TooLong | Kind::Unsupported => {
             (400, "invalid_request_error", None)
         }
         Kind::Key => (401, "invalid_request_error", Some("invalid_api_key")),
         Kind::Forbidden => (403, "invalid_request_error", None),
         Kind::NoModel => (404, "invalid_request_error", Some("model_not_found")),
         Kind::NoRoute => (404, "invalid_request_error", Some("unknown_url")),
+        Kind::NoMethod => (405, "invalid_request_error", Some("method_not_supported")),
         Kind::TooLarge => (413, "invalid_request_error", None),
         Kind::Overloaded => (429, "rate_limit_error", Some("rate_limit_exceeded")),
         Kind::Internal => (500, "server_error", None),

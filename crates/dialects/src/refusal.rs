@@ -6,6 +6,9 @@ use trireme_inference::{Cause, ErrorCode, InferError};
 use trireme_server::access::Denied;
 use trireme_server::http::json::Fault;
 
+/// How the tokenizer says to have a long text cut, for clients of v2.
+pub const UNCUT: &str = "leave out parameter 'truncate'";
+
 /// The kind of a refusal. Each dialect's table has a status for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -15,6 +18,8 @@ pub enum Kind {
     Field,
     /// There is nothing to do: no texts.
     Empty,
+    /// A text is longer than the model's longest row, and the request does not have it cut.
+    TooLong,
     /// The request asks for what cannot be done with these texts or this model.
     Invalid,
     /// It carries no valid key.
@@ -23,8 +28,10 @@ pub enum Kind {
     Forbidden,
     /// There is no such model.
     NoModel,
-    /// There is no such path, or not with this method.
+    /// There is no such path.
     NoRoute,
+    /// There is, but not with this method.
+    NoMethod,
     /// The body is too large.
     TooLarge,
     /// It asks for something that is not offered.
@@ -55,15 +62,17 @@ pub struct Refusal {
 impl Kind {
     /// Every kind.
     #[cfg(test)]
-    pub const ALL: [Kind; 13] = [
+    pub const ALL: [Kind; 15] = [
         Kind::Malformed,
         Kind::Field,
         Kind::Empty,
+        Kind::TooLong,
         Kind::Invalid,
         Kind::Key,
         Kind::Forbidden,
         Kind::NoModel,
         Kind::NoRoute,
+        Kind::NoMethod,
         Kind::TooLarge,
         Kind::Unsupported,
         Kind::Overloaded,
@@ -102,6 +111,7 @@ impl From<InferError> for Refusal {
         let kind = match error.code {
             ErrorCode::NotFound => Kind::NoModel,
             ErrorCode::InvalidArg if error.cause == Some(Cause::TooLarge) => Kind::TooLarge,
+            ErrorCode::InvalidArg if error.message.contains(UNCUT) => Kind::TooLong,
             ErrorCode::InvalidArg | ErrorCode::AlreadyExists => Kind::Invalid,
             ErrorCode::Unsupported => Kind::Unsupported,
             ErrorCode::Unavailable if error.cause == Some(Cause::QueueFull) => Kind::Overloaded,
@@ -113,8 +123,19 @@ impl From<InferError> for Refusal {
             Some((_, message)) => message,
             None => &error.message,
         };
-        Refusal { retry_after: error.retry_after, ..Refusal::new(kind, message) }
+        Refusal { field: field_of(message), retry_after: error.retry_after, ..Refusal::new(kind, message) }
     }
+}
+
+/// The field that a message is about: it begins with it, or calls it a parameter.
+fn field_of(message: &str) -> Option<String> {
+    let from = match message.split_once("parameter '") {
+        Some((_, from)) => from,
+        None => message.strip_prefix('\'')?,
+    };
+    let (field, rest) = from.split_once('\'')?;
+    let is_field = rest.starts_with(" is ") && field.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    is_field.then(|| field.to_owned())
 }
 
 /// The fault of a body that was read as JSON of a certain shape.
@@ -149,6 +170,11 @@ mod tests {
         assert_eq!(kind(InferError::not_found("x")), Kind::NoModel);
         assert_eq!(kind(InferError::unavailable("full").because(Cause::QueueFull)), Kind::Overloaded);
         assert_eq!(kind(InferError::unavailable("Request timeout expired")), Kind::Unavailable);
+        let dimensions = Refusal::from(InferError::invalid_arg("'dimensions' is 0, expected at least 1"));
+        assert_eq!(dimensions.field.as_deref(), Some("dimensions"));
+        let deeper = Refusal::from(InferError::invalid_arg("in ensemble 'm', parameter 'dimensions' is 9, expected 8"));
+        assert_eq!(deeper.field.as_deref(), Some("dimensions"));
+        assert_eq!(kind(InferError::invalid_arg(format!("text 0 has 9 tokens: {UNCUT}"))), Kind::TooLong);
         let refusal = Refusal::from(InferError::invalid_arg("[request id: <id_unknown>] too long"));
         assert_eq!((refusal.kind, refusal.message.as_str()), (Kind::Invalid, "too long"));
         assert_eq!(Refusal::from(InferError::invalid_arg("[request id: a-1] too long")).message, "too long");

@@ -82,9 +82,11 @@ pub(super) static DIALECT: Dialect = Dialect {
         DialectRoute::get("/info", "The model's name, kind, labels and limits", |call| Box::pin(info(call)))
             .gives(answers::info),
         // Infinity's clients read a body, which those of others pass over.
-        DialectRoute::get("/health", "Whether all models are ready", |call| Box::pin(health(call))).behind_name(),
-        DialectRoute::get("/ping", "Whether all models are ready", |call| Box::pin(health(call))).behind_name(),
-        DialectRoute::get("/", "Whether all models are ready", |call| Box::pin(health(call))).behind_name(),
+        DialectRoute::get("/health", "Whether all models are ready, or the one", |call| Box::pin(health(call)))
+            .behind_name(),
+        DialectRoute::get("/ping", "Whether all models are ready, or the one", |call| Box::pin(health(call)))
+            .behind_name(),
+        DialectRoute::get("/", "Whether all models are ready, or the one", |call| Box::pin(health(call))).behind_name(),
     ],
     refuse,
     refusals,
@@ -260,7 +262,10 @@ const MOST_TEXTS: u64 = 1024;
 const UNKNOWN_LENGTH: u64 = 512;
 
 async fn health(call: DialectCall) -> Result<Response, Refusal> {
-    call.ready()?;
+    match call.model.as_deref() {
+        Some(model) => drop(call.operations.text_model(Some(model))?),
+        None => call.ready()?,
+    }
     Ok(().into_response())
 }
 

@@ -1,5 +1,5 @@
 //! vLLM's routes for pooling models: `/v1/embeddings`, `/v2/embed`, `/score` (and `/v1/score`), `/rerank` (and `/v1/rerank`,
-//! `/v2/rerank`), `/classify`, `/pooling`, `/tokenize`, `/detokenize`, `/invocations`; `/v1/models`, `/health`, `/ping`, `/version`.
+//! `/v2/rerank`), `/classify`, `/pooling`, `/tokenize`, `/detokenize`, `/invocations`; `/v1/models`, `/health`, `/ping`, `/load`, `/version`.
 //!
 //! A model that is not named is the only one that does it. As in the original, fields that are not known are passed over. Pairs are scored by
 //! what the model does: a reranker scores them, the vectors of a model that embeds have cosines, those of tokens the sum of the
@@ -8,6 +8,7 @@
 mod about;
 mod answers;
 mod encoding;
+mod late_chunking;
 mod tokens;
 mod treatment;
 mod vectors;
@@ -59,6 +60,7 @@ pub(super) static DIALECT: Dialect = Dialect {
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(vectors::embeddings(call)))
             .takes_both::<Vectors, Treatment>(&[
                 vectors::FIELDS,
+                vectors::LATE,
                 encoding::FIELDS,
                 treatment::INPUT,
                 treatment::TALK,
@@ -111,6 +113,9 @@ pub(super) static DIALECT: Dialect = Dialect {
             .behind_name(),
         DialectRoute::get("/ping", "Whether all models are ready", |call| Box::pin(about::health(call))).behind_name(),
         DialectRoute::post("/ping", "Whether all models are ready", |call| Box::pin(about::health(call))).behind_name(),
+        DialectRoute::get("/load", "How many requests wait for their answers", |call| Box::pin(about::load(call)))
+            .gives(about::load_answer)
+            .behind_name(),
         DialectRoute::get("/version", "The version", |call| Box::pin(about::version(call)))
             .gives(about::version_answer)
             .behind_name(),
@@ -345,10 +350,13 @@ async fn classify(call: DialectCall) -> Result<Response, Refusal> {
 /// The table of errors.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
     let (status, kind) = match refusal.kind {
-        Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::Unsupported => (400, "BadRequestError"),
+        Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::TooLong | Kind::Unsupported => {
+            (400, "BadRequestError")
+        }
         Kind::Key => (401, "AuthenticationError"),
         Kind::Forbidden => (403, "PermissionDeniedError"),
         Kind::NoModel | Kind::NoRoute => (404, "NotFoundError"),
+        Kind::NoMethod => (405, "MethodNotAllowed"),
         Kind::TooLarge => (413, "BadRequestError"),
         Kind::Overloaded => (429, "RateLimitError"),
         Kind::Internal => (500, "InternalServerError"),
@@ -361,9 +369,13 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         }
         _ => refusal.message.clone(),
     };
+    let of_model = (refusal.kind == Kind::NoModel).then(|| "model".to_owned());
+    let refusal = &Refusal { field: refusal.field.clone().or(of_model), ..refusal.clone() };
     let body = answer::object(|out| {
-        if refusal.kind == Kind::NoRoute {
-            out.name("detail").string("Not Found");
+        match refusal.kind {
+            Kind::NoRoute => out.name("detail").string("Not Found"),
+            Kind::NoMethod => out.name("detail").string("Method Not Allowed"),
+            _ => {}
         }
         error(out, &Refusal { message, ..refusal.clone() }, kind, |out| out.integer(status));
     });

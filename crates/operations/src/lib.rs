@@ -36,7 +36,7 @@ pub use pipelines::{Pipeline, Pipelines};
 pub use request::{OperationRequest, Waits};
 pub use rerank::Scores;
 pub use tokenize::{Token, TokenLists, ids};
-pub use tokens::Entities;
+pub use tokens::{Entities, TokenScores};
 
 /// The operations, on the models of a gateway. Clones are the same.
 #[derive(Clone)]

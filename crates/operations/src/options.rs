@@ -31,6 +31,8 @@ pub struct TextOptions {
     pub dimensions: Option<u64>,
     /// How tokens of one entity become one: none, simple, first, average or max.
     pub aggregation_strategy: Option<String>,
+    /// Whether each token gets the scores of all classes, in place of entities.
+    pub token_scores: bool,
     /// Whether the tokens around a text are added.
     pub add_special_tokens: Option<bool>,
     /// Whether decoded texts are without them.
@@ -47,7 +49,7 @@ type Reader = (&'static str, &'static str, fn(&ParameterValue) -> bool);
 
 /// The request parameters that have to be read. Others are the gateway's own business, too (`normalize`, `dimensions`), or true of
 /// scores that no step changes (`raw_scores`).
-const READERS: [Reader; 11] = [
+const READERS: [Reader; 12] = [
     ("prompt_name", "tokenizer", |_| true),
     ("instruction", "tokenizer", |_| true),
     ("truncate", "tokenizer", |value| *value == ParameterValue::Bool(false)),
@@ -59,6 +61,7 @@ const READERS: [Reader; 11] = [
     ("token_ids", "tokenizer", |_| true),
     ("messages", "tokenizer", |_| true),
     ("aggregation_strategy", "postprocess", |_| true),
+    ("token_scores", "postprocess", |_| true),
 ];
 
 /// The backends whose request parameters are known. A step of any other one may read any parameter.
@@ -113,7 +116,7 @@ pub enum Side {
 impl TextOptions {
     /// The request parameters that stages read: `prompt_name`, `instruction`, `truncate`, `truncation_side`, `max_tokens`,
     /// `max_text_tokens`, `max_pair_tokens`, `add_special_tokens`, `skip_special_tokens`, `token_ids` and `messages` the tokenizer;
-    /// `normalize`, `raw_scores`, `dimensions` and `aggregation_strategy` postprocess.
+    /// `normalize`, `raw_scores`, `dimensions`, `aggregation_strategy` and `token_scores` postprocess.
     pub fn parameters(&self, capabilities: &Capabilities) -> Result<Parameters, InferError> {
         let query = || capabilities.query_prompt.clone().or_else(|| capabilities.prompts.get("query").cloned());
         let document =
@@ -165,6 +168,7 @@ impl TextOptions {
             ("raw_scores", self.raw_scores),
             ("add_special_tokens", self.add_special_tokens),
             ("skip_special_tokens", self.skip_special_tokens),
+            ("token_scores", self.token_scores.then_some(true)),
             ("token_ids", self.token_ids.then_some(true)),
             ("messages", self.messages.then_some(true)),
         ];

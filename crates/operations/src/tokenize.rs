@@ -23,6 +23,10 @@ pub struct Token {
     pub id: u32,
     /// The characters it stands for, or its name.
     pub text: String,
+    /// The first character of the text that it stands for; `None` for special tokens.
+    pub start: Option<u64>,
+    /// The character behind the last one.
+    pub stop: Option<u64>,
 }
 
 impl Operations {

@@ -1,8 +1,8 @@
-//! Texts to their named entities.
+//! Texts to their named entities, and to the scores of their tokens.
 
 use trireme_inference::{InferError, Ledger};
 
-use crate::{OperationRequest, Operations, Task};
+use crate::{OperationRequest, Operations, Task, TextOptions};
 
 /// The entities of each text.
 #[derive(Clone, Debug)]
@@ -13,7 +13,43 @@ pub struct Entities {
     pub ledger: Ledger,
 }
 
+/// The scores of the tokens of each text.
+#[derive(Clone, Debug)]
+pub struct TokenScores {
+    /// The model's own name.
+    pub model: String,
+    /// The number of classes.
+    pub width: usize,
+    /// By text, the scores of all its tokens, one after the other.
+    pub rows: Vec<Vec<f32>>,
+    /// The steps of the request and their times.
+    pub ledger: Ledger,
+}
+
 impl Operations {
+    /// The scores of all classes for each token of the texts.
+    pub async fn token_scores(&self, texts: &[String], ask: &OperationRequest) -> Result<TokenScores, InferError> {
+        let ask =
+            OperationRequest { options: TextOptions { token_scores: true, ..ask.options.clone() }, ..ask.clone() };
+        let found = self.find_for(Task::TokenClassify, &ask)?;
+        let Entities { rows, ledger } = self.token_classify(texts, &ask).await?;
+        let rows: Vec<Vec<Vec<f32>>> = rows
+            .iter()
+            .map(|row| serde_json::from_str(row))
+            .collect::<Result<_, _>>()
+            .map_err(|_| found.fault("gave no list of scores for each token".to_owned()))?;
+        let width = rows.iter().flatten().map(Vec::len).max().unwrap_or_default();
+        if rows.iter().flatten().any(|token| token.len() != width) {
+            return Err(found.fault("gave some tokens more scores than others".to_owned()));
+        }
+        Ok(TokenScores {
+            model: found.pipeline.name,
+            width,
+            rows: rows.iter().map(|tokens| tokens.concat()).collect(),
+            ledger,
+        })
+    }
+
     /// The named entities of each text.
     pub async fn token_classify(&self, texts: &[String], ask: &OperationRequest) -> Result<Entities, InferError> {
         let found = self.find_for(Task::TokenClassify, ask)?;

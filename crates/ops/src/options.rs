@@ -13,6 +13,8 @@ pub struct RequestOptions {
     pub dimensions: Option<usize>,
     /// `aggregation_strategy`: how the op `entities` joins tokens, instead of its argument.
     pub aggregation_strategy: Option<Aggregation>,
+    /// `token_scores`: `true` has the op `entities` give the scores of every class for each token, in place of entities.
+    pub token_scores: bool,
 }
 
 /// How tokens become entities: the strategies of transformers' `TokenClassificationPipeline`.
@@ -34,7 +36,13 @@ pub enum Aggregation {
 
 impl Default for RequestOptions {
     fn default() -> Self {
-        RequestOptions { normalize: true, raw_scores: false, dimensions: None, aggregation_strategy: None }
+        RequestOptions {
+            normalize: true,
+            raw_scores: false,
+            dimensions: None,
+            aggregation_strategy: None,
+            token_scores: false,
+        }
     }
 }
 
@@ -47,6 +55,7 @@ impl RequestOptions {
             let expected = match name.as_str() {
                 "normalize" => flag(value, &mut options.normalize),
                 "raw_scores" => flag(value, &mut options.raw_scores),
+                "token_scores" => flag(value, &mut options.token_scores),
                 "dimensions" => {
                     options.dimensions = value.as_u64().and_then(|number| usize::try_from(number).ok());
                     options.dimensions.filter(|&number| number > 0).map(|_| ()).ok_or("a whole number from 1")
@@ -116,6 +125,7 @@ mod tests {
             raw_scores: true,
             dimensions: Some(64),
             aggregation_strategy: Some(Aggregation::Max),
+            token_scores: false,
         };
         assert_eq!(RequestOptions::from_parameters(&parameters.into()), Ok(expected));
     }

@@ -22,6 +22,8 @@ pub struct TextTokenizer {
     pub(crate) options: TokenizeOptions,
     /// `unk_token`, if the files name one.
     pub(crate) unknown_token: Option<String>,
+    /// The token that fills rows up, if an option or the files name one.
+    pub(crate) padding_token: Option<String>,
     /// Most tokens of a row; `None` means no limit.
     max_length: Option<usize>,
     /// Queries and documents.
@@ -141,6 +143,7 @@ impl TextTokenizer {
             pad_id: 0,
             pad_type_id: i64::from(files.pad_type_id),
             unknown_token: files.unknown_token,
+            padding_token: options.pad_token.clone().or(files.pad_token),
             options,
         };
         let options = &tokenizer.options;
@@ -170,8 +173,7 @@ impl TextTokenizer {
         {
             faults.push(format!("'max_length' is {length}, expected a multiple of 'pad_to_multiple_of', {multiple}"));
         }
-        let pad_token = options.pad_token.clone().or(files.pad_token);
-        let pad_id = match (&pad_token, options.padding) {
+        let pad_id = match (&tokenizer.padding_token, options.padding) {
             (_, Padding::None) => Some(0),
             (Some(token), _) => {
                 let id = tokenizer.encoder.core.token_to_id(token);

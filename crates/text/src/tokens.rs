@@ -32,6 +32,11 @@ impl TextTokenizer {
         self.encoder.core.token_to_id(token?)
     }
 
+    /// The id of the token that fills rows up, if the tokenizer has one.
+    pub fn padding_id(&self) -> Option<u32> {
+        self.encoder.core.token_to_id(self.padding_token.as_deref()?)
+    }
+
     /// Whether the vocabulary marks tokens that continue a word, as WordPiece does by `##`.
     pub fn marks_continued_words(&self) -> bool {
         let Core::Json(tokenizer) = &self.encoder.core else { return false };

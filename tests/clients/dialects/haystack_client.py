@@ -58,7 +58,7 @@ def errors_are_the_librarys(url, key):
     expect_status("a body that is too large", 413, openai.APIStatusError, lambda: embed(TOO_LARGE, key=key))
     tei = lambda text, model="embedding": tei_embedder(url, key, model).run(text=text)  # noqa: E731
     expect_status("an unknown model of TEI", 404, HfHubHTTPError, lambda: tei("a", "nobody"))
-    expect_status("an operation that TEI's model has not", 422, HfHubHTTPError, lambda: tei("a", "reranker/embed"))
+    expect_status("an operation that TEI's model has not", 424, HfHubHTTPError, lambda: tei("a", "reranker/embed"))
     expect_status("a body that is too large for TEI", 413, HfHubHTTPError, lambda: tei(TOO_LARGE))
     rank = lambda text: ranker(url, key).run(query=text, documents=[Document(content="a")])  # noqa: E731
     expect_raised("a body that is too large for TEI's ranker", RuntimeError, lambda: rank(TOO_LARGE), "413")

@@ -71,7 +71,7 @@ def errors_are_the_librarys(url, key):
     expect_status("no texts for Hugging Face", 400, HfHubHTTPError, empty)
     expect_status("an unknown model of Hugging Face", 404, HfHubHTTPError, lambda: embed("nobody"))
     expect_status("too large for Hugging Face", 413, HfHubHTTPError, lambda: embed("embedding", TOO_LARGE))
-    expect_status("a model that does not embed", 422, HfHubHTTPError, lambda: embed("reranker/embed"))
+    expect_status("a model that does not embed", 424, HfHubHTTPError, lambda: embed("reranker/embed"))
 
 
 def refused(url, key, status, error):

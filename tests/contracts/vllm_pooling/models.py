@@ -16,8 +16,8 @@ from folders import BERT, PLAIN, eager, export, sentence
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
-    BertConfig, BertModel, BertTokenizerFast, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForSequenceClassification, XLMRobertaConfig,
-    XLMRobertaForSequenceClassification,
+    BertConfig, BertModel, BertTokenizerFast, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForSequenceClassification,
+    Qwen2ForTokenClassification, XLMRobertaConfig, XLMRobertaForSequenceClassification,
 )
 
 CHATML = (
@@ -152,8 +152,7 @@ def bge_reranker(path):
     CrossEncoder(str(path), device="cpu").save_pretrained(str(path))
 
 
-@model("jason9693/Qwen2.5-1.5B-apeach")
-def apeach(path):
+def apeach_tokenizer():
     words = {"This": 1986, " product": 1985, " was": 572, " excellent": 9073, " and": 323, " exceeded": 33808, " my": 847, " expectations": 16665}
     talk = [*words, "You", "The", "A", "Star", " are", " a", " helpful", " assistant", " cat", " sat", " on", " the", " mat", " fel", " resting"]
     talk += [" rug", " twinkle", " brightly", " in", " night", " sky", "system", "user", "assistant", "hello", " hello", "ine", "s"]
@@ -170,15 +169,24 @@ def apeach(path):
     tokenizer = Tokenizer(models.BPE(vocab=numbers, merges=[tuple(pair) for pair in trained["merges"]]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", extra_special_tokens=["<|im_start|>"],
         model_max_length=512, chat_template=CHATML,
     )
-    network = Qwen2ForSequenceClassification(eager(Qwen2Config(
+
+
+def apeach_config():
+    return eager(Qwen2Config(
         vocab_size=40003, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, intermediate_size=64,
         max_position_embeddings=512, pad_token_id=40000, id2label={0: "Default", 1: "Spoiled"}, label2id={"Default": 0, "Spoiled": 1},
         use_cache=False, initializer_range=0.5,
-    ))).eval()
+    ))
+
+
+@model("jason9693/Qwen2.5-1.5B-apeach")
+def apeach(path):
+    tokenizer = apeach_tokenizer()
+    network = Qwen2ForSequenceClassification(apeach_config()).eval()
     network.save_pretrained(path)
     tokenizer.save_pretrained(path)
     export(network, path, PLAIN, "logits", pooled=True)
@@ -230,7 +238,19 @@ def token_embed(path):
     late(path, tokenizer, bert(tokenizer, 384), None, True)
 
 
-TASKS = {("intfloat/multilingual-e5-small", "token_embed"): token_embed}
+def token_classify(path):
+    tokenizer, config = apeach_tokenizer(), apeach_config()
+    network = Qwen2ForTokenClassification(config).eval()
+    network.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    export(network, path, PLAIN, "logits")
+
+
+# What a model is where a test asks vLLM for another task than its own.
+TASKS = {
+    ("intfloat/multilingual-e5-small", "token_embed"): token_embed,
+    ("jason9693/Qwen2.5-1.5B-apeach", "token_classify"): token_classify,
+}
 
 
 def make(hub, name, task=None):

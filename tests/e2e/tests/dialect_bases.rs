@@ -19,6 +19,9 @@ in_every_mode!(
     an_invocation_is_what_its_body_asks_for,
     a_chosen_dialect_answers_without_its_name,
     places_are_under_the_root_of_a_proxy,
+    nim_tells_its_models_and_vllm_its_load,
+    texts_are_chunked_behind_the_model,
+    refusals_are_those_that_clients_look_for,
 );
 
 fn start(mode: Mode, arguments: &[&str]) -> Sandbox {
@@ -496,4 +499,79 @@ fn places_are_under_the_root_of_a_proxy(mode: Mode) {
         let page = sandbox.get(path).text();
         assert!(!page.contains("href=\"/") && !page.contains("src=\"/"), "{page}");
     }
+}
+
+fn nim_tells_its_models_and_vllm_its_load(mode: Mode) {
+    let sandbox = start(mode, &[]);
+    let metadata = sandbox.get("/nim/v1/metadata").json();
+    let models = metadata["modelInfo"].as_array().unwrap_or_else(|| panic!("{metadata}"));
+    assert!(models.iter().any(|model| model["shortName"] == "embedding"), "{metadata}");
+    assert!(metadata["version"].is_string() && metadata["licenseInfo"]["name"].is_string(), "{metadata}");
+    assert_eq!(sandbox.get("/v1/version").json()["release"], metadata["version"]);
+    assert_eq!(sandbox.get("/vllm/load").json(), json!({"server_load": 0}));
+    // The end of the name says what `input_type` does.
+    let embed = |body: Value| answer(&sandbox, "/nim/v1/embeddings", body);
+    let plain = embed(json!({"model": "embedding", "input": ["the oar"], "input_type": "passage"}));
+    let named = embed(json!({"model": "embedding-passage", "input": ["the oar"]}));
+    assert_eq!(numbers(&named["data"][0]["embedding"]), numbers(&plain["data"][0]["embedding"]));
+    assert_eq!(named["model"], "embedding-passage");
+    let bytes = embed(json!({"model": "embedding", "input": ["the oar"], "embedding_type": "int8"}));
+    let bytes = numbers(&bytes["data"][0]["embedding"]);
+    let close = |(byte, number): (&f32, &f32)| (byte - number * 127.0).abs() <= 0.5;
+    assert!(bytes.iter().zip(&numbers(&plain["data"][0]["embedding"])).all(close), "{bytes:?}");
+}
+
+fn texts_are_chunked_behind_the_model(mode: Mode) {
+    let sandbox = start(mode, &[]);
+    let body = |more: Value| {
+        let mut body = json!({"model": "token_vectors", "input": ["the oar is on the ship"]});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        body
+    };
+    let tokens = answer(&sandbox, "/vllm/pooling", body(json!({"use_activation": false})))["data"][0]["data"].clone();
+    let tokens: Vec<Vec<f32>> = tokens.as_array().expect("a list").iter().map(numbers).collect();
+    let asked = json!({"late_chunking_params": {"chunk_size": 3}, "use_activation": false});
+    let found = answer(&sandbox, "/vllm/v1/embeddings", body(asked));
+    let row = &found["data"][0];
+    let chunks: Vec<Vec<f32>> = row["embedding"].as_array().expect("a list").iter().map(numbers).collect();
+    assert_eq!(chunks.len(), tokens.len().div_ceil(3));
+    let first: Vec<f32> =
+        (0..chunks[0].len()).map(|at| tokens[..3].iter().map(|token| token[at]).sum::<f32>() / 3.0).collect();
+    assert_close(&chunks[0], &first, 1e-5);
+    // The first token is none of the text.
+    let first = &row["late_chunking"]["chunks"][0];
+    assert_eq!((&first["token_range"], &first["char_range"]), (&json!([0, 3]), &json!([0, 7])), "{row}");
+    for refused in [json!({"truncate_prompt_tokens": 4}), json!({"late_chunking_params": {"chunk_size": 0}})] {
+        let mut more = json!({"late_chunking_params": {"chunk_size": 3}});
+        more.as_object_mut().expect("an object").extend(refused.as_object().expect("an object").clone());
+        assert_eq!(ask(&sandbox, "/vllm/v1/embeddings", &body(more)).status, 400, "{refused}");
+    }
+}
+
+fn refusals_are_those_that_clients_look_for(mode: Mode) {
+    let sandbox = start(mode, &[]);
+    let long = "a ".repeat(40);
+    let refused = |path: &str, body: Value| {
+        let response = ask(&sandbox, path, &body);
+        (response.status, response.json())
+    };
+    let (status, body) = refused("/tei/embedding/embed", json!({"inputs": long, "truncate": false}));
+    assert_eq!((status, &body["error_type"]), (413, &json!("Validation")), "{body}");
+    let (status, body) = refused("/tei/reranker/embed", json!({"inputs": "a"}));
+    assert_eq!((status, &body["error_type"]), (424, &json!("Backend")), "{body}");
+    let (status, body) = refused("/tei/embedding/v1/embeddings", json!({"input": [""]}));
+    assert_eq!((status, &body["type"], &body["code"]), (400, &json!("Empty"), &json!(400)), "{body}");
+    let (status, body) = refused("/vllm/v1/embeddings", json!({"model": "nobody", "input": "a"}));
+    assert_eq!((status, &body["error"]["param"]), (404, &json!("model")), "{body}");
+    // Scores are no embeddings.
+    assert_eq!(refused("/vllm/v1/embeddings", json!({"model": "classifier", "input": "a"})).0, 400);
+    let (status, body) = refused("/ollama/api/embed", json!({"model": "nobody", "input": "a"}));
+    assert!(status == 404 && body["error"].as_str().is_some_and(|error| error.contains("not found")), "{body}");
+    assert_eq!(refused("/vllm/v1/embeddings", json!({"model": "embedding", "input": [[]]})).0, 400);
+    let (status, body) = refused("/openai/v1/embeddings", json!({"model": "embedding", "input": "a", "dimensions": 9}));
+    assert_eq!((status, &body["error"]["param"]), (400, &json!("dimensions")), "{body}");
+    assert_eq!(sandbox.get("/infinity/embeddings").json()["detail"], "Method Not Allowed");
+    assert_eq!((sandbox.get("/tei/embedding/health").status, sandbox.get("/tei/nobody/health").status), (200, 404));
+    let (status, body) = refused("/infinity/nothing", json!({}));
+    assert_eq!((status, &body["detail"]), (404, &json!("Not Found")), "{body}");
 }

@@ -49,11 +49,13 @@ pub(super) fn refuse(refusal: &Refusal) -> (u16, Bytes) {
     let body = answer::object(|out| {
         out.name("message").string(&refusal.message);
         out.name("code").integer(status);
+        out.name("type").string(kind);
+        // Its document calls it so.
         out.name("error_type").string(kind);
     });
     (status, body)
 }
 
 pub(super) fn refusals() -> Schema {
-    object([("message", text()), ("code", integer()), ("error_type", text())])
+    object([("message", text()), ("code", integer()), ("type", text()), ("error_type", text())])
 }

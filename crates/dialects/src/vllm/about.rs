@@ -37,6 +37,15 @@ pub(super) async fn health(call: DialectCall) -> Result<Response, Refusal> {
     Ok(().into_response())
 }
 
+/// How many requests wait for their answers.
+pub(super) async fn load(call: DialectCall) -> Result<Response, Refusal> {
+    Ok(answer::json(answer::object(|out| out.name("server_load").integer(call.operations.in_flight()))))
+}
+
+pub(super) fn load_answer() -> Schema {
+    object([("server_load", integer())])
+}
+
 pub(super) async fn version(_: DialectCall) -> Result<Response, Refusal> {
     Ok(answer::json(answer::object(|out| out.name("version").string(env!("CARGO_PKG_VERSION")))))
 }

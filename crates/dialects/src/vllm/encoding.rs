@@ -9,11 +9,13 @@ use serde::Deserialize;
 use trireme_inference::Ledger;
 use trireme_protocol::json::Writer;
 use trireme_server::http::response;
+use trireme_server::http::response;
 use utoipa::ToSchema;
 
 use super::super::answer;
 use super::super::fields::{self, Field, read};
 use super::answers::{head, usage};
+use super::late_chunking::Ranges;
 
 /// The fields.
 pub const FIELDS: &[Field] = &[
@@ -83,6 +85,8 @@ pub struct Rows<'a> {
     pub rows: Vec<&'a [f32]>,
     /// The width of the vectors that each row consists of; `None`: a row is one vector.
     pub width: Option<usize>,
+    /// By row, which parts of the text its vectors stand for, where they are chunks of it.
+    pub chunks: Option<&'a [Ranges]>,
     pub ledger: &'a Ledger,
 }
 
@@ -110,6 +114,9 @@ impl Encoding {
                             out.name("index").integer(index);
                             out.name("object").string(rows.object);
                             self.write(out.name(rows.member), row, rows.width);
+                            if let Some(ranges) = rows.chunks.and_then(|chunks| chunks.get(index)) {
+                                ranges.write(out);
+                            }
                         });
                     }
                 });

@@ -11,6 +11,7 @@ use super::super::fields::{self, Field, only, read};
 use super::super::input::Input;
 use super::super::refusal::{Kind, Refusal};
 use super::encoding::{Dtype, Encoding, Endianness, Format, Rows};
+use super::late_chunking::LateChunking;
 use super::treatment::{Conversations, Treatment};
 
 /// The fields of both routes besides those of the encoding, the input and all bodies.
@@ -18,12 +19,17 @@ pub(super) const FIELDS: &[Field] = &[
     read("normalize", fields::FLAG),
     // What newer versions call it.
     read("use_activation", fields::FLAG),
-    only("late_chunking_params", fields::OBJECT, &[], "each text has its own vectors: send its parts"),
     only("media_io_kwargs", fields::OBJECT, &["{}"], "models here take texts"),
 ];
 
-/// The field that only `/pooling` has.
-pub(super) const TASK: &[Field] = &[read("task", &[r#""embed""#])];
+/// The field that only `/pooling` has, and one that only `/v1/embeddings` takes.
+pub(super) const TASK: &[Field] = &[
+    read("task", &[r#""embed""#]),
+    only("late_chunking_params", fields::OBJECT, &[], "chunks are answered at /v1/embeddings"),
+];
+
+/// The field that only `/v1/embeddings` takes.
+pub(super) const LATE: &[Field] = &[read("late_chunking_params", &[r#"{"chunk_size": 1}"#])];
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = VllmVectors)]
@@ -36,6 +42,7 @@ pub(super) struct Vectors {
     embed_dtype: Option<Dtype>,
     endianness: Option<Endianness>,
     dimensions: Option<u64>,
+    late_chunking_params: Option<LateChunking>,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -70,6 +77,20 @@ async fn answer(call: DialectCall, task: Option<String>, first: Task, names: Nam
     let normalize = body.normalize.or(treatment.use_activation);
     let options = TextOptions { dimensions: body.dimensions, normalize, ..options };
     let ask = call.ask(treatment.model.as_deref(), options);
+    let encoding = Encoding::of(body.encoding_format, body.embed_dtype, body.endianness);
+    if let Some(late) = body.late_chunking_params {
+        let chunked = late.of(&call, &texts, &ask, normalize.unwrap_or(true)).await?;
+        return Ok(encoding.answer(Rows {
+            id: treatment.id(names.id),
+            object: names.object,
+            member: names.member,
+            model: treatment.model.as_deref().unwrap_or(&chunked.model),
+            rows: chunked.rows.iter().map(Vec::as_slice).collect(),
+            width: Some(chunked.width),
+            chunks: Some(&chunked.ranges),
+            ledger: &chunked.ledger,
+        }));
+    }
     let pooled = Pooled::of(&call, &texts, &ask, task.as_deref(), first).await?;
     let (numbers, rows);
     match &pooled.result {
@@ -79,7 +100,6 @@ async fn answer(call: DialectCall, task: Option<String>, first: Task, names: Nam
         }
         Numbers::Rows(all) => rows = all.iter().map(Vec::as_slice).collect(),
     }
-    let encoding = Encoding::of(body.encoding_format, body.embed_dtype, body.endianness);
     Ok(encoding.answer(Rows {
         id: treatment.id(names.id),
         object: names.object,
@@ -87,13 +107,18 @@ async fn answer(call: DialectCall, task: Option<String>, first: Task, names: Nam
         model: treatment.model.as_deref().unwrap_or(&pooled.model),
         rows,
         width: pooled.width,
+        chunks: None,
         ledger: &pooled.ledger,
     }))
 }
 
-/// The original's words for operations. Scores for each token it calls `token_classify`; they, and plugins, no model here gives.
-const TASKS: [(&str, Task); 3] =
-    [("embed", Task::Embed), ("classify", Task::Classify), ("token_embed", Task::MultiVector)];
+/// The original's words for operations. No model here has plugins.
+const TASKS: [(&str, Task); 4] = [
+    ("embed", Task::Embed),
+    ("classify", Task::Classify),
+    ("token_embed", Task::MultiVector),
+    ("token_classify", Task::TokenClassify),
+];
 
 fn named(word: &str) -> Option<Task> {
     TASKS.iter().find(|(name, _)| *name == word).map(|(_, task)| *task)
@@ -116,6 +141,9 @@ fn offered(word: &str, tasks: &[Task]) -> Result<Task, Refusal> {
             format!(
                 "Try switching the model's pooling_task via another model that scores each token; this one does {does}"
             )
+        }
+        "classify" if tasks.contains(&Task::TokenClassify) => {
+            format!("Try switching the model's pooling_task via another model that scores texts; this one does {does}")
         }
         _ => format!("Unsupported task: '{word}' Supported tasks: {does}"),
     };
@@ -158,6 +186,9 @@ impl Pooled {
         let task = match task {
             Some(word) => Some(offered(word, &tasks)?),
             None if tasks.contains(&first) => Some(first),
+            // Scores are no embeddings: the operation says what the model does.
+            None if first == Task::Embed && !tasks.contains(&Task::MultiVector) => Some(first),
+            None if first == Task::Embed => Some(Task::MultiVector),
             None => tasks.first().copied(),
         };
         match task {
@@ -170,6 +201,11 @@ impl Pooled {
                 let vectors = call.operations.multi_vector(texts, ask).await?;
                 let (width, result) = (Some(vectors.width), Numbers::Rows(vectors.rows));
                 Ok(Pooled { model: vectors.model, result, width, ledger: vectors.ledger })
+            }
+            Some(Task::TokenClassify) => {
+                let scores = call.operations.token_scores(texts, ask).await?;
+                let (width, result) = (Some(scores.width), Numbers::Rows(scores.rows));
+                Ok(Pooled { model: scores.model, result, width, ledger: scores.ledger })
             }
             _ => {
                 let vectors = call.operations.embed(texts, ask).await?;
@@ -191,6 +227,7 @@ mod tests {
         assert_eq!(refused("classify", &[Task::Embed]), "Unsupported task: 'classify' Supported tasks: 'embed'");
         assert!(refused("token_embed", &[Task::Embed]).starts_with("Try switching the model's pooling_task via"));
         assert!(refused("token_classify", &[Task::Classify]).starts_with("Try switching the model's pooling_task via"));
+        assert!(refused("classify", &[Task::TokenClassify]).starts_with("Try switching the model's pooling_task via"));
         assert!(refused("embed", &[Task::MultiVector]).starts_with("Unsupported task: 'embed'"));
         assert!(refused("plugin", &[Task::Embed]).starts_with("No IOProcessor plugin installed."));
     }

@@ -7,8 +7,13 @@
 //! (`tokenizer.json`); classes are named by the labels, those called `O` left out. The scores are the probabilities of the
 //! softmax, which is taken here.
 //!
+//! With the request's parameter `token_scores` a row is the list of its tokens, special ones among them and padding not, each a list of the
+//! scores of all classes: probabilities, or logits with `raw_scores`.
+//!
 //! With `none` an object is `entity`, `score`, `index`, `word`, `start`, `end`; with all others `entity_group`, `score`,
 //! `word`, `start`, `end`. `start` and `end` count characters of the text.
+
+use std::ops::Range;
 
 use ndarray::{Array1, ArrayView2, Axis, Ix3};
 use serde::Serialize;
@@ -40,6 +45,7 @@ struct Entities {
     /// Whether the vocabulary marks tokens that continue a word.
     marks_words: bool,
     unknown_id: Option<u32>,
+    padding_id: Option<u32>,
     labels: Labels,
 }
 
@@ -116,6 +122,7 @@ fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op
         aggregation,
         marks_words: tokenizer.marks_continued_words(),
         unknown_id: tokenizer.unknown_id(),
+        padding_id: tokenizer.padding_id(),
         tokenizer,
         labels: resources.labels.clone(),
     }))
@@ -156,6 +163,16 @@ impl Op for Entities {
         let row = |(row, text): (usize, &&str)| {
             let of = row * length..(row + 1) * length;
             let logits = logits.index_axis(Axis(0), row);
+            if side.options.token_scores {
+                let kept = self.without_padding(&ids[of.clone()], &special[of]);
+                let scores =
+                    logits.outer_iter().take(kept.end).skip(kept.start).map(|logits| match side.options.raw_scores {
+                        true => logits.to_vec(),
+                        false => softmax(logits).to_vec(),
+                    });
+                let scores: Vec<Vec<f32>> = scores.collect();
+                return serde_json::to_string(&scores).map_err(|error| InferError::internal(error.to_string()));
+            }
             let tokens =
                 self.tokens(text, logits, &ids[of.clone()], &offsets[2 * of.start..2 * of.end], &special[of])?;
             let entities = self.entities(tokens, aggregation)?;
@@ -203,6 +220,13 @@ impl Entities {
             });
         }
         Ok(tokens)
+    }
+
+    /// The places of a row's tokens: padding is before or behind them.
+    fn without_padding(&self, ids: &[i64], special: &[i64]) -> Range<usize> {
+        let is_token = |at: &usize| special[*at] == 0 || self.padding_id.map(i64::from) != Some(ids[*at]);
+        let first = (0..ids.len()).find(is_token).unwrap_or(ids.len());
+        first..(first..ids.len()).rfind(is_token).map_or(first, |last| last + 1)
     }
 
     fn entities(&self, tokens: Vec<Token>, aggregation: Aggregation) -> Result<Vec<Entity>, InferError> {

@@ -32,7 +32,7 @@ impl Catalog {
         let (_, served) = self.find(own, None)?;
         match &served.capabilities {
             Ok(capabilities) if capabilities.tasks.contains_key(&task) => Ok((own.to_owned(), served.clone())),
-            Ok(_) => Err(InferError::invalid_arg(format!("model '{name}' does not do '{task}'; {}", names()))),
+            Ok(_) => Err(InferError::unsupported(format!("model '{name}' does not do '{task}'; {}", names()))),
             Err(fault) => Err(InferError::internal(fault.clone())),
         }
     }

@@ -123,6 +123,32 @@ fn what_the_op_needs_is_named() {
 }
 
 #[test]
+fn tokens_have_the_scores_of_all_classes_and_padding_none() {
+    let (version_path, labels, inputs) = (folder("wordpiece"), Labels::from_list("O,B"), inputs());
+    let op =
+        build(Some("simple"), &Resources { version_path: &version_path, labels: &labels, inputs: &inputs }).unwrap();
+    let tokenizer = TextTokenizer::load(&version_path, TokenizeOptions::default()).unwrap();
+    let padding = i64::from(tokenizer.padding_id().unwrap());
+    let (text, around) = (padding + 5, padding + 2);
+    let case = Case {
+        text: "a".to_owned(),
+        input_ids: vec![padding, around, text, around, padding, padding],
+        offsets: vec![[0, 0], [0, 0], [0, 1], [0, 0], [0, 0], [0, 0]],
+        special_tokens_mask: vec![1, 1, 0, 1, 1, 1],
+        logits: [[9.0, 9.0], [0.0, 0.0], [0.0, 2.0], [1.0, 0.0], [9.0, 9.0], [9.0, 9.0]].map(Vec::from).to_vec(),
+        entities: BTreeMap::new(),
+    };
+    let scores = |raw_scores| {
+        let options = RequestOptions { token_scores: true, raw_scores, ..RequestOptions::default() };
+        serde_json::from_value::<Vec<Vec<f32>>>(answer(&*op, &case, options).unwrap()).unwrap()
+    };
+    assert_eq!(scores(true), [[0.0, 0.0], [0.0, 2.0], [1.0, 0.0]]);
+    let probabilities = scores(false);
+    assert_eq!(probabilities[0], [0.5, 0.5]);
+    assert!((probabilities[1][1] - 0.880_797).abs() < 1e-6, "{probabilities:?}");
+}
+
+#[test]
 fn odd_tensors_are_refused_not_believed() {
     let (version_path, labels, inputs) = (folder("wordpiece"), Labels::from_list("O,B"), inputs());
     let op =

@@ -1,0 +1,146 @@
+//! Late chunking: a model with a vector for each token reads each text whole, and the vectors are cut into chunks of so many tokens. The vector
+//! of a chunk is the mean of those of its tokens; the answer says which tokens and characters it stands for.
+
+use serde::Deserialize;
+use trireme_inference::Ledger;
+use trireme_operations::{OperationRequest, TextOptions, Token};
+use trireme_protocol::json::Writer;
+use utoipa::ToSchema;
+
+use super::super::dialect::DialectCall;
+use super::super::refusal::Refusal;
+
+const FIELD: &str = "late_chunking_params";
+
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[schema(as = VllmLateChunking)]
+pub(super) struct LateChunking {
+    /// Tokens of a chunk; the last one of a text may have fewer.
+    chunk_size: u64,
+}
+
+/// The chunks of texts.
+pub(super) struct Chunked {
+    pub model: String,
+    /// Numbers of each vector.
+    pub width: usize,
+    /// By text, the numbers of the vectors of its chunks, one after the other.
+    pub rows: Vec<Vec<f32>>,
+    /// By text, what its chunks stand for.
+    pub ranges: Vec<Ranges>,
+    pub ledger: Ledger,
+}
+
+/// What the chunks of a text stand for.
+pub(super) struct Ranges {
+    chunk_size: usize,
+    tokens: usize,
+    /// By chunk, the characters of the text; `None` for a chunk of special tokens alone.
+    characters: Vec<Option<(u64, u64)>>,
+}
+
+// === impl LateChunking ===
+
+impl LateChunking {
+    /// The chunks of these texts.
+    pub async fn of(
+        self,
+        call: &DialectCall,
+        texts: &[String],
+        ask: &OperationRequest,
+        normalize: bool,
+    ) -> Result<Chunked, Refusal> {
+        let size = usize::try_from(self.chunk_size).ok().filter(|&size| size > 0);
+        let size = size.ok_or_else(|| Refusal::field(FIELD, "has a 'chunk_size' of 0, expected at least 1"))?;
+        let options = &ask.options;
+        if options.token_ids || options.messages || texts.iter().any(String::is_empty) {
+            return Err(Refusal::unsupported(FIELD, "is for texts that are not empty"));
+        }
+        if options.truncate.is_some() {
+            return Err(Refusal::unsupported(FIELD, "goes with whole texts: leave out 'truncate_prompt_tokens'"));
+        }
+        let whole = TextOptions { normalize: Some(false), ..options.clone() };
+        let vectors = call.operations.multi_vector(texts, &OperationRequest { options: whole, ..ask.clone() }).await?;
+        let plain = TextOptions { add_special_tokens: options.add_special_tokens, ..TextOptions::default() };
+        let lists = call.operations.tokenize(texts, &OperationRequest { options: plain, ..ask.clone() }).await?;
+        let width = vectors.width.max(1);
+        let (mut rows, mut ranges) = (Vec::new(), Vec::new());
+        for (index, row) in vectors.rows.iter().enumerate() {
+            let tokens = lists.tokens(index);
+            let found = row.len() / width;
+            if tokens.len() != found {
+                let why =
+                    format!("needs a vector for each token: text {index} has {} tokens and {found}", tokens.len());
+                return Err(Refusal::unsupported(FIELD, why));
+            }
+            rows.push(row.chunks(size.saturating_mul(width)).flat_map(|chunk| mean(chunk, width, normalize)).collect());
+            let characters = tokens.chunks(size).map(characters).collect();
+            ranges.push(Ranges { chunk_size: size, tokens: found, characters });
+        }
+        Ok(Chunked { model: vectors.model, width, rows, ranges, ledger: vectors.ledger })
+    }
+}
+
+/// The mean of vectors of this width, which come one after the other; of length 1 if it is to be.
+fn mean(vectors: &[f32], width: usize, normalize: bool) -> Vec<f32> {
+    let count = (vectors.len() / width).max(1) as f64;
+    let column =
+        |at: usize| vectors.iter().skip(at).step_by(width).map(|&number| f64::from(number)).sum::<f64>() / count;
+    let means: Vec<f64> = (0..width).map(column).collect();
+    let length = means.iter().map(|number| number * number).sum::<f64>().sqrt();
+    let divisor = if normalize && length > 0.0 { length } else { 1.0 };
+    means.iter().map(|number| (number / divisor) as f32).collect()
+}
+
+/// The characters that tokens stand for, from the first to the last.
+fn characters(tokens: &[Token]) -> Option<(u64, u64)> {
+    let places = || tokens.iter().filter_map(|token| token.start.zip(token.stop)).filter(|(start, stop)| start < stop);
+    Some((places().map(|(start, _)| start).min()?, places().map(|(_, stop)| stop).max()?))
+}
+
+// === impl Ranges ===
+
+impl Ranges {
+    /// The member of an answer's row.
+    pub fn write(&self, out: &mut Writer) {
+        out.name("late_chunking").object(|out| {
+            out.name("strategy").string("fixed_tokens");
+            out.name("chunk_size").integer(self.chunk_size);
+            out.name("input_tokens").integer(self.tokens);
+            out.name("chunks").array(|out| {
+                for (chunk, characters) in self.characters.iter().enumerate() {
+                    let start = chunk * self.chunk_size;
+                    let range = |out: &mut Writer, from: u64, to: u64| {
+                        out.array(|out| {
+                            out.integer(from);
+                            out.integer(to);
+                        });
+                    };
+                    out.object(|out| {
+                        let end = (start + self.chunk_size).min(self.tokens);
+                        range(out.name("token_range"), start as u64, end as u64);
+                        match *characters {
+                            Some((from, to)) => range(out.name("char_range"), from, to),
+                            None => out.name("char_range").null(),
+                        }
+                    });
+                }
+            });
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_has_the_mean_of_its_tokens_and_their_characters() {
+        assert_eq!(mean(&[1.0, 2.0, 3.0, 4.0], 2, false), [2.0, 3.0]);
+        assert_eq!(mean(&[3.0, 4.0], 2, true), [0.6, 0.8]);
+        let token = |start, stop| Token { id: 1, text: String::new(), start, stop };
+        let tokens = [token(None, None), token(Some(0), Some(3)), token(Some(4), Some(7)), token(Some(0), Some(0))];
+        assert_eq!(characters(&tokens), Some((0, 7)));
+        assert_eq!(characters(&tokens[..1]), None);
+    }
+}
