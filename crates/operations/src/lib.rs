@@ -78,6 +78,11 @@ impl Operations {
         self.0.ready()
     }
 
+    /// How many requests wait for their answers.
+    pub fn in_flight(&self) -> u64 {
+        self.0.in_flight()
+    }
+
     /// Every ready model that does something with texts, under each of its names, that of the Hugging Face hub first.
     pub fn text_models(&self) -> Vec<TextModel> {
         let named = |pipeline: &Pipeline| -> Vec<TextModel> {

@@ -19,6 +19,9 @@ pub trait Pipelines: Send + Sync + 'static {
     /// Whether every model is ready.
     fn ready(&self) -> bool;
 
+    /// How many requests wait for their answers.
+    fn in_flight(&self) -> u64;
+
     /// The model of this name, its own or one that its configuration gives it (`served_names`); `None`: no model has it.
     ///
     /// # Errors

@@ -9,7 +9,6 @@ use serde::Deserialize;
 use trireme_inference::Ledger;
 use trireme_protocol::json::Writer;
 use trireme_server::http::response;
-use trireme_server::http::response;
 use utoipa::ToSchema;
 
 use super::super::answer;

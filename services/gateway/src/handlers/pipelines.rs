@@ -26,6 +26,10 @@ impl Pipelines for Handlers {
         self.server_ready().is_ok_and(|ready| ready)
     }
 
+    fn in_flight(&self) -> u64 {
+        Handlers::in_flight(self) as u64
+    }
+
     fn named(&self, name: &str) -> Result<Option<Pipeline>, InferError> {
         let catalog = self.registry.catalog();
         let Some(own) = catalog.own_name(name) else { return Ok(None) };
