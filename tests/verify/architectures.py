@@ -88,6 +88,35 @@ def funnel(path):
 
 
 @folder
+def longformer(path):
+    """Likewise: the trace keeps the rows of its example after they were padded to a multiple of the window."""
+    tokenizer = roberta_tokenizer()
+    config = sized("Longformer", tokenizer, max_position_embeddings=LONGEST + 2, attention_window=8)
+    return mean(path, transformers.LongformerModel(config, add_pooling_layer=False), tokenizer)
+
+
+@folder
+def nystromformer(path):
+    """A convolution over tokens sees the padding, a little."""
+    tokenizer = wordpiece()
+    return mean(path, transformers.NystromformerModel(sized("Nystromformer", tokenizer)), tokenizer, BERT)
+
+
+@folder
+def llama_weighted_mean(path):
+    """A decoder whose weighted mean counts the tokens of rows that the library fills up on the left."""
+    tokenizer = byte_level()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>", padding_side="left",
+        model_max_length=LONGEST,
+    )
+    config = sized("Llama", tokenizer, num_key_value_heads=1, use_cache=False)
+    sentence(path, transformers.LlamaModel(config), tokenizer, [pooling("weightedmean"), normalize()], inputs=PLAIN)
+    return Folder("embed", PLAIN, ops="pool:weighted_mean, normalize")
+
+
+@folder
 def big_bird(path):
     tokenizer = roberta_tokenizer()
     config = sized("BigBird", tokenizer, attention_type="original_full")

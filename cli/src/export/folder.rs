@@ -54,7 +54,11 @@ pub async fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
 fn rejected(files: &[PathBuf], plan: &Export) -> anyhow::Result<ExitCode> {
     let graph = files.iter().find(|file| file.file_name().is_some_and(|name| name == plan.made));
     let kept = reject(graph.context("the exported graph is gone")?)?;
-    Ok(service::fail(&anyhow!("the exported model is not served: it is kept as {}", kept.display())))
+    Ok(service::fail(&anyhow!(
+        "the exported model is not served: it is kept as {}; serve the folder by a model.py that loads it with its own library \
+         (docs/python.md)",
+        kept.display()
+    )))
 }
 
 /// Makes the files beside their place, moves them there, and returns them with the exporter's name.

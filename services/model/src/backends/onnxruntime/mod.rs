@@ -62,6 +62,7 @@ use crate::cpus;
 pub use self::cost_cache::default_directory as default_cost_model_cache;
 pub use self::graphs::GraphSessions;
 pub use self::options::OnnxRuntimeOptions;
+pub use self::probe::TRACED;
 
 /// Default file name of a model, also inside a directory named in the configuration.
 const MODEL_FILE: &str = "model.onnx";
@@ -196,7 +197,7 @@ impl Backend for OnnxRuntime {
         if let Some(declaration) = declaration.as_ref().filter(|declaration| declaration.check) {
             doing("trying whether rows may share a run");
             for &at in &each_place {
-                shares &= probe::check(&config, declaration, settings.places[at], &mut loaded[at])?;
+                shares &= probe::check(&config, declaration, settings.places[at], &path, &mut loaded[at])?;
             }
         }
         let padding = padding.filter(|_| shares);

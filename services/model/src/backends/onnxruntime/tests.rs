@@ -53,10 +53,6 @@ fn output(result: &Result<ExecuteResponse, InferError>) -> &Tensor {
 
 /// A model that copies `x` to `y`, written by hand as ONNX's protobuf: `[batch, n]` elements with ONNX's type number.
 fn identity_model(element_type: u8, dimensions: &[&str]) -> TempDir {
-    fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
-        assert!(bytes.len() < 128, "longer fields need a longer length");
-        [&[number << 3 | 2, bytes.len() as u8], bytes].concat()
-    }
     let dimension = |name: &&str| field(1, &field(2, name.as_bytes()));
     let shape = field(2, &dimensions.iter().flat_map(dimension).collect::<Vec<_>>());
     let tensor_type = [vec![1 << 3, element_type], shape].concat();
@@ -66,12 +62,13 @@ fn identity_model(element_type: u8, dimensions: &[&str]) -> TempDir {
     let opset = field(8, &[2 << 3, 17]);
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("1")).unwrap();
-    let model = [vec![1 << 3, 8], long_field(7, &graph), opset].concat();
+    let model = [vec![1 << 3, 8], field(7, &graph), opset].concat();
     std::fs::write(directory.path().join("1/model.onnx"), model).unwrap();
     directory
 }
 
-fn long_field(number: u8, bytes: &[u8]) -> Vec<u8> {
+/// A protobuf field: its number, its length in two bytes, and its content.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let length = [bytes.len() as u8 | 0x80, (bytes.len() >> 7) as u8];
     [&[number << 3 | 2][..], &length, bytes].concat()
 }

@@ -76,11 +76,11 @@ impl Trial {
     fn run(self, instance: &mut OnnxInstance, is_wanted: &AtomicBool) -> Option<LengthBatcher> {
         let Trial { config, declaration, cost_models, path, circumstances } = self;
         if declaration.check {
-            match probe::check(&config, &declaration, PLACE, instance) {
+            match probe::check(&config, &declaration, PLACE, &path, instance) {
                 Ok(true) => {}
                 Ok(false) => return None,
                 Err(error) => {
-                    tracing::warn!(model = config.name, "texts of different lengths do not share a run: {error}");
+                    tracing::error!(model = config.name, "texts of different lengths do not share a run: {error}");
                     return None;
                 }
             }

@@ -2,11 +2,6 @@
 
 use super::*;
 
-/// A protobuf field: its number, its length in two bytes, and its content.
-fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
-    long_field(number, bytes)
-}
-
 /// A model whose output is a tensor of four floats that lie in the file `location`.
 fn with_weights_in(location: &str) -> TempDir {
     let entry = |key: &str, value: &str| field(13, &[field(1, key.as_bytes()), field(2, value.as_bytes())].concat());

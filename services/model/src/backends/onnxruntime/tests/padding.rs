@@ -132,6 +132,79 @@ fn rows_for_the_check_are_those_of_the_configuration() {
     assert_eq!(model.policy.describe(&short).signature, model.policy.describe(&long).signature);
 }
 
+/// A model of `input_ids` [b, n] whose `y` [b, n] is the ids and what `nodes` make of them (`more`).
+fn plus(nodes: &[Vec<u8>]) -> TempDir {
+    let directory = identity_model(1, &["b", "n"]);
+    let value = |name: &str, kind: u8| {
+        let shape: Vec<u8> = ["b", "n"].iter().flat_map(|dim| field(1, &field(2, dim.as_bytes()))).collect();
+        let tensor_type = [vec![1 << 3, kind], field(2, &shape)].concat();
+        [field(1, name.as_bytes()), field(2, &field(1, &tensor_type))].concat()
+    };
+    let cast = node("Cast", &["input_ids"], "x", &[number("to", 1)]);
+    let add = node("Add", &["x", "more"], "y", &[]);
+    let nodes: Vec<u8> = [&[cast], nodes, &[add]].concat().iter().flat_map(|node| field(1, node)).collect();
+    let graph = [nodes, field(2, b"g"), field(11, &value("input_ids", 7)), field(12, &value("y", 1))].concat();
+    let model = [vec![1 << 3, 8], field(7, &graph), field(8, &[2 << 3, 17])].concat();
+    std::fs::write(directory.path().join("1/model.onnx"), model).unwrap();
+    directory
+}
+
+fn node(kind: &str, inputs: &[&str], output: &str, attributes: &[Vec<u8>]) -> Vec<u8> {
+    let inputs: Vec<u8> = inputs.iter().flat_map(|input| field(1, input.as_bytes())).collect();
+    let attributes: Vec<u8> = attributes.iter().flat_map(|attribute| field(5, attribute)).collect();
+    [inputs, field(2, output.as_bytes()), field(4, kind.as_bytes()), attributes].concat()
+}
+
+/// AttributeProto: its name, its value, and that it is a number (field 20).
+fn number(name: &str, value: u8) -> Vec<u8> {
+    [field(1, name.as_bytes()), vec![3 << 3, value, 0xa0, 0x01, 2]].concat()
+}
+
+/// The same of floats: a constant of one dimension.
+fn floats(values: &[f32]) -> Vec<u8> {
+    let values: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    node("Constant", &[], "constant", &[[field(1, b"value_floats"), field(7, &values), vec![0xa0, 0x01, 6]].concat()])
+}
+
+const PLUS: &str = "input [{ name: 'input_ids' data_type: TYPE_INT64 dims: [-1, -1] }]
+                    output [{ name: 'y' data_type: TYPE_FP32 dims: [-1, -1] }]";
+
+/// Whether requests of different lengths share a run of this model.
+fn shares(directory: &TempDir) -> bool {
+    let model = load(directory, &padded(PLUS, "input_ids:0")).unwrap();
+    let ids = |length: i64| [Tensor::from_values("input_ids", [1, length], vec![3i64; length as usize]).unwrap()];
+    model.policy.describe(&ids(2)).signature == model.policy.describe(&ids(9)).signature
+}
+
+#[test]
+fn a_small_difference_by_neighbors_is_no_rounding_and_one_by_shapes_is() {
+    let scaled = |by: f32| {
+        [
+            floats(&[by]),
+            node("Cast", &["found"], "float", &[number("to", 1)]),
+            node("Mul", &["float", "constant"], "more", &[]),
+        ]
+    };
+    let mean = [&[node("ReduceMean", &["x"], "found", &[])], &scaled(1e-3)[..]].concat();
+    assert!(!shares(&plus(&mean)), "a row's result has a little of its neighbors");
+    // As sums in another order do, with numbers of few bits.
+    let size = [&[node("Size", &["x"], "found", &[])], &scaled(1e-4)[..]].concat();
+    assert!(shares(&plus(&size)), "a row's result does not depend on its neighbors' tokens");
+    let size = [&[node("Size", &["x"], "found", &[])], &scaled(1e-2)[..]].concat();
+    assert!(!shares(&plus(&size)), "so large a difference is no rounding");
+}
+
+#[test]
+fn a_graph_that_keeps_the_length_of_its_trace_is_refused() {
+    let directory = plus(&[floats(&[0.0; 5]), node("Identity", &["constant"], "more", &[])]);
+    let mut config = padded(PLUS, "input_ids:0");
+    // Without rows of a tokenizer nothing shows that rows of other lengths come.
+    load(&directory, &config).expect("a warning");
+    config.parameters.insert("sample_rows".into(), "[[2, 3, 4, 5, 3], [2, 9, 3]]".into());
+    let error = load_error(&directory, &config);
+    assert!(error.contains("does not run for a row of 3 tokens") && error.contains("trireme export"), "{error}");
+}
+
 #[test]
 fn rows_on_the_left_are_as_they_are_alone() {
     let mut config = padded(ENCODER, "input_ids:0, attention_mask:0");
@@ -287,20 +360,16 @@ fn text_inputs(line: &str) -> Vec<Tensor> {
 /// A model that puts a cache before its input: `[batch, past]` and `[batch, n]`, joined.
 fn decoder() -> TempDir {
     let directory = identity_model(1, &["b", "n"]);
-    let field = |number: u8, bytes: &[u8]| [&[number << 3 | 2, bytes.len() as u8], bytes].concat();
     let value = |name: &str, length: &str| {
         let shape: Vec<u8> = ["b", length].iter().flat_map(|dim| field(1, &field(2, dim.as_bytes()))).collect();
         let tensor_type = [vec![1 << 3, 1], field(2, &shape)].concat();
         [field(1, name.as_bytes()), field(2, &field(1, &tensor_type))].concat()
     };
     let past = "past_key_values.0.key";
-    // AttributeProto: its name, its number, and that it is a number (field 20).
-    let axis = [field(1, b"axis"), vec![3 << 3, 1, 0xa0, 0x01, 2]].concat();
-    let node =
-        [field(1, past.as_bytes()), field(1, b"x"), field(2, b"y"), field(4, b"Concat"), field(5, &axis)].concat();
+    let node = node("Concat", &[past, "x"], "y", &[number("axis", 1)]);
     let inputs = [field(11, &value(past, "past")), field(11, &value("x", "n"))].concat();
     let graph = [field(1, &node), field(2, b"g"), inputs, field(12, &value("y", "all"))].concat();
-    let model = [vec![1 << 3, 8], long_field(7, &graph), field(8, &[2 << 3, 17])].concat();
+    let model = [vec![1 << 3, 8], field(7, &graph), field(8, &[2 << 3, 17])].concat();
     std::fs::write(directory.path().join("1/model.onnx"), model).unwrap();
     directory
 }
