@@ -24,7 +24,8 @@ def free_port():
 class Deployment:
     """Processes that serve together; `url` is for clients."""
 
-    def __init__(self, name, binaries, work, models):
+    def __init__(self, name, binaries, work, models, flags=()):
+        self.flags = flags
         self.name, self.binaries, self.work = name, Path(binaries), work / f"deployment-{name.replace(' ', '-')}"
         self.work.mkdir(parents=True, exist_ok=True)
         self.port, self.processes = free_port(), []
@@ -74,10 +75,10 @@ class Deployment:
 
 
 class OneProcess(Deployment):
-    """`trireme serve --model NAME=FOLDER …`."""
+    """`trireme serve --model NAME=FOLDER …`, and further flags."""
 
     def begin(self):
-        self.start("serve", self.binaries / "trireme", "serve", *self.models, *self.http)
+        self.start("serve", self.binaries / "trireme", "serve", *self.models, *self.flags, *self.http)
 
 
 class OverNats(Deployment):

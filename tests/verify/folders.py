@@ -41,7 +41,16 @@ LONGEST = 64
 SIZE = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
 FOLDERS = {}
 # Folders that are refused, and what the refusal says.
-REFUSED = {"dense-as-older-torch-bin": ["2_Dense/pytorch_model.bin cannot be read", "no ZIP archive", "write model.safetensors"]}
+REFUSED = {
+    "dense-as-older-torch-bin": ["2_Dense/pytorch_model.bin cannot be read", "no ZIP archive", "write model.safetensors"],
+    "longformer": ["does not run for a row of 3 tokens", "trireme export", "docs/python.md"],
+}
+# Folders that are refused with a command, after which they serve: a pattern of the command.
+REMEDIES = {
+    "vocabulary-without-tokenizer-json": r'python -c ".*?"$',
+    "graph-of-one-row": r"mv \S+ \S+ && trireme export \S+",
+    "graph-of-a-head": r"mv \S+ \S+ && trireme export \S+ --task embed",
+}
 
 
 @dataclass

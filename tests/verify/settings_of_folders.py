@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import torch
+import transformers
 
 import folders
 from folders import (
@@ -151,6 +152,68 @@ def mask_of_32_bits(path):
         onnx.save(model, graph)
 
     return converted(path, cast)
+
+
+@folder
+def tokens_and_vector_of_one_graph(path):
+    """The graph of sentence-transformers' own exporter gives the vectors of tokens, and the text's behind all modules."""
+    from sentence_transformers import SentenceTransformer
+
+    known = folders.dense_tanh(path)
+    whole = SentenceTransformer(str(path), device="cpu", model_kwargs={"attn_implementation": "eager"}).eval()
+
+    class Graph(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.whole = whole
+
+        def forward(self, *tensors):
+            features = dict(zip(folders.BERT, tensors))
+            for module in self.whole:
+                features = module(features)
+            return features["token_embeddings"], features["sentence_embedding"]
+
+    outputs = ["token_embeddings", "sentence_embedding"]
+    axes = {name: {0: "batch", 1: "length"} for name in [*folders.BERT, outputs[0]]} | {outputs[1]: {0: "batch"}}
+    example = tuple(torch.ones(2, 7, dtype=torch.int64) for _ in folders.BERT)
+    with torch.no_grad():
+        torch.onnx.export(
+            Graph().eval(), example, str(path / "onnx" / "model.onnx"), input_names=folders.BERT, output_names=outputs, dynamic_axes=axes,
+            dynamo=False, opset_version=17,
+        )
+    return known
+
+
+@folder
+def vocabulary_without_tokenizer_json(path):
+    known = folders.mean_normalized(path)
+    vocabulary = json.loads((path / "tokenizer.json").read_text())["model"]["vocab"]
+    (path / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.get)))
+    (path / "tokenizer.json").unlink()
+    return known
+
+
+@folder
+def graph_of_one_row(path):
+    import onnx
+
+    def fix(graph):
+        model = onnx.load(graph)
+        for tensor in [*model.graph.input, *model.graph.output]:
+            tensor.type.tensor_type.shape.dim[0].Clear()
+            tensor.type.tensor_type.shape.dim[0].dim_value = 1
+        onnx.save(model, graph)
+
+    return converted(path, fix)
+
+
+@folder
+def graph_of_a_head(path):
+    """The architecture is none that has a task here, and its graph gives a logit for each token."""
+    tokenizer = wordpiece()
+    config = transformers.ElectraConfig(vocab_size=len(tokenizer), embedding_size=16, max_position_embeddings=folders.LONGEST, **SIZE)
+    write(path, transformers.ElectraForPreTraining(folders.eager(config)).eval(), tokenizer, pooled=False)
+    return Folder("embed")
 
 
 @folder

@@ -9,6 +9,7 @@ import argparse
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,7 @@ BY_PYTHON = ["mean-normalized", "rerank-one-score"]
 EXPORTED = ["mean-normalized", "roberta", "rerank-one-score", "classify-many-labels", "token-classify-words", "splade-max", "rerank-by-yes-and-no", "gemma-with-two-dense"]
 # Their graphs, as torch exports them, do not run for texts of other lengths.
 NOT_EXPORTED = ["funnel"]
+BY_THEIR_LIBRARY = ["longformer"]
 
 
 def expect(folder, known, strategy, prompt, file):
@@ -136,6 +138,32 @@ class Run:
             raise AssertionError(f"exit code {ran.returncode}, and the refusal does not name {missing}:\n{said[-2000:]}")
         return "refused, as it has to be"
 
+    def remedied(self, name):
+        """Runs the command that the refusal names, with the programs of this environment, and serves the folder."""
+        folder = self.make(name)
+        ran = subprocess.run([self.trireme, "serve", folder, "--http-port=0"], capture_output=True, text=True, timeout=120)
+        command = re.search(folders.REMEDIES[name], ran.stdout + ran.stderr, re.MULTILINE)
+        if ran.returncode != 1 or not command:
+            raise AssertionError(f"exit code {ran.returncode}, and no command in the refusal:\n{ran.stdout}{ran.stderr}")
+        path = os.pathsep.join([str(self.binaries.resolve()), str(Path(sys.executable).parent), os.environ["PATH"]])
+        ran = subprocess.run(command[0], shell=True, capture_output=True, text=True, timeout=600, env={**os.environ, "PATH": path})
+        if ran.returncode != 0:
+            raise AssertionError(f"{command[0]}\nexit code {ran.returncode}:\n{ran.stdout}{ran.stderr}")
+        with OneProcess(f"{name} remedied", self.binaries, self.work, {name: folder}) as deployment:
+            return f"refused, and after the command of the refusal {self.alike(deployment.url, name)}"
+
+    def by_its_library(self, name):
+        """The model.py of docs/python.md serves a folder that no graph serves."""
+        folder, repository = self.make(name), self.work / f"{name}-repository"
+        page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8").split("## A model folder by its own library")[1]
+        config, code = re.findall(r"```\w+\n(.*?)```", page, re.DOTALL)[:2]
+        (repository / name / "1").mkdir(parents=True, exist_ok=True)
+        (repository / name / "config.pbtxt").write_text(config.replace("/models/longformer", str(folder)))
+        (repository / name / "1" / "model.py").write_text(code)
+        flags = ["--model-repository", repository, "--python", sys.executable]
+        with OneProcess(f"{name} by its library", self.binaries, self.work, {}, flags) as deployment:
+            return self.alike(deployment.url, name)
+
     def noticed(self, name):
         """A repository that serves the folder wrong: `trireme verify` has to say so."""
         repository = self.work / f"{name}-repository"
@@ -189,7 +217,8 @@ def main():
     wrong = [name for name in folders.FOLDERS if name.startswith("wrong")]
     with tempfile.TemporaryDirectory() as temporary:
         run = Run(args.binaries, args.keep or Path(temporary), out)
-        run.served([name for name in chosen(folders.FOLDERS) if name not in [*wrong, *NOT_EXPORTED] and name not in folders.REFUSED])
+        others = [*wrong, *NOT_EXPORTED, *folders.REFUSED, *folders.REMEDIES]
+        run.served([name for name in chosen(folders.FOLDERS) if name not in others])
         for name in chosen(["fields-of-the-libraries"]):
             run.attempt(name, fields.check)
         for name in chosen(BY_PYTHON):
@@ -200,6 +229,10 @@ def main():
             run.attempt(f"{name}, without its graph", lambda: run.not_exported(name))
         for name in chosen(folders.REFUSED):
             run.attempt(name, lambda: run.refused(run.make(name), folders.REFUSED[name]))
+        for name in chosen(folders.REMEDIES):
+            run.attempt(name, lambda: run.remedied(name))
+        for name in chosen(BY_THEIR_LIBRARY):
+            run.attempt(f"{name}, by a model.py", lambda: run.by_its_library(name))
         for name in chosen(wrong):
             run.attempt(name, lambda: run.noticed(name))
         for name in chosen(contradictions.PLANTED):

@@ -47,11 +47,25 @@ pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &FolderFiles, fi
     let steps: Vec<_> = files.modules.iter().flatten().filter(|module| after(&module.step)).collect();
     let excludes_prompt =
         steps.iter().any(|module| matches!(&module.step, ModuleKind::Pooling(pooling) if !pooling.include_prompt));
-    let needs_tokens = excludes_prompt || heads::are_there(reader) || reader.choices().pooling.is_some();
+    // A graph that pools may run the layers behind the pooling or not; that of its tokens leaves them to the ops for certain.
+    let has_layers = steps.iter().any(|module| is_layer(module));
+    let needs_tokens = excludes_prompt || has_layers || heads::are_there(reader) || reader.choices().pooling.is_some();
     let tower = || file.graph.output("pooler_output").filter(|_| is_tower(&files.config));
     let pooled = file.pooled().or_else(tower);
     let pooled = pooled.filter(|_| task != Task::MultiVector && !(needs_tokens && file.tokens().is_some()));
     match pooled {
+        Some(output) if output.name.ends_with("logits") => {
+            let architecture = architecture(&files.config);
+            reader.fault(format_args!(
+                "{} gives {}, which is no vector, but what a head of {architecture} makes: for one score of each label say --task classify, or \
+                 --task rerank for one of each pair; for vectors export it without the head: mv {2}/{0} {2}/{0}.{1} && trireme export {2} \
+                 --task embed",
+                file.file.value,
+                output.name,
+                reader.root().display()
+            ));
+            Chain { output: None, ops: Vec::new(), width: Some(Derived::from(1, "")), excludes_prompt }
+        }
         Some(output) => {
             if excludes_prompt {
                 reader.fault(format_args!(
@@ -99,6 +113,10 @@ pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &FolderFiles, fi
     }
 }
 
+fn is_layer(module: &Module) -> bool {
+    matches!(module.step, ModuleKind::Dense { .. } | ModuleKind::LayerNorm { .. })
+}
+
 /// Whether the model is the text tower of one for images, whose vector is not made of the vectors of tokens.
 fn is_tower(config: &Json) -> bool {
     config.get("model_type").and_then(|kind| kind.as_str()).is_some_and(|kind| kind.starts_with("siglip"))
@@ -129,11 +147,7 @@ fn pooled_chain(
         }
         _ => None,
     });
-    let layers: Vec<_> = steps
-        .iter()
-        .copied()
-        .filter(|module| matches!(module.step, ModuleKind::Dense { .. } | ModuleKind::LayerNorm { .. }))
-        .collect();
+    let layers: Vec<_> = steps.iter().copied().filter(|module| is_layer(module)).collect();
     let last = layers.iter().rev().find_map(|module| match &module.step {
         ModuleKind::Dense { to, .. } => Some(Derived::from(*to as i64, format!("{}, a Dense,", module.place))),
         _ => None,

@@ -51,7 +51,9 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         modules::check_places(reader, modules);
     }
     let files = FolderFiles { config, own, modules };
-    refuse_others(reader, &files);
+    if refuse_others(reader, &files) {
+        return None;
+    }
     let mut purpose = task::purpose(reader, files.modules.as_deref(), files.own.as_ref(), &files.config, &folder);
     let of_tokens = |module: &Module| matches!(module.step, ModuleKind::Static { of_tokens: true, .. });
     let of_tokens = files.modules.iter().flatten().any(of_tokens);
@@ -207,10 +209,11 @@ fn guess_sparse(purpose: &mut Purpose, files: &FolderFiles, file: &GraphFile) {
     }
 }
 
-/// Models of kinds that no task here has, or whose weights are in parts. No export mends them.
-fn refuse_others(reader: &Reader<'_>, files: &FolderFiles) {
+/// Models of kinds that no task here has, or whose weights are in parts. No export mends them. Gives whether the model is one.
+fn refuse_others(reader: &Reader<'_>, files: &FolderFiles) -> bool {
     let architecture = architecture(&files.config);
-    if architecture.ends_with("ForQuestionAnswering") {
+    let answers_questions = architecture.ends_with("ForQuestionAnswering");
+    if answers_questions {
         reader.refuse(format_args!(
             "{}: architectures is {architecture}, and question answering is no task that folders are served for: serve the ONNX file in a \
              model repository of your own (docs/model-repository.md), with a model.py that finds the answers in its scores \
@@ -231,7 +234,9 @@ fn refuse_others(reader: &Reader<'_>, files: &FolderFiles) {
             "gliner_config.json: GLiNER looks for the labels that a request names, which is no task that folders are served for: serve it \
              with a model.py that uses the library gliner (docs/python.md)",
         );
+        return true;
     }
+    answers_questions
 }
 
 /// The names of a graph's adapters, in the order of their numbers.

@@ -66,6 +66,7 @@ pub(super) fn check(reader: &Reader<'_>, file: &GraphFile) {
         let found = file.graph.inputs.iter().map(|input| input.name.as_str()).collect::<Vec<_>>().join(", ");
         reader.fault(format_args!("{path} has no input input_ids; its inputs are: {found}"));
     }
+    let mut fixed = Vec::new();
     for input in inputs {
         let name = &input.name;
         match OTHERS.iter().find(|(known, _)| known == name) {
@@ -92,9 +93,15 @@ pub(super) fn check(reader: &Reader<'_>, file: &GraphFile) {
         if let Some(dims) = &input.dims
             && (dims.len() != 2 || dims[0] != -1)
         {
-            reader.fault(format_args!(
-                "{path}: input {name} has dims {dims:?}, expected [-1, -1]; export it again with dynamic axes"
-            ));
+            fixed.push(format!("input {name} has dims {dims:?}"));
         }
+    }
+    if !fixed.is_empty() {
+        let graph = reader.path(path).display().to_string();
+        reader.fault(format_args!(
+            "{path}: {}, expected [-1, -1], any number of rows: make it again: mv {graph} {graph}.fixed && trireme export {}",
+            fixed.join(", "),
+            reader.root().display()
+        ));
     }
 }

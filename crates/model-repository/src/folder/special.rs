@@ -19,7 +19,7 @@ const NEVER_JSON: [&str; 9] = [
 ];
 
 /// Files that tokenizers of transformers have in place of tokenizer.json.
-const VOCABULARIES: [&str; 4] = ["vocab.txt", "vocab.json", "bpe.codes", "tokenizer.model"];
+const VOCABULARIES: [&str; 5] = ["vocab.txt", "vocab.json", "bpe.codes", "tokenizer.model", "spm.model"];
 
 /// Classes whose SentencePiece models are read without tokenizer.json.
 const SENTENCEPIECE: [&str; 6] =
@@ -54,8 +54,8 @@ pub(super) fn check_files(reader: &Reader<'_>, folder: &str, config: &Json, mode
     if reader.has(&format!("{folder}tokenizer.json")) || (has_pieces && is_read) {
         return true;
     }
-    let place = reader.root().join(folder);
-    let place = place.display();
+    let place = reader.root().join(folder).display().to_string();
+    let place = place.trim_end_matches('/');
     if NEVER_JSON.contains(&class) {
         reader.refuse(format_args!(
             "{0}: tokenizer_class is {class}, which has no tokenizer.json, and transformers cannot write one: tokenize in a model.py \
@@ -65,17 +65,19 @@ pub(super) fn check_files(reader: &Reader<'_>, folder: &str, config: &Json, mode
         ));
         return false;
     }
-    if !has_pieces && class.is_empty() && !VOCABULARIES.iter().any(|name| reader.has(&format!("{folder}{name}"))) {
+    let vocabulary = VOCABULARIES.iter().find(|name| reader.has(&format!("{folder}{name}")));
+    if !has_pieces && class.is_empty() && vocabulary.is_none() {
         reader.lacks(format_args!(
             "{place} holds no file of a tokenizer: for a model of texts, copy tokenizer.json and tokenizer_config.json from the model that it \
              was made of; another model is served by its ONNX file in a model repository of your own (docs/model-repository.md)"
         ));
         return false;
     }
-    let found = match (has_pieces, class) {
-        (true, "") => "only a SentencePiece model, and no tokenizer_class that says how to read it".to_owned(),
-        (true, class) => format!("only a SentencePiece model, of which class {class} has tokens of its own"),
-        (false, _) => "and no SentencePiece model either".to_owned(),
+    let found = match (has_pieces, class, vocabulary) {
+        (true, "", _) => "only a SentencePiece model, and no tokenizer_class that says how to read it".to_owned(),
+        (true, class, _) => format!("only a SentencePiece model, of which class {class} has tokens of its own"),
+        (false, _, Some(file)) => format!("only {file}, which a class of transformers reads"),
+        (false, _, None) => "and no SentencePiece model either".to_owned(),
     };
     reader.lacks(format_args!(
         "{place} holds no tokenizer.json, {found}; write it: pip install transformers sentencepiece protobuf && python \
