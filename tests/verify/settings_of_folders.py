@@ -225,6 +225,14 @@ def labels_as_integers(path):
 
 
 @folder
+def labels_of_id2label_alone(path):
+    model, tokenizer = classifier(path, ["a", "b", "c"])
+    write(path, model, tokenizer)
+    rewrite(path / "config.json", lambda config: {**config, "label2id": {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}})
+    return Folder("classify", output="logits", labels=["a", "b", "c"])
+
+
+@folder
 def rerank_several_scores(path):
     from sentence_transformers import CrossEncoder
 

@@ -129,7 +129,8 @@ def classify(ask):
     from transformers import pipeline
 
     model = pipeline("text-classification", model=ask["folder"], device="cpu")
-    classes = model.model.config.label2id
+    # label2id may be an older one, which nothing in the library reads.
+    classes = {label: number for number, label in model.model.config.id2label.items()}
     found = []
     for text, pair in zip(ask["texts"], ask["pairs"] or [None] * len(ask["texts"])):
         given = {"text": text} if pair is None else {"text": text, "text_pair": pair}

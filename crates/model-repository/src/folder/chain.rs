@@ -53,19 +53,20 @@ pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &FolderFiles, fi
     let tower = || file.graph.output("pooler_output").filter(|_| is_tower(&files.config));
     let pooled = file.pooled().or_else(tower);
     let pooled = pooled.filter(|_| task != Task::MultiVector && !(needs_tokens && file.tokens().is_some()));
+    let of_head = |output: &GraphTensor| output.name.ends_with("logits");
+    let tokens = file.tokens().map(|tokens| tokens.value);
+    if let Some(output) = pooled.or(tokens).filter(|output| of_head(output)) {
+        reader.fault(format_args!(
+            "{} gives {}, which is no vector, but what a head of {3} makes: for one score of each label say --task classify, or --task rerank for \
+             one of each pair; for vectors export it without the head: mv {2}/{0} {2}/{0}.{1} && trireme export {2} --task embed",
+            file.file.value,
+            output.name,
+            reader.root().display(),
+            architecture(&files.config)
+        ));
+        return Chain { output: None, ops: Vec::new(), width: Some(Derived::from(1, "")), excludes_prompt };
+    }
     match pooled {
-        Some(output) if output.name.ends_with("logits") => {
-            let architecture = architecture(&files.config);
-            reader.fault(format_args!(
-                "{} gives {}, which is no vector, but what a head of {architecture} makes: for one score of each label say --task classify, or \
-                 --task rerank for one of each pair; for vectors export it without the head: mv {2}/{0} {2}/{0}.{1} && trireme export {2} \
-                 --task embed",
-                file.file.value,
-                output.name,
-                reader.root().display()
-            ));
-            Chain { output: None, ops: Vec::new(), width: Some(Derived::from(1, "")), excludes_prompt }
-        }
         Some(output) => {
             if excludes_prompt {
                 reader.fault(format_args!(

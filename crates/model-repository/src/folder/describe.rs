@@ -120,22 +120,6 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         ));
         return None;
     }
-    if purpose.task.value == Task::Embed
-        && files.modules.is_none()
-        && architecture(&files.config).ends_with("ForMaskedLM")
-        && file.gives_logits_alone()
-    {
-        reader.fault(format_args!(
-            "{}: architectures is {}, and {} gives what its head makes: to embed with it, export it without the head: mv {3}/{4} {3}/{4}.logits && \
-             trireme export {3} --task embed",
-            files.config.file,
-            architecture(&files.config),
-            file.outputs(),
-            reader.root().display(),
-            file.file.value
-        ));
-        return None;
-    }
     check_vocabulary(reader, &tokenizer, &file, &files.config);
     let head = if score.is_some() { Head::default() } else { Head::of(reader, &purpose, &files) };
     let mut chain = match (purpose.task.value, score) {

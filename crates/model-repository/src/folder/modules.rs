@@ -38,6 +38,23 @@ const POOLING: [(&str, &str, &str); 6] = [
 /// The libraries whose classes are known.
 const OWN_CLASSES: [&str; 2] = ["sentence_transformers.", "pylate."];
 
+/// The classes that are served, by their last word.
+const SERVED: [&str; 13] = [
+    "Transformer",
+    "MLMTransformer",
+    "Pooling",
+    "Dense",
+    "LayerNorm",
+    "Normalize",
+    "Dropout",
+    "SpladePooling",
+    "MultiVectorMask",
+    "LogitScore",
+    "StaticEmbedding",
+    "SparseStaticEmbedding",
+    "Router",
+];
+
 /// The activations that op `dense` has.
 const ACTIVATIONS: [&str; 13] = [
     "Identity",
@@ -156,9 +173,9 @@ fn module(reader: &Reader<'_>, place: String, value: &Value) -> Option<Module> {
         }
         path => format!("{path}/"),
     };
-    if !OWN_CLASSES.iter().any(|library| name.starts_with(library)) {
+    let kind = name.rsplit('.').next().unwrap_or_default();
+    if !OWN_CLASSES.iter().any(|library| name.starts_with(library)) && SERVED.contains(&kind) {
         // The class may do anything, so that its name alone says little.
-        let class = name.rsplit('.').next().unwrap_or_default();
         reader.contradiction(
             CUSTOM,
             format_args!(
@@ -166,12 +183,11 @@ fn module(reader: &Reader<'_>, place: String, value: &Value) -> Option<Module> {
                  SentenceTransformer(…, trust_remote_code=True) (docs/python.md)"
             ),
             &format!(
-                "it is taken for sentence-transformers' {class}; compare with: trireme verify {}",
+                "it is taken for sentence-transformers' {kind}; compare with: trireme verify {}",
                 reader.root().display()
             ),
         );
     }
-    let kind = name.rsplit('.').next().unwrap_or_default();
     if !folder.is_empty()
         && !matches!(kind, "Transformer" | "MLMTransformer" | "StaticEmbedding")
         && let Some(json) = reader.json(&format!("{folder}config.json"))
@@ -204,9 +220,9 @@ fn module(reader: &Reader<'_>, place: String, value: &Value) -> Option<Module> {
         "Dropout" => return None,
         _ => {
             reader.refuse(format_args!(
-                "{place}.type is '{name}', which is not supported; supported are Transformer, MLMTransformer, Pooling, Dense, \
-                 LayerNorm, Normalize, Dropout, SpladePooling, MultiVectorMask, LogitScore, StaticEmbedding, SparseStaticEmbedding and \
-                 Router: serve the folder by a model.py (backend: \"python\") that loads it with sentence-transformers (docs/python.md)"
+                "{place}.type is '{name}', which is not supported; supported are {}: serve the folder by a model.py (backend: \"python\") that \
+                 loads it with its own library (docs/python.md)",
+                SERVED.join(", ")
             ));
             return None;
         }
