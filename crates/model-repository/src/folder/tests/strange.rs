@@ -81,6 +81,36 @@ fn a_dense_behind_a_graph_that_pools_is_in_the_graph_or_follows_it() {
     assert_eq!(ops(&read(&pooled(4, 4), Choices::default())), "slice:4", "the graph gives the Dense's width");
     is_settled_by_accept(&pooled(8, 8), "modules-in-graph");
     is_settled_by_accept(&pooled(4, -1), "modules-in-graph");
+    // The vectors of tokens leave all modules to the ops.
+    let both = with_dense(8, &[]);
+    let outputs = [("token_embeddings", &[-1, -1, 8][..]), ("sentence_embedding", &[-1, 8])];
+    write(both.path(), "onnx/model.onnx", &onnx(&IDS, &outputs));
+    assert_eq!(ops(&read(&both, Choices::default())), "pool:mean, dense:2_Dense");
+}
+
+#[test]
+fn logits_of_a_head_are_no_vectors() {
+    for (name, dims) in [("logits", &[-1, 2][..]), ("prediction_logits", &[-1, -1, 8])] {
+        let folder =
+            encoder(&[], &[("config.json", json!({"architectures": ["BertForPreTraining"], "hidden_size": 8}))]);
+        fs::remove_file(folder.path().join("modules.json")).unwrap();
+        write(folder.path(), "onnx/model.onnx", &onnx(&IDS, &[(name, dims)]));
+        let found = faults(&folder);
+        assert!(
+            found.len() == 1 && found[0].contains("--task classify") && found[0].contains("trireme export"),
+            "{found:?}"
+        );
+    }
+}
+
+#[test]
+fn a_graph_of_one_row_is_one_fault_with_its_command() {
+    let folder = encoder(&[TRANSFORMER, POOLING], &[mean()]);
+    let inputs = ["input_ids", "attention_mask"].map(|name| (name, &[1, -1][..]));
+    write(folder.path(), "onnx/model.onnx", &onnx(&inputs, &[("last_hidden_state", &[1, -1, 8])]));
+    let found = faults(&folder);
+    assert!(found.len() == 1 && found[0].contains("attention_mask has dims [1, -1]"), "{found:?}");
+    assert!(found[0].contains("onnx/model.onnx.fixed && trireme export"), "{found:?}");
 }
 
 #[test]
