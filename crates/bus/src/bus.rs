@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 use trireme_inference::ModelKey;
 
-use crate::delivery::{Acker, Delivery};
+use crate::delivery::Delivery;
 use crate::error::BusError;
 use crate::fault::BusFault;
 use crate::inbox::Inbox;
@@ -118,9 +118,9 @@ pub trait Bus: Send + Sync + 'static {
     /// Opens the inbox for replies to `gateway`. Once per gateway name.
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError>;
 
-    /// Sends a reply to the inbox of its gateway. If the reply ends a delivery, the gateway acknowledges
-    /// the delivery when it has the reply. If the bus reports that no such gateway subscribes, this process acknowledges it. After an error the caller still has the delivery.
-    async fn reply(&self, reply: Reply, delivery: Option<&mut Acker>) -> Result<(), BusError>;
+    /// Sends a reply to the inbox of its gateway. It is no error if no such gateway subscribes. Whoever sends the reply that ends a
+    /// delivery acknowledges the delivery next: a gateway that does not get the reply publishes the request again.
+    async fn reply(&self, reply: Reply) -> Result<(), BusError>;
 
     // === Last-value stores ===
 

@@ -29,10 +29,6 @@ pub trait AckHandle: Send + Sync {
     async fn nak(&self, delay: Duration) -> Result<(), BusError>;
     /// Never again: forget the message although it was not done.
     async fn term(&self, reason: &str) -> Result<(), BusError>;
-    /// The subject by which the receiver of the reply that ends the delivery settles it.
-    fn settled_by(&self) -> Option<String>;
-    /// From now on the receiver of the reply settles the delivery.
-    fn ack_by_reply(&self);
     /// The worker dropped the delivery without settling it.
     fn abandon(&self);
 }
@@ -64,28 +60,6 @@ impl Acker {
     /// Forget the message although it was not done.
     pub async fn term(mut self, reason: &str) -> Result<(), BusError> {
         self.take().term(reason).await
-    }
-
-    /// The subject by which the receiver of the reply that ends the delivery settles it.
-    pub(crate) fn settled_by(&self) -> Option<String> {
-        self.handle.as_ref()?.settled_by()
-    }
-
-    /// Entrusts the delivery to the receiver of the reply, which was sent. Leaves `self` without a handle.
-    pub(crate) fn ack_by_reply(&mut self) {
-        if let Some(handle) = self.handle.take() {
-            handle.ack_by_reply();
-        }
-    }
-
-    /// Acknowledges the delivery and leaves `self` without a handle.
-    pub(crate) async fn ack_in_place(&mut self) -> Result<(), BusError> {
-        self.take().ack().await
-    }
-
-    /// Whether the delivery was already acknowledged, here or by the reply.
-    pub fn is_settled(&self) -> bool {
-        self.handle.is_none()
     }
 
     /// A handle that can return the delivery to the queue when the worker that holds the `Acker` hangs.

@@ -56,15 +56,8 @@ pub struct PendingReplies {
     waiter: Arc<Waiter>,
 }
 
-/// The effect of a reply on its request.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Dispatched {
-    /// Whether the request needs no more replies: all up to the last one have arrived, or no reader waits for them.
-    pub complete: bool,
-    /// The id of a request that ends because its reader is too far behind. The caller has to cancel it, because the
-    /// reader may not read the error for a long time.
-    pub given_up: Option<String>,
-}
+/// A reply that has arrived, but whose body has not. Until this is dropped, its request is not lost.
+pub(crate) struct Arriving(Arc<Waiter>);
 
 /// Connects the inbox with the reader of a request's replies.
 #[derive(Debug)]
@@ -72,6 +65,8 @@ struct Waiter {
     deadline: UnixMicros,
     replies: Mutex<Replies>,
     arrived: Notify,
+    /// Replies whose bodies are being fetched.
+    arriving: AtomicUsize,
 }
 
 /// The replies to one request that have arrived and were not read. Without I/O.
@@ -103,8 +98,8 @@ impl Inbox {
     /// Starts to wait for replies to a request until its deadline. The request's id must be unique within this gateway.
     pub fn expect(self: &Arc<Self>, request: &WorkMessage) -> PendingReplies {
         let replies = Replies::counted_in(self.kept.clone());
-        let waiter =
-            Arc::new(Waiter { deadline: request.deadline, replies: Mutex::new(replies), arrived: Notify::new() });
+        let (replies, arrived, arriving) = (Mutex::new(replies), Notify::new(), AtomicUsize::new(0));
+        let waiter = Arc::new(Waiter { deadline: request.deadline, replies, arrived, arriving });
         let request_id = request.request_id.clone();
         self.shard(&request_id).lock().insert(request_id.to_string(), waiter.clone());
         PendingReplies { inbox: self.clone(), request_id: request_id.to_string(), waiter }
@@ -150,25 +145,30 @@ impl Inbox {
     }
 
     /// Passes a reply to the reader of its request. A reply to an unknown request is dropped: the request was answered
-    /// or given up before.
+    /// or given up before. Returns the id of a request that ends because its reader is too far behind. The caller has to cancel
+    /// it, because the reader may not read the error for a long time.
     #[must_use]
-    pub(crate) fn dispatch(&self, reply: Reply) -> Dispatched {
+    pub(crate) fn dispatch(&self, reply: Reply) -> Option<String> {
         let Some(waiter) = self.waiter(&reply.request_id) else {
             tracing::trace!(request_id = %reply.request_id, "reply that no request waits for");
-            return Dispatched { complete: true, given_up: None };
+            return None;
         };
-        let mut replies = waiter.replies.lock();
-        let given_up = replies.put(reply);
-        let complete = replies.have_all();
-        drop(replies);
+        let given_up = waiter.replies.lock().put(reply);
         waiter.arrived.notify_one();
-        Dispatched { complete, given_up }
+        given_up
     }
 
     /// Whether a reader still needs this reply: it has not arrived before, and its request is not over.
     pub(crate) fn awaits(&self, reply: &ReplyHeaders) -> bool {
         let waiter = self.waiter(&reply.request_id);
         waiter.is_some_and(|waiter| waiter.replies.lock().misses(reply.sequence))
+    }
+
+    /// Says that a reply has arrived whose body has yet to be fetched. `None` if no request waits for it.
+    pub(crate) fn arriving(&self, reply: &ReplyHeaders) -> Option<Arriving> {
+        let waiter = self.waiter(&reply.request_id)?;
+        waiter.arriving.fetch_add(1, Ordering::Relaxed);
+        Some(Arriving(waiter))
     }
 
     fn waiter(&self, request_id: &str) -> Option<Arc<Waiter>> {
@@ -194,11 +194,24 @@ impl PendingReplies {
             self.waiter.arrived.notified().await;
         }
     }
+
+    /// Whether a reply has arrived whose body is still being fetched.
+    pub fn is_arriving(&self) -> bool {
+        self.waiter.arriving.load(Ordering::Relaxed) > 0
+    }
 }
 
 impl Drop for PendingReplies {
     fn drop(&mut self) {
         self.inbox.shard(&self.request_id).lock().remove(&self.request_id);
+    }
+}
+
+// === impl Arriving ===
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        self.0.arriving.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -241,12 +254,6 @@ impl Replies {
         }
         self.insert(reply);
         None
-    }
-
-    /// Whether all replies up to the last one have arrived.
-    fn have_all(&self) -> bool {
-        let in_order = self.kept.values().zip(self.next..).take_while(|(reply, number)| reply.sequence == *number);
-        self.complete || in_order.map(|(reply, _)| reply).any(|reply| reply.last)
     }
 
     fn misses(&self, sequence: u32) -> bool {

@@ -180,9 +180,11 @@ async fn work(bus: Arc<dyn Bus>, model: ModelKey, options: QueueOptions, stop: A
         while !stop.load(Ordering::SeqCst) {
             let Ok(pulled) = tokio::time::timeout(Duration::from_secs(1), consumer.next(4)).await else { continue };
             let Some(deliveries) = passing("pulling", async { pulled }).await else { continue 'declared };
-            for mut delivery in deliveries {
+            for delivery in deliveries {
                 let reply = delivery.message.reply(Ok(Output::default()));
-                passing("replying", bus.reply(reply, Some(&mut delivery.acker))).await;
+                if passing("replying", bus.reply(reply)).await.is_some() {
+                    passing("acknowledging", delivery.acker.ack()).await;
+                }
             }
         }
     }
@@ -474,9 +476,10 @@ async fn large_answers_arrive_though_a_broker_is_a_moment_behind() {
         let request = WorkMessage { gateway: inbox.gateway().into(), ..message(&model, n) };
         let mut waiting = inbox.expect(&request);
         done("publishing", async || gateway.publish(&request).await).await;
-        let mut delivery = take(&mut consumer, "the request").await;
+        let delivery = take(&mut consumer, "the request").await;
         let reply = delivery.message.reply(Ok(output.clone()));
-        stage.reply(reply, Some(&mut delivery.acker)).await.expect("sent");
+        stage.reply(reply).await.expect("sent");
+        delivery.acker.ack().await.expect("sent");
         assert!(within("the answer", waiting.next()).await.outcome.is_ok());
     }
 }

@@ -2,8 +2,6 @@
 
 #[path = "nats/accounts.rs"]
 mod accounts;
-#[path = "nats/cable.rs"]
-mod cable;
 #[path = "nats/claims.rs"]
 mod claims;
 #[path = "nats/foreign.rs"]
@@ -200,7 +198,7 @@ async fn a_broker_that_lost_everything_is_served_again() {
 
     let mut waiting = inbox.expect(&delivery.message);
     let reply = WorkMessage { gateway: "gateway".into(), ..delivery.message.clone() }.reply(Ok(Output::default()));
-    worker.reply(reply.clone(), None).await.unwrap();
+    worker.reply(reply.clone()).await.unwrap();
     assert_eq!(within("a reply to the inbox from before", waiting.next()).await, reply);
 }
 
@@ -511,7 +509,7 @@ async fn messages_are_on_the_wire_as_the_golden_vectors_say() {
                 bus.declare_queue(work.queue().unwrap(), &QueueOptions { levels, ..options() }).await.unwrap();
                 bus.publish(work).await.unwrap();
             }
-            vectors::Message::Reply(reply) => bus.reply(reply.clone(), None).await.unwrap(),
+            vectors::Message::Reply(reply) => bus.reply(reply.clone()).await.unwrap(),
         }
         let message = within("the message", messages.next()).await.unwrap();
         assert_eq!(message.payload, vector.message.encode().unwrap(), "{}", vector.name);
@@ -625,7 +623,7 @@ async fn names_that_are_too_long_are_refused_and_disturb_nothing() {
         let work = WorkMessage { request_id: names.0.into(), gateway: names.1.into(), ..message(&model, 1) };
         let published = gateway.publish(&work).await;
         assert!(matches!(published, Err(BusError::Envelope(EnvelopeError::Header { .. }))), "{published:?}");
-        let replied = stage.reply(work.reply(Ok(Output::default())), None).await;
+        let replied = stage.reply(work.reply(Ok(Output::default()))).await;
         assert!(matches!(replied, Err(BusError::Envelope(EnvelopeError::Header { .. }))), "{replied:?}");
     }
     // The longest allowed names work, in requests and in replies.
@@ -634,8 +632,8 @@ async fn names_that_are_too_long_are_refused_and_disturb_nothing() {
     let mut waiting = inbox.expect(&work);
     gateway.publish(&work).await.unwrap();
     let mut consumer = stage.pull(&model).await.unwrap();
-    let mut delivery = take(&mut consumer, "the message").await;
-    stage.reply(work.reply(Ok(Output::default())), Some(&mut delivery.acker)).await.unwrap();
+    take(&mut consumer, "the message").await.acker.ack().await.unwrap();
+    stage.reply(work.reply(Ok(Output::default()))).await.unwrap();
     assert_eq!(within("the reply", waiting.next()).await.request_id, work.request_id);
     assert_eq!(*gateway.connection().borrow(), before, "the connection was not lost");
 }

@@ -40,11 +40,12 @@ async fn host_with(server: &mut Server, model: &str, backend: &str, rows: Option
     tokio::spawn(async move {
         let mut answers = VecDeque::from(answers);
         while let Some((tensors, hops)) = answers.pop_front() {
-            let mut delivery = consumer.next(1).await.expect("in process nothing refuses").remove(0);
+            let delivery = consumer.next(1).await.expect("in process nothing refuses").remove(0);
             let output = Output { tensors, ..Output::default() };
             let ledger = Ledger(vec![Hop { worker: "w".into(), ..Hop::default() }; hops]);
             let reply = Reply { ledger, ..delivery.message.reply(Ok(output)) };
-            bus.reply(reply, Some(&mut delivery.acker)).await.expect("in process nothing refuses");
+            bus.reply(reply).await.expect("in process nothing refuses");
+            delivery.acker.ack().await.expect("in process nothing refuses");
         }
     });
 }

@@ -65,8 +65,6 @@ pub async fn run(setup: &Setup) {
         stores::a_watcher_sees_what_is_there_and_then_every_change,
         stores::a_value_lapses,
         stores::a_large_value_passes,
-        replies::a_delivery_ends_when_the_gateway_has_its_reply,
-        replies::a_delivery_ends_when_its_gateway_is_gone,
         queues::a_queue_says_which_requests_it_has,
         queues::an_empty_queue_can_be_removed,
         dead::letters_can_be_read_in_order_and_removed,

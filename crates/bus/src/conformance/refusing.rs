@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use trireme_inference::ModelKey;
 
 use crate::{
-    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, DeadLetter, Entry, InProcess, Inbox,
+    Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, DeadLetter, Entry, InProcess, Inbox,
     MessagePosition, QueueOptions, QueueStatus, Reply, TopicMessage, WorkMessage,
 };
 
@@ -152,9 +152,9 @@ impl Bus for Refusing {
         self.bus.open_inbox(gateway).await
     }
 
-    async fn reply(&self, reply: Reply, delivery: Option<&mut Acker>) -> Result<(), BusError> {
+    async fn reply(&self, reply: Reply) -> Result<(), BusError> {
         self.check(Call::Reply)?;
-        self.bus.reply(reply, delivery).await
+        self.bus.reply(reply).await
     }
 
     async fn put(

@@ -1,15 +1,12 @@
 //! Properties of inboxes and cancellations.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use trireme_inference::{InferError, ModelKey, UnixMicros};
 
-use super::fixtures::{
-    ACK_WAIT, LARGE, assert_idle, full_message, heavy_message, message, model, options, take, unique, within,
-};
+use super::fixtures::{LARGE, full_message, heavy_message, unique, within};
 use super::setup::Setup;
-use crate::{AnswerForm, Bus, Consumer, Delivery, Output, Reply, WorkMessage};
+use crate::{AnswerForm, Output, Reply, WorkMessage};
 
 pub async fn replies_reach_the_gateway_and_request_they_are_for(setup: &Setup) {
     let (one, two, worker) = (setup.connect().await, setup.connect().await, setup.connect().await);
@@ -23,7 +20,7 @@ pub async fn replies_reach_the_gateway_and_request_they_are_for(setup: &Setup) {
     let failure = InferError::unavailable("é: no worker").at("m:1", "worker-7");
     let replies = [first.reply(Ok(output(&first))), second.reply(Err(failure)), third.reply(Ok(Output::default()))];
     for reply in replies.iter().rev() {
-        worker.reply(reply.clone(), None).await.expect("sent");
+        worker.reply(reply.clone()).await.expect("sent");
     }
     for (waiter, sent) in waiting.iter_mut().zip(&replies) {
         assert_eq!(within("a reply", waiter.next()).await, *sent);
@@ -43,7 +40,7 @@ pub async fn replies_come_in_sequence_without_repetitions(setup: &Setup) {
     // others.
     for sequence in [1, 0, 2, 0, 1, 4, 2, 3, 2, 5, 3] {
         let reply = Reply { sequence, last: sequence == 5, ..request.reply(Ok(output(&request))) };
-        worker.reply(reply, None).await.expect("sent");
+        worker.reply(reply).await.expect("sent");
     }
     for sequence in 0..6 {
         let reply = within("a reply", waiting.next()).await;
@@ -64,9 +61,9 @@ pub async fn a_reader_that_falls_behind_is_told_so(setup: &Setup) {
     // More than an inbox keeps.
     for sequence in 0..5000 {
         let reply = Reply { sequence, last: false, ..request.reply(Ok(Output::default())) };
-        worker.reply(reply, None).await.expect("sent");
+        worker.reply(reply).await.expect("sent");
     }
-    worker.reply(marker.reply(Ok(Output::default())), None).await.expect("sent");
+    worker.reply(marker.reply(Ok(Output::default()))).await.expect("sent");
     within("what was sent last", marked.next()).await;
     let reply = within("an error", waiting.next()).await;
     let error = reply.outcome.expect_err("its reader took nothing");
@@ -96,7 +93,7 @@ pub async fn a_large_reply_passes(setup: &Setup) {
     let mut waiting = inbox.expect(&request);
     let tensors = heavy_message(&ModelKey { name: "any".into(), version: 1 }, LARGE).tensors;
     let reply = request.reply(Ok(Output { tensors, ..Output::default() }));
-    worker.reply(reply.clone(), None).await.expect("sent");
+    worker.reply(reply.clone()).await.expect("sent");
     assert_eq!(within("the reply", waiting.next()).await, reply);
 }
 
@@ -112,8 +109,8 @@ pub async fn a_waiter_that_leaves_leaves_nothing_behind(setup: &Setup) {
     drop(leaver);
     assert_eq!(inbox.waiting(), 1);
 
-    worker.reply(gone.reply(Ok(Output::default())), None).await.expect("sent, though nobody waits");
-    worker.reply(staying.reply(Ok(Output::default())), None).await.expect("sent");
+    worker.reply(gone.reply(Ok(Output::default()))).await.expect("sent, though nobody waits");
+    worker.reply(staying.reply(Ok(Output::default()))).await.expect("sent");
     assert_eq!(within("a reply", stayer.next()).await.request_id, staying.request_id);
     drop(stayer);
     assert_eq!(inbox.waiting(), 0);
@@ -122,7 +119,7 @@ pub async fn a_waiter_that_leaves_leaves_nothing_behind(setup: &Setup) {
 pub async fn a_reply_that_nobody_waits_for_is_no_error(setup: &Setup) {
     let worker = setup.connect().await;
     let reply = request(&unique("nowhere")).reply(Ok(Output::default()));
-    within("a reply to nobody", worker.reply(reply, None)).await.expect("a gateway that is gone is no error");
+    within("a reply to nobody", worker.reply(reply)).await.expect("a gateway that is gone is no error");
     within("a cancellation for nobody", worker.cancel("unknown")).await.expect("no error either");
 }
 
@@ -157,32 +154,4 @@ fn request(gateway: &str) -> WorkMessage {
 
 fn output(request: &WorkMessage) -> Output {
     Output { tensors: request.tensors.clone(), parameters: (*request.parameters).clone() }
-}
-
-/// A queue with a message of a gateway, and a worker that has received it.
-async fn delivered(setup: &Setup, gateway: &str) -> (Arc<dyn Bus>, Box<dyn Consumer>, Delivery) {
-    let (bus, model) = (setup.connect().await, model("answered"));
-    within("a queue", bus.declare_queue(&model, &options())).await.expect("a queue is made");
-    let message = WorkMessage { gateway: gateway.into(), request_id: unique("r").into(), ..message(&model, 1) };
-    within("a publish", bus.publish(&message)).await.expect("the queue takes the message");
-    let mut consumer = within("a hold on the queue", bus.pull(&model)).await.expect("the queue can be worked on");
-    let delivery = take(&mut consumer, "the message").await;
-    (bus, consumer, delivery)
-}
-
-pub async fn a_delivery_ends_when_the_gateway_has_its_reply(setup: &Setup) {
-    let inbox = setup.connect().await.open_inbox(&unique("has")).await.expect("an inbox");
-    let (bus, mut consumer, mut delivery) = delivered(setup, inbox.gateway()).await;
-    let mut replies = inbox.expect(&delivery.message);
-    let reply = delivery.message.reply(Ok(Output::default()));
-    within("a reply", bus.reply(reply.clone(), Some(&mut delivery.acker))).await.expect("sent");
-    assert_eq!(within("the reply", replies.next()).await, reply);
-    assert_idle(&mut consumer, ACK_WAIT * 3, "a delivery that was answered").await;
-}
-
-pub async fn a_delivery_ends_when_its_gateway_is_gone(setup: &Setup) {
-    let (bus, mut consumer, mut delivery) = delivered(setup, &unique("gone")).await;
-    let reply = delivery.message.reply(Ok(Output::default()));
-    within("a reply", bus.reply(reply, Some(&mut delivery.acker))).await.expect("sent");
-    assert_idle(&mut consumer, ACK_WAIT * 3, "a delivery whose gateway is gone").await;
 }

@@ -25,7 +25,7 @@ use self::queue::Queue;
 use self::store::Stores;
 use crate::cancel::CANCEL;
 use crate::{
-    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, Entry, Inbox, MessagePosition, QueueOptions,
+    Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, Entry, Inbox, MessagePosition, QueueOptions,
     QueueStatus, Reply, RespondHandle, TopicMessage, WorkMessage,
 };
 
@@ -188,13 +188,9 @@ impl Bus for InProcess {
         Ok(inbox)
     }
 
-    async fn reply(&self, reply: Reply, delivery: Option<&mut Acker>) -> Result<(), BusError> {
+    async fn reply(&self, reply: Reply) -> Result<(), BusError> {
         let inbox = self.0.inboxes.lock().get(reply.gateway.as_str()).and_then(Weak::upgrade);
-        let given_up = inbox.and_then(|inbox| inbox.dispatch(reply).given_up);
-        if let Some(delivery) = delivery {
-            delivery.ack_in_place().await?;
-        }
-        match given_up {
+        match inbox.and_then(|inbox| inbox.dispatch(reply)) {
             Some(request_id) => (self as &dyn Bus).cancel(&request_id).await,
             None => Ok(()),
         }

@@ -300,12 +300,6 @@ impl AckHandle for Handle {
         self.ack().await
     }
 
-    fn settled_by(&self) -> Option<String> {
-        None
-    }
-
-    fn ack_by_reply(&self) {}
-
     fn abandon(&self) {
         if let Some(queued) = self.message.lock().take() {
             tracing::warn!(request_id = %queued.message.request_id, "delivery was let go without being settled");

@@ -110,12 +110,12 @@ fn a_place_ends_with_its_deadline_though_nobody_looks() {
         ..crate::conformance::fixtures::full_message(&model)
     };
     let (overdue, _patient) = (inbox.expect(&request("r", 1000)), inbox.expect(&request("s", 1001)));
-    assert_eq!(inbox.dispatch(part(0, false)), Dispatched::default());
+    assert_eq!(inbox.dispatch(part(0, false)), None);
     assert_ne!(inbox.kept.load(Ordering::Relaxed), 0);
     assert_eq!(inbox.end_overdue(UnixMicros(999)), [""; 0]);
     assert_eq!(inbox.end_overdue(UnixMicros(1000)), ["r"]);
     assert_eq!(inbox.waiting(), 1);
-    assert!(inbox.dispatch(part(1, true)).complete, "nobody waits for it");
+    assert_eq!(inbox.dispatch(part(1, true)), None, "nobody waits for it");
     let told = overdue.waiter.replies.lock().take().unwrap();
     assert_eq!(told.outcome.unwrap_err().message, "Request timeout expired");
     assert!(told.last && overdue.waiter.replies.lock().take().is_none());

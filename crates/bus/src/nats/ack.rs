@@ -12,9 +12,8 @@ use bytes::Bytes;
 use super::claims::BodyStore;
 use super::connection::Nats;
 use super::deliveries::Alive;
-use super::headers;
 use super::limits::taken;
-use super::subjects::{self, Ended};
+use super::subjects::Ended;
 use crate::{AckHandle, BusError};
 
 /// Settles a message that a pull consumer delivered.
@@ -71,23 +70,13 @@ impl AckHandle for NatsAck {
         self.settle(AckKind::Term).await
     }
 
-    fn settled_by(&self) -> Option<String> {
-        let acknowledgement = self.message.reply.as_ref()?.to_string();
-        let is_part = headers::is_part(&self.message);
-        Some(subjects::unheard(&self.nats.unheard, &Ended { acknowledgement, claim: self.claim.clone(), is_part }))
-    }
-
-    fn ack_by_reply(&self) {
-        self.alive.end();
-    }
-
     fn abandon(&self) {
         self.alive.end();
         tracing::warn!("delivery was let go without being settled; the broker delivers it again after ack_wait");
     }
 }
 
-/// Acknowledges a delivery on behalf of its worker.
+/// Acknowledges a delivery on behalf of a worker of the release before, which leaves that to the receiver of its reply.
 pub async fn acknowledge(nats: &Nats, ended: Ended) {
     let subject = ended.acknowledgement;
     let sent = match ended.claim {

@@ -15,7 +15,7 @@ use super::limits::{CLOSE_TIMEOUT, LONGEST, REQUEST_TIMEOUT, limited};
 use super::streams::Needed;
 use super::{bulk, consumer, topics, work};
 use crate::{
-    Acker, Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, Entry, Inbox, MessagePosition, QueueOptions,
+    Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, Entry, Inbox, MessagePosition, QueueOptions,
     QueueStatus, Reply, TopicMessage, WorkMessage,
 };
 
@@ -91,8 +91,8 @@ impl Bus for Nats {
         self.receive_replies(gateway).await
     }
 
-    async fn reply(&self, reply: Reply, delivery: Option<&mut Acker>) -> Result<(), BusError> {
-        self.send_reply(&reply, delivery).await
+    async fn reply(&self, reply: Reply) -> Result<(), BusError> {
+        self.send_reply(&reply).await
     }
 
     async fn put(

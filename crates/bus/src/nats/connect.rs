@@ -196,7 +196,6 @@ impl Nats {
         };
         let max_payload = client.max_payload();
         tracing::info!(url = %options.url, version, max_payload, "connected to NATS");
-        let unheard = client.new_inbox();
         let (faults, fault) = watch::channel(None);
         let nats = Nats {
             deliveries: Deliveries::open(client.clone()),
@@ -210,7 +209,6 @@ impl Nats {
             account: Arc::new(Mutex::new(account)),
             api: api.into(),
             inboxes: format!("{prefix}.").into(),
-            unheard,
             makes_streams: options.deployment.is_some(),
             store_bytes: Arc::new(
                 options.deployment.as_ref().map(|wanted| wanted.store_bytes.clone()).unwrap_or_default(),
@@ -223,7 +221,6 @@ impl Nats {
             out_of_reach: Arc::default(),
             closed: Arc::default(),
         };
-        nats.settle_unheard().await?;
         if let Some(wanted) = &options.deployment {
             nats.found_deployment(wanted).await?;
             nats.keep_streams().await?;

@@ -53,8 +53,6 @@ pub struct Nats {
     /// The beginning of all inboxes of the deployment, with a dot at its end. The broker's permissions do not cover reply
     /// subjects, so answers go to inboxes only.
     pub(super) inboxes: Arc<str>,
-    /// The inbox to which the broker reports replies that no gateway listened to.
-    pub(super) unheard: String,
     /// Whether this process creates streams itself, or asks a gateway.
     pub(super) makes_streams: bool,
     /// The account as it was last read.

@@ -77,8 +77,9 @@ impl Fetch {
             AnswerForm::Whole | AnswerForm::InParts => 0,
         };
         let headers = ReplyHeaders { request_id, gateway, sequence, last: true };
-        let mut acker = Acker::new(Arc::new(self.ack));
-        let _ = self.nats.reply(Reply::failed(headers, error), Some(&mut acker)).await;
+        if self.nats.reply(Reply::failed(headers, error)).await.is_ok() {
+            let _ = self.ack.ack().await;
+        }
         None
     }
 

@@ -107,7 +107,7 @@ fn read_answer(message: &Message) -> Result<AnswerForm, EnvelopeError> {
 }
 
 /// Whether a work message is one part of an answer.
-pub fn is_part(message: &Message) -> bool {
+fn is_part(message: &Message) -> bool {
     get(message, SEQUENCE).is_some()
 }
 

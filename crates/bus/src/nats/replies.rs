@@ -1,17 +1,12 @@
-//! Replies over core NATS, and the acknowledgement of the deliveries that they end.
-//!
-//! A worker sends a reply as a request: its reply subject names the delivery that it ends. The gateway acknowledges
-//! that delivery when it has the reply. If the reply is lost on its way, nothing is acknowledged, and the broker
-//! delivers the request again after `ack_wait`. If the gateway is gone, the broker reports at the reply subject that no
-//! client listens, and the worker acknowledges. A gateway that lost its connection for a moment finds out that the
-//! request is in no queue, and publishes it again.
+//! Replies over core NATS, which confirms nothing. A gateway that does not get a reply finds its request in no queue, and publishes
+//! it again.
 //!
 //! A body that travels by claim is fetched in a task of its own, while the inbox goes on to receive.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_nats::{Message, StatusCode};
+use async_nats::Message;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::task::JoinSet;
@@ -23,14 +18,14 @@ use super::connection::Nats;
 use super::fetch::FETCH_PAUSE;
 use super::headers;
 use super::limits::taken;
-use super::subjects::{self, Ended};
-use crate::{Acker, Bus, BusError, Inbox, Reply, ReplyHeaders, envelope, escape_token};
+use super::subjects;
+use crate::{Bus, BusError, Inbox, Reply, ReplyHeaders, envelope, escape_token};
 
 /// How long the body of a reply is kept for its gateway, which fetches it at once.
 const LAPSE: Duration = Duration::from_secs(60);
 
 /// Bodies that are being fetched or wait to be fetched. A waiting one takes no more memory than its headers. A reply
-/// beyond the limit is dropped, and made again when its request is delivered again.
+/// beyond the limit is dropped, and made again when its request is published again.
 const FETCHING: usize = 1024;
 
 // === impl Nats ===
@@ -55,6 +50,9 @@ impl Nats {
                     Some(_) = fetching.join_next() => continue,
                 };
                 let (Some(message), Some(inbox)) = (message, receiver.upgrade()) else { return };
+                if let Some(ended) = message.reply.as_ref().and_then(|reply| nats.names.ended(reply)) {
+                    acknowledge(&nats, ended).await;
+                }
                 match headers::read_claim(&message) {
                     Ok(None) => nats.receive_reply(&inbox, &message, &message.payload).await,
                     Ok(Some(claim)) if fetching.len() < FETCHING => {
@@ -64,32 +62,15 @@ impl Nats {
                     Ok(Some(_)) => {
                         tracing::warn!(subject = %message.subject, "too many large replies at a time; one is let go");
                     }
-                    Err(error) => nats.refuse(&inbox, &message, &error).await,
+                    Err(error) => refuse(&inbox, &message, &error),
                 }
             }
         });
         Ok(inbox)
     }
 
-    /// Receives the broker's reports of replies that no gateway listened to, and acknowledges the deliveries they end.
-    pub(super) async fn settle_unheard(&self) -> Result<(), BusError> {
-        let mut unheard = self.subscribe(format!("{}.>", self.unheard)).await?;
-        let nats = self.clone();
-        crate::spawn("nats unheard", async move {
-            while let Some(message) = unheard.next().await {
-                if message.status == Some(StatusCode::NO_RESPONDERS) {
-                    tracing::debug!(subject = %message.subject, "a reply's gateway is gone");
-                    if let Some(ended) = nats.names.ended(&message.subject) {
-                        acknowledge(&nats, ended).await;
-                    }
-                }
-            }
-        });
-        Ok(())
-    }
-
-    /// Sends a reply. From then on its gateway has to acknowledge the delivery that it ends.
-    pub(super) async fn send_reply(&self, reply: &Reply, delivery: Option<&mut Acker>) -> Result<(), BusError> {
+    /// Sends a reply.
+    pub(super) async fn send_reply(&self, reply: &Reply) -> Result<(), BusError> {
         let mut body = envelope::encode_reply(reply)?;
         let mut headers = headers::write_reply(reply)?;
         if claims::wire_size(&headers) + body.len() > self.max_payload() {
@@ -102,24 +83,17 @@ impl Nats {
             body = Bytes::new();
         }
         let subject = self.names.reply(&reply.gateway, &reply.request_id);
-        match delivery.as_ref().and_then(|delivery| delivery.settled_by()) {
-            Some(unheard) => taken(self.client.publish_with_reply_and_headers(subject, unheard, headers, body)).await?,
-            None => taken(self.client.publish_with_headers(subject, headers, body)).await?,
-        }
-        if let Some(delivery) = delivery {
-            delivery.ack_by_reply();
-        }
-        Ok(())
+        taken(self.client.publish_with_headers(subject, headers, body)).await
     }
 
     /// Fetches the body of a reply that travels by claim, while a reader waits for the reply and the broker may still
-    /// have it. If that fails, the delivery is not acknowledged, so the reply is made again.
+    /// have it. If that fails, the gateway finds its request in no queue, so the reply is made again.
     async fn fetch_reply(&self, inbox: &Inbox, message: &Message, claim: Claim) {
         let headers = match headers::read_reply(message) {
             Ok(headers) => headers,
-            Err(error) => return self.refuse(inbox, message, &error).await,
+            Err(error) => return refuse(inbox, message, &error),
         };
-        let _alive = self.ended(message).map(|ended| self.deliveries.keep(ended.acknowledgement.into()));
+        let _arriving = inbox.arriving(&headers);
         let give_up = Instant::now() + LAPSE;
         while inbox.awaits(&headers) {
             match self.get_object(BodyStore::Claims, &claim).await {
@@ -138,52 +112,28 @@ impl Nats {
                 }
             }
         }
-        self.acknowledge(message).await;
         self.discard(BodyStore::Claims, claim.name);
     }
 
     async fn receive_reply(&self, inbox: &Inbox, message: &Message, body: &Bytes) {
         match headers::read_reply(message).and_then(|headers| envelope::decode_reply(headers, body)) {
             Ok(reply) => {
-                let dispatched = inbox.dispatch(reply);
-                // A missing part is only sent again together with all other parts of its delivery. So that delivery is
-                // acknowledged when all parts are there.
-                if dispatched.complete || self.ended(message).is_some_and(|ended| ended.is_part) {
-                    self.acknowledge(message).await;
-                }
-                if let Some(given_up) = dispatched.given_up {
+                if let Some(given_up) = inbox.dispatch(reply) {
                     // Best effort, like every cancellation.
                     let _ = (self as &dyn Bus).cancel(&given_up).await;
                 }
             }
-            Err(error) => self.refuse(inbox, message, &error).await,
+            Err(error) => refuse(inbox, message, &error),
         }
     }
+}
 
-    /// Ends the request of a reply that cannot be read, and acknowledges its delivery: another run of the step would make the same
-    /// reply.
-    async fn refuse(&self, inbox: &Inbox, message: &Message, error: &envelope::EnvelopeError) {
-        tracing::warn!(subject = %message.subject, %error, "a worker's reply cannot be read");
-        self.acknowledge(message).await;
-        let Some(request_id) = subjects::request_of(&message.subject) else { return };
-        let headers =
-            ReplyHeaders { request_id: request_id.into(), gateway: inbox.gateway().into(), sequence: 0, last: true };
-        let error = InferError::internal(format!("the reply of a worker cannot be read: {error}"));
-        let _ = inbox.dispatch(Reply::failed(headers, error));
-    }
-
-    async fn acknowledge(&self, message: &Message) {
-        match (self.ended(message), &message.reply) {
-            (Some(ended), _) => acknowledge(self, ended).await,
-            (None, Some(reply)) => {
-                tracing::warn!(%reply, "ignored a reply's malformed word of the delivery that it ends")
-            }
-            (None, None) => {}
-        }
-    }
-
-    /// The delivery that a reply ends.
-    fn ended(&self, message: &Message) -> Option<Ended> {
-        self.names.ended(message.reply.as_ref()?)
-    }
+/// Ends the request of a reply that cannot be read: another run of the step would make the same reply.
+fn refuse(inbox: &Inbox, message: &Message, error: &envelope::EnvelopeError) {
+    tracing::warn!(subject = %message.subject, %error, "a worker's reply cannot be read");
+    let Some(request_id) = subjects::request_of(&message.subject) else { return };
+    let headers =
+        ReplyHeaders { request_id: request_id.into(), gateway: inbox.gateway().into(), sequence: 0, last: true };
+    let error = InferError::internal(format!("the reply of a worker cannot be read: {error}"));
+    let _ = inbox.dispatch(Reply::failed(headers, error));
 }

@@ -25,21 +25,14 @@ pub struct Names {
     root: Arc<str>,
 }
 
-/// The delivery that a reply ends, as encoded in the reply's own reply subject.
+/// The delivery that a reply ends. Workers of the release before encode it in the reply's own reply subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// The subject that settles the delivery.
     pub acknowledgement: String,
     /// The claim of the delivered message's body.
     pub claim: Option<String>,
-    /// Whether the delivered message is one part of an answer. The reply to it then ends the delivery, even if other
-    /// parts are missing.
-    pub is_part: bool,
 }
-
-/// The last token of [`unheard`] for a part of an answer, and for a whole request.
-const OF_PART: &str = "part";
-const OF_REQUEST: &str = "request";
 
 // === impl DeploymentName ===
 
@@ -139,10 +132,10 @@ impl Names {
         Some(ModelKey { name: unescape_token(model)?.into(), version: version.parse().ok()? })
     }
 
-    /// Parses a subject made by [`unheard`].
+    /// Parses the reply subject of a reply: `<inbox>.<escaped subject>.<claim>.<of>`, where a claim of `=` is none.
     pub fn ended(&self, subject: &str) -> Option<Ended> {
         let mut tokens = subject.rsplit('.');
-        let (of, claim, acknowledgement) = (tokens.next()?, tokens.next()?, unescape_token(tokens.next()?)?);
+        let (_of, claim, acknowledgement) = (tokens.next()?, tokens.next()?, unescape_token(tokens.next()?)?);
         // The sender of the reply wrote this subject, so it must not lead anywhere but to one delivery of work.
         let work = format!("{self}_work_");
         let of_work = acknowledgement.split('.').any(|token| token.starts_with(&work));
@@ -150,7 +143,7 @@ impl Names {
             && of_work
             && !acknowledgement.contains(['*', '>', ' ', '\r', '\n', '\t']);
         let claim = Some(claim).filter(|claim| *claim != "=").map(str::to_owned);
-        is_one_delivery.then_some(Ended { acknowledgement, claim, is_part: of == OF_PART })
+        is_one_delivery.then_some(Ended { acknowledgement, claim })
     }
 
     /// Subject of the replies to one request.
@@ -200,14 +193,6 @@ pub fn request_of(subject: &str) -> Option<String> {
     unescape_token(subject.rsplit('.').next()?)
 }
 
-/// The subject at which the broker reports a reply that no gateway listened to: below `inbox`, with the delivery that
-/// the reply ends.
-pub fn unheard(inbox: &str, ended: &Ended) -> String {
-    let claim = ended.claim.as_deref().unwrap_or("=");
-    let of = if ended.is_part { OF_PART } else { OF_REQUEST };
-    format!("{inbox}.{}.{claim}.{of}", Token(&ended.acknowledgement))
-}
-
 /// Whether `token` has only characters of a [`Token`].
 pub fn is_token(token: &str) -> bool {
     !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_=".contains(&byte))
@@ -244,20 +229,16 @@ mod tests {
     #[test]
     fn only_deliveries_of_work_are_acknowledged_for_others() {
         let delivery = "$JS.ACK.trireme_work_m_1.workers.1.2.3.4.0";
-        let of = |subject: &str, claim: Option<&str>, is_part| Ended {
-            acknowledgement: subject.to_owned(),
-            claim: claim.map(str::to_owned),
-            is_part,
-        };
         let names = names("");
-        let found = |what: &Ended| names.ended(&unheard("_INBOX.model.x", what));
-        for what in [of(delivery, None, false), of(delivery, Some("c"), true)] {
-            assert_eq!(found(&what), Some(what));
+        let found =
+            |subject: &str, claim: &str| names.ended(&format!("_INBOX.model.x.{}.{claim}.part", Token(subject)));
+        for (written, claim) in [("=", None), ("c", Some("c".to_owned()))] {
+            assert_eq!(found(delivery, written), Some(Ended { acknowledgement: delivery.to_owned(), claim }));
         }
         for other in
             ["$JS.API.STREAM.DELETE.trireme_work_m_1", "$JS.ACK.other.workers.1.2.3.4.0", "$JS.ACK.trireme_work_m_1.>"]
         {
-            assert_eq!(found(&of(other, None, false)), None, "{other}");
+            assert_eq!(found(other, "="), None, "{other}");
         }
         assert_eq!(names.ended("x"), None);
     }

@@ -22,8 +22,7 @@ async fn a_message_over_every_limit_is_refused_at_once() {
     let started = Instant::now();
     let published = bus.publish(&large).await;
     assert!(matches!(published, Err(BusError::TooLarge { limit, .. }) if limit == 128 << 20), "{published:?}");
-    let replied =
-        bus.reply(large.reply(Ok(Output { tensors: large.tensors.clone(), ..Output::default() })), None).await;
+    let replied = bus.reply(large.reply(Ok(Output { tensors: large.tensors.clone(), ..Output::default() }))).await;
     assert!(matches!(replied, Err(BusError::TooLarge { limit, .. }) if limit == 128 << 20), "{replied:?}");
     assert!(started.elapsed() < Duration::from_secs(30), "took {:?}", started.elapsed());
 
@@ -167,7 +166,7 @@ async fn a_result_that_is_made_again_leaves_the_first_one_whole() {
         let mut waiting = inbox.expect(&awaited(&result.request_id));
         let output = Output { tensors: result.tensors.clone(), ..Output::default() };
         let reply = trireme_bus::Reply { sequence: 0, last: true, ..result.reply(Ok(output)) };
-        bus.reply(reply.clone(), None).await.unwrap();
+        bus.reply(reply.clone()).await.unwrap();
         inbox_of_replies.push(within("the reply", waiting.next()).await == reply);
     }
     assert_eq!(inbox_of_replies, [true, true]);
@@ -269,7 +268,7 @@ async fn claims_end_with_what_they_are_for() {
     let inbox = bus.open_inbox("gateway").await.unwrap();
     let mut waiting = inbox.expect(&awaited(&large.request_id));
     let reply = large.reply(Ok(Output { tensors: large.tensors.clone(), ..Output::default() }));
-    bus.reply(reply.clone(), None).await.unwrap();
+    bus.reply(reply.clone()).await.unwrap();
     assert_eq!(within("the reply", waiting.next()).await, reply);
     no_claims_left(&server).await;
 }

@@ -158,8 +158,8 @@ async fn no_acknowledgement_of_a_stream_is_an_answer() {
     let mut replies = inbox.expect(&request);
     gateway.publish(&request).await.unwrap();
     let mut consumer = stage.pull(&model).await.unwrap();
-    let mut delivery = take(&mut consumer, "the request").await;
+    take(&mut consumer, "the request").await.acker.ack().await.unwrap();
     let reply = request.reply(Ok(Output::default()));
-    stage.reply(reply.clone(), Some(&mut delivery.acker)).await.unwrap();
+    stage.reply(reply.clone()).await.unwrap();
     assert_eq!(within("the reply", replies.next()).await.request_id, reply.request_id);
 }

@@ -121,10 +121,6 @@ mod tests {
         async fn term(&self, _: &str) -> Result<(), BusError> {
             self.note("term").await
         }
-        fn settled_by(&self) -> Option<String> {
-            None
-        }
-        fn ack_by_reply(&self) {}
         fn abandon(&self) {
             self.seen.lock().push("abandon");
         }

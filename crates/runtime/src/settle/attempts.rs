@@ -41,15 +41,6 @@ impl HostedModel {
         }
     }
 
-    /// Notes that an attempt has succeeded. If its answer is lost, the message is executed again, and no worker died of
-    /// it.
-    pub(crate) async fn note_success(&self, held: &HeldDelivery) {
-        let succeeded = AttemptNote { attempts: 0, ended: true };
-        if let Err(error) = self.worker.bus.note_attempts(&held.name, succeeded).await {
-            tracing::debug!(message = %held.name.id, model = %self.key, %error, "not noted that an attempt has succeeded");
-        }
-    }
-
     /// Gives the requests that wait in this worker back to the bus, which delivers them again after `pause`. Notes that
     /// they were not begun.
     pub(crate) async fn hand_back(&self, pause: Duration) {

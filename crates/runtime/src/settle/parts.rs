@@ -61,9 +61,7 @@ async fn forward(model: Arc<HostedModel>, mut pending: Box<Pending>, mut made: m
             None => break Err(Failure::Step(InferError::internal("model instance gave no result"))),
         };
         if last {
-            if pending.delivery.suspect.take().is_some() {
-                model.note_success(&pending.delivery).await;
-            }
+            pending.delivery.suspect = None;
             pending.stay.span.computed(computed(&part.timing));
         }
         let sent = send(&model, &mut pending, Part { sequence, last }, part).await;
@@ -79,8 +77,6 @@ async fn forward(model: Arc<HostedModel>, mut pending: Box<Pending>, mut made: m
     // An error gets the next number, so it comes after all parts that were sent.
     let delivery = HeldDelivery { sequence, ..delivery };
     match outcome {
-        // The gateway acknowledges the delivery when it has all parts.
-        Ok(()) if delivery.acker.is_settled() => {}
         Ok(()) => model.report(&message, delivery.acker.ack().await),
         Err(Failure::Step(error)) => {
             stay.span.fail(&error.message);
@@ -111,11 +107,7 @@ async fn send(model: &HostedModel, pending: &mut Pending, part: Part, made: Exec
     }
     let tensors = if empty { Vec::new() } else { std::mem::take(&mut message.tensors) };
     let reply = message.reply(Ok(Output { tensors, parameters: made.parameters }));
-    // If steps are left, every earlier part is a delivery of its own, so this delivery is over only when the last part
-    // has been sent.
-    let ends = part.last && message.route.current().is_none();
-    let delivery = ends.then_some(&mut pending.delivery.acker);
-    model.reply_when_there_is_room(&message, reply, delivery).await
+    model.reply_when_there_is_room(&message, reply).await
 }
 
 /// Counts a part before it is sent: the first part for its latency, the last one for the whole request.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use trireme_bus::{Acker, BusError, DeadLetter, First, Output, Reply, WorkMessage, queue_pause, room_pause};
+use trireme_bus::{BusError, DeadLetter, First, Output, Reply, WorkMessage, queue_pause, room_pause};
 use trireme_engine::{ExecuteResponse, cancelled_by_client};
 use trireme_inference::{DropReason, ErrorCode, FailureReason, Hop, InferError, Tensor, UnixMicros};
 use trireme_telemetry::trace_id;
@@ -58,17 +58,14 @@ impl HostedModel {
             let this = self.clone();
             self.settle(async move { this.publish(received, message, delivery, stay).await });
         } else {
-            let was_suspect = delivery.suspect.take().is_some();
+            delivery.suspect = None;
             let output = Output { tensors: std::mem::take(&mut message.tensors), parameters };
             let reply = message.reply(Ok(output));
             let this = self.clone();
             self.settle(async move {
                 let mut stay = stay;
-                if was_suspect {
-                    this.note_success(&delivery).await;
-                }
-                match this.reply_when_there_is_room(&received, reply, Some(&mut delivery.acker)).await {
-                    Ok(()) => {}
+                match this.reply_when_there_is_room(&received, reply).await {
+                    Ok(()) => this.report(&received, delivery.acker.ack().await),
                     Err(error) => {
                         stay.span.fail(&error.to_string());
                         this.settle_unpublished(received, delivery, error).await;
@@ -162,15 +159,10 @@ impl HostedModel {
     }
 
     /// Replies. Waits if there is no room for a large answer, or the broker cannot be reached.
-    pub(crate) async fn reply_when_there_is_room(
-        &self,
-        message: &WorkMessage,
-        reply: Reply,
-        mut delivery: Option<&mut Acker>,
-    ) -> Result<(), BusError> {
+    pub(crate) async fn reply_when_there_is_room(&self, message: &WorkMessage, reply: Reply) -> Result<(), BusError> {
         let mut waits = 0;
         loop {
-            let replied = self.worker.bus.reply(reply.clone(), delivery.as_deref_mut()).await;
+            let replied = self.worker.bus.reply(reply.clone()).await;
             if !self.waits_for_room(message, &replied, &mut waits).await {
                 return replied;
             }
@@ -276,7 +268,7 @@ impl HostedModel {
     }
 
     /// Answers a request with an error and so ends its delivery.
-    async fn answer(&self, message: &WorkMessage, mut delivery: HeldDelivery, error: InferError) {
+    async fn answer(&self, message: &WorkMessage, delivery: HeldDelivery, error: InferError) {
         let error = message.route.describe(error).at(&self.key, &self.worker.name);
         let (request_id, id, trace_id) = ids(message);
         match error.code {
@@ -286,16 +278,13 @@ impl HostedModel {
             _ => tracing::warn!(request_id, id, trace_id, model = %self.key, %error, "request failed"),
         }
         let reply = Reply { sequence: delivery.sequence, ..message.reply(Err(error)) };
-        match self.worker.bus.reply(reply, Some(&mut delivery.acker)).await {
-            Ok(()) => {}
-            // The delivery is not acknowledged, so it comes again, and the request is answered then.
-            Err(error @ BusError::Unreachable(_)) => {
-                tracing::warn!(request_id, id, trace_id, %error, "an error could not be sent to its gateway yet");
-            }
-            Err(error) => {
-                tracing::warn!(request_id, id, trace_id, %error, "an error could not be sent to its gateway");
-                self.report(message, delivery.acker.ack().await);
-            }
+        let replied = self.worker.bus.reply(reply).await;
+        if let Err(error) = &replied {
+            tracing::warn!(request_id, id, trace_id, %error, "an error could not be sent to its gateway");
+        }
+        // A delivery that is not acknowledged comes again, and the request is answered then.
+        if !matches!(replied, Err(BusError::Unreachable(_))) {
+            self.report(message, delivery.acker.ack().await);
         }
     }
 

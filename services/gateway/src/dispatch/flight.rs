@@ -214,6 +214,7 @@ impl Flight {
             }
             let is_published = matches!(self.publishing, Publishing::Done);
             tokio::select! {
+                biased;
                 reply = self.replies.next() => return Ok(reply),
                 error = outage(&mut self.fault) => return Err(error),
                 () = came_back(&mut self.connection) => {
@@ -222,9 +223,9 @@ impl Flight {
                 () = tokio::time::sleep_until(self.seek_at), if is_published && self.search.is_none() => {
                     self.search = Some(self.reconciler.seek(&self.message.request_id, &self.message.route));
                 }
-                () = lost(self.search.as_ref()), if self.search.is_some() => {
-                    self.send_again("the message bus has lost the request");
-                }
+                () = lost(self.search.as_ref()), if self.search.is_some() => if !self.replies.is_arriving() {
+                    self.send_again("neither the request nor its answer is to be found");
+                },
                 first = entered(&mut self.entered) => {
                     (self.first, self.entered) = (Some(first), None);
                     self.publishing = Publishing::Due;
