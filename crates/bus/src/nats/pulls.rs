@@ -64,7 +64,7 @@ impl Pulls {
     pub fn missing(&self, room: usize) -> usize {
         let outstanding = self.outstanding();
         let missing = room.saturating_sub(outstanding);
-        match outstanding > 0 && missing < room.div_ceil(4) {
+        match outstanding > 0 && missing < room.div_ceil(2) {
             true => 0,
             false => missing,
         }
@@ -174,11 +174,11 @@ mod tests {
         pulls.ask(8, PULL_EXPIRES, Instant::now());
         assert_eq!(pulls.missing(8), 0);
         assert_eq!(pulls.missing(9), 0, "one more is not worth a request");
-        pulls.delivered();
+        (0..3).for_each(|_| pulls.delivered());
         assert_eq!(pulls.missing(8), 0);
         pulls.delivered();
-        assert_eq!(pulls.missing(8), 2);
-        assert_eq!(pulls.missing(6), 0);
+        assert_eq!(pulls.missing(8), 4);
+        assert_eq!(pulls.missing(4), 0);
     }
 
     #[test]
