@@ -56,7 +56,13 @@ impl HostedModel {
             let Some((message, mut delivery)) = self.worker.hand_over(message, delivery) else { return };
             delivery.suspect = None;
             let this = self.clone();
-            self.settle(async move { this.publish(received, message, delivery, stay).await });
+            let publishing = async move { this.publish(received, message, delivery, stay).await };
+            // The broker's confirmation has to be waited for. A future that was polled here first would wake two threads of the
+            // runtime: one for the connection, and one for itself.
+            match self.worker.bus.is_shared() {
+                true => self.worker.tasks.spawn("forward", publishing),
+                false => self.settle(publishing),
+            }
         } else {
             delivery.suspect = None;
             let output = Output { tensors: std::mem::take(&mut message.tensors), parameters };
