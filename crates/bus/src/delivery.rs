@@ -23,12 +23,10 @@ pub struct Delivery {
 /// How a bus settles one delivery.
 #[async_trait]
 pub trait AckHandle: Send + Sync {
-    /// The work is done: forget the message.
+    /// The work is done, or of no use any more: forget the message.
     async fn ack(&self) -> Result<(), BusError>;
     /// Not now: deliver it again after `delay`.
     async fn nak(&self, delay: Duration) -> Result<(), BusError>;
-    /// Never again: forget the message although it was not done.
-    async fn term(&self, reason: &str) -> Result<(), BusError>;
     /// The worker dropped the delivery without settling it.
     fn abandon(&self);
 }
@@ -55,11 +53,6 @@ impl Acker {
     /// Deliver the message again after `delay`.
     pub async fn nak(mut self, delay: Duration) -> Result<(), BusError> {
         self.take().nak(delay).await
-    }
-
-    /// Forget the message although it was not done.
-    pub async fn term(mut self, reason: &str) -> Result<(), BusError> {
-        self.take().term(reason).await
     }
 
     /// A handle that can return the delivery to the queue when the worker that holds the `Acker` hangs.

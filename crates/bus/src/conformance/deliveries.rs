@@ -15,12 +15,6 @@ pub async fn an_acknowledged_message_is_forgotten(setup: &Setup) {
     assert_idle(&mut consumer, ACK_WAIT * 2, "an acknowledged message").await;
 }
 
-pub async fn a_terminated_message_is_forgotten(setup: &Setup) {
-    let (_, mut consumer, _) = queue_with_one(setup, "terminated", &options()).await;
-    take(&mut consumer, "the message").await.acker.term("it is of no use").await.expect("terminated");
-    assert_idle(&mut consumer, ACK_WAIT * 2, "a terminated message").await;
-}
-
 pub async fn a_refused_message_comes_again_after_the_delay(setup: &Setup) {
     let (bus, mut consumer, model) = queue_with_one(setup, "refused", &options()).await;
     let delivery = take(&mut consumer, "the message").await;

@@ -57,7 +57,6 @@ pub async fn run(setup: &Setup) {
         queues::a_queue_says_how_full_it_is,
         queues::a_large_message_passes_and_can_be_delivered_again,
         deliveries::an_acknowledged_message_is_forgotten,
-        deliveries::a_terminated_message_is_forgotten,
         deliveries::a_refused_message_comes_again_after_the_delay,
         deliveries::a_message_let_go_comes_again,
         deliveries::a_delivery_is_kept_while_somebody_has_it,

@@ -296,10 +296,6 @@ impl AckHandle for Handle {
         Ok(())
     }
 
-    async fn term(&self, _reason: &str) -> Result<(), BusError> {
-        self.ack().await
-    }
-
     fn abandon(&self) {
         if let Some(queued) = self.message.lock().take() {
             tracing::warn!(request_id = %queued.message.request_id, "delivery was let go without being settled");

@@ -37,37 +37,31 @@ impl NatsAck {
     pub fn message(&self) -> &jetstream::Message {
         &self.message
     }
-
-    async fn settle(&self, kind: AckKind) -> Result<(), BusError> {
-        let sent = match (&self.claim, matches!(kind, AckKind::Nak(_))) {
-            // The claim is kept until the broker has confirmed: until then the message may be delivered again and needs
-            // it.
-            (Some(claim), false) => {
-                let heard = taken(self.message.double_ack_with(kind)).await;
-                if heard.is_ok() {
-                    self.nats.discard(BodyStore::Claims, claim.clone());
-                }
-                heard
-            }
-            _ => taken(self.message.ack_with(kind)).await,
-        };
-        self.alive.end();
-        sent
-    }
 }
 
 #[async_trait]
 impl AckHandle for NatsAck {
     async fn ack(&self) -> Result<(), BusError> {
-        self.settle(AckKind::Ack).await
+        let sent = match &self.claim {
+            // The claim is kept until the broker has confirmed: until then the message may be delivered again and needs
+            // it.
+            Some(claim) => {
+                let heard = taken(self.message.double_ack()).await;
+                if heard.is_ok() {
+                    self.nats.discard(BodyStore::Claims, claim.clone());
+                }
+                heard
+            }
+            None => taken(self.message.ack()).await,
+        };
+        self.alive.end();
+        sent
     }
 
     async fn nak(&self, delay: Duration) -> Result<(), BusError> {
-        self.settle(AckKind::Nak((!delay.is_zero()).then_some(delay))).await
-    }
-
-    async fn term(&self, _reason: &str) -> Result<(), BusError> {
-        self.settle(AckKind::Term).await
+        let sent = taken(self.message.ack_with(AckKind::Nak((!delay.is_zero()).then_some(delay)))).await;
+        self.alive.end();
+        sent
     }
 
     fn abandon(&self) {

@@ -59,7 +59,7 @@ impl Fetch {
                     false => {
                         let (model, request_id) = (&self.model, &self.headers.request_id);
                         tracing::warn!(%model, %request_id, %error, "dropped a message whose body is lost");
-                        self.ack.term("its body is lost").await
+                        self.ack.ack().await
                     }
                 };
                 if let Err(error) = settled {

@@ -118,9 +118,6 @@ mod tests {
         async fn nak(&self, _: Duration) -> Result<(), BusError> {
             self.note("nak").await
         }
-        async fn term(&self, _: &str) -> Result<(), BusError> {
-            self.note("term").await
-        }
         fn abandon(&self) {
             self.seen.lock().push("abandon");
         }
