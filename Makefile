@@ -70,7 +70,7 @@ build: ## Builds target/release/trireme
 	cargo build --release -p trireme
 
 .PHONY: bench
-bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (MODEL=DIR, TEXTS=FILE, ROUNDS=3, SECONDS_EACH=5, BENCH_ARGUMENTS="--only lone --half choose")
+bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (MODEL=DIR, TEXTS=FILE, TURNS=4, SECONDS_EACH=2, BENCH_ARGUMENTS="--only lone --half choose")
 	@scripts/fetch-openvino.sh
 	@scripts/fetch-nats-server.sh
 	@scripts/setup-bench.sh
@@ -79,7 +79,7 @@ bench: setup-demo ## Measures everything beside raw ONNX Runtime in one table (M
 	@echo "==> building release binaries (the first build takes some minutes)"
 	cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model -p trireme-postprocess -p trireme-python -p trireme-bare-chain
 	@$(TOOLS)/bench-python/bin/python bench/run.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
-		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
+		$(if $(TURNS),--turns $(TURNS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
 
 .PHONY: bench-quick
 bench-quick: setup-demo ## Compares this tree's speed with a git revision in three minutes, and fails when it is more than 5 % slower (REVISION=HEAD~1 TURNS=8)
@@ -88,6 +88,16 @@ bench-quick: setup-demo ## Compares this tree's speed with a git revision in thr
 	@other=$$(scripts/build-revision.sh $(or $(REVISION),HEAD~1)) && \
 		cargo build --release -p trireme -p trireme-gateway -p trireme-tokenizer -p trireme-model -p trireme-postprocess && \
 		$(TOOLS)/bench-python/bin/python bench/quick.py "$$other" $(if $(TURNS),--turns $(TURNS))
+
+.PHONY: bench-overtake
+bench-overtake: setup-demo ## Throughput and latency over how long later requests may overtake a request: simulated, and served in turns (MODEL=DIR, TEXTS=FILE, TURNS=5, SECONDS_EACH=4)
+	@scripts/setup-bench.sh
+	@$(if $(TEXTS),,scripts/setup-bench-texts.sh)
+	cargo test -p trireme-model --lib -- the_curve --nocapture
+	@echo "==> building the release binary (the first build takes some minutes)"
+	cargo build --release -p trireme
+	@$(TOOLS)/bench-python/bin/python -B bench/overtake.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
+		$(if $(TURNS),--turns $(TURNS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH))
 
 .PHONY: bench-bulk
 bench-bulk: setup-demo ## Durable work beside raw ONNX Runtime and beside live traffic: batches, `trireme bulk`, queued requests (ROUNDS=3, SECONDS_EACH=20, QUEUED=100000, BENCH_ARGUMENTS="--only queued")

@@ -9,12 +9,9 @@ import time
 import urllib.request
 
 from raw import read_texts
-from servers import DIRECT, BenchError, load
+from servers import DIRECT, BenchError
 
 NAME = "recipe"
-CONCURRENCY = [1, 16, 64]
-# Few seconds at a time, so that both sides meet the same drift of the machine.
-TURNS = 4
 # The variant's vectors are compared with the original's for this many texts. The variant was made with other texts.
 COMPARED = 200
 OPTIMIZED = 260  # texts for which `trireme optimize` chooses; the compared ones are others
@@ -80,18 +77,13 @@ def write_texts(path, texts):
     path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
 
 
-def turns(bench, key, left, right):
-    """Texts per second of two deployments in turn: each is (its name, its model). Keeps the rates and their ratio."""
-    seconds, texts, many = bench.options.seconds / 2, bench.options.texts, bench.options.batch_texts
-    for row in [*CONCURRENCY, f"1 request of {many}"]:
-        for _ in range(TURNS):
-            rates = {}
-            for name, model in (left, right):
-                how = (row, texts) if isinstance(row, int) else (1, texts, many)
-                measured = load(bench.binaries / "trireme", bench.deployments[name], model, seconds, *how)
-                bench.keep(f"{name} beside {right[0] if name == left[0] else left[0]} / {row}", measured)
-                rates[name] = measured["requests_per_second"]
-            bench.keep(f"{key} / {row}", {"ratio": rates[left[0]] / rates[right[0]]})
+def turn(bench, left, right, in_flight, many=1):
+    """Two deployments one after the other: each is (its name, its model)."""
+    row = f"1 request of {many}" if many > 1 else in_flight
+    sides = [(left, right), (right, left)]
+    bench.measure_in_order(*(
+        bench.load(name, model, in_flight, many, key=f"{name} beside {other} / {row}") for (name, model), (other, _) in sides
+    ))
 
 
 def vectors(deployment, texts):

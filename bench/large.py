@@ -20,7 +20,7 @@ KINDS = ("one file", "weights beside")
 # A limit for texts far below the positions, as it is usual; rows of the greatest length would cost memory on both sides alike.
 LONGEST = 256
 # The server is measured again when its checks and measurements after the start have ended, and it has answered.
-SETTLED_SECONDS = 8
+SETTLED_SECONDS = 6
 TEXTS = ["A first text.", "A second text that is somewhat longer than the first one, so that their rows differ in length."]
 
 # Prints the seconds from the command to a session, and the most memory that the process had until then and after a run, in bytes.

@@ -8,13 +8,12 @@ from pathlib import Path
 
 from folders import write_texts
 from raw import read_texts
-from servers import BenchError, load
+from servers import BenchError
 
 QUERY_WORDS = 5  # about eight tokens, with those at both ends
 PASSAGE_WORDS = 400  # more than 512 tokens
-PASSAGES = 192  # of the set: raw runs process whole passes of them
-IN_FLIGHT = {"queries": 256, "passages": 64, "pairs": 64, "wide states": 32}
-LONGER = {"passages": 4}  # times the usual measurement: those in flight take seconds, and would be much of a short one
+IN_FLIGHT = {"queries": 256, "passages": 32, "pairs": 64, "wide states": 32}
+LONGER = {"passages": 2}  # times the usual measurement: those in flight take a second, and would be much of a short one
 DEPLOYMENTS = ("all in one", "services")
 # The deployments of kinds that have a model of their own.
 OWN = {"pairs": DEPLOYMENTS, "wide states": ("services",)}
@@ -44,7 +43,7 @@ def start(bench, stages):
 def inputs(sets, texts):
     """Queries and passages: of the text sets, or else cut out of the texts."""
     if sets:
-        return read_texts(sets["queries"]), read_texts(sets["passages"])[:PASSAGES]
+        return read_texts(sets["queries"]), read_texts(sets["passages"])
     words = " ".join(texts).split()
     queries = [" ".join(text.split()[:QUERY_WORDS]) for text in texts]
     return queries, [" ".join(words[begin : begin + PASSAGE_WORDS]) for begin in range(0, len(words), PASSAGE_WORDS)]
@@ -68,12 +67,12 @@ def file(bench, kind):
     return bench.work / f"{name_of(kind)}.txt"
 
 
-def turns(bench, model):
+def turn(bench, model):
     """Texts per second of each kind: raw offline, and served."""
     for kind, in_flight in IN_FLIGHT.items():
-        bench.offline(f"raw {kind}")
+        seconds, sides = bench.options.seconds * LONGER.get(kind, 1), [lambda: bench.again(f"raw {kind}")]
         for name in OWN.get(kind, DEPLOYMENTS):
             where, asked = (f"{name}, {kind}", name_of(kind)) if kind in OWN else (name, model)
-            seconds = bench.options.seconds * LONGER.get(kind, 1)
-            measured = load(bench.binaries / "trireme", bench.deployments[where], asked, seconds, in_flight, file(bench, kind))
-            bench.keep(f"{name}, {kind} / {in_flight}", measured)
+            key = f"{name}, {kind} / {in_flight}"
+            sides.append(bench.load(where, asked, in_flight, key=key, seconds=seconds, texts=file(bench, kind)))
+        bench.measure_in_order(*sides)

@@ -24,18 +24,24 @@ def parser(description, seconds=5):
     return made
 
 
-def parser_of_rounds(description, seconds=5):
-    """The same for a benchmark that measures in rounds and writes its results."""
+def parser_of_results(description, seconds):
+    """The same for a benchmark that writes its results."""
     made = parser(description, seconds)
-    made.add_argument("--rounds", type=int, default=3)
     made.add_argument("--results", type=Path, default=ROOT / "bench/results")
     return made
 
 
-def parse_with_sets(made):
-    """Parses the command line of a benchmark that uses the text sets, unless `--texts` names a file."""
+def parser_of_rounds(description, seconds=5):
+    """The same for a benchmark that measures in rounds and writes its results."""
+    made = parser_of_results(description, seconds)
+    made.add_argument("--rounds", type=int, default=3)
+    return made
+
+
+def parse_with_sets(made, half=HALVES[0]):
+    """Parses the command line of a benchmark that uses the text sets, of this half unless it is told, or the file of `--texts`."""
     made.set_defaults(texts=None)
-    made.add_argument("--half", choices=HALVES, default=HALVES[0], help="of the text sets: results are reported on one half, defaults are chosen on the other")
+    made.add_argument("--half", choices=HALVES, default=half, help="of the text sets: results are reported on one half, defaults are chosen on the other")
     chosen = made.parse_args()
     chosen.sets = {kind: TEXT_SETS / f"{kind}-{chosen.half}.txt" for kind in ("queries", "passages", "mixed")}
     if chosen.texts:
@@ -61,6 +67,6 @@ def facts(chosen, texts, **more):
         "processor": f"{processor()}, {len(os.sched_getaffinity(0))} CPUs",
         "model": Path(chosen.model).name,
         "texts": f"{len(texts)} of {Path(chosen.texts).name}",
-        "rounds": f"{chosen.rounds} of {chosen.seconds:g} s",
+        **({"rounds": f"{chosen.rounds} of {chosen.seconds:g} s"} if "rounds" in chosen else {}),
         **more,
     }

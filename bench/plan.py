@@ -1,4 +1,5 @@
-"""The plan of the benchmark: each part starts what it compares (deployments of Trireme, raw ONNX Runtime), which take turns in rounds."""
+"""The plan of the benchmark: each part starts what it compares (deployments of Trireme, raw ONNX Runtime). The sides take turns: in a turn
+each is measured once, one after the other, so that a ratio has sides that met the same machine. The order changes from turn to turn."""
 
 import json
 import os
@@ -18,16 +19,18 @@ from servers import DIRECT, BenchError, Deployment, free_port, load
 MODEL = "sentence_embedding"
 # The services of the encoder, each a process. The model service pools by itself.
 STAGES = [(stage, [f"trireme-{stage}"]) for stage in ("tokenizer", "model", "postprocess")]
-PARTS = ["texts", "lengths", "lone", "stages", "openai", "recipe", "int8", "large", "identity", "python", "simulated"]
+PARTS = ["texts", "openvino", "lengths", "lone", "stages", "openai", "recipe", "int8", "large", "identity", "python", "simulated"]
+# The turns of parts that have another number: texts and lone are near their bars, the others take long.
+TURNS = {"texts": 6, "lone": 6, "openvino": 3, "lengths": 3, "stages": 2, "large": 2}
+USUAL_TURNS = 4
 CONCURRENCY = [1, 16, 64]
 POOL = 64  # texts that raw runs may sort: as many as the most clients have in flight
 POOL_BUDGETS = [128, 256, 512, 1024]  # larger batches of so few texts have texts of very different lengths
-LONE_TURNS = 4
 LONE_TEXTS = 40
-OPENAI_TURNS = 4
-POLICY_TURNS = 2
-BUDGETS = [512, 1024, 2048, 4096]
-WORKERS = [1, 2, 4, 8, 16, 32]
+OPENAI_TEXTS = 64  # of the large request; with more, few answers would be measured
+BUDGETS = [512, 1024, 2048]
+LAYOUTS = ["narrow", "wide"]
+WORKERS = [1, 8, 32]
 TRITON = ROOT / ".tools/triton"
 CHAIN_BYTES = 512  # about what a message of the identity ensemble has as headers and body
 LARGE_ELEMENTS = 4 << 20  # of FP32: 16 MiB
@@ -55,6 +58,7 @@ class Bench:
         self.deployments, self.raw = {}, {}
         self.nats = None
         self.results = {} if results is None else results
+        self.turn, self.best = 0, {}
 
     # === Deployments ===
 
@@ -125,8 +129,8 @@ class Bench:
     def start(self):
         """Starts what the part compares, and nothing else: idle processes would slow down the others."""
         {
-            "texts": self.start_texts, "lengths": self.start_lengths, "lone": self.start_lone, "stages": self.start_stages,
-            "openai": self.start_encoder, "recipe": self.start_recipe, "int8": self.start_int8,
+            "texts": self.start_texts, "openvino": self.start_openvino, "lengths": self.start_lengths, "lone": self.start_texts,
+            "stages": self.start_stages, "openai": self.start_encoder, "recipe": self.start_recipe, "int8": self.start_int8,
             "large": lambda: large.start(self), "identity": self.start_identity, "python": self.start_python, "simulated": lambda: None,
         }[self.part]()
 
@@ -138,8 +142,12 @@ class Bench:
     def start_texts(self):
         self.start_raw("raw", [])
         self.start_encoder()
+
+    def start_openvino(self):
         if not self.options.openvino:
+            print("    left out: there is no OpenVINO here", flush=True)
             return
+        self.start_raw("raw", [])
         properties = {"INFERENCE_PRECISION_HINT": self.options.openvino_precision} if self.options.openvino_precision else {}
         listed = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in properties.items())
         accelerated = self.repository("accelerated", OPENVINO.format(parameters=listed))
@@ -153,10 +161,6 @@ class Bench:
 
     def start_lengths(self):
         lengths.start(self, STAGES)
-        self.start_encoder()
-
-    def start_lone(self):
-        self.start_raw("raw", [])
         self.start_encoder()
 
     def start_stages(self):
@@ -236,140 +240,145 @@ class Bench:
         self.results.setdefault(key, []).append(value)
 
     def measure(self):
-        """The measurements of the part: those of each round, and those that are made once."""
+        """The measurements of the part: those of each turn, and those that are made once."""
         if self.part == "simulated":
             self.simulated()
             return
-        for number in range(1, self.options.rounds + 1):
-            self.round()
-            print(f"    round {number} of {self.options.rounds}", flush=True)
+        for name in self.raw if self.part != "lone" else ():
+            self.choose(name)
+        turns = self.options.turns or TURNS.get(self.part, USUAL_TURNS)
+        for self.turn in range(turns):
+            self.sides()
+            print(f"    turn {self.turn + 1} of {turns}", flush=True)
         if "raw openvino" in self.raw:
             self.cosine()
 
-    def round(self):
+    def sides(self):
         {
-            "texts": self.texts, "lengths": lambda: lengths.turns(self, MODEL), "lone": self.lone_turns,
-            "stages": lambda: stages.measure(self, MODEL), "openai": self.openai_turns, "recipe": self.recipe, "int8": self.int8,
+            "texts": self.texts, "openvino": self.openvino, "lengths": lambda: lengths.turn(self, MODEL), "lone": self.lone,
+            "stages": lambda: stages.measure(self, MODEL), "openai": self.openai, "recipe": self.recipe, "int8": self.int8,
             "large": lambda: large.measure(self), "identity": self.identity, "python": self.python,
         }[self.part]()
 
+    def ordered(self, sides):
+        """The sides in the order of this turn: every other turn begins with the last one."""
+        return sides if self.turn % 2 == 0 else sides[::-1]
+
+    def measure_in_order(self, *sides):
+        for side in self.ordered(sides):
+            side()
+
+    def load(self, name, model, in_flight, many=1, key=None, seconds=None, texts=None, form="binary"):
+        """A side: a deployment under load. Its row has the deployment's name unless there is a `key`."""
+        def side():
+            row = f"1 request of {many}" if many > 1 else in_flight
+            measured = load(
+                self.binaries / "trireme", self.deployments[name], model, seconds or self.options.seconds, in_flight,
+                texts or (self.options.texts if model in (MODEL, folders.NAME) else None), many, form,
+            )
+            self.keep(key or f"{name} / {row}", measured)
+        return side
+
     def recipe(self):
-        folders.turns(self, "recipe / tuned", ("recipe", folders.NAME), ("all in one", MODEL))
+        for row in ((64, 1), (1, self.options.batch_texts)):
+            folders.turn(self, ("recipe", folders.NAME), ("all in one", MODEL), *row)
 
     def int8(self):
         if "int8" in self.deployments:
-            folders.turns(self, "int8 / original", ("int8", folders.NAME), ("recipe", folders.NAME))
+            folders.turn(self, ("int8", folders.NAME), ("recipe", folders.NAME), 64)
 
     def identity(self):
         """An ensemble of three steps that copy: what the way of a request costs."""
-        trireme, seconds = self.binaries / "trireme", self.options.seconds
-        for name in ("identity", "identity services"):
-            self.keep(f"{name} / 64", load(trireme, self.deployments[name], "identity_chain", seconds, 64))
-        self.keep("bare chain / 64", self.bare_chain(64))
-        # In turns, because each is compared with the other.
-        for name in ("identity services", "identity policy services") * POLICY_TURNS:
-            measured = load(trireme, self.deployments[name], "identity_chain", seconds / 2, 64)
-            self.keep(f"{name} beside the other / 64", measured)
+        of = lambda name: self.load(name, "identity_chain", 64)
+        self.measure_in_order(of("identity"), self.bare_chain, of("identity services"), of("identity policy services"))
 
-    def bare_chain(self, in_flight):
+    def bare_chain(self):
         """Three hops over JetStream without Trireme, with as many messages in flight."""
         deployment = self.deployments["bare chain"]
-        argv = [self.binaries / "trireme-bare-chain", deployment.url, in_flight, CHAIN_BYTES, self.options.seconds]
+        argv = [self.binaries / "trireme-bare-chain", deployment.url, 64, CHAIN_BYTES, self.options.seconds]
         done = subprocess.run([str(word) for word in argv], capture_output=True, text=True)
         if done.returncode:
             raise BenchError(f"trireme-bare-chain failed: {done.stderr.strip()}")
-        return json.loads(done.stdout)
+        self.keep("bare chain / 64", json.loads(done.stdout))
 
     def python(self):
         """An ensemble of three steps in Python: many requests at a time, one at a time, and one step with a large tensor."""
-        trireme, seconds = self.binaries / "trireme", self.options.seconds
-        for name in ("python", "python services", "python triton"):
-            if name in self.deployments:
-                self.keep(f"{name} / 64", load(trireme, self.deployments[name], "python_chain", seconds, 64))
-        # In quick turns, because the difference is smaller than a machine's drift.
-        for _ in range(LONE_TURNS):
-            alone = load(trireme, self.deployments["python"], "python_chain", 1, 1)["p50_ms"]
-            identity = load(trireme, self.deployments["identity"], "identity_chain", 1, 1)["p50_ms"]
-            self.keep("python / lone step, less identity", {"p50_ms": (alone - identity) / 3})
+        trireme, served = self.binaries / "trireme", ("python", "python services", "python triton")
+        self.measure_in_order(*(self.load(name, "python_chain", 64) for name in served if name in self.deployments))
+        lone = {name: load(trireme, self.deployments[name], f"{name}_chain", 1, 1)["p50_ms"] for name in self.ordered(["python", "identity"])}
+        self.keep("python / lone step, less identity", {"p50_ms": (lone["python"] - lone["identity"]) / 3})
         deployment = self.deployments["python"]
         before = statistics_of(deployment, "step_a")
-        load(trireme, deployment, "step_a", seconds, 1, dimension=LARGE_ELEMENTS)
+        load(trireme, deployment, "step_a", self.options.seconds / 2, 1, dimension=LARGE_ELEMENTS)
         after = statistics_of(deployment, "step_a")
         nanoseconds = (after["ns"] - before["ns"]) / max(after["count"] - before["count"], 1)
         self.keep("python / 16 MiB through a step", {"gb_per_second": 4 * LARGE_ELEMENTS / nanoseconds})
 
     def texts(self):
-        """Texts per second: raw offline, and served to 1, some and many clients, and in one large request."""
-        seconds, texts, many = self.options.seconds, self.options.texts, self.options.batch_texts
-        for name in ("raw", "raw openvino"):
-            if name not in self.raw:
-                continue
-            self.offline(name)
-            self.pools(name)
-            self.keep(f"{name} / lone", self.ask(name, what="lone", seconds=seconds / 2))
-        for name in ("all in one", "services", "openvino"):
-            if name not in self.deployments:
-                continue
-            for concurrency in CONCURRENCY:
-                measured = load(self.binaries / "trireme", self.deployments[name], MODEL, seconds, concurrency, texts)
-                self.keep(f"{name} / {concurrency}", measured)
-            measured = load(self.binaries / "trireme", self.deployments[name], MODEL, seconds, 1, texts, many)
-            self.keep(f"{name} / 1 request of {many}", measured)
+        """Texts: raw offline, over all and over pools, and served to some and many clients, and in one large request."""
+        many = self.options.batch_texts
+        self.measure_in_order(
+            lambda: self.again("raw"), self.load("all in one", MODEL, 64), lambda: self.again("raw", POOL), self.load("services", MODEL, 64),
+            self.load("all in one", MODEL, 16), self.load("all in one", MODEL, 1, many),
+        )
+
+    def openvino(self):
+        """The same on OpenVINO, beside its own raw best and that of the plain provider."""
+        if "openvino" in self.deployments:
+            many = self.options.batch_texts
+            self.measure_in_order(
+                lambda: self.again("raw openvino"), self.load("openvino", MODEL, 64), self.load("openvino", MODEL, 1, many),
+                lambda: self.again("raw", key="raw beside openvino / best"),
+            )
 
     def offline(self, raw, budgets=BUDGETS):
         """Texts per second of raw ONNX Runtime that knows all texts, with each layout and size of batches."""
-        for layout in ("narrow", "wide"):
+        for layout in LAYOUTS:
             for budget in budgets:
-                measured = self.ask(raw, what="offline", budget=budget, layout=layout, seconds=self.options.seconds / 4)
+                measured = self.ask(raw, what="offline", budget=budget, layout=layout, seconds=self.options.seconds / 2)
                 self.keep(f"{raw} / {layout}, {budget} tokens", measured)
 
-    def pools(self, raw):
-        """The same of raw ONNX Runtime that knows no more texts at a time than a server has in flight, in the layout that was fastest."""
-        latest = {(layout, budget): self.results[f"{raw} / {layout}, {budget} tokens"][-1] for layout in ("narrow", "wide") for budget in BUDGETS}
-        layout, _ = max(latest, key=lambda key: latest[key]["texts_per_second"])
-        for budget in POOL_BUDGETS:
-            measured = self.ask(raw, what="offline", budget=budget, layout=layout, seconds=self.options.seconds / 4, pool=POOL)
-            self.keep(pool_key(raw, budget), measured)
+    def choose(self, raw):
+        """Finds the layout and the size of batches with which raw ONNX Runtime is fastest: over all texts, and in this layout over pools of
+        no more texts than a server has in flight. The turns measure these."""
+        self.offline(raw)
+        rate = lambda key: self.results[key][-1]["texts_per_second"]
+        settings = [(layout, budget) for layout in LAYOUTS for budget in BUDGETS]
+        layout, budget = self.best[raw, None] = max(settings, key=lambda one: rate(f"{raw} / {one[0]}, {one[1]} tokens"))
+        if raw == "raw" and self.part == "texts":
+            for budget in POOL_BUDGETS:
+                measured = self.ask(raw, what="offline", budget=budget, layout=layout, seconds=self.options.seconds / 2, pool=POOL)
+                self.keep(pool_key(raw, budget), measured)
+            self.best[raw, POOL] = layout, max(POOL_BUDGETS, key=lambda budget: rate(pool_key(raw, budget)))
 
-    def lone_turns(self):
+    def again(self, raw, pool=None, key=None):
+        """Raw ONNX Runtime with the settings that were chosen."""
+        layout, budget = self.best[raw, pool]
+        measured = self.ask(raw, what="offline", budget=budget, layout=layout, seconds=self.options.seconds, pool=pool)
+        self.keep(key or best_key(raw, pool), {**measured, "settings": f"{layout}, {budget} tokens"})
+
+    def lone(self):
         """One text at a time, raw and served in quick turns, because their difference is smaller than a machine's drift. There
         are few texts, so that all sides process each of them several times; otherwise the faster side would get other texts."""
         texts = self.work / "lone.txt"
-        chosen = read_texts(self.options.texts)[:LONE_TEXTS]
-        texts.write_text("\n".join(json.dumps({"text": text}) for text in chosen))
-        for _ in range(LONE_TURNS):
-            turn = {"raw": self.ask("raw", what="lone", seconds=1, count=LONE_TEXTS)["p50_ms"]}
-            for name in ("all in one", "services"):
-                measured = load(self.binaries / "trireme", self.deployments[name], MODEL, 1, 1, texts)
-                turn[name] = measured["p50_ms"]
-            for name in ("all in one", "services"):
-                self.keep(f"{name} / lone, less raw", {"p50_ms": turn[name] - turn["raw"]})
+        folders.write_texts(texts, read_texts(self.options.texts)[:LONE_TEXTS])
+        served = lambda name: load(self.binaries / "trireme", self.deployments[name], MODEL, 1, 1, texts)
+        measured = {}
+        for name in self.ordered(["raw", "all in one", "services"]):
+            measured[name] = self.ask("raw", what="lone", seconds=1, count=LONE_TEXTS) if name == "raw" else served(name)
+            self.keep(f"{name} / lone", measured[name])
+        for name in ("all in one", "services"):
+            self.keep(f"{name} / lone, less raw", {"p50_ms": measured[name]["p50_ms"] - measured["raw"]["p50_ms"]})
 
-    def openai_turns(self):
+    def openai(self):
         """OpenAI's /v1/embeddings beside the v2 protocol, in turns: the CPU time of one text as JSON, and the rate of many texts in
         the densest form that each has."""
-        texts, many = self.options.texts, self.options.batch_texts
-        for _ in range(OPENAI_TURNS):
-            for name in ("all in one", "services"):
-                turn = {}
-                for form in ("json", "openai"):
-                    measured = self.load(name, form, texts)
-                    turn[form] = measured["cpu_us"]
-                    self.keep(f"{name} / one text, {form}", measured)
-                total = {form: sum(cpu.values()) for form, cpu in turn.items()}
-                ratios = {"cpu": total["openai"] / max(total["json"], 1)}
-                if "gateway" in turn["json"]:
-                    ratios["gateway_cpu"] = turn["openai"]["gateway"] / max(turn["json"]["gateway"], 1)
-                for form in ("binary", "openai-base64"):
-                    measured = self.load(name, form, texts, many)
-                    turn[form] = measured["requests_per_second"]
-                    self.keep(f"{name} / {form}, 1 request of {many}", measured)
-                ratios["rate"] = turn["openai-base64"] / turn["binary"]
-                self.keep(f"{name} / openai by v2", ratios)
-
-    def load(self, name, form, texts, many=1):
-        seconds = self.options.seconds / OPENAI_TURNS * (1 if many == 1 else 2)
-        return load(self.binaries / "trireme", self.deployments[name], MODEL, seconds, 1, texts, many, form)
+        for name in ("all in one", "services"):
+            for many, forms in ((1, ["json", "openai"]), (OPENAI_TEXTS, ["binary", "openai-base64"])):
+                what = "one text" if many == 1 else f"1 request of {many}"
+                self.measure_in_order(*(
+                    self.load(name, MODEL, 1, many, key=f"{name} / {form}, {what}", seconds=self.options.seconds / 2, form=form) for form in forms
+                ))
 
     def simulated(self):
         """Throughput of a model that only waits, with a growing number of workers on one queue."""
@@ -399,6 +408,11 @@ class Bench:
 def pool_key(raw, budget):
     """The row of raw runs over pools of texts."""
     return f"{raw}, pools of {POOL} / {budget} tokens"
+
+
+def best_key(raw, pool=None):
+    """The row of raw runs in the turns, with the settings that were chosen."""
+    return f"{raw}, pools of {pool} / best" if pool else f"{raw} / best"
 
 
 def statistics_of(deployment, model):

@@ -6,9 +6,9 @@ flight; `lone` tokenizes, runs and pools one text at a time.
 """
 
 import argparse
+import itertools
 import json
 import os
-import queue
 import random
 import statistics
 import sys
@@ -117,43 +117,40 @@ class Raw:
         return batches
 
     def offline(self, budget, layout, seconds, pool=None):
+        """Runs batches for this time, in an order that has all lengths early. Each session counts the tokens of its own texts in its own time, and
+        texts per second are those of texts of the mean length: so a measurement may end before it has been through all texts."""
         batches = self.batches(budget, pool)
-        feeds = [(len(batch), self.on_device(self.feed(batch))) for batch in batches]
         padded = sum(len(batch) * max(map(len, batch)) for batch in batches) / sum(map(len, self.tokens))
-        work, done = queue.SimpleQueue(), []
+        random.Random(1).shuffle(batches)
+        feeds = [(sum(map(len, batch)), self.on_device(self.feed(batch))) for batch in batches]
         sessions = self.narrow if layout == "narrow" else [self.wide]
         if self.device:
             # A first run with a shape allocates, and may choose or compile kernels.
             for session in sessions:
                 for _, feed in feeds:
                     self.run(session, feed)
-        until = time.perf_counter() + seconds
+        work, rates, done = itertools.cycle(feeds), [], []
+        started, cpu = time.perf_counter(), time.process_time()
 
         def run(session):
-            while (item := work.get()) is not None:
-                self.run(session, item[1])
-                done.append(item[0])
+            tokens = 0
+            while (elapsed := time.perf_counter() - started) < seconds:
+                count, feed = next(work)
+                self.run(session, feed)
+                tokens += count
+            rates.append(tokens / elapsed)
+            done.append(tokens)
 
         threads = [threading.Thread(target=run, args=(session,)) for session in sessions]
-        started, cpu = time.perf_counter(), time.process_time()
         for thread in threads:
             thread.start()
-        passes = 0
-        # Whole passes only, so that short and long texts have their share. There is no pause
-        # between passes.
-        while passes == 0 or time.perf_counter() < until:
-            for item in reversed(feeds):
-                work.put(item)
-            passes += 1
-            while work.qsize() > len(sessions):
-                time.sleep(0.002)
-        while len(done) < passes * len(feeds):
-            time.sleep(0.0005)
-        elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
-        for _ in threads:
-            work.put(None)
-        texts = sum(done)
-        return {"texts_per_second": texts / elapsed, "cpu_us": 1e6 * cpu / texts, "padded_by_real": padded}
+        for thread in threads:
+            thread.join()
+        cpu, mean = time.process_time() - cpu, sum(map(len, self.tokens)) / len(self.tokens)
+        return {
+            "texts_per_second": sum(rates) / mean, "tokens_per_second": sum(rates), "cpu_us": 1e6 * cpu * mean / sum(done),
+            "padded_by_real": padded,
+        }
 
     def lone(self, seconds, count=None):
         texts = self.texts[:count]

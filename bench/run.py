@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Measures Trireme beside raw ONNX Runtime on this machine, and prints and writes one table. What `make bench` runs.
 
-All compared measurements are made in this one run, on the same texts and CPUs. Each part starts what it compares, which takes turns in
-rounds, and stops it before the next part. Nothing else should run on the machine meanwhile.
+All compared measurements are made in this one run, on the same texts and CPUs. Each part starts what it compares, which takes turns, and
+stops it before the next part. Nothing else should run on the machine meanwhile. The default takes about a quarter of an hour.
 """
 
 import tempfile
+import time
 from pathlib import Path
 
 import options
@@ -26,7 +27,8 @@ def find_openvino():
 
 
 def parse():
-    parser = options.parser_of_rounds(__doc__)
+    parser = options.parser_of_results(__doc__, seconds=2)
+    parser.add_argument("--turns", type=int, help="of each part, in place of its own number")
     parser.add_argument("--batch-texts", type=int, default=256, help="texts of the one large request")
     parser.add_argument("--openvino", default=find_openvino(), help="the plugin, or a Python whose ONNX Runtime has it built in; empty leaves it out")
     parser.add_argument("--openvino-precision", default="", help="f32, f16, bf16: asked of OpenVINO, raw and served")
@@ -37,9 +39,10 @@ def parse():
 def main():
     chosen = parse()
     texts = read_texts(chosen.texts)
-    results = {}
+    results, took = {}, {}
     for part in [chosen.only] if chosen.only else PARTS:
-        print(f"==> {part}: {chosen.rounds} rounds, {chosen.seconds:g} s each measurement", flush=True)
+        print(f"==> {part}: {chosen.seconds:g} s each measurement", flush=True)
+        begun = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="trireme-bench-") as work:
             bench = Bench(chosen, Path(work), part, results)
             try:
@@ -47,7 +50,11 @@ def main():
                 bench.measure()
             finally:
                 bench.stop()
-    report = Report(results, options.facts(chosen, texts))
+        took[part] = time.monotonic() - begun
+        print(f"    took {took[part]:.0f} s", flush=True)
+    parts = ", ".join(f"{part} {seconds:.0f}" for part, seconds in took.items())
+    measured = {"each measurement": f"{chosen.seconds:g} s", "took": f"{sum(took.values()) / 60:.1f} minutes; seconds of each part: {parts}"}
+    report = Report(results, options.facts(chosen, texts, **measured))
     print(report.markdown())
     if not chosen.only:
         report.write(chosen.results)
