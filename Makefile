@@ -121,8 +121,8 @@ bench-peers: setup-demo ## Measures Trireme beside Triton, infinity-emb and sie-
 		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH)) $(BENCH_ARGUMENTS)
 
 .PHONY: gpu-kit
-gpu-kit: ## Packs target/gpu-kit for a machine with an NVIDIA GPU that can fetch nothing; there, python3 gpu-kit.py RESULT.json runs the GPU tests and bench-gpu in ten minutes (PROFILE=dev to try it)
-	@PROFILE=$(or $(PROFILE),release) scripts/gpu-kit.sh
+gpu-kit: ## Packs target/gpu-kit for a machine with an NVIDIA GPU that can fetch nothing; there, python3 gpu-kit.py RESULT.json runs the GPU tests and bench-gpu in ten minutes (MODEL=DIR of fp32, PROFILE=dev to try it)
+	@PROFILE=$(or $(PROFILE),release) MODEL=$(MODEL) scripts/gpu-kit.sh
 
 .PHONY: bench-gpu
 bench-gpu: ## Measures the encoder on an NVIDIA GPU beside raw ONNX Runtime on it; without a GPU it ends with 2 and fetches nothing (MODEL=DIR of fp32, TEXTS=FILE, ROUNDS=3, SECONDS_EACH=5)

@@ -2,10 +2,11 @@
 # Packs what a machine with an NVIDIA GPU needs to measure Trireme and to run its GPU tests, for a machine that can fetch nothing: release
 # programs, the CUDA build of ONNX Runtime, the demo's model, a graph whose random weights are made there, and the benchmark. Parts of
 # at most 60 MB and gpu-kit.py lie in target/gpu-kit afterwards. There: python3 gpu-kit.py [RESULT.json]
-# PROFILE=dev packs debug programs, to try the kit.
+# PROFILE=dev packs debug programs, to try the kit. MODEL=DIR packs that model.onnx with its tokenizer in place of the demo's, whose weights
+# have 8 bits: all-MiniLM-L6-v2 with fp32, for example.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-PROFILE=${PROFILE:-release} LEVEL=${LEVEL:-6}
+PROFILE=${PROFILE:-release} MODEL=${MODEL:-} LEVEL=${LEVEL:-6}
 PYTHON_VERSION=3.12 PART_BYTES=60000000
 TARGET=$ROOT/target/gpu-kit
 # As bench/requirements-gpu.txt says; CUDA's own libraries are those of the other machine.
@@ -47,7 +48,9 @@ python3 -m pip download "${quiet[@]}" --disable-pip-version-check --no-deps --on
 for wheel in "$wheels"/*.whl; do python3 -m zipfile -e "$wheel" "$kit/site"; done
 
 say "putting the kit together"
-cp "$TOOLS"/demo-model/* "$kit/.tools/demo-model/"
+for file in model.onnx tokenizer.json tokenizer_config.json; do
+    cp "${MODEL:-$TOOLS/demo-model}/$file" "$kit/.tools/demo-model/" || fail "the model's folder holds model.onnx, tokenizer.json and tokenizer_config.json"
+done
 cp "$TOOLS/nats-server/nats-server" "$kit/.tools/nats-server/"
 cp "$TOOLS"/bench-texts/mixed-report.txt "$kit/.tools/bench-texts/"
 cp bench/*.py "$kit/bench/"
