@@ -1,10 +1,11 @@
-"""Makes variants of an ONNX file with 8-bit weights by ONNX Runtime's own tools, for `trireme optimize`.
+"""Makes variants of an ONNX file with 8-bit weights for ONNX Runtime, for `trireme optimize`.
 
 Reads JSON objects from standard input, one a line, and answers each with one line on standard output. The first one opens a file;
 the others say in `do` what is wanted: `smooth`, `damage`, `quantize` or `sign`.
 
-ONNX Runtime quantizes the activations before a matrix with one scale for all channels, so that a channel with large values costs the
-others their precision. `smooth` makes a second base in which such channels are divided by a factor and the rows of the matrix
+A matrix multiplies activations of 8 bits, which are made when the model runs: each token's vector with a scale of its own. ONNX Runtime's own
+quantizer has one scale for the whole run, with which the answer for a text depends on the texts that share its run, and a token with
+large values costs all others their precision. Within a vector a channel with large values still does. `smooth` makes a second base in which such channels are divided by a factor and the rows of the matrix
 multiplied by it, which changes nothing at full precision (SmoothQuant, https://arxiv.org/abs/2211.10438).
 """
 
@@ -22,9 +23,11 @@ import numpy
 import onnx
 import onnxruntime
 from onnx.numpy_helper import from_array, to_array
-from onnxruntime.quantization import QuantType, quantize_dynamic
 
-KINDS = {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8, "smooth": QuantType.QInt8, "usmooth": QuantType.QUInt8}
+# The weights' datatype, and the number that stands for 0.
+KINDS = {"int8": (numpy.int8, 0), "uint8": (numpy.uint8, 128), "smooth": (numpy.int8, 0), "usmooth": (numpy.uint8, 128)}
+# Activations are unsigned: products of unsigned with signed numbers are what processors have instructions for.
+ZERO = 128
 BLOCK = 128
 # The quantizer of blocks needs one more package.
 HAS_BLOCKS = importlib.util.find_spec("onnx_ir") is not None
@@ -46,7 +49,8 @@ class Variants:
         for index, node in enumerate(model.graph.node):
             # Quantization leaves nodes out by their names.
             node.name = node.name or f"node_{index}"
-            if node.op_type == "MatMul" and node.input[1] in weights:
+            weight = weights.get(node.input[1]) if node.op_type == "MatMul" else None
+            if weight is not None and len(weight.dims) == 2 and weight.data_type == onnx.TensorProto.FLOAT:
                 self.matmuls[node.name] = int(numpy.prod(weights[node.input[1]].dims))
         large = model.ByteSize() > 1 << 30
         onnx.save(model, self.base, save_as_external_data=large, location="base.onnx_data")
@@ -60,17 +64,45 @@ class Variants:
         options.log_severity_level = 3
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
-    def quantize(self, output, kind, **which):
+    def quantize(self, output, kind, names):
+        """Writes a variant in which the matrices of these nodes have 8 bits."""
         if kind == "blocks":
             return self.in_blocks(self.base, output)
-        quantize_dynamic(
-            self.smoothed if kind.endswith("smooth") else self.base, output, weight_type=KINDS[kind], per_channel=True, op_types_to_quantize=["MatMul"],
-            use_external_data_format=self.large, **which,
-        )
+        model = onnx.load(self.smoothed if kind.endswith("smooth") else self.base)
+        weights = {tensor.name: tensor for tensor in model.graph.initializer}
+        names, nodes, scales = set(names), [], {}
+        constants = {"trireme_part": numpy.float32(1 / (255 - ZERO)), "trireme_least": numpy.float32(1e-30), "trireme_one": numpy.float32(1), "trireme_zero": numpy.uint8(ZERO)}
+        model.graph.initializer.extend(from_array(value, name) for name, value in constants.items())
+        for node in model.graph.node:
+            if node.name not in names:
+                nodes.append(node)
+                continue
+            if node.input[0] not in scales:
+                # Nodes with the same input share its 8 bits.
+                scales[node.input[0]] = scale = f"{node.name}_scale"
+                nodes += of_activations(node, scale, model.opset_import)
+            nodes += self.product(model, node, weights, KINDS[kind], scales[node.input[0]])
+        replace(model, nodes, {node.input[1] for node in model.graph.node if node.name in names})
+        if all(one.domain != "com.microsoft" for one in model.opset_import):
+            model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+        onnx.save(model, output, save_as_external_data=self.large, location=os.path.basename(output) + "_data")
+
+    def product(self, model, node, weights, kind, scale):
+        """The nodes that multiply activations of 8 bits by a matrix of 8 bits with a scale for each column."""
+        (datatype, zero), made = kind, f"{node.name}_8_bits"
+        # The matrix may have other uses, and other nodes may have it.
+        matrix, columns = rounded_matrix(to_array(weights[node.input[1]]))
+        parts = {made: (matrix + zero).astype(datatype), f"{made}_scale": columns.astype(numpy.float32), f"{made}_zero": numpy.full(len(columns), zero, datatype)}
+        model.graph.initializer.extend(from_array(value, name) for name, value in parts.items())
+        inputs = [f"{scale}_8_bits", made, "trireme_one", f"{made}_scale", "trireme_zero", f"{made}_zero"]
+        return [
+            onnx.helper.make_node("MatMulIntegerToFloat", inputs, [f"{made}_product"], domain="com.microsoft", name=f"{made}_product"),
+            onnx.helper.make_node("Mul", [f"{made}_product", scale], [node.output[0]], name=made),
+        ]
 
     def leave_out(self, output, kind, names):
         """A variant without some matrices: those get weights in blocks where Python has what that needs, else they stay as they are."""
-        self.quantize(output, kind, nodes_to_exclude=names)
+        self.quantize(output, kind, self.matmuls.keys() - set(names))
         if names and HAS_BLOCKS:
             self.in_blocks(output, output)
 
@@ -103,7 +135,7 @@ class Variants:
         weights = {tensor.name: tensor for tensor in model.graph.initializer}
         groups = {}
         for node in model.graph.node:
-            if node.name in self.matmuls and weights[node.input[1]].data_type == onnx.TensorProto.FLOAT:
+            if node.name in self.matmuls:
                 groups.setdefault(node.input[0], []).append(node)
         before, replaced, changed = {}, set(), 0
         for names, activations in self.activations(list(groups), weights, groups, ask["rows"]):
@@ -114,15 +146,7 @@ class Variants:
                     replaced.update(node.input[1] for node in nodes)
                     before[nodes[0].name] = self.divide(model, name, nodes, weights, factors)
                     changed += len(nodes)
-        nodes = [part for node in model.graph.node for part in (*before.get(node.name, ()), node)]
-        del model.graph.node[:]
-        model.graph.node.extend(nodes)
-        # A subgraph may use a matrix, too: where there is one, all of them are kept.
-        nested = any(attribute.HasField("g") or attribute.graphs for node in nodes for attribute in node.attribute)
-        gone = set() if nested else replaced - {name for node in nodes for name in node.input}
-        kept = [tensor for tensor in model.graph.initializer if tensor.name not in gone]
-        del model.graph.initializer[:]
-        model.graph.initializer.extend(kept)
+        replace(model, [part for node in model.graph.node for part in (*before.get(node.name, ()), node)], replaced)
         say({"progress": f"{changed} of {len(self.matmuls)} matrices are smoothed"})
         onnx.save(model, self.smoothed, save_as_external_data=self.large, location="smoothed.onnx_data")
         return {"smoothed": changed}
@@ -163,12 +187,45 @@ class Variants:
         path = os.path.join(self.work, "single.onnx")
         damage = {}
         for number, name in enumerate(self.matmuls, 1):
-            self.quantize(path, ask["kind"], nodes_to_quantize=[name])
+            self.quantize(path, ask["kind"], [name])
             found = self.results(self.load(path), ask["rows"])
             moved = [((a - b) ** 2).sum() / max((b ** 2).sum(), 1e-12) for a, b in zip(found, expected)]
             damage[name] = float(numpy.mean(moved))
             say({"progress": f"{number} of {len(self.matmuls)} matrices tried alone"})
         return {"damage": damage}
+
+
+def of_activations(node, scale, opsets):
+    """The nodes that make 8 bits of the node's input, with a scale for each of its vectors by the largest value."""
+    (opset,) = (one.version for one in opsets if one.domain in ("", "ai.onnx"))
+    given = node.input[0]
+    # From 18 on the axes are an input; without them all axes would be reduced.
+    over = {"axes": [-1]} if opset < 18 else {}
+    axes = [] if over else [f"{scale}_axes"]
+    make = lambda kind, inputs, output, **more: onnx.helper.make_node(kind, inputs, [output], name=output, **more)
+    last = [] if over else [make("Constant", [], f"{scale}_axes", value_ints=[-1])]
+    return [
+        *last,
+        make("ReduceMax", [given, *axes], f"{scale}_highest", keepdims=1, **over),
+        make("ReduceMin", [given, *axes], f"{scale}_lowest", keepdims=1, **over),
+        make("Neg", [f"{scale}_lowest"], f"{scale}_deepest"),
+        make("Max", [f"{scale}_highest", f"{scale}_deepest", "trireme_least"], f"{scale}_largest"),
+        make("Mul", [f"{scale}_largest", "trireme_part"], scale),
+        make("Div", [given, scale], f"{scale}_steps"),
+        make("QuantizeLinear", [f"{scale}_steps", "trireme_one", "trireme_zero"], f"{scale}_8_bits"),
+    ]
+
+
+def replace(model, nodes, replaced):
+    """Gives the graph these nodes, and takes away the initializers of `replaced` that no node uses any more."""
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    # A subgraph may use a matrix, too: where there is one, all of them are kept.
+    nested = any(attribute.HasField("g") or attribute.graphs for node in nodes for attribute in node.attribute)
+    gone = set() if nested else set(replaced) - {name for node in nodes for name in node.input}
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in gone]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
 
 
 def best_factors(activations, matrices):
@@ -180,11 +237,12 @@ def best_factors(activations, matrices):
     if not used.any():
         return None
     products = [rows @ matrix for rows in activations]
-    # Each token counts alike: a few tokens with large values must not decide alone.
+    # Each token counts alike: those with large values must not decide alone.
     lengths = [numpy.maximum((product ** 2).sum(1), 1e-30) for product in products]
 
     def error(factors):
-        rounded = rounded_matrix(matrix * factors[:, None])
+        steps, columns = rounded_matrix(matrix * factors[:, None])
+        rounded = steps * columns
         missed = ((rounded_rows(rows / factors) @ rounded - product) ** 2 for rows, product in zip(activations, products))
         return sum(float((way.sum(1) / length).sum()) for way, length in zip(missed, lengths))
 
@@ -202,17 +260,15 @@ def best_factors(activations, matrices):
 
 
 def rounded_rows(rows):
-    """Activations in 8 bits, as ONNX Runtime's DynamicQuantizeLinear makes them: one scale for all of them."""
-    low, high = min(float(rows.min()), 0.0), max(float(rows.max()), 0.0)
-    scale = (high - low) / 255 or 1.0
-    zero = round(-low / scale)
-    return ((numpy.clip(numpy.rint(rows / scale) + zero, 0, 255) - zero) * scale).astype(numpy.float32)
+    """Activations in 8 bits, with a scale for each row."""
+    scales = numpy.maximum(numpy.abs(rows).max(1, keepdims=True), 1e-30) / (255 - ZERO)
+    return (numpy.rint(rows / scales) * scales).astype(numpy.float32)
 
 
 def rounded_matrix(matrix):
-    """Weights in 8 bits, with a scale for each column."""
+    """Weights in 8 bits, as whole numbers from -127 to 127, and the scale of each column."""
     scales = numpy.maximum(numpy.abs(matrix).max(0), 1e-30) / 127
-    return numpy.rint(matrix / scales) * scales
+    return numpy.rint(matrix / scales), scales
 
 
 def sign(path, notes):

@@ -1,4 +1,4 @@
-//! ONNX Runtime's own tools in the user's Python: a script that makes variants of one file.
+//! A script in the user's Python that makes variants of one file.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
