@@ -60,7 +60,7 @@ pub enum Decision {
     Wait,
 }
 
-/// Chooses the next batch. Pure: the same queue at the same time gives the same decision.
+/// Chooses the next batch. Pure: the same queue at the same time gives the same decision, after the same runs.
 pub trait BatchPolicy: Send + Sync {
     /// Describes a request with these inputs. By default only requests of equal shapes share a batch.
     fn describe(&self, inputs: &[Tensor]) -> Description {
@@ -82,6 +82,9 @@ pub trait BatchPolicy: Send + Sync {
     fn cost(&self, _members: &[Description]) -> f64 {
         1.0
     }
+
+    /// A run of this cost has taken so long. By default a policy does not look at it.
+    fn ran(&self, _cost: f64, _took: Duration) {}
 
     /// The most requests that a worker with this many instances holds, waiting and being executed, however fast it is.
     fn in_hand(&self, instances: usize) -> usize {

@@ -187,13 +187,13 @@ impl Intake {
         id
     }
 
-    /// A run has ended that executed this many requests. With 0 requests, its time is not added to the means.
-    pub fn end(&mut self, id: RunId, requests: usize, now: Instant) {
-        let Some(position) = self.running.iter().position(|run| run.id == id) else { return };
+    /// A run has ended that executed this many requests: its cost and how long it took. With 0 requests, it is `None`, and its time is not
+    /// added to the means.
+    pub fn end(&mut self, id: RunId, requests: usize, now: Instant) -> Option<(f64, Duration)> {
+        let position = self.running.iter().position(|run| run.id == id)?;
         let run = self.running.swap_remove(position);
-        if requests > 0 {
-            self.pace.note(now.saturating_duration_since(run.started), run.cost, requests);
-        }
+        let took = now.saturating_duration_since(run.started);
+        (requests > 0).then(|| self.pace.note(took, run.cost, requests)).map(|()| (run.cost, took))
     }
 
     /// Expected duration of a run of this cost; `None` before the first run.

@@ -359,12 +359,17 @@ impl<T> Drop for Run<T> {
     fn drop(&mut self) {
         let mut state = self.queue.state.lock();
         let now = Instant::now();
-        if let (Some(intake), Some(id)) = (state.intake_of(self.role), self.id) {
-            intake.end(id, self.executed, now);
-        }
+        let ended = match (state.intake_of(self.role), self.id) {
+            (Some(intake), Some(id)) => intake.end(id, self.executed, now),
+            _ => None,
+        };
         let wrong = state.is_asked_wrongly(self.queue.capacity, now);
         drop(state);
         self.queue.wake(wrong);
+        // Runs in the background say nothing about the others: they get what these leave of the CPUs.
+        if let Some((cost, took)) = ended.filter(|_| self.role == Role::Main) {
+            self.queue.policy.ran(cost, took);
+        }
     }
 }
 

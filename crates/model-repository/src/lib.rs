@@ -59,9 +59,9 @@ pub use config::{
 pub use ensemble::{CompiledEnsemble, EnsembleError, compile_ensemble, plan_single};
 pub use error::RepositoryError;
 pub use folder::{
-    Choices, Derived, DerivedModel, Export, FolderChoices, FolderDescription, FolderError, NeededError, PaddingSide,
-    Placement, Precision, Row, folder_fields, folder_name, hub_name, is_model_folder, model_folders_in, needed_files,
-    place, snapshot,
+    Accelerator, Choices, Derived, DerivedModel, Export, FolderChoices, FolderDescription, FolderError, NeededError,
+    PaddingSide, Placement, Precision, Row, folder_fields, folder_name, hub_name, is_model_folder, model_folders_in,
+    needed_files, place, snapshot,
 };
 pub use follow::{Change, FollowedFolders};
 pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel, Uploaded};

@@ -33,8 +33,22 @@ pub struct Choices {
     pub padding_side: Option<PaddingSide>,
     /// `--accept`: contradictions that are no faults, by the names that their messages have.
     pub accept: Vec<String>,
+    /// `--accelerator`
+    pub accelerator: Accelerator,
     /// `--served-name`: further names by which clients may ask for the model, as that of the hub.
     pub served_names: Vec<String>,
+}
+
+/// What runs a model folder's graph.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Accelerator {
+    /// The fastest of the installed providers whose outputs are those of the plain one, by a measurement at the first load.
+    #[default]
+    Auto,
+    /// The plain provider.
+    None,
+    /// OpenVINO on the CPU.
+    OpenVino,
 }
 
 /// The side on which shorter rows are filled up.
@@ -51,6 +65,24 @@ pub struct FolderChoices {
     precision: Precision,
     /// In the order given: the name of a model, the flag, the value.
     given: Vec<(Option<String>, &'static str, String)>,
+}
+
+// === impl Accelerator ===
+
+impl Accelerator {
+    /// The word for it in flags and configurations.
+    pub fn name(self) -> &'static str {
+        match self {
+            Accelerator::Auto => "auto",
+            Accelerator::None => "none",
+            Accelerator::OpenVino => "openvino",
+        }
+    }
+
+    /// The accelerator of this name.
+    fn named(name: &str) -> Option<Accelerator> {
+        [Accelerator::Auto, Accelerator::None, Accelerator::OpenVino].into_iter().find(|one| one.name() == name)
+    }
 }
 
 // === impl PaddingSide ===
@@ -101,6 +133,10 @@ impl Choices {
                 Some(side) => self.padding_side = Some(side),
                 None => return expected("left or right"),
             },
+            "accelerator" => match Accelerator::named(value) {
+                Some(accelerator) => self.accelerator = accelerator,
+                None => return expected("auto, none or openvino"),
+            },
             "served-name" if value.is_empty() || value.contains([',', ' ']) => {
                 return expected("a name without commas and blanks");
             }
@@ -120,7 +156,7 @@ impl From<Precision> for FolderChoices {
 }
 
 impl FolderChoices {
-    /// Adds the values of a flag (`graph`, `task`, `pooling`, `normalize`, `padding-side`, `accept`,
+    /// Adds the values of a flag (`graph`, `task`, `pooling`, `normalize`, `padding-side`, `accelerator`, `accept`,
     /// `served-name`). A value that begins with a name
     /// and a colon (`small:mean`) is for the model of that name. The error names the expected values.
     pub fn add(&mut self, flag: &'static str, values: &[String]) -> Result<(), String> {
@@ -184,6 +220,7 @@ mod tests {
         assert!(add("task", "m:embedding").contains("found 'embedding', expected one of embed, sparse"));
         assert_eq!(add("padding-side", "up"), "--padding-side: found 'up', expected left or right");
         assert!(add("served-name", "a b").ends_with("expected a name without commas and blanks"));
+        assert_eq!(add("accelerator", "gpu"), "--accelerator: found 'gpu', expected auto, none or openvino");
         assert_eq!(add("normalize", "yes"), "--normalize: found 'yes', expected true or false");
     }
 }

@@ -172,6 +172,7 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         unserved,
         warnings: Vec::new(),
         adapters,
+        accelerator: reader.choices().accelerator,
         served_names: Vec::new(),
         routed: None,
     })
@@ -320,6 +321,7 @@ fn generation(
         unserved: None,
         warnings: Vec::new(),
         adapters: None,
+        accelerator: reader.choices().accelerator,
         served_names: Vec::new(),
         routed: None,
     })

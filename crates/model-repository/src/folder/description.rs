@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use trireme_model_files::onnx::GraphTensor;
 
+use super::choices::Accelerator;
 use super::graphs::GraphFile;
 use super::heads;
 use super::late::Late;
@@ -41,6 +42,8 @@ pub struct FolderDescription {
     pub(crate) warnings: Vec<String>,
     /// The tasks that requests choose among, where the graph has an adapter for each.
     pub(crate) adapters: Option<Derived<Vec<String>>>,
+    /// What runs the graph.
+    pub(crate) accelerator: Accelerator,
     /// Further names of the model.
     pub(crate) served_names: Vec<String>,
     /// The descriptions of all routes, where the folder has a Router: this one is of the usual route.

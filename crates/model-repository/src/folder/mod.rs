@@ -51,7 +51,7 @@ use trireme_inference::ErrorCode;
 use self::files::Reader;
 use crate::repository::{CONFIG_FILE, version_number};
 
-pub use self::choices::{Choices, FolderChoices, PaddingSide};
+pub use self::choices::{Accelerator, Choices, FolderChoices, PaddingSide};
 pub use self::description::FolderDescription;
 pub use self::export::Export;
 pub use self::fields::as_markdown as folder_fields;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use super::choices::PaddingSide;
+use super::choices::{Accelerator, PaddingSide};
 use super::description::{Executor, FolderDescription};
 use super::graphs;
 use super::heads::Head;
@@ -271,6 +271,18 @@ impl FolderDescription {
             };
             text.line(&format!("# {says}"), "");
             text.parameter("layouts", layouts, "");
+            text.blank();
+            match self.accelerator {
+                Accelerator::Auto => {
+                    text.line("# The fastest of the installed providers serves it. That is measured when it is first loaded; none: the plain one.", "");
+                    text.parameter("accelerator", self.accelerator.name(), "");
+                }
+                Accelerator::None => text.parameter("accelerator", self.accelerator.name(), "--accelerator"),
+                Accelerator::OpenVino => text.line(
+                    "optimization { execution_accelerators { cpu_execution_accelerator: [ { name: \"openvino\" } ] } }",
+                    "--accelerator",
+                ),
+            }
             text.blank();
             text.line("instance_group [ { kind: KIND_CPU } ]", "");
         }

@@ -92,6 +92,7 @@ pub(super) fn static_model(
         unserved: None,
         warnings: Vec::new(),
         adapters: None,
+        accelerator: reader.choices().accelerator,
         served_names: Vec::new(),
         routed: None,
     })
@@ -169,6 +170,7 @@ pub(super) fn token_weights(
         unserved: None,
         warnings: Vec::new(),
         adapters: None,
+        accelerator: reader.choices().accelerator,
         served_names: Vec::new(),
         routed: None,
     })

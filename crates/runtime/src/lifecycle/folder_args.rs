@@ -34,6 +34,11 @@ pub struct FolderArgs {
     #[arg(long, env = "TRIREME_PADDING_SIDE", value_name = "[NAME:]SIDE", value_delimiter = ',')]
     pub padding_side: Vec<String>,
 
+    /// What runs a model folder's graph: auto, the fastest of the installed providers whose outputs are those of the plain one, by a
+    /// measurement at the first load; none, the plain one; openvino
+    #[arg(long, env = "TRIREME_ACCELERATOR", value_name = "[NAME:]ACCELERATOR", value_delimiter = ',')]
+    pub accelerator: Vec<String>,
+
     /// A contradiction in a model folder's files that is accepted, by the name that its error has
     #[arg(long, env = "TRIREME_ACCEPT", value_name = "[NAME:]CONTRADICTION", value_delimiter = ',')]
     pub accept: Vec<String>,
@@ -62,13 +67,14 @@ impl FolderArgs {
         Ok(choices)
     }
 
-    fn given(&self) -> [(&'static str, &Vec<String>); 7] {
+    fn given(&self) -> [(&'static str, &Vec<String>); 8] {
         [
             ("graph", &self.graph),
             ("task", &self.task),
             ("pooling", &self.pooling),
             ("normalize", &self.normalize),
             ("padding-side", &self.padding_side),
+            ("accelerator", &self.accelerator),
             ("accept", &self.accept),
             ("served-name", &self.served_name),
         ]

@@ -11,12 +11,12 @@ const MASK: &str = "attention_mask";
 /// The rows of a request whose rows have different lengths, without their padding. `None` where they have one length, or where the
 /// mask does not show it: then the request runs as it is.
 pub fn rows(padding: &Padding, inputs: &[Tensor]) -> Result<Option<Vec<Vec<Tensor>>>, InferError> {
-    let Some(lengths) = lengths(padding, inputs) else { return Ok(None) };
+    let Some((lengths, longest)) = lengths(padding, inputs).zip(padding.length(inputs)) else { return Ok(None) };
     let ones = vec![1; lengths.len()];
     let mut rows = vec![Vec::with_capacity(inputs.len()); lengths.len()];
     for input in inputs {
         let padded = padding.inputs.iter().find(|padded| padded.name == input.name());
-        let cut = padded.map(|padded| Cut { axis: padded.axis, lengths: &lengths, left: padded.left });
+        let cut = padded.map(|padded| Cut { axis: padded.axis, lengths: &lengths, padded: longest, left: padded.left });
         for (row, part) in rows.iter_mut().zip(merge::split(input.clone(), &ones, cut)?) {
             row.push(part);
         }
@@ -52,12 +52,12 @@ pub fn join(padding: &Padding, rows: &[Vec<Tensor>]) -> Result<Vec<Tensor>, Infe
         Some(PaddedInput { name: output.name.clone(), axis: output.axis, value, left: output.left })
     });
     let rows: Vec<&[Tensor]> = rows.iter().map(Vec::as_slice).collect();
-    Ok(merge::join(&rows, &filled.collect::<Vec<_>>())?.into_owned())
+    Ok(merge::join(&rows, &filled.collect::<Vec<_>>(), None)?.into_owned())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::padding::UnpaddedOutput;
+    use super::super::padding::{Steps, UnpaddedOutput};
     use super::*;
 
     fn padding(left: bool) -> Padding {
@@ -65,6 +65,7 @@ mod tests {
         Padding {
             inputs: vec![input("ids"), input(MASK)],
             outputs: vec![UnpaddedOutput { name: "ids".into(), axis: 1, left }],
+            steps: Steps::default(),
         }
     }
 

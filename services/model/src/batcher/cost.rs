@@ -7,6 +7,8 @@
 //! The token budget is the smallest run that does about as many tokens a second as the best one: a request that comes next waits for
 //! the run under way, so that a larger run costs latency and has to pay for it.
 
+use super::padding::Steps;
+
 /// The cost of a run. [`fit`] uses the unit of its points, which are in seconds where a model was measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
@@ -38,6 +40,8 @@ pub struct Fit {
     pub token_budget: u32,
     /// Mean error of the model on the points within the budget, as a share of their cost.
     pub error: f64,
+    /// The lengths that runs have. [`fit`] leaves each as it is.
+    pub steps: Steps,
 }
 
 /// Most tokens of one run if nothing was measured.
@@ -91,7 +95,7 @@ pub fn fit(points: &[Point]) -> Option<Fit> {
         return None;
     }
     let (model, error) = nearest(&within)?;
-    Some(Fit { model, token_budget, error: (error / within.len() as f64).sqrt() })
+    Some(Fit { model, token_budget, error: (error / within.len() as f64).sqrt(), steps: Steps::default() })
 }
 
 /// Whether larger runs than those of `points` need not be measured: the largest ones do not do more than runs of half their size.

@@ -6,6 +6,7 @@
 //! | `unpad_outputs` | outputs whose rows are as long as the inputs: `last_hidden_state`; empty for none | those whose dimension after the batch is -1 |
 //! | `token_budget` | most tokens (rows × padded length) of one run | measured, else 1024 |
 //! | `max_overtake_microseconds` | how long later requests may go first | two full runs as measured, at least 50000 |
+//! | `pad_to_multiple_of` | lengths of runs are multiples of this | measured with an accelerator, else 1 |
 //! | `max_rows` | most rows of one run, where `max_batch_size` is 0 and the dimensions spell the batch out | 64 |
 //! | `padding_side` | `left` or `right`: where shorter rows are filled up | `right` |
 //! | `padding_check` | `apart`: requests that change one another's results do not share a run; `off`: that is not tried | `apart` |
@@ -21,12 +22,13 @@ use trireme_engine::LoadError;
 use trireme_inference::{DataType, Shape};
 use trireme_model_repository::ModelConfig;
 
-use super::padding::{PaddedInput, Padding, UnpaddedOutput};
+use super::padding::{PaddedInput, Padding, Steps, UnpaddedOutput};
 
 const PAD_INPUTS: &str = "pad_inputs";
 const UNPAD_OUTPUTS: &str = "unpad_outputs";
 const TOKEN_BUDGET: &str = "token_budget";
 const MAX_OVERTAKE: &str = "max_overtake_microseconds";
+const MULTIPLE: &str = "pad_to_multiple_of";
 const MAX_ROWS: &str = "max_rows";
 const PADDING_SIDE: &str = "padding_side";
 const PADDING_CHECK: &str = "padding_check";
@@ -46,6 +48,8 @@ pub struct Declaration {
     pub token_budget: Option<u32>,
     /// How long later requests may overtake a request, if the configuration sets it.
     pub max_overtake: Option<Duration>,
+    /// Whether the configuration says of what the lengths of runs are multiples.
+    pub has_multiple: bool,
     /// Whether to measure the costs of runs.
     pub measure: bool,
     /// Whether the load tries if rows may share a run.
@@ -83,6 +87,7 @@ impl<'a> Reader<'a> {
                 UNPAD_OUTPUTS,
                 TOKEN_BUDGET,
                 MAX_OVERTAKE,
+                MULTIPLE,
                 MAX_ROWS,
                 COST_MODEL,
                 PADDING_SIDE,
@@ -110,8 +115,11 @@ impl<'a> Reader<'a> {
                 rows
             }
         };
+        let multiple = self.number(MULTIPLE);
+        let steps = Steps { multiple: multiple.unwrap_or(1), ..Steps::default() };
         Some(Declaration {
-            padding: Padding { inputs, outputs },
+            padding: Padding { inputs, outputs, steps },
+            has_multiple: multiple.is_some(),
             max_rows,
             token_budget: self.number(TOKEN_BUDGET),
             max_overtake: self.microseconds(MAX_OVERTAKE),

@@ -16,29 +16,41 @@ use super::padding::PaddedInput;
 pub struct Cut<'a> {
     /// The dimension to cut, the batch dimension included; at least 1.
     pub axis: usize,
-    /// Each request's length; all were padded to the longest.
+    /// Each request's length.
     pub lengths: &'a [u32],
+    /// The length to which all were padded.
+    pub padded: u32,
     /// Whether the padding is before the rows.
     pub left: bool,
 }
 
 /// Joins the inputs of requests along the batch dimension: one tensor per input, in the order of the first request. A
-/// single request's inputs are passed through unchanged. Inputs in `padded` are padded to the longest. Errors if the
-/// requests' inputs differ in more than the padded lengths and their numbers of rows.
-pub fn join<'a>(requests: &[&'a [Tensor]], padded: &[PaddedInput]) -> Result<Cow<'a, [Tensor]>, InferError> {
+/// single request's inputs are passed through unchanged where they are as long as that. Inputs in `padded` are padded to the length `to`, or
+/// else to the longest. Errors if the requests' inputs differ in more than the padded lengths and their numbers of rows.
+pub fn join<'a>(
+    requests: &[&'a [Tensor]],
+    padded: &[PaddedInput],
+    to: Option<u32>,
+) -> Result<Cow<'a, [Tensor]>, InferError> {
     let [first, rest @ ..] = requests else { return Ok(Cow::Borrowed(&[])) };
-    if rest.is_empty() {
+    if rest.is_empty() && to.is_none() {
         return Ok(Cow::Borrowed(first));
     }
     if let Some(other) = rest.iter().find(|other| other.len() != first.len()) {
         let (want, have) = (first.len(), other.len());
         return Err(InferError::internal(format!("cannot batch a request of {have} inputs with one of {want}")));
     }
-    let join = |tensor: &'a Tensor| join_one(tensor, rest, padded.iter().find(|padded| padded.name == tensor.name()));
+    let padded_as = |tensor: &Tensor| padded.iter().find(|padded| padded.name == tensor.name());
+    let join = |tensor: &'a Tensor| join_one(tensor, rest, padded_as(tensor), to);
     first.iter().map(join).collect::<Result<Vec<_>, _>>().map(Cow::Owned)
 }
 
-fn join_one(first: &Tensor, rest: &[&[Tensor]], padded: Option<&PaddedInput>) -> Result<Tensor, InferError> {
+fn join_one(
+    first: &Tensor,
+    rest: &[&[Tensor]],
+    padded: Option<&PaddedInput>,
+    to: Option<u32>,
+) -> Result<Tensor, InferError> {
     let name = first.name();
     if first.shape().is_empty() {
         return Err(no_batch_dimension(name));
@@ -62,7 +74,8 @@ fn join_one(first: &Tensor, rest: &[&[Tensor]], padded: Option<&PaddedInput>) ->
     shape[0] = parts.iter().fold(0i64, |rows, part| rows.saturating_add(part.shape()[0]));
     let data = match padded.filter(|padded| padded.axis < shape.len()) {
         Some(padded) => {
-            shape[padded.axis] = parts.iter().map(|part| part.shape()[padded.axis]).max().unwrap_or(0);
+            let longest = parts.iter().map(|part| part.shape()[padded.axis]).max().unwrap_or(0);
+            shape[padded.axis] = to.map_or(longest, |to| longest.max(to.into()));
             pad(&parts, padded, &shape)
         }
         None => {
@@ -118,17 +131,16 @@ pub fn split(output: Tensor, rows: &[u32], cut: Option<Cut<'_>>) -> Result<Vec<T
             output.name()
         )));
     }
-    if let Some(Cut { axis, lengths, .. }) = cut {
-        let padded = lengths.iter().max().copied().unwrap_or(0);
-        if shape.get(axis) != Some(&i64::from(padded)) {
-            return Err(InferError::internal(format!(
-                "output '{}' has shape {shape}, but as unpad_outputs has it, dimension {axis} has to be the padded \
-                 length {padded}",
-                output.name()
-            )));
-        }
+    if let Some(Cut { axis, padded, .. }) = cut
+        && shape.get(axis) != Some(&i64::from(padded))
+    {
+        return Err(InferError::internal(format!(
+            "output '{}' has shape {shape}, but as unpad_outputs has it, dimension {axis} has to be the padded \
+             length {padded}",
+            output.name()
+        )));
     }
-    if rows.len() == 1 {
+    if rows.len() == 1 && cut.is_none_or(|cut| cut.lengths.first() == Some(&cut.padded)) {
         return Ok(vec![output]);
     }
     let inner_count = Shape::from(inner).element_count().unwrap_or(0);
@@ -142,7 +154,7 @@ pub fn split(output: Tensor, rows: &[u32], cut: Option<Cut<'_>>) -> Result<Vec<T
         };
         let mut part_shape = shape.to_vec();
         part_shape[0] = i64::from(part_rows);
-        if let Some(Cut { axis, lengths, left }) = cut {
+        if let Some(Cut { axis, lengths, left, .. }) = cut {
             data = shorten(&data, &part_shape, axis, lengths[index], left);
             part_shape[axis] = i64::from(lengths[index]);
         }
@@ -210,16 +222,16 @@ mod tests {
     #[test]
     fn a_single_request_is_not_copied() {
         let inputs = [ints("x", &[1, 2], vec![1, 2])];
-        let joined = join(&[&inputs], &[]).unwrap();
+        let joined = join(&[&inputs], &[], None).unwrap();
         assert_eq!(joined[0].data().as_ptr(), inputs[0].data().as_ptr());
-        assert!(join(&[], &[]).unwrap().is_empty());
+        assert!(join(&[], &[], None).unwrap().is_empty());
     }
 
     #[test]
     fn inputs_are_matched_by_name() {
         let a = [ints("x", &[1, 2], vec![1, 2]), ints("y", &[1], vec![3])];
         let b = [ints("y", &[2], vec![6, 7]), ints("x", &[2, 2], vec![4, 5, 6, 7])];
-        let joined = join(&[&a, &b], &[]).unwrap();
+        let joined = join(&[&a, &b], &[], None).unwrap();
         assert_eq!(joined[0], ints("x", &[3, 2], vec![1, 2, 4, 5, 6, 7]));
         assert_eq!(joined[1], ints("y", &[3], vec![3, 6, 7]));
     }
@@ -228,12 +240,12 @@ mod tests {
     fn differing_requests_are_refused() {
         let a = [ints("x", &[1, 2], vec![1, 2])];
         for b in [ints("y", &[1, 2], vec![1, 2]), ints("x", &[1, 1], vec![1]), ints("x", &[], vec![1])] {
-            let error = join(&[&a, &[b]], &[]).unwrap_err();
+            let error = join(&[&a, &[b]], &[], None).unwrap_err();
             assert_eq!(error.message, "cannot batch requests: not all have input 'x' of INT64 [1,2]");
         }
-        assert!(join(&[&a, &[]], &[]).unwrap_err().message.contains("a request of 0 inputs with one of 1"));
+        assert!(join(&[&a, &[]], &[], None).unwrap_err().message.contains("a request of 0 inputs with one of 1"));
         let scalar = [ints("x", &[], vec![1])];
-        assert!(join(&[&scalar, &scalar], &[]).unwrap_err().message.contains("no batch dimension"));
+        assert!(join(&[&scalar, &scalar], &[], None).unwrap_err().message.contains("no batch dimension"));
     }
 
     #[test]
@@ -268,7 +280,7 @@ mod tests {
     #[test]
     fn zero_sizes_survive() {
         let empty = |rows: i64| Tensor::new("x", DataType::Fp32, [rows, 0], Bytes::new()).unwrap();
-        let joined = join(&[&[empty(2)], &[empty(1)]], &[]).unwrap().into_owned();
+        let joined = join(&[&[empty(2)], &[empty(1)]], &[], None).unwrap().into_owned();
         assert_eq!(joined, [empty(3)]);
         assert_eq!(split(joined[0].clone(), &[2, 1], None).unwrap(), [empty(2), empty(1)]);
         assert_eq!(split(empty(0), &[0, 0], None).unwrap(), [empty(0), empty(0)]);
@@ -283,27 +295,30 @@ mod tests {
         let short = [ints("x", &[2, 1], vec![1, 2]), ints("y", &[2], vec![8, 8])];
         let long = [ints("x", &[1, 3], vec![3, 4, 5]), ints("y", &[1], vec![9])];
         for fill in [0, -1] {
-            let joined = join(&[&short, &long], &[padded(1, fill)]).unwrap();
+            let joined = join(&[&short, &long], &[padded(1, fill)], None).unwrap();
             assert_eq!(joined[0], ints("x", &[3, 3], vec![1, fill, fill, 2, fill, fill, 3, 4, 5]));
             assert_eq!(joined[1], ints("y", &[3], vec![8, 8, 9]));
         }
         let (flat, deep) = ([ints("x", &[1, 2, 1], vec![1, 2])], [ints("x", &[1, 2, 2], vec![3, 4, 5, 6])]);
-        let joined = join(&[&flat, &deep], &[padded(2, 7)]).unwrap();
+        let joined = join(&[&flat, &deep], &[padded(2, 7)], None).unwrap();
         assert_eq!(joined[0], ints("x", &[2, 2, 2], vec![1, 7, 2, 7, 3, 4, 5, 6]));
         let other = [ints("x", &[1, 3, 1], vec![1, 2, 3])];
-        assert!(join(&[&flat, &other], &[padded(2, 7)]).unwrap_err().message.contains("of INT64 [1,2,1]"));
-        assert!(join(&[&short, &long], &[]).is_err(), "what is not declared is not padded");
+        assert!(join(&[&flat, &other], &[padded(2, 7)], None).unwrap_err().message.contains("of INT64 [1,2,1]"));
+        assert!(join(&[&short, &long], &[], None).is_err(), "what is not declared is not padded");
     }
 
     #[test]
     fn rows_are_cut_back_and_copied_only_where_they_have_gaps() {
         let output = ints("y", &[3, 2, 1], vec![1, 0, 2, 0, 3, 4]);
-        let parts = split(output.clone(), &[2, 1], Some(Cut { axis: 1, lengths: &[1, 2], left: false })).unwrap();
+        let parts =
+            split(output.clone(), &[2, 1], Some(Cut { axis: 1, lengths: &[1, 2], padded: 2, left: false })).unwrap();
         assert_eq!(parts, [ints("y", &[2, 1, 1], vec![1, 2]), ints("y", &[1, 2, 1], vec![3, 4])]);
-        let parts = split(output.clone(), &[1, 2], Some(Cut { axis: 1, lengths: &[1, 2], left: false })).unwrap();
+        let parts =
+            split(output.clone(), &[1, 2], Some(Cut { axis: 1, lengths: &[1, 2], padded: 2, left: false })).unwrap();
         assert_eq!(parts, [ints("y", &[1, 1, 1], vec![1]), ints("y", &[2, 2, 1], vec![2, 0, 3, 4])]);
         assert_eq!(parts[0].data().as_ptr().wrapping_add(16), parts[1].data().as_ptr(), "slices of one buffer");
-        let wrong = split(output, &[2, 1], Some(Cut { axis: 1, lengths: &[1, 3], left: false })).unwrap_err();
+        let wrong =
+            split(output, &[2, 1], Some(Cut { axis: 1, lengths: &[1, 3], padded: 3, left: false })).unwrap_err();
         assert_eq!(
             wrong.message,
             "output 'y' has shape [3,2,1], but as unpad_outputs has it, dimension 1 has to be the padded length 3"
@@ -311,12 +326,22 @@ mod tests {
     }
 
     #[test]
+    fn a_lone_request_is_padded_to_the_length_of_the_run() {
+        let alone = [ints("x", &[1, 2], vec![1, 2])];
+        let joined = join(&[&alone], &[padded(1, 0)], Some(4)).unwrap().into_owned();
+        assert_eq!(joined, [ints("x", &[1, 4], vec![1, 2, 0, 0])]);
+        let cut = Some(Cut { axis: 1, lengths: &[2], padded: 4, left: false });
+        assert_eq!(split(joined[0].clone(), &[1], cut).unwrap(), alone);
+    }
+
+    #[test]
     fn rows_that_are_filled_up_on_the_left_are_cut_there() {
         let padded = PaddedInput { left: true, ..padded(1, 9) };
         let (short, long) = ([ints("x", &[2, 1], vec![1, 2])], [ints("x", &[1, 3], vec![3, 4, 5])]);
-        let joined = join(&[&short, &long], &[padded]).unwrap().into_owned();
+        let joined = join(&[&short, &long], &[padded], None).unwrap().into_owned();
         assert_eq!(joined[0], ints("x", &[3, 3], vec![9, 9, 1, 9, 9, 2, 3, 4, 5]));
-        let parts = split(joined[0].clone(), &[2, 1], Some(Cut { axis: 1, lengths: &[1, 3], left: true })).unwrap();
+        let parts =
+            split(joined[0].clone(), &[2, 1], Some(Cut { axis: 1, lengths: &[1, 3], padded: 3, left: true })).unwrap();
         assert_eq!(parts, [short, long].concat());
     }
 
@@ -331,10 +356,10 @@ mod tests {
                 ints("x", &shape, (0..count).map(|i| (100 * index + i) as i64).collect())
             };
             let inputs: Vec<_> = requests.iter().enumerate().map(|(index, &size)| [tensor(index, size)]).collect();
-            let joined = join(&inputs.iter().map(|i| &i[..]).collect::<Vec<_>>(), &[padded(2, -1)]).unwrap().into_owned();
+            let joined = join(&inputs.iter().map(|i| &i[..]).collect::<Vec<_>>(), &[padded(2, -1)], None).unwrap().into_owned();
             let rows: Vec<_> = requests.iter().map(|(rows, _)| *rows as u32).collect();
             let lengths: Vec<_> = requests.iter().map(|(_, length)| *length as u32).collect();
-            let parts = split(joined[0].clone(), &rows, Some(Cut { axis: 2, lengths: &lengths, left: false })).unwrap();
+            let parts = split(joined[0].clone(), &rows, Some(Cut { axis: 2, lengths: &lengths, padded: *lengths.iter().max().unwrap(), left: false })).unwrap();
             prop_assert_eq!(parts, inputs.into_iter().flatten().collect::<Vec<_>>());
         }
 
@@ -343,7 +368,7 @@ mod tests {
             proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..6), 0..5), 1..6)) {
             let tensors: Vec<_> = requests.iter()
                 .map(|texts| [Tensor::from_bytes_elements("t", [texts.len() as i64, 1], texts).unwrap()]).collect();
-            let joined = join(&tensors.iter().map(|t| &t[..]).collect::<Vec<_>>(), &[]).unwrap().into_owned();
+            let joined = join(&tensors.iter().map(|t| &t[..]).collect::<Vec<_>>(), &[], None).unwrap().into_owned();
             let rows: Vec<u32> = tensors.iter().map(|t| super::rows("m", t).unwrap()).collect();
             let parts = split(joined[0].clone(), &rows, None).unwrap();
             prop_assert_eq!(parts, tensors.into_iter().flatten().collect::<Vec<_>>());

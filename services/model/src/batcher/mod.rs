@@ -16,5 +16,5 @@ mod simulator;
 
 pub use declaration::Declaration;
 pub use length::{LengthBatcher, USUAL_LENGTH};
-pub use padding::{PaddedInput, Padding, UnpaddedOutput};
+pub use padding::{Padded, PaddedInput, Padding, Steps, UnpaddedOutput};
 pub use trireme_engine::policy;

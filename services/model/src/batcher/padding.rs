@@ -16,6 +16,27 @@ pub struct Padding {
     pub inputs: Vec<PaddedInput>,
     /// Outputs whose rows are as long as the padded inputs.
     pub outputs: Vec<UnpaddedOutput>,
+    /// The lengths that runs have.
+    pub steps: Steps,
+}
+
+/// Lengths that runs have: on some providers a token costs less where the length is a multiple of 16, and each new length costs a
+/// compilation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Steps {
+    /// Rows are filled up to a multiple of this, at least 1.
+    pub multiple: u32,
+    /// Not beyond this: the model may have no positions for more. Longer rows keep their length.
+    pub longest: u32,
+}
+
+/// The lengths of requests that are padded for a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Padded {
+    /// The length of each request.
+    pub lengths: Vec<u32>,
+    /// The length that all have in the run.
+    pub to: u32,
 }
 
 /// An input that may be lengthened.
@@ -40,6 +61,22 @@ pub struct UnpaddedOutput {
     pub axis: usize,
     /// Whether the padding is before the row.
     pub left: bool,
+}
+
+// === impl Steps ===
+
+impl Default for Steps {
+    fn default() -> Steps {
+        Steps { multiple: 1, longest: u32::MAX }
+    }
+}
+
+impl Steps {
+    /// The length in a run of rows that are so long.
+    pub fn of(self, length: u32) -> u32 {
+        let up = length.checked_next_multiple_of(self.multiple.max(1));
+        up.filter(|up| *up <= self.longest).unwrap_or(length)
+    }
 }
 
 // === impl Padding ===
@@ -74,10 +111,11 @@ impl Padding {
         lengths.all(|other| other == length).then(|| u32::try_from(length).ok())?
     }
 
-    /// The requests' lengths, if they differ, so that inputs have to be padded and outputs cut.
-    pub fn lengths(&self, requests: &[&[Tensor]]) -> Option<Vec<u32>> {
+    /// The requests' lengths and that of the run, if they differ, so that inputs have to be padded and outputs cut.
+    pub fn lengths(&self, requests: &[&[Tensor]]) -> Option<Padded> {
         let lengths = requests.iter().map(|inputs| self.length(inputs)).collect::<Option<Vec<_>>>()?;
-        lengths.iter().any(|length| *length != lengths[0]).then_some(lengths)
+        let to = self.steps.of(*lengths.iter().max()?);
+        lengths.iter().any(|length| *length != to).then_some(Padded { lengths, to })
     }
 
     fn lengths_of(&self, inputs: &[Tensor]) -> impl Iterator<Item = i64> {
@@ -95,7 +133,7 @@ mod tests {
 
     fn padding() -> Padding {
         let input = |name: &str| PaddedInput { name: name.into(), axis: 1, value: vec![0; 8], left: false };
-        Padding { inputs: vec![input("ids"), input("mask")], outputs: Vec::new() }
+        Padding { inputs: vec![input("ids"), input("mask")], outputs: Vec::new(), steps: Steps::default() }
     }
 
     fn request(ids: [i64; 2], mask: [i64; 2], other: [i64; 2]) -> [Tensor; 3] {
@@ -133,9 +171,22 @@ mod tests {
     fn equal_lengths_need_no_padding() {
         let with = |length| request([1, length], [1, length], [1, 2]);
         let (three, four) = (with(3), with(4));
-        assert_eq!(padding().lengths(&[&three, &four]), Some(vec![3, 4]));
+        assert_eq!(padding().lengths(&[&three, &four]), Some(Padded { lengths: vec![3, 4], to: 4 }));
         assert_eq!(padding().lengths(&[&three, &three]), None);
         assert_eq!(padding().lengths(&[&three]), None);
         assert_eq!(padding().lengths(&[&three, &request([1, 4], [1, 1], [1, 2])]), None);
+    }
+
+    #[test]
+    fn runs_have_lengths_in_steps() {
+        let steps = Steps { multiple: 16, longest: 64 };
+        let of = |length| Steps { multiple: 16, longest: 60 }.of(length);
+        assert_eq!([1, 16, 17, 64, 65, u32::MAX].map(|length| steps.of(length)), [16, 16, 32, 64, 65, u32::MAX]);
+        assert_eq!(([48, 49].map(of), Steps::default().of(7)), ([48, 49], 7), "there are no positions for 64");
+        let stepped = Padding { steps, ..padding() };
+        let with = |length| request([1, length], [1, length], [1, 2]);
+        assert_eq!(stepped.lengths(&[&with(3)]), Some(Padded { lengths: vec![3], to: 16 }), "a lone request, too");
+        assert_eq!(stepped.lengths(&[&with(3), &with(20)]), Some(Padded { lengths: vec![3, 20], to: 32 }));
+        assert_eq!(stepped.lengths(&[&with(16)]), None);
     }
 }

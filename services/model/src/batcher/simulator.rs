@@ -179,7 +179,9 @@ impl Simulation<'_> {
         for SimulatedWorker { intake, busy, .. } in &mut self.workers {
             busy.retain(|run| {
                 if run.until <= now {
-                    intake.end(run.id, run.requests, self.start + now);
+                    if let Some((cost, took)) = intake.end(run.id, run.requests, self.start + now) {
+                        self.site.policy.ran(cost, took);
+                    }
                     ended += run.requests;
                 }
                 run.until > now

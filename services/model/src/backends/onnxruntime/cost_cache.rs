@@ -11,16 +11,29 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use super::files;
+use crate::batcher::Steps;
 use crate::batcher::cost::{CostModel, Fit};
 
 /// First line of an entry; another format, or another rule for the budget, gets another number.
-const HEADER: &str = "trireme cost model 2";
+const HEADER: &str = "trireme cost model 3";
+
+/// First line of an entry about the choice of an accelerator.
+const RATES: &str = "trireme accelerators 1";
 
 /// The entry of one model in the cache.
 #[derive(Clone, Debug)]
 pub struct Entry {
     path: PathBuf,
     key: String,
+}
+
+/// Tokens per second of a model with each provider, by which its accelerator is chosen; of an accelerator that cannot be used 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// With the plain provider.
+    pub plain: f64,
+    /// With OpenVINO.
+    pub openvino: f64,
 }
 
 /// The default directory of the cache: `trireme/cost-models` in the user's cache directory; `None` if the user has no
@@ -48,27 +61,48 @@ impl Entry {
 
     /// The stored costs, if they have the same key.
     pub fn read(&self) -> Option<Fit> {
-        let text = std::fs::read_to_string(&self.path).ok()?;
-        let mut lines = text.lines();
-        (lines.next()? == HEADER && lines.next()? == self.key).then_some(())?;
-        let mut number =
-            || lines.next()?.split_once(": ")?.1.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
-        let model = CostModel { run: number()?, token: number()?, pair: number()? };
-        let fit = Fit { model, token_budget: number()? as u32, error: number()? };
-        (fit.token_budget > 0 && model.cost(1, 1) > 0.0).then_some(fit)
+        let [run, token, pair, token_budget, error, multiple, longest] = self.numbers(HEADER)?;
+        let model = CostModel { run, token, pair };
+        let steps = Steps { multiple: multiple as u32, longest: longest as u32 };
+        let fit = Fit { model, token_budget: token_budget as u32, error, steps };
+        (fit.token_budget > 0 && steps.multiple > 0 && model.cost(1, 1) > 0.0).then_some(fit)
     }
 
     /// Stores `fit`.
     pub fn write(&self, fit: &Fit) -> std::io::Result<()> {
-        let Fit { model: CostModel { run, token, pair }, token_budget, error } = fit;
+        let Fit { model: CostModel { run, token, pair }, token_budget, error, steps } = fit;
+        let (multiple, longest) = (steps.multiple, steps.longest);
+        self.store(&format!(
+            "{HEADER}\n{}\nrun: {run}\ntoken: {token}\npair: {pair}\nbudget: {token_budget}\nerror: {error}\nmultiple: \
+             {multiple}\nlongest: {longest}\n",
+            self.key
+        ))
+    }
+
+    /// The stored rates of providers, if they have the same key.
+    pub fn read_rates(&self) -> Option<Rates> {
+        self.numbers(RATES).map(|[plain, openvino]| Rates { plain, openvino })
+    }
+
+    /// Stores rates of providers.
+    pub fn write_rates(&self, Rates { plain, openvino }: Rates) -> std::io::Result<()> {
+        self.store(&format!("{RATES}\n{}\nplain: {plain}\nopenvino: {openvino}\n", self.key))
+    }
+
+    /// The numbers of an entry with this first line and the same key.
+    fn numbers<const N: usize>(&self, header: &str) -> Option<[f64; N]> {
+        let text = std::fs::read_to_string(&self.path).ok()?;
+        let mut lines = text.lines();
+        (lines.next()? == header && lines.next()? == self.key).then_some(())?;
+        let number = |line: &str| line.split_once(": ")?.1.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
+        lines.map(number).collect::<Option<Vec<_>>>()?.try_into().ok()
+    }
+
+    fn store(&self, text: &str) -> std::io::Result<()> {
         let directory = self.path.parent().unwrap_or(Path::new("."));
         std::fs::create_dir_all(directory)?;
         let unfinished = self.path.with_extension(format!("{}.tmp", std::process::id()));
         let mut file = std::fs::File::create(&unfinished)?;
-        let text = format!(
-            "{HEADER}\n{}\nrun: {run}\ntoken: {token}\npair: {pair}\nbudget: {token_budget}\nerror: {error}\n",
-            self.key
-        );
         file.write_all(text.as_bytes())?;
         std::fs::rename(&unfinished, &self.path)
     }
@@ -98,7 +132,8 @@ mod tests {
     use super::*;
 
     fn fit() -> Fit {
-        Fit { model: CostModel { run: 2.25e-3, token: 2.1e-4, pair: 1.5e-7 }, token_budget: 512, error: 0.031 }
+        let model = CostModel { run: 2.25e-3, token: 2.1e-4, pair: 1.5e-7 };
+        Fit { model, token_budget: 512, error: 0.031, steps: Steps { multiple: 16, longest: 512 } }
     }
 
     #[test]
@@ -115,6 +150,9 @@ mod tests {
         std::fs::write(&file, "another").unwrap();
         assert_eq!(entry("1 thread").read(), None, "the model changed");
         assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 1, "nothing unfinished stays behind");
+        let rates = Rates { plain: 298.5, openvino: 812.0 };
+        entry("accelerator").write_rates(rates).unwrap();
+        assert_eq!((entry("accelerator").read_rates(), entry("accelerator").read()), (Some(rates), None));
     }
 
     #[test]
@@ -127,6 +165,8 @@ mod tests {
             whole.replace(HEADER, "trireme cost model 0"),
             whole.replace("token: ", "token: -"),
             whole.replace("budget: 512", "budget: 0"),
+            whole.replace("multiple: 16", "multiple: 0"),
+            whole.replace("longest: 512\n", ""),
             whole.replace("0.00225", "x"),
             whole[..whole.len() / 2].to_owned(),
             String::new(),

@@ -9,13 +9,22 @@ use super::measure;
 use crate::batcher::cost::Fit;
 use crate::batcher::{Declaration, USUAL_LENGTH};
 
+/// The places of a model's instances.
+#[derive(Clone, Copy)]
+pub struct Places<'a> {
+    /// One for each instance.
+    pub all: &'a [InstanceDevice],
+    /// Whether an accelerator runs the model there: then the steps of lengths are measured, too.
+    pub is_accelerated: &'a dyn Fn(InstanceDevice) -> bool,
+}
+
 /// The costs that batches of `config`'s model go by. Its `instances` are at `places`; `kept` is a place's entry in the cache, if
 /// there is one. `None` if the declaration turns measuring off or, with a warning, if they cannot be measured; also when they are not
 /// `wanted` any more.
 pub fn find<I: ModelInstance>(
     config: &ModelConfig,
     declaration: &Declaration,
-    places: &[InstanceDevice],
+    places: Places<'_>,
     kept: impl Fn(InstanceDevice) -> Option<Entry>,
     instances: &mut [I],
     wanted: &dyn Fn() -> bool,
@@ -24,13 +33,13 @@ pub fn find<I: ModelInstance>(
         return None;
     }
     // GPUs are taken for alike.
-    let firsts = firsts(places, InstanceDevice::is_gpu).into_iter();
+    let firsts = firsts(places.all, InstanceDevice::is_gpu).into_iter();
     let at = |at: usize| {
-        let place = places[at];
-        Some((place, find_at(config, declaration, kept(place), place, &mut instances[at], wanted)?))
+        let place = places.all[at];
+        Some((place, find_at(config, declaration, kept(place), (places, place), &mut instances[at], wanted)?))
     };
     let found: Vec<_> = firsts.filter_map(at).collect();
-    decisive(declaration, places, &found)
+    decisive(declaration, places.all, &found)
 }
 
 /// The costs at `place`, where `instance` is.
@@ -38,7 +47,7 @@ fn find_at(
     config: &ModelConfig,
     declaration: &Declaration,
     kept: Option<Entry>,
-    place: InstanceDevice,
+    (places, place): (Places<'_>, InstanceDevice),
     instance: &mut dyn ModelInstance,
     wanted: &dyn Fn() -> bool,
 ) -> Option<Fit> {
@@ -46,7 +55,7 @@ fn find_at(
         report(config, declaration, place, &fit, "cache");
         return Some(fit);
     }
-    let fit = match measure::measure(config, declaration, place, instance, wanted) {
+    let mut fit = match measure::measure(config, declaration, place, instance, wanted) {
         Ok(fit) => fit,
         Err(_) if !wanted() => return None,
         Err(reason) => {
@@ -54,6 +63,9 @@ fn find_at(
             return None;
         }
     };
+    if (places.is_accelerated)(place) && !declaration.has_multiple {
+        fit.steps = measure::steps(config, declaration, instance);
+    }
     report(config, declaration, place, &fit, "measured");
     if let Some(Err(error)) = kept.map(|entry| entry.write(&fit)) {
         tracing::warn!(model = config.name, %error, "the cost model could not be kept");
@@ -84,6 +96,7 @@ fn report(config: &ModelConfig, declaration: &Declaration, place: InstanceDevice
         token_us = micros(fit.model.token),
         pair_us = micros(fit.model.pair),
         token_budget = declaration.token_budget.unwrap_or(fit.token_budget),
+        pad_to_multiple_of = if declaration.has_multiple { declaration.padding.steps } else { fit.steps }.multiple,
         error_percent = (fit.error * 1e3).round() / 10.0,
         "cost model"
     );
@@ -92,6 +105,7 @@ fn report(config: &ModelConfig, declaration: &Declaration, place: InstanceDevice
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batcher::Steps;
     use crate::batcher::cost::CostModel;
 
     #[test]
@@ -103,8 +117,12 @@ mod tests {
             "m",
         );
         let declaration = Declaration::parse(&config.unwrap()).unwrap().unwrap();
-        let fit =
-            |token, token_budget| Fit { model: CostModel { run: 1e-3, token, pair: 0.0 }, token_budget, error: 0.0 };
+        let fit = |token, token_budget| Fit {
+            model: CostModel { run: 1e-3, token, pair: 0.0 },
+            token_budget,
+            error: 0.0,
+            steps: Steps::default(),
+        };
         let (cpu, gpu) = (fit(1e-4, 512), fit(1e-5, 65536));
         let found = [(InstanceDevice::Cpu, cpu), (InstanceDevice::Gpu(1), gpu)];
         let one_each = [InstanceDevice::Gpu(1), InstanceDevice::Cpu];

@@ -18,7 +18,7 @@ use super::stop::Stopper;
 use super::tasks::{self, Tasks};
 use super::values;
 use crate::batcher::merge::{self, Cut};
-use crate::batcher::{Padding, apart};
+use crate::batcher::{Padded, Padding, Steps, apart};
 
 /// An instance of an ONNX model.
 pub struct OnnxInstance {
@@ -72,8 +72,8 @@ struct Batch {
     outputs: Vec<Tensor>,
     /// Rows of each request.
     rows: Vec<u32>,
-    /// Length of each request, if lengths differed and inputs were padded.
-    lengths: Option<Vec<u32>>,
+    /// Length of each request and of the run, if inputs were padded.
+    lengths: Option<Padded>,
     started: Instant,
     gathered: Instant,
     ran: Instant,
@@ -122,6 +122,13 @@ impl OnnxInstance {
             caches: caches::undeclared(config, &schema.inputs),
             arena_shrinkage,
             stopper: Arc::default(),
+        }
+    }
+
+    /// From now on runs have these lengths.
+    pub fn pad_to(&mut self, steps: Steps) {
+        if let Some(padding) = &mut self.padding {
+            padding.steps = steps;
         }
     }
 
@@ -175,7 +182,7 @@ impl OnnxInstance {
     /// Runs `requests` as one batch; an error applies to all of them.
     pub fn execute_together(&mut self, requests: &[ExecuteRequest]) -> Result<Vec<ExecuteResponse>, InferError> {
         let Batch { outputs, rows, lengths, started, gathered, ran } = self.run(requests)?;
-        let parts = self.hand_out(requests, outputs, &rows, lengths.as_deref())?;
+        let parts = self.hand_out(requests, outputs, &rows, lengths.as_ref())?;
         let timing = ExecuteTiming {
             compute_input: gathered - started,
             compute_infer: ran - gathered,
@@ -217,7 +224,8 @@ impl OnnxInstance {
         let padding = self.padding.as_ref();
         let lengths = padding.and_then(|padding| padding.lengths(&inputs));
         let padded = padding.filter(|_| lengths.is_some()).map_or(&[][..], |padding| &padding.inputs);
-        let mut inputs = merge::join(&inputs, padded).map_err(|error| in_model(&self.model, error))?;
+        let to = lengths.as_ref().map(|padded| padded.to);
+        let mut inputs = merge::join(&inputs, padded, to).map_err(|error| in_model(&self.model, error))?;
         if !self.caches.is_empty() {
             let all = inputs.first().and_then(|input| input.shape().first().copied()).unwrap_or(0);
             let task = self.task(requests)?;
@@ -358,7 +366,7 @@ impl OnnxInstance {
         requests: &[ExecuteRequest],
         outputs: Vec<Tensor>,
         rows: &[u32],
-        lengths: Option<&[u32]>,
+        lengths: Option<&Padded>,
     ) -> Result<Vec<Vec<Tensor>>, InferError> {
         let mut parts: Vec<Vec<Tensor>> = requests.iter().map(|r| Vec::with_capacity(r.outputs.len())).collect();
         for output in outputs {
@@ -374,7 +382,7 @@ impl OnnxInstance {
     }
 
     /// One output with the shape for clients, split by request and without padding.
-    fn split(&self, output: Tensor, rows: &[u32], lengths: Option<&[u32]>) -> Result<Vec<Tensor>, InferError> {
+    fn split(&self, output: Tensor, rows: &[u32], lengths: Option<&Padded>) -> Result<Vec<Tensor>, InferError> {
         let output = match self.output_reshapes.iter().find(|(name, _)| name == output.name()) {
             Some((_, reshape)) => {
                 let shape = reshape.apply(output.shape());
@@ -382,11 +390,16 @@ impl OnnxInstance {
             }
             None => output,
         };
-        if self.batch == Batching::None || self.batch == Batching::Declared && rows.len() == 1 {
+        if self.batch == Batching::None || self.batch == Batching::Declared && rows.len() == 1 && lengths.is_none() {
             return Ok(vec![output]);
         }
         let padded = self.padding.iter().flat_map(|padding| &padding.outputs).find(|p| p.name == output.name());
-        let cut = padded.zip(lengths).map(|(padded, lengths)| Cut { axis: padded.axis, lengths, left: padded.left });
+        let cut = padded.zip(lengths).map(|(padded, run)| Cut {
+            axis: padded.axis,
+            lengths: &run.lengths,
+            padded: run.to,
+            left: padded.left,
+        });
         merge::split(output, rows, cut)
     }
 }

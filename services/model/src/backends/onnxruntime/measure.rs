@@ -3,10 +3,11 @@
 //! One instance runs while the model's others are idle. So the result does not include how instances slow each other down
 //! (memory bandwidth, shared caches). The batcher needs only ratios between runs, which that changes little.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use trireme_engine::{ExecuteRequest, ModelInstance};
 use trireme_inference::{DataType, Shape, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;
@@ -14,7 +15,7 @@ use trireme_model_repository::ModelConfig;
 use super::accelerators::InstanceDevice;
 use super::tasks;
 use crate::batcher::cost::{self, Fit, Point};
-use crate::batcher::{Declaration, PaddedInput};
+use crate::batcher::{Declaration, PaddedInput, Steps};
 
 /// The grid. On CPUs it ends with the sixth number of rows.
 const ROWS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
@@ -43,6 +44,61 @@ const SHARE_OF_FIRST_RUNS: f64 = 0.6;
 /// Prevents two models that load at the same time from measuring each other.
 static MEASURING: Mutex<()> = Mutex::new(());
 
+/// Lengths that are no multiples, and the multiples to which their rows may be filled up.
+const ODD_LENGTHS: [u32; 5] = [19, 37, 53, 75, 101];
+const MULTIPLES: [u32; 3] = [8, 16, 32];
+const ROWS_OF_STEPS: u32 = 4;
+
+/// Filling up pays where it takes this part of the time at most.
+const STEPS_PAY: f64 = 0.97;
+
+/// Rows are filled up to the longest of these that the model takes.
+const LONGEST: [u32; 4] = [512, 256, 128, 64];
+
+/// Keeps others from measuring meanwhile.
+pub fn alone() -> MutexGuard<'static, ()> {
+    MEASURING.lock()
+}
+
+/// The lengths of runs with which `instance` takes the least time for rows whose lengths are no multiples.
+pub fn steps(config: &ModelConfig, declaration: &Declaration, instance: &mut dyn ModelInstance) -> Steps {
+    let _alone = alone();
+    let mut seconds = |rows: u32, length: u32| {
+        let request = request(config, declaration, rows, length).ok()?;
+        let mut run = || {
+            let begun = Instant::now();
+            let ran = instance.execute(std::slice::from_ref(&request)).pop()?;
+            ran.ok().map(|_| begun.elapsed().as_secs_f64())
+        };
+        run()?;
+        (0..FIRST_RUNS + 1).filter_map(|_| run()).min_by(f64::total_cmp)
+    };
+    let Some(longest) = LONGEST.into_iter().find(|&length| seconds(1, length).is_some()) else {
+        return Steps::default();
+    };
+    choose_steps(longest, |length| seconds(ROWS_OF_STEPS.min(declaration.max_rows), length))
+}
+
+/// The steps by the seconds of runs with rows of a length; `None`: a length that the model does not take.
+fn choose_steps(longest: u32, mut seconds: impl FnMut(u32) -> Option<f64>) -> Steps {
+    let mut known: HashMap<u32, Option<f64>> = HashMap::new();
+    let mut total = |steps: Steps| {
+        let lengths = ODD_LENGTHS.into_iter().filter(|length| *length <= longest);
+        lengths
+            .map(|length| steps.of(length))
+            .map(|length| *known.entry(length).or_insert_with(|| seconds(length)))
+            .sum::<Option<f64>>()
+    };
+    let none = Steps::default();
+    let Some(exact) = total(none) else { return none };
+    let totals = MULTIPLES
+        .into_iter()
+        .map(|multiple| Steps { multiple, longest })
+        .filter_map(|steps| Some((steps, total(steps)?)));
+    let best = totals.min_by(|(_, one), (_, other)| one.total_cmp(other));
+    best.filter(|(_, total)| *total <= STEPS_PAY * exact).map_or(none, |(steps, _)| steps)
+}
+
 /// Measures `instance`, which is at `place`, while that is `wanted`. The error says why that is impossible; the model then serves without
 /// measurements.
 pub fn measure(
@@ -56,7 +112,7 @@ pub fn measure(
         true => (&ROWS[..], MOST_TOKENS_ACCELERATED),
         false => (&ROWS[..ROWS_ON_CPUS], MOST_TOKENS),
     };
-    let _alone = MEASURING.lock();
+    let _alone = alone();
     let started = Instant::now();
     let mut seconds = |rows: u32, length: u32| -> Result<f64, String> {
         if !wanted() {
@@ -226,6 +282,16 @@ mod tests {
         }
         assert!(grid(&ROWS, 4, 512).iter().all(|(rows, length)| *rows <= 4 && rows * length <= 512));
         assert!(grid(&ROWS, 256, MOST_TOKENS_ACCELERATED).contains(&(256, 256)));
+    }
+
+    #[test]
+    fn rows_are_filled_up_where_it_pays() {
+        let no_length_is_dearer = |length: u32| Some(f64::from(length));
+        assert_eq!(choose_steps(512, no_length_is_dearer), Steps::default());
+        let dear_unless_16 = |length: u32| Some(f64::from(length) * if length.is_multiple_of(16) { 1.0 } else { 1.4 });
+        assert_eq!(choose_steps(512, dear_unless_16), Steps { multiple: 16, longest: 512 });
+        assert_eq!(choose_steps(64, dear_unless_16), Steps { multiple: 16, longest: 64 }, "longer ones are not tried");
+        assert_eq!(choose_steps(512, |length| (length != 53).then_some(1.0)), Steps::default(), "not measured");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! batched by length, with costs measured here; those with one wide session are tried and measured while they serve ([`trial`]).
 
 mod accelerators;
+mod auto;
 mod binding;
 mod caches;
 mod cost_cache;
@@ -103,6 +104,7 @@ impl Backend for OnnxRuntime {
         say_what_is_not_served(&config.name, &path);
         let environment =
             library::environment(self.options.library.as_deref()).map_err(|error| refused(error.to_string()))?;
+        let settings = auto::choose(source, &mut config, settings, &self.options, &environment, &path)?;
         let mut sessions = Sessions::prepare(&source.config.name, &environment, &settings, &self.options, &path);
 
         let each_place = accelerators::firsts(&settings.places, |place| place);
@@ -214,8 +216,13 @@ impl Backend for OnnxRuntime {
                     Some(Entry::new(directory?, &config.name, &path, &format!("{place} {makes} {circumstances}")))
                 };
                 doing("measuring the cost of runs");
-                let fit = costs::find(&config, declaration, &settings.places, kept, &mut loaded, &|| true);
-                Box::new(LengthBatcher::new(declaration, config.dynamic_batching.as_ref(), fit.as_ref()))
+                let is_accelerated = |place| !settings.accelerators.at(place).is_empty();
+                let places = costs::Places { all: &settings.places, is_accelerated: &is_accelerated };
+                let fit = costs::find(&config, declaration, places, kept, &mut loaded, &|| true);
+                if let Some(fit) = fit.filter(|_| !declaration.has_multiple) {
+                    loaded.iter_mut().for_each(|instance| instance.pad_to(fit.steps));
+                }
+                Box::new(LengthBatcher::new(&config, declaration, fit.as_ref()))
             }
             (None, None) => batcher::policy(&config),
         };

@@ -36,6 +36,17 @@ fn is_openvino_on_cpu(device: &Device<'_>) -> bool {
         && device.hardware_device().ty() == DeviceType::CPU
 }
 
+/// Whether OpenVINO can run models on the CPU: its plugin is there and takes this processor, or the library has it built in. The plugin is
+/// not loaded where it could not be used. The error is about a plugin that cannot be loaded.
+pub fn has_openvino(environment: &Environment, library: Option<&Path>) -> Result<bool, String> {
+    if ep::OpenVINO::is_available().unwrap_or(false) {
+        return Ok(true);
+    }
+    let of_intel = std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|info| info.contains("GenuineIntel"));
+    let found = of_intel && openvino_plugin(environment, library)?;
+    Ok(found && environment.devices().any(|device| is_openvino_on_cpu(&device)))
+}
+
 /// Gives `builder` the providers of `accelerators`, followed by the CPU for nodes that they do not take. Without any,
 /// only the CPU. `threads` is for providers that run on the CPU.
 pub fn apply(

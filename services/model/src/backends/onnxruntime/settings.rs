@@ -27,6 +27,8 @@ pub struct Settings {
     pub places: Vec<InstanceDevice>,
     /// The providers of the sessions.
     pub accelerators: Accelerators,
+    /// Whether the fastest of the installed providers is to be chosen.
+    pub auto: bool,
     /// The comparison with the plain model before the model serves.
     pub precision: Option<PrecisionCheck>,
     /// Threads of the wide session, if layouts are chosen by load.
@@ -70,7 +72,8 @@ pub struct PrecisionCheck {
 const MIN_COSINE: f64 = 0.9999;
 
 /// The parameters that this backend and the batcher read. Others are ignored, unless their names are almost known ones.
-const KNOWN: [&str; 25] = [
+const KNOWN: [&str; 27] = [
+    "accelerator",
     "arena_extend_strategy",
     "cost_model",
     "cudnn_conv_algo_search",
@@ -87,6 +90,7 @@ const KNOWN: [&str; 25] = [
     "max_rows_per_message",
     "memory.enable_memory_arena_shrinkage",
     "pad_inputs",
+    "pad_to_multiple_of",
     "padding_check",
     "padding_side",
     "sample_rows",
@@ -141,6 +145,7 @@ impl Settings {
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect();
         let plain = accelerators == Accelerators::default();
+        let auto = parameters.choice("accelerator", ["none", "auto"])? == Some(1) && plain && on_cpu;
         let exact = plain && entries.keys().all(|key| key.starts_with("session."));
         let precision = match parameters.choice("precision_check", ["refuse", "warn", "off"])? {
             Some(2) => None,
@@ -163,6 +168,7 @@ impl Settings {
             share_sessions: parameters.switch("share_weights")?.unwrap_or(true),
             places,
             accelerators,
+            auto,
             precision,
             wide_threads,
             wide_only,
@@ -358,6 +364,20 @@ mod tests {
             check(&parameter("precision_check", "maybe")).unwrap_err().contains("refuse, warn or off, found 'maybe'")
         );
         assert!(check(&parameter("precision_min_cosine", "1.5")).unwrap_err().contains("from 0 to 1, found '1.5'"));
+    }
+
+    #[test]
+    fn the_accelerator_is_left_to_a_measurement_on_cpus_alone() {
+        let auto = |text: &str| settings(&(parameter("accelerator", "auto") + text)).map(|settings| settings.auto);
+        assert_eq!(
+            (auto(""), settings(&parameter("accelerator", "none")).map(|settings| settings.auto)),
+            (Ok(true), Ok(false))
+        );
+        let named = "optimization { execution_accelerators { cpu_execution_accelerator: [{ name: 'openvino' }] } }";
+        for told in [named, "instance_group [{ kind: KIND_GPU gpus: [0] }]"] {
+            assert_eq!(auto(told), Ok(false), "{told}");
+        }
+        assert!(settings(&parameter("accelerator", "fast")).unwrap_err().contains("none or auto, found 'fast'"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use trireme_engine::{Appetite, BatchPolicy, Candidate, Decision, Description};
 use trireme_inference::Tensor;
@@ -52,7 +52,7 @@ impl Trial {
     /// Begins the trial on `instance`, which shares its session with the one that serves. `shares` becomes true when rows may share a run.
     pub fn begin(self, mut instance: OnnxInstance, shares: Arc<OnceLock<bool>>) -> TriedPolicy {
         let (before, config) = (batcher::policy(&self.config), self.config.clone());
-        let expected = LengthBatcher::new(&self.declaration, config.dynamic_batching.as_ref(), None);
+        let expected = LengthBatcher::new(&config, &self.declaration, None);
         let (after, is_wanted) = (Arc::new(OnceLock::new()), Arc::new(AtomicBool::new(true)));
         let thread = Builder::new().name("trial".to_owned()).spawn({
             let (after, is_wanted, config) = (after.clone(), is_wanted.clone(), config.clone());
@@ -89,8 +89,10 @@ impl Trial {
             Some(Entry::new(cost_models.as_deref()?, &config.name, &path, &format!("{place}  {circumstances}")))
         };
         let wanted = || is_wanted.load(Ordering::Relaxed);
-        let fit = costs::find(&config, &declaration, &[PLACE], kept, std::slice::from_mut(instance), &wanted);
-        Some(LengthBatcher::new(&declaration, config.dynamic_batching.as_ref(), fit.as_ref()))
+        // The steps of lengths are not measured: the instance that serves has its lengths already.
+        let places = costs::Places { all: &[PLACE], is_accelerated: &|_| false };
+        let fit = costs::find(&config, &declaration, places, kept, std::slice::from_mut(instance), &wanted);
+        Some(LengthBatcher::new(&config, &declaration, fit.as_ref()))
     }
 }
 
@@ -121,6 +123,10 @@ impl BatchPolicy for TriedPolicy {
 
     fn cost(&self, members: &[Description]) -> f64 {
         self.present().cost(members)
+    }
+
+    fn ran(&self, cost: f64, took: Duration) {
+        self.present().ran(cost, took);
     }
 
     fn in_hand(&self, instances: usize) -> usize {

@@ -28,7 +28,9 @@ fn defaults() {
             padding: Padding {
                 inputs: vec![input("ids", &(-7i64).to_le_bytes()), input("mask:0", &0.5f32.to_le_bytes())],
                 outputs: vec![UnpaddedOutput { name: "hidden".into(), axis: 1, left: false }],
+                steps: Steps::default(),
             },
+            has_multiple: false,
             max_rows: 64,
             token_budget: None,
             max_overtake: None,
@@ -49,10 +51,12 @@ fn everything_may_be_said() {
             ("token_budget", "512"),
             ("max_overtake_microseconds", "0"),
             ("max_rows", "16"),
+            ("pad_to_multiple_of", "8"),
             ("cost_model", "off"),
         ],
     );
     let declared = declared.unwrap().unwrap();
+    assert_eq!((declared.has_multiple, declared.padding.steps.of(9)), (true, 16));
     assert!(declared.padding.outputs.is_empty() && !declared.measure);
     assert_eq!(
         (declared.token_budget, declared.max_rows, declared.max_overtake),
