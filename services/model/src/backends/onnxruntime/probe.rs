@@ -168,14 +168,15 @@ fn by_neighbors(
     let mut padding = declaration.padding.inputs.clone();
     let tokens = padding.iter_mut().find(|padded| padded.name == TOKENS).ok_or_else(missing)?;
     tokens.value = own.data()[..tokens.value.len()].to_vec();
+    let longest = lengths.iter().copied().max().unwrap_or_default();
     let mut run = |requests: &[ExecuteRequest], padding| {
         let inputs: Vec<_> = requests.iter().map(|request| &request.inputs[..]).collect();
-        let inputs = merge::join(&inputs, padding)?.into_owned();
+        let inputs = merge::join(&inputs, padding, None)?.into_owned();
         let request = ExecuteRequest { inputs, ..requests[0].clone() };
         let outputs = instance.execute_together(&[request])?.remove(0).outputs;
         let row = |output: Tensor| {
             let unpadded = declaration.padding.outputs.iter().find(|own| own.name == output.name());
-            let cut = unpadded.map(|own| Cut { axis: own.axis, lengths, left: own.left });
+            let cut = unpadded.map(|own| Cut { axis: own.axis, lengths, padded: longest, left: own.left });
             Ok(merge::split(output, &vec![1; lengths.len()], cut)?.swap_remove(shortest))
         };
         outputs.into_iter().map(row).collect::<Result<Vec<_>, InferError>>()
