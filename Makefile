@@ -233,8 +233,9 @@ observability-test: setup ## Traces, the dashboard and its rules; with a real Pr
 	cargo test --workspace --test suite -- traces:: observability:: --nocapture
 
 .PHONY: clients-test
-clients-test: setup ## OpenAI's, Cohere's, LangChain's, LlamaIndex's, Haystack's, Infinity's and Hugging Face's Python clients from PyPI, in one process and as services
+clients-test: setup ## Other servers' Python clients from PyPI, in one process and as services; docs/dialects.md has a table of them
 	@scripts/setup-clients.sh
+	@tests/clients/dialects/figures.py
 	cargo build --workspace
 	cargo test --workspace --test suite dialect_clients:: -- --nocapture
 
@@ -244,6 +245,12 @@ contracts-test: setup-demo ## The suites of others: vLLM's tests of pooling mode
 	@scripts/setup-schemathesis.sh
 	cargo build -p trireme
 	python3 tests/contracts/contracts_test.py --binary target/debug/trireme $(if $(ONLY),--only $(ONLY)) $(if $(FILE),--file $(FILE))
+
+.PHONY: contracts-quick
+contracts-quick: setup-demo ## The part of contracts-test that takes two minutes: schemathesis with TEI's and Infinity's own documents
+	@scripts/setup-schemathesis.sh
+	cargo build -p trireme
+	@for suite in tei infinity; do python3 tests/contracts/contracts_test.py --binary target/debug/trireme --only $$suite; done
 
 .PHONY: schema-test
 schema-test: setup-demo ## schemathesis from PyPI against every route of /openapi.json: no answer outside the document, no 500 (SECONDS_EACH=60)

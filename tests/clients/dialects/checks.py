@@ -70,7 +70,10 @@ def expect_retry_after(what, headers):
 
 
 def run(**checks):
-    """Runs the checks of the server's state, functions of its URL and its API key, and ends the process with 0 or 1."""
+    """Runs the checks of the server's state, functions of its URL and its API key, and ends the process with 0 or 1.
+
+    Those called `misses` run on a server that serves, and fail: what the client asks for is not there.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", required=True, metavar="HOST:PORT", help="the server's HTTP address")
     parser.add_argument("--key", default="none", help="an API key of the server")
@@ -83,3 +86,11 @@ def run(**checks):
             print(f"FAILED {check.__name__}: {failure}", flush=True)
             sys.exit(1)
         print(f"ok {check.__name__}", flush=True)
+    for check in checks.get("misses", []) if arguments.state == "serving" else []:
+        try:
+            check(f"http://{arguments.url}", arguments.key)
+        except Exception as error:  # noqa: BLE001
+            print(f"missed {check.__name__}: {error}", flush=True)
+        else:
+            print(f"FAILED {check.__name__}: it passes, and is among the misses", flush=True)
+            sys.exit(1)

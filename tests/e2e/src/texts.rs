@@ -80,7 +80,8 @@ impl TextsServer {
         let limit = MAX_BODY.to_string();
         let jobs = tempfile::tempdir().expect("a temporary folder");
         let directory = jobs.path().display().to_string();
-        let arguments = ["--api-key", KEY, "--http-max-input-size", &limit, "--data-dir", &directory];
+        let arguments =
+            ["--api-key", KEY, "--http-max-input-size", &limit, "--oip-health-bodies", "--data-dir", &directory];
         let count = if mode == Mode::AllInOne { arguments.len() } else { arguments.len() - 2 };
         let setup = Setup::new(mode).gateway_arguments(&arguments[..count]);
         let (sandbox, waiting, models) = match (state, mode) {

@@ -32,6 +32,10 @@ in_every_mode!(
     ollama,
     nvidia,
     base_urls,
+    products,
+    baseten,
+    kserve,
+    llama_index_jina,
     langchain_integrations,
     haystack_cohere,
 );
@@ -78,6 +82,22 @@ fn nvidia(mode: Mode) {
 
 fn base_urls(mode: Mode) {
     run(&CLIENTS, "base_urls.py", mode);
+}
+
+fn products(mode: Mode) {
+    run(&CLIENTS, "products.py", mode);
+}
+
+fn baseten(mode: Mode) {
+    run(&CLIENTS, "baseten_client.py", mode);
+}
+
+fn kserve(mode: Mode) {
+    run(&CLIENTS, "kserve_client.py", mode);
+}
+
+fn llama_index_jina(mode: Mode) {
+    run(&CLIENTS, "llama_index_jina.py", mode);
 }
 
 fn langchain_integrations(mode: Mode) {
