@@ -72,6 +72,7 @@ def main():
     update = "UPDATE_DOCS" in os.environ
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     results, failed = dict(known), []
+    CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as work:
         for name, (dialect, words, run) in suites(args, Path(work)).items():
             if args.only not in (None, name):
