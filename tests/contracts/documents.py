@@ -14,7 +14,7 @@ from server import Server
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = {
     "tei": "https://raw.githubusercontent.com/huggingface/text-embeddings-inference/v1.8.3/docs/openapi.json",
-    "infinity": "https://raw.githubusercontent.com/michaelfeil/infinity/main/docs/assets/openapi.json",
+    "infinity": "https://raw.githubusercontent.com/michaelfeil/infinity/fcb951cb679d0de185bf254600d9b7d2cd3a263a/docs/assets/openapi.json",
 }
 # TEI serves one model.
 BASES = {"tei": "tei/embedding", "infinity": "infinity"}
