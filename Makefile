@@ -161,6 +161,14 @@ flaky: setup ## All tests five times beside a load on every CPU; lists those tha
 	cargo build --workspace
 	@for time in $$(seq $(or $(TIMES),5)); do echo "==> $$time"; scripts/run-tests.py --load | grep -E '^==> (passed only|FAILED|tests)'; done
 
+# What `make nightly` runs: minutes to half an hour each, hours together.
+NIGHTLY ?= verify-test contracts-test cluster-test upgrade-test fuzz siege chaos soak
+
+.PHONY: nightly
+nightly: ## What takes too long for CI, one after the other, each whatever became of those before (NIGHTLY="chaos soak")
+	@failed=; for target in $(NIGHTLY); do echo "==> make $$target"; $(MAKE) --no-print-directory $$target || failed+=" $$target"; done; \
+	if [[ -n $$failed ]]; then echo "==> FAILED:$$failed"; exit 1; fi
+
 .PHONY: kubernetes-test
 kubernetes-test: ## Renders deploy/kubernetes and checks every object against its schema
 	@scripts/kubernetes-test.sh
