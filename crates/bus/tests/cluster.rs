@@ -451,7 +451,8 @@ async fn queues_that_are_out_of_reach_are_made_anew() {
     }
     println!("made anew after {taken:?}");
     assert!(taken[0] > Duration::from_secs(15), "a broker may come back");
-    assert!(taken[1] - taken[0] < Duration::from_secs(12), "the second one was out of reach as long as the first");
+    // Each attempt may take the broker's 5 s; by itself the second queue would be out of reach for as long as the first.
+    assert!(taken[1] - taken[0] < taken[0] * 4 / 5, "the second one was out of reach as long as the first");
     for model in &queues {
         done("publishing", async || gateway.publish(&message(model, 1)).await).await;
         let mut consumer = stage.pull(model).await.expect("a hold on the queue");
