@@ -233,7 +233,12 @@ impl Jobs {
         if is_whole && !self.erase(id, Some(revision)).await? {
             return Ok(None);
         }
-        for object in &file.objects {
+        // The gateway that ended an upload may have stopped after it wrote the file, which has the bytes then.
+        let has_file = match &file.file {
+            Some(file) => self.read(file).await?.is_some(),
+            None => false,
+        };
+        for object in file.objects.iter().filter(|_| !has_file) {
             objects::delete_all(self.0.bus.as_ref(), object).await?;
         }
         if !is_whole {

@@ -82,7 +82,8 @@ impl Jobs {
                     Purpose::Joined => file.file.is_some(),
                     _ => false,
                 };
-                Some((file, revision)).filter(|(file, _)| is_upload && self.sees(&file.client))
+                let is_over = file.expires.is_some_and(|at| at <= now());
+                Some((file, revision)).filter(|(file, _)| is_upload && !is_over && self.sees(&file.client))
             }
             _ => None,
         })
@@ -107,7 +108,8 @@ impl Jobs {
     }
 
     /// Ends an upload: its parts, in this order, become a file, whose MD5 digest in hexadecimal digits is `md5` if that is given. Returns the
-    /// upload's record, and the id and record of the file; also to a request that comes again for the same parts, while the file is there.
+    /// upload's record, and the id and record of the file. A request that comes again for the same parts goes on where an earlier one
+    /// stopped, and returns the same file while that is there.
     pub async fn complete_upload(
         &self,
         id: &str,
@@ -117,16 +119,35 @@ impl Jobs {
         let (upload, revision) = self.any_upload(id).await?.ok_or_else(|| unknown(id))?;
         check_parts(parts)?;
         let digest = Bytes::from(sha256(&parts.iter().map(String::as_bytes).collect::<Vec<_>>()));
-        if let Some(file_id) = upload.file.clone() {
-            if digest != upload.digest {
+        let (joined, revision) = match upload.file {
+            Some(_) if digest != upload.digest => {
                 return Err(JobError::Invalid(format!("upload '{id}' is complete: it became a file of other parts")));
             }
-            let file = self.file(&file_id).await.map_err(|error| match error {
+            Some(_) => (upload, revision),
+            None => self.join_parts(id, upload, revision, parts, md5, digest).await?,
+        };
+        let file_id = joined.file.clone().ok_or_else(|| unknown(id))?;
+        let file = match joined.objects.is_empty() {
+            true => self.file(&file_id).await.map_err(|error| match error {
                 JobError::Unknown { .. } => unknown(id),
                 other => other,
-            })?;
-            return Ok((upload, (file_id, file)));
-        }
+            })?,
+            false => self.make_file(id, joined.clone(), revision, &file_id, parts).await?,
+        };
+        Ok((joined, (file_id, file)))
+    }
+
+    /// Notes in the record of an upload that it has the bytes of these parts, and the id of its file. Only one request can do that. Returns
+    /// the record and its revision.
+    async fn join_parts(
+        &self,
+        id: &str,
+        upload: File,
+        revision: u64,
+        parts: &[String],
+        md5: Option<&str>,
+        digest: Bytes,
+    ) -> Result<(File, u64), JobError> {
         let mut objects = Vec::new();
         for part in parts {
             match self.read(part).await?.map(|kept| kept.record) {
@@ -153,32 +174,48 @@ impl Jobs {
                 return Err(JobError::Invalid(format!("'md5' is '{expected}', but the parts have {found}")));
             }
         }
-        // Only one request makes a file of the parts.
-        let file_id = new_id(FILE);
         let purpose = Purpose::Joined.name().to_owned();
-        let taken = File { purpose, file: Some(file_id.clone()), digest, ..upload.clone() };
-        let left = Duration::from_secs(upload.expires.unwrap_or_default().saturating_sub(now()).max(1));
-        let revision = match self.write(id, &Record::File(taken), revision, Some(left)).await {
-            Ok(revision) => revision,
-            Err(BusError::Conflict { .. }) => return Err(unknown(id)),
+        let joined = File { purpose, file: Some(new_id(FILE)), digest, objects, ..upload };
+        match self.write(id, &Record::File(joined.clone()), revision, None).await {
+            Ok(revision) => Ok((joined, revision)),
+            Err(BusError::Conflict { .. }) => Err(unknown(id)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Gives the bytes of an upload to its file. At each moment one kind of record has them, so that they are deleted neither early nor never:
+    /// the parts go before the file is written, and the upload lets go of the bytes after that.
+    async fn make_file(
+        &self,
+        id: &str,
+        joined: File,
+        revision: u64,
+        file_id: &str,
+        parts: &[String],
+    ) -> Result<File, JobError> {
+        for part in parts {
+            self.drop_record(part).await?;
+        }
+        let file = File {
+            bytes: joined.bytes,
+            expires: joined.lapse.map(|lapse| now().saturating_add(lapse)),
+            objects: joined.objects.clone(),
+            ..File::new(&joined.client, &joined.name, Purpose::Batch, now())
+        };
+        let file = match self.write(file_id, &Record::File(file.clone()), 0, None).await {
+            Ok(_) => file,
+            // An earlier request wrote it.
+            Err(BusError::Conflict { .. }) => self.file(file_id).await?,
             Err(error) => return Err(error.into()),
         };
-        let file = File {
-            bytes,
-            expires: upload.lapse.map(|lapse| now().saturating_add(lapse)),
-            objects,
-            ..File::new(&upload.client, &upload.name, Purpose::Batch, now())
-        };
-        if let Err(error) = self.write(&file_id, &Record::File(file.clone()), 0, None).await {
-            // The client may try again.
-            let _ = self.write(id, &Record::File(upload), revision, Some(left)).await;
-            return Err(error.into());
-        }
-        for part in parts {
-            self.forget(part).await?;
+        let left = Duration::from_secs(joined.expires.unwrap_or_default().saturating_sub(now()).max(1));
+        match self.write(id, &Record::File(File { objects: Vec::new(), ..joined }), revision, Some(left)).await {
+            // A request that came again was faster.
+            Ok(_) | Err(BusError::Conflict { .. }) => {}
+            Err(error) => return Err(error.into()),
         }
         self.drop_parts(id).await;
-        Ok((upload, (file_id, file)))
+        Ok(file)
     }
 
     /// Gives an upload up, and deletes its parts.

@@ -1,6 +1,6 @@
 //! The in-process bus with a broker's refusals and delays, for tests of how its callers react.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,13 +40,19 @@ pub enum Call {
 #[derive(Clone, Default)]
 pub struct Refusing {
     bus: InProcess,
-    refused: Arc<Mutex<HashSet<Call>>>,
+    /// With the number of such calls that still succeed.
+    refused: Arc<Mutex<HashMap<Call, usize>>>,
 }
 
 impl Refusing {
     /// Lets these calls fail from now on, and no others.
     pub fn refuse(&self, calls: impl IntoIterator<Item = Call>) {
-        *self.refused.lock() = calls.into_iter().collect();
+        *self.refused.lock() = calls.into_iter().map(|call| (call, 0)).collect();
+    }
+
+    /// Lets this call fail after it has succeeded `successes` more times, and no other, as if the process ended there.
+    pub fn refuse_after(&self, successes: usize, call: Call) {
+        *self.refused.lock() = HashMap::from([(call, successes)]);
     }
 
     /// The same bus for another process, without refusals.
@@ -90,9 +96,13 @@ impl Refusing {
     }
 
     fn check(&self, call: Call) -> Result<(), BusError> {
-        match self.refused.lock().contains(&call) {
-            true => Err(BusError::Refused { action: "a call", reason: format!("the test refuses {call:?}") }),
-            false => Ok(()),
+        match self.refused.lock().get_mut(&call) {
+            Some(0) => Err(BusError::Refused { action: "a call", reason: format!("the test refuses {call:?}") }),
+            Some(successes) => {
+                *successes -= 1;
+                Ok(())
+            }
+            None => Ok(()),
         }
     }
 }
@@ -166,7 +176,7 @@ impl Bus for Refusing {
         lapse: Option<Duration>,
     ) -> Result<u64, BusError> {
         self.check(Call::Write(bucket))?;
-        let written = match self.refused.lock().contains(&Call::WriteLate(bucket)) {
+        let written = match self.refused.lock().contains_key(&Call::WriteLate(bucket)) {
             false => None,
             true => Some(self.write_late(bucket, key.to_owned(), value.clone(), expect, lapse)),
         };
@@ -174,7 +184,7 @@ impl Bus for Refusing {
             Some(arrived) => arrived.await.expect("the write arrives")?,
             None => self.bus.put(bucket, key, value, expect, lapse).await?,
         };
-        match self.refused.lock().remove(&Call::WriteUnheard(bucket)) {
+        match self.refused.lock().remove(&Call::WriteUnheard(bucket)).is_some() {
             true => Err(BusError::Unreachable("the confirmation was lost".to_owned())),
             false => Ok(written),
         }
@@ -182,7 +192,7 @@ impl Bus for Refusing {
 
     async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
         self.check(Call::Read(bucket))?;
-        if self.refused.lock().contains(&Call::ReadBehind(bucket)) {
+        if self.refused.lock().contains_key(&Call::ReadBehind(bucket)) {
             return Ok(None);
         }
         self.bus.get(bucket, key).await

@@ -27,7 +27,7 @@ pub struct File {
     /// Of an upload: how long its file is kept, in seconds.
     #[serde(default)]
     pub(crate) lapse: Option<u64>,
-    /// Of an upload whose parts have become a file: that file.
+    /// Of an upload that is complete: the id of its file.
     #[serde(default)]
     pub(crate) file: Option<String>,
     /// Its size in bytes.
@@ -51,7 +51,7 @@ pub(crate) enum Purpose {
     Upload,
     /// A part of one.
     Part,
-    /// An upload whose parts have become a file.
+    /// An upload whose parts become a file or have become one. It has their bytes until the file is written.
     Joined,
     /// A file whose bytes still arrive.
     Arriving,
@@ -88,7 +88,7 @@ impl Purpose {
 
     /// Whether gateways delete it when it has expired; others lapse by themselves.
     pub fn is_swept(self) -> bool {
-        matches!(self, Purpose::Batch | Purpose::Part | Purpose::Arriving | Purpose::Deleted)
+        matches!(self, Purpose::Batch | Purpose::Part | Purpose::Joined | Purpose::Arriving | Purpose::Deleted)
     }
 
     /// Whether clients see such records as files.

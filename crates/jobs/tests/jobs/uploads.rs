@@ -62,6 +62,67 @@ async fn an_upload_takes_its_own_parts_each_once_and_in_order() {
     assert!(refused(jobs, &upload, &[&one, &two], None).await.contains("no upload"), "the file is gone");
 }
 
+/// The keys of all objects' parts.
+async fn objects(bus: &Refusing) -> usize {
+    let (mut revision, mut count) = (0, 0);
+    while let Some(entry) = bus.next(Bucket::Objects, revision).await.unwrap() {
+        (revision, count) = (entry.revision, count + 1);
+    }
+    count
+}
+
+/// A gateway ends an upload and stops after each of its writes. With `again` the client asks another one, which finishes; without, the bytes
+/// are those of a file, or are deleted when the upload's time is over.
+async fn stopped_at_each_write(again: bool) {
+    let mut uploads = Vec::new();
+    for writes in 0.. {
+        let bus = Refusing::default();
+        let first = Gateway::over(Arc::new(bus.clone()), "a", Duration::from_secs(600));
+        let new = NewUpload { name: "a".to_owned(), bytes: 8, time: Duration::from_secs(4), lapse: None };
+        let upload = first.jobs.begin_upload(new).await.unwrap().0;
+        let parts = [part(&first.jobs, &upload, b"{\"b\"").await, part(&first.jobs, &upload, b": 2}").await];
+        part(&first.jobs, &upload, b"unused").await;
+        bus.refuse_after(writes, Call::Write(Bucket::Jobs));
+        let is_done = first.jobs.complete_upload(&upload, &parts, None).await.is_ok();
+        drop(first);
+        let second = Gateway::over(Arc::new(bus.beside()), "b", Duration::from_secs(600));
+        if again {
+            let found = second.jobs.complete_upload(&upload, &parts, None).await.unwrap().1.0;
+            assert_eq!(second.lines_of(&found).await, [json!({"b": 2})], "stopped after {writes} writes");
+        }
+        uploads.push((bus.beside(), second));
+        if is_done {
+            break;
+        }
+    }
+    assert!(uploads.len() >= 7, "{} writes", uploads.len());
+    // The time of all uploads, and a sweep.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    for (writes, (bus, gateway)) in uploads.into_iter().enumerate() {
+        let (is_left, files) = until("no bytes are left but those of files", async || {
+            let files = gateway.jobs.files(&page(10)).await.unwrap().items;
+            // A part of bytes is an object.
+            let expected = 2 * files.len();
+            (objects(&bus).await == expected).then_some((expected > 0, files))
+        })
+        .await;
+        assert_eq!(is_left, again || files.len() == 1, "stopped after {writes} writes");
+        for (id, _) in files {
+            assert_eq!(gateway.lines_of(&id).await, [json!({"b": 2})], "stopped after {writes} writes");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_whose_gateway_stops_is_completed_by_another() {
+    stopped_at_each_write(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_whose_gateway_stops_leaves_a_whole_file_or_none() {
+    stopped_at_each_write(false).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_digest_of_all_parts_is_checked() {
     let directory = tempfile::tempdir().unwrap();
