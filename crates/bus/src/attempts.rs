@@ -20,6 +20,24 @@ pub struct MessageName {
 }
 
 /// A note of the attempts at a message, JSON in the store.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::{AttemptNote, Bus, InProcess};
+///
+/// let bus: &dyn Bus = &InProcess::default();
+/// let name = message(&model, 7).name(&model);
+/// assert_eq!(bus.attempts(&name).await?, None);
+///
+/// let note = AttemptNote { attempts: 1, ended: false };
+/// bus.note_attempts(&name, note).await?;
+/// assert_eq!(bus.attempts(&name).await?, Some(note));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptNote {
     /// How many attempts were begun.

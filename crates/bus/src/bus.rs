@@ -67,6 +67,30 @@ pub enum Connection {
 }
 
 /// The connection between stages: four primitives. The modules of this crate build on them.
+///
+/// A request goes to a worker, and its reply to the gateway:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::{Bus, InProcess, Output, QueueOptions};
+///
+/// let bus = InProcess::default();
+/// bus.declare_queue(&model, &QueueOptions::default()).await?;
+/// let (inbox, message) = (bus.open_inbox("gateway").await?, message(&model, 7));
+/// let mut replies = inbox.expect(&message);
+/// bus.publish(&message).await?;
+///
+/// let delivery = bus.pull(&model).await?.next(1).await?.remove(0);
+/// bus.reply(delivery.message.reply(Ok(Output::default()))).await?;
+/// delivery.acker.ack().await?;
+///
+/// assert_eq!(replies.next().await.outcome, Ok(Output::default()));
+/// # Ok(())
+/// # }
+/// ```
 #[async_trait]
 pub trait Bus: Send + Sync + 'static {
     // === Work queues ===
@@ -187,6 +211,27 @@ pub trait Bus: Send + Sync + 'static {
 }
 
 /// A worker's consumer of a queue.
+///
+/// A consumer gets no more messages than it has room for:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+/// use trireme_bus::conformance::fixtures::message;
+/// # use trireme_bus::{Bus, InProcess, QueueOptions};
+/// # let bus = InProcess::default();
+/// bus.declare_queue(&model, &QueueOptions::default()).await?;
+/// for number in 0..3 {
+///     bus.publish(&message(&model, number)).await?;
+/// }
+/// let mut consumer = bus.pull(&model).await?;
+/// let (first, second) = (consumer.next(2).await?, consumer.next(2).await?);
+/// assert_eq!((first.len(), second.len()), (2, 1));
+/// assert!(first[1].more && !second[0].more);
+/// # Ok(())
+/// # }
+/// ```
 #[async_trait]
 pub trait Consumer: Send {
     /// Waits for at least one delivery and returns at most `room`. It never asks the queue for more than the caller has
@@ -196,6 +241,23 @@ pub trait Consumer: Send {
 
     /// Takes messages that have waited longer than their level allows ([`WaitTimeout::Reject`](crate::WaitTimeout::Reject)) while this worker had
     /// no room. It returns some of them, for the caller to refuse without executing, or none.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), trireme_bus::BusError> {
+    /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+    /// # use std::time::Duration;
+    /// use trireme_bus::conformance::fixtures::message_at;
+    /// # use trireme_bus::{Bus, InProcess, LevelPolicy, QueueOptions, WaitTimeout};
+    /// # let bus = InProcess::default();
+    /// let policy = LevelPolicy { timeout: Some(WaitTimeout::Reject(Duration::ZERO)), ..LevelPolicy::default() };
+    /// bus.declare_queue(&model, &QueueOptions { levels: [(1, policy)].into(), ..QueueOptions::default() }).await?;
+    /// bus.publish(&message_at(&model, 1, 7)).await?;
+    /// let overdue = bus.pull(&model).await?.overdue().await?;
+    /// assert_eq!(overdue.len(), 1);
+    /// # Ok(())
+    /// # }
+    /// ```
     async fn overdue(&mut self) -> Result<Vec<Delivery>, BusError>;
 
     /// Asks for no more work. Deliveries that it had asked for may still be on their way: each call returns those that

@@ -75,6 +75,29 @@ pub struct Call {
 }
 
 /// The replies to a call. Dropping them before the last one ends the call.
+///
+/// A model's call, and the gateway that runs it:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+/// # use std::sync::Arc;
+/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::{Bus, CallReplies, InProcess, Output};
+/// use trireme_inference::Action;
+///
+/// let bus: Arc<dyn Bus> = Arc::new(InProcess::default());
+/// let mut calls = bus.calls().await?;
+/// let mut replies = CallReplies::open(bus.clone(), Action::Infer, message(&model, 7)).await?;
+///
+/// let call = calls.recv().await.expect("one gateway gets the call");
+/// call.reply(&call.message.reply(Ok(Output::default()))).await?;
+/// assert!(replies.next().await.is_some_and(|reply| reply.last && reply.outcome.is_ok()));
+/// assert!(replies.next().await.is_none());
+/// # Ok(())
+/// # }
+/// ```
 pub struct CallReplies {
     bus: Arc<dyn Bus>,
     message: WorkMessage,

@@ -1,5 +1,18 @@
 //! Cancellations: ids of requests for which no client waits any more, sent on a topic that every worker listens to.
 //! Best effort: a worker that misses a cancellation stops at the request's deadline.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), trireme_bus::BusError> {
+//! use trireme_bus::{Bus, InProcess};
+//!
+//! let bus: &dyn Bus = &InProcess::default();
+//! let mut cancelled = bus.cancellations().await?;
+//! bus.cancel("request-1").await?;
+//! assert_eq!(cancelled.recv().await.as_deref(), Some("request-1"));
+//! # Ok(())
+//! # }
+//! ```
 
 use bytes::Bytes;
 use tokio::sync::mpsc;

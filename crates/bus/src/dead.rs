@@ -7,6 +7,26 @@ use trireme_inference::{InferError, UnixMicros};
 use crate::{Bucket, Bus, BusError, EnvelopeError, WorkHeaders, WorkMessage, decode_work, encode_work, escape_token};
 
 /// A message that a worker has given up, with the reason.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+/// use trireme_bus::conformance::fixtures::message;
+/// # use trireme_inference::InferError;
+/// use trireme_bus::{Bus, DeadLetter, InProcess};
+///
+/// let bus: &dyn Bus = &InProcess::default();
+/// let reason = InferError::internal("out of memory");
+/// bus.dead_letter(DeadLetter { message: message(&model, 7), reason, attempts: 3 }).await?;
+///
+/// let stored = bus.dead_letter_after(0).await?.expect("one letter is stored");
+/// assert_eq!((stored.letter.reason.message.as_str(), stored.letter.attempts), ("out of memory", 3));
+/// assert!(bus.remove_dead_letter(stored.number).await?);
+/// assert!(bus.dead_letter_after(0).await?.is_none());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct DeadLetter {
     /// The message as it was last delivered.

@@ -33,6 +33,28 @@ pub trait AckHandle: Send + Sync {
 
 /// The right to settle a delivery. Settling takes it by value, so a delivery is settled at most once. If it is dropped
 /// unsettled, the message is delivered again: at once in process, after `ack_wait` over NATS.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+/// # use std::time::Duration;
+/// use trireme_bus::conformance::fixtures::message;
+/// # use trireme_bus::{Bus, InProcess, QueueOptions, QueueStatus};
+/// # let bus = InProcess::default();
+/// # bus.declare_queue(&model, &QueueOptions::default()).await?;
+/// bus.publish(&message(&model, 7)).await?;
+/// let mut consumer = bus.pull(&model).await?;
+/// let first = consumer.next(1).await?.remove(0);
+/// first.acker.nak(Duration::ZERO).await?;
+///
+/// let second = consumer.next(1).await?.remove(0);
+/// assert_eq!((first.deliveries, second.deliveries), (1, 2));
+/// second.acker.ack().await?;
+/// assert_eq!(bus.queue_status(&model, &[0]).await?, QueueStatus::default());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Acker {
     handle: Option<Arc<dyn AckHandle>>,
 }

@@ -194,6 +194,17 @@ impl WorkHeaders {
 }
 
 /// Encodes the body of a work message.
+///
+/// ```
+/// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::{WorkHeaders, decode_work, encode_work};
+///
+/// let message = message(&model, 7);
+/// let (headers, body) = (WorkHeaders::of(&message), encode_work(&message)?);
+/// assert_eq!(decode_work(headers, &body)?, message);
+/// # Ok::<(), trireme_bus::EnvelopeError>(())
+/// ```
 pub fn encode_work(message: &WorkMessage) -> Result<Bytes, EnvelopeError> {
     let route = &message.route;
     check_route(route.remaining())?;
@@ -244,6 +255,18 @@ pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, En
 }
 
 /// Encodes the body of a reply.
+///
+/// ```
+/// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+/// use trireme_bus::conformance::fixtures::message;
+/// # use trireme_inference::InferError;
+/// use trireme_bus::{ReplyHeaders, decode_reply, encode_reply};
+///
+/// let reply = message(&model, 7).reply(Err(InferError::unavailable("no worker is ready")));
+/// let (headers, body) = (ReplyHeaders::of(&reply), encode_reply(&reply)?);
+/// assert_eq!(decode_reply(headers, &body)?, reply);
+/// # Ok::<(), trireme_bus::EnvelopeError>(())
+/// ```
 pub fn encode_reply(reply: &Reply) -> Result<Bytes, EnvelopeError> {
     let none = Output::default();
     let (output, error) = match &reply.outcome {

@@ -8,6 +8,15 @@ use crate::envelope::EnvelopeError;
 pub const QUEUE_FULL: &str = "Exceeds maximum queue size";
 
 /// Why a bus call failed.
+///
+/// ```
+/// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+/// # use trireme_bus::BusError;
+/// # use trireme_inference::{ErrorCode, InferError};
+/// let error = BusError::NoQueue { model };
+/// assert_eq!(error.code(), ErrorCode::Unavailable);
+/// assert_eq!(InferError::from(&error).message, "no worker serves 'encoder:1' on this bus");
+/// ```
 #[derive(Debug, thiserror::Error)]
 pub enum BusError {
     /// The queue is full.

@@ -49,6 +49,28 @@ pub struct Inbox {
 }
 
 /// The replies to one request. Dropping it forgets the request; later replies to it are dropped.
+///
+/// Parts of an answer come in order:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+/// use trireme_bus::conformance::fixtures::message;
+/// # use trireme_bus::{Bus, InProcess, Output, Reply};
+/// # let (bus, message) = (InProcess::default(), message(&model, 7));
+/// let inbox = bus.open_inbox("gateway").await?;
+/// let mut replies = inbox.expect(&message);
+/// let whole = message.reply(Ok(Output::default()));
+/// bus.reply(Reply { sequence: 1, last: true, ..whole.clone() }).await?;
+/// bus.reply(Reply { sequence: 0, last: false, ..whole }).await?;
+/// assert_eq!((replies.next().await.sequence, replies.next().await.sequence), (0, 1));
+///
+/// drop(replies);
+/// assert_eq!(inbox.waiting(), 0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct PendingReplies {
     inbox: Arc<Inbox>,

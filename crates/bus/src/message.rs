@@ -118,6 +118,11 @@ fn parameters_size(parameters: &Parameters) -> usize {
 }
 
 /// A request's id without the number of the times it was published again. It stays the same each time.
+///
+/// ```
+/// assert_eq!(trireme_bus::original_id("5f0c~2"), "5f0c");
+/// assert_eq!(trireme_bus::original_id("5f0c"), "5f0c");
+/// ```
 pub fn original_id(request_id: &str) -> &str {
     request_id.split_once(AGAIN).map_or(request_id, |(original, _)| original)
 }
@@ -128,6 +133,14 @@ impl WorkMessage {
     /// The id of the request when it is published again for the `time`th time; 0 is the first publish. The id has to
     /// differ, because the bus drops a message with the name of one in progress. A request whose answer was lost is not
     /// in progress.
+    ///
+    /// ```
+    /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+    /// # use trireme_bus::WorkMessage;
+    /// # let message = trireme_bus::conformance::fixtures::message(&model, 7);
+    /// let message = WorkMessage { request_id: "5f0c".into(), ..message };
+    /// assert_eq!(message.id_when_sent_again(2), "5f0c~2");
+    /// ```
     pub fn id_when_sent_again(&self, time: u32) -> Name {
         let original = original_id(&self.request_id);
         match time {
@@ -154,6 +167,16 @@ impl WorkMessage {
 
     /// Its unique name, the same each time the step is published: `request/step`, and `request/step/part` for a part of
     /// an answer.
+    ///
+    /// ```
+    /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+    /// # use trireme_bus::{AnswerForm, Part, WorkMessage};
+    /// # let message = trireme_bus::conformance::fixtures::message(&model, 7);
+    /// let whole = WorkMessage { request_id: "5f0c".into(), ..message };
+    /// assert_eq!(whole.message_id(), "5f0c/0");
+    /// let part = WorkMessage { answer: AnswerForm::Part(Part { sequence: 3, last: false }), ..whole };
+    /// assert_eq!(part.message_id(), "5f0c/0/3");
+    /// ```
     pub fn message_id(&self) -> Name {
         let (request, step) = (&self.request_id, self.route.step_number());
         match self.answer {

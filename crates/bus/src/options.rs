@@ -13,6 +13,24 @@ const DELIVERIES_TO_SPARE: u32 = 100;
 const DELIVERIES_TO_GIVE_UP: u32 = 10;
 
 /// Settings of a queue. One queue serves one model version.
+///
+/// A queue that has room for one message:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::{Bus, BusError, InProcess, QueueOptions};
+///
+/// let bus = InProcess::default();
+/// let options = QueueOptions { max_messages: 1, ..QueueOptions::default() };
+/// bus.declare_queue(&model, &options).await?;
+/// bus.publish(&message(&model, 1)).await?;
+/// assert!(matches!(bus.publish(&message(&model, 2)).await, Err(BusError::Full { .. })));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueOptions {
     /// Its priority levels, 1 highest, each with the policy for the messages that wait there. If empty, there is one
@@ -39,6 +57,26 @@ pub struct QueueOptions {
 }
 
 /// The policy for messages that wait at a level of a queue, which means that no worker has taken them.
+///
+/// A queue with two levels:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+/// use trireme_bus::conformance::fixtures::message_at;
+/// use trireme_bus::{Bus, InProcess, LevelPolicy, QueueOptions};
+///
+/// let bus = InProcess::default();
+/// let levels = [1, 2].map(|level| (level, LevelPolicy::default())).into();
+/// bus.declare_queue(&model, &QueueOptions { levels, ..QueueOptions::default() }).await?;
+/// bus.publish(&message_at(&model, 2, 7)).await?;
+/// bus.publish(&message_at(&model, 1, 8)).await?;
+/// let deliveries = bus.pull(&model).await?.next(2).await?;
+/// assert_eq!(deliveries[0].message.level(), 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LevelPolicy {
     /// Most waiting messages, if that is less than the queue's `max_messages`. The queue refuses any more.

@@ -39,6 +39,26 @@ const VERDICT_LIMIT: Duration = Duration::from_secs(5);
 const BACKLOG: usize = 4096;
 
 /// One worker's entry for one model version it hosts. It is JSON in the bucket, so that people can read it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// use trireme_bus::{Bus, InProcess, ModelState, RegistryEvent, WorkerEntry};
+/// use trireme_inference::{ModelKey, UnixMicros};
+///
+/// let entry = WorkerEntry {
+///     worker: "model-1".to_owned(), service: "model".to_owned(), host: "host-a".to_owned(),
+///     model: ModelKey { name: "encoder".into(), version: 1 }, state: ModelState::Ready,
+///     config: "{}".to_owned(), capacity: 64, bulk: false, content: None, since: UnixMicros::now(),
+/// };
+/// let bus: &dyn Bus = &InProcess::default();
+/// let mut events = bus.watch_registry().await?;
+/// assert_eq!(events.recv().await, Some(RegistryEvent::Complete));
+/// bus.announce(&entry).await?;
+/// assert!(matches!(events.recv().await, Some(RegistryEvent::Put(announced, _)) if announced == entry));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkerEntry {
     /// The worker: unique among all processes.
@@ -80,6 +100,21 @@ pub struct Content {
 }
 
 /// The content that is served of a version, where workers have several. It is in the registry, beside their entries.
+///
+/// Of two gateways that choose at the same time, one succeeds:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # use trireme_bus::{Bus, BusError, ContentChoice, InProcess};
+/// let bus: &dyn Bus = &InProcess::default();
+/// let choice = ContentChoice { of: "encoder".to_owned(), version: 1, digest: "5f0c".to_owned(), number: 1 };
+/// bus.choose_content(&choice, 0).await?;
+/// let other = ContentChoice { digest: "a1b2".to_owned(), ..choice };
+/// assert!(matches!(bus.choose_content(&other, 0).await, Err(BusError::Conflict { .. })));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContentChoice {
     /// As in [`Content`].
@@ -93,6 +128,25 @@ pub struct ContentChoice {
 }
 
 /// A worker's question whether it may serve the content in its entry.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # use trireme_bus::{Bus, ContentQuestion, InProcess, Verdict};
+/// # use trireme_inference::UnixMicros;
+/// let bus: &dyn Bus = &InProcess::default();
+/// let mut questions = bus.content_questions().await?;
+/// let question = ContentQuestion { key: "encoder.1.model-1".to_owned(), since: UnixMicros::now(), switch: false };
+/// let gateway = async {
+///     let asked = questions.recv().await.expect("the worker asks");
+///     assert_eq!(asked.about_content(), Some(question.clone()));
+///     asked.pass_verdict(Some(&Verdict::Serve)).await
+/// };
+/// let (verdict, passed) = tokio::join!(bus.ask_verdict(&question), gateway);
+/// assert_eq!((verdict?, passed?), (Some(Verdict::Serve), ()));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContentQuestion {
     /// The key of the entry.
@@ -140,6 +194,22 @@ pub enum ModelState {
 }
 
 /// Reports that a process is alive.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # use trireme_bus::{Bus, Heartbeat, InProcess};
+/// # use trireme_inference::UnixMicros;
+/// let bus: &dyn Bus = &InProcess::default();
+/// let mut heartbeats = bus.heartbeats().await?;
+/// let (process, started) = ("gateway-1".to_owned(), UnixMicros::now());
+/// let heartbeat =
+///     Heartbeat { process, started, number: 1, entries: 0, since_sum: 0, in_flight: Some(3), clock_offset_us: 0 };
+/// bus.beat(&heartbeat).await?;
+/// assert_eq!(heartbeats.recv().await, Some(heartbeat));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Heartbeat {
     /// The process: a worker's or gateway's name.

@@ -12,6 +12,26 @@ use crate::envelope::{decode_states, encode_states};
 use crate::{Bucket, Bus, BusError, SequenceStates, escape_token};
 
 /// The name of a sequence: the model version that its client requests, and its correlation id.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+/// # use std::time::Duration;
+/// # use trireme_inference::CorrelationId;
+/// use trireme_bus::{Bus, InProcess, SequenceName, SequenceStates};
+///
+/// let bus: &dyn Bus = &InProcess::default();
+/// let name = SequenceName { model, id: CorrelationId::Number(42) };
+/// let states = SequenceStates { request: "request-1".to_owned(), ..SequenceStates::default() };
+/// let revision = bus.keep_sequence(&name, &states, Some(0), Duration::from_secs(60)).await?;
+/// assert!(bus.sequence(&name).await?.is_some_and(|kept| kept.states == states));
+///
+/// bus.end_sequence(&name, Some(revision)).await?;
+/// assert!(bus.sequence(&name).await?.is_none());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SequenceName {
     /// The model version.

@@ -1,6 +1,22 @@
 //! The deployment's settings: limits, storage and copies of its queues and stores. They are one value on the bus, so
 //! all processes have the same, whichever starts last. The first gateway writes them; later an operator may change them
 //! (`trireme settings`).
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), trireme_bus::BusError> {
+//! use trireme_bus::{Bus, InProcess, QueueOptions};
+//!
+//! // This bus writes the settings that it is made with, so another gateway finds them.
+//! let bus: &dyn Bus = &InProcess::default();
+//! let others = QueueOptions { max_attempts: 5, ..QueueOptions::default() };
+//! assert_eq!(bus.init_settings(&others).await?, QueueOptions::default());
+//!
+//! bus.change_settings(&others).await?;
+//! assert_eq!(bus.find_settings().await?, Some(others));
+//! # Ok(())
+//! # }
+//! ```
 
 use std::time::Duration;
 

@@ -5,8 +5,26 @@
 //! in the bucket, whichever process makes it: of two changes, the one with the higher revision is the later one,
 //! whatever clocks say.
 //!
-//! Not here: the meaning of the values (`settings`, `registry`, `attempts`, `dead`, `sequences`, and model control in the
-//! runtime).
+//! Not here: the meaning of the values (`settings`, `registry`, `attempts`, `dead`, `sequences`; model control in the
+//! runtime; durable work in `trireme-jobs`).
+//!
+//! A write may name the revision that it replaces:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), trireme_bus::BusError> {
+//! use trireme_bus::{Bucket, Bus, BusError, InProcess};
+//!
+//! let bus = InProcess::default();
+//! let first = bus.put(Bucket::Models, "encoder", "loaded".into(), Some(0), None).await?;
+//! bus.put(Bucket::Models, "encoder", "unloaded".into(), Some(first), None).await?;
+//! let late = bus.put(Bucket::Models, "encoder", "loaded".into(), Some(first), None).await;
+//! assert!(matches!(late, Err(BusError::Conflict { .. })));
+//! let entry = bus.get(Bucket::Models, "encoder").await?;
+//! assert!(entry.is_some_and(|entry| entry.value == "unloaded" && entry.revision > first));
+//! # Ok(())
+//! # }
+//! ```
 
 use bytes::Bytes;
 use trireme_inference::UnixMicros;
@@ -46,6 +64,22 @@ pub struct Entry {
 }
 
 /// An event of a watch on a store.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # use trireme_bus::{Bucket, Bus, Change, InProcess};
+/// # let bus = InProcess::default();
+/// bus.put(Bucket::Models, "encoder", "loaded".into(), None, None).await?;
+/// let mut changes = bus.watch(Bucket::Models).await?;
+/// assert!(matches!(changes.recv().await, Some(Change::Put(entry)) if entry.value == "loaded"));
+/// assert_eq!(changes.recv().await, Some(Change::Complete));
+///
+/// bus.delete(Bucket::Models, "encoder", None).await?;
+/// assert!(matches!(changes.recv().await, Some(Change::Deleted { key, .. }) if key == "encoder"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A value was written, or existed when the watch began.

@@ -5,6 +5,14 @@ use std::time::Duration;
 /// The pause before a message is published again to a queue that is full or missing. `time` counts the pauses from 0:
 /// the first is about 50 ms, and each is twice the last, up to about a second. The pause is random, so that waiting
 /// processes do not all publish at once when a broker comes back.
+///
+/// ```
+/// # use std::time::Duration;
+/// use trireme_bus::queue_pause;
+///
+/// assert!(queue_pause(0) <= Duration::from_millis(75));
+/// assert!(queue_pause(20) >= Duration::from_millis(500));
+/// ```
 pub fn queue_pause(time: u32) -> Duration {
     const FIRST: Duration = Duration::from_millis(50);
     const LONGEST: Duration = Duration::from_secs(1);

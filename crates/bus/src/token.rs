@@ -7,6 +7,13 @@ use std::fmt;
 pub struct Token<'a>(pub &'a str);
 
 /// A name as a [`Token`].
+///
+/// ```
+/// use trireme_bus::escape_token;
+///
+/// assert_eq!(escape_token("multilingual-e5"), "multilingual-e5");
+/// assert_eq!(escape_token("intfloat/e5.small"), "intfloat=2Fe5=2Esmall");
+/// ```
 pub fn escape_token(name: &str) -> String {
     Token(name).to_string()
 }

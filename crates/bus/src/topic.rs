@@ -10,6 +10,23 @@ use bytes::Bytes;
 use crate::BusError;
 
 /// A message on a topic.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// use trireme_bus::{Bus, InProcess};
+///
+/// let bus = InProcess::default();
+/// let mut subscriber = bus.subscribe("greetings").await?;
+/// let mut answers = bus.request("greetings", "hello".into()).await?;
+///
+/// let message = subscriber.recv().await.expect("a subscriber gets each message");
+/// assert_eq!(message.body, "hello");
+/// message.answer("good morning".into()).await?;
+/// assert!(answers.recv().await.is_some_and(|answer| answer == "good morning"));
+/// # Ok(())
+/// # }
+/// ```
 pub struct TopicMessage {
     /// The body as its sender wrote it.
     pub body: Bytes,

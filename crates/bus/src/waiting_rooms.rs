@@ -12,6 +12,22 @@ use trireme_inference::ModelKey;
 use crate::WorkMessage;
 
 /// The waiting rooms of a process: one for each level of a queue that was full.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
+/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::WaitingRooms;
+///
+/// let (rooms, message) = (WaitingRooms::default(), message(&model, 7));
+/// let first = rooms.enter(&message).await;
+/// assert!(rooms.is_occupied(&message));
+/// drop(first);
+/// assert!(!rooms.is_occupied(&message));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Default)]
 pub struct WaitingRooms(Mutex<Vec<WaitingRoom>>);
 

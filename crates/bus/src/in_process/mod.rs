@@ -66,6 +66,23 @@ impl InProcess {
 
     /// The same with the stores of jobs in a file in `directory`, so that they outlive the process. No other process may
     /// use the directory at the same time.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), trireme_bus::BusError> {
+    /// # let directory = tempfile::tempdir().expect("a temporary directory");
+    /// # let directory = directory.path();
+    /// # use trireme_bus::{Bucket, Bus, InProcess, QueueOptions};
+    /// let bus = InProcess::open(&QueueOptions::default(), directory)?;
+    /// bus.put(Bucket::Jobs, "job-1", "waiting".into(), None, None).await?;
+    /// drop(bus);
+    ///
+    /// let bus = InProcess::open(&QueueOptions::default(), directory)?;
+    /// let kept = bus.get(Bucket::Jobs, "job-1").await?;
+    /// assert!(bus.keeps_jobs() && kept.is_some_and(|entry| entry.value == "waiting"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn open(settings: &QueueOptions, directory: &Path) -> Result<InProcess, BusError> {
         let fault = watch::channel(None).0;
         Ok(InProcess::with(settings, Some(Disk::open(directory, fault.clone())?), fault))

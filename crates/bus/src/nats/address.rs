@@ -15,6 +15,13 @@ const SCHEMES: &str = "nats, tls, ws, wss";
 
 /// One or several server URLs, separated by commas: `nats://host:4222`, `tls://user:password@host`, `nats://token@host`.
 /// No output of this type has the credentials.
+///
+/// ```
+/// use trireme_bus::NatsUrl;
+///
+/// let url = NatsUrl::from("nats://user:secret@one:4222,two:4222");
+/// assert_eq!(url.to_string(), "nats://one:4222,nats://two:4222");
+/// ```
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct NatsUrl(String);
 

@@ -1,6 +1,7 @@
 //! The streams behind the stores, and the stream for large bodies: their subjects, size limits and ages.
 //!
-//! The number of copies is a setting of the deployment. Not here: which process creates the streams (`streams`).
+//! The number of copies is a setting of the deployment. Not here: creating the streams (`streams`), and which process does
+//! it (`makers`).
 
 use std::time::Duration;
 

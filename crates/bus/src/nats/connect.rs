@@ -47,6 +47,29 @@ const SUBSCRIPTION_CAPACITY: usize = 16_384;
 const SAYING: usize = 1024;
 
 /// How to reach NATS.
+///
+/// A gateway connects, and writes the settings of the deployment:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), trireme_bus::BusError> {
+/// # let server = trireme_testkit::NatsServer::start();
+/// # use std::time::Duration;
+/// use trireme_bus::{Bus, Deployment, Nats, NatsOptions, QueueOptions};
+///
+/// let queue = QueueOptions { max_attempts: 5, ..QueueOptions::default() };
+/// let options = NatsOptions {
+///     url: server.url().as_str().into(),
+///     service: "gateway".to_owned(),
+///     deployment: Some(Deployment { queue, ..Deployment::default() }),
+///     connect_timeout: Duration::from_secs(5),
+///     ..NatsOptions::default()
+/// };
+/// let bus: &dyn Bus = &Nats::connect(&options).await?;
+/// assert_eq!(bus.settings().await?.max_attempts, 5);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct NatsOptions {
     /// The servers, and perhaps the login.

@@ -1,13 +1,19 @@
 //! The bus over NATS JetStream: a work-queue stream for each level of a model version's queue, a stream for each store,
 //! and replies and topics over core NATS. Needs nats-server 2.11 or newer with JetStream enabled.
 //!
-//! The only user of `async-nats`. Each file is one part of the surface, from the bottom: the [`connection`] that all parts
-//! share; [`connect`], with [`address`] and [`login`]; [`work`] (publish) and [`consumer`]
-//! for queues, with [`bulk`] for their bulk lanes and [`ack`] for deliveries; [`replies`]; [`store`], with [`groups`] and [`batches`] for records
-//! that are written at the same time; [`topics`]; [`streams`] (creating streams), with [`queues`] for those of work, and
-//! [`buckets`] (their configurations), fitted into the limits of an [`account`], which [`examine`] shows before; the broker's [`clock`] and [`pulse`]. Bodies that travel by claim are in [`claims`] and
-//! [`fetch`], names on the wire in [`subjects`], headers in [`headers`], and the meaning of the broker's errors in
-//! [`errors`].
+//! The only user of `async-nats`. Each file is one part of the surface, from the bottom:
+//! - the [`connection`] that all parts share; [`connect`], with [`address`] and [`login`]; the time [`limits`] of requests;
+//! - queues: [`work`] publishes; [`consumer`] pulls, by the pull requests of [`source`] and [`pulls`], and [`open`] reads
+//!   the messages; [`bulk`] for their bulk lanes; [`deliveries`] keeps deliveries alive and [`ack`] settles them;
+//! - [`replies`] and [`topics`];
+//! - [`store`], with [`reads`], and with [`groups`] and [`batches`] for records that are written at the same time;
+//! - [`streams`] (creating streams), with [`queues`] for those of work, and [`buckets`] (their configurations), fitted into
+//!   the limits of an [`account`], which [`examine`] shows before; [`makers`] creates them for stages; [`reach`] counts how
+//!   long one is out of reach;
+//! - the broker's [`clock`] and [`pulse`].
+//!
+//! Bodies that travel by claim are in [`claims`] and [`fetch`], names on the wire in [`subjects`], headers in [`headers`], and
+//! the meaning of the broker's errors in [`errors`].
 
 mod account;
 mod ack;

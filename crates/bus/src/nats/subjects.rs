@@ -15,6 +15,13 @@ pub const WORKERS: &str = "workers";
 const MAX_DEPLOYMENT: usize = 32;
 
 /// The name of a deployment on a broker that it shares with others; none by default. All names on the wire begin with it.
+///
+/// ```
+/// use trireme_bus::DeploymentName;
+///
+/// assert_eq!("team-a".parse::<DeploymentName>().as_ref().map(DeploymentName::as_str), Ok("team-a"));
+/// assert!("team_a".parse::<DeploymentName>().is_err());
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeploymentName(String);
 
