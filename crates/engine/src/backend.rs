@@ -1,4 +1,5 @@
-//! The traits that a service implements: a [`Backend`] loads model versions, a [`ModelInstance`] executes them.
+//! The traits that a service implements: a [`Backend`] loads model versions, a [`ModelInstance`] or a [`StepwiseInstance`]
+//! executes them.
 //!
 //! The engine forms batches by the model's [`BatchPolicy`] and runs the instances. The worker (`runtime`) does everything
 //! else: pulling work, forwarding results, acknowledging, registering, draining.
@@ -16,6 +17,59 @@ use crate::calls::Calls;
 use crate::cancel::{CancelFlag, unwanted};
 
 /// Loads model versions of one kind, which config.pbtxt names in `backend`.
+///
+/// A backend whose instances are the `Doubler` of [`ModelInstance`]:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use trireme_engine::{ExecuteRequest, ExecuteResponse, ModelInstance};
+/// # use trireme_inference::{InferError, Tensor};
+/// # struct Doubler;
+/// # impl ModelInstance for Doubler {
+/// #     fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+/// #         let double = |request: &ExecuteRequest| {
+/// #             let numbers: Vec<i64> = request.inputs[0].values()?.iter().map(|number: &i64| 2 * number).collect();
+/// #             let outputs = vec![Tensor::from_values("DOUBLED", [numbers.len() as i64], numbers)?];
+/// #             Ok(ExecuteResponse { outputs, ..ExecuteResponse::default() })
+/// #         };
+/// #         requests.iter().map(double).collect()
+/// #     }
+/// # }
+/// # use std::sync::Arc;
+/// # use trireme_model_repository::RepositoryModel;
+/// use trireme_engine::{Backend, Instance, LoadError, LoadedModel, ModelSource, load_version, policy};
+///
+/// struct DoublerBackend;
+///
+/// impl Backend for DoublerBackend {
+///     fn name(&self) -> &'static str {
+///         "doubler"
+///     }
+///
+///     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
+///         let instance = || Instance::Batch(Box::new(Doubler));
+///         Ok(LoadedModel {
+///             config: Arc::new(source.config.clone()),
+///             instances: std::iter::repeat_with(instance).take(source.cpu_instances()?).collect(),
+///             background: Vec::new(),
+///             guests: Vec::new(),
+///             policy: policy(source.config),
+///             canary: None,
+///         })
+///     }
+/// }
+///
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path();
+/// # std::fs::create_dir(path.join("1"))?;
+/// std::fs::write(path.join("config.pbtxt"), "backend: 'doubler' instance_group { count: 2 kind: KIND_CPU }")?;
+/// let model = RepositoryModel::open("numbers", path, &[])?;
+/// let (loaded, _states, _took) = load_version(&model, 1, Arc::new(DoublerBackend), false).await?;
+/// assert_eq!(loaded.instances.len(), 2);
+/// # Ok(())
+/// # }
+/// ```
 pub trait Backend: Send + Sync {
     /// The name that config.pbtxt uses in `backend`.
     fn name(&self) -> &'static str;
@@ -109,6 +163,31 @@ pub struct LoadedModel {
 pub type BackgroundInstance = Box<dyn FnOnce() -> Result<Box<dyn ModelInstance>, LoadError> + Send>;
 
 /// An instance that `make` makes.
+///
+/// With the `Doubler` of [`ModelInstance`]:
+///
+/// ```
+/// # use trireme_engine::{ExecuteRequest, ExecuteResponse, ModelInstance};
+/// # use trireme_inference::{InferError, Tensor};
+/// # struct Doubler;
+/// # impl ModelInstance for Doubler {
+/// #     fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+/// #         let double = |request: &ExecuteRequest| {
+/// #             let numbers: Vec<i64> = request.inputs[0].values()?.iter().map(|number: &i64| 2 * number).collect();
+/// #             let outputs = vec![Tensor::from_values("DOUBLED", [numbers.len() as i64], numbers)?];
+/// #             Ok(ExecuteResponse { outputs, ..ExecuteResponse::default() })
+/// #         };
+/// #         requests.iter().map(double).collect()
+/// #     }
+/// # }
+/// use trireme_engine::in_background;
+///
+/// let make = in_background(|| Ok(Doubler));
+/// let request = ExecuteRequest::made_up("1", vec![Tensor::from_values("NUMBERS", [1], vec![3i64])?], ["DOUBLED"]);
+/// let response = make()?.execute(&[request]).remove(0)?;
+/// assert_eq!(*response.outputs[0].values::<i64>()?, [6]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn in_background<I: ModelInstance + 'static>(
     make: impl FnOnce() -> Result<I, LoadError> + Send + 'static,
 ) -> BackgroundInstance {
@@ -116,6 +195,27 @@ pub fn in_background<I: ModelInstance + 'static>(
 }
 
 /// One copy of a model, by the way it executes requests.
+///
+/// With the `Doubler` of [`ModelInstance`]:
+///
+/// ```
+/// # use trireme_engine::{ExecuteRequest, ExecuteResponse, ModelInstance};
+/// # use trireme_inference::{InferError, Tensor};
+/// # struct Doubler;
+/// # impl ModelInstance for Doubler {
+/// #     fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+/// #         let double = |request: &ExecuteRequest| {
+/// #             let numbers: Vec<i64> = request.inputs[0].values()?.iter().map(|number: &i64| 2 * number).collect();
+/// #             let outputs = vec![Tensor::from_values("DOUBLED", [numbers.len() as i64], numbers)?];
+/// #             Ok(ExecuteResponse { outputs, ..ExecuteResponse::default() })
+/// #         };
+/// #         requests.iter().map(double).collect()
+/// #     }
+/// # }
+/// # use trireme_engine::Instance;
+/// let mut instance = Instance::Batch(Box::new(Doubler));
+/// assert!(instance.as_batch().is_some() && instance.as_stepwise().is_none());
+/// ```
 pub enum Instance {
     /// Executes batches, one after the other.
     Batch(Box<dyn ModelInstance>),
@@ -166,7 +266,32 @@ impl From<Box<dyn StepwiseInstance>> for Instance {
 /// Why an instance cannot execute now, though it will again; `None`: it can.
 pub type Outage = Option<Arc<str>>;
 
-/// One copy of a model, owned by one thread.
+/// One copy of a model, used by one thread at a time.
+///
+/// An instance that doubles numbers:
+///
+/// ```
+/// use trireme_engine::{ExecuteRequest, ExecuteResponse, ModelInstance};
+/// use trireme_inference::{InferError, Tensor};
+///
+/// struct Doubler;
+///
+/// impl ModelInstance for Doubler {
+///     fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+///         let double = |request: &ExecuteRequest| {
+///             let numbers: Vec<i64> = request.inputs[0].values()?.iter().map(|number: &i64| 2 * number).collect();
+///             let outputs = vec![Tensor::from_values("DOUBLED", [numbers.len() as i64], numbers)?];
+///             Ok(ExecuteResponse { outputs, ..ExecuteResponse::default() })
+///         };
+///         requests.iter().map(double).collect()
+///     }
+/// }
+///
+/// let request = ExecuteRequest::made_up("1", vec![Tensor::from_values("NUMBERS", [2], vec![3i64, 4])?], ["DOUBLED"]);
+/// let response = Doubler.execute(&[request]).remove(0)?;
+/// assert_eq!(*response.outputs[0].values::<i64>()?, [6, 8]);
+/// # Ok::<(), InferError>(())
+/// ```
 pub trait ModelInstance: Send {
     /// Executes requests that the model's policy put together. Returns one result per request, in their order. The
     /// failure of one request must not fail the others.
@@ -306,6 +431,43 @@ pub type Ticket = u64;
 ///
 /// A panic fails all requests in the instance. The harness calls `leave` for each of them and goes on using the
 /// instance.
+///
+/// An instance that counts down, one number a step:
+///
+/// ```
+/// use trireme_engine::{ExecuteRequest, ExecuteResponse, Progress, StepwiseInstance, Ticket};
+/// use trireme_inference::{InferError, Tensor};
+///
+/// struct Countdown(Vec<(Ticket, i64)>);
+///
+/// impl StepwiseInstance for Countdown {
+///     fn room(&self) -> usize {
+///         8 - self.0.len()
+///     }
+///
+///     fn join(&mut self, ticket: Ticket, request: ExecuteRequest) -> Result<(), InferError> {
+///         self.0.push((ticket, request.inputs[0].values::<i64>()?[0]));
+///         Ok(())
+///     }
+///
+///     fn leave(&mut self, ticket: Ticket) {
+///         self.0.retain(|(other, _)| *other != ticket);
+///     }
+///
+///     fn step(&mut self) -> Vec<(Ticket, Progress)> {
+///         self.0.iter_mut().for_each(|(_, number)| *number -= 1);
+///         let done = self.0.extract_if(.., |(_, number)| *number == 0);
+///         done.map(|(ticket, _)| (ticket, Progress::Done(Ok(ExecuteResponse::default())))).collect()
+///     }
+/// }
+///
+/// let request = ExecuteRequest::made_up("1", vec![Tensor::from_values("FROM", [1], vec![2i64])?], ["LEFT"]);
+/// let mut countdown = Countdown(Vec::new());
+/// countdown.join(7, request)?;
+/// assert!(countdown.step().is_empty());
+/// assert!(matches!(countdown.step()[..], [(7, Progress::Done(Ok(_)))]));
+/// # Ok::<(), InferError>(())
+/// ```
 pub trait StepwiseInstance: Send {
     /// Number of requests that can join now. The harness takes at most this number from the queue.
     fn room(&self) -> usize;
@@ -351,6 +513,10 @@ pub(crate) fn panicked() -> InferError {
 }
 
 /// Shortens the library's messages, which may have several lines and quote whole tensors.
+///
+/// ```
+/// assert_eq!(trireme_engine::one_line("no such file:\n    model.onnx\n"), "no such file: model.onnx");
+/// ```
 pub fn one_line(message: &str) -> String {
     const LONGEST: usize = 600;
     let mut line = message.split_whitespace().collect::<Vec<_>>().join(" ");

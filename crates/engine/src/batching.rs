@@ -2,7 +2,7 @@
 //!
 //! A [`BatchPolicy`] sees the waiting requests and the time, and decides. The queue and the instance threads that call
 //! it are in `queue`. [`OneAtATime`] is the policy of stages that gain nothing from batches; the dynamic batcher is in
-//! `services/model`.
+//! `dynamic_batching`, and the batcher that puts texts of similar length together in `services/model`.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
@@ -61,6 +61,30 @@ pub enum Decision {
 }
 
 /// Chooses the next batch. Pure: the same queue at the same time gives the same decision, after the same runs.
+///
+/// A policy that runs requests in pairs:
+///
+/// ```
+/// use std::time::Instant;
+/// use trireme_engine::{BatchPolicy, Candidate, Decision, Description};
+///
+/// struct Pairs;
+///
+/// impl BatchPolicy for Pairs {
+///     fn decide(&self, waiting: &[Candidate], _now: Instant) -> Decision {
+///         if waiting.len() < 2 { Decision::Wait } else { Decision::Run(vec![0, 1]) }
+///     }
+///
+///     fn max_rows(&self) -> u32 {
+///         2
+///     }
+/// }
+///
+/// let now = Instant::now();
+/// let request = Candidate { arrived: now, priority: 0, description: Description::exact(&[]) };
+/// assert_eq!(Pairs.decide(&[request.clone()], now), Decision::Wait);
+/// assert_eq!(Pairs.decide(&[request.clone(), request], now), Decision::Run(vec![0, 1]));
+/// ```
 pub trait BatchPolicy: Send + Sync {
     /// Describes a request with these inputs. By default only requests of equal shapes share a batch.
     fn describe(&self, inputs: &[Tensor]) -> Description {
@@ -97,6 +121,17 @@ pub trait BatchPolicy: Send + Sync {
 impl Description {
     /// Describes requests as alike when their inputs have equal names, datatypes and shapes, except for the first
     /// dimension.
+    ///
+    /// ```
+    /// # use trireme_inference::{Tensor, TensorError};
+    /// use trireme_engine::Description;
+    ///
+    /// let one = Description::exact(&[Tensor::from_values("x", [1, 2], vec![1f32, 2.0])?]);
+    /// let two = Description::exact(&[Tensor::from_values("x", [2, 2], vec![1f32, 2.0, 3.0, 4.0])?]);
+    /// assert_eq!((one.rows, two.rows), (1, 2));
+    /// assert_eq!(one.signature, two.signature);
+    /// # Ok::<(), TensorError>(())
+    /// ```
     pub fn exact(inputs: &[Tensor]) -> Description {
         let mut hasher = DefaultHasher::new();
         for input in inputs {

@@ -64,6 +64,36 @@ pub struct NestedResponse {
 pub type Answered = Box<dyn Fn(NestedResponse) + Send + Sync>;
 
 /// Sends the requests of a hosted model's code to other models.
+///
+/// A caller that answers by itself:
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use tokio_util::sync::{CancellationToken, DropGuard};
+/// # use trireme_engine::{Answered, Caller, Calls, Nested, NestedResponse, Origin};
+/// # use trireme_inference::{Callers, Lane, ModelKey, UnixMicros};
+/// struct Echo(ModelKey);
+///
+/// impl Caller for Echo {
+///     fn model(&self) -> &ModelKey {
+///         &self.0
+///     }
+///
+///     fn send(&self, nested: Nested, _: &Origin, _: Callers, answered: Answered) -> DropGuard {
+///         answered(NestedResponse { outcome: Ok((nested.inputs, nested.parameters)), last: true });
+///         CancellationToken::new().drop_guard()
+///     }
+/// }
+///
+/// # let (callers, deadline) = (Callers::default(), UnixMicros::NEVER);
+/// # let origin = Origin { callers, deadline, priority: 0, lane: Lane::Live, traceparent: None };
+/// # let (sender, answers) = std::sync::mpsc::sync_channel(1);
+/// let calls = Calls::of(Arc::new(Echo(ModelKey { name: "router".into(), version: 1 })), origin);
+/// let nested = Nested { model: "encoder".to_owned(), ..Nested::default() };
+/// let guard = Calls::send([&calls], nested, move |response| drop(sender.send(response)))?;
+/// assert!(answers.recv()?.last);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Caller: Send + Sync {
     /// The model whose code sends the requests.
     fn model(&self) -> &ModelKey;

@@ -9,6 +9,16 @@ use trireme_inference::{InferError, UnixMicros};
 const TIMEOUT_EXPIRED: &str = "Request timeout expired";
 
 /// A flag that is raised once and never lowered; clones share it.
+///
+/// ```
+/// # use trireme_inference::{ErrorCode, UnixMicros};
+/// use trireme_engine::{CancelFlag, unwanted};
+///
+/// let flag = CancelFlag::default();
+/// assert!(unwanted(&flag, UnixMicros::NEVER).is_none());
+/// flag.clone().cancel();
+/// assert!(unwanted(&flag, UnixMicros::NEVER).is_some_and(|error| error.code == ErrorCode::Cancelled));
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct CancelFlag(Arc<AtomicBool>);
 

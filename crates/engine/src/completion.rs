@@ -9,10 +9,55 @@ use crate::batching::Description;
 use crate::cancel::refused;
 
 /// The rest of a request while the engine has it: it decides when the request may run, and gets its result. The engine
-/// calls it on an instance's thread, within the tokio runtime of the model's tasks, and gives up each one exactly once.
+/// calls it on the thread that executes the request, within the tokio runtime of the model's tasks, and gives up each one
+/// exactly once.
 ///
 /// Only [`Completion::description`], [`Completion::complete`], [`Completion::fail`] and [`Completion::into_parts`] have no
 /// default: the others are for requests that came from somewhere and can go back.
+///
+/// Results go to a channel:
+///
+/// ```
+/// # use std::sync::mpsc::{SyncSender, sync_channel};
+/// # use trireme_engine::{Completion, Description, ExecuteResponse, SendParts};
+/// # use trireme_inference::{FailureReason, InferError};
+/// struct Pending(SyncSender<Result<ExecuteResponse, InferError>>);
+///
+/// impl Completion for Pending {
+///     type Holding = ();
+///     type PartSender = Pending;
+///
+///     fn description(&self) -> Description {
+///         Description::exact(&[])
+///     }
+///
+///     fn complete(self, response: ExecuteResponse) {
+///         let _ = self.0.send(Ok(response));
+///     }
+///
+///     fn fail(self, error: InferError, _: FailureReason) {
+///         let _ = self.0.send(Err(error));
+///     }
+///
+///     fn into_parts(self) -> Pending {
+///         self
+///     }
+/// }
+/// #
+/// # impl SendParts for Pending {
+/// #     fn send(&self, part: ExecuteResponse) -> bool {
+/// #         self.0.send(Ok(part)).is_ok()
+/// #     }
+/// #     fn end(self, last: Result<ExecuteResponse, InferError>) {
+/// #         let _ = self.0.send(last);
+/// #     }
+/// # }
+///
+/// let (sender, results) = sync_channel(1);
+/// Pending(sender).fail(InferError::internal("out of memory"), FailureReason::Backend);
+/// assert!(results.recv()?.is_err_and(|error| error.message == "out of memory"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Completion: Send + Sized + 'static {
     /// Can release a request while an instance's thread that hangs still has it.
     type Holding: Clone + Send + 'static;

@@ -22,6 +22,23 @@ use trireme_model_repository::{DynamicBatching, ModelConfig};
 use crate::batching::{BatchPolicy, Candidate, Decision, OneAtATime};
 
 /// Chooses batches by `dynamic_batching` of config.pbtxt.
+///
+/// One request waits for a second one, but no longer than `max_queue_delay`:
+///
+/// ```
+/// # use std::time::{Duration, Instant};
+/// # use trireme_engine::{BatchPolicy, Candidate, Decision, Description};
+/// use trireme_engine::DynamicBatcher;
+/// use trireme_model_repository::DynamicBatching;
+///
+/// let (delay, now) = (Duration::from_millis(5), Instant::now());
+/// let settings =
+///     DynamicBatching { preferred_batch_sizes: vec![2], max_queue_delay: delay, ..DynamicBatching::default() };
+/// let batcher = DynamicBatcher::new(&settings, 8);
+/// let request = Candidate { arrived: now, priority: 0, description: Description::exact(&[]) };
+/// assert_eq!(batcher.decide(&[request.clone()], now), Decision::WaitUntil(now + delay));
+/// assert_eq!(batcher.decide(&[request.clone(), request], now), Decision::Run(vec![0, 1]));
+/// ```
 #[derive(Clone, Debug)]
 pub struct DynamicBatcher {
     /// Most rows in one run, at least 1.
@@ -153,6 +170,17 @@ impl Group {
 
 /// The policy for requests of equal shapes in a configuration: the dynamic batcher if there is a `dynamic_batching`
 /// block and a batch dimension, otherwise each request alone.
+///
+/// ```
+/// use trireme_engine::policy;
+/// use trireme_model_repository::ModelConfig;
+///
+/// let text = "backend: 'identity' max_batch_size: 8";
+/// assert_eq!(policy(&ModelConfig::parse(text, "m")?).max_rows(), 1);
+/// let text = format!("{text} dynamic_batching {{ }}");
+/// assert_eq!(policy(&ModelConfig::parse(&text, "m")?).max_rows(), 8);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn policy(config: &ModelConfig) -> Box<dyn BatchPolicy> {
     match &config.dynamic_batching {
         Some(settings) if config.max_batch_size > 0 => Box::new(DynamicBatcher::new(settings, config.max_batch_size)),

@@ -10,8 +10,8 @@
 //! look-ahead, or twice the time that messages take to come from the broker if that is longer. A queue that no other
 //! worker pulls from has no horizon: there the batch policy may choose among all that the worker can hold.
 //!
-//! Not here: the most requests that a worker holds whatever its pace (`queue`), which of them run together
-//! (`batching`).
+//! Not here: the queue that keeps to the room and to the most requests that a worker holds (`queue`), and which requests run
+//! together (`batching`).
 
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,24 @@ pub struct RunTimes {
 }
 
 /// The instances' runs under way, and how long runs and fetches take.
+///
+/// Until the first run has ended, the duration of runs is not known:
+///
+/// ```
+/// # use std::time::{Duration, Instant};
+/// use trireme_engine::{Appetite, Intake, Room};
+///
+/// let (now, millis) = (Instant::now(), Duration::from_millis);
+/// let mut intake = Intake::new(1, Appetite { batch: 4, look_ahead: millis(20) });
+/// assert_eq!(intake.room(0, now), Room::Now(4));
+///
+/// let run = intake.begin(1.0, now);
+/// assert_eq!(intake.room(0, now), Room::None);
+///
+/// // A run of four requests took 10 ms: eight of them fit into the look-ahead.
+/// intake.end(run, 4, now + millis(10));
+/// assert_eq!(intake.room(0, now + millis(10)), Room::Now(8));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Intake {
     instances: usize,

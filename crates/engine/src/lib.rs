@@ -1,13 +1,14 @@
 //! The engine: from a checked request to its result.
 //!
 //! A backend loads a model version ([`load_version`], [`LoadedModel`]). A [`Model`] has its queue, and one OS thread per
-//! instance ([`Model::start`]). A request enters by [`Model::enter`]. A guest ([`Guests`]) executes a short one at once; of the others
-//! the threads form batches by the model's [`BatchPolicy`] and execute them. Each result goes to the request's [`Completion`]. Executions that hang and instances that became unreliable are noticed by
-//! [`Model::watch_executions`] and [`Model::watch_canary`].
+//! instance ([`Model::start`]). A request enters by [`Model::enter`]. A guest ([`Guests`]) executes a short one at once; of
+//! the others the threads form batches by the model's [`BatchPolicy`] and execute them, or an instance works on them step by
+//! step ([`StepwiseInstance`]). Each result goes to the request's [`Completion`]. Executions that hang and instances that
+//! became unreliable are noticed by [`Model::watch_executions`] and [`Model::watch_canary`].
 //!
 //! Invariants:
 //! - Each request that enters the queue is completed, failed or given back exactly once.
-//! - The code that decides (`batching`, `intake`) is pure: tasks, threads and clocks are around it.
+//! - The code that decides (`batching`, `dynamic_batching`, `intake`) is pure: tasks, threads and clocks are around it.
 //!
 //! Not here: where requests come from and where results go (`runtime`), and the backends (`services/*`).
 

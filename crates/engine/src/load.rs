@@ -17,6 +17,11 @@ const ANNOUNCED_AFTER: Duration = Duration::from_secs(1);
 const SAID_EVERY: Duration = Duration::from_secs(4);
 
 /// The stage of models of this backend: the service that hosts them.
+///
+/// ```
+/// assert_eq!(trireme_engine::stage("onnxruntime"), "model");
+/// assert_eq!(trireme_engine::stage("my_backend"), "other");
+/// ```
 pub fn stage(backend: &str) -> &'static str {
     service_of(backend).unwrap_or("other")
 }

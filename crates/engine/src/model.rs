@@ -1,7 +1,7 @@
 //! One model version in the engine: its queue, and the state that its instances' threads share.
 //!
-//! A request enters through [`Model::queue`]. An instance's thread takes it with its batch and executes it (`execute`,
-//! `stepwise`); its result goes to its [`Completion`].
+//! A request enters by [`Model::enter`]. A guest executes it at once, or it goes into [`Model::queue`] and an instance's thread
+//! takes it with its batch and executes it (`execute`, `stepwise`). Its result goes to its [`Completion`].
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -30,6 +30,87 @@ const LOOK: Duration = Duration::from_millis(100);
 const CANARY_FAILURE: &str = "canary request";
 
 /// A model version: its queue and what its instances' threads share.
+///
+/// With the `Doubler` of [`ModelInstance`] and the `Pending` of [`Completion`]:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use trireme_engine::{ExecuteRequest, ExecuteResponse, ModelInstance};
+/// # use trireme_inference::{InferError, Tensor};
+/// # struct Doubler;
+/// # impl ModelInstance for Doubler {
+/// #     fn execute(&mut self, requests: &[ExecuteRequest]) -> Vec<Result<ExecuteResponse, InferError>> {
+/// #         let double = |request: &ExecuteRequest| {
+/// #             let numbers: Vec<i64> = request.inputs[0].values()?.iter().map(|number: &i64| 2 * number).collect();
+/// #             let outputs = vec![Tensor::from_values("DOUBLED", [numbers.len() as i64], numbers)?];
+/// #             Ok(ExecuteResponse { outputs, ..ExecuteResponse::default() })
+/// #         };
+/// #         requests.iter().map(double).collect()
+/// #     }
+/// # }
+/// # use std::sync::mpsc::{SyncSender, sync_channel};
+/// # use trireme_engine::{Completion, Description, SendParts};
+/// # use trireme_inference::FailureReason;
+/// # struct Pending(SyncSender<Result<ExecuteResponse, InferError>>);
+/// # impl Completion for Pending {
+/// #     type Holding = ();
+/// #     type PartSender = Pending;
+/// #     fn description(&self) -> Description {
+/// #         Description::exact(&[])
+/// #     }
+/// #     fn complete(self, response: ExecuteResponse) {
+/// #         let _ = self.0.send(Ok(response));
+/// #     }
+/// #     fn fail(self, error: InferError, _: FailureReason) {
+/// #         let _ = self.0.send(Err(error));
+/// #     }
+/// #     fn into_parts(self) -> Pending {
+/// #         self
+/// #     }
+/// # }
+/// # impl SendParts for Pending {
+/// #     fn send(&self, part: ExecuteResponse) -> bool {
+/// #         self.0.send(Ok(part)).is_ok()
+/// #     }
+/// #     fn end(self, last: Result<ExecuteResponse, InferError>) {
+/// #         let _ = self.0.send(last);
+/// #     }
+/// # }
+/// # use std::sync::Arc;
+/// # use std::time::Instant;
+/// # use tokio_util::sync::CancellationToken;
+/// # use trireme_engine::{Candidate, Executions, Guests, Instance, OneAtATime, TaskSet, WorkQueue};
+/// # use trireme_inference::{Lane, ModelKey};
+/// use trireme_engine::{Model, Work};
+///
+/// let instances = vec![Instance::Batch(Box::new(Doubler))];
+/// let model = Arc::new(Model {
+///     key: ModelKey { name: "doubler".into(), version: 1 },
+///     queue: WorkQueue::of(Box::new(OneAtATime), &instances, false),
+///     guests: Guests::new(Vec::new()),
+///     statistics: Arc::default(),
+///     canary: None,
+///     executions: Executions::default(),
+///     intake: CancellationToken::new(),
+///     tasks: TaskSet::new(),
+/// });
+/// let threads = model.start(instances, Vec::new())?;
+///
+/// # let numbers = Tensor::from_values("NUMBERS", [2], vec![3i64, 4])?;
+/// # let request = ExecuteRequest::made_up("1", vec![numbers], ["DOUBLED"]);
+/// # let arrived = Instant::now();
+/// # let candidate = Candidate { arrived, priority: 0, description: model.queue.describe(&request.inputs) };
+/// let (sender, results) = sync_channel(1);
+/// model.enter(Lane::Live, candidate, Work { request, pending: Pending(sender), arrived });
+/// assert_eq!(*results.recv()??.outputs[0].values::<i64>()?, [6, 8]);
+///
+/// // The threads end when the queue is closed and empty.
+/// model.queue.close();
+/// assert!(threads.into_iter().all(|thread| thread.join().is_ok()));
+/// # Ok(())
+/// # }
+/// ```
 pub struct Model<C: Completion> {
     /// Its name and version.
     pub key: ModelKey,

@@ -14,6 +14,16 @@ pub(crate) fn is_out(outage: Option<&watch::Receiver<Outage>>) -> bool {
 }
 
 /// Why none of the instances can execute, if so.
+///
+/// ```
+/// # use tokio::sync::watch;
+/// use trireme_engine::{Outage, all_out};
+///
+/// let (first, second) = (watch::Sender::new(Some("restarts".into())), watch::Sender::new(Outage::None));
+/// assert_eq!(all_out(&[first.subscribe(), second.subscribe()]), None);
+/// second.send_replace(Some("lost its device".into()));
+/// assert_eq!(all_out(&[first.subscribe(), second.subscribe()]).as_deref(), Some("restarts"));
+/// ```
 pub fn all_out(outages: &[watch::Receiver<Outage>]) -> Outage {
     let mut reasons = outages.iter().map(|outage| outage.borrow().clone());
     let first = reasons.next().flatten();

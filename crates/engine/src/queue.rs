@@ -34,6 +34,25 @@ const REPLACED: usize = 64;
 const RESPITE: Duration = Duration::from_secs(5);
 
 /// The queue. `T` is the data of a waiting request.
+///
+/// A permit and a request in the queue:
+///
+/// ```
+/// # use std::time::Instant;
+/// # use trireme_engine::{Candidate, Description, OneAtATime, QueueLoad};
+/// # use trireme_inference::Lane;
+/// use trireme_engine::WorkQueue;
+///
+/// let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
+/// let permit = queue.permit(Lane::Live, false);
+/// let candidate = Candidate { arrived: Instant::now(), priority: 0, description: Description::exact(&[]) };
+/// queue.push(Lane::Live, candidate, "a request");
+/// assert_eq!(queue.load(), QueueLoad { waiting: 1, in_hand: 1 });
+///
+/// assert_eq!(queue.remove_where(|request| *request == "a request"), ["a request"]);
+/// drop(permit);
+/// assert_eq!(queue.load(), QueueLoad::default());
+/// ```
 pub struct WorkQueue<T> {
     policy: Box<dyn BatchPolicy>,
     capacity: usize,

@@ -9,6 +9,20 @@ use serde::{Deserialize, Serialize};
 use trireme_inference::{Counters, ModelKey};
 
 /// The statistics of a model version in this process.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use trireme_inference::ModelKey;
+/// use trireme_engine::{ModelStatistics, QueueLoad};
+///
+/// let (statistics, key) = (ModelStatistics::default(), ModelKey { name: "encoder".into(), version: 1 });
+/// assert!(statistics.snapshot(&key).is_none());
+///
+/// statistics.host("model", Duration::from_secs(2), || QueueLoad { waiting: 3, in_hand: 5 });
+/// statistics.record(|counters| counters.tokens += 12);
+/// let snapshot = statistics.snapshot(&key).expect("it is hosted");
+/// assert_eq!((snapshot.counters.tokens, snapshot.load.waiting), (12, 3));
+/// ```
 #[derive(Default)]
 pub struct ModelStatistics {
     counters: Mutex<Counters>,

@@ -1,5 +1,5 @@
-//! The only place that starts async tasks: every task has a name, gets a signal to stop, and is waited for. The panic
-//! of a task is kept, so that the process can end instead of going on without the task.
+//! Starts the async tasks of the engine and of the crates that stand on it: every task has a name, gets a signal to stop, and
+//! is waited for. The panic of a task is kept, so that the process can end instead of going on without the task.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -12,6 +12,23 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 /// A set of tasks. Clones are the same set.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use trireme_engine::TaskSet;
+///
+/// let (tasks, (sender, ended)) = (TaskSet::new(), tokio::sync::oneshot::channel());
+/// let stopping = tasks.stopping().clone();
+/// tasks.spawn("steady", async move {
+///     stopping.cancelled().await;
+///     let _ = sender.send("ended");
+/// });
+/// tasks.join().await;
+/// assert_eq!(ended.await, Ok("ended"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct TaskSet {
     tracker: TaskTracker,

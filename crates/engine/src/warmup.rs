@@ -65,6 +65,22 @@ fn run_with(
 }
 
 /// The configuration's warm-up samples with the requests they stand for.
+///
+/// ```
+/// # use std::path::Path;
+/// use trireme_engine::warmup::samples;
+/// use trireme_model_repository::ModelConfig;
+///
+/// let config = ModelConfig::parse(
+///     "backend: 'identity' max_batch_size: 8
+///      model_warmup { name: 'zeros' batch_size: 4
+///        inputs { key: 'x' value { data_type: TYPE_FP32 dims: [ 2 ] zero_data: true } } }",
+///     "m",
+/// )?;
+/// let samples = samples(&config, Path::new("models/m"))?;
+/// assert_eq!(samples[0].1.inputs[0].shape()[..], [4, 2]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn samples<'c>(
     config: &'c ModelConfig,
     model_path: &Path,

@@ -1,7 +1,7 @@
 //! The executions under way. Those for which no client waits any more are stopped, if their instance can be stopped, and
-//! those that do not end are noticed. The requests of an execution that does not end are released, so that other workers
-//! get them. Then the worker fails: its process ends and is replaced, because a thread that hangs in a model cannot be
-//! stopped.
+//! those that do not end are noticed. An execution that passes its limit is ended by force, if its instance can do that
+//! ([`Stop::kill`]). The requests of any other one are released, so that other workers get them. Then the worker fails: its
+//! process ends and is replaced, because a thread that hangs in a model cannot be stopped.
 //!
 //! Not here: the task that looks at them (`watch`).
 
