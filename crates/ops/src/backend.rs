@@ -18,6 +18,31 @@ use crate::outputs::Outputs;
 use crate::{Chain, Form, Labels, Signature, Value};
 
 /// Loads models with `backend: "postprocess"`.
+///
+/// ```
+/// # use std::path::Path;
+/// # use trireme_engine::{ExecuteRequest, ModelSource};
+/// # use trireme_inference::Tensor;
+/// use trireme_engine::Backend;
+/// use trireme_model_repository::ModelConfig;
+/// use trireme_ops::PostprocessBackend;
+///
+/// let config = ModelConfig::parse(
+///     "backend: 'postprocess' parameters { key: 'ops' value { string_value: 'softmax, argmax' } }
+///      input [ { name: 'logits' data_type: TYPE_FP32 dims: [ -1, 3 ] } ]
+///      output [ { name: 'class' data_type: TYPE_INT64 dims: [ -1 ] } ]",
+///     "classes",
+/// )?;
+/// # let (path, version) = (Path::new("models/classes"), 1);
+/// # let (model_path, version_path, auto_complete, uploaded) = (path, path, false, None);
+/// # let source = ModelSource { config: &config, version, model_path, version_path, auto_complete, uploaded };
+/// let mut model = PostprocessBackend.load(&source)?;
+/// let logits = Tensor::from_values("logits", [1, 3], vec![0.5f32, -1.0, 2.0])?;
+/// let request = ExecuteRequest::made_up("1", vec![logits], ["class"]);
+/// let instance = model.instances[0].as_batch().expect("it executes batches");
+/// assert_eq!(*instance.execute(&[request]).remove(0)?.outputs[0].values::<i64>()?, [2]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PostprocessBackend;
 

@@ -9,9 +9,40 @@ use crate::options::RequestOptions;
 use crate::{Form, Signature, Value};
 
 /// Ops that run one after the other.
+///
+/// A text of two tokens, and one position of padding:
+///
+/// ```
+/// # use std::path::Path;
+/// # use trireme_inference::Tensor;
+/// # use trireme_ops::ops::Resources;
+/// use trireme_ops::{Chain, Labels, Side, SideInputs, Value};
+///
+/// let inputs = SideInputs { attention: Some("attention_mask".to_owned()), ..SideInputs::default() };
+/// let resources = Resources { version_path: Path::new("models/pool/1"), labels: &Labels::default(), inputs: &inputs };
+/// let chain = Chain::parse("pool:mean, normalize", &resources)?;
+///
+/// let hidden = Tensor::from_values("hidden", [1, 3, 2], vec![3f32, 0.0, 3.0, 8.0, 9.0, 9.0])?;
+/// let mask = Tensor::from_values("attention_mask", [1, 3], vec![1i64, 1, 0])?;
+/// let side = Side { mask: Some(&mask), ..Side::default() };
+/// let embedding = chain.run(Value::from_tensor(&hidden)?, &side)?.into_floats()?;
+/// assert_eq!(embedding.as_slice(), Some(&[0.6, 0.8][..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Chain(Vec<(&'static OpEntry, Box<dyn Op>)>);
 
 /// The reason why a chain cannot be made. Positions count from 1.
+///
+/// ```
+/// # use std::path::Path;
+/// # use trireme_ops::ops::Resources;
+/// # use trireme_ops::{Labels, SideInputs};
+/// # let (labels, inputs) = (Labels::default(), SideInputs::default());
+/// # let resources = Resources { version_path: Path::new(""), labels: &labels, inputs: &inputs };
+/// # use trireme_ops::{Chain, ChainError};
+/// let error = Chain::parse("softmax, topk:3", &resources).err();
+/// assert_eq!(error, Some(ChainError::Unknown { position: 2, name: "topk".to_owned() }));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what the messages show")]
 pub enum ChainError {
@@ -57,6 +88,22 @@ impl Chain {
     }
 
     /// The signature of the chain's result for `input`; an error when an op does not take its predecessor's result.
+    ///
+    /// ```
+    /// # use std::path::Path;
+    /// # use trireme_ops::ops::Resources;
+    /// # use trireme_ops::{Labels, SideInputs};
+    /// # let (labels, inputs) = (Labels::default(), SideInputs::default());
+    /// # let resources = Resources { version_path: Path::new(""), labels: &labels, inputs: &inputs };
+    /// use trireme_ops::{Chain, Form, Signature};
+    ///
+    /// let chain = Chain::parse("softmax, top_k:3", &resources)?;
+    /// let logits = Signature::new(Form::Floats, [-1, 1000]);
+    /// assert_eq!(chain.signature(logits)?, Signature::new(Form::Ranked, [-1, 3]));
+    /// let error = chain.signature(Signature::new(Form::Texts, [-1])).unwrap_err();
+    /// assert!(error.to_string().starts_with("op 1, 'softmax', takes floating point numbers"));
+    /// # Ok::<(), trireme_ops::ChainError>(())
+    /// ```
     pub fn signature(&self, input: Signature) -> Result<Signature, ChainError> {
         self.0.iter().enumerate().try_fold(input, |input, (index, (entry, op))| {
             op.signature(&input).map_err(|reason| ChainError::Input { position: index + 1, name: entry.name, reason })

@@ -4,6 +4,13 @@ use std::io;
 use std::path::Path;
 
 /// Class labels by index; may be empty.
+///
+/// ```
+/// use trireme_ops::Labels;
+///
+/// let labels = Labels::from_list("negative, positive");
+/// assert_eq!((labels.len(), labels.get(1), labels.get(2)), (2, "positive", ""));
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Labels(Vec<String>);
 

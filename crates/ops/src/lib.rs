@@ -12,8 +12,8 @@
 //!   inputs of its own: see [`ops::entities`].
 //! - The result goes to the model's one output, cast to the datatype that is declared for it; where the declared dims have one
 //!   more axis of size 1 at the end (`dims: [ 1 ]`), it gets that. A chain that ends in `top_k` may have several outputs, which
-//!   are distinguished by their names: see [`ops::top_k`]. So may one that ends in `sparse`, and one that gives a vector for each
-//!   token, whose mask is the output `token_mask`.
+//!   are distinguished by their names: see [`ops::top_k`]. So may one that ends in `sparse`, `lexical` or `distinct` (see
+//!   [`ops::sparse`]), and one that gives a vector for each token, whose mask is the output `token_mask`.
 //! - The parameters of a request may leave out ops or change their options: see [`RequestOptions`].
 //! - The parameters of this backend are `ops`, `labels` (`"negative,positive"`, for models without a label file) and `beside_model`
 //!   (`"true"` or `"false"`: whether the model service hosts the model, too).
@@ -36,7 +36,7 @@ mod weights;
 
 pub use backend::PostprocessBackend;
 pub use chain::{Chain, ChainError};
-pub use inputs::SideInputs;
+pub use inputs::{Side, SideInputs};
 pub use labels::Labels;
 pub use options::{Aggregation, RequestOptions};
 pub use reductions::Reductions;

@@ -3,6 +3,20 @@
 use trireme_inference::{InferError, ParameterValue, Parameters};
 
 /// The parameters of a request that this stage reads. Others are ignored: they may be for other stages.
+///
+/// ```
+/// use trireme_inference::{ParameterValue, Parameters};
+/// use trireme_ops::RequestOptions;
+///
+/// let parameters = Parameters::from([("dimensions".to_owned(), ParameterValue::Int64(64))]);
+/// let options = RequestOptions::from_parameters(&parameters)?;
+/// assert_eq!((options.dimensions, options.normalize), (Some(64), true));
+///
+/// let parameters = Parameters::from([("normalize".to_owned(), ParameterValue::Int64(1))]);
+/// let error = RequestOptions::from_parameters(&parameters).unwrap_err();
+/// assert_eq!(error.message, "parameter 'normalize' is 1, expected true or false");
+/// # Ok::<(), trireme_inference::InferError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestOptions {
     /// `normalize`: `false` leaves out the ops `normalize`.

@@ -9,6 +9,20 @@ use crate::chain::begins_with_reduction;
 /// Loads models with `backend: "postprocess"` whose chain begins with an op that reduces. The worker that executed the model hands
 /// its output over to them in memory, so only their small result crosses the broker. A model's parameter `beside_model` decides
 /// where it is given: `"true"` for any chain, `"false"` for none.
+///
+/// ```
+/// use trireme_engine::Backend;
+/// use trireme_model_repository::ModelConfig;
+/// use trireme_ops::Reductions;
+///
+/// let with_ops = |ops: &str| {
+///     let parameter = format!("parameters {{ key: 'ops' value {{ string_value: '{ops}' }} }}");
+///     ModelConfig::parse(&format!("backend: 'postprocess' {parameter}"), "m")
+/// };
+/// assert!(Reductions.hosts(&with_ops("pool:mean, normalize")?));
+/// assert!(!Reductions.hosts(&with_ops("softmax")?));
+/// # Ok::<(), trireme_model_repository::RepositoryError>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reductions;
 

@@ -8,6 +8,18 @@ use ndarray::{ArrayD, CowArray, IxDyn};
 use trireme_inference::{DataType, Element, InferError, Shape, Tensor};
 
 /// A value between two ops. All arrays are `[rows, ...]`; borrowed where they still are the request's bytes.
+///
+/// ```
+/// # use half::f16;
+/// # use trireme_inference::Tensor;
+/// use trireme_ops::{Form, Value};
+///
+/// let tensor = Tensor::from_values("logits", [1, 2], vec![f16::from_f32(0.5), f16::from_f32(-2.0)])?;
+/// let value = Value::from_tensor(&tensor)?;
+/// assert_eq!((value.form(), value.dims()), (Form::Floats, &[1, 2][..]));
+/// assert_eq!(value.into_floats()?.as_slice(), Some(&[0.5, -2.0][..]));
+/// # Ok::<(), trireme_inference::InferError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value<'a> {
     /// Numbers, computed in f32.
@@ -149,6 +161,17 @@ impl Signature {
     }
 
     /// This signature, if it is of `form` and its rank is in `ranks`; otherwise the error names the expected ones.
+    ///
+    /// ```
+    /// use trireme_ops::{Form, Signature};
+    ///
+    /// let hidden = Signature::new(Form::Floats, [-1, -1, 384]);
+    /// assert!(hidden.expect(Form::Floats, 3..=3).is_ok());
+    /// assert_eq!(
+    ///     hidden.expect(Form::Ints, 2..=2).unwrap_err(),
+    ///     "takes integers of rank 2, got floating point numbers of shape [-1,-1,384]"
+    /// );
+    /// ```
     pub fn expect(&self, form: Form, ranks: std::ops::RangeInclusive<usize>) -> Result<&Signature, String> {
         if self.form == form && ranks.contains(&self.dims.len()) {
             return Ok(self);

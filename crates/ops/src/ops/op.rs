@@ -10,6 +10,29 @@ use crate::inputs::{Side, SideInputs};
 use crate::{Form, Labels, Signature, Value};
 
 /// A step of a chain. Pure: the same value gives the same result.
+///
+/// An op that makes each negative number 0:
+///
+/// ```
+/// # use trireme_inference::{InferError, Tensor};
+/// # use trireme_ops::{Form, Side, Signature, Value, ops::Op};
+/// struct Relu;
+///
+/// impl Op for Relu {
+///     fn signature(&self, input: &Signature) -> Result<Signature, String> {
+///         input.expect(Form::Floats, 1..=usize::MAX).cloned()
+///     }
+///
+///     fn apply<'a>(&self, value: Value<'a>, _: &Side<'_>) -> Result<Value<'a>, InferError> {
+///         Ok(Value::Floats(value.into_floats()?.mapv(|number| number.max(0.0)).into()))
+///     }
+/// }
+///
+/// let numbers = Tensor::from_values("x", [3], vec![-1.5f32, 0.0, 2.5])?;
+/// let result = Relu.apply(Value::from_tensor(&numbers)?, &Side::default())?;
+/// assert_eq!(result.into_floats()?.as_slice(), Some(&[0.0, 0.0, 2.5][..]));
+/// # Ok::<(), InferError>(())
+/// ```
 pub trait Op: Send + Sync {
     /// The signature of the result for an input of this signature; the error names the signature that the op takes instead.
     fn signature(&self, input: &Signature) -> Result<Signature, String>;
@@ -42,6 +65,24 @@ impl Default for Resources<'_> {
 pub type BuildOp = fn(Option<&str>, &Resources<'_>) -> Result<Box<dyn Op>, String>;
 
 /// An op that chains may name.
+///
+/// ```
+/// # use std::path::Path;
+/// # use trireme_ops::ops::Resources;
+/// # use trireme_ops::{Labels, SideInputs};
+/// # let (labels, inputs) = (Labels::default(), SideInputs::default());
+/// # let resources = Resources { version_path: Path::new(""), labels: &labels, inputs: &inputs };
+/// # use trireme_inference::Tensor;
+/// # use trireme_ops::{Side, Value};
+/// use trireme_ops::ops::OPS;
+///
+/// let entry = OPS.iter().find(|entry| entry.name == "argmax").expect("an op of this name");
+/// let op = (entry.build)(None, &resources)?;
+/// let scores = Tensor::from_values("scores", [1, 3], vec![0.1f32, 0.7, 0.2])?;
+/// let class = entry.apply(op.as_ref(), Value::from_tensor(&scores)?, &Side::default())?;
+/// assert_eq!(class.into_ints()?.as_slice(), Some(&[1][..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct OpEntry {
     /// Its name in a chain.
     pub name: &'static str,
