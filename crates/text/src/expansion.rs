@@ -5,6 +5,14 @@ use std::num::NonZeroUsize;
 use serde::Deserialize;
 
 /// How queries are filled up: the option `query_expansion`, a JSON object as sentence-transformers writes it.
+///
+/// ```
+/// use trireme_text::{ExpansionStrategy, QueryExpansion};
+///
+/// let expansion: QueryExpansion = serde_json::from_str(r#"{"strategy": "fixed", "length": 32}"#)?;
+/// assert_eq!((expansion.strategy, expansion.attend), (ExpansionStrategy::Fixed, false));
+/// # Ok::<(), serde_json::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueryExpansion {

@@ -9,8 +9,9 @@
 //! - The memory allocated for a text is bounded by its own size and [`MAX_PADDED_TOKENS`].
 //!
 //! The normalizer, pre-tokenizer and post-processor are those of `tokenizer.json`, except for three switches of BERT's
-//! normalizer (`files`). `add_bos_token` and `add_eos_token` of `tokenizer_config.json` are not read, because the
-//! post-processor in `tokenizer.json` already adds these tokens.
+//! normalizer (`files`), and the space before the first word of byte-level tokenizers (`completion`). `add_bos_token` and
+//! `add_eos_token` of `tokenizer_config.json` are not read, because the post-processor in `tokenizer.json` already adds these
+//! tokens.
 //!
 //! Tokenizers of translation models (`family`) put tokens of languages beside the text; a request may choose the
 //! languages.

@@ -10,6 +10,19 @@ use crate::TextError;
 use crate::expansion::QueryExpansion;
 
 /// Options for encoding texts. The default equals `AutoTokenizer(texts, padding=True, truncation=True)`.
+///
+/// ```
+/// use trireme_text::{Padding, TokenizeOptions};
+///
+/// let parameters = [("max_length", "128"), ("padding", "max_length")];
+/// let parameters = parameters.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+/// let options = TokenizeOptions::from_parameters(&parameters)?;
+/// assert_eq!((options.max_length.map(Into::into), options.padding), (Some(128_usize), Padding::MaxLength));
+///
+/// let error = TokenizeOptions::from_parameters(&[("maxlength".to_owned(), "128".to_owned())].into()).unwrap_err();
+/// assert_eq!(error.to_string(), "unknown parameter 'maxlength', did you mean 'max_length'?");
+/// # Ok::<(), trireme_text::TextError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenizeOptions {
     /// `max_length`: most tokens of a row, special tokens included. `None`: `model_max_length` of

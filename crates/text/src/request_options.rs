@@ -10,6 +10,20 @@ use crate::{Side, TextError};
 const LONGEST_TEXT: usize = 64 << 10;
 
 /// Options that one request overrides, by parameters with the same names.
+///
+/// ```
+/// # use std::path::Path;
+/// # use trireme_text::{TextTokenizer, TokenizeOptions};
+/// let tokenizer = TextTokenizer::load(Path::new("tests/golden/wordpiece"), TokenizeOptions::default())?;
+/// use trireme_inference::{ParameterValue, Parameters};
+/// use trireme_text::RequestOptions;
+///
+/// let parameters = Parameters::from([("max_tokens".to_owned(), ParameterValue::Int64(4))]);
+/// let options = RequestOptions::from_parameters(&parameters)?;
+/// let encoded = tokenizer.encode(&["the harbour is deep"], None, &options)?;
+/// assert_eq!((encoded.length, encoded.truncated), (4, 1));
+/// # Ok::<(), trireme_text::TextError>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestOptions<'a> {
     /// `prefix`: put before each text.

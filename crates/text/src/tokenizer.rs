@@ -15,6 +15,27 @@ use crate::sides::{Sides, join_prompts};
 use crate::{MessageFormat, Padding, RequestOptions, Side, TextError, TokenizeOptions, Truncation};
 
 /// A tokenizer with its options. Encoding and decoding need `&self` only.
+///
+/// A tokenizer of four tokens:
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # let directory = directory.path();
+/// use trireme_text::{RequestOptions, TextTokenizer, TokenizeOptions};
+///
+/// let file = r#"{"version": "1.0", "added_tokens": [], "normalizer": {"type": "Lowercase"},
+///     "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+///     "model": {"type": "WordLevel", "unk_token": "[UNK]",
+///               "vocab": {"[PAD]": 0, "[UNK]": 1, "hello": 2, "world": 3}}}"#;
+/// std::fs::write(directory.join("tokenizer.json"), file)?;
+/// let tokenizer = TextTokenizer::load(directory, TokenizeOptions::default())?;
+///
+/// let encoded = tokenizer.encode(&["Hello world", "hello"], None, &RequestOptions::default())?;
+/// assert_eq!((encoded.rows, encoded.length), (2, 2));
+/// assert_eq!((encoded.input_ids, encoded.attention_mask), (vec![2, 3, 2, 0], vec![1, 1, 1, 0]));
+/// assert_eq!(tokenizer.decode(&[2, 3], true)?, "hello world");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct TextTokenizer {
     pub(crate) encoder: RowEncoder,
@@ -88,6 +109,17 @@ pub struct Extras {
 
 /// The texts of a BYTES tensor, row-major. Errors for another datatype; for invalid UTF-8 the error names the first
 /// such element.
+///
+/// ```
+/// # use trireme_inference::Tensor;
+/// use trireme_text::{TextError, texts_of};
+///
+/// let tensor = Tensor::from_bytes_elements("TEXT", [2], &["hello", "naïve"])?;
+/// assert_eq!(texts_of(&tensor)?, ["hello", "naïve"]);
+/// let tensor = Tensor::from_bytes_elements("TEXT", [1], &[[0xff]])?;
+/// assert!(matches!(texts_of(&tensor), Err(TextError::InvalidUtf8 { index: 0, .. })));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn texts_of(tensor: &Tensor) -> Result<Vec<&str>, TextError> {
     let text = |(index, element)| {
         std::str::from_utf8(element).map_err(|error| TextError::InvalidUtf8 {
@@ -228,6 +260,19 @@ impl TextTokenizer {
     }
 
     /// The same, with `extras`, which [`TextTokenizer::check`] has found possible.
+    ///
+    /// ```
+    /// # use std::path::Path;
+    /// # use trireme_text::{RequestOptions, TextTokenizer, TokenizeOptions};
+    /// let tokenizer = TextTokenizer::load(Path::new("tests/golden/wordpiece"), TokenizeOptions::default())?;
+    /// use trireme_text::Extras;
+    ///
+    /// let extras = Extras { offsets: true, ..Extras::default() };
+    /// tokenizer.check(extras)?;
+    /// let encoded = tokenizer.encode_with(&["the harbour"], None, &RequestOptions::default(), extras)?;
+    /// assert_eq!(encoded.offsets[..4], [0, 0, 0, 3], "[CLS] stands for no text, and 'the' for three characters");
+    /// # Ok::<(), trireme_text::TextError>(())
+    /// ```
     pub fn encode_with(
         &self,
         texts: &[&str],
@@ -304,6 +349,21 @@ impl TextTokenizer {
     /// The text that `ids` add to the text of the first `sent` of them, which earlier calls returned. All returned
     /// pieces together are the text of all ids. Text that further ids may still change, such as half a character, is
     /// held back until the `last` call.
+    ///
+    /// ```
+    /// # use std::path::Path;
+    /// # use trireme_text::{RequestOptions, TextTokenizer, TokenizeOptions};
+    /// let tokenizer = TextTokenizer::load(Path::new("tests/golden/wordpiece"), TokenizeOptions::default())?;
+    /// let encoded = tokenizer.encode(&["the harbour"], None, &RequestOptions::default())?;
+    /// let ids: Vec<u32> = encoded.input_ids.iter().map(|&id| id as u32).collect();
+    /// let (mut text, mut sent) = (String::new(), 0);
+    /// for count in 1..=ids.len() {
+    ///     text += &tokenizer.decode_next(&ids[..count], sent, count == ids.len(), true)?;
+    ///     sent = count;
+    /// }
+    /// assert_eq!(text, "the harbour");
+    /// # Ok::<(), trireme_text::TextError>(())
+    /// ```
     pub fn decode_next(
         &self,
         ids: &[u32],
