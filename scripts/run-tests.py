@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Builds and runs all tests of the workspace: `cargo test --workspace --no-fail-fast`, with programs side by side.
+"""Builds and runs all tests of the workspace: `cargo test --workspace --no-fail-fast`, with programs side by side. The examples in
+docstrings are one of the programs: `cargo test --workspace --doc`.
 
 Most tests wait for processes and clocks more than they work, so several programs run at the same time, each with several threads.
 Programs named `alone` measure, or load the whole machine: they run at the end, one after the other, with a thread for each CPU. A test
@@ -43,14 +44,16 @@ class Program:
         self.name = f"{package} {self.target}" if self.is_integration else f"{package} ({target['kind'][0]} {self.target})"
         self.log = LOGS / (re.sub(r"\W+", "-", self.name).strip("-") + ".log")
         self.alone = self.is_integration and self.target == "alone"
+        self.environment = {"CARGO_MANIFEST_DIR": str(folder), "CARGO_PKG_NAME": package}
         self.output, self.took, self.cpu, self.status = "", 0.0, 0.0, 0
 
-    def run(self, threads: int, tests: list[str] = ()) -> None:
-        """Runs it with its package's folder as working directory, as cargo does; only `tests` if there are any."""
-        environment = os.environ | {"CARGO_MANIFEST_DIR": str(self.folder), "CARGO_PKG_NAME": self.package}
-        command = [self.path, *(["--exact", *tests] if tests else []), "--test-threads", str(threads)]
+    def run(self, threads: int, tests: list[str] = (), again: bool = False) -> None:
+        """Runs it with its package's folder as working directory, as cargo does; only `tests` if there are any. The log has all runs,
+        `output` the last one."""
+        command, environment = self.command(threads, tests), os.environ | self.environment
+        before = self.log.stat().st_size if again else 0
         began = time.monotonic()
-        with self.log.open("ab" if tests else "wb") as log:
+        with self.log.open("ab" if again else "wb") as log:
             child = subprocess.Popen(command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             limit = threading.Timer(LIMIT, child.kill)
             limit.start()
@@ -58,15 +61,45 @@ class Program:
             limit.cancel()
             child.returncode = self.status = os.waitstatus_to_exitcode(status)
         self.took, self.cpu = time.monotonic() - began, usage.ru_utime + usage.ru_stime
-        self.output = self.log.read_text(errors="replace")
+        self.output = self.log.read_bytes()[before:].decode(errors="replace")
+
+    def command(self, threads: int, tests: list[str]) -> list[str]:
+        return [self.path, *(["--exact", *tests] if tests else []), "--test-threads", str(threads)]
+
+    def counts(self) -> tuple[int, int] | None:
+        """How many tests passed and failed in the last run; `None` if it did not come to an end."""
+        found = SUMMARY.findall(self.output)
+        return (int(found[-1][0]), int(found[-1][1])) if found else None
 
     def failed(self) -> list[str]:
         return sorted(set(FAILED.findall(self.output)))
 
     def __str__(self) -> str:
-        found = SUMMARY.findall(self.output)
-        count = f"{found[-1][0]} passed, {found[-1][1]} failed" if found else f"ended with {self.status}"
+        found = self.counts()
+        count = f"{found[0]} passed, {found[1]} failed" if found else f"ended with {self.status}"
         return f"{self.took:7.1f} s {self.cpu:7.1f} s of CPU  {self.name}: {count}"
+
+
+class Examples(Program):
+    """The examples in docstrings. rustdoc builds those of a crate as one program and runs it. `--workspace`, also where only some
+    crates have examples: with other packages cargo would choose other features and build the dependencies again."""
+
+    def __init__(self, arguments: list[str]):
+        self.name, self.folder, self.log = "examples in docstrings", WORKSPACE, LOGS / "examples-in-docstrings.log"
+        self.alone, self.environment, self.arguments = False, {}, arguments
+        self.output, self.took, self.cpu, self.status = "", 0.0, 0.0, 0
+
+    def command(self, threads: int, tests: list[str]) -> list[str]:
+        arguments = ["--workspace", "--doc", "--no-fail-fast", *self.arguments]
+        return ["cargo", "test", *arguments, "--", "--test-threads", str(threads)]
+
+    def counts(self) -> tuple[int, int] | None:
+        found = SUMMARY.findall(self.output)
+        return (sum(int(crate[0]) for crate in found), sum(int(crate[1]) for crate in found)) if found else None
+
+    def failed(self) -> list[str]:
+        # Single examples of several crates cannot be chosen, so all are repeated.
+        return []
 
 
 def build(arguments: list[str]) -> list[Program]:
@@ -139,10 +172,13 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     LOGS.mkdir(parents=True, exist_ok=True)
-    programs = [program for program in build(options.cargo) if options.only in program.name]
+    programs = build(options.cargo)
     if options.changed_since:
         changed = changed_since(options.changed_since)
         programs = [program for program in programs if program.package in changed]
+    if programs:
+        programs.insert(0, Examples(options.cargo))
+    programs = [program for program in programs if options.only in program.name]
     print(f"==> {len(programs)} programs of tests, built in {time.monotonic() - began:.0f} s", flush=True)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cpus if options.load else 0)]
     try:
@@ -158,13 +194,12 @@ def main() -> int:
         if program.status == 0:
             continue
         failed = program.failed()
-        print(f"==> {program.name}: once more, alone: {' '.join(failed) or 'all of it, because it did not come to an end'}", flush=True)
-        before = program.output
-        program.run(1 if failed else cpus, failed)
+        print(f"==> {program.name}: once more, alone: {' '.join(failed) or 'all of it'}", flush=True)
+        program.run(1 if failed else cpus, failed, again=True)
         print(program, flush=True)
         if program.status:
             failures.append(program)
-            print(f"==> {program.log}\n{program.output[len(before):][-20_000:]}", flush=True)
+            print(f"==> {program.log}\n{program.output[-20_000:]}", flush=True)
         else:
             repeated += [f"{program.name}: {test}" for test in failed or ["(all)"]]
     for test in repeated:
