@@ -57,7 +57,7 @@ impl WorkMessage {
 }
 
 impl dyn Bus + '_ {
-    /// How many times a message was begun, as written by the last [`note_attempts`](Self::note_attempts). `None`: there
+    /// How many times a message was begun, as written by the last `note_attempts`. `None`: there
     /// is no note, or the note has lapsed.
     pub async fn attempts(&self, message: &MessageName) -> Result<Option<AttemptNote>, BusError> {
         let Some(note) = self.get(Bucket::Attempts, &escape_token(&message.id)).await? else { return Ok(None) };

@@ -85,7 +85,7 @@ impl dyn Bus + '_ {
         self.put(Bucket::Sequences, &name.key(), value, expect, Some(lapse)).await
     }
 
-    /// Removes the states of a sequence that has ended, with `expect` as in [`keep_sequence`](Self::keep_sequence): if another request
+    /// Removes the states of a sequence that has ended, with `expect` as in `keep_sequence`: if another request
     /// has ended the sequence meanwhile, that is [`BusError::Conflict`], too.
     pub async fn end_sequence(&self, name: &SequenceName, expect: Option<u64>) -> Result<(), BusError> {
         let key = name.key();

@@ -6,7 +6,8 @@ use std::fmt;
 /// every other byte becomes `=` and two hexadecimal digits. An empty name becomes `=`.
 pub struct Token<'a>(pub &'a str);
 
-/// A name as a [`Token`].
+/// A name as one token of a subject or a key. Letters, digits, `-` and `_` stay; every other byte becomes `=` and two
+/// hexadecimal digits. An empty name becomes `=`.
 ///
 /// ```
 /// use trireme_bus::escape_token;
