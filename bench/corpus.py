@@ -22,9 +22,9 @@ from pathlib import Path
 # Each set: the fewest and the most words of a text, and how many texts, shared equally by the sources.
 SETS = {"queries": (3, 12, 2400), "passages": (100, 400, 2400), "mixed": (3, 300, 2400)}
 HALVES = ("choose", "report")
-# Of a text that is prose: this share of its characters are letters and blanks.
+# The share of letters and blanks in the characters of prose, at least.
 LETTERS = 0.9
-# What marks code, tables and lists of parameters.
+# Signs of code, tables and lists of parameters.
 MARKS = re.compile(r">>>|::|:\w+:|\.\. |===|---|\|\||[{}\\$<>_`*]|\bself\b|http|\w\(|\w\.\w|=")
 # A passage is this long before it ends.
 PASSAGE_WORDS = 130

@@ -185,7 +185,7 @@ def main():
                 bench.round(number)
         finally:
             bench.stop()
-            # Also of a run that was stopped: what it has measured.
+            # A run that was stopped also writes the results that it has.
             if chosen.device == "gpu" and bench.results:
                 chosen.results.mkdir(parents=True, exist_ok=True)
                 found = {"facts": facts, "failed": bench.failed, "rounds": bench.results}

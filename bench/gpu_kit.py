@@ -22,10 +22,10 @@ import time
 from pathlib import Path
 
 LIMIT_SECONDS = 600
-# What is left for writing the result and stopping processes.
+# Seconds of the limit that are kept for writing the result and stopping processes.
 SPARE_SECONDS = 15
 HERE = Path(__file__).resolve().parent
-# What the CUDA provider of ONNX Runtime loads.
+# The libraries that the CUDA provider of ONNX Runtime loads.
 LIBRARIES = ["libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libnvrtc.so.13", "libcufft.so.12", "libcurand.so.10", "libcudnn.so.9"]
 TENSORRT = "libnvinfer.so.10"
 # Of services/model/src/backends/onnxruntime/tests/accelerated.rs, by the beginnings of their names.
@@ -192,7 +192,7 @@ def libraries(run):
 def tests(run):
     run.environment["CARGO_MANIFEST_DIR"] = str(run.kit / "services/model")
     said = run.output([run.kit / "target/programs/gpu-tests", *GPU_TESTS, "--nocapture", "--test-threads=1"], 120)
-    # The name of a test and what it says may share a line.
+    # The name of a test and its output may share a line.
     lines = [line for line in said.splitlines() if any(words in line for words in ("ran on a GPU", "skipped: ", "test result"))]
     if not any("ran on a GPU: CUDA" in line for line in lines):
         raise Ended(f"the tests ran, but not on the GPU: {last(said)}")
@@ -210,7 +210,7 @@ def bench(run, name, model, limit, *more):
     try:
         run.output(argv, limit, cwd=run.kit)
     finally:
-        # A benchmark that was stopped has written what it has measured so far.
+        # A benchmark that was stopped has written the results that it had.
         if (results / "gpu.json").is_file():
             run.found.setdefault("benchmarks", {})[name] = json.loads((results / "gpu.json").read_text())
     return {"table": (results / "gpu.md").read_text()}

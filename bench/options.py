@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# What scripts/setup-bench-texts.sh makes: SET-HALF.txt.
+# The files that scripts/setup-bench-texts.sh makes: SET-HALF.txt.
 TEXT_SETS = ROOT / ".tools/bench-texts"
 HALVES = ("report", "choose")
 

@@ -15,7 +15,7 @@ SEED = 1
 GRAPH, WEIGHTS = "model.onnx", "model.onnx_data"
 PRECISIONS = {"fp32": np.float32, "fp16": np.float16}
 ALIGNED = 4096  # where a tensor may begin in the file of weights
-MASKED = -10_000.0  # what is added to the scores of padding, in the range of fp16
+MASKED = -10_000.0  # added to the attention scores of padding; in the range of fp16
 
 
 @dataclass(frozen=True)

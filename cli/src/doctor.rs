@@ -38,7 +38,7 @@ pub struct DoctorArgs {
     nats: NatsArgs,
 }
 
-/// Prints what is needed; exit code 1 if the account does not allow it.
+/// Prints the needs of a deployment beside the limits of the account; exit code 1 if the account does not allow them.
 pub fn run(args: &DoctorArgs) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     match runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(examine(args))) {

@@ -72,8 +72,8 @@ struct OwnServer {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Models")]
 pub struct MissingGraphArgs {
-    /// Whether the ONNX file of a model folder that has none is made once, by `trireme export`, and kept in a cache; at a terminal without
-    /// this flag the server asks
+    /// Whether the server makes the missing ONNX file of a model folder, once, by `trireme export`, and keeps it in a cache; at a terminal
+    /// without this flag the server asks
     #[arg(long, env = "TRIREME_EXPORT", value_name = "BOOL", value_parser = BoolishValueParser::new())]
     #[arg(action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub export: Option<bool>,
@@ -148,7 +148,7 @@ pub fn run(
 }
 
 /// The flags of a server that a command starts for itself, with HTTP on a free port of this host and nothing else. `models` are the flags
-/// that say what it serves.
+/// that name its models.
 pub fn own_server(models: &[&str], onnxruntime: &OnnxRuntimeArgs) -> anyhow::Result<ServeArgs> {
     let ports = ["--http-address=127.0.0.1", "--http-port=0", "--allow-grpc=false", "--allow-metrics=false"];
     let flags = ["trireme"].iter().chain(models).chain(&ports);

@@ -84,7 +84,7 @@ def with_objects(objects, method, path, body):
         changed["model"] = MODEL
     elif "/models/" in path and method == "GET":
         path = path[: path.rindex("/") + 1] + MODEL
-    # The tests' files are for assistants, which Trireme has none of.
+    # The tests' files have the purpose of assistants, which Trireme does not have.
     if changed and "purpose" in changed:
         changed["purpose"] = "batch"
         # A file of no bytes is an error at OpenAI's, too.

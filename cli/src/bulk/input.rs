@@ -44,14 +44,14 @@ pub enum InputFile {
     Table(Box<Table>, u64),
 }
 
-/// The lines from one of them on.
+/// The lines of an input, from the first one that an earlier run has not done.
 struct Lines {
     reader: Reader,
     /// The number of the line before the next one.
     number: u64,
 }
 
-/// The rows from one of them on.
+/// The rows of a table, from the first one that an earlier run has not done.
 struct Rows {
     batches: Peekable<Batches>,
     text: String,

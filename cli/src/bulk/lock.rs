@@ -47,7 +47,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // The file is removed while it is locked. One that stays is in nobody's way.
+        // The file is removed while it is locked. If it stays, it hinders no later run.
         let _ = fs::remove_file(&self.path);
         let _ = self.file.unlock();
     }

@@ -1,9 +1,9 @@
 //! The output, which a later run of the same command continues.
 //!
-//! Lines go to the end of a local file: its whole lines are what is done. Other files have their end where their
-//! content is described, or appear only when they are whole. For these each window becomes a part in a folder beside the output
-//! (`OUT.parts`), and the parts become the output when they are all there. In both cases that folder has the counts of the rows up to
-//! the end of each window. They are written before the window.
+//! Lines go to the end of a local file: its whole lines are the rows that are done. Other outputs cannot grow: Parquet and Arrow files
+//! end with a description of their content, and an object in a store appears only when it is whole. For these each window becomes a
+//! part in a folder beside the output (`OUT.parts`), and the parts become the output when they are all there. In both cases that folder
+//! has the counts of the rows up to the end of each window. They are written before the window.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, Read, Seek, SeekFrom, Write};

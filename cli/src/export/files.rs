@@ -1,4 +1,4 @@
-//! What both kinds of exports do: they ask a script, and put the files that it makes into their place.
+//! The steps that both kinds of export share: they ask a script, and move the files that it makes into their place.
 
 use std::fs;
 use std::path::{Path, PathBuf};

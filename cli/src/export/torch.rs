@@ -19,10 +19,10 @@ use crate::serve::{Server, own_server};
 /// The script that makes and compares.
 const SCRIPT: &str = include_str!("torch_model.py");
 
-/// The backends whose models may be files of torch: the second one serves what is made of them.
+/// The backends whose models may be files of torch: the second one serves the ONNX files that are made of them.
 const BACKENDS: [&str; 2] = ["pytorch", "onnxruntime"];
 
-/// What torch and the server answer to the same requests.
+/// How the answers of torch and of the server to the same requests compare.
 struct Comparison {
     lowest: f64,
     words: String,
@@ -167,7 +167,7 @@ fn stand(work: &Path, model: &RepositoryModel, version: &Version<'_>) -> anyhow:
     Ok(place)
 }
 
-/// What the script has to know of a version.
+/// The question to the script about a version.
 fn question(version: &Version<'_>, step: &str) -> Value {
     let numbers = |dims: &Shape| dims.iter().copied().collect::<Vec<i64>>();
     let tensor = |name: &str, datatype: DataType, dims: &Shape, reshape: Option<&Shape>| {

@@ -411,7 +411,7 @@ def likeness(torch, served, expected):
     if served.shape != expected.shape:
         return 0.0, math.inf
     a, b = served.double().reshape(-1), expected.double().reshape(-1)
-    # What is no number on both sides is alike.
+    # Two values that are no numbers count as equal.
     both = torch.isnan(a) & torch.isnan(b) | (a == b)
     difference = float((a - b).masked_fill(both, 0).abs().max()) if a.numel() else 0.0
     if difference == 0:

@@ -33,8 +33,8 @@ const NOT_COMPARED: u8 = 2;
 /// Flags of `trireme verify`.
 #[derive(Args, Clone)]
 pub struct VerifyArgs {
-    /// What is served for this: a model folder, a model repository, or an hf://, s3://, gs://, az:// or https:// URL of one; with
-    /// --server the name of the model there. With NAME= in front a folder is served under that name
+    /// The model, which the command serves for the comparison: a model folder, a model repository, or an hf://, s3://, gs://, az:// or
+    /// https:// URL of one; with --server the name of the model there. With NAME= in front a folder is served under that name
     #[arg(value_name = "[NAME=]MODEL")]
     target: String,
 
@@ -163,7 +163,7 @@ fn own_server(args: &VerifyArgs, served: &Path, model: &str) -> anyhow::Result<S
     serve::own_server(&flags, &args.onnxruntime)
 }
 
-/// The choices for the server: the tasks only where the folder is not one of these tasks by its files.
+/// The choices for the server. They leave out the tasks if the folder has these tasks by its files.
 fn folder_choices(args: &VerifyArgs, folder: &Path) -> FolderArgs {
     let mut choices = args.choices.clone();
     let asked = std::mem::take(&mut choices.task);

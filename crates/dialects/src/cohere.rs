@@ -91,7 +91,7 @@ const RERANK: &[Field] = &[
     ours("instruction", fields::TEXT),
 ];
 
-/// What a client says if a model tells queries and documents apart.
+/// The error of a request without the field, for a model that treats queries and documents differently.
 const INPUT_TYPES: &str =
     "'input_type' is missing, expected search_query, search_document, classification or clustering";
 

@@ -88,7 +88,7 @@ pub struct DialectCall {
     pub route: &'static str,
     /// The meaning of token ids in place of texts.
     pub token_input: TokenInput,
-    /// What an empty text gives in OpenAI's dialect.
+    /// The answer to an empty text in OpenAI's dialect.
     pub empty_text: EmptyText,
 }
 
@@ -104,7 +104,7 @@ pub enum TokenInput {
     Reject,
 }
 
-/// What an empty text gives.
+/// The answer to an empty text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum EmptyText {
     /// The vector that the model makes of it

@@ -1,6 +1,6 @@
-//! The fields of bodies as data: for each route of a dialect every field that the original server knows, in which forms, and what becomes of
-//! it here. By these tables a body is checked before it is read, a path that several dialects have is given to one of them, and
-//! docs/dialects.md lists the fields.
+//! The fields of bodies as data: for each route of a dialect every field that the original server knows, its forms, and its effect here.
+//! These tables have three uses: a body is checked by them before it is read, a request to a path of several dialects is given to one of
+//! these dialects, and docs/dialects.md lists the fields.
 
 use std::borrow::Cow;
 
@@ -39,11 +39,11 @@ pub struct Field {
     pub name: &'static str,
     /// A value of each form that it takes, as JSON.
     pub forms: Forms,
-    /// What becomes of it.
+    /// Its effect here.
     pub effect: Effect,
 }
 
-/// What becomes of a field.
+/// The effect of a field.
 pub enum Effect {
     /// The answer depends on it.
     Read,

@@ -269,7 +269,7 @@ impl<'de> Deserialize<'de> for Element {
     }
 }
 
-/// What is said of an id that no vocabulary has.
+/// The error of an id that is in no vocabulary.
 fn out_of_vocabulary(id: impl fmt::Display) -> String {
     format!("{id} is no token id: it is out of vocabulary")
 }

@@ -95,8 +95,8 @@ pub fn paths(first: &str) -> Vec<DialectPath> {
     table(first).into_iter().map(path).collect()
 }
 
-/// Every path and method with the routes that contend for it. Those of the dialect `first` come first, and all of them are there without its
-/// name, too, but for the root, which leads to the console.
+/// Every path and method with the routes that contend for it. The routes of the dialect `first` come first, and all of them have a path
+/// without its name, too, except the root, which leads to the console.
 fn table(first: &str) -> BTreeMap<(String, Verb), Vec<Contender>> {
     let mut table: BTreeMap<(String, Verb), Vec<Contender>> = BTreeMap::new();
     let is_first = |dialect: &&Dialect| dialect.name == first;

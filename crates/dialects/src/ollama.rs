@@ -57,7 +57,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     model_in_path: false,
 };
 
-const KEEP_ALIVE: Field = idle("keep_alive", &[r#""5m""#, "1"], "models stay loaded as the server is told");
+const KEEP_ALIVE: Field = idle("keep_alive", &[r#""5m""#, "1"], "the operator decides which models stay loaded");
 const OPTIONS: Field =
     idle("options", fields::OBJECT, "they are about how a model is loaded, and about generated texts");
 

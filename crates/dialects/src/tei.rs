@@ -241,7 +241,7 @@ async fn info(call: DialectCall) -> Result<Response, Refusal> {
         out.name("max_input_length").integer(model.max_length.unwrap_or(UNKNOWN_LENGTH));
         let length = model.max_length.unwrap_or(UNKNOWN_LENGTH);
         out.name("max_batch_tokens").integer(model.max_batch.unwrap_or(MOST_TEXTS) * length);
-        // As in the original, a model that limits no execution has none.
+        // As in the original, it is null for a model whose executions have no limit of rows.
         match model.max_batch {
             Some(rows) => out.name("max_batch_requests").integer(rows),
             None => out.name("max_batch_requests").null(),

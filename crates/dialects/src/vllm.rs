@@ -234,7 +234,7 @@ fn pairs<'a>(first: &'a [String], second: &'a [String]) -> Result<(Vec<&'a str>,
     }
 }
 
-/// The options of pairs, with the longest query and document; 0 is how the original says that there is none.
+/// The options of pairs, with the longest query and document; in the original a limit of 0 means no limit.
 fn limited(options: TextOptions, query: Option<i64>, document: Option<i64>) -> Result<TextOptions, Refusal> {
     let limit = |field: &str, tokens: Option<i64>| match tokens.map(u64::try_from) {
         None | Some(Ok(0)) => Ok(None),
@@ -253,7 +253,7 @@ fn limited(options: TextOptions, query: Option<i64>, document: Option<i64>) -> R
     })
 }
 
-/// As in the original, the routes of scores are not there for a model that has none.
+/// As in the original, the routes of scores answer 404 for a model that gives no scores.
 fn scores(call: &DialectCall, model: Option<&str>) -> Result<(), Refusal> {
     const TASKS: [Task; 3] = [Task::Rerank, Task::Embed, Task::MultiVector];
     match call.operations.text_model(model) {

@@ -177,7 +177,7 @@ impl RoutePlan {
         let mut kept: Vec<(&PlanStep, Vec<StepOutput>)> = Vec::with_capacity(self.steps.len());
         for step in self.steps.iter().rev() {
             let outputs: Vec<_> = step.outputs.iter().filter(|o| needed.contains(o.tensor.as_str())).cloned().collect();
-            // A model that has no outputs runs for what it does.
+            // A model without outputs runs for its side effects.
             if outputs.is_empty() && !step.outputs.is_empty() {
                 continue;
             }

@@ -23,7 +23,7 @@ const LONGEST_COMMENT: usize = 0xffff;
 // === impl StoredZip ===
 
 impl<'a> StoredZip<'a> {
-    /// Reads the directory of the archive. The error says what is unexpected in it.
+    /// Reads the directory of the archive. The error names the unexpected part of it.
     pub fn new(bytes: &'a [u8]) -> Result<StoredZip<'a>, String> {
         let tail = bytes.len().saturating_sub(END_BYTES + LONGEST_COMMENT);
         let end = bytes[tail..].windows(END.len()).rposition(|window| window == END);

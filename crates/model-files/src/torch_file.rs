@@ -74,7 +74,7 @@ struct Outline {
     strides: Vec<usize>,
 }
 
-/// The tensors of the file at `path`, by name. The error says what is unexpected in it.
+/// The tensors of the file at `path`, by name. The error names the unexpected part of the file.
 pub fn read(path: &Path) -> Result<BTreeMap<String, TorchTensor>, String> {
     let size = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
     if size > MAX_FILE_BYTES {

@@ -367,8 +367,8 @@ impl RepositoryModel {
         self.fingerprints.get(&version).copied().unwrap_or_default()
     }
 
-    /// A digest of the sources of the version's answers: its configuration, the files of its directory and those beside it. It
-    /// is the same on every host that has the same files. Reads them all, as long as they are not known; the error names the path.
+    /// A digest of the sources of the version's answers: its configuration, the files of its directory and the files beside that directory.
+    /// It is the same on every host that has the same files. Reads them all, as long as they are not known; the error names the path.
     pub fn digest(&self, version: i64) -> io::Result<String> {
         let mut digest = Digest::new();
         digest.add(self.definitions.get(&version).map_or(&[], |definition| &definition.content));
@@ -406,7 +406,7 @@ impl Definition {
     }
 }
 
-/// The configuration of the model `name` in its directory, without what its files tell; `None` if it has none.
+/// The configuration of the model `name` as its config.pbtxt has it, without the settings that its files add; `None` without that file.
 pub(crate) fn read_config(directory: &Path, name: &str) -> Result<Option<ModelConfig>, RepositoryError> {
     let path = directory.join(CONFIG_FILE);
     path.exists().then(|| ModelConfig::parse(&read_file(&path)?, name)).transpose()

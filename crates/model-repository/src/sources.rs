@@ -204,7 +204,7 @@ impl ModelFolder {
         self.description.models(&self.name, self.version)
     }
 
-    /// Whether it is served as several models, and this is one of them.
+    /// Whether the folder is served as several models of which `model` is one.
     fn has(&self, model: &str) -> bool {
         model.strip_prefix(&self.name).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
             && self.models().iter().any(|derived| derived.name == model)

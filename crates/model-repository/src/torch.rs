@@ -53,7 +53,7 @@ pub fn torch_file_beside(graph: &Path) -> Option<PathBuf> {
 }
 
 /// The file of torch in a version folder: the one that the configuration names (`named`, which may be empty), or the first in the order of
-/// names. `None`: the folder has none.
+/// names. `None`: the folder has no file of torch.
 pub fn torch_file(version_path: &Path, named: &str) -> Option<PathBuf> {
     let is_torch = |path: &PathBuf| path.extension().is_some_and(|found| ENDINGS.iter().any(|ending| found == *ending));
     let named = Some(named).filter(|named| !named.is_empty()).map(|named| version_path.join(named));

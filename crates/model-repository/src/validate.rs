@@ -20,7 +20,7 @@ use crate::torch;
 
 const TENSORRT: &str = "tensorrt_plan";
 
-/// What the inputs and outputs of a configuration must have.
+/// The fields that the inputs and outputs of a configuration must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tensors {
     /// Each has `data_type` and `dims`.

@@ -97,7 +97,8 @@ pub enum Prompt {
     Document,
     /// The one of this name where the model has it, else its default one.
     IfThere(&'static str),
-    /// The one of this name, or that of queries or documents by the words that Cohere has for them; an error where the model has none.
+    /// The prompt of this name, or the prompt of queries or documents by Cohere's words for them; an error where the model has no such
+    /// prompt.
     OfInputType(String),
     /// The default one of a model that makes no difference between queries and documents; the error of a request for another one.
     Needed(&'static str),

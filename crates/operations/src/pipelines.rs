@@ -8,7 +8,7 @@ use trireme_model_repository::ModelConfig;
 
 use crate::{Capabilities, OperationRequest, Task};
 
-/// The ready models of a gateway. What is found is the version that requests without one run on.
+/// The ready models of a gateway. Each is found in the version on which requests run that name no version.
 pub trait Pipelines: Send + Sync + 'static {
     /// Every model that does something with texts besides tokenizing.
     fn all(&self) -> Vec<Pipeline>;

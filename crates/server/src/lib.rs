@@ -1,11 +1,11 @@
-//! A port and what stands before its routes, for HTTP and gRPC alike: connections and their limits, TLS, the time that a body may take, the
+//! A port and the layers before its routes, for HTTP and gRPC alike: connections and their limits, TLS, the time that a body may take, the
 //! bytes of all requests, keys and restrictions.
 //!
-//! A request passes `connections` (accepted, limited, TLS), `body` (may pause for so long, is inflated within a limit), `access` (key, lane,
-//! restriction) and holds its bytes of the `budget` until its answer is sent. Over HTTP it passes the layers of `http`, too: request id and
-//! access log, the path of a proxy, cross-origin rules.
+//! A request passes `connections` (accepted, limited, TLS), `body` (its pauses are limited, and its size once it is inflated), `access` (key,
+//! lane, restriction) and holds its bytes of the `budget` until its answer is sent. Over HTTP it passes the layers of `http`, too: request id
+//! and access log, the path of a proxy, cross-origin rules.
 //!
-//! Not here: routes, and the formats of requests and answers to them.
+//! Not here: routes, and the formats of their requests and answers.
 
 pub mod access;
 mod answer_headers;

@@ -18,7 +18,7 @@ pub struct RequestTimes {
 // === impl RequestTimes ===
 
 impl RequestTimes {
-    /// Those of a request that begins now.
+    /// The times of a request that begins now.
     pub fn begin() -> Arc<RequestTimes> {
         let begun = UnixMicros::now();
         Arc::new(RequestTimes { begun, received: AtomicU64::new(begun.0), sending: AtomicU64::new(0) })

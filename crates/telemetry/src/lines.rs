@@ -1,5 +1,5 @@
-//! The text form of logs: each event is one line. What clients send, such as the id of a request, may hold line ends, and would forge
-//! lines.
+//! The text form of logs: each event is one line. Values that clients send, such as the id of a request, may hold line ends, with which a
+//! client could forge lines.
 
 use std::borrow::Cow;
 use std::io::{self, Stderr, Write};

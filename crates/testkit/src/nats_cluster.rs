@@ -36,7 +36,7 @@ pub struct NatsCluster {
     routes: Vec<ClusterRoute>,
 }
 
-/// What repeated looks at a cluster have shown since a fault ended; see [`NatsCluster::has_recovered`].
+/// The recovery of a cluster since a fault ended, as repeated checks have found it; see [`NatsCluster::has_recovered`].
 #[derive(Default)]
 pub struct Recovery {
     /// The replicas that have been current: the stream, whose name is empty for the cluster's own log, and the node.

@@ -8,7 +8,7 @@
 //! - Every request is answered: by the pipeline, or at its deadline.
 //! - The gateway keeps no state that another gateway would need; any number of them run side by side.
 //!
-//! Not here: ports and what stands before routes (`server`), the shapes of other servers' clients (`dialects`), operations on texts
+//! Not here: ports and the layers before routes (`server`), the shapes of other servers' clients (`dialects`), operations on texts
 //! (`operations`), wire formats (`protocol`), configurations (`model-repository`), queues (`bus`).
 
 mod caller;

@@ -110,14 +110,14 @@ async fn a_wrong_answer_is_the_workers_failure_at_once() {
     }
     assert_eq!(infer(&mut server, "m", &[]).await.expect("a right answer"), ["Y", "N"]);
 
-    // What Triton lets a model in Python do.
+    // A model in Python may leave out outputs and change the number of rows, as in Triton.
     let fewer = vec![y(2).renamed("N")];
     host(&mut server, "py", "python", vec![(fewer, 1), (vec![y(3)], 1), (vec![y(2), n(2)], 1)]).await;
     assert_eq!(infer(&mut server, "py", &[]).await.expect("user code may do that"), ["N"]);
     assert_eq!(infer(&mut server, "py", &["Y"]).await.expect("it may give other rows"), ["Y"]);
     let refused = infer(&mut server, "py", &["Y"]).await.expect_err("an output that nobody wants");
     assert!(refused.message().contains("has output 'N' that the request did not ask for, expected 'Y'"), "{refused}");
-    // Not where the rows of parts are put together.
+    // It may not change the number of rows where the rows of parts are put together.
     host_with(&mut server, "parts", "python", Some("2"), vec![(vec![y(3), n(2)], 1)]).await;
     let refused = infer(&mut server, "parts", &[]).await.expect_err("other rows");
     assert!(refused.message().contains("expected 2 rows as in the request"), "{refused}");

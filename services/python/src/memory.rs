@@ -59,7 +59,7 @@ impl Mapped {
             return Err(io::ErrorKind::WriteZero.into());
         };
         // SAFETY: the bytes lie within the mapping, and within the file, which does not become smaller. `bytes` cannot overlap with
-        // them: no reference to the mapping's bytes is ever made. This process does not read what it writes here.
+        // them: no reference to the mapping's bytes is ever made. This process does not read these bytes again.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.map.as_mut_ptr().add(at), bytes.len()) };
         Ok(())
     }

@@ -70,7 +70,7 @@ fn reason<T: serde::de::DeserializeOwned>(value: Value) -> String {
     serde_json::from_value::<T>(value).err().map_or_else(String::new, |error| error.to_string())
 }
 
-/// The text of a header as JSON: `null` for what is no number, `\ufffd` for half a character.
+/// The text of a header as JSON: `null` for NaN and infinities, `\ufffd` for half a character.
 fn repaired(header: &[u8]) -> String {
     let text = String::from_utf8_lossy(header);
     let mut out = String::with_capacity(text.len());

@@ -24,7 +24,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// A process that has lived for this long ends the row of failures.
 const STEADY: Duration = Duration::from_secs(60);
 
-/// How often a process is looked after: its memory, where that has a limit, and what it sends while it executes nothing.
+/// How often the worker checks a process: its memory, where that has a limit, and the frames that it sends while it executes nothing.
 const ROUND: Duration = Duration::from_millis(100);
 
 /// Most frames of a round. A model that sends more while it executes nothing waits for the next round.

@@ -232,7 +232,7 @@ def reward(path):
     late(path, tokenizer, bert(tokenizer, 64), 1, False)
 
 
-# The same names, where a test asks vLLM for vectors of tokens of a model that embeds.
+# The model of the same name, where a test asks vLLM for vectors of tokens of a model that embeds.
 def token_embed(path):
     tokenizer = e5_tokenizer()
     late(path, tokenizer, bert(tokenizer, 384), None, True)
@@ -246,7 +246,7 @@ def token_classify(path):
     export(network, path, PLAIN, "logits")
 
 
-# What a model is where a test asks vLLM for another task than its own.
+# The functions that make a model where a test asks vLLM for another task than the model's own.
 TASKS = {
     ("intfloat/multilingual-e5-small", "token_embed"): token_embed,
     ("jason9693/Qwen2.5-1.5B-apeach", "token_classify"): token_classify,

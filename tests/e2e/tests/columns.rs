@@ -12,7 +12,7 @@ in_every_mode!(a_batch_of_rows_is_a_table_in_and_a_table_out);
 
 const ROWS: usize = 2500;
 
-/// A table of texts; each hundredth row has none.
+/// A table of texts; each hundredth row has no text.
 fn table(format: Format) -> Vec<u8> {
     let text = |row: usize| (row % 100 != 7).then(|| format!("text {row} {}", "again ".repeat(row % 5)));
     let note = |row: usize| Some(format!("note {row}"));

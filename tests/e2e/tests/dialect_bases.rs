@@ -229,7 +229,7 @@ fn each_field_becomes_what_the_tables_say(mode: Mode) {
                 let names_it = found.text().contains(name.as_str());
                 let unless = becomes["unless"].as_array();
                 match becomes["effect"].as_str() {
-                    // What a value does is up to the model; some are refused, by name.
+                    // The effect of a value depends on the model; some values are refused, and the error names them.
                     Some("read") => assert!(found.status < 500, "{path} {body}: {}", found.text()),
                     Some("refused") if unless.is_some_and(|values| !values.contains(form)) => {
                         assert!((400..500).contains(&found.status) && names_it, "{path} {body}: {}", found.text());
@@ -494,7 +494,7 @@ fn places_are_under_the_root_of_a_proxy(mode: Mode) {
     }
     assert_eq!(sandbox.get("/aim/v1/models").status, 404);
     assert_eq!(sandbox.get("/ai/openapi.json").json()["servers"], json!([{"url": "/ai"}]));
-    // Pages name what they load by where they are themselves.
+    // Pages name the files that they load relative to their own path.
     for path in ["/ui", "/docs"] {
         let page = sandbox.get(path).text();
         assert!(!page.contains("href=\"/") && !page.contains("src=\"/"), "{page}");

@@ -526,7 +526,7 @@ fn what_the_files_leave_open_is_said_by_flags() {
     assert!(served && said.contains("pool:cls") && !said.contains("warning:"), "{said}");
     let (served, said) = init(&["--pooling", "median"]);
     assert!(!served && said.contains("--pooling: found 'median', expected one of cls, max, mean"), "{said}");
-    // A field that nothing understands is told, and a contradiction is accepted by its name.
+    // The command names a field that it does not understand, and a contradiction is accepted by its name.
     write(
         &folder,
         "modules.json",

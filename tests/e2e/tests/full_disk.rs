@@ -37,7 +37,7 @@ fn problems(sandbox: &Sandbox) -> String {
     sandbox.get("/v2/trireme/status").json()["problems"].to_string()
 }
 
-/// New files leave a reserve free, in which everything else goes on. What a deleted file had is there again.
+/// New files leave a reserve free, in which all other work goes on. The space of a deleted file is free again.
 #[test]
 fn uploads_end_before_the_disk_is_full_and_go_on_when_files_are_deleted() {
     let Some(disk) = SmallDisk::mount() else {

@@ -1,5 +1,5 @@
-//! Models of Triton's backend `pytorch`: what is said of them as they are, and what `trireme export` makes of them. Tests that need torch
-//! say that they are skipped where no Python has it, as those of [`super::optimize`].
+//! Models of Triton's backend `pytorch`: the errors about them as they are, and the files that `trireme export` makes of them. Tests that
+//! need torch say that they are skipped where no Python has it, as those of [`super::optimize`].
 
 use std::fs;
 use std::path::Path;

@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
-/// An HTTP server that notes what it is sent, and answers with the statuses that it was given, then with 204.
+/// An HTTP server that notes its requests, and answers with the given statuses, then with 204.
 struct Receiver {
     address: SocketAddr,
     calls: Arc<Mutex<Vec<Call>>>,
@@ -147,7 +147,7 @@ fn accepted(response: &Response) -> String {
     response.header("location").expect("a location").to_owned()
 }
 
-/// What a request or batch shows, once `is_there`.
+/// The state of a request or batch, once `is_there` accepts it.
 fn shown(address: SocketAddr, path: &str, is_there: impl Fn(&Value) -> bool) -> Value {
     wait_until(&format!("the state of {path}"), LIMIT, || {
         let job = Request::get(path).send(address).ok()?.json();

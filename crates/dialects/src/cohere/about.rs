@@ -1,4 +1,4 @@
-//! What Cohere's clients ask about models: tokens, which models there are, whether their key is valid.
+//! Cohere's routes besides its operations: tokens of a text, the list of models, and whether a key is valid.
 
 use axum::response::Response;
 use serde::Deserialize;

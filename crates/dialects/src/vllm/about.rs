@@ -1,4 +1,4 @@
-//! What vLLM's clients ask about the server.
+//! vLLM's routes about the server and its models.
 
 use axum::response::{IntoResponse, Response};
 use trireme_server::http::openapi::schema::{integer, list, nullable, object, text};

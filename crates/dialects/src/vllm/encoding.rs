@@ -73,7 +73,7 @@ pub enum Endianness {
 
 /// The vectors of an answer.
 pub struct Rows<'a> {
-    /// What the answer's id begins with.
+    /// The beginning of the answer's id.
     pub id: String,
     /// The word for a row.
     pub object: &'static str,

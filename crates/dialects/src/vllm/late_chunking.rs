@@ -26,12 +26,12 @@ pub(super) struct Chunked {
     pub width: usize,
     /// By text, the numbers of the vectors of its chunks, one after the other.
     pub rows: Vec<Vec<f32>>,
-    /// By text, what its chunks stand for.
+    /// By text, the tokens and characters of its chunks.
     pub ranges: Vec<Ranges>,
     pub ledger: Ledger,
 }
 
-/// What the chunks of a text stand for.
+/// The tokens and characters of a text's chunks.
 pub(super) struct Ranges {
     chunk_size: usize,
     tokens: usize,

@@ -17,7 +17,7 @@ use super::treatment::{Conversations, Treatment};
 /// The fields of both routes besides those of the encoding, the input and all bodies.
 pub(super) const FIELDS: &[Field] = &[
     read("normalize", fields::FLAG),
-    // What newer versions call it.
+    // The name of `normalize` in newer versions.
     read("use_activation", fields::FLAG),
     only("media_io_kwargs", fields::OBJECT, &["{}"], "models here take texts"),
 ];

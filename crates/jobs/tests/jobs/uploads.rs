@@ -1,4 +1,4 @@
-//! Uploads and files: what they are made of, how long they are kept, and whose they are.
+//! Uploads and files: their parts, their lifetime and their owners.
 
 use super::*;
 

@@ -39,7 +39,7 @@ pub struct Choices {
     pub served_names: Vec<String>,
 }
 
-/// What runs a model folder's graph.
+/// The accelerator that runs a model folder's graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Accelerator {
     /// The fastest of the installed providers whose outputs are those of the plain one, by a measurement at the first load.
@@ -156,9 +156,8 @@ impl From<Precision> for FolderChoices {
 }
 
 impl FolderChoices {
-    /// Adds the values of a flag (`graph`, `task`, `pooling`, `normalize`, `padding-side`, `accelerator`, `accept`,
-    /// `served-name`). A value that begins with a name
-    /// and a colon (`small:mean`) is for the model of that name. The error names the expected values.
+    /// Adds the values of a flag (`graph`, `task`, `pooling`, `normalize`, `padding-side`, `accelerator`, `accept`, `served-name`). A value
+    /// that begins with a name and a colon (`small:mean`) counts only for the model of that name. The error names the expected values.
     pub fn add(&mut self, flag: &'static str, values: &[String]) -> Result<(), String> {
         for value in values {
             let (name, value) = match value.split_once(':') {
@@ -171,7 +170,7 @@ impl FolderChoices {
         Ok(())
     }
 
-    /// The first choice for a model that has none of these names: its flag and value.
+    /// The first choice for a model whose name is not among these: its flag and value.
     pub(crate) fn for_none_of(&self, names: &[&str]) -> Option<(&'static str, String)> {
         let is_other = |name: &str| !names.contains(&name);
         let (name, flag, value) = self.given.iter().find(|(name, ..)| name.as_deref().is_some_and(is_other))?;

@@ -1,4 +1,4 @@
-//! What a model folder is found to be: a value that repositories, tables and reports are made of.
+//! The description of a model folder, as its files give it: a value of which repositories, tables and reports are made.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ pub struct FolderDescription {
     pub(crate) warnings: Vec<String>,
     /// The tasks that requests choose among, where the graph has an adapter for each.
     pub(crate) adapters: Option<Derived<Vec<String>>>,
-    /// What runs the graph.
+    /// The accelerator that runs the graph.
     pub(crate) accelerator: Accelerator,
     /// Further names of the model.
     pub(crate) served_names: Vec<String>,

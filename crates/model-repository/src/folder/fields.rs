@@ -33,7 +33,7 @@ const EMPTY: &[&str] = &["null", "{}", "[]", r#"{"trust_remote_code":true}"#, r#
 /// Names of inputs and outputs within the library, which say where a module stands.
 const NAMES: &str = "module_input_name module_output_name";
 
-/// What makes a table of numbers of a list of tokens.
+/// How a user gets a table of numbers in place of a list of tokens.
 const SAVE_AGAIN: &str =
     "load the folder with sentence-transformers' SparseEncoder and save it, which writes model.safetensors";
 

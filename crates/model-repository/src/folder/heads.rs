@@ -102,7 +102,7 @@ fn head(
     Some(Head { task, file, config: config.to_string(), ops, width: *outputs as i64 })
 }
 
-/// What the tokenizer has to mark for the vectors: the first token, which is not compared.
+/// The marks that the tokenizer has to make for the vectors: the first token is not compared.
 pub(super) fn late(heads: &[Head], tokenizer: &Tokenizer) -> Late {
     let has_vectors = heads.iter().any(|head| head.task == Task::MultiVector);
     let Some(first) = tokenizer.first.as_ref().filter(|_| has_vectors) else { return Late::default() };

@@ -9,8 +9,8 @@ use super::graphs::GraphFile;
 /// The inputs of a graph that a tokenizer makes.
 const TOKENIZED: [&str; 4] = ["input_ids", "attention_mask", "token_type_ids", "position_ids"];
 
-/// The inputs that tell a decoder what it has computed before, and how much of its result is wanted. The backend makes them: there is
-/// nothing before a text.
+/// The inputs that give a decoder its earlier results, and say how many of its positions are wanted. The backend makes them: a text
+/// comes whole, so nothing was computed before it.
 const CACHES: [&str; 4] = ["past_key_values.", "use_cache_branch", "num_logits_to_keep", TASK_INPUT];
 
 /// The input that chooses one of several adapters for a whole run; requests name it.

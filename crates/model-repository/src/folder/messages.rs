@@ -15,7 +15,7 @@ const PLAIN: &str = "chat-template";
 /// Models whose template takes flat contents, whatever it looks like.
 const FLAT_MODELS: [&str; 4] = ["apertus", "deepseek_v3", "gpt_oss", "seed_oss"];
 
-/// What is in templates that take contents of several parts.
+/// Passages of templates that take contents of several parts.
 const PARTS: [&str; 6] = ["content[0]", ".type", "'type'", "\"type\"", "item.type", "message.content["];
 
 /// Arguments that the library does not hand on to the template.

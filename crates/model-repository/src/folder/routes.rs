@@ -1,4 +1,4 @@
-//! The routes of a folder whose texts go through modules of their own by what they are: a Router.
+//! The routes of a folder with a Router, whose queries and documents go through modules of their own.
 //!
 //! Not here: the descriptions of routes (`routed`).
 
@@ -16,7 +16,7 @@ pub(super) const MODULES: &str = "modules.json";
 /// The kinds of module that are routers: `Asym` in folders of sentence-transformers before 5.
 const ROUTERS: [&str; 2] = ["Router", "Asym"];
 
-/// What the library takes texts for, in routes and their mappings.
+/// The library's name for the modality of texts, in routes and their mappings.
 const TEXT: &str = "text";
 
 /// Names of routes for other things than texts.
@@ -194,7 +194,7 @@ fn is_router(module: &Value) -> bool {
 }
 
 /// The task and the modality of a mapping's key, as Python writes a pair: `('query', None)`. `None` for a pair of modalities, and for
-/// what is no such text.
+/// a key of another form.
 fn pair(key: &str) -> Option<(Option<String>, Option<String>)> {
     let (task, modality) = key.trim().strip_prefix('(')?.strip_suffix(')')?.split_once(',')?;
     let word = |text: &str| match text.trim() {

@@ -46,7 +46,7 @@ pub(super) fn read_labels(
     path: &Path,
 ) -> Result<BTreeMap<String, Arc<[String]>>, RepositoryError> {
     let mut labels = BTreeMap::new();
-    // Those of the message, among which are those that the model's code still has to complete.
+    // The outputs of the message include outputs that the model's code still has to complete.
     for output in config.message.output.iter().filter(|output| !output.label_filename.is_empty()) {
         let label_path = path.join(&output.label_filename);
         if !lies_beneath(&output.label_filename) {

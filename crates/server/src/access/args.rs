@@ -33,7 +33,7 @@ pub struct AccessArgs {
     pub bulk_api_keys: Vec<OwnedKey>,
 
     /// Key of an administrator, who may change the server from everywhere and sees everybody's durable work; may be given several times.
-    /// With one, nobody else changes the server, except with --control-access=any
+    /// With such a key nobody else changes the server, except with --control-access=any
     #[arg(
         long = "admin-api-key",
         env = "TRIREME_ADMIN_API_KEY",

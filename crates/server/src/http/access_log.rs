@@ -51,7 +51,7 @@ pub struct Place {
 /// Counts an answer, by its route (empty: none), method and status.
 pub type Count = dyn Fn(&'static str, &str, u16) + Send + Sync;
 
-/// What lines are made of.
+/// The parts by which requests are logged and counted.
 pub struct Observer {
     /// The form of a line, and who writes it; `None`: no lines.
     pub log: Option<(LineFormat, LogWriter)>,
@@ -116,7 +116,7 @@ async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, ne
         place.model.get_or_insert(model);
     }
     let (mut parts, body) = response.into_parts();
-    // A body that is looked at on its way has no known length. The answer to HEAD has none, whatever the length of that to GET.
+    // The body that is wrapped below has no known length, so the header is set before. An answer to HEAD has no body and gets no header.
     if let Some(length) = body.size_hint().exact().filter(|_| has_body(&method, parts.status)) {
         parts.headers.entry(CONTENT_LENGTH).or_insert(length.into());
     }

@@ -1,9 +1,9 @@
-//! JSON bodies as types read them, and what is wrong with a body in words for its author: the field, what was found and what was expected. A
-//! line and a column say nothing to somebody whose library writes the body.
+//! JSON bodies as types read them. The fault of a body is described in words for its author: the field, the value that was found and the
+//! form that was expected. A line and a column say nothing to somebody whose library writes the body.
 
 use serde::de::DeserializeOwned;
 
-/// What is wrong with a body.
+/// The fault of a body.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Fault {
     /// Whether it is no JSON.

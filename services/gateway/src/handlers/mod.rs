@@ -1,5 +1,5 @@
-//! The operations of the protocol, free of HTTP and gRPC, which both call them. What a listener says about a request comes as
-//! plain values: [`crate::caller::Caller`], [`trireme_server::access::Access`], parameters.
+//! The operations of the protocol, free of HTTP and gRPC, which both call them. A listener passes its knowledge of a request as plain
+//! values: [`crate::caller::Caller`], [`trireme_server::access::Access`], parameters.
 
 mod bottleneck;
 mod health;

@@ -241,7 +241,7 @@ fn counters(counters: &Counters) -> Value {
 /// Latencies of one kind.
 type Of = fn(&Counters) -> &Latencies;
 
-/// Those of `now` without those of `before`, the counts of a minute ago.
+/// The latencies of the last minute: those in `now` without those in `before`, the counts of a minute ago.
 fn lately(of: Of, now: &Counters, before: &Counters) -> Latencies {
     of(now).since(of(before))
 }

@@ -56,7 +56,7 @@ pub struct HttpArgs {
     #[arg(long, env = "TRIREME_OPENAI_TOKEN_INPUT", value_name = "VOCABULARY", value_enum, default_value_t)]
     pub openai_token_input: TokenInput,
 
-    /// What an empty text in OpenAI's /v1/embeddings gives, as clients send it for a blank document
+    /// The answer to an empty text in OpenAI's /v1/embeddings, which clients send for a blank document
     #[arg(long, env = "TRIREME_OPENAI_EMPTY_TEXT", value_name = "ANSWER", value_enum, default_value_t)]
     pub openai_empty_text: EmptyText,
 
@@ -118,7 +118,7 @@ pub struct HttpOptions {
     pub full_queue_is_429: bool,
     /// The meaning of token ids in place of texts in OpenAI's dialect.
     pub token_input: TokenInput,
-    /// What an empty text gives in OpenAI's dialect.
+    /// The answer to an empty text in OpenAI's dialect.
     pub empty_text: EmptyText,
     /// Whether the console is shown.
     pub ui: bool,

@@ -1,5 +1,5 @@
 //! The v2 protocol over HTTP/1.1. Routes are in [`routes`], one file per resource; those of other servers' clients in
-//! [`dialects`]. What every request passes before a route is in [`HttpListener::serve`], from the last layer to the first.
+//! [`dialects`]. [`HttpListener::serve`] has the layers that every request passes before a route, from the last one to the first.
 
 mod access;
 mod args;

@@ -12,7 +12,7 @@ use crate::registry::Registry;
 /// The path before a model's name.
 const PLACES: [&str; 2] = ["/v2/models/", "/tei/"];
 
-/// What OpenAI's clients ask for besides the routes of the dialect, also behind its name.
+/// OpenAI's paths besides the routes of its dialect; clients also ask for them behind the dialect's name.
 const OPENAI: [&str; 3] = ["/v1/files", "/v1/uploads", "/v1/batches"];
 
 /// The router, with every name of a model in paths.
@@ -35,7 +35,7 @@ async fn with_own_name(State(registry): State<Registry>, mut request: Request) -
     request
 }
 
-/// The path of a dialect without empty parts, where it has some. Those of v2 are as in Triton, and the console's page lies in a folder.
+/// The path of a dialect without its empty parts, where it has some. Paths of v2 keep them, as in Triton, and paths of the console do.
 fn tidy(path: &str) -> Option<String> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let is_kept = parts.first().is_none_or(|first| ["v2", "ui"].contains(first));

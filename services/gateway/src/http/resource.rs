@@ -64,7 +64,7 @@ impl Endpoint {
         Endpoint { verb, path, variant: None, traffic: None, summary, takes: None, gives: None, route }
     }
 
-    /// A route with GET. `summary` says in a sentence what it does.
+    /// A route with GET. `summary` is one sentence about it.
     pub const fn get(path: &'static str, summary: &'static str, route: fn() -> MethodRouter<HttpState>) -> Endpoint {
         Endpoint::new(Verb::Get, path, summary, route)
     }

@@ -1,15 +1,15 @@
 //! Which content of a model version is served where workers have several: two folders under one name, or the same one before and
 //! after its files have changed. Without a choice, all workers of a version would answer in turn.
 //!
-//! The store of the registry has a choice for each version of a model or model folder. Gateways write it over the revision that
-//! they have read, when a worker asks whether it may serve: the first content, the content of a worker that has none with the
-//! chosen one beside it, or one that is to be switched to. A worker serves once its content is chosen and all workers with
-//! another one have yielded to that choice, which they do when they hold no requests any more.
+//! The store of the registry has a choice for each version of a model or model folder. Gateways write a choice over the revision that
+//! they have read, when a worker asks whether it may serve. They choose the first content of a version, the worker's content where no
+//! worker has the chosen one any more, or the worker's content if it is started to switch to it. A worker serves once its content is chosen
+//! and all workers with another content have yielded to that choice. A worker yields when it holds no requests any more.
 //!
-//! The events of the store come in the order of its changes, and a gateway answers only when it has seen the asker's entry. So
-//! the entry is either before the choice of another content, and then in the way of it until it yields, or behind that choice,
-//! and then the gateway knows the choice. No clock and no lapse has a part in this, except that the entries of a worker that is
-//! not heard any more are deleted.
+//! The events of the store come in the order of its changes, and a gateway answers only when it has seen the worker's entry. So the entry
+//! is either before the choice of another content, and then holds up that choice until its worker yields, or behind that choice, and then
+//! the gateway knows the choice. No clock and no lapse has a part in this, except that the entries of a worker that is not heard any more
+//! are deleted.
 //!
 //! Not here: the questions, and how a worker yields (the runtime's `content`).
 

@@ -2,8 +2,8 @@
 
 import sys
 
-# The worker's folder, which `-m` has put first: a module of the model must not be looked for there. A Python that is told not to does not
-# put it there.
+# `-m` has put the worker's folder first. Python must not look for modules of the model there, so the folder is removed. A Python that runs
+# with `-P` (`safe_path`) has not put it there.
 if not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
 

@@ -10,7 +10,7 @@ use super::admin::Admin;
 use super::disk::SmallDisk;
 use super::models::MAX_PAYLOAD;
 
-/// How long a broker may take to halt: its threads first end what they write to the disk.
+/// How long a broker may take to halt: its threads first end their writes to the disk.
 const HALT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Pause between two looks.
@@ -43,7 +43,7 @@ impl Brokers {
         Brokers::Three(NatsCluster::start_with(&settings, sync, stores.as_deref()))
     }
 
-    /// Ends all brokers as a power cut does: at one time, and with what is on `disk` at that time.
+    /// Ends all brokers as a power cut does: at one time, and with the bytes that `disk` has at that time.
     ///
     /// # Panics
     /// When a process cannot be halted, or the disk cannot be copied.

@@ -1,5 +1,5 @@
-//! A small disk for the brokers' files: a file system in a file, on a loop device. It can be filled up, and it can lose what was not
-//! synced, as in a power cut. It takes root's rights.
+//! A small disk for the brokers' files: a file system in a file, on a loop device. It can be filled up, and it can lose bytes that were
+//! not synced, as in a power cut. It takes root's rights.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -29,7 +29,7 @@ const MEMORY: &str = "/dev/shm";
 /// How the disk is made: no thread initializes it in the background.
 const MAKE: [&str; 5] = ["-q", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
 
-/// How it is mounted: nothing is written to the image but what is synced, for five minutes.
+/// How it is mounted: for five minutes only synced bytes are written to the image.
 const OPTIONS: &str = "loop,noatime,commit=300";
 
 /// A file system of its own. It is unmounted when dropped.
@@ -72,7 +72,7 @@ impl SmallDisk {
         self.mounted().join("store")
     }
 
-    /// Copies the disk as it is without what was not synced.
+    /// Copies the disk without the bytes that were not synced.
     ///
     /// # Panics
     /// When it cannot be copied.

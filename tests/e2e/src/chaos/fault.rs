@@ -45,7 +45,7 @@ pub enum Fault {
     /// The broker's disk is full for a while. Then there is room again, and the broker is restarted: after its disk was
     /// full, it serves no streams before a restart.
     FullDisk(Duration),
-    /// All brokers lose power at one time, with what they had not synced to their disk, and start again after a while.
+    /// All brokers lose power at one time, and with it the bytes that they had not synced to their disk; they start again after a while.
     PowerCut(Duration),
     /// A fault of the nodes of a cluster of brokers.
     Node(NodeFault),

@@ -109,7 +109,7 @@ pub fn run_faults(
         // The clients have to end when the run ends, however it ends.
         let _stop = StopOnDrop(&clients);
         let went = std::panic::catch_unwind(AssertUnwindSafe(|| course.run(options, rounds, &mut progress)));
-        // What was accepted is answered beside the load.
+        // Accepted jobs are answered while the load goes on.
         jobs.stop(went.is_err());
         running.into_iter().for_each(|thread| thread.join().expect("a client of jobs does not panic"));
         went

@@ -19,7 +19,7 @@ pub struct Entry {
     pub summary: String,
     /// The shapes of its bodies; none: it takes no body.
     pub bodies: Vec<Described>,
-    /// What becomes of the fields of its bodies, where a table says it.
+    /// The effects of the fields of its bodies, where a table lists them.
     pub fields: Option<serde_json::Value>,
     /// The shapes of its answers; none: they are empty or no JSON.
     pub answers: Vec<Schema>,

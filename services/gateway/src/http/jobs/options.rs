@@ -35,7 +35,7 @@ pub fn are_in(headers: &HeaderMap) -> bool {
     headers.contains_key(NOT_BEFORE) || headers.contains_key(WEBHOOK)
 }
 
-/// The terms that the headers of a durable request name. The error is for the client.
+/// The terms that the headers of a durable request name. The client gets the error.
 pub fn of_headers(headers: &HeaderMap, webhooks: Option<&Webhooks>) -> Result<JobOptions, String> {
     let text = |name: &str| match headers.get(name).map(|value| value.to_str()) {
         Some(Ok(value)) => Ok(Some(value)),
@@ -47,7 +47,7 @@ pub fn of_headers(headers: &HeaderMap, webhooks: Option<&Webhooks>) -> Result<Jo
     Ok(JobOptions { not_before, webhook })
 }
 
-/// The terms that the fields of a batch name. The error is for the client.
+/// The terms that the fields of a batch name. The client gets the error.
 pub fn of_fields(
     not_before: Option<Time>,
     webhook: Option<&str>,

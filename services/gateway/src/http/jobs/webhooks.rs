@@ -101,7 +101,7 @@ struct NotPublic(String);
 /// Looks up names, and leaves out addresses that may not be called.
 struct Resolver(Arc<Rules>);
 
-/// Checks the URL of a webhook that a client has named in `field`. Returns the URL; the error is for the client.
+/// Checks the URL of a webhook that a client has named in `field`. Returns the URL; the client gets the error.
 pub fn check(webhooks: Option<&Webhooks>, field: &str, url: &str) -> Result<String, String> {
     match webhooks {
         Some(webhooks) => webhooks.rules.check(url).map(|url| url.to_string()).map_err(|why| format!("{field}: {why}")),
@@ -131,7 +131,7 @@ impl Webhooks {
 
     /// Calls a webhook once.
     pub async fn call(&self, call: WebhookCall) -> WebhookAnswer {
-        // The operator may have changed what is allowed since the job was accepted.
+        // The operator may have changed the rules since the job was accepted.
         let url = match self.rules.check(&call.url) {
             Ok(url) => url,
             Err(why) => return WebhookAnswer::failed(why),

@@ -132,7 +132,7 @@ impl Trial<'_> {
         Ok(rates)
     }
 
-    /// A session of the file itself. What is cached or shared between instances is made for the one that serves.
+    /// A session of the file itself, without the cached model and the shared weights, which are made for the session that serves.
     fn session(&self, settings: &Settings) -> Result<Session, String> {
         let settings = Settings { share_weights: false, ..settings.clone() };
         let options = OnnxRuntimeOptions { model_cache: None, ..self.options.clone() };

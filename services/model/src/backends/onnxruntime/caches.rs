@@ -1,5 +1,5 @@
-//! The inputs of a decoder that tell it what it has computed before, and how much of its result is wanted: a whole text at once has
-//! nothing before it, so that they are empty. A configuration that declares such inputs gets them from its requests instead.
+//! The inputs that give a decoder its earlier results, and say how many of its positions are wanted. A text comes whole, so nothing was
+//! computed before it and these inputs are empty. A configuration that declares such inputs gets them from its requests instead.
 
 use trireme_inference::{DataType, InferError, Tensor, TensorSpec};
 use trireme_model_repository::ModelConfig;

@@ -42,7 +42,7 @@ pub struct OnnxInstance {
     output_reshapes: Vec<(String, Reshape)>,
     /// Inputs of the model that are empty, because no request has them.
     caches: Vec<TensorSpec>,
-    /// The tasks that requests choose among, if one of these inputs is the task.
+    /// The tasks that requests choose among, if one of `caches` is the task.
     tasks: Option<Tasks>,
     /// Devices whose arena is shrunk after each run.
     arena_shrinkage: Option<String>,

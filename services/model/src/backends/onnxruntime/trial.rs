@@ -1,7 +1,7 @@
-//! What a model with one wide session finds out about itself while it serves: whether rows may share a run, and what runs cost.
+//! The trial of a model with one wide session, while it serves: whether rows of different lengths may share a run, and how long runs take.
 //!
-//! The trial runs the session in turn with the instance. Until it has shown that they may, rows of different lengths do not share a run. It
-//! can only make runs larger: a trial that fails leaves the model as it was, with a warning.
+//! The trial runs the session in turn with the instance. Until it has shown that such rows may share a run, they do not. It can only make
+//! runs larger: a trial that fails leaves the model as it was, with a warning.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ use crate::batcher::{self, Declaration, LengthBatcher};
 /// The place of the one session.
 const PLACE: InstanceDevice = InstanceDevice::Cpu;
 
-/// What is tried, and where the costs are kept.
+/// The model that is tried, and the place where its costs are kept.
 pub struct Trial {
     /// The model's configuration.
     pub config: Arc<ModelConfig>,
@@ -32,14 +32,14 @@ pub struct Trial {
     pub cost_models: Option<PathBuf>,
     /// The model's file.
     pub path: PathBuf,
-    /// What else the costs depend on.
+    /// The other circumstances on which the costs depend.
     pub circumstances: String,
 }
 
 /// The policy of such a model: one for requests of equal shapes, and from the end of the trial on one by length.
 pub struct TriedPolicy {
     before: Box<dyn BatchPolicy>,
-    /// What the worker asks when the model begins: as if rows may share a run, with costs that are not measured.
+    /// The policy that the worker asks when the model begins, as if rows might share a run; its costs are not measured.
     expected: LengthBatcher,
     after: Arc<OnceLock<LengthBatcher>>,
     is_wanted: Arc<AtomicBool>,
