@@ -77,6 +77,16 @@ install_file() {
     mv -f "$2.part" "$2"
 }
 
+# empty_environment TARGET: makes a Python environment without packages, in place of one that exists.
+empty_environment() {
+    rm -rf "$1"
+    mkdir -p "$(dirname "$1")"
+    python3 -m venv "$1" >/dev/null || {
+        rm -rf "$1"
+        fail "python3 cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"
+    }
+}
+
 # environment TARGET REQUIREMENTS SIZE [OPTION...]: makes a Python environment with these packages, unless it exists. Options are pip's.
 environment() {
     local target=$1 requirements=$2 size=$3 stamp=$1/requirements.txt quiet=()
@@ -86,9 +96,7 @@ environment() {
         return
     fi
     say "making ${target#"$ROOT"/} (about $size)"
-    rm -rf "$target"
-    mkdir -p "$TOOLS"
-    python3 -m venv "$target" >/dev/null || fail "python3 cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"
+    empty_environment "$target"
     [[ -t 1 ]] || quiet=(--quiet)
     if ! "$target/bin/python" -m pip install "${quiet[@]}" --disable-pip-version-check "$@" --requirement "$requirements"; then
         rm -rf "$target"

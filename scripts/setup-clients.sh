@@ -8,19 +8,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 FOLDER=$ROOT/tests/clients/dialects
 
-make_environment() {
-    rm -rf "$1"
-    mkdir -p "$(dirname "$1")"
-    python3 -m venv "$1" >/dev/null || {
-        rm -rf "$1"
-        fail "python3 cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"
-    }
-}
-
 # lock ENVIRONMENT NAME: writes NAME.txt, with the hashes of all packages that the versions in NAME.in need.
 lock() {
     local python=$1/bin/python requirements=$FOLDER/$2.txt
-    [[ -x $python ]] || make_environment "$1"
+    [[ -x $python ]] || empty_environment "$1"
     scratch
     "$python" -m pip install --quiet --dry-run --ignore-installed --only-binary :all: \
         --report "$SCRATCH/report.json" --requirement "$FOLDER/$2.in"
@@ -43,7 +34,7 @@ make_ready() {
         say "the clients are there: ${1#"$ROOT"/}"
         return
     fi
-    make_environment "$1"
+    empty_environment "$1"
     say "fetching the clients of ${requirements#"$ROOT"/} (about 120 MB)"
     # Hashes are those of wheels for one Python on one machine; others get the same versions.
     if [[ $("$python" -c 'import platform, sys; print(sys.version_info[:2] == (3, 11) and platform.machine())') != x86_64 ]]; then

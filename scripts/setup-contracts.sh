@@ -8,9 +8,7 @@ REQUIREMENTS=$ROOT/tests/contracts/requirements.txt
 "$ROOT/scripts/setup-verify.sh"
 if ! cmp --silent "$REQUIREMENTS" "$TARGET/requirements.txt"; then
     say "making ${TARGET#"$ROOT"/} (about 600 MB)"
-    rm -rf "$TARGET"
-    mkdir -p "$(dirname "$TARGET")"
-    python3 -m venv "$TARGET" >/dev/null || fail "python3 cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"
+    empty_environment "$TARGET"
     "$TARGET/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$REQUIREMENTS" ||
         fail "tests/contracts/requirements.txt could not be installed: check the network, or name a mirror with PIP_INDEX_URL"
     # torch, transformers and sentence-transformers are those of the other environment.

@@ -20,12 +20,7 @@ python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "$(python3 --version) is too old: the pinned packages need Python 3.11 or newer"
 if ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
     say "making a Python environment"
-    rm -rf "$TARGET"
-    mkdir -p "$TOOLS"
-    python3 -m venv "$TARGET" >/dev/null || {
-        rm -rf "$TARGET"
-        fail "python3 cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"
-    }
+    empty_environment "$TARGET"
 fi
 
 say "installing tritonclient, onnxruntime, tokenizers and numpy (about 60 MB)"

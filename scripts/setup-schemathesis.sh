@@ -8,9 +8,7 @@ TARGET=$ROOT/.cache/schemathesis
 if [[ -x $TARGET/bin/schemathesis && $(cat "$TARGET/version" 2>/dev/null) == "$VERSION" ]]; then
     exit 0
 fi
-rm -rf "$TARGET"
-mkdir -p "$(dirname "$TARGET")"
-python3 -m venv "$TARGET" >/dev/null || fail "python3 cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"
+empty_environment "$TARGET"
 say "fetching schemathesis (about 20 MB)"
 "$TARGET/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "schemathesis==$VERSION" ||
     fail "schemathesis could not be installed: check the network, or name a mirror with PIP_INDEX_URL"

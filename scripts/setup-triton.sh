@@ -11,9 +11,7 @@ if [[ -f $stamp ]]; then
 fi
 [[ $(machine) == x86_64 ]] || fail "the wheel nvidia-pytriton has a tritonserver for x86_64 only, this machine is $(machine)"
 say "making ${target#"$ROOT"/} (about 250 MB)"
-rm -rf "$target"
-mkdir -p "$TOOLS"
-python3 -m venv "$target" >/dev/null || fail "python3 cannot make a virtual environment: install its venv module (Debian: apt-get install python3-venv)"
+empty_environment "$target"
 quiet=()
 [[ -t 1 ]] || quiet=(--quiet)
 install() { "$target/bin/python" -m pip install "${quiet[@]}" --disable-pip-version-check --only-binary=:all: "$@"; }
