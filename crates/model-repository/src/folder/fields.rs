@@ -265,7 +265,7 @@ fn field(reader: &Reader<'_>, fields: Fields, file: &str, path: &str, value: &Va
 
 /// The table as Markdown, for docs/model-folders.md.
 pub fn as_markdown() -> String {
-    let mut out = String::from("| file | fields | what becomes of them |\n|---|---|---|\n");
+    let mut out = String::from("| file | fields | effect |\n|---|---|---|\n");
     for (file, fields) in TABLE {
         for (names, verdict) in *fields {
             let names: Vec<_> = names.split_whitespace().map(|name| format!("`{name}`")).collect();
