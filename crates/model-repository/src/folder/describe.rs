@@ -14,7 +14,7 @@ use super::files::{Json, Reader};
 use super::graphs::{self, GraphFile};
 use super::heads;
 use super::inputs;
-use super::late::{self, Late};
+use super::late;
 use super::messages;
 use super::modules::{self, Module, ModuleKind};
 use super::origin::Derived;
@@ -155,26 +155,19 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     }
     guesses(reader, &purpose, &chain.ops, files.modules.is_some());
     let adapters = file.graph.input(inputs::TASK_INPUT).map(|input| adapters(&files.config, file.place(input)));
+    let executor = Executor::Onnx { file, output: chain.output? };
     Some(FolderDescription {
-        root: reader.root().to_owned(),
-        task: purpose.task,
         special_tokens: tokenizer.adds_special.clone(),
-        tokenizer,
-        executor: Executor::Onnx { file, output: chain.output? },
         ops: chain.ops,
         excludes_prompt: chain.excludes_prompt,
         width: width?,
         labels: head.labels,
         problem: head.problem.map(|problem| problem.map(|(name, _)| name)),
-        prompts,
         late,
         heads,
         unserved,
-        warnings: Vec::new(),
         adapters,
-        accelerator: reader.choices().accelerator,
-        served_names: Vec::new(),
-        routed: None,
+        ..FolderDescription::plain(reader, purpose.task, tokenizer, prompts, executor)
     })
 }
 
@@ -304,25 +297,9 @@ fn generation(
         class.as_ref().and_then(|config| config.get("tokenizer_class")).and_then(Value::as_str).unwrap_or_default();
     let tells_target = ["M2M100", "Nllb", "MBart"].iter().any(|family| class.starts_with(family))
         || config.get("model_type").is_some_and(|kind| ["m2m_100", "mbart"].iter().any(|known| kind == known));
+    let executor = Executor::Generation { files, tells_target };
     Some(FolderDescription {
-        root: reader.root().to_owned(),
-        task,
-        tokenizer,
-        special_tokens: None,
-        executor: Executor::Generation { files, tells_target },
         ops: vec![Derived::from("decode".to_owned(), "the tokenizer's files")],
-        excludes_prompt: false,
-        width: Derived::from(-1, ""),
-        labels: None,
-        problem: None,
-        prompts,
-        late: Late::default(),
-        heads: Vec::new(),
-        unserved: None,
-        warnings: Vec::new(),
-        adapters: None,
-        accelerator: reader.choices().accelerator,
-        served_names: Vec::new(),
-        routed: None,
+        ..FolderDescription::plain(reader, task, tokenizer, prompts, executor)
     })
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use trireme_model_files::onnx::GraphTensor;
 
 use super::choices::Accelerator;
+use super::files::Reader;
 use super::graphs::GraphFile;
 use super::heads;
 use super::late::Late;
@@ -80,6 +81,37 @@ pub(crate) enum Executor {
 // === impl FolderDescription ===
 
 impl FolderDescription {
+    /// A model with the tokenizer's own special tokens, without ops, labels and further results. The width of its result is open.
+    pub(super) fn plain(
+        reader: &Reader<'_>,
+        task: Derived<Task>,
+        tokenizer: Tokenizer,
+        prompts: Prompts,
+        executor: Executor,
+    ) -> FolderDescription {
+        FolderDescription {
+            root: reader.root().to_owned(),
+            task,
+            tokenizer,
+            special_tokens: None,
+            executor,
+            ops: Vec::new(),
+            excludes_prompt: false,
+            width: Derived::from(-1, ""),
+            labels: None,
+            problem: None,
+            prompts,
+            late: Late::default(),
+            heads: Vec::new(),
+            unserved: None,
+            warnings: Vec::new(),
+            adapters: None,
+            accelerator: reader.choices().accelerator,
+            served_names: Vec::new(),
+            routed: None,
+        }
+    }
+
     /// Warnings for a person, before the folder is served.
     pub fn warnings(&self) -> &[String] {
         &self.warnings

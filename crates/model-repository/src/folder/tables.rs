@@ -6,7 +6,6 @@ use super::chain::{self, Chain, token_chain};
 use super::described::FolderFiles;
 use super::description::{Executor, FolderDescription};
 use super::files::Reader;
-use super::late::Late;
 use super::modules::ModuleKind;
 use super::origin::Derived;
 use super::task::Task;
@@ -70,31 +69,17 @@ pub(super) fn static_model(
     // model2vec leaves unknown tokens out; sentence-transformers does not.
     let leaves_out = files.config.get("model_type").is_some_and(|kind| kind == "model2vec");
     let unknown = tokenizer.unknown.clone().filter(|_| leaves_out);
+    let executor = Executor::Static {
+        file: Derived::from(file, "the only weights that are looked up"),
+        config: reader.has(&files.config.file).then(|| files.config.file.clone()),
+        width: table_width,
+        unknown,
+    };
     Some(FolderDescription {
-        root: reader.root().to_owned(),
-        task: task.clone(),
-        tokenizer,
-        special_tokens: Some(Derived::from(false, task.origin)),
-        executor: Executor::Static {
-            file: Derived::from(file, "the only weights that are looked up"),
-            config: reader.has(&files.config.file).then(|| files.config.file.clone()),
-            width: table_width,
-            unknown,
-        },
+        special_tokens: Some(Derived::from(false, task.origin.clone())),
         ops,
-        excludes_prompt: false,
         width,
-        labels: None,
-        problem: None,
-        prompts,
-        late: Late::default(),
-        heads: Vec::new(),
-        unserved: None,
-        warnings: Vec::new(),
-        adapters: None,
-        accelerator: reader.choices().accelerator,
-        served_names: Vec::new(),
-        routed: None,
+        ..FolderDescription::plain(reader, task, tokenizer, prompts, executor)
     })
 }
 
@@ -148,30 +133,11 @@ pub(super) fn token_weights(
         Some(most) => most.map(|most| format!("distinct:{most}")),
         None => Derived::from("distinct".to_owned(), task.origin.clone()),
     };
+    let file = Derived::from(file, "the only weights that are looked up");
+    let executor = Executor::Static { file, config: None, width: 0, unknown: None };
     Some(FolderDescription {
-        root: reader.root().to_owned(),
         special_tokens: Some(Derived::from(false, task.origin.clone())),
-        task,
-        tokenizer,
-        executor: Executor::Static {
-            file: Derived::from(file, "the only weights that are looked up"),
-            config: None,
-            width: 0,
-            unknown: None,
-        },
         ops: vec![op],
-        excludes_prompt: false,
-        width: Derived::from(-1, ""),
-        labels: None,
-        problem: None,
-        prompts,
-        late: Late::default(),
-        heads: Vec::new(),
-        unserved: None,
-        warnings: Vec::new(),
-        adapters: None,
-        accelerator: reader.choices().accelerator,
-        served_names: Vec::new(),
-        routed: None,
+        ..FolderDescription::plain(reader, task, tokenizer, prompts, executor)
     })
 }
