@@ -12,6 +12,7 @@
 //!
 //! Not here: behaviour that one crate can show alone (its own tests), and comparisons with other servers.
 
+mod asking;
 pub mod chaos;
 mod http;
 mod load;
@@ -26,6 +27,7 @@ mod texts;
 mod tools;
 mod wire;
 
+pub use asking::{answer, ask, numbers};
 pub use http::{Request, Response};
 pub use load::{Outcome, load, load_during};
 pub use overload::{Bound, Demands, Level, Loop, Round, Scene, Summary, Times, overload};

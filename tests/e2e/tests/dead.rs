@@ -3,6 +3,16 @@
 use serde_json::{Value, json};
 use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, product, wait_until};
 
+/// Services whose messages are given up after one attempt.
+fn start(models: &ModelFolder) -> Sandbox {
+    Setup::new(Mode::Services)
+        .repository(models.path())
+        .replicas(Stage::Tokenizer, 0)
+        .replicas(Stage::Postprocess, 0)
+        .queue_arguments(&["--max-deliver", "1", "--ack-wait-ms", "300"])
+        .start()
+}
+
 fn dead(sandbox: &Sandbox, arguments: &[&str]) -> (bool, String, String) {
     let url = sandbox.nats.as_ref().expect("this mode has a broker").url();
     let output = product("trireme").arg("dead").args(arguments).args(["--nats-url", &url]).output();
@@ -14,12 +24,7 @@ fn dead(sandbox: &Sandbox, arguments: &[&str]) -> (bool, String, String) {
 #[test]
 fn what_killed_its_workers_can_be_looked_at_and_sent_again() {
     let models = ModelFolder::new().slow("poison", 3_600_000);
-    let mut sandbox = Setup::new(Mode::Services)
-        .repository(models.path())
-        .replicas(Stage::Tokenizer, 0)
-        .replicas(Stage::Postprocess, 0)
-        .queue_arguments(&["--max-deliver", "1", "--ack-wait-ms", "300"])
-        .start();
+    let mut sandbox = start(&models);
     assert_eq!(dead(&sandbox, &["list", "--json"]).1, "", "nothing was given up yet");
     let address = sandbox.address;
     let body =
@@ -62,12 +67,7 @@ fn what_killed_its_workers_can_be_looked_at_and_sent_again() {
 #[test]
 fn a_message_of_a_batch_names_batch_and_line() {
     let models = ModelFolder::new().slow("poison", 3_600_000);
-    let mut sandbox = Setup::new(Mode::Services)
-        .repository(models.path())
-        .replicas(Stage::Tokenizer, 0)
-        .replicas(Stage::Postprocess, 0)
-        .queue_arguments(&["--max-deliver", "1", "--ack-wait-ms", "300"])
-        .start();
+    let mut sandbox = start(&models);
     let route = "/v2/models/poison/infer";
     let body = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}]});
     let line = json!({"custom_id": "1", "method": "POST", "url": route, "body": body});

@@ -2,7 +2,7 @@
 //! field of its bodies becomes what the tables say.
 
 use serde_json::{Map, Value, json};
-use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, in_every_mode, texts_repository};
+use trireme_e2e::{Mode, Sandbox, Setup, answer, ask, in_every_mode, numbers, texts_repository};
 use trireme_testkit::assert_close;
 
 in_every_mode!(
@@ -26,23 +26,6 @@ in_every_mode!(
 
 fn start(mode: Mode, arguments: &[&str]) -> Sandbox {
     Setup::new(mode).repository(&texts_repository()).gateway_arguments(arguments).start()
-}
-
-fn ask(sandbox: &Sandbox, path: &str, body: &Value) -> Response {
-    sandbox.send(&Request::post(path, body.to_string()).header("Content-Type", "application/json"))
-}
-
-#[track_caller]
-fn answer(sandbox: &Sandbox, path: &str, body: Value) -> Value {
-    let response = ask(sandbox, path, &body);
-    assert_eq!(response.status, 200, "{path} {body}: {}", response.text());
-    response.json()
-}
-
-#[track_caller]
-fn numbers(value: &Value) -> Vec<f32> {
-    let list = value.as_array().unwrap_or_else(|| panic!("no list: {value}"));
-    list.iter().map(|number| number.as_f64().unwrap_or_else(|| panic!("no number: {number}")) as f32).collect()
 }
 
 fn each_server_has_one_base_url(mode: Mode) {

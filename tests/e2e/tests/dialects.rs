@@ -4,7 +4,9 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, golden, in_every_mode, texts_repository, workspace};
+use trireme_e2e::{
+    Mode, Request, Sandbox, Setup, answer, ask, golden, in_every_mode, numbers, texts_repository, workspace,
+};
 use trireme_testkit::assert_close;
 
 in_every_mode!(
@@ -24,24 +26,6 @@ in_every_mode!(
 
 fn start(mode: Mode) -> Sandbox {
     Setup::new(mode).repository(&texts_repository()).start()
-}
-
-#[track_caller]
-fn ask(sandbox: &Sandbox, path: &str, body: &Value) -> Response {
-    sandbox.send(&Request::post(path, body.to_string()).header("Content-Type", "application/json"))
-}
-
-#[track_caller]
-fn answer(sandbox: &Sandbox, path: &str, body: Value) -> Value {
-    let response = ask(sandbox, path, &body);
-    assert_eq!(response.status, 200, "{path} {body}: {}", response.text());
-    response.json()
-}
-
-#[track_caller]
-fn numbers(value: &Value) -> Vec<f32> {
-    let list = value.as_array().unwrap_or_else(|| panic!("no list: {value}"));
-    list.iter().map(|number| number.as_f64().unwrap_or_else(|| panic!("no number: {number}")) as f32).collect()
 }
 
 /// The numbers of an answer, in order, and the answer without them.

@@ -2,7 +2,9 @@
 //! cohere and triton; and the fields of the answers that they read. LiteLLM itself is not installed.
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Request, Response, Sandbox, Setup, golden, in_every_mode, texts_repository};
+use trireme_e2e::{
+    Mode, ModelFolder, Request, Response, Sandbox, Setup, golden, in_every_mode, numbers, texts_repository,
+};
 use trireme_testkit::assert_close;
 
 in_every_mode!(embeddings_of_every_provider, ranks_of_every_provider, triton_reads_any_output_of_vectors);
@@ -23,12 +25,6 @@ fn answer(sandbox: &Sandbox, path: &str, body: &Value) -> Value {
     let response: Response = sandbox.send(&request.header("Authorization", "Bearer fake-api-key"));
     assert_eq!(response.status, 200, "{path} {body}: {}", response.text());
     response.json()
-}
-
-#[track_caller]
-fn numbers(value: &Value) -> Vec<f32> {
-    let list = value.as_array().unwrap_or_else(|| panic!("no list: {value}"));
-    list.iter().map(|number| number.as_f64().unwrap_or_else(|| panic!("no number: {number}")) as f32).collect()
 }
 
 fn embeddings_of_every_provider(mode: Mode) {

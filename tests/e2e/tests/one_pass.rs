@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Request, Response, Sandbox, Setup, golden, in_every_mode, texts_repository};
+use trireme_e2e::{Mode, ModelFolder, Sandbox, Setup, answer, golden, in_every_mode, numbers, texts_repository};
 use trireme_testkit::assert_close;
 
 in_every_mode!(one_request_gives_dense_sparse_and_multi_vector_embeddings, each_dialects_route_gives_its_own_output);
@@ -71,19 +71,6 @@ fn models() -> ModelFolder {
 
 fn start(mode: Mode, models: &ModelFolder) -> Sandbox {
     Setup::new(mode).repository(models.path()).start()
-}
-
-#[track_caller]
-fn answer(sandbox: &Sandbox, path: &str, body: &Value) -> Value {
-    let response: Response = sandbox.send(&Request::post(path, body.to_string()));
-    assert_eq!(response.status, 200, "{path} {body}: {}", response.text());
-    response.json()
-}
-
-#[track_caller]
-fn numbers(value: &Value) -> Vec<f32> {
-    let list = value.as_array().unwrap_or_else(|| panic!("no list: {value}"));
-    list.iter().map(|number| number.as_f64().unwrap_or_else(|| panic!("no number: {number}")) as f32).collect()
 }
 
 /// How often a model was executed.

@@ -90,16 +90,21 @@ fn an_export_says_why_it_makes_no_file() {
     assert!(said(&served).contains(&command), "{}", said(&served));
 }
 
+/// Makes a model folder of sentence-transformers without an ONNX file at `path`.
+fn make_without_graph(path: &Path, python: &Path) {
+    let script = "import sys; sys.path.insert(0, sys.argv[1]); import folders, pathlib, shutil
+path = pathlib.Path(sys.argv[2]); folders.make('mean-normalized', path); shutil.rmtree(path / 'onnx')";
+    let made = Command::new(python).args(["-c", script]).arg(workspace().join("tests/verify")).arg(path).output();
+    let made = made.expect("Python runs");
+    assert!(made.status.success(), "{}", said(&made));
+}
+
 #[test]
 fn an_export_by_torch_is_served_as_the_library_computes() {
     let Some(python) = python_with("torch, transformers, sentence_transformers") else { return };
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("made");
-    let script = "import sys; sys.path.insert(0, sys.argv[1]); import folders, pathlib, shutil
-path = pathlib.Path(sys.argv[2]); folders.make('mean-normalized', path); shutil.rmtree(path / 'onnx')";
-    let made = Command::new(&python).args(["-c", script]).arg(workspace().join("tests/verify")).arg(&path).output();
-    let made = made.expect("Python runs");
-    assert!(made.status.success(), "{}", said(&made));
+    make_without_graph(&path, &python);
     let exported = run("export", &path, &python, &["--log-level", "warning"]);
     assert!(exported.status.success() && said(&exported).contains("serves what the library of"), "{}", said(&exported));
     assert!(path.join("onnx/model.onnx").is_file());
@@ -147,11 +152,7 @@ fn serving_makes_a_graph_once() {
     let (folder, cache) =
         (tempfile::tempdir().expect("a temporary folder"), tempfile::tempdir().expect("a temporary folder"));
     let path = folder.path().join("made");
-    let script = "import sys; sys.path.insert(0, sys.argv[1]); import folders, pathlib, shutil
-path = pathlib.Path(sys.argv[2]); folders.make('mean-normalized', path); shutil.rmtree(path / 'onnx')";
-    let made = Command::new(&python).args(["-c", script]).arg(workspace().join("tests/verify")).arg(&path).output();
-    let made = made.expect("Python runs");
-    assert!(made.status.success(), "{}", said(&made));
+    make_without_graph(&path, &python);
     let first = serve_exporting(&path, &python, cache.path());
     assert!(first.contains("made its ONNX file") && first.contains("serves what the library of"), "{first}");
     assert!(!path.join("onnx").exists(), "the folder stays as it is");
