@@ -7,6 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use trireme_inference::Ledger;
+use trireme_operations::Scores;
 use trireme_protocol::json::Writer;
 use trireme_server::http::openapi::schema;
 use trireme_server::http::response;
@@ -88,6 +89,29 @@ pub fn usage(out: &mut Writer, ledger: &Ledger) {
         out.name("prompt_tokens").integer(tokens);
         out.name("total_tokens").integer(tokens);
     });
+}
+
+/// A member `results` as Cohere and Jina have it: the best `top_n` documents, with their texts if `texts` are given.
+pub fn results(out: &mut Writer, scores: &Scores, top_n: Option<u64>, texts: Option<&[String]>) {
+    let most = top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    out.name("results").array(|out| {
+        for (index, score) in scores.ranked(most) {
+            out.object(|out| {
+                out.name("index").integer(index);
+                out.name("relevance_score").float(score);
+                if let Some(texts) = texts {
+                    out.name("document").object(|out| out.name("text").string(&texts[index]));
+                }
+            });
+        }
+    });
+}
+
+/// The schema of these results.
+pub fn results_schema() -> Schema {
+    let document = ("document", schema::object([("text", schema::text())]));
+    let result = [("index", schema::integer()), ("relevance_score", schema::number())];
+    schema::list(schema::object_with(result, [document]))
 }
 
 /// The schema of a vector: numbers, or a text in base64.

@@ -284,21 +284,11 @@ async fn rerank(call: DialectCall, version: Version) -> Result<Response, Refusal
     };
     let ask = call.ask(body.model.as_deref(), options);
     let scores = call.operations.rerank(&body.query, &documents, &ask).await?;
-    let most = body.top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    let returned = body.return_documents.then_some(&documents[..]);
     Ok(answer::told(&scores.ledger, 512 + 64 * documents.len(), |out| {
         out.object(|out| {
             out.name("id").string(answer::id());
-            out.name("results").array(|out| {
-                for (index, score) in scores.ranked(most) {
-                    out.object(|out| {
-                        out.name("index").integer(index);
-                        out.name("relevance_score").float(score);
-                        if body.return_documents {
-                            out.name("document").object(|out| out.name("text").string(&documents[index]));
-                        }
-                    });
-                }
-            });
+            answer::results(out, &scores, body.top_n, returned);
             meta(out, version, &scores.ledger, "search_units", 1);
         });
     }))
@@ -366,13 +356,7 @@ pub(super) fn embed_answer() -> Schema {
 }
 
 fn rerank_answer() -> Schema {
-    let document = ("document", schema::object([("text", schema::text())]));
-    let result = [("index", schema::integer()), ("relevance_score", schema::number())];
-    schema::object([
-        ("id", schema::text()),
-        ("results", schema::list(schema::object_with(result, [document]))),
-        ("meta", meta_schema()),
-    ])
+    schema::object([("id", schema::text()), ("results", answer::results_schema()), ("meta", meta_schema())])
 }
 
 #[cfg(test)]

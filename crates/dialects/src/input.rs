@@ -6,7 +6,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::Deserialize;
-use serde::de::value::{MapAccessDeserializer, StrDeserializer};
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer, StrDeserializer};
 use serde::de::{DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use trireme_operations::ids;
 use trireme_server::http::json;
@@ -110,7 +110,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<OneOrMany<T>, A::Error> {
-                items(list).map(OneOrMany::Many)
+                Vec::deserialize(SeqAccessDeserializer::new(list)).map(OneOrMany::Many)
             }
         }
         deserializer.deserialize_any(Forms(PhantomData))
@@ -272,15 +272,6 @@ impl<'de> Deserialize<'de> for Element {
 /// The error of an id that is in no vocabulary.
 fn out_of_vocabulary(id: impl fmt::Display) -> String {
     format!("{id} is no token id: it is out of vocabulary")
-}
-
-/// The elements of a list.
-pub fn items<'de, A: SeqAccess<'de>, T: Deserialize<'de>>(mut list: A) -> Result<Vec<T>, A::Error> {
-    let mut items = Vec::new();
-    while let Some(item) = list.next_element()? {
-        items.push(item);
-    }
-    Ok(items)
 }
 
 #[cfg(test)]

@@ -242,24 +242,14 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let documents = Document::texts(body.documents, "documents", &TEXT)?;
     let options = TextOptions { truncate: body.truncation, instruction: body.instruction, ..TextOptions::default() };
     let scores = call.operations.rerank(&query, &documents, &call.ask(Some(&body.model), options)).await?;
-    let most = body.top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    let returned = body.return_documents.unwrap_or(true).then_some(&documents[..]);
     let tokens = answer::tokens(&scores.ledger);
     Ok(answer::told(&scores.ledger, 512 + 64 * documents.len(), |out| {
         out.object(|out| {
             out.name("model").string(&body.model);
             out.name("object").string("list");
             out.name("usage").object(|out| out.name("total_tokens").integer(tokens));
-            out.name("results").array(|out| {
-                for (index, score) in scores.ranked(most) {
-                    out.object(|out| {
-                        out.name("index").integer(index);
-                        out.name("relevance_score").float(score);
-                        if body.return_documents.unwrap_or(true) {
-                            out.name("document").object(|out| out.name("text").string(&documents[index]));
-                        }
-                    });
-                }
-            });
+            answer::results(out, &scores, body.top_n, returned);
         });
     }))
 }
@@ -301,12 +291,10 @@ fn multi_vector_answer() -> Schema {
 }
 
 fn rerank_answer() -> Schema {
-    let document = ("document", schema::object([("text", schema::text())]));
-    let result = [("index", schema::integer()), ("relevance_score", schema::number())];
     schema::object([
         ("model", schema::text()),
         ("usage", schema::object([("total_tokens", schema::integer())])),
-        ("results", schema::list(schema::object_with(result, [document]))),
+        ("results", answer::results_schema()),
     ])
 }
 

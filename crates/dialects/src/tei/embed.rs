@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use axum::response::Response;
 use serde::Deserialize;
-use trireme_operations::TextOptions;
+use trireme_operations::{OperationRequest, TextOptions};
 use utoipa::ToSchema;
 
 use super::super::answer;
@@ -53,14 +53,19 @@ pub(super) async fn embed(call: DialectCall) -> Result<Response, Refusal> {
     }))
 }
 
-pub(super) async fn embed_all(call: DialectCall) -> Result<Response, Refusal> {
-    let started = Instant::now();
+/// The texts of a body that has only inputs and their treatment, and the request for their vectors.
+fn plain(call: &DialectCall) -> Result<(Vec<String>, OperationRequest), Refusal> {
     let body: Inputs = call.read()?;
     let treatment: Treatment = call.read()?;
     let (texts, _, token_ids) = body.inputs.texts_or_ids("inputs")?;
     none_empty("inputs", &texts)?;
     let options = TextOptions { token_ids, ..treatment.options() };
-    let ask = call.ask(treatment.model.as_deref(), options);
+    Ok((texts, call.ask(treatment.model.as_deref(), options)))
+}
+
+pub(super) async fn embed_all(call: DialectCall) -> Result<Response, Refusal> {
+    let started = Instant::now();
+    let (texts, ask) = plain(&call)?;
     let vectors = call.operations.multi_vector(&texts, &ask).await?;
     let numbers: usize = vectors.rows.iter().map(Vec::len).sum();
     Ok(timed(&vectors.ledger, started, &texts, 64 + numbers * 13, |out| {
@@ -76,12 +81,7 @@ pub(super) async fn embed_all(call: DialectCall) -> Result<Response, Refusal> {
 
 pub(super) async fn embed_sparse(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
-    let body: Inputs = call.read()?;
-    let treatment: Treatment = call.read()?;
-    let (texts, _, token_ids) = body.inputs.texts_or_ids("inputs")?;
-    none_empty("inputs", &texts)?;
-    let options = TextOptions { token_ids, ..treatment.options() };
-    let ask = call.ask(treatment.model.as_deref(), options);
+    let (texts, ask) = plain(&call)?;
     let vectors = call.operations.sparse(&texts, &ask).await?;
     let entries: usize = vectors.rows.iter().map(Vec::len).sum();
     Ok(timed(&vectors.ledger, started, &texts, 64 + entries * 32, |out| {

@@ -9,7 +9,7 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::input::items;
+use crate::input::OneOrMany;
 
 /// Where a text is cut; clients write it with and without a capital.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
@@ -34,12 +34,6 @@ pub struct Pair {
 pub enum PredictInput {
     One(Pair),
     Many(Vec<Pair>),
-}
-
-/// A text or a list of texts within a list.
-enum Element {
-    Text(String),
-    Texts(Vec<String>),
 }
 
 impl ToSchema for PredictInput {}
@@ -78,8 +72,8 @@ impl<'de> Deserialize<'de> for PredictInput {
                 let (mut texts, mut pairs) = (Vec::new(), Vec::new());
                 while let Some(element) = list.next_element()? {
                     match element {
-                        Element::Text(text) => texts.push(text),
-                        Element::Texts(texts) => pairs.push(pair(texts)?),
+                        OneOrMany::One(text) => texts.push(text),
+                        OneOrMany::Many(texts) => pairs.push(pair(texts)?),
                     }
                 }
                 match (texts.is_empty(), pairs.is_empty()) {
@@ -87,28 +81,6 @@ impl<'de> Deserialize<'de> for PredictInput {
                     (false, true) => pair(texts).map(PredictInput::One),
                     (false, false) => Err(A::Error::custom("a list of both texts and lists, expected one kind")),
                 }
-            }
-        }
-        deserializer.deserialize_any(Forms)
-    }
-}
-
-impl<'de> Deserialize<'de> for Element {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Element, D::Error> {
-        struct Forms;
-        impl<'de> Visitor<'de> for Forms {
-            type Value = Element;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text or a list of texts")
-            }
-
-            fn visit_str<E>(self, text: &str) -> Result<Element, E> {
-                Ok(Element::Text(text.to_owned()))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Element, A::Error> {
-                items(list).map(Element::Texts)
             }
         }
         deserializer.deserialize_any(Forms)
