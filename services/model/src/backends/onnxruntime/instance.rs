@@ -1,33 +1,28 @@
-//! The work of an instance's thread: gather a batch, run it, split the results.
+//! The work of an instance's thread: it joins requests to a batch, pads them, and splits and cuts the outputs.
+//!
+//! Not here: the run itself (`run`).
 
-use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use ort::session::{HasSelectedOutputs, OutputSelector, RunOptions, Session, SessionInputValue};
 use trireme_engine::{Description, ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Stop};
-use trireme_inference::{ErrorCode, InferError, Name, Reshape, Shape, Tensor, TensorSpec, room_for};
+use trireme_inference::{InferError, Name, Reshape, Shape, Tensor, TensorSpec, room_for};
 use trireme_model_repository::ModelConfig;
 
-use super::binding::{Memory, Staging};
+use super::binding::Memory;
 use super::caches;
-use super::layouts::{Layout, Turn, Wide};
+use super::layouts::Wide;
+use super::run::{Outcome, Runner, in_model, unwanted};
 use super::schema::Schema;
-use super::shared::{InstanceSession, Ran};
-use super::stop::Stopper;
+use super::shared::InstanceSession;
 use super::tasks::{self, Tasks};
-use super::values;
 use crate::batcher::merge::{self, Cut};
 use crate::batcher::{Padded, Padding, Steps, apart};
 
 /// An instance of an ONNX model.
 pub struct OnnxInstance {
     model: String,
-    session: InstanceSession,
-    /// The session on all CPUs, shared with the model's other instances, if layouts are chosen by load.
-    wide: Option<Arc<Wide>>,
-    /// The memory for inputs and outputs, if the session is on a device.
-    staging: Option<Staging>,
+    runner: Runner,
     batch: Batching,
     /// The declared padding, if requests of differing lengths may share a batch.
     padding: Option<Padding>,
@@ -37,23 +32,13 @@ pub struct OnnxInstance {
     shares: Option<Arc<OnceLock<bool>>>,
     /// The outputs in the configuration's order.
     outputs: Vec<TensorSpec>,
-    /// Inputs whose shape differs at the model; then outputs.
-    input_reshapes: Vec<(String, Reshape)>,
+    /// Outputs whose shape differs at the model.
     output_reshapes: Vec<(String, Reshape)>,
     /// Inputs of the model that are empty, because no request has them.
     caches: Vec<TensorSpec>,
     /// The tasks that requests choose among, if one of `caches` is the task.
     tasks: Option<Tasks>,
-    /// Devices whose arena is shrunk after each run.
-    arena_shrinkage: Option<String>,
-    stopper: Arc<Stopper>,
 }
-
-/// The inputs of a run, by name.
-type Inputs<'t> = Vec<(Cow<'t, str>, SessionInputValue<'t>)>;
-
-/// The outputs of a run, when it began, and when it ended.
-type Outcome = (Vec<Tensor>, Instant, Instant);
 
 /// The meaning of the first dimension.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -101,9 +86,7 @@ impl OnnxInstance {
         });
         OnnxInstance {
             model: config.name.clone(),
-            session,
-            wide: None,
-            staging: None,
+            runner: Runner::new(config.name.clone(), session, input_reshapes.collect(), arena_shrinkage),
             batch: match (batches, &padding) {
                 (true, _) => Batching::Implied,
                 (false, Some(_)) => Batching::Declared,
@@ -111,7 +94,6 @@ impl OnnxInstance {
             },
             padding,
             outputs: config.output_specs(),
-            input_reshapes: input_reshapes.collect(),
             output_reshapes: output_reshapes.collect(),
             apart: None,
             shares: None,
@@ -120,8 +102,6 @@ impl OnnxInstance {
                 .any(|input| input.name == tasks::INPUT)
                 .then(|| Tasks::of(config).unwrap_or_default()),
             caches: caches::undeclared(config, &schema.inputs),
-            arena_shrinkage,
-            stopper: Arc::default(),
         }
     }
 
@@ -159,24 +139,18 @@ impl OnnxInstance {
 
     /// Lets the instance use `wide` when it runs alone.
     pub fn share(&mut self, wide: Arc<Wide>) {
-        self.wide = Some(wide);
+        self.runner.share(wide);
     }
 
     /// Gives the instance `memory` for its inputs and outputs. Without it the instance runs all the same, only slower.
     pub fn stage(&mut self, memory: Memory) {
-        match self.session.with(|session| Staging::new(session, memory)) {
-            Ok(staging) => self.staging = Some(staging),
-            Err(error) => {
-                let reason = trireme_engine::one_line(error.message());
-                tracing::warn!(model = self.model, reason, "inputs and outputs are not in memory of {memory:?}");
-            }
-        }
+        self.runner.stage(memory);
     }
 
     /// Whether inputs and outputs are in memory for the device.
     #[cfg(test)]
     pub fn is_staged(&self) -> bool {
-        self.staging.is_some()
+        self.runner.is_staged()
     }
 
     /// Runs `requests` as one batch; an error applies to all of them.
@@ -236,8 +210,8 @@ impl OnnxInstance {
             let made: Result<Vec<_>, _> = made.collect();
             inputs.to_mut().extend(made?);
         }
-        let (outputs, gathered, ran) = self.run_inputs(requests, &inputs, &selected)?;
-        Ok(Batch { outputs, rows, lengths, started, gathered, ran })
+        let Outcome { outputs, began, ended } = self.runner.run(requests, &inputs, &selected)?;
+        Ok(Batch { outputs, rows, lengths, started, gathered: began, ran: ended })
     }
 
     /// The task of a run.
@@ -252,64 +226,6 @@ impl OnnxInstance {
         let task = |request| self.task(std::slice::from_ref(request)).ok();
         let Some(first) = requests.first().filter(|_| self.tasks.is_some()).map(task) else { return requests.len() };
         requests.iter().take_while(|request| first.is_some() && task(request) == first).count().max(1)
-    }
-
-    fn run_plain(
-        &mut self,
-        requests: &[ExecuteRequest],
-        inputs: &[Tensor],
-        selected: &[Name],
-    ) -> Result<Outcome, InferError> {
-        let failed = |error: ort::Error| run_error(&self.model, &error);
-        let names = selected.iter().map(Name::as_str);
-        let options = self.run_options().map_err(failed)?;
-        let options = options.with_outputs(names.fold(OutputSelector::no_default(), OutputSelector::with));
-        let values = inputs.iter().map(|tensor| {
-            let value = values::input_value(tensor, &self.shape_at_model(tensor))?;
-            Ok((Cow::Borrowed(tensor.name()), value))
-        });
-        let values = values.collect::<ort::Result<Inputs<'_>>>().map_err(failed)?;
-        let run = self.stopper.begin(options);
-        // The requests were cancelled before the run could be stopped.
-        if let Some(error) = unwanted(requests) {
-            return Err(error);
-        }
-        let gathered = Instant::now();
-        let turn = self.wide.as_ref().map(|wide| (wide, wide.layouts.enter()));
-        let (outputs, ran) = match (&turn, &mut self.session) {
-            (Some((wide, Turn { layout: Layout::Wide, .. })), _) => {
-                run_session(&self.model, &mut wide.session.lock(), values, run.options())
-            }
-            (_, InstanceSession::Own(session)) => run_session(&self.model, session, values, run.options()),
-            (_, shared) => {
-                let ran = shared.run(|session| {
-                    let outputs = session.run_with_options(values, run.options())?;
-                    Ok(outputs.into_iter().map(|(name, value)| (Name::new(name), value)).collect())
-                });
-                return copied(&self.model, ran.map_err(failed)?);
-            }
-        }?;
-        Ok((outputs, gathered, ran))
-    }
-
-    /// Runs `inputs`, in the staging memory if there is one.
-    fn run_inputs(
-        &mut self,
-        requests: &[ExecuteRequest],
-        inputs: &[Tensor],
-        selected: &[Name],
-    ) -> Result<Outcome, InferError> {
-        let Some(staging) = &self.staging else { return self.run_plain(requests, inputs, selected) };
-        let failed = |error: ort::Error| run_error(&self.model, &error);
-        let values =
-            inputs.iter().map(|tensor| Ok((tensor.name(), staging.copy(tensor, &self.shape_at_model(tensor))?)));
-        let values = values.collect::<ort::Result<Vec<_>>>().map_err(failed)?;
-        let run = self.stopper.begin(self.run_options().map_err(failed)?);
-        if let Some(error) = unwanted(requests) {
-            return Err(error);
-        }
-        let ran = self.session.run(|session| staging.run(session, &values, selected, run.options()));
-        copied(&self.model, ran.map_err(failed)?)
     }
 
     fn rows(&self, requests: &[ExecuteRequest]) -> Result<Vec<u32>, InferError> {
@@ -334,11 +250,6 @@ impl OnnxInstance {
         Ok(())
     }
 
-    fn shape_at_model(&self, input: &Tensor) -> Shape {
-        let reshape = self.input_reshapes.iter().find(|(name, _)| name == input.name());
-        reshape.map_or_else(|| input.shape().clone(), |(_, reshape)| reshape.apply(input.shape()))
-    }
-
     /// The outputs that any of the requests needs.
     fn select_outputs(&self, requests: &[ExecuteRequest]) -> Result<Vec<Name>, InferError> {
         let wanted = |name: &Name| requests.iter().any(|request| request.outputs.contains(name));
@@ -350,14 +261,6 @@ impl OnnxInstance {
             )));
         }
         Ok(self.outputs.iter().map(|own| &own.name).filter(|name| wanted(name)).cloned().collect())
-    }
-
-    fn run_options(&self) -> ort::Result<RunOptions> {
-        let mut options = RunOptions::new()?;
-        if let Some(devices) = &self.arena_shrinkage {
-            options.set("memory.enable_memory_arena_shrinkage", devices)?;
-        }
-        Ok(options)
     }
 
     /// Splits the outputs into the requested ones of each request.
@@ -437,34 +340,8 @@ impl ModelInstance for OnnxInstance {
     }
 
     fn stop(&self) -> Option<Arc<dyn Stop>> {
-        Some(self.stopper.clone())
+        Some(self.runner.stopper())
     }
-}
-
-/// The reason why no client waits for any of the requests, if that is so.
-fn unwanted(requests: &[ExecuteRequest]) -> Option<InferError> {
-    let mut reasons = requests.iter().map(ExecuteRequest::unwanted);
-    reasons.next()?.filter(|_| reasons.all(|reason| reason.is_some()))
-}
-
-/// One run: its outputs, and the time at which it ended.
-fn run_session(
-    model: &str,
-    session: &mut Session,
-    values: Inputs<'_>,
-    options: &RunOptions<HasSelectedOutputs>,
-) -> Result<(Vec<Tensor>, Instant), InferError> {
-    let results = session.run_with_options(values, options).map_err(|error| run_error(model, &error))?;
-    let ran = Instant::now();
-    let outputs = results.into_iter().map(|(name, value)| values::output_tensor(name, &value));
-    Ok((outputs.collect::<Result<_, _>>().map_err(|error| in_model(model, error))?, ran))
-}
-
-/// Copies the outputs of a run that is over. Meanwhile the next instance may run.
-fn copied(model: &str, ran: Ran) -> Result<Outcome, InferError> {
-    let outputs = ran.outputs.iter().map(|(name, value)| values::output_tensor(name, value));
-    let outputs = outputs.collect::<Result<_, _>>().map_err(|error| in_model(model, error))?;
-    Ok((outputs, ran.began, ran.ended))
 }
 
 /// The shape of a scalar, if the model's tensor is one. The configuration declares it as one element, because a shape
@@ -472,42 +349,4 @@ fn copied(model: &str, ran: Ran) -> Result<Outcome, InferError> {
 fn scalar(tensors: &[TensorSpec], name: &str, batches: bool) -> Option<Shape> {
     let is_scalar = tensors.iter().any(|tensor| tensor.name == name && tensor.shape.is_empty());
     (is_scalar && !batches).then(Shape::default)
-}
-
-/// Adds the model's name to an error.
-fn in_model(model: &str, error: InferError) -> InferError {
-    InferError { message: format!("model '{model}': {}", error.message), ..error }
-}
-
-/// Converts ONNX Runtime's error to the request's. Inputs that do not fit the model are the sender's fault. Operators
-/// report them as invalid arguments, or as failures whose text mentions shapes.
-fn run_error(model: &str, error: &ort::Error) -> InferError {
-    let message = trireme_engine::one_line(error.message());
-    let lower = message.to_lowercase();
-    let about_shapes = ["shape", "dimension", "broadcast"].iter().any(|word| lower.contains(word));
-    let code = match error.code() {
-        ort::ErrorCode::InvalidArgument => ErrorCode::InvalidArg,
-        ort::ErrorCode::RuntimeException | ort::ErrorCode::GenericFailure if about_shapes => ErrorCode::InvalidArg,
-        // TensorRT's function for the shapes of a run fails outside of the profiles.
-        ort::ErrorCode::ExecutionProviderFailure if message.contains("setInputShape") => ErrorCode::InvalidArg,
-        _ => ErrorCode::Internal,
-    };
-    InferError::new(code, format!("model '{model}': onnxruntime: {message}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_device_that_fails_is_not_the_senders_fault() {
-        // The library makes the errors.
-        super::super::library::environment(None).unwrap();
-        let code = |message: &str| {
-            run_error("m", &ort::Error::new_with_code(ort::ErrorCode::ExecutionProviderFailure, message)).code
-        };
-        let outside = "TensorRT EP failed to call nvinfer1::IExecutionContext::setInputShape() for input 'ids'";
-        assert_eq!(code(outside), ErrorCode::InvalidArg);
-        assert_eq!(code("CUDA failure 700 while running Reshape node"), ErrorCode::Internal);
-    }
 }

@@ -25,6 +25,7 @@ mod precision;
 mod probe;
 mod profiles;
 mod providers;
+mod run;
 mod schema;
 mod sessions;
 mod settings;
