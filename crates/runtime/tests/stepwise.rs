@@ -8,15 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use trireme_bus::{AnswerForm, Bus, InProcess, Inbox, PendingReplies, WorkMessage};
-use trireme_inference::{
-    Callers, InferError, Ledger, ModelKey, Parameters, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
-};
+use trireme_inference::{InferError, Parameters, Route, Tensor, UnixMicros};
 use trireme_runtime::{
     Backend, ExecuteRequest, ExecuteResponse, Instance, LoadError, LoadedModel, ModelInstance, ModelSource, OneAtATime,
     Progress, Statistics, StepwiseInstance, Ticket, Worker, WorkerOptions,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+use super::messages::{PATIENCE, message};
 
 /// Number of requests that the instance takes.
 const ROOM: usize = 3;
@@ -198,40 +196,8 @@ fn write_model(repository: &Path, name: &str, rest: &str) {
 }
 
 fn request(id: &str, models: &[&str], order: i64, answer: AnswerForm) -> WorkMessage {
-    let step = |(index, model): (usize, &&str)| Step {
-        model: ModelKey { name: (*model).into(), version: 1 },
-        inputs: vec![StepInput {
-            name: "INPUT0".into(),
-            tensor: format!("t{index}").into(),
-            optional: false,
-            reshapes: Vec::new(),
-        }],
-        outputs: vec![StepOutput { name: "OUTPUT0".into(), tensor: format!("t{}", index + 1).into() }],
-        dead: vec![format!("t{index}").into()],
-        level: 0,
-    };
-    let now = UnixMicros::now();
-    WorkMessage {
-        request_id: id.into(),
-        gateway: "gateway".into(),
-        deadline: now.after(PATIENCE),
-        priority: 0,
-        traceparent: None,
-        client_id: String::new().into(),
-        sent_at: now,
-        route: Route::resume(
-            ModelKey { name: "e".into(), version: 1 },
-            models.len() > 1,
-            0,
-            models.iter().enumerate().map(step).collect(),
-        ),
-        tensors: vec![Tensor::from_values("t0", [1], vec![order]).expect("a number is a tensor")],
-        parameters: Arc::default(),
-        ledger: Ledger::default(),
-        answer,
-        callers: Callers::default(),
-        job: None,
-    }
+    let tensor = Tensor::from_values("t0", [1], vec![order]).expect("a number is a tensor");
+    message(id, models, tensor, answer)
 }
 
 /// All replies up to the last one: the number in each (`None` for a reply without one), or the error that ended them.

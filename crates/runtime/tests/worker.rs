@@ -11,15 +11,13 @@ use trireme_bus::conformance::refusing::{Call, Refusing};
 use trireme_bus::{
     AnswerForm, Bucket, Bus, Delivery, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage,
 };
-use trireme_inference::{
-    Callers, ErrorCode, InferError, Ledger, ModelKey, Route, Step, StepInput, StepOutput, Tensor, UnixMicros,
-};
+use trireme_inference::{ErrorCode, InferError, ModelKey, Tensor, UnixMicros};
 use trireme_runtime::{
     Backend, BatchPolicy, Candidate, Decision, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance,
     ModelSource, OneAtATime, Statistics, Stop, Worker, WorkerOptions,
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+use super::messages::{PATIENCE, message};
 
 /// A limit below the time that results wait for a queue that does not exist.
 const SOON: Duration = Duration::from_secs(20);
@@ -268,39 +266,9 @@ fn write_model(repository: &Path, name: &str) {
     std::fs::write(directory.join("config.pbtxt"), config).expect("a file");
 }
 
-/// A request that goes through `models` one after the other.
 fn request(id: &str, models: &[&str], order: &str) -> WorkMessage {
-    let tensor = |number: usize| format!("t{number}");
-    let step = |(number, model): (usize, &&str)| Step {
-        model: ModelKey { name: (*model).into(), version: 1 },
-        inputs: vec![StepInput {
-            name: "INPUT0".into(),
-            tensor: tensor(number).into(),
-            optional: false,
-            reshapes: Vec::new(),
-        }],
-        outputs: vec![StepOutput { name: "OUTPUT0".into(), tensor: tensor(number + 1).into() }],
-        dead: vec![tensor(number).into()],
-        level: 0,
-    };
-    let steps = models.iter().enumerate().map(step).collect();
-    let now = UnixMicros::now();
-    WorkMessage {
-        request_id: id.into(),
-        gateway: "gateway".into(),
-        deadline: now.after(PATIENCE),
-        priority: 0,
-        traceparent: None,
-        client_id: String::new().into(),
-        sent_at: now,
-        route: Route::resume(ModelKey { name: "e".into(), version: 1 }, models.len() > 1, 0, steps),
-        tensors: vec![Tensor::from_bytes_elements("t0", [1], &[order]).expect("one element")],
-        parameters: Arc::default(),
-        ledger: Ledger::default(),
-        answer: AnswerForm::Whole,
-        callers: Callers::default(),
-        job: None,
-    }
+    let tensor = Tensor::from_bytes_elements("t0", [1], &[order]).expect("one element");
+    message(id, models, tensor, AnswerForm::Whole)
 }
 
 fn three_attempts() -> QueueOptions {
