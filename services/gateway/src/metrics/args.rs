@@ -137,7 +137,7 @@ impl MetricsArgs {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use clap::Parser;
 
@@ -147,7 +147,8 @@ mod tests {
         metrics: MetricsArgs,
     }
 
-    fn options(settings: &[&str]) -> Result<MetricsOptions, String> {
+    /// The options of these values of `--metrics-config`.
+    pub fn options(settings: &[&str]) -> Result<MetricsOptions, String> {
         let flags = settings.iter().flat_map(|setting| ["--metrics-config", setting]);
         let cli = Cli::try_parse_from(["x"].into_iter().chain(flags)).map_err(|error| error.to_string())?;
         Ok(cli.metrics.options())

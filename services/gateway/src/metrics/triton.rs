@@ -151,20 +151,12 @@ fn micros(ns: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::MetricsArgs;
-    use clap::Parser;
+    use crate::metrics::args::tests::options;
     use trireme_inference::{Completed, UnixMicros};
     use trireme_runtime::QueueLoad;
 
-    #[derive(Parser)]
-    struct Cli {
-        #[command(flatten)]
-        metrics: MetricsArgs,
-    }
-
     fn exported(settings: &[&str]) -> String {
-        let flags = settings.iter().flat_map(|setting| ["--metrics-config", setting]);
-        let options = Cli::parse_from(["x"].into_iter().chain(flags)).metrics.options();
+        let options = options(settings).expect("right settings");
         let mut counters = Counters::default();
         let ms = Duration::from_millis;
         let request = Completed { rows: 2, transit: ms(1), worker_queue: ms(2), total: ms(400), ..Default::default() };
