@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use trireme_bus::BusError;
 
 use crate::call::JobCall;
 use crate::error::JobError;
@@ -342,13 +341,10 @@ impl<'a> Run<'a> {
     /// Writes the record. Returns whether the batch is still this gateway's and goes on.
     async fn save(&mut self, lapse: Option<Duration>) -> Result<bool, JobError> {
         loop {
-            match self.jobs.write(self.id, &Record::Batch(self.batch.clone()), self.revision, lapse).await {
-                Ok(revision) => {
-                    self.revision = revision;
-                    return Ok(true);
-                }
-                Err(BusError::Conflict { .. }) => {}
-                Err(error) => return Err(error.into()),
+            let record = Record::Batch(self.batch.clone());
+            if let Some(revision) = self.jobs.replace(self.id, &record, self.revision, lapse).await? {
+                self.revision = revision;
+                return Ok(true);
             }
             // A client has cancelled it, another gateway has taken it over, or a broker has not the last revision yet.
             let Some(StoredRecord { record, revision }) = self.jobs.read(self.id).await? else { return Ok(false) };

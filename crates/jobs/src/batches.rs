@@ -119,13 +119,12 @@ impl Jobs {
         };
         // First, so that the file does not go in between. A batch that is not there holds nothing.
         self.hold_file(&batch.input, &id).await?;
-        match self.write(&id, &Record::Batch(batch.clone()), 0, None).await {
-            Ok(_) => Ok((id, batch)),
-            Err(BusError::Conflict { key }) => {
-                let there = self.begun_before(&id, &digest).await?;
-                there.map(|there| (id, there)).ok_or_else(|| BusError::Conflict { key }.into())
-            }
-            Err(error) => Err(error.into()),
+        if self.replace(&id, &Record::Batch(batch.clone()), 0, None).await?.is_some() {
+            return Ok((id, batch));
+        }
+        match self.begun_before(&id, &digest).await? {
+            Some(there) => Ok((id, there)),
+            None => Err(BusError::Conflict { key: id }.into()),
         }
     }
 

@@ -19,7 +19,7 @@ use trireme_columns::{Batch, ColumnsError, Format, Layout, Table, Writer};
 use crate::error::JobError;
 use crate::files::Content;
 use crate::jobs::Jobs;
-use crate::objects::Lease;
+use crate::objects::{self, Lease};
 use crate::record::{File, Object, RowRequest};
 use blocking::{Access, Parts, Sink, Stored};
 
@@ -136,8 +136,12 @@ pub async fn join(
     let access = Access::of(jobs);
     let source = Stored::of(&access, &file.objects);
     let lines = [output, errors].map(|object| Parts::of(&access, object));
-    let sink = Sink::of(&access, id, lapse);
+    let (jobs, id, writing) = (jobs.clone(), id.to_owned(), access.clone());
     let joining = move || {
+        let object = Object { name: format!("{id}-columns"), ..Object::default() };
+        let lease = Lease { jobs: &jobs, id: &id };
+        let writer = objects::Writer::append(jobs.0.bus.as_ref(), object, lapse).leased(lease);
+        let sink = Sink { access: writing, writer };
         let table = Table::open(Arc::new(source), format)?;
         let unreadable = |error: io::Error| ColumnsError::Unreadable { format, why: format!("the answers: {error}") };
         let mut answers = Answers::new(lines).map_err(unreadable)?;

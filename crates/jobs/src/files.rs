@@ -142,10 +142,8 @@ impl Jobs {
                 file.used_by = self.users_of(&file).await?;
             }
             file.used_by.push(user.to_owned());
-            match self.write(id, &Record::File(file.clone()), revision, lapse_of(&file)).await {
-                Ok(_) => return Ok(file),
-                Err(BusError::Conflict { .. }) => {}
-                Err(error) => return Err(error.into()),
+            if self.replace(id, &Record::File(file.clone()), revision, lapse_of(&file)).await?.is_some() {
+                return Ok(file);
             }
         }
     }

@@ -101,14 +101,11 @@ impl Jobs {
             answer_body: Body::Here(Bytes::new()),
         };
         let record = Record::Request(request.clone());
-        match self.write(&id, &record, 0, None).await {
-            Ok(_) => Ok(Accepted { id, request, was_there: false }),
-            Err(BusError::Conflict { .. }) => {
-                let there = self.accepted_before(&id, &digest).await?;
-                there.ok_or_else(|| BusError::Conflict { key: id }.into())
-            }
-            Err(error) => Err(error.into()),
+        if self.replace(&id, &record, 0, None).await?.is_some() {
+            return Ok(Accepted { id, request, was_there: false });
         }
+        let there = self.accepted_before(&id, &digest).await?;
+        there.ok_or_else(|| BusError::Conflict { key: id }.into())
     }
 
     /// The random-looking part of the id that a client's key stands for: another client's is another one.
@@ -219,10 +216,9 @@ impl Jobs {
         let is_new = request.attempts.by != *process;
         let is_set_aside = request.attempts.begin(process) > ATTEMPTS;
         if is_new && !is_set_aside {
-            match self.write(id, &Record::Request(request.clone()), revision, None).await {
-                Ok(written) => revision = written,
-                Err(BusError::Conflict { .. }) => return Ok(false),
-                Err(error) => return Err(error.into()),
+            match self.replace(id, &Record::Request(request.clone()), revision, None).await? {
+                Some(written) => revision = written,
+                None => return Ok(false),
             }
         }
         let tried = match self.body(&request.body).await {
@@ -248,10 +244,7 @@ impl Jobs {
             // A broker of a cluster may have it later.
             Err(JobError::Lost(_)) if request.lost + 1 < ATTEMPTS => {
                 request.lost += 1;
-                return match self.write(id, &Record::Request(request), revision, None).await {
-                    Ok(_) | Err(BusError::Conflict { .. }) => Ok(true),
-                    Err(error) => Err(error.into()),
-                };
+                return self.replace(id, &Record::Request(request), revision, None).await.map(|_| true);
             }
             Err(JobError::Lost(why)) => Tried::Answered(JobAnswer::error(500, &format!("the request is lost: {why}"))),
             Err(error) => return Err(error),
@@ -274,26 +267,18 @@ impl Jobs {
             Tried::Refused | Tried::Expired => request.state = RequestState::Expired,
         }
         let sent = std::mem::replace(&mut request.body, Body::Here(Bytes::new()));
-        match self.write(id, &Record::Request(request), revision, Some(live)).await {
-            Ok(_) => {
-                self.discard(&sent).await;
-                Ok(false)
-            }
-            // It was cancelled, or another gateway took it over. The answer's object lapses: it is not deleted, because a write whose
-            // confirmation was lost may be refused the second time although the store has it, and then the record names this answer.
-            Err(BusError::Conflict { .. }) => Ok(false),
-            Err(error) => Err(error.into()),
+        // Otherwise it was cancelled, or another gateway took it over. The answer's object lapses: it is not deleted, because a write whose
+        // confirmation was lost may be refused the second time although the store has it, and then the record names this answer.
+        if self.replace(id, &Record::Request(request), revision, Some(live)).await?.is_some() {
+            self.discard(&sent).await;
         }
+        Ok(false)
     }
 
     /// Notes that a gateway has survived a request. Returns the revision of the record, unless it was changed meanwhile.
     async fn get_on(&self, id: &str, request: &mut Request, revision: u64) -> Result<Option<u64>, JobError> {
         request.attempts.get_on();
-        match self.write(id, &Record::Request(request.clone()), revision, None).await {
-            Ok(revision) => Ok(Some(revision)),
-            Err(BusError::Conflict { .. }) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        self.replace(id, &Record::Request(request.clone()), revision, None).await
     }
 
     /// Tries a call once, until `expires` at most.

@@ -76,6 +76,21 @@ impl Jobs {
         Ok(revision)
     }
 
+    /// Writes a record over the one of this revision. Returns its revision; `None` if there is another one.
+    pub(crate) async fn replace(
+        &self,
+        id: &str,
+        record: &Record,
+        revision: u64,
+        lapse: Option<Duration>,
+    ) -> Result<Option<u64>, JobError> {
+        match self.write(id, record, revision, lapse).await {
+            Ok(written) => Ok(Some(written)),
+            Err(BusError::Conflict { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Deletes a record. Returns whether it was there, with this revision if one is expected.
     pub(crate) async fn erase(&self, id: &str, expect: Option<u64>) -> Result<bool, BusError> {
         match self.0.bus.delete(Bucket::Jobs, &escape_token(id), expect).await {
@@ -98,10 +113,8 @@ impl Jobs {
         for _ in 0..CHANGES {
             let Some(StoredRecord { mut record, revision }) = self.read(id).await? else { return Ok(None) };
             let Some(lapse) = change(&mut record) else { return Ok(Some(record)) };
-            match self.write(id, &record, revision, lapse).await {
-                Ok(_) => return Ok(Some(record)),
-                Err(BusError::Conflict { .. }) => {}
-                Err(error) => return Err(error.into()),
+            if self.replace(id, &record, revision, lapse).await?.is_some() {
+                return Ok(Some(record));
             }
         }
         Err(BusError::Conflict { key: id.to_owned() }.into())

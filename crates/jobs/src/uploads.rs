@@ -9,7 +9,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use md5::{Digest, Md5};
-use trireme_bus::BusError;
 
 use crate::error::JobError;
 use crate::files::Arrival;
@@ -176,11 +175,8 @@ impl Jobs {
         }
         let purpose = Purpose::Joined.name().to_owned();
         let joined = File { purpose, file: Some(new_id(FILE)), digest, objects, ..upload };
-        match self.write(id, &Record::File(joined.clone()), revision, None).await {
-            Ok(revision) => Ok((joined, revision)),
-            Err(BusError::Conflict { .. }) => Err(unknown(id)),
-            Err(error) => Err(error.into()),
-        }
+        let written = self.replace(id, &Record::File(joined.clone()), revision, None).await?;
+        Ok((joined, written.ok_or_else(|| unknown(id))?))
     }
 
     /// Gives the bytes of an upload to its file. At each moment one kind of record has them, so that they are deleted neither early nor never:
@@ -202,18 +198,14 @@ impl Jobs {
             objects: joined.objects.clone(),
             ..File::new(&joined.client, &joined.name, Purpose::Batch, now())
         };
-        let file = match self.write(file_id, &Record::File(file.clone()), 0, None).await {
-            Ok(_) => file,
+        let file = match self.replace(file_id, &Record::File(file.clone()), 0, None).await? {
+            Some(_) => file,
             // An earlier request wrote it.
-            Err(BusError::Conflict { .. }) => self.file(file_id).await?,
-            Err(error) => return Err(error.into()),
+            None => self.file(file_id).await?,
         };
         let left = Duration::from_secs(joined.expires.unwrap_or_default().saturating_sub(now()).max(1));
-        match self.write(id, &Record::File(File { objects: Vec::new(), ..joined }), revision, Some(left)).await {
-            // A request that came again was faster.
-            Ok(_) | Err(BusError::Conflict { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
+        // A conflict says that a request that came again was faster.
+        self.replace(id, &Record::File(File { objects: Vec::new(), ..joined }), revision, Some(left)).await?;
         self.drop_parts(id).await;
         Ok(file)
     }

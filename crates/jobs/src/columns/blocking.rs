@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::io::{self, BufRead, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tokio::runtime::Handle;
@@ -12,7 +11,7 @@ use trireme_columns::Source;
 
 use crate::error::JobError;
 use crate::jobs::Jobs;
-use crate::objects::{self, Lease, PART};
+use crate::objects::{self, PART};
 use crate::record::Object;
 
 /// Parts that a reader keeps: it goes on in each column by turns.
@@ -47,13 +46,9 @@ pub(super) struct Stored {
 }
 
 /// An object in the store that is written. May be written on threads that block.
-pub(super) struct Sink {
-    access: Access,
-    /// The batch.
-    id: String,
-    object: Object,
-    rest: BytesMut,
-    lapse: Option<Duration>,
+pub(super) struct Sink<'a> {
+    pub access: Access,
+    pub writer: objects::Writer<'a>,
 }
 
 /// The bytes of an object, part after part: an object that was appended to has parts of any size. May be read on threads that
@@ -196,39 +191,17 @@ impl Read for Parts {
 
 // === impl Sink ===
 
-impl Sink {
-    /// Begins the columns of a batch's output.
-    pub fn of(access: &Access, id: &str, lapse: Option<Duration>) -> Sink {
-        let object = Object { name: format!("{id}-columns"), ..Object::default() };
-        Sink { access: access.clone(), id: id.to_owned(), object, rest: BytesMut::new(), lapse }
-    }
-
-    fn put(&mut self, bytes: Bytes) -> io::Result<()> {
-        let object = std::mem::take(&mut self.object);
-        let jobs = &self.access.jobs;
-        self.object = self.access.wait(async {
-            let writer = objects::Writer::append(jobs.0.bus.as_ref(), object, self.lapse);
-            let mut writer = writer.leased(Lease { jobs, id: &self.id });
-            writer.write(&bytes).await?;
-            Ok(writer.finish().await?)
-        })?;
-        Ok(())
-    }
-
-    pub fn finish(mut self) -> io::Result<Object> {
-        let rest = self.rest.split().freeze();
-        self.put(rest)?;
-        Ok(self.object)
+impl Sink<'_> {
+    pub fn finish(self) -> io::Result<Object> {
+        let Sink { access, writer } = self;
+        access.wait(async { Ok(writer.finish().await?) })
     }
 }
 
-impl Write for Sink {
+impl Write for Sink<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.rest.extend_from_slice(bytes);
-        while self.rest.len() >= PART {
-            let part = self.rest.split_to(PART).freeze();
-            self.put(part)?;
-        }
+        let Sink { access, writer } = self;
+        access.wait(async { Ok(writer.write(bytes).await?) })?;
         Ok(bytes.len())
     }
 
