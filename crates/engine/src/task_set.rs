@@ -55,6 +55,12 @@ impl TaskSet {
         self.spawn_boxed(name, task.boxed());
     }
 
+    /// Starts a task that ends when the tasks have to stop, wherever it waits.
+    pub fn spawn_until_stop(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.stop.clone();
+        self.spawn(name, async move { _ = stop.run_until_cancelled(task).await });
+    }
+
     /// The runtime's code for a task is compiled once for this type, not once for each future.
     fn spawn_boxed(&self, name: &'static str, task: BoxFuture<'static, ()>) {
         let failed = self.failed.clone();
@@ -73,7 +79,7 @@ impl TaskSet {
         &self.runtime
     }
 
-    /// Cancelled when the tasks have to stop: long-lived tasks wait for it beside their work.
+    /// Cancelled when the tasks have to stop: tasks that end in an order of their own wait for it beside their work.
     pub fn stopping(&self) -> &CancellationToken {
         &self.stop
     }
@@ -124,6 +130,7 @@ mod tests {
         let tasks = TaskSet::new();
         let stopping = tasks.stopping().clone();
         tasks.spawn("steady", async move { stopping.cancelled().await });
+        tasks.spawn_until_stop("endless", std::future::pending());
         tasks.spawn("doomed", async { panic!("as planned") });
         assert_eq!(tasks.failed().await, "doomed");
         tasks.join().await;

@@ -20,16 +20,12 @@ const FAILURE: &str = "execution that does not end";
 // === impl Model ===
 
 impl<C: Completion> Model<C> {
-    /// Watches the model's executions for as long as its tasks run.
+    /// Watches the model's executions until it is dropped.
     pub async fn watch_executions(self: Arc<Self>, limit: Duration) {
-        let stopping = self.tasks.stopping().clone();
         let mut looks = tokio::time::interval((limit / 10).clamp(Duration::from_millis(1), LOOKS_LONGEST));
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            tokio::select! {
-                _ = looks.tick() => {}
-                () = stopping.cancelled() => return,
-            }
+            looks.tick().await;
             self.executions.stop_unwanted();
             let Some(held) = self.executions.overdue(limit, Instant::now()) else { continue };
             tracing::error!(
@@ -48,13 +44,9 @@ impl<C: Completion> Model<C> {
     /// Makes the idle instances of the model execute its canary request after every `pause` in which no request succeeded.
     pub async fn watch_canary(self: Arc<Self>, pause: Duration) {
         let Some(canary) = &self.canary else { return };
-        let stopping = self.tasks.stopping().clone();
         let mut seen = canary.successes();
         loop {
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                () = stopping.cancelled() => return,
-            }
+            tokio::time::sleep(pause).await;
             let now = canary.successes();
             if is_due(seen, now, self.queue.in_hand()) {
                 self.queue.call_idle();

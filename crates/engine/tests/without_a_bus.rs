@@ -273,7 +273,7 @@ async fn a_stepwise_instance_gives_parts_in_order() {
 async fn an_execution_that_hangs_is_released_and_reported() {
     let running = Running::start(Instance::Batch(Box::new(Doubler)), None);
     let (model, tasks) = (running.model.clone(), running.model.tasks.clone());
-    tasks.spawn("watchdog", model.watch_executions(Duration::from_millis(200)));
+    tasks.spawn_until_stop("watchdog", model.watch_executions(Duration::from_millis(200)));
     let results = running.push(request(-1));
     assert_eq!(tasks.failed().await, "execution that does not end");
     assert!(matches!(next(&results), Got::Released));

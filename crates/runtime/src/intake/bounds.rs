@@ -10,16 +10,13 @@ use trireme_inference::{Lane, UnixMicros};
 use super::queue_policy;
 use crate::hosted::HostedModel;
 
-/// Refuses or delays requests that wait in this worker longer than their timeout.
+/// Refuses or delays requests that wait in this worker longer than their timeout, until it is dropped.
 pub(crate) async fn watch_timeouts(model: Arc<HostedModel>) {
-    let stopping = model.worker.tasks.stopping().clone();
     let mut ticks = tokio::time::interval(queue_policy::look_every(&model.config));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        tokio::select! {
-            _ = ticks.tick() => model.apply_queue_policy(),
-            () = stopping.cancelled() => return,
-        }
+        ticks.tick().await;
+        model.apply_queue_policy();
     }
 }
 

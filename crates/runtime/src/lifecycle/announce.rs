@@ -59,15 +59,10 @@ impl Announcer {
         let mut connection = bus.connection();
         connection.borrow_and_update();
         let announcer = Arc::new(Announcer { bus, entries: Mutex::default(), changed: Notify::new() });
-        let (this, stopping) = (announcer.clone(), tasks.stopping().clone());
-        tasks.spawn("announcements", async move {
-            tokio::select! {
-                () = this.write() => {}
-                () = stopping.cancelled() => {}
-            }
-        });
-        let (this, worker, stopping) = (announcer.clone(), worker.to_owned(), tasks.stopping().clone());
-        tasks.spawn("announcements again", async move {
+        let this = announcer.clone();
+        tasks.spawn_until_stop("announcements", async move { this.write().await });
+        let (this, worker) = (announcer.clone(), worker.to_owned());
+        tasks.spawn_until_stop("announcements again", async move {
             let (mut last, mut due) = (None::<Instant>, None::<Instant>);
             loop {
                 tokio::select! {
@@ -83,7 +78,6 @@ impl Announcer {
                         (last, due) = (Some(Instant::now()), None);
                         continue;
                     }
-                    () = stopping.cancelled() => return,
                 }
                 let soon = Instant::now() + AGAIN_SOONEST + (AGAIN_LATEST - AGAIN_SOONEST).mul_f64(fastrand::f64());
                 due = due.or(Some(last.map_or(soon, |last| soon.max(last + AGAIN_PERIOD))));

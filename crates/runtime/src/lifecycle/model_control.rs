@@ -113,8 +113,7 @@ impl Participation {
     /// Carries out commands, and changes in the store, for as long as `tasks` runs.
     pub fn serve(self, participant: Arc<dyn Participant>, tasks: &TaskSet) {
         let Participation { name, bus, memory, changes, mut commands } = self;
-        let stopping = tasks.stopping().clone();
-        tasks.spawn("model control", async move {
+        tasks.spawn_until_stop("model control", async move {
             let listener = Listener { name, bus, memory, participant, turn: Mutex::default() };
             let mut follow = std::pin::pin!(listener.follow(changes));
             // Commands are carried out in the order in which they arrived.
@@ -130,7 +129,6 @@ impl Participation {
                     },
                     Some(()) = waiting.next() => {}
                     () = &mut follow => return,
-                    () = stopping.cancelled() => return,
                 }
             }
         });

@@ -137,19 +137,10 @@ impl Shared {
     async fn follow_cancellations(self: &Arc<Self>) -> Result<(), BusError> {
         let mut cancelled = self.bus.cancellations().await?;
         let shared = Arc::downgrade(self);
-        let stopping = self.tasks.stopping().clone();
-        self.tasks.spawn("cancellations", async move {
-            loop {
-                tokio::select! {
-                    request_id = cancelled.recv() => match request_id {
-                        Some(request_id) => match shared.upgrade() {
-                            Some(shared) => shared.cancel(&request_id),
-                            None => return,
-                        },
-                        None => return,
-                    },
-                    () = stopping.cancelled() => return,
-                }
+        self.tasks.spawn_until_stop("cancellations", async move {
+            while let Some(request_id) = cancelled.recv().await {
+                let Some(shared) = shared.upgrade() else { return };
+                shared.cancel(&request_id);
             }
         });
         Ok(())

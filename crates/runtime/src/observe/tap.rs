@@ -167,8 +167,8 @@ impl Taps {
         hosted: impl Fn() -> Vec<(ModelKey, String)> + Send + 'static,
     ) -> Result<(), BusError> {
         let mut messages = bus.subscribe(TAP).await?;
-        let (taps, stopping) = (self.clone(), tasks.stopping().clone());
-        tasks.spawn("taps", async move {
+        let taps = self.clone();
+        tasks.spawn_until_stop("taps", async move {
             let mut ticks = tokio::time::interval(FLUSH);
             ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             loop {
@@ -178,7 +178,6 @@ impl Taps {
                         None => return,
                     },
                     _ = ticks.tick(), if taps.active.load(Ordering::Relaxed) => taps.flush(&worker).await,
-                    () = stopping.cancelled() => return,
                 }
             }
         });

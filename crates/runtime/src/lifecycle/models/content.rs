@@ -65,14 +65,10 @@ impl Models {
     /// Follows what gateways say about chosen contents.
     pub async fn follow_choices(self: &Arc<Self>) -> Result<(), BusError> {
         let mut choices = self.shared.bus.chosen_contents().await?;
-        let (models, stopping) = (Arc::downgrade(self), self.shared.tasks.stopping().clone());
-        self.shared.tasks.spawn("contents", async move {
-            loop {
-                let choice = tokio::select! {
-                    choice = choices.recv() => choice,
-                    () = stopping.cancelled() => return,
-                };
-                let (Some(choice), Some(models)) = (choice, models.upgrade()) else { return };
+        let models = Arc::downgrade(self);
+        self.shared.tasks.spawn_until_stop("contents", async move {
+            while let Some(choice) = choices.recv().await {
+                let Some(models) = models.upgrade() else { return };
                 for (key, version) in models.versions.lock().iter() {
                     let standing =
                         version.running.as_ref().and_then(|running| running.instances.model.standing.as_ref());
@@ -99,7 +95,6 @@ impl Models {
             let pause = if waits { ASK_SOON } else { ASK_AGAIN };
             tokio::select! {
                 () = standing.recheck.notified() => {}
-                () = self.shared.tasks.stopping().cancelled() => return,
                 Ok(()) = connection.changed() => if *connection.borrow_and_update() == Connection::Down { continue },
                 () = tokio::time::sleep(pause), if !settled => {}
             }

@@ -230,17 +230,12 @@ impl Models {
         }
     }
 
-    /// Starts the tasks that a version needs. They end when the version is gone.
+    /// Starts the tasks that a version needs. They end when the version is gone, or the worker.
     fn look_after(self: &Arc<Self>, model: &Arc<HostedModel>, outages: Option<Vec<watch::Receiver<Outage>>>) {
         let tasks = &self.shared.tasks;
         let spawn = |name, task: Pin<Box<dyn Future<Output = ()> + Send>>| {
             let gone = model.gone.clone();
-            tasks.spawn(name, async move {
-                tokio::select! {
-                    () = task => {}
-                    () = gone.cancelled() => {}
-                }
-            });
+            tasks.spawn_until_stop(name, async move { _ = gone.run_until_cancelled(task).await });
         };
         if let Some(limit) = self.options.execution_limit {
             spawn("watchdog", Box::pin(model.engine.clone().watch_executions(limit)));

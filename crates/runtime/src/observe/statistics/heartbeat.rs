@@ -40,8 +40,8 @@ impl Statistics {
 
     /// Sends heartbeats for as long as `tasks` runs, and one at once when the connection comes back.
     pub(super) fn beat(&self, bus: &Arc<dyn Bus>, tasks: &TaskSet) {
-        let (statistics, bus, stopping) = (self.clone(), bus.clone(), tasks.stopping().clone());
-        tasks.spawn("heartbeat", async move {
+        let (statistics, bus) = (self.clone(), bus.clone());
+        tasks.spawn_until_stop("heartbeat", async move {
             let mut connection = bus.connection();
             connection.borrow_and_update();
             let mut ticks = tokio::time::interval(Heartbeat::PERIOD);
@@ -54,7 +54,6 @@ impl Statistics {
                             continue;
                         }
                     }
-                    () = stopping.cancelled() => return,
                 }
                 if let Err(error) = bus.beat(&statistics.heartbeat()).await {
                     tracing::debug!(%error, "a heartbeat could not be sent");

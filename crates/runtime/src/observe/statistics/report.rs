@@ -36,14 +36,9 @@ impl Statistics {
             let _ = self.0.bus.set(bus.fault());
             let mut questions = bus.subscribe(STATISTICS).await?;
             self.beat(bus, tasks);
-            let (statistics, stopping) = (self.clone(), tasks.stopping().clone());
-            tasks.spawn("statistics", async move {
-                loop {
-                    let question = tokio::select! {
-                        question = questions.recv() => question,
-                        () = stopping.cancelled() => return,
-                    };
-                    let Some(question) = question else { return };
+            let statistics = self.clone();
+            tasks.spawn_until_stop("statistics", async move {
+                while let Some(question) = questions.recv().await {
                     if let Err(error) = question.answer(encode(&statistics.snapshot())).await {
                         tracing::debug!(%error, "statistics could not be sent");
                     }
@@ -98,14 +93,9 @@ pub fn follow_log_levels<'a>(
 ) -> BoxFuture<'a, Result<(), BusError>> {
     Box::pin(async move {
         let mut questions = bus.subscribe(LOGGING).await?;
-        let (own, stopping) = (own.to_owned(), tasks.stopping().clone());
-        tasks.spawn("log levels", async move {
-            loop {
-                let question = tokio::select! {
-                    question = questions.recv() => question,
-                    () = stopping.cancelled() => return,
-                };
-                let Some(question) = question else { return };
+        let own = own.to_owned();
+        tasks.spawn_until_stop("log levels", async move {
+            while let Some(question) = questions.recv().await {
                 match serde_json::from_slice::<LogOrder>(&question.body) {
                     Ok(order) if order.by == own => {}
                     Ok(LogOrder { levels, .. }) => match trireme_telemetry::set_log_levels(levels) {
