@@ -11,8 +11,8 @@
 //! - A published message is delivered until it is acknowledged, or until it has been delivered
 //!   [`QueueOptions::max_deliveries`] times and a worker gives it up ([`Delivery::deliveries`] counts them). How
 //!   many times the message was *begun* is counted separately, in notes that outlive a worker ([`attempts`]).
-//! - The worker acknowledges a delivery when it has sent the reply that ends the request ([`Bus::reply`]). If a reply is
-//!   lost on its way, the gateway finds its request in no queue ([`Bus::unsettled`]) and publishes it again.
+//! - A worker acknowledges a delivery after it has sent the reply ([`Bus::reply`]). If the reply is lost on its way, the gateway
+//!   finds its request in no queue ([`Bus::unsettled`]) and publishes it again.
 //! - A message is named by its request and step. A second message with the same name is accepted, but not delivered
 //!   while the first one is unfinished (over NATS: within the dedup window).
 //! - Every wait has a limit: a full queue refuses, and a publish that the broker does not confirm fails.

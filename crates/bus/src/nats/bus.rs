@@ -28,7 +28,7 @@ const BODY_EXTRA: usize = 64 << 10;
 impl Bus for Nats {
     async fn declare_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
         self.queues.lock().insert(model.clone(), options.clone());
-        self.deliveries.set_ack_wait(options.ack_wait);
+        self.set_ack_wait(options.ack_wait);
         limited(LONGEST, self.need(Needed::Queue(model, options))).await
     }
 

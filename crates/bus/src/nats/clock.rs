@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use async_nats::datetime::parse_rfc3339;
+use async_nats::datetime::{DateTime, parse_rfc3339};
 use bytes::Bytes;
 use serde::Deserialize;
 use trireme_inference::UnixMicros;
@@ -74,6 +74,11 @@ impl Nats {
         let answer: StreamInfo = serde_json::from_slice(&answer.payload).map_err(|error| unreadable(&error))?;
         offset(&answer.ts, asked, took).map(Some).map_err(|error| unreadable(&error))
     }
+}
+
+/// A time that the broker has given.
+pub fn micros(time: DateTime) -> UnixMicros {
+    UnixMicros(u64::try_from(time.unix_timestamp_nanos() / 1000).unwrap_or_default())
 }
 
 /// Microseconds by which the host's clock is behind the broker's. The broker answered `time` to a question sent at

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::ErrorKind;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::context::AccountErrorKind;
@@ -17,7 +18,6 @@ use tokio::sync::{Semaphore, watch};
 use super::address::NatsUrl;
 use super::buckets;
 use super::connection::Nats;
-use super::deliveries::Deliveries;
 use super::errors::{chain, failure, is_not_found, is_permission};
 use super::limits::REQUEST_TIMEOUT;
 use super::login::{NatsLogin, NatsTls};
@@ -221,7 +221,6 @@ impl Nats {
         tracing::info!(url = %options.url, version, max_payload, "connected to NATS");
         let (faults, fault) = watch::channel(None);
         let nats = Nats {
-            deliveries: Deliveries::open(client.clone()),
             client,
             jetstream,
             connection,
@@ -237,6 +236,8 @@ impl Nats {
                 options.deployment.as_ref().map(|wanted| wanted.store_bytes.clone()).unwrap_or_default(),
             ),
             saying: Arc::new(Semaphore::new(SAYING)),
+            held: Arc::default(),
+            ack_wait: Arc::new(AtomicU64::new(2000)),
             queues: Arc::default(),
             settings: Arc::default(),
             bulk_lanes: Arc::default(),
@@ -249,6 +250,7 @@ impl Nats {
             nats.keep_streams().await?;
             nats.follow_settings().await?;
         }
+        nats.keep_alive();
         nats.set_clock().await;
         nats.follow_clock();
         nats.follow_pulse(faults).await?;
@@ -291,7 +293,7 @@ impl Nats {
 
     /// Replaces the settings; returns the previous ones.
     fn take_settings(&self, settings: QueueOptions) -> Option<QueueOptions> {
-        self.deliveries.set_ack_wait(settings.ack_wait);
+        self.set_ack_wait(settings.ack_wait);
         self.forget_bulk_lanes();
         self.settings.lock().replace(settings)
     }

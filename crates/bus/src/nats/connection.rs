@@ -4,15 +4,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
-use async_nats::jetstream;
 use async_nats::jetstream::account::Account;
+use async_nats::{Subject, jetstream};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 use trireme_inference::ModelKey;
 
-use super::deliveries::Deliveries;
 use super::groups::Groups;
 use super::limits::taken;
 use super::reach::OutOfReach;
@@ -42,8 +42,10 @@ pub struct Nats {
     /// The text of the last action that the broker did not permit. The broker sends it apart from the answers to
     /// requests.
     pub(super) refusals: watch::Receiver<String>,
-    /// The deliveries in this process.
-    pub(super) deliveries: Deliveries,
+    /// The deliveries that this process keeps alive, by the subjects that settle them, and when each began.
+    pub(super) held: Arc<Mutex<BTreeMap<Subject, Instant>>>,
+    /// Milliseconds after which the broker gives a delivery without a report of progress to another worker.
+    pub(super) ack_wait: Arc<AtomicU64>,
     /// The name of the deployment; empty for a deployment without a name.
     pub(super) deployment: Arc<str>,
     /// The names of the deployment on the wire.

@@ -1,22 +1,34 @@
-//! Pulls work from the levels of a queue, the highest first, and reads the messages.
+//! Pulls work from the levels of a queue, the highest first. Each level is asked for exactly as many messages as the caller has room
+//! for.
 //!
-//! Not here: pull requests (`source`).
+//! The client's own streams prefetch (200 messages by default), which takes work away from idle workers. So the pull
+//! requests are made here: each asks for the room that is free and not already asked for. The protocol is JetStream's
+//! (`$JS.API.CONSUMER.MSG.NEXT`): messages and status messages arrive at the reply subject of the request.
+//!
+//! Not here: counting what the broker may still send (`pulls`), and reading and settling a message (`deliveries`).
 
+use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use async_nats::header::NATS_MESSAGE_ID;
+use async_nats::jetstream::stream::RawMessageErrorKind;
 use async_nats::jetstream::{self, AckKind};
+use async_nats::{Message, StatusCode, Subscriber};
 use async_trait::async_trait;
 use futures_util::future::select_all;
+use futures_util::{FutureExt, StreamExt};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use trireme_inference::{ModelKey, UnixMicros};
 
 use super::connection::Nats;
-use super::headers;
+use super::deliveries::open;
+use super::errors::failure;
 use super::limits::{CLOSE_TIMEOUT, taken};
-use super::open::{Received, open};
-use super::source::Source;
-use crate::{AttemptNote, Bus, BusError, Consumer, Delivery, MessageName, QueueOptions};
+use super::pulls::{PULL_EXPIRES, Pulls};
+use super::subjects::WORKERS;
+use super::{clock, headers};
+use crate::{AttemptNote, Bus, BusError, Connection, Consumer, Delivery, MessageName, QueueOptions};
 
 /// How often a worker with room asks all levels again while no message arrives. This finds messages that it was not
 /// sent because a pull request got lost.
@@ -25,7 +37,15 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// The most messages that are refused at a time because they waited too long.
 const OVERDUE: usize = 32;
 
+/// Pause after a pull request that the broker refused, which limits the rate of retries.
+const REFUSED_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long to wait for the broker's answer to a request for waiting messages.
+const TAKE_LIMIT: Duration = Duration::from_millis(500);
+
 pub struct NatsConsumer {
+    nats: Nats,
+    model: ModelKey,
     /// The highest first.
     levels: Vec<Level>,
     /// Messages that were received and not read yet, because the caller dropped its future.
@@ -36,10 +56,22 @@ pub struct NatsConsumer {
     give_up: Option<Instant>,
 }
 
+/// The workers' consumer of a level's stream.
 struct Level {
-    source: Source,
+    nats: Nats,
+    model: ModelKey,
+    stream: String,
     /// How long a message may wait here before it is refused.
     rejects_after: Option<Duration>,
+    /// Pull request `n` has the reply subject `<inbox>.<n>`.
+    inbox: String,
+    incoming: Subscriber,
+    connection: watch::Receiver<Connection>,
+    pulls: Pulls,
+    /// No pull request is made before this.
+    paused_until: Option<Instant>,
+    /// The most messages that the broker lets one request ask for.
+    most: usize,
 }
 
 // === impl NatsConsumer ===
@@ -48,37 +80,28 @@ impl NatsConsumer {
     pub async fn open(nats: &Nats, model: &ModelKey, options: &QueueOptions) -> Result<NatsConsumer, BusError> {
         let mut levels = Vec::new();
         for (level, policy) in options.policies() {
-            let source = Source::open(nats, model, &nats.names.work_stream(model, level)).await?;
-            levels.push(Level { source, rejects_after: policy.rejects_after() });
+            let stream = nats.names.work_stream(model, level);
+            levels.push(Level::open(nats, model, stream, policy.rejects_after()).await?);
         }
-        Ok(NatsConsumer { levels, taken: Vec::new(), fetching: JoinSet::new(), give_up: None })
+        let (nats, model, fetching) = (nats.clone(), model.clone(), JoinSet::new());
+        Ok(NatsConsumer { nats, model, levels, taken: Vec::new(), fetching, give_up: None })
     }
 
     /// Reads the received messages, and starts to fetch bodies that travel by claim.
     fn read(&mut self) -> Vec<Delivery> {
-        let Some(Level { source, .. }) = self.levels.first() else { return Vec::new() };
-        let mut deliveries = Vec::new();
-        for message in self.taken.drain(..) {
-            match open(&source.nats, &source.model, message) {
-                Received::Work(delivery) => deliveries.push(*delivery),
-                Received::Claimed(fetch) => drop(self.fetching.spawn(fetch.run())),
-                Received::Nothing => {}
-            }
-        }
-        deliveries
+        let (nats, model, fetching) = (&self.nats, &self.model, &mut self.fetching);
+        self.taken.drain(..).filter_map(|message| open(nats, model, message, fetching)).collect()
     }
 
     /// Returns received messages for which the caller has no room. They are first at their level again. A note says
     /// that no worker began them.
     async fn give_back(&mut self) {
-        let Some(Level { source, .. }) = self.levels.first() else { return };
         while let Some(message) = self.taken.last() {
             let id = message.headers.as_ref().and_then(|headers| headers.get(NATS_MESSAGE_ID));
             if let (Some(id), Ok(headers)) = (id, headers::read_work(message)) {
-                let (model, id) = (source.model.clone(), id.as_str().to_owned());
                 let never = AttemptNote { attempts: 0, ended: true };
-                let name = MessageName { model, id: id.into(), deadline: headers.deadline };
-                let _ = (&source.nats as &dyn Bus).note_attempts(&name, never).await;
+                let name = MessageName { model: self.model.clone(), id: id.as_str().into(), deadline: headers.deadline };
+                let _ = (&self.nats as &dyn Bus).note_attempts(&name, never).await;
             }
             let _ = taken(message.ack_with(AckKind::Nak(None))).await;
             self.taken.pop();
@@ -90,7 +113,7 @@ impl NatsConsumer {
         for level in &mut self.levels {
             let left = room.saturating_sub(self.taken.len());
             if left > 0 {
-                level.source.take_waiting(left, &mut self.taken).await?;
+                level.take_waiting(left, &mut self.taken).await?;
             }
         }
         Ok(())
@@ -120,7 +143,7 @@ impl Consumer for NatsConsumer {
             // One message from each level at most, so that a message at a lower level leaves room for one at a higher
             // level.
             let asked = if self.levels.len() > 1 { free.min(1) } else { free };
-            let come = select_all(self.levels.iter_mut().map(|level| Box::pin(level.source.next(asked))));
+            let come = select_all(self.levels.iter_mut().map(|level| Box::pin(level.next(asked))));
             tokio::select! {
                 biased;
                 Some(fetched) = self.fetching.join_next() => {
@@ -140,9 +163,9 @@ impl Consumer for NatsConsumer {
             let Some(timeout) = level.rejects_after else { continue };
             // The oldest messages come first, so if the last of a batch is overdue, all of them are.
             for count in [OVERDUE, 1] {
-                let since = level.source.waits_since(count as u64 - 1).await?;
+                let since = level.waits_since(count as u64 - 1).await?;
                 if since.is_some_and(|since| UnixMicros::now().since(since) > timeout) {
-                    level.source.take_waiting(count, &mut self.taken).await?;
+                    level.take_waiting(count, &mut self.taken).await?;
                     break;
                 }
             }
@@ -161,13 +184,13 @@ impl Consumer for NatsConsumer {
         // that arrives in between would be lost until `ack_wait`. So the open pull requests of a busy worker end first.
         let give_up = *self.give_up.get_or_insert_with(|| Instant::now() + CLOSE_TIMEOUT);
         for level in &mut self.levels {
-            while let Some(message) = level.source.last(give_up).await {
+            while let Some(message) = level.last(give_up).await {
                 self.taken.push(message);
             }
         }
-        let taken = self.read();
-        if !taken.is_empty() {
-            return Some(taken);
+        let deliveries = self.read();
+        if !deliveries.is_empty() {
+            return Some(deliveries);
         }
         while let Ok(Some(fetched)) = tokio::time::timeout_at(give_up.into(), self.fetching.join_next()).await {
             if let Ok(Some(delivery)) = fetched {
@@ -175,8 +198,211 @@ impl Consumer for NatsConsumer {
             }
         }
         for level in &mut self.levels {
-            level.source.close().await;
+            let _ = taken(level.incoming.unsubscribe()).await;
         }
         None
+    }
+}
+
+// === impl Level ===
+
+impl Level {
+    async fn open(
+        nats: &Nats,
+        model: &ModelKey,
+        stream: String,
+        rejects_after: Option<Duration>,
+    ) -> Result<Level, BusError> {
+        let mut connection = nats.connection.clone();
+        // The present state does not count as a change.
+        connection.mark_unchanged();
+        let inbox = nats.client.new_inbox();
+        let incoming = nats.subscribe(format!("{inbox}.*")).await?;
+        let (nats, model, pulls) = (nats.clone(), model.clone(), Pulls::default());
+        let (paused_until, most) = (None, usize::MAX);
+        Ok(Level { nats, model, stream, rejects_after, inbox, incoming, connection, pulls, paused_until, most })
+    }
+
+    /// Waits for messages and returns at most `room` of them. It asks the broker for those it has not asked for yet,
+    /// once they are worth a request. With a room of 0 it asks for nothing. Cancel safe.
+    async fn next(&mut self, room: usize) -> Result<Vec<jetstream::Message>, BusError> {
+        loop {
+            let now = Instant::now();
+            self.see_to_connection(now);
+            self.ask(room, now).await?;
+            let wake = self.paused_until.or(self.pulls.next_loss()).unwrap_or(now + PULL_EXPIRES);
+            let mut messages = Vec::new();
+            let mut arrived = self.wait(wake).await?;
+            // From here to the return nothing waits. Messages that have arrived meanwhile are returned too.
+            while let Some(message) = arrived {
+                match self.receive(message) {
+                    Ok(message) => messages.extend(message),
+                    Err(no_queue) if messages.is_empty() => return Err(no_queue),
+                    // The next request gets the same error.
+                    Err(_) => break,
+                }
+                arrived = match messages.len() < room {
+                    true => self.incoming.next().now_or_never().flatten(),
+                    false => None,
+                };
+            }
+            if !messages.is_empty() {
+                return Ok(messages);
+            }
+        }
+    }
+
+    /// Takes messages that wait now and adds them to `messages`: at most `room` more than were asked for already. Ends when the queue
+    /// is empty or the room is used up, or without the broker's answer after [`TAKE_LIMIT`]. Cancel safe.
+    async fn take_waiting(&mut self, room: usize, messages: &mut Vec<jetstream::Message>) -> Result<(), BusError> {
+        let now = Instant::now();
+        self.see_to_connection(now);
+        if self.nats.is_down() || self.paused_until.is_some() {
+            return Ok(());
+        }
+        let mut left = room.min(self.most);
+        let number = self.send(left, r#""no_wait":true"#, TAKE_LIMIT, now).await?;
+        // A lost answer must not delay the other levels.
+        while left > 0 && self.pulls.is_open(number) {
+            let Some(message) = self.wait(now + TAKE_LIMIT).await? else { break };
+            if let Some(message) = self.receive(message)? {
+                messages.push(message);
+                left -= 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// When the waiting message behind `others` older ones was published. `None` if fewer wait.
+    async fn waits_since(&self, others: u64) -> Result<Option<UnixMicros>, BusError> {
+        const ACTION: &str = "looking at what waits";
+        let jetstream = &self.nats.jetstream;
+        let stream = jetstream.get_stream_no_info(&self.stream).await.map_err(|error| failure(ACTION, &error))?;
+        let info = stream.consumer_info(WORKERS).await.map_err(|error| failure(ACTION, &error))?;
+        if info.num_pending <= others {
+            return Ok(None);
+        }
+        let after = info.delivered.stream_sequence + 1 + others;
+        match stream.get_first_raw_message_by_subject(">", after).await {
+            Ok(message) => Ok(Some(clock::micros(message.time))),
+            Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
+            Err(error) => Err(failure(ACTION, &error)),
+        }
+    }
+
+    /// A message that was asked for and is still on its way. Called when no more are asked for. `None` when no more
+    /// will come, or at `until`. Cancel safe.
+    async fn last(&mut self, until: Instant) -> Option<jetstream::Message> {
+        loop {
+            let now = Instant::now();
+            self.see_to_connection(now);
+            if self.pulls.outstanding() == 0 || now >= until {
+                return None;
+            }
+            if let Some(message) = self.wait(until).await.ok()?
+                && let Ok(Some(message)) = self.receive(message)
+            {
+                return Some(message);
+            }
+        }
+    }
+
+    /// Asks for the room that was not asked for yet.
+    async fn ask(&mut self, room: usize, now: Instant) -> Result<(), BusError> {
+        let missing = self.pulls.missing(room).min(self.most);
+        // A request made without a connection would be sent when it is back, in addition to the new one made then.
+        if missing == 0 || self.nats.is_down() || self.paused_until.is_some() {
+            return Ok(());
+        }
+        let expires = self.pulls.expires();
+        let mut until = format!(r#""expires":{}"#, expires.as_nanos());
+        let heartbeat = self.pulls.heartbeat().filter(|_| self.nats.is_clustered());
+        if let Some(heartbeat) = heartbeat {
+            let _ = write!(until, r#","idle_heartbeat":{}"#, heartbeat.as_nanos());
+        }
+        self.send(missing, &until, heartbeat.unwrap_or(expires), now).await.map(drop)
+    }
+
+    /// Sends a request for `count` messages and counts it. The broker says something about it `within` this time. Returns its
+    /// number.
+    async fn send(&mut self, count: usize, until: &str, within: Duration, now: Instant) -> Result<u64, BusError> {
+        let subject = format!("{}.CONSUMER.MSG.NEXT.{}.{WORKERS}", self.nats.api, self.stream);
+        let reply = format!("{}.{}", self.inbox, self.pulls.upcoming());
+        let request = format!(r#"{{"batch":{count},{until}}}"#);
+        taken(self.nats.client.publish_with_reply(subject, reply, request.into())).await?;
+        // Not earlier: if the caller drops the future before, nothing was asked.
+        Ok(self.pulls.ask(count, within, now))
+    }
+
+    fn see_to_connection(&mut self, now: Instant) {
+        self.pulls.forget_lost(now);
+        if self.connection.has_changed().is_ok_and(|changed| changed) {
+            // The broker does not keep pull requests of an old connection.
+            self.connection.mark_unchanged();
+            self.pulls.clear();
+        }
+        self.paused_until = self.paused_until.filter(|until| *until > now);
+    }
+
+    /// The work message in a message from the broker; `None` if it is a status. The error is that there is no queue. Does not wait, so
+    /// that no message is lost between receiving and returning it.
+    fn receive(&mut self, message: Message) -> Result<Option<jetstream::Message>, BusError> {
+        if let Some(status) = message.status {
+            return self.on_status(status, &message).map(|()| None);
+        }
+        self.pulls.delivered();
+        Ok(Some(jetstream::Message { message, context: self.nats.jetstream.clone() }))
+    }
+
+    /// A status message is about the pull request at whose reply subject it arrived. All but a heartbeat end the request.
+    fn on_status(&mut self, status: StatusCode, message: &Message) -> Result<(), BusError> {
+        const HEARTBEAT: u16 = 100;
+        const EXPIRED: u16 = 408;
+        const NO_MESSAGES: u16 = 404;
+        const NO_RESPONDERS: u16 = 503;
+        let number = message.subject.rsplit('.').next().and_then(|token| token.parse().ok()).unwrap_or(0);
+        if status.as_u16() == HEARTBEAT {
+            self.pulls.confirmed(number, Instant::now());
+            return Ok(());
+        }
+        let unserved = message.headers.as_ref().and_then(|headers| headers.get("Nats-Pending-Messages"));
+        let unserved = unserved.and_then(|value| value.as_str().parse().ok());
+        let open = self.pulls.is_open(number);
+        self.pulls.ended(number, unserved);
+        let text = message.description.as_deref().unwrap_or_default();
+        let is_gone = status.as_u16() == NO_RESPONDERS || text.contains("Deleted");
+        match status.as_u16() {
+            _ if is_gone && open => {
+                self.pulls.clear();
+                return Err(BusError::NoQueue { model: self.model.clone() });
+            }
+            // An answer to an older request says nothing new about the queue.
+            _ if is_gone => {}
+            EXPIRED => self.pulls.expired(),
+            NO_MESSAGES => {}
+            _ => {
+                tracing::debug!(model = %self.model, %status, description = text, "a pull request ended");
+                let most = text.strip_prefix("Exceeded MaxRequestBatch of ");
+                match most.and_then(|most| most.trim().parse().ok()) {
+                    Some(most) => self.most = most,
+                    None => self.paused_until = Some(Instant::now() + REFUSED_PAUSE),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a message; `None` at `until`, or when the state of the connection has changed.
+    async fn wait(&mut self, until: Instant) -> Result<Option<Message>, BusError> {
+        let lost = || BusError::Unreachable("connection closed".to_owned());
+        tokio::select! {
+            biased;
+            message = self.incoming.next() => message.map(Some).ok_or_else(lost),
+            changed = self.connection.changed() => {
+                self.connection.mark_changed();
+                changed.map(|()| None).map_err(|_| lost())
+            }
+            () = tokio::time::sleep_until(until.into()) => Ok(None),
+        }
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! The only user of `async-nats`. Each file is one part of the surface, from the bottom:
 //! - the [`connection`] that all parts share; [`connect`], with [`address`] and [`login`]; the time [`limits`] of requests;
-//! - queues: [`work`] publishes; [`consumer`] pulls, by the pull requests of [`source`] and [`pulls`], and [`open`] reads
-//!   the messages; [`bulk`] for their bulk lanes; [`deliveries`] keeps deliveries alive and [`ack`] settles them;
+//! - queues: [`work`] publishes; a worker's [`consumer`] pulls, [`pulls`] counts its requests, and [`deliveries`] reads the messages
+//!   and keeps them alive until they are settled; [`bulk`] for the bulk lanes;
 //! - [`replies`] and [`topics`];
 //! - [`store`], with [`reads`], and with [`groups`] and [`batches`] for records that are written at the same time;
 //! - [`streams`] (creating streams), with [`queues`] for those of work, and [`buckets`] (their configurations), fitted into
@@ -12,11 +12,10 @@
 //!   long one is out of reach;
 //! - the broker's [`clock`] and [`pulse`].
 //!
-//! Bodies that travel by claim are in [`claims`] and [`fetch`], names on the wire in [`subjects`], headers in [`headers`], and
+//! Bodies that travel by claim are in [`claims`], names on the wire in [`subjects`], headers in [`headers`], and
 //! the meaning of the broker's errors in [`errors`].
 
 mod account;
-mod ack;
 mod address;
 mod batches;
 mod buckets;
@@ -30,20 +29,17 @@ mod consumer;
 mod deliveries;
 mod errors;
 mod examine;
-mod fetch;
 mod groups;
 mod headers;
 mod limits;
 mod login;
 mod makers;
-mod open;
 mod pulls;
 mod pulse;
 mod queues;
 mod reach;
 mod reads;
 mod replies;
-mod source;
 mod store;
 mod streams;
 mod subjects;

@@ -12,13 +12,12 @@ use futures_util::StreamExt;
 use tokio::task::JoinSet;
 use trireme_inference::InferError;
 
-use super::ack::acknowledge;
 use super::claims::{self, BodyStore, Claim, GetObjectError};
 use super::connection::Nats;
-use super::fetch::FETCH_PAUSE;
+use super::deliveries::FETCH_PAUSE;
 use super::headers;
 use super::limits::taken;
-use super::subjects;
+use super::subjects::{self, Ended};
 use crate::{Bus, BusError, Inbox, Reply, ReplyHeaders, envelope, escape_token};
 
 /// How long the body of a reply is kept for its gateway, which fetches it at once.
@@ -136,4 +135,25 @@ fn refuse(inbox: &Inbox, message: &Message, error: &envelope::EnvelopeError) {
         ReplyHeaders { request_id: request_id.into(), gateway: inbox.gateway().into(), sequence: 0, last: true };
     let error = InferError::internal(format!("the reply of a worker cannot be read: {error}"));
     let _ = inbox.dispatch(Reply::failed(headers, error));
+}
+
+/// Acknowledges a delivery on behalf of a worker of the release before, which leaves that to the receiver of its reply.
+async fn acknowledge(nats: &Nats, ended: Ended) {
+    let subject = ended.acknowledgement;
+    let sent = match ended.claim {
+        None => taken(nats.client.publish(subject, Bytes::from_static(b"+ACK"))).await,
+        // The claim is kept until the broker has confirmed: until then the message may be delivered again and needs it.
+        Some(claim) => {
+            let nats = nats.clone();
+            crate::spawn("nats acknowledgement", async move {
+                if taken(nats.client.request(subject, Bytes::from_static(b"+ACK"))).await.is_ok() {
+                    nats.discard(BodyStore::Claims, claim);
+                }
+            });
+            Ok(())
+        }
+    };
+    if let Err(error) = sent {
+        tracing::debug!(%error, "not acknowledged; the broker delivers the request again");
+    }
 }

@@ -16,7 +16,6 @@ use async_nats::{HeaderMap, header};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
-use trireme_inference::UnixMicros;
 
 use super::claims::{BodyStore, wire_size};
 use super::connection::Nats;
@@ -24,7 +23,7 @@ use super::errors::{self, failure};
 use super::groups::Message;
 use super::streams::Needed;
 use super::work::LONGEST_LAPSE;
-use super::{buckets, headers};
+use super::{buckets, clock, headers};
 use crate::{Bucket, BusError, Change, Connection, Entry};
 
 /// How long a deletion is kept for watchers.
@@ -331,7 +330,6 @@ impl Nats {
 
     /// The value in a message, or the value of its claim.
     async fn entry(&self, bucket: Bucket, message: StreamMessage) -> Result<Entry, BusError> {
-        let at = u64::try_from(message.time.unix_timestamp_nanos() / 1000).unwrap_or_default();
         let key = buckets::key(&self.names, bucket, &message.subject).unwrap_or_default().to_owned();
         let value = match headers::read_claim_of(Some(&message.headers))? {
             Some(claim) => {
@@ -339,7 +337,7 @@ impl Nats {
             }
             None => message.payload,
         };
-        Ok(Entry { key, value, revision: message.sequence, at: UnixMicros(at) })
+        Ok(Entry { key, value, revision: message.sequence, at: clock::micros(message.time) })
     }
 
     /// Follows a bucket until the receiver is dropped.
@@ -432,7 +430,7 @@ impl Nats {
         let key = buckets::key(&self.names, bucket, &message.subject)?.to_owned();
         let (revision, at) = {
             let info = message.info().ok()?;
-            (info.stream_sequence, u64::try_from(info.published.unix_timestamp_nanos() / 1000).unwrap_or_default())
+            (info.stream_sequence, clock::micros(info.published))
         };
         let headers = message.headers.as_ref();
         if headers.is_some_and(|headers| headers.get(OPERATION).is_some()) {
@@ -446,7 +444,7 @@ impl Nats {
             Err(error) => Err(error.to_string()),
         };
         match value {
-            Ok(value) => Some(Change::Put(Entry { key, value, revision, at: UnixMicros(at) })),
+            Ok(value) => Some(Change::Put(Entry { key, value, revision, at })),
             Err(error) => {
                 tracing::warn!(bucket = bucket.name(), key, error, "passed over a value that cannot be read");
                 None

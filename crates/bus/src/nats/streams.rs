@@ -10,11 +10,11 @@ use async_nats::jetstream::stream;
 use trireme_inference::{ModelKey, UnixMicros};
 
 use super::account::{self, refit};
-use super::buckets;
 use super::connection::Nats;
 use super::errors::{failure, is_not_found};
 use super::limits::REQUEST_TIMEOUT;
 use super::subjects::Names;
+use super::{buckets, clock};
 use crate::{Bucket, BusError, QueueOptions, WorkMessage};
 
 /// A stream in memory and a work queue that have been out of reach for this long are created again: their brokers will not
@@ -275,8 +275,7 @@ impl Nats {
             self.out_of_reach.end(&info.config.name);
             return Ok(());
         }
-        let created = u64::try_from(info.created.unix_timestamp_nanos() / 1000).unwrap_or_default();
-        if UnixMicros::now().since(UnixMicros(created)) < GONE_AFTER {
+        if UnixMicros::now().since(clock::micros(info.created)) < GONE_AFTER {
             // It was another stream of this name that was out of reach.
             self.out_of_reach.end(&info.config.name);
         }
