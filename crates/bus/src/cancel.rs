@@ -15,16 +15,12 @@
 //! ```
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
 
 use crate::envelope::MAX_NAME;
-use crate::{Bus, BusError};
+use crate::{Bus, BusError, TopicValues};
 
 /// The topic.
 pub(crate) const CANCEL: &str = "cancel";
-
-/// Cancellations that may wait for a worker to read them. Beyond that the bus waits for the worker.
-const BACKLOG: usize = 4096;
 
 impl dyn Bus + '_ {
     /// Reports to every worker that no client waits for this request any more.
@@ -33,21 +29,9 @@ impl dyn Bus + '_ {
     }
 
     /// The ids of requests that are cancelled from now on.
-    pub async fn cancellations(&self) -> Result<mpsc::Receiver<String>, BusError> {
-        let mut said = self.subscribe(CANCEL).await?;
-        let (sender, receiver) = mpsc::channel(BACKLOG);
-        crate::spawn("cancellations", async move {
-            while let Some(said) = said.recv().await {
-                let request_id = std::str::from_utf8(&said.body).ok().filter(|id| id.len() <= MAX_NAME);
-                let Some(request_id) = request_id else {
-                    tracing::warn!(bytes = said.body.len(), "ignored a malformed cancellation");
-                    continue;
-                };
-                if sender.send(request_id.to_owned()).await.is_err() {
-                    return;
-                }
-            }
-        });
-        Ok(receiver)
+    pub async fn cancellations(&self) -> Result<TopicValues<String>, BusError> {
+        Ok(TopicValues::new(self.subscribe(CANCEL).await?, "cancellation", |body| {
+            std::str::from_utf8(body).ok().filter(|id| id.len() <= MAX_NAME).map(str::to_owned)
+        }))
     }
 }

@@ -64,7 +64,7 @@ pub use nats::{
 };
 pub use options::{LevelPolicy, QueueOptions, WaitTimeout};
 pub use registry::{
-    Content, ContentChoice, ContentQuestion, Heartbeat, ModelState, RegistryEvent, Verdict, WorkerEntry,
+    Content, ContentChoice, ContentQuestion, Heartbeat, ModelState, RegistryEvent, RegistryEvents, Verdict, WorkerEntry,
 };
 pub use sequences::{KeptStates, SequenceName};
 pub use store::{Bucket, Change, Entry};
@@ -72,5 +72,5 @@ pub(crate) use tasks::spawn;
 pub use tasks::{queue_pause, room_pause};
 pub use token::escape_token;
 pub(crate) use topic::RespondHandle;
-pub use topic::TopicMessage;
+pub use topic::{TopicMessage, TopicValues};
 pub use waiting_rooms::{First, WaitingRooms};

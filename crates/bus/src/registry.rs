@@ -10,12 +10,13 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use trireme_inference::{ModelKey, UnixMicros};
 
 use crate::envelope::MAX_NAME;
-use crate::{Bucket, Bus, BusError, Change, Entry, TopicMessage, escape_token};
+use crate::{Bucket, Bus, BusError, Change, Entry, TopicMessage, TopicValues, escape_token};
 
 /// The topic of heartbeats.
 const HEARTBEAT: &str = "heartbeat";
@@ -34,9 +35,6 @@ const CHOICE: &str = "=content";
 
 /// How long a worker waits for a gateway's verdict.
 const VERDICT_LIMIT: Duration = Duration::from_secs(5);
-
-/// Events that may wait for a watcher to read them. Beyond that the bus waits for the watcher.
-const BACKLOG: usize = 4096;
 
 /// One worker's entry for one model version it hosts. It is JSON in the bucket, so that people can read it.
 ///
@@ -243,6 +241,9 @@ pub enum RegistryEvent {
     Complete,
 }
 
+/// The changes of the registry from now on, after the entries that it has.
+pub struct RegistryEvents(mpsc::Receiver<Change>);
+
 // === impl Heartbeat ===
 
 impl Heartbeat {
@@ -283,6 +284,24 @@ impl RegistryEvent {
         match entry.key.rsplit_once('.') {
             Some((_, CHOICE)) => Ok(RegistryEvent::Chosen(ContentChoice::read(entry)?, entry.revision)),
             _ => Ok(RegistryEvent::Put(WorkerEntry::read(entry)?, entry.revision)),
+        }
+    }
+}
+
+// === impl RegistryEvents ===
+
+impl RegistryEvents {
+    /// The next event; `None` when the bus is closed. Malformed entries are logged and ignored. Cancel safe.
+    pub async fn recv(&mut self) -> Option<RegistryEvent> {
+        loop {
+            match self.0.recv().await? {
+                Change::Put(entry) => match RegistryEvent::read(&entry) {
+                    Ok(event) => return Some(event),
+                    Err(error) => tracing::warn!(key = entry.key, error, "ignored a malformed registry entry"),
+                },
+                Change::Deleted { key, .. } => return Some(RegistryEvent::Delete(key)),
+                Change::Complete => return Some(RegistryEvent::Complete),
+            }
         }
     }
 }
@@ -349,9 +368,10 @@ impl dyn Bus + '_ {
     }
 
     /// The choices of contents that gateways announce.
-    pub async fn chosen_contents(&self) -> Result<mpsc::Receiver<ContentChoice>, BusError> {
-        let said = self.subscribe(CHOSEN).await?;
-        Ok(read_json(said, "choice of a content", |choice: &ContentChoice| choice.of.len() <= MAX_NAME))
+    pub async fn chosen_contents(&self) -> Result<TopicValues<ContentChoice>, BusError> {
+        Ok(TopicValues::new(self.subscribe(CHOSEN).await?, "choice of a content", |body| {
+            from_json(body).filter(|choice: &ContentChoice| choice.of.len() <= MAX_NAME)
+        }))
     }
 
     /// Writes a worker's entry.
@@ -390,28 +410,8 @@ impl dyn Bus + '_ {
 
     /// Watches the registry: all its entries, then [`RegistryEvent::Complete`], then every change. Entries may come
     /// again after the connection to the bus was lost.
-    pub async fn watch_registry(&self) -> Result<mpsc::Receiver<RegistryEvent>, BusError> {
-        let mut changes = self.watch(Bucket::Registry).await?;
-        let (events, receiver) = mpsc::channel(BACKLOG);
-        crate::spawn("registry", async move {
-            while let Some(change) = changes.recv().await {
-                let event = match change {
-                    Change::Put(entry) => match RegistryEvent::read(&entry) {
-                        Ok(event) => event,
-                        Err(error) => {
-                            tracing::warn!(key = entry.key, error, "ignored a malformed registry entry");
-                            continue;
-                        }
-                    },
-                    Change::Deleted { key, .. } => RegistryEvent::Delete(key),
-                    Change::Complete => RegistryEvent::Complete,
-                };
-                if events.send(event).await.is_err() {
-                    return;
-                }
-            }
-        });
-        Ok(receiver)
+    pub async fn watch_registry(&self) -> Result<RegistryEvents, BusError> {
+        Ok(RegistryEvents(self.watch(Bucket::Registry).await?))
     }
 
     /// Sends a heartbeat. Best effort: the next one follows soon.
@@ -420,9 +420,10 @@ impl dyn Bus + '_ {
     }
 
     /// The heartbeats of all processes, this one included.
-    pub async fn heartbeats(&self) -> Result<mpsc::Receiver<Heartbeat>, BusError> {
-        let said = self.subscribe(HEARTBEAT).await?;
-        Ok(read_json(said, "heartbeat", |heartbeat: &Heartbeat| heartbeat.process.len() <= MAX_NAME))
+    pub async fn heartbeats(&self) -> Result<TopicValues<Heartbeat>, BusError> {
+        Ok(TopicValues::new(self.subscribe(HEARTBEAT).await?, "heartbeat", |body| {
+            from_json(body).filter(|heartbeat: &Heartbeat| heartbeat.process.len() <= MAX_NAME)
+        }))
     }
 
     /// Asks a process to write its registry entries again. Best effort.
@@ -431,9 +432,10 @@ impl dyn Bus + '_ {
     }
 
     /// The names of processes that are to write their entries again.
-    pub async fn asked_to_announce(&self) -> Result<mpsc::Receiver<String>, BusError> {
-        let said = self.subscribe(ANNOUNCE).await?;
-        Ok(read_json(said, "request to announce", |process: &String| process.len() <= MAX_NAME))
+    pub async fn asked_to_announce(&self) -> Result<TopicValues<String>, BusError> {
+        Ok(TopicValues::new(self.subscribe(ANNOUNCE).await?, "request to announce", |body| {
+            from_json(body).filter(|process: &String| process.len() <= MAX_NAME)
+        }))
     }
 }
 
@@ -441,26 +443,8 @@ fn to_json(value: &impl Serialize) -> Bytes {
     serde_json::to_vec(value).expect("numbers and texts become JSON").into()
 }
 
-/// Parses the messages on a topic as JSON. Malformed messages are logged and ignored.
-fn read_json<T: serde::de::DeserializeOwned + Send + 'static>(
-    mut said: mpsc::Receiver<TopicMessage>,
-    what: &'static str,
-    is_fit: impl Fn(&T) -> bool + Send + 'static,
-) -> mpsc::Receiver<T> {
-    let (sender, receiver) = mpsc::channel(BACKLOG);
-    crate::spawn(what, async move {
-        while let Some(message) = said.recv().await {
-            match serde_json::from_slice::<T>(&message.body).ok().filter(&is_fit) {
-                Some(value) => {
-                    if sender.send(value).await.is_err() {
-                        return;
-                    }
-                }
-                None => tracing::warn!(bytes = message.body.len(), "ignored a malformed {what}"),
-            }
-        }
-    });
-    receiver
+fn from_json<T: DeserializeOwned>(body: &[u8]) -> Option<T> {
+    serde_json::from_slice(body).ok()
 }
 
 #[cfg(test)]

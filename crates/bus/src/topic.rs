@@ -6,6 +6,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use tokio::sync::mpsc;
 
 use crate::BusError;
 
@@ -34,6 +35,14 @@ pub struct TopicMessage {
     answers: Option<Box<dyn RespondHandle>>,
 }
 
+/// The values in the messages on a topic. Malformed messages are logged and ignored.
+pub struct TopicValues<T> {
+    messages: mpsc::Receiver<TopicMessage>,
+    /// What a message holds, for the log.
+    what: &'static str,
+    read: fn(&[u8]) -> Option<T>,
+}
+
 /// The way back to the sender of a request.
 #[async_trait]
 pub trait RespondHandle: Send + Sync {
@@ -58,6 +67,29 @@ impl TopicMessage {
         match &self.answers {
             Some(answers) => answers.answer(body).await,
             None => Ok(()),
+        }
+    }
+}
+
+// === impl TopicValues ===
+
+impl<T> TopicValues<T> {
+    pub(crate) fn new(
+        messages: mpsc::Receiver<TopicMessage>,
+        what: &'static str,
+        read: fn(&[u8]) -> Option<T>,
+    ) -> TopicValues<T> {
+        TopicValues { messages, what, read }
+    }
+
+    /// The next value; `None` when the bus is closed. Cancel safe.
+    pub async fn recv(&mut self) -> Option<T> {
+        loop {
+            let message = self.messages.recv().await?;
+            match (self.read)(&message.body) {
+                Some(value) => return Some(value),
+                None => tracing::warn!(bytes = message.body.len(), "ignored a malformed {}", self.what),
+            }
         }
     }
 }

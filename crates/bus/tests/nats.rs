@@ -26,7 +26,8 @@ use trireme_bus::conformance::fixtures::{full_message, message, message_at, mode
 use trireme_bus::conformance::{self, Setup};
 use trireme_bus::{
     AttemptNote, Bus, BusError, Connection, DeadLetter, Deployment, EnvelopeError, LevelPolicy, ModelState, Nats,
-    NatsOptions, Output, QueueOptions, RegistryEvent, WorkMessage, WorkerEntry, encode_reply, encode_work, queue_pause,
+    NatsOptions, Output, QueueOptions, RegistryEvent, RegistryEvents, WorkMessage, WorkerEntry, encode_reply,
+    encode_work, queue_pause,
 };
 use trireme_inference::{InferError, Lane, ModelKey, UnixMicros};
 use trireme_testkit::NatsServer;
@@ -70,7 +71,7 @@ fn stage_at(url: &str) -> NatsOptions {
 }
 
 /// The next entry from a watch of the registry.
-async fn put(events: &mut tokio::sync::mpsc::Receiver<RegistryEvent>) -> WorkerEntry {
+async fn put(events: &mut RegistryEvents) -> WorkerEntry {
     loop {
         if let RegistryEvent::Put(entry, _) = events.recv().await.expect("the watch stays open") {
             return entry;

@@ -1,10 +1,8 @@
 //! Properties of the registry.
 
-use tokio::sync::mpsc;
-
 use super::fixtures::{model, unique, within};
 use super::setup::Setup;
-use crate::{ModelState, RegistryEvent, WorkerEntry};
+use crate::{ModelState, RegistryEvent, RegistryEvents, WorkerEntry};
 
 pub async fn a_watcher_sees_what_is_there_and_then_every_change(setup: &Setup) {
     let (worker, gateway) = (setup.connect().await, setup.connect().await);
@@ -68,7 +66,7 @@ fn put(event: RegistryEvent) -> (WorkerEntry, u64) {
 }
 
 /// A registry's events.
-struct Watch(mpsc::Receiver<RegistryEvent>);
+struct Watch(RegistryEvents);
 
 impl Watch {
     async fn open(setup: &Setup) -> Watch {

@@ -20,13 +20,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
-use trireme_bus::{Bus, BusError, Connection, ContentQuestion, Heartbeat, RegistryEvent, WorkerEntry};
+use trireme_bus::{
+    Bus, BusError, Connection, ContentQuestion, Heartbeat, RegistryEvent, RegistryEvents, TopicValues, WorkerEntry,
+};
 use trireme_inference::ModelKey;
 use trireme_model_repository::{EnsembleError, ModelConfig, Repository, RepositoryModel, compile_ensemble};
 use trireme_runtime::{ControlOptions, TaskSet};
@@ -295,8 +297,8 @@ impl Registry {
     async fn run(
         self,
         bus: Arc<dyn Bus>,
-        mut events: mpsc::Receiver<RegistryEvent>,
-        mut heartbeats: mpsc::Receiver<Heartbeat>,
+        mut events: RegistryEvents,
+        mut heartbeats: TopicValues<Heartbeat>,
         stopping: tokio_util::sync::CancellationToken,
     ) {
         let mut connection = bus.connection();
@@ -319,7 +321,7 @@ impl Registry {
                     Some(event) => {
                         let mut has_left = matches!(event, RegistryEvent::Delete(_));
                         let mut changed = self.apply(event);
-                        while let Ok(event) = events.try_recv() {
+                        while let Some(Some(event)) = events.recv().now_or_never() {
                             has_left |= matches!(event, RegistryEvent::Delete(_));
                             changed |= self.apply(event);
                         }
