@@ -4,15 +4,13 @@
 //! Not here: which workers read and write the notes (`runtime::intake::attempts`). For a first delivery, they do neither.
 
 use serde::{Deserialize, Serialize};
-use trireme_inference::{ModelKey, Name, UnixMicros};
+use trireme_inference::{Name, UnixMicros};
 
 use crate::{Bucket, Bus, BusError, WorkMessage, escape_token};
 
 /// The name of a message in a queue, for notes about the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MessageName {
-    /// The queue's model.
-    pub model: ModelKey,
     /// [`WorkMessage::message_id`].
     pub id: Name,
     /// The request's deadline. The note lapses with it.
@@ -50,9 +48,9 @@ pub struct AttemptNote {
 // === impl WorkMessage ===
 
 impl WorkMessage {
-    /// The message's name in the queue of `model`, from which it was taken.
-    pub fn name(&self, model: &ModelKey) -> MessageName {
-        MessageName { model: model.clone(), id: self.message_id(), deadline: self.deadline }
+    /// The message's name in its queue.
+    pub fn name(&self) -> MessageName {
+        MessageName { id: self.message_id(), deadline: self.deadline }
     }
 }
 

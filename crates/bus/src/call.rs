@@ -203,12 +203,12 @@ impl Drop for CallReplies {
 }
 
 fn read_answer(answer: &[u8]) -> Result<Option<Reply>, EnvelopeError> {
-    let answer: WireAnswer = envelope::decode(answer)?;
+    let answer: WireAnswer = envelope::decode_body(answer)?;
     answer.map(|WireReply { headers, body }| decode_reply(headers, &body)).transpose()
 }
 
 fn read_call(body: &[u8]) -> Result<(Action, WorkMessage), EnvelopeError> {
-    let WireCall { action, headers, body } = envelope::decode(body)?;
+    let WireCall { action, headers, body } = envelope::decode_body(body)?;
     Ok((action, decode_work(headers, &body)?))
 }
 

@@ -81,7 +81,7 @@ impl DeadLetter {
     }
 
     fn decode(value: &[u8]) -> Result<DeadLetter, EnvelopeError> {
-        let WireLetter { reason, attempts, headers, body } = crate::envelope::decode(value)?;
+        let WireLetter { reason, attempts, headers, body } = crate::envelope::decode_body(value)?;
         Ok(DeadLetter { message: decode_work(headers, &body)?, reason, attempts })
     }
 }

@@ -232,7 +232,7 @@ pub fn encode_work(message: &WorkMessage) -> Result<Bytes, EnvelopeError> {
 
 /// Decodes a work message from its headers and body. Its tensors share `body`'s memory.
 pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, EnvelopeError> {
-    let wire: WireWork<'_, Steps> = decode(body)?;
+    let wire: WireWork<'_, Steps> = decode_body(body)?;
     let model = ModelKey { name: wire.route.model.into_owned().into(), version: wire.route.version };
     let steps = wire.route.steps.0;
     check_route(&steps)?;
@@ -288,7 +288,7 @@ pub fn encode_reply(reply: &Reply) -> Result<Bytes, EnvelopeError> {
 
 /// Decodes a reply from its headers and body. Its tensors share `body`'s memory.
 pub fn decode_reply(headers: ReplyHeaders, body: &Bytes) -> Result<Reply, EnvelopeError> {
-    let wire: WireReply<'_> = decode(body)?;
+    let wire: WireReply<'_> = decode_body(body)?;
     let outcome = match wire.error {
         Some(error) => Err(error.into_owned()),
         None => Ok(Output { tensors: own_tensors(wire.tensors, body)?, parameters: wire.parameters.into_owned() }),
@@ -318,7 +318,7 @@ pub(crate) fn encode_states(states: &SequenceStates) -> Result<Bytes, EnvelopeEr
 
 /// Decodes the states of a sequence. Their tensors share `body`'s memory.
 pub(crate) fn decode_states(body: &Bytes) -> Result<SequenceStates, EnvelopeError> {
-    let wire: WireStates<'_> = decode(body)?;
+    let wire: WireStates<'_> = decode_body(body)?;
     Ok(SequenceStates {
         request: wire.request.into_owned(),
         steps: wire.steps.into_owned(),
@@ -390,7 +390,8 @@ fn check_tensor_name(name: &str) -> Result<(), EnvelopeError> {
     if name.len() > MAX_TENSOR_NAME { Err(EnvelopeError::TensorName(name.len())) } else { Ok(()) }
 }
 
-pub(crate) fn decode<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, rmp_serde::decode::Error> {
+/// Reads MessagePack that another process sent.
+pub fn decode_body<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, rmp_serde::decode::Error> {
     let mut reader = rmp_serde::Deserializer::from_read_ref(body);
     // The library's default limit would let a hostile message overflow a thread's stack.
     reader.set_max_depth(MAX_DEPTH);

@@ -51,7 +51,8 @@ pub use call::{ALIVE, Call, CallReplies, LATEST};
 pub use dead::{DeadLetter, StoredLetter};
 pub use delivery::{AckHandle, Acker, Delivery};
 pub use envelope::{
-    CONTRACT_VERSION, EnvelopeError, ReplyHeaders, WorkHeaders, decode_reply, decode_work, encode_reply, encode_work,
+    CONTRACT_VERSION, EnvelopeError, ReplyHeaders, WorkHeaders, decode_body, decode_reply, decode_work, encode_reply,
+    encode_work,
 };
 pub use error::{BusError, QUEUE_FULL};
 pub use fault::{BusFault, FaultKind};

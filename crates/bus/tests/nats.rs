@@ -128,7 +128,7 @@ async fn who_may_make_no_streams_has_a_gateway_make_them() {
     stage.publish(&message(&model, 1)).await.unwrap();
     let mut consumer = stage.pull(&model).await.unwrap();
     let delivery = take(&mut consumer, "a message").await;
-    let (name, noted) = (delivery.message.name(&model), AttemptNote { attempts: 1, ended: true });
+    let (name, noted) = (delivery.message.name(), AttemptNote { attempts: 1, ended: true });
     stage.note_attempts(&name, noted).await.unwrap();
     assert_eq!(stage.attempts(&name).await.unwrap(), Some(noted));
     let letter = DeadLetter { message: delivery.message.clone(), reason: InferError::internal("why"), attempts: 1 };

@@ -75,7 +75,7 @@ pub async fn who_gets_a_message_next_knows_how_often_it_was_begun(setup: &Setup)
     let (_, mut consumer, model) = queue_with_one(setup, "begun", &options()).await;
     let first = take(&mut consumer, "the message").await;
     let (one, two) = (setup.connect().await, setup.connect().await);
-    let name = first.message.name(&model);
+    let name = first.message.name();
     let attempts = async |bus: &dyn Bus| within("a look", bus.attempts(&name)).await.expect("an answer");
     assert_eq!(attempts(&*one).await, None, "nobody noted anything");
     for (begun, ended) in [(0, true), (1, false), (1, true), (7, false)] {
@@ -83,7 +83,7 @@ pub async fn who_gets_a_message_next_knows_how_often_it_was_begun(setup: &Setup)
         within("a note", one.note_attempts(&name, noted)).await.expect("noted");
         assert_eq!(attempts(&*two).await, Some(noted));
     }
-    let another = message(&model, 2).name(&model);
+    let another = message(&model, 2).name();
     assert_eq!(within("a look", two.attempts(&another)).await.expect("an answer"), None, "that is another message");
     first.acker.ack().await.expect("acknowledged");
 }

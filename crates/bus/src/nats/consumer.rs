@@ -100,7 +100,7 @@ impl NatsConsumer {
             let id = message.headers.as_ref().and_then(|headers| headers.get(NATS_MESSAGE_ID));
             if let (Some(id), Ok(headers)) = (id, headers::read_work(message)) {
                 let never = AttemptNote { attempts: 0, ended: true };
-                let name = MessageName { model: self.model.clone(), id: id.as_str().into(), deadline: headers.deadline };
+                let name = MessageName { id: id.as_str().into(), deadline: headers.deadline };
                 let _ = (&self.nats as &dyn Bus).note_attempts(&name, never).await;
             }
             let _ = taken(message.ack_with(AckKind::Nak(None))).await;

@@ -2,7 +2,7 @@
 //!
 //! Not here: making any stream (`streams`), publishing to a queue (`work`) and pulling from it (`consumer`).
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use async_nats::jetstream::{ErrorCode, consumer, stream};
@@ -24,6 +24,9 @@ const MAX_WAITING: i64 = 65_536;
 
 /// Work queues that a gateway looks at at the same time.
 const WATCHED_AT_ONCE: usize = 16;
+
+/// What is done, for an error.
+const LISTING: &str = "listing work queues";
 
 /// Average time between two looks at all work queues while one is out of reach, and the number of looks. Every gateway looks.
 const WATCH_PERIOD: Duration = Duration::from_secs(4);
@@ -157,8 +160,8 @@ impl Nats {
 
     /// Whether all work queues have a leader. Replaces those that have had none for long.
     async fn are_queues_led(&self) -> bool {
-        let Ok(names) = self.jetstream.stream_names().try_collect::<Vec<_>>().await else { return false };
-        let looks = names.into_iter().filter(|name| self.names.model_of(name).is_some()).map(|name| async move {
+        let Ok(queues) = self.queue_streams("watching work queues").await else { return false };
+        let looks = queues.into_iter().map(|(_, name)| async move {
             match self.jetstream.get_stream(&name).await {
                 Ok(stream) => self.check_queue_led(stream.cached_info()).await.is_ok(),
                 Err(error) if is_not_found(&error) => true,
@@ -172,48 +175,39 @@ impl Nats {
         looks.fold(true, |all, is_led| async move { all && is_led }).await
     }
 
+    /// The streams of work queues, each with its model version.
+    async fn queue_streams(&self, action: &'static str) -> Result<Vec<(ModelKey, String)>, BusError> {
+        let names: Vec<_> =
+            self.jetstream.stream_names().try_collect().await.map_err(|error| failure(action, &error))?;
+        Ok(names.into_iter().filter_map(|name| Some((self.names.model_of(&name)?, name))).collect())
+    }
+
     /// The model versions that have a queue.
     pub(super) async fn queue_names(&self) -> Result<Vec<ModelKey>, BusError> {
-        let mut names = self.jetstream.stream_names();
-        let mut models = Vec::new();
-        while let Some(name) = names.next().await {
-            let name = name.map_err(|error| failure("listing work queues", &error))?;
-            models.extend(self.names.model_of(&name));
-        }
-        models.sort();
-        models.dedup();
-        Ok(models)
+        let queues = self.queue_streams(LISTING).await?;
+        Ok(queues.into_iter().map(|(model, _)| model).collect::<BTreeSet<_>>().into_iter().collect())
     }
 
     /// The model versions whose queue has a bulk lane.
     pub(super) async fn bulk_queue_names(&self) -> Result<HashSet<ModelKey>, BusError> {
-        let mut names = self.jetstream.stream_names();
-        let mut models = HashSet::new();
-        while let Some(name) = names.next().await {
-            let name = name.map_err(|error| failure("listing work queues", &error))?;
-            let model = self.names.model_of(&name);
-            models.extend(model.filter(|model| self.names.work_stream(model, Lane::Bulk.level(0)) == name));
-        }
-        Ok(models)
+        let queues = self.queue_streams(LISTING).await?.into_iter();
+        let is_bulk = |(model, name): &(ModelKey, String)| self.names.work_stream(model, Lane::Bulk.level(0)) == *name;
+        Ok(queues.filter(is_bulk).map(|(model, _)| model).collect())
     }
 
     /// Removes the queue of a model version if it is empty.
     pub(super) async fn remove_empty_queue(&self, model: &ModelKey) -> Result<bool, BusError> {
         const ACTION: &str = "removing a work queue";
         let stream = self.names.work_stream(model, 0);
-        let mut names = self.jetstream.stream_names();
-        let mut levels = Vec::new();
-        while let Some(name) = names.next().await {
-            let name = name.map_err(|error| failure(ACTION, &error))?;
-            if self.names.model_of(&name).as_ref() == Some(model) && name.starts_with(&stream) {
-                let level = self.jetstream.get_stream(&name).await.map_err(|error| failure(ACTION, &error))?;
-                if level.cached_info().state.messages > 0 {
-                    return Ok(false);
-                }
-                levels.push(name);
+        let mut levels = self.queue_streams(ACTION).await?;
+        levels.retain(|(own, name)| own == model && name.starts_with(&stream));
+        for (_, name) in &levels {
+            let level = self.jetstream.get_stream(name).await.map_err(|error| failure(ACTION, &error))?;
+            if level.cached_info().state.messages > 0 {
+                return Ok(false);
             }
         }
-        for name in &levels {
+        for (_, name) in &levels {
             self.jetstream.delete_stream(name).await.map_err(|error| failure(ACTION, &error))?;
         }
         Ok(!levels.is_empty())

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tokio::sync::OwnedMutexGuard;
 
 /// Failures to reach a stream that are further apart than this count as different absences.
 const LOOK_WITHIN: Duration = Duration::from_secs(15);
@@ -20,11 +20,9 @@ pub struct OutOfReach {
     absences: Mutex<HashMap<String, Absence>>,
     /// The latest looks.
     looks: Mutex<HashMap<String, Instant>>,
-    is_watched: AtomicBool,
+    /// Held by the task that watches all streams.
+    watch: Arc<tokio::sync::Mutex<()>>,
 }
-
-/// One process watches all streams once at a time; see [`OutOfReach::watch`].
-pub struct Watch(Arc<OutOfReach>);
 
 /// A period in which every attempt to reach a stream failed.
 #[derive(Clone, Copy)]
@@ -48,8 +46,8 @@ impl OutOfReach {
     }
 
     /// Begins to watch all streams, until the value is dropped; `None` while another one exists.
-    pub fn watch(self: &Arc<Self>) -> Option<Watch> {
-        (!self.is_watched.swap(true, Ordering::Relaxed)).then(|| Watch(self.clone()))
+    pub fn watch(&self) -> Option<OwnedMutexGuard<()>> {
+        self.watch.clone().try_lock_owned().ok()
     }
 
     /// Counts a failure to reach a stream; returns how long every attempt has failed.
@@ -67,12 +65,6 @@ impl OutOfReach {
     /// Counts a success, or that the stream does not exist.
     pub fn end(&self, name: &str) {
         self.absences.lock().remove(name);
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.0.is_watched.store(false, Ordering::Relaxed);
     }
 }
 
@@ -101,7 +93,7 @@ mod tests {
 
     #[test]
     fn streams_are_watched_once_at_a_time() {
-        let streams = Arc::new(OutOfReach::default());
+        let streams = OutOfReach::default();
         let watch = streams.watch();
         assert!(watch.is_some() && streams.watch().is_none());
         drop(watch);

@@ -41,7 +41,7 @@ impl HostedModel {
         let held = HeldDelivery {
             guard: self.worker.held.hold(&delivery.acker),
             acker: delivery.acker,
-            name: delivery.message.name(&self.key),
+            name: delivery.message.name(),
             deliveries: delivery.deliveries,
             attempts: 0,
             begun: false,

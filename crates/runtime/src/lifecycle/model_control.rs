@@ -25,7 +25,7 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Mutex, mpsc};
-use trireme_bus::{Bucket, Bus, BusError, Change as Stored, TopicMessage};
+use trireme_bus::{Bucket, Bus, BusError, Change as Stored, TopicMessage, decode_body};
 use trireme_engine::TaskSet;
 
 use message::{Command, ControlReply, TOPIC};
@@ -176,7 +176,7 @@ impl Listener {
 
     /// Carries out a command. Sends a progress answer at once and then at intervals.
     async fn hear(&self, message: TopicMessage) {
-        let command: Command = match message::decode(&message.body) {
+        let command: Command = match decode_body(&message.body) {
             Ok(command) => command,
             Err(error) => return tracing::warn!(%error, "ignored a malformed command"),
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
-use trireme_bus::{Bus, BusError};
+use trireme_bus::{Bus, BusError, decode_body};
 
 use super::memory::Memory;
 use super::message::{self, Command, ControlReply, Outcome, Override, TOPIC};
@@ -41,7 +41,7 @@ pub fn command<'a>(
         let mut roll = Roll::new(expected, last_call, Instant::now());
         while let Some(until) = roll.wait_until() {
             match tokio::time::timeout_at(until, answers.recv()).await {
-                Ok(Some(answer)) => match message::decode(&answer) {
+                Ok(Some(answer)) => match decode_body(&answer) {
                     Ok(ControlReply::Working { participant }) => roll.working(participant, Instant::now()),
                     Ok(ControlReply::Ended { participant, outcome }) => roll.ended(participant, outcome),
                     Err(error) => tracing::warn!(%error, "ignored a malformed answer"),

@@ -3,16 +3,12 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use trireme_bus::{Entry, WorkerEntry, escape_token};
+use trireme_bus::{Entry, WorkerEntry, decode_body, escape_token};
 use trireme_inference::UnixMicros;
 
 /// The topic of commands. Only gateways may publish on it if the broker has user permissions.
 pub const TOPIC: &str = "models";
-
-/// Deepest nesting of arrays and maps, as in every body: deeper nesting could overflow the stack.
-const MAX_DEPTH: usize = 32;
 
 /// Replaces the contents of a model's directory; see [`trireme_model_repository::Replacement`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,7 +114,7 @@ impl Outcome {
 impl ModelChange {
     /// The change in an entry of the store. An entry that cannot be read is ignored.
     pub(super) fn read(entry: &Entry) -> Option<ModelChange> {
-        match decode::<ModelChange>(&entry.value) {
+        match decode_body::<ModelChange>(&entry.value) {
             Ok(change) if escape_token(&change.model) == entry.key => Some(change),
             Ok(change) => {
                 tracing::warn!(key = entry.key, model = change.model, "ignored a change under another model's key");
@@ -136,12 +132,6 @@ pub(super) fn encode(value: &impl Serialize) -> Bytes {
     rmp_serde::to_vec_named(value).expect("texts, numbers and bytes can always be written").into()
 }
 
-pub(super) fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, rmp_serde::decode::Error> {
-    let mut reader = rmp_serde::Deserializer::from_read_ref(body);
-    reader.set_max_depth(MAX_DEPTH);
-    T::deserialize(&mut reader)
-}
-
 #[cfg(test)]
 mod tests {
     use rmp_serde::decode::Error;
@@ -149,15 +139,21 @@ mod tests {
 
     use super::*;
 
+    /// Deepest nesting of arrays and maps in a body.
+    const MAX_DEPTH: usize = 32;
+
     #[test]
     fn rubbish_that_lies_too_deep_is_an_error() {
         // A map with one unknown member, which the decoder skips: nested arrays of one element, or nested maps.
         let rubbish = |nested: &[u8], depth| [&[0x81, 0xa1, b'x'], &*nested.repeat(depth), &[0xc0]].concat();
         for nested in [&[0x91][..], &[0x81, 0xc0]] {
-            assert!(!matches!(decode::<ModelChange>(&rubbish(nested, MAX_DEPTH / 2)), Err(Error::DepthLimitExceeded)));
+            assert!(!matches!(
+                decode_body::<ModelChange>(&rubbish(nested, MAX_DEPTH / 2)),
+                Err(Error::DepthLimitExceeded)
+            ));
             // Without a depth limit, the last one would overflow the stack.
             for depth in [MAX_DEPTH, MAX_DEPTH * 2, 4 << 20] {
-                let error = decode::<ModelChange>(&rubbish(nested, depth)).unwrap_err();
+                let error = decode_body::<ModelChange>(&rubbish(nested, depth)).unwrap_err();
                 assert!(matches!(error, Error::DepthLimitExceeded), "{depth}: {error}");
             }
         }
@@ -168,7 +164,7 @@ mod tests {
         let files = BTreeMap::from([("1/model.onnx".to_owned(), Bytes::from_static(b"\0\xff"))]);
         let wanted = Some(Override { config: Some("{}".to_owned()), files, since: UnixMicros(7) });
         let change = ModelChange { model: "m".to_owned(), wanted, implied: true, number: 7 };
-        assert_eq!(decode::<ModelChange>(&encode(&change)).unwrap(), change);
+        assert_eq!(decode_body::<ModelChange>(&encode(&change)).unwrap(), change);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use trireme_bus::{Bus, BusError};
+use trireme_bus::{Bus, BusError, decode_body};
 use trireme_engine::TaskSet;
 use trireme_telemetry::LogLevels;
 
@@ -18,9 +18,6 @@ pub const STATISTICS: &str = "statistics";
 
 /// The topic on which a process that shuts down publishes its last snapshot.
 pub const STATISTICS_TOLD: &str = "statistics_told";
-
-/// Deepest nesting of maps and arrays in a snapshot.
-const MAX_DEPTH: usize = 32;
 
 /// The topic on which log levels are sent to all processes.
 const LOGGING: &str = "logging";
@@ -63,10 +60,7 @@ pub(super) fn encode(snapshot: &Snapshot) -> Bytes {
 
 /// Reads the snapshot of a process.
 pub fn decode(body: &[u8]) -> Result<Snapshot, String> {
-    let mut reader = rmp_serde::Deserializer::from_read_ref(body);
-    // With the library's own limit, a hostile message could overflow the stack.
-    reader.set_max_depth(MAX_DEPTH);
-    Snapshot::deserialize(&mut reader).map_err(|error| error.to_string())
+    decode_body(body).map_err(|error| error.to_string())
 }
 
 /// The log levels for all processes.
