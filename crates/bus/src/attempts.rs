@@ -27,7 +27,7 @@ pub struct MessageName {
 /// use trireme_bus::{AttemptNote, Bus, InProcess};
 ///
 /// let bus: &dyn Bus = &InProcess::default();
-/// let name = message(&model, 7).name(&model);
+/// let name = message(&model, 7).name();
 /// assert_eq!(bus.attempts(&name).await?, None);
 ///
 /// let note = AttemptNote { attempts: 1, ended: false };

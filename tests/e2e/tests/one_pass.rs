@@ -91,9 +91,9 @@ fn lexical(ids: &[u64], states: &[Vec<f32>]) -> BTreeMap<u64, f32> {
 
 /// The ids and the hidden states of a text's tokens, each by a model of its own.
 fn tokens(sandbox: &Sandbox, text: &str) -> (Vec<u64>, Vec<Vec<f32>>) {
-    let ids = answer(sandbox, "/tei/words/tokenize", &json!({"inputs": text}));
+    let ids = answer(sandbox, "/tei/words/tokenize", json!({"inputs": text}));
     let ids = ids[0].as_array().expect("a list").iter().map(|token| token["id"].as_u64().expect("an id")).collect();
-    let states = answer(sandbox, "/tei/token_vectors/embed_all", &json!({"inputs": text}));
+    let states = answer(sandbox, "/tei/token_vectors/embed_all", json!({"inputs": text}));
     (ids, states[0].as_array().expect("a list").iter().map(numbers).collect())
 }
 
@@ -147,9 +147,9 @@ fn each_dialects_route_gives_its_own_output(mode: Mode) {
     let golden = golden();
     let text = &golden[0].text;
     let (ids, states) = tokens(&sandbox, text);
-    let embedded = answer(&sandbox, "/v1/embeddings", &json!({"model": "everything", "input": text}));
+    let embedded = answer(&sandbox, "/v1/embeddings", json!({"model": "everything", "input": text}));
     assert_close(&numbers(&embedded["data"][0]["embedding"]), &golden[0].embedding, 1e-5);
-    let sparse = answer(&sandbox, "/tei/everything/embed_sparse", &json!({"inputs": text}));
+    let sparse = answer(&sandbox, "/tei/everything/embed_sparse", json!({"inputs": text}));
     let entries = sparse[0].as_array().expect("a list").iter();
     let found: BTreeMap<u64, f32> = entries
         .map(|entry| (entry["index"].as_u64().expect("an index"), entry["value"].as_f64().expect("a value") as f32))
