@@ -99,6 +99,15 @@ bench-overtake: setup-demo ## Throughput and latency over how long later request
 	@$(TOOLS)/bench-python/bin/python -B bench/overtake.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
 		$(if $(TURNS),--turns $(TURNS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH))
 
+.PHONY: bench-starts
+bench-starts: setup-demo ## Whether first starts choose alike: several measure the model with empty caches, and serve the same texts in turns (MODEL=DIR, TEXTS=FILE, STARTS=10, TURNS=3, SECONDS_EACH=4)
+	@scripts/setup-bench.sh
+	@$(if $(TEXTS),,scripts/setup-bench-texts.sh)
+	@echo "==> building the release binary (the first build takes some minutes)"
+	cargo build --release -p trireme
+	@$(TOOLS)/bench-python/bin/python -B bench/starts.py $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS)) \
+		$(if $(STARTS),--starts $(STARTS)) $(if $(TURNS),--turns $(TURNS)) $(if $(SECONDS_EACH),--seconds $(SECONDS_EACH))
+
 .PHONY: bench-bulk
 bench-bulk: setup-demo ## Durable work beside raw ONNX Runtime and beside live traffic: batches, `trireme bulk`, queued requests (ROUNDS=3, SECONDS_EACH=20, QUEUED=100000, BENCH_ARGUMENTS="--only queued")
 	@scripts/fetch-nats-server.sh

@@ -5,14 +5,13 @@ the simulator, on the texts on which defaults are chosen.
 One process serves for each value, a number of full runs of 512 tokens. The values take turns.
 """
 
-import re
 import statistics
 import tempfile
 from pathlib import Path
 
 import options
 from plan import MODEL, Bench
-from servers import BenchError, run_script
+from servers import run_script
 
 USUAL_LENGTH = 32  # tokens of a text, as the batcher has it
 FULL_RUNS = [0.0, 1.0, 2.0, 4.0]
@@ -23,11 +22,7 @@ OVERTAKE = 'parameters {{ key: "max_overtake_microseconds" value {{ string_value
 
 def full_run(deployment):
     """The microseconds of a full run of usual texts, by the line about costs in the log."""
-    said = re.sub(r"\x1b\[[0-9;]*m", "", deployment.processes[0].log.read_text(errors="replace"))
-    found = {name: re.findall(rf"{name}=([0-9.e+-]+)", said) for name in ("run_us", "token_us", "pair_us", "token_budget")}
-    if not all(found.values()):
-        raise BenchError(f"the log of {deployment.name} has no line 'cost model'")
-    run, token, pair, budget = (float(values[-1]) for values in found.values())
+    run, token, pair, budget = (deployment.logged(field) for field in ("run_us", "token_us", "pair_us", "token_budget"))
     rows = max(budget // USUAL_LENGTH, 1)
     return run + rows * USUAL_LENGTH * (token + pair * USUAL_LENGTH)
 

@@ -50,15 +50,14 @@ optimization {{ execution_accelerators {{ cpu_execution_accelerator: [ {{ name: 
 class Bench:
     """What one part of the benchmark needs. Its measurements go into `results`, by the names of their rows."""
 
-    def __init__(self, options, work, part=None, results=None):
+    def __init__(self, options, work, part=None):
         self.options, self.work, self.part = options, work, part
         self.binaries = Path(options.binaries)
         self.logs = work / "logs"
         self.logs.mkdir()
         self.deployments, self.raw = {}, {}
         self.nats = None
-        self.results = {} if results is None else results
-        self.turn, self.best = 0, {}
+        self.results, self.turn, self.best = {}, 0, {}
 
     # === Deployments ===
 

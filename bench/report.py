@@ -231,10 +231,10 @@ class Report:
         left.set_yticks(range(len(rows)), rows, fontsize=8)
         left.invert_yaxis()
         left.set(xlabel="texts/s")
-        rates = [self.median(f"simulated / {count} workers", "requests_per_second") for count in WORKERS]
-        ideal = [self.median(f"simulated / {count} workers", "ideal") for count in WORKERS]
-        right.plot(WORKERS, ideal, "--", color="black", linewidth=1, label="ideal")
-        right.plot(WORKERS, rates, "o-", label="measured")
+        counts = [count for count in WORKERS if f"simulated / {count} workers" in self.results]
+        rates, ideal = ([self.median(f"simulated / {count} workers", field) for count in counts] for field in ("requests_per_second", "ideal"))
+        right.plot(counts, ideal, "--", color="black", linewidth=1, label="ideal")
+        right.plot(counts, rates, "o-", label="measured")
         right.set(xlabel="workers of a simulated model", ylabel="requests/s")
         right.legend(fontsize=8)
         figure.tight_layout()

@@ -2,9 +2,11 @@
 """Measures Trireme beside raw ONNX Runtime on this machine, and prints and writes one table. What `make bench` runs.
 
 All compared measurements are made in this one run, on the same texts and CPUs. Each part starts what it compares, which takes turns, and
-stops it before the next part. Nothing else should run on the machine meanwhile. The default takes about a quarter of an hour.
+stops it before the next part. The results are written after each part. Nothing else should run on the machine meanwhile. The default takes
+about a quarter of an hour.
 """
 
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -13,10 +15,13 @@ import options
 from plan import PARTS, ROOT, Bench
 from raw import read_texts
 from report import Report
-from servers import run_script
+from servers import BenchError, run_script
 
 PLUGIN = ROOT / ".tools/openvino/libonnxruntime_providers_openvino_plugin.so"
 BUILT_IN = ROOT / ".tools/bench-openvino/bin/python"
+# How a part can fail: a process of it ends or does not start, a program cannot be run, a server does not answer, an answer lacks a field.
+FAILURES = (BenchError, OSError, subprocess.SubprocessError, KeyError, ValueError)
+MOST_OF_AN_ERROR = 300  # characters of it in the table
 
 
 def find_openvino():
@@ -39,26 +44,50 @@ def parse():
 def main():
     chosen = parse()
     texts = read_texts(chosen.texts)
-    results, took = {}, {}
+    results, took, failed = {}, {}, {}
     for part in [chosen.only] if chosen.only else PARTS:
         print(f"==> {part}: {chosen.seconds:g} s each measurement", flush=True)
         begun = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="trireme-bench-") as work:
-            bench = Bench(chosen, Path(work), part, results)
-            try:
-                bench.start()
-                bench.measure()
-            finally:
-                bench.stop()
+        try:
+            for key, rows in measure(part, chosen).items():
+                results.setdefault(key, []).extend(rows)
+        except FAILURES as error:
+            # The rows of a part are compared with each other, so a part that fails has none. The others keep theirs.
+            failed[part] = " ".join(str(error).split())[:MOST_OF_AN_ERROR]
+            print(f"    failed: {error}", flush=True)
         took[part] = time.monotonic() - begun
         print(f"    took {took[part]:.0f} s", flush=True)
-    parts = ", ".join(f"{part} {seconds:.0f}" for part, seconds in took.items())
-    measured = {"each measurement": f"{chosen.seconds:g} s", "took": f"{sum(took.values()) / 60:.1f} minutes; seconds of each part: {parts}"}
-    report = Report(results, options.facts(chosen, texts, **measured))
+        report = Report(results, options.facts(chosen, texts, **facts_of(chosen, took, failed)))
+        if not chosen.only:
+            report.write(chosen.results)
     print(report.markdown())
     if not chosen.only:
-        report.write(chosen.results)
         print(f"==> written to {chosen.results}: bench.md, bench.json, bench.svg")
+    if failed:
+        raise BenchError("; ".join(f"{part}: {error}" for part, error in failed.items()))
+
+
+def measure(part, chosen):
+    """The rows of a part."""
+    with tempfile.TemporaryDirectory(prefix="trireme-bench-") as work:
+        bench, begun = Bench(chosen, Path(work), part), time.monotonic()
+        try:
+            bench.start()
+            print(f"    started in {time.monotonic() - begun:.0f} s", flush=True)
+            bench.measure()
+        finally:
+            bench.stop()
+    return bench.results
+
+
+def facts_of(chosen, took, failed):
+    """What the table says of this run: how long its parts took, and which have no rows because they failed."""
+    parts = ", ".join(f"{part} {seconds:.0f}" for part, seconds in took.items())
+    return {
+        "each measurement": f"{chosen.seconds:g} s",
+        "took": f"{sum(took.values()) / 60:.1f} minutes; seconds of each part: {parts}",
+        **{f"failed, {part}": error for part, error in failed.items()},
+    }
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -129,6 +130,14 @@ class Deployment:
 
     def cpu(self):
         return {process.stage: process.cpu_seconds() for process in self.processes}
+
+    def logged(self, field):
+        """The last number that the first process wrote as this field of a line of its log."""
+        text = re.sub(r"\x1b\[[0-9;]*m", "", self.processes[0].log.read_text(errors="replace"))
+        found = re.findall(rf"\b{field}=([0-9.e+-]+)", text)
+        if not found:
+            raise BenchError(f"the log of {self.name} has no field '{field}': see {self.processes[0].log}")
+        return float(found[-1])
 
     def broker_bytes(self):
         """Bytes that the broker has received and sent so far; 0 without a broker."""

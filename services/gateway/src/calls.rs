@@ -17,13 +17,8 @@ use crate::handlers::{Handlers, Next, Rows, Traced};
 pub async fn serve(bus: &dyn Bus, handlers: Arc<Handlers>, tasks: &TaskSet) -> Result<(), BusError> {
     let mut calls = bus.calls().await?;
     let running = tasks.clone();
-    tasks.spawn("calls", async move {
-        loop {
-            let call = tokio::select! {
-                call = calls.recv() => call,
-                () = running.stopping().cancelled() => return,
-            };
-            let Some(call) = call else { return };
+    tasks.spawn_until_stop("calls", async move {
+        while let Some(call) = calls.recv().await {
             let (handlers, stopping) = (handlers.clone(), running.stopping().clone());
             running.spawn("call", async move {
                 tokio::select! {

@@ -19,8 +19,7 @@ const LIMIT: Duration = Duration::from_secs(3);
 /// Answers messages until `tasks` stop.
 pub async fn answer_all(bus: Arc<dyn Bus>, registry: Registry, tasks: &TaskSet) -> Result<(), BusError> {
     let mut messages = bus.content_questions().await?;
-    let stopping = tasks.stopping().clone();
-    tasks.spawn("contents", async move {
+    tasks.spawn_until_stop("contents", async move {
         let mut judging = FuturesUnordered::new();
         loop {
             tokio::select! {
@@ -29,7 +28,6 @@ pub async fn answer_all(bus: Arc<dyn Bus>, registry: Registry, tasks: &TaskSet) 
                     None => return,
                 },
                 Some(()) = judging.next() => {}
-                () = stopping.cancelled() => return,
             }
         }
     });

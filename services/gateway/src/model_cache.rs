@@ -97,13 +97,7 @@ async fn read(bus: &dyn Bus) -> Result<Vec<CachedModel>, BusError> {
 /// Writes how models are served, and makes the queues that scalers look at, for as long as `tasks` runs.
 pub fn look_after(bus: Arc<dyn Bus>, registry: Registry, tasks: &TaskSet) {
     let mut keeper = ModelCache { bus, registry, written: HashMap::new(), made: HashMap::new() };
-    let stopping = tasks.stopping().clone();
-    tasks.spawn("kept models", async move {
-        tokio::select! {
-            () = keeper.run() => {}
-            () = stopping.cancelled() => {}
-        }
-    });
+    tasks.spawn_until_stop("kept models", async move { keeper.run().await });
 }
 
 // === impl ModelCache ===

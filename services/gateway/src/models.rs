@@ -110,7 +110,7 @@ impl ModelControl {
             joined.serve(Arc::new(control.clone()), &tasks);
         }
         if mode == ControlMode::Poll {
-            tasks.spawn("repository poll", control.clone().poll());
+            tasks.spawn_until_stop("repository poll", control.clone().poll());
         }
         Ok(control)
     }
@@ -259,10 +259,7 @@ impl ModelControl {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         ticks.tick().await;
         loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                () = self.0.tasks.stopping().cancelled() => return,
-            }
+            ticks.tick().await;
             let paths = self.0.options.model_repository.clone();
             match tokio::task::spawn_blocking(move || Repository::read(&paths, &[])).await {
                 Ok(Ok(repository)) => self.0.registry.replace(repository),

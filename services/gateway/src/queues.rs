@@ -35,13 +35,7 @@ type Untold = (ModelKey, BTreeMap<u32, LevelPolicy>, u64);
 /// Maintains the queues for as long as `tasks` runs.
 pub fn look_after(bus: Arc<dyn Bus>, registry: Registry, tasks: &TaskSet) {
     let mut this = Queues { bus, registry, unneeded: BTreeSet::new(), told: Told::new(), is_refused: false };
-    let stopping = tasks.stopping().clone();
-    tasks.spawn("queues", async move {
-        tokio::select! {
-            () = this.run() => {}
-            () = stopping.cancelled() => {}
-        }
-    });
+    tasks.spawn_until_stop("queues", async move { this.run().await });
 }
 
 struct Queues {

@@ -198,20 +198,16 @@ impl Drop for RequestBody {
         if self.withheld {
             return;
         }
-        let (timeout, stopping) = (self.idle_timeout.min(UNREAD_TIME), self.tasks.stopping().clone());
-        self.tasks.spawn("drain request body", async move {
+        let drained = async move {
             let mut left = UNREAD;
-            let drained = async {
-                while left > 0
-                    && let Some(Ok(frame)) = incoming.frame().await
-                {
-                    left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
-                }
-            };
-            tokio::select! {
-                _ = tokio::time::timeout(timeout, drained) => {}
-                () = stopping.cancelled() => {}
+            while left > 0
+                && let Some(Ok(frame)) = incoming.frame().await
+            {
+                left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
             }
-        });
+        };
+        let limit = self.idle_timeout.min(UNREAD_TIME);
+        self.tasks
+            .spawn_until_stop("drain request body", async move { _ = tokio::time::timeout(limit, drained).await });
     }
 }

@@ -67,13 +67,10 @@ impl Reconciler {
     /// Looks for the requests of `gateway` for as long as `tasks` runs.
     pub fn start(bus: Arc<dyn Bus>, gateway: &str, tasks: &TaskSet) -> Reconciler {
         let reconciler = Reconciler { sought: Arc::default(), next: Arc::default(), begun: Arc::new(Notify::new()) };
-        let (this, gateway, stopping) = (reconciler.clone(), gateway.to_owned(), tasks.stopping().clone());
-        tasks.spawn("reconcile", async move {
+        let (this, gateway) = (reconciler.clone(), gateway.to_owned());
+        tasks.spawn_until_stop("reconcile", async move {
             loop {
-                tokio::select! {
-                    () = this.look(bus.as_ref(), &gateway) => {}
-                    () = stopping.cancelled() => return,
-                }
+                this.look(bus.as_ref(), &gateway).await;
             }
         });
         reconciler

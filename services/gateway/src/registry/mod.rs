@@ -90,8 +90,7 @@ impl Registry {
         }));
         let heartbeats = bus.heartbeats().await?;
         let events = bus.watch_registry().await?;
-        let task = registry.clone().run(bus, events, heartbeats, tasks.stopping().clone());
-        tasks.spawn("registry", task);
+        tasks.spawn_until_stop("registry", registry.clone().run(bus, events, heartbeats));
         Ok(registry)
     }
 
@@ -294,13 +293,7 @@ impl Registry {
         while !self.0.state.lock().is_complete && changed.changed().await.is_ok() {}
     }
 
-    async fn run(
-        self,
-        bus: Arc<dyn Bus>,
-        mut events: RegistryEvents,
-        mut heartbeats: TopicValues<Heartbeat>,
-        stopping: tokio_util::sync::CancellationToken,
-    ) {
+    async fn run(self, bus: Arc<dyn Bus>, mut events: RegistryEvents, mut heartbeats: TopicValues<Heartbeat>) {
         let mut connection = bus.connection();
         let mut reachable = matches!(*connection.borrow_and_update(), Connection::Up(_));
         let mut sweep = tokio::time::interval(SWEEP);
@@ -374,7 +367,6 @@ impl Registry {
                     false
                 }
                 () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now).into()), if is_changed => false,
-                () = stopping.cancelled() => return,
             };
         }
     }

@@ -31,8 +31,8 @@ impl Worker {
             bus.announce(entry).await.expect("in process nothing refuses");
         }
         let mut asked = bus.asked_to_announce().await.expect("in process nothing refuses");
-        let (bus, name, own, stopping) = (bus.clone(), name.to_owned(), entries.clone(), tasks.stopping().clone());
-        tasks.spawn("worker", async move {
+        let (bus, name, own) = (bus.clone(), name.to_owned(), entries.clone());
+        tasks.spawn_until_stop("worker", async move {
             let mut ticks = tokio::time::interval(Heartbeat::PERIOD);
             for number in 0.. {
                 tokio::select! {
@@ -44,7 +44,6 @@ impl Worker {
                             }
                         }
                     }
-                    () = stopping.cancelled() => return,
                 }
                 let heartbeat = Heartbeat {
                     process: name.clone(),

@@ -64,14 +64,9 @@ impl Collector {
         let sources = Arc::<Mutex<Sources>>::default();
         let mut told = bus.subscribe(STATISTICS_TOLD).await?;
         own.report(&bus, tasks).await?;
-        let (heard, stopping) = (sources.clone(), tasks.stopping().clone());
-        tasks.spawn("statistics of others", async move {
-            loop {
-                let told = tokio::select! {
-                    told = told.recv() => told,
-                    () = stopping.cancelled() => return,
-                };
-                let Some(told) = told else { return };
+        let heard = sources.clone();
+        tasks.spawn_until_stop("statistics of others", async move {
+            while let Some(told) = told.recv().await {
                 hear(&heard, &told.body);
             }
         });
