@@ -342,6 +342,12 @@ impl dyn Bus + '_ {
         self.put(Bucket::Registry, &choice.key(), to_json(choice), Some(revision), None).await
     }
 
+    /// The choice that the store has in place of `choice`, with its revision.
+    pub async fn stored_choice(&self, choice: &ContentChoice) -> Result<Option<(ContentChoice, u64)>, BusError> {
+        let stored = self.get(Bucket::Registry, &choice.key()).await?;
+        Ok(stored.and_then(|stored| Some((ContentChoice::read(&stored).ok()?, stored.revision))))
+    }
+
     /// Asks the gateways whether a worker may serve its content. `None`: no gateway listens to such questions.
     pub async fn ask_verdict(&self, question: &ContentQuestion) -> Result<Option<Verdict>, BusError> {
         let mut answers = self.request(CONTENT, to_json(question)).await?;

@@ -55,8 +55,15 @@ async fn judge(bus: &dyn Bus, registry: &Registry, message: &TopicMessage) -> Op
                     let ContentChoice { of, version, digest, .. } = choice;
                     tracing::info!(model = of, version, digest, "other files are served from now on");
                 }
-                // Another gateway has chosen: the store shows it.
-                Err(BusError::Conflict { .. }) => {}
+                // Another gateway has chosen: the store shows it. It has shown it already where the gateway took it for lost with the rest of a
+                // store that was emptied and filled again.
+                Err(BusError::Conflict { .. }) => {
+                    if let Some((stored, revision)) = bus.stored_choice(&choice).await.ok()?
+                        && registry.found_choice(stored, revision)
+                    {
+                        continue;
+                    }
+                }
                 Err(error) => {
                     tracing::warn!(of = choice.of, %error, "no content could be chosen; the worker asks again");
                     return None;

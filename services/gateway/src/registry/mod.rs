@@ -27,7 +27,8 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use trireme_bus::{
-    Bus, BusError, Connection, ContentQuestion, Heartbeat, RegistryEvent, RegistryEvents, TopicValues, WorkerEntry,
+    Bus, BusError, Connection, ContentChoice, ContentQuestion, Heartbeat, RegistryEvent, RegistryEvents, TopicValues,
+    WorkerEntry,
 };
 use trireme_inference::ModelKey;
 use trireme_model_repository::{EnsembleError, ModelConfig, Repository, RepositoryModel, compile_ensemble};
@@ -243,6 +244,11 @@ impl Registry {
     /// Judges a worker's question about its content by the entries that the store has shown so far.
     pub fn judge(&self, question: &ContentQuestion) -> Judgement {
         self.0.state.lock().judge(question)
+    }
+
+    /// Takes in a choice that was found in the store. Returns whether it was not known.
+    pub fn found_choice(&self, choice: ContentChoice, revision: u64) -> bool {
+        self.0.state.lock().found_choice(choice, revision)
     }
 
     /// Notifies of every event of the store.

@@ -1,7 +1,7 @@
 //! The registry on a bus: workers that fall silent and come back, and stores that do not answer or are empty.
 
 use trireme_bus::conformance::refusing::{Call, Refusing};
-use trireme_bus::{Bucket, ModelState};
+use trireme_bus::{Bucket, Content, ContentQuestion, ModelState, Verdict};
 use trireme_inference::UnixMicros;
 use trireme_runtime::Statistics;
 
@@ -146,5 +146,23 @@ async fn what_was_deleted_comes_back_and_a_late_gateway_sees_it() {
     let latest = follow(&bus, "latest", &tasks).await;
     until("the latest sees all", || knows(&latest, &worker)).await;
     worker.tasks.join().await;
+    tasks.join().await;
+}
+
+/// A gateway reads a store anew, and cannot tell what it knew before from what the store has now: it takes all for lost. A choice that the
+/// store does have does not come again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_choice_that_was_taken_for_lost_is_found_in_the_store() {
+    let (bus, tasks) = (Arc::new(Refusing::default()) as Arc<dyn Bus>, TaskSet::new());
+    let registry = follow(&bus, "g", &tasks).await;
+    crate::contents::answer_all(bus.clone(), registry.clone(), &tasks).await.unwrap();
+    let content = Content { of: "f".to_owned(), digest: "x".to_owned(), yields_to: None };
+    let entry = WorkerEntry { content: Some(content), ..entry("w", "m") };
+    let question = ContentQuestion { key: entry.key(), since: entry.since, switch: false };
+    bus.announce(&entry).await.unwrap();
+    assert_eq!(bus.ask_verdict(&question).await.unwrap(), Some(Verdict::Serve), "its content was chosen");
+    registry.0.state.lock().complete();
+    bus.announce(&entry).await.unwrap();
+    assert_eq!(bus.ask_verdict(&question).await.unwrap(), Some(Verdict::Serve), "the choice is known again");
     tasks.join().await;
 }

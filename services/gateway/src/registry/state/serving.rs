@@ -15,6 +15,11 @@ impl State {
     /// Takes in from the bus that a content was chosen.
     pub fn chosen(&mut self, choice: ContentChoice, revision: u64) -> bool {
         self.see(revision);
+        self.found_choice(choice, revision)
+    }
+
+    /// Takes in a choice that was found in the store. Returns whether it changes anything.
+    pub fn found_choice(&mut self, choice: ContentChoice, revision: u64) -> bool {
         let has_room = self.choices.len() < MAX_KNOWN;
         self.choices.take(choice, revision, self.pass, has_room)
     }

@@ -132,7 +132,8 @@ fn the_fastest_provider_is_chosen_once() {
     let load_it = || {
         let loaded = conformance::load(&OnnxRuntime::new(options.clone()), &config, committed("tiny_encoder"));
         let mut loaded = loaded.unwrap();
-        assert_near(&answers(&mut loaded.instances[0]), &expected, 1e-3);
+        // OpenVINO computes in bfloat16 on a processor with AMX.
+        assert_near(&answers(&mut loaded.instances[0]), &expected, 3e-2);
         loaded.config.optimization.cpu_accelerators.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>()
     };
     let chosen = load_it();
