@@ -246,7 +246,7 @@ impl Registry {
         self.0.state.lock().judge(question)
     }
 
-    /// Takes in a choice that was found in the store. Returns whether it was not known.
+    /// Takes in a choice that was found in the store, unless its event has not come yet. Returns whether it was not known.
     pub fn found_choice(&self, choice: ContentChoice, revision: u64) -> bool {
         self.0.state.lock().found_choice(choice, revision)
     }

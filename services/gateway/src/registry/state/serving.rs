@@ -18,8 +18,12 @@ impl State {
         self.found_choice(choice, revision)
     }
 
-    /// Takes in a choice that was found in the store. Returns whether it changes anything.
+    /// Takes in a choice that was found in the store. Not one that the bus has still to bring: the entries before it come first. Returns
+    /// whether it changes anything.
     pub fn found_choice(&mut self, choice: ContentChoice, revision: u64) -> bool {
+        if revision > self.last_revision {
+            return false;
+        }
         let has_room = self.choices.len() < MAX_KNOWN;
         self.choices.take(choice, revision, self.pass, has_room)
     }
