@@ -52,7 +52,7 @@ def main():
             for key, rows in measure(part, chosen).items():
                 results.setdefault(key, []).extend(rows)
         except FAILURES as error:
-            # The rows of a part are compared with each other, so a part that fails has none. The others keep theirs.
+            # The rows of a part are compared with each other, so a part that fails has no rows in the table.
             failed[part] = " ".join(str(error).split())[:MOST_OF_AN_ERROR]
             print(f"    failed: {error}", flush=True)
         took[part] = time.monotonic() - begun

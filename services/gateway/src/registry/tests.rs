@@ -149,8 +149,8 @@ async fn what_was_deleted_comes_back_and_a_late_gateway_sees_it() {
     tasks.join().await;
 }
 
-/// A gateway reads a store anew, and cannot tell what it knew before from what the store has now: it takes all for lost. A choice that the
-/// store does have does not come again.
+/// A gateway that reads an emptied store anew takes all entries and choices for lost. The store sends no second event for a choice that it
+/// has.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_choice_that_was_taken_for_lost_is_found_in_the_store() {
     let (bus, tasks) = (Arc::new(Refusing::default()) as Arc<dyn Bus>, TaskSet::new());

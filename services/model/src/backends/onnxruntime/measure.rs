@@ -59,7 +59,7 @@ const COMPILES: f64 = 1.25;
 /// A multiple that takes so many times as long as the fastest one is as fast. The largest of them makes the fewest shapes.
 const AS_FAST: f64 = 1.05;
 
-/// The seconds of runs of one shape: of the first one, and the least of those after it.
+/// How many seconds the first run of a shape takes, and the fastest later run.
 #[derive(Clone, Copy)]
 struct Took {
     first: f64,
