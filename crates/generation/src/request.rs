@@ -15,6 +15,9 @@ use super::settings::{Limits, Settings};
 pub const INPUT_IDS: &str = "input_ids";
 pub const ATTENTION_MASK: &str = "attention_mask";
 pub const FORCED_BOS: &str = "forced_bos_token_id";
+
+/// The value of [`FORCED_BOS`] in a row whose request names no language: the model's own setting counts.
+const NOT_NAMED: i64 = -1;
 /// The output with the ids of all sequences.
 pub const GENERATED: &str = "generated_indices";
 /// The output that counts the ids which were sent in earlier parts.
@@ -160,9 +163,9 @@ impl Format {
         };
         let mut texts = Vec::with_capacity(rows);
         for (row, (ids, mask)) in ids.chunks(length).zip(mask.chunks(length)).enumerate() {
-            let settings = match &forced {
-                Some(forced) => {
-                    let own = Settings { forced_bos_token_id: Some(forced[row]), ..(*settings).clone() };
+            let settings = match forced.as_ref().map(|forced| forced[row]).filter(|&id| id != NOT_NAMED) {
+                Some(id) => {
+                    let own = Settings { forced_bos_token_id: Some(id), ..(*settings).clone() };
                     own.check(&self.limits).map_err(|error| invalid(error.to_string()))?;
                     Arc::new(own)
                 }

@@ -58,10 +58,10 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// Transformers' defaults.
+    /// Transformers' defaults. Without a length in its files, the library makes 20 ids behind the start.
     fn default() -> Self {
         Settings {
-            max_length: 20,
+            max_length: 21,
             max_new_tokens: None,
             min_length: 0,
             min_new_tokens: 0,

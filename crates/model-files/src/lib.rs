@@ -3,6 +3,7 @@
 //!
 //! Not here: what a folder of such files is (`model-repository`), running a graph.
 
+mod ending;
 pub mod onnx;
 pub mod safetensors;
 mod stored_zip;

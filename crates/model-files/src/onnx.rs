@@ -10,6 +10,9 @@ use std::path::Path;
 
 use trireme_inference::DataType;
 
+pub use crate::ending::EndOp;
+use crate::ending::{Node, Nodes};
+
 /// Graphs lie within nodes of graphs no deeper than this.
 const MAX_DEPTH: usize = 16;
 
@@ -28,6 +31,10 @@ pub struct Graph {
     pub outputs: Vec<GraphTensor>,
     /// Rows of the table that `input_ids` are looked up in, where the graph shows it.
     pub vocabulary: Option<i64>,
+    /// Rows of the table of positions, where a table has the name that torch's modules give it.
+    pub positions: Option<i64>,
+    /// The ops at the end of each output, the last one first.
+    endings: BTreeMap<String, Vec<EndOp>>,
     /// Files of weights that lie beside the file.
     pub external: BTreeSet<String>,
     /// Whether activations are quantized by a scale that is found in each run.
@@ -56,13 +63,6 @@ pub struct GraphTensor {
     pub datatype: Option<DataType>,
     /// -1 for any size; `None` where the file does not give the number of dimensions.
     pub dims: Option<Vec<i64>>,
-}
-
-/// A node, with the fields that show where ids are looked up.
-#[derive(Default)]
-struct Node {
-    op: String,
-    inputs: Vec<String>,
 }
 
 /// Where the value of a field is.
@@ -106,6 +106,11 @@ impl Graph {
     /// The output of this name.
     pub fn output(&self, name: &str) -> Option<&GraphTensor> {
         self.outputs.iter().find(|output| output.name == name)
+    }
+
+    /// The ops at the end of this output, the last one first; none where the graph shows nothing.
+    pub fn ending(&self, output: &str) -> &[EndOp] {
+        self.endings.get(output).map_or(&[], Vec::as_slice)
     }
 
     /// The input of this name.
@@ -153,14 +158,14 @@ impl<R: Read + Seek> Wire<R> {
         }
         let mut graph = Graph::default();
         let mut weights: BTreeMap<String, Vec<i64>> = BTreeMap::new();
-        let mut lookups = Vec::new();
+        let mut nodes = Vec::new();
         self.fields(end, |wire, field, value| {
             let Field::Bytes(end) = value else { return Ok(()) };
             match field {
                 1 => {
                     let node = wire.node(end, depth, &mut graph.external)?;
                     graph.is_dynamic |= DYNAMIC.contains(&node.op.as_str());
-                    lookups.extend(node.lookup());
+                    nodes.push(node);
                 }
                 5 => {
                     let (name, dims) = wire.weight(end, &mut graph.external)?;
@@ -174,8 +179,12 @@ impl<R: Read + Seek> Wire<R> {
         })?;
         // Old files list weights among the inputs.
         graph.inputs.retain(|input| !weights.contains_key(&input.name));
-        let table = lookups.iter().find_map(|name| weights.get(name));
-        graph.vocabulary = table.filter(|dims| dims.len() == 2).map(|dims| dims[0]);
+        let rows = |name: &str| weights.get(name).filter(|dims| dims.len() == 2).map(|dims| dims[0]);
+        graph.vocabulary = nodes.iter().filter_map(looks_up_ids).find_map(rows);
+        graph.positions = nodes.iter().filter_map(looks_up_positions).find_map(rows);
+        let ends = Nodes::new(&nodes, weights.keys().map(String::as_str));
+        let ending = |output: &GraphTensor| (output.name.clone(), ends.ending(&output.name));
+        graph.endings = graph.outputs.iter().map(ending).collect();
         Ok(graph)
     }
 
@@ -184,6 +193,7 @@ impl<R: Read + Seek> Wire<R> {
         self.fields(end, |wire, field, value| {
             match (field, value) {
                 (1, Field::Bytes(end)) => node.inputs.push(wire.text(end)?),
+                (2, Field::Bytes(end)) => node.outputs.push(wire.text(end)?),
                 (4, Field::Bytes(end)) => node.op = wire.text(end)?,
                 (5, Field::Bytes(end)) => wire.attribute(end, depth, external)?,
                 _ => {}
@@ -352,19 +362,27 @@ impl<R: Read + Seek> Wire<R> {
     }
 }
 
-// === impl Node ===
+/// The weights that a node looks `input_ids` up in. Optimised graphs have the lookup within one large node.
+fn looks_up_ids(node: &Node) -> Option<&str> {
+    let place = match node.op.as_str() {
+        "Gather" => 0,
+        "EmbedLayerNormalization" | "QEmbedLayerNormalization" => 2,
+        _ => return None,
+    };
+    let reads_ids = node.inputs.iter().any(|input| input == "input_ids");
+    node.inputs.get(place).filter(|_| reads_ids).map(String::as_str)
+}
 
-impl Node {
-    /// The weights that the node looks `input_ids` up in. Optimised graphs have the lookup within one large node.
-    fn lookup(self) -> Option<String> {
-        let place = match self.op.as_str() {
-            "Gather" => 0,
-            "EmbedLayerNormalization" | "QEmbedLayerNormalization" => 2,
-            _ => return None,
-        };
-        let reads_ids = self.inputs.iter().any(|input| input == "input_ids");
-        self.inputs.into_iter().nth(place).filter(|_| reads_ids)
-    }
+/// The weights that a node looks positions up in, by the names of torch's modules.
+fn looks_up_positions(node: &Node) -> Option<&str> {
+    const NAMES: [&str; 3] = ["position_embeddings.weight", "embed_positions.weight", "wpe.weight"];
+    let place = match node.op.as_str() {
+        "Gather" => 0,
+        "EmbedLayerNormalization" | "QEmbedLayerNormalization" => 3,
+        _ => return None,
+    };
+    let table = node.inputs.get(place)?;
+    NAMES.iter().any(|name| table.contains(name)).then_some(table)
 }
 
 fn damaged(what: &str) -> io::Error {

@@ -139,7 +139,7 @@ impl Chain {
 fn is_left_out(name: &str, options: &RequestOptions) -> bool {
     match name {
         "normalize" => !options.normalize,
-        "softmax" | "sigmoid" => options.raw_scores,
+        "softmax" | "sigmoid" | "tanh" => options.raw_scores,
         _ => false,
     }
 }
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(
             message("pool:mean, normalise"),
             "op 2 is 'normalise', expected one of pool:mean|cls|max|last|weighted_mean|mean_sqrt_len[+…], \
-             logit_score:TRUE[-FALSE], normalize, dense:FOLDER, layer_norm:FOLDER, mask, softmax, sigmoid, argmax, top_k:K, slice:D, \
+             logit_score:TRUE[-FALSE], normalize, dense:FOLDER, layer_norm:FOLDER, mask, softmax, sigmoid, tanh, argmax, top_k:K, slice:D, \
              splade[:relu|log1p_relu], sparse[:K], lexical[:ID+ID…], distinct[:K], entities:none|simple|first|average|max, \
              decode[:with_special_tokens]"
         );

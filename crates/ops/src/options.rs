@@ -21,7 +21,7 @@ use trireme_inference::{InferError, ParameterValue, Parameters};
 pub struct RequestOptions {
     /// `normalize`: `false` leaves out the ops `normalize`.
     pub normalize: bool,
-    /// `raw_scores`: `true` leaves out the ops `softmax` and `sigmoid`.
+    /// `raw_scores`: `true` leaves out the ops `softmax`, `sigmoid` and `tanh`.
     pub raw_scores: bool,
     /// `dimensions`: how many components of an embedding are kept, the first ones.
     pub dimensions: Option<usize>,

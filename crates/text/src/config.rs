@@ -133,16 +133,23 @@ impl TokenizerConfig {
     /// `tokenizer.json` may have their special tokens there.
     pub(crate) fn add_older_files(&mut self, directory: &Path) -> Result<(), TextError> {
         self.add_map(directory)?;
-        if self.added_tokens_decoder.is_empty() {
-            let added: BTreeMap<String, u32> = read_json(directory, "added_tokens.json")?.unwrap_or_default();
-            self.added_tokens_decoder = added.into_iter().map(|(token, id)| (id, ConfigToken::Text(token))).collect();
-        }
-        Ok(())
+        if self.added_tokens_decoder.is_empty() { self.add_tokens(directory, ConfigToken::Text) } else { Ok(()) }
     }
 
-    /// Adds special tokens from `special_tokens_map.json`, which counts where this file is of the time before `added_tokens_decoder`.
+    /// Adds tokens from `special_tokens_map.json` and `added_tokens.json`, which count where this file is of the time before
+    /// `added_tokens_decoder`.
     pub(crate) fn add_older_special_tokens(&mut self, directory: &Path) -> Result<(), TextError> {
-        if self.added_tokens_decoder.is_empty() { self.add_map(directory) } else { Ok(()) }
+        if !self.added_tokens_decoder.is_empty() {
+            return Ok(());
+        }
+        self.add_map(directory)?;
+        self.add_tokens(directory, ConfigToken::plain)
+    }
+
+    fn add_tokens(&mut self, directory: &Path, token: impl Fn(String) -> ConfigToken) -> Result<(), TextError> {
+        let added: BTreeMap<String, u32> = read_json(directory, "added_tokens.json")?.unwrap_or_default();
+        self.added_tokens_decoder = added.into_iter().map(|(text, id)| (id, token(text))).collect();
+        Ok(())
     }
 
     fn add_map(&mut self, directory: &Path) -> Result<(), TextError> {
@@ -192,6 +199,12 @@ impl ConfigToken {
                     .normalized(normalized.unwrap_or(!*special))
             }
         }
+    }
+
+    /// A token that is found in normalized text and is not special, as those in `added_tokens.json` are.
+    fn plain(content: String) -> ConfigToken {
+        let (lstrip, rstrip, single_word) = (false, false, false);
+        ConfigToken::Added { content, lstrip, rstrip, special: false, single_word, normalized: Some(true) }
     }
 
     /// Whether the token is marked as special, which means that it stands for no text.

@@ -1,6 +1,6 @@
 //! The output of a graph that is used, and the ops that turn it into the result.
 
-use trireme_model_files::onnx::GraphTensor;
+use trireme_model_files::onnx::{EndOp, GraphTensor};
 
 use super::classifier::Head;
 use super::described::FolderFiles;
@@ -9,7 +9,7 @@ use super::graphs::GraphFile;
 use super::head::{self, Activation};
 use super::heads;
 use super::modules::{Module, ModuleKind, Pooling};
-use super::origin::Derived;
+use super::origin::{Derived, SENTENCE_TRANSFORMERS};
 use super::task::{Purpose, Task, architecture};
 
 /// The output of a model, and the ops after it.
@@ -66,6 +66,11 @@ pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &FolderFiles, fi
         ));
         return Chain { output: None, ops: Vec::new(), width: Some(Derived::from(1, "")), excludes_prompt };
     }
+    if let Some(output) = pooled
+        && (is_other(reader, files, file, output) || is_pooler_alone(reader, files, file, output, &steps))
+    {
+        return Chain { output: None, ops: Vec::new(), width: Some(Derived::from(1, "")), excludes_prompt };
+    }
     match pooled {
         Some(output) => {
             if excludes_prompt {
@@ -104,7 +109,15 @@ pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &FolderFiles, fi
             let is_first = |module: &&&Module| matches!(module.step, ModuleKind::Pooling(_));
             // A Dense before the pooling has changed the width that the pooling gets.
             let pooling = pooling.filter(|_| steps.first().is_some_and(|first| is_first(&first)));
-            let width = agree(reader, [width_of(file, tokens.value), hidden_size(reader, &files.config), pooling]);
+            let own = width_of(file, tokens.value);
+            let (steps, width) = match file.is_projected(tokens.value) {
+                // What stands before the pooling is in the graph, which shows such a layer.
+                true => {
+                    let (width, left) = without_projections(reader, files, steps);
+                    (left, agree(reader, [own, width]))
+                }
+                false => (steps, agree(reader, [own, hidden_size(reader, &files.config), pooling])),
+            };
             let output = tokens.map(|tensor| known(tensor, 3, width.as_ref()));
             let mut ops = Vec::new();
             let width = width.map(|width| token_chain(reader, &steps, width, &mut ops));
@@ -112,6 +125,88 @@ pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &FolderFiles, fi
             Chain { output: Some(output), ops, width, excludes_prompt }
         }
     }
+}
+
+/// Whether an output is as wide as the labels or the vocabulary of config.json, so that it holds scores, which is a fault: a graph for
+/// vectors was expected.
+fn is_other(reader: &Reader<'_>, files: &FolderFiles, file: &GraphFile, output: &GraphTensor) -> bool {
+    let (Some(width), None) = (output.width(), reader.choices().task) else { return false };
+    if hidden_size(reader, &files.config).is_some_and(|hidden| hidden.value == width) {
+        return false;
+    }
+    let config = &files.config.file;
+    let labels = files.config.object(reader, "id2label").map(|labels| labels.len() as i64);
+    let vocabulary = files.config.number(reader, "vocab_size").map(|size| size.value as i64);
+    let place = file.place(output);
+    let root = reader.root().display();
+    if labels == Some(width) {
+        reader.fault(format_args!(
+            "{place} is {width} wide, as many as {config}: id2label has labels, so that it holds scores and no vectors: serve it with --task \
+             classify, or with --task embed if they are vectors"
+        ));
+    } else if vocabulary == Some(width) {
+        reader.fault(format_args!(
+            "{place} is {width} wide, as {config}: vocab_size, so that it holds weights of tokens and no vectors, and they are pooled \
+             already: export the model again with the weights of each token: mv {root}/{0} {root}/{0}.pooled && trireme export {root} --task \
+             sparse",
+            file.file.value
+        ));
+    } else {
+        return false;
+    }
+    true
+}
+
+/// Whether a graph gives the output of BERT's pooler alone where another pooling is wanted, which is a fault.
+fn is_pooler_alone(
+    reader: &Reader<'_>,
+    files: &FolderFiles,
+    file: &GraphFile,
+    output: &GraphTensor,
+    steps: &[&Module],
+) -> bool {
+    // sentence-transformers' LaBSE has a Dense with tanh behind its pooling, which the graph may hold.
+    if !file.is_pooler(output) || is_tower(&files.config) || steps.iter().any(|module| is_layer(module)) {
+        return false;
+    }
+    let modes = steps.iter().find_map(|module| match &module.step {
+        ModuleKind::Pooling(pooling) => Some(format!("{} ({})", pooling.modes.value.join("+"), pooling.modes.origin)),
+        _ => None,
+    });
+    let root = reader.root().display();
+    let before = reader.faults().len();
+    reader.contradiction(
+        "pooler-output",
+        format_args!(
+            "{} gives {}, which BERT's pooler makes of the first token for another task, and no vectors of tokens for the pooling {}: export \
+             it again: mv {root}/{1} {root}/{1}.pooler && trireme export {root} --task embed",
+            file.file.value,
+            output.name,
+            modes.as_deref().unwrap_or("mean, sentence-transformers' default"),
+        ),
+        "the pooler's vectors are served as they are",
+    );
+    reader.faults().len() > before
+}
+
+/// The modules that are left to run where a graph multiplies the vectors of tokens by weights: those from the pooling on, and the width that
+/// the layers before it give.
+fn without_projections<'a>(
+    reader: &Reader<'_>,
+    files: &FolderFiles,
+    steps: Vec<&'a Module>,
+) -> (Option<Derived<i64>>, Vec<&'a Module>) {
+    let pooling = steps.iter().position(|module| matches!(module.step, ModuleKind::Pooling(_))).unwrap_or(steps.len());
+    let last = steps[..pooling].iter().rev().find_map(|module| match &module.step {
+        ModuleKind::Dense { to, .. } => Some(Derived::from(*to as i64, format!("{}, a Dense,", module.place))),
+        _ => None,
+    });
+    let told = || {
+        let own = files.own.as_ref()?;
+        Some(own.number(reader, "embedding_dim")?.map(|width| width as i64))
+    };
+    let left = steps.into_iter().enumerate().filter(|(at, module)| *at >= pooling || !is_layer(module));
+    (last.or_else(told), left.map(|(_, module)| module).collect())
 }
 
 fn is_layer(module: &Module) -> bool {
@@ -184,7 +279,9 @@ fn pooled_chain(
         let width = own.map(|own| token_chain(reader, &steps[is_behind..], own, &mut ops));
         return Chain { output: Some(Derived::from(output, place)), ops, width, excludes_prompt: false };
     }
-    let width = agree(reader, [own, last.or(pooling)]);
+    // A graph that leaves the width of its vectors open may say that of its tokens.
+    let of_tokens = || width_of(file, file.tokens().filter(|_| !file.is_projected(output))?.value);
+    let width = agree(reader, [own, last.or(pooling)]).or_else(of_tokens);
     if let Some(Module { place, step: ModuleKind::Normalize }) = steps.last() {
         ops.push(Derived::from("normalize".to_owned(), place.clone()));
     }
@@ -306,7 +403,8 @@ pub(super) fn sparse(reader: &Reader<'_>, files: &FolderFiles, file: &GraphFile)
         ModuleKind::Splade { argument } => Some(argument.clone()),
         _ => None,
     });
-    let splade = splade.unwrap_or_else(|| Derived::guessed("relu".to_owned(), "sentence-transformers' default"));
+    let splade =
+        splade.unwrap_or_else(|| Derived::default_of("relu".to_owned(), SENTENCE_TRANSFORMERS, "no module says it"));
     let origin = splade.origin.clone();
     let most = files.own.as_ref().and_then(|own| own.number(reader, "max_active_dims"));
     let last = match most.filter(|most| most.value > 0) {
@@ -355,16 +453,35 @@ pub(super) fn scores(
         ));
     }
     let mut ops = Vec::new();
-    let activation = match purpose.task.value {
+    let in_graph = match file.graph.ending(&logits.name).first() {
+        Some(EndOp::Softmax) => Some("Softmax"),
+        Some(EndOp::Sigmoid) => Some("Sigmoid"),
+        _ => None,
+    };
+    let activation = match (purpose.task.value, in_graph) {
+        (Task::TokenClassify, Some(op)) => {
+            reader.fault(format_args!(
+                "{}: {} ends with {op}, and entities are made of the scores before it: export it again: mv {2}/{0} {2}/{0}.probabilities && \
+                 trireme export {2} --task token_classify",
+                file.file.value,
+                logits.name,
+                reader.root().display()
+            ));
+            Derived::from(Activation::None, "")
+        }
         // Op `entities` takes the logits.
-        Task::TokenClassify => Derived::from(Activation::None, ""),
-        _ => activation(reader, purpose, files, head),
+        (Task::TokenClassify, None) => Derived::from(Activation::None, ""),
+        (_, Some(op)) => Derived::from(Activation::None, format!("{} ends with {op}", file.place(logits))),
+        (_, None) => activation(reader, purpose, files, head),
     };
     if let Some(op) = activation.value.op() {
         ops.push(Derived::from(op.to_owned(), activation.origin));
     }
     if purpose.task.value == Task::TokenClassify {
-        ops.push(Derived::guessed("entities:simple".to_owned(), "no file names a strategy"));
+        ops.push(Derived::from(
+            "entities:simple".to_owned(),
+            "no file names a strategy: words that follow one another are one entity",
+        ));
     }
     let place = file.place(logits);
     let output = known(logits, rank, count.as_ref());

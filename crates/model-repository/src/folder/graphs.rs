@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use trireme_model_files::onnx::{Graph, GraphTensor};
+use trireme_model_files::onnx::{EndOp, Graph, GraphTensor};
 
 use super::choices::Choices;
 use super::files::Reader;
@@ -17,8 +17,23 @@ const WEIGHTS: [&str; 5] = ["model.safetensors", "pytorch_model.bin", "model.pt"
 /// Outputs of one vector for each token, by the names that exporters give them.
 const TOKENS: [&str; 2] = ["last_hidden_state", "token_embeddings"];
 
-/// The outputs of graphs that pool themselves: those of sentence-transformers, and of the towers of CLIP with their projection.
-const POOLED: [&str; 2] = ["sentence_embedding", "text_embeds"];
+/// The outputs of graphs that pool themselves, by the names that exporters give them: those of sentence-transformers, of the towers of
+/// CLIP with their projection, of FlagEmbedding, and of others.
+const POOLED: [&str; 7] = [
+    "sentence_embedding",
+    "text_embeds",
+    "dense_vecs",
+    "sentence_embeddings",
+    "dense_embeddings",
+    "embeddings",
+    "embedding",
+];
+
+/// The output of BERT's pooler: a layer on the first token that was trained to tell following sentences.
+const POOLER: &str = "pooler_output";
+
+/// ONNX files are looked for in folders that lie no deeper than this.
+const MAX_DEPTH: usize = 3;
 
 /// The files that an encoder-decoder model needs.
 pub(crate) const ENCODER: &str = "encoder_model";
@@ -55,14 +70,31 @@ pub(crate) fn find(reader: &Reader<'_>, folder: &str, export: &str) -> Option<Gr
     }
 }
 
-/// The ONNX files of the model in `folder`, by their paths. Those at the top belong to the only transformer of the folder, wherever its
-/// other files are.
+/// The ONNX files of the model in `folder`, by their paths. Those at the top, or else in any other folder, belong to the only transformer
+/// of the folder, wherever its other files are.
 pub(crate) fn listed(reader: &Reader<'_>, folder: &str) -> Vec<String> {
     let found = listed_in(reader, folder);
-    match found.is_empty() && !folder.is_empty() && routes::transformers(reader).len() == 1 {
-        true => listed_in(reader, ""),
-        false => found,
+    if !found.is_empty() || routes::transformers(reader).len() > 1 {
+        return found;
     }
+    match listed_in(reader, "") {
+        found if !found.is_empty() => found,
+        _ => elsewhere(reader, "", MAX_DEPTH),
+    }
+}
+
+/// The ONNX files in all folders beneath `folder`.
+fn elsewhere(reader: &Reader<'_>, folder: &str, depth: usize) -> Vec<String> {
+    let mut found = Vec::new();
+    for name in reader.names(folder).iter().filter(|name| !name.starts_with('.')) {
+        let path = format!("{folder}{name}");
+        match reader.path(&path).is_dir() {
+            true if depth > 0 => found.extend(elsewhere(reader, &format!("{path}/"), depth - 1)),
+            false if name.ends_with(".onnx") => found.push(path),
+            _ => {}
+        }
+    }
+    found
 }
 
 fn listed_in(reader: &Reader<'_>, folder: &str) -> Vec<String> {
@@ -75,7 +107,10 @@ fn listed_in(reader: &Reader<'_>, folder: &str) -> Vec<String> {
 }
 
 fn choose(reader: &Reader<'_>, folder: &str, export: &str) -> Option<Derived<String>> {
-    let found = listed(reader, folder);
+    let mut found = listed(reader, folder);
+    if let Some(named) = reader.choices().graph.as_ref().filter(|named| reader.has(named) && !found.contains(named)) {
+        found.push(named.clone());
+    }
     match preferred(&found, reader.choices()) {
         Choice::None => {
             missing(reader, folder, export);
@@ -223,17 +258,44 @@ impl GraphFile {
             _ => None,
         };
         let is_vector = |output: &&GraphTensor| output.rank() != Some(3);
-        POOLED.into_iter().find_map(|name| self.graph.output(name).filter(is_vector)).or(only)
+        let beside = || self.of_rank(2, |output| !self.is_pooler(output)).filter(|_| self.tokens().is_none());
+        POOLED.into_iter().find_map(|name| self.graph.output(name).filter(is_vector)).or(only).or_else(beside)
     }
 
-    /// The output that holds one vector for each token.
+    /// The output that holds one vector for each token, as the layers give it. Vectors for late interaction are none, where the graph
+    /// has an output for texts, too.
     pub(crate) fn tokens(&self) -> Option<Derived<&GraphTensor>> {
         if let Some(named) = TOKENS.iter().find_map(|name| self.graph.output(name)) {
             return Some(Derived::from(named, self.place(named)));
         }
-        let mut candidates = self.graph.outputs.iter().filter(|output| output.rank() == Some(3) && output.is_float());
-        let first = candidates.next().filter(|_| candidates.next().is_none())?;
-        Some(Derived::guessed(first, &format!("the only output of rank 3 of {}", self.file.value)))
+        let has_vectors = self.of_rank(2, |output| !self.is_pooler(output)).is_some();
+        let first = self.of_rank(3, |output| !(has_vectors && self.is_projected(output)))?;
+        Some(match self.graph.outputs.len() {
+            1 => Derived::from(first, format!("the only output of {}", self.file.value)),
+            _ => Derived::guessed(
+                first,
+                &format!("the only output of {} that can be vectors of tokens", self.file.value),
+            ),
+        })
+    }
+
+    /// The only output of floating point numbers of this rank that `fits`.
+    fn of_rank(&self, rank: usize, fits: impl Fn(&GraphTensor) -> bool) -> Option<&GraphTensor> {
+        let fits = |output: &&GraphTensor| output.rank() == Some(rank) && output.is_float() && fits(output);
+        let mut found = self.graph.outputs.iter().filter(fits);
+        found.next().filter(|_| found.next().is_none())
+    }
+
+    /// Whether an output is what BERT's pooler makes of the first token, by its name or by the nodes at its end.
+    pub(crate) fn is_pooler(&self, output: &GraphTensor) -> bool {
+        let ends = matches!(self.graph.ending(&output.name), [EndOp::Tanh, EndOp::Projection, EndOp::Select, ..]);
+        output.name == POOLER || ends
+    }
+
+    /// Whether the graph multiplies the vectors of an output by weights behind the last normalisation of its layers, which no encoder does
+    /// by itself: a linear layer of a library is in the graph.
+    pub(crate) fn is_projected(&self, output: &GraphTensor) -> bool {
+        self.graph.ending(&output.name).contains(&EndOp::Projection)
     }
 
     /// Whether the graph gives logits, and no vectors of tokens or texts.

@@ -3,13 +3,14 @@
 use serde_json::Value;
 
 use super::files::{Json, Reader};
-use super::origin::Derived;
+use super::origin::{Derived, TRANSFORMERS};
 
 /// The op that turns a classifier's logits into scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activation {
     Softmax,
     Sigmoid,
+    Tanh,
     None,
 }
 
@@ -27,6 +28,7 @@ impl Activation {
         match self {
             Activation::Softmax => Some("softmax"),
             Activation::Sigmoid => Some("sigmoid"),
+            Activation::Tanh => Some("tanh"),
             Activation::None => None,
         }
     }
@@ -42,7 +44,7 @@ pub(crate) fn labels(reader: &Reader<'_>, config: &Json) -> Derived<Vec<String>>
         let names = (0..count.min(1 << 20)).map(|id| format!("LABEL_{id}")).collect();
         return match counted {
             Some(counted) => Derived::from(names, counted.origin),
-            None => Derived::guessed(names, &format!("{file} has no id2label")),
+            None => Derived::default_of(names, TRANSFORMERS, &format!("{file} has no id2label")),
         };
     };
     let mut labels = vec![None; named.len()];
@@ -93,8 +95,10 @@ pub(crate) fn problem(reader: &Reader<'_>, config: &Json, labels: usize) -> Deri
                 Derived::guessed(PROBLEM_TYPES[0], "problem_type is unknown")
             }
         },
-        None if labels == 1 => Derived::guessed(PROBLEM_TYPES[1], "there is one label, and no problem_type"),
-        None => Derived::guessed(PROBLEM_TYPES[0], "there are several labels, and no problem_type"),
+        None if labels == 1 => {
+            Derived::default_of(PROBLEM_TYPES[1], TRANSFORMERS, "there is one label, and no problem_type")
+        }
+        None => Derived::default_of(PROBLEM_TYPES[0], TRANSFORMERS, "there are several labels, and no problem_type"),
     }
 }
 
@@ -126,8 +130,11 @@ pub(crate) fn cross_encoder_activation(
             "Sigmoid" => Activation::Sigmoid,
             "Identity" => Activation::None,
             "Softmax" => Activation::Softmax,
+            "Tanh" => Activation::Tanh,
             _ => {
-                reader.fault(format_args!("{file}: {field} is '{name}', supported are Sigmoid, Identity and Softmax"));
+                reader.fault(format_args!(
+                    "{file}: {field} is '{name}', supported are Sigmoid, Identity, Softmax and Tanh"
+                ));
                 continue;
             }
         };

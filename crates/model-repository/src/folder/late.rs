@@ -158,7 +158,7 @@ fn expansion(
     });
     Some(match length {
         Some(length) => Derived::from(value.to_string(), length.origin),
-        None => Derived::guessed(value.to_string(), &format!("{} has no query_length; PyLate's default", told.file)),
+        None => Derived::default_of(value.to_string(), "PyLate", &format!("{} has no query_length", told.file)),
     })
 }
 
@@ -169,7 +169,7 @@ fn pylate_words(reader: &Reader<'_>, own: Option<&Json>) -> Option<Derived<Vec<S
         Some(found) => modules::words(reader, &own.file, "skiplist_words", found),
         None if is_pylate(Some(own)) => {
             let words = PUNCTUATION.chars().map(String::from).collect();
-            Some(Derived::guessed(words, &format!("{} has no skiplist_words; PyLate's default", own.file)))
+            Some(Derived::default_of(words, "PyLate", &format!("{} has no skiplist_words", own.file)))
         }
         None => None,
     }

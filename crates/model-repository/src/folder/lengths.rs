@@ -7,9 +7,17 @@ use super::origin::Derived;
 // === impl FolderDescription ===
 
 impl FolderDescription {
-    /// Whether a row's result depends on the rows that share its run, because the graph finds the scale of activations for all of them.
-    pub(crate) fn depends_on_company(&self) -> bool {
-        matches!(&self.executor, Executor::Onnx { file, .. } if file.graph.is_dynamic)
+    /// Why a row's result depends on the rows that share its run, where it does.
+    pub(crate) fn depends_on_company(&self) -> Option<&'static str> {
+        let Executor::Onnx { file, .. } = &self.executor else { return None };
+        let is_filled_up = self.fixed_length().is_none() && self.tokenizer.pads_to_longest.is_none();
+        match (file.graph.is_dynamic, file.graph.input("attention_mask")) {
+            (true, _) => Some("the graph quantizes activations by the scale of a run"),
+            (false, None) if is_filled_up => {
+                Some("the graph has no input attention_mask, so that it takes padding for text")
+            }
+            _ => None,
+        }
     }
 
     /// The most tokens of a row.

@@ -19,6 +19,7 @@ mod export;
 mod fields;
 mod files;
 mod graphs;
+mod guesses;
 mod head;
 mod heads;
 mod inputs;
@@ -108,7 +109,11 @@ impl FolderDescription {
         };
         let served_names = reader.choices().served_names.clone();
         match found {
-            Some(description) if faults.is_empty() => Ok(FolderDescription { served_names, ..description }),
+            Some(description) if faults.is_empty() => {
+                let mut warnings = guesses::warnings(&description);
+                warnings.extend(description.warnings.iter().cloned());
+                Ok(FolderDescription { served_names, warnings, ..description })
+            }
             _ => Err(FolderError { path: path.to_owned(), faults }),
         }
     }

@@ -8,7 +8,7 @@ use trireme_model_files::torch_file;
 
 use super::fields;
 use super::files::{Json, Reader, kind};
-use super::origin::Derived;
+use super::origin::{Derived, SENTENCE_TRANSFORMERS};
 use super::routes::{self, MODULES};
 
 /// The weights of a module as older folders have them.
@@ -342,7 +342,9 @@ fn pooling(reader: &Reader<'_>, folder: &str) -> Option<Pooling> {
             }
             Derived::field(modes, file, "pooling_mode")
         }
-        None if flags.is_empty() => Derived::guessed(vec!["mean"], &format!("{file} names no mode")),
+        None if flags.is_empty() => {
+            Derived::default_of(vec!["mean"], SENTENCE_TRANSFORMERS, &format!("{file} names no mode"))
+        }
         None => {
             let origin = flags.iter().map(|(flag, ..)| *flag).collect::<Vec<_>>().join(", ");
             Derived::field(flags.iter().map(|(.., mode)| *mode).collect(), file, &origin)
@@ -430,7 +432,7 @@ fn splade(reader: &Reader<'_>, folder: &str) -> Option<ModuleKind> {
     let json = config(reader, folder)?;
     let activation = json.text(reader, "activation_function");
     let activation =
-        activation.unwrap_or_else(|| Derived::guessed("relu".to_owned(), "sentence-transformers' default"));
+        activation.unwrap_or_else(|| Derived::default_of("relu".to_owned(), SENTENCE_TRANSFORMERS, "no field says it"));
     if !["relu", "log1p_relu"].contains(&activation.value.as_str()) {
         reader.fault(format_args!("{} is '{}', expected relu or log1p_relu", activation.origin, activation.value));
     }

@@ -164,10 +164,16 @@ fn of_chain(reader: &Reader<'_>, listed: &[&str], mut needed: Vec<String>) -> Re
             .map(|name| (*name).to_owned())
             .collect()
     };
-    let graphs = match graphs_in(&folder) {
-        none if none.is_empty() && routes::transformers(reader).len() == 1 => graphs_in(""),
-        found => found,
-    };
+    let is_alone = routes::transformers(reader).len() <= 1;
+    let mut graphs = graphs_in(&folder);
+    if graphs.is_empty() && is_alone {
+        graphs = graphs_in("");
+    }
+    if graphs.is_empty() && is_alone {
+        let anywhere = listed.iter().filter(|name| name.ends_with(".onnx") && !is_hidden(name));
+        graphs = anywhere.map(|name| (*name).to_owned()).collect();
+    }
+    graphs.extend(choices.graph.clone().filter(|graph| listed.contains(&graph.as_str()) && !graphs.contains(graph)));
     let graph = match graphs::preferred(&graphs, choices) {
         Choice::None => return Err(no_graph(listed, &folder, purpose.export())),
         Choice::Lacking(lacking) => return Err(NeededError::Lacking(lacking)),

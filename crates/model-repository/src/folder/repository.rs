@@ -20,6 +20,9 @@ use super::wiring::{Branch, Wiring};
 /// Rows of a part of a request: a run should take about one of the longest texts (docs/model-repository.md).
 const ROWS_PER_MESSAGE: &str = "2";
 
+/// The longest row that a load tries. A longer one takes seconds, and finds no more graphs that were traced for short rows.
+const LONGEST_TRIED: u64 = 512;
+
 /// A graph of this many bytes is in memory once (docs/batching.md).
 const LARGE_GRAPH: u64 = 512 << 20;
 
@@ -134,12 +137,10 @@ impl FolderDescription {
             text.blank();
             text.line("# A request of more texts is cut into parts of this many, of like length, which run on all workers there are.", "");
             match self.depends_on_company() {
-                true => text.parameter(
-                    "max_rows_per_message",
-                    "1",
-                    "each text has a run of its own, because the graph quantizes by run",
-                ),
-                false => text.parameter("max_rows_per_message", ROWS_PER_MESSAGE, ""),
+                Some(why) => {
+                    text.parameter("max_rows_per_message", "1", &format!("each text has a run of its own: {why}"))
+                }
+                None => text.parameter("max_rows_per_message", ROWS_PER_MESSAGE, ""),
             }
         }
         text.blank();
@@ -305,15 +306,14 @@ impl FolderDescription {
         text.blank();
         let has_mask = wiring.inputs.iter().any(|input| input.name == "attention_mask");
         let is_fixed = self.fixed_length().is_some() || self.tokenizer.pads_to_longest.is_some();
-        if is_fixed || !has_mask || self.depends_on_company() {
-            let why = match (is_fixed, has_mask) {
-                (true, _) => "all rows have one length",
-                (_, false) => "the graph has no input attention_mask",
-                _ => {
-                    "the graph quantizes activations by the scale of a run, so that a row's result depends on the others of its run"
-                }
+        let alone = self.depends_on_company();
+        if is_fixed || !has_mask || alone.is_some() {
+            let why = if is_fixed {
+                "all rows have one length"
+            } else {
+                alone.unwrap_or("the graph has no input attention_mask")
             };
-            text.line(&format!("# No pad_inputs: {why}, so that texts of different length do not share a run."), "");
+            text.line(&format!("# No pad_inputs: {why}; texts of different length do not share a run."), "");
             return;
         }
         text.line("# Texts of different lengths share a run: shorter ones are padded, and cut back afterwards.", "");
@@ -332,6 +332,14 @@ impl FolderDescription {
         }
         if let Some(rows) = &self.tokenizer.sample_rows {
             text.parameter("sample_rows", rows, "rows of tokens that show at the load whether rows may share a run");
+            if let Some(longest) = self.row_length() {
+                let tried = longest.map(|longest| longest.min(LONGEST_TRIED).to_string());
+                text.parameter(
+                    "longest_row",
+                    &tried.value,
+                    &format!("a row of this many tokens is tried as well; {}", tried.origin),
+                );
+            }
         }
         let open = wiring.result.dims.get(1) == Some(&-1) && wiring.result.dims.len() > 2;
         text.parameter("unpad_outputs", if open { &wiring.result.name } else { "" }, "outputs as long as the texts");

@@ -14,15 +14,18 @@ pub struct Row {
     pub what: &'static str,
     /// The value itself.
     pub value: String,
-    /// The file and field, or `guessed` and why.
+    /// The file and field, the graph, the flag, the library's default, or `guessed` and why.
     pub origin: String,
+    /// Whether it is a guess, which a person should replace.
+    pub is_guess: bool,
 }
 
 // === impl Row ===
 
 impl Row {
     fn new(part: &'static str, what: &'static str, derived: Derived<impl ToString>) -> Row {
-        Row { part: part.to_owned(), what, value: derived.value.to_string(), origin: derived.origin }
+        let is_guess = derived.is_guess();
+        Row { part: part.to_owned(), what, value: derived.value.to_string(), origin: derived.origin, is_guess }
     }
 }
 

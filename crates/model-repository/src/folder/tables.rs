@@ -127,7 +127,7 @@ pub(super) fn token_weights(
         ));
     }
     // The library cuts at the tokenizer's own length, and there only.
-    tokenizer.max_length = tokenizer.max_length.filter(|length| !length.origin.starts_with("guessed"));
+    tokenizer.max_length = tokenizer.max_length.filter(|length| !length.is_guess());
     let most = files.own.as_ref().and_then(|own| own.number(reader, "max_active_dims")).filter(|most| most.value > 0);
     let op = match most {
         Some(most) => most.map(|most| format!("distinct:{most}")),

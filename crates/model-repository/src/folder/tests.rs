@@ -8,6 +8,7 @@ use super::*;
 use crate::{ModelConfig, Repository};
 
 mod messages;
+mod shown;
 mod strange;
 
 /// A folder of these files; an object is written as JSON.

@@ -383,7 +383,7 @@ fn static_length(reader: &Reader<'_>, model: &Json) -> Option<Derived<u64>> {
         return None;
     }
     let told = model.number(reader, "max_length").filter(|length| length.value > 0);
-    Some(told.unwrap_or_else(|| Derived::guessed(USUAL_LENGTH, "model2vec's default")))
+    Some(told.unwrap_or_else(|| Derived::default_of(USUAL_LENGTH, "model2vec", "no field says it")))
 }
 
 /// The id of the token that stands for input outside the vocabulary.

@@ -17,6 +17,7 @@ pub mod slice;
 pub mod softmax;
 pub mod sparse;
 pub mod splade;
+pub mod tanh;
 pub mod top_k;
 
 pub use op::{BuildOp, Op, OpEntry, Resources};
@@ -31,6 +32,7 @@ pub static OPS: &[OpEntry] = &[
     mask::ENTRY,
     softmax::ENTRY,
     sigmoid::ENTRY,
+    tanh::ENTRY,
     argmax::ENTRY,
     top_k::ENTRY,
     slice::ENTRY,

@@ -1,4 +1,5 @@
-//! The rows of a request one by one, each without its padding, for models whose results padding changes.
+//! The rows of a request one by one, each without its padding, for models that run one row only, or whose results other rows or padding
+//! change.
 
 use trireme_inference::{InferError, Tensor};
 
@@ -8,8 +9,8 @@ use super::padding::{PaddedInput, Padding};
 /// The mask that says which tokens of a row are padding.
 const MASK: &str = "attention_mask";
 
-/// The rows of a request whose rows have different lengths, without their padding. `None` where they have one length, or where the
-/// mask does not show it: then the request runs as it is.
+/// The rows of a request without their padding. `None` for a lone row, and where the mask does not show what is padding: then the request
+/// runs as it is.
 pub fn rows(padding: &Padding, inputs: &[Tensor]) -> Result<Option<Vec<Vec<Tensor>>>, InferError> {
     let Some((lengths, longest)) = lengths(padding, inputs).zip(padding.length(inputs)) else { return Ok(None) };
     let ones = vec![1; lengths.len()];
@@ -41,7 +42,7 @@ fn lengths(padding: &Padding, inputs: &[Tensor]) -> Option<Vec<u32>> {
     };
     let lengths: Vec<u32> = mask.chunks_exact(longest as usize).map(length).collect::<Option<_>>()?;
     let is_whole = lengths.iter().max() == Some(&longest);
-    (is_whole && lengths.iter().any(|&length| length != longest)).then_some(lengths)
+    (is_whole && lengths.len() > 1).then_some(lengths)
 }
 
 /// The outputs of rows as those of their request: outputs as long as the inputs are filled up with 0.
@@ -89,7 +90,11 @@ mod tests {
     fn what_is_no_padding_stays() {
         let apart =
             |mask: &[i64; 4]| rows(&padding(false), &[ints("ids", [2, 2], &[1; 4]), ints(MASK, [2, 2], mask)]).unwrap();
-        assert_eq!(apart(&[1, 1, 1, 1]), None, "one length");
+        assert_eq!(
+            apart(&[1, 1, 1, 1]).map(|rows| rows.len()),
+            Some(2),
+            "rows of one length may depend on one another, too"
+        );
         assert_eq!(apart(&[0, 1, 1, 1]), None, "a hole on the other side");
         assert_eq!(apart(&[1, 0, 1, 0]), None, "padding of a request to a length of its own");
     }

@@ -11,6 +11,7 @@
 //! | `padding_side` | `left` or `right`: where shorter rows are filled up | `right` |
 //! | `padding_check` | `apart`: requests that change one another's results do not share a run; `off`: that is not tried | `apart` |
 //! | `sample_rows` | rows of token ids, a JSON array of arrays: with them the load tries whether rows may share a run | made up |
+//! | `longest_row` | tokens of a row that has to run, too, beside the `sample_rows` | none |
 //! | `cost_model` | `measured`: the cost of runs is measured when the model is loaded; `off` | `measured` |
 //!
 //! The padded dimension is the first -1 after the batch dimension. The batch dimension is implied by `max_batch_size`;
@@ -33,6 +34,7 @@ const MAX_ROWS: &str = "max_rows";
 const PADDING_SIDE: &str = "padding_side";
 const PADDING_CHECK: &str = "padding_check";
 const SAMPLE_ROWS: &str = "sample_rows";
+const LONGEST_ROW: &str = "longest_row";
 const COST_MODEL: &str = "cost_model";
 
 const DEFAULT_MAX_ROWS: u32 = 64;
@@ -56,6 +58,8 @@ pub struct Declaration {
     pub check: bool,
     /// Rows of token ids, with which the load tries whether rows may share a run; empty: made-up ones.
     pub sample_rows: Vec<Vec<i64>>,
+    /// Tokens of a row that has to run, too, if the configuration says so.
+    pub longest_row: Option<u32>,
 }
 
 /// Reads parameters and collects their faults.
@@ -93,6 +97,7 @@ impl<'a> Reader<'a> {
                 PADDING_SIDE,
                 PADDING_CHECK,
                 SAMPLE_ROWS,
+                LONGEST_ROW,
             ] {
                 if self.text(name).is_some() {
                     self.faults.push(format!("parameter '{name}' has no effect without '{PAD_INPUTS}'"));
@@ -126,6 +131,7 @@ impl<'a> Reader<'a> {
             measure: self.cost_model(),
             check: self.padding_check(),
             sample_rows: self.sample_rows(),
+            longest_row: self.number(LONGEST_ROW),
         })
     }
 

@@ -460,8 +460,8 @@ fn bad_requests_are_refused_before_they_disturb_anybody() {
         "model 'm': input 'attention_mask' has to be of zeros and ones, found 7 in row 0"
     );
     assert_eq!(
-        refused(&[ids(), tensor("forced_bos_token_id", &[1, 1], vec![-1])], nothing),
-        "model 'm': parameter 'forced_bos_token_id' names id -1, but the vocabulary has 96 ids"
+        refused(&[ids(), tensor("forced_bos_token_id", &[1, 1], vec![-2])], nothing),
+        "model 'm': parameter 'forced_bos_token_id' names id -2, but the vocabulary has 96 ids"
     );
     assert_eq!(
         refused(&[tensor("input_ids", &[1 << 19, 1], vec![5; 1 << 19])], &[("num_beams", Value::from(4))]),

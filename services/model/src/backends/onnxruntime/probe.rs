@@ -70,6 +70,12 @@ pub fn check(
             }
         }
     }
+    if let Some(longest) = declaration.longest_row.filter(|_| !declaration.sample_rows.is_empty())
+        && let Ok(request) = measure::request(config, declaration, 1, longest)
+        && let Err(error) = instance.execute_together(std::slice::from_ref(&request))
+    {
+        return Err(traced(config, longest, graph, &error));
+    }
     let together = match instance.execute_together(&requests) {
         Ok(together) => together,
         Err(error) => return apart(&format!("rows of different lengths cannot run together: {}", error.message)),
@@ -142,7 +148,7 @@ fn traced(config: &ModelConfig, length: u32, graph: &Path, error: &InferError) -
     LoadError::Backend {
         model: config.name.clone(),
         reason: format!(
-            "{graph} does not run for a row of {length} tokens, which the tokenizer makes of a short text: {TRACED} ({}). Make it again, for \
+            "{graph} does not run for a row of {length} tokens, as the tokenizer makes them of texts: {TRACED} ({}). Make it again, for \
              rows of any length: mv {graph} {graph}.traced && trireme export FOLDER. Of some models, as Longformer and Funnel, no graph \
              takes rows of any length: serve those by a model.py that loads the folder with its own library (docs/python.md)",
             error.message

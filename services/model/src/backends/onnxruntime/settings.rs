@@ -72,7 +72,7 @@ pub struct PrecisionCheck {
 const MIN_COSINE: f64 = 0.9999;
 
 /// The parameters that this backend and the batcher read. Others are ignored, unless their names are almost known ones.
-const KNOWN: [&str; 27] = [
+const KNOWN: [&str; 28] = [
     "accelerator",
     "arena_extend_strategy",
     "cost_model",
@@ -94,6 +94,7 @@ const KNOWN: [&str; 27] = [
     "padding_check",
     "padding_side",
     "sample_rows",
+    "longest_row",
     "precision_check",
     "precision_min_cosine",
     "session.use_device_allocator_for_initializers",

@@ -37,6 +37,7 @@ fn defaults() {
             measure: true,
             check: true,
             sample_rows: Vec::new(),
+            longest_row: None,
         }
     );
 }

@@ -111,6 +111,7 @@ fn settings_come_from_the_configuration_then_the_measurement() {
         measure: true,
         check: true,
         sample_rows: Vec::new(),
+        longest_row: None,
     };
     let fit = Fit { model: MEASURED, token_budget: 512, error: 0.0, steps: Steps { multiple: 16, longest: 512 } };
     let of =

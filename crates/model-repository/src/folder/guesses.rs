@@ -1,0 +1,65 @@
+//! Tells a person which values of a description are guesses.
+//!
+//! A value has its origin in a field of a file, in the nodes of the graph, in a flag or in the default of the library that trained the
+//! model. A value without one of these is a guess, and may make answers that nobody trained: each start warns of it.
+
+use super::description::FolderDescription;
+use super::table::Row;
+
+/// How a person says a value in place of the guess, by its name in the table.
+const REMEDIES: [(&str, &str); 7] = [
+    ("task", "say it with --task TASK"),
+    ("labels", "write id2label into config.json"),
+    ("problem_type", "write problem_type into config.json"),
+    ("max_length", "write max_seq_length into sentence_bert_config.json; longer texts are cut, and the answer says so"),
+    ("padding", "write pad_token into tokenizer_config.json"),
+    (
+        "output",
+        "export the graph with an output last_hidden_state or sentence_embedding, or choose another file with --graph",
+    ),
+    ("op", "say it with --pooling mean, cls, last or another, as the model's card says how it was trained"),
+];
+
+/// A sentence for each guess: what was guessed, from what, and how it is said.
+pub(super) fn warnings(description: &FolderDescription) -> Vec<String> {
+    description.table().iter().filter(|row| row.is_guess).map(warning).collect()
+}
+
+fn warning(row: &Row) -> String {
+    let Row { part, what, value, origin, .. } = row;
+    let remedy = REMEDIES.iter().find(|(name, _)| name == what).map_or("", |(_, remedy)| remedy);
+    let more = match (*what, value.as_str()) {
+        ("task", "rerank") => ", as in --task classify for single texts",
+        ("op", _) if origin.contains("modules.json") => ", and with --normalize true whether vectors get the length 1",
+        _ => "",
+    };
+    let place = if part.is_empty() { String::new() } else { format!("{part}: ") };
+    format!(
+        "{place}{what} is {value}, {origin}: {remedy}{more}; trireme verify compares the answers with the library's"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guess_is_told_with_its_reason_and_its_remedy() {
+        let told = |what, value: &str, origin: &str| {
+            warning(&Row {
+                part: "model".to_owned(),
+                what,
+                value: value.to_owned(),
+                origin: origin.to_owned(),
+                is_guess: true,
+            })
+        };
+        for (what, remedy) in REMEDIES {
+            let told = told(what, "x", "guessed: no file says it");
+            assert!(
+                told.contains(remedy) && told.contains("no file says it") && told.contains("trireme verify"),
+                "{told}"
+            );
+        }
+    }
+}
