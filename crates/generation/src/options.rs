@@ -226,6 +226,12 @@ mod tests {
     }
 
     #[test]
+    fn without_a_length_in_its_files_a_model_makes_twenty_ids() {
+        assert_eq!(file(json!({ "num_beams": 4 })).unwrap().longest(), 1 + 20);
+        assert_eq!(file(json!({ "max_length": 20 })).unwrap().longest(), 20);
+    }
+
+    #[test]
     fn each_layer_goes_over_the_one_before() {
         let mut settings =
             file(json!({ "num_beams": 5, "length_penalty": 2.0, "max_new_tokens": 9, "transformers_version": "4" }))

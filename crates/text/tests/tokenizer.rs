@@ -59,6 +59,20 @@ fn tokens_of_the_configuration_alone_are_one_id_each() {
     let older = folder(|_| {}, Some("{}"));
     std::fs::write(older.path().join("special_tokens_map.json"), r#"{"mask_token": "planted"}"#).unwrap();
     assert!(ids(older.path(), text).len() < ids(plain.path(), text).len());
+    let older = folder(|_| {}, Some("{}"));
+    std::fs::write(older.path().join("added_tokens.json"), r#"{"planted": 9999}"#).unwrap();
+    assert!(ids(older.path(), text).len() < ids(plain.path(), text).len());
+}
+
+#[test]
+fn files_may_begin_with_a_byte_order_mark() {
+    let (plain, marked) = (folder(|_| {}, Some("{}")), folder(|_| {}, Some("{}")));
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        let path = marked.path().join(name);
+        let content = [b"\xef\xbb\xbf".to_vec(), std::fs::read(&path).unwrap()].concat();
+        std::fs::write(path, content).unwrap();
+    }
+    assert_eq!(ids(marked.path(), "a word"), ids(plain.path(), "a word"));
 }
 
 #[test]

@@ -179,7 +179,7 @@ fn is_pooler_alone(
         "pooler-output",
         format_args!(
             "{} gives {}, which BERT's pooler makes of the first token for another task, and no vectors of tokens for the pooling {}: export \
-             it again: mv {root}/{1} {root}/{1}.pooler && trireme export {root} --task embed",
+             it again: mv {root}/{0} {root}/{0}.pooler && trireme export {root} --task embed",
             file.file.value,
             output.name,
             modes.as_deref().unwrap_or("mean, sentence-transformers' default"),

@@ -207,6 +207,17 @@ fn expect_transformers(architecture: &str) {
 }
 
 #[test]
+fn a_row_that_names_no_language_begins_as_the_model_says() {
+    let mut instance = instance("m2m100", &[("forced_bos_token_id", "7"), ("max_length", "6")]);
+    let named = |id: i64| {
+        let forced = Tensor::from_values("forced_bos_token_id", [1, 1], vec![id]).unwrap();
+        request(&[text(&[5, 6, 2]), vec![forced]].concat(), &[])
+    };
+    let mut first = |request| ids(&run_alone(instance.as_mut(), &request).unwrap())[0][1];
+    assert_eq!((first(named(-1)), first(named(9)), first(request(&text(&[5, 6, 2]), &[]))), (7, 9, 7));
+}
+
+#[test]
 fn m2m100_is_transformers() {
     expect_transformers("m2m100");
 }
