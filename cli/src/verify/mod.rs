@@ -1,5 +1,5 @@
 //! `trireme verify`: compares a model's answers with those of its own library for the same texts, each text alone and all texts
-//! batched. Exit code 0: all answers are alike; 1: some differ; 2: they could not be compared.
+//! batched; and the answers of the batch with those of each text alone. Exit code 0: all answers are alike; 1: some differ; 2: they could not be compared.
 
 pub mod answers;
 pub mod reference;
@@ -100,10 +100,21 @@ struct Verify {
     verify: VerifyArgs,
 }
 
-/// The result of one way of asking: each text alone, or all batched.
+/// Each text asked alone.
+const ALONE: &str = "alone";
+
+/// All texts in requests of as many rows as the model takes.
+const BATCHED: &str = "batched";
+
+/// The answers of a batch beside those of the same server for each text alone: a row must not depend on the others of its request.
+const BESIDE: &str = "batched, to alone";
+
+/// The result of one comparison: each text alone or all batched with the library, or both with each other.
 struct Comparison {
     task: Task,
     way: &'static str,
+    /// The lowest likeness that is good enough.
+    bar: f64,
     lowest: f64,
     mean: f64,
     worst: usize,
@@ -264,12 +275,13 @@ impl Comparing {
         let cases = self.library.cases(&tasks, texts, pairs, self.prompt_name.as_deref(), &self.aggregation)?;
         ensure!(!cases.is_empty(), "there are no texts to compare");
         let parameters = self.parameters(&tasks);
+        let alone = model.ask(&tasks, &cases, 1, &parameters)?;
+        let batched = model.ask(&tasks, &cases, model.largest_batch(cases.len()), &parameters)?;
         let mut comparisons = Vec::new();
-        for (way, rows) in [("alone", 1), ("batched", model.largest_batch(cases.len()))] {
-            let served = model.ask(&tasks, &cases, rows, &parameters)?;
-            for (task, answers) in tasks.iter().zip(served) {
-                comparisons.push(Comparison::of(*task, way, &cases, &answers)?);
-            }
+        for ((&task, alone), batched) in tasks.iter().zip(&alone).zip(&batched) {
+            comparisons.push(Comparison::of(task, ALONE, self.min_cosine, &cases, alone)?);
+            comparisons.push(Comparison::of(task, BATCHED, self.min_cosine, &cases, batched)?);
+            comparisons.push(Comparison::beside(task, self.min_cosine, alone, batched));
         }
         Ok(self.report(&cases, &comparisons))
     }
@@ -289,7 +301,7 @@ impl Comparing {
         let lines: Vec<_> = comparisons
             .iter()
             .map(|c| {
-                let style = if c.lowest >= self.min_cosine { Style::Plain } else { Style::Bad };
+                let style = if c.passes() { Style::Plain } else { Style::Bad };
                 vec![
                     cell(c.task.name()),
                     cell(c.way),
@@ -301,17 +313,26 @@ impl Comparing {
             .collect();
         let mut out = String::new();
         table(&mut out, &["task", "asked", ">lowest", ">mean", "worst text"], &lines, colours());
-        let lowest = comparisons.iter().map(|c| c.lowest).fold(1.0, lower);
-        let passed = lowest >= self.min_cosine;
-        let worst = comparisons.iter().find(|c| c.lowest.total_cmp(&lowest).is_eq() || c.lowest.is_nan());
+        let with_library = || comparisons.iter().filter(|c| c.way != BESIDE);
+        let lowest = with_library().map(|c| c.lowest).fold(1.0, lower);
+        let passed = comparisons.iter().all(Comparison::passes);
+        let worst = with_library().find(|c| c.lowest.total_cmp(&lowest).is_eq() || c.lowest.is_nan());
         let measure = worst.map_or("cosine", |c| measure(c.task));
-        let what = if passed { "serves what" } else { "does not serve what" };
+        let what = if with_library().all(Comparison::passes) { "serves what" } else { "does not serve what" };
         let (library, bar) = (self.library.name(), self.min_cosine);
-        let sentence = format!(
+        let mut sentence = format!(
             "model '{}' {what} {library} computes: lowest {measure} {lowest:.7} over {} texts, expected at least {bar}",
             self.model,
             cases.len()
         );
+        if let Some(beside) = comparisons.iter().find(|c| c.way == BESIDE && !c.passes()) {
+            sentence += &format!(
+                "; but the answer for a text depends on the others of its request: {:.7} for '{}', expected at least {:.7}",
+                beside.lowest,
+                shown(&cases[beside.worst].text),
+                beside.bar
+            );
+        }
         out.push_str(&format!("{}\n", paint(&sentence, if passed { Style::Good } else { Style::Bad }, colours())));
         (out, passed)
     }
@@ -320,19 +341,42 @@ impl Comparing {
 // === impl Comparison ===
 
 impl Comparison {
-    fn of(task: Task, way: &'static str, cases: &[Case], answers: &[TextResult]) -> anyhow::Result<Comparison> {
+    /// Answers beside the library's.
+    fn of(
+        task: Task,
+        way: &'static str,
+        bar: f64,
+        cases: &[Case],
+        answers: &[TextResult],
+    ) -> anyhow::Result<Comparison> {
         let mut alike = Vec::with_capacity(cases.len());
         for (case, answer) in cases.iter().zip(answers) {
             let expected = expected(task, &case.line).with_context(|| format!("for text '{}'", shown(&case.text)))?;
             alike.push(answer.likeness(&expected));
         }
+        Ok(Comparison::summary(task, way, bar, &alike))
+    }
+
+    /// The answers of a batch beside those for each text alone. They come from one graph, so that the bar is ten times as close to 1 as that
+    /// for the library, which computes by other means.
+    fn beside(task: Task, bar: f64, alone: &[TextResult], batched: &[TextResult]) -> Comparison {
+        let alike: Vec<f64> = alone.iter().zip(batched).map(|(alone, batched)| batched.likeness(alone)).collect();
+        Comparison::summary(task, BESIDE, 1.0 - (1.0 - bar) / 10.0, &alike)
+    }
+
+    fn summary(task: Task, way: &'static str, bar: f64, alike: &[f64]) -> Comparison {
         let worst = (0..alike.len()).min_by(|&a, &b| {
             let rank = |value: f64| if value.is_nan() { f64::NEG_INFINITY } else { value };
             rank(alike[a]).total_cmp(&rank(alike[b]))
         });
         let worst = worst.unwrap_or(0);
         let mean = alike.iter().sum::<f64>() / alike.len() as f64;
-        Ok(Comparison { task, way, lowest: alike[worst], mean, worst })
+        Comparison { task, way, bar, lowest: alike[worst], mean, worst }
+    }
+
+    /// Whether all answers are alike enough. What is no number is not.
+    fn passes(&self) -> bool {
+        self.lowest >= self.bar
     }
 }
 
@@ -369,7 +413,7 @@ mod tests {
     fn the_worst_text_is_named_and_decides() {
         let cases = [case("good", &[1.0, 0.0]), case("bad one", &[0.0, 1.0])];
         let answers = [TextResult::Vector(vec![1.0, 0.0]), TextResult::Vector(vec![0.6, 0.8])];
-        let comparison = Comparison::of(Task::Embed, "alone", &cases, &answers).unwrap();
+        let comparison = Comparison::of(Task::Embed, ALONE, 0.9, &cases, &answers).unwrap();
         assert_eq!((comparison.worst, comparison.lowest, comparison.mean), (1, 0.8, 0.9));
         let (text, passed) = comparing(0.9).report(&cases, &[comparison]);
         assert!(!passed && text.contains("bad one") && text.contains("lowest cosine 0.8000000 over 2 texts"), "{text}");
@@ -379,9 +423,21 @@ mod tests {
     fn what_is_no_number_fails_whatever_the_bar() {
         let cases = [case("t", &[1.0]), case("u", &[1.0])];
         let answers = [TextResult::Vector(vec![f64::NAN]), TextResult::Vector(vec![1.0])];
-        let comparison = Comparison::of(Task::Embed, "batched", &cases, &answers).unwrap();
+        let comparison = Comparison::of(Task::Embed, BATCHED, 0.0, &cases, &answers).unwrap();
         assert_eq!(comparison.worst, 0);
         assert!(!comparing(0.0).report(&cases, &[comparison]).1);
+    }
+
+    #[test]
+    fn a_row_that_sees_its_neighbours_fails_although_the_library_is_as_far_away() {
+        let cases = [case("t", &[1.0, 0.0]), case("u", &[1.0, 0.0])];
+        let right = TextResult::Vector(vec![1.0, 0.0]);
+        let batched = [right.clone(), TextResult::Vector(vec![0.99995, 0.01])];
+        let with_library = Comparison::of(Task::Embed, BATCHED, 0.9999, &cases, &batched).unwrap();
+        assert!(with_library.passes());
+        let beside = Comparison::beside(Task::Embed, 0.9999, &[right.clone(), right], &batched);
+        let (text, passed) = comparing(0.9999).report(&cases, &[with_library, beside]);
+        assert!(!passed && text.contains("depends on the others of its request"), "{text}");
     }
 
     #[test]
