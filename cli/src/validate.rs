@@ -85,7 +85,8 @@ pub fn run(args: &ValidateArgs) -> ExitCode {
 async fn check(args: &ValidateArgs) -> (Repository, Vec<Fault>) {
     let unreadable = |code, message| Fault { model: None, code, message };
     let (mut folders, mut faults) = (Vec::new(), Vec::new());
-    let choices = match args.choices.choices() {
+    let choices = FolderArgs { strict: true, ..args.choices.clone() };
+    let choices = match choices.choices() {
         Ok(choices) => choices,
         Err(fault) => return (Repository::default(), vec![unreadable(ErrorCode::InvalidArg, fault.to_string())]),
     };

@@ -31,6 +31,8 @@ pub struct Choices {
     pub normalize: Option<bool>,
     /// `--padding-side`
     pub padding_side: Option<PaddingSide>,
+    /// `--strict`: a guess that can change answers is a fault.
+    pub strict: bool,
     /// `--accept`: contradictions that are no faults, by the names that their messages have.
     pub accept: Vec<String>,
     /// `--accelerator`
@@ -63,6 +65,7 @@ pub enum PaddingSide {
 #[derive(Clone, Debug, Default)]
 pub struct FolderChoices {
     precision: Precision,
+    strict: bool,
     /// In the order given: the name of a model, the flag, the value.
     given: Vec<(Option<String>, &'static str, String)>,
 }
@@ -151,11 +154,16 @@ impl Choices {
 
 impl From<Precision> for FolderChoices {
     fn from(precision: Precision) -> FolderChoices {
-        FolderChoices { precision, given: Vec::new() }
+        FolderChoices { precision, ..FolderChoices::default() }
     }
 }
 
 impl FolderChoices {
+    /// A guess that can change answers is a fault of its folder.
+    pub fn refuse_guesses(&mut self) {
+        self.strict = true;
+    }
+
     /// Adds the values of a flag (`graph`, `task`, `pooling`, `normalize`, `padding-side`, `accelerator`, `accept`, `served-name`). A value
     /// that begins with a name and a colon (`small:mean`) counts only for the model of that name. The error names the expected values.
     pub fn add(&mut self, flag: &'static str, values: &[String]) -> Result<(), String> {
@@ -179,7 +187,7 @@ impl FolderChoices {
 
     /// The choices for the model `name`. A choice for it comes before one for all.
     pub fn of(&self, name: &str) -> Choices {
-        let mut choices = Choices::from(self.precision);
+        let mut choices = Choices { strict: self.strict, ..Choices::from(self.precision) };
         for own in [false, true] {
             let given =
                 self.given.iter().filter(|(of, ..)| of.is_some() == own && of.as_deref().unwrap_or(name) == name);

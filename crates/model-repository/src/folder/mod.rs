@@ -111,6 +111,10 @@ impl FolderDescription {
         match found {
             Some(description) if faults.is_empty() => {
                 let mut warnings = guesses::warnings(&description);
+                if reader.choices().strict && !warnings.is_empty() {
+                    let faults = warnings.iter().map(|guess| format!("--strict allows no guess: {guess}")).collect();
+                    return Err(FolderError { path: path.to_owned(), faults });
+                }
                 warnings.extend(description.warnings.iter().cloned());
                 Ok(FolderDescription { served_names, warnings, ..description })
             }

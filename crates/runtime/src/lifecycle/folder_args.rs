@@ -43,6 +43,11 @@ pub struct FolderArgs {
     #[arg(long, env = "TRIREME_ACCEPT", value_name = "[NAME:]CONTRADICTION", value_delimiter = ',')]
     pub accept: Vec<String>,
 
+    /// Refuses a model folder of which something has to be guessed that can change answers. Without it each start warns of guesses;
+    /// `trireme validate` always refuses them
+    #[arg(long, env = "TRIREME_STRICT")]
+    pub strict: bool,
+
     /// A further name by which clients may ask for a model folder's model, as text-embedding-3-small. A model of the Hugging Face hub has the
     /// hub's name, org/name, by itself
     #[arg(long, env = "TRIREME_SERVED_NAME", value_name = "[NAME:]NAME", value_delimiter = ',')]
@@ -63,6 +68,9 @@ impl FolderArgs {
         let mut choices = FolderChoices::from(self.precision);
         for (flag, values) in self.given() {
             choices.add(flag, values).map_err(anyhow::Error::msg)?;
+        }
+        if self.strict {
+            choices.refuse_guesses();
         }
         Ok(choices)
     }
@@ -86,6 +94,7 @@ impl FolderArgs {
             .given()
             .into_iter()
             .flat_map(|(flag, values)| values.iter().map(move |value| format!("--{flag}={value}")));
-        given.chain([format!("--precision={}", self.precision.name())]).collect()
+        let strict = self.strict.then(|| "--strict".to_owned());
+        given.chain([format!("--precision={}", self.precision.name())]).chain(strict).collect()
     }
 }

@@ -171,6 +171,8 @@ fn each_value_has_an_origin_and_each_guess_is_told() {
             assert_eq!(told > 0, row.is_guess, "{row:?}: {:?}", description.warnings());
             guesses += usize::from(row.is_guess);
         }
+        let strict = FolderDescription::read(folder.path(), Choices { strict: true, ..Choices::default() });
+        assert_eq!(strict.is_err(), description.table().iter().any(|row| row.is_guess));
     }
     assert!(guesses >= 5, "{guesses}");
 }
