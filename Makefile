@@ -171,7 +171,7 @@ flaky: setup ## All tests five times beside a load on every CPU; lists those tha
 	@for time in $$(seq $(or $(TIMES),5)); do echo "==> $$time"; scripts/run-tests.py --load | grep -E '^==> (passed only|FAILED|tests)'; done
 
 # What `make nightly` runs: minutes to half an hour each, hours together.
-NIGHTLY ?= verify-test contracts-test cluster-test upgrade-test fuzz siege chaos soak
+NIGHTLY ?= bench-quick verify-test contracts-test cluster-test upgrade-test fuzz siege chaos soak
 
 .PHONY: nightly
 nightly: ## What takes too long for CI, one after the other, each whatever became of those before (NIGHTLY="chaos soak")
