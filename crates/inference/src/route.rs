@@ -29,6 +29,8 @@ pub struct RoutePlan {
     pub outputs: Vec<Name>,
     /// The reshapes of outputs on their way to the client, in this order; an output without an entry keeps its shape.
     pub reshapes: BTreeMap<String, Vec<Reshape>>,
+    /// The outputs of which one side batches, the step that gives the output or the model, and the other side does not.
+    pub crossing: BTreeSet<String>,
 }
 
 /// One step of a plan.
@@ -57,6 +59,10 @@ pub struct StepInput {
     /// The reshapes of the tensor on its way to the model, in this order.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "read_reshapes")]
     pub reshapes: Vec<Reshape>,
+    /// Whether one side batches, the side that gives the tensor or the model, and the other side does not. Only such a tensor
+    /// gets or loses a batch dimension.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub crosses: bool,
 }
 
 /// One entry of a step's output map.
@@ -140,8 +146,13 @@ impl RoutePlan {
     /// The plan of a single model: one step whose live tensors are the model's own inputs and outputs. `inputs` are
     /// names, each with whether it is optional.
     pub fn single(model: &str, inputs: impl IntoIterator<Item = (Name, bool)>, outputs: Vec<Name>) -> RoutePlan {
-        let input =
-            |(name, optional): (Name, bool)| StepInput { tensor: name.clone(), name, optional, reshapes: Vec::new() };
+        let input = |(name, optional): (Name, bool)| StepInput {
+            tensor: name.clone(),
+            name,
+            optional,
+            reshapes: Vec::new(),
+            crosses: false,
+        };
         let inputs = inputs.into_iter().map(input).collect();
         let step_outputs = outputs.iter().map(|name| StepOutput { name: name.clone(), tensor: name.clone() }).collect();
         RoutePlan {
@@ -150,6 +161,7 @@ impl RoutePlan {
             steps: vec![PlanStep { model: model.into(), version: None, inputs, outputs: step_outputs }],
             outputs,
             reshapes: BTreeMap::new(),
+            crossing: BTreeSet::new(),
         }
     }
 
@@ -333,7 +345,7 @@ mod tests {
     use super::*;
 
     fn input(name: &str, tensor: &str) -> StepInput {
-        StepInput { name: name.into(), tensor: tensor.into(), optional: false, reshapes: Vec::new() }
+        StepInput { name: name.into(), tensor: tensor.into(), optional: false, reshapes: Vec::new(), crosses: false }
     }
 
     fn output(name: &str, tensor: &str) -> StepOutput {
@@ -357,6 +369,7 @@ mod tests {
             ],
             outputs: vec!["embedding".into(), "label".into()],
             reshapes: BTreeMap::new(),
+            crossing: BTreeSet::new(),
         }
     }
 

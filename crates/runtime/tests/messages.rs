@@ -19,6 +19,7 @@ pub fn message(id: &str, models: &[&str], input: Tensor, answer: AnswerForm) -> 
             tensor: tensor(number).into(),
             optional: false,
             reshapes: Vec::new(),
+            crosses: false,
         }],
         outputs: vec![StepOutput { name: "OUTPUT0".into(), tensor: tensor(number + 1).into() }],
         dead: vec![tensor(number).into()],

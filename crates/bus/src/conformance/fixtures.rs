@@ -102,8 +102,20 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
         Step {
             model: model.clone(),
             inputs: vec![
-                StepInput { name: "text".into(), tensor: "TEXT".into(), optional: false, reshapes: Vec::new() },
-                StepInput { name: "extra".into(), tensor: "missing".into(), optional: true, reshapes: Vec::new() },
+                StepInput {
+                    name: "text".into(),
+                    tensor: "TEXT".into(),
+                    optional: false,
+                    reshapes: Vec::new(),
+                    crosses: false,
+                },
+                StepInput {
+                    name: "extra".into(),
+                    tensor: "missing".into(),
+                    optional: true,
+                    reshapes: Vec::new(),
+                    crosses: false,
+                },
             ],
             outputs: vec![StepOutput { name: "ids".into(), tensor: "input_ids".into() }],
             dead: vec!["TEXT".into(), "scalar".into()],

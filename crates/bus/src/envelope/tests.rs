@@ -81,6 +81,7 @@ fn any_step() -> impl Strategy<Value = Step> {
                 tensor: tensor.into(),
                 optional,
                 reshapes: Vec::new(),
+                crosses: false,
             })
             .collect(),
         outputs: outputs

@@ -219,7 +219,7 @@ fn key(name: &str, version: i64) -> ModelKey {
 }
 
 fn input(name: &str, tensor: &str) -> StepInput {
-    StepInput { name: name.into(), tensor: tensor.into(), optional: false, reshapes: Vec::new() }
+    StepInput { name: name.into(), tensor: tensor.into(), optional: false, reshapes: Vec::new(), crosses: false }
 }
 
 fn output(name: &str, tensor: &str) -> StepOutput {

@@ -2,7 +2,8 @@
 //!
 //! As in Triton, shapes agree where the dims do, or else where the full shapes do, batch dimension included. So a step that
 //! batches may follow one that does not: with equal dims the tensor gets a batch dimension of 1 on its way, or loses it
-//! (`batch_dimension`); where `[-1]` before one side's dims makes the other side's, it stays as it is.
+//! (`batch_dimension`); where `[-1]` before one side's dims makes the other side's, it stays as it is. Which tensors pass between
+//! such models is marked in the flat plan, so that nested ensembles make no difference.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use trireme_inference::{DataType, PlanStep, Reshape, RoutePlan, Shape, StepInput
 
 use super::CompiledEnsemble;
 use super::graph::{execution_order, validate_ensemble};
+use crate::batch_dimension::mark_crossing;
 use crate::{EnsembleError, EnsembleStep, ModelConfig, ModelInput, ModelOutput};
 
 /// Ensembles inside ensembles beyond this depth are refused.
@@ -24,7 +26,9 @@ type Lookup<'a> = &'a dyn Fn(&str, Option<i64>) -> Option<Arc<ModelConfig>>;
 /// Checks the ensemble `config` against its composing models, which `lookup` gives by name and version (`None`: the
 /// latest), and compiles it. Nested ensembles are flattened; the outer ensemble's tensors keep their names.
 pub fn compile_ensemble(config: &Arc<ModelConfig>, lookup: Lookup<'_>) -> Result<CompiledEnsemble, EnsembleError> {
-    let (plan, decoupled) = compile(config, lookup, &mut vec![config.name.clone()])?;
+    let (mut plan, decoupled) = compile(config, lookup, &mut vec![config.name.clone()])?;
+    let batches = |model: &str, version| lookup(model, version).is_some_and(|model| model.batches());
+    mark_crossing(&mut plan, config.batches(), batches);
     check_sequences(config, &plan, decoupled, lookup)?;
     let mut config = config.clone();
     if decoupled && !config.decoupled {
@@ -91,7 +95,8 @@ fn compile(
     check_decoupled(config, steps, &decoupled, &order)?;
     let outputs = config.outputs.iter().map(|output| output.name.as_str().into()).collect();
     let reshapes = views_of_outputs(config, &views);
-    let plan = RoutePlan { model: config.name.as_str().into(), ensemble: true, steps: plan, outputs, reshapes };
+    let model = config.name.as_str().into();
+    let plan = RoutePlan { model, ensemble: true, steps: plan, outputs, reshapes, crossing: BTreeSet::new() };
     Ok((plan, decoupled.contains(&true)))
 }
 
@@ -328,7 +333,8 @@ fn plan_step(step: &EnsembleStep, model: &ModelConfig, views: &Views) -> PlanSte
     let inputs = model.inputs.iter().filter_map(|input| {
         let tensor = step.input_map.get(&input.name)?.clone();
         let reshapes = views.get(&tensor).cloned().unwrap_or_default();
-        Some(StepInput { name: input.name.as_str().into(), tensor: tensor.into(), optional: input.optional, reshapes })
+        let (name, tensor, optional) = (input.name.as_str().into(), tensor.into(), input.optional);
+        Some(StepInput { name, tensor, optional, reshapes, crosses: false })
     });
     let outputs = step
         .output_map

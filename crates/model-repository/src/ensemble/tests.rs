@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use trireme_inference::{PlanStep, Reshape};
+use trireme_inference::{PlanStep, Reshape, Tensor};
 
 use super::*;
 
@@ -381,4 +381,68 @@ fn a_single_model_is_a_plan_of_one_step() {
     let plan = plan_single(&model("n", optional, &[("i", FP)], &[("o", FP)]));
     assert_eq!(shown(&plan), ["n: j=j? i=i -> o=o"]);
     assert!(!plan.ensemble);
+}
+
+/// `e`, which has the steps `s` and `r`; each takes and gives `TYPE_FP32 [-1, 3]`, in batches or not.
+fn chain(ensemble: bool, giver: bool, taker: bool) -> [ModelConfig; 3] {
+    let batch = |batches| if batches { "max_batch_size: 8" } else { "" };
+    let rows = "TYPE_FP32 [-1,3]";
+    let step = |name, batches| model(name, batch(batches), &[("i", rows)], &[("o", rows)]);
+    let text = ensemble_text(batch(ensemble), &[("A", rows)], &[("B", rows)], &["s: i=A -> o=x", "r: i=x -> o=B"]);
+    [ModelConfig::parse(&text, "e").unwrap(), step("s", giver), step("r", taker)]
+}
+
+#[test]
+fn a_tensor_changes_its_shape_only_between_a_side_that_batches_and_one_that_does_not() {
+    // What the giving side gives, and what comes to the other side: as in Triton, by whether the two batch.
+    let table: [(bool, bool, &[i64], &[i64]); 14] = [
+        (false, false, &[2, 3], &[2, 3]),
+        (false, false, &[1, 3], &[1, 3]),
+        (false, false, &[1, 2, 3], &[1, 2, 3]),
+        (true, true, &[2, 3], &[2, 3]),
+        (true, true, &[1, 3], &[1, 3]),
+        (true, true, &[1, 2, 3], &[1, 2, 3]),
+        (false, true, &[2, 3], &[1, 2, 3]),
+        (false, true, &[1, 3], &[1, 1, 3]),
+        (false, true, &[2, 2, 3], &[2, 2, 3]),
+        (false, true, &[3], &[3]),
+        (true, false, &[1, 2, 3], &[2, 3]),
+        (true, false, &[1, 3], &[1, 3]),
+        (true, false, &[2, 2, 3], &[2, 2, 3]),
+        (true, false, &[2, 3], &[2, 3]),
+    ];
+    let tensor = |name: &str, shape: &[i64]| {
+        Tensor::from_values(name, shape, vec![0f32; shape.iter().product::<i64>() as usize]).unwrap()
+    };
+    for (giver, taker, given, expected) in table {
+        let entering = |config: &ModelConfig, plan: &RoutePlan, step: usize| {
+            let route = plan.route(1, &[], &["A"], |_, _| Ok(1)).unwrap();
+            config.fit_inputs(&route.remaining()[step], vec![tensor("i", given)])[0].shape().to_vec()
+        };
+        for other in [false, true] {
+            let case = format!("{given:?} between {giver} and {taker}, the third is {other}");
+            let models = chain(other, giver, taker);
+            let plan = compile(models.to_vec()).unwrap();
+            assert_eq!(entering(&models[2], &plan, 1), expected, "from a step to another: {case}");
+            let models = chain(giver, taker, other);
+            let plan = compile(models.to_vec()).unwrap();
+            assert_eq!(entering(&models[1], &plan, 0), expected, "from the client to a step: {case}");
+            let models = chain(taker, other, giver);
+            let plan = compile(models.to_vec()).unwrap();
+            let output = models[0].fit_output(&plan, tensor("B", given));
+            assert_eq!(output.shape()[..], *expected, "from a step to the client: {case}");
+        }
+    }
+}
+
+#[test]
+fn a_nested_ensemble_is_no_side_of_its_own() {
+    let [mut inner, giver, taker] = chain(true, false, true);
+    inner.name = "inner".to_owned();
+    let rows = "TYPE_FP32 [-1,3]";
+    let outer = ensemble("outer", &[("X", rows)], &[("Y", rows)], &["inner: A=X -> B=Y"]);
+    let plan = compile(vec![outer, inner, giver, taker]).unwrap();
+    let crosses: Vec<_> = plan.steps.iter().map(|step| step.inputs[0].crosses).collect();
+    assert_eq!(crosses, [false, true], "neither the outer ensemble nor the first step batches");
+    assert_eq!(plan.crossing.into_iter().collect::<Vec<_>>(), ["Y"]);
 }

@@ -157,7 +157,9 @@ impl HostedModel {
         let missing =
             self.initial_states.iter().filter(|state| !inputs.iter().any(|input| input.name() == state.name()));
         inputs.extend(missing.cloned().collect::<Vec<_>>());
-        let inputs = if message.route.is_ensemble() { self.config.fit_inputs(inputs) } else { inputs };
+        if let Some(step) = message.route.current() {
+            inputs = self.config.fit_inputs(step, inputs);
+        }
         self.config.check_tensors(&inputs)?;
         Ok(inputs)
     }

@@ -78,6 +78,7 @@ pub(super) fn join(
             tensor: tensor.into(),
             optional,
             reshapes: Vec::new(),
+            crosses: false,
         };
         let mut inputs: Vec<StepInput> = batching
             .controls

@@ -153,6 +153,7 @@ mod tests {
             tensor: (*name).into(),
             optional: false,
             reshapes: Vec::new(),
+            crosses: false,
         };
         let output = |name: &&str| StepOutput { name: (*name).into(), tensor: (*name).into() };
         Step {

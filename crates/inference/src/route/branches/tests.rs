@@ -9,8 +9,13 @@ use crate::{InferError, ModelKey, StepInput, StepOutput};
 
 /// A step with these inputs and outputs; names at the model are those of the tensors.
 fn step(model: &str, takes: &[&str], makes: &[&str]) -> Step {
-    let input =
-        |&name: &&str| StepInput { name: name.into(), tensor: name.into(), optional: false, reshapes: Vec::new() };
+    let input = |&name: &&str| StepInput {
+        name: name.into(),
+        tensor: name.into(),
+        optional: false,
+        reshapes: Vec::new(),
+        crosses: false,
+    };
     let output = |&name: &&str| StepOutput { name: name.into(), tensor: name.into() };
     Step {
         model: ModelKey { name: model.into(), version: 1 },
@@ -181,6 +186,7 @@ fn build((steps, asked): &Graph) -> (Vec<Step>, Vec<String>) {
                 tensor: tensor.as_str().into(),
                 optional,
                 reshapes: Vec::new(),
+                crosses: false,
             });
         }
         let made: Vec<String> = (0..*makes).map(|output| format!("t{number}.{output}")).collect();

@@ -102,7 +102,7 @@ fn checked(request: &Running, mut reply: Reply) -> Result<Reply, InferError> {
     }
     let Ok(output) = &mut reply.outcome else { return Ok(reply) };
     if plan.ensemble {
-        let shaped = |output| plan.reshape_output(output).map(|output| config.fit_output(output));
+        let shaped = |output| plan.reshape_output(output).map(|output| config.fit_output(plan, output));
         let tensors = std::mem::take(&mut output.tensors).into_iter().map(shaped);
         output.tensors = tensors.collect::<Result<_, _>>()?;
     }
