@@ -1,7 +1,8 @@
 //! Translates `optimization.execution_accelerators` to options of ONNX Runtime's execution providers.
 //!
-//! Pure: names and parameters are Triton's. Unknown ones are errors, and so is an accelerator that could not apply to
-//! any instance. Whether the library has the provider shows in [`super::providers`], when sessions are made.
+//! Names and parameters are Triton's. Unknown ones are errors, and so is an accelerator for the CPU of a model that has no instance there.
+//! As in Triton, accelerators for GPUs have no effect where no instance is on a GPU; a warning says so. Whether the library has the
+//! provider shows in [`super::providers`], when sessions are made.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -140,9 +141,13 @@ impl Accelerators {
         }
         for (name, parameters) in gpu {
             if !on_gpu {
-                return Err(refused(format!(
-                    "gpu_execution_accelerator '{name}' needs an instance group of KIND_GPU, and there is none"
-                )));
+                tracing::warn!(
+                    model = config.name,
+                    accelerator = name,
+                    "gpu_execution_accelerator has no effect, because all instances are on the CPU; to run on a GPU, write \
+                     instance_group [ {{ kind: KIND_GPU }} ]"
+                );
+                continue;
             }
             let (kind, options) = match name.as_str() {
                 "tensorrt" => (AcceleratorKind::TensorRt, tensorrt(&parameters)),
@@ -360,6 +365,18 @@ mod tests {
     }
 
     #[test]
+    fn accelerators_for_gpus_have_no_effect_on_the_cpu() {
+        for accelerator in
+            ["{ name: 'tensorrt' parameters { key: 'precision_mode' value: 'FP16' } }", "{ name: 'cuda' }"]
+        {
+            for group in ["", "instance_group [{ kind: KIND_CPU }]", "instance_group [{ kind: KIND_AUTO }]"] {
+                let parsed = parse(&format!("{group} {}", accelerators("gpu", accelerator)));
+                assert_eq!(parsed, Ok(Accelerators::default()), "{group} {accelerator}");
+            }
+        }
+    }
+
+    #[test]
     fn what_cannot_be_is_refused() {
         let parameter = |key: &str, value: &str| {
             let text = format!("{{ name: 'tensorrt' parameters {{ key: '{key}' value: '{value}' }} }}");
@@ -373,8 +390,6 @@ mod tests {
         assert!(parameter("max_workspace_size_bytes", "-1").contains("has to be a whole number from 1, found '-1'"));
         let unknown = parse(&accelerators("cpu", "{ name: 'magic' }")).unwrap_err();
         assert!(unknown.starts_with("model 'm': unknown Execution Accelerator 'magic' is requested"), "{unknown}");
-        let nowhere = parse(&accelerators("gpu", "{ name: 'tensorrt' }")).unwrap_err();
-        assert!(nowhere.contains("'tensorrt' needs an instance group of KIND_GPU"), "{nowhere}");
         let typo = "{ name: 'openvino' parameters { key: 'presicion' value: 'FP16' } }";
         assert!(parse(&accelerators("cpu", typo)).unwrap_err().contains("unknown parameter 'presicion'"));
         let fast = "{ name: 'openvino' parameters { key: 'precision' value: 'fast' } }";

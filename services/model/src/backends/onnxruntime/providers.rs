@@ -64,8 +64,14 @@ pub fn apply(
     let mut plugin_options: Option<Vec<(String, String)>> = None;
     for accelerator in accelerators {
         let missing = || {
+            let way_out = match accelerator.kind {
+                AcceleratorKind::OpenVino => "",
+                AcceleratorKind::Cuda | AcceleratorKind::TensorRt => {
+                    "; to run on the CPU, write instance_group [ { kind: KIND_CPU } ]"
+                }
+            };
             format!(
-                "execution accelerator '{}' is not available: this ONNX Runtime ({}) has no {}",
+                "execution accelerator '{}' is not available: this ONNX Runtime ({}) has no {}{way_out}",
                 accelerator.kind.name(),
                 ort::info(),
                 accelerator.kind.provider()
