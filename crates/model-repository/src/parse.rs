@@ -17,9 +17,19 @@ static SCHEMA: LazyLock<MessageDescriptor> = LazyLock::new(|| {
     pool.get_message_by_name("inference.ModelConfig").expect("the schema defines it")
 });
 
+/// No config.pbtxt is larger by intent, and the parser takes seconds for each megabyte.
+const MAX_CONFIG_BYTES: usize = 1 << 20;
+
 /// Reads the text format. `file` is the text's name in errors.
 pub(crate) fn read_text(text: &str, file: &str) -> Result<proto::ModelConfig, RepositoryError> {
     let error = |line, reason: String| RepositoryError::Text { file: file.to_owned(), line, reason };
+    if text.len() > MAX_CONFIG_BYTES {
+        let found = text.len();
+        return Err(error(
+            1,
+            format!("found {found} bytes, expected {MAX_CONFIG_BYTES} at most: files beside it hold what is large"),
+        ));
+    }
     if let Some((offset, reason)) = foreign_character(text) {
         return Err(error(line_of(text, offset), reason));
     }

@@ -14,11 +14,15 @@ use crate::proto::model_queue_policy::TimeoutAction;
 use crate::proto::model_sequence_batching::StrategyChoice;
 use crate::proto::model_warmup::input::InputDataType;
 use crate::proto::{
-    DataType, ModelConfig, ModelDynamicBatching, ModelQueuePolicy, ModelSequenceBatching, ModelTensorReshape,
+    DataType, ModelConfig, ModelDynamicBatching, ModelInstanceGroup, ModelQueuePolicy, ModelSequenceBatching,
+    ModelTensorReshape,
 };
 use crate::torch;
 
 const TENSORRT: &str = "tensorrt_plan";
+
+/// The most instances of a model on one worker.
+const MAX_INSTANCES: i64 = 1024;
 
 /// The fields that the inputs and outputs of a configuration must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,6 +225,15 @@ fn validate_instance_groups(message: &ModelConfig) -> Result<(), String> {
                 message.platform
             ));
         }
+    }
+    let instances = |group: &ModelInstanceGroup| i64::from(group.count.max(1)) * group.gpus.len().max(1) as i64;
+    let instances: i64 = message.instance_group.iter().map(instances).sum();
+    if instances > MAX_INSTANCES {
+        return Err(format!(
+            "the instance groups of model {} have {instances} instances, expected {MAX_INSTANCES} at most: each has a thread of its own, \
+             write a smaller 'count'",
+            message.name
+        ));
     }
     Ok(())
 }

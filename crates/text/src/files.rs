@@ -10,6 +10,7 @@ use crate::completion;
 use crate::config::{ConfigToken, TokenizerConfig};
 use crate::core::Core;
 use crate::family::{Family, Languages};
+use crate::growth;
 use crate::json_file::read_json;
 use crate::slow::SlowTokenizer;
 use crate::{Side, TextError};
@@ -74,6 +75,8 @@ impl TokenizerFiles {
                 })?;
                 let malformed =
                     |reason: String| TextError::Malformed { path: directory.join("tokenizer_config.json"), reason };
+                let grows = tokenizer.get_normalizer().map_or(Ok(()), growth::check);
+                grows.map_err(|reason| TextError::Malformed { path: directory.join("tokenizer.json"), reason })?;
                 config.add_older_special_tokens(directory)?;
                 completion::complete(&config, &mut tokenizer).map_err(malformed)?;
                 padding = tokenizer.get_padding().cloned();

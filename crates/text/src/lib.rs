@@ -31,6 +31,7 @@ mod error;
 mod expansion;
 mod family;
 mod files;
+mod growth;
 mod joiner;
 mod json_file;
 mod limits;

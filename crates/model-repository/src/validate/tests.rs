@@ -57,6 +57,10 @@ fn faults_have_triton_texts() {
         ),
         ("backend: 'b' instance_group { kind: KIND_CPU gpus: 0 }".into(), "instance group m_0 of model m has kind KIND_CPU but specifies one or more GPUs"),
         ("backend: 'b' instance_group { kind: KIND_MODEL gpus: 0 }".into(), "instance group m_0 of model m has kind KIND_MODEL but specifies one or more GPUs"),
+        (
+            "backend: 'b' instance_group { count: 1000 kind: KIND_CPU } instance_group { count: 25 }".into(),
+            "the instance groups of model m have 1025 instances, expected 1024 at most: each has a thread of its own, write a smaller 'count'",
+        ),
         ("backend: 'b' instance_group { kind: 9 }".into(), "instance group m_0 of model m has unexpected kind 9"),
         (input("data_type: TYPE_FP32 dims: 1"), "model input must specify 'name' for m"),
         (input("name: 'x' dims: 1"), "model input 'x' must specify 'data_type' for m"),
