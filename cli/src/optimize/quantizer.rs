@@ -38,11 +38,11 @@ impl Quantizer {
         let mut child = command.spawn().with_context(|| not_started(python))?;
         let (questions, answers) = (child.stdin.take().context("no pipe")?, child.stdout.take().context("no pipe")?);
         let mut errors = child.stderr.take().context("no pipe")?;
-        let words = std::thread::spawn(move || {
+        let words = std::thread::Builder::new().spawn(move || {
             let mut words = Vec::new();
             let _ = errors.read_to_end(&mut words);
             String::from_utf8_lossy(&words).into_owned()
-        });
+        })?;
         let (answers, words) = (BufReader::new(answers), Some(words));
         let (matrices, by) = (BTreeMap::new(), String::new());
         let mut quantizer = Quantizer { child, questions, answers, words, matrices, by, has_blocks: false };

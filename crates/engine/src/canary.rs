@@ -16,6 +16,7 @@ use trireme_model_repository::{ModelConfig, ModelInput};
 use crate::backend::{
     ExecuteRequest, Instance, LoadError, LoadedModel, ModelInstance, Progress, StepwiseInstance, Ticket, panicked,
 };
+use crate::threads::spawn;
 
 /// The most elements of a made-up input. A model that needs a larger input gets no made-up canary request.
 const MAX_ELEMENTS: u64 = 1 << 20;
@@ -108,7 +109,7 @@ impl Canary {
         let (mut instances, tried) = (std::mem::take(&mut model.instances), request.clone());
         let (sender, trying) = oneshot::channel();
         // A thread of its own: if it hangs, nothing waits for it, and it ends with the process.
-        let thread = std::thread::Builder::new().name(format!("{name}-canary")).spawn(move || {
+        let thread = spawn(format!("{name}-canary"), move || {
             let outcome = instances.first_mut().map_or(Ok(()), |instance| attempt(instance, tried));
             // After the limit the receiver is gone.
             let _ = sender.send((outcome, instances));

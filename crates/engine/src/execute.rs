@@ -21,6 +21,7 @@ use crate::outage::is_out;
 use crate::queue::{Role, Taken};
 use crate::runs::Runs;
 use crate::stepwise::Stepper;
+use crate::threads::spawn;
 use crate::watchdog::{Callers, ExecutionLimit};
 
 /// The worker's reason for ending after an instance's thread has ended by a panic.
@@ -69,15 +70,14 @@ impl<C: Completion> Model<C> {
         background: Vec<BackgroundInstance>,
     ) -> Result<Threads, std::io::Error> {
         let mut threads = Vec::new();
-        let named = |name: String| std::thread::Builder::new().name(name);
         for (index, instance) in instances.into_iter().enumerate() {
-            let (model, thread) = (self.clone(), named(format!("{}-{index}", self.key.name)));
-            threads.push(thread.spawn(move || model.run_instance(instance))?);
+            let model = self.clone();
+            threads.push(spawn(format!("{}-{index}", self.key.name), move || model.run_instance(instance))?);
         }
         let background = if priorities_count() { background } else { Vec::new() };
         for (index, make) in background.into_iter().enumerate() {
-            let (model, thread) = (self.clone(), named(format!("bulk-{index}-{}", self.key.name)));
-            threads.push(thread.spawn(move || model.run_background(make))?);
+            let model = self.clone();
+            threads.push(spawn(format!("bulk-{index}-{}", self.key.name), move || model.run_background(make))?);
         }
         Ok(threads)
     }

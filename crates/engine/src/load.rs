@@ -1,14 +1,16 @@
 //! Loads model versions, each with the backend that its configuration names.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use trireme_inference::{ErrorCode, Tensor};
 use trireme_model_repository::{BACKENDS, KnownBackend, ModelConfig, RepositoryModel, torch_file};
 
 use crate::activity::Activity;
 use crate::backend::{Backend, LoadError, LoadedModel, ModelSource, SequenceSupport};
+use crate::threads::on_thread;
 
 /// A load of more than this time is announced in the registry.
 const ANNOUNCED_AFTER: Duration = Duration::from_secs(1);
@@ -93,6 +95,18 @@ fn check_sequences(config: &ModelConfig, support: SequenceSupport) -> Result<(),
 /// A loaded version, the states before the first request of its sequences, and how long the load took.
 pub type Loaded = (LoadedModel, Vec<Tensor>, Duration);
 
+/// How versions are loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadOptions {
+    /// Whether backends may complete configurations.
+    pub auto_complete: bool,
+    /// How long a load may take; `None` is for ever.
+    pub limit: Option<Duration>,
+}
+
+/// The directories of versions whose loads have passed their limit, and their threads' signs of life.
+static HANGING: Mutex<Vec<(PathBuf, Weak<()>)>> = Mutex::new(Vec::new());
+
 /// Loads one version on a thread of its own. During a long load the log repeats its present step every few seconds.
 pub async fn load_version(
     model: &RepositoryModel,
@@ -100,19 +114,21 @@ pub async fn load_version(
     backend: Arc<dyn Backend>,
     auto_complete: bool,
 ) -> Result<Loaded, LoadError> {
-    load_watched(model, version, backend, auto_complete, async |_| {}).await
+    let options = LoadOptions { auto_complete, limit: None };
+    load_watched(model, version, backend, options, async |_| {}).await
 }
 
-/// As [`load_version`]. `announce` gets the present step of a long load, once.
+/// As [`load_version`], with a limit of time. A load that passes it has failed, and nothing waits for its thread. `announce` gets the
+/// present step of a long load, once.
 pub async fn load_watched(
     model: &RepositoryModel,
     version: i64,
     backend: Arc<dyn Backend>,
-    auto_complete: bool,
+    options: LoadOptions,
     announce: impl AsyncFnOnce(String),
 ) -> Result<Loaded, LoadError> {
     let activity = Activity::new();
-    let loading = load(model, version, backend, auto_complete, activity.clone());
+    let loading = load(model, version, backend, options, activity.clone());
     tokio::pin!(loading);
     let started = Instant::now();
     if let Ok(loaded) = tokio::time::timeout(ANNOUNCED_AFTER, &mut loading).await {
@@ -137,14 +153,25 @@ async fn load(
     model: &RepositoryModel,
     version: i64,
     backend: Arc<dyn Backend>,
-    auto_complete: bool,
+    LoadOptions { auto_complete, limit }: LoadOptions,
     activity: Activity,
 ) -> Result<Loaded, LoadError> {
+    let failed = |reason: String| LoadError::Backend { model: model.name.clone(), reason };
     let (config, model_path) = (model.config_of(version).clone(), model.config_path(version));
     let version_path = model.version_path(version);
     let uploaded = model.uploaded.clone();
-    let started = Instant::now();
-    let loading = tokio::task::spawn_blocking(move || {
+    let (started, name) = (Instant::now(), format!("load-{}", model.name));
+    let (life, path) = (Arc::new(()), version_path.clone());
+    let is_alive = Arc::downgrade(&life);
+    if still_hangs(&path) {
+        return Err(failed(format!(
+            "an earlier load of {} has not ended yet: its files may lie on a file system that hangs",
+            path.display()
+        )));
+    }
+    let (said, files) = (activity.clone(), model.clone());
+    let loading = on_thread(name, move || {
+        let _life = life;
         let source = ModelSource {
             config: &config,
             version,
@@ -153,6 +180,9 @@ async fn load(
             auto_complete,
             uploaded: uploaded.as_ref(),
         };
+        let refused =
+            |error: std::io::Error| LoadError::Backend { model: config.name.clone(), reason: error.to_string() };
+        files.check_files(version).map_err(refused)?;
         let mut loaded = activity.during(|| backend.load(&source))?;
         if loaded.config.sequence_batching.is_some() {
             loaded.config = Arc::new(loaded.config.for_execution());
@@ -162,13 +192,23 @@ async fn load(
             initial_states.map_err(|fault| LoadError::Config(format!("model '{}': {fault}", config.name)))?;
         Ok((loaded, initial_states))
     });
-    let (loaded, initial_states) = loading.await.unwrap_or_else(|panic| {
-        let reason = format!("its backend panicked while loading: {panic}");
-        Err(LoadError::Backend { model: model.name.clone(), reason })
-    })?;
+    let Ok(loading) = tokio::time::timeout(limit.unwrap_or(Duration::MAX), loading).await else {
+        HANGING.lock().push((path, is_alive));
+        let (seconds, doing) = (limit.unwrap_or_default().as_secs_f32(), said.now());
+        return Err(failed(format!("it was not loaded within {seconds} s (--model-load-limit-secs), and was {doing}")));
+    };
+    let loaded = loading.map_err(|error| failed(format!("its load has failed: {error}")))?;
+    let (loaded, initial_states) = loaded?;
     let (backend, instances) = (&loaded.config.backend, loaded.instances.len());
     tracing::info!(model = model.name, version, backend, instances, "loaded");
     Ok((loaded, initial_states, started.elapsed()))
+}
+
+/// Whether a load from this directory has passed its limit and its thread is still there.
+fn still_hangs(path: &Path) -> bool {
+    let mut hanging = HANGING.lock();
+    hanging.retain(|(_, life)| life.strong_count() > 0);
+    hanging.iter().any(|(hangs, _)| hangs == path)
 }
 
 // === impl LoadError ===

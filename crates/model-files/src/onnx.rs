@@ -4,7 +4,6 @@
 //! gigabytes takes milliseconds.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
@@ -12,6 +11,7 @@ use trireme_inference::DataType;
 
 pub use crate::ending::EndOp;
 use crate::ending::{Node, Nodes};
+use crate::regular;
 
 /// Graphs lie within nodes of graphs no deeper than this.
 const MAX_DEPTH: usize = 16;
@@ -82,7 +82,7 @@ struct Wire<R: Read + Seek> {
 impl Graph {
     /// Reads the file at `path`.
     pub fn read(path: &Path) -> io::Result<Graph> {
-        let file = File::open(path)?;
+        let file = regular::open(path)?;
         let length = file.metadata()?.len();
         Graph::parse(file, length)
     }

@@ -13,6 +13,7 @@ use std::path::Path;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
+use crate::regular;
 use crate::stored_zip::StoredZip;
 
 /// The largest pickle of a dictionary of tensors; one of a few layers takes about 1 kB.
@@ -80,7 +81,7 @@ pub fn read(path: &Path) -> Result<BTreeMap<String, TorchTensor>, String> {
     if size > MAX_FILE_BYTES {
         return Err(format!("it has {size} bytes, expected at most {MAX_FILE_BYTES}"));
     }
-    let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
+    let bytes = regular::read(path).map_err(|error| error.to_string())?;
     let archive = StoredZip::new(&bytes).map_err(|reason| {
         format!("it is no ZIP archive, as torch has written since 1.6 ({reason}); save it again with torch.save")
     })?;

@@ -5,13 +5,14 @@
 //! and `__pycache__` are left out: tools write them where they work.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use ring::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
+use trireme_model_files::regular;
 
 /// The most levels of directories that are read; a loop of links ends there.
 const MAX_DEPTH: usize = 8;
@@ -76,6 +77,11 @@ pub(crate) fn names(directory: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
+/// An error that names the first file beneath `directory`, of those whose first name `counts`, that is a pipe or a device.
+pub(crate) fn check_regular(directory: &Path, counts: impl Fn(&str) -> bool) -> io::Result<()> {
+    files(directory, "", &counts, 0, &mut |_, path| regular::look(path).map_err(|error| at(path, &error)))
+}
+
 /// Visits the files beneath `directory` in order of name.
 fn files(
     directory: &Path,
@@ -118,7 +124,7 @@ fn file(path: &Path) -> io::Result<FileDigest> {
     };
     let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
     let read = || {
-        let mut file = File::open(path)?;
+        let mut file = regular::open(path)?;
         let metadata = file.metadata()?;
         let (size, changed) = (metadata.len(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH));
         if let Some((_, _, digest)) = known.filter(|known| (known.0, known.1) == (size, changed)) {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prost::Message;
 
-use crate::digest::Digest;
+use crate::digest::{Digest, check_regular};
 use crate::fingerprint::{self, hash};
 use crate::normalize::Surroundings;
 use crate::parse::{read_json, read_text};
@@ -376,6 +376,13 @@ impl RepositoryModel {
         digest.add_directory(&self.path, is_beside)?;
         digest.add_directory(&self.version_path(version), |name| name != CONFIG_FILE)?;
         Ok(digest.finish())
+    }
+
+    /// An error that names the first file of the version that nobody can read to its end: a named pipe or a device. Names in its directory, or
+    /// beside that, that begin with a dot are left out.
+    pub fn check_files(&self, version: i64) -> io::Result<()> {
+        check_regular(&self.path, |name| version_number(name).is_none())?;
+        check_regular(&self.version_path(version), |_| true)
     }
 
     /// The labels of `output`, by index; `None` where it has no label file.

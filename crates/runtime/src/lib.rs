@@ -28,7 +28,9 @@ pub use intake::queue_levels;
 pub use lifecycle::control_mode::{ControlArgs, ControlMode, ControlOptions};
 pub use lifecycle::folder_args::FolderArgs;
 pub use lifecycle::model_args::{ModelArgs, local_folder, name_and_model};
-pub use lifecycle::{LAST_WORDS, OtherContent, StartError, Worker, WorkerOptions, model_control};
+pub use lifecycle::{
+    LAST_WORDS, OtherContent, StartError, Worker, WorkerOptions, find_model, model_control, read_again,
+};
 pub use observe::admin::{Admin, Health};
 pub use observe::statistics::{Snapshot, Statistics};
 pub use observe::{statistics, tap};

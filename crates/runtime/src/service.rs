@@ -3,13 +3,14 @@
 //! Every failure ends in one line on standard error that names the remedy, and in an exit code that is not zero.
 
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use clap::Args;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, LocalBoxFuture};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use trireme_engine::Backend;
@@ -18,7 +19,7 @@ use trireme_telemetry::TelemetryArgs;
 use crate::host::hostname;
 use crate::lifecycle::control_mode::ControlArgs;
 use crate::lifecycle::model_args::ModelArgs;
-use crate::lifecycle::{OtherContent, Worker, WorkerOptions};
+use crate::lifecycle::{LOAD_THREADS, OtherContent, Worker, WorkerOptions};
 use crate::observe::admin::Health;
 use crate::observe::statistics::Statistics;
 use crate::response_cache::CacheArgs;
@@ -26,6 +27,15 @@ use crate::response_cache::CacheArgs;
 pub use crate::nats_args::NatsArgs;
 pub use crate::observe::admin_args::AdminArgs;
 pub use crate::queue_args::{BrokerArgs, QueueArgs, Storage};
+
+/// Most threads for blocking work: reading and writing files, unpacking bodies. Models are loaded on threads of their own.
+const BLOCKING_THREADS: usize = 64;
+
+/// How many of them are there from the start.
+const KEPT_BLOCKING_THREADS: usize = 4;
+
+/// How long such a thread stays without work.
+const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Flags of every process that hosts models.
 #[derive(Args, Clone, Debug)]
@@ -48,6 +58,17 @@ pub struct WorkerArgs {
 
     #[command(flatten)]
     pub control: ControlArgs,
+
+    /// Models that are loaded at the same time; the others wait
+    #[arg(help_heading = "Models")]
+    #[arg(long, env = "TRIREME_MODEL_LOAD_THREAD_COUNT", value_name = "COUNT", default_value_t = LOAD_THREADS)]
+    #[arg(value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    pub model_load_thread_count: usize,
+
+    /// Seconds that the load of a model may take; one past that has failed, and other models are loaded in its place; 0 is no limit
+    #[arg(help_heading = "Models")]
+    #[arg(long, env = "TRIREME_MODEL_LOAD_LIMIT_SECS", value_name = "SECONDS", default_value_t = 600)]
+    pub model_load_limit_secs: u64,
 
     /// Seconds that one execution may take; a worker past it counts as hung, gives its work back and ends; 0 is no limit
     #[arg(help_heading = "Worker")]
@@ -108,6 +129,8 @@ impl WorkerArgs {
                 sources: Some(Arc::new(sources)),
                 auto_complete: !(self.disable_auto_complete_config || self.strict_model_config),
                 control: self.control.options()?,
+                load_threads: self.model_load_thread_count,
+                load_limit: (self.model_load_limit_secs > 0).then(|| Duration::from_secs(self.model_load_limit_secs)),
                 execution_limit: self.execution_limit(),
                 canary: (self.canary_secs > 0).then(|| Duration::from_secs(self.canary_secs)),
                 other_content: self.other_content,
@@ -228,6 +251,22 @@ fn raise_file_limit() {
     }
 }
 
+/// Starts the threads for blocking work that are always there. Such a thread, once started, stays: where no other can be started, work
+/// waits for it. Without one the work would wait for ever, or panic.
+fn keep_blocking_threads(runtime: &Runtime) -> anyhow::Result<()> {
+    // Each waits for the others, so that none does the work of two.
+    let met = Arc::new(Barrier::new(KEPT_BLOCKING_THREADS + 1));
+    // A thread that the system refuses would never come to the barrier.
+    let room = trireme_engine::promise(KEPT_BLOCKING_THREADS)?;
+    for _ in 0..KEPT_BLOCKING_THREADS {
+        let met = met.clone();
+        drop(runtime.spawn_blocking(move || drop(met.wait())));
+    }
+    met.wait();
+    drop(room);
+    Ok(())
+}
+
 /// Runs a process's async main with telemetry set up. An error becomes one line on standard error and exit code 1.
 pub fn block_on(
     service: &'static str,
@@ -247,10 +286,13 @@ fn block_on_boxed(
     trireme_model_repository::remove_leftovers();
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .thread_name(service)
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_keep_alive(FOR_EVER)
         .enable_all()
         .build()
         .map_err(anyhow::Error::from)
         .and_then(|runtime| {
+            keep_blocking_threads(&runtime)?;
             let outcome = runtime.block_on(async {
                 let telemetry = trireme_telemetry::init(service, telemetry)?;
                 let outcome = main.await;

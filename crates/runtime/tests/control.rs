@@ -15,12 +15,15 @@ use trireme_runtime::model_control::{
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The configuration of a model whose load never ends.
+const HANGS: &str = "hangs";
+
 /// Records the models that it loads. A load takes some time.
 #[derive(Default)]
 struct Host {
     /// The configuration of each model.
     models: Mutex<BTreeMap<String, Option<String>>>,
-    /// The models it has loaded, in order.
+    /// The configurations it has loaded, in order.
     loads: Mutex<Vec<String>>,
     is_gateway: bool,
 }
@@ -28,8 +31,11 @@ struct Host {
 #[async_trait]
 impl Participant for Host {
     async fn load(&self, model: &str, with: &Override) -> Outcome {
+        if with.config.as_deref() == Some(HANGS) {
+            std::future::pending::<()>().await;
+        }
         tokio::time::sleep(Duration::from_millis(1)).await;
-        self.loads.lock().push(model.to_owned());
+        self.loads.lock().extend(with.config.clone());
         self.models.lock().insert(model.to_owned(), with.config.clone());
         Outcome::Done(Vec::new())
     }
@@ -143,17 +149,46 @@ async fn a_process_that_joins_later_hosts_what_was_loaded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn commands_are_carried_out_in_the_order_they_came_in() {
+async fn commands_for_one_model_are_carried_out_in_the_order_they_came_in() {
     let (bus, tasks) = (Arc::new(InProcess::default()), TaskSet::new());
     let worker = Process::start(&bus, "worker", &tasks).await;
-    let models: Vec<String> = (0..50).map(|number| format!("m{number}")).collect();
-    let (wanted, expected) = (Override::default(), names(&["worker"]));
+    let (wanted, expected) = ((0..50).map(|number| configured(&number.to_string())), names(&["worker"]));
+    let wanted: Vec<_> = wanted.collect();
     // Each command is sent when its future is first polled, which happens in this order.
-    let commands =
-        models.iter().map(|model| model_control::command(&*bus, &worker.memory, model, Some(&wanted), &expected));
+    let commands = wanted.iter().map(|with| model_control::command(&*bus, &worker.memory, "m", Some(with), &expected));
     for answers in join_all(commands).await {
         assert_eq!(answers.unwrap(), Outcomes::from([("worker".to_owned(), Outcome::Done(Vec::new()))]));
     }
-    assert_eq!(*worker.host.loads.lock(), models);
+    let configurations: Vec<_> = wanted.into_iter().filter_map(|with| with.config).collect();
+    assert_eq!(*worker.host.loads.lock(), configurations);
     tasks.join().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_that_hangs_holds_up_no_other_model() {
+    let (bus, tasks) = (Arc::new(InProcess::default()), TaskSet::new());
+    let gateway = Process::start(&bus, "gateway", &tasks).await;
+    let worker = Process::start(&bus, "worker", &tasks).await;
+    let (hangs, expected) = (configured(HANGS), names(&["worker", "gateway"]));
+    let mut hanging = model_control::command(&*bus, &gateway.memory, "hang", Some(&hangs), &expected);
+    assert!(futures_util::poll!(&mut hanging).is_pending());
+    // A change in the store hangs, too.
+    let stored = async {
+        let _ = model_control::settle(&*bus, &gateway.memory, "stored", Some(hangs.clone()), false).await;
+        std::future::pending::<()>().await;
+    };
+    let others = async {
+        gateway.order(&bus, "other", Some(configured("{}")), &expected).await;
+        gateway.order(&bus, "other", None, &expected).await;
+        gateway.order(&bus, "another", Some(configured("{}")), &expected).await;
+    };
+    tokio::select! {
+        biased;
+        () = stored => {}
+        done = tokio::time::timeout(PATIENCE, others) => done.expect("nothing waits for models that hang"),
+    }
+    assert!(futures_util::poll!(&mut hanging).is_pending());
+    drop(hanging);
+    tokio::time::timeout(PATIENCE, tasks.join()).await.expect("nor does the end of the process");
+    assert!(worker.host.models.lock().contains_key("another"));
 }

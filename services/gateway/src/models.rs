@@ -13,7 +13,7 @@ use trireme_bus::{Bus, BusError};
 use trireme_inference::InferError;
 use trireme_model_repository::{Repository, RepositoryError, RepositoryModel};
 use trireme_runtime::model_control::{self, Memory, Outcome, Outcomes, Override, Participant, Participation};
-use trireme_runtime::{ControlMode, ControlOptions, TaskSet, faults};
+use trireme_runtime::{ControlMode, ControlOptions, TaskSet, faults, find_model, read_again};
 
 use crate::registry::Registry;
 
@@ -140,7 +140,7 @@ impl ModelControl {
 
     async fn run(&self, work: impl Future<Output = Result<(), InferError>> + Send + 'static) -> Result<(), InferError> {
         let (done, outcome) = tokio::sync::oneshot::channel();
-        self.0.tasks.spawn("model request", async move {
+        self.0.tasks.spawn_until_stop("model request", async move {
             let _ = done.send(work.await);
         });
         outcome.await.unwrap_or_else(|_| Err(InferError::unavailable("the server is stopping")))
@@ -148,18 +148,18 @@ impl ModelControl {
 
     async fn load_now(&self, model: &str, with: Override) -> Result<(), InferError> {
         let with = self.lasting(model, &with).unwrap_or(with);
-        for part in self.parts_of(model, &with) {
+        for part in self.parts_of(model, &with).await {
             if self.0.registry.catalog().find(&part, None).is_ok() {
                 continue;
             }
             // A model that cannot be loaded is named in the ensemble's own error.
             let answers = self.command(&part, Some(&Override::default())).await?;
-            if self.judge(&part, &answers).is_ok() {
+            if self.judge(&part, &answers).await.is_ok() {
                 self.settle(&part, Some(Override::default()), true).await?;
             }
         }
         let answers = self.command(model, Some(&with)).await?;
-        self.judge(model, &answers)?;
+        self.judge(model, &answers).await?;
         self.settle(model, Some(with), false).await
     }
 
@@ -174,8 +174,8 @@ impl ModelControl {
     }
 
     /// The composing models of an ensemble that are not ensembles themselves, by the repository as it is now.
-    fn parts_of(&self, model: &str, with: &Override) -> Vec<String> {
-        let Ok(Some(found)) = self.find(model, with) else { return Vec::new() };
+    async fn parts_of(&self, model: &str, with: &Override) -> Vec<String> {
+        let Ok(Some(found)) = self.find(model, with).await else { return Vec::new() };
         let Some(steps) = &found.config.ensemble else { return Vec::new() };
         let mut parts: BTreeSet<String> = steps.iter().map(|step| step.model_name.clone()).collect();
         for step in steps {
@@ -215,7 +215,7 @@ impl ModelControl {
     }
 
     /// The result of a load, in Triton's words.
-    fn judge(&self, model: &str, answers: &Outcomes) -> Result<(), InferError> {
+    async fn judge(&self, model: &str, answers: &Outcomes) -> Result<(), InferError> {
         let unpolled = |why: &str| {
             InferError::internal(format!("failed to load '{model}', failed to poll from model repository{why}"))
         };
@@ -234,7 +234,7 @@ impl ModelControl {
         if answers.values().any(|outcome| matches!(outcome, Outcome::Done(_))) {
             return Ok(());
         }
-        match self.find(model, &Override::default()) {
+        match self.find(model, &Override::default()).await {
             Ok(Some(found)) if !found.config.is_ensemble() => Err(InferError::unavailable(format!(
                 "load failed for model '{model}': no worker is there for backend '{}'",
                 found.config.backend
@@ -250,8 +250,8 @@ impl ModelControl {
             .map_err(|error| InferError::from(&error))
     }
 
-    fn find(&self, model: &str, with: &Override) -> Result<Option<RepositoryModel>, RepositoryError> {
-        RepositoryModel::find(&self.0.options.model_repository, model, with.replacement(), &[])
+    async fn find(&self, model: &str, with: &Override) -> Result<Option<RepositoryModel>, RepositoryError> {
+        find_model(&self.0.options.model_repository, model, with).await
     }
 
     async fn poll(self) {
@@ -260,13 +260,11 @@ impl ModelControl {
         ticks.tick().await;
         loop {
             ticks.tick().await;
-            let paths = self.0.options.model_repository.clone();
-            match tokio::task::spawn_blocking(move || Repository::read(&paths, &[])).await {
-                Ok(Ok(repository)) => self.0.registry.replace(repository),
-                Ok(Err(faults)) => {
+            match read_again(&self.0.options.model_repository).await {
+                Ok(repository) => self.0.registry.replace(repository),
+                Err(faults) => {
                     tracing::error!(?faults, "the model repository could not be read; the served models stay")
                 }
-                Err(_) => {}
             }
         }
     }
@@ -275,7 +273,7 @@ impl ModelControl {
 #[async_trait]
 impl Participant for ModelControl {
     async fn load(&self, model: &str, with: &Override) -> Outcome {
-        let found = match self.find(model, with) {
+        let found = match self.find(model, with).await {
             Ok(Some(found)) if found.config.is_ensemble() => found,
             Ok(_) => return Outcome::NotMine,
             Err(error @ (RepositoryError::NoVersion { .. } | RepositoryError::Ensemble(_))) => {
@@ -294,20 +292,20 @@ impl Participant for ModelControl {
     }
 
     async fn unload(&self, model: &str) -> Outcome {
-        match self.find(model, &Override::default()) {
+        match self.find(model, &Override::default()).await {
             Ok(Some(found)) if found.config.is_ensemble() => Outcome::Done(Vec::new()),
             _ => Outcome::NotMine,
         }
     }
 
     async fn settled(&self, model: &str, wanted: Option<&Override>) {
-        let found = wanted.map(|with| self.find(model, with));
-        let found = found.and_then(|found| {
-            found.unwrap_or_else(|error| {
+        let found = match wanted {
+            Some(with) => self.find(model, with).await.unwrap_or_else(|error| {
                 tracing::error!(model, %error, "a model that workers have loaded is broken in this gateway's repository");
                 None
-            })
-        });
+            }),
+            None => None,
+        };
         self.0.registry.want(model, found, wanted.is_some());
     }
 

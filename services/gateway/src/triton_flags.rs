@@ -21,6 +21,7 @@ const NO_POOL: &str = "there are no preallocated memory pools";
 const NO_VENDOR: &str = "there is no such endpoint";
 const NO_THREADS: &str = "threads follow the CPU quota";
 const NO_LOADER: &str = "each worker loads its models when it starts";
+const WORKERS: &str = "it is a flag of the services that host models";
 const NO_PING_LIMITS: &str = "the HTTP/2 library does not limit how clients and server ping";
 const NO_GPU_METRICS: &str = "the gateway has no GPUs; use the exporter of their vendor";
 const NO_LIMITER: &str = "there is no rate limiter";
@@ -56,7 +57,7 @@ const TABLE: &[(&str, Effect)] = &[
     ("model-config-name", Only("", "only config.pbtxt is read")),
     ("model-load-gpu-limit", Ignored(NO_LOADER)),
     ("model-load-retry-count", Ignored(NO_LOADER)),
-    ("model-load-thread-count", Ignored(NO_LOADER)),
+    ("model-load-thread-count", Ignored(WORKERS)),
     ("model-namespacing", Only("false", "model names are unique over all repositories")),
     ("pinned-memory-pool-byte-size", Ignored(NO_POOL)),
     ("queue-replicas", Ignored(NO_BROKER)),
@@ -71,7 +72,7 @@ const TABLE: &[(&str, Effect)] = &[
     ("sagemaker-safe-port-range", Ignored(NO_VENDOR)),
     ("sagemaker-thread-count", Ignored(NO_VENDOR)),
     ("store-bytes", Ignored(NO_BROKER)),
-    ("strict-model-config", Ignored("it is a flag of the services that host models")),
+    ("strict-model-config", Ignored(WORKERS)),
     ("trace-count", Ignored(TRACE_CONFIG)),
     ("trace-file", Ignored(TRACE_CONFIG)),
     ("trace-level", Ignored(TRACE_CONFIG)),

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use trireme_engine::{spawn, with_limits};
 use trireme_model_repository::Uploaded;
 use trireme_runtime::statistics::own::OwnMetrics;
 
@@ -147,13 +148,12 @@ impl Recipe {
             .stderr(writer)
             // Ctrl-C at a terminal must reach the worker only, which then finalizes the model.
             .process_group(0);
-        let process = command.spawn()?;
+        let process = command.spawn().map_err(|error| with_limits(error, 1))?;
         // The command holds the child's ends of socket and pipe. The worker must not keep them open.
         drop(command);
         let (printed, model, instance) = (Printed::default(), self.model.clone(), instance.to_owned());
         let printing = printed.clone();
-        let thread = std::thread::Builder::new().name("python-output".to_owned());
-        let thread = thread.spawn(move || printing.follow(reader, &model, &instance))?;
+        let thread = spawn("python-output", move || printing.follow(reader, &model, &instance))?;
         Ok((process, Arc::new(Link::new(ours)?), (thread, printed)))
     }
 

@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 use tokio::sync::watch;
-use trireme_runtime::Outage;
+use trireme_engine::{Outage, spawn};
 
 use crate::child::{Child, InstancePlace, LOOK, Recipe, kill_group, memory_of, refuse_idle};
 use crate::frame::{Layout, Link, LinkError};
@@ -73,8 +73,7 @@ impl Slot {
         let outage = watch::Sender::new(Some(Arc::from("its process has not been started yet")));
         let shared = Arc::new(Shared { recipe, place, state, changed, outage, used: Mutex::new(false) });
         let watched = shared.clone();
-        let thread = std::thread::Builder::new().name("python-process".to_owned());
-        let thread = Some(thread.spawn(move || watched.run())?);
+        let thread = Some(spawn("python-process", move || watched.run())?);
         Ok(Slot { shared, thread })
     }
 

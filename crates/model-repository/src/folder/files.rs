@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
+use trireme_model_files::regular;
 
 use super::choices::Choices;
 use super::origin::Derived;
@@ -123,7 +124,7 @@ impl<'a> Reader<'a> {
     /// Whether a file is what git has in place of a large one.
     pub(crate) fn is_pointer(&self, file: &str) -> bool {
         let mut head = [0; POINTER.len()];
-        fs::File::open(self.path(file)).and_then(|mut file| file.read_exact(&mut head)).is_ok() && head == *POINTER
+        regular::open(&self.path(file)).and_then(|mut file| file.read_exact(&mut head)).is_ok() && head == *POINTER
     }
 
     /// The faults so far.
@@ -162,7 +163,7 @@ impl<'a> Reader<'a> {
             let path = self.path(file);
             match fs::metadata(&path)?.len() {
                 size if size > MAX_JSON_BYTES => Err(io::Error::other(format!("larger than {MAX_JSON_BYTES} bytes"))),
-                _ => fs::read(&path),
+                _ => regular::read(&path),
             }
         };
         let bytes = match read() {

@@ -2,6 +2,7 @@
 //! crate `trireme-text` applies the template.
 
 use serde_json::{Map, Value};
+use trireme_model_files::regular;
 
 use super::described::FolderFiles;
 use super::files::{Json, Reader};
@@ -47,13 +48,15 @@ pub(super) fn read(reader: &Reader<'_>, folder: &str, files: &FolderFiles, task:
         .into_iter()
         .find(|file| reader.has(file));
     let (source, place) = match &file {
-        Some(file) if file.ends_with(".jinja") => match std::fs::read_to_string(reader.path(file)) {
-            Ok(source) => (Some(Value::from(source)), file.clone()),
-            Err(error) => {
-                reader.unreadable(file, format_args!("cannot be read: {error}"));
-                return None;
+        Some(file) if file.ends_with(".jinja") => {
+            match regular::open(&reader.path(file)).and_then(std::io::read_to_string) {
+                Ok(source) => (Some(Value::from(source)), file.clone()),
+                Err(error) => {
+                    reader.unreadable(file, format_args!("cannot be read: {error}"));
+                    return None;
+                }
             }
-        },
+        }
         Some(file) => (reader.json(file)?.get("chat_template").cloned(), format!("{file}: chat_template")),
         None => (config.get("chat_template").cloned(), format!("{}: chat_template", config.file)),
     };

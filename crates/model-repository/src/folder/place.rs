@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use trireme_model_files::torch_file;
+use trireme_model_files::{regular, torch_file};
 
 use super::repository::DerivedModel;
 use crate::repository::{CONFIG_FILE, check_kind, read_config};
@@ -85,6 +85,7 @@ pub fn place(
 /// Links are to the file itself: in Hugging Face's cache a model's files are links already, relative ones.
 fn bring(source: &Path, target: &Path, placement: Placement) -> io::Result<()> {
     let source = source.canonicalize()?;
+    regular::look(&source)?;
     match placement {
         Placement::Copy => fs::copy(&source, target).map(drop),
         Placement::Link => symlink(&source, target),

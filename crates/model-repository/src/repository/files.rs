@@ -1,10 +1,12 @@
 //! The files of a repository: its directories, versions and label files. Not here: configurations (the parent).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use trireme_model_files::regular;
 
 use crate::validate::lies_beneath;
 use crate::{ModelConfig, RepositoryError};
@@ -88,7 +90,7 @@ pub(super) fn list(path: &Path) -> Result<Vec<Entry>, RepositoryError> {
 pub(super) fn read_file(path: &Path) -> Result<String, RepositoryError> {
     let read = || {
         let mut text = String::new();
-        let size = File::open(path)?.take(MAX_TEXT_BYTES + 1).read_to_string(&mut text)? as u64;
+        let size = regular::open(path)?.take(MAX_TEXT_BYTES + 1).read_to_string(&mut text)? as u64;
         match size > MAX_TEXT_BYTES {
             true => Err(io::Error::other(format!("larger than {MAX_TEXT_BYTES} bytes"))),
             false => Ok(text),

@@ -24,10 +24,11 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::mpsc;
 use trireme_bus::{Bucket, Bus, BusError, Change as Stored, TopicMessage, decode_body};
 use trireme_engine::TaskSet;
 
+use super::turns::Turns;
 use message::{Command, ControlReply, TOPIC};
 
 pub use gather::{Outcomes, command};
@@ -40,8 +41,8 @@ const PROGRESS: Duration = Duration::from_secs(2);
 /// Time between two log lines of a process that waits for the store.
 const SAY_AGAIN: Duration = Duration::from_secs(5);
 
-/// Number of commands that may wait in a process while it carries out another.
-const MAX_WAITING: usize = 64;
+/// Number of commands that a process carries out, or that wait in it.
+const MAX_WAITING: usize = 256;
 
 /// A process that carries out commands.
 #[async_trait]
@@ -77,8 +78,8 @@ struct Listener {
     bus: Arc<dyn Bus>,
     memory: Memory,
     participant: Arc<dyn Participant>,
-    /// Only one command or change is carried out at a time.
-    turn: Mutex<()>,
+    /// Commands and changes of one model are carried out one after the other.
+    turns: Turns,
 }
 
 // === impl Participation ===
@@ -114,9 +115,9 @@ impl Participation {
     pub fn serve(self, participant: Arc<dyn Participant>, tasks: &TaskSet) {
         let Participation { name, bus, memory, changes, mut commands } = self;
         tasks.spawn_until_stop("model control", async move {
-            let listener = Listener { name, bus, memory, participant, turn: Mutex::default() };
+            let listener = Listener { name, bus, memory, participant, turns: Turns::default() };
             let mut follow = std::pin::pin!(listener.follow(changes));
-            // Commands are carried out in the order in which they arrived.
+            // Commands of one model are carried out in the order in which they arrived.
             let mut waiting = FuturesUnordered::new();
             loop {
                 tokio::select! {
@@ -142,15 +143,20 @@ impl Listener {
     async fn follow(&self, mut changes: mpsc::Receiver<Stored>) {
         // Models whose known change has been in the store's listing since its last `Complete`.
         let mut listed = BTreeSet::new();
-        while let Some(stored) = changes.recv().await {
+        // Changes of one model are carried out in the order in which they arrived.
+        let mut taking = FuturesUnordered::new();
+        loop {
+            let stored = tokio::select! {
+                stored = changes.recv() => stored,
+                Some(()) = taking.next() => continue,
+            };
+            let Some(stored) = stored else { break };
             match stored {
                 Stored::Put(entry) => {
                     let Some(change) = ModelChange::read(&entry) else { continue };
                     match self.memory.get(&change.model) {
                         Some(known) if known == change => drop(listed.insert(change.model)),
-                        // The store was rolled back.
-                        Some(known) if known.number > change.number => {}
-                        _ => self.take(change).await,
+                        _ => taking.push(self.take(change)),
                     }
                 }
                 Stored::Deleted { .. } => {}
@@ -165,11 +171,16 @@ impl Listener {
                 }
             }
         }
+        while taking.next().await.is_some() {}
     }
 
-    /// Carries out a change. Usually the process has done so already, when the command arrived.
+    /// Carries out a change, unless the process knows a later one. Usually it has done so already, when the command arrived.
     async fn take(&self, change: ModelChange) {
-        let _turn = self.turn.lock().await;
+        let _turn = self.turns.of(&change.model).await;
+        // The store may have been rolled back.
+        if self.memory.number(&change.model) > change.number {
+            return;
+        }
         self.participant.settled(&change.model, change.wanted.as_ref()).await;
         self.memory.keep(change);
     }
@@ -199,7 +210,7 @@ impl Listener {
         // A change that was sent before the command must be carried out before it; otherwise it would undo the command
         // for a while.
         self.memory.reach(&command.model, command.after).await;
-        let _turn = self.turn.lock().await;
+        let _turn = self.turns.of(&command.model).await;
         match &command.wanted {
             Some(with) => self.participant.load(&command.model, with).await,
             None => self.participant.unload(&command.model).await,

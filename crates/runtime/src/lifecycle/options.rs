@@ -14,6 +14,9 @@ use crate::lifecycle::control_mode::ControlOptions;
 use crate::observe::statistics::Statistics;
 use crate::response_cache::CacheConfig;
 
+/// How many models are loaded at the same time by default, as in Triton.
+pub(crate) const LOAD_THREADS: usize = 4;
+
 /// How a worker treats live workers that have other files under a name and version that it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum OtherContent {
@@ -41,6 +44,10 @@ pub struct WorkerOptions {
     pub control: ControlOptions,
     /// The statistics of this process, under the worker's name.
     pub statistics: Statistics,
+    /// How many models are loaded at the same time, 1 or more.
+    pub load_threads: usize,
+    /// How long the load of a model may take; `None` is for ever.
+    pub load_limit: Option<Duration>,
     /// How long one execution may take before the worker counts as hung; `None` is for ever.
     pub execution_limit: Option<Duration>,
     /// The canary request is executed after a model had no traffic for this time; `None` is never.
@@ -88,6 +95,8 @@ impl WorkerOptions {
             auto_complete: true,
             control: ControlOptions::default(),
             statistics,
+            load_threads: LOAD_THREADS,
+            load_limit: None,
             execution_limit: None,
             canary: None,
             cache: None,

@@ -1,16 +1,21 @@
 //! Decides which models a worker hosts: by the flags at the start, then by changes of the repository or by commands.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use futures_util::future::join_all;
+use futures_util::StreamExt;
+use futures_util::future::{BoxFuture, join_all};
+use futures_util::stream::FuturesUnordered;
 use trireme_engine::LoadError;
-use trireme_model_repository::{Replacement, Repository, RepositoryError, RepositoryModel};
+use trireme_inference::Name;
+use trireme_model_repository::{Repository, RepositoryError, RepositoryModel};
 
 use super::control_mode::ControlMode;
 use super::model_control::{Outcome, Override, Participant, Participation};
 use super::models::{Applied, Models};
 use super::options::StartError;
+use super::reading::{find_model, read_again};
 
 /// Carries out the commands and changes for a worker's models.
 pub(crate) struct Scheduler {
@@ -44,7 +49,7 @@ impl Scheduler {
                 let name = change.model;
                 match change.wanted {
                     None => drop(wanted.remove(&name)),
-                    Some(with) => match models.find(&name, with.replacement()) {
+                    Some(with) => match models.find(&name, &with).await {
                         Ok(Some(model)) => {
                             repository.insert(model);
                             wanted.insert(name);
@@ -57,14 +62,16 @@ impl Scheduler {
                 }
             }
         }
-        models.load_first(&repository, &wanted.iter().map(String::as_str).collect::<Vec<_>>()).await?;
-        let tasks = models.shared.tasks.clone();
+        // Changes are carried out from now on: a first load that hangs holds up its own model only.
+        let tasks = &models.shared.tasks;
         match joined {
-            Some(joined) => joined.serve(Arc::new(Scheduler { models }), &tasks),
-            None if models.options.control.mode == ControlMode::Poll => tasks.spawn("repository poll", poll(models)),
+            Some(joined) => joined.serve(Arc::new(Scheduler { models: models.clone() }), tasks),
+            None if control.mode == ControlMode::Poll => {
+                tasks.spawn_until_stop("repository poll", poll(models.clone()))
+            }
             None => {}
         }
-        Ok(())
+        models.load_first(&repository, &wanted.iter().map(String::as_str).collect::<Vec<_>>()).await
     }
 
     fn outcome(model: &str, applied: Result<Applied, trireme_bus::BusError>) -> Outcome {
@@ -87,7 +94,7 @@ impl Scheduler {
 #[async_trait]
 impl Participant for Scheduler {
     async fn load(&self, model: &str, with: &Override) -> Outcome {
-        match self.models.find(model, with.replacement()) {
+        match self.models.find(model, with).await {
             Ok(None) => Outcome::NotMine,
             Ok(Some(found)) => {
                 let applied = self.models.apply(&found, true).await;
@@ -122,13 +129,8 @@ impl Participant for Scheduler {
 // === impl Models ===
 
 impl Models {
-    /// Reads the repository.
-    fn read(&self) -> Result<Repository, Vec<RepositoryError>> {
-        Repository::read(&self.options.model_repository, &[])
-    }
-
-    fn find(&self, name: &str, with: Replacement<'_>) -> Result<Option<RepositoryModel>, RepositoryError> {
-        RepositoryModel::find(&self.options.model_repository, name, with, &[])
+    async fn find(&self, name: &str, with: &Override) -> Result<Option<RepositoryModel>, RepositoryError> {
+        find_model(&self.options.model_repository, name, with).await
     }
 
     /// Loads the models in `wanted`. All faults are reported together.
@@ -198,44 +200,70 @@ fn log_faults(model: &str, applied: &Applied) {
     }
 }
 
-/// Follows the repository's changes. A model whose directory is broken meanwhile stays as it was.
+/// Follows the repository's changes. A model whose directory is broken meanwhile stays as it was. A model with which something is still done
+/// is looked at again later, so that it holds up no other.
 async fn poll(models: Arc<Models>) {
     let mut ticks = tokio::time::interval(models.options.control.poll);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     ticks.tick().await;
-    let mut complained = Vec::new();
+    let (mut reading, mut complained) = (None, Vec::new());
+    let (mut changing, mut changed) = (FuturesUnordered::new(), BTreeSet::new());
     loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            () = models.pulling.cancelled() => return,
-            () = models.shared.tasks.stopping().cancelled() => return,
-        }
-        let reading = models.clone();
-        let read = tokio::task::spawn_blocking(move || reading.read()).await;
+        let read = tokio::select! {
+            _ = ticks.tick(), if reading.is_none() => {
+                reading = Some(read_again(&models.options.model_repository));
+                continue;
+            }
+            read = until_read(&mut reading) => read,
+            Some(name) = changing.next() => {
+                changed.remove(&name);
+                continue;
+            }
+            () = models.pulling.cancelled() => break,
+        };
+        reading = None;
         let repository = match read {
-            Ok(Ok(repository)) => repository,
-            Ok(Err(faults)) => {
+            Ok(repository) => repository,
+            Err(faults) => {
                 tracing::error!(?faults, "the model repository could not be read; the served models stay");
                 continue;
             }
-            Err(_) => continue,
         };
         let complaints: Vec<_> = repository.broken().map(|(_, broken)| broken.fault.to_string()).collect();
         for complaint in complaints.iter().filter(|complaint| !complained.contains(*complaint)) {
             tracing::error!(fault = complaint, "a model directory is broken; its served versions stay");
         }
         complained = complaints;
-        for model in repository.models() {
-            match models.apply(model, false).await {
-                Ok(applied) => log_faults(&model.name, &applied),
-                Err(error) => tracing::error!(model = model.name, %error, "a model is loaded but takes no work"),
-            }
-        }
-        for name in models.names() {
-            let is_there = repository.model(&name).is_some() || repository.broken().any(|(broken, _)| broken == name);
-            if !is_there {
-                drop(models.unload(&name).await);
+        let is_there =
+            |name: &str| repository.model(name).is_some() || repository.broken().any(|(broken, _)| broken == name);
+        let gone = models.names().into_iter().filter(|name| !is_there(name)).map(|name| (name, None));
+        let there = repository.models().map(|model| (Name::from(model.name.as_str()), Some(model.clone())));
+        for (name, model) in there.chain(gone) {
+            if changed.insert(name.clone()) {
+                changing.push(follow_one(models.clone(), name, model));
             }
         }
     }
+    // What has begun is ended.
+    while changing.next().await.is_some() {}
+}
+
+/// The repository, when it is read; waits for ever where nobody reads it.
+async fn until_read<T>(reading: &mut Option<BoxFuture<'_, T>>) -> T {
+    match reading {
+        Some(reading) => reading.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Serves a model as it is in the repository now, or no more where it is gone. Returns its name.
+async fn follow_one(models: Arc<Models>, name: Name, model: Option<RepositoryModel>) -> Name {
+    match model {
+        Some(model) => match models.apply(&model, false).await {
+            Ok(applied) => log_faults(&model.name, &applied),
+            Err(error) => tracing::error!(model = model.name, %error, "a model is loaded but takes no work"),
+        },
+        None => drop(models.unload(&name).await),
+    }
+    name
 }

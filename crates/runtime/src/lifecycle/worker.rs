@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use futures_util::future::BoxFuture;
 use parking_lot::RwLock;
 use trireme_bus::{Bus, BusError, WaitingRooms};
-use trireme_engine::{Backend, TaskSet};
+use trireme_engine::{Backend, TaskSet, ThreadLimits};
 use trireme_inference::ModelKey;
 
 use super::announce::Announcer;
@@ -59,6 +59,8 @@ impl Worker {
         options: &'a WorkerOptions,
     ) -> BoxFuture<'a, Result<Worker, StartError>> {
         Box::pin(async move {
+            let threads = ThreadLimits::of_this_process();
+            tracing::info!(%threads, loads = options.load_threads, "this worker's limits");
             let tasks = TaskSet::new();
             let shared = Arc::new(Shared {
                 name: options.name.clone().into(),

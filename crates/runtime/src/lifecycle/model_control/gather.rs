@@ -19,14 +19,12 @@ const LAST_CALL: Duration = Duration::from_secs(2);
 /// How long a participant may be silent before it counts as gone: three times the interval of progress answers.
 const SILENCE: Duration = Duration::from_secs(6);
 
-/// How long a command may take in all.
-const LIMIT: Duration = Duration::from_secs(600);
-
 /// How a command ended for each participant that answered, by its name.
 pub type Outcomes = BTreeMap<String, Outcome>;
 
 /// Tells all participants to load the model as `wanted`, or to unload it. Waits for the participants in `expected`, and
-/// for others that answer. A participant that falls silent has failed if it had begun; otherwise it is left out.
+/// for others that answer. A participant that falls silent has failed if it had begun; otherwise it is left out. One that works is waited
+/// for: its loads have a limit.
 pub fn command<'a>(
     bus: &'a dyn Bus,
     memory: &'a Memory,
@@ -76,7 +74,7 @@ impl Roll {
 
     /// Until when to wait for the next answer; `None`: no longer.
     fn wait_until(&self) -> Option<Instant> {
-        let silence = self.open.values().map(|(since, _)| (*since + SILENCE).min(self.begun + LIMIT)).min();
+        let silence = self.open.values().map(|(since, _)| *since + SILENCE).min();
         let muster = (!self.mustered).then_some(self.begun + self.muster());
         silence.into_iter().chain(muster).min()
     }
@@ -102,9 +100,8 @@ impl Roll {
     /// Applies the limits that have passed.
     fn expire(&mut self, now: Instant) {
         self.mustered |= now >= self.begun + self.muster();
-        let over = now >= self.begun + LIMIT;
         let (gone, open) =
-            std::mem::take(&mut self.open).into_iter().partition(|(_, (since, _))| over || now >= *since + SILENCE);
+            std::mem::take(&mut self.open).into_iter().partition(|(_, (since, _))| now >= *since + SILENCE);
         self.open = open;
         let gone: BTreeMap<String, (Instant, bool)> = gone;
         for (participant, (_, begun)) in gone {
@@ -190,15 +187,5 @@ mod tests {
         let answers = roll.close();
         assert_eq!(answers.keys().collect::<Vec<_>>(), ["dead"]);
         assert!(matches!(&answers["dead"], Outcome::Failed { why, .. } if why.contains("stopped answering")));
-    }
-
-    #[test]
-    fn nothing_is_waited_for_without_end() {
-        let start = Instant::now();
-        let mut roll = Roll::new(&names(&["busy"]), MUSTER, start);
-        roll.expire(start + MUSTER);
-        roll.working("busy".to_owned(), start + LIMIT - SILENCE / 2);
-        roll.expire(start + LIMIT + SILENCE);
-        assert_eq!(roll.wait_until(), None);
     }
 }

@@ -54,8 +54,8 @@ async fn read_again(
     let keeper = Arc::new(Keeper { last: parking_lot::Mutex::default(), restores });
     let memory = Memory::default();
     memory.keep(known.clone());
-    let (participant, turn) = (keeper.clone(), Mutex::default());
-    let listener = Listener { name: "follower".to_owned(), bus: bus.clone(), memory, participant, turn };
+    let (participant, turns) = (keeper.clone(), Turns::default());
+    let listener = Listener { name: "follower".to_owned(), bus: bus.clone(), memory, participant, turns };
     let (sender, changes) = mpsc::channel(2);
     for stored in listed.map(|listed| Stored::Put(entry(listed, 1))).into_iter().chain([Stored::Complete]) {
         sender.try_send(stored).expect("there is room");

@@ -30,6 +30,19 @@ const LEFT_BEHIND: Duration = Duration::from_secs(60);
 /// model in memory.
 struct Unhosted(Option<Arc<WorkQueue<Work>>>);
 
+/// Why a loaded version is not hosted.
+pub(super) enum NotHosted {
+    /// The threads of its instances cannot be started.
+    Threads(std::io::Error),
+    Bus(BusError),
+}
+
+impl From<BusError> for NotHosted {
+    fn from(error: BusError) -> NotHosted {
+        NotHosted::Bus(error)
+    }
+}
+
 /// The task that pulls from a queue's old levels, and how long it goes on after the levels have changed.
 pub(super) struct Before {
     pull: Pull,
@@ -75,7 +88,7 @@ impl Models {
         model: &RepositoryModel,
         version: i64,
         Proven { loaded, initial_states, canary, took, content }: Proven,
-    ) -> Result<(), BusError> {
+    ) -> Result<(), NotHosted> {
         let key = ModelKey { name: model.name.as_str().into(), version };
         let LoadedModel { config, instances, background, guests, policy, .. } = loaded;
         let batched = config.max_batch_size > 0 || policy.max_rows() > 1;
@@ -130,10 +143,7 @@ impl Models {
         });
         let mut unhosted = Unhosted(Some(hosted.queue.clone()));
         let outages: Option<Vec<_>> = instances.iter().map(Instance::outage).collect();
-        let threads = hosted
-            .engine
-            .start(instances, background)
-            .map_err(|error| BusError::Refused { action: "starting an instance thread", reason: error.to_string() })?;
+        let threads = hosted.engine.start(instances, background).map_err(NotHosted::Threads)?;
         self.declare(&hosted).await?;
         if !goes_on {
             let replaced = self.versions.lock().get(&key).and_then(|known| {
@@ -153,7 +163,7 @@ impl Models {
             Err(error) => {
                 let before = self.versions.lock().get(&key).map(|known| known.entry.clone());
                 self.announcer.forget(&entry, before);
-                return Err(error);
+                return Err(error.into());
             }
             Ok(()) => {}
         }

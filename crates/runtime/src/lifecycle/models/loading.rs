@@ -3,21 +3,34 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
-use trireme_bus::{BusError, ModelState, WorkerEntry};
-use trireme_engine::{LoadError, backend_of, load_watched};
+use futures_util::future::{join_all, try_join};
+use tokio::sync::SemaphorePermit;
+use trireme_bus::{BusError, Content, ModelState, WorkerEntry};
+use trireme_engine::{LoadError, LoadOptions, backend_of, load_watched};
 use trireme_inference::ModelKey;
 use trireme_model_repository::RepositoryModel;
 
+use super::hosting::NotHosted;
 use super::retire::QUIET;
 use super::{Applied, Models, Version};
+
+/// A model that waits for this time for other loads is announced in the registry.
+const SAID_AFTER: Duration = Duration::from_secs(1);
+
+/// How long a worker that ends waits for its last loads: a library that is torn down while it loads may crash.
+const LAST_LOADS: Duration = Duration::from_secs(5);
+
+fn no_more_work() -> BusError {
+    BusError::Unreachable("the worker takes no more work".to_owned())
+}
 
 // === impl Models ===
 
 impl Models {
     /// Serves the model as it is in the repository now. A version that failed to load is tried again with `retry`, or
-    /// when its files have changed.
+    /// when its files have changed. Waits for what is done with the model already, and for a place among the loads.
     pub async fn apply(self: &Arc<Self>, model: &RepositoryModel, retry: bool) -> Result<Applied, BusError> {
+        let _turn = self.turns.of(&model.name).await;
         let backend = match backend_of(model, &self.backends) {
             Ok(Some(backend)) => backend,
             Ok(None) => {
@@ -39,16 +52,25 @@ impl Models {
         };
         let changed: Vec<i64> =
             model.versions.iter().copied().filter(|version| !self.is_current(model, *version, retry)).collect();
+        let place = if changed.is_empty() { None } else { Some(self.place(model, &changed).await?) };
+        let options = LoadOptions { auto_complete: self.options.auto_complete, limit: self.options.load_limit };
         let loading = changed.iter().map(|&version| {
             let announce = async move |doing| self.announce_load(model, version, doing).await;
-            let loading = load_watched(model, version, backend.clone(), self.options.auto_complete, announce);
-            futures_util::future::join(loading, self.content_of(model, version))
+            let loading = load_watched(model, version, backend.clone(), options, announce);
+            try_join(loading, self.read_content(model, version))
         });
-        let outcomes = join_all(loading).await;
+        let given_up = async {
+            self.hopeless.cancelled().await;
+            tokio::time::sleep(LAST_LOADS).await;
+        };
+        let outcomes = tokio::select! {
+            outcomes = join_all(loading) => outcomes,
+            () = given_up => return Err(no_more_work()),
+        };
         let (mut loaded, mut faults) = (Vec::new(), Vec::new());
-        for (version, (outcome, content)) in changed.into_iter().zip(outcomes) {
+        for (version, outcome) in changed.into_iter().zip(outcomes) {
             let proven = match outcome {
-                Ok((instance, initial_states, took)) => {
+                Ok(((instance, initial_states, took), content)) => {
                     self.prove(&model.name, instance, initial_states, took, content).await
                 }
                 Err(fault) => Err(fault),
@@ -58,18 +80,20 @@ impl Models {
                 Err(fault) => faults.push((version, fault)),
             }
         }
+        drop(place);
         for (version, fault) in &faults {
             self.refuse(model, *version, fault).await;
         }
         for (version, instance) in loaded {
-            match self.host(model, version, instance).await {
-                Err(BusError::OverLimit { reason }) => {
-                    let fault = LoadError::NoQueue { model: model.name.clone(), reason };
-                    self.refuse(model, version, &fault).await;
-                    faults.push((version, fault));
-                }
-                hosted => hosted?,
-            }
+            let name = model.name.clone();
+            let fault = match self.host(model, version, instance).await {
+                Ok(()) => continue,
+                Err(NotHosted::Threads(error)) => LoadError::Backend { model: name, reason: error.to_string() },
+                Err(NotHosted::Bus(BusError::OverLimit { reason })) => LoadError::NoQueue { model: name, reason },
+                Err(NotHosted::Bus(error)) => return Err(error),
+            };
+            self.refuse(model, version, &fault).await;
+            faults.push((version, fault));
         }
         let mut entries = match faults.is_empty() {
             true => self.retire(&model.name, &model.versions, QUIET).await,
@@ -81,9 +105,36 @@ impl Models {
 
     /// Stops serving the model. `None` if it is not hosted here.
     pub async fn unload(&self, model: &str) -> Option<Vec<WorkerEntry>> {
+        let _turn = self.turns.of(model).await;
         let known = self.versions.lock().keys().any(|key| key.name == model);
         let entries = self.retire(model, &[], QUIET).await;
         known.then_some(entries)
+    }
+
+    /// Waits for a place among the models that are loaded at the same time. Errors when the worker takes no more work.
+    async fn place(&self, model: &RepositoryModel, versions: &[i64]) -> Result<SemaphorePermit<'_>, BusError> {
+        let waiting = async {
+            if let Ok(place) = tokio::time::timeout(SAID_AFTER, self.loads.acquire()).await {
+                return place;
+            }
+            let others = self.options.load_threads;
+            for &version in versions {
+                let doing = format!("waiting for one of {others} other loads to end (--model-load-thread-count)");
+                self.announce_load(model, version, doing).await;
+            }
+            self.loads.acquire().await
+        };
+        let place = self.hopeless.run_until_cancelled(waiting).await.and_then(Result::ok);
+        place.ok_or_else(no_more_work)
+    }
+
+    /// The content of a version, for as long as its load may take.
+    async fn read_content(&self, model: &RepositoryModel, version: i64) -> Result<Option<Content>, LoadError> {
+        let limit = self.options.load_limit.unwrap_or(Duration::MAX);
+        tokio::time::timeout(limit, self.content_of(model, version)).await.map_err(|_| LoadError::Backend {
+            model: model.name.clone(),
+            reason: format!("its files were not read within {} s (--model-load-limit-secs)", limit.as_secs_f32()),
+        })
     }
 
     /// Whether the last attempt to load the version used the current files. With `retry`, a failed attempt does not

@@ -21,6 +21,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trireme_bus::{BusError, ModelState, WorkerEntry};
@@ -30,6 +31,7 @@ use trireme_model_repository::ModelConfig;
 
 use super::announce::Announcer;
 use super::options::WorkerOptions;
+use super::turns::Turns;
 use crate::host::hostname;
 use crate::hosted::standing::Obstacles;
 use crate::hosted::{HostedModel, Shared};
@@ -53,6 +55,10 @@ pub(crate) struct Models {
     retired: Mutex<Vec<JoinHandle<()>>>,
     /// The tasks that pull work.
     pub pulls: TaskTracker,
+    /// Loads and unloads of one model are done one after the other.
+    turns: Turns,
+    /// A permit for each model that may be loaded now.
+    loads: Semaphore,
 }
 
 /// A version that was loaded, or whose loading failed.
@@ -127,7 +133,8 @@ impl Models {
         let (versions, retired, pulls) = (Arc::default(), Mutex::default(), TaskTracker::new());
         let pulling = CancellationToken::new();
         let hopeless = pulling.child_token();
-        Models { shared, announcer, said, options, backends, pulling, hopeless, versions, retired, pulls }
+        let (turns, loads) = (Turns::default(), Semaphore::new(options.load_threads));
+        Models { shared, announcer, said, options, backends, pulling, hopeless, versions, retired, pulls, turns, loads }
     }
 
     /// The names of the backends.

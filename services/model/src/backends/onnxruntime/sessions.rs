@@ -9,6 +9,7 @@ use ort::environment::Environment;
 use ort::session::Session;
 use ort::session::builder::SessionBuilder;
 use parking_lot::Mutex;
+use trireme_engine::{Promise, promise};
 use trireme_model_repository::TemporaryFolder;
 
 use super::accelerators::{Accelerator, AcceleratorKind, InstanceDevice};
@@ -155,6 +156,7 @@ impl Sessions {
     }
 
     fn try_make(&self, place: InstanceDevice, threads: usize) -> Result<Session, String> {
+        let _room = self.room(threads)?;
         let optimised = self.optimised.lock().clone().filter(|_| !place.is_gpu());
         match optimised.map(|optimised| self.of_optimised(&optimised, place, threads)) {
             Some(Ok(session)) => return self.verify(session, self.settings.accelerators.at(place)),
@@ -185,10 +187,17 @@ impl Sessions {
 
     /// A session on the plain CPU provider, without any setting that trades precision for speed.
     pub fn make_plain(&self) -> Result<Session, String> {
-        let settings = self.settings.plain();
-        let session =
-            self.builder(&settings, InstanceDevice::Cpu, crate::cpus::available())?.commit_from_file(&self.path);
+        let (settings, threads) = (self.settings.plain(), crate::cpus::available());
+        let _room = self.room(threads)?;
+        let session = self.builder(&settings, InstanceDevice::Cpu, threads)?.commit_from_file(&self.path);
         self.verify(session.map_err(message)?, &[])
+    }
+
+    /// Room for the threads of a session, beside the one that runs it: the library hangs where it cannot start them.
+    fn room(&self, threads: usize) -> Result<Promise, String> {
+        let between = if self.settings.parallel { self.settings.inter_threads } else { 1 };
+        let pools = threads.saturating_sub(1) + between.saturating_sub(1);
+        promise(pools).map_err(|error| format!("no session can be made: {error}"))
     }
 
     /// The first provider of sessions at `place`, and the place.

@@ -6,10 +6,10 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use trireme_engine::{Appetite, BatchPolicy, Candidate, Decision, Description};
+use trireme_engine::{Appetite, BatchPolicy, Candidate, Decision, Description, spawn};
 use trireme_inference::Tensor;
 use trireme_model_repository::ModelConfig;
 
@@ -54,7 +54,7 @@ impl Trial {
         let (before, config) = (batcher::policy(&self.config), self.config.clone());
         let expected = LengthBatcher::new(&config, &self.declaration, None);
         let (after, is_wanted) = (Arc::new(OnceLock::new()), Arc::new(AtomicBool::new(true)));
-        let thread = Builder::new().name("trial".to_owned()).spawn({
+        let thread = spawn("trial", {
             let (after, is_wanted, config) = (after.clone(), is_wanted.clone(), config.clone());
             move || {
                 let found = self.run(&mut instance, &is_wanted);
