@@ -10,6 +10,8 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
+use crate::style::harmless;
+
 /// Which server, and how to ask it.
 #[derive(Args)]
 pub struct ServerArgs {
@@ -48,6 +50,18 @@ pub struct Answer {
     pub truncated: u64,
     /// The body; null if it is no JSON.
     pub body: Value,
+}
+
+/// Characters of a server's text that are shown in an error.
+const MOST_SHOWN: usize = 1000;
+
+// === impl Answer ===
+
+impl Answer {
+    /// The status and the reason of an answer that is an error.
+    pub fn fault(&self) -> String {
+        format!("status {}: {}", self.status, shown(reason(&self.body).unwrap_or("no reason")))
+    }
 }
 
 // === impl ServerArgs ===
@@ -110,13 +124,27 @@ impl Client {
         Ok(Client { agent: config.into(), server: args.url(), headers: args.headers()? })
     }
 
+    /// The error of a request without an answer: what was asked, and what to write.
+    fn unanswered(&self, error: ureq::Error) -> anyhow::Error {
+        let server = &self.server;
+        let cure = match &error {
+            ureq::Error::Timeout(_) => {
+                format!(
+                    "no answer from {server} in time: is it a server of the v2 protocol? --timeout-secs makes it longer"
+                )
+            }
+            _ => format!("no server answers at {server}: `trireme serve` starts one, and --server names another"),
+        };
+        anyhow::Error::from(error).context(cure)
+    }
+
     /// The JSON object at `path`.
     pub fn get(&self, path: &str) -> anyhow::Result<Value> {
         let mut request = self.agent.get(format!("{}{path}", self.server));
         for (name, value) in &self.headers {
             request = request.header(name, value);
         }
-        let answer = request.call().with_context(|| format!("asking {}", self.server))?;
+        let answer = request.call().map_err(|error| self.unanswered(error))?;
         Ok(read(answer)?.0)
     }
 
@@ -127,7 +155,7 @@ impl Client {
         for (name, value) in own.chain(headers.iter().copied()) {
             request = request.header(name, value);
         }
-        let mut answer = request.send(body.to_string()).with_context(|| format!("asking {}", self.server))?;
+        let mut answer = request.send(body.to_string()).map_err(|error| self.unanswered(error))?;
         let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
         let retry_after = header("retry-after");
         let count = |name: &str| header(name).unwrap_or_default();
@@ -148,7 +176,7 @@ impl Client {
         for (name, value) in &self.headers {
             request = request.header(name, value);
         }
-        read(request.send(body.to_string()).with_context(|| format!("asking {}", self.server))?)
+        read(request.send(body.to_string()).map_err(|error| self.unanswered(error))?)
     }
 }
 
@@ -164,8 +192,22 @@ fn read(mut answer: ureq::http::Response<ureq::Body>) -> anyhow::Result<(Value, 
     let json: Value = serde_json::from_str(&text).unwrap_or_default();
     if status.is_success() {
         // Requests to load and unload models are answered without a body.
-        ensure!(json.is_object() || text.is_empty(), "the server's answer is no JSON object: {text}");
+        ensure!(json.is_object() || text.is_empty(), "the server's answer is no JSON object: {}", shown(&text));
         return Ok((json, timing));
     }
-    bail!("the server answered {}: {}", status.as_u16(), json["error"].as_str().unwrap_or(&text))
+    bail!("the server answered {}: {}", status.as_u16(), shown(reason(&json).unwrap_or(&text)))
+}
+
+/// The reason in the body of an error, whose form depends on the route.
+fn reason(body: &Value) -> Option<&str> {
+    let error = &body["error"];
+    error["message"].as_str().or(error.as_str())
+}
+
+/// A text of a server, for people: harmless to a terminal, and cut where it is long, as a page of HTML is.
+pub fn shown(text: &str) -> String {
+    match text.char_indices().nth(MOST_SHOWN) {
+        Some((end, _)) => format!("{} …", harmless(&text[..end])),
+        None => harmless(text),
+    }
 }

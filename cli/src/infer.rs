@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use trireme_runtime::service;
 
 use crate::client::{Client, ServerArgs};
+use crate::style::{harmless, harmless_json, harmless_lines};
 
 /// Numbers of a row that are shown; the rest is counted.
 const SHOWN: usize = 6;
@@ -73,7 +74,7 @@ fn ask(args: &InferArgs) -> anyhow::Result<String> {
     }
     let (answer, timing) = client.post(&format!("{path}/infer"), &request)?;
     if args.json {
-        return Ok(format!("{answer}\n"));
+        return Ok(format!("{}\n", harmless_json(&answer)));
     }
     let mut text = String::new();
     for output in answer["outputs"].as_array().into_iter().flatten() {
@@ -107,7 +108,8 @@ fn tensors(
     let mut left: Vec<&Value> = inputs.iter().collect();
     for input in given {
         let (name, data) = input.split_once('=').with_context(|| format!("--input {input}: expected NAME=JSON"))?;
-        let known = inputs.iter().filter_map(|input| input["name"].as_str()).collect::<Vec<_>>().join(", ");
+        let known = inputs.iter().filter_map(|input| input["name"].as_str());
+        let known = harmless(&known.collect::<Vec<_>>().join(", "));
         let Some(position) = left.iter().position(|input| input["name"] == name) else {
             bail!("--input {name}: the model's inputs are {known}");
         };
@@ -155,8 +157,7 @@ fn parameters(given: &[String]) -> anyhow::Result<Map<String, Value>> {
 fn show(text: &mut String, output: &Value) -> anyhow::Result<()> {
     let shape: Vec<usize> =
         output["shape"].as_array().into_iter().flatten().filter_map(|d| Some(d.as_u64()? as usize)).collect();
-    let name = output["name"].as_str().unwrap_or_default();
-    let datatype = output["datatype"].as_str().unwrap_or_default();
+    let [name, datatype] = ["name", "datatype"].map(|field| harmless(output[field].as_str().unwrap_or_default()));
     writeln!(text, "{name}  {datatype}{shape:?}")?;
     let data = output["data"].as_array().map(Vec::as_slice).unwrap_or_default();
     let width = shape.get(1..).unwrap_or_default().iter().product::<usize>().max(1);
@@ -175,16 +176,16 @@ fn show(text: &mut String, output: &Value) -> anyhow::Result<()> {
 
 fn element(value: &Value) -> String {
     match value {
-        Value::String(text) => text.clone(),
+        Value::String(text) => harmless_lines(text),
         Value::Number(number) if number.is_f64() => format!("{:>9.5}", number.as_f64().unwrap_or(f64::NAN)),
-        other => other.to_string(),
+        other => harmless_json(other),
     }
 }
 
 /// The entries of a Server-Timing header, one a line.
 fn show_timing(header: &str) -> String {
     let mut text = String::new();
-    for entry in header.split(", ").filter(|entry| !entry.is_empty()) {
+    for entry in harmless(header).split(", ").filter(|entry| !entry.is_empty()) {
         let mut parts = entry.split(';');
         let name = parts.next().unwrap_or_default();
         let mut part = |key: &str| parts.next().and_then(|part| part.strip_prefix(key)).unwrap_or_default().to_owned();
@@ -240,6 +241,18 @@ mod tests {
         assert_eq!(lines[0], "e  FP32[2, 8]");
         assert!(lines[1].starts_with("    0.00000") && lines[1].ends_with("… 2 more"), "{text}");
         assert_eq!(lines.len(), 3);
+    }
+
+    #[test]
+    fn the_texts_of_a_server_steer_no_terminal() {
+        let evil = "a\x1b]0;title\x07\u{9b}2J";
+        let mut text = String::new();
+        for data in [json!([evil]), json!([{evil: evil}])] {
+            show(&mut text, &json!({"name": evil, "datatype": evil, "shape": [1], "data": data})).unwrap();
+        }
+        text.push_str(&show_timing(&format!("{evil};dur=1;desc=\"{evil}\"")));
+        assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+        assert_eq!(text.lines().next().unwrap(), r"a\u{1b}]0;title\u{7}\u{9b}2J  a\u{1b}]0;title\u{7}\u{9b}2J[1]");
     }
 
     #[test]

@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use trireme_runtime::service;
 
+use crate::style::harmless_lines;
+
 /// Writes to standard output. A reader that has seen enough (`| head`) is no failure.
 pub fn write_out(bytes: &[u8]) -> ExitCode {
     use std::io::Write;
@@ -20,5 +22,5 @@ pub fn write_out(bytes: &[u8]) -> ExitCode {
 
 /// Writes a line to standard error about something that does not end the command.
 pub fn warn(text: &str) {
-    eprintln!("warning: {text}");
+    eprintln!("warning: {}", harmless_lines(text));
 }

@@ -60,7 +60,7 @@ fn show(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     loop {
         let now = client.get(PATH);
         let text = match (&now, args.watch) {
-            (Ok(now), _) if args.json => format!("{now}\n"),
+            (Ok(now), _) if args.json => format!("{}\n", style::harmless_json(now)),
             (Ok(now), _) => {
                 let batches = (now["jobs"] == true).then(|| client.get(BATCHES));
                 format!("{clear}{}{}", render(now, before.as_ref(), colours()), show_batches(now, batches, colours()))
@@ -91,7 +91,8 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
     let name = if USUAL_NAMES.contains(&own) { String::new() } else { format!(" '{}'", style::harmless(own)) };
     let deployment = now["deployment"].as_str().map(|name| format!(" of deployment '{}'", style::harmless(name)));
     let deployment = deployment.unwrap_or_default();
-    let _ = writeln!(out, "{product} {}{name}{deployment} is {ready}\n", text(&now["version"]));
+    let version = style::harmless(text(&now["version"]));
+    let _ = writeln!(out, "{product} {version}{name}{deployment} is {ready}\n");
     for problem in list(&now["problems"]) {
         let _ = writeln!(out, "  {}", paint(text(problem), Style::Bad, colours));
     }
@@ -364,7 +365,7 @@ mod tests {
             render(&document, None, false).lines().next().unwrap().to_owned()
         };
         assert_eq!(first("triton"), "trireme 1 is not ready");
-        assert_eq!(first("edge\u{1b}[2J"), "trireme 1 'edge\u{fffd}[2J' is not ready");
+        assert_eq!(first("edge\u{1b}[2J"), "trireme 1 'edge\\u{1b}[2J' is not ready");
     }
 
     #[test]
@@ -391,7 +392,7 @@ mod tests {
         assert_eq!(words(&shown(json!({"data": [ended]})))[3..], ["50", "50", "0", "10.0", "-"]);
         let mut faulty = batch("failed", [0, 0, 0]);
         faulty["errors"] = json!({"data": [{"message": "no\u{1b} lines"}]});
-        assert!(shown(json!({"data": [faulty]})).contains("batch_1: no\u{fffd} lines"));
+        assert!(shown(json!({"data": [faulty]})).contains("batch_1: no\\u{1b} lines"));
         assert_eq!(shown(json!({"data": []})), "");
         let refused = show_batches(&json!({}), Some(Err(anyhow::anyhow!("the server answered 403"))), false);
         assert_eq!(refused, "\nno batches are shown: the server answered 403\n");

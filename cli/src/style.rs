@@ -2,6 +2,12 @@
 
 use std::fmt::Write;
 
+use serde_json::Value;
+
+/// Characters that turn the direction of the text behind them.
+const DIRECTIONS: [char; 9] =
+    ['\u{202a}', '\u{202b}', '\u{202c}', '\u{202d}', '\u{202e}', '\u{2066}', '\u{2067}', '\u{2068}', '\u{2069}'];
+
 /// The emphasis of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
@@ -30,16 +36,38 @@ pub fn cell(text: impl ToString) -> Cell {
     (text.to_string(), Style::Plain)
 }
 
-/// Text without control characters, which a terminal would obey.
+/// Text whose control characters, which a terminal would obey, are written as in Rust: `\u{1b}`, `\n`.
 pub fn harmless(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    escape(text, |c| c.escape_default().to_string())
+}
+
+/// Text of several lines, each of them harmless.
+pub fn harmless_lines(text: &str) -> String {
+    escape(text, |c| if c == '\n' { c.to_string() } else { c.escape_default().to_string() })
+}
+
+/// JSON in which control characters are escaped that JSON may have as they are.
+pub fn harmless_json(value: &Value) -> String {
+    escape(&value.to_string(), |c| format!("\\u{:04x}", u32::from(c)))
+}
+
+fn escape(text: &str, escaped: impl Fn(char) -> String) -> String {
+    let is_obeyed = |c: char| c.is_control() || DIRECTIONS.contains(&c);
+    text.chars().fold(String::with_capacity(text.len()), |mut out, c| {
+        match is_obeyed(c) {
+            true => out.push_str(&escaped(c)),
+            false => out.push(c),
+        }
+        out
+    })
 }
 
 /// Writes lines of cells in columns; the first line is the heading. Columns named with a `>` in front are flush right.
 pub fn table(out: &mut String, heading: &[&str], lines: &[Vec<Cell>], colours: bool) {
     let right: Vec<bool> = heading.iter().map(|name| name.starts_with('>')).collect();
     let names = heading.iter().map(|name| (name.trim_start_matches('>').to_owned(), Style::Faint)).collect();
-    let lines: Vec<Vec<Cell>> = std::iter::once(names).chain(lines.iter().cloned()).collect();
+    let safe = |line: &Vec<Cell>| -> Vec<Cell> { line.iter().map(|(text, style)| (harmless(text), *style)).collect() };
+    let lines: Vec<Vec<Cell>> = std::iter::once(names).chain(lines.iter().map(safe)).collect();
     let widths: Vec<usize> =
         (0..heading.len()).map(|i| lines.iter().map(|line| line[i].0.chars().count()).max().unwrap_or(0)).collect();
     for line in &lines {
@@ -87,11 +115,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up_and_control_characters_are_shown_as_none() {
+    fn columns_line_up_and_control_characters_are_escaped() {
         let mut out = String::new();
         let lines = [vec![cell("a\x1b[31m"), cell(7)], vec![("long name".to_owned(), Style::Bad), cell(1234)]];
         table(&mut out, &["name", ">n"], &lines, false);
-        assert_eq!(out, "  name          n\n  a\u{fffd}[31m        7\n  long name  1234\n");
+        assert_eq!(out, "  name            n\n  a\\u{1b}[31m     7\n  long name    1234\n");
         assert_eq!(paint("x", Style::Good, true), "\x1b[32mx\x1b[0m");
+    }
+
+    #[test]
+    fn no_text_of_others_steers_a_terminal() {
+        let text = "a\x1b[2J\u{9b}31m\u{202e}b\r\nc";
+        assert_eq!(harmless(text), "a\\u{1b}[2J\\u{9b}31m\\u{202e}b\\r\\nc");
+        assert_eq!(harmless_lines(text), "a\\u{1b}[2J\\u{9b}31m\\u{202e}b\\r\nc");
+        let json = serde_json::json!({ "text": text });
+        let written = harmless_json(&json);
+        assert!(written.is_ascii(), "{written}");
+        assert_eq!(serde_json::from_str::<Value>(&written).unwrap(), json);
     }
 }

@@ -16,7 +16,7 @@ use trireme_runtime::{Backend, FolderArgs, LoadError, backend_of, is_remote, loa
 use trireme_telemetry::TelemetryArgs;
 
 use crate::stages::{Stage, StageOptions, backends};
-use crate::style::{Style, colours, harmless, paint};
+use crate::style::{Style, colours, paint};
 
 /// Flags of `trireme validate`.
 #[derive(Args)]
@@ -142,8 +142,9 @@ fn report(args: &ValidateArgs, repository: &Repository, faults: &[Fault]) -> Str
             .collect();
         return format!("{}\n", json!({"models": models, "faults": faults}));
     }
-    let mut out: String =
-        faults.iter().map(|fault| format!("{}\n", paint(&harmless(&fault.message), Style::Bad, colours()))).collect();
+    // A fault of Python is several lines.
+    let lines = faults.iter().flat_map(|fault| fault.message.lines());
+    let mut out: String = lines.map(|line| format!("{}\n", paint(line, Style::Bad, colours()))).collect();
     if faults.is_empty() {
         let what = if args.no_load { "can be read" } else { "load" };
         out.push_str(&format!(

@@ -13,7 +13,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-use crate::client::ServerArgs;
+use crate::client::{ServerArgs, shown};
 
 /// Header in which a gateway tells how many tokens a request's texts have.
 const TOKENS: &str = "trireme-tokens";
@@ -40,11 +40,14 @@ pub struct HttpResponse {
     status: u16,
     tokens: Option<u64>,
     body: Bytes,
+    /// Whether the server closes the connection behind this answer.
+    pub closes: bool,
 }
 
 /// The head of an answer.
 struct Head {
     status: u16,
+    closes: bool,
     bytes: usize,
     body_bytes: usize,
     tokens: Option<u64>,
@@ -106,7 +109,9 @@ fn server_name(host: &str) -> anyhow::Result<ServerName<'static>> {
 
 impl Connection {
     pub async fn open(server: &Arc<Server>) -> anyhow::Result<Connection> {
-        let cannot = || format!("cannot connect to {}", server.address);
+        let cannot = || {
+            format!("no server answers at {}: `trireme serve` starts one, and --server names another", server.address)
+        };
         let connecting = async {
             let stream = TcpStream::connect(&server.address).await?;
             stream.set_nodelay(true)?;
@@ -139,12 +144,12 @@ impl Connection {
         self.stream.write_all(request).await?;
         self.stream.flush().await?;
         loop {
-            if let Some(Head { status, bytes, body_bytes, tokens }) = self.head()? {
+            if let Some(Head { status, closes, bytes, body_bytes, tokens }) = self.head()? {
                 while self.buffer.len() < bytes + body_bytes {
                     self.read().await?;
                 }
                 self.buffer.advance(bytes);
-                return Ok(HttpResponse { status, tokens, body: self.buffer.split_to(body_bytes).freeze() });
+                return Ok(HttpResponse { status, tokens, body: self.buffer.split_to(body_bytes).freeze(), closes });
             }
             self.read().await?;
         }
@@ -162,13 +167,15 @@ impl Connection {
         let mut headers = [httparse::EMPTY_HEADER; 64];
         let mut response = httparse::Response::new(&mut headers);
         let httparse::Status::Complete(bytes) = response.parse(&self.buffer)? else { return Ok(None) };
-        let number = |name: &str| -> Option<u64> {
+        let value = |name: &str| {
             let header = response.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
-            std::str::from_utf8(header.value).ok()?.trim().parse().ok()
+            Some(std::str::from_utf8(header.value).ok()?.trim())
         };
+        let number = |name: &str| -> Option<u64> { value(name)?.parse().ok() };
+        let closes = value("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
         let body_bytes = number("content-length").context("the answer has no Content-Length")?;
         let body_bytes = usize::try_from(body_bytes).context("the answer is too large")?;
-        Ok(Some(Head { status: response.code.unwrap_or(0), bytes, body_bytes, tokens: number(TOKENS) }))
+        Ok(Some(Head { status: response.code.unwrap_or(0), closes, bytes, body_bytes, tokens: number(TOKENS) }))
     }
 }
 
@@ -179,7 +186,7 @@ impl HttpResponse {
     pub fn success(&self) -> Result<(), String> {
         match self.status {
             200 => Ok(()),
-            status => Err(format!("status {status}: {}", String::from_utf8_lossy(&self.body))),
+            status => Err(format!("status {status}: {}", shown(&String::from_utf8_lossy(&self.body)))),
         }
     }
 
@@ -225,7 +232,9 @@ mod tests {
 
     #[test]
     fn tokens_are_those_of_the_header_or_of_the_usage() {
-        let told = |tokens, body: &'static str| HttpResponse { status: 200, tokens, body: body.into() }.tokens();
+        let told = |tokens, body: &'static str| {
+            HttpResponse { status: 200, tokens, body: body.into(), closes: false }.tokens()
+        };
         let usage = r#"{"usage": {"prompt_tokens": 7, "total_tokens": 9}}"#;
         assert_eq!(told(Some(3), usage), Some(3));
         assert_eq!(told(None, usage), Some(7));

@@ -69,11 +69,13 @@ pub struct BenchArgs {
 
 /// The measurements at one concurrency.
 struct Measured {
+    /// The times of the requests that succeeded.
     latencies: Vec<Duration>,
     /// Texts of the requests that succeeded; `None` where the model takes none.
     texts: Option<u64>,
     /// Tokens of these texts; `None` where the server does not tell all.
     tokens: Option<u64>,
+    /// Requests that were refused, or got no answer.
     errors: usize,
     first_error: Option<String>,
     elapsed: Duration,
@@ -170,6 +172,25 @@ impl Load {
         Arc::new(Load { server, requests, tokens })
     }
 
+    /// Sends a request and returns its tokens, or why it did not succeed. A connection that has failed is none, and the next request opens
+    /// another one. The outer error is a server that takes no connection.
+    async fn ask(
+        &self,
+        connection: &mut Option<Connection>,
+        request: usize,
+    ) -> anyhow::Result<Result<Option<u64>, String>> {
+        let mut open = match connection.take() {
+            Some(open) => open,
+            None => Connection::open(&self.server).await?,
+        };
+        let answer = match open.exchange(&self.requests.sent[request]).await {
+            Ok(answer) => answer,
+            Err(error) => return Ok(Err(format!("{error:#}"))),
+        };
+        *connection = (!answer.closes).then_some(open);
+        Ok(answer.success().map(|()| *self.tokens[request].get_or_init(|| answer.tokens())))
+    }
+
     /// Loads the server with `concurrency` connections for a while.
     async fn run(self: &Arc<Load>, concurrency: usize, duration: Duration) -> anyhow::Result<Measured> {
         let mut connections = Vec::with_capacity(concurrency);
@@ -179,22 +200,18 @@ impl Load {
         let (started, cpu) = (Instant::now(), cpu_time());
         let until = started + duration;
         let mut clients = tokio::task::JoinSet::new();
-        for (client, mut connection) in connections.into_iter().enumerate() {
+        for (client, connection) in connections.into_iter().enumerate() {
             let load = self.clone();
             clients.spawn(async move {
                 let sent = &load.requests.sent;
+                let mut connection = Some(connection);
                 let mut measured = Measured::none(load.requests.texts > 0);
                 // Clients start at different requests, so that they do not all send the same text at once.
                 let mut next = client * sent.len() / concurrency;
                 while Instant::now() < until {
                     let (request, begun) = (next % sent.len(), Instant::now());
-                    let answer = connection.exchange(&sent[request]).await?;
-                    measured.latencies.push(begun.elapsed());
-                    match answer.success() {
-                        Ok(()) => {
-                            let tokens = *load.tokens[request].get_or_init(|| answer.tokens());
-                            measured.count(load.requests.texts as u64, tokens);
-                        }
+                    match load.ask(&mut connection, request).await? {
+                        Ok(tokens) => measured.count(begun.elapsed(), load.requests.texts as u64, tokens),
                         Err(error) => {
                             measured.errors += 1;
                             measured.first_error.get_or_insert(error);
@@ -233,7 +250,8 @@ impl Measured {
     }
 
     /// Counts a request that succeeded.
-    fn count(&mut self, texts: u64, tokens: Option<u64>) {
+    fn count(&mut self, latency: Duration, texts: u64, tokens: Option<u64>) {
+        self.latencies.push(latency);
         self.texts = self.texts.map(|sum| sum + texts);
         self.tokens = self.tokens.zip(tokens).map(|(sum, tokens)| sum + tokens);
     }
@@ -250,7 +268,7 @@ impl Measured {
     /// The line of a table, or a JSON object in a line.
     fn line(&self, concurrency: usize, json: bool) -> String {
         let count = self.latencies.len();
-        let rate = (count - self.errors) as f64 / self.elapsed.as_secs_f64();
+        let rate = count as f64 / self.elapsed.as_secs_f64();
         let percentile = |share: f64| {
             let index = ((count as f64 * share) as usize).min(count.saturating_sub(1));
             self.latencies.get(index).map_or(0.0, |latency| latency.as_secs_f64() * 1e3)
@@ -258,7 +276,7 @@ impl Measured {
         let [p50, p90, p99, max] = [0.5, 0.9, 0.99, 1.0].map(percentile);
         let per_second = |count: Option<u64>| count.map(|count| count as f64 / self.elapsed.as_secs_f64());
         let [texts, tokens] = [self.texts, self.tokens].map(per_second);
-        let (errors, cpu) = (self.errors, self.cpu.as_secs_f64() * 1e6 / count.max(1) as f64);
+        let (errors, cpu) = (self.errors, self.cpu.as_secs_f64() * 1e6 / (count + self.errors).max(1) as f64);
         if json {
             let [texts, tokens] =
                 [texts, tokens].map(|rate| rate.map_or("null".to_owned(), |rate| format!("{rate:.3}")));
@@ -271,5 +289,67 @@ impl Measured {
                 "{concurrency:>11} {rate:>12.1} {texts:>12} {tokens:>12} {p50:>9.3} {p90:>9.3} {p99:>9.3} {max:>9.3} {errors:>8} {cpu:>23.1}\n"
             )
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A server that answers each request by the next of these, by its length in milliseconds; it closes the connection at the empty one.
+    async fn server(answers: Vec<(u64, &'static str)>) -> Arc<Server> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::task::spawn_local(async move {
+            let mut answers = answers.into_iter().cycle();
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut bytes = [0; 1024];
+                while stream.read(&mut bytes).await.is_ok_and(|count| count > 0) {
+                    let (millis, answer) = answers.next().unwrap();
+                    tokio::time::sleep(Duration::from_millis(millis)).await;
+                    if answer.is_empty() {
+                        break;
+                    }
+                    stream.write_all(answer.as_bytes()).await.unwrap();
+                }
+            }
+        });
+        Arc::new(Server::new(&ServerArgs::at(url, Vec::new(), 5)).unwrap())
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn requests_that_fail_are_counted_and_their_times_are_not() {
+        const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
+        const FULL: &str = "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 7\r\n\r\nfull\x1b[m";
+        const LAST: &str = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}";
+        let local = tokio::task::LocalSet::new();
+        local
+            .run_until(async {
+                let server = server(vec![(50, OK), (0, FULL), (50, OK), (0, ""), (50, LAST)]).await;
+                let sent = vec![bytes::Bytes::from_static(b"GET / HTTP/1.1\r\n\r\n")];
+                let load = Load::new(server, Requests { sent, texts: 1 });
+                let mut connection = Some(Connection::open(&load.server).await.unwrap());
+                let mut found = Vec::new();
+                for _ in 0..5 {
+                    found.push(load.ask(&mut connection, 0).await.unwrap());
+                }
+                assert!(found[0].is_ok() && found[2].is_ok() && found[4].is_ok(), "{found:?}");
+                assert_eq!(found[1], Err(r"status 503: full\u{1b}[m".to_owned()));
+                assert!(found[3].as_ref().is_err_and(|error| error.contains("closed the connection")), "{found:?}");
+                assert!(connection.is_none(), "the server said that it closes the last one");
+
+                let measured = load.run(1, Duration::from_millis(600)).await.unwrap();
+                assert!(measured.errors > 0 && measured.latencies.len() >= 2, "{}", measured.errors);
+                assert!(
+                    measured.latencies.iter().all(|latency| *latency >= Duration::from_millis(45)),
+                    "no refusal is among them"
+                );
+                assert_eq!(measured.texts, Some(measured.latencies.len() as u64));
+            })
+            .await;
     }
 }
