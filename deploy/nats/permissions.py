@@ -23,6 +23,7 @@ import argparse
 import json
 import pathlib
 import re
+import sys
 
 STAGES = ("tokenizer", "model", "postprocess", "python")
 # Names on the wire begin with `trireme`, or with the deployment's name after it; `~` stands for that here. It is in no
@@ -182,8 +183,29 @@ def flows(ensemble):
         yield model(step), {model(other) for at, other in enumerate(steps) if at != index and at not in ancestors(index)}
 
 
+def is_model_folder(folder):
+    """Whether this is a folder of Hugging Face, which `trireme init` makes a model repository of."""
+    has_versions = any(path.name.isdigit() for path in folder.iterdir() if path.is_dir())
+    names = ("config.json", "modules.json", "tokenizer.json")
+    return not has_versions and any((folder / name).is_file() for name in names)
+
+
+def check_repository(root):
+    """Ends the program where `root` is no model repository."""
+    root = pathlib.Path(root)
+    if not root.is_dir():
+        sys.exit(f"{root}: there is no such folder")
+    for folder in [root, *sorted(path for path in root.iterdir() if path.is_dir())]:
+        if is_model_folder(folder) and not (folder / "config.pbtxt").exists():
+            sys.exit(
+                f"{folder}: it is a model folder and no model repository, so its queues have no names yet: write the repository it is served as "
+                f"by `trireme init {folder} my-repository`, and name that here and to the services"
+            )
+
+
 def read_repository(root):
     """The stages of a model repository."""
+    check_repository(root)
     configs = {}
     for folder in sorted(path for path in pathlib.Path(root).iterdir() if path.is_dir()):
         file = folder / "config.pbtxt"
