@@ -6,11 +6,11 @@ use std::io::{BufRead, Write};
 use std::iter::Peekable;
 
 use anyhow::{Context, ensure};
-use serde_json::Value;
 use trireme_columns::{Batch, Batches, Format, Layout, Reader, Table, Writer};
 
 use super::errors::ErrorFile;
-use super::output::{line, note_error, note_errors};
+use super::job::Job;
+use super::output::{line, note_error, note_errors, read_line};
 use super::place::{Place, Sink};
 use super::rows::{Outcome, Rest, Totals, Window};
 use super::work::{Input, Output};
@@ -34,6 +34,7 @@ pub struct Mended {
     rows: u64,
     errors: ErrorFile,
     output: Place,
+    job: Job,
 }
 
 enum Old {
@@ -81,11 +82,12 @@ impl Input for Only {
 // === impl Mended ===
 
 impl Mended {
-    /// The output at `output`, whose vectors have `width` numbers.
-    pub fn open(output: Place, format: Option<Format>, width: usize) -> anyhow::Result<Mended> {
+    /// The output at `output` of a job, whose vectors have `width` numbers.
+    pub fn open(output: Place, format: Option<Format>, width: usize, mut job: Job) -> anyhow::Result<Mended> {
+        job.check_output()?;
         let source = output.open()?;
         let old = match format {
-            None => Old::Lines { lines: Reader::new(source, 0).split(b'\n'), sink: output.create()? },
+            None => Old::Lines { lines: Reader::new(source, 0).split(b'\n'), sink: output.create(&job.folder)? },
             Some(format) => {
                 let table = Table::open(source, format).with_context(|| output.to_string())?;
                 let layout = Layout::with_vectors(&table).with_context(|| output.to_string())?;
@@ -94,11 +96,12 @@ impl Mended {
                     found == width,
                     "{output} has vectors of {found} numbers, but the model gives {width}: choose another OUT"
                 );
-                let (batches, writer) = (table.batches(0, BATCH)?, Writer::new(format, &layout, output.create()?)?);
+                let sink = output.create(&job.folder)?;
+                let (batches, writer) = (table.batches(0, BATCH)?, Writer::new(format, &layout, sink)?);
                 Old::Columns { batches, layout, writer, outcomes: BTreeMap::new(), next: None }
             }
         };
-        Ok(Mended { old, rows: 0, errors: ErrorFile::of(&output)?, output })
+        Ok(Mended { old, rows: 0, errors: ErrorFile::of(&output, &job.folder)?, output, job })
     }
 
     /// Writes the rows up to `last` with the outcomes that are known; all rows where it is `None`.
@@ -112,8 +115,8 @@ impl Mended {
                     let mut old = old.with_context(cannot)?;
                     self.rows += 1;
                     if let Some(outcome) = new(self.rows) {
-                        let found: Value = serde_json::from_slice(&old).with_context(cannot)?;
-                        old = line(&found["id"], &outcome).into_bytes();
+                        let (id, _) = read_line(&old).with_context(cannot)?;
+                        old = line(&id, &outcome).into_bytes();
                         old.pop();
                     }
                     note_error(&mut self.errors, self.rows, &old)?;
@@ -158,10 +161,14 @@ impl Output for Mended {
 
     fn finish(mut self: Box<Self>) -> anyhow::Result<u64> {
         self.write_until(None, |_| None)?;
-        match self.old {
-            Old::Lines { sink, .. } => sink.finish()?,
-            Old::Columns { writer, .. } => writer.finish()?.finish()?,
-        }
-        self.errors.finish()
+        let Mended { old, errors, mut job, .. } = *self;
+        let sink = match old {
+            Old::Lines { sink, .. } => sink,
+            Old::Columns { writer, .. } => writer.finish()?,
+        };
+        sink.finish(|content| job.note(content))?;
+        let errors = errors.finish()?;
+        job.end()?;
+        Ok(errors)
     }
 }

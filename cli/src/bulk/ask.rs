@@ -1,7 +1,8 @@
 //! The two ways to embed texts: a server over HTTP, and the pipeline in this process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use base64::Engine;
@@ -21,6 +22,16 @@ const BULK: (&str, &str) = ("priority", "u=7");
 /// The pause before texts are asked for again that could not be taken: the first one, which then doubles, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// The longest pause that a server may ask for.
+const LONGEST_ASKED: Duration = Duration::from_secs(60);
+
+/// From this pause on, the user hears of it; once in [`SAID_AGAIN`], whatever the number of requests that wait.
+const WORTH_SAYING: Duration = Duration::from_secs(2);
+const SAID_AGAIN: Duration = Duration::from_secs(10);
+
+/// How often a pause looks whether the run ends.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// How long a request of this process waits for room in a full queue.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -78,18 +89,11 @@ impl Embed for Remote {
                 let vectors = vectors.map_err(|error| Refused::Texts(format!("{error:#}")))?;
                 Ok((vectors, Facts { tokens, cut: truncated }))
             }
-            Ok(Answer { status: status @ (408 | 429 | 502 | 503 | 504), retry_after, .. }) => {
-                Err(Refused::Later(format!("status {status}"), retry_after))
+            Ok(answer @ Answer { status: 408 | 429 | 502..=504, .. }) => {
+                Err(Refused::Later(answer.fault(), answer.retry_after))
             }
-            Ok(Answer { status, body, .. }) => {
-                let error = &body["error"];
-                let message = error["message"].as_str().or(error.as_str()).unwrap_or("no reason");
-                let why = format!("status {status}: {message}");
-                Err(match status {
-                    401 | 403 | 404 | 405 => Refused::Everything(why),
-                    _ => Refused::Texts(why),
-                })
-            }
+            Ok(answer @ Answer { status: 401 | 403..=405, .. }) => Err(Refused::Everything(answer.fault())),
+            Ok(answer) => Err(Refused::Texts(answer.fault())),
             Err(error) => Err(Refused::Later(format!("{error:#}"), None)),
         }
     }
@@ -132,11 +136,11 @@ impl Embed for Own {
     }
 }
 
-/// The width of a model's vectors. Errors where the model embeds nothing.
-pub fn width(embed: &dyn Embed) -> anyhow::Result<usize> {
+/// The vector of a text. Errors where the model embeds nothing.
+pub fn probe(embed: &dyn Embed) -> anyhow::Result<Vec<f32>> {
     let (found, _) = outcomes(embed, &[PROBE.to_owned()], &AtomicBool::new(false))?;
     match found.into_iter().next() {
-        Some(Ok(vector)) if !vector.is_empty() => Ok(vector.len()),
+        Some(Ok(vector)) if !vector.is_empty() => Ok(vector),
         Some(Err(why)) => anyhow::bail!("the model does not embed the text '{PROBE}': {why}"),
         _ => anyhow::bail!("the model gives no vector for the text '{PROBE}'"),
     }
@@ -178,12 +182,31 @@ fn insist(embed: &dyn Embed, texts: &[String], stop: &AtomicBool) -> anyhow::Res
             }
             Err(Refused::Later(why, after)) => (why, after),
         };
-        if pause == FIRST_PAUSE * 8 {
-            output::warn(&format!("no request is taken now ({why}); trying on"));
-        }
         ensure!(!stop.load(Ordering::Relaxed), "{why}");
-        std::thread::sleep(after.unwrap_or(pause).max(pause));
+        let wait = pause_of(pause, after);
+        if wait >= WORTH_SAYING {
+            say(&format!("no request is taken now ({why}): asks again in {} s", wait.as_secs()));
+        }
+        let until = Instant::now() + wait;
+        while Instant::now() < until && !stop.load(Ordering::Relaxed) {
+            std::thread::sleep(LOOK.min(wait));
+        }
         pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// The pause before texts are asked for again, where a server may have asked for one.
+fn pause_of(own: Duration, asked: Option<Duration>) -> Duration {
+    asked.unwrap_or(own).clamp(own, LONGEST_ASKED)
+}
+
+/// Warns, unless that was done a moment ago.
+fn say(text: &str) {
+    static SAID: Mutex<Option<Instant>> = Mutex::new(None);
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    if said.is_none_or(|said| said.elapsed() >= SAID_AGAIN) {
+        *said = Some(Instant::now());
+        output::warn(text);
     }
 }
 
@@ -217,13 +240,22 @@ mod tests {
         let (found, facts) = asked(&["a", "bad", "bb"]).unwrap();
         assert_eq!(found, [Ok(vec![1.0]), Err("a bad text".to_owned()), Ok(vec![2.0])]);
         assert_eq!(facts.tokens, 2, "those of texts with vectors are counted");
-        assert_eq!(width(&Picky).unwrap(), 1);
+        assert_eq!(probe(&Picky).unwrap(), [4.0]);
     }
 
     #[test]
     fn a_wrong_model_is_no_fault_of_a_text() {
         let error = asked(&["a", "worse"]).unwrap_err().to_string();
         assert!(error.contains("no such model") && error.contains("goes on"), "{error}");
+    }
+
+    #[test]
+    fn a_server_cannot_make_a_run_wait_for_hours() {
+        let seconds = Duration::from_secs;
+        assert_eq!(pause_of(FIRST_PAUSE, None), FIRST_PAUSE);
+        assert_eq!(pause_of(FIRST_PAUSE, Some(seconds(5))), seconds(5));
+        assert_eq!(pause_of(FIRST_PAUSE, Some(seconds(0))), FIRST_PAUSE);
+        assert_eq!(pause_of(LONGEST_PAUSE, Some(seconds(86_400))), LONGEST_ASKED);
     }
 
     #[test]

@@ -3,10 +3,11 @@
 use std::io::{BufRead, Write};
 
 use anyhow::Context;
-use serde_json::{Value, json};
+use serde_json::Value;
 use trireme_columns::Reader;
 
 use super::place::{Place, Sink};
+use super::rows::Id;
 
 /// The end of its name.
 const SUFFIX: &str = ".errors.jsonl";
@@ -14,16 +15,23 @@ const SUFFIX: &str = ".errors.jsonl";
 /// The file of the rows without a vector. There is none where every row has one.
 pub struct ErrorFile {
     place: Place,
+    /// Where the file is until it is whole.
+    folder: Place,
     sink: Option<Sink>,
     rows: u64,
+}
+
+/// The place of the file of `output`.
+pub fn place(output: &Place) -> anyhow::Result<Place> {
+    output.with(SUFFIX)
 }
 
 // === impl ErrorFile ===
 
 impl ErrorFile {
-    /// The file of `output`, without rows.
-    pub fn of(output: &Place) -> anyhow::Result<ErrorFile> {
-        Ok(ErrorFile { place: output.with(SUFFIX)?, sink: None, rows: 0 })
+    /// The file of `output`, without rows. Until it is whole it is in `folder`.
+    pub fn of(output: &Place, folder: &Place) -> anyhow::Result<ErrorFile> {
+        Ok(ErrorFile { place: place(output)?, folder: folder.clone(), sink: None, rows: 0 })
     }
 
     /// Whether an earlier run has left one.
@@ -31,24 +39,22 @@ impl ErrorFile {
         self.place.exists()
     }
 
-    /// Appends a row. Rows are numbered from 1; an id that is null is left out.
-    pub fn write(&mut self, row: u64, id: &Value, why: &str) -> anyhow::Result<()> {
+    /// Appends a row. Rows are numbered from 1; a row without an id has none in the file.
+    pub fn write(&mut self, row: u64, id: Option<&Id>, why: &str) -> anyhow::Result<()> {
         if self.sink.is_none() {
-            self.sink = Some(self.place.create()?);
+            self.sink = Some(self.place.create(&self.folder)?);
         }
-        let mut line = json!({"row": row, "error": why});
-        if !id.is_null() {
-            line["id"] = id.clone();
-        }
+        let id = id.map(|id| format!("\"id\":{id},")).unwrap_or_default();
         let sink = self.sink.as_mut().context("the file of errors is open")?;
         self.rows += 1;
-        writeln!(sink, "{line}").with_context(|| format!("cannot write {}", self.place))
+        let why = Value::from(why);
+        writeln!(sink, "{{\"row\":{row},{id}\"error\":{why}}}").with_context(|| format!("cannot write {}", self.place))
     }
 
     /// Makes the file whole, in place of an earlier one, or removes that. Returns the number of rows.
     pub fn finish(self) -> anyhow::Result<u64> {
         match self.sink {
-            Some(sink) => sink.finish()?,
+            Some(sink) => sink.finish(|_| Ok(()))?,
             None => self.place.delete()?,
         }
         Ok(self.rows)

@@ -1,6 +1,7 @@
 //! One run at a time writes an output on this machine.
 
 use std::fs::{self, File, TryLockError};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -8,24 +9,32 @@ use anyhow::{Context, bail};
 
 use super::place::Place;
 
-/// A lock on the file `OUT.lock`, which ends with this value, and with the process in any case.
+/// The file that is locked, in the folder of the parts. It is no file beside the output, where another program may have one of that name.
+pub const LOCK: &str = "bulk.lock";
+
+/// How often the folder is made anew that another run removes.
+const ATTEMPTS: usize = 100;
+
+/// The lock of an output. It ends with this value, and with the process in any case.
 pub struct Lock {
     file: File,
-    path: PathBuf,
+    folder: PathBuf,
 }
 
 // === impl Lock ===
 
 impl Lock {
-    /// Takes the lock of an output. There is none where the output is in an object store.
-    pub fn take(output: &Place) -> anyhow::Result<Option<Lock>> {
-        let Place::Local(path) = output.with(".lock")? else { return Ok(None) };
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).with_context(|| format!("cannot write {}", folder.display()))?;
-        }
-        loop {
-            let open = File::options().create(true).truncate(false).write(true).open(&path);
-            let file = open.with_context(|| format!("cannot write {}", path.display()))?;
+    /// Takes the lock of an output whose parts are in `folder`. There is none where the output is in an object store.
+    pub fn take(output: &Place, folder: &Place) -> anyhow::Result<Option<Lock>> {
+        let Place::Local(folder) = folder else { return Ok(None) };
+        let path = folder.join(LOCK);
+        for attempt in 1..=ATTEMPTS {
+            let open = || File::options().create(true).truncate(false).write(true).open(&path);
+            let file = match fs::create_dir_all(folder).and_then(|()| open()) {
+                // A run that ends removes the folder.
+                Err(error) if error.kind() == ErrorKind::NotFound && attempt < ATTEMPTS => continue,
+                file => file.with_context(|| format!("cannot write {output}: its parts go to {}", folder.display()))?,
+            };
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => bail!(
@@ -39,16 +48,18 @@ impl Lock {
             // A run that ended meanwhile has removed the file that this one has locked.
             let inode = |found: std::io::Result<fs::Metadata>| found.map(|found| found.ino()).ok();
             if inode(fs::metadata(&path)) == inode(file.metadata()) {
-                return Ok(Some(Lock { file, path }));
+                return Ok(Some(Lock { file, folder: folder.clone() }));
             }
         }
+        bail!("cannot lock {}", path.display())
     }
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // The file is removed while it is locked. If it stays, it hinders no later run.
-        let _ = fs::remove_file(&self.path);
+        // The file is removed while it is locked. If it stays, it hinders no later run. The folder stays where it has parts.
+        let _ = fs::remove_file(self.folder.join(LOCK));
+        let _ = fs::remove_dir(&self.folder);
         let _ = self.file.unlock();
     }
 }
@@ -61,11 +72,12 @@ mod tests {
     fn one_run_at_a_time_holds_the_lock() {
         let folder = tempfile::tempdir().unwrap();
         let output = Place::Local(folder.path().join("new/out.jsonl"));
-        let first = Lock::take(&output).unwrap();
-        let refused = Lock::take(&output).err().unwrap().to_string();
-        assert!(refused.contains("another run of trireme bulk") && refused.contains("out.jsonl.lock"), "{refused}");
+        let take = || Lock::take(&output, &output.with(".parts").unwrap());
+        let first = take().unwrap();
+        let refused = take().err().unwrap().to_string();
+        assert!(refused.contains("another run of trireme bulk") && refused.contains("bulk.lock"), "{refused}");
         drop(first);
-        let again = Lock::take(&output).unwrap();
+        let again = take().unwrap();
         assert!(again.is_some());
         drop(again);
         assert_eq!(fs::read_dir(folder.path().join("new")).unwrap().count(), 0, "it leaves nothing");

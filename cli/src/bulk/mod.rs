@@ -1,20 +1,24 @@
 //! `trireme bulk`: a file of texts in, a file of vectors out, by a running server's bulk lane or by the pipeline in this process.
 //!
 //! Rows are in the order of the input. A run that was cut off is continued by the same command (`output`). Where the output is whole, the
-//! same command tries the rows that have no vector again (`again`).
+//! same command tries the rows that have no vector again (`again`). A file beside the output says what both are the same of (`job`).
 
 mod again;
 mod ask;
 mod errors;
+mod identity;
 mod input;
+mod job;
 mod lock;
 mod output;
 mod place;
 mod progress;
 mod rows;
+#[cfg(test)]
+mod tests;
 mod work;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
@@ -23,7 +27,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use trireme_columns::Layout;
 use trireme_model::OnnxRuntimeArgs;
-use trireme_model_repository::{folder_name, is_model_folder};
+use trireme_model_repository::{Choices, ModelFolder, PaddingSide, Repository, Task, folder_name, is_model_folder};
 use trireme_runtime::{FolderArgs, local_folder, service};
 use trireme_telemetry::TelemetryArgs;
 
@@ -32,10 +36,12 @@ use crate::serve::{ServeArgs, Server};
 use again::{Mended, Only};
 use ask::{Embed, Own, Remote};
 use errors::ErrorFile;
+use identity::Hasher;
 use input::{Columns, FileFormat, InputFile};
+use job::{Job, Left, Terms};
 use lock::Lock;
-use output::{Lines, Opened, Parts};
-use place::{Place, check_writable};
+use output::Parts;
+use place::Place;
 use progress::Progress;
 use rows::Totals;
 use work::{Input, Output, Sending};
@@ -58,7 +64,7 @@ pub struct BulkArgs {
     input: String,
 
     /// File for the vectors, local or at an s3://, gs:// or az:// URL; the same command continues what an earlier one has begun, and tries
-    /// the rows again that have no vector: OUT.errors.jsonl names them
+    /// the rows again that have no vector: OUT.errors.jsonl names them. OUT.job.json says of which model and input the file is
     #[arg(value_name = "OUT")]
     output: String,
 
@@ -122,40 +128,68 @@ struct OwnServer {
 /// Embeds a file. A failure says what to do.
 pub fn run(args: &BulkArgs) -> ExitCode {
     service::block_on("bulk", &args.telemetry, async {
-        check_writable(&args.output)?;
-        let _lock = Lock::take(&Place::of(&args.output, &Handle::current())?)?;
+        let (run, _lock) = tokio::task::block_in_place(|| Run::open(args))?;
         let summary = match &args.server {
             Some(url) => {
                 let server = ServerArgs::at(url, args.headers.clone(), args.timeout_secs);
                 let remote = Remote { client: Client::new(&server)?, model: args.model.clone() };
-                embed(args, &remote, SERVER)?
+                run.embed(&remote, SERVER, &Model::Named(&args.model))?
             }
-            None => alone(args).await?,
+            None => run.alone().await?,
         };
         summary.print(args)
     })
 }
 
-/// Embeds by the pipeline in this process, without a listener.
-async fn alone(args: &BulkArgs) -> anyhow::Result<Summary> {
-    let word = Path::new(&args.model);
-    let folder = local_folder(word, None, &args.choices.choices()?).await?;
-    ensure!(
-        folder.is_dir(),
-        "--model {0}: there is no such folder; if it is a model of a running server, name that by --server URL",
-        args.model
-    );
-    let (name, server) = own_server(args, &folder)?;
-    let server = Server::open(&server).await?;
-    let outcome = match server.load().await {
-        Ok(()) => {
-            let own = Own { embedder: server.embedder(), model: name, runtime: Handle::current() };
-            embed(args, &own, OWN)
+/// A run, before a model is asked.
+struct Run<'a> {
+    args: &'a BulkArgs,
+    source: Place,
+    target: Place,
+}
+
+/// The model that embeds.
+enum Model<'a> {
+    /// A server's, by its name there.
+    Named(&'a str),
+    /// That of a model folder or of a model repository.
+    Local { folder: PathBuf, name: Option<String> },
+}
+
+// === impl Model ===
+
+impl Model<'_> {
+    fn name(&self) -> Option<&str> {
+        match self {
+            Model::Named(name) => Some(name),
+            Model::Local { name, .. } => name.as_deref(),
         }
-        Err(error) => Err(error),
-    };
-    server.drain().await;
-    outcome
+    }
+
+    /// What the flags say about a model folder, and a digest of the files.
+    fn choices_and_content(&self, args: &FolderArgs) -> anyhow::Result<(Value, Option<String>)> {
+        let Model::Local { folder, name } = self else { return Ok((Value::Null, None)) };
+        let cannot = || format!("cannot read {}", folder.display());
+        if let Some(name) = name {
+            let all = args.choices()?;
+            let digest = ModelFolder::read(folder, Some(name), &all)?.digest().with_context(cannot)?;
+            // Accelerators give the outputs of the plain provider, and names change no vector.
+            let Choices { precision, graph, task, pooling, normalize, padding_side, accept, .. } = all.of(name);
+            let choices = json!({
+                "precision": precision.name(), "graph": graph, "task": task.map(Task::name), "pooling": pooling, "normalize": normalize,
+                "padding_side": padding_side.map(PaddingSide::name), "accept": accept,
+            });
+            return Ok((choices, Some(digest)));
+        }
+        let mut hasher = Hasher::new();
+        for model in Repository::read_what_is_there(std::slice::from_ref(folder), &[]).models() {
+            for &version in &model.versions {
+                let digest = model.digest(version).with_context(cannot)?;
+                hasher.add(format!("{}\n{version}\n{digest}\n", model.name).as_bytes());
+            }
+        }
+        Ok((Value::Null, Some(hasher.finish().to_string())))
+    }
 }
 
 /// The model's name where the folder has only one, and the flags of a server that holds it.
@@ -185,81 +219,108 @@ struct Summary {
     error_file: String,
 }
 
-/// Embeds all rows, on a thread that may block.
-fn embed(args: &BulkArgs, embed: &dyn Embed, sending: Sending) -> anyhow::Result<Summary> {
-    tokio::task::block_in_place(|| blocking(args, embed, sending))
-}
+// === impl Run ===
 
-fn blocking(args: &BulkArgs, embed: &dyn Embed, sending: Sending) -> anyhow::Result<Summary> {
-    let runtime = Handle::current();
-    let (source, target) = (Place::of(&args.input, &runtime)?, Place::of(&args.output, &runtime)?);
-    let columns = Columns { text: args.text_column.clone(), id: args.id_column.clone() };
-    let input = InputFile::open(&source, FileFormat::of(&args.input, args.format), &columns)?;
-    let format = FileFormat::of(&args.output, args.format);
-    let total = input.rows(&source)?;
-    let width = ask::width(embed)?;
-    let sending = Sending {
-        texts: args.texts.map_or(sending.texts, |texts| texts as usize),
-        window: args.window.map_or(sending.window, |window| window as usize),
-        ..sending
-    };
-    let errors = ErrorFile::of(&target)?;
-    let (mut output, mut rest, mut progress): (Box<dyn Output>, Box<dyn Input>, _) =
-        match open(args, &input, target.clone(), format, width, total)? {
-            Opened::Open(output, before, totals) => {
-                let has_more = total.is_some_and(|total| before > total);
-                ensure!(!has_more, "{} has {before} rows, more than {}", args.output, args.input);
-                let rest = input.rest(before, &columns, format == FileFormat::Jsonl)?;
-                (output, rest, Progress::new(total, before, totals))
-            }
-            Opened::Whole => {
-                ensure!(
-                    errors.exists()?,
-                    "{target} is there already, and no row lacks a vector: remove it, or choose another OUT"
-                );
-                let rows = errors.rows()?;
-                eprintln!("{target} is whole; tries its {} rows without a vector again", rows.len());
-                let progress = Progress::new(Some(rows.len() as u64), 0, Totals::default());
-                let rest = Only::of(input.rest(0, &columns, true)?, rows);
-                (Box::new(Mended::open(target, format.columns(), width)?), Box::new(rest), progress)
-            }
-        };
-    work::run(embed, rest.as_mut(), output.as_mut(), sending, width, &mut progress)?;
-    let found = output.finish()?;
-    progress.totals.errors = found;
-    progress.print(true);
-    let totals = Totals { took: progress.took(), ..progress.totals };
-    let most_tokens = (totals.facts.cut > 0).then(|| embed.most_tokens()).flatten();
-    Ok(Summary { rows: progress.rows(), totals, most_tokens, error_file: errors.to_string() })
-}
-
-/// How far the output is.
-fn open(
-    args: &BulkArgs,
-    input: &InputFile,
-    target: Place,
-    format: FileFormat,
-    width: usize,
-    total: Option<u64>,
-) -> anyhow::Result<Opened> {
-    let layout = match (format.columns(), input) {
-        (None, _) => None,
-        (Some(format), InputFile::Lines(_)) => Some((format, Layout::of_ids(width)?)),
-        (Some(format), InputFile::Table(table, _)) => {
-            Some((format, Layout::of(table, width).with_context(|| args.input.clone())?))
+impl<'a> Run<'a> {
+    /// Checks the files before a model is loaded, and takes the lock of the output.
+    fn open(args: &'a BulkArgs) -> anyhow::Result<(Run<'a>, Option<Lock>)> {
+        let runtime = Handle::current();
+        let (source, target) = (Place::of(&args.input, &runtime)?, Place::of_output(&args.output, &runtime)?);
+        ensure!(!target.is_folder(), "{}: it is a folder; name a file in it", args.output);
+        source.open()?;
+        for own in [target.clone(), errors::place(&target)?, job::place(&target)?] {
+            ensure!(!source.is_same(&own), "IN and OUT are one file ({source}): choose another OUT");
         }
-    };
-    if let (None, Place::Local(path)) = (&layout, &target) {
-        let (lines, before, totals) = Lines::open(path)?;
-        // A file of errors is written when all rows are there.
-        let is_whole = before > 0 && total == Some(before) && ErrorFile::of(&target)?.exists()?;
-        return Ok(if is_whole { Opened::Whole } else { Opened::Open(Box::new(lines), before, totals) });
+        // What no job knows is refused before anything is written beside it.
+        Left::find(&target)?;
+        let lock = Lock::take(&target, &job::folder(&target)?)?;
+        Ok((Run { args, source, target }, lock))
     }
-    let job: Value = json!({
-        "input": args.input.split('?').next(), "bytes": input.size(), "model": args.model, "width": width,
-        "text_column": args.text_column, "id_column": args.id_column, "format": format!("{format:?}"),
-    });
-    Parts::open(target, layout, &job)
+
+    /// Embeds by the pipeline in this process, without a listener.
+    async fn alone(&self) -> anyhow::Result<Summary> {
+        let args = self.args;
+        let word = Path::new(&args.model);
+        let folder = local_folder(word, None, &args.choices.choices()?).await?;
+        ensure!(
+            folder.is_dir(),
+            "--model {0}: there is no such folder; if it is a model of a running server, name that by --server URL",
+            args.model
+        );
+        let (name, server) = own_server(args, &folder)?;
+        let server = Server::open(&server).await?;
+        let outcome = match server.load().await {
+            Ok(()) => {
+                let own = Own { embedder: server.embedder(), model: name.clone(), runtime: Handle::current() };
+                self.embed(&own, OWN, &Model::Local { folder, name })
+            }
+            Err(error) => Err(error),
+        };
+        server.drain().await;
+        outcome
+    }
+
+    /// Embeds all rows, on a thread that may block.
+    fn embed(&self, embed: &dyn Embed, sending: Sending, model: &Model<'_>) -> anyhow::Result<Summary> {
+        tokio::task::block_in_place(|| self.blocking(embed, sending, model))
+    }
+
+    fn blocking(&self, embed: &dyn Embed, sending: Sending, model: &Model<'_>) -> anyhow::Result<Summary> {
+        let Run { args, source, target } = self;
+        let columns = Columns { text: args.text_column.clone(), id: args.id_column.clone() };
+        let input = InputFile::open(source, FileFormat::of(&args.input, args.format), &columns)?;
+        let format = FileFormat::of(&args.output, args.format);
+        let probe = ask::probe(embed)?;
+        let width = probe.len();
+        let (choices, content) = model.choices_and_content(&args.choices)?;
+        let terms = Terms {
+            format: format!("{format:?}").to_lowercase(),
+            model: model.name().map(str::to_owned),
+            choices,
+            probe: if content.is_none() { probe } else { Vec::new() },
+            content,
+            width,
+            text_column: columns.text.clone(),
+            id_column: columns.id.clone(),
+            input: input.identity()?,
+        };
+        let (job, is_whole) = Job::open(target, Left::find(target)?, &terms)?;
+        let sending = Sending {
+            texts: args.texts.map_or(sending.texts, |texts| texts as usize),
+            window: args.window.map_or(sending.window, |window| window as usize),
+            ..sending
+        };
+        let errors = ErrorFile::of(target, &job.folder)?;
+        let (mut output, mut rest, mut progress): (Box<dyn Output>, Box<dyn Input>, _) = if is_whole {
+            ensure!(
+                errors.exists()?,
+                "{target} is there already, and no row lacks a vector: remove it, or choose another OUT"
+            );
+            let rows = errors.rows()?;
+            eprintln!("{target} is whole; tries its {} rows without a vector again", rows.len());
+            let progress = Progress::new(Some(rows.len() as u64), 0, Totals::default());
+            let rest = Only::of(input.rest(0, &columns, true)?, rows);
+            (Box::new(Mended::open(target.clone(), format.columns(), width, job)?), Box::new(rest), progress)
+        } else {
+            let layout = match (format.columns(), &input.table) {
+                (None, _) => None,
+                (Some(format), None) => Some((format, Layout::of_ids(width)?)),
+                (Some(format), Some(table)) => {
+                    Some((format, Layout::of(table, width).with_context(|| args.input.clone())?))
+                }
+            };
+            let (parts, before, totals) = Parts::open(target.clone(), layout, job)?;
+            let rest = input.rest(before, &columns, format == FileFormat::Jsonl)?;
+            (Box::new(parts), rest, Progress::new(input.rows()?, before, totals))
+        };
+        work::run(embed, rest.as_mut(), output.as_mut(), sending, width, &mut progress)?;
+        let found = output.finish()?;
+        progress.totals.errors = found;
+        progress.print(true);
+        let totals = Totals { took: progress.took(), ..progress.totals };
+        let most_tokens = (totals.facts.cut > 0).then(|| embed.most_tokens()).flatten();
+        Ok(Summary { rows: progress.rows(), totals, most_tokens, error_file: errors.to_string() })
+    }
 }
 
 // === impl Summary ===

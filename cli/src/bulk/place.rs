@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -14,6 +14,8 @@ use tokio::runtime::Handle;
 use trireme_columns::Source;
 use trireme_model_source::{Object, Upload, is_remote};
 
+use super::identity::{Hasher, Identity};
+
 /// Bytes that are fetched from a remote file at once, and how many such pieces are kept: a reader of columns goes on in each
 /// of them by turns.
 const PIECE: u64 = 4 << 20;
@@ -22,6 +24,9 @@ const PIECES: usize = 16;
 /// Bytes of a part of an upload.
 const PART: usize = 8 << 20;
 
+/// Links that are followed from one to the next.
+const MOST_LINKS: usize = 40;
+
 /// A file, or the beginning of the names of several.
 #[derive(Clone)]
 pub enum Place {
@@ -29,8 +34,16 @@ pub enum Place {
     Remote(Object, Handle),
 }
 
+/// The end of the names of files that are being written.
+const PARTIAL: &str = ".partial";
+
 /// A file that is written and appears under its name when it is whole.
-pub enum Sink {
+pub struct Sink {
+    way: Way,
+    written: Hasher,
+}
+
+enum Way {
     Local { file: File, partial: PathBuf, target: PathBuf },
     Remote { upload: Box<Upload>, part: BytesMut, runtime: Handle },
 }
@@ -61,8 +74,30 @@ impl Place {
         }
     }
 
-    /// Whether a file can be continued where it ends.
-    pub fn can_append(&self) -> bool {
+    /// The place of an output. Links are followed, so that one file has one place.
+    pub fn of_output(word: &str, runtime: &Handle) -> anyhow::Result<Place> {
+        let is_web = word.starts_with("http://") || word.starts_with("https://");
+        ensure!(!is_web, "{word}: a web server takes no files; write to a local file, s3://, gs:// or az://");
+        Ok(match Place::of(word, runtime)? {
+            Place::Local(path) => Place::Local(behind_links(path).with_context(|| format!("cannot write {word}"))?),
+            remote => remote,
+        })
+    }
+
+    /// Whether both are one file, by whatever names.
+    pub fn is_same(&self, other: &Place) -> bool {
+        match (self, other) {
+            (Place::Local(one), Place::Local(other)) => {
+                let file = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+                file(one).is_some_and(|found| file(other) == Some(found))
+            }
+            (Place::Remote(..), Place::Remote(..)) => self.to_string() == other.to_string(),
+            _ => false,
+        }
+    }
+
+    /// Whether it is on this machine, where a file may be read twice.
+    pub fn is_local(&self) -> bool {
         matches!(self, Place::Local(_))
     }
 
@@ -71,8 +106,13 @@ impl Place {
         match self {
             Place::Local(path) => {
                 let file = File::open(path).with_context(|| format!("cannot read {self}"))?;
-                let size = file.metadata()?.len();
-                Ok(Arc::new(LocalFile { file, size }))
+                let found = file.metadata()?;
+                ensure!(!found.is_dir(), "cannot read {self}: it is a folder; name a file in it");
+                ensure!(
+                    found.is_file(),
+                    "cannot read {self}: it is no regular file; write its content to a file first"
+                );
+                Ok(Arc::new(LocalFile { file, size: found.len() }))
             }
             Place::Remote(object, runtime) => {
                 let size = runtime.block_on(object.size())?.with_context(|| format!("there is no {self}"))?;
@@ -117,37 +157,41 @@ impl Place {
         Ok(names)
     }
 
-    /// Puts a small file there, whole or not at all. Makes its folder.
-    pub fn put(&self, bytes: Vec<u8>) -> anyhow::Result<()> {
+    /// Whether it is a folder of this machine.
+    pub fn is_folder(&self) -> bool {
+        matches!(self, Place::Local(path) if path.is_dir())
+    }
+
+    /// Puts a small file there, whole or not at all; until then it is in `folder`, which is made where it is missing.
+    pub fn put(&self, bytes: Vec<u8>, folder: &Place) -> anyhow::Result<()> {
         match self {
-            Place::Local(path) => {
-                let write = || {
-                    path.parent().map_or(Ok(()), fs::create_dir_all)?;
-                    let partial = partial(path);
-                    let mut file = File::create(&partial)?;
-                    file.write_all(&bytes)?;
-                    file.sync_all()?;
-                    fs::rename(&partial, path)
-                };
-                write().with_context(|| format!("cannot write {self}"))
+            Place::Local(_) => {
+                let mut sink = self.create(folder)?;
+                sink.write_all(&bytes).with_context(|| format!("cannot write {self}"))?;
+                sink.finish(|_| Ok(()))
             }
             Place::Remote(object, runtime) => Ok(runtime.block_on(object.put(bytes.into()))?),
         }
     }
 
-    /// Begins the file.
-    pub fn create(&self) -> anyhow::Result<Sink> {
-        match self {
-            Place::Local(path) => {
-                let partial = partial(path);
-                let file = File::create(&partial).with_context(|| format!("cannot write {}", partial.display()))?;
-                Ok(Sink::Local { file, partial, target: path.clone() })
+    /// Begins the file, in `folder` until it is whole.
+    pub fn create(&self, folder: &Place) -> anyhow::Result<Sink> {
+        let way = match (self, folder) {
+            (Place::Local(path), Place::Local(folder)) => {
+                let mut name = path.file_name().unwrap_or_default().to_owned();
+                name.push(PARTIAL);
+                let partial = folder.join(name);
+                let file = fs::create_dir_all(folder).and_then(|()| File::create(&partial));
+                let file = file.with_context(|| format!("cannot write {}", partial.display()))?;
+                Way::Local { file, partial, target: path.clone() }
             }
-            Place::Remote(object, runtime) => {
+            (Place::Remote(object, runtime), _) => {
                 let upload = Box::new(runtime.block_on(object.upload())?);
-                Ok(Sink::Remote { upload, part: BytesMut::new(), runtime: runtime.clone() })
+                Way::Remote { upload, part: BytesMut::new(), runtime: runtime.clone() }
             }
-        }
+            (Place::Local(_), Place::Remote(..)) => anyhow::bail!("cannot write {self}: its parts lie elsewhere"),
+        };
+        Ok(Sink { way, written: Hasher::new() })
     }
 
     /// Removes the file, if it is there.
@@ -184,11 +228,26 @@ impl Place {
     }
 }
 
-/// The name under which a file is written.
-fn partial(path: &Path) -> PathBuf {
-    let mut name = path.to_owned().into_os_string();
-    name.push(".partial");
-    name.into()
+/// Whether a file of this name was being written when a run was cut off.
+pub fn is_partial(name: &str) -> bool {
+    name.ends_with(PARTIAL)
+}
+
+/// The file that a path leads to, whether or not it is there.
+fn behind_links(mut path: PathBuf) -> io::Result<PathBuf> {
+    for _ in 0..MOST_LINKS {
+        match fs::read_link(&path) {
+            Ok(target) => path = path.parent().map(|folder| folder.join(&target)).unwrap_or(target),
+            // The file may be there or not, but it is no link.
+            Err(_) => {
+                let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+                let folder = folder.unwrap_or(Path::new(".")).canonicalize().ok();
+                let real = folder.zip(path.file_name()).map(|(folder, name)| folder.join(name));
+                return Ok(real.unwrap_or(path));
+            }
+        }
+    }
+    Err(io::Error::other("its links lead in a circle"))
 }
 
 impl std::fmt::Display for Place {
@@ -203,33 +262,42 @@ impl std::fmt::Display for Place {
 // === impl Sink ===
 
 impl Sink {
-    /// Makes the file whole, under its name.
-    pub fn finish(self) -> anyhow::Result<()> {
-        match self {
-            Sink::Local { file, partial, target } => {
-                let done = file.sync_all().and_then(|()| fs::rename(&partial, &target));
-                done.with_context(|| format!("cannot write {}", target.display()))
+    /// Makes the file whole, under its name. `before` hears its content just before.
+    pub fn finish(self, before: impl FnOnce(Identity) -> anyhow::Result<()>) -> anyhow::Result<()> {
+        let content = self.written.finish();
+        match self.way {
+            Way::Local { file, partial, target } => {
+                let cannot = || format!("cannot write {}", target.display());
+                file.sync_all().with_context(cannot)?;
+                before(content)?;
+                // The name is durable when its folder is.
+                let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                let renamed = fs::rename(&partial, &target).and_then(|()| File::open(folder)?.sync_all());
+                renamed.with_context(cannot)
             }
-            Sink::Remote { mut upload, part, runtime } => Ok(runtime.block_on(async {
-                upload.write(part.freeze()).await?;
-                upload.complete().await
-            })?),
+            Way::Remote { mut upload, part, runtime } => {
+                runtime.block_on(upload.write(part.freeze()))?;
+                before(content)?;
+                Ok(runtime.block_on(upload.complete())?)
+            }
         }
     }
 }
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Sink::Local { file, .. } => file.write(bytes),
-            Sink::Remote { upload, part, runtime } => {
+        let count = match &mut self.way {
+            Way::Local { file, .. } => file.write(bytes)?,
+            Way::Remote { upload, part, runtime } => {
                 part.extend_from_slice(bytes);
                 if part.len() >= PART {
                     runtime.block_on(upload.write(std::mem::take(part).freeze())).map_err(io::Error::other)?;
                 }
-                Ok(bytes.len())
+                bytes.len()
             }
-        }
+        };
+        self.written.add(&bytes[..count]);
+        Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -305,11 +373,4 @@ impl Source for RemoteFile {
         }
         Ok(bytes.freeze())
     }
-}
-
-/// Refuses a place that is only read.
-pub fn check_writable(word: &str) -> anyhow::Result<()> {
-    let is_web = word.starts_with("http://") || word.starts_with("https://");
-    ensure!(!is_web, "{word}: a web server takes no files; write to a local file, s3://, gs:// or az://");
-    Ok(())
 }

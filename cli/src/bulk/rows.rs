@@ -1,5 +1,6 @@
 //! Rows of a file, as they are read and written.
 
+use std::fmt;
 use std::ops::AddAssign;
 use std::time::Duration;
 
@@ -9,6 +10,10 @@ pub use trireme_columns::Outcome;
 
 /// The text of a row, or the reason why the row has no text.
 pub type Text = Result<String, String>;
+
+/// The id of a row: a JSON value as it is written in the input. A number keeps all its digits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Id(String);
 
 /// Counts of texts that have vectors.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -40,11 +45,48 @@ pub struct Window {
 /// The parts of rows that are not their texts.
 pub enum Rest {
     /// The id of each row.
-    Ids(Vec<Value>),
+    Ids(Vec<Id>),
     /// All columns; together the batches have as many rows as the window.
     Batches(Vec<Batch>),
     /// Rows of an output that is there already, by their numbers from 1.
     Numbers(Vec<u64>),
+}
+
+// === impl Id ===
+
+impl Id {
+    /// The id that is written as this JSON.
+    pub fn written(json: &str) -> Id {
+        Id(json.to_owned())
+    }
+
+    /// The id for a column of texts; `None` for null.
+    pub fn text(&self) -> Option<String> {
+        match serde_json::from_str(&self.0) {
+            Ok(Value::Null) => None,
+            Ok(Value::String(text)) => Some(text),
+            _ => Some(self.0.clone()),
+        }
+    }
+}
+
+impl From<Value> for Id {
+    fn from(value: Value) -> Id {
+        Id(value.to_string())
+    }
+}
+
+impl From<u64> for Id {
+    fn from(number: u64) -> Id {
+        Id(number.to_string())
+    }
+}
+
+/// As JSON.
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 // === impl Facts ===

@@ -248,11 +248,9 @@ fn fitting(outcome: Outcome, width: usize) -> Outcome {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
     use crate::bulk::ask::{Refused, Vectors};
-    use crate::bulk::rows::Rest;
+    use crate::bulk::rows::{Id, Rest};
 
     struct Lengths;
 
@@ -271,7 +269,7 @@ mod tests {
     impl Input for Numbered {
         fn next(&mut self, _: usize) -> anyhow::Result<Option<Window>> {
             let texts: Vec<_> = self.0.by_ref().take(7).map(Ok).collect();
-            let ids = vec![Value::Null; texts.len()];
+            let ids = vec![Id::from(0u64); texts.len()];
             Ok((!texts.is_empty()).then_some(Window { texts, rest: Rest::Ids(ids) }))
         }
     }

@@ -1,4 +1,6 @@
 //! `trireme bulk`: a file of texts becomes a file of vectors, and goes on where it was.
+//!
+//! Not here: outputs that no job knows, and rows that are tried again (`bulk/tests.rs` of the cli).
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use trireme_columns::{Format, Table};
-use trireme_e2e::{Mode, Request, Sandbox, Setup, product, workspace};
+use trireme_e2e::{Mode, Request, Sandbox, Setup, basic_repository, product, workspace};
 
 fn bulk(sandbox: &Sandbox, folder: &std::path::Path) -> Output {
     let mut command = product("trireme");
@@ -27,7 +29,7 @@ fn bulk(sandbox: &Sandbox, folder: &std::path::Path) -> Output {
 }
 
 #[test]
-fn a_file_of_texts_becomes_a_file_of_vectors_and_goes_on_where_it_was() {
+fn a_server_makes_a_file_of_vectors_of_a_file_of_texts() {
     let sandbox = Setup::new(Mode::AllInOne).repository(&workspace().join("tests/repositories/texts")).start();
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut lines: Vec<String> = (0..100).map(|n| format!("text {n} {}", "again ".repeat(n % 5))).collect();
@@ -53,18 +55,16 @@ fn a_file_of_texts_becomes_a_file_of_vectors_and_goes_on_where_it_was() {
     let (bulk_vector, live_vector) = (numbers(&found[10]["embedding"]), numbers(&live["data"][0]["embedding"]));
     assert!(bulk_vector.iter().zip(&live_vector).all(|(a, b)| (a - b).abs() < 1e-5), "{bulk_vector:?} {live_vector:?}");
 
-    // A run that was cut off in a line.
-    let cut = whole.len() / 2;
-    fs::write(&path, &whole[..cut]).expect("the output is cut");
+    // The same command tries the line again, and a file that is not the one that was written stays as it is.
     let again = bulk(&sandbox, folder.path());
-    let kept = whole[..cut].iter().filter(|byte| **byte == b'\n').count();
     let said = String::from_utf8_lossy(&again.stderr).into_owned();
-    assert!(said.contains(&format!("goes on behind line {kept} of 100")), "{said}");
-    let ids = |bytes: &[u8]| -> Vec<Value> {
-        let lines = bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Value>(line).ok());
-        lines.map(|line| line["id"].clone()).collect()
-    };
-    assert_eq!(ids(&fs::read(&path).expect("the output is there")), ids(&whole));
+    assert!(said.contains("tries its 1 rows without a vector again"), "{said}");
+    assert_eq!(fs::read(&path).expect("the output is there"), whole);
+    let cut = &whole[..whole.len() / 2];
+    fs::write(&path, cut).expect("the output is cut");
+    let said = String::from_utf8_lossy(&bulk(&sandbox, folder.path()).stderr).into_owned();
+    assert!(said.contains("is not the file that trireme bulk has written"), "{said}");
+    assert_eq!(fs::read(&path).expect("the output is there"), cut);
 }
 
 /// The command that embeds a file in its own process.
@@ -103,7 +103,7 @@ fn one_process_embeds_between_all_formats() {
         let ids: Vec<_> = batches.iter().flat_map(|batch| batch.ids("id").expect("ids")).collect();
         assert_eq!(ids, (0..3000).map(|n| json!(n.to_string())).collect::<Vec<_>>());
         assert!(batches.iter().all(|batch| batch.texts("error").expect("errors").iter().all(Option::is_none)));
-        assert!(!path(name).with_extension("parquet.parts").exists());
+        assert!(!path(&format!("{name}.parts")).exists() && path(&format!("{name}.job.json")).exists());
 
         // Its ids are texts too.
         let mut back = alone(&path(name), &path(&format!("{name}.jsonl")));
@@ -137,7 +137,7 @@ fn a_file_of_columns_goes_on_after_kills_and_never_looks_whole_before_it_is() {
         let before = count();
         let mut child = alone(&path("in.jsonl"), &output).spawn().expect("the command runs");
         let until = Instant::now() + Duration::from_secs(120);
-        // The description of the job, and a part and its counts more than before.
+        // The lock, and a part and its counts more than before.
         while count() < before.max(1) + 2 && Instant::now() < until && child.try_wait().expect("a child").is_none() {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -164,93 +164,52 @@ fn a_file_of_columns_goes_on_after_kills_and_never_looks_whole_before_it_is() {
     assert!(!parts.exists(), "the parts are gone");
 }
 
+/// A folder, its other choice, and its other files: the vectors of a job are those of one model.
 #[test]
-fn parts_of_another_job_are_not_continued() {
+fn a_job_of_a_model_folder_is_continued_with_the_same_files_and_choices_alone() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let (input, output) = (folder.path().join("in.jsonl"), folder.path().join("out.parquet"));
-    fs::write(&input, "a text").expect("the input is written");
-    let parts = folder.path().join("out.parquet.parts");
-    fs::create_dir(&parts).expect("a folder");
-    fs::write(parts.join("job.json"), r#"{"input": "other"}"#).expect("a file");
-    let said = String::from_utf8_lossy(&alone(&input, &output).output().expect("the command runs").stderr).into_owned();
-    assert!(said.contains("parts of another job") && said.contains("remove that folder"), "{said}");
+    let (input, output, model) =
+        (folder.path().join("in.jsonl"), folder.path().join("out.parquet"), folder.path().join("model"));
+    // The second line has no text, so that there is something to try again.
+    fs::write(&input, "a text\n\n").expect("the input is written");
+    fs::create_dir(&model).expect("a folder");
+    for file in ["tiny_encoder/1/model.onnx", "tiny_tokenizer/1/tokenizer.json"] {
+        let to = model.join(Path::new(file).file_name().expect("a name"));
+        fs::copy(basic_repository().join(file), to).expect("the basic repository has the file");
+    }
+    let config = |extra: &str| {
+        let config = format!(r#"{{"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 8{extra}}}"#);
+        fs::write(model.join("config.json"), config).expect("a file");
+    };
+    config("");
+    let said = |pooling: &str| {
+        let mut command = product("trireme");
+        command.arg("bulk").args([&input, &output]).arg("--model").arg(&model);
+        command
+            .args(["--task=embed", "--normalize=true", "--accept=sentence_bert_config.json"])
+            .arg(format!("--pooling={pooling}"));
+        String::from_utf8_lossy(&command.output().expect("the command runs").stderr).into_owned()
+    };
+    let first = said("mean");
+    assert!(first.contains("2 of 2 texts") && first.contains("1 errors"), "{first}");
+    let whole = fs::read(&output).expect("the output is there");
+    let other = said("cls");
+    assert!(
+        other.contains("'choices.pooling' is \"mean\" in") && other.contains("and \"cls\" for this command"),
+        "{other}"
+    );
+    config(r#", "vocab_size": 64"#);
+    let other = said("mean");
+    assert!(other.contains("'content' is \"sha256:"), "{other}");
+    assert_eq!(fs::read(&output).expect("the output is there"), whole);
+    config("");
+    let again = said("mean");
+    assert!(again.contains("tries its 1 rows without a vector again"), "{again}");
+
     let mut missing = product("trireme");
-    missing.arg("bulk").args([&input, &output]).args(["--model", "my-model"]);
+    missing.arg("bulk").args([&input, &folder.path().join("new.jsonl")]).args(["--model", "my-model"]);
     let said = String::from_utf8_lossy(&missing.output().expect("the command runs").stderr).into_owned();
     assert!(said.contains("no such folder") && said.contains("--server"), "{said}");
-}
-
-/// All outputs: the rows without a vector are tried again, and no others.
-#[test]
-fn the_same_command_tries_the_rows_without_a_vector_again() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = |name: &str| folder.path().join(name);
-    let mut lines: Vec<String> = (1..=5000).map(|n| format!("text {n}")).collect();
-    for name in ["out.jsonl", "out.parquet", "out.arrow"] {
-        let failing = [1, 700, 4999];
-        failing.iter().for_each(|row| lines[row - 1].clear());
-        fs::write(path("in.jsonl"), lines.join("\n")).expect("the input is written");
-        let (output, errors) = (path(name), path(&format!("{name}.errors.jsonl")));
-        let asked = |expected: i32| -> Value {
-            let ran = alone(&path("in.jsonl"), &output).arg("--json").output().expect("the command runs");
-            let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-            assert_eq!(ran.status.code(), Some(expected), "{name}: {said}");
-            serde_json::from_slice(&ran.stdout).expect("a summary")
-        };
-        let failed = || -> Vec<Value> {
-            let text = fs::read_to_string(&errors).expect("the file of errors");
-            text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON")["row"].clone()).collect()
-        };
-        let summary = asked(1);
-        assert_eq!((&summary["texts"], &summary["errors"]), (&json!(5000), &json!(3)));
-        assert_eq!(summary["error_file"], errors.to_str().expect("UTF-8"));
-        assert_eq!(failed(), [1, 700, 4999]);
-        let before = rows(&output);
-
-        // One row stays without a text.
-        for row in [1, 4999] {
-            lines[row - 1] = "a text".to_owned();
-        }
-        fs::write(path("in.jsonl"), lines.join("\n")).expect("the input is written");
-        let summary = asked(1);
-        assert_eq!((&summary["texts"], &summary["errors"]), (&json!(3), &json!(1)));
-        assert_eq!(failed(), [700]);
-        lines[699] = "a text".to_owned();
-        fs::write(path("in.jsonl"), lines.join("\n")).expect("the input is written");
-        let summary = asked(0);
-        assert_eq!((&summary["errors"], &summary["error_file"]), (&json!(0), &Value::Null));
-        assert!(!errors.exists(), "{name}: no row is left");
-        let after = rows(&output);
-        assert_eq!(after.len(), 5000);
-        for (row, (before, after)) in (1..).zip(before.iter().zip(&after)) {
-            assert_eq!(before == after, !failing.contains(&row), "{name}: row {row}");
-            assert!(after["embedding"].is_array() && after["error"].is_null(), "{name}: row {row}");
-        }
-        let left: Vec<_> =
-            fs::read_dir(folder.path()).expect("a folder").flatten().map(|entry| entry.file_name()).collect();
-        assert!(left.iter().all(|left| left.to_string_lossy().rsplit('.').next() != Some("lock")), "{left:?}");
-        assert!(left.iter().all(|left| !left.to_string_lossy().contains(&format!("{name}."))), "{left:?}");
-    }
-}
-
-/// The rows of an output as JSON.
-fn rows(output: &Path) -> Vec<Value> {
-    let format = match output.extension().and_then(|extension| extension.to_str()) {
-        Some("parquet") => Format::Parquet,
-        Some("arrow") => Format::Arrow,
-        _ => {
-            let text = fs::read_to_string(output).expect("lines");
-            return text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-        }
-    };
-    let batches = table(output, format).batches(0, 4096).expect("rows");
-    let rows = batches.flat_map(|batch| {
-        let batch = batch.expect("rows");
-        let [ids, vectors, errors] = ["id", "embedding", "error"].map(|column| batch.json(column).expect("cells"));
-        let row = |((id, vector), error)| json!({"id": id, "embedding": vector, "error": error});
-        ids.into_iter().zip(vectors).zip(errors).map(row).collect::<Vec<_>>()
-    });
-    rows.collect()
 }
 
 #[test]
