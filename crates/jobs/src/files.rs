@@ -3,7 +3,6 @@
 //! A file's bytes lie in the store without a time to live, and its record names when it expires: a gateway's driver deletes what has
 //! expired. So the terms of a file may come behind its bytes, and the parts of an upload become a file as they are.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -13,7 +12,7 @@ use trireme_bus::BusError;
 
 use crate::error::JobError;
 use crate::jobs::Jobs;
-use crate::objects::{self, Lease, Writer};
+use crate::objects::{self, Lease, Reader, Writer};
 use crate::quotas::More;
 use crate::record::{File, Object, Purpose, Record};
 use crate::requests::sha256;
@@ -108,29 +107,23 @@ impl Jobs {
 
     /// The bytes of objects, one after the other, without the first `offset`.
     pub(crate) fn bytes_of(&self, objects: Vec<Object>, offset: u64) -> Content {
-        // Whole objects before the offset are not read. The parts of one object but its last have one size.
-        let mut skip = offset;
-        let mut places = VecDeque::new();
-        for object in objects {
-            if skip >= object.bytes {
-                skip -= object.bytes;
-                continue;
-            }
-            let whole = skip / objects::PART as u64;
-            skip -= whole * objects::PART as u64;
-            places.push_back((object.name, whole..object.parts, std::mem::take(&mut skip)));
+        // Whole objects before the offset are not read.
+        let (mut skip, mut objects) = (offset, objects.into_iter().peekable());
+        while let Some(first) = objects.next_if(|first| skip >= first.bytes) {
+            skip -= first.bytes;
         }
-        Box::pin(futures_util::stream::unfold((self.clone(), places), |(jobs, mut places)| async move {
-            let (object, part, skip) = loop {
-                let (object, parts, skip) = places.front_mut()?;
-                match parts.next() {
-                    Some(part) => break (object.clone(), part, std::mem::take(skip)),
-                    None => _ = places.pop_front(),
+        let state = (self.clone(), objects, skip, None::<Reader>);
+        Box::pin(futures_util::stream::try_unfold(state, |(jobs, mut objects, mut skip, mut reader)| async move {
+            let bus = jobs.0.bus.as_ref();
+            loop {
+                if let Some(own) = &mut reader
+                    && let Some(bytes) = own.next(bus).await?
+                {
+                    return Ok(Some((bytes, (jobs, objects, skip, reader))));
                 }
-            };
-            let read = objects::read_part(jobs.0.bus.as_ref(), &object, part).await;
-            let skip = usize::try_from(skip).unwrap_or(usize::MAX);
-            Some((read.map(|bytes| bytes.slice(skip.min(bytes.len())..)), (jobs, places)))
+                let Some(object) = objects.next() else { return Ok(None) };
+                reader = Some(Reader::at(bus, object, std::mem::take(&mut skip)).await?);
+            }
         }))
     }
 

@@ -11,7 +11,7 @@ use trireme_columns::Source;
 
 use crate::error::JobError;
 use crate::jobs::Jobs;
-use crate::objects::{self, PART};
+use crate::objects::{self, Part, Reader};
 use crate::record::Object;
 
 /// Parts that a reader keeps: it goes on in each column by turns.
@@ -41,8 +41,8 @@ impl Drop for Waits {
 pub(super) struct Stored {
     access: Access,
     objects: Vec<Object>,
-    /// The parts that were read last, by object and number.
-    kept: Mutex<VecDeque<((usize, u64), Bytes)>>,
+    /// The parts that were read last, by object.
+    kept: Mutex<VecDeque<(usize, Part)>>,
 }
 
 /// An object in the store that is written. May be written on threads that block.
@@ -51,12 +51,10 @@ pub(super) struct Sink<'a> {
     pub writer: objects::Writer<'a>,
 }
 
-/// The bytes of an object, part after part: an object that was appended to has parts of any size. May be read on threads that
-/// block.
+/// The bytes of an object, part after part. May be read on threads that block.
 pub(super) struct Parts {
     access: Access,
-    object: Object,
-    next: u64,
+    reader: Reader,
     bytes: Bytes,
 }
 
@@ -105,22 +103,22 @@ impl Stored {
         Stored { access: access.clone(), objects: objects.to_vec(), kept: Mutex::default() }
     }
 
-    fn part(&self, object: usize, part: u64) -> io::Result<Bytes> {
+    /// The part of an object with this byte of it.
+    fn part(&self, object: usize, offset: u64) -> io::Result<Part> {
         let poisoned = |_| io::Error::other("a reader of this file has panicked");
-        let place = (object, part);
-        let found =
-            self.kept.lock().map_err(poisoned)?.iter().find(|(kept, _)| *kept == place).map(|(_, bytes)| bytes.clone());
-        if let Some(bytes) = found {
-            return Ok(bytes);
+        let is_wanted = |(own, part): &&(usize, Part)| *own == object && part.contains(offset);
+        let found = self.kept.lock().map_err(poisoned)?.iter().find(is_wanted).map(|(_, part)| part.clone());
+        if let Some(part) = found {
+            return Ok(part);
         }
         let bus = self.access.jobs.0.bus.as_ref();
-        let bytes = self.access.wait(objects::read_part(bus, &self.objects[object].name, part))?;
+        let (_, part) = self.access.wait(objects::find(bus, &self.objects[object], offset))?;
         let mut kept = self.kept.lock().map_err(poisoned)?;
         if kept.len() == PARTS {
             kept.pop_front();
         }
-        kept.push_back((place, bytes.clone()));
-        Ok(bytes)
+        kept.push_back((object, part.clone()));
+        Ok(part)
     }
 }
 
@@ -142,13 +140,8 @@ impl Source for Stored {
                 index += 1;
                 continue;
             }
-            // The parts of an object but its last have one size.
-            let part = self.part(index, skip / PART as u64)?;
-            let within = part.get((skip % PART as u64) as usize..).unwrap_or_default();
+            let within = self.part(index, skip)?.from(skip);
             let within = &within[..within.len().min(length - bytes.len())];
-            if within.is_empty() {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
             bytes.extend_from_slice(within);
             skip += within.len() as u64;
         }
@@ -160,16 +153,15 @@ impl Source for Stored {
 
 impl Parts {
     pub fn of(access: &Access, object: &Object) -> Parts {
-        Parts { access: access.clone(), object: object.clone(), next: 0, bytes: Bytes::new() }
+        Parts { access: access.clone(), reader: Reader::new(object.clone()), bytes: Bytes::new() }
     }
 }
 
 impl BufRead for Parts {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        while self.bytes.is_empty() && self.next < self.object.parts {
-            let reading = objects::read_part(self.access.jobs.0.bus.as_ref(), &self.object.name, self.next);
-            self.bytes = self.access.wait(reading)?;
-            self.next += 1;
+        if self.bytes.is_empty() {
+            let next = self.reader.next(self.access.jobs.0.bus.as_ref());
+            self.bytes = self.access.wait(next)?.unwrap_or_default();
         }
         Ok(&self.bytes)
     }
@@ -207,5 +199,37 @@ impl Write for Sink<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::tests::{jobs, written};
+
+    /// The output of a batch, in parts of any size, is the input of another one.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn any_range_of_a_file_of_columns_is_the_slice_of_the_whole() {
+        let jobs = jobs();
+        let (mut objects, mut whole) = (Vec::new(), Vec::new());
+        for number in 0..3 {
+            let checkpoints: Vec<_> = (0..20).map(|_| fastrand::usize(..4000)).chain([1 << 20, 7]).collect();
+            let (object, bytes) = written(&jobs, number.to_string(), &checkpoints).await;
+            objects.push(object);
+            whole.extend(bytes);
+        }
+        let source = Stored::of(&Access::of(&jobs), &objects);
+        let reading = tokio::task::spawn_blocking(move || {
+            for _ in 0..200 {
+                let from = fastrand::usize(..whole.len());
+                let length = fastrand::usize(..=(whole.len() - from).min(100_000));
+                assert!(
+                    source.read(from as u64, length).unwrap() == whole[from..from + length],
+                    "{length} from {from}"
+                );
+            }
+            assert!(source.read(1, whole.len()).is_err());
+        });
+        reading.await.unwrap();
     }
 }

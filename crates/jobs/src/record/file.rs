@@ -123,6 +123,11 @@ impl File {
         Purpose::ALL.into_iter().find(|purpose| purpose.name() == self.purpose).unwrap_or(Purpose::Batch)
     }
 
+    /// A word that differs for other bytes under its id: a batch that goes on after a crash may write its output again.
+    pub fn version(&self) -> String {
+        format!("{:x}-{:x}", self.created, self.bytes)
+    }
+
     /// Its purpose in the API.
     pub fn purpose_name(&self) -> &str {
         self.purpose().name()

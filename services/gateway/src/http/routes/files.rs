@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Path, RawQuery, Request, State};
-use axum::http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete as on_delete, get as on_get, post as on_post};
 use bytes::Bytes;
@@ -102,9 +102,16 @@ async fn show(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refuse
     Ok(found(&as_file(&id, &file)))
 }
 
-async fn content(Own(jobs): Own, Path(id): Path<String>, asked: HeaderMap) -> Result<Response, Refused> {
+async fn content(
+    Own(jobs): Own,
+    Path(id): Path<String>,
+    method: Method,
+    asked: HeaderMap,
+) -> Result<Response, Refused> {
     let file = jobs.file(&id).await?;
-    let range = ranges::asked(&asked, file.bytes);
+    let etag =
+        HeaderValue::try_from(format!("\"{}\"", file.version())).expect("digits and hyphens are visible characters");
+    let range = ranges::asked(&method, &asked, file.bytes, &etag);
     let (from, end) = match range {
         Range::All => (0, file.bytes),
         Range::Part(from, end) => (from, end),
@@ -125,6 +132,7 @@ async fn content(Own(jobs): Own, Path(id): Path<String>, asked: HeaderMap) -> Re
         (CONTENT_TYPE, HeaderValue::from_static("application/octet-stream")),
         (ACCEPT_RANGES, HeaderValue::from_static("bytes")),
         (CONTENT_LENGTH, length.into()),
+        (ETAG, etag),
     ];
     let mut response = (headers, Body::from_stream(ranges::first(Box::pin(all), length))).into_response();
     if range != Range::All
