@@ -259,17 +259,35 @@ def check_overlay(overlay):
     return len(objects)
 
 
+def check_egress(components):
+    """Each component opens its own way out of its own pods, and without them there is none but to the broker and the name service."""
+    ways = {
+        "webhooks": {"gateway": 443},
+        "otlp": dict.fromkeys(services("python"), 4317),
+        "downloads": dict.fromkeys(services("python"), 443),
+    }
+    for component in ("", *components):
+        overlay = "base+python" + (f"+{component}" if component else "")
+        objects = render(overlay)
+        for name in services("python"):
+            pod = only(objects, "Deployment", name)["spec"]["template"]
+            found = {port for _, port in peers_of(objects, pod, "egress")} - {53, 4222}
+            wanted = {ways[component][name]} if name in ways.get(component, {}) else set()
+            check(found == wanted, f"{overlay}: {name} may connect to ports {found}, expected {wanted}")
+
+
 def main():
     """Checks all overlays; skips the test if there is no kustomize."""
     check_scaled_object(
         yaml.safe_load((FOLDER / "python" / "scaled-object.yaml").read_text()), {"python"}, queues_of(["preprocessing"])
     )
-    for overlay in ("base", "demo", "base+cluster", "demo-cluster", "base+python", "base+python+cluster"):
+    for overlay in ("base", "demo", "base+cluster", "demo-cluster", "base+python", "base+python+cluster", "base+webhooks+otlp+downloads"):
         count = check_overlay(overlay)
         if count is None:
             print("==> skipped: neither kustomize nor kubectl is installed")
             return
         print(f"==> deploy/kubernetes/{overlay}: {count} objects checked against Kubernetes {KUBERNETES}")
+    check_egress(("webhooks", "otlp", "downloads"))
     if FAULTS:
         sys.exit("\n".join(FAULTS))
 
