@@ -118,6 +118,7 @@ fn read_vectors(body: &Value, count: usize) -> anyhow::Result<Vec<Vec<f32>>> {
 
 // === impl Own ===
 
+#[allow(clippy::disallowed_methods, reason = "the threads are the command's own")]
 impl Embed for Own {
     fn ask(&self, texts: &[String]) -> Result<Vectors, Refused> {
         let asking = self.embedder.embed(self.model.as_deref(), texts, PATIENCE);

@@ -1,5 +1,7 @@
 //! Where files lie: on this machine, in an object store, on a web server.
 
+#![allow(clippy::disallowed_methods, reason = "the threads are the command's own")]
+
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, Write};

@@ -144,6 +144,7 @@ pub struct Work<C> {
 
 impl<C: Completion> Model<C> {
     /// Waits on an instance's thread until the instance can execute or the queue is closed.
+    #[allow(clippy::disallowed_methods, reason = "the thread is the instance's own")]
     pub(crate) fn wait_out(&self, outage: Option<&watch::Receiver<Outage>>) {
         let Some(mut outage) = outage.filter(|_| is_out(outage)).cloned() else { return };
         self.tasks.runtime().block_on(async {

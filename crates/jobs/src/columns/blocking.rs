@@ -72,6 +72,7 @@ impl Access {
     }
 
     /// Waits for the store.
+    #[allow(clippy::disallowed_methods, reason = "the store answers without another thread for blocking work")]
     pub fn wait<T>(&self, asking: impl Future<Output = Result<T, JobError>>) -> io::Result<T> {
         if self.is_over.load(Ordering::Relaxed) {
             return Err(io::Error::other("nobody waits for it any more"));

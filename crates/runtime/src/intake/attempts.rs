@@ -102,6 +102,7 @@ impl HostedModel {
                 }
                 false => Ok(()),
             });
+            #[allow(clippy::disallowed_methods, reason = "the thread is the instance's own")]
             let noted = self.worker.tasks.runtime().block_on(join_all(noting));
             let mut noted = noted.into_iter();
             let mut begin = |begun: (ExecuteRequest, Box<Pending>)| match noted.next() {

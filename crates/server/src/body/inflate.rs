@@ -1,25 +1,26 @@
-//! Inflates `gzip` and `deflate` (a zlib stream) on a blocking thread.
+//! Inflates `gzip` and `deflate` (a zlib stream), as [`work`] on the inflated bytes: the first ones are inflated where they are, and a large body
+//! waits for its slot among the large ones once it is known to be large.
 //!
-//! Each stream is inflated twice: once to learn its size, then into memory of that size. A small body that expands to a large
-//! one is refused before it takes memory, and no memory is lost to a buffer that grows.
-//!
-//! Invariant: the inflated bytes are counted in the budget before they are allocated, and are no more than their limit.
+//! Invariant: the inflated bytes are counted in the budget as they come, and are no more than their limit.
 
 use std::io::{Error, Read};
 
 use bytes::Bytes;
-use flate2::read::MultiGzDecoder;
+use bytes::buf::{Buf, Reader};
+use flate2::bufread::MultiGzDecoder;
 use flate2::{Decompress, FlushDecompress, Status};
-use tokio::sync::{SemaphorePermit, mpsc};
+use trireme_bus::QUEUE_FULL;
 use trireme_inference::Buffer;
 
-use super::large;
+use super::work;
 use crate::budget::{BytesPermit, NoRoom};
 
 /// The beginning of every gzip stream.
 const GZIP_MAGIC: &[u8] = &[0x1F, 0x8B];
 /// Bytes that are inflated at a time.
 const STEP: usize = 64 << 10;
+/// Most bytes of a piece for a reader.
+const PIECE: usize = 256 << 10;
 
 /// The reason why a body was not inflated.
 #[derive(Debug, thiserror::Error)]
@@ -33,150 +34,185 @@ pub enum InflateError {
     /// The budget has no room for it.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
+    /// It is large, and too many large bodies wait.
+    #[error("too many large requests wait to be decompressed: {QUEUE_FULL}")]
+    Crowded,
     /// The system has no memory for it.
     #[error("no memory to decompress it: {0}")]
     NoMemory(Error),
-    /// The thread ended before.
-    #[error("decompression did not finish: {0}")]
-    Unfinished(#[from] tokio::task::JoinError),
 }
 
 /// Inflated bytes, piece by piece.
-pub type Pieces = mpsc::Receiver<Result<Bytes, InflateError>>;
-
-/// Pieces that wait for their reader.
-const AHEAD: usize = 4;
-
-/// Takes the inflated bytes, piece by piece.
-type Sink<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), InflateError>;
-
-/// The inflated bytes of `coded`, `limit` at most, counted in `hold`. The first bytes show which coding it is.
-pub async fn inflate(coded: Bytes, limit: usize, permit: &BytesPermit) -> Result<Bytes, InflateError> {
-    let permit = permit.clone();
-    let made = tokio::task::spawn_blocking(move || make(limit, &permit, |sink| inflate_into(&coded, sink)));
-    made.await?
+#[derive(Debug)]
+pub struct Pieces {
+    stream: Stream,
+    left: usize,
 }
 
-/// The number of the inflated bytes of `coded`, `limit` at most and counted in `hold`, and the bytes as they are inflated. So they are in
-/// memory once, where the reader puts them.
+/// A coded body, as far as it is inflated.
+#[derive(Debug)]
+enum Stream {
+    Gzip(MultiGzDecoder<Reader<Bytes>>),
+    Zlib(Zlib),
+}
+
+/// Not flate2's reader, which takes a stream that was cut short for a whole one.
+#[derive(Debug)]
+struct Zlib {
+    coded: Bytes,
+    state: Decompress,
+    is_whole: bool,
+}
+
+/// The inflated bytes of `coded`, `limit` at most, counted in `permit`. The first bytes show which coding it is.
+pub async fn inflate(coded: Bytes, limit: usize, permit: &BytesPermit) -> Result<Bytes, InflateError> {
+    let mut made = Buffer::expecting(None);
+    let size = read(coded, limit, permit, |piece| made.put(piece).map_err(InflateError::NoMemory)).await?;
+    work::convert(size, || made.freeze()).await.map_err(InflateError::NoMemory)
+}
+
+/// The number of the inflated bytes of `coded`, `limit` at most and counted in `permit`, and the bytes as their reader asks for them: they are
+/// inflated again, so that they are in memory once, where the reader puts them.
 pub async fn inflate_in_pieces(
     coded: Bytes,
     limit: usize,
     permit: &BytesPermit,
 ) -> Result<(usize, Pieces), InflateError> {
-    let (permit, measured) = (permit.clone(), coded.clone());
-    let size =
-        tokio::task::spawn_blocking(move || measure(limit, &permit, |sink| inflate_into(&measured, sink))).await??;
-    let (send, pieces) = mpsc::channel(AHEAD);
-    tokio::task::spawn_blocking(move || {
-        let _permit = (size > large::LARGE).then(large::enter);
-        let inflated = inflate_into(&coded, &mut |piece| {
-            // An error says that nobody reads on.
-            send.blocking_send(Ok(Bytes::copy_from_slice(piece))).map_err(malformed)
-        });
-        if let Err(error) = inflated {
-            let _ = send.blocking_send(Err(error));
-        }
-    });
-    Ok((size, pieces))
+    let size = read(coded.clone(), limit, permit, |_| Ok(())).await?;
+    Ok((size, Pieces { stream: Stream::new(coded), left: size }))
 }
 
-/// The first bytes show which coding it is.
-fn inflate_into(coded: &[u8], sink: Sink<'_>) -> Result<(), InflateError> {
-    match coded.starts_with(GZIP_MAGIC) {
-        true => gzip_into(coded, sink),
-        false => zlib_into(coded, sink),
-    }
-}
-
-fn gzip_into(coded: &[u8], sink: Sink<'_>) -> Result<(), InflateError> {
-    let (mut decoder, mut step) = (MultiGzDecoder::new(coded), vec![0; STEP]);
-    loop {
-        match decoder.read(&mut step).map_err(malformed)? {
-            0 => return Ok(()),
-            length => sink(&step[..length])?,
-        }
-    }
-}
-
-/// Does not use flate2's reader, which takes a stream that was cut short for a whole one.
-fn zlib_into(coded: &[u8], sink: Sink<'_>) -> Result<(), InflateError> {
-    let (mut inflate, mut step) = (Decompress::new(true), vec![0; STEP]);
-    loop {
-        let before = (inflate.total_in(), inflate.total_out());
-        let rest = &coded[inflate.total_in() as usize..];
-        let status = inflate.decompress(rest, &mut step, FlushDecompress::None).map_err(malformed)?;
-        sink(&step[..(inflate.total_out() - before.1) as usize])?;
-        match status {
-            Status::StreamEnd if inflate.total_in() as usize == coded.len() => return Ok(()),
-            Status::StreamEnd => return Err(malformed("more data follows the end of the stream")),
-            _ if (inflate.total_in(), inflate.total_out()) == before => return Err(malformed("it ends too early")),
-            _ => {}
-        }
-    }
-}
-
-/// Joins the pieces that `inflate` gives its sink.
-fn make(
+/// Inflates a body and gives each piece to `sink`, counted in `permit`. Returns the number of the bytes.
+async fn read(
+    coded: Bytes,
     limit: usize,
     permit: &BytesPermit,
-    inflate: impl Fn(Sink<'_>) -> Result<(), InflateError>,
-) -> Result<Bytes, InflateError> {
-    let mut slot = None;
-    let size = measure_with(limit, permit, &inflate, &mut slot)?;
-    let mut made = Buffer::with_capacity(size).map_err(InflateError::NoMemory)?;
-    inflate(&mut |piece| made.put(piece).map_err(InflateError::NoMemory))?;
-    made.freeze().map_err(InflateError::NoMemory)
-}
-
-/// Counts the bytes that `inflate` gives its sink, and takes room for them.
-fn measure(
-    limit: usize,
-    permit: &BytesPermit,
-    inflate: impl Fn(Sink<'_>) -> Result<(), InflateError>,
+    mut sink: impl FnMut(&[u8]) -> Result<(), InflateError>,
 ) -> Result<usize, InflateError> {
-    measure_with(limit, permit, &inflate, &mut None)
-}
-
-fn measure_with(
-    limit: usize,
-    permit: &BytesPermit,
-    inflate: &impl Fn(Sink<'_>) -> Result<(), InflateError>,
-    slot: &mut Option<SemaphorePermit<'static>>,
-) -> Result<usize, InflateError> {
-    let mut size = 0usize;
-    inflate(&mut |piece| {
-        size += piece.len();
-        if size > large::LARGE && slot.is_none() {
-            *slot = large::enter();
+    // What is coded in so many bytes has as many, or takes as long.
+    let least = coded.len();
+    let (mut stream, mut step, mut size) = (Stream::new(coded), vec![0; STEP], 0);
+    let mut read_to = |most: usize| {
+        while size < most {
+            let piece = match stream.read(&mut step)? {
+                0 => return Ok(true),
+                length => &step[..length],
+            };
+            if size + piece.len() > limit {
+                return Err(InflateError::TooLarge(limit));
+            }
+            permit.take(piece.len() as u64)?;
+            size += piece.len();
+            sink(piece)?;
         }
-        permit.ask(size.min(limit) as u64)?;
-        if size > limit { Err(InflateError::TooLarge(limit)) } else { Ok(()) }
-    })?;
-    permit.take(size as u64)?;
-    Ok(size)
+        Ok(false)
+    };
+    let mut is_whole = Ok(false);
+    for (most, slot) in [(work::LONG, 0), (work::LARGE, work::LARGE), (usize::MAX, usize::MAX)] {
+        if least >= most {
+            continue;
+        }
+        if slot > work::LARGE && work::is_crowded() {
+            is_whole = Err(InflateError::Crowded);
+            break;
+        }
+        is_whole = work::convert(slot, || read_to(most)).await;
+        if !matches!(is_whole, Ok(false)) {
+            break;
+        }
+    }
+    if is_whole.is_err() {
+        permit.give_back(size as u64);
+    }
+    is_whole.map(|_| size)
 }
 
 fn malformed(reason: impl std::fmt::Display) -> InflateError {
     InflateError::Malformed(reason.to_string())
 }
 
+// === impl Pieces ===
+
+impl Pieces {
+    /// The next piece; `None` behind the last one. A slot is taken for each of them, so no reader keeps one.
+    pub async fn next(&mut self) -> Option<Result<Bytes, InflateError>> {
+        let mut piece = vec![0; self.left.min(PIECE)];
+        if piece.is_empty() {
+            return None;
+        }
+        self.left -= piece.len();
+        let filled = work::convert(piece.len(), || {
+            let mut rest = &mut piece[..];
+            while !rest.is_empty() {
+                match self.stream.read(rest)? {
+                    0 => return Err(malformed("it ends too early")),
+                    length => rest = &mut rest[length..],
+                }
+            }
+            Ok(())
+        });
+        Some(filled.await.map(|()| piece.into()))
+    }
+}
+
+// === impl Stream ===
+
+impl Stream {
+    /// The first bytes show which coding it is.
+    fn new(coded: Bytes) -> Stream {
+        match coded.starts_with(GZIP_MAGIC) {
+            true => Stream::Gzip(MultiGzDecoder::new(coded.reader())),
+            false => Stream::Zlib(Zlib { coded, state: Decompress::new(true), is_whole: false }),
+        }
+    }
+
+    /// Writes the next bytes, and returns how many; 0 at the end.
+    fn read(&mut self, into: &mut [u8]) -> Result<usize, InflateError> {
+        match self {
+            Stream::Gzip(gzip) => gzip.read(into).map_err(malformed),
+            Stream::Zlib(zlib) => zlib.read(into),
+        }
+    }
+}
+
+impl Zlib {
+    fn read(&mut self, into: &mut [u8]) -> Result<usize, InflateError> {
+        while !self.is_whole {
+            let before = (self.state.total_in(), self.state.total_out());
+            let rest = &self.coded[before.0 as usize..];
+            let status = self.state.decompress(rest, into, FlushDecompress::None).map_err(malformed)?;
+            let now = (self.state.total_in(), self.state.total_out());
+            match status {
+                Status::StreamEnd if now.0 as usize == self.coded.len() => self.is_whole = true,
+                Status::StreamEnd => return Err(malformed("more data follows the end of the stream")),
+                _ if now == before => return Err(malformed("it ends too early")),
+                _ => {}
+            }
+            if now.1 > before.1 {
+                return Ok((now.1 - before.1) as usize);
+            }
+        }
+        Ok(0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
 
     use flate2::Compression;
     use flate2::write::{GzEncoder, ZlibEncoder};
+    use trireme_engine::TaskSet;
 
+    use super::work::testing::{LARGE_TEST, fill_large, waiting};
     use super::*;
     use crate::budget::Budget;
 
-    fn inflate_gzip(coded: &[u8], limit: usize, permit: &BytesPermit) -> Result<Bytes, InflateError> {
-        make(limit, permit, |sink| gzip_into(coded, sink))
-    }
-
-    fn inflate_zlib(coded: &[u8], limit: usize, permit: &BytesPermit) -> Result<Bytes, InflateError> {
-        make(limit, permit, |sink| zlib_into(coded, sink))
+    async fn inflated(coded: &[u8], limit: usize, permit: &BytesPermit) -> Result<Bytes, InflateError> {
+        inflate(Bytes::copy_from_slice(coded), limit, permit).await
     }
 
     fn zlib(pieces: &[&[u8]]) -> Vec<u8> {
@@ -192,54 +228,113 @@ mod tests {
     }
 
     /// 64 MiB of zeros in 64 kB are refused without holding more than the limit.
-    #[test]
-    fn a_bomb_is_refused_at_the_limit() {
+    #[tokio::test]
+    async fn a_bomb_is_refused_at_the_limit() {
         let zeros = vec![0; 1 << 20];
         let pieces = [&zeros[..]; 64];
         let budget = Budget::new(4000);
-        for bomb in
-            [inflate_zlib(&zlib(&pieces), 1000, &budget.permit()), inflate_gzip(&gzip(&pieces), 1000, &budget.permit())]
-        {
+        for bomb in [zlib(&pieces), gzip(&pieces)] {
+            let bomb = inflated(&bomb, 1000, &budget.permit()).await;
             assert!(matches!(bomb, Err(InflateError::TooLarge(1000))), "{bomb:?}");
         }
     }
 
     /// The hold grows with the inflated bytes, not to the largest size that a body might have.
-    #[test]
-    fn room_is_taken_as_it_is_needed() {
+    #[tokio::test]
+    async fn room_is_taken_as_it_is_needed() {
         let text: Vec<u8> =
             (0..400_000u32).flat_map(|number| (number.wrapping_mul(2_654_435_761) >> 20).to_le_bytes()).collect();
-        for (coded, decode) in [
-            (zlib(&[&text]), inflate_zlib as fn(&[u8], usize, &BytesPermit) -> Result<Bytes, InflateError>),
-            (gzip(&[&text]), inflate_gzip),
-        ] {
+        for coded in [zlib(&[&text]), gzip(&[&text])] {
             assert!(coded.len() > 200_000, "{}", coded.len());
             let budget = Budget::new(4 << 20);
             let (one, two) = (budget.permit(), budget.permit());
-            assert_eq!(decode(&coded, 64 << 20, &one).unwrap(), text);
+            assert_eq!(inflated(&coded, 64 << 20, &one).await.unwrap(), text);
             assert_eq!(budget.used(), text.len() as u64, "no more than it is");
-            assert_eq!(decode(&coded, 64 << 20, &two).unwrap(), text, "there is room for another one");
-            let none = decode(&coded, 64 << 20, &budget.permit());
+            assert_eq!(inflated(&coded, 64 << 20, &two).await.unwrap(), text, "there is room for another one");
+            let refused = budget.permit();
+            let none = inflated(&coded, 64 << 20, &refused).await;
             assert!(matches!(none, Err(InflateError::NoRoom(_))), "{:?}", none.map(|made| made.len()));
+            assert_eq!(budget.used(), 2 * text.len() as u64, "a refused body holds nothing");
         }
     }
 
-    #[test]
-    fn broken_streams_are_refused() {
+    #[tokio::test]
+    async fn broken_streams_are_refused() {
         let budget = Budget::new(1 << 20);
         let text: &[u8] = b"some text, some text, some text";
         let (zlib, gzip) = (zlib(&[text]), gzip(&[text]));
-        let zlib_of = |coded: &[u8]| inflate_zlib(coded, 100, &budget.permit());
-        let gzip_of = |coded: &[u8]| inflate_gzip(coded, 100, &budget.permit());
-        assert!(zlib_of(&zlib).is_ok_and(|made| made == text) && gzip_of(&gzip).is_ok_and(|made| made == text));
+        let is_read = async |coded: &[u8]| inflated(coded, 100, &budget.permit()).await.is_ok_and(|made| made == text);
+        assert!(
+            is_read(&zlib).await && is_read(&gzip).await && is_read(&[&gzip[..], &self::gzip(&[b""])].concat()).await
+        );
         for cut in 0..zlib.len() {
-            assert!(zlib_of(&zlib[..cut]).is_err(), "zlib cut at {cut}");
+            assert!(inflated(&zlib[..cut], 100, &budget.permit()).await.is_err(), "zlib cut at {cut}");
         }
-        // An empty body is an empty sequence of gzip members.
-        for cut in 1..gzip.len() {
-            assert!(gzip_of(&gzip[..cut]).is_err(), "gzip cut at {cut}");
+        for cut in 0..gzip.len() {
+            assert!(inflated(&gzip[..cut], 100, &budget.permit()).await.is_err(), "gzip cut at {cut}");
         }
-        assert!(zlib_of(&[&zlib[..], b"x"].concat()).is_err());
-        assert!(zlib_of(b"this is no stream").is_err());
+        assert!(!is_read(&[&zlib[..], b"x"].concat()).await && !is_read(b"this is no stream").await);
+    }
+
+    #[tokio::test]
+    async fn pieces_are_the_whole() {
+        let text: Vec<u8> = (0..=250u8).cycle().take(2 * PIECE + 7).collect();
+        for coded in [zlib(&[&text]), gzip(&[&text[..PIECE], &text[PIECE..]])] {
+            let budget = Budget::new(1 << 20);
+            let permit = budget.permit();
+            let (size, mut pieces) = inflate_in_pieces(coded.into(), 1 << 20, &permit).await.unwrap();
+            assert_eq!((size as u64, text.len()), (budget.used(), size));
+            let mut made = Vec::new();
+            while let Some(piece) = pieces.next().await {
+                made.extend_from_slice(&piece.unwrap());
+            }
+            assert_eq!(made, text);
+        }
+    }
+
+    /// A few threads for blocking work, and hundreds of large bodies whose turn has not come: they take none of the threads.
+    #[test]
+    fn large_bodies_wait_without_a_thread_and_small_ones_pass_them() {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(2).max_blocking_threads(4).enable_all().build().unwrap();
+        let run = async {
+            let _test = LARGE_TEST.lock().await;
+            let all = fill_large().await;
+            let (budget, tasks) = (Budget::new(1 << 30), TaskSet::new());
+            let large = Bytes::from(gzip(&[&vec![0; work::LARGE + STEP]]));
+            let crowded = Arc::new(AtomicUsize::new(0));
+            for _ in 0..200 {
+                let (large, permit, crowded) = (large.clone(), budget.permit(), crowded.clone());
+                tasks.spawn("large", async move {
+                    match inflate(large, 64 << 20, &permit).await {
+                        Ok(_) => {}
+                        Err(InflateError::Crowded) => drop(crowded.fetch_add(1, Ordering::Relaxed)),
+                        Err(error) => panic!("{error}"),
+                    }
+                });
+            }
+            let refused = || crowded.load(Ordering::Relaxed);
+            while waiting() + refused() < 200 {
+                tokio::task::yield_now().await;
+            }
+            assert!(waiting() >= 100 && refused() > 0, "{} wait, {} are refused", waiting(), refused());
+            let small = gzip(&[&[7; 1 << 20]]);
+            assert_eq!(inflated(&small, 1 << 20, &budget.permit()).await.unwrap().len(), 1 << 20);
+            drop(all);
+            tasks.join().await;
+        };
+        let run = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), run).await });
+        run.expect("nothing waits for a thread");
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_takes_nothing_more_keeps_no_slot() {
+        let _test = LARGE_TEST.lock().await;
+        let large = Bytes::from(gzip(&[&vec![0; work::LARGE + PIECE]]));
+        let permit = Budget::new(1 << 30).permit();
+        let (_, mut unread) = inflate_in_pieces(large, 64 << 20, &permit).await.unwrap();
+        assert!(unread.next().await.unwrap().is_ok());
+        let free = tokio::time::timeout(Duration::from_secs(10), fill_large()).await;
+        assert!(free.is_ok(), "a slot is taken");
     }
 }

@@ -14,11 +14,9 @@ use axum::http::{HeaderMap, Request};
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
-use tokio::runtime::{Handle, RuntimeFlavor};
 use trireme_engine::TaskSet;
 use trireme_inference::{Buffer, Cause, InferError};
 
-use crate::body::large;
 use crate::body::{Overdue, ReadTimeout, size};
 use crate::budget::NoRoom;
 
@@ -105,20 +103,6 @@ fn unreadable(error: &axum::Error) -> InferError {
         source = cause.source();
     }
     InferError::invalid_arg(format!("request body could not be read: {error}"))
-}
-
-/// Bodies of at least so many bytes take a thread for longer than other requests should wait.
-const LONG: usize = 64 << 10;
-
-/// Reads or writes JSON of about so many bytes. If they are many, the other tasks of this thread go on elsewhere meanwhile.
-pub fn convert<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
-    match Handle::current().runtime_flavor() {
-        RuntimeFlavor::MultiThread if bytes >= LONG => tokio::task::block_in_place(|| {
-            let _permit = (bytes > large::LARGE).then(large::enter);
-            work()
-        }),
-        _ => work(),
-    }
 }
 
 /// The announced length of a body.

@@ -13,7 +13,7 @@ use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use trireme_inference::{Cause, InferError};
 
-use crate::body::{InflateError, inflate};
+use crate::body::{InflateError, inflate, work};
 use crate::budget::BytesPermit;
 
 /// How a body is coded.
@@ -95,14 +95,15 @@ impl Coding {
                 InferError::invalid_arg(format!("request body could not be decompressed: {reason}"))
             }
             InflateError::NoRoom(refusal) => refusal.into(),
+            InflateError::Crowded => InferError::unavailable(error.to_string()).because(Cause::QueueFull),
             InflateError::NoMemory(_) => InferError::unavailable(error.to_string()),
-            InflateError::Unfinished(_) => InferError::internal(error.to_string()),
         })
     }
 
     /// `pieces`, one after the other, in this coding.
     pub async fn encode(self, pieces: Vec<Bytes>) -> Result<Bytes, InferError> {
-        let encoded = tokio::task::spawn_blocking(move || match self {
+        let size = pieces.iter().map(Bytes::len).sum();
+        let encoded = work::convert(size, || match self {
             Coding::Identity => Ok(pieces.concat()),
             Coding::Gzip => {
                 let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
@@ -113,9 +114,8 @@ impl Coding {
                 pieces.iter().try_for_each(|piece| encoder.write_all(piece)).and_then(|()| encoder.finish())
             }
         });
-        let failed = |error: String| InferError::internal(format!("response could not be compressed: {error}"));
-        let encoded = encoded.await.map_err(|error| failed(error.to_string()))?;
-        encoded.map(Bytes::from).map_err(|error| failed(error.to_string()))
+        let failed = |error| InferError::internal(format!("response could not be compressed: {error}"));
+        encoded.await.map(Bytes::from).map_err(failed)
     }
 }
 

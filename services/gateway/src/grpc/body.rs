@@ -20,7 +20,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::stream;
 use http_body::Frame;
 use tonic::Status;
-use trireme_inference::InferError;
+use trireme_inference::{Cause, InferError};
 use trireme_protocol::grpc::status;
 use trireme_server::body::{InflateError, Pieces, inflate_in_pieces};
 use trireme_server::body::{Overdue, ReadTimeout, size};
@@ -126,8 +126,8 @@ fn too_late(overdue: Overdue) -> Status {
 fn not_inflated(error: InflateError) -> Status {
     status(&match error {
         InflateError::NoRoom(refusal) => refusal.into(),
+        InflateError::Crowded => InferError::unavailable(error.to_string()).because(Cause::QueueFull),
         InflateError::NoMemory(_) => InferError::unavailable(error.to_string()),
-        InflateError::Unfinished(_) => InferError::internal(error.to_string()),
         error => InferError::invalid_arg(format!("request could not be decompressed: {error}")),
     })
 }
@@ -160,7 +160,7 @@ impl CallBody {
         loop {
             let Some(coded) = &mut self.coded else { return self.piece().await };
             if let Some(made) = &mut coded.made {
-                match made.recv().await {
+                match made.next().await {
                     Some(piece) => return Ok(Some(piece.map_err(not_inflated)?)),
                     None => coded.made = None,
                 }

@@ -11,10 +11,11 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::stream::{self, StreamExt};
-use trireme_inference::InferError;
+use trireme_inference::{InferError, InferResponse};
 use trireme_protocol::generate::{decode_generate_request, encode_generate_response};
 use trireme_protocol::metadata;
 use trireme_server::access::Category;
+use trireme_server::body::work;
 use trireme_server::budget::BytesPermit;
 use trireme_server::http::Traffic;
 use trireme_server::http::body;
@@ -52,7 +53,7 @@ pub const RESOURCE: Resource = Resource {
 
 async fn generate(State(http): State<HttpState>, path: ModelPath, request: Request) -> Result<Response, HttpError> {
     let response = http.handlers.infer(read(&http, path, "/v2/models/{model}/generate", request).await?).await?;
-    Ok(response::json(encode_generate_response(&response)?))
+    Ok(response::json(encode(&response).await?))
 }
 
 async fn generate_stream(
@@ -85,7 +86,15 @@ async fn next_event(responses: &mut Responses) -> Option<Result<Bytes, InferErro
         Ok(next) if next.empty => return None,
         next => next,
     };
-    Some(next.and_then(|next| encode_generate_response(&next.response)).map(|json| event(&json)))
+    Some(match next {
+        Ok(next) => encode(&next.response).await.map(|json| event(&json)),
+        Err(error) => Err(error),
+    })
+}
+
+async fn encode(response: &InferResponse) -> Result<Bytes, InferError> {
+    let size = response.outputs.iter().map(|output| output.data().len()).sum();
+    work::convert(size, || encode_generate_response(response)).await
 }
 
 fn event(json: &[u8]) -> Bytes {
@@ -109,7 +118,7 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
     let permit = parts.extensions.get::<BytesPermit>().cloned().unwrap_or_else(|| http.handlers.budget.permit());
     let mut room = |bytes| permit.take(bytes).map_err(InferError::from);
     let decode = || decode_generate_request(&path.model, &served.inputs, &body, &mut room);
-    let mut request = body::convert(body.len(), decode)?;
+    let mut request = work::convert(body.len(), decode).await?;
     request.version = path.version;
     let own = |name: &str| http.handlers.access.is_secret(name);
     forward::headers(headers, http.options.header_forward.as_ref(), own, &mut request.parameters);

@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use trireme_inference::InferError;
 use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
 use trireme_server::access::Category;
+use trireme_server::body::work;
 use trireme_server::budget::BytesPermit;
 use trireme_server::http::Traffic;
 use trireme_server::http::body;
@@ -78,7 +79,7 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     };
     let mut room = |bytes| permit.take(bytes).map_err(InferError::from);
     let decode = || infer::decode_infer_request(&context, &body, header_length, &mut room);
-    let mut decoded = body::convert(body.len(), decode)?;
+    let mut decoded = work::convert(body.len(), decode).await?;
     drop(body);
     // Tensors behind the JSON share the memory of the body. Of other bodies only the tensors are left.
     if header_length.is_none() {
@@ -102,7 +103,7 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     };
     let response = http.handlers.infer(traced).await?;
     let size = response.outputs.iter().map(|output| output.data().len()).sum();
-    let encoded = body::convert(size, || infer::encode_infer_response(&response, &decoded.output_format))?;
+    let encoded = work::convert(size, || infer::encode_infer_response(&response, &decoded.output_format)).await?;
     Ok(response::infer(encoded, &response.ledger, Coding::of_response(headers)).await?)
 }
 

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use trireme_inference::InferError;
 use trireme_protocol::repository;
 use trireme_server::access::Category;
+use trireme_server::body::work;
 use trireme_server::http::Traffic;
 use trireme_server::http::openapi::schema::{flag, list, object_with, plain, text};
 use trireme_server::http::response::{self, HttpError};
@@ -48,7 +49,9 @@ async fn load(
     request: Request,
 ) -> Result<Response, HttpError> {
     let body = http.read(request).await?;
-    http.handlers.load_model(&model, repository::decode_load_request(&body)?).await?;
+    // It may have the files of a model.
+    let request = work::convert(body.len(), || repository::decode_load_request(&body)).await?;
+    http.handlers.load_model(&model, request).await?;
     Ok(response::json(Bytes::new()))
 }
 
