@@ -35,6 +35,8 @@ use axum::response::Response;
 use bytes::Bytes;
 use trireme_inference::InferError;
 use trireme_server::access::Category;
+use trireme_server::body::work;
+use trireme_server::budget::BytesPermit;
 use trireme_server::http::access_log::AskedModel;
 use trireme_server::http::openapi::{Entry, Verb};
 use trireme_server::http::{Traffic, response};
@@ -44,7 +46,6 @@ use fields::Members;
 use refusal::UNCUT;
 
 pub use dialect::{DialectCall, EmptyText, TokenInput};
-pub use input::memory;
 pub use refusal::{Kind, Refusal};
 
 /// Every dialect. Where a body does not say whose it is, the first one that has the path answers.
@@ -171,13 +172,27 @@ impl DialectPath {
         refused(self.contenders[0], refusal)
     }
 
-    /// Answers a request with this body. `call` makes the call of the route that the request is for, of the route's path and the body as the
-    /// route reads it.
+    /// Answers a request with this body, which `permit` has to cover as it is read. `call` makes the call of the route that the request is
+    /// for, of the route's path and the body as the route reads it. A large body is read, and a large answer written, beside the runtime's
+    /// threads.
     pub async fn answer(
         &self,
         body: Bytes,
+        permit: &BytesPermit,
         call: impl FnOnce(&'static str, Bytes) -> Result<DialectCall, InferError>,
     ) -> Response {
+        work::aside(body.len(), self.answer_here(body, permit, call)).await
+    }
+
+    async fn answer_here(
+        &self,
+        body: Bytes,
+        permit: &BytesPermit,
+        call: impl FnOnce(&'static str, Bytes) -> Result<DialectCall, InferError>,
+    ) -> Response {
+        if let Err(refusal) = permit.cover(input::memory(&body)) {
+            return self.refused(&InferError::from(refusal).into());
+        }
         let Chosen { contender, body, model } = match choose(&self.contenders, body) {
             Ok(chosen) => chosen,
             Err((contender, refusal)) => return refused(contender, &refusal),

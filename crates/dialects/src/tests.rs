@@ -1,3 +1,10 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
+use axum::body::to_bytes;
+use tokio::task::JoinSet;
+use trireme_server::budget::Budget;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 
@@ -102,6 +109,49 @@ fn the_first_dialect_answers_where_the_body_does_not_say_whose_it_is() {
     assert_eq!((gets("tei", "/info"), gets("tei", "/health")), (Some("tei"), Some("tei")));
     assert_eq!((gets("vllm", "/v1/models"), gets("openai", "/v1/models")), (Some("vllm"), Some("openai")));
     assert_eq!((gets("openai", "/info"), gets("ollama", "/")), (Some("tei"), None));
+}
+
+/// The runtime has two threads. Four large requests are read until another task has run ten times.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_bodies_are_read_beside_the_runtimes_threads() {
+    #[derive(Default)]
+    struct Gate {
+        read: AtomicUsize,
+        is_open: Mutex<bool>,
+        opened: Condvar,
+    }
+    let gate = Arc::new(Gate::default());
+    let path = paths("openai").into_iter().find(|path| path.path == "/v1/embeddings").expect("a path");
+    let body = Bytes::from(format!(r#"{{"model": "m", "input": "{}"}}"#, "a".repeat(100_000)));
+    let (budget, mut requests) = (Budget::new(1 << 24), JoinSet::new());
+    for _ in 0..4 {
+        let (gate, path, body, permit) = (gate.clone(), path.clone(), body.clone(), budget.permit());
+        requests.spawn(async move {
+            let call = |_, _| {
+                gate.read.fetch_add(1, Ordering::SeqCst);
+                let is_open = gate.is_open.lock().unwrap();
+                let held = gate.opened.wait_timeout_while(is_open, Duration::from_secs(10), |is_open| !*is_open);
+                let word = if held.unwrap().1.timed_out() { "nothing else went on" } else { "passed" };
+                Err(InferError::invalid_arg(word))
+            };
+            let answer = path.answer(body, &permit, call).await;
+            String::from_utf8(to_bytes(answer.into_body(), 1 << 20).await.unwrap().to_vec()).unwrap()
+        });
+    }
+    let opener = gate.clone();
+    requests.spawn(async move {
+        let (mut ticks, read) = (0, std::thread::available_parallelism().map_or(1, usize::from).min(2));
+        while ticks < 10 {
+            tokio::task::yield_now().await;
+            ticks += usize::from(opener.read.load(Ordering::SeqCst) >= read);
+        }
+        *opener.is_open.lock().unwrap() = true;
+        opener.opened.notify_all();
+        "passed".to_owned()
+    });
+    for answer in requests.join_all().await {
+        assert!(answer.contains("passed"), "{answer}");
+    }
 }
 
 /// The names of the members of a route's bodies, by the types that read them.

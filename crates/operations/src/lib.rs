@@ -27,6 +27,7 @@ use trireme_inference::{
     DataType, InferError, InferRequest, InferResponse, Ledger, Name, ParameterValue, RequestedOutput, Shape, Tensor,
     UncheckedTensor,
 };
+use trireme_server::body::work;
 
 pub use capabilities::{Capabilities, Routes, TOKENIZER, Task, served_names};
 pub use classify::{Classified, ScoredLabel};
@@ -37,6 +38,9 @@ pub use request::{OperationRequest, Waits};
 pub use rerank::Scores;
 pub use tokenize::{Token, TokenLists, ids};
 pub use tokens::{Entities, TokenScores};
+
+/// Bytes of a number as digits for each of its own.
+const DIGITS: usize = 3;
 
 /// The operations, on the models of a gateway. Clones are the same.
 #[derive(Clone)]
@@ -161,6 +165,8 @@ impl Operations {
         };
         let answered = self.0.infer(request, ask, found.task).await;
         let InferResponse { outputs: mut tensors, ledger, .. } = answered?;
+        // What follows reads and writes them, as digits in most answers.
+        work::much(DIGITS * tensors.iter().map(|tensor| tensor.data().len()).sum::<usize>()).await;
         let tensors =
             outputs.iter().map(|name| found.output(&mut tensors, name, texts.len())).collect::<Result<_, _>>()?;
         Ok((tensors, ledger))

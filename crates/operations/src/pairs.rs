@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use trireme_inference::{InferError, Ledger};
+use trireme_server::body::work;
 
 use crate::{OperationRequest, Operations, Prompt, Scores, Task, TextOptions};
 
@@ -56,9 +57,12 @@ impl Operations {
         let queries = self.multi_vector(&queries, &asked).await?;
         let asked = single(ask, ask.options.max_pair_tokens, Some(Prompt::Document));
         let documents = self.multi_vector(&documents, &asked).await?;
-        let pairs = ones.into_iter().zip(twos);
-        let scores = pairs.map(|(one, two)| max_similarity(&queries.rows[one], &documents.rows[two], queries.width));
-        let (scores, ledger) = (scores.collect(), both(queries.ledger, &documents.ledger));
+        let width = queries.width;
+        let pairs: Vec<_> =
+            ones.into_iter().zip(twos).map(|(one, two)| (&queries.rows[one][..], &documents.rows[two][..])).collect();
+        let products = pairs.iter().map(|(query, document)| query.len().div_ceil(width.max(1)) * document.len()).sum();
+        let scores = work::aside(products, each_max_similarity(&pairs, width)).await;
+        let ledger = both(queries.ledger, &documents.ledger);
         Ok(Scores { scores, logits: None, ledger, model: documents.model })
     }
 
@@ -113,6 +117,16 @@ fn cosine(one: &[f32], two: &[f32]) -> f32 {
     if lengths == 0.0 { 0.0 } else { (dot(one, two) / lengths) as f32 }
 }
 
+/// That of each pair, with a pause between two, in which the request may be cancelled.
+async fn each_max_similarity(pairs: &[(&[f32], &[f32])], width: usize) -> Vec<f32> {
+    let mut scores = Vec::with_capacity(pairs.len());
+    for (query, document) in pairs {
+        scores.push(max_similarity(query, document, width));
+        work::pause().await;
+    }
+    scores
+}
+
 /// For each vector of a query the largest product with one of a document, all of them added up.
 fn max_similarity(query: &[f32], document: &[f32], width: usize) -> f32 {
     let best = |token: &[f32]| {
@@ -123,6 +137,8 @@ fn max_similarity(query: &[f32], document: &[f32], width: usize) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     #[test]
@@ -138,6 +154,16 @@ mod tests {
         let query = [1.0, 0.0, 0.0, 2.0];
         assert_eq!(max_similarity(&query, &[0.5, 0.5, -1.0, 1.0], 2), 0.5 + 2.0);
         assert_eq!(max_similarity(&query, &[], 2), 0.0);
+    }
+
+    #[test]
+    fn a_request_that_was_cancelled_ends_between_two_pairs() {
+        let pairs: Vec<(&[f32], &[f32])> = vec![(&[1.0, 0.0], &[1.0, 0.0]); 3];
+        let mut scores = Box::pin(each_max_similarity(&pairs, 2));
+        for _ in 0..pairs.len() {
+            assert_eq!(scores.as_mut().now_or_never(), None, "it goes on when it is asked again");
+        }
+        assert_eq!(scores.now_or_never(), Some(vec![1.0; 3]));
     }
 
     #[test]

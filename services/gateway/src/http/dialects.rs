@@ -8,8 +8,8 @@ use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
 use axum::routing::{delete as on_delete, get as on_get, post as on_post};
 use bytes::Bytes;
-use trireme_dialects::{DialectCall, DialectPath, Kind, Refusal, memory};
-use trireme_inference::{InferError, Parameters};
+use trireme_dialects::{DialectCall, DialectPath, Kind, Refusal};
+use trireme_inference::Parameters;
 use trireme_operations::Operations;
 use trireme_server::budget::BytesPermit;
 use trireme_server::http::access_log::REQUEST_ID;
@@ -69,7 +69,7 @@ async fn answer(
             rest: named.remove("rest").unwrap_or_default(),
             model: named.remove("model"),
             body,
-            permit,
+            permit: permit.clone(),
             parameters,
             traceparent: text(&parts.headers, "traceparent").map(str::to_owned),
             waits: http.waits(&parts.headers),
@@ -79,7 +79,7 @@ async fn answer(
             empty_text: http.options.empty_text,
         })
     };
-    path.answer(body, call).await
+    path.answer(body, &permit, call).await
 }
 
 async fn read(
@@ -95,9 +95,7 @@ async fn read(
     };
     let limited = body::Limit::json(limit).within(http.handlers.budget.limit());
     let body = body::read(headers, body, limited).await?;
-    let body = coding.decode(body, limit, permit).await?;
-    permit.cover(memory(&body)).map_err(InferError::from)?;
-    Ok(body)
+    Ok(coding.decode(body, limit, permit).await?)
 }
 
 #[cfg(test)]
