@@ -98,11 +98,12 @@ async fn read(
                 0 => return Ok(true),
                 length => &step[..length],
             };
-            if size + piece.len() > limit {
+            let allowed = piece.len().min(limit - size);
+            permit.take(allowed as u64)?;
+            size += allowed;
+            if allowed < piece.len() {
                 return Err(InflateError::TooLarge(limit));
             }
-            permit.take(piece.len() as u64)?;
-            size += piece.len();
             sink(piece)?;
         }
         Ok(false)

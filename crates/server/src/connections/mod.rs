@@ -3,15 +3,16 @@
 //! Invariants:
 //! - A connection ends when its client closes it, has no request on it or reads nothing for too long, at its maximum age, when
 //!   `limiter` needs its place, or when the listener stops. Of HTTP/2 the client is sent GOAWAY first, so that it opens another
-//!   connection for its next call; calls that it sent before it received GOAWAY are answered.
+//!   connection for its next call; calls that it sent before it received GOAWAY are answered. A client that floods a connection of HTTP/2
+//!   with other frames than requests loses it.
 //! - A connection that existed before the listener stopped gets an answer to its request, first or later. This includes
 //!   connections that the kernel has accepted and the listener has not: closing the listener would reset them.
 //! - Bytes that are not HTTP/1.1 are answered with 400, and a head that is too large with 431 or 414; then the connection closes.
 //!
 //! This is not hyper-util's `GracefulShutdown`, which closes a connection between two requests at once when the server stops: the
-//! next request may be on its way. Not here: Triton's limits on how often clients may ping, because the HTTP/2 library cannot
-//! set them.
+//! next request may be on its way.
 
+mod frames;
 mod limiter;
 mod tls;
 mod write_timeout;
@@ -41,12 +42,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use trireme_engine::TaskSet;
 
+use frames::FrameLimit;
 pub use limiter::{ConnectionArgs, ConnectionLimiter, Limits, Peer, Place, Spare};
 pub use tls::{Pem, Tls, TlsFiles, refused_certificate};
 use write_timeout::WriteTimeout;
 
 /// Largest head of an HTTP/1.1 request, in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
+
+/// Most bytes that a connection of HTTP/1.1 has read, or has to write, beside the budget.
+const MAX_BUFFERED_BYTES: usize = 2 * MAX_HEAD_BYTES;
 
 /// Most calls in flight on an HTTP/2 connection; the client holds back one more.
 const MAX_CALLS: u32 = 1024;
@@ -161,7 +166,7 @@ impl Connections {
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         place: Arc<Place>,
     ) {
-        let stream = TokioIo::new(WriteTimeout::new(stream, self.idle_timeout));
+        let stream = WriteTimeout::new(stream, self.idle_timeout);
         let (connections, own) = (self.clone(), place.clone());
         let service = service_fn(move |request| connections.clone().answer(request, own.clone()));
         match self.protocol {
@@ -170,8 +175,8 @@ impl Connections {
                 let connection = http1::Builder::new()
                     .header_read_timeout(None)
                     .max_header_size(MAX_HEAD_BYTES)
-                    .max_buf_size(8 * MAX_HEAD_BYTES)
-                    .serve_connection(stream, service);
+                    .max_buf_size(MAX_BUFFERED_BYTES)
+                    .serve_connection(TokioIo::new(stream), service);
                 self.drive(connection, &place).await;
             }
             Protocol::Http2 { keepalive_time, keepalive_timeout, .. } => {
@@ -180,7 +185,7 @@ impl Connections {
                     .max_concurrent_streams(MAX_CALLS)
                     .keep_alive_interval(keepalive_time)
                     .keep_alive_timeout(keepalive_timeout)
-                    .serve_connection(stream, service);
+                    .serve_connection(TokioIo::new(FrameLimit::new(stream, place.peer)), service);
                 self.drive(connection, &place).await;
             }
         }

@@ -98,6 +98,27 @@ async fn a_connection_without_calls_ends_and_its_client_notices_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_frames_without_a_request_ends_its_connection_only() {
+    const PING: &[u8] = b"\0\0\x08\x06\0\0\0\0\0pingpong";
+    const SETTINGS: &[u8] = b"\0\0\0\x04\0\0\0\0\0";
+    const PRIORITY: &[u8] = b"\0\0\x05\x02\0\0\0\0\x01\0\0\0\0\x07";
+    let server = Server::start(&[]).await;
+    for frame in [PING, SETTINGS, PRIORITY] {
+        let address = server.gateway.grpc_address.expect("gRPC is on");
+        let (mut reading, mut writing) = TcpStream::connect(address).await.expect("the port is open").into_split();
+        let mut answers = JoinSet::new();
+        answers.spawn(async move { tokio::io::copy(&mut reading, &mut tokio::io::sink()).await });
+        writing.write_all(PREFACE).await.expect("it is taken");
+        let flood = async {
+            let frames = frame.repeat(1000);
+            while writing.write_all(&frames).await.is_ok() {}
+        };
+        within(flood).await;
+    }
+    server.client.clone().model_infer(request("1", "x")).await.expect("others notice nothing");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn silent_connections_leave_room_for_those_with_calls() {
     let server = Server::start(&["--max-connections", "4", "--max-connections-per-address", "4"]).await;
     let address = server.gateway.grpc_address.expect("gRPC is on");
