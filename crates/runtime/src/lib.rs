@@ -13,6 +13,7 @@
 //! (`services/gateway`).
 
 pub mod faults;
+mod heap;
 mod host;
 mod hosted;
 mod intake;

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use trireme_engine::Backend;
 use trireme_telemetry::TelemetryArgs;
 
+use crate::heap;
 use crate::host::hostname;
 use crate::lifecycle::control_mode::ControlArgs;
 use crate::lifecycle::model_args::ModelArgs;
@@ -283,6 +284,7 @@ fn block_on_boxed(
     main: LocalBoxFuture<'_, anyhow::Result<()>>,
 ) -> ExitCode {
     raise_file_limit();
+    heap::give_back_large_allocations();
     trireme_model_repository::remove_leftovers();
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .thread_name(service)
