@@ -151,6 +151,7 @@ lint: ## Formatting, clippy, shell scripts, dependencies between crates and modu
 	@if command -v shellcheck >/dev/null; then shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh deploy/*.sh deploy/kubernetes/*.sh .ci/run; fi
 	@scripts/check-dependencies.py
 	@scripts/check-modules.py
+	@scripts/check-workflows.py
 	@if command -v cargo-deny >/dev/null; then cargo deny check; fi
 	@if command -v check-jsonschema >/dev/null; then check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml; fi
 	cargo clippy --workspace --all-targets -- -D warnings
