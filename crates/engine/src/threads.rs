@@ -87,9 +87,11 @@ impl Promises {
 
     fn give(&'static self, threads: usize, probe: impl Fn(usize) -> io::Result<()>) -> io::Result<Promise> {
         let mut others = self.threads.lock();
-        while threads > 0 {
+        // No threads need no room.
+        let mut has_room = threads == 0;
+        while !has_room {
             match probe(*others + threads) {
-                Ok(()) => break,
+                Ok(()) => has_room = true,
                 Err(error) if *others == 0 => return Err(with_limits(error, threads)),
                 Err(_) => self.ended.wait(&mut others),
             }

@@ -165,7 +165,7 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         ));
     }
     let adapters = file.graph.input(inputs::TASK_INPUT).map(|input| adapters(&files.config, file.place(input)));
-    let executor = Executor::Onnx { file, output: chain.output? };
+    let executor = Executor::Onnx { file: Box::new(file), output: chain.output? };
     Some(FolderDescription {
         special_tokens: tokenizer.adds_special.clone(),
         ops: chain.ops,

@@ -62,7 +62,7 @@ pub(crate) struct Routed {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Executor {
     Onnx {
-        file: GraphFile,
+        file: Box<GraphFile>,
         /// The output that is used, with the dimensions that are known of it.
         output: Derived<GraphTensor>,
     },
