@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
-use trireme_inference::ModelKey;
+use trireme_inference::{ModelKey, UnixMicros};
 
 use crate::delivery::Delivery;
 use crate::error::BusError;
@@ -171,6 +171,11 @@ pub trait Bus: Send + Sync + 'static {
 
     /// Follows a bucket: all its values, [`Change::Complete`], then every change, until the receiver is dropped.
     async fn watch(&self, bucket: Bucket) -> Result<mpsc::Receiver<Change>, BusError>;
+
+    /// The time by which values lapse.
+    fn now(&self) -> UnixMicros {
+        UnixMicros::now()
+    }
 
     /// Whether the stores of jobs outlive this process. Over NATS they do.
     fn keeps_jobs(&self) -> bool {

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -9,7 +10,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
-use trireme_inference::ModelKey;
+use trireme_inference::{ModelKey, UnixMicros};
 
 use crate::{
     Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, DeadLetter, Entry, InProcess, Inbox,
@@ -30,6 +31,14 @@ pub enum Call {
     WriteUnheard(Bucket),
     /// [`Bus::put`] on a bucket: the value is on its way while the test names this, and arrives then, even if the caller has gone.
     WriteLate(Bucket),
+    /// [`Bus::put`] and [`Bus::delete`] on any bucket.
+    AnyWrite,
+    /// [`Bus::put`] and [`Bus::delete`] on any bucket, once: the bus does it, but the caller gets an error as if the confirmation were lost.
+    AnyUnheard,
+    /// [`Bus::delete`] on a bucket: it waits while the test names this.
+    DeleteLate(Bucket),
+    /// [`Bus::watch`]: a watch begins, and ends at once.
+    Watch,
     /// [`Bus::get`] and [`Bus::next`] on a bucket.
     Read(Bucket),
     /// [`Bus::get`] on a bucket: it finds nothing, as from a broker of a cluster that is behind the others.
@@ -42,6 +51,8 @@ pub struct Refusing {
     bus: InProcess,
     /// With the number of such calls that still succeed.
     refused: Arc<Mutex<HashMap<Call, usize>>>,
+    /// Calls that have failed.
+    failures: Arc<AtomicUsize>,
 }
 
 impl Refusing {
@@ -55,9 +66,19 @@ impl Refusing {
         *self.refused.lock() = HashMap::from([(call, successes)]);
     }
 
+    /// How many calls have failed.
+    pub fn failures(&self) -> usize {
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    /// Moves the clock of the stores.
+    pub fn advance(&self, time: Duration) {
+        self.bus.advance(time);
+    }
+
     /// The same bus for another process, without refusals.
     pub fn beside(&self) -> Refusing {
-        Refusing { bus: self.bus.clone(), refused: Arc::default() }
+        Refusing { bus: self.bus.clone(), ..Refusing::default() }
     }
 
     /// Cancels a request.
@@ -95,9 +116,29 @@ impl Refusing {
         arrived
     }
 
+    /// The outcome of a write as its caller hears it.
+    fn heard<T, const N: usize>(&self, calls: [Call; N], written: T) -> Result<T, BusError> {
+        let mut refused = self.refused.lock();
+        for call in calls {
+            match refused.get_mut(&call) {
+                Some(0) => {
+                    refused.remove(&call);
+                    self.failures.fetch_add(1, Ordering::Relaxed);
+                    return Err(BusError::Unreachable("the confirmation was lost".to_owned()));
+                }
+                Some(successes) => *successes -= 1,
+                None => {}
+            }
+        }
+        Ok(written)
+    }
+
     fn check(&self, call: Call) -> Result<(), BusError> {
         match self.refused.lock().get_mut(&call) {
-            Some(0) => Err(BusError::Refused { action: "a call", reason: format!("the test refuses {call:?}") }),
+            Some(0) => {
+                self.failures.fetch_add(1, Ordering::Relaxed);
+                Err(BusError::Refused { action: "a call", reason: format!("the test refuses {call:?}") })
+            }
             Some(successes) => {
                 *successes -= 1;
                 Ok(())
@@ -176,6 +217,7 @@ impl Bus for Refusing {
         lapse: Option<Duration>,
     ) -> Result<u64, BusError> {
         self.check(Call::Write(bucket))?;
+        self.check(Call::AnyWrite)?;
         let written = match self.refused.lock().contains_key(&Call::WriteLate(bucket)) {
             false => None,
             true => Some(self.write_late(bucket, key.to_owned(), value.clone(), expect, lapse)),
@@ -184,10 +226,7 @@ impl Bus for Refusing {
             Some(arrived) => arrived.await.expect("the write arrives")?,
             None => self.bus.put(bucket, key, value, expect, lapse).await?,
         };
-        match self.refused.lock().remove(&Call::WriteUnheard(bucket)).is_some() {
-            true => Err(BusError::Unreachable("the confirmation was lost".to_owned())),
-            false => Ok(written),
-        }
+        self.heard([Call::WriteUnheard(bucket), Call::AnyUnheard], written)
     }
 
     async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
@@ -205,11 +244,23 @@ impl Bus for Refusing {
 
     async fn delete(&self, bucket: Bucket, key: &str, expect: Option<u64>) -> Result<bool, BusError> {
         self.check(Call::Write(bucket))?;
-        self.bus.delete(bucket, key, expect).await
+        self.check(Call::AnyWrite)?;
+        while self.check(Call::DeleteLate(bucket)).is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let deleted = self.bus.delete(bucket, key, expect).await?;
+        self.heard([Call::AnyUnheard], deleted)
     }
 
     async fn watch(&self, bucket: Bucket) -> Result<mpsc::Receiver<Change>, BusError> {
-        self.bus.watch(bucket).await
+        match self.check(Call::Watch) {
+            Ok(()) => self.bus.watch(bucket).await,
+            Err(_) => Ok(mpsc::channel(1).1),
+        }
+    }
+
+    fn now(&self) -> UnixMicros {
+        self.bus.now()
     }
 
     async fn publish_to(&self, topic: &str, body: Bytes) -> Result<(), BusError> {

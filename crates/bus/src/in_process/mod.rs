@@ -10,6 +10,7 @@ mod store;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
-use trireme_inference::{Lane, ModelKey};
+use trireme_inference::{Lane, ModelKey, UnixMicros};
 
 use self::disk::Disk;
 use self::queue::Queue;
@@ -40,6 +41,8 @@ struct Shared {
     queues: Mutex<HashMap<ModelKey, Arc<Queue>>>,
     inboxes: Mutex<HashMap<String, Weak<Inbox>>>,
     stores: Mutex<Stores>,
+    /// Microseconds by which the clock of the stores in memory is ahead. Only tests move it.
+    ahead: AtomicU64,
     /// The stores of jobs, if they have a place on disk.
     disk: Option<Disk>,
     listeners: Mutex<HashMap<String, Vec<mpsc::Sender<TopicMessage>>>>,
@@ -94,6 +97,7 @@ impl InProcess {
             queues: Mutex::default(),
             inboxes: Mutex::default(),
             stores: Mutex::default(),
+            ahead: AtomicU64::new(0),
             listeners: Mutex::default(),
             in_turn: Mutex::default(),
             connection: watch::channel(Connection::Up(1)).0,
@@ -102,6 +106,12 @@ impl InProcess {
         let written = (&bus as &dyn Bus).change_settings(settings).now_or_never();
         debug_assert!(matches!(written, Some(Ok(()))), "in process nothing waits, and nothing refuses");
         bus
+    }
+
+    /// Moves the clock of a bus without a directory: values lapse as if so much time had passed.
+    #[cfg(any(test, feature = "conformance"))]
+    pub fn advance(&self, time: Duration) {
+        self.0.ahead.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     fn queue(&self, model: &ModelKey) -> Result<Arc<Queue>, BusError> {
@@ -223,21 +233,21 @@ impl Bus for InProcess {
     ) -> Result<u64, BusError> {
         match self.disk(bucket) {
             Some(disk) => disk.put(bucket, key, value, expect, lapse).await,
-            None => self.0.stores.lock().put(bucket, key, value, expect, lapse),
+            None => self.0.stores.lock().put(bucket, key, value, expect, lapse, self.now()),
         }
     }
 
     async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
         match self.disk(bucket) {
             Some(disk) => disk.get(bucket, key).await,
-            None => Ok(self.0.stores.lock().get(bucket, key)),
+            None => Ok(self.0.stores.lock().get(bucket, key, self.now())),
         }
     }
 
     async fn next(&self, bucket: Bucket, revision: u64) -> Result<Option<Entry>, BusError> {
         match self.disk(bucket) {
             Some(disk) => disk.next(bucket, revision).await,
-            None => Ok(self.0.stores.lock().next(bucket, revision)),
+            None => Ok(self.0.stores.lock().next(bucket, revision, self.now())),
         }
     }
 
@@ -251,8 +261,12 @@ impl Bus for InProcess {
     async fn watch(&self, bucket: Bucket) -> Result<mpsc::Receiver<Change>, BusError> {
         match self.disk(bucket) {
             Some(disk) => Ok(disk.watch(bucket)),
-            None => Ok(self.0.stores.lock().watch(bucket)),
+            None => Ok(self.0.stores.lock().watch(bucket, self.now())),
         }
+    }
+
+    fn now(&self) -> UnixMicros {
+        UnixMicros::now().after(Duration::from_micros(self.0.ahead.load(Ordering::Relaxed)))
     }
 
     async fn publish_to(&self, topic: &str, body: Bytes) -> Result<(), BusError> {

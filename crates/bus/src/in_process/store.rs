@@ -51,8 +51,8 @@ impl Stores {
         value: Bytes,
         expect: Option<u64>,
         lapse: Option<Duration>,
+        now: UnixMicros,
     ) -> Result<u64, BusError> {
-        let now = UnixMicros::now();
         let store = self.buckets.entry(bucket).or_default();
         store.forget_lapsed(now);
         store.check(key, expect)?;
@@ -70,15 +70,15 @@ impl Stores {
         Ok(self.revision)
     }
 
-    pub fn get(&mut self, bucket: Bucket, key: &str) -> Option<Entry> {
+    pub fn get(&mut self, bucket: Bucket, key: &str, now: UnixMicros) -> Option<Entry> {
         let store = self.buckets.get_mut(&bucket)?;
-        store.forget_lapsed(UnixMicros::now());
+        store.forget_lapsed(now);
         Some(store.entries.get(store.revisions.get(key)?)?.0.clone())
     }
 
-    pub fn next(&mut self, bucket: Bucket, revision: u64) -> Option<Entry> {
+    pub fn next(&mut self, bucket: Bucket, revision: u64, now: UnixMicros) -> Option<Entry> {
         let store = self.buckets.get_mut(&bucket)?;
-        store.forget_lapsed(UnixMicros::now());
+        store.forget_lapsed(now);
         store.entries.range(revision.saturating_add(1)..).next().map(|(_, (entry, _))| entry.clone())
     }
 
@@ -93,9 +93,9 @@ impl Stores {
         Ok(was_there)
     }
 
-    pub fn watch(&mut self, bucket: Bucket) -> mpsc::Receiver<Change> {
+    pub fn watch(&mut self, bucket: Bucket, now: UnixMicros) -> mpsc::Receiver<Change> {
         let store = self.buckets.entry(bucket).or_default();
-        store.forget_lapsed(UnixMicros::now());
+        store.forget_lapsed(now);
         let (sender, receiver) = mpsc::channel(WATCH_BACKLOG + store.entries.len());
         let entries = store.entries.values().map(|(entry, _)| Change::Put(entry.clone()));
         // The channel has room for all of them.
@@ -178,7 +178,9 @@ mod tests {
     fn states_of_sequences_are_refused_when_there_is_no_room() {
         let mut stores = Stores::default();
         let beside = footprint("a", &[]);
-        let mut put = |key: &str, size: usize| stores.put(Bucket::Sequences, key, vec![0; size].into(), None, None);
+        let mut put = |key: &str, size: usize| {
+            stores.put(Bucket::Sequences, key, vec![0; size].into(), None, None, UnixMicros::now())
+        };
         put("a", SEQUENCE_BYTES - 2 * beside - 1).unwrap();
         put("b", 1).unwrap();
         let full = put("c", 1).unwrap_err();
@@ -197,13 +199,14 @@ mod tests {
         let (mut stores, lapse) = (Stores::default(), Some(Duration::from_secs(600)));
         let begun = std::time::Instant::now();
         let state = Bytes::from_static(&[0; 2000]);
-        let mut put = |key: String, lapse| stores.put(Bucket::Sequences, &key, state.clone(), None, lapse);
+        let mut put =
+            |key: String, lapse| stores.put(Bucket::Sequences, &key, state.clone(), None, lapse, UnixMicros::now());
         let kept = (0..MANY).take_while(|number| put(format!("m.1.{number}"), lapse).is_ok()).count();
         assert!(kept > 100_000 && kept < SEQUENCE_BYTES / (2000 + ENTRY_BYTES), "{kept} are kept");
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?} for {kept} states", begun.elapsed());
         put("m.1.0".to_owned(), Some(Duration::ZERO)).expect("in place of the one before");
-        assert_eq!(stores.get(Bucket::Sequences, "m.1.0"), None, "it has lapsed");
-        assert!(stores.get(Bucket::Sequences, "m.1.1").is_some());
+        assert_eq!(stores.get(Bucket::Sequences, "m.1.0", UnixMicros::now()), None, "it has lapsed");
+        assert!(stores.get(Bucket::Sequences, "m.1.1", UnixMicros::now()).is_some());
         assert_eq!(stores.buckets[&Bucket::Sequences].lapses.len(), kept - 1);
     }
 }
