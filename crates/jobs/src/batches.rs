@@ -9,12 +9,12 @@ use trireme_bus::BusError;
 
 use crate::columns;
 use crate::error::JobError;
+use crate::index;
 use crate::jobs::{JobOptions, Jobs};
-use crate::quotas::More;
 use crate::record::{Attempts, Batch, BatchState, Counts, RowRequest, Usage};
 use crate::record::{Checkpoint, Object, Record, Webhook};
 use crate::requests::sha256;
-use crate::store::{new_id, now};
+use crate::store::new_id;
 
 /// The kind of job in errors.
 const KIND: &str = "batch";
@@ -72,7 +72,7 @@ impl Jobs {
         if let Some((key, _)) = once {
             self.check_key(key, PREFIX).await?;
         }
-        self.check_quota(More::Batch).await?;
+        let _promised = self.promise(&id, index::Usage { batches: 1, ..index::Usage::default() }).await?;
         let file = self.file(&new.input).await?;
         if columns::format(&file).is_none() && new.rows != RowRequest::default() {
             return Err(JobError::Invalid(format!(
@@ -89,7 +89,7 @@ impl Jobs {
         if new.rows.columns.as_ref().is_some_and(|columns| columns.len() > MOST_COLUMNS) {
             return Err(JobError::Invalid(format!("'columns' has more than {MOST_COLUMNS} fields")));
         }
-        let created = now();
+        let created = self.now();
         let object = |what: &str| Object { name: format!("{id}-{what}"), ..Object::default() };
         let batch = Batch {
             owner: self.0.own.clone(),
@@ -151,7 +151,7 @@ impl Jobs {
             }
             matches!(batch.state, BatchState::Validating | BatchState::InProgress).then(|| {
                 batch.state = BatchState::Cancelling;
-                batch.cancelling = Some(now());
+                batch.cancelling = Some(self.now());
                 None
             })
         });

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::task::{AbortHandle, JoinSet};
-use trireme_bus::{Bucket, Bus, Change, Entry};
+use trireme_bus::{Bucket, Bus, Change, Entry, queue_pause};
 
 use crate::call::Execute;
 use crate::index::Index;
@@ -16,14 +16,15 @@ use crate::pace::Paces;
 use crate::record::{BatchState, Counts, Record, Step};
 use crate::room::Rooms;
 use crate::statistics::Statistics;
-use crate::store::{new_id, now};
+use crate::store::new_id;
 use crate::turns::{Turn, Turns, until};
 use crate::{batch, store};
+use care::Cared;
 
 /// How often the owners of other jobs are looked at.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Pause before the store is followed again. Also how long after a job's run the watch may show its outcome, before the job is run again.
+/// How long after a job's run the watch may show its outcome, before the job is run again.
 const AGAIN: Duration = Duration::from_secs(2);
 
 /// Most webhooks that are called at the same time, calls that take longer than [`QUICK`] not among them: their receivers delay nobody
@@ -72,8 +73,9 @@ struct Driver {
     /// Jobs whose last gateway ended before they got on, and the one that is tried since this time.
     suspects: HashSet<Id>,
     trial: Option<(Id, Instant)>,
-    /// The files that expire, of any gateway, and when.
+    /// The files that gateways delete, of any gateway, and when; and the jobs that lapse while their webhooks wait.
     expiring: HashMap<Id, u64>,
+    lapsing: BTreeSet<(u64, Id)>,
     /// Requests of this gateway by their destinations, oldest first. Some may have ended since.
     turns: Turns<Id>,
     /// The jobs of this gateway that are run, or run again, at a time: when, and the id.
@@ -87,6 +89,11 @@ struct Driver {
     calls: HashMap<tokio::task::Id, Instant>,
     /// When the reserve of the store is looked after next.
     reserve_at: Instant,
+    /// The tasks of [`care`], beside everything else: at most one of each.
+    caring: JoinSet<Cared>,
+    filling: Option<AbortHandle>,
+    sweeping: Option<AbortHandle>,
+    taking_over: Option<AbortHandle>,
 }
 
 // === impl Jobs ===
@@ -100,6 +107,7 @@ impl Jobs {
         options: Options,
     ) -> (Jobs, impl Future<Output = ()> + Send + 'static) {
         let paces = Paces::new(options.max_in_flight);
+        let index = Arc::new(Index::new(bus.clone(), options.time_to_live, options.quotas.requests.is_some()));
         let (ended, _) = tokio::sync::broadcast::channel(1024);
         let jobs = Jobs(
             Arc::new(Shared {
@@ -111,7 +119,7 @@ impl Jobs {
                 options,
                 paces,
                 counters: Default::default(),
-                index: Index::new(options.quotas.requests.is_some()),
+                index,
                 reserve_is_short: true.into(),
                 ended,
             }),
@@ -137,23 +145,33 @@ async fn run(jobs: Jobs) {
         suspects: HashSet::new(),
         trial: None,
         expiring: HashMap::new(),
+        lapsing: BTreeSet::new(),
         later: BTreeSet::new(),
         webhooks: BTreeSet::new(),
         running: JoinSet::new(),
         requests: HashSet::new(),
         calls: HashMap::new(),
         reserve_at: Instant::now(),
+        caring: JoinSet::new(),
+        filling: None,
+        sweeping: None,
+        taking_over: None,
     };
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     driver.count_load();
+    // Watches that have failed since the last one that has shown all records.
+    let mut failures = 0;
     loop {
+        if failures > 0 {
+            tokio::time::sleep(queue_pause(failures - 1)).await;
+        }
+        failures = failures.saturating_add(1);
         let watch = driver.jobs.0.bus.watch(Bucket::Jobs).await;
         let mut changes = match watch {
             Ok(changes) => changes,
             Err(error) => {
                 tracing::warn!(%error, "the store of jobs cannot be followed; trying again");
-                tokio::time::sleep(AGAIN).await;
                 continue;
             }
         };
@@ -165,20 +183,29 @@ async fn run(jobs: Jobs) {
             let again = driver.turns.next_at(Instant::now());
             tokio::select! {
                 change = changes.recv() => match change {
-                    Some(Change::Put(entry)) => driver.put(&entry),
-                    Some(Change::Deleted { key, .. }) => {
+                    Some(Change::Put(entry)) => {
+                        driver.jobs.0.index.see(entry.revision);
+                        driver.put(&entry);
+                    }
+                    Some(Change::Deleted { key, revision }) => {
+                        driver.jobs.0.index.see(revision);
                         driver.jobs.0.index.remove(&key);
                         driver.close(&key);
                     }
-                    Some(Change::Complete) => driver.jobs.0.index.complete(),
+                    Some(Change::Complete) => {
+                        driver.jobs.0.index.complete();
+                        failures = 0;
+                    }
                     None => break,
                 },
                 Some(ended) = driver.running.join_next_with_id() => driver.ended(ended),
+                Some(cared) = driver.caring.join_next() => driver.cared(cared),
                 () = room => {}
                 () = until(again) => {}
                 _ = tick.tick() => {
-                    driver.take_over().await;
-                    driver.sweep().await;
+                    driver.take_over();
+                    driver.sweep();
+                    driver.drop_lapsed();
                     driver.keep_reserve();
                     driver.count_load();
                 }
@@ -197,16 +224,18 @@ impl Driver {
         };
         // Ids have no characters that keys escape.
         let id = Id::from(entry.key.as_str());
-        self.jobs.0.index.put(&id, &record);
+        self.jobs.0.index.put(&id, &record, entry.revision);
         if let Record::File(file) = &record {
-            // The output of a batch lapses by itself, as an upload does.
-            match file.expires.filter(|_| file.purpose().is_swept()) {
+            match file.expires.filter(|_| !file.lapses()) {
                 Some(at) => self.expiring.insert(id, at),
                 None => self.expiring.remove(&id),
             };
             return;
         }
         let (Some(owner), Some((step, at))) = (record.open_for(), record.step()) else { return self.close(&id) };
+        if let Some(end) = record.lapses(self.jobs.0.options.time_to_live) {
+            self.lapsing.insert((end, id.clone()));
+        }
         if owner != self.jobs.0.own {
             self.close(&id);
             self.open.insert(id, Open::Others(owner.to_owned()));
@@ -239,7 +268,7 @@ impl Driver {
                 });
             }
             (Some(Open::Runs { .. } | Open::Waits | Open::Ran(..)), _) => {}
-            _ if at > now() => {
+            _ if at > self.jobs.now() => {
                 self.later.insert((at, id.clone()));
                 self.open.insert(id, Open::Later(step, at));
             }
@@ -249,7 +278,7 @@ impl Driver {
 
     /// Begins the jobs whose time has come.
     fn begin_due(&mut self) {
-        let now = now();
+        let now = self.jobs.now();
         while let Some((at, id)) = self.later.pop_first() {
             if at > now {
                 self.later.insert((at, id));
@@ -270,7 +299,7 @@ impl Driver {
         if self.suspects.contains(&id) {
             let is_other = |(trial, since): &(Id, Instant)| *trial != id && since.elapsed() < TRIAL;
             if self.trial.as_ref().is_some_and(is_other) {
-                let at = now() + AGAIN.as_secs();
+                let at = self.jobs.now() + AGAIN.as_secs();
                 self.later.insert((at, id.clone()));
                 self.open.insert(id, Open::Ran(step, at));
                 return;
@@ -289,7 +318,7 @@ impl Driver {
 
     /// Calls as many of the webhooks that are due as may be called at the same time.
     fn call_webhooks(&mut self) {
-        let now = now();
+        let now = self.jobs.now();
         let quick = self.calls.values().filter(|since| since.elapsed() < QUICK).count();
         let mut room = CALLS.saturating_sub(quick).min(OPEN_CALLS.saturating_sub(self.calls.len()));
         while room > 0
@@ -395,7 +424,7 @@ impl Driver {
             Err(error) if error.is_panic() => return self.died(task, &error),
             Err(_) => return,
         };
-        let at = now() + AGAIN.as_secs();
+        let at = self.jobs.now() + AGAIN.as_secs();
         match (self.open.get(&id), again) {
             (Some(Open::Runs { task: own, .. }), Some(turn)) if own.id() == task => {
                 self.turns.push_refused(turn, Instant::now());

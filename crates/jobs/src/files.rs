@@ -3,7 +3,7 @@
 //! A file's bytes lie in the store without a time to live, and its record names when it expires: a gateway's driver deletes what has
 //! expired. So the terms of a file may come behind its bytes, and the parts of an upload become a file as they are.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::Stream;
@@ -11,12 +11,12 @@ use ring::digest::{Context, SHA256};
 use trireme_bus::BusError;
 
 use crate::error::JobError;
+use crate::index::{Promised, Usage};
 use crate::jobs::Jobs;
 use crate::objects::{self, Lease, Reader, Writer};
-use crate::quotas::More;
 use crate::record::{File, Object, Purpose, Record};
 use crate::requests::sha256;
-use crate::store::{StoredRecord, new_id, now};
+use crate::store::{StoredRecord, Written, may_be_stored, new_id};
 
 /// The kind of record in errors.
 const KIND: &str = "file";
@@ -39,14 +39,17 @@ pub struct Arrival<'a> {
     jobs: &'a Jobs,
     id: String,
     writer: Writer<'a>,
-    /// The revision of its record, 0 before the first bytes; how many parts that has, and when it was written.
+    /// The revision of its record, 0 before the first bytes; how many parts that has, and when it was written, in seconds since 1970.
     revision: u64,
     noted: u64,
-    noted_at: Instant,
-    noted_bytes: u64,
+    noted_at: u64,
     /// Whether it becomes a file by itself, not a part of one.
     is_file: bool,
     digest: Context,
+    /// The owner's room for its bytes, where that is bounded.
+    promised: Option<Promised>,
+    /// Whether a part may arrive that the store has not confirmed.
+    is_open: bool,
 }
 
 /// The bytes of a file on their way out.
@@ -70,10 +73,11 @@ impl Jobs {
             writer,
             revision: 0,
             noted: 0,
-            noted_at: Instant::now(),
-            noted_bytes: 0,
+            noted_at: self.now(),
             is_file,
             digest: Context::new(&SHA256),
+            promised: None,
+            is_open: false,
         }
     }
 
@@ -135,7 +139,7 @@ impl Jobs {
                 file.used_by = self.users_of(&file).await?;
             }
             file.used_by.push(user.to_owned());
-            if self.replace(id, &Record::File(file.clone()), revision, lapse_of(&file)).await?.is_some() {
+            if self.replace(id, &Record::File(file.clone()), revision, self.lapse_of(&file)).await?.is_some() {
                 return Ok(file);
             }
         }
@@ -168,7 +172,8 @@ impl Jobs {
 
     /// Deletes a record that has no bytes any more.
     pub(crate) async fn drop_record(&self, id: &str) -> Result<(), JobError> {
-        let deleted = File { expires: Some(now()), ..File::new("", "", Purpose::Deleted, now()) };
+        let now = self.now();
+        let deleted = File { expires: Some(now), ..File::new("", "", Purpose::Deleted, now) };
         let changed = self.change(id, |record| {
             *record = Record::File(deleted.clone());
             Some(None)
@@ -179,61 +184,72 @@ impl Jobs {
         }
     }
 
-    /// Makes a record of this revision one of no file, and deletes its bytes. Those that cannot be deleted now are deleted by a gateway's driver.
-    /// Returns whether it was this revision.
+    /// Deletes a file of this revision, whatever is whole of it: first its record becomes one of no file, then its bytes go, then the record.
+    /// Whatever stops in between is finished by a gateway's driver. Returns whether it was this revision.
     pub(crate) async fn drop_file(&self, id: &str, file: File, revision: u64) -> Result<bool, JobError> {
-        let objects = file.objects.clone();
-        let deleted = Record::File(File { purpose: Purpose::Deleted.name().to_owned(), expires: Some(now()), ..file });
-        match self.write(id, &deleted, revision, None).await {
-            Ok(_) => {}
-            Err(BusError::Conflict { .. }) => return Ok(false),
-            // There is no room to write that.
-            Err(BusError::StoreFull { .. }) => {
-                if !self.erase(id, Some(revision)).await? {
-                    return Ok(false);
-                }
-                for object in objects {
-                    objects::delete_all(self.0.bus.as_ref(), &object).await?;
-                }
-                return Ok(true);
-            }
-            Err(error) => return Err(error.into()),
+        let mut deleted =
+            File { purpose: Purpose::Deleted.name().to_owned(), expires: Some(self.now()), ..file.clone() };
+        if file.purpose() == Purpose::Arriving {
+            // Parts that came after its last note, and one that is on its way.
+            deleted.objects.iter_mut().for_each(|object| object.parts += NOTED_PARTS + 1);
         }
-        if let Err(error) = self.sweep(id).await {
+        let marked = match self.write(id, &Record::File(deleted.clone()), revision, None).await {
+            Written::Stored(marked) => marked,
+            Written::Refused(BusError::Conflict { .. }) => return Ok(false),
+            // There is no room for the mark until bytes are gone.
+            Written::Refused(BusError::StoreFull { .. }) => {
+                self.delete_bytes(&deleted).await?;
+                return Ok(self.erase(id, Some(revision)).await?);
+            }
+            Written::Refused(error) | Written::Unknown(error) => return Err(error.into()),
+        };
+        if let Err(error) = self.drop_marked(id, &deleted, marked).await {
             tracing::warn!(file = id, %error, "the bytes of a deleted file could not be deleted yet");
         }
         Ok(true)
+    }
+
+    /// Deletes the bytes that the record of a deleted file names, and the record.
+    async fn drop_marked(&self, id: &str, deleted: &File, revision: u64) -> Result<(), JobError> {
+        self.delete_bytes(deleted).await?;
+        self.erase(id, Some(revision)).await?;
+        Ok(())
+    }
+
+    /// Deletes the bytes of a record, unless they are those of another record by now.
+    async fn delete_bytes(&self, file: &File) -> Result<(), JobError> {
+        for other in [&file.file, &file.upload].into_iter().flatten() {
+            if let Some(StoredRecord { record: Record::File(other), .. }) = self.read(other).await?
+                && other.objects.iter().any(|object| file.objects.iter().any(|own| own.name == object.name))
+            {
+                return Ok(());
+            }
+        }
+        for object in &file.objects {
+            objects::delete(self.0.bus.as_ref(), object).await?;
+        }
+        Ok(())
     }
 
     /// Deletes a file that has stopped to arrive, a part whose upload was not completed, or a file that has expired. Returns when it is to be
     /// looked at again, if it is held.
     pub(crate) async fn sweep(&self, id: &str) -> Result<Option<u64>, JobError> {
         let Some(StoredRecord { record: Record::File(file), revision }) = self.read(id).await? else { return Ok(None) };
-        if file.expires.is_none_or(|at| at > now()) {
+        if file.expires.is_none_or(|at| at > self.now()) {
             return Ok(file.expires);
         }
         if !self.users_of(&file).await?.is_empty() {
-            return Ok(Some(now() + HELD.as_secs()));
+            return Ok(Some(self.now() + HELD.as_secs()));
         }
-        let is_whole = file.purpose().is_file();
-        if file.purpose() == Purpose::Arriving {
-            tracing::info!(file = id, "a file has stopped to arrive: its parts are deleted");
-        }
-        // The record of a whole file goes first: a batch may begin to read it. If that of another one cannot be deleted, another gateway was
-        // faster, or the client goes on: its file will miss parts, and it hears of that at the end.
-        if is_whole && !self.erase(id, Some(revision)).await? {
-            return Ok(None);
-        }
-        // The gateway that ended an upload may have stopped after it wrote the file, which has the bytes then.
-        let has_file = match &file.file {
-            Some(file) => self.read(file).await?.is_some(),
-            None => false,
-        };
-        for object in file.objects.iter().filter(|_| !has_file) {
-            objects::delete_all(self.0.bus.as_ref(), object).await?;
-        }
-        if !is_whole {
-            self.erase(id, Some(revision)).await?;
+        match file.purpose() {
+            Purpose::Deleted => self.drop_marked(id, &file, revision).await?,
+            purpose => {
+                if purpose == Purpose::Arriving {
+                    tracing::info!(file = id, "a file has stopped to arrive: its parts are deleted");
+                }
+                // A record that was changed meanwhile comes on the watch.
+                self.drop_file(id, file, revision).await?;
+            }
         }
         Ok(None)
     }
@@ -257,21 +273,21 @@ impl Jobs {
     ) -> Result<(), JobError> {
         let file = File {
             bytes: object.bytes,
-            expires: Some(now() + lapse.as_secs()),
+            expires: Some(self.now() + lapse.as_secs()),
             objects: vec![object.clone()],
-            ..File::new(client, &name, Purpose::BatchOutput, now())
+            ..File::new(client, &name, Purpose::BatchOutput, self.now())
         };
         let revision = self.read(id).await?.map_or(0, |kept: StoredRecord| kept.revision);
         lease.check().await?;
-        self.write(id, &Record::File(file), revision, Some(lapse)).await?;
+        self.write(id, &Record::File(file), revision, Some(lapse)).await.stored()?;
         Ok(())
     }
-}
 
-/// The time to live of a file's record: what a batch has written lapses by itself.
-fn lapse_of(file: &File) -> Option<Duration> {
-    let lapses = file.purpose() == Purpose::BatchOutput;
-    file.expires.filter(|_| lapses).map(|at| Duration::from_secs(at.saturating_sub(now()).max(1)))
+    /// The time to live of a file's record: what a batch has written lapses by itself.
+    fn lapse_of(&self, file: &File) -> Option<Duration> {
+        let lapses = file.purpose() == Purpose::BatchOutput;
+        file.expires.filter(|_| lapses).map(|at| Duration::from_secs(at.saturating_sub(self.now()).max(1)))
+    }
 }
 
 // === impl Arrival ===
@@ -279,23 +295,65 @@ fn lapse_of(file: &File) -> Option<Duration> {
 impl Arrival<'_> {
     /// Adds bytes.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), JobError> {
-        if self.revision == 0 && self.is_file {
-            self.jobs.check_quota(More::File).await?;
+        self.hold_room(bytes.len()).await?;
+        self.note_progress().await?;
+        self.digest.update(bytes);
+        // A note comes after so many parts, however many bytes come at once.
+        for piece in bytes.chunks(objects::PART) {
+            self.note_progress().await?;
+            let written = self.writer.write(piece).await;
+            self.check(written)?;
         }
-        // Its bytes up to the last note are counted.
-        let uncounted = (self.writer.len() - self.noted_bytes).saturating_add(bytes.len() as u64);
-        self.jobs.check_quota(More::Bytes(uncounted)).await?;
-        let patience = self.jobs.0.options.upload_patience;
-        let is_old = self.noted_at.elapsed() > patience / 4;
+        Ok(())
+    }
+
+    /// Has room of the owner for the bytes so far and `more`.
+    async fn hold_room(&mut self, more: usize) -> Result<(), JobError> {
+        let bytes = self.writer.len().saturating_add(more as u64);
+        let uses = Usage { files: u64::from(self.is_file), bytes, ..Usage::default() };
+        match &self.promised {
+            Some(promised) => promised.grow(uses, &self.jobs.0.options.quotas),
+            None => {
+                self.promised = self.jobs.promise(&self.id, uses).await?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes its record if that is missing or old.
+    async fn note_progress(&mut self) -> Result<(), JobError> {
+        let (now, patience) = (self.jobs.now(), self.jobs.0.options.upload_patience);
+        let is_old = Duration::from_secs(now.saturating_sub(self.noted_at)) > patience / 4;
         if self.revision == 0 || is_old || self.writer.object().parts >= self.noted + NOTED_PARTS {
             self.noted = self.writer.object().parts;
-            self.noted_bytes = self.writer.object().bytes;
-            let file = self.record("", Purpose::Arriving, Some(now() + patience.as_secs()));
-            self.revision = self.note(file).await?;
-            self.noted_at = Instant::now();
+            self.revision = self.note(self.record("", Purpose::Arriving, Some(now + patience.as_secs()))).await?;
+            self.noted_at = now;
         }
-        self.digest.update(bytes);
-        Ok(self.writer.write(bytes).await?)
+        Ok(())
+    }
+
+    /// Notes whether a part that is not there may still arrive.
+    fn check(&mut self, written: Result<(), BusError>) -> Result<(), BusError> {
+        self.is_open |= written.as_ref().is_err_and(may_be_stored);
+        written
+    }
+
+    /// Writes its last part. Returns whether that is done; the file is given up otherwise.
+    async fn end(mut self) -> Result<Self, JobError> {
+        let ended = match self.hold_room(0).await {
+            Ok(()) => {
+                let written = self.writer.flush().await;
+                self.check(written).map_err(JobError::from)
+            }
+            Err(error) => Err(error),
+        };
+        match ended {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                self.give_up().await;
+                Err(error)
+            }
+        }
     }
 
     /// Ends the file, which is deleted after `lapse`. It is in the store when this returns.
@@ -305,73 +363,101 @@ impl Arrival<'_> {
 
     /// Like [`Arrival::finish`]. With `key` a second file with the same key, name, terms and bytes is the first one.
     pub async fn finish_once(
-        mut self,
+        self,
         name: &str,
         lapse: Option<Duration>,
         key: Option<&str>,
     ) -> Result<(String, File), JobError> {
         let Some(key) = key else { return self.finish(name, lapse).await };
-        self.writer.flush().await?;
-        let bytes = self.digest.clone().finish();
+        let mut arrival = self.end().await?;
+        let jobs = arrival.jobs;
+        let bytes = arrival.digest.clone().finish();
         let terms = lapse.map_or(0, |lapse| lapse.as_secs()).to_le_bytes();
         let digest = Bytes::from(sha256(&[name.as_bytes(), &terms, bytes.as_ref()]));
-        let id = format!("{PREFIX}{}", self.jobs.id_of_key(key));
-        if let Err(error) = self.jobs.check_key(key, PREFIX).await {
-            self.abandon().await?;
+        let id = format!("{PREFIX}{}", jobs.id_of_key(key));
+        if let Err(error) = jobs.check_key(key, PREFIX).await {
+            arrival.give_up().await;
             return Err(error);
         }
-        let expires = lapse.map(|lapse| now().saturating_add(lapse.as_secs()));
-        let file = File { digest, ..self.record(name, Purpose::Batch, expires) };
-        // The bytes are this record's no more, so that they do not go with it.
-        let left = Some(now() + self.jobs.0.options.upload_patience.as_secs());
-        let arrived = File { objects: Vec::new(), ..self.record("", Purpose::Arriving, left) };
-        self.note(arrived).await?;
-        let there = match self.jobs.write(&id, &Record::File(file.clone()), 0, None).await {
-            Ok(_) => Ok(file),
-            Err(BusError::Conflict { .. }) => match self.jobs.file(&id).await {
-                Ok(there) if there.digest == file.digest => Ok(there),
-                Ok(_) => Err(JobError::OtherRequest),
-                Err(error) => Err(error),
-            },
-            Err(error) => Err(error.into()),
-        };
-        if !there.as_ref().is_ok_and(|there| there.objects == self.record("", Purpose::Batch, None).objects) {
-            objects::delete_all(self.jobs.0.bus.as_ref(), self.writer.object()).await?;
+        let expires = lapse.map(|lapse| jobs.now().saturating_add(lapse.as_secs()));
+        let file = File { digest, ..arrival.record(name, Purpose::Batch, expires) };
+        // From here on its bytes may be those of the file: whoever deletes its own record looks there first.
+        let left = Some(jobs.now() + jobs.0.options.upload_patience.as_secs());
+        let arrived = File { file: Some(id.clone()), ..arrival.record("", Purpose::Arriving, left) };
+        arrival.note(arrived).await?;
+        if let Some(promised) = &mut arrival.promised {
+            promised.move_to(&id);
         }
-        self.jobs.forget(&self.id).await?;
-        Ok((id, there?))
+        let written = jobs.write(&id, &Record::File(file.clone()), 0, None).await;
+        let there = match &written {
+            Written::Stored(_) => Some(file.clone()),
+            // It may be this one: a confirmation that was lost, or a write that was sent again.
+            Written::Refused(BusError::Conflict { .. }) | Written::Unknown(_) => match jobs.file(&id).await {
+                Ok(there) => Some(there),
+                Err(JobError::Unknown { .. }) => None,
+                // The driver finds out later whose bytes these are.
+                Err(error) => return Err(error),
+            },
+            Written::Refused(_) => None,
+        };
+        let is_own = there.as_ref().is_some_and(|there| there.objects == file.objects);
+        match &written {
+            _ if is_own => {
+                if let Err(error) = jobs.forget(&arrival.id).await {
+                    tracing::debug!(file = arrival.id, %error, "the record of a file that has arrived is left to the driver");
+                }
+            }
+            Written::Unknown(_) => {}
+            _ => arrival.give_up().await,
+        }
+        match there {
+            Some(there) if there.digest == file.digest => Ok((id, there)),
+            Some(_) => Err(JobError::OtherRequest),
+            None => Err(written.stored().err().unwrap_or(BusError::Conflict { key: id }).into()),
+        }
     }
 
     /// Ends the file with another purpose; `upload` is the one that it is a part of.
     pub(crate) async fn finish_as(
-        mut self,
+        self,
         name: &str,
         purpose: Purpose,
         lapse: Option<Duration>,
         upload: Option<String>,
     ) -> Result<(String, File), JobError> {
-        self.writer.flush().await?;
-        let expires = lapse.map(|lapse| now().saturating_add(lapse.as_secs()));
-        let file = File { upload, ..self.record(name, purpose, expires) };
-        self.note(file.clone()).await?;
-        Ok((self.id, file))
+        let arrival = self.end().await?;
+        let expires = lapse.map(|lapse| arrival.jobs.now().saturating_add(lapse.as_secs()));
+        let file = File { upload, ..arrival.record(name, purpose, expires) };
+        arrival.note(file.clone()).await?;
+        Ok((arrival.id, file))
     }
 
-    /// Gives the file up: its parts are deleted.
+    /// Gives the file up: its parts are deleted. A part that may still arrive is left to the driver, with the record.
     pub async fn abandon(self) -> Result<(), JobError> {
-        objects::delete_all(self.jobs.0.bus.as_ref(), self.writer.object()).await?;
-        self.jobs.forget(&self.id).await
+        objects::delete(self.jobs.0.bus.as_ref(), self.writer.object()).await?;
+        match self.is_open {
+            true => Ok(()),
+            false => self.jobs.forget(&self.id).await,
+        }
+    }
+
+    /// Gives the file up for a reason that counts more than an error here: the driver deletes what is left.
+    async fn give_up(self) {
+        let id = self.id.clone();
+        if let Err(error) = self.abandon().await {
+            tracing::debug!(file = id, %error, "the parts of a file that was given up are left to the driver");
+        }
     }
 
     fn record(&self, name: &str, purpose: Purpose, expires: Option<u64>) -> File {
         let object = self.writer.object().clone();
-        let file = File::new(self.jobs.client(), name, purpose, now());
+        let file = File::new(self.jobs.client(), name, purpose, self.jobs.now());
         File { bytes: object.bytes, expires, objects: vec![object], ..file }
     }
 
     /// Writes its record. An error if its parts were deleted meanwhile.
     async fn note(&self, file: File) -> Result<u64, JobError> {
-        Ok(self.jobs.write(&self.id, &Record::File(file), self.revision, None).await?)
+        Ok(self.jobs.write(&self.id, &Record::File(file), self.revision, None).await.stored()?)
     }
 }
 

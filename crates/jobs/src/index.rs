@@ -1,13 +1,21 @@
 //! A gateway's index of files and batches: when each was made, and its owner. So it finds a page of a list, and what an owner has, without
 //! reading them. Waiting requests are in it where they have a quota.
+//!
+//! Invariants: work that is accepted at the same time is counted from the moment at which it was found to have room ([`Promised`]); a record
+//! that lapses in the store leaves the index at that time, by the clock of the bus.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
+use trireme_bus::Bus;
 
+use crate::error::JobError;
+use crate::quotas::Quotas;
 use crate::record::{File, Purpose, Record, RequestState};
+use crate::store::seconds;
 
 /// A part of a list.
 #[derive(Clone, Debug, Default)]
@@ -56,11 +64,25 @@ struct Known {
     /// The upload that it is a part of.
     upload: Option<String>,
     uses: Usage,
+    /// When the store drops the record by itself, in seconds since 1970. It tells nobody.
+    lapses: Option<u64>,
+    revision: u64,
+}
+
+/// Room of an owner for a record that is not written yet, or not whole.
+struct Promise {
+    owner: String,
+    uses: Usage,
+    /// Requests that write the record: those of a client that has sent the same key twice.
+    holders: u32,
 }
 
 /// The records that this gateway knows.
 pub(crate) struct Index {
-    known: Mutex<Places>,
+    bus: Arc<dyn Bus>,
+    places: Mutex<Places>,
+    /// How long records of jobs that have ended are kept.
+    time_to_live: Duration,
     /// Whether requests are noted. They are the most by far, and only a quota asks for their number.
     counts_requests: bool,
     /// Whether it has seen all that were there when it started.
@@ -69,9 +91,22 @@ pub(crate) struct Index {
 
 #[derive(Default)]
 struct Places {
-    by_id: HashMap<String, Known>,
+    /// With the number of the pass of the watch that has shown each last.
+    by_id: HashMap<String, (Known, u64)>,
     by_time: BTreeSet<(Kind, u64, String)>,
+    /// The records that lapse, and when.
+    by_lapse: BTreeSet<(u64, String)>,
+    promises: HashMap<String, Promise>,
     by_owner: HashMap<String, Usage>,
+    /// The pass of the watch, and its last revision: a watch that starts again shows earlier ones.
+    pass: u64,
+    last: u64,
+}
+
+/// Room of an owner for a record, until this is dropped. The record counts as what it shows or what was promised, whichever is more.
+pub(crate) struct Promised {
+    index: Arc<Index>,
+    id: String,
 }
 
 // === impl Kind ===
@@ -90,13 +125,21 @@ impl Kind {
 // === impl Index ===
 
 impl Index {
-    /// Knows no records yet. Requests are noted if `counts_requests`.
-    pub fn new(counts_requests: bool) -> Index {
-        Index { known: Mutex::default(), counts_requests, is_whole: watch::Sender::new(false) }
+    /// Knows no records of this bus yet. Requests are noted if `counts_requests`.
+    pub fn new(bus: Arc<dyn Bus>, time_to_live: Duration, counts_requests: bool) -> Index {
+        let is_whole = watch::Sender::new(false);
+        Index { bus, places: Mutex::default(), time_to_live, counts_requests, is_whole }
     }
 
-    /// Notes a record that is in the store.
-    pub fn put(&self, id: &str, record: &Record) {
+    /// The records that have not lapsed.
+    fn places(&self) -> MutexGuard<'_, Places> {
+        let mut places = self.places.lock();
+        places.drop_lapsed(seconds(self.bus.now()));
+        places
+    }
+
+    /// Notes a record that is in the store, unless a later one is known.
+    pub fn put(&self, id: &str, record: &Record, revision: u64) {
         let known = match record {
             Record::File(file) => Known {
                 kind: if file.purpose().is_file() { Kind::File } else { Kind::Part },
@@ -105,6 +148,8 @@ impl Index {
                 purpose: file.purpose().name(),
                 upload: file.upload.clone(),
                 uses: Usage::of(file),
+                lapses: record.lapses(self.time_to_live),
+                revision,
             },
             Record::Batch(batch) => Known {
                 kind: Kind::Batch,
@@ -113,6 +158,8 @@ impl Index {
                 purpose: "",
                 upload: None,
                 uses: Usage { batches: u64::from(!batch.state.is_end()), ..Usage::default() },
+                lapses: record.lapses(self.time_to_live),
+                revision,
             },
             Record::Request(request) if self.counts_requests && request.state == RequestState::Queued => Known {
                 kind: Kind::Request,
@@ -121,53 +168,91 @@ impl Index {
                 purpose: "",
                 upload: None,
                 uses: Usage { requests: 1, ..Usage::default() },
+                lapses: None,
+                revision,
             },
             Record::Request(_) => return self.remove(id),
         };
-        let mut places = self.known.lock();
-        if places.by_id.get(id) == Some(&known) {
-            return;
+        let mut places = self.places();
+        let pass = places.pass;
+        match places.by_id.get_mut(id) {
+            Some((there, seen)) if there.revision >= revision => *seen = pass,
+            _ => places.recount(id, |places| places.insert(id, known)),
         }
-        places.remove(id);
-        if matches!(known.kind, Kind::File | Kind::Batch) {
-            places.by_time.insert((known.kind, known.created, id.to_owned()));
+        // It may have lapsed since it was written.
+        places.drop_lapsed(seconds(self.bus.now()));
+    }
+
+    /// Notes the revision of a change that the watch shows.
+    pub fn see(&self, revision: u64) {
+        let mut places = self.places.lock();
+        if revision <= places.last {
+            places.pass += 1;
         }
-        match places.by_owner.get_mut(&known.client) {
-            Some(all) => all.change(&known.uses, u64::saturating_add),
-            None => _ = places.by_owner.insert(known.client.clone(), known.uses),
-        }
-        places.by_id.insert(id.to_owned(), known);
+        places.last = revision;
     }
 
     /// Notes that a record is gone.
     pub fn remove(&self, id: &str) {
-        self.known.lock().remove(id);
+        self.places().recount(id, |places| places.remove(id));
+    }
+
+    /// Forgets the records that have lapsed.
+    pub fn tidy(&self) {
+        drop(self.places());
     }
 
     /// Whether there is such a record.
     pub fn knows(&self, id: &str) -> bool {
-        self.known.lock().by_id.contains_key(id)
+        self.places().by_id.contains_key(id)
     }
 
     /// Whether a list has this record.
     pub fn lists(&self, kind: Kind, id: &str, sees: impl Fn(&str) -> bool) -> bool {
-        self.known.lock().by_id.get(id).is_some_and(|known| known.kind == kind && sees(&known.client))
+        self.places().by_id.get(id).is_some_and(|(known, _)| known.kind == kind && sees(&known.client))
     }
 
     /// The parts of an upload.
     pub fn parts(&self, upload: &str) -> Vec<String> {
-        let places = self.known.lock();
-        let parts = places.by_id.iter().filter(|(_, known)| known.upload.as_deref() == Some(upload));
+        let places = self.places();
+        let parts = places.by_id.iter().filter(|(_, (known, _))| known.upload.as_deref() == Some(upload));
         parts.map(|(id, _)| id.clone()).collect()
     }
 
-    /// What an owner has.
-    pub fn usage(&self, owner: &str) -> Usage {
-        self.known.lock().by_owner.get(owner).copied().unwrap_or_default()
+    /// Promises an owner room for the record `id`, if the quotas leave it. The room for one record is promised once.
+    pub fn promise(
+        self: &Arc<Self>,
+        id: &str,
+        owner: &str,
+        uses: Usage,
+        quotas: &Quotas,
+    ) -> Result<Promised, JobError> {
+        let mut places = self.places();
+        places.check(id, owner, &uses, quotas)?;
+        places.recount(id, |places| match places.promises.get_mut(id) {
+            Some(promise) => {
+                promise.holders += 1;
+                promise.uses = promise.uses.max(&uses);
+            }
+            None => {
+                let promise = Promise { owner: owner.to_owned(), uses, holders: 1 };
+                places.promises.insert(id.to_owned(), promise);
+            }
+        });
+        drop(places);
+        Ok(Promised { index: self.clone(), id: id.to_owned() })
     }
 
-    /// Notes that all records were seen.
+    /// Notes that the watch has shown all records: others are gone, and their deletion was not seen.
     pub fn complete(&self) {
+        let mut places = self.places();
+        let pass = places.pass;
+        let gone = places.by_id.iter().filter(|(_, (_, seen))| *seen < pass).map(|(id, _)| id.clone());
+        for id in gone.collect::<Vec<_>>() {
+            places.recount(&id, |places| places.remove(&id));
+        }
+        places.pass += 1;
+        drop(places);
         self.is_whole.send_if_modified(|is_whole| !std::mem::replace(is_whole, true));
     }
 
@@ -180,19 +265,18 @@ impl Index {
 
     /// The ids of a list behind `page.after`, in the page's order and `most` at most.
     pub fn ids(&self, kind: Kind, page: &Page, sees: impl Fn(&str) -> bool, most: usize) -> Vec<String> {
-        let places = self.known.lock();
+        let places = self.places();
         let is_wanted = |place: &&(Kind, u64, String)| {
-            let known = places.by_id.get(&place.2);
-            known.is_some_and(|known| {
+            places.by_id.get(&place.2).is_some_and(|(known, _)| {
                 sees(&known.client) && page.purpose.as_ref().is_none_or(|purpose| purpose == known.purpose)
             })
         };
         let all = (kind, 0, String::new())..=(kind, u64::MAX, String::new());
         let (from, behind) = match &page.after {
             None => (None, all),
-            Some(after) => match places.by_id.get(after).filter(|known| known.kind == kind) {
+            Some(after) => match places.by_id.get(after).filter(|(known, _)| known.kind == kind) {
                 None => return Vec::new(),
-                Some(known) => (Some((kind, known.created, after.clone())), all),
+                Some((known, _)) => (Some((kind, known.created, after.clone())), all),
             },
         };
         let ids = |places: &mut dyn Iterator<Item = &(Kind, u64, String)>| {
@@ -214,15 +298,113 @@ impl Index {
 // === impl Places ===
 
 impl Places {
-    fn remove(&mut self, id: &str) {
-        let Some(known) = self.by_id.remove(id) else { return };
-        self.by_time.remove(&(known.kind, known.created, id.to_owned()));
-        if let Some(all) = self.by_owner.get_mut(&known.client) {
-            all.change(&known.uses, u64::saturating_sub);
+    /// Makes a change to a record or its promise, and counts the difference to its owner.
+    fn recount(&mut self, id: &str, change: impl FnOnce(&mut Places)) {
+        if let Some((owner, uses)) = self.counted(id)
+            && let Some(all) = self.by_owner.get_mut(&owner)
+        {
+            all.change(&uses, u64::saturating_sub);
             if *all == Usage::default() {
-                self.by_owner.remove(&known.client);
+                self.by_owner.remove(&owner);
             }
         }
+        change(self);
+        if let Some((owner, uses)) = self.counted(id) {
+            self.by_owner.entry(owner).or_default().change(&uses, u64::saturating_add);
+        }
+    }
+
+    /// The owner of a record, and what the record counts as.
+    fn counted(&self, id: &str) -> Option<(String, Usage)> {
+        match (self.by_id.get(id), self.promises.get(id)) {
+            (Some((known, _)), Some(promise)) => Some((known.client.clone(), known.uses.max(&promise.uses))),
+            (Some((known, _)), None) => Some((known.client.clone(), known.uses)),
+            (None, Some(promise)) => Some((promise.owner.clone(), promise.uses)),
+            (None, None) => None,
+        }
+    }
+
+    /// An error if the owner has no room for what the record `id` would count more.
+    fn check(&self, id: &str, owner: &str, uses: &Usage, quotas: &Quotas) -> Result<(), JobError> {
+        let mut more = *uses;
+        if let Some((_, counted)) = self.counted(id) {
+            more.change(&counted, u64::saturating_sub);
+        }
+        quotas.check(&self.by_owner.get(owner).copied().unwrap_or_default(), &more)
+    }
+
+    fn insert(&mut self, id: &str, known: Known) {
+        self.remove(id);
+        if matches!(known.kind, Kind::File | Kind::Batch) {
+            self.by_time.insert((known.kind, known.created, id.to_owned()));
+        }
+        if let Some(at) = known.lapses {
+            self.by_lapse.insert((at, id.to_owned()));
+        }
+        self.by_id.insert(id.to_owned(), (known, self.pass));
+    }
+
+    fn remove(&mut self, id: &str) {
+        let Some((known, _)) = self.by_id.remove(id) else { return };
+        self.by_time.remove(&(known.kind, known.created, id.to_owned()));
+        if let Some(at) = known.lapses {
+            self.by_lapse.remove(&(at, id.to_owned()));
+        }
+    }
+
+    fn drop_lapsed(&mut self, now: u64) {
+        while let Some((_, id)) = self.by_lapse.first().filter(|(at, _)| *at <= now).cloned() {
+            self.recount(&id, |places| places.remove(&id));
+        }
+    }
+
+    fn drop_promise(&mut self, id: &str) {
+        self.recount(id, |places| {
+            if let Some(promise) = places.promises.get_mut(id) {
+                promise.holders -= 1;
+                if promise.holders == 0 {
+                    places.promises.remove(id);
+                }
+            }
+        });
+    }
+}
+
+// === impl Promised ===
+
+impl Promised {
+    /// Promises so much in all, if the quotas leave it.
+    pub fn grow(&self, uses: Usage, quotas: &Quotas) -> Result<(), JobError> {
+        let mut places = self.index.places();
+        let owner = places.promises.get(&self.id).map(|promise| promise.owner.clone()).unwrap_or_default();
+        places.check(&self.id, &owner, &uses, quotas)?;
+        places.recount(&self.id, |places| {
+            if let Some(promise) = places.promises.get_mut(&self.id) {
+                promise.uses = promise.uses.max(&uses);
+            }
+        });
+        Ok(())
+    }
+
+    /// The record for which there is room has another id from now on, and the one with the former id counts as nothing.
+    pub fn move_to(&mut self, id: &str) {
+        let former = std::mem::replace(&mut self.id, id.to_owned());
+        let mut places = self.index.places();
+        let Some(Promise { owner, uses, .. }) = places.promises.get(&former) else { return };
+        let (owner, uses) = (owner.clone(), *uses);
+        places.drop_promise(&former);
+        places.recount(id, |places| {
+            let promise = places.promises.entry(id.to_owned());
+            let promise = promise.or_insert(Promise { owner, uses: Usage::default(), holders: 0 });
+            promise.holders += 1;
+            promise.uses = promise.uses.max(&uses);
+        });
+    }
+}
+
+impl Drop for Promised {
+    fn drop(&mut self) {
+        self.index.places().drop_promise(&self.id);
     }
 }
 
@@ -232,12 +414,21 @@ impl Usage {
     /// The part of a file, an upload or a part of one. The bytes of an upload are those of its parts.
     fn of(file: &File) -> Usage {
         let (files, bytes) = match file.purpose() {
+            // Those of the file that it becomes.
+            Purpose::Arriving if file.file.is_some() => (0, 0),
             Purpose::Batch | Purpose::BatchOutput | Purpose::Arriving => (1, file.bytes),
             Purpose::Upload => (1, 0),
             Purpose::Part => (0, file.bytes),
             Purpose::Joined | Purpose::Deleted => (0, 0),
         };
         Usage { files, bytes, ..Usage::default() }
+    }
+
+    /// The larger of each.
+    fn max(&self, other: &Usage) -> Usage {
+        let mut larger = *self;
+        larger.change(other, u64::max);
+        larger
     }
 
     fn change(&mut self, other: &Usage, with: fn(u64, u64) -> u64) {
@@ -249,35 +440,4 @@ impl Usage {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::record::{File, Purpose};
-
-    fn ids(index: &Index, page: &Page, owner: &str) -> Vec<String> {
-        index.ids(Kind::File, page, |client| owner.is_empty() || client == owner, 3)
-    }
-
-    #[test]
-    fn pages_are_in_order_and_one_owners() {
-        let index = Index::new(false);
-        for n in 0..7u64 {
-            let purpose = if n % 3 == 0 { Purpose::BatchOutput } else { Purpose::Batch };
-            let client = if n % 2 == 0 { "a" } else { "b" };
-            let file = File { created: 10 + n, ..File::new(client, "x", purpose, 0) };
-            index.put(&format!("f{n}"), &Record::File(file));
-        }
-        index.put("u", &Record::File(File::new("a", "x", Purpose::Upload, 0)));
-        let page = Page { limit: 3, ..Page::default() };
-        assert_eq!(ids(&index, &page, ""), ["f6", "f5", "f4"]);
-        assert_eq!(ids(&index, &Page { after: Some("f4".to_owned()), ..page.clone() }, ""), ["f3", "f2", "f1"]);
-        let ascending = Page { is_ascending: true, ..page.clone() };
-        assert_eq!(ids(&index, &ascending, "a"), ["f0", "f2", "f4"]);
-        assert_eq!(ids(&index, &Page { after: Some("f4".to_owned()), ..ascending.clone() }, "a"), ["f6"]);
-        let outputs = Page { purpose: Some("batch_output".to_owned()), ..page.clone() };
-        assert_eq!(ids(&index, &outputs, ""), ["f6", "f3", "f0"]);
-        assert!(ids(&index, &Page { after: Some("none".to_owned()), ..page.clone() }, "").is_empty());
-        index.remove("f5");
-        assert_eq!(ids(&index, &page, ""), ["f6", "f4", "f3"]);
-        assert!(index.ids(Kind::Batch, &page, |_| true, 3).is_empty());
-    }
-}
+mod tests;

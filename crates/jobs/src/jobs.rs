@@ -104,7 +104,7 @@ pub(crate) struct Shared {
     pub paces: Paces,
     pub rooms: Rooms,
     pub counters: Counters,
-    pub index: Index,
+    pub index: Arc<Index>,
     /// Whether pieces of the reserve may be missing.
     pub reserve_is_short: AtomicBool,
     /// Wakes those that wait for the end of a job.

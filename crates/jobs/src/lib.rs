@@ -10,6 +10,7 @@
 //! - A job ends once: the record of its end is written over the record that its owner has read.
 //! - A batch writes its output in parts before it moves its checkpoint. After a crash it begins again at the checkpoint and
 //!   writes the same parts again, so no line is missing and none is there twice.
+//! - Bytes are deleted when no record names them, and no record that was not confirmed may name them.
 //!
 //! Not here: HTTP (`gateway`), the stores (`bus`).
 //!

@@ -9,9 +9,8 @@ use futures_util::{StreamExt, stream};
 use trireme_bus::BusError;
 
 use crate::error::JobError;
-use crate::index::{Kind, Page};
+use crate::index::{Kind, Page, Promised, Usage};
 use crate::jobs::{Client, Jobs};
-use crate::quotas::More;
 use crate::record::{Batch, File, Record};
 
 /// How long a list or a quota waits for a gateway that has just started to know all records.
@@ -42,14 +41,14 @@ impl Jobs {
         self.list(Kind::Batch, page, |record| record.into_batch()).await
     }
 
-    /// An error if the client has no room for this. Administrators have no quotas.
-    pub(crate) async fn check_quota(&self, more: More) -> Result<(), JobError> {
+    /// Room for the record `id`; an error if the client has none. Nothing is promised where it has no bounds, as administrators.
+    pub(crate) async fn promise(&self, id: &str, uses: Usage) -> Result<Option<Promised>, JobError> {
         let quotas = &self.0.options.quotas;
-        if self.1 == Client::Everybody || quotas.limit(more).is_none() {
-            return Ok(());
+        if self.1 == Client::Everybody || !quotas.bound(&uses) {
+            return Ok(None);
         }
         self.0.index.wait(STARTS).await;
-        quotas.check(&self.0.index.usage(self.client()), more)
+        self.0.index.promise(id, self.client(), uses, quotas).map(Some)
     }
 
     async fn list<T>(&self, kind: Kind, page: &Page, of: impl Fn(Record) -> Option<T>) -> Result<Listed<T>, JobError> {
@@ -63,7 +62,7 @@ impl Jobs {
             if !index.lists(kind, after, |owner| self.sees(owner))
                 && let Some(kept) = self.read(after).await?
             {
-                index.put(after, &kept.record);
+                index.put(after, &kept.record, kept.revision);
             }
             if !index.lists(kind, after, |owner| self.sees(owner)) {
                 return Err(JobError::Unknown { kind: kind.name(), id: after.clone() });

@@ -267,15 +267,6 @@ pub async fn read_whole(bus: &dyn Bus, object: &Object) -> Result<Bytes, JobErro
     Ok(whole.freeze())
 }
 
-/// Deletes the parts of an object, and those that were written behind them.
-pub async fn delete_all(bus: &dyn Bus, object: &Object) -> Result<(), BusError> {
-    let mut part = 0;
-    while bus.delete(Bucket::Objects, &key(&object.name, part), None).await? || part < object.parts {
-        part += 1;
-    }
-    Ok(())
-}
-
 /// Deletes the parts of an object.
 pub async fn delete(bus: &dyn Bus, object: &Object) -> Result<(), BusError> {
     for part in 0..object.parts {

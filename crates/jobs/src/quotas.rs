@@ -1,10 +1,13 @@
 //! How much an owner may have: bytes and number of files, batches that have not ended, requests that wait.
 //!
 //! Each gateway follows the store of jobs, so it knows what an owner has, and refuses more. The work that other gateways accept at
-//! the same moment is not counted yet, so a quota may be exceeded by that.
+//! the same moment is not counted yet, so a quota may be exceeded by that. The work that the same gateway accepts is (`index`).
 
 use crate::error::JobError;
 use crate::index::Usage;
+
+/// The flag of the limit of bytes, whose refusals are about size.
+const BYTES: &str = "--jobs-owner-bytes";
 
 /// Most of each that an owner has; `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,53 +22,44 @@ pub struct Quotas {
     pub requests: Option<u64>,
 }
 
-/// An addition that a client asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum More {
-    /// Bytes of files.
-    Bytes(u64),
-    File,
-    Batch,
-    Request,
-}
-
 // === impl Quotas ===
 
 impl Quotas {
-    /// The limit of this, if there is one.
-    pub(crate) fn limit(&self, more: More) -> Option<u64> {
-        match more {
-            More::Bytes(_) => self.bytes,
-            More::File => self.files,
-            More::Batch => self.batches,
-            More::Request => self.requests,
-        }
+    /// Whether any of this has a limit.
+    pub(crate) fn bound(&self, more: &Usage) -> bool {
+        self.limits(&Usage::default(), more).into_iter().any(|(limit, ..)| limit.is_some())
     }
 
     /// An error if an owner that uses so much has no room for this.
-    pub(crate) fn check(&self, used: &Usage, more: More) -> Result<(), JobError> {
-        let (used, asked, what, flag, remedy) = match more {
-            More::Bytes(bytes) => {
-                (used.bytes, bytes, "bytes of files", "--jobs-owner-bytes", "delete files, or send fewer bytes")
+    pub(crate) fn check(&self, used: &Usage, more: &Usage) -> Result<(), JobError> {
+        for (limit, used, asked, [what, flag, remedy]) in self.limits(used, more) {
+            if let Some(limit) = limit
+                && used.saturating_add(asked) > limit
+            {
+                return Err(JobError::Quota {
+                    is_size: flag == BYTES,
+                    message: format!(
+                        "this owner has {used} {what} and asks for {asked} more, but may have {limit} ({flag}): {remedy}"
+                    ),
+                });
             }
-            More::File => (used.files, 1, "files", "--jobs-owner-files", "delete files"),
-            More::Batch => {
-                (used.batches, 1, "batches that have not ended", "--jobs-owner-batches", "wait until one has ended")
-            }
-            More::Request => {
-                let what = "durable requests that have not ended";
-                (used.requests, 1, what, "--jobs-owner-requests", "wait until some have ended")
-            }
-        };
-        match self.limit(more) {
-            Some(limit) if used.saturating_add(asked) > limit => Err(JobError::Quota {
-                is_size: matches!(more, More::Bytes(_)),
-                message: format!(
-                    "this owner has {used} {what} and asks for {asked} more, but may have {limit} ({flag}): {remedy}"
-                ),
-            }),
-            _ => Ok(()),
         }
+        Ok(())
+    }
+
+    /// The limits of what is asked for, what is used and asked for of each, and its words: what it is, its flag, what helps.
+    fn limits(&self, used: &Usage, more: &Usage) -> [(Option<u64>, u64, u64, [&'static str; 3]); 4] {
+        let files = ["files", "--jobs-owner-files", "delete files"];
+        let bytes = ["bytes of files", BYTES, "delete files, or send fewer bytes"];
+        let batches = ["batches that have not ended", "--jobs-owner-batches", "wait until one has ended"];
+        let requests = ["durable requests that have not ended", "--jobs-owner-requests", "wait until some have ended"];
+        [
+            (self.files, used.files, more.files, files),
+            (self.bytes, used.bytes, more.bytes, bytes),
+            (self.batches, used.batches, more.batches, batches),
+            (self.requests, used.requests, more.requests, requests),
+        ]
+        .map(|(limit, used, more, words)| (limit.filter(|_| more > 0), used, more, words))
     }
 }
 
@@ -77,15 +71,16 @@ mod tests {
     fn a_refusal_has_both_numbers_and_the_flag() {
         let quotas = Quotas { bytes: Some(100), batches: Some(2), ..Quotas::default() };
         let used = Usage { bytes: 90, files: 7, batches: 2, requests: 1000 };
-        assert!(quotas.check(&used, More::Bytes(10)).is_ok());
-        assert!(quotas.check(&used, More::File).is_ok() && quotas.check(&used, More::Request).is_ok());
-        let refusal = quotas.check(&used, More::Bytes(11)).unwrap_err().to_string();
+        let bytes = |bytes| Usage { bytes, files: 1, requests: 1, ..Usage::default() };
+        assert!(quotas.check(&used, &bytes(10)).is_ok());
+        let refusal = quotas.check(&used, &bytes(11)).unwrap_err();
+        assert!(matches!(refusal, JobError::Quota { is_size: true, .. }));
         assert_eq!(
-            refusal,
+            refusal.to_string(),
             "this owner has 90 bytes of files and asks for 11 more, but may have 100 (--jobs-owner-bytes): delete files, or send fewer \
              bytes"
         );
-        let refusal = quotas.check(&used, More::Batch).unwrap_err();
+        let refusal = quotas.check(&used, &Usage { batches: 1, ..Usage::default() }).unwrap_err();
         assert!(matches!(refusal, JobError::Quota { is_size: false, .. }));
         assert!(refusal.to_string().contains("has 2 batches that have not ended and asks for 1 more, but may have 2"));
     }

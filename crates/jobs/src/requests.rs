@@ -8,12 +8,12 @@ use trireme_bus::BusError;
 
 use crate::call::{Executed, JobAnswer, JobCall};
 use crate::error::JobError;
+use crate::index::Usage;
 use crate::jobs::{JobOptions, Jobs};
 use crate::pace::Slot;
-use crate::quotas::More;
 use crate::record::{ATTEMPTS, Attempts, Body, Record};
 use crate::record::{Request, RequestState, Webhook};
-use crate::store::{StoredRecord, new_id, now};
+use crate::store::{StoredRecord, new_id};
 
 /// The kind of job in errors.
 const KIND: &str = "request";
@@ -76,8 +76,8 @@ impl Jobs {
         if let Some(key) = key {
             self.check_key(key, PREFIX).await?;
         }
-        self.check_quota(More::Request).await?;
-        let (created, live) = (now(), self.0.options.time_to_live);
+        let _promised = self.promise(&id, Usage { requests: 1, ..Usage::default() }).await?;
+        let (created, live) = (self.now(), self.0.options.time_to_live);
         let name = format!("{id}-{}", hex(&digest, 8));
         let start = created.max(terms.not_before.unwrap_or_default());
         let lapse = Duration::from_secs(start - created) + live + SLACK;
@@ -189,7 +189,7 @@ impl Jobs {
             before = Some(request.clone());
             (request.state == RequestState::Queued).then(|| {
                 request.state = RequestState::Cancelled;
-                request.ended = Some(now());
+                request.ended = Some(self.now());
                 Some(live)
             })
         })
@@ -256,7 +256,7 @@ impl Jobs {
             }
             return Ok(true);
         }
-        request.ended = Some(now());
+        request.ended = Some(self.now());
         match tried {
             Tried::Answered(answer) => {
                 let name = format!("{id}-answer-{:08x}", fastrand::u32(..));
@@ -283,7 +283,7 @@ impl Jobs {
 
     /// Tries a call once, until `expires` at most.
     pub(crate) async fn attempt(&self, call: &JobCall, expires: u64, slot: &Slot) -> Tried {
-        let left = Duration::from_secs(expires.saturating_sub(now()));
+        let left = Duration::from_secs(expires.saturating_sub(self.now()));
         let _in_flight = self.0.counters.call();
         match tokio::time::timeout(left, self.0.execute.execute(call.clone())).await {
             Ok(Executed::Answered(answer)) => {

@@ -22,9 +22,14 @@ const LONGEST_ID: usize = 128;
 /// How many times a change is tried again because another gateway changed the record meanwhile.
 const CHANGES: u32 = 20;
 
-/// Seconds since 1970, by the clock of the bus.
+/// Seconds since 1970, by the clock that all processes of a deployment use.
 pub fn now() -> u64 {
-    UnixMicros::now().0 / 1_000_000
+    seconds(UnixMicros::now())
+}
+
+/// Seconds since 1970.
+pub(crate) fn seconds(time: UnixMicros) -> u64 {
+    time.0 / 1_000_000
 }
 
 /// A new id, which nobody guesses: `prefix` and 128 random bits.
@@ -35,15 +40,68 @@ pub fn new_id(prefix: &str) -> String {
     format!("{prefix}{:032x}", u128::from_le_bytes(bytes))
 }
 
+/// The outcome of a write, as far as its caller knows. Bytes that a record names may be deleted once it is [`Written::Refused`], and must stay
+/// while it is [`Written::Unknown`].
+#[derive(Debug)]
+pub(crate) enum Written {
+    /// The store has the record, with this revision.
+    Stored(u64),
+    /// The store does not have the record, and will not get it.
+    Refused(BusError),
+    /// The store may have the record, or get it later: there was no confirmation.
+    Unknown(BusError),
+}
+
+/// Whether the store may have a value although writing it has failed with this error.
+pub(crate) fn may_be_stored(error: &BusError) -> bool {
+    match error {
+        BusError::Conflict { .. }
+        | BusError::StoreFull { .. }
+        | BusError::TooLarge { .. }
+        | BusError::OverLimit { .. }
+        | BusError::Full { .. }
+        | BusError::NoQueue { .. }
+        | BusError::ClaimsFull { .. }
+        | BusError::Envelope(_) => false,
+        BusError::Unreachable(_) | BusError::Refused { .. } => true,
+    }
+}
+
 /// A record and its revision.
 pub struct StoredRecord {
     pub record: Record,
     pub revision: u64,
 }
 
+// === impl Written ===
+
+impl Written {
+    /// The outcome of a call of the bus.
+    pub fn of(outcome: Result<u64, BusError>) -> Written {
+        match outcome {
+            Ok(revision) => Written::Stored(revision),
+            Err(error) if may_be_stored(&error) => Written::Unknown(error),
+            Err(error) => Written::Refused(error),
+        }
+    }
+
+    /// The revision, for a caller to whom it is one whether the record is not there or may be there.
+    pub fn stored(self) -> Result<u64, BusError> {
+        match self {
+            Written::Stored(revision) => Ok(revision),
+            Written::Refused(error) | Written::Unknown(error) => Err(error),
+        }
+    }
+}
+
 // === impl Jobs ===
 
 impl Jobs {
+    /// Seconds since 1970, by the clock of the bus.
+    pub(crate) fn now(&self) -> u64 {
+        seconds(self.0.bus.now())
+    }
+
     /// The record of `id`, which may be missing.
     pub(crate) async fn read(&self, id: &str) -> Result<Option<StoredRecord>, JobError> {
         if id.len() > LONGEST_ID {
@@ -56,7 +114,11 @@ impl Jobs {
     }
 
     /// Writes a record, over the one of revision `expect` (0: there is none).
-    pub(crate) async fn write(
+    pub(crate) async fn write(&self, id: &str, record: &Record, expect: u64, lapse: Option<Duration>) -> Written {
+        Written::of(self.try_write(id, record, expect, lapse).await)
+    }
+
+    async fn try_write(
         &self,
         id: &str,
         record: &Record,
@@ -72,7 +134,7 @@ impl Jobs {
             written => written,
         };
         let revision = written?;
-        self.0.index.put(id, record);
+        self.0.index.put(id, record, revision);
         Ok(revision)
     }
 
@@ -84,7 +146,7 @@ impl Jobs {
         revision: u64,
         lapse: Option<Duration>,
     ) -> Result<Option<u64>, JobError> {
-        match self.write(id, record, revision, lapse).await {
+        match self.write(id, record, revision, lapse).await.stored() {
             Ok(written) => Ok(Some(written)),
             Err(BusError::Conflict { .. }) => Ok(None),
             Err(error) => Err(error.into()),
@@ -134,12 +196,12 @@ impl Jobs {
                     request.answer_body = Body::Here(answer.body.clone());
                     request.answer = Some(JobAnswer { body: Bytes::new(), ..answer });
                     request.state = RequestState::Completed;
-                    request.ended = Some(now());
+                    request.ended = Some(self.now());
                 }
                 Record::Batch(batch) if !batch.state.is_end() => {
                     batch.state = BatchState::Failed;
                     batch.failure = Some(WHY.to_owned());
-                    batch.ended = Some(now());
+                    batch.ended = Some(self.now());
                 }
                 other => {
                     let webhook = other.webhook_mut()?;

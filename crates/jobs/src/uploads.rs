@@ -12,11 +12,11 @@ use md5::{Digest, Md5};
 
 use crate::error::JobError;
 use crate::files::Arrival;
+use crate::index::Usage;
 use crate::jobs::Jobs;
-use crate::quotas::More;
 use crate::record::{File, Purpose, Record};
 use crate::requests::sha256;
-use crate::store::{StoredRecord, new_id, now};
+use crate::store::{StoredRecord, new_id};
 
 /// The kind of record in errors.
 const KIND: &str = "upload";
@@ -53,16 +53,16 @@ impl Jobs {
         if !(1..=BYTES).contains(&new.bytes) {
             return Err(JobError::Invalid(format!("'bytes' is {}, expected 1 to {BYTES}", new.bytes)));
         }
-        self.check_quota(More::File).await?;
-        self.check_quota(More::Bytes(new.bytes)).await?;
+        let id = new_id(PREFIX);
+        // The bytes are counted when they come.
+        let _promised = self.promise(&id, Usage { files: 1, bytes: new.bytes, ..Usage::default() }).await?;
         let file = File {
             bytes: new.bytes,
-            expires: Some(now() + new.time.as_secs()),
+            expires: Some(self.now() + new.time.as_secs()),
             lapse: new.lapse.map(|lapse| lapse.as_secs()),
-            ..File::new(self.client(), &new.name, Purpose::Upload, now())
+            ..File::new(self.client(), &new.name, Purpose::Upload, self.now())
         };
-        let id = new_id(PREFIX);
-        self.write(&id, &Record::File(file.clone()), 0, Some(new.time)).await?;
+        self.write(&id, &Record::File(file.clone()), 0, Some(new.time)).await.stored()?;
         Ok((id, file))
     }
 
@@ -75,13 +75,8 @@ impl Jobs {
     async fn any_upload(&self, id: &str) -> Result<Option<(File, u64)>, JobError> {
         Ok(match self.read(id).await? {
             Some(StoredRecord { record: Record::File(file), revision }) => {
-                let is_upload = match file.purpose() {
-                    Purpose::Upload => true,
-                    // An earlier release did not note the file.
-                    Purpose::Joined => file.file.is_some(),
-                    _ => false,
-                };
-                let is_over = file.expires.is_some_and(|at| at <= now());
+                let is_upload = matches!(file.purpose(), Purpose::Upload | Purpose::Joined);
+                let is_over = file.expires.is_some_and(|at| at <= self.now());
                 Some((file, revision)).filter(|(file, _)| is_upload && !is_over && self.sees(&file.client))
             }
             _ => None,
@@ -96,7 +91,7 @@ impl Jobs {
 
     /// Ends a part of upload `id`.
     pub async fn finish_part(&self, part: Arrival<'_>, id: &str, upload: &File) -> Result<(String, File), JobError> {
-        let left = Duration::from_secs(upload.expires.unwrap_or_default().saturating_sub(now()));
+        let left = Duration::from_secs(upload.expires.unwrap_or_default().saturating_sub(self.now()));
         let (part, file) = part.finish_as("", Purpose::Part, Some(left), Some(id.to_owned())).await?;
         if let Err(error) = self.kept_upload(id).await {
             // It was cancelled or completed while the part arrived.
@@ -173,8 +168,15 @@ impl Jobs {
                 return Err(JobError::Invalid(format!("'md5' is '{expected}', but the parts have {found}")));
             }
         }
+        // Reading the parts may have taken a while.
+        let now = self.now();
+        if upload.expires.is_some_and(|at| at <= now) {
+            return Err(unknown(id));
+        }
         let purpose = Purpose::Joined.name().to_owned();
-        let joined = File { purpose, file: Some(new_id(FILE)), digest, objects, ..upload };
+        // The file is written before the driver looks for bytes that nobody has made a file of.
+        let expires = upload.expires.max(Some(now + self.0.options.upload_patience.as_secs()));
+        let joined = File { purpose, file: Some(new_id(FILE)), digest, objects, expires, ..upload };
         let written = self.replace(id, &Record::File(joined.clone()), revision, None).await?;
         Ok((joined, written.ok_or_else(|| unknown(id))?))
     }
@@ -194,16 +196,16 @@ impl Jobs {
         }
         let file = File {
             bytes: joined.bytes,
-            expires: joined.lapse.map(|lapse| now().saturating_add(lapse)),
+            expires: joined.lapse.map(|lapse| self.now().saturating_add(lapse)),
             objects: joined.objects.clone(),
-            ..File::new(&joined.client, &joined.name, Purpose::Batch, now())
+            ..File::new(&joined.client, &joined.name, Purpose::Batch, self.now())
         };
         let file = match self.replace(file_id, &Record::File(file.clone()), 0, None).await? {
             Some(_) => file,
             // An earlier request wrote it.
             None => self.file(file_id).await?,
         };
-        let left = Duration::from_secs(joined.expires.unwrap_or_default().saturating_sub(now()).max(1));
+        let left = Duration::from_secs(joined.expires.unwrap_or_default().saturating_sub(self.now()).max(1));
         // A conflict says that a request that came again was faster.
         self.replace(id, &Record::File(File { objects: Vec::new(), ..joined }), revision, Some(left)).await?;
         self.drop_parts(id).await;

@@ -13,7 +13,7 @@ use crate::error::JobError;
 use crate::jobs::Jobs;
 use crate::record::{Record, Step, Webhook, WebhookState};
 use crate::statistics::WebhookCounts;
-use crate::store::{StoredRecord, now};
+use crate::store::StoredRecord;
 
 /// The pause after a failed call: the first, which then doubles, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -23,9 +23,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 const LONGEST_REASON: usize = 500;
 
 /// The event about the end of a job, in the shape of OpenAI's webhooks. `None` if the job has not ended.
-fn event(id: &str, record: &Record) -> Option<WebhookCall> {
+fn event(id: &str, record: &Record, now: u64) -> Option<WebhookCall> {
     let kind = match record {
-        Record::Request(request) => format!("request.{}", request.state_name(now())),
+        Record::Request(request) => format!("request.{}", request.state_name(now)),
         Record::Batch(batch) => format!("batch.{}", batch.state.name()),
         Record::File(_) => return None,
     };
@@ -79,7 +79,9 @@ impl Jobs {
         if !is_due(&record) {
             return Ok(());
         }
-        let (Some(call), Some(before)) = (event(id, &record), record.webhook().map(|webhook| webhook.attempts)) else {
+        let (Some(call), Some(before)) =
+            (event(id, &record, self.now()), record.webhook().map(|webhook| webhook.attempts))
+        else {
             return Ok(());
         };
         let answer = self.0.execute.call(call).await;
@@ -90,7 +92,7 @@ impl Jobs {
             }
             let last = record.ended().unwrap_or_default() + self.0.options.time_to_live.as_secs();
             let webhook = record.webhook_mut()?;
-            webhook.note(answer.clone(), now(), last);
+            webhook.note(answer.clone(), self.now(), last);
             noted = Some(webhook.clone());
             Some(self.lapse(record))
         })
@@ -117,7 +119,7 @@ impl Jobs {
     /// How long a record is still kept: what is left of the time to live after its end; for ever while it has not ended.
     pub(crate) fn lapse(&self, record: &Record) -> Option<Duration> {
         let until = record.ended()? + self.0.options.time_to_live.as_secs();
-        Some(Duration::from_secs(until.saturating_sub(now()).max(1)))
+        Some(Duration::from_secs(until.saturating_sub(self.now()).max(1)))
     }
 }
 

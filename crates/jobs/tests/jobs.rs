@@ -6,6 +6,7 @@
 mod faults;
 mod full;
 mod limits;
+mod stored;
 mod uploads;
 
 use std::collections::{BTreeMap, HashMap};
@@ -407,6 +408,15 @@ async fn a_batch_answers_every_line_in_order() {
     let batch = ended(&gateway, &id).await;
     assert_eq!(batch.state, BatchState::Completed);
     assert_eq!((batch.counts.total, batch.counts.completed, batch.counts.failed), (3002, 3000, 2));
+    let file = gateway.jobs.file(batch.output.as_deref().unwrap()).await.unwrap();
+    let whole: Vec<Bytes> = gateway.jobs.content(&file).try_collect().await.unwrap();
+    assert!(whole.len() > 2, "the output of several checkpoints");
+    let whole = whole.concat();
+    for _ in 0..50 {
+        let offset = fastrand::usize(..whole.len());
+        let part: Vec<Bytes> = gateway.jobs.content_from(&file, offset as u64).try_collect().await.unwrap();
+        assert!(part.concat() == whole[offset..], "from byte {offset}");
+    }
     let output = gateway.lines_of(&batch.output.unwrap()).await;
     assert_eq!(output.len(), 3000);
     for (number, line) in output.iter().enumerate() {
@@ -500,9 +510,8 @@ async fn a_batch_without_lines_or_file_fails_with_the_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_that_stops_to_arrive_leaves_nothing() {
-    let directory = tempfile::tempdir().unwrap();
-    let bus = open(directory.path());
-    let gateway = Gateway::with(&bus, "one", Duration::from_secs(1));
+    let bus = InProcess::default();
+    let gateway = Gateway::with(&bus, "one", Duration::from_secs(600));
     let whole = gateway.file("{\"whole\": 1}\n").await;
     let mut upload = gateway.jobs.arrival();
     upload.write(&vec![0; 3 << 20]).await.unwrap();
@@ -517,6 +526,7 @@ async fn a_file_that_stops_to_arrive_leaves_nothing() {
         keys
     };
     assert!(keys(Bucket::Objects).await.len() > 2, "some parts are in the store");
+    bus.advance(Duration::from_secs(601));
     until("only the whole file is left", async || {
         (keys(Bucket::Objects).await.len() == 1 && keys(Bucket::Jobs).await == [whole.clone()]).then_some(())
     })

@@ -9,7 +9,6 @@ use crate::columns;
 use crate::error::JobError;
 use crate::outcomes::Outcome;
 use crate::record::{ATTEMPTS, BatchState, Counts, File, Object};
-use crate::store::now;
 use crate::turns::Turns;
 
 /// How long the output of a cancelled batch may take to become columns. After that it stays lines.
@@ -68,7 +67,7 @@ impl Run<'_> {
             state = BatchState::Cancelled;
         }
         self.batch.state = state;
-        self.batch.ended = Some(now());
+        self.batch.ended = Some(self.jobs.now());
         self.save(Some(live)).await?;
         Ok(())
     }
@@ -95,7 +94,7 @@ impl Run<'_> {
         if self.batch.attempts.joins > ATTEMPTS {
             return Ok(Err(format!("{ATTEMPTS} gateways have ended while they wrote its output as columns")));
         }
-        let left = Duration::from_secs(self.batch.expires.saturating_sub(now()));
+        let left = Duration::from_secs(self.batch.expires.saturating_sub(self.jobs.now()));
         let lapse = Some(left + self.batch.keeps(self.jobs.0.options.time_to_live) + SLACK);
         let joining = columns::join(self.lease(), file, *format, [output, errors], lapse);
         match state {

@@ -1,17 +1,18 @@
 //! What a gateway does for the store now and then, beside its own jobs: files that have expired, jobs of gateways that are gone, the reserve,
-//! numbers for metrics.
+//! numbers for metrics. Whatever waits for the store is a task beside the driver's loop.
 
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
+use tokio::task::{AbortHandle, JoinError};
 
-use super::{Driver, Ended, Id, Open};
+use super::{AGAIN, Driver, Id, Open};
 use crate::record::{BatchState, Counts, Step};
 use crate::statistics::Load;
-use crate::store::now;
 
-/// Most files that are deleted in one tick because they have expired or stopped to arrive.
-const SWEPT: usize = 16;
+/// Most files that one sweep deletes because they have expired or stopped to arrive, and at the same time.
+const SWEPT: usize = 64;
+const SWEPT_AT_A_TIME: usize = 4;
 
 /// How often the reserve of the store is looked after.
 const RESERVE: Duration = Duration::from_secs(10);
@@ -19,6 +20,13 @@ const RESERVE: Duration = Duration::from_secs(10);
 /// Most jobs that are taken over in one tick, and at the same time.
 const TAKEN_OVER: usize = 2048;
 const AT_A_TIME: usize = 64;
+
+/// The end of a task that looks after the store.
+pub(super) enum Cared {
+    Done,
+    /// Files that were to be deleted, when, and when they are to be looked at again.
+    Swept(Vec<(Id, u64, Option<u64>)>),
+}
 
 // === impl Driver ===
 
@@ -44,38 +52,50 @@ impl Driver {
         };
     }
 
-    /// Looks after the reserve of the store now and then, beside everything else.
+    /// Looks after the reserve of the store now and then.
     pub(super) fn keep_reserve(&mut self) {
-        if self.reserve_at <= Instant::now() {
+        if self.reserve_at <= Instant::now() && is_over(&self.filling) {
             self.reserve_at = Instant::now() + RESERVE;
             let jobs = self.jobs.clone();
-            self.running.spawn(async move {
+            self.filling = Some(self.caring.spawn(async move {
                 jobs.fill_reserve().await;
-                Ended { id: Id::default(), again: None }
-            });
+                Cared::Done
+            }));
         }
     }
 
-    /// Deletes files that have expired or stopped to arrive.
-    pub(super) async fn sweep(&mut self) {
-        let now = now();
-        let over = self.expiring.iter().filter(|(_, until)| **until <= now).map(|(id, _)| id.clone());
-        for id in over.take(SWEPT).collect::<Vec<Id>>() {
-            match self.jobs.sweep(&id).await {
-                // A record that was written meanwhile comes on the watch.
-                Ok(None) => {
-                    self.expiring.remove(&id);
-                }
-                Ok(Some(at)) => {
-                    self.expiring.insert(id, at);
-                }
-                Err(error) => tracing::warn!(file = &*id, %error, "a file that has expired could not be deleted yet"),
-            }
+    /// Deletes files that have expired or stopped to arrive. A large one takes minutes.
+    pub(super) fn sweep(&mut self) {
+        let now = self.jobs.now();
+        if !is_over(&self.sweeping) {
+            return;
         }
+        let over = self.expiring.iter().filter(|(_, until)| **until <= now).map(|(id, until)| (id.clone(), *until));
+        let over: Vec<_> = over.take(SWEPT).collect();
+        if over.is_empty() {
+            return;
+        }
+        let jobs = self.jobs.clone();
+        self.sweeping = Some(self.caring.spawn(async move {
+            let sweeping = over.into_iter().map(async |(id, until)| {
+                let next = match jobs.sweep(&id).await {
+                    Ok(next) => next,
+                    Err(error) => {
+                        tracing::warn!(file = &*id, %error, "a file that has expired could not be deleted yet");
+                        Some(jobs.now() + AGAIN.as_secs())
+                    }
+                };
+                (id, until, next)
+            });
+            Cared::Swept(stream::iter(sweeping).buffer_unordered(SWEPT_AT_A_TIME).collect().await)
+        }));
     }
 
     /// Takes over the jobs of gateways that are gone.
-    pub(super) async fn take_over(&mut self) {
+    pub(super) fn take_over(&mut self) {
+        if !is_over(&self.taking_over) {
+            return;
+        }
         let execute = &self.jobs.0.execute;
         let gone = self.open.iter().filter_map(|(id, open)| match open {
             Open::Others(owner) if !execute.lives(owner) => Some((id.clone(), owner.clone())),
@@ -83,13 +103,15 @@ impl Driver {
         });
         // Several gateways may try: a random order lets each of them succeed.
         let mut gone: Vec<_> = gone.take(TAKEN_OVER).collect();
-        fastrand::shuffle(&mut gone);
-        if !gone.is_empty() {
-            tracing::info!(jobs = gone.len(), "taking over jobs of gateways that are gone");
+        if gone.is_empty() {
+            return;
         }
-        let jobs = &self.jobs;
-        futures_util::stream::iter(gone)
-            .for_each_concurrent(AT_A_TIME, |(id, owner)| async move {
+        fastrand::shuffle(&mut gone);
+        tracing::info!(jobs = gone.len(), "taking over jobs of gateways that are gone");
+        let jobs = self.jobs.clone();
+        self.taking_over = Some(self.caring.spawn(async move {
+            let jobs = &jobs;
+            let taking = stream::iter(gone).for_each_concurrent(AT_A_TIME, |(id, owner)| async move {
                 // The change comes back on the watch.
                 let taken = jobs.change(&id, |record| {
                     (record.open_for() == Some(&owner)).then(|| {
@@ -100,7 +122,45 @@ impl Driver {
                 if let Err(error) = taken.await {
                     tracing::warn!(job = &*id, %error, "a job could not be taken over yet");
                 }
-            })
-            .await;
+            });
+            taking.await;
+            Cared::Done
+        }));
     }
+
+    /// Notes the end of a task.
+    pub(super) fn cared(&mut self, cared: Result<Cared, JoinError>) {
+        match cared {
+            Ok(Cared::Done) => {}
+            Ok(Cared::Swept(files)) => {
+                for (id, until, next) in files {
+                    // A record that was written meanwhile came on the watch.
+                    if self.expiring.get(&id) == Some(&until) {
+                        match next {
+                            Some(at) => self.expiring.insert(id, at),
+                            None => self.expiring.remove(&id),
+                        };
+                    }
+                }
+            }
+            Err(error) => tracing::error!(%error, "a task that looks after the store of jobs died"),
+        }
+    }
+
+    /// Forgets what has lapsed in the store, which tells nobody.
+    pub(super) fn drop_lapsed(&mut self) {
+        let now = self.jobs.now();
+        self.jobs.0.index.tidy();
+        while let Some((at, id)) = self.lapsing.pop_first() {
+            if at > now {
+                self.lapsing.insert((at, id));
+                return;
+            }
+            self.close(&id);
+        }
+    }
+}
+
+fn is_over(task: &Option<AbortHandle>) -> bool {
+    task.as_ref().is_none_or(AbortHandle::is_finished)
 }

@@ -27,7 +27,8 @@ pub struct File {
     /// Of an upload: how long its file is kept, in seconds.
     #[serde(default)]
     pub(crate) lapse: Option<u64>,
-    /// Of an upload that is complete: the id of its file.
+    /// Of an upload that is complete, and of a file that has arrived under a client's key: the id of the file that has its bytes, or gets
+    /// them.
     #[serde(default)]
     pub(crate) file: Option<String>,
     /// Its size in bytes.
@@ -86,11 +87,6 @@ impl Purpose {
         }
     }
 
-    /// Whether gateways delete it when it has expired; others lapse by themselves.
-    pub fn is_swept(self) -> bool {
-        matches!(self, Purpose::Batch | Purpose::Part | Purpose::Joined | Purpose::Arriving | Purpose::Deleted)
-    }
-
     /// Whether clients see such records as files.
     pub fn is_file(self) -> bool {
         matches!(self, Purpose::Batch | Purpose::BatchOutput)
@@ -126,6 +122,15 @@ impl File {
     /// A word that differs for other bytes under its id: a batch that goes on after a crash may write its output again.
     pub fn version(&self) -> String {
         format!("{:x}-{:x}", self.created, self.bytes)
+    }
+
+    /// Whether the store drops the record by itself when its time is over: the output of a batch, an upload, and one whose file is there.
+    pub(crate) fn lapses(&self) -> bool {
+        match self.purpose() {
+            Purpose::BatchOutput | Purpose::Upload => true,
+            Purpose::Joined => self.objects.is_empty(),
+            Purpose::Batch | Purpose::Part | Purpose::Arriving | Purpose::Deleted => false,
+        }
     }
 
     /// Its purpose in the API.

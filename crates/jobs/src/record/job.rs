@@ -1,5 +1,7 @@
 //! A value in the store of jobs, and what is left to do for it.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use trireme_inference::Name;
 
@@ -87,6 +89,14 @@ impl Record {
             Record::Request(request) => request.ended,
             Record::Batch(batch) => batch.ended,
             Record::File(_) => None,
+        }
+    }
+
+    /// When the store drops the record by itself, in seconds since 1970. Gateways delete other files.
+    pub fn lapses(&self, time_to_live: Duration) -> Option<u64> {
+        match self {
+            Record::File(file) => file.expires.filter(|_| file.lapses()),
+            Record::Request(_) | Record::Batch(_) => Some(self.ended()? + time_to_live.as_secs()),
         }
     }
 

@@ -227,3 +227,42 @@ async fn a_gateway_that_has_lost_a_batch_writes_nothing_more_into_its_output() {
     let of_first = answers.iter().filter(|line| line.to_string().contains("the first")).count();
     assert_eq!(of_first, 0, "{answers:?}");
 }
+
+/// The bytes of a file that has expired take as long as they like.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_go_on_while_a_large_file_is_deleted() {
+    let bus = Refusing::default();
+    let first = Gateway::over(Arc::new(bus.clone()), "first", Duration::from_secs(600));
+    first.system.stuck.store(true, Ordering::Relaxed);
+    let left = first.jobs.accept(call("left"), None).await.unwrap().id;
+    drop(first);
+    let gateway = Gateway::over(Arc::new(bus.clone()), "g", Duration::from_secs(600));
+    let mut arrival = gateway.jobs.arrival();
+    arrival.write(&vec![0; 2 << 20]).await.unwrap();
+    let file = arrival.finish("x", Some(Duration::from_secs(100))).await.unwrap().0;
+    bus.refuse([Call::DeleteLate(Bucket::Objects)]);
+    bus.advance(Duration::from_secs(101));
+    until("the sweep", async || (bus.failures() > 0).then_some(())).await;
+    assert!(gateway.jobs.file(&file).await.is_err(), "it is no file any more");
+    gateway.system.gone.lock().push("first".to_owned());
+    let new = gateway.jobs.accept(call("new"), None).await.unwrap().id;
+    for id in [&left, &new] {
+        let request = gateway.jobs.wait(id, Duration::from_secs(30)).await.unwrap();
+        assert_eq!(request.state, RequestState::Completed);
+    }
+    bus.refuse([]);
+    until("its record is gone", async || bus.get(Bucket::Jobs, &file).await.unwrap().is_none().then_some(())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_ends_at_once_is_opened_again_after_pauses() {
+    let bus = Refusing::default();
+    bus.refuse([Call::Watch]);
+    let gateway = Gateway::over(Arc::new(bus.clone()), "g", Duration::from_secs(600));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let watches = bus.failures();
+    assert!((30..200).contains(&watches), "{watches} watches in a minute");
+    bus.refuse([]);
+    let id = gateway.jobs.accept(call("a"), None).await.unwrap().id;
+    assert_eq!(gateway.jobs.wait(&id, Duration::from_secs(30)).await.unwrap().state, RequestState::Completed);
+}

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn limited(bus: &InProcess, options: Options) -> Gateway {
+fn limited(bus: &(impl Bus + Clone), options: Options) -> Gateway {
     let system = Arc::new(Upper::default());
     let (jobs, run) = Jobs::open(Arc::new(bus.clone()), "g", system.clone(), options);
     Gateway { jobs, system, task: tokio::spawn(run) }
@@ -76,6 +76,116 @@ async fn an_owner_has_no_more_than_its_quotas_and_others_have_their_own() {
     gateway.jobs.accept(call("d"), None).await.unwrap();
     alice.cancel_request(&one).await.unwrap();
     alice.accept(call("c"), None).await.unwrap();
+}
+
+/// Asks for 24 things at the same time: none is in the store before all of them were asked for. Returns how many were accepted.
+async fn at_once<F: Future<Output = Result<(), JobError>> + Send + 'static>(
+    bus: &Refusing,
+    ask: impl Fn(usize) -> F,
+) -> usize {
+    bus.refuse([Call::WriteLate(Bucket::Jobs)]);
+    let asked: Vec<_> = (0..24).map(|number| tokio::spawn(ask(number))).collect();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    bus.refuse([]);
+    let answers = futures_util::future::join_all(asked).await;
+    answers.into_iter().filter(|answer| answer.as_ref().unwrap().is_ok()).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_has_no_more_than_its_quotas_however_much_comes_at_once() {
+    let bus = Refusing::default();
+    let quotas = Quotas { bytes: Some(1000), files: Some(3), batches: Some(2), requests: Some(2) };
+    let gateway = limited(&bus, Options { quotas, ..options() });
+    gateway.system.stuck.store(true, Ordering::Relaxed);
+    let alice = gateway.jobs.of(Client::Owner("alice".into()));
+    let jobs = alice.clone();
+    let files = at_once(&bus, move |number| {
+        let jobs = jobs.clone();
+        async move {
+            let mut arrival = jobs.arrival();
+            match arrival.write(lines(1).as_bytes()).await {
+                Ok(()) => arrival.finish_once("x", None, Some(&format!("f{number}"))).await.map(drop),
+                Err(error) => arrival.abandon().await.and(Err(error)),
+            }
+        }
+    });
+    assert_eq!(files.await, 3);
+    let file = alice.files(&page(1)).await.unwrap().items.remove(0).0;
+    let jobs = alice.clone();
+    let batches = at_once(&bus, move |_| {
+        let (jobs, input) = (jobs.clone(), file.clone());
+        let new = NewBatch {
+            input,
+            endpoint: "/run".to_owned(),
+            window: Duration::from_secs(60),
+            output_lapse: None,
+            metadata: BTreeMap::new(),
+            rows: Default::default(),
+        };
+        async move { jobs.begin_batch(new).await.map(drop) }
+    });
+    assert_eq!(batches.await, 2);
+    let jobs = alice.clone();
+    let requests = at_once(&bus, move |number| {
+        let jobs = jobs.clone();
+        async move { jobs.accept(call(&number.to_string()), None).await.map(drop) }
+    });
+    assert_eq!(requests.await, 2);
+    // Files that arrive together, each smaller than the bound.
+    for (id, _) in alice.files(&page(9)).await.unwrap().items.into_iter().skip(1) {
+        alice.delete_file(&id).await.unwrap();
+    }
+    let jobs = alice.clone();
+    let large = at_once(&bus, move |_| {
+        let jobs = jobs.clone();
+        async move {
+            let mut arrival = jobs.arrival();
+            for _ in 0..6 {
+                if let Err(error) = arrival.write(&[b'x'; 100]).await {
+                    return arrival.abandon().await.and(Err(error));
+                }
+            }
+            arrival.finish("x", None).await.map(drop)
+        }
+    });
+    assert!(large.await <= 1);
+    let bytes: u64 = alice.files(&page(9)).await.unwrap().items.iter().map(|(_, file)| file.bytes).sum();
+    assert!(bytes <= 1000, "{bytes}");
+}
+
+/// The store tells nobody that a value has lapsed.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_lapsed_counts_no_more() {
+    let bus = InProcess::default();
+    let quotas = Quotas { files: Some(3), ..Quotas::default() };
+    let gateway = limited(&bus, Options { quotas, ..options() });
+    let alice = gateway.jobs.of(Client::Owner("alice".into()));
+    let upload = async || {
+        let mut arrival = alice.arrival();
+        match arrival.write(lines(1).as_bytes()).await {
+            Ok(()) => arrival.finish("x", None).await.map(|(id, _)| id),
+            Err(error) => arrival.abandon().await.and(Err(error)),
+        }
+    };
+    let new = NewBatch {
+        input: upload().await.unwrap(),
+        endpoint: "/run".to_owned(),
+        window: Duration::from_secs(60),
+        output_lapse: None,
+        metadata: BTreeMap::new(),
+        rows: Default::default(),
+    };
+    let batch = alice.begin_batch(new).await.unwrap().0;
+    assert!(ended(&gateway, &batch).await.output.is_some());
+    let announced = NewUpload { name: "x".to_owned(), bytes: 8, time: Duration::from_secs(300), lapse: None };
+    alice.begin_upload(announced).await.unwrap();
+    refused(upload().await, "has 3 files and asks for 1 more");
+    bus.advance(Duration::from_secs(301));
+    upload().await.expect("the upload has lapsed");
+    refused(upload().await, "has 3 files and asks for 1 more");
+    bus.advance(Duration::from_secs(301));
+    upload().await.expect("the output has lapsed");
+    assert!(alice.batches(&page(9)).await.unwrap().items.is_empty());
 }
 
 /// One line of the only chunk is refused again and again.

@@ -78,7 +78,7 @@ async fn stopped_at_each_write(again: bool) {
     for writes in 0.. {
         let bus = Refusing::default();
         let first = Gateway::over(Arc::new(bus.clone()), "a", Duration::from_secs(600));
-        let new = NewUpload { name: "a".to_owned(), bytes: 8, time: Duration::from_secs(4), lapse: None };
+        let new = NewUpload { name: "a".to_owned(), bytes: 8, time: Duration::from_secs(600), lapse: None };
         let upload = first.jobs.begin_upload(new).await.unwrap().0;
         let parts = [part(&first.jobs, &upload, b"{\"b\"").await, part(&first.jobs, &upload, b": 2}").await];
         part(&first.jobs, &upload, b"unused").await;
@@ -96,9 +96,9 @@ async fn stopped_at_each_write(again: bool) {
         }
     }
     assert!(uploads.len() >= 7, "{} writes", uploads.len());
-    // The time of all uploads, and a sweep.
-    tokio::time::sleep(Duration::from_secs(6)).await;
     for (writes, (bus, gateway)) in uploads.into_iter().enumerate() {
+        // The time of the upload.
+        bus.advance(Duration::from_secs(601));
         let (is_left, files) = until("no bytes are left but those of files", async || {
             let files = gateway.jobs.files(&page(10)).await.unwrap().items;
             // A part of bytes is an object.
@@ -147,12 +147,12 @@ async fn announced_sizes_are_in_range() {
 /// The parts' own time is over long before.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_of_parts_lives_as_a_file() {
-    let directory = tempfile::tempdir().unwrap();
-    let gateway = Gateway::on(&open(directory.path()), "g");
+    let bus = InProcess::default();
+    let gateway = Gateway::on(&bus, "g");
     let jobs = &gateway.jobs;
-    let new = |lapse| NewUpload { name: "a".to_owned(), bytes: 2, time: Duration::from_secs(2), lapse };
+    let new = |lapse| NewUpload { name: "a".to_owned(), bytes: 2, time: Duration::from_secs(200), lapse };
     let kept = jobs.begin_upload(new(None)).await.unwrap().0;
-    let lapses = jobs.begin_upload(new(Some(Duration::from_secs(3)))).await.unwrap().0;
+    let lapses = jobs.begin_upload(new(Some(Duration::from_secs(300)))).await.unwrap().0;
     let dropped = jobs.begin_upload(new(None)).await.unwrap().0;
     part(jobs, &dropped, b"xy").await;
     let mut files = Vec::new();
@@ -160,22 +160,27 @@ async fn a_file_of_parts_lives_as_a_file() {
         let parts = [part(jobs, upload, b"7 ").await];
         files.push(jobs.complete_upload(upload, &parts, None).await.unwrap().1);
     }
-    assert_eq!((files[0].1.expires, files[1].1.expires.map(|at| at - files[1].1.created)), (None, Some(3)));
+    assert_eq!((files[0].1.expires, files[1].1.expires.map(|at| at - files[1].1.created)), (None, Some(300)));
+    bus.advance(Duration::from_secs(301));
     until("the file that expires is gone", async || jobs.file(&files[1].0).await.is_err().then_some(())).await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(gateway.lines_of(&files[0].0).await, [json!(7)]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_file_in_use_is_held() {
-    let directory = tempfile::tempdir().unwrap();
-    let gateway = Gateway::on(&open(directory.path()), "g");
+    let bus = InProcess::default();
+    let gateway = Gateway::on(&bus, "g");
     gateway.system.stuck.store(true, Ordering::Relaxed);
     let mut arrival = gateway.jobs.arrival();
     arrival.write(lines(5).as_bytes()).await.unwrap();
-    let file = arrival.finish("a.jsonl", Some(Duration::from_secs(1))).await.unwrap().0;
+    let file = arrival.finish("a.jsonl", Some(Duration::from_secs(100))).await.unwrap().0;
     let batch = gateway.batch(file.clone()).await;
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    bus.advance(Duration::from_secs(101));
+    // One that is not in use is swept.
+    let mut other = gateway.jobs.arrival();
+    other.write(b"x").await.unwrap();
+    let other = other.finish("a.jsonl", Some(Duration::ZERO)).await.unwrap().0;
+    until("a sweep", async || gateway.jobs.file(&other).await.is_err().then_some(())).await;
     let error = gateway.jobs.delete_file(&file).await.unwrap_err();
     assert!(matches!(&error, JobError::InUse { batch: user, .. } if *user == batch), "{error}");
     gateway.system.stuck.store(false, Ordering::Relaxed);
