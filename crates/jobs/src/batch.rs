@@ -26,7 +26,7 @@ use crate::record::{ATTEMPTS, Checkpoint, Object, Record};
 use crate::record::{Batch, BatchState, Counts};
 use crate::requests::{SETTLED, Tried};
 use crate::room::{Held, Room};
-use crate::store::{StoredRecord, now};
+use crate::store::StoredRecord;
 use crate::turns::{Turn, Turns, until};
 
 /// Parts of the output live for this much longer than the record of their file.
@@ -120,9 +120,11 @@ async fn attempt(jobs: &Jobs, id: &str, mut stop: watch::Receiver<bool>) -> Resu
     if !run.save(None).await? {
         return Ok(());
     }
+    let left = Duration::from_secs(run.batch.expires.saturating_sub(jobs.now()));
     let prepared = tokio::select! {
         biased;
         () = stopped(&mut stop) => return run.finish(BatchState::Cancelled).await,
+        () = tokio::time::sleep(left) => return run.finish(BatchState::Expired).await,
         prepared = run.prepare() => prepared?,
     };
     match prepared {
@@ -231,7 +233,7 @@ impl<'a> Run<'a> {
             if self.ended && self.chunks.is_empty() {
                 return self.finish(BatchState::Completed).await;
             }
-            let left = Duration::from_secs(self.batch.expires.saturating_sub(now()));
+            let left = Duration::from_secs(self.batch.expires.saturating_sub(self.jobs.now()));
             if left.is_zero() {
                 running.shutdown().await;
                 return self.finish(BatchState::Expired).await;
@@ -319,7 +321,7 @@ impl<'a> Run<'a> {
     async fn write(&mut self, outcomes: impl Iterator<Item = Outcome>) -> Result<(Object, Object), JobError> {
         let bus = self.jobs.0.bus.as_ref();
         // The parts outlive the records of their files, which lapse a time to live after the end of the batch.
-        let left = Duration::from_secs(self.batch.expires.saturating_sub(now()));
+        let left = Duration::from_secs(self.batch.expires.saturating_sub(self.jobs.now()));
         let lapse = Some(left + self.batch.keeps(self.jobs.0.options.time_to_live) + SLACK);
         let lease = self.lease();
         let mut output = Writer::append(bus, self.batch.checkpoint.output.clone(), lapse).leased(lease);

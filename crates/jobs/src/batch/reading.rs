@@ -14,7 +14,7 @@ use crate::jobs::Jobs;
 use crate::lines::{BatchLine, Lines, shown};
 use crate::outcomes::refusal;
 use crate::record::{Batch, BatchState, File};
-use crate::store::now;
+use crate::room::Room;
 
 /// A chunk ends after so many lines or bytes.
 const CHUNK_LINES: usize = 1024;
@@ -25,6 +25,10 @@ const CHUNKS: usize = 3;
 
 /// Lines of a chunk as long as no line has an answer, so that little is read before the size of answers is known.
 const FIRST_LINES: usize = 64;
+
+/// Room for so many ids of lines is taken at once, and the bytes of one: two hashes and the number of its line in a map that grows by doubling.
+const IDS: usize = 4096;
+const ID_BYTES: usize = 64;
 
 /// Bytes that an answer is taken to have until there is one.
 const ANSWER: u64 = 8 << 10;
@@ -37,24 +41,46 @@ fn lines_from(jobs: &Jobs, file: &File, batch: &Batch, offset: u64, number: u64)
     Lines::new(jobs.content_from(file, offset), offset)
 }
 
-/// Lines that are not empty; why the file is refused, if two of them have one `custom_id`.
-async fn count(mut lines: Lines<Content>) -> Result<Result<u64, String>, JobError> {
+/// Lines that are not empty; why the file is refused, if two of them have one `custom_id`. Ids that have no room in memory beside the others are
+/// looked at in another pass over the lines.
+async fn count(open: impl Fn() -> Lines<Content>, room: &Room) -> Result<Result<u64, String>, JobError> {
     // Ids may be long: two hashes with keys of their own stand for one.
     let (one, other) = (RandomState::new(), RandomState::new());
-    let (mut seen, mut count, mut number) = (HashMap::new(), 0, 0u64);
-    while let Some(line) = lines.next().await? {
-        number += 1;
-        count += u64::from(!line.is_empty());
-        if let Some(custom_id) = line.custom_id()
-            && let Some(first) = seen.insert((one.hash_one(&*custom_id), other.hash_one(&*custom_id)), number)
-        {
-            return Ok(Err(format!(
-                "lines {first} and {number} have the same 'custom_id' {:?}: give each line one of its own",
-                shown(&custom_id)
-            )));
+    let (mut first, mut total) = (0, None);
+    loop {
+        // The ids of this pass are those whose hash is in this range.
+        let (mut last, mut held) = (u64::MAX, Vec::new());
+        let (mut seen, mut count, mut number) = (HashMap::new(), 0, 0u64);
+        let mut lines = open();
+        while let Some(line) = lines.next().await? {
+            number += 1;
+            count += u64::from(!line.is_empty());
+            let Some(custom_id) = line.custom_id() else { continue };
+            let hash = one.hash_one(&*custom_id);
+            while seen.len() == held.len() * IDS {
+                match room.hold((IDS * ID_BYTES) as u64) {
+                    Some(more) => held.push(more),
+                    None => {
+                        last = first + (last - first) / 2;
+                        seen.retain(|(hash, _), _| *hash <= last);
+                    }
+                }
+            }
+            if (first..=last).contains(&hash)
+                && let Some(before) = seen.insert((hash, other.hash_one(&*custom_id)), number)
+            {
+                return Ok(Err(format!(
+                    "lines {before} and {number} have the same 'custom_id' {:?}: give each line one of its own",
+                    shown(&custom_id)
+                )));
+            }
+        }
+        let total = *total.get_or_insert(count);
+        match last.checked_add(1) {
+            Some(next) => first = next,
+            None => return Ok(Ok(total)),
         }
     }
-    Ok(Ok(count))
 }
 
 // === impl Run ===
@@ -72,7 +98,7 @@ impl Run<'_> {
         if batch.state == BatchState::Validating {
             let counted = match columns::format(&file) {
                 Some(format) => columns::check(jobs, &file, format, &batch.endpoint, &batch.rows).await?,
-                None => count(lines_from(jobs, &file, batch, 0, 0)).await?,
+                None => count(|| lines_from(jobs, &file, batch, 0, 0), &self.room).await?,
             };
             let total = match counted {
                 Ok(0) => return Ok(of_file("it has no lines, expected one JSON object in each line".to_owned())),
@@ -81,7 +107,7 @@ impl Run<'_> {
             };
             self.batch.counts.total = total;
             self.batch.state = BatchState::InProgress;
-            self.batch.begun = Some(now());
+            self.batch.begun = Some(jobs.now());
             if !self.save(None).await? {
                 return Ok(Prepared::IsGone);
             }
@@ -153,5 +179,41 @@ impl Run<'_> {
         }
         self.chunks.push_back(Chunk { outcomes, left, end: self.place });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::objects::tests::jobs;
+
+    fn open(ids: impl Fn(usize) -> usize, lines: usize) -> Lines<Content> {
+        let text: String = (0..lines).map(|line| format!("{{\"custom_id\": \"{}\"}}\n", ids(line))).collect();
+        Lines::new(Box::pin(futures_util::stream::iter([Ok(Bytes::from(text))])) as Content, 0)
+    }
+
+    /// A file with many ids, in the room of few.
+    #[tokio::test]
+    async fn ids_that_have_no_room_are_looked_at_in_another_pass() {
+        const LINES: usize = 5 * IDS;
+        let rooms = crate::room::Rooms::new(2 * (IDS * ID_BYTES) as u64, jobs().0.execute.clone());
+        let (room, passes) = (rooms.batch(), Cell::new(0));
+        let lines = || {
+            passes.set(passes.get() + 1);
+            open(|line| line, LINES)
+        };
+        assert_eq!(count(lines, &room).await.unwrap(), Ok(LINES as u64));
+        assert!((3..20).contains(&passes.get()), "{} passes", passes.get());
+        // Wherever its hash is.
+        for twice in 0..10 {
+            let why = count(|| open(|line| if line == LINES - 1 { twice } else { line }, LINES), &room).await.unwrap();
+            let expected = format!("lines {} and {LINES} have the same 'custom_id' \"{twice}\"", twice + 1);
+            assert!(why.as_ref().is_err_and(|why| why.starts_with(&expected)), "{why:?}");
+        }
+        assert!(room.hold(2 * (IDS * ID_BYTES) as u64).is_some(), "the room is free again");
     }
 }
