@@ -132,6 +132,32 @@ fn content(address: SocketAddr, file: &Value) -> Vec<Value> {
     content.text().lines().map(|line| serde_json::from_str(line).expect("JSON in each line")).collect()
 }
 
+/// A batch has written the file at several checkpoints.
+fn check_ranges(address: SocketAddr, file: &Value) {
+    let path = format!("/v1/files/{}/content", file.as_str().expect("a file"));
+    let whole = send(address, &Request::get(&path));
+    let (bytes, size) = (&whole.body, whole.body.len());
+    let etag = whole.header("etag").expect("a version").to_owned();
+    let ranged = |range: &str| Request::get(&path).header("Range", range);
+    for from in (0..size).step_by(size / 13) {
+        let to = (from + size / 5).min(size - 1);
+        let part = send(address, &ranged(&format!("bytes={from}-{to}")).header("If-Range", &etag));
+        assert_eq!(part.status, 206);
+        assert_eq!(part.header("content-range"), Some(format!("bytes {from}-{to}/{size}").as_str()));
+        assert!(part.body == bytes[from..=to], "bytes {from} to {to}");
+        let rest = send(address, &ranged(&format!("bytes={from}-")));
+        assert!((rest.status, &rest.body[..]) == (206, &bytes[from..]), "from byte {from}");
+        let last = send(address, &ranged(&format!("bytes=-{from}")));
+        assert!(from == 0 || (last.status, &last.body[..]) == (206, &bytes[size - from..]), "the last {from} bytes");
+    }
+    let none = send(address, &ranged(&format!("bytes={size}-")));
+    assert_eq!((none.status, none.header("content-range")), (416, Some(format!("bytes */{size}").as_str())));
+    for all in [ranged("bytes=0-9").header("If-Range", "\"other\""), ranged("bytes=0-9,20-29"), ranged("lines=0-9")] {
+        let all = send(address, &all);
+        assert!((all.status, &all.body) == (200, bytes));
+    }
+}
+
 fn a_batch_of_embeddings_is_a_file_in_and_a_file_out(mode: Mode) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let sandbox = setup(mode, folder.path()).start();
@@ -156,6 +182,7 @@ fn a_batch_of_embeddings_is_a_file_in_and_a_file_out(mode: Mode) {
     let live = send(address, &embed("text 8 again again again again again again again again "));
     let (found, expected) = (vector(&output[8]["response"]["body"]), vector(&live.json()));
     assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?} {expected:?}");
+    check_ranges(address, &batch["output_file_id"]);
     let errors = content(address, &batch["error_file_id"]);
     assert_eq!((&errors[0]["custom_id"], &errors[0]["response"]["status_code"]), (&json!("bad"), &json!(404)));
     assert_eq!(errors[1]["error"]["code"], "invalid_line");
