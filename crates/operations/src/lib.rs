@@ -25,7 +25,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use trireme_inference::{
     DataType, InferError, InferRequest, InferResponse, Ledger, Name, ParameterValue, RequestedOutput, Shape, Tensor,
-    UncheckedTensor,
+    UncheckedTensor, shown,
 };
 use trireme_server::body::work;
 
@@ -114,7 +114,7 @@ impl Operations {
             };
         };
         let found = self.0.named(name)?.ok_or_else(|| {
-            InferError::not_found(format!("model '{name}' does not exist; there are {}", names(&all())))
+            InferError::not_found(format!("model '{}' does not exist; there are {}", shown(name), names(&all())))
         })?;
         if found.capabilities.tasks.keys().all(|task| task.is_tokenizers()) {
             let message = format!("model '{name}' does nothing with texts; models that do: {}", names(&all()));
@@ -154,7 +154,8 @@ impl Operations {
             inputs.push(found.input(specs.get(1).map(|spec| (&spec.name, &spec.shape)), pairs)?);
         }
         let outputs = found.outputs();
-        parameters.extend(ask.parameters.clone());
+        // What the request says itself has the last word, before its headers.
+        let parameters = ask.parameters.clone().into_iter().chain(parameters).collect();
         let request = InferRequest {
             id: ask.request_id.clone(),
             model: pipeline.name.clone(),

@@ -6,6 +6,10 @@ use axum::http::{HeaderMap, HeaderName};
 use regex::{Regex, RegexBuilder};
 use trireme_inference::{InferError, ParameterValue, Parameters, REQUEST_TIMEOUT};
 
+/// Headers about a request itself, which the server may have set and which differ from request to request: a model that got them would
+/// have no answer in the response cache.
+const OF_THE_REQUEST: &[&str] = &["x-request-id", "traceparent", "tracestate"];
+
 /// Parameters with a meaning of their own, which no header sets, and the prefix of further ones; Triton's list. Their
 /// names are those of headers, too: `priority` is one of HTTP, which gateways set for durable work.
 const RESERVED: &[&str] = &[
@@ -54,18 +58,23 @@ pub fn timeout(headers: &HeaderMap, parameters: &mut Parameters) -> Result<(), I
     Ok(())
 }
 
-/// Adds the headers that match `pattern` to `parameters`, under their names in lower case. Leaves out reserved names and
-/// secret headers; `own` says whether a header is one of this server's secrets.
+/// Adds the headers that match `pattern` to `parameters`, under their names in lower case; a parameter that the request has itself stays.
+/// Leaves out reserved names, secret headers, and those about the request itself; `own` says whether a header is one of this server's
+/// secrets.
 pub fn headers(headers: &HeaderMap, pattern: Option<&Regex>, own: impl Fn(&str) -> bool, parameters: &mut Parameters) {
     let Some(pattern) = pattern else { return };
+    let mut forwarded = Parameters::new();
     for (name, value) in headers {
         let name = name.as_str();
         let is_secret = SECRET.contains(&name) || name.starts_with(RESTRICTED) || own(name);
         let is_reserved = RESERVED.contains(&name) || name.starts_with(RESERVED_PREFIX);
-        if !is_secret && !is_reserved && pattern.is_match(name) {
+        if !is_secret && !is_reserved && !OF_THE_REQUEST.contains(&name) && pattern.is_match(name) {
             let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
-            parameters.insert(name.to_owned(), ParameterValue::String(value));
+            forwarded.insert(name.to_owned(), ParameterValue::String(value));
         }
+    }
+    for (name, value) in forwarded {
+        parameters.entry(name).or_insert(value);
     }
 }
 
@@ -87,6 +96,24 @@ mod tests {
         let parameters = forwarded("^my", &["My-Header", "other-my", "my_2"]);
         assert_eq!(parameters.keys().collect::<Vec<_>>(), ["my-header", "my_2"]);
         assert_eq!(parameters["my_2"], ParameterValue::from("v"));
+    }
+
+    /// The server sets the id of a request itself, so each request would have another place in the response cache.
+    #[test]
+    fn headers_about_the_request_itself_are_no_parameters() {
+        let names = ["X-Request-Id", "Traceparent", "tracestate", "X-Tenant"];
+        for pattern in [".*", "x-|trace"] {
+            assert_eq!(forwarded(pattern, &names).into_keys().collect::<Vec<_>>(), ["x-tenant"], "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_parameter_of_the_request_stays() {
+        let given = HeaderMap::from_iter([(HeaderName::from_static("truncate"), "v".parse().unwrap())]);
+        let own = Parameters::from_iter([("truncate".to_owned(), ParameterValue::Bool(false))]);
+        let mut parameters = own.clone();
+        headers(&given, Some(&Regex::new(".*").unwrap()), |_| false, &mut parameters);
+        assert_eq!(parameters, own);
     }
 
     #[test]

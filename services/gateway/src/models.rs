@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use trireme_bus::{Bus, BusError};
-use trireme_inference::InferError;
+use trireme_inference::{InferError, shown};
 use trireme_model_repository::{Repository, RepositoryError, RepositoryModel};
 use trireme_runtime::model_control::{self, Memory, Outcome, Outcomes, Override, Participant, Participation};
 use trireme_runtime::{ControlMode, ControlOptions, TaskSet, faults, find_model, read_again};
@@ -217,6 +217,7 @@ impl ModelControl {
     /// The result of a load, in Triton's words.
     async fn judge(&self, model: &str, answers: &Outcomes) -> Result<(), InferError> {
         let unpolled = |why: &str| {
+            let model = shown(model);
             InferError::internal(format!("failed to load '{model}', failed to poll from model repository{why}"))
         };
         let mut failed = BTreeSet::new();

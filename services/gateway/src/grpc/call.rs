@@ -94,8 +94,8 @@ impl RpcCall {
         let request = decode_infer_request(message, inputs)?;
         // Typed contents take more room in memory than on the wire.
         permit.cover(request.inputs.iter().map(|input| input.data.len() as u64).sum())?;
-        let mut request = InferRequest { timeout: self.limit(request.timeout), ..request };
-        request.parameters.extend(self.forwarded.clone());
+        let parameters = self.forwarded.clone().into_iter().chain(request.parameters).collect();
+        let request = InferRequest { timeout: self.limit(request.timeout), parameters, ..request };
         let traceparent = self.traceparent.clone();
         Ok(Traced {
             request,

@@ -9,7 +9,7 @@ use tracing::Instrument;
 use trireme_bus::{AnswerForm, WorkMessage};
 use trireme_inference::{
     Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, Name, ParameterValue, REQUEST_TIMEOUT, Tensor,
-    UnixMicros, request_timeout,
+    UnixMicros, request_timeout, shown,
 };
 use trireme_operations::Waits;
 use trireme_runtime::response_cache::Key;
@@ -154,7 +154,8 @@ impl Handlers {
             return (tracing::Span::none(), Some(trireme_telemetry::not_sampled()));
         }
         let request = &traced.request;
-        let span = tracing::info_span!("infer", otel.kind = "server", model = request.model, id = request.id);
+        let (model, id) = (shown(&request.model), shown(&request.id));
+        let span = tracing::info_span!("infer", otel.kind = "server", model = &*model, id = &*id);
         if let Some(traceparent) = &traced.traceparent {
             trireme_telemetry::set_parent(&span, traceparent);
         }
@@ -170,7 +171,7 @@ impl Handlers {
             let names = [
                 ("gen_ai.operation.name", counts::EMBEDDINGS),
                 ("gen_ai.provider.name", counts::PROVIDER),
-                ("gen_ai.request.model", &traced.request.model),
+                ("gen_ai.request.model", &shown(&traced.request.model)),
             ];
             trireme_telemetry::set_attributes(&span, names.map(|(name, value)| (name, value.to_owned())));
         }
@@ -185,7 +186,8 @@ impl Handlers {
             );
             return Err(with_id(InferError::invalid_arg(fault), &traced.request.id));
         }
-        let limits = [traced.request.timeout, asked];
+        // The deadline of a call bounds how long its client waits: one behind the gateway's limit is no fault of the request.
+        let limits = [traced.request.timeout.map(|timeout| timeout.min(self.max_timeout)), asked];
         traced.request.timeout = limits.into_iter().flatten().min();
         if let Some(timeout) = traced.request.timeout {
             traced.permit.ends_at(UnixMicros::now().after(timeout));

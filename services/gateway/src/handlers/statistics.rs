@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use trireme_bus::{BusError, QueueStatus};
-use trireme_inference::{Counters, InferError, Lane, ModelKey};
+use trireme_inference::{Counters, InferError, Lane, ModelKey, shown};
 
 use super::Handlers;
 use crate::statistics::Totals;
@@ -76,7 +76,7 @@ impl Handlers {
         let Some(name) = model else { return Ok(catalog.ready()) };
         let mut versions = catalog.ready_versions(name);
         if versions.is_empty() {
-            return Err(InferError::invalid_arg(format!("requested model '{name}' is not available")));
+            return Err(InferError::invalid_arg(format!("requested model '{}' is not available", shown(name))));
         }
         if let Some(version) = version {
             versions.retain(|ready| *ready == version);

@@ -1,6 +1,6 @@
 //! The trace extension: settings of all models and of single ones.
 
-use trireme_inference::InferError;
+use trireme_inference::{InferError, shown};
 use trireme_protocol::tracing::{TraceChanges, TraceMode, TraceSettings};
 
 use super::Handlers;
@@ -21,7 +21,7 @@ impl Handlers {
     fn check_traced_model(&self, model: Option<&str>) -> Result<(), InferError> {
         match model {
             Some(model) if self.registry.catalog().find(model, None).is_err() => {
-                Err(InferError::invalid_arg(format!("Request for unknown model : {model}")))
+                Err(InferError::invalid_arg(format!("Request for unknown model : {}", shown(model))))
             }
             _ => Ok(()),
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use trireme_inference::{InferError, Lane, ModelKey, RoutePlan, TensorSpec};
+use trireme_inference::{InferError, Lane, ModelKey, RoutePlan, TensorSpec, shown};
 use trireme_model_repository::{
     CompiledEnsemble, EnsembleError, ModelConfig, Repository, compile_ensemble, plan_single,
 };
@@ -197,7 +197,7 @@ impl Catalog {
         let unknown = |what: String| InferError::not_found(format!("Request for unknown model: {what} is not found"));
         let model = self.models.get(name).filter(|model| model.wanted || !model.known.is_empty());
         let Some(model) = model else {
-            return Err(unknown(format!("'{name}'")));
+            return Err(unknown(format!("'{}'", shown(name))));
         };
         let found = match version {
             Some(version) => model.versions.get_key_value(&version),

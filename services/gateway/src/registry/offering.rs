@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use trireme_inference::{InferError, ParameterValue, Parameters, RoutePlan};
+use trireme_inference::{InferError, ParameterValue, Parameters, RoutePlan, shown};
 use trireme_operations::{Capabilities, TOKENIZER, Task};
 
 use super::catalog::{Catalog, Model, ServedModel};
@@ -27,7 +27,7 @@ impl Catalog {
             };
         };
         let Some(own) = self.own_name(name) else {
-            return Err(InferError::not_found(format!("model '{name}' does not exist; {}", names())));
+            return Err(InferError::not_found(format!("model '{}' does not exist; {}", shown(name), names())));
         };
         let (_, served) = self.find(own, None)?;
         match &served.capabilities {
@@ -60,7 +60,7 @@ impl Catalog {
             },
         };
         let Some(own) = self.own_name(&name) else {
-            return Err(InferError::not_found(format!("model '{name}' does not exist")));
+            return Err(InferError::not_found(format!("model '{}' does not exist", shown(&name))));
         };
         let (_, served) = self.find(own, None)?;
         if does(served) {

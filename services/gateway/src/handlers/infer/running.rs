@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use trireme_inference::{Cause, InferError, ModelKey, REQUEST_TIMEOUT, RequestedOutput, UnixMicros};
+use trireme_inference::{Cause, InferError, ModelKey, REQUEST_TIMEOUT, RequestedOutput, UnixMicros, shown};
 
 use crate::dispatch::{EXPIRED, Turn};
 use crate::registry::{Labels, ServedModel};
@@ -91,7 +91,7 @@ pub fn set_error(span: &tracing::Span, error: &InferError) {
 pub fn with_id(mut error: InferError, id: &str) -> InferError {
     if error.cause != Some(Cause::Sequence) && !error.of_model && !error.message.starts_with("[request id: ") {
         let id = if id.is_empty() { "<id_unknown>" } else { id };
-        error.message = format!("[request id: {id}] {}", error.message);
+        error.message = format!("[request id: {}] {}", shown(id), error.message);
     }
     error
 }
