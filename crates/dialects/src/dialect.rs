@@ -7,6 +7,7 @@ use futures_util::future::BoxFuture;
 use serde::de::DeserializeOwned;
 use trireme_inference::Parameters;
 use trireme_operations::{OperationRequest, Operations, TextOptions, Waits};
+use trireme_server::access::Category;
 use trireme_server::budget::BytesPermit;
 use trireme_server::http::openapi::Verb;
 use trireme_server::http::openapi::schema::{self, Described};
@@ -38,6 +39,8 @@ pub struct Dialect {
 /// A route of a dialect.
 pub struct DialectRoute {
     pub verb: Verb,
+    /// The category that access rules know its requests by.
+    pub category: Category,
     /// Its path, as the dialect's clients ask for it.
     pub path: &'static str,
     /// Whether it is there behind the dialect's name only.
@@ -119,9 +122,10 @@ pub enum EmptyText {
 // === impl DialectRoute ===
 
 impl DialectRoute {
-    const fn new(verb: Verb, path: &'static str, summary: &'static str, run: Run) -> DialectRoute {
+    const fn new(verb: Verb, category: Category, path: &'static str, summary: &'static str, run: Run) -> DialectRoute {
         DialectRoute {
             verb,
+            category,
             path,
             is_behind_name: false,
             fields: &[],
@@ -134,14 +138,19 @@ impl DialectRoute {
         }
     }
 
-    /// A route with GET.
+    /// A route with GET that shows something of the server or its models.
     pub const fn get(path: &'static str, summary: &'static str, run: Run) -> DialectRoute {
-        DialectRoute::new(Verb::Get, path, summary, run)
+        DialectRoute::new(Verb::Get, Category::Metadata, path, summary, run)
     }
 
-    /// A route with POST.
+    /// A route with POST that executes a model.
     pub const fn post(path: &'static str, summary: &'static str, run: Run) -> DialectRoute {
-        DialectRoute::new(Verb::Post, path, summary, run)
+        DialectRoute::new(Verb::Post, Category::Inference, path, summary, run)
+    }
+
+    /// The same as a health check: it needs no key, its body is not read, and its refusals name no model.
+    pub const fn checks_health(self) -> DialectRoute {
+        DialectRoute { category: Category::Health, ..self }
     }
 
     /// The same with a body of this shape and these fields.

@@ -34,10 +34,12 @@ pub(super) static DIALECT: Dialect = Dialect {
         DialectRoute::get("/models", "The models that do something with texts", |call| Box::pin(models(call)))
             .gives(models_answer),
         DialectRoute::get("/health", "Whether all models are ready", |call| Box::pin(health(call)))
-            .gives(health_answer),
+            .gives(health_answer)
+            .checks_health(),
         DialectRoute::get("/", "Whether all models are ready", |call| Box::pin(health(call)))
             .gives(health_answer)
-            .behind_name(),
+            .behind_name()
+            .checks_health(),
     ],
     refuse,
     refusals,

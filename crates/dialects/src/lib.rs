@@ -60,8 +60,8 @@ const DIALECTS: [&Dialect; 8] = [
     &ollama::DIALECT,
 ];
 
-/// In the paths at which dialects say whether all models are ready.
-const HEALTH: &str = "/health";
+/// How health checks refuse, which need no key.
+const NOT_READY: &str = "it is not ready";
 
 /// A dialect with one of its routes, which contends with those of others for a path.
 type Contender = (&'static Dialect, &'static DialectRoute);
@@ -121,12 +121,15 @@ fn table(first: &str) -> BTreeMap<(String, Verb), Vec<Contender>> {
 /// The routes as the document has them, of which the dialect `first` answers where several could.
 pub fn entries(first: &str) -> Vec<Entry> {
     let entry = |((path, verb), contenders): ((String, Verb), Vec<Contender>)| {
+        let category = category(&contenders);
         let summaries: Vec<&str> = contenders.iter().map(|(_, route)| route.summary).collect();
         Entry {
             verb,
-            traffic: match verb {
-                Verb::Post => Traffic::Work,
-                _ if path.contains(HEALTH) => Traffic::Watch,
+            category: Some(category),
+            changes: false,
+            traffic: match category {
+                Category::Inference => Traffic::Work,
+                Category::Health => Traffic::Watch,
                 _ => Traffic::Server,
             },
             path,
@@ -160,11 +163,7 @@ pub fn entries(first: &str) -> Vec<Entry> {
 impl DialectPath {
     /// The category that access rules know its requests by.
     pub fn category(&self) -> Category {
-        match self.verb {
-            Verb::Get if self.contenders.iter().any(|(_, route)| route.path.contains(HEALTH)) => Category::Health,
-            Verb::Get => Category::Metadata,
-            Verb::Delete | Verb::Post => Category::Inference,
-        }
+        category(&self.contenders)
     }
 
     /// The answer to a request whose body is not read: in the first dialect.
@@ -202,12 +201,21 @@ impl DialectPath {
             Ok(call) => (route.run)(call).await,
             Err(error) => Err(error.into()),
         };
+        let answered = answered.map_err(|refusal| match route.category {
+            Category::Health => Refusal { message: NOT_READY.to_owned(), ..refusal },
+            _ => refusal,
+        });
         let mut response = answered.unwrap_or_else(|refusal| refused(contender, &refusal));
         if let Some(model) = model {
             response.extensions_mut().insert(AskedModel(model));
         }
         response
     }
+}
+
+/// The category of the routes that contend for a path. They have the same one.
+fn category(contenders: &[Contender]) -> Category {
+    contenders[0].1.category
 }
 
 /// The contender whose tables know most of the fields of a body, the first of those.
@@ -253,9 +261,11 @@ fn refused((dialect, route): Contender, refusal: &Refusal) -> Response {
     response
 }
 
-/// The answer where no route has the path, or the method, with this status: that of the dialect whose name the path begins with.
-pub fn no_route(path: &str, status: StatusCode) -> Option<Response> {
-    let name = path.split('/').nth(1)?;
+/// The answer where no route has the path, or the method, with this status: that of the dialect whose name the path begins with, and under
+/// `/v1` that of the dialect `first`.
+pub fn no_route(path: &str, status: StatusCode, first: &str) -> Option<Response> {
+    let start = path.split('/').nth(1)?;
+    let name = if start == "v1" { first } else { start };
     let dialect = DIALECTS.into_iter().find(|dialect| dialect.name == name)?;
     let routes: Vec<String> = dialect
         .routes

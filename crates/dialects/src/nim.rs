@@ -34,9 +34,11 @@ pub(super) static DIALECT: Dialect = Dialect {
         })
         .gives(openai::models_answer),
         DialectRoute::get("/v1/health/live", "Whether the server runs", |call| Box::pin(live(call)))
-            .gives(health_answer),
+            .gives(health_answer)
+            .checks_health(),
         DialectRoute::get("/v1/health/ready", "Whether all models are ready", |call| Box::pin(ready(call)))
-            .gives(health_answer),
+            .gives(health_answer)
+            .checks_health(),
         DialectRoute::get("/v1/metadata", "The version and the models", |call| Box::pin(metadata(call)))
             .gives(metadata_answer),
         DialectRoute::get("/v1/version", "The version", |call| Box::pin(version(call))).gives(version_answer),

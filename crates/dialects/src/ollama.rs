@@ -37,7 +37,7 @@ pub(super) static DIALECT: Dialect = Dialect {
             .takes::<Show>(&[SHOW])
             .gives(show_answer),
         DialectRoute::get("/api/version", "The version", |call| Box::pin(version(call))).gives(version_answer),
-        DialectRoute::get("/", "Whether the server runs", |call| Box::pin(runs(call))).behind_name(),
+        DialectRoute::get("/", "Whether the server runs", |call| Box::pin(runs(call))).behind_name().checks_health(),
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(openai::embeddings(call)))
             .takes::<openai::Embeddings>(&[openai::EMBEDDINGS])
             .gives(answer::embeddings_schema)

@@ -156,6 +156,7 @@ impl From<Denied> for Refusal {
             Denied::Restricted(header) => {
                 Refusal::new(Kind::Forbidden, format!("this API is restricted, expected header '{header}'"))
             }
+            Denied::Foreign(foreign) => Refusal::new(Kind::Forbidden, foreign.to_string()),
         }
     }
 }

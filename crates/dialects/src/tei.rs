@@ -83,10 +83,14 @@ pub(super) static DIALECT: Dialect = Dialect {
             .gives(answers::info),
         // Infinity's clients read a body, which those of others pass over.
         DialectRoute::get("/health", "Whether all models are ready, or the one", |call| Box::pin(health(call)))
-            .behind_name(),
+            .behind_name()
+            .checks_health(),
         DialectRoute::get("/ping", "Whether all models are ready, or the one", |call| Box::pin(health(call)))
-            .behind_name(),
-        DialectRoute::get("/", "Whether all models are ready, or the one", |call| Box::pin(health(call))).behind_name(),
+            .behind_name()
+            .checks_health(),
+        DialectRoute::get("/", "Whether all models are ready, or the one", |call| Box::pin(health(call)))
+            .behind_name()
+            .checks_health(),
     ],
     refuse,
     refusals,

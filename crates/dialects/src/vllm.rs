@@ -110,9 +110,14 @@ pub(super) static DIALECT: Dialect = Dialect {
             .gives(openai::model_answer)
             .behind_name(),
         DialectRoute::get("/health", "Whether all models are ready", |call| Box::pin(about::health(call)))
-            .behind_name(),
-        DialectRoute::get("/ping", "Whether all models are ready", |call| Box::pin(about::health(call))).behind_name(),
-        DialectRoute::post("/ping", "Whether all models are ready", |call| Box::pin(about::health(call))).behind_name(),
+            .behind_name()
+            .checks_health(),
+        DialectRoute::get("/ping", "Whether all models are ready", |call| Box::pin(about::health(call)))
+            .behind_name()
+            .checks_health(),
+        DialectRoute::post("/ping", "Whether all models are ready", |call| Box::pin(about::health(call)))
+            .behind_name()
+            .checks_health(),
         DialectRoute::get("/load", "How many requests wait for their answers", |call| Box::pin(about::load(call)))
             .gives(about::load_answer)
             .behind_name(),

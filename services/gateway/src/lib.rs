@@ -120,7 +120,7 @@ pub struct GatewayArgs {
     pub default_timeout_ms: u64,
 
     /// Milliseconds that a request may ask for at most (`trireme_timeout_ms`, `Trireme-Timeout-Ms`); one that asks for more is refused.
-    /// The default timeout is always allowed
+    /// The deadline of a gRPC call (`grpc-timeout`) gives its request no more than that. The default timeout is always allowed
     #[arg(help_heading = "Requests")]
     #[arg(long, env = "TRIREME_MAX_TIMEOUT_MS", value_name = "MILLISECONDS", default_value_t = 3_600_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
@@ -218,7 +218,7 @@ impl Gateway {
     ) -> BoxFuture<'_, anyhow::Result<Gateway>> {
         Box::pin(async move {
             let repository = models.read()?;
-            let access = Access::new(&args.access)?;
+            let access = Access::new(&args.access, &args.http.cors_origin)?;
             anyhow::ensure!(
                 !args.coalesce_requests || args.cache.cache_config.is_some(),
                 "--coalesce-requests needs a cache: give --cache-config local,size=BYTES"

@@ -1,5 +1,6 @@
 //! A gateway's answers right after a load or unload, while the announcements of workers have not come yet, or come late.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,6 +70,8 @@ pub fn entry(model: &str, state: ModelState, since: u64) -> WorkerEntry {
 
 pub struct Server {
     pub bus: Arc<InProcess>,
+    pub http: SocketAddr,
+    pub grpc: SocketAddr,
     gateway: Gateway,
     pub client: GrpcInferenceServiceClient<Channel>,
     tasks: TaskSet,
@@ -76,6 +79,10 @@ pub struct Server {
 
 impl Server {
     pub async fn start() -> Server {
+        Server::start_with(&[]).await
+    }
+
+    pub async fn start_with(flags: &[&str]) -> Server {
         let (bus, tasks) = (Arc::new(InProcess::default()), TaskSet::new());
         let worker =
             Participation::join(bus.clone(), "mute/worker".to_owned()).await.expect("in process nothing refuses");
@@ -90,13 +97,15 @@ impl Server {
             "--http-port=0",
             "--metrics-port=0",
         ];
-        let matches = GatewayArgs::augment_args(Command::new("gateway")).try_get_matches_from(ports);
+        let matches =
+            GatewayArgs::augment_args(Command::new("gateway")).try_get_matches_from(ports.iter().chain(flags));
         let args = GatewayArgs::from_arg_matches(&matches.expect("valid flags")).expect("valid flags");
         let gateway = Gateway::start(bus.clone(), Statistics::new("gateway"), models, &args, PATIENCE).await;
         let gateway = gateway.expect("free ports");
         let address = format!("http://{}", gateway.grpc_address.expect("gRPC is on"));
         let channel = Endpoint::from_shared(address).expect("an address").connect().await.expect("the port is open");
-        Server { bus, gateway, client: GrpcInferenceServiceClient::new(channel), tasks }
+        let (http, grpc) = (gateway.http_address.expect("HTTP is on"), gateway.grpc_address.expect("gRPC is on"));
+        Server { bus, http, grpc, gateway, client: GrpcInferenceServiceClient::new(channel), tasks }
     }
 
     async fn load(&mut self, model: &str) -> Result<(), tonic::Status> {

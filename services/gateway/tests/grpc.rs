@@ -524,6 +524,10 @@ async fn calls_other_than_health_checks_need_a_key() {
     assert_status(client.model_infer(with("x-api-key", "wrong")).await, Code::Unauthenticated, "API key");
     assert!(client.model_infer(with("x-api-key", "secret")).await.is_ok());
     assert!(client.model_infer(with("authorization", "Bearer secret")).await.is_ok());
+    // A proxy may want the other header for itself.
+    let mut both = with("x-api-key", "secret");
+    both.metadata_mut().insert("authorization", "Bearer of-a-proxy".parse().unwrap());
+    assert!(client.model_infer(both).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -556,6 +560,27 @@ async fn a_message_over_the_limit_is_refused() {
         Code::OutOfRange,
         "the limit is: 1000 bytes",
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_s_deadline_takes_no_request_past_the_gateway_s_limit() {
+    let server = Server::start(&["--default-timeout-ms=100", "--max-timeout-ms=100"]).await;
+    let mut call = Request::new(request("7", "wait"));
+    call.set_timeout(PATIENCE);
+    let words = "[request id: 7] Request timeout expired: no answer within the 100 ms";
+    assert_status(within(server.client.clone().model_infer(call)).await, Code::Unavailable, words);
+    server.release();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_show_the_beginning_of_a_client_s_text() {
+    let mut client = Server::start(&[]).await.client;
+    let refused = client.model_infer(request(&("\n".to_owned() + &"i".repeat(9000)), "refuse")).await.unwrap_err();
+    let id = format!("[request id: \\n{}…] ", "i".repeat(255));
+    assert!(refused.message().starts_with(&id) && refused.message().len() < 400, "{}", refused.message());
+    let unknown = ModelInferRequest { model_name: "é".repeat(9000), ..request("", "x") };
+    let words = format!("Request for unknown model: '{}…' is not found", "é".repeat(128));
+    assert_status(client.model_infer(unknown).await, Code::NotFound, &words);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -765,7 +790,7 @@ async fn keep_bytes(server: &Server, bytes: usize) -> TcpStream {
     let size = bytes - json.len() - 1;
     let json = json.replace("SIZE", &format!("{size:5}"));
     let head = format!(
-        "POST /v2/models/echo/infer HTTP/1.1\r\nContent-Length: {bytes}\r\nInference-Header-Content-Length: {}\r\n\r\n",
+        "POST /v2/models/echo/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {bytes}\r\nInference-Header-Content-Length: {}\r\n\r\n",
         json.len()
     );
     let text = format!("wait{}", "x".repeat(size - 8));

@@ -2,4 +2,5 @@
 
 mod answers;
 mod control;
+mod exposure;
 mod grpc;

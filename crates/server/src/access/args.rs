@@ -2,46 +2,39 @@
 
 use clap::{Args, ValueEnum};
 
-use super::keys::{OwnedKey, Secret};
+use super::keys::{Given, GivenParser, OwnedKey, Secret};
 use super::restriction::Restriction;
+use super::sender;
 
 /// Flags about access.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Access and connections")]
 pub struct AccessArgs {
     /// Key that requests other than health checks have to carry, as `Authorization: Bearer KEY` or `X-API-Key: KEY`; may
-    /// be given several times, any of them admits. Durable work, files and batches belong to the owner NAME of the key that made them;
-    /// without NAME to the key itself
-    #[arg(
-        long = "api-key",
-        env = "TRIREME_API_KEY",
-        value_name = "[NAME=]KEY",
-        value_delimiter = ',',
-        hide_env_values = true
-    )]
-    pub api_keys: Vec<OwnedKey>,
+    /// be given several times, any of them admits; the variable has several separated by commas. Durable work, files and batches belong to
+    /// the owner NAME of the key that made them; without NAME to the key itself
+    #[arg(long = "api-key", env = "TRIREME_API_KEY", value_name = "[NAME=]KEY")]
+    #[arg(value_parser = GivenParser::<OwnedKey>::default(), hide_env_values = true)]
+    pub api_keys: Vec<Given<OwnedKey>>,
 
     /// Key like --api-key whose requests wait in the bulk lane: they run when no live request wants a worker; may be given
     /// several times
-    #[arg(
-        long = "bulk-api-key",
-        env = "TRIREME_BULK_API_KEY",
-        value_name = "[NAME=]KEY",
-        value_delimiter = ',',
-        hide_env_values = true
-    )]
-    pub bulk_api_keys: Vec<OwnedKey>,
+    #[arg(long = "bulk-api-key", env = "TRIREME_BULK_API_KEY", value_name = "[NAME=]KEY")]
+    #[arg(value_parser = GivenParser::<OwnedKey>::default(), hide_env_values = true)]
+    pub bulk_api_keys: Vec<Given<OwnedKey>>,
 
     /// Key of an administrator, who may change the server from everywhere and sees everybody's durable work; may be given several times.
     /// With such a key nobody else changes the server, except with --control-access=any
-    #[arg(
-        long = "admin-api-key",
-        env = "TRIREME_ADMIN_API_KEY",
-        value_name = "KEY",
-        value_delimiter = ',',
-        hide_env_values = true
-    )]
-    pub admin_api_keys: Vec<Secret>,
+    #[arg(long = "admin-api-key", env = "TRIREME_ADMIN_API_KEY", value_name = "KEY")]
+    #[arg(value_parser = GivenParser::<Secret>::default(), hide_env_values = true)]
+    pub admin_api_keys: Vec<Given<Secret>>,
+
+    /// Further name by which clients ask this server, such as models.example.org; may be given several times, * is every name. Without a key
+    /// (--api-key) a request is refused that a page of another site may have sent: one with an `Origin`, or from this host, whose `Host` is
+    /// neither an address, nor localhost, nor a name that no site on the internet has
+    #[arg(long = "allowed-host", env = "TRIREME_ALLOWED_HOST", value_name = "HOST", value_delimiter = ',')]
+    #[arg(value_parser = sender::parse_host)]
+    pub allowed_hosts: Vec<String>,
 
     /// Header that HTTP requests of some categories have to carry; may be given several times. Categories: health,
     /// metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging
@@ -49,9 +42,10 @@ pub struct AccessArgs {
     #[arg(value_delimiter = ';', hide_env_values = true)]
     pub http_restricted_apis: Vec<Restriction>,
 
-    /// Clients that may change the server: load and unload models, change log and trace settings, register shared memory. A
-    /// request that carries an administrator's key (--admin-api-key), or the header of a restricted category, may do so from
-    /// everywhere, except with `none`. Where there is such a key, being on the same host is not enough
+    /// Clients that may change the server: load and unload models, change log and trace settings, register shared memory. A client on the
+    /// same host names it as localhost or by a loopback address, and comes through no proxy. A request that carries an administrator's key
+    /// (--admin-api-key), or the header of a restricted category, may do so from everywhere, except with `none`. Where there is such a key,
+    /// being on the same host is not enough
     #[arg(long, env = "TRIREME_CONTROL_ACCESS", value_name = "WHO", default_value = "loopback")]
     pub control_access: ControlAccess,
 }

@@ -4,20 +4,23 @@
 mod args;
 mod keys;
 mod restriction;
+mod sender;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use axum::http::HeaderValue;
 use trireme_inference::Lane;
 
 pub use args::{AccessArgs, ControlAccess};
-pub use keys::{OwnedKey, Secret};
+pub use keys::{Given, OwnedKey, Secret};
 pub use restriction::{Category, Restriction};
+pub use sender::{Foreign, Sender};
 
 /// The listeners' knowledge of a request's sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// Whether it comes from this host.
+    /// Whether it comes from a program of this host.
     pub is_local: bool,
     /// Whether it carried an administrator's key, or the header of its restricted category.
     pub is_proven: bool,
@@ -38,6 +41,7 @@ pub struct Access {
     keys: Vec<Known>,
     restrictions: Vec<Restriction>,
     control: ControlAccess,
+    names: sender::Names,
 }
 
 /// Why a request is not admitted.
@@ -47,15 +51,17 @@ pub enum Denied {
     Key,
     /// It does not carry this header with its value.
     Restricted(String),
+    /// No key is asked for, and a page of another site may have sent it.
+    Foreign(Foreign),
 }
 
 /// Why a request may not change the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlRefused {
-    /// It comes from another host, or from a browser's page of another site, and proves nothing.
+    /// It comes from another host, through a proxy, or from a browser's page of another site, and proves nothing.
     #[error(
-        "models, log and trace settings and shared memory are changed from the server's own host only, by its address or as \
-         localhost; start the server with --admin-api-key and send that key, or with --control-access=any"
+        "models, log and trace settings and shared memory are changed from the server's own host only, as localhost or by a loopback \
+         address, and through no proxy; start the server with --admin-api-key and send that key, or with --control-access=any"
     )]
     Remote,
     /// There is an administrator, who did not send it.
@@ -74,19 +80,28 @@ pub enum ControlRefused {
 // === impl Access ===
 
 impl Access {
-    /// The rules that these flags set. Errors when two restrictions are about one category.
-    pub fn new(args: &AccessArgs) -> anyhow::Result<Access> {
+    /// The rules that these flags set; pages of these `origins` may ask. Errors when two restrictions are about one category.
+    pub fn new(args: &AccessArgs, origins: &[HeaderValue]) -> anyhow::Result<Access> {
         let mut seen = BTreeSet::new();
         for category in args.http_restricted_apis.iter().flat_map(|restriction| &restriction.categories) {
             anyhow::ensure!(seen.insert(category), "--http-restricted-api names '{category}' more than once");
         }
         let owned =
             |lane| move |owned: &OwnedKey| Known { key: owned.key.clone(), lane, owner: Some(owned.owner.clone()) };
-        let live = args.api_keys.iter().map(owned(Lane::Live));
-        let bulk = args.bulk_api_keys.iter().map(owned(Lane::Bulk));
-        let admin = args.admin_api_keys.iter().map(|key| Known { key: key.clone(), lane: Lane::Live, owner: None });
-        let (keys, restrictions) = (live.chain(bulk).chain(admin).collect(), args.http_restricted_apis.clone());
-        Ok(Access { keys, restrictions, control: args.control_access })
+        let live = args.api_keys.iter().flat_map(|given| &given.0).map(owned(Lane::Live));
+        let bulk = args.bulk_api_keys.iter().flat_map(|given| &given.0).map(owned(Lane::Bulk));
+        let admin = args.admin_api_keys.iter().flat_map(|given| &given.0);
+        let admin = admin.map(|key| Known { key: key.clone(), lane: Lane::Live, owner: None });
+        let keys: Vec<Known> = live.chain(bulk).chain(admin).collect();
+        for known in keys.iter().filter(|known| known.key.is_short()) {
+            let owner = known.owner.as_deref().unwrap_or("administrator");
+            tracing::warn!(
+                owner,
+                "an API key has fewer than 16 characters and can be guessed: make one with openssl rand -hex 32"
+            );
+        }
+        let names = sender::Names::new(&args.allowed_hosts, origins);
+        Ok(Access { keys, restrictions: args.http_restricted_apis.clone(), control: args.control_access, names })
     }
 
     /// Whether an admitted request of this category carried an administrator's key or a required header.
@@ -130,11 +145,24 @@ impl Access {
         }
     }
 
-    /// Whether a request that carries these headers is admitted. `header` looks one up by its name in lower case.
-    pub fn check<'a>(&self, category: Category, header: impl Fn(&str) -> Option<&'a [u8]>) -> Result<(), Denied> {
-        if category != Category::Health {
-            self.check_key(&header)?;
+    /// Whether a request of this sender is admitted: by its key, or, where no key is asked for, unless a page of another site may have sent
+    /// it; and by the header of its category.
+    pub fn check(&self, category: Category, sender: &Sender<'_>) -> Result<(), Denied> {
+        let header = |name: &str| sender.header(name);
+        match category {
+            Category::Health => {}
+            _ if self.asks_for_key() => self.check_key(header)?,
+            _ => self.names.check(sender).map_err(Denied::Foreign)?,
         }
+        self.check_restriction(category, header)
+    }
+
+    /// Whether these headers hold the one that requests of this category have to carry.
+    pub fn check_restriction<'a>(
+        &self,
+        category: Category,
+        header: impl Fn(&str) -> Option<&'a [u8]>,
+    ) -> Result<(), Denied> {
         match self.restrictions.iter().find(|restriction| restriction.categories.contains(&category)) {
             Some(rule) if !header(rule.header.as_str()).is_some_and(|value| rule.value.is(value)) => {
                 Err(Denied::Restricted(rule.header.to_string()))
@@ -145,11 +173,15 @@ impl Access {
 
     /// Whether these headers hold a valid key, where one is needed.
     pub fn check_key<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Result<(), Denied> {
-        // An administrator's key alone keeps nobody else out.
-        if self.keys.iter().all(|known| known.owner.is_none()) {
+        if !self.asks_for_key() {
             return Ok(());
         }
         self.known(&header).map(drop).ok_or(Denied::Key)
+    }
+
+    /// Whether clients need a key. An administrator's key alone keeps nobody else out.
+    fn asks_for_key(&self) -> bool {
+        self.keys.iter().any(|known| known.owner.is_some())
     }
 
     /// The lane of an admitted request with these headers: bulk if its key or its header `Priority` says so.
@@ -158,12 +190,14 @@ impl Access {
         asked.unwrap_or_default().max(self.known(header).map(|known| known.lane).unwrap_or_default())
     }
 
-    /// The valid key in these headers.
+    /// The valid key in these headers. `Authorization` may be for a proxy, so each of the two headers is enough.
     fn known<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Option<&Known> {
-        let bearer = header("authorization").and_then(bearer_token);
-        let given = bearer.or_else(|| header("x-api-key"))?;
+        let given = [header("authorization").and_then(bearer_token), header("x-api-key")];
         // Every key is compared: how long it takes tells nothing about which. Of two with one text the last has the last word.
-        self.keys.iter().fold(None, |found, known| if known.key.is(given) { Some(known) } else { found })
+        let find = |given: &[u8]| {
+            self.keys.iter().fold(None, |found, known| if known.key.is(given) { Some(known) } else { found })
+        };
+        given.into_iter().flatten().find_map(find)
     }
 }
 
@@ -175,16 +209,24 @@ fn bearer_token(value: &[u8]) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::{Extensions, HeaderName, Uri};
+
     use super::*;
 
     fn access(keys: &[&str], restrictions: &[&str]) -> Access {
         let api_keys = keys.iter().map(|key| key.parse().unwrap()).collect();
         let http_restricted_apis = restrictions.iter().map(|text| text.parse().unwrap()).collect();
-        Access::new(&AccessArgs { api_keys, http_restricted_apis, ..AccessArgs::default() }).unwrap()
+        new(&AccessArgs { api_keys, http_restricted_apis, ..AccessArgs::default() })
     }
 
-    fn check(access: &Access, category: Category, headers: &[(&str, &'static str)]) -> Result<(), Denied> {
-        access.check(category, |name| headers.iter().find(|(n, _)| *n == name).map(|(_, value)| value.as_bytes()))
+    fn new(args: &AccessArgs) -> Access {
+        Access::new(args, &[]).unwrap()
+    }
+
+    fn check(access: &Access, category: Category, headers: &[(&'static str, &'static str)]) -> Result<(), Denied> {
+        let parsed =
+            headers.iter().map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+        access.check(category, &Sender::of(&Uri::default(), &parsed.collect(), &Extensions::new()))
     }
 
     #[test]
@@ -198,16 +240,20 @@ mod tests {
         }
         assert_eq!(check(&access, Category::Metadata, &[]), Err(Denied::Key));
         assert_eq!(check(&access, Category::Health, &[]), Ok(()));
-        assert!(!format!("{access:?}").contains("one"));
+        for authorization in ["Bearer of-a-proxy", "Basic dXNlcg==", "Bearer one"] {
+            let both = [("authorization", authorization), ("x-api-key", "two")];
+            assert_eq!(check(&access, Category::Inference, &both), Ok(()), "{authorization}");
+        }
+        assert!(!format!("{access:?}").contains("\"one\""));
     }
 
     #[test]
     fn a_key_or_a_header_chooses_the_bulk_lane() {
         let [api_keys, bulk_api_keys] = ["live", "bulk"].map(|key| vec![key.parse().unwrap()]);
-        let access = Access::new(&AccessArgs { api_keys, bulk_api_keys, ..AccessArgs::default() }).unwrap();
+        let access = new(&AccessArgs { api_keys, bulk_api_keys, ..AccessArgs::default() });
         let of = |headers: &[(&str, &'static str)]| {
             let header = |name: &str| headers.iter().find(|(n, _)| *n == name).map(|(_, value)| value.as_bytes());
-            (access.check(Category::Inference, header), access.lane(header))
+            (access.check_key(header), access.lane(header))
         };
         assert_eq!(of(&[("x-api-key", "live")]), (Ok(()), Lane::Live));
         assert_eq!(of(&[("authorization", "Bearer bulk")]), (Ok(()), Lane::Bulk));
@@ -227,7 +273,7 @@ mod tests {
 
     /// Whether a request with this key may change a server with these flags.
     fn may(args: &AccessArgs, is_local: bool, category: Category, key: &'static str) -> Result<(), ControlRefused> {
-        let access = Access::new(args).unwrap();
+        let access = new(args);
         let header = |name: &str| (name == "x-api-key").then_some(key.as_bytes());
         access.check_control(Credentials { is_local, is_proven: access.proves(category, header) })
     }
@@ -272,18 +318,18 @@ mod tests {
         }
         let twice = ["health:a=b", "metadata,health:c=d"].map(|text| text.parse().unwrap());
         let args = AccessArgs { http_restricted_apis: twice.to_vec(), ..AccessArgs::default() };
-        assert!(Access::new(&args).unwrap_err().to_string().contains("'health' more than once"));
+        assert!(Access::new(&args, &[]).unwrap_err().to_string().contains("'health' more than once"));
     }
 
     #[test]
     fn a_key_says_whose_request_it_is() {
-        let owned = |text: &str| -> OwnedKey { text.parse().unwrap() };
+        let owned = |text: &str| -> Given<OwnedKey> { text.parse().unwrap() };
         let args = AccessArgs {
             api_keys: vec![owned("alice=a"), owned("alice=b"), owned("bob=c")],
             admin_api_keys: vec!["admin".parse().unwrap()],
             ..AccessArgs::default()
         };
-        let access = Access::new(&args).unwrap();
+        let access = new(&args);
         let owner = |key: &'static str| access.owner(|name| (name == "x-api-key").then_some(key.as_bytes()));
         for (key, expected) in [("a", Some("alice")), ("b", Some("alice")), ("c", Some("bob")), ("admin", None)] {
             assert_eq!(owner(key).as_deref(), expected, "{key}");

@@ -1,25 +1,30 @@
 //! The id of a request, `X-Request-Id`, which is taken or made and sent back, and the access log: with `--access-log` a line on standard output
 //! for each request. A line never has a text, nor a path or a query as they came: the route stands for them. Answers are counted by their
-//! route and status, with or without the log.
+//! route and status, with or without the log. A request without `Host` goes no further, and no answer is taken for something else than its
+//! `Content-Type` says.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
-use axum::http::header::CONTENT_LENGTH;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::http::header::{CONTENT_LENGTH, HOST, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use chrono::{SecondsFormat, Utc};
 use clap::ValueEnum;
 use http_body_util::BodyExt;
 use serde_json::json;
+use trireme_inference::cut;
 
 use super::body::announced;
 use super::log_writer::LogWriter;
+use super::response;
 use crate::access::Access;
+use crate::connections::Peer;
 
 /// The header with a request's id.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -71,6 +76,7 @@ struct Line {
     method: Method,
     place: Option<Place>,
     owner: Option<Arc<str>>,
+    client: Option<IpAddr>,
     id: HeaderValue,
     status: u16,
     bytes_in: u64,
@@ -100,14 +106,19 @@ async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, ne
             method: method.clone(),
             place,
             owner: observer.access.owner(|name| headers.get(name).map(HeaderValue::as_bytes)),
+            client: request.extensions().get().map(|&Peer(address)| address),
             id: id.clone(),
             status: 0,
             bytes_in: announced(headers).unwrap_or_default(),
             bytes_out: 0,
         }
     });
-    let mut response = next.run(request).await;
+    let mut response = match lacks_host(&request) {
+        true => response::error(StatusCode::BAD_REQUEST, "header Host is missing"),
+        false => next.run(request).await,
+    };
     response.headers_mut().insert(REQUEST_ID, id);
+    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     (observer.count)(route, counted(&method), response.status().as_u16());
     let Some(mut line) = line else { return response };
     line.status = response.status().as_u16();
@@ -125,6 +136,13 @@ async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, ne
         frame
     });
     Response::from_parts(parts, Body::new(body))
+}
+
+/// Whether a request names no host, as requests have to from HTTP/1.1 on (RFC 9112).
+fn lacks_host(request: &Request) -> bool {
+    request.version() >= Version::HTTP_11
+        && request.uri().authority().is_none()
+        && !request.headers().contains_key(HOST)
 }
 
 /// Whether an answer has a body, of which the header says the length.
@@ -162,7 +180,7 @@ impl Line {
     fn text(&self) -> String {
         let time = Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true);
         let route = self.place.as_ref().map_or("-", |place| place.route);
-        let model = self.place.as_ref().and_then(|place| place.model.as_deref());
+        let model = self.place.as_ref().and_then(|place| place.model.as_deref()).map(cut);
         let owner = self.owner.as_deref().filter(|owner| !owner.is_empty());
         let seconds = (self.started.elapsed().as_secs_f64() * 1e6).round() / 1e6;
         let id = self.id.to_str().unwrap_or("-");
@@ -170,15 +188,16 @@ impl Line {
             LineFormat::Json => json!({
                 "time": time, "method": self.method.as_str(), "route": route, "model": model, "status": self.status,
                 "bytes_in": self.bytes_in, "bytes_out": self.bytes_out, "seconds": seconds, "owner": owner,
-                "request_id": id,
+                "client": self.client, "request_id": id,
             })
             .to_string(),
             LineFormat::Text => {
                 let named =
                     |name: &str, value: Option<&str>| value.map_or(String::new(), |it| format!(" {name}={it:?}"));
-                let (model, owner) = (named("model", model), named("owner", owner));
+                let (model, owner) = (named("model", model.as_deref()), named("owner", owner));
+                let client = self.client.map_or(String::new(), |client| format!(" client={client}"));
                 format!(
-                    "{time} {} {route} {} {seconds}s in={} out={} id={id}{model}{owner}",
+                    "{time} {} {route} {} {seconds}s in={} out={}{client} id={id}{model}{owner}",
                     self.method, self.status, self.bytes_in, self.bytes_out
                 )
             }
@@ -231,6 +250,7 @@ mod tests {
             method: Method::POST,
             place: Some(Place { route: "/v1/embeddings", model: Some("a\nb".to_owned()) }),
             owner: Some("alice".into()),
+            client: Some("2001:db8::1".parse().unwrap()),
             id: HeaderValue::from_static("id-1"),
             status: 200,
             bytes_in: 5,
@@ -238,9 +258,10 @@ mod tests {
         };
         let text = line(LineFormat::Text).text();
         assert!(text.contains(" POST /v1/embeddings 200 "), "{text}");
-        assert!(text.ends_with(r#"in=5 out=7 id=id-1 model="a\nb" owner="alice""#), "{text}");
+        assert!(text.ends_with(r#"in=5 out=7 client=2001:db8::1 id=id-1 model="a\nb" owner="alice""#), "{text}");
         let read: serde_json::Value = serde_json::from_str(&line(LineFormat::Json).text()).unwrap();
         assert_eq!((&read["model"], &read["status"], &read["bytes_out"]), (&json!("a\nb"), &json!(200), &json!(7)));
         assert_eq!((&read["owner"], &read["request_id"]), (&json!("alice"), &json!("id-1")));
+        assert_eq!(read["client"], json!("2001:db8::1"));
     }
 }

@@ -1,6 +1,7 @@
 //! JSON bodies as types read them. The fault of a body is described in words for its author: the field, the value that was found and the
 //! form that was expected. A line and a column say nothing to somebody whose library writes the body.
 
+use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 /// The fault of a body.
@@ -12,6 +13,14 @@ pub struct Fault {
     pub field: Option<String>,
     /// The fault in words.
     pub message: String,
+}
+
+/// A JSON body without the byte order mark that some programs put before it.
+pub fn without_mark(body: Bytes) -> Bytes {
+    match body.starts_with(b"\xef\xbb\xbf") {
+        true => body.slice(3..),
+        false => body,
+    }
 }
 
 /// A body as JSON of this shape.
@@ -96,6 +105,13 @@ mod tests {
     #[allow(dead_code, reason = "only its faults are looked at")]
     struct Inner {
         text: String,
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_a_body() {
+        let found = |body: &'static [u8]| without_mark(Bytes::from_static(body));
+        assert_eq!(found(b"\xef\xbb\xbf{}"), "{}");
+        assert_eq!((found(b"{}"), found(b"\xef\xbb")), ("{}".into(), b"\xef\xbb"[..].into()));
     }
 
     #[test]

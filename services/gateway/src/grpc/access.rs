@@ -11,8 +11,7 @@ use axum::response::Response;
 use tonic::Status;
 use trireme_inference::InferError;
 use trireme_protocol::grpc::status;
-use trireme_server::access::{Access, AccessArgs, Category, Credentials, Denied, Restriction};
-use trireme_server::connections::Peer;
+use trireme_server::access::{Access, AccessArgs, Category, Credentials, Denied, Restriction, Sender};
 
 use crate::handlers::{Handlers, SharedHandlers};
 
@@ -49,7 +48,7 @@ pub fn restrict(restrictions: &[ProtocolRestriction]) -> anyhow::Result<Access> 
         anyhow::ensure!(seen.insert(protocol), "--grpc-restricted-protocol names '{protocol}' more than once");
     }
     let http_restricted_apis = restrictions.iter().map(|restriction| restriction.rule.clone()).collect();
-    Access::new(&AccessArgs { http_restricted_apis, ..AccessArgs::default() })
+    Access::new(&AccessArgs { http_restricted_apis, ..AccessArgs::default() }, &[])
 }
 
 /// The access category of a call; `None` for calls that are not served.
@@ -82,7 +81,7 @@ fn check(handlers: &Handlers, restricted: &Access, path: &str, headers: &HeaderM
     if category != Some(Category::Health) {
         handlers.access.check_key(header)?;
     }
-    category.map_or(Ok(()), |category| restricted.check(category, header))
+    category.map_or(Ok(()), |category| restricted.check_restriction(category, header))
 }
 
 /// Whether the sender of an admitted call may change the server. A call that did not pass [`admit`] has proven nothing.
@@ -97,10 +96,10 @@ pub async fn admit(
     next: Next,
 ) -> Response {
     if let Some(category) = category(request.uri().path()) {
-        let is_local = request.extensions().get::<Peer>().is_some_and(|peer| peer.is_local());
-        let headers = request.headers();
-        let is_administrator = handlers.access.is_administrator(|name| headers.get(name).map(HeaderValue::as_bytes));
+        let sender = Sender::of(request.uri(), request.headers(), request.extensions());
+        let is_administrator = handlers.access.is_administrator(|name| sender.header(name));
         let is_proven = is_administrator || restricted.restricts(category);
+        let is_local = sender.is_local();
         request.extensions_mut().insert(Credentials { is_local, is_proven });
     }
     let headers = request.headers();
@@ -116,6 +115,8 @@ pub async fn admit(
             let text = format!("This protocol is restricted, expecting header '{header}'");
             status(&InferError::unavailable(text)).into_http()
         }
+        // Pages in browsers do not speak gRPC.
+        Err(Denied::Foreign(foreign)) => Status::permission_denied(foreign.to_string()).into_http(),
     }
 }
 

@@ -81,8 +81,8 @@ pub struct HttpArgs {
     #[arg(value_parser = clap::builder::PossibleValuesParser::new(trireme_dialects::names()))]
     pub dialect: String,
 
-    /// Write a line on standard output for each request: method, route, model, status, bytes, seconds, the key's owner and the
-    /// X-Request-Id; never a text
+    /// Write a line on standard output for each request: method, route, model, status, bytes, seconds, the key's owner, the client's address and
+    /// the X-Request-Id; never a text
     #[arg(long, env = "TRIREME_ACCESS_LOG", value_name = "FORMAT", value_enum)]
     pub access_log: Option<LineFormat>,
 

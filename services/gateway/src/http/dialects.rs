@@ -4,17 +4,19 @@ use std::collections::BTreeMap;
 
 use axum::Router;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue};
+use axum::http::HeaderMap;
 use axum::response::Response;
 use axum::routing::{delete as on_delete, get as on_get, post as on_post};
 use bytes::Bytes;
 use trireme_dialects::{DialectCall, DialectPath, Kind, Refusal};
 use trireme_inference::Parameters;
 use trireme_operations::Operations;
+use trireme_server::access::{Category, Sender};
 use trireme_server::budget::BytesPermit;
 use trireme_server::http::access_log::REQUEST_ID;
 use trireme_server::http::body::{self, text};
 use trireme_server::http::coding::Coding;
+use trireme_server::http::json;
 use trireme_server::http::openapi::Verb;
 
 use super::state::HttpState;
@@ -48,16 +50,20 @@ async fn answer(
     request: Request,
 ) -> Response {
     let (parts, body) = request.into_parts();
-    let header = |name: &str| parts.headers.get(name).map(HeaderValue::as_bytes);
+    let sender = Sender::of(&parts.uri, &parts.headers, &parts.extensions);
     if !jobs::is_admitted(&parts.extensions)
-        && let Err(denied) = http.handlers.access.check(path.category(), header)
+        && let Err(denied) = http.handlers.access.check(path.category(), &sender)
     {
         return path.refused(&denied.into());
     }
-    let permit = parts.extensions.get::<BytesPermit>().cloned().unwrap_or_else(|| http.handlers.budget.permit());
-    let body = match read(http, &parts.headers, body, &permit).await {
-        Ok(body) => body,
-        Err(refusal) => return path.refused(&refusal),
+    let permit = http.permit(&parts.extensions);
+    let body = match path.category() {
+        // Health checks need no key.
+        Category::Health => Bytes::new(),
+        _ => match read(http, &parts.headers, body, &permit).await {
+            Ok(body) => body,
+            Err(refusal) => return path.refused(&refusal),
+        },
     };
     let call = |route, body| {
         let mut parameters = Parameters::new();
@@ -95,7 +101,7 @@ async fn read(
     };
     let limited = body::Limit::json(limit).within(http.handlers.budget.limit());
     let body = body::read(headers, body, limited).await?;
-    Ok(coding.decode(body, limit, permit).await?)
+    Ok(json::without_mark(coding.decode(body, limit, permit).await?))
 }
 
 #[cfg(test)]

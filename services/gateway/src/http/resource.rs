@@ -23,6 +23,15 @@ pub struct Resource {
     pub endpoints: &'static [Endpoint],
 }
 
+/// What access rules have to know of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guarded {
+    /// The category of its requests.
+    pub category: Category,
+    /// Whether they change the server; the other requests of a category only show something.
+    pub changes: bool,
+}
+
 /// A route with one method.
 pub struct Endpoint {
     verb: Verb,
@@ -30,6 +39,7 @@ pub struct Endpoint {
     /// Makes the other path at which it is there, too.
     variant: Option<fn(&str) -> String>,
     traffic: Option<Traffic>,
+    changes: bool,
     summary: &'static str,
     takes: Option<fn() -> Schema>,
     gives: Option<fn() -> Schema>,
@@ -41,8 +51,25 @@ pub struct Endpoint {
 impl Resource {
     /// The router of all endpoints.
     pub fn router(&self) -> Router<HttpState> {
+        self.guarded_router(|_, route| route)
+    }
+
+    /// The router of all endpoints, of which `guard` holds those to the access rules that have a category.
+    pub fn guarded_router(
+        &self,
+        guard: impl Fn(Guarded, MethodRouter<HttpState>) -> MethodRouter<HttpState>,
+    ) -> Router<HttpState> {
         let paths = self.endpoints.iter().flat_map(|endpoint| endpoint.paths().map(move |path| (path, endpoint)));
-        paths.fold(Router::new(), |router, (path, endpoint)| router.route(&path, (endpoint.route)()))
+        paths.fold(Router::new(), |router, (path, endpoint)| {
+            let route = (endpoint.route)();
+            router.route(
+                &path,
+                match self.category {
+                    Some(category) => guard(Guarded { category, changes: endpoint.changes }, route),
+                    None => route,
+                },
+            )
+        })
     }
 
     /// The entries of all endpoints in the document.
@@ -61,7 +88,7 @@ impl Endpoint {
         summary: &'static str,
         route: fn() -> MethodRouter<HttpState>,
     ) -> Endpoint {
-        Endpoint { verb, path, variant: None, traffic: None, summary, takes: None, gives: None, route }
+        Endpoint { verb, path, variant: None, traffic: None, changes: false, summary, takes: None, gives: None, route }
     }
 
     /// A route with GET. `summary` is one sentence about it.
@@ -98,6 +125,11 @@ impl Endpoint {
         Endpoint { traffic: Some(traffic), ..self }
     }
 
+    /// The same with requests that change the server.
+    pub const fn changes_the_server(self) -> Endpoint {
+        Endpoint { changes: true, ..self }
+    }
+
     /// The same with bodies of this shape.
     pub const fn takes(self, takes: fn() -> Schema) -> Endpoint {
         Endpoint { takes: Some(takes), ..self }
@@ -117,6 +149,8 @@ impl Endpoint {
         Entry {
             verb: self.verb,
             path,
+            category: resource.category,
+            changes: self.changes,
             traffic: self.traffic.unwrap_or(resource.traffic),
             group: resource.group,
             summary: self.summary.to_owned(),

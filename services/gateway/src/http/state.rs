@@ -5,14 +5,16 @@ use std::sync::{Arc, OnceLock};
 use axum::extract::FromRequestParts;
 use axum::extract::Request;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, Method};
+use axum::http::{Extensions, HeaderMap, HeaderValue, Method};
 use bytes::Bytes;
 use trireme_inference::InferError;
 use trireme_jobs::{Client, Jobs};
 use trireme_operations::Waits;
+use trireme_server::budget::BytesPermit;
 use trireme_server::http::Traffic;
-use trireme_server::http::body;
+use trireme_server::http::coding::Coding;
 use trireme_server::http::openapi::Entry;
+use trireme_server::http::{body, json};
 
 use super::args::HttpOptions;
 use super::jobs::refused::{NoJobs, Refused};
@@ -57,10 +59,20 @@ impl HttpState {
         Ok(self.jobs.as_ref().ok_or(NoJobs)?.of(client))
     }
 
-    /// The whole body of a request, unless it is larger than allowed.
+    /// The whole JSON of a request, without its coding and a byte order mark, unless it is larger than allowed.
     pub async fn read(&self, request: Request) -> Result<Bytes, InferError> {
         let (parts, body) = request.into_parts();
-        body::read(&parts.headers, body, body::Limit::json(self.options.max_input_size)).await
+        let coding = Coding::of_request(&parts.headers).ok_or_else(|| {
+            InferError::unsupported(format!("Content-Encoding is not supported, expected one of {}", Coding::SUPPORTED))
+        })?;
+        let (limit, permit) = (self.options.max_input_size, self.permit(&parts.extensions));
+        let body = body::read(&parts.headers, body, body::Limit::json(limit)).await?;
+        Ok(json::without_mark(coding.decode(body, limit, &permit).await?))
+    }
+
+    /// The bytes that a request holds of the budget.
+    pub fn permit(&self, extensions: &Extensions) -> BytesPermit {
+        extensions.get::<BytesPermit>().cloned().unwrap_or_else(|| self.handlers.budget.permit())
     }
 }
 

@@ -3,6 +3,7 @@
 use utoipa::openapi::schema::Schema;
 
 use super::schema::Described;
+use crate::access::Category;
 use crate::http::Traffic;
 
 /// A route with one method.
@@ -11,6 +12,10 @@ pub struct Entry {
     pub verb: Verb,
     /// Its path, parameters in braces, as the router has it.
     pub path: String,
+    /// The category that access rules know it by; `None` for pages, which say nothing themselves.
+    pub category: Option<Category>,
+    /// Whether it changes the server.
+    pub changes: bool,
     /// The traffic that requests to it belong to.
     pub traffic: Traffic,
     /// The group of routes that it belongs to, such as a dialect.

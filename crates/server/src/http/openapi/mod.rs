@@ -13,6 +13,7 @@ use utoipa::openapi::schema::{ComponentsBuilder, ObjectBuilder, Schema, SchemaTy
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder, RefOr, Required, ResponseBuilder, Server};
 
+use crate::access::Category;
 pub use entry::{Entry, Verb};
 
 /// The document of these routes, which are under the path `root`; empty for the server's own root.
@@ -89,12 +90,15 @@ impl Entry {
             [] => refusal,
             errors => refusal.content(JSON, Content::new(Some(one_of(errors.iter().cloned().map(RefOr::T).collect())))),
         };
+        // Pages and health checks need no key.
+        let is_open = matches!(self.category, None | Some(Category::Health));
         OperationBuilder::new()
             .operation_id(Some(id))
             .tag(self.group)
             .summary(Some(&self.summary))
             .parameters((!parameters.is_empty()).then_some(parameters))
             .request_body(body)
+            .securities(is_open.then(Vec::<SecurityRequirement>::new))
             .response("200", answer)
             .response("default", refusal)
             .extensions(self.fields.clone().map(|fields| Extensions::builder().add("x-fields", fields).build()))

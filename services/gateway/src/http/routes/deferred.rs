@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::delete as on_delete;
 use serde_json::{Value, json};
 use trireme_jobs::{JobAnswer, JobCall, JobError, RequestState, Webhook, now};
-use trireme_server::access::Category;
+use trireme_server::access::{Category, Sender};
 use trireme_server::http::Traffic;
 use trireme_server::http::body::{self, text};
 use trireme_server::http::openapi::schema::{self, integer, nullable, object_with};
@@ -71,8 +71,8 @@ pub async fn accept_or_pass(http: &HttpState, request: Request, next: Next) -> R
 
 async fn accept(http: &HttpState, request: Request, preference: Preference) -> Result<Response, Response> {
     let (parts, body) = request.into_parts();
-    let header = |name: &str| parts.headers.get(name).map(HeaderValue::as_bytes);
-    if let Err(denied) = http.handlers.access.check(Category::Inference, header) {
+    let sender = Sender::of(&parts.uri, &parts.headers, &parts.extensions);
+    if let Err(denied) = http.handlers.access.check(Category::Inference, &sender) {
         return Err(access::refuse(&denied));
     }
     let jobs = http.own_jobs(&parts.headers)?;
@@ -81,7 +81,7 @@ async fn accept(http: &HttpState, request: Request, preference: Preference) -> R
         .map_err(|why| response::error(StatusCode::BAD_REQUEST, &why))?;
     let limit = body::Limit::binary(http.options.max_input_size);
     let body = body::read(&parts.headers, body, limit).await.map_err(|error| HttpError::from(error).into_response())?;
-    let headers = KEPT_HEADERS.iter().filter_map(|&name| Some((name.to_owned(), header(name)?.to_vec().into())));
+    let headers = KEPT_HEADERS.iter().filter_map(|&name| Some((name.to_owned(), sender.header(name)?.to_vec().into())));
     let call = JobCall { path: parts.uri.path().to_owned(), headers: headers.collect(), body };
     let accepted = jobs.accept_on(call, key, terms).await.map_err(|error| refused(&error))?;
     let mut request = accepted.request;

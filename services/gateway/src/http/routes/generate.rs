@@ -16,12 +16,11 @@ use trireme_protocol::generate::{decode_generate_request, encode_generate_respon
 use trireme_protocol::metadata;
 use trireme_server::access::Category;
 use trireme_server::body::work;
-use trireme_server::budget::BytesPermit;
 use trireme_server::http::Traffic;
-use trireme_server::http::body;
 use trireme_server::http::coding::Coding;
 use trireme_server::http::openapi::schema::plain;
 use trireme_server::http::response::{self, HttpError};
+use trireme_server::http::{body, json};
 
 use crate::caller::Caller;
 use crate::forward;
@@ -115,7 +114,7 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
         return Err(InferError::invalid_arg("Unsupported content-encoding, only 'identity' is supported.").into());
     }
     let body = body::read(headers, body, body::Limit::json(http.options.max_input_size)).await?;
-    let permit = parts.extensions.get::<BytesPermit>().cloned().unwrap_or_else(|| http.handlers.budget.permit());
+    let (body, permit) = (json::without_mark(body), http.permit(&parts.extensions));
     let mut room = |bytes| permit.take(bytes).map_err(InferError::from);
     let decode = || decode_generate_request(&path.model, &served.inputs, &body, &mut room);
     let mut request = work::convert(body.len(), decode).await?;

@@ -8,12 +8,11 @@ use trireme_inference::InferError;
 use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
 use trireme_server::access::Category;
 use trireme_server::body::work;
-use trireme_server::budget::BytesPermit;
 use trireme_server::http::Traffic;
-use trireme_server::http::body;
 use trireme_server::http::coding::Coding;
 use trireme_server::http::openapi::schema::{anything, integer, list, object_with, plain, text};
 use trireme_server::http::response::{self, HttpError};
+use trireme_server::http::{body, json};
 use utoipa::openapi::schema::Schema;
 
 use crate::caller::Caller;
@@ -44,7 +43,7 @@ pub const RESOURCE: Resource = Resource {
 async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -> Result<Response, HttpError> {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
-    let permit = parts.extensions.get::<BytesPermit>().cloned().unwrap_or_else(|| http.handlers.budget.permit());
+    let permit = http.permit(&parts.extensions);
     let (_, served) = http.handlers.find_model(&path.model, path.version).map_err(HttpError::plain)?;
     if served.config.decoupled {
         return Err(HttpError::plain(InferError::unsupported(
@@ -61,6 +60,8 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     };
     let body = body::read(headers, body, most.within(http.handlers.budget.limit())).await?;
     let body = coding.decode(body, limit, &permit).await.map_err(HttpError::plain)?;
+    // The header counts the bytes of the JSON, so nothing is before them.
+    let body = if headers.contains_key(HEADER_LENGTH) { body } else { json::without_mark(body) };
 
     let context = RequestContext {
         model: &path.model,

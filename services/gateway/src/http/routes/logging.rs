@@ -19,7 +19,10 @@ pub const RESOURCE: Resource = Resource {
     group: "control",
     endpoints: &[
         Endpoint::get("/v2/logging", "Log settings", || get(show)).gives(plain),
-        Endpoint::post("/v2/logging", "Changes log settings", || post(change)).takes(plain).gives(plain),
+        Endpoint::post("/v2/logging", "Changes log settings", || post(change))
+            .takes(plain)
+            .gives(plain)
+            .changes_the_server(),
     ],
 };
 

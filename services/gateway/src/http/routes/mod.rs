@@ -25,6 +25,7 @@ use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::Response;
+use axum::routing::MethodRouter;
 use axum::{Router, middleware};
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
@@ -32,7 +33,7 @@ use trireme_server::http::access_log::Place;
 use trireme_server::http::openapi::{Entry, Verb};
 use trireme_server::http::response;
 
-use super::resource::Resource;
+use super::resource::{Guarded, Resource};
 use super::routing;
 use super::state::HttpState;
 use super::{access, dialects};
@@ -65,11 +66,11 @@ pub fn router(state: HttpState) -> Router {
     let dialects = dialects::routes(&state.options.dialect)
         .route_layer(middleware::from_fn_with_state(state.clone(), deferred::defer));
     let pages = if state.options.ui { PAGES } else { &[] };
-    let routes = RESOURCES.iter().chain(pages).fold(Router::new(), |all, resource| {
-        let routes = resource.router();
-        let Some(category) = resource.category else { return all.merge(routes) };
-        all.merge(routes.route_layer(middleware::from_fn_with_state((category, state.clone()), admit)))
-    });
+    let guard = |guarded: Guarded, route: MethodRouter<HttpState>| {
+        route.route_layer(middleware::from_fn_with_state((guarded, state.clone()), admit))
+    };
+    let resources = RESOURCES.iter().chain(pages);
+    let routes = resources.fold(Router::new(), |all, resource| all.merge(resource.guarded_router(guard)));
     let full_queue_is_429 = state.options.full_queue_is_429;
     let routes = routes.merge(dialects).fallback(no_route).method_not_allowed_fallback(no_method).with_state(state);
     match full_queue_is_429 {
@@ -80,11 +81,11 @@ pub fn router(state: HttpState) -> Router {
 
 /// Runs a route, unless the rules for its category refuse the request or the request is to be answered later. One middleware for
 /// both, because each takes memory for every request.
-async fn admit(State((category, http)): State<(Category, HttpState)>, request: Request, next: Next) -> Response {
-    if let Some(refusal) = access::refusal(category, &http.handlers, &request) {
+async fn admit(State((guarded, http)): State<(Guarded, HttpState)>, request: Request, next: Next) -> Response {
+    if let Some(refusal) = access::refusal(guarded, &http.handlers, &request) {
         return refusal;
     }
-    match category {
+    match guarded.category {
         Category::Inference => deferred::accept_or_pass(&http, request, next).await,
         _ => next.run(request).await,
     }
@@ -97,17 +98,17 @@ pub fn work(state: HttpState) -> Router {
     own.merge(dialects::routes(&state.options.dialect)).fallback(no_route).with_state(state)
 }
 
-/// No route has the path. Behind a dialect's name the answer is the dialect's.
-async fn no_route(uri: Uri) -> Response {
-    match trireme_dialects::no_route(uri.path(), StatusCode::NOT_FOUND) {
+/// No route has the path. Behind a dialect's name, and under `/v1`, the answer is the dialect's.
+async fn no_route(State(http): State<HttpState>, uri: Uri) -> Response {
+    match trireme_dialects::no_route(uri.path(), StatusCode::NOT_FOUND, &http.options.dialect) {
         Some(refused) => refused,
         None => routing::not_found().await,
     }
 }
 
 /// No route has the path with the method.
-async fn no_method(uri: Uri) -> Response {
-    match trireme_dialects::no_route(uri.path(), StatusCode::METHOD_NOT_ALLOWED) {
+async fn no_method(State(http): State<HttpState>, uri: Uri) -> Response {
+    match trireme_dialects::no_route(uri.path(), StatusCode::METHOD_NOT_ALLOWED, &http.options.dialect) {
         Some(refused) => refused,
         None => routing::method_not_allowed(uri).await,
     }
@@ -179,6 +180,18 @@ mod tests {
     }
 
     #[test]
+    fn routes_that_change_the_server_say_so() {
+        for Entry { verb, path, category, changes, .. } in entries("openai") {
+            let is_control = matches!(
+                category,
+                Some(Category::Logging | Category::Trace | Category::ModelRepository | Category::SharedMemory)
+            );
+            let shows = verb == Verb::Get || path.ends_with("/index");
+            assert_eq!(changes, is_control && !shows, "{path}");
+        }
+    }
+
+    #[test]
     fn requests_that_execute_models_are_told_from_those_about_the_server() {
         let asks = |path| traffic(&Method::POST, path);
         for path in
@@ -190,7 +203,7 @@ mod tests {
         for path in ["/v2/health/live", "/v2/models/m/ready", "/health", "/tei/health"] {
             assert_eq!(traffic(&Method::GET, path), Traffic::Watch, "{path}");
         }
-        assert_eq!(traffic(&Method::GET, "/tei/embed"), Traffic::Server, "nothing answers it");
+        assert!(!traffic(&Method::GET, "/tei/embed").executes(), "nothing answers it");
         for path in ["/v1/files", "/v1/uploads/u/parts"] {
             assert_eq!(asks(path), Traffic::Upload, "{path}");
         }

@@ -2,9 +2,7 @@
 //! included: a name that got into a page as markup could do nothing.
 
 use axum::http::HeaderName;
-use axum::http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
-};
+use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY};
 use axum::response::IntoResponse;
 
 /// The policy of pages: everything else is forbidden to them.
@@ -13,10 +11,9 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 
 /// A file of a page.
 pub fn file(content_type: &'static str, text: &'static str) -> impl IntoResponse {
-    let headers: [(HeaderName, &'static str); 5] = [
+    let headers: [(HeaderName, &'static str); 4] = [
         (CONTENT_TYPE, content_type),
         (CONTENT_SECURITY_POLICY, POLICY),
-        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "no-referrer"),
         // A gateway of another version has another page.
         (CACHE_CONTROL, "no-cache"),

@@ -29,11 +29,19 @@ pub const RESOURCE: Resource = Resource {
         Endpoint::post("/v2/repository/index", "All models and versions", || post(index))
             .takes(index_schema)
             .gives(indexed_schema),
-        Endpoint::post("/v2/repository/models/{model}/load", "Loads a model", || post(load)).takes(load_schema),
-        Endpoint::post("/v2/repository/models/{model}/unload", "Unloads a model", || post(unload)).takes(unload_schema),
+        Endpoint::post("/v2/repository/models/{model}/load", "Loads a model", || post(load))
+            .takes(load_schema)
+            .changes_the_server(),
+        Endpoint::post("/v2/repository/models/{model}/unload", "Unloads a model", || post(unload))
+            .takes(unload_schema)
+            .changes_the_server(),
         Endpoint::post("/v2/repository/{repository}/index", NAMED, || post(index)).takes(index_schema),
-        Endpoint::post("/v2/repository/{repository}/models/{model}/load", NAMED, || post(named)).takes(load_schema),
-        Endpoint::post("/v2/repository/{repository}/models/{model}/unload", NAMED, || post(named)).takes(unload_schema),
+        Endpoint::post("/v2/repository/{repository}/models/{model}/load", NAMED, || post(named))
+            .takes(load_schema)
+            .changes_the_server(),
+        Endpoint::post("/v2/repository/{repository}/models/{model}/unload", NAMED, || post(named))
+            .takes(unload_schema)
+            .changes_the_server(),
     ],
 };
 

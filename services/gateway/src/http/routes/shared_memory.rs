@@ -29,11 +29,13 @@ pub const RESOURCE: Resource = Resource {
         .gives(regions_schema),
         Endpoint::post("/v2/systemsharedmemory/register", "Shares a region of system memory", || post(register_system))
             .of_regions()
+            .changes_the_server()
             .takes(region_schema),
         Endpoint::post("/v2/systemsharedmemory/unregister", "Ends the sharing of system memory", || {
             post(unregister_system)
         })
-        .of_regions(),
+        .of_regions()
+        .changes_the_server(),
         Endpoint::get("/v2/cudasharedmemory/status", "Regions of CUDA memory that clients share", || get(cuda_status))
             .of_regions()
             .gives(regions_schema),
@@ -41,9 +43,11 @@ pub const RESOURCE: Resource = Resource {
             post(register_cuda)
         })
         .of_regions()
+        .changes_the_server()
         .takes(plain),
         Endpoint::post("/v2/cudasharedmemory/unregister", "Ends the sharing of CUDA memory", || post(unregister_cuda))
-            .of_regions(),
+            .of_regions()
+            .changes_the_server(),
     ],
 };
 

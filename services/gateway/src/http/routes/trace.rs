@@ -19,11 +19,15 @@ pub const RESOURCE: Resource = Resource {
     group: "control",
     endpoints: &[
         Endpoint::get("/v2/trace/setting", "Trace settings", || get(show_all)).gives(plain),
-        Endpoint::post("/v2/trace/setting", "Changes trace settings", || post(change_all)).takes(plain).gives(plain),
+        Endpoint::post("/v2/trace/setting", "Changes trace settings", || post(change_all))
+            .takes(plain)
+            .gives(plain)
+            .changes_the_server(),
         Endpoint::get("/v2/models/{model}/trace/setting", "Trace settings of a model", || get(show_model)).gives(plain),
         Endpoint::post("/v2/models/{model}/trace/setting", "Changes trace settings of a model", || post(change_model))
             .takes(plain)
-            .gives(plain),
+            .gives(plain)
+            .changes_the_server(),
     ],
 };
 
