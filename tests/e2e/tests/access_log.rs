@@ -40,8 +40,10 @@ fn each_request_has_a_line_and_an_id(mode: Mode) {
         })
     };
     let first = line("client-7");
-    let expected =
-        json!({"method": "POST", "route": "/v1/embeddings", "model": "embedding", "status": 200, "owner": "alice"});
+    let expected = json!({
+        "method": "POST", "route": "/v1/embeddings", "model": "embedding", "status": 200, "owner": "alice",
+        "client": "127.0.0.1",
+    });
     for (name, value) in expected.as_object().expect("an object") {
         assert_eq!(first[name], *value, "{first}");
     }
