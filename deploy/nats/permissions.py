@@ -252,8 +252,8 @@ def gateway(stages):
         queues += [f"$JS.API.CONSUMER.{verb}" for verb in (f"CREATE.{name}.workers", f"INFO.{name}.workers", f"LIST.{name}")]
         queues += answered("ACK", f"{name}.workers.>")
     made = [f"$JS.API.STREAM.{verb}.{name}" for name in kept for verb in ("CREATE", "UPDATE", "INFO")]
-    # A stream that was lost with its broker is created again.
-    made += [f"$JS.API.STREAM.DELETE.{name}" for name in IN_MEMORY]
+    # A stream that was lost with its broker is created again. The last subject asks who leads the notes of attempts.
+    made += [f"$JS.API.STREAM.DELETE.{name}" for name in IN_MEMORY] + ["~.attempts.="]
     stores = []
     for name in ("settings", "registry", "models"):
         store = f"KV_~_{name}"

@@ -205,7 +205,7 @@ pub trait Bus: Send + Sync + 'static {
 
     // === The connection ===
 
-    /// Whether the bus can be reached: the present state and its changes.
+    /// Whether the bus can be reached: the present state, and its changes from now on.
     fn connection(&self) -> watch::Receiver<Connection>;
 
     /// The fault that keeps the bus from taking work, if there is one: the present state and its changes.

@@ -70,7 +70,7 @@ pub use registry::{
 pub use sequences::{KeptStates, SequenceName};
 pub use store::{Bucket, Change, Entry};
 pub(crate) use tasks::spawn;
-pub use tasks::{queue_pause, room_pause};
+pub use tasks::{Reopening, queue_pause, room_pause};
 pub use token::escape_token;
 pub(crate) use topic::RespondHandle;
 pub use topic::{TopicMessage, TopicValues};

@@ -81,6 +81,13 @@ impl Cluster {
         }
     }
 
+    /// Sends a signal to a broker.
+    fn signal(&self, number: usize, signal: &str) {
+        let process = self.nodes[number].process.as_ref().expect("it runs").id().to_string();
+        let sent = Command::new("kill").args([signal, &process]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "kill {signal} {process}");
+    }
+
     /// Starts a broker with the name of a killed one and an empty folder.
     fn replace(&mut self, number: usize) {
         self.kill(number);
@@ -164,6 +171,13 @@ async fn done<T>(what: &str, call: impl AsyncFn() -> Result<T, BusError>) -> T {
         assert!(started.elapsed() < WORKS_AGAIN_WITHIN + ANSWERS_WITHIN, "{what} is not done again");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+}
+
+/// The streams of work queues.
+async fn work_streams(cluster: &Cluster) -> Vec<String> {
+    use futures_util::TryStreamExt;
+    let names: Vec<_> = cluster.raw().await.stream_names().try_collect().await.expect("a list");
+    names.into_iter().filter(|name: &String| name.starts_with("trireme_work_")).collect()
 }
 
 fn queue_options(replicas: usize) -> QueueOptions {
@@ -458,6 +472,32 @@ async fn queues_that_are_out_of_reach_are_made_anew() {
         let mut consumer = stage.pull(model).await.expect("a hold on the queue");
         take(&mut consumer, "the message").await.acker.ack().await.expect("acknowledged");
     }
+}
+
+/// A broker without an answer may be a slow one. Its queues are made anew only when the others say that nobody leads them.
+#[tokio::test]
+async fn queues_whose_broker_does_not_answer_are_kept() {
+    let options = queue_options(1);
+    let cluster = Cluster::start().await;
+    let (gateway, stage) = (cluster.gateway(Some(1)).await, cluster.stage().await);
+    let model = model("slow");
+    done("declaring", async || gateway.declare_queue(&model, &options).await).await;
+    done("publishing", async || gateway.publish(&message(&model, 7)).await).await;
+    let stream = cluster.raw().await.get_stream(work_streams(&cluster).await.remove(0)).await.expect("it was made");
+    let leader = stream.cached_info().cluster.as_ref().and_then(|cluster| cluster.leader.clone()).expect("a leader");
+    let node: usize = leader.trim_start_matches('n').parse().expect("its number");
+    cluster.signal(node, "-STOP");
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(24) {
+        // Each attempt waits for an answer of the queue's broker.
+        passing("declaring", gateway.declare_queue(&model, &options)).await;
+    }
+    cluster.signal(node, "-CONT");
+    done("declaring", async || stage.declare_queue(&model, &options).await).await;
+    let mut consumer = done("opening", async || stage.pull(&model).await).await;
+    let delivery = take(&mut consumer, "the message from before").await;
+    assert_eq!(number(&delivery), 7);
+    delivery.acker.ack().await.expect("acknowledged");
 }
 
 /// Each broker reads parts of large bodies for processes, also one that has not yet got what the others have confirmed.

@@ -2,6 +2,8 @@
 
 #[path = "nats/accounts.rs"]
 mod accounts;
+#[path = "nats/busy.rs"]
+mod busy;
 #[path = "nats/claims.rs"]
 mod claims;
 #[path = "nats/foreign.rs"]
@@ -182,6 +184,7 @@ async fn a_broker_that_lost_everything_is_served_again() {
         let mut connection = bus.connection();
         let back = within("the connection", connection.wait_for(|state| matches!(state, Connection::Up(_)))).await;
         assert_ne!(*back.unwrap(), first, "the connection is told to be another");
+        assert!(!bus.connection().has_changed().unwrap(), "who comes later has seen no change");
     }
     let published = within("an answer", gateway.publish(&message(&model, 3))).await;
     assert!(matches!(published, Err(BusError::NoQueue { .. })), "{published:?}");

@@ -50,6 +50,7 @@ pub async fn run(setup: &Setup) {
         policies::each_level_has_a_limit_of_its_own_that_can_be_changed,
         policies::what_workers_have_is_beside_the_limit,
         policies::what_waits_too_long_can_be_taken_without_room,
+        policies::what_was_taken_back_makes_no_other_message_overdue,
         queues::a_worker_takes_no_more_than_it_has_room_for,
         queues::a_worker_that_stops_gets_what_was_sent_to_it,
         queues::waiting_for_work_can_be_cancelled_without_loss,

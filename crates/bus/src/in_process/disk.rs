@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use trireme_inference::UnixMicros;
 
 use self::file::{File, Room, failed};
-use crate::{Bucket, BusError, BusFault, Change, Entry, FaultKind};
+use crate::{Bucket, BusError, BusFault, Change, Entry, FaultKind, Reopening};
 
 /// The name of the file in its directory.
 const FILE: &str = "jobs.redb";
@@ -168,15 +168,21 @@ impl Disk {
         let (disk, mut last) = (self.clone(), self.0.last.subscribe());
         crate::spawn("disk watch", async move {
             let (mut revision, mut is_complete) = (0, false);
+            let mut reading = Reopening::default();
             loop {
                 last.mark_unchanged();
                 let found = match disk.blocking(move |shared| shared.changes_after(bucket, revision, CHANGES)).await {
                     Ok(found) => found,
                     Err(error) => {
-                        tracing::error!(bucket = bucket.name(), %error, "a watch broke");
-                        return;
+                        let pause = reading
+                            .broke(&format_args!("a watch of the store '{}' cannot read: {error}", bucket.name()));
+                        tokio::select! {
+                            () = tokio::time::sleep(pause) => continue,
+                            () = changes.closed() => return,
+                        }
                     }
                 };
+                reading.works();
                 match found.last() {
                     Some((at, _)) => revision = *at,
                     None if !is_complete => {

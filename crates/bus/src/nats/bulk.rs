@@ -62,7 +62,7 @@ impl Nats {
     /// lane; others go on meanwhile, and the caller publishes them again if the lane is not there.
     async fn make_bulk_lanes(&self, route: &Route) -> Result<(), BusError> {
         const ACTION: &str = "making a bulk lane";
-        let connection = *self.connection.borrow();
+        let connection = *self.connection.now();
         for (model, lane) in self.bulk_lanes_of(route) {
             let Ok(mut lane) = lane.try_lock() else { continue };
             if lane.made_over == Some(connection) {
@@ -110,8 +110,7 @@ impl BulkConsumer {
     pub async fn open(nats: &Nats, model: &ModelKey) -> Result<BulkConsumer, BusError> {
         let made = nats.subscribe(nats.names.bulk_made(model)).await?;
         let lane = NatsConsumer::open(nats, model, &options(QueueOptions::default())).await?;
-        let mut connection = nats.connection.clone();
-        connection.mark_unchanged();
+        let connection = nats.connection.follow();
         Ok(BulkConsumer { lane, made, connection, look_at: None })
     }
 }

@@ -139,11 +139,11 @@ impl Bus for Nats {
     }
 
     fn connection(&self) -> watch::Receiver<Connection> {
-        self.connection.clone()
+        self.connection.follow()
     }
 
     fn fault(&self) -> watch::Receiver<Option<BusFault>> {
-        self.fault.clone()
+        self.fault.follow()
     }
 
     async fn close(&self) {

@@ -10,20 +10,20 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use async_nats::jetstream::context::AccountErrorKind;
-use async_nats::{ConnectError, ConnectErrorKind, ConnectOptions, jetstream};
+use async_nats::{ConnectError, ConnectErrorKind, ConnectOptions, ServerAddr, jetstream};
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 
 use super::address::NatsUrl;
 use super::buckets;
-use super::connection::Nats;
+use super::connection::{Changing, Nats};
 use super::errors::{chain, failure, is_not_found, is_permission};
 use super::limits::REQUEST_TIMEOUT;
 use super::login::{NatsLogin, NatsTls};
 use super::streams::Needed;
 use super::subjects::{DeploymentName, Names, is_token};
-use crate::{Bucket, Bus, BusError, Change, Connection, QueueOptions};
+use crate::{Bucket, Bus, BusError, Change, Connection, QueueOptions, Reopening};
 
 /// The longest pause between attempts to reconnect. Requests wait meanwhile.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
@@ -31,7 +31,10 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 /// The client pings a broker that was silent for this long. If three pings in a row go unanswered, which is a constant
 /// of the client, the connection counts as lost. That is well before a silent process counts as gone
 /// ([`Heartbeat::TIME_TO_LIVE`](crate::Heartbeat::TIME_TO_LIVE)).
-const PING_INTERVAL: Duration = Duration::from_secs(1);
+///
+/// Whatever arrives delays the ping. It is longer than the time between two pulses, so a connection on which pulses arrive is not
+/// pinged: a ping waits behind all that is being sent, and a full connection to a live broker would count as lost.
+const PING_INTERVAL: Duration = Duration::from_millis(1500);
 
 /// Pause between attempts to connect at start.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -41,7 +44,7 @@ const MAKE_ALL: u32 = 60;
 
 /// Messages of one subscription that may wait to be read; the client drops any more and reports that. For replies the
 /// number is above the requests that a gateway has in flight, unless answers come in many parts.
-const SUBSCRIPTION_CAPACITY: usize = 16_384;
+pub(super) const SUBSCRIPTION_CAPACITY: usize = 16_384;
 
 /// Messages on topics that may wait to be sent.
 const SAYING: usize = 1024;
@@ -94,6 +97,15 @@ pub struct NatsOptions {
     pub login: NatsLogin,
     /// Certificates for an encrypted connection.
     pub tls: NatsTls,
+}
+
+/// How to reach the servers once more.
+#[derive(Clone)]
+pub struct Way {
+    servers: Vec<ServerAddr>,
+    connect: ConnectOptions,
+    /// The JetStream domain, if streams are not in the broker's own.
+    domain: Option<String>,
 }
 
 /// The wanted settings of a deployment.
@@ -161,18 +173,26 @@ impl Nats {
 
         let (state, mut connection) = watch::channel(Connection::Down);
         let (complained, refusals) = watch::channel(String::new());
-        let mut connect = ConnectOptions::new()
+        let connect = ConnectOptions::new()
             .name(&options.name)
             .custom_inbox_prefix(names.inboxes(prefix, &options.service))
             .ping_interval(PING_INTERVAL)
             .subscription_capacity(SUBSCRIPTION_CAPACITY)
             .reconnect_delay_callback(|attempts| RECONNECT_PAUSE.min(Duration::from_millis(1 << attempts.min(16))))
-            .request_timeout(Some(REQUEST_TIMEOUT))
-            .event_callback(move |event| {
-                on_event(&state, &complained, &event);
-                async {}
-            });
-        connect = options.login.apply(options.tls.apply(connect)?, in_url)?;
+            .request_timeout(Some(REQUEST_TIMEOUT));
+        let connect = options.login.apply(options.tls.apply(connect)?, in_url)?;
+        let complaints = complained.clone();
+        let aside = connect.clone().name(format!("{} (pulse)", options.name)).event_callback(move |event| {
+            if let async_nats::Event::ServerError(error) = &event {
+                complaints.send_replace(error.to_string());
+            }
+            async {}
+        });
+        let way = Way { servers: servers.clone(), connect: aside, domain: options.domain.clone() };
+        let connect = connect.event_callback(move |event| {
+            on_event(&state, &complained, &event);
+            async {}
+        });
         let client = connect.connect(servers).await.map_err(|error| match error.kind() {
             ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
                 refused(format!("NATS at {} does not let {who} in: {}", options.url, chain(&error)))
@@ -192,11 +212,8 @@ impl Nats {
         if !client.is_server_compatible(2, 11, 0) {
             return Err(refused(format!("nats-server {version} is too old, 2.11 or newer is needed")));
         }
-        let jetstream = jetstream::context::ContextBuilder::new().timeout(REQUEST_TIMEOUT);
-        let (jetstream, api) = match &options.domain {
-            Some(domain) => (jetstream.domain(domain).build(client.clone()), format!("$JS.{domain}.API")),
-            None => (jetstream.build(client.clone()), "$JS.API".to_owned()),
-        };
+        let jetstream = jetstream_of(&client, options.domain.as_deref());
+        let api = options.domain.as_ref().map_or("$JS.API".to_owned(), |domain| format!("$JS.{domain}.API"));
         let mut complaints = refusals.clone();
         let account = tokio::select! {
             account = jetstream.query_account() => account.map_err(|error| match failure("using JetStream", &error) {
@@ -223,9 +240,9 @@ impl Nats {
         let nats = Nats {
             client,
             jetstream,
-            connection,
-            fault,
-            refusals,
+            connection: Changing::new(connection),
+            fault: Changing::new(fault),
+            refusals: Changing::new(refusals),
             deployment: options.deployment_name.as_str().into(),
             names,
             account: Arc::new(Mutex::new(account)),
@@ -253,7 +270,7 @@ impl Nats {
         nats.keep_alive();
         nats.set_clock().await;
         nats.follow_clock();
-        nats.follow_pulse(faults).await?;
+        nats.follow_pulse(faults, way).await?;
         Ok(nats)
     }
 
@@ -348,14 +365,35 @@ impl Nats {
     /// Makes all streams as the settings have them. A cluster that has just elected a leader refuses some for a while, so
     /// this tries again, up to [`MAKE_ALL`] times.
     async fn make_all_or_warn(&self) {
-        for time in 0..MAKE_ALL {
+        let mut attempts = Reopening::default();
+        for _ in 0..MAKE_ALL {
             let Err(error) = self.make_all().await else { return };
-            tracing::warn!(%error, "streams could not be made as the deployment's settings have them; trying on");
             if self.is_closed() {
                 return;
             }
-            tokio::time::sleep(crate::queue_pause(time)).await;
+            let pause = attempts
+                .broke(&format_args!("streams could not be made as the deployment's settings have them: {error}"));
+            tokio::time::sleep(pause).await;
         }
+    }
+}
+
+// === impl Way ===
+
+impl Way {
+    /// A connection beside the one that everything else shares.
+    pub(super) async fn connect(&self) -> Result<(async_nats::Client, jetstream::Context), ConnectError> {
+        let client = self.connect.clone().connect(self.servers.clone()).await?;
+        let jetstream = jetstream_of(&client, self.domain.as_deref());
+        Ok((client, jetstream))
+    }
+}
+
+fn jetstream_of(client: &async_nats::Client, domain: Option<&str>) -> jetstream::Context {
+    let jetstream = jetstream::context::ContextBuilder::new().timeout(REQUEST_TIMEOUT);
+    match domain {
+        Some(domain) => jetstream.domain(domain).build(client.clone()),
+        None => jetstream.build(client.clone()),
     }
 }
 

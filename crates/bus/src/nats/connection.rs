@@ -31,17 +31,22 @@ pub struct BulkLane {
     pub(super) refused: Option<String>,
 }
 
+/// A value that changes. A follower sees the changes from then on, and none from before: those are in no receiver that is handed
+/// out, as they would be in a clone.
+#[derive(Clone)]
+pub struct Changing<T>(watch::Receiver<T>);
+
 /// A connection to NATS. Clones share it.
 #[derive(Clone)]
 pub struct Nats {
     pub(super) client: async_nats::Client,
     pub(super) jetstream: jetstream::Context,
-    pub(super) connection: watch::Receiver<Connection>,
+    pub(super) connection: Changing<Connection>,
     /// The fault that keeps the broker from taking work.
-    pub(super) fault: watch::Receiver<Option<BusFault>>,
+    pub(super) fault: Changing<Option<BusFault>>,
     /// The text of the last action that the broker did not permit. The broker sends it apart from the answers to
     /// requests.
-    pub(super) refusals: watch::Receiver<String>,
+    pub(super) refusals: Changing<String>,
     /// The deliveries that this process keeps alive, by the subjects that settle them, and when each began.
     pub(super) held: Arc<Mutex<BTreeMap<Subject, Instant>>>,
     /// Milliseconds after which the broker gives a delivery without a report of progress to another worker.
@@ -73,6 +78,26 @@ pub struct Nats {
     pub(super) groups: Arc<Groups>,
     pub(super) out_of_reach: Arc<OutOfReach>,
     pub(super) closed: Arc<AtomicBool>,
+}
+
+// === impl Changing ===
+
+impl<T> Changing<T> {
+    pub(super) fn new(values: watch::Receiver<T>) -> Changing<T> {
+        Changing(values)
+    }
+
+    /// The present value.
+    pub(super) fn now(&self) -> watch::Ref<'_, T> {
+        self.0.borrow()
+    }
+
+    /// The changes from now on.
+    pub(super) fn follow(&self) -> watch::Receiver<T> {
+        let mut changes = self.0.clone();
+        changes.mark_unchanged();
+        changes
+    }
 }
 
 // === impl Nats ===
@@ -111,7 +136,7 @@ impl Nats {
 
     /// Whether the connection is lost right now.
     pub(super) fn is_down(&self) -> bool {
-        *self.connection.borrow() == Connection::Down
+        *self.connection.now() == Connection::Down
     }
 
     /// Whether the broker is one of a cluster.

@@ -34,8 +34,12 @@ use crate::{AttemptNote, Bus, BusError, Connection, Consumer, Delivery, MessageN
 /// sent because a pull request got lost.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// The most messages that are refused at a time because they waited too long.
+/// The most messages that are taken at a time because they have waited too long.
 const OVERDUE: usize = 32;
+
+/// Bounds of the shortest time between two looks for such messages at a level: a quarter of the time that a message may wait.
+const LOOK_SHORTEST: Duration = Duration::from_millis(100);
+const LOOK_LONGEST: Duration = Duration::from_secs(1);
 
 /// Pause after a pull request that the broker refused, which limits the rate of retries.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
@@ -63,6 +67,10 @@ struct Level {
     stream: String,
     /// How long a message may wait here before it is refused.
     rejects_after: Option<Duration>,
+    /// No message that waits now is refused before this time.
+    look_at: Instant,
+    /// How many messages are taken at a time to be refused.
+    at_once: usize,
     /// Pull request `n` has the reply subject `<inbox>.<n>`.
     inbox: String,
     incoming: Subscriber,
@@ -87,10 +95,16 @@ impl NatsConsumer {
         Ok(NatsConsumer { nats, model, levels, taken: Vec::new(), fetching, give_up: None })
     }
 
-    /// Reads the received messages, and starts to fetch bodies that travel by claim.
+    /// Reads the received messages.
     fn read(&mut self) -> Vec<Delivery> {
+        let taken = std::mem::take(&mut self.taken);
+        self.open_all(taken)
+    }
+
+    /// Reads messages, and starts to fetch bodies that travel by claim.
+    fn open_all(&mut self, messages: Vec<jetstream::Message>) -> Vec<Delivery> {
         let (nats, model, fetching) = (&self.nats, &self.model, &mut self.fetching);
-        self.taken.drain(..).filter_map(|message| open(nats, model, message, fetching)).collect()
+        messages.into_iter().filter_map(|message| open(nats, model, message, fetching)).collect()
     }
 
     /// Returns received messages for which the caller has no room. They are first at their level again. A note says
@@ -161,17 +175,21 @@ impl Consumer for NatsConsumer {
         for index in 0..self.levels.len() {
             let level = &mut self.levels[index];
             let Some(timeout) = level.rejects_after else { continue };
-            // The oldest messages come first, so if the last of a batch is overdue, all of them are.
-            for count in [OVERDUE, 1] {
-                let since = level.waits_since(count as u64 - 1).await?;
-                if since.is_some_and(|since| UnixMicros::now().since(since) > timeout) {
-                    level.take_waiting(count, &mut self.taken).await?;
-                    break;
-                }
+            let count = level.overdue(timeout).await?;
+            if count == 0 {
+                continue;
             }
-            // No worker has begun them, however often they were delivered.
-            let overdue: Vec<_> =
-                self.read().into_iter().map(|delivery| Delivery { deliveries: 1, ..delivery }).collect();
+            let before = self.taken.len();
+            level.take_waiting(count, &mut self.taken).await?;
+            // Others may have been taken: the queue numbers messages that are gone, and other workers take messages too.
+            let is_overdue = |message: &jetstream::Message| {
+                message.info().is_ok_and(|info| waits_longer(clock::micros(info.published), timeout))
+            };
+            let (overdue, young): (Vec<_>, Vec<_>) = self.taken.split_off(before).into_iter().partition(is_overdue);
+            level.took(count, overdue.len(), young.is_empty());
+            let overdue = self.open_all(overdue);
+            self.taken.extend(young);
+            self.give_back().await;
             if !overdue.is_empty() {
                 return Ok(overdue);
             }
@@ -204,6 +222,11 @@ impl Consumer for NatsConsumer {
     }
 }
 
+/// Whether a message that was published at `since` has waited longer than `timeout`.
+fn waits_longer(since: UnixMicros, timeout: Duration) -> bool {
+    UnixMicros::now().since(since) > timeout
+}
+
 // === impl Level ===
 
 impl Level {
@@ -213,14 +236,24 @@ impl Level {
         stream: String,
         rejects_after: Option<Duration>,
     ) -> Result<Level, BusError> {
-        let mut connection = nats.connection.clone();
-        // The present state does not count as a change.
-        connection.mark_unchanged();
+        let connection = nats.connection.follow();
         let inbox = nats.client.new_inbox();
         let incoming = nats.subscribe(format!("{inbox}.*")).await?;
         let (nats, model, pulls) = (nats.clone(), model.clone(), Pulls::default());
-        let (paused_until, most) = (None, usize::MAX);
-        Ok(Level { nats, model, stream, rejects_after, inbox, incoming, connection, pulls, paused_until, most })
+        Ok(Level {
+            nats,
+            model,
+            stream,
+            rejects_after,
+            look_at: Instant::now(),
+            at_once: 1,
+            inbox,
+            incoming,
+            connection,
+            pulls,
+            paused_until: None,
+            most: usize::MAX,
+        })
     }
 
     /// Waits for messages and returns at most `room` of them. It asks the broker for those it has not asked for yet,
@@ -273,20 +306,45 @@ impl Level {
         Ok(())
     }
 
-    /// When the waiting message behind `others` older ones was published. `None` if fewer wait.
-    async fn waits_since(&self, others: u64) -> Result<Option<UnixMicros>, BusError> {
+    /// How many messages to take because they have waited longer than `timeout`. Messages that were taken back leave gaps in
+    /// the numbers of the others, so some of those that come may be younger.
+    ///
+    /// The oldest messages come first. So after a look at the oldest one it is known until when no other one is overdue, and the
+    /// broker is not asked before.
+    async fn overdue(&mut self, timeout: Duration) -> Result<usize, BusError> {
         const ACTION: &str = "looking at what waits";
+        let now = Instant::now();
+        if now < self.look_at {
+            return Ok(0);
+        }
+        let pause = (timeout / 4).clamp(LOOK_SHORTEST, LOOK_LONGEST);
+        self.look_at = now + pause;
         let jetstream = &self.nats.jetstream;
         let stream = jetstream.get_stream_no_info(&self.stream).await.map_err(|error| failure(ACTION, &error))?;
         let info = stream.consumer_info(WORKERS).await.map_err(|error| failure(ACTION, &error))?;
-        if info.num_pending <= others {
-            return Ok(None);
+        let waiting = usize::try_from(info.num_pending).unwrap_or(usize::MAX);
+        let mut since = UnixMicros::now();
+        for count in [self.at_once.min(waiting), 1].into_iter().filter(|count| (1..=waiting).contains(count)) {
+            let number = info.delivered.stream_sequence + count as u64;
+            since = match stream.get_first_raw_message_by_subject(">", number).await {
+                Ok(message) => clock::micros(message.time),
+                Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => UnixMicros::now(),
+                Err(error) => return Err(failure(ACTION, &error)),
+            };
+            if waits_longer(since, timeout) {
+                return Ok(count);
+            }
         }
-        let after = info.delivered.stream_sequence + 1 + others;
-        match stream.get_first_raw_message_by_subject(">", after).await {
-            Ok(message) => Ok(Some(clock::micros(message.time))),
-            Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
-            Err(error) => Err(failure(ACTION, &error)),
+        let left = timeout.saturating_sub(UnixMicros::now().since(since));
+        self.look_at = Instant::now() + left.max(pause);
+        Ok(0)
+    }
+
+    /// Takes in that of `count` messages asked for, `overdue` came that were, and whether they were the only ones.
+    fn took(&mut self, count: usize, overdue: usize, only: bool) {
+        self.at_once = if only { (count * 2).min(OVERDUE) } else { 1 };
+        if overdue == count {
+            self.look_at = Instant::now();
         }
     }
 

@@ -137,8 +137,7 @@ impl Nats {
             _ => Ok(Vec::new()),
         };
         let body = body.map_err(|error| BusError::Refused { action, reason: error.to_string() })?;
-        let (subject, mut connection) = (needed.subject(&self.names), self.connection.clone());
-        connection.mark_unchanged();
+        let (subject, mut connection) = (needed.subject(&self.names), self.connection.follow());
         let mut answers = self.question(subject.clone(), HeaderMap::new(), body.into()).await?;
         let answer = tokio::select! {
             answer = tokio::time::timeout(needed.patience(), Nats::next_answer(&mut answers)) => answer,

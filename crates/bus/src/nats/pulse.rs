@@ -7,6 +7,9 @@
 //! store takes writes. The gateway that has heard no pulse for a second makes the next one. A process that hears none
 //! for longer, because no gateway lives or one is of an older version, asks JetStream by itself. So the broker has one
 //! write each second and a message to each process, however many there are.
+//!
+//! A process looks over a connection of its own, which it opens with the first look: on the one that everything else shares, a
+//! question waits behind all that is being sent, and a busy process would take a live broker for dead.
 
 use std::time::{Duration, Instant};
 
@@ -17,6 +20,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use super::connect::Way;
 use super::connection::Nats;
 use super::errors::{chain, is_full, is_no_stream};
 use super::{account, buckets, topics};
@@ -79,28 +83,37 @@ struct Watched {
     proved: Instant,
     /// Whether the broker permits this gateway to write pulses; its users may be of an older version.
     may_write: bool,
+    /// The connection for looks, while there is one.
+    link: Option<Nats>,
 }
 
 // === impl Nats ===
 
 impl Nats {
     /// Makes and hears pulses for as long as the connection is open, and keeps `fault`.
-    pub(super) async fn follow_pulse(&self, fault: watch::Sender<Option<BusFault>>) -> Result<(), BusError> {
+    pub(super) async fn follow_pulse(&self, fault: watch::Sender<Option<BusFault>>, way: Way) -> Result<(), BusError> {
         let mut heard = topics::subscribe(self, PULSE, false).await?;
         let nats = self.clone();
         crate::spawn("nats pulse", async move {
-            let mut connection = nats.connection.clone();
-            let mut watched = Watched { fault, proved: Instant::now(), may_write: true };
+            let mut connection = nats.connection.follow();
+            let mut watched = Watched { fault, proved: Instant::now(), may_write: true, link: None };
             let mut due = Instant::now() + nats.pause();
             while !nats.is_closed() {
                 tokio::select! {
                     pulse = heard.recv() => {
                         let Some(pulse) = pulse else { return };
                         watched.hear(&pulse.body);
+                        // A process that is no gateway does not look while gateways do.
+                        if !nats.makes_streams {
+                            watched.link = None;
+                        }
                         due = Instant::now() + nats.pause();
                     }
                     Ok(()) = connection.changed() => match *connection.borrow_and_update() {
-                        Connection::Down => watched.lost("the connection is lost"),
+                        Connection::Down => {
+                            watched.link = None;
+                            watched.lost("the connection is lost");
+                        }
                         Connection::Up(_) => {
                             watched.may_write = true;
                             due = Instant::now() + JITTER.mul_f64(fastrand::f64());
@@ -110,7 +123,7 @@ impl Nats {
                         if nats.is_down() {
                             watched.lost("the connection is lost");
                         } else {
-                            match nats.beat(&mut watched).await {
+                            match nats.beat(&mut watched, &way).await {
                                 Ok(store) => watched.found(store),
                                 Err(reason) => watched.lost(&reason),
                             }
@@ -133,8 +146,31 @@ impl Nats {
     }
 
     /// Looks whether the broker takes work; a gateway also says so. Returns the fault of the broker's store. The
-    /// error says why the broker is not reached.
-    async fn beat(&self, watched: &mut Watched) -> Result<Option<StoreFault>, String> {
+    /// error says why the broker is not reached: neither over the connection for looks nor over the shared one.
+    async fn beat(&self, watched: &mut Watched, way: &Way) -> Result<Option<StoreFault>, String> {
+        if watched.link.is_none() {
+            watched.link = match tokio::time::timeout(LIMIT, way.connect()).await {
+                Ok(Ok((client, jetstream))) => Some(Nats { client, jetstream, ..self.clone() }),
+                failed => {
+                    tracing::debug!(error = ?failed.map(|made| made.err()), "no connection of its own for the pulse");
+                    None
+                }
+            };
+        }
+        if let Some(link) = watched.link.clone() {
+            match link.look(watched).await {
+                Ok(store) => return Ok(store),
+                Err(_) => {
+                    // The next look opens another one, perhaps to another broker.
+                    watched.link = None;
+                    return self.round_trip().await.map(|()| None);
+                }
+            }
+        }
+        self.look(watched).await
+    }
+
+    async fn look(&self, watched: &mut Watched) -> Result<Option<StoreFault>, String> {
         if !self.makes_streams {
             return self.round_trip().await.map(|()| None);
         }
@@ -290,7 +326,7 @@ mod tests {
     use super::*;
 
     fn watched() -> Watched {
-        Watched { fault: watch::channel(None).0, proved: Instant::now(), may_write: true }
+        Watched { fault: watch::channel(None).0, proved: Instant::now(), may_write: true, link: None }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use trireme_inference::{Lane, ModelKey};
 use super::account;
 use super::connection::Nats;
 use super::errors::{failure, is_not_found};
+use super::streams::Lead;
 use super::subjects::WORKERS;
 use crate::{BusError, LevelPolicy, QueueOptions};
 
@@ -161,14 +162,21 @@ impl Nats {
     /// Whether all work queues have a leader. Replaces those that have had none for long.
     async fn are_queues_led(&self) -> bool {
         let Ok(queues) = self.queue_streams("watching work queues").await else { return false };
-        let looks = queues.into_iter().map(|(_, name)| async move {
-            match self.jetstream.get_stream(&name).await {
-                Ok(stream) => self.check_queue_led(stream.cached_info()).await.is_ok(),
-                Err(error) if is_not_found(&error) => true,
-                Err(_) => {
+        let looks = queues.into_iter().map(|(model, name)| async move {
+            let Some(level) = self.names.level_of(&name) else { return true };
+            match self.who_leads(&self.names.work_at(&model, level)).await {
+                Some(Lead::Somebody) => {
+                    self.out_of_reach.end(&name);
+                    true
+                }
+                Some(Lead::Nobody) => {
                     self.delete_if_gone(&name).await;
                     false
                 }
+                None => match self.jetstream.get_stream(&name).await {
+                    Ok(stream) => self.check_queue_led(stream.cached_info()).await.is_ok(),
+                    Err(error) => is_not_found(&error),
+                },
             }
         });
         let looks = futures_util::stream::iter(looks).buffer_unordered(WATCHED_AT_ONCE);

@@ -1,4 +1,4 @@
-//! Streams that are out of reach: for how long, and when it is time to look at them again.
+//! Streams that no broker leads: for how long, and when it is time to look at them again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
-/// Failures to reach a stream that are further apart than this count as different absences.
+/// Looks that found no leader and are further apart than this count as different absences.
 const LOOK_WITHIN: Duration = Duration::from_secs(15);
 
 /// How long a process waits after a look at a stream before it looks again. Brokers that elect a leader answer late or not at
 /// all, and each question delays the election.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Streams that are out of reach, by name.
+/// Streams without a leader, by name.
 #[derive(Default)]
 pub struct OutOfReach {
     absences: Mutex<HashMap<String, Absence>>,
@@ -24,7 +24,7 @@ pub struct OutOfReach {
     watch: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// A period in which every attempt to reach a stream failed.
+/// A period in which every look found that no broker leads a stream.
 #[derive(Clone, Copy)]
 struct Absence {
     first: Instant,
@@ -50,19 +50,19 @@ impl OutOfReach {
         self.watch.clone().try_lock_owned().ok()
     }
 
-    /// Counts a failure to reach a stream; returns how long every attempt has failed.
+    /// Counts a look that found no leader; returns for how long every look has found none.
     pub fn note(&self, name: &str, now: Instant) -> Duration {
         let mut absences = self.absences.lock();
         let absence = absences.entry(name.to_owned()).or_insert(Absence { first: now, last: now });
         if now.duration_since(absence.last) > LOOK_WITHIN {
-            // There were no attempts for a while, so this may be another absence.
+            // There were no looks for a while, so this may be another absence.
             absence.first = now;
         }
         absence.last = now;
         now.duration_since(absence.first)
     }
 
-    /// Counts a success, or that the stream does not exist.
+    /// The stream has a leader, or does not exist.
     pub fn end(&self, name: &str) {
         self.absences.lock().remove(name);
     }

@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use trireme_inference::InferError;
 
 use super::claims::{self, BodyStore, Claim, GetObjectError};
+use super::connect::SUBSCRIPTION_CAPACITY;
 use super::connection::Nats;
 use super::deliveries::FETCH_PAUSE;
 use super::headers;
@@ -23,9 +24,9 @@ use crate::{Bus, BusError, Inbox, Reply, ReplyHeaders, envelope, escape_token};
 /// How long the body of a reply is kept for its gateway, which fetches it at once.
 const LAPSE: Duration = Duration::from_secs(60);
 
-/// Bodies that are being fetched or wait to be fetched. A waiting one takes no more memory than its headers. A reply
-/// beyond the limit is dropped, and made again when its request is published again.
-const FETCHING: usize = 1024;
+/// Bodies that are being fetched or wait to be fetched, at most: as many as the subscription holds messages. A waiting one takes
+/// no more memory than its headers. Beyond that, replies wait in the subscription.
+const FETCHING: usize = SUBSCRIPTION_CAPACITY;
 
 // === impl Nats ===
 
@@ -54,12 +55,10 @@ impl Nats {
                 }
                 match headers::read_claim(&message) {
                     Ok(None) => nats.receive_reply(&inbox, &message, &message.payload).await,
-                    Ok(Some(claim)) if fetching.len() < FETCHING => {
+                    Ok(Some(claim)) => {
                         let nats = nats.clone();
-                        fetching.spawn(async move { nats.fetch_reply(&inbox, &message, claim).await });
-                    }
-                    Ok(Some(_)) => {
-                        tracing::warn!(subject = %message.subject, "too many large replies at a time; one is let go");
+                        let fetch = async move { nats.fetch_reply(&inbox, &message, claim).await };
+                        spawn_within(&mut fetching, FETCHING, fetch).await;
                     }
                     Err(error) => refuse(&inbox, &message, &error),
                 }
@@ -127,6 +126,14 @@ impl Nats {
     }
 }
 
+/// Starts a task once fewer than `most` run.
+async fn spawn_within(tasks: &mut JoinSet<()>, most: usize, task: impl Future<Output = ()> + Send + 'static) {
+    while tasks.len() >= most {
+        tasks.join_next().await;
+    }
+    tasks.spawn(task);
+}
+
 /// Ends the request of a reply that cannot be read: another run of the step would make the same reply.
 fn refuse(inbox: &Inbox, message: &Message, error: &envelope::EnvelopeError) {
     tracing::warn!(subject = %message.subject, %error, "a worker's reply cannot be read");
@@ -155,5 +162,30 @@ async fn acknowledge(nats: &Nats, ended: Ended) {
     };
     if let Err(error) = sent {
         tracing::debug!(%error, "not acknowledged; the broker delivers the request again");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_reply_beyond_the_limit_waits_for_its_turn() {
+        let (ended, mut tasks) = (Arc::new(Semaphore::new(0)), JoinSet::new());
+        let fetch = || {
+            let ended = ended.clone();
+            async move { ended.acquire().await.expect("never closed").forget() }
+        };
+        for _ in 0..2 {
+            assert!(spawn_within(&mut tasks, 2, fetch()).now_or_never().is_some());
+        }
+        assert!(spawn_within(&mut tasks, 2, fetch()).now_or_never().is_none(), "two are fetched");
+        ended.add_permits(1);
+        spawn_within(&mut tasks, 2, fetch()).await;
+        ended.add_permits(2);
+        tasks.join_all().await;
     }
 }

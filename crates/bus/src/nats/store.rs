@@ -24,7 +24,7 @@ use super::groups::Message;
 use super::streams::Needed;
 use super::work::LONGEST_LAPSE;
 use super::{buckets, clock, headers};
-use crate::{Bucket, BusError, Change, Connection, Entry};
+use crate::{Bucket, BusError, Change, Connection, Entry, Reopening};
 
 /// How long a deletion is kept for watchers.
 const MARKER: Duration = Duration::from_secs(60);
@@ -52,9 +52,6 @@ const WATCH_HEARTBEAT: Duration = Duration::from_secs(2);
 /// How long a watch may wait for all values that were there when it began. A value that lapses at that time does not
 /// come.
 const COMPLETE_LIMIT: Duration = Duration::from_secs(5);
-
-/// Pause before a broken watch is opened again.
-const REOPEN_PAUSE: Duration = Duration::from_millis(500);
 
 // === impl Nats ===
 
@@ -345,12 +342,16 @@ impl Nats {
         let (changes, receiver) = mpsc::channel(WATCH_BACKLOG);
         let nats = self.clone();
         crate::spawn("nats watch", async move {
+            let mut reopening = Reopening::default();
             while !changes.is_closed() && !nats.is_closed() {
-                if let Err(error) = nats.follow(bucket, &changes).await {
-                    tracing::warn!(bucket = bucket.name(), %error, "a watch broke; opening it again");
-                }
+                let pause = match nats.follow(bucket, &changes, &mut reopening).await {
+                    Ok(()) => reopening.pause(),
+                    Err(error) => {
+                        reopening.broke(&format_args!("a watch of the store '{}' broke: {error}", bucket.name()))
+                    }
+                };
                 tokio::select! {
-                    () = tokio::time::sleep(REOPEN_PAUSE) => {}
+                    () = tokio::time::sleep(pause) => {}
                     () = changes.closed() => {}
                 }
             }
@@ -360,10 +361,14 @@ impl Nats {
 
     /// Runs one watch, until it breaks, misses a message, or the connection or the stream is replaced. The next watch
     /// sends all values again.
-    async fn follow(&self, bucket: Bucket, changes: &mpsc::Sender<Change>) -> Result<(), BusError> {
+    async fn follow(
+        &self,
+        bucket: Bucket,
+        changes: &mpsc::Sender<Change>,
+        reopening: &mut Reopening,
+    ) -> Result<(), BusError> {
         const ACTION: &str = "watching a store";
-        let mut connection = self.connection.clone();
-        connection.borrow_and_update();
+        let mut connection = self.connection.follow();
         let config = push::Config {
             deliver_subject: self.client.new_inbox(),
             filter_subject: buckets::keys(&self.names, bucket),
@@ -388,6 +393,7 @@ impl Nats {
         let mut is_complete = consumer.cached_info().num_pending == 0;
         let mut last = 0;
         let mut messages = consumer.messages().await.map_err(|error| failure(ACTION, &error))?;
+        reopening.works();
         if is_complete && changes.send(Change::Complete).await.is_err() {
             return Ok(());
         }

@@ -1,12 +1,18 @@
 //! Creates, changes, replaces and removes the streams of a deployment.
 //!
+//! A stream of a cluster may be out of reach because its brokers are slow, or because none of them leads it. Only the
+//! latter, which the brokers have to say, makes a gateway replace the stream.
+//!
 //! Not here: requests from stages (`makers`), and the configurations of the streams of stores and claims (`buckets`).
 
 use std::time::{Duration, Instant};
 
+use async_nats::client::RequestErrorKind;
 use async_nats::jetstream::ErrorCode;
 use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind};
 use async_nats::jetstream::stream;
+use async_nats::{HeaderMap, header};
+use bytes::Bytes;
 use trireme_inference::{ModelKey, UnixMicros};
 
 use super::account::{self, refit};
@@ -17,9 +23,12 @@ use super::subjects::Names;
 use super::{buckets, clock};
 use crate::{Bucket, BusError, QueueOptions, WorkMessage};
 
-/// A stream in memory and a work queue that have been out of reach for this long are created again: their brokers will not
-/// come back with them, or cannot agree on them.
+/// A stream in memory and a work queue that no broker has led for this long are created again: their brokers will not come
+/// back with them, or cannot agree on them.
 const GONE_AFTER: Duration = Duration::from_secs(15);
+
+/// How long a stream's leader may take to answer [`Nats::who_leads`].
+const LEADER_LIMIT: Duration = Duration::from_secs(2);
 
 /// The name of the store of bodies above `max_payload`.
 const CLAIMS: &str = "claims";
@@ -41,6 +50,13 @@ pub enum Needed<'a> {
     Claims,
     /// Work for a model version: a stream for each level, and the consumer that its workers share.
     Queue(&'a ModelKey, &'a QueueOptions),
+}
+
+/// Who leads a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lead {
+    Nobody,
+    Somebody,
 }
 
 // === impl Needed ===
@@ -105,8 +121,7 @@ impl Nats {
     /// Waits until the broker reports that this process has no permission for an action. `is_meant` recognises the
     /// action by the subject in the report. The broker reports this in no other way.
     pub(super) async fn refused(&self, is_meant: impl Fn(&str) -> bool) -> String {
-        let mut refusals = self.refusals.clone();
-        refusals.mark_unchanged();
+        let mut refusals = self.refusals.follow();
         loop {
             if refusals.changed().await.is_err() {
                 std::future::pending::<()>().await;
@@ -302,35 +317,57 @@ impl Nats {
     pub(super) async fn check_queue_led(&self, info: &stream::Info) -> Result<(), BusError> {
         let led = self.check_led(info);
         if led.is_err() && self.makes_streams {
-            self.replace_if_gone(&info.config).await;
+            self.delete_if_gone(&info.config.name).await;
         }
         led
     }
 
-    /// Deletes a stream in memory or a work queue that has been out of reach for long; it is created again when it is needed
-    /// next. Its messages were lost with its brokers, or their gateways publish them again.
+    /// Deletes a stream in memory or a work queue that was out of reach, if no broker has led it for long; it is created again
+    /// when it is needed next. Its messages were lost with its brokers, or their gateways publish them again.
     ///
-    /// A queue in files can be out of reach while all its brokers run: after a power cut of all of them, replicas that came back
-    /// empty wait for a leader's messages, and none of them becomes the leader (nats-server 2.15).
+    /// A queue in files can be without a leader while all its brokers run: after a power cut of all of them, replicas that came
+    /// back empty wait for a leader's messages, and none of them becomes the leader (nats-server 2.15).
     async fn replace_if_gone(&self, config: &stream::Config) {
         let in_memory = config.storage == stream::StorageType::Memory;
         let is_queue = config.retention == stream::RetentionPolicy::WorkQueue;
-        if in_memory || is_queue {
+        let Some(subject) = config.subjects.first().filter(|_| in_memory || is_queue) else { return };
+        if !self.is_clustered() || self.is_down() {
+            return;
+        }
+        // The leader of the cluster answers this.
+        let there = self.jetstream.stream_by_subject(subject).await;
+        if there.is_ok_and(|there| there == config.name) && self.who_leads(subject).await == Some(Lead::Nobody) {
             self.delete_if_gone(&config.name).await;
         }
     }
 
-    /// Counts a look at a stream that was out of reach, and deletes the stream when it has been so for long.
+    /// Counts a look at a stream that no broker leads, as the brokers said, and deletes it when it has been so for long.
     pub(super) async fn delete_if_gone(&self, name: &str) {
         if !self.is_clustered() || self.is_down() {
             return;
         }
         self.watch_queues();
         if self.out_of_reach.note(name, Instant::now()) >= GONE_AFTER {
-            tracing::warn!(stream = name, "a stream is out of reach; creating it again");
+            tracing::warn!(stream = name, "no broker leads a stream; creating it again");
             // The cluster deletes it, even though the broker that would confirm that is gone.
             let _ = self.jetstream.delete_stream(name).await;
             self.out_of_reach.end(name);
+        }
+    }
+
+    /// Whether a broker leads the stream with these subjects. `None`: there was no answer, which says nothing: the brokers may be
+    /// slow.
+    ///
+    /// A stream's leader takes the messages of its subjects. Where there is none, a broker says at once that nobody takes them. A
+    /// leader refuses this message, which is for another stream.
+    pub(super) async fn who_leads(&self, subjects: &str) -> Option<Lead> {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::NATS_EXPECTED_STREAM, "=");
+        let asked = self.client.request_with_headers(subjects.replace(['>', '*'], "="), headers, Bytes::new());
+        match tokio::time::timeout(LEADER_LIMIT, asked).await.ok()? {
+            Ok(_) => Some(Lead::Somebody),
+            Err(error) if error.kind() == RequestErrorKind::NoResponders => Some(Lead::Nobody),
+            Err(_) => None,
         }
     }
 }

@@ -139,6 +139,12 @@ impl Names {
         Some(ModelKey { name: unescape_token(model)?.into(), version: version.parse().ok()? })
     }
 
+    /// The priority level of a stream's work, from the stream's name.
+    pub fn level_of(&self, stream: &str) -> Option<u32> {
+        let (_, version) = stream.strip_prefix(&format!("{self}_work_"))?.rsplit_once('_')?;
+        version.split_once('-').map_or(Some(0), |(_, level)| level.parse().ok())
+    }
+
     /// Parses the reply subject of a reply: `<inbox>.<escaped subject>.<claim>.<of>`, where a claim of `=` is none.
     pub fn ended(&self, subject: &str) -> Option<Ended> {
         let mut tokens = subject.rsplit('.');
@@ -228,6 +234,7 @@ mod tests {
         let names = names("");
         for level in [0, 7] {
             assert_eq!(names.model_of(&names.work_stream(&model, level)), Some(model.clone()));
+            assert_eq!(names.level_of(&names.work_stream(&model, level)), Some(level));
         }
         assert_eq!(names.model_of("KV_trireme_registry"), None);
         assert_eq!(request_of(&names.work(&model, 1, "gate.way", "gate.way-7~1")).as_deref(), Some("gate.way-7~1"));

@@ -206,8 +206,9 @@ impl HostedModel {
         }
     }
 
-    /// Refuses a request that waited too long in the shared queue.
+    /// Refuses a request that waited too long in the shared queue. No worker has begun it, however often it was delivered.
     pub fn refuse(self: &Arc<Self>, delivery: Delivery) {
+        let delivery = Delivery { deliveries: 1, ..delivery };
         let permit = self.queue.permit(delivery.message.lane(), delivery.more);
         let (message, held) = self.hold(delivery);
         let received_at = UnixMicros::now();

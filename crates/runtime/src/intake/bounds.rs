@@ -7,7 +7,7 @@ use std::time::Instant;
 use trireme_bus::{BusError, Consumer, Delivery};
 use trireme_inference::{Lane, UnixMicros};
 
-use super::queue_policy;
+use super::queue_policy::{self, QueueDecision};
 use crate::hosted::HostedModel;
 
 /// Refuses or delays requests that wait in this worker longer than their timeout, until it is dropped.
@@ -61,8 +61,14 @@ pub(crate) async fn next(
 async fn refuse_overdue(model: &Arc<HostedModel>, consumer: &mut dyn Consumer, until: Instant) -> Result<(), BusError> {
     loop {
         let overdue = consumer.overdue().await?;
-        let none = overdue.is_empty();
-        overdue.into_iter().for_each(|delivery| model.refuse(delivery));
+        let (none, now) = (overdue.is_empty(), UnixMicros::now());
+        for delivery in overdue {
+            match model.decide(&delivery.message, now) {
+                QueueDecision::Over => model.refuse(delivery),
+                // The policy alone decides, whatever the queue has taken out.
+                QueueDecision::Left | QueueDecision::Delayed => model.receive(delivery, false),
+            }
+        }
         if none || Instant::now() >= until {
             return Ok(());
         }

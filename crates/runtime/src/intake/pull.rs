@@ -5,15 +5,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
-use trireme_bus::Delivery;
+use trireme_bus::{Delivery, Reopening};
 use trireme_engine::SHORT_RUN;
 use trireme_inference::Lane;
 
 use super::bounds;
 use crate::hosted::HostedModel;
-
-/// Pause before a queue is opened again after an error.
-pub(crate) const REOPEN_PAUSE: Duration = Duration::from_millis(250);
 
 /// How long a worker waits for a gateway to create a lost queue before it pulls again. The gateway goes on creating it.
 const DECLARE_LIMIT: Duration = Duration::from_secs(1);
@@ -38,6 +35,7 @@ async fn pull_lane(lane: Lane, current: Current, pulling: CancellationToken) {
         let began = Instant::now();
         deliveries.into_iter().for_each(|delivery| model.receive(delivery, began.elapsed() < SHORT_RUN));
     };
+    let mut reopening = Reopening::default();
     loop {
         let opened = match lane {
             Lane::Live => shared.bus.pull(&key).await,
@@ -46,6 +44,7 @@ async fn pull_lane(lane: Lane, current: Current, pulling: CancellationToken) {
         let error = match opened {
             Err(error) => error,
             Ok(mut consumer) => loop {
+                reopening.works();
                 let next = async {
                     let model = current.read().clone();
                     bounds::next(&model, lane, consumer.as_mut()).await
@@ -66,9 +65,9 @@ async fn pull_lane(lane: Lane, current: Current, pulling: CancellationToken) {
                 }
             },
         };
-        tracing::warn!(model = %key, %error, "pulling work broke; opening the queue again");
+        let pause = reopening.broke(&format_args!("pulling work of model '{key}' broke: {error}"));
         tokio::select! {
-            () = tokio::time::sleep(REOPEN_PAUSE) => {}
+            () = tokio::time::sleep(pause) => {}
             () = pulling.cancelled() => return,
         }
         if lane == Lane::Bulk {
@@ -83,7 +82,7 @@ async fn pull_lane(lane: Lane, current: Current, pulling: CancellationToken) {
         // Pull in any case: it shows whether the queue exists. On a cluster, a queue exists again once a leader is
         // elected.
         if let Ok(Err(error)) = declared {
-            tracing::warn!(model = %key, %error, "the queue could not be made again yet");
+            tracing::debug!(model = %key, %error, "the queue could not be made again yet");
         }
     }
 }

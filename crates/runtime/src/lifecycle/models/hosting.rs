@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use trireme_bus::{BusError, Content, ModelState};
+use trireme_bus::{BusError, Content, ModelState, Reopening};
 use trireme_engine::{
     Executions, Guests, Instance, LoadedModel, Model, Outage, WorkQueue, allowance, most_in_hand, stage,
 };
@@ -20,7 +20,7 @@ use super::proving::Proven;
 use super::{Instances, Models, Pull, Running, Version, outage};
 use crate::hosted::standing::Standing;
 use crate::hosted::{HostedModel, Work};
-use crate::intake::{Current, REOPEN_PAUSE, has_timeouts, pull, watch_timeouts};
+use crate::intake::{Current, has_timeouts, pull, watch_timeouts};
 
 /// After a queue's levels have changed, the worker still pulls from the old levels for this long. Gateways learn of the
 /// change sooner.
@@ -217,24 +217,21 @@ impl Models {
     /// Declares the queue of a version. Waits as long as the bus, or the gateway that creates the stream, cannot be
     /// reached: loading the model may have taken minutes.
     async fn declare(&self, hosted: &HostedModel) -> Result<(), BusError> {
-        let mut told = String::new();
+        let mut attempts = Reopening::default();
         tokio::select! {
             learnt = self.shared.learn_settings() => learnt?,
             // The worker ends because another model cannot be loaded.
             () = self.hopeless.cancelled() => return Err(BusError::Unreachable("the worker cannot start".to_owned())),
         }
         loop {
-            match self.shared.bus.declare_queue(&hosted.key, &hosted.queue_options()).await {
+            let pause = match self.shared.bus.declare_queue(&hosted.key, &hosted.queue_options()).await {
                 Err(BusError::Unreachable(reason)) if !self.hopeless.is_cancelled() => {
-                    if reason != told {
-                        tracing::warn!(model = %hosted.key, reason, "its queue cannot be made yet; trying on");
-                        told = reason;
-                    }
+                    attempts.broke(&format_args!("the queue of model '{}' cannot be made yet: {reason}", hosted.key))
                 }
                 declared => return declared,
-            }
+            };
             tokio::select! {
-                () = tokio::time::sleep(REOPEN_PAUSE) => {}
+                () = tokio::time::sleep(pause) => {}
                 () = self.hopeless.cancelled() => {}
             }
         }
