@@ -89,6 +89,12 @@ pub trait Backend: Send + Sync {
         SequenceSupport::None
     }
 
+    /// What the model's answers come from besides its files and configuration, such as the packages of an interpreter: the same text on
+    /// hosts that answer alike. May block. The error says why that is not known.
+    fn surroundings(&self, _source: &ModelSource<'_>) -> Result<String, String> {
+        Ok(String::new())
+    }
+
     /// Loads one version of a model: reads its files, completes its configuration, makes its instances and warms them
     /// up. Runs on a thread of its own and may block.
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError>;

@@ -67,6 +67,13 @@ impl Digest {
     }
 }
 
+/// A digest of a file's bytes.
+pub fn digest_of_file(path: &Path) -> io::Result<String> {
+    let mut digest = Digest::new();
+    digest.add_file("", path)?;
+    Ok(digest.finish())
+}
+
 /// The names of the files beneath `directory`, by their paths from there.
 pub(crate) fn names(directory: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();

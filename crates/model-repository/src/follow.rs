@@ -108,7 +108,7 @@ impl Followed {
         }
         (self.taken, self.fault) = (now, None);
         let next = self.folder.next()?;
-        let digest = digest(&self.folder)?;
+        let digest = digest(&next)?;
         if digest == self.digest {
             return Ok(false);
         }

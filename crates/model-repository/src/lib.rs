@@ -56,6 +56,7 @@ pub use config::{
     AutoComplete, DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, ModelInput, ModelOutput,
     ModelWarmup, Optimization, QueuePolicy, VersionPolicy, WarmupData, WarmupInput,
 };
+pub use digest::digest_of_file;
 pub use ensemble::{CompiledEnsemble, EnsembleError, compile_ensemble, plan_single};
 pub use error::RepositoryError;
 pub use folder::{

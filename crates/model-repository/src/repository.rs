@@ -20,6 +20,7 @@ use crate::digest::{Digest, check_regular};
 use crate::fingerprint::{self, hash};
 use crate::normalize::Surroundings;
 use crate::parse::{read_json, read_text};
+use crate::proto::model_config::SchedulingChoice;
 use crate::{ModelConfig, RepositoryError, TemporaryFolder, VersionPolicy, proto, requested};
 
 mod files;
@@ -367,10 +368,12 @@ impl RepositoryModel {
         self.fingerprints.get(&version).copied().unwrap_or_default()
     }
 
-    /// A digest of the sources of the version's answers: its configuration, the files of its directory and the files beside that directory.
-    /// It is the same on every host that has the same files. Reads them all, as long as they are not known; the error names the path.
-    pub fn digest(&self, version: i64) -> io::Result<String> {
+    /// A digest of the sources of the version's answers: its configuration, the files of its directory, the files beside that directory, and
+    /// `surroundings`, which its backend names. It is the same on every host that has the same ones. Reads the files, as long as they are not
+    /// known; the error names the path.
+    pub fn digest(&self, version: i64, surroundings: &str) -> io::Result<String> {
         let mut digest = Digest::new();
+        digest.add(surroundings.as_bytes());
         digest.add(self.definitions.get(&version).map_or(&[], |definition| &definition.content));
         let is_beside = |name: &str| name != CONFIG_FILE && version_number(name).is_none();
         digest.add_directory(&self.path, is_beside)?;
@@ -456,11 +459,30 @@ impl VersionPolicy {
     }
 }
 
-/// A configuration without comments, and without the fields that have no part in answers: where and how often a model runs may
-/// differ from host to host, and the policy chooses among versions.
+/// A configuration without comments, and without the fields that have no part in answers: where, how often and in which batches a model
+/// runs may differ from host to host, and the policy chooses among versions.
 fn content(message: &proto::ModelConfig) -> Arc<[u8]> {
-    let defining = proto::ModelConfig { instance_group: Vec::new(), version_policy: None, ..message.clone() };
+    let mut defining = proto::ModelConfig { instance_group: Vec::new(), version_policy: None, ..message.clone() };
+    if let Some(SchedulingChoice::DynamicBatching(batching)) = &mut defining.scheduling_choice {
+        batching.preferred_batch_size = Vec::new();
+        batching.max_queue_delay_microseconds = 0;
+        if *batching == Default::default() {
+            defining.scheduling_choice = None;
+        }
+    }
     defining.encode_to_vec().into()
+}
+
+/// The parameters of a configuration derived from a model folder that change no answer. An accelerator serves only if its outputs are those of
+/// the plain provider; a folder in the cache of the hub has a further name.
+const IMMATERIAL: [&str; 4] = ["accelerator", "layouts", "max_rows_per_message", "served_names"];
+
+/// The content of a configuration that was derived from a model folder.
+pub(crate) fn derived_content(config: &str) -> Result<Arc<[u8]>, RepositoryError> {
+    let mut message = read_text(config, "a derived configuration")?;
+    message.optimization = None;
+    message.parameters.retain(|key, _| !IMMATERIAL.contains(&key.as_str()));
+    Ok(content(&message))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::folder::{
     Choices, DerivedModel, FolderChoices, FolderDescription, FolderError, Placement, folder_name, hub_name,
     is_model_folder, model_folders_in, place, read_files,
 };
-use crate::repository::version_number;
+use crate::repository::{derived_content, version_number};
 use crate::{RepositoryError, TemporaryFolder};
 
 /// Model repositories, those that were derived among them.
@@ -210,8 +210,9 @@ impl ModelFolder {
             && self.models().iter().any(|derived| derived.name == model)
     }
 
-    /// A digest of the files that it is served from, the same on every host that has the same files. Reads them all, as long as
-    /// they are not known; the error names the path.
+    /// A digest of what its answers come from: the files that it is served from, and its description, in which the choices of the command
+    /// line are. It is the same on every host that has the same files and choices. Reads the files, as long as they are not known; the error
+    /// names the path.
     pub fn digest(&self) -> io::Result<String> {
         let names = digest::names(&self.path)?;
         let listed: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -219,6 +220,15 @@ impl ModelFolder {
         let mut digest = Digest::new();
         for name in files {
             digest.add_file(&name, &self.path.join(&name))?;
+        }
+        // As the first version, whichever it is: the next version of the same files is the same content.
+        for DerivedModel { name, config, files, texts, converted } in self.description.models(&self.name, 1) {
+            digest.add(name.as_bytes());
+            digest.add(&derived_content(&config).map_err(io::Error::other)?);
+            for (place, what) in files.iter().chain(&texts).chain(&converted) {
+                digest.add(place.as_bytes());
+                digest.add(what.as_bytes());
+            }
         }
         Ok(digest.finish())
     }

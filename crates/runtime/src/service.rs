@@ -83,7 +83,7 @@ pub struct WorkerArgs {
     #[arg(long, env = "TRIREME_CANARY_SECS", value_name = "SECONDS", default_value_t = 0)]
     pub canary_secs: u64,
 
-    /// When live workers have other files under the name and version of a model of this one: `wait` until they are gone, or
+    /// When live workers have other files or flags under the name and version of a model of this one: `wait` until they are gone, or
     /// `switch`, so that they stop to serve it and this worker begins
     #[arg(help_heading = "Worker")]
     #[arg(long, env = "TRIREME_OTHER_CONTENT", value_name = "WHAT", default_value = "wait")]

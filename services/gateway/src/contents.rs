@@ -53,7 +53,7 @@ async fn judge(bus: &dyn Bus, registry: &Registry, message: &TopicMessage) -> Op
                 Ok(_) if revision == 0 => {}
                 Ok(_) => {
                     let ContentChoice { of, version, digest, .. } = choice;
-                    tracing::info!(model = of, version, digest, "other files are served from now on");
+                    tracing::info!(model = of, version, digest, "another content is served from now on");
                 }
                 // Another gateway has chosen: the store shows it. It has shown it already where the gateway took it for lost with the rest of a
                 // store that was emptied and filled again.

@@ -97,6 +97,14 @@ impl Backend for PythonBackend {
         SequenceSupport::DeclaredStates
     }
 
+    fn surroundings(&self, source: &ModelSource<'_>) -> Result<String, String> {
+        let allowed = check_allowed(&self.options, source, "backend 'python' runs its model.py");
+        allowed.map_err(|error| error.to_string())?;
+        let found = interpreter(source.config, source.model_path, &self.options.python)?;
+        let package = package(&source.config.name).map_err(|error| error.to_string())?;
+        found.packages(&found.variables(std::env::vars_os(), &self.options.environment, package.path()))
+    }
+
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {
         check_allowed(&self.options, source, "backend 'python' runs its model.py")?;
         let name = &source.config.name;

@@ -1,7 +1,11 @@
 //! The interpreter of a model, and the environment variables of its processes.
 
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 use trireme_model_repository::ModelConfig;
 
@@ -47,6 +51,22 @@ const VISIBLE: [&str; 31] = [
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
 ];
+
+/// Prints the version of Python, and the packages that a model can import, each with its version.
+const PACKAGES: &str = "
+import os, platform, sys
+found = set()
+for folder in sys.path:
+    if os.path.isdir(folder):
+        found.update(name for name in os.listdir(folder) if name.endswith(('.dist-info', '.egg-info')))
+print(platform.python_implementation(), platform.python_version(), *sorted(found), sep='\\n')
+";
+
+/// What interpreters have printed, by program and variables.
+static KNOWN: LazyLock<Mutex<HashMap<Asked, String>>> = LazyLock::new(Mutex::default);
+
+/// A program and its variables.
+type Asked = (PathBuf, Vec<(OsString, OsString)>);
 
 /// Where a model's interpreter is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,6 +114,27 @@ pub fn in_model(named: &str, model_path: &Path) -> PathBuf {
 // === impl Interpreter ===
 
 impl Interpreter {
+    /// Its version and the packages that are installed for it, with their versions: an equal text on hosts that have the same ones. It is
+    /// asked once.
+    pub fn packages(&self, variables: &[(OsString, OsString)]) -> Result<String, String> {
+        let asked = (self.program.clone(), variables.to_vec());
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(packages) = known.get(&asked) {
+            return Ok(packages.clone());
+        }
+        let program = self.program.display();
+        let failed = |reason: &dyn Display| format!("'{program}' does not say which packages it has: {reason}");
+        let mut command = Command::new(&self.program);
+        let said = command.args(["-c", PACKAGES]).env_clear().envs(variables.iter().cloned()).output();
+        let said = said.map_err(|error| failed(&error))?;
+        if !said.status.success() {
+            return Err(failed(&String::from_utf8_lossy(&said.stderr)));
+        }
+        let packages = String::from_utf8_lossy(&said.stdout).into_owned();
+        known.insert(asked, packages.clone());
+        Ok(packages)
+    }
+
     /// The variables of a process of this interpreter: the variables in `all` that models may see or that `more` names. PATH
     /// begins with the environment's programs, and PYTHONPATH with `package`.
     pub fn variables(
@@ -159,6 +200,20 @@ mod tests {
         let variables = found.variables([("PATH".into(), "/bin".into())], &[], Path::new("/package"));
         let path = variables.iter().find(|(name, _)| name == "PATH").unwrap();
         assert_eq!(path.1.to_str().unwrap(), format!("{}:/bin", bin.display()));
+    }
+
+    #[test]
+    fn an_interpreter_says_its_packages() {
+        let none = Interpreter { program: "false".into(), environment: None, unpacked: None };
+        let path = || ("PATH".into(), std::env::var_os("PATH").unwrap());
+        let refused = none.packages(&[path()]).unwrap_err();
+        assert!(refused.starts_with("'false' does not say which packages it has"), "{refused}");
+        let real = Interpreter { program: "python3".into(), environment: None, unpacked: None };
+        let folder = tempfile::tempdir().unwrap();
+        let ask = |folder: &Path| real.packages(&[path(), ("PYTHONPATH".into(), folder.into())]).unwrap();
+        std::fs::create_dir(folder.path().join("numpy-9.9.9.dist-info")).unwrap();
+        let said = ask(folder.path());
+        assert!(said.starts_with("CPython\n3.") && said.contains("\nnumpy-9.9.9.dist-info\n"), "{said}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use trireme_model_repository::digest_of_file;
 use trireme_runtime::statistics::own::OwnMetrics;
 use trireme_runtime::{Backend, LoadError, LoadedModel, ModelSource};
 
@@ -37,6 +38,15 @@ impl Backend for ProcessBackend {
 
     fn reshapes(&self) -> bool {
         true
+    }
+
+    /// The bytes of a program that lies elsewhere than in the model's folder. One that is looked for in PATH is not looked at.
+    fn surroundings(&self, source: &ModelSource<'_>) -> Result<String, String> {
+        let (program, _) = command(source.config.parameters.get(COMMAND), source.model_path)?;
+        match program.is_absolute() {
+            true => digest_of_file(&program).map_err(|error| error.to_string()),
+            false => Ok(String::new()),
+        }
     }
 
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError> {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
-use crate::{ModelConfig, Repository};
+use crate::{ModelConfig, ModelFolder, Repository};
 
 mod messages;
 mod shown;
@@ -722,7 +722,65 @@ fn versions_of_a_model_are_of_one_kind_and_each_has_its_own_settings() {
         let steps = ensemble.config_of(version).ensemble.iter().flatten();
         assert!(steps.map(|step| step.model_version).all(|found| found == Some(version)));
     }
-    assert_ne!(ops.digest(1).unwrap(), ops.digest(3).unwrap());
+    assert_ne!(ops.digest(1, "").unwrap(), ops.digest(3, "").unwrap());
+}
+
+#[test]
+fn every_choice_that_changes_answers_changes_the_digest_of_a_folder() {
+    // A new choice has to be decided about here: it changes the digest, or no answer.
+    let Choices {
+        precision: _,
+        graph: _,
+        task: _,
+        pooling: _,
+        normalize: _,
+        padding_side: _,
+        accept: _,
+        accelerator: _,
+        served_names: _,
+    } = Choices::default();
+    let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
+    let graph = fs::read(folder.path().join("onnx/model.onnx")).unwrap();
+    ["onnx/other.onnx", "onnx/model_int8.onnx"].iter().for_each(|name| write(folder.path(), name, &graph));
+    let digest_at = |path: &Path, precision, flag: &'static str, value: &str| {
+        let mut choices = FolderChoices::from(precision);
+        if !flag.is_empty() {
+            choices.add(flag, &[value.to_owned()]).unwrap();
+        }
+        ModelFolder::read(path, Some("m"), &choices).unwrap().digest().unwrap()
+    };
+    let digest = |flag, value| digest_at(folder.path(), Precision::Exact, flag, value);
+    let plain = digest("", "");
+    let changing = [
+        ("graph", "onnx/other.onnx"),
+        ("task", "multi_vector"),
+        ("pooling", "cls"),
+        ("normalize", "true"),
+        ("padding-side", "left"),
+    ];
+    let mut all: Vec<String> = changing.iter().map(|(flag, value)| digest(*flag, *value)).collect();
+    all.extend([plain.clone(), digest_at(folder.path(), Precision::Int8, "", "")]);
+    let (count, distinct) = (all.len(), all.into_iter().collect::<std::collections::BTreeSet<_>>().len());
+    assert_eq!(count, distinct, "{changing:?}");
+    for (flag, value) in [
+        ("accept", "label2id"),
+        ("accelerator", "none"),
+        ("accelerator", "openvino"),
+        ("served-name", "text-embedding-3-small"),
+        ("pooling", "mean"),
+        ("padding-side", "right"),
+    ] {
+        assert_eq!(digest(flag, value), plain, "--{flag} {value} changes no answer");
+    }
+    // A copy elsewhere, and the next version of the same files, are the same content.
+    let hub = tempfile::tempdir().unwrap();
+    let copy = hub.path().join("models--org--m/snapshots/5617a9f61b");
+    fs::create_dir_all(copy.parent().unwrap()).unwrap();
+    fs::rename(folder.path(), &copy).unwrap();
+    assert_eq!(digest_at(&copy, Precision::Exact, "", ""), plain);
+    let next = ModelFolder::read(&copy, Some("m@2"), &FolderChoices::default()).unwrap();
+    assert_eq!(next.digest().unwrap(), plain);
+    fs::create_dir_all(folder.path()).unwrap();
 }
 
 #[test]

@@ -263,22 +263,30 @@ fn a_digest_is_of_what_answers_come_from() {
             .chain([("m/config.pbtxt", config), ("m/1/", "")]);
         repository(&files.collect::<Vec<_>>())
     };
-    let digest = |root: &tempfile::TempDir| open(root).unwrap().model("m").unwrap().digest(1).unwrap();
+    let digest = |root: &tempfile::TempDir| open(root).unwrap().model("m").unwrap().digest(1, "").unwrap();
     let one = write(config, &[("1/weights", "ab"), ("labels.txt", "x")]);
     let first = digest(&one);
     assert!(first.starts_with("sha256:") && first.len() == 7 + 64, "{first}");
-    let elsewhere = format!("# a comment\n{config} instance_group {{ count: 3 }} version_policy {{ all {{ }} }}");
+    let elsewhere = format!(
+        "# a comment\n{config} instance_group {{ count: 3 }} version_policy {{ all {{ }} }}
+        dynamic_batching {{ max_queue_delay_microseconds: 5 }}"
+    );
     let more =
         [("1/weights", "ab"), ("labels.txt", "x"), ("1/.cache", "y"), ("1/__pycache__/a", "z"), ("2/weights", "c")];
     assert_eq!(digest(&write(&elsewhere, &more)), first);
     let others = [
         write(&format!("{config} max_batch_size: 4"), &[("1/weights", "ab"), ("labels.txt", "x")]),
+        write(
+            &format!("{config} dynamic_batching {{ preserve_ordering: true }}"),
+            &[("1/weights", "ab"), ("labels.txt", "x")],
+        ),
         write(config, &[("1/weights", "ac"), ("labels.txt", "x")]),
         write(config, &[("1/weights", "ab"), ("labels.txt", "y")]),
         write(config, &[("1/weights", "a"), ("labels.txt", "bx")]),
         write(config, &[("1/weight", "ab"), ("labels.txt", "x")]),
     ];
     others.iter().for_each(|other| assert_ne!(digest(other), first));
+    assert_ne!(open(&one).unwrap().model("m").unwrap().digest(1, "numpy 2").unwrap(), first);
     // A file that has changed is read again.
     fs::write(one.path().join("m/1/weights"), "abc").unwrap();
     assert_ne!(digest(&one), first);

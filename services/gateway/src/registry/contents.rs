@@ -1,5 +1,5 @@
-//! Which content of a model version is served where workers have several: two folders under one name, or the same one before and
-//! after its files have changed. Without a choice, all workers of a version would answer in turn.
+//! Which content of a model version is served where workers have several: two folders under one name, the same one before and
+//! after its files have changed, or flags that change its answers. Without a choice, all workers of a version would answer in turn.
 //!
 //! The store of the registry has a choice for each version of a model or model folder. Gateways write a choice over the revision that
 //! they have read, when a worker asks whether it may serve. They choose the first content of a version, the worker's content where no
@@ -122,7 +122,7 @@ pub(super) fn judge<'a>(
     let (same, others): (Vec<_>, Vec<_>) = peers.into_iter().partition(|peer| peer.content.digest == choice.digest);
     if own.digest != choice.digest {
         let reason = format!(
-            "this worker has other files ({}) under the name '{}' version {version} than {} ({}), whose content is served; it takes \
+            "this worker has other files, flags or packages ({}) under the name '{}' version {version} than {} ({}), whose content is served; it takes \
              over when they are gone, or at once if it is started with --other-content=switch",
             short(&own.digest),
             own.of,
@@ -135,7 +135,11 @@ pub(super) fn judge<'a>(
     match busy.is_empty() {
         true => Judgement::Pass(Verdict::Serve),
         false => {
-            let reason = format!("waits until {} finish with other files under the name '{}'", names(&busy), own.of);
+            let reason = format!(
+                "waits until {} finish with other files, flags or packages under the name '{}'",
+                names(&busy),
+                own.of
+            );
             Judgement::Pass(Verdict::Wait { reason })
         }
     }

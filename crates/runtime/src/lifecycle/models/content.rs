@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use trireme_bus::{BusError, Connection, Content, ContentQuestion, Verdict};
+use trireme_engine::{Backend, ModelSource};
 use trireme_model_repository::RepositoryModel;
 
 use super::Models;
@@ -37,9 +38,15 @@ impl Models {
     /// The content of a version. The models of a folder have the folder's, so that they change together. `None` if its files
     /// cannot be read: it is not compared then. Where no other process is on the bus, sizes and times of files say enough, and gigabytes of
     /// weights are not read.
-    pub(super) async fn content_of(&self, model: &RepositoryModel, version: i64) -> Option<Content> {
+    pub(super) async fn content_of(
+        &self,
+        model: &RepositoryModel,
+        version: i64,
+        backend: Arc<dyn Backend>,
+    ) -> Option<Content> {
         let (sources, model) = (self.options.sources.clone(), model.clone());
         let (name, is_shared) = (model.name.clone(), self.shared.bus.is_shared());
+        let auto_complete = self.options.auto_complete;
         let read = tokio::task::spawn_blocking(move || {
             let folder = sources
                 .as_ref()
@@ -49,14 +56,25 @@ impl Models {
                 Some(folder) if !is_shared => Ok((folder.name.clone(), format!("{:016x}", folder.fingerprint()))),
                 None if !is_shared => Ok((model.name.clone(), format!("{:016x}", model.fingerprint(version)))),
                 Some(folder) => Ok((folder.name.clone(), folder.digest()?)),
-                None => Ok((model.name.clone(), model.digest(version)?)),
+                None => {
+                    let source = ModelSource {
+                        config: model.config_of(version),
+                        version,
+                        model_path: &model.config_path(version),
+                        version_path: &model.version_path(version),
+                        auto_complete,
+                        uploaded: model.uploaded.as_ref(),
+                    };
+                    let surroundings = backend.surroundings(&source).map_err(std::io::Error::other)?;
+                    Ok((model.name.clone(), model.digest(version, &surroundings)?))
+                }
             }
         });
         let found: Result<_, std::io::Error> = read.await.unwrap_or_else(|error| Err(std::io::Error::other(error)));
         match found {
             Ok((of, digest)) => Some(Content { of, digest, yields_to: None }),
             Err(error) => {
-                tracing::warn!(model = name, version, %error, "its files cannot be compared with those of other workers");
+                tracing::warn!(model = name, version, %error, "its content cannot be compared with that of other workers");
                 None
             }
         }

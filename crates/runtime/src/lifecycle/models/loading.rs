@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::{join_all, try_join};
 use tokio::sync::SemaphorePermit;
 use trireme_bus::{BusError, Content, ModelState, WorkerEntry};
-use trireme_engine::{LoadError, LoadOptions, backend_of, load_watched};
+use trireme_engine::{Backend, LoadError, LoadOptions, backend_of, load_watched};
 use trireme_inference::ModelKey;
 use trireme_model_repository::RepositoryModel;
 
@@ -57,7 +57,7 @@ impl Models {
         let loading = changed.iter().map(|&version| {
             let announce = async move |doing| self.announce_load(model, version, doing).await;
             let loading = load_watched(model, version, backend.clone(), options, announce);
-            try_join(loading, self.read_content(model, version))
+            try_join(loading, self.read_content(model, version, backend.clone()))
         });
         let given_up = async {
             self.hopeless.cancelled().await;
@@ -129,9 +129,15 @@ impl Models {
     }
 
     /// The content of a version, for as long as its load may take.
-    async fn read_content(&self, model: &RepositoryModel, version: i64) -> Result<Option<Content>, LoadError> {
+    async fn read_content(
+        &self,
+        model: &RepositoryModel,
+        version: i64,
+        backend: Arc<dyn Backend>,
+    ) -> Result<Option<Content>, LoadError> {
         let limit = self.options.load_limit.unwrap_or(Duration::MAX);
-        tokio::time::timeout(limit, self.content_of(model, version)).await.map_err(|_| LoadError::Backend {
+        let reading = self.content_of(model, version, backend);
+        tokio::time::timeout(limit, reading).await.map_err(|_| LoadError::Backend {
             model: model.name.clone(),
             reason: format!("its files were not read within {} s (--model-load-limit-secs)", limit.as_secs_f32()),
         })

@@ -51,7 +51,7 @@ fn the_first_content_is_served_and_another_one_waits_for_it() {
     assert_eq!(ask(&old, false, &first, &[&old]), SERVES);
     let refused = ask(&new, false, &first, &[&old, &new]);
     let Judgement::Pass(Verdict::Yield { number: 5, reason }) = &refused else { panic!("{refused:?}") };
-    assert!(reason.contains("other files (y) under the name 'f' version 1 than a (x)"), "{reason}");
+    assert!(reason.contains("other files, flags or packages (y) under the name 'f' version 1 than a (x)"), "{reason}");
     assert_eq!(choice(ask(&new, false, &first, &[&new])), ("y".to_owned(), 15));
 }
 
