@@ -15,7 +15,7 @@ use trireme_inference::{
 use crate::message::{AnswerForm, Output, Reply, SequenceStates, WorkMessage};
 
 /// The contract's version, sent with every message. A worker sets messages of another one aside.
-pub const CONTRACT_VERSION: u32 = 2;
+pub const CONTRACT_VERSION: u32 = 3;
 
 /// Bytes of the longest name of a request, gateway, model or claim in a message. Names become tokens of subjects, with
 /// up to three bytes for each byte, and a broker closes the connection of a client that sends a line longer than its

@@ -217,6 +217,13 @@ impl PendingReplies {
         }
     }
 
+    /// Forgets the replies that have come, also the last one: the request is sent anew.
+    pub fn begin_anew(&mut self) {
+        let mut replies = self.waiter.replies.lock();
+        let of_all = replies.of_all.clone();
+        *replies = Replies::counted_in(of_all);
+    }
+
     /// Whether a reply has arrived whose body is still being fetched.
     pub fn is_arriving(&self) -> bool {
         self.waiter.arriving.load(Ordering::Relaxed) > 0

@@ -191,7 +191,8 @@ impl WorkMessage {
             let inputs = step.inputs.iter().map(|input| ENTRY + input.name.len() + input.tensor.len());
             let outputs = step.outputs.iter().map(|output| ENTRY + output.name.len() + output.tensor.len());
             let dead = step.dead.iter().map(|name| ENTRY + name.len());
-            ENTRY + step.model.name.len() + inputs.chain(outputs).chain(dead).sum::<usize>()
+            let content = step.content.as_ref().map_or(0, |content| content.len());
+            ENTRY + step.model.name.len() + content + inputs.chain(outputs).chain(dead).sum::<usize>()
         });
         let hops = self.ledger.0.iter().map(|hop| 2 * ENTRY + hop.model.len() + hop.worker.len());
         let callers = self.callers.models().iter().map(|model| ENTRY + model.name.len());

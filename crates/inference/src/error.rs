@@ -33,6 +33,8 @@ pub enum Cause {
     TooLarge,
     /// The rules for sequences. Triton answers such a request without its id.
     Sequence,
+    /// The worker that got it serves another content of the model than the one that the request was admitted for.
+    OtherContent,
     /// A cause that this program does not know.
     #[serde(other)]
     Other,

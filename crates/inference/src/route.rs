@@ -91,6 +91,10 @@ pub struct Step {
     /// The priority level of its model's queue at which the request waits, 1 highest; 0 if the queue has no levels.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub level: u32,
+    /// The content of its model that the request was admitted for, as workers announce it: no worker of another one runs the step.
+    /// `None` where no content is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<Name>,
 }
 
 fn read_inputs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<StepInput>, D::Error> {
@@ -210,6 +214,7 @@ impl RoutePlan {
                 outputs,
                 dead: Vec::new(),
                 level: 0,
+                content: None,
             });
         }
         let_die(&mut steps, inputs, |tensor| last_needed.contains(tensor));
@@ -240,6 +245,14 @@ impl Route {
         if levels.iter().any(|&level| level != 0) {
             let steps = self.steps.iter().cloned().zip(levels).map(|(step, level)| Step { level, ..step });
             self.steps = steps.collect();
+        }
+        self
+    }
+
+    /// The same route for these contents of its models; `content` returns the one that is served.
+    pub fn for_contents(mut self, content: impl Fn(&ModelKey) -> Option<Name>) -> Route {
+        for step in Arc::make_mut(&mut self.steps) {
+            step.content = content(&step.model);
         }
         self
     }

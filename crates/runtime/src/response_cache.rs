@@ -7,7 +7,7 @@
 //! The cache keeps answers, never errors, up to a number of bytes; the entry that is used least goes first. A cache lives as long
 //! as its process.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -103,11 +103,11 @@ impl FromStr for CacheConfig {
 // === impl Key ===
 
 impl Key {
-    /// The key of a request for `outputs` of `model`. The order of inputs does not count. `loaded` is the number of the
-    /// model's files, where the process knows that they change; otherwise 0.
+    /// The key of a request for `outputs` of `model`. The order of inputs does not count. `origin` says what answers come from: another
+    /// text where the model's files, or how it is served, have changed.
     pub fn new(
         model: &ModelKey,
-        loaded: u64,
+        origin: impl Display,
         inputs: &[Tensor],
         outputs: &[RequestedOutput],
         parameters: &Parameters,
@@ -116,7 +116,7 @@ impl Key {
         inputs.sort_unstable_by_key(|input| input.name());
         // How long a client waits does not change the answer.
         let parameters: Vec<_> = parameters.iter().filter(|(name, _)| !TIMEOUTS.contains(&name.as_str())).collect();
-        let mut head = format!("{model:?} {loaded} {outputs:?} {parameters:?}");
+        let mut head = format!("{model:?} {:?} {outputs:?} {parameters:?}", origin.to_string());
         for input in &inputs {
             // Writing to a string cannot fail. Debug quotes names, so that none can look like what follows it.
             let _ = write!(head, " {:?} {} {} {}", input.name(), input.datatype(), input.shape(), input.data().len());
@@ -194,13 +194,13 @@ impl<A: Cacheable> ResponseCache<A> {
         self.cache.insert(key, Arc::new(answer.kept()));
     }
 
-    /// The answer of `key`, without an id: the one that is kept, or what `compute` gives. Waits for an identical request, where that is
-    /// wanted, no longer than `timeout`; if that one fails, this one is computed.
+    /// The answer of `key`, without an id: the one that is kept, or what `compute` gives, with whether it may be kept. Waits for an identical
+    /// request, where that is wanted, no longer than `timeout`; if that one fails, this one is computed.
     pub async fn answer(
         &self,
         key: Key,
         timeout: Duration,
-        compute: impl Future<Output = Result<A, InferError>>,
+        compute: impl Future<Output = Result<(A, bool), InferError>>,
     ) -> Result<(A, Lookup), InferError> {
         let started = Instant::now();
         let mut guard = None;
@@ -220,9 +220,10 @@ impl<A: Cacheable> ResponseCache<A> {
             return Ok((A::clone(&found), Lookup::Hit(looked_up)));
         }
         // A guard that is dropped, also because this request was cancelled, lets the next one compute.
-        let answer = compute.await?;
+        let (answer, may_be_kept) = compute.await?;
         let keeping = Instant::now();
         match guard {
+            _ if !may_be_kept => {}
             // Whoever waits gets it, even if it is too large to be kept.
             Some(guard) => drop(guard.insert(Arc::new(answer.kept()))),
             None => self.keep(key, &answer),
@@ -276,7 +277,7 @@ mod tests {
         let compute = async {
             computed.fetch_add(1, Ordering::SeqCst);
             tokio::time::sleep(Duration::from_millis(50)).await;
-            if value < 0 { Err(InferError::internal("negative")) } else { Ok(answer(&[value])) }
+            if value < 0 { Err(InferError::internal("negative")) } else { Ok((answer(&[value]), true)) }
         };
         let (answer, _) = cache.answer(key(&[value]), SECOND, compute).await?;
         Ok(answer.outputs[0].values::<i64>().unwrap()[0])
@@ -333,14 +334,19 @@ mod tests {
                 assert_eq!(ask(&cache, &computed, 7).await.unwrap(), 7);
             }
             assert_eq!(computed.load(Ordering::SeqCst), 1);
-            let lookup =
-                async |value| cache.answer(key(&[value]), SECOND, async { Ok(answer(&[value])) }).await.unwrap().1;
+            let lookup = async |value| {
+                cache.answer(key(&[value]), SECOND, async { Ok((answer(&[value]), true)) }).await.unwrap().1
+            };
             assert!(matches!(lookup(7).await, Lookup::Hit(_)));
             assert!(matches!(lookup(8).await, Lookup::Miss(_)));
             for _ in 0..2 {
                 assert_eq!(ask(&cache, &computed, -1).await.unwrap_err().message, "negative");
             }
             assert_eq!(computed.load(Ordering::SeqCst), 3);
+            for _ in 0..2 {
+                let (_, lookup) = cache.answer(key(&[9]), SECOND, async { Ok((answer(&[9]), false)) }).await.unwrap();
+                assert!(matches!(lookup, Lookup::Miss(_)), "it was not to be kept");
+            }
         }
     }
 
@@ -385,7 +391,7 @@ mod tests {
         let cache = ResponseCache::new(CacheConfig { size: 10_000 }, false);
         let keep = |value: i64, count: usize| {
             let answer = answer(&vec![value; count]);
-            cache.answer(key(&[value]), SECOND, async { Ok(answer) })
+            cache.answer(key(&[value]), SECOND, async { Ok((answer, true)) })
         };
         for value in 0..100 {
             keep(value, 100).await.unwrap();

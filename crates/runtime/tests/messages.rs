@@ -24,6 +24,7 @@ pub fn message(id: &str, models: &[&str], input: Tensor, answer: AnswerForm) -> 
         outputs: vec![StepOutput { name: "OUTPUT0".into(), tensor: tensor(number + 1).into() }],
         dead: vec![tensor(number).into()],
         level: 0,
+        content: None,
     };
     let steps = models.iter().enumerate().map(step).collect();
     let now = UnixMicros::now();

@@ -11,7 +11,7 @@ use trireme_bus::conformance::refusing::{Call, Refusing};
 use trireme_bus::{
     AnswerForm, Bucket, Bus, Delivery, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage,
 };
-use trireme_inference::{ErrorCode, InferError, ModelKey, Tensor, UnixMicros};
+use trireme_inference::{Cause, ErrorCode, InferError, ModelKey, Tensor, UnixMicros};
 use trireme_runtime::{
     Backend, BatchPolicy, Candidate, Decision, ExecuteRequest, ExecuteResponse, LoadError, LoadedModel, ModelInstance,
     ModelSource, OneAtATime, Statistics, Stop, Worker, WorkerOptions,
@@ -288,6 +288,34 @@ async fn a_request_passes_all_its_steps_and_only_then_is_acknowledged() {
         assert_eq!(hops, [("a", "worker"), ("b", "worker"), ("c", "worker")]);
         stage.wait_for_rest(&["a", "b", "c"]).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_for_another_content_is_declined_at_every_step() {
+    let stage = Stage::start(&["a", "b"], three_attempts()).await;
+    let mut contents = std::collections::HashMap::new();
+    let bus: &dyn Bus = stage.bus.as_ref();
+    let mut events = bus.watch_registry().await.expect("in process nothing refuses");
+    while contents.len() < 2 {
+        if let Some(RegistryEvent::Put(entry, _)) = events.recv().await {
+            contents.insert(entry.model.clone(), entry.content.expect("its files can be read").digest);
+        }
+    }
+    let ask = async |id: &str, other: &str| {
+        let message = request(id, &["a", "b"], "echo");
+        let content = |model: &ModelKey| match model.name == other {
+            true => Some("other".into()),
+            false => contents.get(model).map(|digest| digest.into()),
+        };
+        let reply = stage.ask(&WorkMessage { route: message.route.clone().for_contents(content), ..message }).await;
+        (reply.outcome.map(drop).map_err(|error| (error.code, error.cause)), stage.executions())
+    };
+    let declined = Err((ErrorCode::Unavailable, Some(Cause::OtherContent)));
+    assert_eq!(ask("1", "").await, (Ok(()), 2));
+    assert_eq!(ask("2", "a").await, (declined, 2), "no step of it ran");
+    assert_eq!(ask("3", "b").await, (declined, 3), "nor the second one, which is in the same process");
+    stage.wait_for_rest(&["a", "b"]).await;
+    assert!(stage.bus.dead_letters().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -22,8 +22,9 @@ use trireme_runtime::TaskSet;
 
 pub use self::exchange::{Exchange, no_answer};
 pub use self::flight::EXPIRED;
+pub use self::flight::RouteContents;
 use self::flight::{Outbox, log_failure};
-use self::join::{SplitRequest, exchange, joined};
+use self::join::{exchange, split};
 pub use self::order::LinePlace;
 use self::order::RequestOrder;
 pub use self::sequence::{SequenceStep, StateTensor, Turn};
@@ -45,14 +46,16 @@ pub struct Dispatcher {
 // === impl Dispatcher ===
 
 impl Dispatcher {
-    /// Opens the inbox of `gateway`; the name must be unique among gateways.
+    /// Opens the inbox of `gateway`; the name must be unique among gateways. A request that was admitted for another content than its
+    /// worker's is admitted anew for the `contents` that are served then.
     pub async fn open(
         bus: Arc<dyn Bus>,
         gateway: &str,
         max_in_flight: usize,
+        contents: RouteContents,
         tasks: &TaskSet,
     ) -> Result<Dispatcher, BusError> {
-        let outbox = Outbox::open(bus, gateway, tasks).await?;
+        let outbox = Outbox::open(bus, gateway, contents, tasks).await?;
         let (next, order) = (Arc::new(AtomicU64::new(1)), RequestOrder::default());
         Ok(Dispatcher { outbox, tasks: tasks.clone(), max_in_flight, next, order })
     }
@@ -91,7 +94,7 @@ impl Dispatcher {
     /// room as long as its `patience` lasts.
     pub fn start(&self, message: WorkMessage, patience: Duration) -> Result<Exchange, InferError> {
         self.admit(&message)?;
-        let mut exchange = exchange(&self.outbox, message, None);
+        let mut exchange = exchange(&self.outbox, message);
         if let Exchange::Whole(flight) = &mut exchange {
             flight.wait_for_room(patience);
         }
@@ -101,7 +104,7 @@ impl Dispatcher {
     /// Takes a request into the pipeline as several requests, one for each part of its rows.
     pub fn start_split(&self, message: WorkMessage, parts: rows::SplitRows) -> Result<Exchange, InferError> {
         self.admit(&message)?;
-        Ok(joined(&self.outbox, SplitRequest::new(message, parts), None))
+        Ok(split(&self.outbox, message, parts))
     }
 
     /// Takes a request of a sequence into the pipeline, behind those of its sequence that are there. It runs in a task, because
@@ -163,3 +166,6 @@ impl Dispatcher {
         Exchange::Single(Some(Box::pin(async move { receiver.await.unwrap_or_else(|_| Err(no_answer())) })))
     }
 }
+
+#[cfg(test)]
+mod tests;

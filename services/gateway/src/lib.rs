@@ -54,7 +54,7 @@ use trireme_server::access::Access;
 use trireme_server::budget::Budget;
 use trireme_telemetry::TelemetryArgs;
 
-use dispatch::Dispatcher;
+use dispatch::{Dispatcher, RouteContents};
 use grpc::GrpcListener;
 use handlers::{Handlers, Tracing};
 use http::{HttpListener, JobsSetup};
@@ -242,7 +242,9 @@ impl Gateway {
                 model_cache::look_after(bus.clone(), registry.clone(), &tasks);
             }
             let models = ModelControl::start(bus.clone(), name, models, registry.clone(), &tasks).await?;
-            let dispatcher = Dispatcher::open(bus.clone(), name, args.max_in_flight, &tasks).await?;
+            let known = registry.clone();
+            let contents: RouteContents = Arc::new(move |route| known.catalog().for_contents(route));
+            let dispatcher = Dispatcher::open(bus.clone(), name, args.max_in_flight, contents, &tasks).await?;
             let collector = Collector::open(bus.clone(), statistics.clone(), registry.clone(), &tasks).await?;
             follow_log_levels(bus.as_ref(), statistics.process(), &tasks).await?;
             let health = Health::default();

@@ -120,8 +120,9 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
             outputs: vec![StepOutput { name: "ids".into(), tensor: "input_ids".into() }],
             dead: vec!["TEXT".into(), "scalar".into()],
             level: 0,
+            content: Some("sha256:9f86d081".into()),
         },
-        Step { model: next, inputs: vec![], outputs: vec![], dead: vec![], level: u32::MAX },
+        Step { model: next, inputs: vec![], outputs: vec![], dead: vec![], level: u32::MAX, content: None },
     ];
     let hop = Hop {
         model: "first".into(),
@@ -169,7 +170,7 @@ pub async fn assert_idle(consumer: &mut Box<dyn Consumer>, time: Duration, why: 
 }
 
 fn with_tensors(model: &ModelKey, tensors: Vec<Tensor>) -> WorkMessage {
-    let step = Step { model: model.clone(), inputs: vec![], outputs: vec![], dead: vec![], level: 0 };
+    let step = Step { model: model.clone(), inputs: vec![], outputs: vec![], dead: vec![], level: 0, content: None };
     WorkMessage {
         request_id: format!("{:032x}", fastrand::u128(..)).into(),
         gateway: "gateway".into(),

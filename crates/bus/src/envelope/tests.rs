@@ -71,7 +71,10 @@ fn any_key() -> impl Strategy<Value = ModelKey> {
 fn any_step() -> impl Strategy<Value = Step> {
     let inputs = vec((".{0,4}", ".{0,4}", any::<bool>()), 0..3);
     let outputs = vec((".{0,4}", ".{0,4}"), 0..3);
-    (any_key(), inputs, outputs, vec(".{0,4}", 0..3), 0u32..3).prop_map(|(model, inputs, outputs, dead, level)| Step {
+    let content = proptest::option::of(".{0,80}");
+    let step = (any_key(), inputs, outputs, vec(".{0,4}", 0..3), 0u32..3, content);
+    step.prop_map(|(model, inputs, outputs, dead, level, content)| Step {
+        content: content.map(Name::from),
         level,
         model,
         inputs: inputs

@@ -140,7 +140,14 @@ async fn set_aside(nats: Nats, model: ModelKey, message: jetstream::Message, rea
 fn letter(model: &ModelKey, message: &jetstream::Message, reason: String) -> DeadLetter {
     let info = message.info().ok();
     let number = info.as_ref().map_or(0, |info| info.stream_sequence);
-    let step = Step { model: model.clone(), inputs: Vec::new(), outputs: Vec::new(), dead: Vec::new(), level: 0 };
+    let step = Step {
+        model: model.clone(),
+        inputs: Vec::new(),
+        outputs: Vec::new(),
+        dead: Vec::new(),
+        level: 0,
+        content: None,
+    };
     let body = Tensor::new(BODY, DataType::Uint8, [message.payload.len() as i64], message.payload.clone());
     let unread = WorkMessage {
         request_id: headers::request_name(message).unwrap_or_else(|| format!("message-{number}")).into(),

@@ -110,6 +110,7 @@ fn single() -> WorkMessage {
         outputs: vec![output("last_hidden_state", "last_hidden_state")],
         dead: vec![],
         level: 0,
+        content: None,
     };
     WorkMessage {
         request_id: "r1".into(),
@@ -140,6 +141,7 @@ fn ensemble() -> WorkMessage {
         outputs: vec![output("last_hidden_state", "hidden")],
         dead: vec!["ids".into()],
         level: 1,
+        content: Some("sha256:9f86d081884c7d65".into()),
     };
     let pool = Step {
         model: key("mean pool", 1),
@@ -147,6 +149,7 @@ fn ensemble() -> WorkMessage {
         outputs: vec![output("pooled", "embedding")],
         dead: vec!["mask".into(), "hidden".into()],
         level: 0,
+        content: None,
     };
     let hop = Hop {
         model: "tokenizer".into(),

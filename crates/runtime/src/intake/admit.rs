@@ -9,7 +9,7 @@ use trireme_bus::{AnswerForm, Delivery, QueueOptions, WorkMessage, original_id};
 use trireme_engine::{
     Calls, Candidate, Description, ExecuteRequest, Origin, Permit, cancelled_by_client, expired, refused,
 };
-use trireme_inference::{FailureReason, InferError, Lane, Name, StepOutput, Tensor, UnixMicros};
+use trireme_inference::{Cause, FailureReason, InferError, Lane, ModelKey, Name, StepOutput, Tensor, UnixMicros};
 use trireme_telemetry::steps::{StepRun, StepSpan};
 
 use super::lateness::comes_too_late;
@@ -24,6 +24,9 @@ impl HostedModel {
     pub fn receive(self: &Arc<Self>, delivery: Delivery, here: bool) {
         let permit = self.queue.permit(delivery.message.lane(), delivery.more);
         let (message, held) = self.hold(delivery);
+        if self.is_for_other_content(&message) {
+            return self.decline(message, held, permit);
+        }
         if held.deliveries > 1 {
             self.statistics.record(|counters| counters.redeliveries += 1);
             let this = self.clone();
@@ -34,6 +37,24 @@ impl HostedModel {
             });
         }
         self.admit(message, held, permit, here);
+    }
+
+    /// Whether a message is for another content of the version than this one.
+    fn is_for_other_content(&self, message: &WorkMessage) -> bool {
+        let wanted = message.route.current().and_then(|step| step.content.as_ref());
+        wanted.zip(self.standing.as_ref()).is_some_and(|(wanted, standing)| *wanted != standing.content.digest)
+    }
+
+    /// Tells the gateway of a message for another content, which admits the request anew. Asks a gateway which content is served: this
+    /// worker, or the request, may come from the time before it was chosen.
+    fn decline(self: &Arc<Self>, message: WorkMessage, held: HeldDelivery, permit: Permit<Work>) {
+        self.standing.iter().for_each(|standing| standing.recheck.notify_one());
+        let this = self.clone();
+        self.settle(async move {
+            let error = other_content(&this.key);
+            this.answer(&message, held, error).await;
+            drop(permit);
+        });
     }
 
     /// Starts to count a delivery as held.
@@ -219,14 +240,23 @@ impl HostedModel {
     }
 }
 
-/// Takes a request of a step in this process into a model. Gives it back if there is no room, if older requests wait in the shared
-/// queue, or if the model has a queue policy: then the request has to wait in the shared queue.
+/// The error of a request that was admitted for another content of this model than its worker's.
+fn other_content(model: &ModelKey) -> InferError {
+    let text = format!(
+        "model '{model}' is served with other files, flags or packages than when the request was admitted: send the request again"
+    );
+    InferError::unavailable(text).because(Cause::OtherContent)
+}
+
+/// Takes a request of a step in this process into a model. Gives it back if it is for another content of the model, if there is no room,
+/// if older requests wait in the shared queue, or if the model has a queue policy: then the request has to wait in the shared queue.
 pub(crate) fn hand_over(
     model: &Arc<HostedModel>,
     message: WorkMessage,
     held: HeldDelivery,
 ) -> Option<(WorkMessage, HeldDelivery)> {
-    let permit = if model.config.has_queue_policy() { None } else { model.queue.try_permit(message.lane()) };
+    let stays = model.config.has_queue_policy() || model.is_for_other_content(&message);
+    let permit = if stays { None } else { model.queue.try_permit(message.lane()) };
     match permit {
         Some(permit) => {
             model.admit(message, held, permit, true);

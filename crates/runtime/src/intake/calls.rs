@@ -76,6 +76,7 @@ fn message(nested: Nested, origin: &Origin, callers: Callers, worker: &str) -> W
         dead: Vec::new(),
         // It says the lane only: the gateway makes the route.
         level: origin.lane.level(0),
+        content: None,
     };
     WorkMessage {
         request_id: format!("{worker}-call-{:016x}", fastrand::u64(..)).into(),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use trireme_bus::{BusError, DeadLetter, First, Output, Reply, WorkMessage, queue_pause, room_pause};
 use trireme_engine::{ExecuteResponse, cancelled_by_client};
-use trireme_inference::{DropReason, ErrorCode, FailureReason, Hop, InferError, Tensor, UnixMicros};
+use trireme_inference::{Cause, DropReason, ErrorCode, FailureReason, Hop, InferError, Tensor, UnixMicros};
 use trireme_telemetry::trace_id;
 
 use super::counts::computed;
@@ -274,10 +274,14 @@ impl HostedModel {
     }
 
     /// Answers a request with an error and so ends its delivery.
-    async fn answer(&self, message: &WorkMessage, delivery: HeldDelivery, error: InferError) {
+    pub(crate) async fn answer(&self, message: &WorkMessage, delivery: HeldDelivery, error: InferError) {
         let error = message.route.describe(error).at(&self.key, &self.worker.name);
         let (request_id, id, trace_id) = ids(message);
         match error.code {
+            // Its gateway admits it anew.
+            _ if error.cause == Some(Cause::OtherContent) => {
+                tracing::debug!(request_id, id, trace_id, model = %self.key, %error, "request declined");
+            }
             ErrorCode::InvalidArg | ErrorCode::NotFound | ErrorCode::Unsupported => {
                 tracing::debug!(request_id, id, trace_id, model = %self.key, %error, "request refused");
             }

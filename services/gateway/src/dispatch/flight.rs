@@ -11,7 +11,7 @@ use trireme_bus::{
     AnswerForm, Bus, BusError, BusFault, Connection, First, Inbox, MessagePosition, PendingReplies, Reply,
     WaitingRooms, WorkMessage, queue_pause, room_pause,
 };
-use trireme_inference::{Cause, InferError, UnixMicros};
+use trireme_inference::{Cause, InferError, Route, UnixMicros};
 use trireme_runtime::TaskSet;
 use trireme_telemetry::trace_id;
 
@@ -27,8 +27,18 @@ const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
 /// shorter than most clients wait, so that they learn the reason.
 const OUTAGE_PATIENCE: Duration = Duration::from_secs(30);
 
+/// Pause before a request is published for the content that is served by then, where a worker has declined it; it doubles with each time.
+/// Meanwhile the registry learns of the change.
+const ANEW_PAUSE: Duration = Duration::from_millis(20);
+
+/// The longest of these pauses.
+const LONGEST_ANEW_PAUSE: Duration = Duration::from_secs(1);
+
 /// The error of a request that was not answered by its deadline.
 pub const EXPIRED: &str = "Request timeout expired";
+
+/// Makes a route one for the contents that are served now.
+pub type RouteContents = Arc<dyn Fn(Route) -> Route + Send + Sync>;
 
 /// Sends the messages of a gateway and expects their replies. Clones are the same.
 #[derive(Clone)]
@@ -39,6 +49,7 @@ pub struct Outbox {
     reconciler: Reconciler,
     pub backlogs: Backlogs,
     waiting_rooms: Arc<WaitingRooms>,
+    contents: RouteContents,
 }
 
 /// A message in flight.
@@ -71,6 +82,11 @@ pub struct Flight {
     entered: Option<BoxFuture<'static, First>>,
     first: Option<First>,
     backlogs: Backlogs,
+    contents: RouteContents,
+    /// Whether the message is a request, and not a piece of one: all pieces of a request are for the same contents.
+    whole: bool,
+    /// How often workers of another content have declined it, and the last one's words.
+    declined: (u32, Option<InferError>),
     /// Whether more replies may follow.
     open: bool,
 }
@@ -97,16 +113,29 @@ pub fn log_failure(message: &WorkMessage, error: &InferError) {
 
 impl Outbox {
     /// Opens the inbox of `gateway`; the name must be unique among gateways.
-    pub async fn open(bus: Arc<dyn Bus>, gateway: &str, tasks: &TaskSet) -> Result<Outbox, BusError> {
+    pub async fn open(
+        bus: Arc<dyn Bus>,
+        gateway: &str,
+        contents: RouteContents,
+        tasks: &TaskSet,
+    ) -> Result<Outbox, BusError> {
         let inbox = bus.open_inbox(gateway).await?;
         let canceller = Canceller::new(bus.clone(), tasks.clone());
         let reconciler = Reconciler::start(bus.clone(), gateway, tasks);
         let (backlogs, waiting_rooms) = (Backlogs::default(), Arc::default());
-        Ok(Outbox { bus, inbox, canceller, reconciler, backlogs, waiting_rooms })
+        Ok(Outbox { bus, inbox, canceller, reconciler, backlogs, waiting_rooms, contents })
     }
 
-    /// A message that is published when its first reply is asked for. See [`Flight`] for `siblings`.
-    pub fn flight(&self, message: WorkMessage, siblings: Option<Arc<Notify>>) -> Flight {
+    /// Admits a request anew, for the contents that are served now, after its workers have declined it this many times. `false` if its
+    /// deadline has passed meanwhile.
+    pub async fn admit_anew(&self, message: &mut WorkMessage, declined: u32) -> bool {
+        tokio::time::sleep(anew_pause(declined)).await;
+        message.route = (self.contents)(message.route.clone());
+        message.deadline.remaining(UnixMicros::now()).is_some()
+    }
+
+    /// A message that is published when its first reply is asked for. See [`Flight`] for `whole` and `siblings`.
+    pub fn flight(&self, message: WorkMessage, whole: bool, siblings: Option<Arc<Notify>>) -> Flight {
         Flight {
             bus: self.bus.clone(),
             canceller: self.canceller.clone(),
@@ -127,6 +156,9 @@ impl Outbox {
             entered: None,
             first: None,
             backlogs: self.backlogs.clone(),
+            contents: self.contents.clone(),
+            whole,
+            declined: (0, None),
             open: true,
             message,
         }
@@ -154,7 +186,10 @@ impl Flight {
         };
         match reply {
             // The inbox ends requests at their deadlines, too.
-            Ok(reply) if reply.outcome.as_ref().is_err_and(|error| error.message == EXPIRED) && self.is_bus_away() => {
+            Ok(reply)
+                if reply.outcome.as_ref().is_err_and(|error| error.message == EXPIRED)
+                    && (self.is_bus_away() || self.declined.1.is_some()) =>
+            {
                 self.end(Err(self.expired()), true)
             }
             Ok(reply) if !reply.last => Some(Ok(reply)),
@@ -174,7 +209,10 @@ impl Flight {
     fn expired(&self) -> InferError {
         InferError::unavailable(match &*self.fault.borrow() {
             Some(fault) if fault.stops_requests => format!("{EXPIRED}: {fault}"),
-            Some(_) | None => EXPIRED.to_owned(),
+            Some(_) | None => match &self.declined.1 {
+                Some(error) => format!("{EXPIRED}: {}", error.message),
+                None => EXPIRED.to_owned(),
+            },
         })
     }
 
@@ -198,12 +236,18 @@ impl Flight {
             match self.publishing {
                 Publishing::Due => {
                     self.search = None;
+                    if self.declined.0 > 0 {
+                        self.message.route = (self.contents)(self.message.route.clone());
+                    }
                     let published = match self.message.queue() {
                         Some(model) if self.is_behind_others() => Err(BusError::Full { model: model.clone() }),
                         _ => tokio::select! {
                             published = self.bus.publish(&self.message) => published,
                             // The queue has it, only the confirmation is missing.
-                            reply = self.replies.next() => return Ok(reply),
+                            reply = self.replies.next() => match self.unless_declined(reply) {
+                                Some(reply) => return Ok(reply),
+                                None => continue,
+                            },
                             error = outage(&mut self.fault) => return Err(error),
                         },
                     };
@@ -215,7 +259,9 @@ impl Flight {
             let is_published = matches!(self.publishing, Publishing::Done);
             tokio::select! {
                 biased;
-                reply = self.replies.next() => return Ok(reply),
+                reply = self.replies.next() => if let Some(reply) = self.unless_declined(reply) {
+                    return Ok(reply);
+                },
                 error = outage(&mut self.fault) => return Err(error),
                 () = came_back(&mut self.connection) => {
                     self.seek_at = self.seek_at.min(Instant::now() + PATIENCE_AFTER_LOSS);
@@ -233,6 +279,26 @@ impl Flight {
                 () = due(self.publishing, self.siblings.as_deref()) => self.publishing = Publishing::Due,
             }
         }
+    }
+
+    /// The reply, unless a worker of another content has declined the request: then that is admitted anew. Where a part of its answer was
+    /// made, it cannot be: the parts would be of two contents.
+    fn unless_declined(&mut self, reply: Reply) -> Option<Reply> {
+        let is_untouched =
+            self.message.answer == AnswerForm::Whole || (reply.sequence == 0 && reply.ledger.0.is_empty());
+        if !self.whole || !is_untouched || !is_declined(&reply) {
+            return Some(reply);
+        }
+        let times = self.declined.0;
+        let request_id = &self.message.request_id;
+        tracing::debug!(%request_id, "a worker of another content has declined the request; admitting it anew");
+        self.declined = (times + 1, reply.outcome.err());
+        self.replies.begin_anew();
+        self.again += 1;
+        self.message.request_id = self.message.id_when_sent_again(self.again);
+        self.search = None;
+        self.publishing = Publishing::DueAt(Instant::now() + anew_pause(times));
+        None
     }
 
     fn send_again(&mut self, why: &str) {
@@ -319,6 +385,15 @@ impl Drop for Flight {
             self.cancel();
         }
     }
+}
+
+/// Whether a worker has declined the request because it serves another content of the model.
+pub fn is_declined(reply: &Reply) -> bool {
+    reply.outcome.as_ref().is_err_and(|error| error.cause == Some(Cause::OtherContent))
+}
+
+fn anew_pause(declined: u32) -> Duration {
+    ANEW_PAUSE.saturating_mul(1 << declined.min(10)).min(LONGEST_ANEW_PAUSE)
 }
 
 /// Waits until publishing is due again, by the clock or because a sibling has left its queue. If it is not due, waits

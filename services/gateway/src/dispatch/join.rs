@@ -1,7 +1,7 @@
 //! Requests that travel as several messages, and how their answers are joined.
 //!
 //! A request is divided for two reasons: its rows travel in parts, or its ensemble has branches that run at the same
-//! time. A part's route may fork as well, so each message is sent as a request of its own ([`exchange`]).
+//! time. A part's route may fork as well, so each message is sent as a request of its own ([`piece`]).
 //! The common part is here: an error of one message is the request's error and cancels the other messages, which are
 //! dropped with the join.
 
@@ -12,17 +12,17 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
 use trireme_bus::{AnswerForm, Output, Reply, WorkMessage};
-use trireme_inference::{Branch, Branches, InferError, Ledger, Parameters, Tensor, UnixMicros};
+use trireme_inference::{Branch, Branches, InferError, Ledger, Parameters, Tensor, UnixMicros, format_name};
 
 use super::exchange::{Exchange, no_answer};
-use super::flight::Outbox;
+use super::flight::{Outbox, is_declined};
 use crate::rows::{self, RowOrder};
 
 /// Most messages of one request in flight at a time.
 const AT_ONCE: usize = 64;
 
 /// The messages of a request.
-pub(super) trait Pieces: Send + 'static {
+trait Pieces: Send + 'static {
     /// Whether all messages go to one queue. Then only the first one is refused when the queue is full, and the others
     /// wait for room. Otherwise a request with more messages than fit into a queue could never be answered.
     const SHARE_A_QUEUE: bool;
@@ -39,7 +39,7 @@ pub(super) trait Pieces: Send + 'static {
 }
 
 /// Rows in parts, named `request.part`.
-pub(super) struct SplitRequest {
+struct SplitRequest {
     /// The request without its tensors.
     whole: WorkMessage,
     parts: std::iter::Enumerate<std::vec::IntoIter<Vec<Tensor>>>,
@@ -60,23 +60,54 @@ struct Fork {
     ledgers: BTreeMap<usize, Ledger>,
 }
 
-/// The exchange of an admitted request, or of a message of one. If the route forks, it is sent in branches, except for an
-/// answer in parts: that stays one message, so that its parts keep their order. See [`Flight`](super::flight::Flight) for
-/// `siblings`.
-pub fn exchange(outbox: &Outbox, message: WorkMessage, siblings: Option<Arc<Notify>>) -> Exchange {
-    let branches = match message.answer {
-        AnswerForm::Whole => message.route.branches(&message.tensors),
-        AnswerForm::InParts | AnswerForm::Part(_) => None,
-    };
-    match branches {
-        Some(branches) => joined(outbox, Fork::new(message, branches), siblings),
-        None => Exchange::Whole(Box::new(outbox.flight(message, siblings))),
+/// The exchange of an admitted request. If its route forks, it is sent in branches.
+pub fn exchange(outbox: &Outbox, message: WorkMessage) -> Exchange {
+    match Fork::of(&message) {
+        Some(fork) => divided(outbox, message, fork, Fork::of),
+        None => Exchange::Whole(Box::new(outbox.flight(message, true, None))),
     }
 }
 
-/// The exchange of a request that travels as several messages.
-pub fn joined(outbox: &Outbox, pieces: impl Pieces, siblings: Option<Arc<Notify>>) -> Exchange {
-    Exchange::Single(Some(Box::pin(join(outbox.clone(), pieces, siblings))))
+/// The exchange of an admitted request whose rows travel in parts.
+pub fn split(outbox: &Outbox, message: WorkMessage, parts: rows::SplitRows) -> Exchange {
+    let message = without_tensors(message);
+    let first = SplitRequest::new(&message, parts.clone());
+    divided(outbox, message, first, move |message| Some(SplitRequest::new(message, parts.clone())))
+}
+
+/// The exchange of a request that travels as several messages. Where a worker declines one of them, because it serves another content than
+/// the request was admitted for, all are sent anew for the contents that are served by then: no answer is joined from two contents.
+fn divided<P: Pieces>(
+    outbox: &Outbox,
+    mut message: WorkMessage,
+    first: P,
+    anew: impl Fn(&WorkMessage) -> Option<P> + Send + 'static,
+) -> Exchange {
+    let (outbox, original) = (outbox.clone(), message.request_id.clone());
+    Exchange::Single(Some(Box::pin(async move {
+        let (mut pieces, mut declined) = (first, 0);
+        loop {
+            let reply = join(outbox.clone(), pieces, None).await?;
+            if !is_declined(&reply) || !outbox.admit_anew(&mut message, declined).await {
+                return Ok(reply);
+            }
+            declined += 1;
+            // Replies to the messages before are none to these.
+            message.request_id = format_name!("{original}r{declined}");
+            match anew(&message) {
+                Some(next) => pieces = next,
+                None => return Ok(reply),
+            }
+        }
+    })))
+}
+
+/// The exchange of a message of a request. See [`Flight`](super::flight::Flight) for `siblings`.
+fn piece(outbox: &Outbox, message: WorkMessage, siblings: Option<Arc<Notify>>) -> Exchange {
+    match Fork::of(&message) {
+        Some(fork) => Exchange::Single(Some(Box::pin(join(outbox.clone(), fork, siblings)))),
+        None => Exchange::Whole(Box::new(outbox.flight(message, false, siblings))),
+    }
 }
 
 /// Sends a request's messages, waits for all answers, and joins them. If the request is itself a message of another
@@ -89,7 +120,7 @@ async fn join<P: Pieces>(outbox: Outbox, mut pieces: P, siblings: Option<Arc<Not
         while under_way.len() < AT_ONCE
             && let Some((number, message)) = pieces.next()
         {
-            let mut sent = exchange(&outbox, message, wait.clone());
+            let mut sent = piece(&outbox, message, wait.clone());
             if P::SHARE_A_QUEUE {
                 wait.get_or_insert_with(|| answered.clone());
             }
@@ -120,9 +151,9 @@ fn reply(whole: &WorkMessage, tensors: Vec<Tensor>, parameters: Parameters, ledg
 // === impl SplitRequest ===
 
 impl SplitRequest {
-    /// Divides `message` into these parts.
-    pub fn new(message: WorkMessage, parts: rows::SplitRows) -> SplitRequest {
-        let whole = without_tensors(message);
+    /// Divides a request, without its tensors, into these parts.
+    fn new(message: &WorkMessage, parts: rows::SplitRows) -> SplitRequest {
+        let whole = message.clone();
         let rows::SplitRows { tensors, order } = parts;
         let outputs = vec![Vec::new(); tensors.len()];
         let (parameters, ledger) = (Parameters::default(), Ledger::default());
@@ -158,10 +189,15 @@ impl Pieces for SplitRequest {
 // === impl Fork ===
 
 impl Fork {
-    /// Divides `message` into the branches of its route.
-    fn new(message: WorkMessage, branches: Branches) -> Fork {
-        let whole = without_tensors(message);
-        Fork { whole, branches, parameters: Parameters::default(), ledgers: BTreeMap::new() }
+    /// Divides a request into the branches of its route, if that forks. Not a request for an answer in parts: it stays one message, so
+    /// that its parts keep their order.
+    fn of(message: &WorkMessage) -> Option<Fork> {
+        let branches = match message.answer {
+            AnswerForm::Whole => message.route.branches(&message.tensors)?,
+            AnswerForm::InParts | AnswerForm::Part(_) => return None,
+        };
+        let whole = WorkMessage { tensors: Vec::new(), ..message.clone() };
+        Some(Fork { whole, branches, parameters: Parameters::default(), ledgers: BTreeMap::new() })
     }
 }
 

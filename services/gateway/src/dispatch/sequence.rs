@@ -96,7 +96,7 @@ impl Turn {
         states.request = message.request_id.to_string();
         // It has not waited in a queue so far.
         message.sent_at = UnixMicros::now();
-        let mut reply = exchange(outbox, message, None).next().await.unwrap_or_else(|| Err(no_answer()))?;
+        let mut reply = exchange(outbox, message).next().await.unwrap_or_else(|| Err(no_answer()))?;
         if let Ok(output) = &mut reply.outcome {
             self.collect(&mut output.tensors, &mut states)?;
             self.leave(outbox.bus.as_ref(), states, revision).await?;

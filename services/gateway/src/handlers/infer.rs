@@ -64,9 +64,16 @@ struct Prepared {
     request: Running,
     message: WorkMessage,
     /// Its place in the response cache, where its model has one.
-    key: Option<Key>,
+    cached: Option<Cached>,
     /// Its place among the requests of its model, where the model keeps their order.
     place: Option<LinePlace>,
+}
+
+/// The place of a request in the response cache.
+struct Cached {
+    key: Key,
+    /// How often contents had changed when it was admitted. A later answer may come from other contents than those in the key.
+    changes: u64,
 }
 
 /// The conditions under which a request runs.
@@ -92,9 +99,9 @@ impl Handlers {
 
     async fn run(&self, traced: Traced) -> Result<InferResponse, InferError> {
         let embeds = traced.embeds;
-        let Prepared { mut request, message, key, place } = self.prepare(traced, AnswerForm::Whole)?;
+        let Prepared { mut request, message, cached, place } = self.prepare(traced, AnswerForm::Whole)?;
         let span = request.span.clone();
-        let response = self.answer(&mut request, message, key).instrument(span.clone()).await;
+        let response = self.answer(&mut request, message, cached).instrument(span.clone()).await;
         request.ended();
         if let (true, Ok(response)) = (embeds, &response) {
             let tokens = response.ledger.texts().map_or(0, |texts| texts.tokens);
@@ -116,11 +123,18 @@ impl Handlers {
         &self,
         request: &mut Running,
         message: WorkMessage,
-        key: Option<Key>,
+        cached: Option<Cached>,
     ) -> Result<InferResponse, InferError> {
-        let Some((cache, key)) = self.cache.as_ref().zip(key) else { return self.compute(request, message).await };
+        let Some((cache, cached)) = self.cache.as_ref().zip(cached) else {
+            return self.compute(request, message).await;
+        };
         let patience = message.deadline.remaining(UnixMicros::now()).unwrap_or_default();
-        match cache.answer(key, patience, self.compute(request, message)).await {
+        let compute = async {
+            let answer = self.compute(request, message).await?;
+            let is_of_key = self.registry.catalog().changes_of_contents() == cached.changes;
+            Ok((answer, is_of_key))
+        };
+        match cache.answer(cached.key, patience, compute).await {
             Ok((answer, lookup)) => {
                 request.counted.looked_up(lookup);
                 Ok(InferResponse { id: request.id.clone(), ..answer })
@@ -226,7 +240,7 @@ impl Handlers {
             let level = found.map_or(0, |(_, served)| served.config.priority_level(request.priority));
             catalog.lane_at(step, waits.lane).level(level)
         };
-        let route = route.at_levels(level);
+        let route = catalog.for_contents(route.at_levels(level));
         let batch = (served.config.max_batch_size > 0).then(|| rows_of(&tensors));
         let by_user_code = route.remaining().iter().any(|step| {
             let found = catalog.find(&step.model.name, Some(step.model.version));
@@ -245,8 +259,12 @@ impl Handlers {
         };
 
         let model = ModelKey { name: request.model.into(), version };
-        let cached = self.cache.is_some() && served.config.response_cache;
-        let key = cached.then(|| Key::new(&model, 0, &tensors, &request.outputs, &request.parameters));
+        let caches = self.cache.is_some() && served.config.response_cache;
+        let origin = if caches { catalog.origin(served, &route, &request.outputs) } else { None };
+        let cached = origin.map(|origin| Cached {
+            key: Key::new(&model, origin, &tensors, &request.outputs, &request.parameters),
+            changes: catalog.changes_of_contents(),
+        });
         let counted = CountedRequest::begin(self.collector.own(), route.model(), &served.config, &tensors);
         let now = UnixMicros::now();
         let time = request.timeout.unwrap_or(self.default_timeout);
@@ -299,7 +317,7 @@ impl Handlers {
         if let Some(trace) = &running.trace {
             trace.admitted(&message);
         }
-        Ok(Prepared { request: running, message, key, place })
+        Ok(Prepared { request: running, message, cached, place })
     }
 
     /// Takes a request into the pipeline: as one message, or as several where it may be split and has to be.

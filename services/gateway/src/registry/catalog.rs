@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use trireme_inference::{InferError, Lane, ModelKey, RoutePlan, TensorSpec, shown};
+use trireme_inference::{InferError, Lane, ModelKey, Name, RequestedOutput, Route, RoutePlan, TensorSpec, shown};
 use trireme_model_repository::{
     CompiledEnsemble, EnsembleError, ModelConfig, Repository, compile_ensemble, plan_single,
 };
@@ -19,6 +19,10 @@ pub struct Catalog {
     labels: Arc<Labels>,
     /// The versions that no worker takes bulk requests for.
     live_only: BTreeSet<ModelKey>,
+    /// The content of each version that is served, as its workers announce it.
+    contents: BTreeMap<ModelKey, Name>,
+    /// Counts the changes of these contents.
+    changes_of_contents: u64,
     /// Why model repositories could not be read.
     unreadable: Vec<String>,
 }
@@ -77,6 +81,8 @@ pub struct ServedModel {
     pub plan: RoutePlan,
     /// The operations on texts that it offers, or the fault in its configuration of them.
     pub capabilities: Result<Arc<Capabilities>, String>,
+    /// The plan and the configuration of an ensemble with `response_cache`, by which its answers differ.
+    linked: String,
 }
 
 pub(super) type Served<'a> = BTreeMap<&'a str, BTreeMap<i64, Arc<ModelConfig>>>;
@@ -93,6 +99,8 @@ pub(super) struct Sources<'a> {
     pub doubts: BTreeMap<ModelKey, Vec<String>>,
     /// The versions that no worker takes bulk requests for.
     pub live_only: BTreeSet<ModelKey>,
+    /// The content of each version, as its workers announce it.
+    pub contents: BTreeMap<ModelKey, Name>,
     /// Every model that may be asked for, with all versions that have ever existed.
     pub known: BTreeMap<String, BTreeMap<i64, Unready>>,
     /// Whether a model is meant to be served.
@@ -111,11 +119,11 @@ const UNLOADED: &str = "unloaded";
 impl Catalog {
     /// Builds a catalog from the models that workers serve and the ensembles made of them.
     pub(super) fn build(sources: Sources<'_>) -> Catalog {
-        let Sources { repository, served, recovering, doubts, live_only, known, wanted, required, by_request } =
-            sources;
+        let Sources { repository, served, recovering, doubts, live_only, contents, .. } = sources;
+        let Sources { known, wanted, required, by_request, .. } = sources;
         let unreadable = repository.unreadable().iter().map(|fault| format!("model repository: {fault}")).collect();
         let (models, labels) = (BTreeMap::new(), Arc::new(Labels::of(repository)));
-        let mut catalog = Catalog { models, labels, live_only, unreadable };
+        let mut catalog = Catalog { models, labels, live_only, contents, changes_of_contents: 0, unreadable };
         for (name, known) in known {
             let failed = known.values().rev().find_map(|version| match version {
                 Unready::Failed(reason) => Some(reason.clone()),
@@ -184,6 +192,35 @@ impl Catalog {
     /// not take bulk requests.
     pub fn lane_at(&self, step: &ModelKey, lane: Lane) -> Lane {
         if self.live_only.contains(step) { Lane::Live } else { lane }
+    }
+
+    /// Goes on counting where the catalog before this one has stopped.
+    pub(super) fn follow(&mut self, before: &Catalog) {
+        self.changes_of_contents = before.changes_of_contents + u64::from(self.contents != before.contents);
+    }
+
+    /// How often the content of a model has changed.
+    pub fn changes_of_contents(&self) -> u64 {
+        self.changes_of_contents
+    }
+
+    /// The same route for the contents that are served.
+    pub fn for_contents(&self, route: Route) -> Route {
+        route.for_contents(|model| self.contents.get(model).cloned())
+    }
+
+    /// What the answer to a request with this route comes from, so that equal texts mean equal answers: the contents of its models, how its
+    /// steps are linked, and the names of classes. `None` where the content of a model is not known.
+    pub fn origin(&self, served: &ServedModel, route: &Route, outputs: &[RequestedOutput]) -> Option<String> {
+        let mut origin = served.linked.clone();
+        for output in outputs.iter().filter(|output| output.classification > 0) {
+            origin += &format!("{:?}", self.labels.of_output(&route.model().name, &output.name));
+        }
+        for step in route.remaining() {
+            let content = step.content.as_ref()?;
+            origin.extend([" ", step.model.name.as_str(), ":", &step.model.version.to_string(), " ", content.as_str()]);
+        }
+        Some(origin)
     }
 
     /// The labels of models' outputs.
@@ -411,7 +448,12 @@ impl ServedModel {
     fn new(config: &Arc<ModelConfig>, plan: RoutePlan) -> Arc<ServedModel> {
         let (inputs, outputs) = (config.input_specs(), config.output_specs());
         let capabilities = Capabilities::of(config, &inputs, &outputs).map(Arc::new);
-        Arc::new(ServedModel { inputs, outputs, config: config.clone(), plan, capabilities })
+        // Those of other models are in their contents.
+        let linked = match plan.ensemble && config.response_cache {
+            true => format!("{plan:?} {config:?}"),
+            false => String::new(),
+        };
+        Arc::new(ServedModel { inputs, outputs, config: config.clone(), plan, capabilities, linked })
     }
 
     /// The model's platform in the protocol.

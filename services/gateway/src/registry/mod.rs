@@ -158,7 +158,9 @@ impl Registry {
             let mut state = self.0.state.lock();
             self.0.stale.store(false, Ordering::Release);
             state.keep();
-            let catalog = Arc::new(state.catalog());
+            let mut catalog = state.catalog();
+            catalog.follow(&self.0.catalog.read());
+            let catalog = Arc::new(catalog);
             let before = std::mem::replace(&mut *self.0.catalog.write(), catalog.clone());
             (catalog, before)
         };

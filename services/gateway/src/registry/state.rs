@@ -476,6 +476,7 @@ impl State {
             recovering: self.recovering(),
             doubts: self.doubts(),
             live_only: self.live_only(),
+            contents: self.contents(),
             known,
             wanted: &|name| self.is_wanted(name),
             required: &|name| self.is_required(name),

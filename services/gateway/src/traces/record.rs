@@ -162,6 +162,7 @@ mod tests {
             outputs: outputs.iter().map(output).collect(),
             dead: Vec::new(),
             level: 0,
+            content: None,
         }
     }
 

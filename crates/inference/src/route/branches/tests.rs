@@ -23,6 +23,7 @@ fn step(model: &str, takes: &[&str], makes: &[&str]) -> Step {
         outputs: makes.iter().map(output).collect(),
         dead: Vec::new(),
         level: 0,
+        content: None,
     }
 }
 

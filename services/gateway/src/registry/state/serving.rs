@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use trireme_bus::{ContentChoice, ContentQuestion, ModelState};
-use trireme_inference::ModelKey;
+use trireme_inference::{ModelKey, Name};
 
 use super::super::contents::{Judgement, Rival, contested, judge};
 use super::{Live, MAX_KNOWN, State};
@@ -79,6 +79,19 @@ impl State {
         };
         let entries = self.entries.values();
         entries.filter(move |live| is_served(live) && (is_chosen(live) || !has_chosen(&live.entry.model)))
+    }
+
+    /// The content of each version: the one that is served, or the next one where the workers of that have gone. Of several that may be the
+    /// next one, any: a request that was admitted for another one is admitted anew.
+    pub(super) fn contents(&self) -> BTreeMap<ModelKey, Name> {
+        let mut contents: BTreeMap<ModelKey, &str> = BTreeMap::new();
+        for entry in self.serving().map(Live::entry) {
+            let Some(content) = &entry.content else { continue };
+            // The same one for all steps of a folder.
+            let chosen = contents.entry(entry.model.clone()).or_insert(&content.digest);
+            *chosen = (*chosen).min(&content.digest);
+        }
+        contents.into_iter().map(|(model, digest)| (model, digest.into())).collect()
     }
 
     /// The versions that are served but that no worker can execute now, each with a reason.
