@@ -49,7 +49,8 @@ impl ModelConfig {
         self.admit_as(Request { id: Some(request_id), in_parts: true }, inputs)
     }
 
-    fn admit_as(&self, request: Request<'_>, inputs: Vec<UncheckedTensor>) -> Result<Vec<Tensor>, InferError> {
+    fn admit_as(&self, request: Request<'_>, mut inputs: Vec<UncheckedTensor>) -> Result<Vec<Tensor>, InferError> {
+        self.flatten_texts(&mut inputs);
         let tensors: Vec<_> =
             inputs.iter().map(|t| GivenTensor { name: &t.name, datatype: t.datatype, shape: &t.shape }).collect();
         self.judge(request, &tensors)?;
@@ -58,6 +59,21 @@ impl ModelConfig {
             input.check().map_err(|fault| self.byte_fault(request, &data, fault))
         };
         inputs.into_iter().map(check).collect()
+    }
+
+    /// Makes texts of shape `[n, 1]` those of shape `[n]` where a model that does a `task` takes one text a row: clients of NVIDIA NIM and
+    /// MLServer send each text as a row of one.
+    fn flatten_texts(&self, inputs: &mut [UncheckedTensor]) {
+        if self.max_batch_size > 0 || !self.parameters.contains_key("task") {
+            return;
+        }
+        let is_flat = |input: &ModelInput| input.datatype == DataType::Bytes && *input.dims == [-1];
+        for tensor in inputs.iter_mut().filter(|tensor| tensor.datatype == DataType::Bytes) {
+            let declared = self.inputs.iter().find(|input| tensor.name == *input.name);
+            if let (&[rows, 1], true) = (&*tensor.shape, declared.is_some_and(is_flat)) {
+                tensor.shape = [rows].into();
+            }
+        }
     }
 
     /// Checks `inputs` that another stage has made. Returns the request's rows: its batch

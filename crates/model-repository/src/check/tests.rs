@@ -44,6 +44,22 @@ fn refused(config: &ModelConfig, inputs: Vec<UncheckedTensor>, expected: &str) {
 }
 
 #[test]
+fn rows_of_one_text_are_texts_where_a_model_does_a_task() {
+    let text = |more: &str| {
+        config(&format!("max_batch_size: 0 input {{ name: 'T' data_type: TYPE_STRING dims: [ -1 ] }} {more}"))
+    };
+    let shape = |config: &ModelConfig, dims: &[i64], texts: &[&str]| {
+        config.admit("", vec![t(dims, texts)]).map(|tensors| tensors[0].shape().to_vec()).map_err(|error| error.message)
+    };
+    let embeds = text("parameters { key: 'task' value { string_value: 'embed' } }");
+    assert_eq!(shape(&embeds, &[2, 1], &["a", "b"]), Ok(vec![2]));
+    assert_eq!(shape(&embeds, &[2], &["a", "b"]), Ok(vec![2]));
+    assert!(shape(&embeds, &[1, 2], &["a", "b"]).unwrap_err().contains("Expected [-1], got [1,2]"));
+    // As in Triton.
+    assert!(shape(&text(""), &[2, 1], &["a", "b"]).unwrap_err().contains("Expected [-1], got [2,1]"));
+}
+
+#[test]
 fn what_fits_is_admitted_whole() {
     let tensors = batching().admit("7", vec![t(&[2, 1], &["a", ""]), x(&[2, 2], 16)]).unwrap();
     assert_eq!(tensors.iter().map(Tensor::name).collect::<Vec<_>>(), ["T", "X"]);
