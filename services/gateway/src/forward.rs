@@ -26,7 +26,7 @@ const RESERVED_PREFIX: &str = "triton_";
 
 /// Headers with credentials. Parameters travel on the bus, are kept in dead letters and are shown by taps, so these headers are
 /// never forwarded, whatever the pattern.
-const SECRET: &[&str] = &["authorization", "cookie", "proxy-authorization", "set-cookie", "x-api-key"];
+const SECRET: &[&str] = &["api-key", "authorization", "cookie", "proxy-authorization", "set-cookie", "x-api-key"];
 
 /// Compiles the value of `flag`. Without a value, or with an empty one, no header is forwarded.
 pub fn pattern(flag: &str, value: Option<&str>) -> anyhow::Result<Option<Regex>> {
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn secrets_stay_at_the_gateway() {
-        let names = ["Authorization", "X-API-Key", "Cookie", "Proxy-Authorization", "X-Tenant", "Admin-Key"];
+        let names = ["Authorization", "X-API-Key", "api-key", "Cookie", "Proxy-Authorization", "X-Tenant", "Admin-Key"];
         assert!(forwarded(".*", &["triton-grpc-protocol-key"]).is_empty());
         for pattern in [".*", "authorization|x-api-key|cookie|x-tenant", "(?i)^(Authorization|x-tenant)$"] {
             assert_eq!(forwarded(pattern, &names).into_keys().collect::<Vec<_>>(), ["x-tenant"], "{pattern}");

@@ -190,9 +190,9 @@ impl Access {
         asked.unwrap_or_default().max(self.known(header).map(|known| known.lane).unwrap_or_default())
     }
 
-    /// The valid key in these headers. `Authorization` may be for a proxy, so each of the two headers is enough.
+    /// The valid key in these headers. `Authorization` may be for a proxy, so each of the three headers is enough.
     fn known<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Option<&Known> {
-        let given = [header("authorization").and_then(bearer_token), header("x-api-key")];
+        let given = [header("authorization").and_then(bearer_token), header("x-api-key"), header("api-key")];
         // Every key is compared: how long it takes tells nothing about which. Of two with one text the last has the last word.
         let find = |given: &[u8]| {
             self.keys.iter().fold(None, |found, known| if known.key.is(given) { Some(known) } else { found })
@@ -232,7 +232,13 @@ mod tests {
     #[test]
     fn any_of_the_keys_admits_and_health_needs_none() {
         let access = access(&["one", "two"], &[]);
-        for headers in [[("authorization", "Bearer two")], [("authorization", "bearer one")], [("x-api-key", "one")]] {
+        for headers in [
+            [("authorization", "Bearer two")],
+            [("authorization", "bearer one")],
+            [("x-api-key", "one")],
+            // Azure's clients.
+            [("api-key", "one")],
+        ] {
             assert_eq!(check(&access, Category::Inference, &headers), Ok(()));
         }
         for headers in [[("authorization", "Bearer tw")], [("authorization", "Basic one")], [("x-api-key", "")]] {
