@@ -735,6 +735,7 @@ fn every_choice_that_changes_answers_changes_the_digest_of_a_folder() {
         pooling: _,
         normalize: _,
         padding_side: _,
+        strict: _,
         accept: _,
         accelerator: _,
         served_names: _,
