@@ -261,7 +261,7 @@ fn keep_blocking_threads(runtime: &Runtime) -> anyhow::Result<()> {
     let room = trireme_engine::promise(KEPT_BLOCKING_THREADS)?;
     for _ in 0..KEPT_BLOCKING_THREADS {
         let met = met.clone();
-        drop(runtime.spawn_blocking(move || drop(met.wait())));
+        drop(runtime.spawn_blocking(move || _ = met.wait()));
     }
     met.wait();
     drop(room);

@@ -89,6 +89,7 @@ impl Pipeline {
                 tensor: if index == 0 { "x" } else { "a" }.into(),
                 optional: false,
                 reshapes: Vec::new(),
+                crosses: false,
             }],
             outputs: vec![StepOutput { name: (*model).into(), tensor: (*model).into() }],
         };
@@ -98,6 +99,7 @@ impl Pipeline {
             steps: models.iter().enumerate().map(step).collect(),
             outputs: models.iter().map(|model| (*model).into()).collect(),
             reshapes: Default::default(),
+            crossing: Default::default(),
         };
         let route = plan.route(1, &[], &["x"], |_, _| Ok(1)).expect("the steps fit");
         let message = trireme_bus::conformance::fixtures::message(&key("a"), 7);
