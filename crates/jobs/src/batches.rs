@@ -9,8 +9,8 @@ use trireme_bus::BusError;
 
 use crate::columns;
 use crate::error::JobError;
-use crate::index;
 use crate::jobs::{JobOptions, Jobs};
+use crate::quotas;
 use crate::record::{Attempts, Batch, BatchState, Counts, RowRequest, Usage};
 use crate::record::{Checkpoint, Object, Record, Webhook};
 use crate::requests::sha256;
@@ -72,7 +72,7 @@ impl Jobs {
         if let Some((key, _)) = once {
             self.check_key(key, PREFIX).await?;
         }
-        let _promised = self.promise(&id, index::Usage { batches: 1, ..index::Usage::default() }).await?;
+        let _promised = self.promise(&id, quotas::Usage { batches: 1, ..quotas::Usage::default() }).await?;
         let file = self.file(&new.input).await?;
         if columns::format(&file).is_none() && new.rows != RowRequest::default() {
             return Err(JobError::Invalid(format!(

@@ -19,7 +19,6 @@ use crate::statistics::Statistics;
 use crate::store::new_id;
 use crate::turns::{Turn, Turns, until};
 use crate::{batch, store};
-use care::Cared;
 
 /// How often the owners of other jobs are looked at.
 const TICK: Duration = Duration::from_secs(1);
@@ -65,6 +64,13 @@ struct Ended {
     again: Option<Turn<Id>>,
 }
 
+/// The end of a task that looks after the store.
+enum Cared {
+    Done,
+    /// Files that were to be deleted, when, and when they are to be looked at again.
+    Swept(Vec<(Id, u64, Option<u64>)>),
+}
+
 struct Driver {
     jobs: Jobs,
     open: HashMap<Id, Open>,
@@ -89,7 +95,7 @@ struct Driver {
     calls: HashMap<tokio::task::Id, Instant>,
     /// When the reserve of the store is looked after next.
     reserve_at: Instant,
-    /// The tasks of [`care`], beside everything else: at most one of each.
+    /// The tasks that look after the store, beside everything else: at most one of each.
     caring: JoinSet<Cared>,
     filling: Option<AbortHandle>,
     sweeping: Option<AbortHandle>,

@@ -11,9 +11,10 @@ use ring::digest::{Context, SHA256};
 use trireme_bus::BusError;
 
 use crate::error::JobError;
-use crate::index::{Promised, Usage};
+use crate::index::Promised;
 use crate::jobs::Jobs;
 use crate::objects::{self, Lease, Reader, Writer};
+use crate::quotas::Usage;
 use crate::record::{File, Object, Purpose, Record};
 use crate::requests::sha256;
 use crate::store::{StoredRecord, Written, may_be_stored, new_id};
@@ -29,6 +30,9 @@ const NOTED_PARTS: u64 = 64;
 
 /// Names of batches over a file are looked through when there are so many: most of those have ended.
 const USERS: usize = 16;
+
+/// Pause before the bytes of a file are deleted again that could not be deleted.
+pub(crate) const AGAIN: Duration = Duration::from_secs(10);
 
 /// How much longer a file that is in use is kept at a time, once it has expired.
 const HELD: Duration = Duration::from_secs(60);
@@ -232,7 +236,7 @@ impl Jobs {
     }
 
     /// Deletes a file that has stopped to arrive, a part whose upload was not completed, or a file that has expired. Returns when it is to be
-    /// looked at again, if it is held.
+    /// looked at again, if it is held or its record has not gone yet.
     pub(crate) async fn sweep(&self, id: &str) -> Result<Option<u64>, JobError> {
         let Some(StoredRecord { record: Record::File(file), revision }) = self.read(id).await? else { return Ok(None) };
         if file.expires.is_none_or(|at| at > self.now()) {
@@ -247,8 +251,9 @@ impl Jobs {
                 if purpose == Purpose::Arriving {
                     tracing::info!(file = id, "a file has stopped to arrive: its parts are deleted");
                 }
-                // A record that was changed meanwhile comes on the watch.
+                // A record that was changed meanwhile comes on the watch, as the end of this one does.
                 self.drop_file(id, file, revision).await?;
+                return Ok(Some(self.now() + AGAIN.as_secs()));
             }
         }
         Ok(None)

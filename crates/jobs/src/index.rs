@@ -12,10 +12,10 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use trireme_bus::Bus;
 
+use crate::clock::seconds;
 use crate::error::JobError;
-use crate::quotas::Quotas;
-use crate::record::{File, Purpose, Record, RequestState};
-use crate::store::seconds;
+use crate::quotas::{Quotas, Usage};
+use crate::record::{Record, RequestState};
 
 /// A part of a list.
 #[derive(Clone, Debug, Default)]
@@ -39,19 +39,6 @@ pub(crate) enum Kind {
     Part,
     /// That has not ended.
     Request,
-}
-
-/// The work and the files of an owner.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Usage {
-    /// Files, those that arrive and uploads among them.
-    pub files: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Batches that have not ended.
-    pub batches: u64,
-    /// Durable requests that have not ended.
-    pub requests: u64,
 }
 
 /// The part of a record that a list needs.
@@ -405,37 +392,6 @@ impl Promised {
 impl Drop for Promised {
     fn drop(&mut self) {
         self.index.places().drop_promise(&self.id);
-    }
-}
-
-// === impl Usage ===
-
-impl Usage {
-    /// The part of a file, an upload or a part of one. The bytes of an upload are those of its parts.
-    fn of(file: &File) -> Usage {
-        let (files, bytes) = match file.purpose() {
-            // Those of the file that it becomes.
-            Purpose::Arriving if file.file.is_some() => (0, 0),
-            Purpose::Batch | Purpose::BatchOutput | Purpose::Arriving => (1, file.bytes),
-            Purpose::Upload => (1, 0),
-            Purpose::Part => (0, file.bytes),
-            Purpose::Joined | Purpose::Deleted => (0, 0),
-        };
-        Usage { files, bytes, ..Usage::default() }
-    }
-
-    /// The larger of each.
-    fn max(&self, other: &Usage) -> Usage {
-        let mut larger = *self;
-        larger.change(other, u64::max);
-        larger
-    }
-
-    fn change(&mut self, other: &Usage, with: fn(u64, u64) -> u64) {
-        self.files = with(self.files, other.files);
-        self.bytes = with(self.bytes, other.bytes);
-        self.batches = with(self.batches, other.batches);
-        self.requests = with(self.requests, other.requests);
     }
 }
 

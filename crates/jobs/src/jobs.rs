@@ -30,21 +30,6 @@ pub struct Options {
     pub quotas: Quotas,
 }
 
-impl Default for Options {
-    /// Without bounds.
-    fn default() -> Options {
-        let forever = Duration::from_secs(u64::from(u32::MAX));
-        Options {
-            max_in_flight: usize::MAX,
-            time_to_live: forever,
-            upload_patience: forever,
-            max_error_bytes: u64::MAX,
-            max_bytes: u64::MAX,
-            quotas: Quotas::default(),
-        }
-    }
-}
-
 /// When a job begins, and which URL is called when it has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobOptions {

@@ -20,6 +20,7 @@
 mod batch;
 mod batches;
 mod call;
+mod clock;
 mod columns;
 mod driver;
 mod error;
@@ -44,6 +45,7 @@ mod webhook;
 
 pub use batches::NewBatch;
 pub use call::{Execute, Executed, JOB, JobAnswer, JobCall, WebhookAnswer, WebhookCall};
+pub use clock::now;
 pub use error::JobError;
 pub use files::{Arrival, Content};
 pub use index::Page;
@@ -53,5 +55,4 @@ pub use quotas::Quotas;
 pub use record::{Batch, BatchState, Counts, File, Request, RequestState, RowRequest, Usage, Webhook, WebhookState};
 pub use requests::Accepted;
 pub use statistics::{Load, Statistics, WebhookCounts};
-pub use store::now;
 pub use uploads::NewUpload;

@@ -9,8 +9,9 @@ use futures_util::{StreamExt, stream};
 use trireme_bus::BusError;
 
 use crate::error::JobError;
-use crate::index::{Kind, Page, Promised, Usage};
+use crate::index::{Kind, Page, Promised};
 use crate::jobs::{Client, Jobs};
+use crate::quotas::Usage;
 use crate::record::{Batch, File, Record};
 
 /// How long a list or a quota waits for a gateway that has just started to know all records.

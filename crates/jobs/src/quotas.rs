@@ -4,7 +4,7 @@
 //! the same moment is not counted yet, so a quota may be exceeded by that. The work that the same gateway accepts is (`index`).
 
 use crate::error::JobError;
-use crate::index::Usage;
+use crate::record::{File, Purpose};
 
 /// The flag of the limit of bytes, whose refusals are about size.
 const BYTES: &str = "--jobs-owner-bytes";
@@ -20,6 +20,19 @@ pub struct Quotas {
     pub batches: Option<u64>,
     /// Durable requests that have not ended.
     pub requests: Option<u64>,
+}
+
+/// The work and the files of an owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    /// Files, those that arrive and uploads among them.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Batches that have not ended.
+    pub batches: u64,
+    /// Durable requests that have not ended.
+    pub requests: u64,
 }
 
 // === impl Quotas ===
@@ -60,6 +73,37 @@ impl Quotas {
             (self.requests, used.requests, more.requests, requests),
         ]
         .map(|(limit, used, more, words)| (limit.filter(|_| more > 0), used, more, words))
+    }
+}
+
+// === impl Usage ===
+
+impl Usage {
+    /// The part of a file, an upload or a part of one. The bytes of an upload are those of its parts.
+    pub fn of(file: &File) -> Usage {
+        let (files, bytes) = match file.purpose() {
+            // Those of the file that it becomes.
+            Purpose::Arriving if file.file.is_some() => (0, 0),
+            Purpose::Batch | Purpose::BatchOutput | Purpose::Arriving => (1, file.bytes),
+            Purpose::Upload => (1, 0),
+            Purpose::Part => (0, file.bytes),
+            Purpose::Joined | Purpose::Deleted => (0, 0),
+        };
+        Usage { files, bytes, ..Usage::default() }
+    }
+
+    /// The larger of each.
+    pub fn max(&self, other: &Usage) -> Usage {
+        let mut larger = *self;
+        larger.change(other, u64::max);
+        larger
+    }
+
+    pub fn change(&mut self, other: &Usage, with: fn(u64, u64) -> u64) {
+        self.files = with(self.files, other.files);
+        self.bytes = with(self.bytes, other.bytes);
+        self.batches = with(self.batches, other.batches);
+        self.requests = with(self.requests, other.requests);
     }
 }
 

@@ -8,9 +8,9 @@ use trireme_bus::BusError;
 
 use crate::call::{Executed, JobAnswer, JobCall};
 use crate::error::JobError;
-use crate::index::Usage;
 use crate::jobs::{JobOptions, Jobs};
 use crate::pace::Slot;
+use crate::quotas::Usage;
 use crate::record::{ATTEMPTS, Attempts, Body, Record};
 use crate::record::{Request, RequestState, Webhook};
 use crate::store::{StoredRecord, new_id};

@@ -5,9 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use ring::rand::{SecureRandom, SystemRandom};
 use trireme_bus::{Bucket, BusError, escape_token};
-use trireme_inference::UnixMicros;
 
 use crate::call::JobAnswer;
+use crate::clock::seconds;
 use crate::error::JobError;
 use crate::jobs::Jobs;
 use crate::objects::{self, Writer};
@@ -21,16 +21,6 @@ const LONGEST_ID: usize = 128;
 
 /// How many times a change is tried again because another gateway changed the record meanwhile.
 const CHANGES: u32 = 20;
-
-/// Seconds since 1970, by the clock that all processes of a deployment use.
-pub fn now() -> u64 {
-    seconds(UnixMicros::now())
-}
-
-/// Seconds since 1970.
-pub(crate) fn seconds(time: UnixMicros) -> u64 {
-    time.0 / 1_000_000
-}
 
 /// A new id, which nobody guesses: `prefix` and 128 random bits.
 pub fn new_id(prefix: &str) -> String {

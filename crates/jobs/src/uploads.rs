@@ -12,8 +12,8 @@ use md5::{Digest, Md5};
 
 use crate::error::JobError;
 use crate::files::Arrival;
-use crate::index::Usage;
 use crate::jobs::Jobs;
+use crate::quotas::Usage;
 use crate::record::{File, Purpose, Record};
 use crate::requests::sha256;
 use crate::store::{StoredRecord, new_id};

@@ -71,6 +71,7 @@ impl Execute for Upper {
     async fn call(&self, call: WebhookCall) -> WebhookAnswer {
         match call.url.contains("hangs") {
             true => std::future::pending().await,
+            false if call.url.contains("fails") => WebhookAnswer::failed("it fails"),
             false => WebhookAnswer::Delivered,
         }
     }

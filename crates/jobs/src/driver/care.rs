@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use futures_util::{StreamExt, stream};
 use tokio::task::{AbortHandle, JoinError};
 
-use super::{AGAIN, Driver, Id, Open};
+use super::{Cared, Driver, Id, Open};
+use crate::files::AGAIN;
 use crate::record::{BatchState, Counts, Step};
 use crate::statistics::Load;
 
@@ -20,13 +21,6 @@ const RESERVE: Duration = Duration::from_secs(10);
 /// Most jobs that are taken over in one tick, and at the same time.
 const TAKEN_OVER: usize = 2048;
 const AT_A_TIME: usize = 64;
-
-/// The end of a task that looks after the store.
-pub(super) enum Cared {
-    Done,
-    /// Files that were to be deleted, when, and when they are to be looked at again.
-    Swept(Vec<(Id, u64, Option<u64>)>),
-}
 
 // === impl Driver ===
 

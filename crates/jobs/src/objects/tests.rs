@@ -10,6 +10,7 @@ use trireme_bus::InProcess;
 use super::*;
 use crate::call::{Execute, Executed, JobCall};
 use crate::jobs::Options;
+use crate::quotas::Quotas;
 
 struct Nobody;
 
@@ -26,7 +27,15 @@ impl Execute for Nobody {
 
 /// Jobs on a store in memory, which nobody runs.
 pub fn jobs() -> Jobs {
-    Jobs::open(Arc::new(InProcess::default()), "g", Arc::new(Nobody), Options::default()).0
+    let options = Options {
+        max_in_flight: 1,
+        time_to_live: Duration::from_secs(600),
+        upload_patience: Duration::from_secs(600),
+        max_error_bytes: u64::MAX,
+        max_bytes: u64::MAX,
+        quotas: Quotas::default(),
+    };
+    Jobs::open(Arc::new(InProcess::default()), "g", Arc::new(Nobody), options).0
 }
 
 /// Writes an object, with a checkpoint after each of so many bytes. Returns it and its bytes.

@@ -266,3 +266,26 @@ async fn a_watch_that_ends_at_once_is_opened_again_after_pauses() {
     let id = gateway.jobs.accept(call("a"), None).await.unwrap().id;
     assert_eq!(gateway.jobs.wait(&id, Duration::from_secs(30)).await.unwrap().state, RequestState::Completed);
 }
+
+/// The gateway of a job has gone while its webhook waited, and then the job's time to live is over.
+#[tokio::test(start_paused = true)]
+async fn a_job_that_has_lapsed_is_not_looked_for() {
+    let bus = Refusing::default();
+    let first = Gateway::over(Arc::new(bus.clone()), "first", Duration::from_secs(600));
+    let second = Gateway::over(Arc::new(bus.clone()), "second", Duration::from_secs(600));
+    let terms = JobOptions { webhook: Some("https://fails.example".to_owned()), ..JobOptions::default() };
+    let id = first.jobs.accept_on(call("a"), None, terms).await.unwrap().id;
+    until("a call", async || {
+        let webhook = second.jobs.request(&id).await.unwrap().webhook.unwrap();
+        (webhook.attempts > 0).then_some(())
+    })
+    .await;
+    drop(first);
+    bus.advance(Duration::from_secs(601));
+    assert!(second.jobs.request(&id).await.is_err());
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    bus.refuse([Call::Read(Bucket::Jobs)]);
+    second.system.gone.lock().push("first".to_owned());
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(bus.failures(), 0, "the record is read");
+}
