@@ -11,13 +11,27 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::thread::{Builder, JoinHandle, available_parallelism, scope};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::process::{Resource, getrlimit, getuid};
+use rustix::thread::gettid;
 use tokio::sync::oneshot;
 
 /// The stack of a thread that only shows that it can be started.
 const PROBE_STACK: usize = 64 << 10;
+
+/// Threads beyond a promise for which there has to be room: others start some meanwhile.
+const SPARE: usize = 16;
+
+/// Where the limits leave so many times the threads, none is started to try.
+const AMPLE: usize = 8;
+
+/// How long a library may take to start the threads that it was promised. From then on they count as started.
+const STARTING: Duration = Duration::from_secs(5);
+
+/// How long threads that have ended may still count against the limit.
+const LEAVING: Duration = Duration::from_secs(2);
 
 /// The promises of this process.
 static PROMISES: Promises = Promises::new();
@@ -66,9 +80,10 @@ impl Drop for Promise {
 }
 
 /// Promises a library that it can start so many threads. Where there is no room while other libraries start theirs, this waits for
-/// those: then it is known how many threads they have.
+/// those for some seconds: then it is known how many threads they have.
 pub fn promise(threads: usize) -> io::Result<Promise> {
-    PROMISES.give(threads, probe)
+    let is_ample = |threads: usize| ThreadLimits::of_this_process().leave(AMPLE * threads);
+    PROMISES.give(threads, STARTING, |threads| if is_ample(threads) { Ok(()) } else { probe(threads) })
 }
 
 /// The threads that libraries were promised, and are starting.
@@ -85,15 +100,21 @@ impl Promises {
         Promises { threads: Mutex::new(0), ended: Condvar::new() }
     }
 
-    fn give(&'static self, threads: usize, probe: impl Fn(usize) -> io::Result<()>) -> io::Result<Promise> {
-        let mut others = self.threads.lock();
-        // No threads need no room.
-        let mut has_room = threads == 0;
-        while !has_room {
-            match probe(*others + threads) {
-                Ok(()) => has_room = true,
-                Err(error) if *others == 0 => return Err(with_limits(error, threads)),
-                Err(_) => self.ended.wait(&mut others),
+    fn give(
+        &'static self,
+        threads: usize,
+        patience: Duration,
+        probe: impl Fn(usize) -> io::Result<()>,
+    ) -> io::Result<Promise> {
+        let (mut others, until) = (self.threads.lock(), Instant::now() + patience);
+        let mut are_there = threads == 0;
+        while !are_there {
+            // After that time the others have their threads, however long they hold their promises.
+            let starting = if Instant::now() < until { *others } else { 0 };
+            match probe(starting + threads + SPARE) {
+                Ok(()) => are_there = true,
+                Err(error) if starting == 0 => return Err(with_limits(error, threads)),
+                Err(_) => drop(self.ended.wait_until(&mut others, until)),
             }
         }
         *others += threads;
@@ -103,14 +124,24 @@ impl Promises {
 
 /// Whether so many threads can be started: starts them, and ends them again.
 fn probe(threads: usize) -> io::Result<()> {
-    let gate = Mutex::new(());
-    scope(|scope| {
-        let closed = gate.lock();
-        let start = |_| Builder::new().stack_size(PROBE_STACK).spawn_scoped(scope, || drop(gate.lock())).map(drop);
+    let ids = Mutex::new(Vec::with_capacity(threads));
+    let started = scope(|scope| {
+        let closed = ids.lock();
+        let stay = || ids.lock().push(gettid());
+        let start = |_| Builder::new().stack_size(PROBE_STACK).spawn_scoped(scope, stay).map(drop);
         let started = (0..threads).try_for_each(start);
         drop(closed);
         started
-    })
+    });
+    // A thread that has ended counts against the limit until the system has forgotten it.
+    let until = Instant::now() + LEAVING;
+    for id in ids.into_inner() {
+        let task = format!("/proc/self/task/{}", id.as_raw_nonzero());
+        while Path::new(&task).exists() && Instant::now() < until {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+    started
 }
 
 /// The error that so many threads or processes cannot be started; with the process's limits, where they are the reason.
@@ -153,6 +184,12 @@ impl ThreadLimits {
             // The limit does not bind root.
             user: getrlimit(Resource::Nproc).current.filter(|_| !getuid().is_root()),
         }
+    }
+
+    /// Whether it is certain that they leave room for so many threads. How many threads its user has is not known.
+    fn leave(&self, threads: usize) -> bool {
+        let room = |(most, used): (u64, u64)| most.saturating_sub(used) >= threads as u64;
+        self.user.is_none() && self.cgroup.is_none_or(room)
     }
 }
 
@@ -197,8 +234,6 @@ fn of_cgroups(root: &Path, own: &str) -> Option<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn none() -> io::Error {
@@ -208,7 +243,7 @@ mod tests {
     #[test]
     fn threads_that_cannot_be_started_are_an_error_that_names_the_limits() {
         static PROMISES: Promises = Promises::new();
-        let refused = PROMISES.give(63, |_| Err(none())).map(drop).unwrap_err();
+        let refused = PROMISES.give(63, STARTING, |_| Err(none())).map(drop).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
         let text = refused.to_string();
         assert!(text.starts_with("63 threads cannot be started: ") && text.contains("pids_limit of compose"), "{text}");
@@ -220,16 +255,35 @@ mod tests {
     fn a_promise_waits_for_those_whose_threads_are_not_counted_yet() {
         static PROMISES: Promises = Promises::new();
         let room_for = |room: usize| move |threads: usize| if threads > room { Err(none()) } else { Ok(()) };
-        let other = PROMISES.give(6, room_for(6)).unwrap();
+        let other = PROMISES.give(6, STARTING, room_for(6 + SPARE)).unwrap();
         // The other library's threads are there from now on, which leaves room for four.
-        let waiting = std::thread::spawn(move || PROMISES.give(4, room_for(4)));
+        let waiting = std::thread::spawn(move || PROMISES.give(4, 10 * STARTING, room_for(4 + SPARE)));
         std::thread::sleep(Duration::from_millis(20));
         assert!(!waiting.is_finished());
         drop(other);
         let given = waiting.join().unwrap().unwrap();
         assert_eq!(*PROMISES.threads.lock(), 4);
+        // One that holds its promise for long has its threads, and nobody waits for it.
+        drop(PROMISES.give(2, Duration::from_millis(1), room_for(2 + SPARE)).unwrap());
+        assert!(PROMISES.give(9, Duration::from_millis(1), room_for(2 + SPARE)).is_err());
         drop(given);
         assert_eq!(*PROMISES.threads.lock(), 0);
+    }
+
+    /// Also in a cgroup that has room for little more.
+    #[test]
+    fn threads_that_were_promised_can_be_started_at_once() {
+        for _ in 0..10 {
+            let promised = promise(40).unwrap();
+            let gate = Mutex::new(());
+            scope(|scope| {
+                let closed = gate.lock();
+                for _ in 0..40 {
+                    Builder::new().spawn_scoped(scope, || drop(gate.lock())).unwrap();
+                }
+                drop((closed, promised));
+            });
+        }
     }
 
     #[tokio::test]
@@ -259,6 +313,9 @@ mod tests {
         cgroup("pids", "64", "5");
         assert_eq!(limit("8:cpu,pids:/docker/1234\n4:memory:/docker/1234\n"), Some((64, 5)));
         let limits = ThreadLimits { cpus: 8, cgroup: Some((512, 40)), user: None };
+        assert!(
+            limits.leave(472) && !limits.leave(473) && !ThreadLimits { user: Some(4096), ..limits.clone() }.leave(1)
+        );
         assert_eq!(limits.to_string(), "8 CPUs, room for 512 threads and processes (pids.max), of which 40 are there");
     }
 }

@@ -192,6 +192,65 @@ fn a_long_load_says_what_it_does_over_nats() {
     a_long_load_says_what_it_does(Mode::Services);
 }
 
+/// Doubles its rows. As many public models do, it declares more dimensions than it gives.
+const ROWS: &str = "
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', request.inputs()[0].as_numpy() * 2)]) for request in requests]
+";
+
+/// All models batch, so an ensemble of them changes no shape, as in Triton: neither on the way to the client, nor between its steps.
+fn an_ensemble_keeps_the_shape_of_a_step_s_output(mode: Mode) {
+    let tensors = |input: &str, output: &str| {
+        format!(
+            "max_batch_size: 8 input [{{ name: 'IN' data_type: TYPE_FP32 dims: {input} }}]
+             output [{{ name: 'OUT' data_type: TYPE_FP32 dims: {output} }}]"
+        )
+    };
+    let step = |model: &str, from: &str, to: &str| {
+        format!(
+            "step {{ model_name: '{model}' model_version: -1 input_map {{ key: 'IN' value: '{from}' }}
+             output_map {{ key: 'OUT' value: '{to}' }} }} "
+        )
+    };
+    let ensemble = |steps: &str| {
+        format!("platform: 'ensemble' {} ensemble_scheduling {{ {steps} }}", tensors("[3]", "[-1, 3]"))
+    };
+    let rows = |input: &str| format!("backend: 'python' {}", tensors(input, "[-1, 3]"));
+    let models = ModelFolder::new()
+        .model("rows", &rows("[3]"))
+        .file("rows/1/model.py", ROWS)
+        .model("again", &rows("[-1, 3]"))
+        .file("again/1/model.py", ROWS)
+        .model("pair", &ensemble(&step("rows", "IN", "OUT")))
+        .model("through", &ensemble(&(step("rows", "IN", "between") + &step("again", "between", "OUT"))));
+    let sandbox = setup(mode, models.path(), 1).start();
+    for count in 1..=3 {
+        let numbers: Vec<f32> = (0..3 * count).map(|number| number as f32).collect();
+        let request = json!({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [count, 3], "data": numbers}]});
+        let doubled: Vec<f32> = numbers.iter().map(|number| number * 2.0).collect();
+        for model in ["rows", "pair"] {
+            let response = sandbox.infer(model, &request);
+            assert_eq!(response.output("OUT")["shape"], json!([count, 3]), "{model}: {}", response.text());
+            assert_eq!(response.numbers("OUT"), doubled);
+        }
+        let refused = sandbox.infer("through", &request);
+        let expected = format!("unexpected shape for input 'IN' for model 'again'. Expected [-1,-1,3], got [{count},3]");
+        assert!(refused.status == 400 && refused.text().contains(&expected), "{}", refused.text());
+    }
+}
+
+#[test]
+fn an_ensemble_keeps_the_shape_of_a_step_s_output_in_one_process() {
+    an_ensemble_keeps_the_shape_of_a_step_s_output(Mode::AllInOne);
+}
+
+#[test]
+fn an_ensemble_keeps_the_shape_of_a_step_s_output_over_nats() {
+    an_ensemble_keeps_the_shape_of_a_step_s_output(Mode::Services);
+}
+
 #[test]
 fn children_do_not_outlive_a_worker_that_is_killed() {
     let models = ModelFolder::new().model("gated", ECHO).file("gated/1/model.py", GATED).file("gated/open", "");
