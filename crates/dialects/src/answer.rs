@@ -50,14 +50,6 @@ pub fn floats(out: &mut Writer, numbers: &[f32]) {
     out.array(|out| numbers.iter().for_each(|&number| out.float(number)));
 }
 
-/// A vector in this format.
-pub fn vector(out: &mut Writer, format: EncodingFormat, numbers: &[f32]) {
-    match format {
-        EncodingFormat::Float => floats(out, numbers),
-        EncodingFormat::Base64 => base64(out, numbers),
-    }
-}
-
 /// The FP32 numbers, little-endian as tensors have them, in base64. Their bytes are encoded where the answer is written.
 pub fn base64(out: &mut Writer, numbers: &[f32]) {
     let bytes: &[u8] = bytemuck::cast_slice(numbers);
@@ -132,6 +124,7 @@ pub fn embeddings_schema() -> Schema {
         ("data", schema::list(schema::object(vector))),
         ("model", schema::text()),
         ("usage", usage_schema()),
+        ("id", schema::text()),
     ])
 }
 
@@ -182,7 +175,7 @@ mod tests {
         let read: Vec<f32> = serde_json::from_slice(&text).unwrap();
         assert_eq!(read, [0.1, -1.0, 1e-7, 16_777_216.0]);
         let mut out = Writer::default();
-        vector(&mut out, EncodingFormat::Base64, &[1.0, -2.0]);
+        base64(&mut out, &[1.0, -2.0]);
         assert_eq!(out.into_bytes(), "\"AACAPwAAAMA=\"");
     }
 

@@ -216,7 +216,7 @@ pub(super) async fn embed(call: DialectCall, version: Version) -> Result<Respons
         (Some(types), _) => Some(types),
     };
     for form in types.iter().flatten() {
-        form.check(&numbers)?;
+        form.check("embedding_types", &numbers)?;
     }
     let rows = |out: &mut Writer, form: EmbeddingType| {
         out.array(|out| numbers.chunks_exact(vectors.width.max(1)).for_each(|row| form.write(out, row)));
@@ -362,12 +362,12 @@ fn rerank_answer() -> Schema {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fields::Members;
+    use crate::fields::{Members, Others};
 
     #[test]
     fn unknown_fields_are_422_and_named() {
         let body = Members::of(br#"{"model": "m", "query": "q", "documents": [], "topn": 3}"#);
-        let refusal = body.check(&[RERANK], DIALECT.is_strict).unwrap_err();
+        let refusal = body.check(&[RERANK], Others::Refused).unwrap_err();
         assert_eq!(refusal.field.as_deref(), Some("topn"));
         let (status, body) = refuse(&refusal);
         assert_eq!(status, 422);

@@ -14,7 +14,7 @@ use trireme_server::http::openapi::schema::{self, Described};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
-use super::fields::{Field, Members};
+use super::fields::{Field, Members, Others};
 use super::input;
 use super::refusal::{Kind, Refusal};
 
@@ -55,6 +55,8 @@ pub struct DialectRoute {
     pub gives: Option<fn() -> Schema>,
     /// Whether a client may ask for its answers as bytes.
     pub gives_bytes: bool,
+    /// Whether it answers as another route, which checks the other fields.
+    pub is_another: bool,
     /// Its own table of errors and their bodies, where they are not the dialect's.
     pub refuse: Option<(Refuse, fn() -> Schema)>,
     /// Answers a request.
@@ -75,6 +77,8 @@ pub struct DialectCall {
     pub rest: String,
     /// The model that the path names.
     pub model: Option<String>,
+    /// What the URL has behind `?`.
+    pub query: Option<String>,
     /// Its body, without its coding.
     pub body: Bytes,
     /// The request's part of the memory for requests.
@@ -133,6 +137,7 @@ impl DialectRoute {
             takes: None,
             gives: None,
             gives_bytes: false,
+            is_another: false,
             refuse: None,
             run,
         }
@@ -181,6 +186,21 @@ impl DialectRoute {
         DialectRoute { gives_bytes: true, ..self }
     }
 
+    /// The same, which answers as another route.
+    pub const fn as_another(self) -> DialectRoute {
+        DialectRoute { is_another: true, ..self }
+    }
+
+    /// What becomes of fields that are in none of its tables. `is_alone`: no other dialect contends for the path.
+    pub fn others(&self, dialect: &Dialect, is_alone: bool) -> Others {
+        match dialect.is_strict && is_alone {
+            _ if self.is_another => Others::PassedOver,
+            true => Others::Refused,
+            // On a path of several dialects a field that none knows is that of a proxy.
+            false => Others::ByWords,
+        }
+    }
+
     /// The same, behind the dialect's name only.
     pub const fn behind_name(self) -> DialectRoute {
         DialectRoute { is_behind_name: true, ..self }
@@ -204,7 +224,7 @@ impl DialectCall {
     pub async fn run_as(mut self, dialect: &Dialect, path: &str) -> Result<Response, Refusal> {
         let route = dialect.routes.iter().find(|route| route.path == path && route.verb == Verb::Post);
         let route = route.ok_or_else(|| Refusal::new(Kind::NoRoute, path))?;
-        if let Some(body) = Members::of(&self.body).check(route.fields, dialect.is_strict)? {
+        if let Some(body) = Members::of(&self.body).check(route.fields, route.others(dialect, true))? {
             self.body = body.into();
         }
         (route.run)(self).await

@@ -8,6 +8,7 @@ use serde_json::json;
 use trireme_protocol::json::{self, Number, Value};
 
 use super::refusal::Refusal;
+use super::words::{self, Meaning, Sense, Word};
 
 /// Values of each form that a field takes, as JSON.
 pub type Forms = &'static [&'static str];
@@ -41,6 +42,8 @@ pub struct Field {
     pub forms: Forms,
     /// Its effect here.
     pub effect: Effect,
+    /// The members of an object that are read; none where all of them are the model's.
+    pub inner: &'static [&'static [Field]],
 }
 
 /// The effect of a field.
@@ -57,22 +60,42 @@ pub enum Effect {
 
 /// A field that is read.
 pub const fn read(name: &'static str, forms: Forms) -> Field {
-    Field { name, forms, effect: Effect::Read }
+    Field { name, forms, effect: Effect::Read, inner: &[] }
 }
 
 /// A field that is read, and that the original does not have.
 pub const fn ours(name: &'static str, forms: Forms) -> Field {
-    Field { name, forms, effect: Effect::Ours }
+    Field { name, forms, effect: Effect::Ours, inner: &[] }
 }
 
 /// A field on which no answer depends: why.
 pub const fn idle(name: &'static str, forms: Forms, why: &'static str) -> Field {
-    Field { name, forms, effect: Effect::Idle(why) }
+    Field { name, forms, effect: Effect::Idle(why), inner: &[] }
 }
 
 /// A field of which only these values are taken: why.
 pub const fn only(name: &'static str, forms: Forms, values: Forms, why: &'static str) -> Field {
-    Field { name, forms, effect: Effect::Only(values, why) }
+    Field { name, forms, effect: Effect::Only(values, why), inner: &[] }
+}
+
+// === impl Field ===
+
+impl Field {
+    /// The same, an object of which these members are read.
+    pub const fn with(self, inner: &'static [&'static [Field]]) -> Field {
+        Field { inner, ..self }
+    }
+}
+
+/// What becomes of fields that are in none of a route's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Others {
+    /// They are refused.
+    Refused,
+    /// Those on which answers depend in some API ([`words`]) are read by another name or refused; the rest is passed over.
+    ByWords,
+    /// They are passed over: another route checks them.
+    PassedOver,
 }
 
 /// Tables as the document of the routes has them: by name, the forms and the effect of each field.
@@ -108,6 +131,15 @@ enum Fit {
     Unknown,
 }
 
+/// What becomes of a member.
+enum Fate {
+    Kept,
+    /// It is read as this value of this field.
+    As(&'static str, serde_json::Value),
+    /// It asks for nothing.
+    Dropped,
+}
+
 // === impl Members ===
 
 impl<'a> Members<'a> {
@@ -127,15 +159,19 @@ impl<'a> Members<'a> {
         value.as_text().ok().map(Cow::into_owned)
     }
 
-    /// How many of them the tables know, in the forms that they have there.
-    pub fn known(&self, tables: &[&[Field]]) -> usize {
-        self.0.iter().filter(|(name, value)| matches!(fit(tables, name, value), Fit::Known | Fit::Coerced)).count()
+    /// How many of them the tables know, in the forms that they have there; and how many of these the original knows, too.
+    pub fn known(&self, tables: &[&[Field]]) -> (usize, usize) {
+        let known = self.0.iter().filter(|(name, value)| matches!(fit(tables, name, value), Fit::Known | Fit::Coerced));
+        let (ours, own): (Vec<_>, Vec<_>) =
+            known.partition(|(name, _)| find(tables, name).is_some_and(|field| matches!(field.effect, Effect::Ours)));
+        (own.len() + ours.len(), own.len())
     }
 
-    /// A member on which the answer of `others` depends and that `tables` do not know: the request asks for two things at once.
+    /// A member on which the answer of the original of `others` depends and that `tables` do not know: the request asks for two things at once.
     pub fn unknown_but_to(&self, tables: &[&[Field]], others: &[&[Field]]) -> Option<&str> {
         let is_theirs = |name: &str, value: &Value<'_>| {
-            let matters = find(others, name).is_some_and(|field| !matches!(field.effect, Effect::Idle(_)));
+            let matters =
+                find(others, name).is_some_and(|field| !matches!(field.effect, Effect::Idle(_) | Effect::Ours));
             matters && !matches!(value, Value::Null) && fit(others, name, value) == Fit::Known
         };
         let found = self.0.iter().find(|(name, value)| {
@@ -144,48 +180,116 @@ impl<'a> Members<'a> {
         found.map(|(name, _)| name.as_ref())
     }
 
-    /// Refuses what the tables refuse; unknown fields, too, if they are `strict`. Gives the body as it shall be read, if that is not the
-    /// one that came: without nulls, and with flags and numbers where texts stood for them.
-    pub fn check(&self, tables: &[&[Field]], strict: bool) -> Result<Option<Vec<u8>>, Refusal> {
-        let mut is_changed = false;
+    /// Refuses what the tables refuse, and of `others` those that are to be. Gives the body as it shall be read, if that is not the one that
+    /// came: without nulls, with flags and numbers where texts stood for them, and with the fields' own names.
+    pub fn check(&self, tables: &[&'static [Field]], others: Others) -> Result<Option<Vec<u8>>, Refusal> {
+        let mut fates = Vec::with_capacity(self.0.len());
         for (name, value) in &self.0 {
-            let Some(field) = find(tables, name) else {
-                if strict {
-                    let known: Vec<_> = tables.iter().copied().flatten().map(|field| field.name).collect();
-                    return Err(Refusal::field(name, format!("is unknown, expected some of {}", known.join(", "))));
-                }
-                continue;
-            };
-            match fit(tables, name, value) {
-                Fit::Known if matches!(value, Value::Null) => is_changed = true,
-                Fit::Known => {}
-                Fit::Coerced => is_changed = true,
-                Fit::WrongForm | Fit::Unknown => {
-                    let expected: Vec<_> = field.forms.iter().map(|form| kind_of(form)).collect();
-                    return Err(Refusal::field(
-                        name,
-                        format!("is {}, expected {}", shown(value), expected.join(" or ")),
-                    ));
-                }
-            }
-            if let Effect::Only(values, why) = field.effect
-                && !matches!(value, Value::Null)
-                && !values.iter().any(|expected| is_same(&coerced(field, value), expected))
-            {
-                return Err(Refusal::unsupported(name, format!("is {}: {why}", shown(value))));
-            }
+            fates.push(match find(tables, name) {
+                Some(field) => checked(field, value, others)?,
+                None => self.other(name, value, tables, others)?,
+            });
         }
-        Ok(is_changed.then(|| self.rewritten(tables)))
+        if fates.iter().all(|fate| matches!(fate, Fate::Kept)) {
+            return Ok(None);
+        }
+        let mut members = serde_json::Map::new();
+        for ((name, value), fate) in self.0.iter().zip(fates) {
+            let (own, value) = match fate {
+                Fate::Kept => (name.as_ref(), tree(value)),
+                Fate::As(own, value) => (own, value),
+                Fate::Dropped => continue,
+            };
+            if members.get(own).is_some_and(|other| *other != value) {
+                let why = format!("comes with another name of '{own}' and another value, expected one of them");
+                return Err(Refusal::field(name, why));
+            }
+            members.insert(own.to_owned(), value);
+        }
+        Ok(Some(serde_json::Value::Object(members).to_string().into_bytes()))
     }
 
-    fn rewritten(&self, tables: &[&[Field]]) -> Vec<u8> {
-        let kept = self.0.iter().filter(|(_, value)| !matches!(value, Value::Null));
-        let members = kept.map(|(name, value)| match find(tables, name) {
-            Some(field) => (name.to_string(), coerced(field, value)),
-            None => (name.to_string(), tree(value)),
-        });
-        serde_json::Value::Object(members.collect()).to_string().into_bytes()
+    /// What becomes of a member that is in none of the tables.
+    fn other(
+        &self,
+        name: &str,
+        value: &Value<'_>,
+        tables: &[&'static [Field]],
+        others: Others,
+    ) -> Result<Fate, Refusal> {
+        let known = || tables.iter().copied().flatten().map(|field| field.name).collect::<Vec<_>>().join(", ");
+        if others == Others::Refused {
+            return Err(Refusal::field(name, format!("is unknown, expected some of {}", known())));
+        }
+        if matches!(value, Value::Null) {
+            return Ok(Fate::Kept);
+        }
+        let Some(Word { sense: Sense::Matters { meaning, usual, instead }, .. }) = words::find(name) else {
+            return Ok(Fate::Kept);
+        };
+        if others == Others::PassedOver {
+            return Ok(Fate::Kept);
+        }
+        let plain = tree(value);
+        for field in tables.iter().copied().flatten().filter(|field| is_of(field, *meaning)) {
+            let Some(read) = words::translated(*meaning, &plain, field) else { continue };
+            return Ok(if read.is_null() { Fate::Dropped } else { Fate::As(field.name, read) });
+        }
+        if is_usual(&plain, usual) {
+            return Ok(Fate::Kept);
+        }
+        Err(Refusal::unsupported(name, format!("is {}: {instead}; this route reads {}", shown(value), known())))
     }
+}
+
+/// What becomes of the member of a field.
+fn checked(field: &'static Field, value: &Value<'_>, others: Others) -> Result<Fate, Refusal> {
+    let name = field.name;
+    let fate = match fit(&[std::slice::from_ref(field)], name, value) {
+        Fit::Known if matches!(value, Value::Null) => return Ok(Fate::Dropped),
+        Fit::Known => Fate::Kept,
+        Fit::Coerced => Fate::As(name, coerced(field, value)),
+        Fit::WrongForm | Fit::Unknown => {
+            let expected: Vec<_> = field.forms.iter().map(|form| kind_of(form)).collect();
+            return Err(Refusal::field(name, format!("is {}, expected {}", shown(value), expected.join(" or "))));
+        }
+    };
+    if let Effect::Only(values, why) = field.effect
+        && !values.iter().any(|expected| is_same(&coerced(field, value), expected))
+    {
+        return Err(Refusal::unsupported(name, format!("is {}: {why}", shown(value))));
+    }
+    if others != Others::PassedOver && !field.inner.is_empty() && matches!(value, Value::Object(_)) {
+        let members = value.members().into_iter().flatten().map(|(name, value)| (text(name), value));
+        for (inner, value) in members.filter(|(inner, _)| find(field.inner, inner).is_none()) {
+            let Some(Word { sense: Sense::Matters { usual, instead, .. }, .. }) = words::find(&inner) else { continue };
+            let plain = tree(&value);
+            if !is_usual(&plain, usual) {
+                let (name, shown) = (format!("{name}.{inner}"), shown(&value));
+                return Err(Refusal::unsupported(&name, format!("is {shown}: {instead}")));
+            }
+        }
+    }
+    Ok(fate)
+}
+
+/// Whether a field has a meaning that other ones have, too.
+fn is_of(field: &Field, meaning: Meaning) -> bool {
+    let of = words::find(field.name).map(|word| &word.sense);
+    meaning != Meaning::Own && matches!(of, Some(Sense::Matters { meaning: own, .. }) if *own == meaning)
+}
+
+/// Whether a value asks for nothing, or for what happens in any case.
+fn is_usual(value: &serde_json::Value, usual: Forms) -> bool {
+    let is_empty = match value {
+        serde_json::Value::Null => true,
+        serde_json::Value::String(text) => text.is_empty(),
+        serde_json::Value::Array(items) => items.is_empty(),
+        serde_json::Value::Object(members) => members.is_empty(),
+        serde_json::Value::Bool(_) | serde_json::Value::Number(_) => false,
+    };
+    let is_text = |expected: &str| value.as_str().is_some_and(|text| text.eq_ignore_ascii_case(expected));
+    is_empty || usual.iter().any(|expected| is_same(value, expected) || is_text(expected))
 }
 
 fn text(bytes: Cow<'_, [u8]>) -> Cow<'_, str> {
@@ -293,7 +397,7 @@ mod tests {
     ];
 
     fn check(body: &str) -> Result<Option<String>, String> {
-        let checked = Members::of(body.as_bytes()).check(TABLE, true);
+        let checked = Members::of(body.as_bytes()).check(TABLE, Others::Refused);
         checked.map(|body| body.map(|body| String::from_utf8(body).unwrap())).map_err(|refusal| refusal.message)
     }
 
@@ -320,8 +424,8 @@ mod tests {
     #[test]
     fn a_body_is_known_by_its_fields_and_their_forms() {
         let known = |body: &str| Members::of(body.as_bytes()).known(TABLE);
-        assert_eq!(known(r#"{"input": "a", "flag": 7, "other": 1}"#), 1);
-        assert_eq!(known("[1]"), 0);
+        assert_eq!(known(r#"{"input": "a", "flag": 7, "other": 1}"#), (1, 1));
+        assert_eq!(known("[1]"), (0, 0));
         let members = Members::of(br#"{"input": "a", "late": true}"#);
         assert_eq!(members.unknown_but_to(&TABLE[..1], TABLE), Some("late"));
         assert_eq!(members.unknown_but_to(TABLE, TABLE), None);

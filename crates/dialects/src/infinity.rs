@@ -14,6 +14,7 @@ use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
+use super::extras::{self, Extras};
 use super::fields::{self, Field, idle, only, read};
 use super::input::Input;
 use super::openai::error;
@@ -23,7 +24,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     name: "infinity",
     routes: &[
         DialectRoute::post("/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
-            .takes::<Embeddings>(&[EMBEDDINGS])
+            .takes_both::<Embeddings, Extras>(&[EMBEDDINGS, extras::FIELDS])
             .gives(embeddings_answer),
         DialectRoute::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes::<Rerank>(&[RERANK])
@@ -53,7 +54,6 @@ const EMBEDDINGS: &[Field] = &[
     read("model", fields::TEXT),
     read("encoding_format", &[r#""float""#]),
     read("dimensions", fields::NUMBER),
-    read("output_dimension", fields::NUMBER),
     only("modality", &[r#""text""#], &[r#""text""#], "models here take texts, expected \"text\""),
     idle("user", fields::TEXT, "names the author of the texts"),
 ];
@@ -79,8 +79,6 @@ struct Embeddings {
     input: Input,
     model: Option<String>,
     encoding_format: Option<EncodingFormat>,
-    /// LiteLLM names it `output_dimension`.
-    #[serde(alias = "output_dimension")]
     dimensions: Option<u64>,
 }
 
@@ -113,20 +111,22 @@ fn named(model: Option<&str>) -> Option<&str> {
 
 async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let body: Embeddings = call.read()?;
+    let extras: Extras = call.read()?;
     let texts = body.input.texts("input", "send texts")?.0;
+    let form = extras.form(body.encoding_format);
     // 0 is how the original says all of them.
-    let options = TextOptions { dimensions: body.dimensions.filter(|&d| d > 0), ..TextOptions::default() };
+    let options = extras.options(body.dimensions.filter(|&d| d > 0))?;
     let vectors = call.operations.embed(&texts, &call.ask(named(body.model.as_deref()), options)).await?;
-    let format = body.encoding_format.unwrap_or_default();
+    form.check(&vectors)?;
     let numbers = vectors.numbers();
-    Ok(answer::told(&vectors.ledger, answer::capacity(format, numbers.len()), |out| {
+    Ok(answer::told(&vectors.ledger, answer::capacity(form.format, numbers.len()), |out| {
         out.object(|out| {
             out.name("object").string("list");
             out.name("data").array(|out| {
                 for (index, row) in numbers.chunks_exact(vectors.width.max(1)).enumerate() {
                     out.object(|out| {
                         out.name("object").string("embedding");
-                        answer::vector(out.name("embedding"), format, row);
+                        form.write(out.name("embedding"), row);
                         out.name("index").integer(index);
                     });
                 }
@@ -141,10 +141,13 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     if body.documents.is_empty() {
         return Err(Refusal::empty("documents"));
     }
+    if body.top_n == Some(0) {
+        return Err(Refusal::field("top_n", "is 0, expected at least 1"));
+    }
     let options = TextOptions { raw_scores: Some(body.raw_scores), ..TextOptions::default() };
     let ask = call.ask(named(body.model.as_deref()), options);
     let scores = call.operations.rerank(&body.query, &body.documents, &ask).await?;
-    let most = body.top_n.filter(|&most| most > 0).map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+    let most = body.top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
     Ok(answer::told(&scores.ledger, 512 + 64 * body.documents.len(), |out| {
         out.object(|out| {
             out.name("object").string("rerank");

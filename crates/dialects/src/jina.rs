@@ -120,8 +120,10 @@ struct EmbedRequest {
     texts: Vec<String>,
     types: Vec<EmbeddingType>,
     model: String,
-    /// Whether each token has a vector.
-    is_multi_vector: bool,
+    /// Whether each token has a vector, if the body says it.
+    is_multi_vector: Option<bool>,
+    /// Whether vectors get length 1, if the body says it.
+    normalized: Option<bool>,
     options: TextOptions,
 }
 
@@ -144,11 +146,12 @@ impl EmbedRequest {
             Some("text-matching") => Prompt::IfThere("text-matching"),
             Some("classification") => Prompt::IfThere("classification"),
             Some("separation") => Prompt::IfThere("separation"),
+            Some("clustering") => Prompt::IfThere("clustering"),
             Some(other) => {
                 return Err(Refusal::field(
                     "task",
                     format!(
-                        "is '{other}', expected retrieval.query, retrieval.passage, text-matching, classification or separation"
+                        "is '{other}', expected retrieval.query, retrieval.passage, text-matching, classification, clustering or separation"
                     ),
                 ));
             }
@@ -162,14 +165,14 @@ impl EmbedRequest {
             dimensions: body.dimensions,
             ..TextOptions::default()
         };
-        let is_multi_vector = body.return_multivector == Some(true);
-        Ok(EmbedRequest { texts, types, model: body.model, is_multi_vector, options })
+        let (is_multi_vector, normalized) = (body.return_multivector, body.normalized);
+        Ok(EmbedRequest { texts, types, model: body.model, is_multi_vector, normalized, options })
     }
 }
 
 async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let asked = EmbedRequest::read(&call.body)?;
-    if asked.is_multi_vector {
+    if asked.is_multi_vector == Some(true) {
         return token_vectors(call, asked).await;
     }
     let EmbedRequest { texts, types, model, options, .. } = asked;
@@ -178,11 +181,12 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     };
     let vectors = call.operations.embed(&texts, &call.ask(Some(&model), options)).await?;
     let numbers = vectors.numbers();
-    form.check(&numbers)?;
+    form.check("embedding_type", &numbers)?;
     Ok(answer::told(&vectors.ledger, 512 + numbers.len() * 13, |out| {
         out.object(|out| {
             out.name("model").string(&model);
             out.name("object").string("list");
+            out.name("id").string(answer::id());
             answer::usage(out, &vectors.ledger);
             out.name("data").array(|out| {
                 for (index, row) in numbers.chunks_exact(vectors.width.max(1)).enumerate() {
@@ -200,11 +204,19 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
 async fn multi_vector(call: DialectCall) -> Result<Response, Refusal> {
     let Side { input_type } = call.read()?;
     let asked = EmbedRequest::of(call.read()?, input_type)?;
+    if asked.is_multi_vector == Some(false) {
+        return Err(Refusal::field(
+            "return_multivector",
+            "is false, expected true: /v1/embeddings gives a vector for each text",
+        ));
+    }
     token_vectors(call, asked).await
 }
 
 async fn token_vectors(call: DialectCall, asked: EmbedRequest) -> Result<Response, Refusal> {
-    let EmbedRequest { texts, types, model, options, .. } = asked;
+    let EmbedRequest { texts, types, model, normalized, options, .. } = asked;
+    // Vectors of tokens are as the model makes them, unless the body says otherwise.
+    let options = TextOptions { normalize: normalized, ..options };
     if types != [EmbeddingType::Float] {
         return Err(Refusal::unsupported("embedding_type", "expected 'float'"));
     }
@@ -214,6 +226,7 @@ async fn token_vectors(call: DialectCall, asked: EmbedRequest) -> Result<Respons
         out.object(|out| {
             out.name("model").string(&model);
             out.name("object").string("list");
+            out.name("id").string(answer::id());
             answer::usage(out, &vectors.ledger);
             out.name("data").array(|out| {
                 for (index, row) in vectors.rows.iter().enumerate() {
@@ -248,6 +261,7 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
         out.object(|out| {
             out.name("model").string(&body.model);
             out.name("object").string("list");
+            out.name("id").string(answer::id());
             out.name("usage").object(|out| out.name("total_tokens").integer(tokens));
             answer::results(out, &scores, body.top_n, returned);
         });

@@ -3,13 +3,15 @@
 //!
 //! Each route is there twice: as the dialect's own clients ask for it, and behind the dialect's name (`/tei/embed`), where no
 //! other dialect contends for it. Where several contend for a path, the fields of the body say whose it is: it is that of the dialect whose
-//! table ([`fields`]) knows most of them, the first in [`DIALECTS`] of these.
+//! table ([`fields`]) knows most of them, the first in [`DIALECTS`] of these. A field that only other servers have is read by its name here,
+//! or refused ([`words`]).
 //!
 //! Not here: listeners and keys, v2 (the gateway), which models there are.
 
 mod answer;
 mod cohere;
 mod dialect;
+mod extras;
 mod fields;
 mod infinity;
 mod input;
@@ -22,6 +24,8 @@ mod quantize;
 mod refusal;
 mod tei;
 mod vllm;
+mod voyage;
+mod words;
 
 #[cfg(test)]
 mod tests;
@@ -49,7 +53,7 @@ pub use dialect::{DialectCall, EmptyText, TokenInput};
 pub use refusal::{Kind, Refusal};
 
 /// Every dialect. Where a body does not say whose it is, the first one that has the path answers.
-const DIALECTS: [&Dialect; 8] = [
+const DIALECTS: [&Dialect; 9] = [
     &openai::DIALECT,
     &jina::DIALECT,
     &cohere::DIALECT,
@@ -58,6 +62,7 @@ const DIALECTS: [&Dialect; 8] = [
     &vllm::DIALECT,
     &nim::DIALECT,
     &ollama::DIALECT,
+    &voyage::DIALECT,
 ];
 
 /// How health checks refuse, which need no key.
@@ -84,8 +89,10 @@ pub struct DialectPath {
 /// The route that a request is for.
 struct Chosen {
     contender: Contender,
+    /// Others that it may as well be for: they know as much of the body.
+    also: Vec<Contender>,
     /// The body as its route reads it.
-    body: Bytes,
+    body: Result<Bytes, Refusal>,
     /// The model that the body names.
     model: Option<String>,
 }
@@ -168,7 +175,7 @@ impl DialectPath {
 
     /// The answer to a request whose body is not read: in the first dialect.
     pub fn refused(&self, refusal: &Refusal) -> Response {
-        refused(self.contenders[0], refusal)
+        refused(self.contenders[0], &self.contenders[1..], refusal)
     }
 
     /// Answers a request with this body, which `permit` has to cover as it is read. `call` makes the call of the route that the request is
@@ -192,20 +199,17 @@ impl DialectPath {
         if let Err(refusal) = permit.cover(input::memory(&body)) {
             return self.refused(&InferError::from(refusal).into());
         }
-        let Chosen { contender, body, model } = match choose(&self.contenders, body) {
-            Ok(chosen) => chosen,
-            Err((contender, refusal)) => return refused(contender, &refusal),
-        };
+        let Chosen { contender, also, body, model } = choose(&self.contenders, body);
         let (_, route) = contender;
-        let answered = match call(route.path, body) {
+        let answered = match body.and_then(|body| Ok(call(route.path, body)?)) {
             Ok(call) => (route.run)(call).await,
-            Err(error) => Err(error.into()),
+            Err(refusal) => Err(refusal),
         };
         let answered = answered.map_err(|refusal| match route.category {
             Category::Health => Refusal { message: NOT_READY.to_owned(), ..refusal },
             _ => refusal,
         });
-        let mut response = answered.unwrap_or_else(|refusal| refused(contender, &refusal));
+        let mut response = answered.unwrap_or_else(|refusal| refused(contender, &also, &refusal));
         if let Some(model) = model {
             response.extensions_mut().insert(AskedModel(model));
         }
@@ -219,34 +223,37 @@ fn category(contenders: &[Contender]) -> Category {
 }
 
 /// The contender whose tables know most of the fields of a body, the first of those.
-fn choose(contenders: &[Contender], body: Bytes) -> Result<Chosen, (Contender, Refusal)> {
+fn choose(contenders: &[Contender], body: Bytes) -> Chosen {
     let members = Members::of(&body);
     let known = |(_, route): &&Contender| members.known(route.fields);
     // The last of the greatest is the first of the table.
     let (dialect, route) = *contenders.iter().rev().max_by_key(known).unwrap_or(&contenders[0]);
-    let refused = |refusal| ((dialect, route), refusal);
-    let others = contenders.iter().filter(|(other, _)| other.name != dialect.name);
-    for (other, theirs) in others {
-        if let Some(field) = members.unknown_but_to(route.fields, theirs.fields) {
-            return Err(refused(Refusal::field(
-                field,
-                format!(
-                    "is a field of {}, others of this request are of {}: choose one by the base URL, /{} or /{}",
-                    other.name, dialect.name, other.name, dialect.name
-                ),
-            )));
-        }
-    }
+    let others = || contenders.iter().filter(|(other, _)| other.name != dialect.name);
+    let most = members.known(route.fields);
+    let also = others().filter(|(_, route)| members.known(route.fields) == most).copied().collect();
+    let of_two = others().find_map(|(other, theirs)| {
+        let field = members.unknown_but_to(route.fields, theirs.fields)?;
+        let (name, own) = (other.name, dialect.name);
+        let why = format!(
+            "is a field of {name}, others of this request are of {own}: choose one by the base URL, /{name} or /{own}"
+        );
+        Some(Refusal::field(field, why))
+    });
     let model = members.text("model");
-    // On a path of several dialects a field that none knows is that of a proxy, as for all but the strict one.
-    let rewritten = members.check(route.fields, dialect.is_strict && contenders.len() == 1).map_err(refused)?;
+    let checked = match of_two {
+        Some(refusal) => Err(refusal),
+        None => members.check(route.fields, route.others(dialect, contenders.len() == 1)),
+    };
     drop(members);
-    Ok(Chosen { contender: (dialect, route), body: rewritten.map_or(body, Bytes::from), model })
+    let body = checked.map(|rewritten| rewritten.map_or(body, Bytes::from));
+    Chosen { contender: (dialect, route), also, body, model }
 }
 
-fn refused((dialect, route): Contender, refusal: &Refusal) -> Response {
-    let refusal = &Refusal { message: refusal.message.replace(UNCUT, dialect.cut), ..refusal.clone() };
-    let (status, body) = route.refuse.map_or(dialect.refuse, |(refuse, _)| refuse)(refusal);
+/// The answer to a refused request. Where the request may as well be of other dialects, it has the members of their errors, too, so that
+/// each client finds its own.
+fn refused(contender: Contender, also: &[Contender], refusal: &Refusal) -> Response {
+    let (status, body) = error(contender, refusal);
+    let body = with_members(body, also.iter().map(|&other| error(other, refusal).1));
     let mut response = answer::json(body);
     *response.status_mut() = status.try_into().unwrap_or_default();
     let headers = response.headers_mut();
@@ -261,20 +268,48 @@ fn refused((dialect, route): Contender, refusal: &Refusal) -> Response {
     response
 }
 
-/// The answer where no route has the path, or the method, with this status: that of the dialect whose name the path begins with, and under
-/// `/v1` that of the dialect `first`.
-pub fn no_route(path: &str, status: StatusCode, first: &str) -> Option<Response> {
-    let start = path.split('/').nth(1)?;
-    let name = if start == "v1" { first } else { start };
-    let dialect = DIALECTS.into_iter().find(|dialect| dialect.name == name)?;
-    let routes: Vec<String> = dialect
-        .routes
-        .iter()
-        .map(|route| format!("{} {}", route.verb.name(), route.path.replace("*rest", "model")))
-        .collect();
+/// The status and the body of a refusal.
+fn error((dialect, route): Contender, refusal: &Refusal) -> (u16, Bytes) {
+    let refusal = &Refusal { message: refusal.message.replace(UNCUT, dialect.cut), ..refusal.clone() };
+    route.refuse.map_or(dialect.refuse, |(refuse, _)| refuse)(refusal)
+}
+
+/// The answer where no route has the path, or the method, with this status: that of the dialect whose name the path begins with. Under `/v1`, which
+/// several dialects have, it has the members of all their errors.
+pub fn no_route(path: &str, status: StatusCode) -> Option<Response> {
+    let name = path.split('/').nth(1)?;
     let kind = if status == StatusCode::METHOD_NOT_ALLOWED { Kind::NoMethod } else { Kind::NoRoute };
-    let refusal = Refusal::new(kind, format!("there is no such route; /{name} has {}", routes.join(", ")));
-    let mut response = answer::json((dialect.refuse)(&refusal).1);
+    let is_at = |route: &&DialectRoute| !route.is_behind_name && route.path.starts_with("/v1/");
+    let of = |routes: &mut dyn Iterator<Item = &DialectRoute>| {
+        let routes: Vec<String> =
+            routes.map(|route| format!("{} {}", route.verb.name(), route.path.replace("*rest", "model"))).collect();
+        Refusal::new(kind, format!("there is no such route; /{name} has {}", routes.join(", ")))
+    };
+    let (body, also, refusal) = match DIALECTS.into_iter().find(|dialect| dialect.name == name) {
+        Some(dialect) => (dialect, Vec::new(), of(&mut dialect.routes.iter())),
+        None if name == "v1" => {
+            let all: Vec<_> =
+                DIALECTS.into_iter().filter(|dialect| dialect.routes.iter().any(|it| is_at(&it))).collect();
+            let mut routes: Vec<_> = all.iter().flat_map(|dialect| dialect.routes.iter().filter(is_at)).collect();
+            routes.sort_by_key(|route| (route.path, route.verb));
+            routes.dedup_by_key(|route| (route.path, route.verb));
+            (*all.first()?, all[1..].to_vec(), of(&mut routes.into_iter()))
+        }
+        None => return None,
+    };
+    let others = also.into_iter().map(|dialect| (dialect.refuse)(&refusal).1);
+    let mut response = answer::json(with_members((body.refuse)(&refusal).1, others));
     *response.status_mut() = status;
     Some(response)
+}
+
+/// The body of an error with the members that only `others` have.
+fn with_members(body: Bytes, others: impl Iterator<Item = Bytes>) -> Bytes {
+    let members = |body: &Bytes| serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(body);
+    let mut others = others.filter_map(|other| members(&other).ok()).peekable();
+    let (Some(_), Ok(mut all)) = (others.peek(), members(&body)) else { return body };
+    for (name, value) in others.flatten() {
+        all.entry(name).or_insert(value);
+    }
+    serde_json::Value::Object(all).to_string().into()
 }

@@ -14,6 +14,7 @@ use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
+use super::extras::{self, Form};
 use super::fields::{self, Field, Forms, idle, read};
 use super::input::{self, Input, OneOrMany};
 use super::openai;
@@ -47,7 +48,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     refusals,
     is_strict: false,
     cut: "set 'truncate' to \"END\"",
-    model_in_path: false,
+    model_in_path: true,
 };
 
 const MODALITIES: Forms = &[r#""text""#, r#"["text"]"#];
@@ -142,38 +143,20 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
         return Err(Refusal::unsupported("modality", format!("is '{other}', expected 'text'")));
     }
     let texts = body.input.texts("input", "send texts")?.0;
-    let (model, of_name) = body.model.as_deref().map_or((None, None), |name| named(&call, name));
+    let (model, of_name) = body.model.as_deref().map(|name| extras::named(&call, name)).unzip();
     let options = TextOptions {
-        prompt: match body.input_type.or(of_name) {
+        prompt: match body.input_type {
             Some(InputType::Query) => Prompt::Query,
             Some(InputType::Passage) => Prompt::Document,
-            None => Prompt::Default,
+            None => of_name.flatten().unwrap_or_default(),
         },
         dimensions: body.dimensions,
         ..body.truncate.options()
     };
-    let format = body.encoding_format.unwrap_or_default();
-    let kind = body.embedding_type.filter(|&kind| kind != EmbeddingType::Float);
-    if kind.is_some() && format == EncodingFormat::Base64 {
-        return Err(Refusal::unsupported("encoding_format", "is 'base64': of 'embedding_type' float only"));
-    }
+    let elements = body.embedding_type.unwrap_or(EmbeddingType::Float);
+    let form = Form { field: "embedding_type", elements, format: body.encoding_format.unwrap_or_default() };
     let vectors = call.operations.embed(&texts, &call.ask(model, options)).await?;
-    let Some(kind) = kind else { return Ok(openai::vectors(&vectors, body.model.as_deref(), format)) };
-    let numbers = vectors.numbers();
-    kind.check(&numbers)?;
-    Ok(openai::listed(&vectors, body.model.as_deref(), 512 + 4 * numbers.len(), |out, row| kind.write(out, row)))
-}
-
-/// The model of this name, and what the end of the name says of its texts: `NAME-query` and `NAME-passage` are the model `NAME`, unless models
-/// are called so.
-fn named<'n>(call: &DialectCall, name: &'n str) -> (Option<&'n str>, Option<InputType>) {
-    let ends = [("-query", InputType::Query), ("-passage", InputType::Passage)];
-    let exists = |name: &str| call.operations.text_model(Some(name)).is_ok();
-    let own = ends.iter().find_map(|&(end, kind)| Some((name.strip_suffix(end)?, kind)));
-    match own.filter(|(own, _)| !exists(name) && exists(own)) {
-        Some((own, kind)) => (Some(own), Some(kind)),
-        None => (Some(name), None),
-    }
+    openai::vectors(&vectors, body.model.as_deref(), form)
 }
 
 async fn ranking(call: DialectCall) -> Result<Response, Refusal> {

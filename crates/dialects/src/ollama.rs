@@ -1,7 +1,7 @@
 //! Ollama: `/api/embed`, `/api/embeddings`, `/api/tags`, `/api/show`, `/api/ps`, `/api/version`; OpenAI's `/v1/embeddings`, `/v1/models`.
 //!
 //! Clients put a tag behind a model's name by themselves: `NAME:latest` is the model `NAME`. As in the original, fields that are not known
-//! are passed over, also `options` and `keep_alive`, which are about how a model is loaded.
+//! are passed over, also `keep_alive` and all `options` but `num_ctx`, which are about how a model is loaded.
 
 use std::time::Instant;
 
@@ -16,6 +16,7 @@ use utoipa::openapi::schema::Schema;
 
 use super::answer;
 use super::dialect::{Dialect, DialectCall, DialectRoute};
+use super::extras::{self, Extras};
 use super::fields::{self, Field, idle, read};
 use super::input::Input;
 use super::openai;
@@ -39,7 +40,7 @@ pub(super) static DIALECT: Dialect = Dialect {
         DialectRoute::get("/api/version", "The version", |call| Box::pin(version(call))).gives(version_answer),
         DialectRoute::get("/", "Whether the server runs", |call| Box::pin(runs(call))).behind_name().checks_health(),
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(openai::embeddings(call)))
-            .takes::<openai::Embeddings>(&[openai::EMBEDDINGS])
+            .takes_both::<openai::Embeddings, Extras>(&[openai::EMBEDDINGS, extras::FIELDS])
             .gives(answer::embeddings_schema)
             .refuses(openai::refuse, answer::nested_schema)
             .behind_name(),
@@ -58,8 +59,8 @@ pub(super) static DIALECT: Dialect = Dialect {
 };
 
 const KEEP_ALIVE: Field = idle("keep_alive", &[r#""5m""#, "1"], "the operator decides which models stay loaded");
-const OPTIONS: Field =
-    idle("options", fields::OBJECT, "they are about how a model is loaded, and about generated texts");
+/// Of them `num_ctx` is read; the others are about how a model is loaded, and about generated texts.
+const OPTIONS: Field = read("options", fields::OBJECT);
 
 const EMBED: &[Field] = &[
     read("model", fields::TEXT),
@@ -91,6 +92,15 @@ struct Embed {
     input: Option<Input>,
     truncate: Option<bool>,
     dimensions: Option<u64>,
+    #[serde(default)]
+    options: Options,
+}
+
+#[derive(Default, Deserialize, ToSchema)]
+#[schema(as = OllamaOptions)]
+struct Options {
+    /// Most tokens of a text.
+    num_ctx: Option<u64>,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -99,6 +109,8 @@ struct Embeddings {
     model: String,
     #[serde(default)]
     prompt: String,
+    #[serde(default)]
+    options: Options,
 }
 
 #[derive(Deserialize, ToSchema)]
@@ -135,6 +147,7 @@ async fn embed(call: DialectCall) -> Result<Response, Refusal> {
         truncate: Some(body.truncate.unwrap_or(true)),
         normalize: Some(true),
         dimensions: body.dimensions.filter(|&dimensions| dimensions > 0),
+        max_tokens: body.options.num_ctx.filter(|&tokens| tokens > 0),
         ..TextOptions::default()
     };
     let vectors = call.operations.embed(&texts, &call.ask(Some(name), options)).await?;
@@ -159,7 +172,8 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
         call.operations.text_model(Some(name))?;
         return Ok(answer::json(answer::object(|out| out.name("embedding").array(|_| {}))));
     }
-    let options = TextOptions { truncate: Some(true), ..TextOptions::default() };
+    let max_tokens = body.options.num_ctx.filter(|&tokens| tokens > 0);
+    let options = TextOptions { truncate: Some(true), max_tokens, ..TextOptions::default() };
     let vectors = call.operations.embed(&[body.prompt], &call.ask(Some(name), options)).await?;
     let numbers = vectors.numbers();
     Ok(answer::told(&vectors.ledger, 512 + numbers.len() * 13, |out| {

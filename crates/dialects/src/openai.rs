@@ -1,12 +1,12 @@
 //! OpenAI: `/v1/embeddings` and `/v1/models`.
 //!
-//! `prompt_name` and `instruction` are ours: the prompt of the model that comes before each text, and the task in that prompt. Token ids are
-//! those of OpenAI's own vocabulary (`openai_tokens`).
+//! Mistral's and Voyage's clients ask for the same path with fields of their own, Azure's by a path of their own ([`extras`](super::extras)).
+//! Token ids are those of OpenAI's own vocabulary (`openai_tokens`).
 
 use axum::response::Response;
 use bytes::Bytes;
 use serde::Deserialize;
-use trireme_operations::{Prompt, TextOptions, Vectors};
+use trireme_operations::{Prompt, Vectors};
 use trireme_protocol::json::Writer;
 use trireme_server::http::openapi::schema;
 use utoipa::ToSchema;
@@ -14,7 +14,8 @@ use utoipa::openapi::schema::Schema;
 
 use super::answer::{self, EncodingFormat};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
-use super::fields::{self, Field, idle, ours, read};
+use super::extras::{self, Extras, Form};
+use super::fields::{self, Field, idle, read};
 use super::input::{self, Input};
 use super::refusal::{Kind, Refusal};
 use crate::dialect::EmptyText;
@@ -23,8 +24,14 @@ pub(super) static DIALECT: Dialect = Dialect {
     name: "openai",
     routes: &[
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
-            .takes::<Embeddings>(&[EMBEDDINGS])
+            .takes_both::<Embeddings, Extras>(&[EMBEDDINGS, extras::FIELDS])
             .gives(embeddings_answer),
+        DialectRoute::post("/deployments/{model}/embeddings", "Embeds texts, as Azure's clients ask", |call| {
+            Box::pin(embeddings(call))
+        })
+        .takes_both::<Embeddings, Extras>(&[EMBEDDINGS, extras::FIELDS])
+        .gives(embeddings_answer)
+        .behind_name(),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| Box::pin(models(call)))
             .gives(models_answer),
         DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(model(call))).gives(model_answer),
@@ -42,8 +49,6 @@ pub(super) const EMBEDDINGS: &[Field] = &[
     read("encoding_format", &[r#""float""#]),
     read("dimensions", fields::NUMBER),
     idle("user", fields::TEXT, "names the author of the texts"),
-    ours("prompt_name", &[r#""query""#]),
-    ours("instruction", fields::TEXT),
 ];
 
 #[derive(Deserialize, ToSchema)]
@@ -53,12 +58,11 @@ pub(super) struct Embeddings {
     model: Option<String>,
     encoding_format: Option<EncodingFormat>,
     dimensions: Option<u64>,
-    prompt_name: Option<String>,
-    instruction: Option<String>,
 }
 
 pub(super) async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let body: Embeddings = call.read()?;
+    let extras: Extras = call.read()?;
     let texts = match body.input {
         Input::Tokens { rows, .. } => call.token_input.texts(rows).await?,
         input => input.texts("input", "")?.0,
@@ -66,29 +70,21 @@ pub(super) async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     if call.empty_text == EmptyText::Reject {
         input::none_empty("input", &texts)?;
     }
-    let prompt = body.prompt_name.map_or(Prompt::Default, Prompt::Named);
-    let options =
-        TextOptions { prompt, instruction: body.instruction, dimensions: body.dimensions, ..TextOptions::default() };
-    let found = call.operations.embed(&texts, &call.ask(body.model.as_deref(), options)).await?;
-    Ok(vectors(&found, body.model.as_deref(), body.encoding_format.unwrap_or_default()))
+    let (model, of_name) = body.model.as_deref().map(|name| extras::named(&call, name)).unzip();
+    let form = extras.form(body.encoding_format);
+    let mut options = extras.options(body.dimensions)?;
+    if let (Prompt::Default, Some(prompt)) = (&options.prompt, of_name.flatten()) {
+        options.prompt = prompt;
+    }
+    let found = call.operations.embed(&texts, &call.ask(model, options)).await?;
+    vectors(&found, body.model.as_deref(), form)
 }
 
-/// The list of vectors, for dialects that have OpenAI's.
-pub(super) fn vectors(vectors: &Vectors, model: Option<&str>, format: EncodingFormat) -> Response {
-    listed(vectors, model, answer::capacity(format, vectors.numbers().len()), |out, row| {
-        answer::vector(out, format, row)
-    })
-}
-
-/// The list of vectors, each as `write` has it. The answer has about `capacity` bytes.
-pub(super) fn listed(
-    vectors: &Vectors,
-    model: Option<&str>,
-    capacity: usize,
-    write: impl Fn(&mut Writer, &[f32]),
-) -> Response {
+/// The list of vectors in this form, for dialects that have OpenAI's.
+pub(super) fn vectors(vectors: &Vectors, model: Option<&str>, form: Form) -> Result<Response, Refusal> {
+    form.check(vectors)?;
     let numbers = vectors.numbers();
-    answer::told(&vectors.ledger, capacity, |out| {
+    Ok(answer::told(&vectors.ledger, answer::capacity(form.format, numbers.len()), |out| {
         out.object(|out| {
             out.name("object").string("list");
             out.name("data").array(|out| {
@@ -96,18 +92,24 @@ pub(super) fn listed(
                     out.object(|out| {
                         out.name("object").string("embedding");
                         out.name("index").integer(index);
-                        write(out.name("embedding"), row);
+                        form.write(out.name("embedding"), row);
                     });
                 }
             });
             out.name("model").string(model.unwrap_or(&vectors.model));
             answer::usage(out, &vectors.ledger);
+            // Mistral's clients read no answer without.
+            out.name("id").string(format!("embd-{}", answer::id()));
         });
-    })
+    }))
 }
 
 pub(super) async fn models(call: DialectCall) -> Result<Response, Refusal> {
-    let names = call.operations.text_models().into_iter().map(|model| model.name);
+    let all = match call.model.as_deref() {
+        Some(model) => vec![call.operations.text_model(Some(model))?],
+        None => call.operations.text_models(),
+    };
+    let names = all.into_iter().map(|model| model.name);
     Ok(answer::json(answer::object(|out| {
         out.name("object").string("list");
         out.name("data").array(|out| names.for_each(|name| entry(out, &name)));

@@ -1,6 +1,8 @@
 //! Vectors in fewer bits. A vector of length 1 has numbers from -1 to 1: bytes are these numbers times 127, bits are their
 //! signs, eight to a byte, the first the highest, as sentence-transformers packs them.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use trireme_protocol::json::Writer;
 
@@ -40,8 +42,8 @@ impl EmbeddingType {
         }
     }
 
-    /// Whether all these numbers can be had in it.
-    pub fn check(self, numbers: &[f32]) -> Result<(), Refusal> {
+    /// Whether all these numbers can be had in it; `field` asks for it.
+    pub fn check(self, field: &str, numbers: &[f32]) -> Result<(), Refusal> {
         if !matches!(self, EmbeddingType::Int8 | EmbeddingType::Uint8) {
             return Ok(());
         }
@@ -49,7 +51,7 @@ impl EmbeddingType {
         match numbers.iter().find(|number| number.abs() > 1.001) {
             None => Ok(()),
             Some(number) => Err(Refusal::unsupported(
-                "embedding_types",
+                field,
                 format!("asks for '{}', which needs vectors of length 1, found a vector with {number}", self.name()),
             )),
         }
@@ -57,7 +59,6 @@ impl EmbeddingType {
 
     /// Writes a vector.
     pub fn write(self, out: &mut Writer, numbers: &[f32]) {
-        let byte = |number: f32| (number.clamp(-1.0, 1.0) * 127.0).round() as i16;
         match self {
             EmbeddingType::Float => answer::floats(out, numbers),
             EmbeddingType::Base64 => answer::base64(out, numbers),
@@ -69,6 +70,23 @@ impl EmbeddingType {
             }
         }
     }
+
+    /// Writes the bytes of a vector in base64.
+    pub fn write_base64(self, out: &mut Writer, numbers: &[f32]) {
+        let bytes: Vec<u8> = match self {
+            EmbeddingType::Float | EmbeddingType::Base64 => return answer::base64(out, numbers),
+            EmbeddingType::Int8 => numbers.iter().map(|&n| byte(n) as u8).collect(),
+            EmbeddingType::Uint8 => numbers.iter().map(|&n| (byte(n) + 128) as u8).collect(),
+            EmbeddingType::Ubinary => packed(numbers).collect(),
+            EmbeddingType::Binary => packed(numbers).map(|byte| byte.wrapping_sub(128)).collect(),
+        };
+        out.string(STANDARD.encode(bytes));
+    }
+}
+
+/// A number as a byte.
+fn byte(number: f32) -> i16 {
+    (number.clamp(-1.0, 1.0) * 127.0).round() as i16
 }
 
 /// The signs of numbers, eight to a byte; the last byte is filled up with 0.
@@ -97,13 +115,23 @@ mod tests {
         assert_eq!(written(EmbeddingType::Ubinary, &numbers), "[171,64]");
         assert_eq!(written(EmbeddingType::Binary, &numbers), "[43,-64]");
         assert_eq!(written(EmbeddingType::Float, &numbers[2..3]), "[0.5]");
+        let in_base64 = |form: EmbeddingType| {
+            let mut out = Writer::default();
+            form.write_base64(&mut out, &numbers[..3]);
+            out.into_bytes()
+        };
+        // 127 -127 64 and 255 1 192 as bytes
+        assert_eq!(
+            (in_base64(EmbeddingType::Int8), in_base64(EmbeddingType::Uint8)),
+            ("\"f4FA\"".into(), "\"/wHA\"".into())
+        );
     }
 
     #[test]
     fn bytes_need_vectors_of_length_1() {
-        assert!(EmbeddingType::Int8.check(&[1.0004]).is_ok());
-        assert!(EmbeddingType::Float.check(&[3.0]).is_ok() && EmbeddingType::Binary.check(&[3.0]).is_ok());
-        let refusal = EmbeddingType::Uint8.check(&[0.1, 3.0]).unwrap_err();
+        assert!(EmbeddingType::Int8.check("f", &[1.0004]).is_ok());
+        assert!(EmbeddingType::Float.check("f", &[3.0]).is_ok() && EmbeddingType::Binary.check("f", &[3.0]).is_ok());
+        let refusal = EmbeddingType::Uint8.check("f", &[0.1, 3.0]).unwrap_err();
         assert!(refusal.message.contains("'uint8', which needs vectors of length 1"), "{}", refusal.message);
     }
 }

@@ -28,10 +28,11 @@ use utoipa::openapi::schema::Schema;
 
 use super::answer;
 use super::dialect::{Dialect, DialectCall, DialectRoute};
+use super::extras::{self, Extras};
 use super::fields::{self, Field, ours, read};
 use super::refusal::{Kind, Refusal};
 use timing::timed;
-use treatment::Treatment;
+use treatment::{Treatment, ask};
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "tei",
@@ -63,21 +64,23 @@ pub(super) static DIALECT: Dialect = Dialect {
             .takes::<tokens::Decode>(&[tokens::DECODE])
             .gives(answers::texts),
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(compatible::embeddings(call)))
-            .takes::<compatible::Embeddings>(&[compatible::EMBEDDINGS])
+            .takes_both::<compatible::Embeddings, Extras>(&[compatible::EMBEDDINGS, extras::FIELDS])
             .gives(answer::embeddings_schema)
             .refuses(compatible::refuse, compatible::refusals)
             .behind_name(),
         DialectRoute::post("/embeddings", "Embeds texts", |call| Box::pin(compatible::embeddings(call)))
-            .takes::<compatible::Embeddings>(&[compatible::EMBEDDINGS])
+            .takes_both::<compatible::Embeddings, Extras>(&[compatible::EMBEDDINGS, extras::FIELDS])
             .gives(answer::embeddings_schema)
             .refuses(compatible::refuse, compatible::refusals)
             .behind_name(),
         DialectRoute::post("/", "Does what the model does", |call| Box::pin(root(call)))
             .takes::<Root>(&[ROOT])
-            .gives(answers::anything),
+            .gives(answers::anything)
+            .as_another(),
         DialectRoute::post("/invocations", "Does what the model does", |call| Box::pin(root(call)))
             .takes::<Root>(&[ROOT])
             .gives(answers::anything)
+            .as_another()
             .behind_name(),
         DialectRoute::get("/info", "The model's name, kind, labels and limits", |call| Box::pin(info(call)))
             .gives(answers::info),
@@ -109,7 +112,7 @@ const RERANK: &[Field] = &[
 
 const SIMILARITY: &[Field] = &[
     read("inputs", &[r#"{"source_sentence": "a", "sentences": ["b"]}"#]),
-    read("parameters", fields::OBJECT),
+    read("parameters", fields::OBJECT).with(&[treatment::FIELDS]),
     ours("model", fields::TEXT),
 ];
 
@@ -160,7 +163,7 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
         return Err(Refusal::empty("texts"));
     }
     let options = TextOptions { raw_scores: body.raw_scores, ..treatment.options() };
-    let ask = call.ask(treatment.model.as_deref(), options);
+    let ask = ask(&call, treatment.model.as_deref(), options);
     let scores = call.operations.rerank(&body.query, &body.texts, &ask).await?;
     Ok(timed(&scores.ledger, started, &body.texts, 64 * body.texts.len(), |out| {
         out.array(|out| {
@@ -185,7 +188,7 @@ async fn similarity(call: DialectCall) -> Result<Response, Refusal> {
         return Err(Refusal::empty("sentences"));
     }
     let treatment = body.parameters.unwrap_or_default();
-    let ask = call.ask(treatment.model.as_deref().or(body.model.as_deref()), treatment.options());
+    let ask = ask(&call, treatment.model.as_deref().or(body.model.as_deref()), treatment.options());
     let (cosines, ledger) = call.operations.similarity(&source_sentence, &sentences, &ask).await?;
     Ok(timed(&ledger, started, &sentences, 16 * cosines.len(), |out| answer::floats(out, &cosines)))
 }
@@ -204,7 +207,8 @@ async fn root(call: DialectCall) -> Result<Response, Refusal> {
     if is_comparison {
         return call.run_as(&DIALECT, "/similarity").await;
     }
-    let task = call.operations.text_model(call.model.as_deref().or(named.as_deref()))?.tasks.first().copied();
+    let model = treatment::model(&call, named.as_deref());
+    let task = call.operations.text_model(model.as_deref())?.tasks.first().copied();
     match task {
         Some(Task::Classify) => call.run_as(&DIALECT, "/predict").await,
         Some(Task::TokenClassify) => classify::token_classify(call).await,

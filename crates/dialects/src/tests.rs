@@ -8,7 +8,8 @@ use trireme_server::budget::Budget;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 
-use super::fields::{Effect, Field};
+use super::fields::{Effect, Field, Others};
+use super::words::{Meaning, Sense};
 use super::*;
 
 fn chosen(path: &str, body: &str) -> &'static str {
@@ -17,9 +18,7 @@ fn chosen(path: &str, body: &str) -> &'static str {
         .flat_map(|dialect| dialect.routes.iter().map(move |route| (*dialect, route)))
         .filter(|(_, route)| route.path == path && !route.is_behind_name)
         .collect();
-    match choose(&contenders, Bytes::from(body.to_owned())) {
-        Ok(Chosen { contender: (dialect, _), .. }) | Err(((dialect, _), _)) => dialect.name,
-    }
+    choose(&contenders, Bytes::from(body.to_owned())).contender.0.name
 }
 
 #[test]
@@ -56,7 +55,7 @@ fn fields_of_two_dialects_are_refused_with_both() {
         all.filter(|(_, route)| route.path == path && !route.is_behind_name).collect()
     };
     let body = r#"{"model": "m", "input": "a", "normalize": false, "task": "text-matching", "late_chunking": false}"#;
-    let (_, refusal) = choose(&routes("/v1/embeddings"), Bytes::from(body)).err().expect("a refusal");
+    let refusal = choose(&routes("/v1/embeddings"), Bytes::from(body)).body.expect_err("a refusal");
     assert_eq!(refusal.field.as_deref(), Some("normalize"));
     assert!(refusal.message.contains("choose one by the base URL, /vllm or /jina"), "{}", refusal.message);
 }
@@ -66,9 +65,8 @@ fn fields_of_proxies_are_passed_over_on_a_path_of_several_dialects() {
     let body = r#"{"model": "m", "query": "q", "documents": ["a"], "max_chunks_per_doc": 1024, "overlap_tokens": 80}"#;
     let check = |path: &str| {
         let contenders = table("openai").remove(&(path.to_owned(), Verb::Post)).expect("a path");
-        choose(&contenders, Bytes::from(body))
-            .map(|chosen| chosen.contender.0.name)
-            .map_err(|(_, refusal)| refusal.field)
+        let chosen = choose(&contenders, Bytes::from(body));
+        chosen.body.map(|_| chosen.contender.0.name).map_err(|refusal| refusal.field)
     };
     assert_eq!(check("/v1/rerank"), Ok("cohere"));
     assert_eq!(check("/cohere/v1/rerank"), Err(Some("overlap_tokens".to_owned())));
@@ -102,8 +100,7 @@ fn routes_that_contend_for_a_path_have_one_category() {
 fn the_first_dialect_answers_where_the_body_does_not_say_whose_it_is() {
     let chosen = |first: &str, path: &str, body: &str| {
         let contenders = table(first).remove(&(path.to_owned(), Verb::Post)).expect("a path");
-        let chosen = choose(&contenders, Bytes::from(body.to_owned()));
-        chosen.map_or_else(|((dialect, _), _)| dialect.name, |chosen| chosen.contender.0.name)
+        choose(&contenders, Bytes::from(body.to_owned())).contender.0.name
     };
     let (plain, jinas) =
         (r#"{"model": "m", "input": "a"}"#, r#"{"model": "m", "input": ["a"], "task": "text-matching"}"#);
@@ -191,7 +188,7 @@ fn what_types_read_is_in_the_tables_and_every_value_there_can_be_read() {
         for field in fields() {
             for form in field.forms {
                 let body = format!(r#"{{"{}": {form}}}"#, field.name);
-                let checked = Members::of(body.as_bytes()).check(route.fields, true);
+                let checked = Members::of(body.as_bytes()).check(route.fields, Others::Refused);
                 match (&field.effect, checked) {
                     (Effect::Only(values, _), Err(refusal)) if !values.contains(form) => {
                         assert_eq!(refusal.field.as_deref(), Some(field.name), "{place} {body}");
@@ -255,6 +252,38 @@ fn listed() -> String {
             page += &format!("| `{}` | {read} | {only} | {idle} |\n", paths.join("`, `"));
         }
     }
+    page + &words_listed()
+}
+
+/// The fields of all APIs, as the page has them.
+fn words_listed() -> String {
+    type Row = (&'static str, bool, Vec<(Vec<String>, fields::Forms)>);
+    let mut rows: Vec<Row> = Vec::new();
+    for word in words::WORDS.iter().filter(|word| word.name != "model") {
+        let (why, is_idle, usual) = match word.sense {
+            Sense::Idle(why) => (why, true, &[][..]),
+            Sense::Matters { usual, instead, .. } => (instead, false, usual),
+        };
+        let at = rows.iter().position(|(other, idle, _)| *other == why && *idle == is_idle).unwrap_or_else(|| {
+            rows.push((why, is_idle, Vec::new()));
+            rows.len() - 1
+        });
+        let names = &mut rows[at].2;
+        match names.iter_mut().find(|(_, other)| *other == usual) {
+            Some((names, _)) => names.push(format!("`{}`", word.name)),
+            None => names.push((vec![format!("`{}`", word.name)], usual)),
+        }
+    }
+    let shown = |(names, usual): (Vec<String>, fields::Forms)| {
+        let unless = if usual.is_empty() { String::new() } else { format!(" but `{}`", usual.join("`, `")) };
+        names.join(", ") + &unless
+    };
+    let mut page = "\n**where no row above names them**\n\n| fields | | |\n|---|---|---|\n".to_owned();
+    for (why, is_idle, names) in rows {
+        let fate = if is_idle { "passed over" } else { "refused" };
+        let names: Vec<String> = names.into_iter().map(shown).collect();
+        page += &format!("| {} | {fate} | {why} |\n", names.join("; "));
+    }
     page
 }
 
@@ -269,4 +298,147 @@ fn each_dialect_has_a_body_for_every_kind_of_refusal() {
             assert!(body.to_string().contains(r#"what \"it\" was"#), "{}: {body}", dialect.name);
         }
     }
+}
+
+/// The names of the routes of all dialects with the routes that contend for each.
+fn posts() -> impl Iterator<Item = (String, Vec<Contender>)> {
+    let read = |contenders: &Vec<Contender>| contenders.iter().all(|(_, route)| !route.fields.is_empty());
+    let is_post =
+        move |((_, verb), contenders): &((String, Verb), Vec<Contender>)| *verb == Verb::Post && read(contenders);
+    table("openai").into_iter().filter(is_post).map(|((path, _), contenders)| (path, contenders))
+}
+
+/// The value of a field of some API at a route: refused by its name, or the field by which the route reads it. `None`: it is passed over.
+fn fate(contenders: &[Contender], name: &str, value: &str) -> Option<Result<String, Refusal>> {
+    let body = format!(r#"{{"{name}": {value}}}"#);
+    let Chosen { contender: (_, route), body, .. } = choose(contenders, Bytes::from(body));
+    let body = match body {
+        Ok(body) => body,
+        Err(refusal) => return Some(Err(refusal)),
+    };
+    let members: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&body).expect("JSON");
+    let knows = |name: &String| route.fields.iter().copied().flatten().any(|field| field.name == name);
+    members.keys().find(|name| knows(name)).cloned().map(Ok)
+}
+
+#[test]
+fn no_field_on_which_answers_depend_is_passed_over() {
+    let mut asked = 0;
+    for (path, contenders) in posts() {
+        // Another route, which the model or the body chooses, checks the body.
+        if contenders.iter().any(|(_, route)| route.is_another) {
+            continue;
+        }
+        for word in words::WORDS {
+            let Sense::Matters { usual, meaning, .. } = word.sense else { continue };
+            asked += 1;
+            match fate(&contenders, word.name, word.example) {
+                Some(Err(refusal)) => {
+                    // Or a member of it.
+                    let field = refusal.field.as_deref().and_then(|field| field.split('.').next());
+                    assert_eq!(field, Some(word.name), "{path}: {}", refusal.message);
+                    assert!(refusal.message.starts_with(&format!("'{}", word.name)), "{path}: {}", refusal.message);
+                }
+                Some(Ok(_)) => {}
+                // vLLM's routes cut nothing unless they are told.
+                None if meaning == Meaning::Cut && contenders.iter().any(|(dialect, _)| dialect.name == "vllm") => {}
+                None => panic!("{path} passes over {} {}", word.name, word.example),
+            }
+            let is_strict = contenders.len() == 1 && contenders[0].0.is_strict;
+            for value in usual.iter().filter(|_| !is_strict) {
+                if let Some(Err(refusal)) = fate(&contenders, word.name, value) {
+                    let own = contenders
+                        .iter()
+                        .any(|(_, route)| route.fields.iter().copied().flatten().any(|field| field.name == word.name));
+                    assert!(own, "{path} refuses {} {value}: {}", word.name, refusal.message);
+                }
+            }
+        }
+    }
+    assert!(asked > 3000, "{asked}");
+}
+
+#[test]
+fn fields_without_effect_and_those_of_no_api_are_passed_over_but_by_the_strict_one() {
+    for (path, contenders) in posts() {
+        let is_strict = contenders.len() == 1 && contenders[0].0.is_strict;
+        let idle = words::WORDS.iter().filter(|word| matches!(word.sense, Sense::Idle(_)));
+        for name in idle.map(|word| word.name).chain(["no_such_field"]) {
+            let knows = contenders
+                .iter()
+                .any(|(_, route)| route.fields.iter().copied().flatten().any(|field| field.name == name));
+            let is_refused = fate(&contenders, name, r#""x""#).is_some_and(|fate| fate.is_err());
+            assert!(knows || is_refused == is_strict, "{path} {name}");
+        }
+    }
+}
+
+#[test]
+fn fields_are_read_by_their_names_in_other_apis() {
+    let read = |path: &str, body: &str| {
+        let contenders = table("openai").remove(&(path.to_owned(), Verb::Post)).expect("a path");
+        let Chosen { contender, body, .. } = choose(&contenders, Bytes::from(body.to_owned()));
+        let body = body.map_err(|refusal| refusal.message)?;
+        Ok::<_, String>((contender.0.name, String::from_utf8(body.to_vec()).expect("text")))
+    };
+    let openai = |more: &str| read("/v1/embeddings", &format!(r#"{{"input":"a","model":"m",{more}}}"#));
+    assert_eq!(
+        openai(r#""output_dimension":64"#),
+        Ok(("openai", r#"{"dimensions":64,"input":"a","model":"m"}"#.into()))
+    );
+    assert_eq!(
+        openai(r#""embedding_types":["int8"],"user":"u","encoding_format":"base64""#),
+        Ok((
+            "openai",
+            r#"{"encoding_format":"base64","input":"a","model":"m","output_dtype":"int8","user":"u"}"#.into()
+        ))
+    );
+    assert!(openai(r#""embedding_types":["int8","float"]"#).unwrap_err().starts_with("'embedding_types' is a list"));
+    assert_eq!(openai(r#""truncation":false"#), Ok(("openai", r#"{"input":"a","model":"m","truncate":false}"#.into())));
+    assert_eq!(
+        openai(r#""truncation":false,"input_type":"query""#),
+        Ok(("nim", r#"{"input":"a","input_type":"query","model":"m","truncate":"NONE"}"#.into()))
+    );
+    // The same twice is once, two things are too many.
+    assert_eq!(
+        openai(r#""dimensions":4,"output_dimension":4"#),
+        Ok(("openai", r#"{"dimensions":4,"input":"a","model":"m"}"#.into()))
+    );
+    let two = openai(r#""dimensions":4,"output_dimension":8"#).unwrap_err();
+    assert!(two.starts_with("'output_dimension' comes with another name of 'dimensions' and another value"), "{two}");
+    let two = openai(r#""embedding_type":"int8","precision":"uint8","user":"u""#).unwrap_err();
+    assert!(two.starts_with("'precision' comes with another name of"), "{two}");
+    let ranked = r#"{"documents":["a"],"query":"q","top_k":1}"#;
+    assert_eq!(read("/rerank", ranked), Ok(("infinity", r#"{"documents":["a"],"query":"q","top_n":1}"#.into())));
+    assert_eq!(read("/v1/rerank", ranked).map(|(dialect, _)| dialect), Ok("voyage"));
+    let vllm = read("/vllm/v1/embeddings", r#"{"input":"a","truncate":"END"}"#);
+    assert_eq!(vllm, Ok(("vllm", r#"{"input":"a","truncate_prompt_tokens":-1}"#.into())));
+    let labels = read("/predict", r#"{"inputs":"a","parameters":{"candidate_labels":["a"]}}"#).unwrap_err();
+    assert!(labels.starts_with("'parameters.candidate_labels' is a list of texts: no model here takes"), "{labels}");
+}
+
+#[test]
+fn an_error_has_the_members_that_the_clients_of_each_dialect_read() {
+    let of = |path: &str, body: &str| {
+        let contenders = table("openai").remove(&(path.to_owned(), Verb::Post)).expect("a path");
+        let Chosen { contender, also, .. } = choose(&contenders, Bytes::from(body.to_owned()));
+        let also: Vec<&str> = also.iter().map(|(dialect, _)| dialect.name).collect();
+        (contender.0.name, also)
+    };
+    assert_eq!(of("/v1/embeddings", r#"{"model": "m", "input": "a"}"#), ("openai", vec!["jina", "vllm", "nim"]));
+    assert_eq!(of("/v1/embeddings", r#"{"model": "m", "input": "a", "task": "text-matching"}"#), ("jina", vec![]));
+}
+
+#[test]
+fn a_path_that_is_none_has_an_error_for_each_client() {
+    let of = |path: &str| {
+        let found = no_route(path, StatusCode::NOT_FOUND)?;
+        let body = futures_util::FutureExt::now_or_never(axum::body::to_bytes(found.into_body(), 1 << 20));
+        serde_json::from_slice::<serde_json::Value>(&body?.ok()?).ok()
+    };
+    let v1 = of("/v1/chat").expect("an error");
+    assert!(v1["error"]["message"].as_str().is_some_and(|text| text.contains("POST /v1/embeddings")), "{v1}");
+    assert!(v1["detail"].is_string() && v1["message"].is_string(), "{v1}");
+    assert!(of("/jina/v1/chat").is_some_and(|error| error["detail"].is_string() && error["error"].is_null()));
+    assert!(of("/v3/chat").is_none());
 }

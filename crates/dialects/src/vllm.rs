@@ -100,6 +100,7 @@ pub(super) static DIALECT: Dialect = Dialect {
         .takes::<Invocation>(&[INVOCATION])
         .gives(schema::anything)
         .or_bytes()
+        .as_another()
         .behind_name(),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
             Box::pin(about::models(call))
@@ -210,7 +211,7 @@ const INVOCATION: &[Field] = &[read("model", fields::TEXT)];
 /// As SageMaker asks: a body that only one route could have is for that one, others are for what the model does.
 async fn invocations(call: DialectCall) -> Result<Response, Refusal> {
     let Invocation { model } = call.read()?;
-    let has = |tables: &[&[Field]]| Members::of(&call.body).known(tables) > 0;
+    let has = |tables: &[&[Field]]| Members::of(&call.body).known(tables).0 > 0;
     let path = if has(&[&[read("query", &[r#""a""#, r#"{"text": "a"}"#])]]) {
         "/rerank"
     } else if has(&[SCORE]) {

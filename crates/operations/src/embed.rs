@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use trireme_inference::{InferError, Ledger, Tensor};
 
-use crate::{OperationRequest, Operations, Task};
+use crate::{Found, OperationRequest, Operations, Task};
 
 /// A vector for each text.
 #[derive(Clone, Debug)]
@@ -47,14 +47,7 @@ impl Operations {
         let (tensors, ledger) = self.run_texts(&found, texts, None::<&[String]>, ask).await?;
         let tensor = tensors.into_iter().next().ok_or_else(|| found.fault("gave no vectors".to_owned()))?;
         let (_, width) = found.numbers(&tensor)?;
-        if let Some(dimensions) = ask.options.dimensions
-            && dimensions != width as u64
-        {
-            return Err(InferError::invalid_arg(format!(
-                "'dimensions' is {dimensions}, but model '{}' gives vectors of {width} numbers and does not shorten them",
-                found.pipeline.name
-            )));
-        }
+        found.check_width(width, ask)?;
         let tensor = match ask.options.normalize {
             Some(true) => normalized(tensor, width)?,
             Some(false) | None => tensor,
@@ -94,6 +87,11 @@ impl Operations {
         if width * length != per_row {
             return Err(found.fault(format!("gave a mask of {length} tokens for {per_row} numbers a text")));
         }
+        found.check_width(width, ask)?;
+        let numbers = match ask.options.normalize {
+            Some(true) => Cow::Owned(scaled(&numbers, width)),
+            Some(false) | None => numbers,
+        };
         let row = |row: usize| {
             let kept = (0..length).filter(|token| mask[row * length + token] != 0);
             kept.flat_map(|token| {
@@ -109,18 +107,41 @@ impl Operations {
 /// Vectors of length 1 where a model gives others: its postprocessing need not have a step for that.
 fn normalized(tensor: Tensor, width: usize) -> Result<Tensor, InferError> {
     let numbers = tensor.values::<f32>()?;
-    let length = |row: &[f32]| row.iter().map(|&n| f64::from(n) * f64::from(n)).sum::<f64>().sqrt();
     if numbers.chunks_exact(width.max(1)).all(|row| (length(row) - 1.0).abs() < 1e-3) {
         return Ok(tensor);
     }
-    let mut scaled = numbers.into_owned();
+    Ok(Tensor::from_values(tensor.name(), tensor.shape().clone(), scaled(&numbers, width))?)
+}
+
+/// Vectors of this width, which come one after the other, with length 1; those without length stay as they are.
+fn scaled(numbers: &[f32], width: usize) -> Vec<f32> {
+    let mut scaled = numbers.to_vec();
     for row in scaled.chunks_exact_mut(width.max(1)) {
         let length = length(row);
         if length > 0.0 {
             row.iter_mut().for_each(|n| *n = (f64::from(*n) / length) as f32);
         }
     }
-    Ok(Tensor::from_values(tensor.name(), tensor.shape().clone(), scaled)?)
+    scaled
+}
+
+fn length(row: &[f32]) -> f64 {
+    row.iter().map(|&n| f64::from(n) * f64::from(n)).sum::<f64>().sqrt()
+}
+
+// === impl Found ===
+
+impl Found {
+    /// Whether vectors of this width are those that a request asks for.
+    fn check_width(&self, width: usize, ask: &OperationRequest) -> Result<(), InferError> {
+        match ask.options.dimensions {
+            Some(dimensions) if dimensions != width as u64 => Err(InferError::invalid_arg(format!(
+                "'dimensions' is {dimensions}, but model '{}' gives vectors of {width} numbers and does not shorten them",
+                self.pipeline.name
+            ))),
+            _ => Ok(()),
+        }
+    }
 }
 
 // === impl Vectors ===

@@ -87,14 +87,31 @@ impl Operations {
         self.0.in_flight()
     }
 
-    /// Every ready model that does something with texts, under each of its names, that of the Hugging Face hub first.
+    /// Whether a model has this name.
+    pub fn knows(&self, name: &str) -> bool {
+        !matches!(self.0.named(name), Ok(None))
+    }
+
+    /// The name of the only model that does something with texts; `None` where there are several, or none.
+    pub fn only_model(&self) -> Option<String> {
+        match (self.0.all().as_slice(), self.0.unready().is_empty()) {
+            ([only], true) => Some(only.name.clone()),
+            _ => None,
+        }
+    }
+
+    /// Every ready model that does something with texts, under each of its names, that of the Hugging Face hub first. Models that embed come
+    /// first and those that rerank then: some clients take the first one.
     pub fn text_models(&self) -> Vec<TextModel> {
         let named = |pipeline: &Pipeline| -> Vec<TextModel> {
             let names = std::iter::once(&pipeline.name).chain(&pipeline.capabilities.served_names);
             let (hub, others): (Vec<_>, Vec<_>) = names.partition(|name| name.contains('/'));
             hub.into_iter().chain(others).map(|name| TextModel::of(name, pipeline)).collect()
         };
-        self.0.all().iter().flat_map(named).collect()
+        let mut all = self.0.all();
+        let does = |pipeline: &Pipeline, task| pipeline.capabilities.tasks.contains_key(&task);
+        all.sort_by_key(|pipeline| (!does(pipeline, Task::Embed), !does(pipeline, Task::Rerank)));
+        all.iter().flat_map(named).collect()
     }
 
     /// The model of this name; without a name the only one that does something with texts.

@@ -32,6 +32,15 @@ def embeddings_are_the_models(url, key):
     expect_close("one vector", answer.data[0].embedding, VECTORS[0])
 
 
+def azures_client_names_the_model_in_the_path(url, key):
+    azure = openai.AzureOpenAI(azure_endpoint=url, api_key=key, api_version="2024-10-21", max_retries=0)
+    answer = azure.embeddings.create(model="embedding", input=TEXTS)
+    expect_close("vectors", [item.embedding for item in answer.data], VECTORS)
+    wrong = openai.AzureOpenAI(azure_endpoint=url, api_key="wrong", api_version="2024-10-21", max_retries=0)
+    embed = wrong.embeddings.create
+    expect_raised("a wrong key", openai.AuthenticationError, lambda: embed(model="embedding", input=TEXTS), "key")
+
+
 def token_ids_are_openais(url, key):
     ids = client(url, key).embeddings.create(model="embedding", input=[[15339, 1917]])
     text = client(url, key).embeddings.create(model="embedding", input="hello world")
@@ -118,7 +127,14 @@ def a_model_that_is_not_ready_is_503(url, key):
 
 
 run(
-    serving=[embeddings_are_the_models, token_ids_are_openais, models_are_listed, batches_are_answered, errors_are_the_librarys],
+    serving=[
+        embeddings_are_the_models,
+        azures_client_names_the_model_in_the_path,
+        token_ids_are_openais,
+        models_are_listed,
+        batches_are_answered,
+        errors_are_the_librarys,
+    ],
     full=[a_full_queue_is_a_rate_limit],
     unready=[a_model_that_is_not_ready_is_503],
 )

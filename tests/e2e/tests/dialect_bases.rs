@@ -2,7 +2,7 @@
 //! field of its bodies becomes what the tables say.
 
 use serde_json::{Map, Value, json};
-use trireme_e2e::{Mode, Sandbox, Setup, answer, ask, in_every_mode, numbers, texts_repository};
+use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, answer, ask, in_every_mode, numbers, texts_repository};
 use trireme_testkit::assert_close;
 
 in_every_mode!(
@@ -22,6 +22,7 @@ in_every_mode!(
     nim_tells_its_models_and_vllm_its_load,
     texts_are_chunked_behind_the_model,
     refusals_are_those_that_clients_look_for,
+    clients_name_their_models_in_many_ways,
 );
 
 fn start(mode: Mode, arguments: &[&str]) -> Sandbox {
@@ -186,9 +187,10 @@ fn each_field_becomes_what_the_tables_say(mode: Mode) {
     let (mut routes, mut asked) = (0, 0);
     for (path, item) in document["paths"].as_object().expect("paths") {
         let Some(fields) = item["post"]["x-fields"].as_object() else { continue };
-        let names_a_dialect = ["/openai", "/jina", "/cohere", "/infinity", "/tei", "/vllm", "/nim", "/ollama"]
-            .iter()
-            .any(|name| path.starts_with(name));
+        let names_a_dialect =
+            ["/openai", "/jina", "/cohere", "/infinity", "/tei", "/vllm", "/nim", "/ollama", "/voyage"]
+                .iter()
+                .any(|name| path.starts_with(name));
         // No model of this repository makes sparse vectors.
         if !names_a_dialect || path.contains('{') || path.ends_with("/embed_sparse") {
             continue;
@@ -553,8 +555,70 @@ fn refusals_are_those_that_clients_look_for(mode: Mode) {
     assert_eq!(refused("/vllm/v1/embeddings", json!({"model": "embedding", "input": [[]]})).0, 400);
     let (status, body) = refused("/openai/v1/embeddings", json!({"model": "embedding", "input": "a", "dimensions": 9}));
     assert_eq!((status, &body["error"]["param"]), (400, &json!("dimensions")), "{body}");
+    let (status, body) = refused("/infinity/rerank", json!({"query": "q", "documents": ["a"], "top_n": 0}));
+    assert_eq!((status, &body["detail"][0]["loc"]), (422, &json!(["body", "top_n"])), "{body}");
     assert_eq!(sandbox.get("/infinity/embeddings").json()["detail"], "Method Not Allowed");
     assert_eq!((sandbox.get("/tei/embedding/health").status, sandbox.get("/tei/nobody/health").status), (200, 404));
     let (status, body) = refused("/infinity/nothing", json!({}));
     assert_eq!((status, &body["detail"]), (404, &json!("Not Found")), "{body}");
+}
+
+fn clients_name_their_models_in_many_ways(mode: Mode) {
+    let sandbox = start(mode, &["--api-key", "a-key"]);
+    let post = |path: &str, body: &Value| {
+        let request = Request::post(path, body.to_string()).header("Content-Type", "application/json");
+        let response = sandbox.send(&request.header("api-key", "a-key"));
+        assert_eq!(response.status, 200, "{path}: {}", response.text());
+        response.json()
+    };
+    let get = |path: &str| sandbox.send(&Request::get(path).header("api-key", "a-key")).json();
+    let vector = |answer: &Value| numbers(&answer["data"][0]["embedding"]);
+    let plain = vector(&post("/v1/embeddings", &json!({"model": "embedding", "input": "the oar"})));
+    for name in ["embedding", "trireme%2Ftiny-embedding"] {
+        // Azure's clients have the model in the path, and their key in a header of its own.
+        let path = format!("/openai/deployments/{name}/embeddings?api-version=2024-10-21");
+        assert_close(&vector(&post(&path, &json!({"input": ["the oar"]}))), &plain, 1e-5);
+        let path = format!("/nim/{name}/v1/embeddings");
+        assert_close(&vector(&post(&path, &json!({"input": ["the oar"], "input_type": "query"}))), &plain, 1e-5);
+        let models = get(&format!("/nim/{name}/v1/models"));
+        assert_eq!(models["data"].as_array().map(Vec::len), Some(1), "{models}");
+    }
+    let without = sandbox.send(&Request::post("/openai/deployments/embedding/embeddings", "{}".to_owned()));
+    assert_eq!((without.status, without.json()["error"]["code"].as_str()), (401, Some("invalid_api_key")));
+    let rerankers = get("/cohere/v1/models?page_size=9&endpoint=rerank");
+    let names: Vec<_> = rerankers["models"].as_array().expect("a list").iter().map(|model| &model["name"]).collect();
+    assert_eq!(names, ["reranker"]);
+    // Some clients take the first one.
+    assert_eq!(get("/v1/models")["data"][0]["id"], "trireme/tiny-embedding");
+    // A client of Jina finds its own error where the request may as well be another's.
+    let body = json!({"model": "nobody", "input": ["a"]}).to_string();
+    let refused = sandbox.send(&Request::post("/v1/embeddings", body).header("api-key", "a-key"));
+    let error = refused.json();
+    assert!(error["detail"].is_string() && error["error"]["message"].is_string(), "{error}");
+}
+
+#[test]
+fn the_only_model_of_tei_s_clients_has_any_name() {
+    let without = ["classifier", "classes", "reranker", "relevance", "token_vectors"];
+    let models = ModelFolder::copy_of(&texts_repository());
+    for model in without {
+        std::fs::remove_dir_all(models.path().join(model)).expect("the model is there");
+    }
+    let sandbox = Setup::new(Mode::AllInOne).repository(models.path()).start();
+    let plain = answer(&sandbox, "/v1/embeddings", json!({"model": "embedding", "input": "the oar"}));
+    let plain = numbers(&plain["data"][0]["embedding"]);
+    let body = json!({"model": "text-embeddings-inference", "input": "the oar"});
+    assert_close(&numbers(&answer(&sandbox, "/tei/v1/embeddings", body.clone())["data"][0]["embedding"]), &plain, 1e-5);
+    let named = json!({"model": "text-embeddings-inference", "inputs": "the oar"});
+    assert_close(&numbers(&answer(&sandbox, "/embed", named)[0]), &plain, 1e-5);
+    // OpenAI's clients mean what they say, and so does a path.
+    assert_eq!(ask(&sandbox, "/openai/v1/embeddings", &body).status, 404);
+    assert_eq!(ask(&sandbox, "/tei/nobody/embed", &json!({"inputs": "the oar"})).status, 404);
+    // A task that the model does not do.
+    for (path, body) in
+        [("/tei/rerank", json!({"query": "q", "texts": ["a"]})), ("/tei/predict", json!({"inputs": "a", "model": "x"}))]
+    {
+        let refused = ask(&sandbox, path, &body);
+        assert_eq!((refused.status, &refused.json()["error_type"]), (424, &json!("Backend")), "{}", refused.text());
+    }
 }

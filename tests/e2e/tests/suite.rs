@@ -13,6 +13,7 @@ mod dead;
 mod deployments;
 mod dialect_bases;
 mod dialect_clients;
+mod dialect_fields;
 mod dialect_refusals;
 mod dialects;
 mod documentation;

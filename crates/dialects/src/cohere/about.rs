@@ -65,7 +65,11 @@ fn version(out: &mut Writer) {
 }
 
 pub(super) async fn models(call: DialectCall) -> Result<Response, Refusal> {
-    let models = call.operations.text_models();
+    let mut models = call.operations.text_models();
+    let asked = call.query.as_deref().unwrap_or_default().split('&');
+    if let Some(endpoint) = asked.filter_map(|part| part.strip_prefix("endpoint=")).next_back() {
+        models.retain(|model| endpoints(model).any(|own| own == endpoint));
+    }
     Ok(answer::json(answer::object(|out| {
         out.name("models").array(|out| models.iter().for_each(|model| entry(out, model)));
         out.name("next_page_token").string("");
@@ -81,16 +85,20 @@ pub(super) async fn model(call: DialectCall) -> Result<Response, Refusal> {
     Ok(answer::json(out.into_bytes()))
 }
 
-fn entry(out: &mut Writer, model: &TextModel) {
-    let endpoints = model.tasks.iter().filter_map(|task| match task {
+/// The original's words for what a model does.
+fn endpoints(model: &TextModel) -> impl Iterator<Item = &'static str> {
+    model.tasks.iter().filter_map(|task| match task {
         Task::Embed => Some("embed"),
         Task::Rerank => Some("rerank"),
         Task::Classify => Some("classify"),
         _ => None,
-    });
+    })
+}
+
+fn entry(out: &mut Writer, model: &TextModel) {
     out.object(|out| {
         out.name("name").string(&model.name);
-        out.name("endpoints").array(|out| endpoints.for_each(|endpoint| out.string(endpoint)));
+        out.name("endpoints").array(|out| endpoints(model).for_each(|endpoint| out.string(endpoint)));
         out.name("finetuned").bool(false);
         match model.max_length {
             Some(length) => out.name("context_length").integer(length),

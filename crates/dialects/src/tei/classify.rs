@@ -9,17 +9,28 @@ use trireme_protocol::json::Writer;
 use utoipa::ToSchema;
 
 use super::super::dialect::DialectCall;
-use super::super::fields::{self, Field, ours, read};
+use super::super::fields::{self, Field, Members, Others, ours, read};
 use super::super::input::Input;
 use super::super::refusal::Refusal;
 use super::inputs::{Pair, PredictInput};
 use super::timing::timed;
-use super::treatment::Treatment;
+use super::treatment::{self, Treatment, ask};
 
 pub(super) const PREDICT: &[Field] = &[
     read("inputs", &[r#""a""#, r#"["a"]"#, r#"[["a"]]"#]),
     read("raw_scores", fields::FLAG),
-    ours("parameters", fields::OBJECT),
+    ours("parameters", fields::OBJECT)
+        .with(&[&[read("top_k", fields::NUMBER), read("function_to_apply", &[r#""none""#])]]),
+];
+
+/// The fields of `POST /` for a model that finds entities.
+const TOKEN_CLASSIFY: &[Field] = &[
+    read("inputs", fields::TEXT_OR_TEXTS),
+    read("parameters", fields::OBJECT).with(&[&[
+        read("aggregation_strategy", &[r#""first""#]),
+        read("ignore_labels", fields::TEXTS),
+        read("stride", fields::NUMBER),
+    ]]),
 ];
 
 #[derive(Deserialize, ToSchema)]
@@ -92,7 +103,7 @@ pub(super) async fn predict(call: DialectCall) -> Result<Response, Refusal> {
         }
     };
     let options = TextOptions { raw_scores: raw, ..treatment.options() };
-    let ask = call.ask(treatment.model.as_deref(), options);
+    let ask = ask(&call, treatment.model.as_deref(), options);
     let classified = call.operations.classify(&texts, pairs.as_deref(), &ask).await?;
     let most = parameters.top_k.unwrap_or(usize::MAX);
     Ok(timed(&classified.ledger, started, &texts, 64 * classified.labels.len() * texts.len(), |out| {
@@ -113,8 +124,11 @@ fn label(out: &mut Writer, scored: &ScoredLabel<'_>) {
     });
 }
 
-pub(super) async fn token_classify(call: DialectCall) -> Result<Response, Refusal> {
+pub(super) async fn token_classify(mut call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
+    if let Some(body) = Members::of(&call.body).check(&[TOKEN_CLASSIFY, treatment::FIELDS], Others::ByWords)? {
+        call.body = body.into();
+    }
     let body: TokenClassify = call.read()?;
     let treatment: Treatment = call.read()?;
     let (texts, one) = body.inputs.texts("inputs", "send texts")?;
@@ -127,7 +141,7 @@ pub(super) async fn token_classify(call: DialectCall) -> Result<Response, Refusa
         return Err(Refusal::unsupported("parameters.stride", "is more than 0: a text is read as one row"));
     }
     let options = TextOptions { aggregation_strategy, ..treatment.options() };
-    let ask = call.ask(treatment.model.as_deref(), options);
+    let ask = ask(&call, treatment.model.as_deref(), options);
     let entities = call.operations.token_classify(&texts, &ask).await?;
     let size = entities.rows.iter().map(|row| row.len() + 1).sum();
     Ok(timed(&entities.ledger, started, &texts, size, |out| match entities.rows.as_slice() {

@@ -10,11 +10,13 @@ use utoipa::openapi::schema::Schema;
 
 use super::super::answer::{self, EncodingFormat};
 use super::super::dialect::DialectCall;
+use super::super::extras::Extras;
 use super::super::fields::{self, Field, idle, read};
 use super::super::input::{Input, none_empty};
 use super::super::openai;
 use super::super::refusal::Refusal;
 use super::errors;
+use super::treatment::ask;
 
 pub(super) const EMBEDDINGS: &[Field] = &[
     read("input", fields::INPUT),
@@ -35,12 +37,14 @@ pub(super) struct Embeddings {
 
 pub(super) async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let body: Embeddings = call.read()?;
+    let extras: Extras = call.read()?;
     let (texts, _, token_ids) = body.input.texts_or_ids("input")?;
     none_empty("input", &texts)?;
-    let options =
-        TextOptions { normalize: Some(true), dimensions: body.dimensions, token_ids, ..TextOptions::default() };
-    let vectors = call.operations.embed(&texts, &call.ask(body.model.as_deref(), options)).await?;
-    Ok(openai::vectors(&vectors, body.model.as_deref(), body.encoding_format.unwrap_or_default()))
+    let form = extras.form(body.encoding_format);
+    let options = extras.options(body.dimensions)?;
+    let options = TextOptions { normalize: options.normalize.or(Some(true)), token_ids, ..options };
+    let vectors = call.operations.embed(&texts, &ask(&call, body.model.as_deref(), options)).await?;
+    openai::vectors(&vectors, body.model.as_deref(), form)
 }
 
 /// The table of errors.

@@ -13,7 +13,7 @@ use super::super::fields::{self, Field, read};
 use super::super::input::{Input, none_empty};
 use super::super::refusal::Refusal;
 use super::timing::timed;
-use super::treatment::Treatment;
+use super::treatment::{Treatment, ask};
 
 pub(super) const INPUTS: &[Field] = &[read("inputs", fields::INPUT)];
 
@@ -46,7 +46,7 @@ pub(super) async fn embed(call: DialectCall) -> Result<Response, Refusal> {
         token_ids,
         ..treatment.options()
     };
-    let vectors = call.operations.embed(&texts, &call.ask(treatment.model.as_deref(), options)).await?;
+    let vectors = call.operations.embed(&texts, &ask(&call, treatment.model.as_deref(), options)).await?;
     let numbers = vectors.numbers();
     Ok(timed(&vectors.ledger, started, &texts, 64 + numbers.len() * 13, |out| {
         out.array(|out| numbers.chunks_exact(vectors.width.max(1)).for_each(|row| answer::floats(out, row)));
@@ -60,7 +60,7 @@ fn plain(call: &DialectCall) -> Result<(Vec<String>, OperationRequest), Refusal>
     let (texts, _, token_ids) = body.inputs.texts_or_ids("inputs")?;
     none_empty("inputs", &texts)?;
     let options = TextOptions { token_ids, ..treatment.options() };
-    Ok((texts, call.ask(treatment.model.as_deref(), options)))
+    Ok((texts, ask(call, treatment.model.as_deref(), options)))
 }
 
 pub(super) async fn embed_all(call: DialectCall) -> Result<Response, Refusal> {

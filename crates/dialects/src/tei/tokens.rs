@@ -12,6 +12,7 @@ use super::super::fields::{self, Field, ours, read};
 use super::super::input::{self, Input, OneOrMany};
 use super::super::refusal::Refusal;
 use super::timing::timed;
+use super::treatment::ask;
 
 pub(super) const TOKENIZE: &[Field] = &[
     read("inputs", fields::TEXT_OR_TEXTS),
@@ -59,7 +60,7 @@ pub(super) async fn tokenize(call: DialectCall) -> Result<Response, Refusal> {
         add_special_tokens: Some(body.add_special_tokens),
         ..TextOptions::default()
     };
-    let lists = call.operations.tokenize(&texts, &call.ask(body.model.as_deref(), options)).await?;
+    let lists = call.operations.tokenize(&texts, &ask(&call, body.model.as_deref(), options)).await?;
     let size = lists.rows.iter().map(|row| row.len() + 1).sum();
     Ok(timed(&lists.ledger, started, &texts, size, |out| {
         out.array(|out| lists.rows.iter().for_each(|row| out.raw(row)));
@@ -71,7 +72,7 @@ pub(super) async fn decode(call: DialectCall) -> Result<Response, Refusal> {
     let body: Decode = call.read()?;
     let rows = body.ids.ids("ids")?;
     let options = TextOptions { skip_special_tokens: Some(body.skip_special_tokens), ..TextOptions::default() };
-    let (texts, ledger) = call.operations.decode(&rows, &call.ask(body.model.as_deref(), options)).await?;
+    let (texts, ledger) = call.operations.decode(&rows, &ask(&call, body.model.as_deref(), options)).await?;
     let size = texts.iter().map(|text| text.len() + 8).sum();
     Ok(timed(&ledger, started, &texts, size, |out| {
         out.array(|out| texts.iter().for_each(|text| out.string(text)));

@@ -1,9 +1,10 @@
 //! The options of the treatment of texts, in TEI's words.
 
 use serde::Deserialize;
-use trireme_operations::{Prompt, Side, TextOptions};
+use trireme_operations::{OperationRequest, Prompt, Side, TextOptions};
 use utoipa::ToSchema;
 
+use super::super::dialect::DialectCall;
 use super::super::fields::{self, Field, ours, read};
 use super::inputs::Direction;
 
@@ -22,6 +23,19 @@ pub struct Treatment {
     truncate: Option<bool>,
     truncation_direction: Option<Direction>,
     prompt_name: Option<String>,
+}
+
+/// The model for a request that names this one. As in the original, which serves one model, the name says nothing where only one model does
+/// something with texts: documents of clients name it as they like.
+pub fn model(call: &DialectCall, name: Option<&str>) -> Option<String> {
+    let name = call.model.as_deref().or(name);
+    let is_known = name.is_some_and(|name| call.model.is_some() || call.operations.knows(name));
+    if is_known { name.map(str::to_owned) } else { call.operations.only_model().or(name.map(str::to_owned)) }
+}
+
+/// The request as operations take it, for this model.
+pub fn ask(call: &DialectCall, name: Option<&str>, options: TextOptions) -> OperationRequest {
+    call.ask(model(call, name).as_deref(), options)
 }
 
 // === impl Treatment ===

@@ -191,6 +191,10 @@ impl Pooled {
             None if first == Task::Embed => Some(Task::MultiVector),
             None => tasks.first().copied(),
         };
+        if let (Some(Task::Classify | Task::TokenClassify), Some(dimensions)) = (task, ask.options.dimensions) {
+            let why = format!("is {dimensions}, but the model gives scores: leave it out");
+            return Err(Refusal::unsupported("dimensions", why));
+        }
         match task {
             Some(Task::Classify) => {
                 let classified = call.operations.classify(texts, None, ask).await?;

@@ -74,6 +74,7 @@ async fn answer(
             operations: Operations::new(http.handlers.clone()),
             rest: named.remove("rest").unwrap_or_default(),
             model: named.remove("model"),
+            query: parts.uri.query().map(str::to_owned),
             body,
             permit: permit.clone(),
             parameters,

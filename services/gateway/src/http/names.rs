@@ -10,7 +10,7 @@ use axum::middleware::map_request_with_state;
 use crate::registry::Registry;
 
 /// The path before a model's name.
-const PLACES: [&str; 2] = ["/v2/models/", "/tei/"];
+const PLACES: [&str; 4] = ["/v2/models/", "/tei/", "/nim/", "/openai/deployments/"];
 
 /// OpenAI's paths besides the routes of its dialect; clients also ask for them behind the dialect's name.
 const OPENAI: [&str; 3] = ["/v1/files", "/v1/uploads", "/v1/batches"];
