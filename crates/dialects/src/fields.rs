@@ -8,10 +8,8 @@ use serde_json::json;
 use trireme_protocol::json::{self, Number, Value};
 
 use super::refusal::Refusal;
+pub use super::words::Forms;
 use super::words::{self, Meaning, Sense, Word};
-
-/// Values of each form that a field takes, as JSON.
-pub type Forms = &'static [&'static str];
 
 /// A text.
 pub const TEXT: Forms = &[r#""a""#];
@@ -232,7 +230,7 @@ impl<'a> Members<'a> {
         }
         let plain = tree(value);
         for field in tables.iter().copied().flatten().filter(|field| is_of(field, *meaning)) {
-            let Some(read) = words::translated(*meaning, &plain, field) else { continue };
+            let Some(read) = translated(*meaning, &plain, field) else { continue };
             return Ok(if read.is_null() { Fate::Dropped } else { Fate::As(field.name, read) });
         }
         if is_usual(&plain, usual) {
@@ -277,6 +275,47 @@ fn checked(field: &'static Field, value: &Value<'_>, others: Others) -> Result<F
 fn is_of(field: &Field, meaning: Meaning) -> bool {
     let of = words::find(field.name).map(|word| &word.sense);
     meaning != Meaning::Own && matches!(of, Some(Sense::Matters { meaning: own, .. }) if *own == meaning)
+}
+
+/// The value of a field of this meaning as another field of the same meaning takes it; `None` where it cannot be said there.
+fn translated(meaning: Meaning, value: &serde_json::Value, to: &Field) -> Option<serde_json::Value> {
+    use Meaning::{Best, Cut, Dimensions, Documents, Elements, Instruction, Kind, Length, Model};
+    use serde_json::Value;
+    let takes = |other: &Value| to.forms.iter().any(|form| is_alike(form, other));
+    let all = |value: Value| Some(value).filter(takes);
+    match meaning {
+        Meaning::Own => None,
+        Kind if !matches!(to.effect, Effect::Ours) => None,
+        Model | Dimensions | Length | Kind | Instruction | Best | Documents => all(value.clone()),
+        Elements => match value {
+            Value::Array(types) if types.len() == 1 => all(value.clone()).or_else(|| all(types[0].clone())),
+            Value::Array(_) => all(value.clone()),
+            one => all(one.clone()).or_else(|| all(Value::Array(vec![one.clone()]))),
+        },
+        Cut => {
+            let cuts = match value {
+                Value::Bool(cuts) => *cuts,
+                Value::String(word) if word.eq_ignore_ascii_case("end") => true,
+                Value::String(word) if word.eq_ignore_ascii_case("none") => false,
+                Value::Number(tokens) if tokens.as_i64() == Some(-1) => true,
+                _ => return None,
+            };
+            // Without a number of tokens vLLM's routes cut nothing.
+            let as_number = || if cuts { all((-1).into()) } else { all(1.into()).map(|_| Value::Null) };
+            all(cuts.into()).or_else(|| all(if cuts { "END" } else { "NONE" }.into())).or_else(as_number)
+        }
+    }
+}
+
+/// Whether a value is of the kind of an example.
+fn is_alike(example: &str, value: &serde_json::Value) -> bool {
+    use serde_json::Value;
+    match (example.as_bytes().first(), value) {
+        (Some(b'"'), Value::String(_)) | (Some(b't' | b'f'), Value::Bool(_)) => true,
+        (Some(b'['), Value::Array(_)) | (Some(b'{'), Value::Object(_)) => true,
+        (Some(b'0'..=b'9' | b'-'), Value::Number(_)) => true,
+        _ => false,
+    }
 }
 
 /// Whether a value asks for nothing, or for what happens in any case.

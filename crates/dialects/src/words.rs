@@ -5,9 +5,8 @@
 //! A client that sends a field of another server expects its effect. So a route reads a field, by its own name or by another one of the
 //! same meaning, or refuses it; only fields on which no answer depends are passed over.
 
-use serde_json::Value;
-
-use super::fields::{Effect, Field, Forms};
+/// Values of each form that a field takes, as JSON.
+pub type Forms = &'static [&'static str];
 
 /// A field of some API.
 pub struct Word {
@@ -279,41 +278,3 @@ pub static WORDS: &[Word] = &[
 ];
 
 const FLOATS: Forms = &[r#""float""#, r#"["float"]"#, r#""float32""#, r#""fp32""#];
-
-/// The value of a field of this meaning as another field of the same meaning takes it; `None` where it cannot be said there.
-pub fn translated(meaning: Meaning, value: &Value, to: &Field) -> Option<Value> {
-    let takes = |other: &Value| to.forms.iter().any(|form| is_alike(form, other));
-    let all = |value: Value| Some(value).filter(takes);
-    match meaning {
-        Meaning::Own => None,
-        Meaning::Kind if !matches!(to.effect, Effect::Ours) => None,
-        Meaning::Model | Dimensions | Length | Kind | Instruction | Best | Documents => all(value.clone()),
-        Elements => match value {
-            Value::Array(types) if types.len() == 1 => all(value.clone()).or_else(|| all(types[0].clone())),
-            Value::Array(_) => all(value.clone()),
-            one => all(one.clone()).or_else(|| all(Value::Array(vec![one.clone()]))),
-        },
-        Cut => {
-            let cuts = match value {
-                Value::Bool(cuts) => *cuts,
-                Value::String(word) if word.eq_ignore_ascii_case("end") => true,
-                Value::String(word) if word.eq_ignore_ascii_case("none") => false,
-                Value::Number(tokens) if tokens.as_i64() == Some(-1) => true,
-                _ => return None,
-            };
-            // Without a number of tokens vLLM's routes cut nothing.
-            let as_number = || if cuts { all((-1).into()) } else { all(1.into()).map(|_| Value::Null) };
-            all(cuts.into()).or_else(|| all(if cuts { "END" } else { "NONE" }.into())).or_else(as_number)
-        }
-    }
-}
-
-/// Whether a value is of the kind of an example.
-fn is_alike(example: &str, value: &Value) -> bool {
-    match (example.as_bytes().first(), value) {
-        (Some(b'"'), Value::String(_)) | (Some(b't' | b'f'), Value::Bool(_)) => true,
-        (Some(b'['), Value::Array(_)) | (Some(b'{'), Value::Object(_)) => true,
-        (Some(b'0'..=b'9' | b'-'), Value::Number(_)) => true,
-        _ => false,
-    }
-}
