@@ -1,10 +1,10 @@
-//! Compiles the gRPC interface in `proto/` to Rust: messages, server traits and, for tests, clients.
+//! Compiles the gRPC interfaces in `proto/` to Rust: messages, server traits and, for tests, clients.
 
 use std::error::Error;
 use std::path::Path;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    const FILES: [&str; 2] = ["grpc_service.proto", "health.proto"];
+    const FILES: [&str; 3] = ["grpc_service.proto", "health.proto", "tei.proto"];
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto");
     for file in FILES.into_iter().chain(["model_config.proto"]) {
         println!("cargo::rerun-if-changed={}", folder.join(file).display());

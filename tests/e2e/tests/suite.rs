@@ -54,6 +54,7 @@ mod statistics;
 mod step_cache;
 mod streams;
 mod teams;
+mod tei_grpc;
 mod tools;
 mod torch_models;
 mod trace_files;

@@ -34,6 +34,12 @@ pub mod health {
     include!(concat!(env!("OUT_DIR"), "/grpc.health.v1.rs"));
 }
 
+/// The generated messages, servers and clients of `proto/tei.proto`.
+#[allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
+pub mod tei {
+    include!(concat!(env!("OUT_DIR"), "/tei.v1.rs"));
+}
+
 pub use decode::decode_infer_request;
 pub use encode::{
     Named, encode_infer_response, encode_stream_end, encode_stream_error, encode_stream_refusal, encode_stream_response,

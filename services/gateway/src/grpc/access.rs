@@ -56,6 +56,9 @@ pub(super) fn category(path: &str) -> Option<Category> {
     if path == "/grpc.health.v1.Health/Check" {
         return Some(Category::Health);
     }
+    if let Some(call) = path.strip_prefix("/tei.v1.") {
+        return Some(if call == "Info/Info" { Category::Metadata } else { Category::Inference });
+    }
     Some(match path.strip_prefix("/inference.GRPCInferenceService/")? {
         "ServerLive" | "ServerReady" | "ModelReady" => Category::Health,
         "ServerMetadata" | "ModelMetadata" => Category::Metadata,

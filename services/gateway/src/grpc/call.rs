@@ -5,7 +5,7 @@ use std::time::Duration;
 use regex::Regex;
 use tonic::Request;
 use trireme_inference::{InferError, InferRequest, InferResponse, Lane, Parameters, TensorSpec};
-use trireme_operations::Waits;
+use trireme_operations::{OperationRequest, TextOptions, Waits};
 use trireme_protocol::grpc::wire::ModelInferRequest;
 use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
 use trireme_server::budget::BytesPermit;
@@ -46,6 +46,20 @@ impl RpcCall {
             traceparent: traceparent.map(str::to_owned),
             lane: request.extensions().get().copied().unwrap_or_default(),
             forwarded,
+        }
+    }
+
+    /// A request for an operation on texts, as this call asks for it. It ends with the call, which its client or its deadline ends.
+    pub fn operation(&self, model: Option<String>, options: TextOptions, permit: BytesPermit) -> OperationRequest {
+        OperationRequest {
+            model,
+            options,
+            permit,
+            parameters: self.forwarded.clone(),
+            traceparent: self.traceparent.clone(),
+            request_id: String::new(),
+            waits: Waits { lane: self.lane, ..Waits::default() },
+            route: Some("/tei.v1"),
         }
     }
 

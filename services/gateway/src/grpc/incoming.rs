@@ -28,9 +28,14 @@ const HEALTH: usize = 16 << 10;
 /// The header that names the coding of a call's messages.
 const ENCODING: &str = "grpc-encoding";
 
+/// In the paths of the services of TEI.
+const TEI: &str = "/tei.v1.";
+
 /// Whether calls of this path execute a model; other calls are about the server.
 fn infers(path: &str) -> bool {
-    path.ends_with("/ModelInfer") || path.ends_with("/ModelStreamInfer")
+    path.ends_with("/ModelInfer")
+        || path.ends_with("/ModelStreamInfer")
+        || (path.starts_with(TEI) && !path.ends_with("/Info"))
 }
 
 /// The limits that calls are counted against.
@@ -57,7 +62,7 @@ pub async fn count(State(counting): State<Counting>, request: Request, next: Nex
     if !is_health && parts.extensions.get::<Spare>().is_some() {
         return status(&InferError::unavailable("there are too many connections (--max-connections)")).into_http();
     }
-    let streams = path.ends_with("/ModelStreamInfer");
+    let streams = path.ends_with("/ModelStreamInfer") || (path.starts_with(TEI) && path.ends_with("Stream"));
     // The body is decompressed here, so the gRPC library has to find no coding. It refuses the codings that are not handled here.
     let coded = parts.headers.get(ENCODING).is_some_and(|coding| coding == "gzip" || coding == "deflate");
     if coded {

@@ -1,4 +1,5 @@
-//! The v2 protocol over gRPC. The calls are in [`service`] and [`stream`]; the listener is here.
+//! The v2 protocol over gRPC, and the services of Text Embeddings Inference. The calls are in [`service`] and [`stream`], and in [`tei`]; the
+//! listener is here.
 //!
 //! Invariants:
 //! - A call's deadline bounds its requests in every stage, and a call that is cancelled cancels them.
@@ -19,6 +20,7 @@ mod incoming;
 mod service;
 mod settings;
 mod stream;
+mod tei;
 mod unread;
 
 use std::net::SocketAddr;
@@ -33,6 +35,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::codec::CompressionEncoding::{Deflate, Gzip};
 use tonic::service::Routes;
 use trireme_protocol::grpc::health::health_server::HealthServer;
+use trireme_protocol::grpc::tei::embed_server::EmbedServer;
+use trireme_protocol::grpc::tei::info_server::InfoServer;
+use trireme_protocol::grpc::tei::predict_server::PredictServer;
+use trireme_protocol::grpc::tei::rerank_server::RerankServer;
+use trireme_protocol::grpc::tei::tokenize_server::TokenizeServer;
 use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceServiceServer;
 use trireme_runtime::TaskSet;
 use trireme_server::access::Access;
@@ -45,6 +52,7 @@ use crate::handlers::SharedHandlers;
 use health::HealthService;
 use incoming::Counting;
 use service::InferenceService;
+use tei::TeiService;
 use unread::Unread;
 
 pub use args::{CompressionLevel, GrpcArgs};
@@ -123,17 +131,32 @@ fn routes(
     stop: CancellationToken,
     counting: Counting,
 ) -> Router {
+    let largest = counting.largest;
     let admit = axum::middleware::from_fn_with_state((handlers.clone(), Arc::new(restricted)), access::admit);
     let health = HealthServer::new(HealthService { handlers: handlers.clone() });
+    let tei = TeiService { handlers: handlers.clone(), forward: forward.clone(), stop: stop.clone() };
     let mut inference = GrpcInferenceServiceServer::new(InferenceService { handlers, forward, stop })
-        .max_decoding_message_size(counting.largest)
+        .max_decoding_message_size(largest)
         .max_encoding_message_size(args.max_message_size())
         .accept_compressed(Gzip)
         .accept_compressed(Deflate);
     if args.compresses() {
         inference = inference.send_compressed(Gzip).send_compressed(Deflate);
     }
-    let router = Routes::new(inference).add_service(health).into_axum_router();
+    let mut router = Routes::new(inference).add_service(health);
+    macro_rules! serve {
+        ($($server:ident),*) => { $(
+            router = router.add_service(
+                $server::new(tei.clone())
+                    .max_decoding_message_size(largest)
+                    .max_encoding_message_size(args.max_message_size())
+                    .accept_compressed(Gzip)
+                    .accept_compressed(Deflate),
+            );
+        )* };
+    }
+    serve!(InfoServer, EmbedServer, PredictServer, RerankServer, TokenizeServer);
+    let router = router.into_axum_router();
     let count = axum::middleware::from_fn_with_state(counting, incoming::count);
     router.layer(count).layer(admit).layer(axum::middleware::from_fn(deadline::enforce))
 }
