@@ -214,9 +214,8 @@ fn an_ensemble_keeps_the_shape_of_a_step_s_output(mode: Mode) {
              output_map {{ key: 'OUT' value: '{to}' }} }} "
         )
     };
-    let ensemble = |steps: &str| {
-        format!("platform: 'ensemble' {} ensemble_scheduling {{ {steps} }}", tensors("[3]", "[-1, 3]"))
-    };
+    let ensemble =
+        |steps: &str| format!("platform: 'ensemble' {} ensemble_scheduling {{ {steps} }}", tensors("[3]", "[-1, 3]"));
     let rows = |input: &str| format!("backend: 'python' {}", tensors(input, "[-1, 3]"));
     let models = ModelFolder::new()
         .model("rows", &rows("[3]"))
@@ -236,7 +235,8 @@ fn an_ensemble_keeps_the_shape_of_a_step_s_output(mode: Mode) {
             assert_eq!(response.numbers("OUT"), doubled);
         }
         let refused = sandbox.infer("through", &request);
-        let expected = format!("unexpected shape for input 'IN' for model 'again'. Expected [-1,-1,3], got [{count},3]");
+        let expected =
+            format!("unexpected shape for input 'IN' for model 'again'. Expected [-1,-1,3], got [{count},3]");
         assert!(refused.status == 400 && refused.text().contains(&expected), "{}", refused.text());
     }
 }
