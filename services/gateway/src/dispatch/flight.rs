@@ -289,6 +289,11 @@ impl Flight {
         if !self.whole || !is_untouched || !is_declined(&reply) {
             return Some(reply);
         }
+        if reply.request_id != self.message.request_id {
+            // An earlier copy, in whose place this one was published.
+            self.replies.begin_anew();
+            return None;
+        }
         let times = self.declined.0;
         let request_id = &self.message.request_id;
         tracing::debug!(%request_id, "a worker of another content has declined the request; admitting it anew");
