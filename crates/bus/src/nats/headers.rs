@@ -279,7 +279,7 @@ mod tests {
             headers.insert(name, value);
             read_work(&received(headers)).unwrap_err().to_string()
         };
-        assert_eq!(text(CONTRACT, "1"), "message of contract version 1, expected 2");
+        assert_eq!(text(CONTRACT, "1"), "message of contract version 1, expected 3");
         assert_eq!(text(GATEWAY, ""), "message header 'Trireme-Gateway' is missing, expected a value");
         assert_eq!(
             text(REQUEST, &"r".repeat(MAX_NAME + 1)),

@@ -304,7 +304,7 @@ impl Message {
                 }
                 let mut headers = vec![
                     ("Nats-Msg-Id", id),
-                    ("Trireme-Contract", "2".to_owned()),
+                    ("Trireme-Contract", "3".to_owned()),
                     ("Trireme-Request", message.request_id.to_string()),
                     ("Trireme-Gateway", message.gateway.to_string()),
                     ("Trireme-Deadline", message.deadline.0.to_string()),
@@ -315,7 +315,7 @@ impl Message {
                 headers
             }
             Message::Reply(reply) => vec![
-                ("Trireme-Contract", "2".to_owned()),
+                ("Trireme-Contract", "3".to_owned()),
                 ("Trireme-Request", reply.request_id.to_string()),
                 ("Trireme-Gateway", reply.gateway.to_string()),
                 ("Trireme-Sequence", reply.sequence.to_string()),
