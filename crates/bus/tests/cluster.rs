@@ -488,7 +488,7 @@ async fn queues_whose_broker_does_not_answer_are_kept() {
     let node: usize = leader.trim_start_matches('n').parse().expect("its number");
     cluster.signal(node, "-STOP");
     let started = Instant::now();
-    while started.elapsed() < Duration::from_secs(24) {
+    while started.elapsed() < Duration::from_secs(28) {
         // Each attempt waits for an answer of the queue's broker.
         passing("declaring", gateway.declare_queue(&model, &options)).await;
     }
