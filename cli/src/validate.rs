@@ -143,7 +143,8 @@ fn report(args: &ValidateArgs, repository: &Repository, faults: &[Fault]) -> Str
         return format!("{}\n", json!({"models": models, "faults": faults}));
     }
     // A fault of Python is several lines.
-    let lines = faults.iter().flat_map(|fault| fault.message.lines());
+    let told = told(faults);
+    let lines = told.iter().flat_map(|fault| fault.lines());
     let mut out: String = lines.map(|line| format!("{}\n", paint(line, Style::Bad, colours()))).collect();
     if faults.is_empty() {
         let what = if args.no_load { "can be read" } else { "load" };
@@ -153,6 +154,35 @@ fn report(args: &ValidateArgs, repository: &Repository, faults: &[Fault]) -> Str
         ));
     }
     out
+}
+
+/// The faults for a person: one that several models have for the same reason, such as a missing library, is told once and names them.
+fn told(faults: &[Fault]) -> Vec<String> {
+    let mut told: Vec<(Vec<&str>, &str)> = Vec::new();
+    for fault in faults {
+        let reason = fault.model.as_deref().and_then(|model| {
+            let about = format!("model '{model}': ");
+            Some((model, fault.message.strip_prefix(&about)?))
+        });
+        let known = reason.and_then(|(model, reason)| {
+            let (models, _) = told.iter_mut().find(|(models, known)| !models.is_empty() && *known == reason)?;
+            if !models.contains(&model) {
+                models.push(model);
+            }
+            Some(())
+        });
+        if known.is_none() {
+            told.push(
+                reason.map_or_else(|| (Vec::new(), fault.message.as_str()), |(model, reason)| (vec![model], reason)),
+            );
+        }
+    }
+    let line = |(models, reason): (Vec<&str>, &str)| match &models[..] {
+        [] => reason.to_owned(),
+        [model] => format!("model '{model}': {reason}"),
+        several => format!("models '{}': {reason}", several.join("', '")),
+    };
+    told.into_iter().map(line).collect()
 }
 
 /// Loads every version of every model, one after the other, and keeps only its completed configuration.
@@ -211,5 +241,36 @@ fn link(repository: &Repository, configs: &Configs, faults: &mut Vec<Fault>) {
             Err(error) => error,
         };
         faults.push(Fault::of(&ensemble.name, error.code(), error.to_string()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_that_several_models_have_is_told_once() {
+        let fault =
+            |model: &str, reason: &str| Fault::of(model, ErrorCode::Internal, format!("model '{model}': {reason}"));
+        let other = Fault::of("d", ErrorCode::InvalidArg, "d/config.pbtxt: no field".to_owned());
+        let faults = [
+            fault("a", "no library"),
+            fault("b", "Traceback:\n  line 1"),
+            other,
+            fault("c", "no library"),
+            fault("a", "no library"),
+        ];
+        assert_eq!(
+            told(&faults),
+            ["models 'a', 'c': no library", "model 'b': Traceback:\n  line 1", "d/config.pbtxt: no field"]
+        );
+        let args = <Command as clap::Parser>::try_parse_from(["validate", "m"]).unwrap().validate;
+        assert_eq!(report(&args, &Repository::default(), &faults[1..2]), "model 'b': Traceback:\n  line 1\n");
+    }
+
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        validate: ValidateArgs,
     }
 }

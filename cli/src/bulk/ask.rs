@@ -48,6 +48,8 @@ pub enum Refused {
     Everything(String),
     /// They may be taken later, after this time if it is known.
     Later(String, Option<Duration>),
+    /// There was no answer. A server that answered before may come back.
+    Absent(String),
 }
 
 /// The vector of each text, and the counts of the texts.
@@ -94,7 +96,7 @@ impl Embed for Remote {
             }
             Ok(answer @ Answer { status: 401 | 403..=405, .. }) => Err(Refused::Everything(answer.fault())),
             Ok(answer) => Err(Refused::Texts(answer.fault())),
-            Err(error) => Err(Refused::Later(format!("{error:#}"), None)),
+            Err(error) => Err(Refused::Absent(format!("{error:#}"))),
         }
     }
 
@@ -137,8 +139,11 @@ impl Embed for Own {
     }
 }
 
-/// The vector of a text. Errors where the model embeds nothing.
+/// The vector of a text. Errors where the model embeds nothing, and where no server answers before the first row is read.
 pub fn probe(embed: &dyn Embed) -> anyhow::Result<Vec<f32>> {
+    if let Err(Refused::Absent(why)) = embed.ask(&[PROBE.to_owned()]) {
+        anyhow::bail!(why);
+    }
     let (found, _) = outcomes(embed, &[PROBE.to_owned()], &AtomicBool::new(false))?;
     match found.into_iter().next() {
         Some(Ok(vector)) if !vector.is_empty() => Ok(vector),
@@ -182,6 +187,7 @@ fn insist(embed: &dyn Embed, texts: &[String], stop: &AtomicBool) -> anyhow::Res
                 anyhow::bail!("{why}; the same command goes on once that is put right")
             }
             Err(Refused::Later(why, after)) => (why, after),
+            Err(Refused::Absent(why)) => (why, None),
         };
         ensure!(!stop.load(Ordering::Relaxed), "{why}");
         let wait = pause_of(pause, after);
@@ -221,6 +227,7 @@ mod tests {
         fn ask(&self, texts: &[String]) -> Result<Vectors, Refused> {
             match texts {
                 texts if texts.iter().any(|text| text == "bad") => Err(Refused::Texts("a bad text".to_owned())),
+                texts if texts.iter().any(|text| text == PROBE) => Err(Refused::Absent("no server".to_owned())),
                 texts if texts.iter().any(|text| text == "worse") => {
                     Err(Refused::Everything("no such model".to_owned()))
                 }
@@ -241,7 +248,7 @@ mod tests {
         let (found, facts) = asked(&["a", "bad", "bb"]).unwrap();
         assert_eq!(found, [Ok(vec![1.0]), Err("a bad text".to_owned()), Ok(vec![2.0])]);
         assert_eq!(facts.tokens, 2, "those of texts with vectors are counted");
-        assert_eq!(probe(&Picky).unwrap(), [4.0]);
+        assert_eq!(probe(&Picky).unwrap_err().to_string(), "no server", "it is not waited for");
     }
 
     #[test]
