@@ -321,8 +321,20 @@ pub fn healthcheck(admin: &AdminArgs) -> ExitCode {
 
 /// Writes an error to standard error, in the style in which flags are refused, and returns the exit code of a failure.
 pub fn fail(error: &anyhow::Error) -> ExitCode {
-    eprintln!("error: {error:#}");
+    eprintln!("error: {}", harmless(&format!("{error:#}")));
     ExitCode::FAILURE
+}
+
+/// Text in which control characters are escaped, except the ends of lines: errors hold texts of servers and files, and a terminal would obey
+/// them.
+fn harmless(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut out, c| {
+        match c.is_control() && c != '\n' {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+        out
+    })
 }
 
 fn list<T: std::fmt::Display>(items: &[T]) -> String {
@@ -332,6 +344,11 @@ fn list<T: std::fmt::Display>(items: &[T]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_steers_no_terminal() {
+        assert_eq!(harmless("a\x1b[2J\u{9b}b\r\nc"), "a\\u{1b}[2J\\u{9b}b\\r\nc");
+    }
 
     #[test]
     fn the_limit_of_open_files_is_raised_to_what_is_allowed() {

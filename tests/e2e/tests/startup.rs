@@ -82,11 +82,21 @@ fn nats_that_is_not_there() {
         let started = Instant::now();
         let mut command = service(binary, NOBODY);
         command.args(["--nats-connect-timeout-secs", "2"]);
-        let (process, _folder) = ends(command, &[NOBODY, "unreachable"]);
+        let (process, _folder) = ends(command, &[NOBODY, "unreachable", "start the broker there", "--nats-url"]);
         assert!(started.elapsed() >= Duration::from_secs(2), "{binary} gave up early");
         let retries = process.log().matches("NATS is not there yet").count();
         assert!((1..=4).contains(&retries), "{binary} shows each retry, found {retries}:\n{}", process.log());
     }
+}
+
+#[test]
+fn another_program_at_the_address_of_nats() {
+    // It takes connections, and waits for a request.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+    let url = format!("nats://{}", silent.local_addr().expect("it is bound"));
+    let (process, _folder) =
+        ends(service("trireme-tokenizer", &url), &[&url, "does not greet as nats-server does", "--nats-url"]);
+    assert!(!process.log().contains("NATS is not there yet"), "{}", process.log());
 }
 
 #[test]

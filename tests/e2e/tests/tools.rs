@@ -402,3 +402,97 @@ fn a_server_that_runs_is_verified_by_its_address() {
         .arg(vectors(&folder, |_, value| value)));
     assert_eq!(verified.status.code(), Some(0), "{verified:?}");
 }
+
+// === Wrong commands ===
+
+/// Each ends soon, with an exit code that is not zero and a last line that says what was found and what to write.
+#[test]
+fn a_wrong_command_says_what_to_write() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(path("in.jsonl"), "a text\n").expect("a file");
+    let repository = basic_repository().display().to_string();
+    let (dead, nobody, nats) = ("http://127.0.0.1:1", "http://127.0.0.1:1", "nats://127.0.0.1:1");
+    let (input, output, missing) = (path("in.jsonl"), path("out.jsonl"), path("missing"));
+    let unwritable = "/proc/out.jsonl".to_owned();
+    let short = ["--nats-connect-timeout-secs", "1"];
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["infer", "m", "a text", "--server", dead], &["no server answers at http://127.0.0.1:1", "trireme serve"]),
+        (&["status", "--server", dead], &["no server answers at http://127.0.0.1:1", "--server"]),
+        (&["bench", "--model", "m", "--server", nobody], &["127.0.0.1:1", "trireme serve"]),
+        (&["bulk", &missing, &output, "--model", &repository], &["cannot read", "missing", "No such file"]),
+        (&["bulk", &path(""), &output, "--model", &repository], &["it is a folder", "name a file"]),
+        (&["bulk", &input, &path(""), "--model", &repository], &["it is a folder", "name a file"]),
+        (&["bulk", &input, &unwritable, "--model", &repository], &["cannot write /proc/out.jsonl"]),
+        (&["bulk", &input, &input, "--model", &repository], &["IN and OUT are one file", "choose another OUT"]),
+        (&["bulk", &input, &output, "--model", "missing"], &["no such folder", "--server URL"]),
+        (&["bulk", &input, "https://host/out", "--model", &repository], &["takes no files", "s3://"]),
+        (&["serve", &missing], &["missing"]),
+        (&["serve", &path("")], &["expected"]),
+        (&["serve", &input], &["in.jsonl"]),
+        (&["worker", &repository, "--nats-url", nats, short[0], short[1]], &[nats, "start the broker there"]),
+        (&["gateway", "--nats-url", nats, short[0], short[1]], &[nats, "start the broker there"]),
+        (&["settings", "--nats-url", nats], &["no broker answers", "--nats-url"]),
+        (&["bulk", &input, &output, "--model", "m", "--server", dead], &["no server answers at http://127.0.0.1:1"]),
+        (&["init", &missing, &path("new")], &["there is no folder"]),
+        (&["init", &repository, &path("new")], &["no model folder"]),
+        (&["validate", &missing], &["missing"]),
+    ];
+    for (words, said) in cases {
+        let ended = run(product("trireme").args(*words));
+        let text = self::said(&ended) + &String::from_utf8_lossy(&ended.stderr);
+        let last = text.lines().last().unwrap_or_default();
+        assert!(!ended.status.success(), "{words:?}: {text}");
+        assert!(said.iter().all(|part| last.contains(part)), "{words:?}: expected {said:?} in: {text}");
+    }
+}
+
+/// A server whose texts would clear the terminal.
+#[test]
+fn the_texts_of_a_server_steer_no_terminal() {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    let evil = "\u{1b}[2J\u{9b}31m";
+    let metadata = json!({"name": "m", "inputs": [{"name": "T", "datatype": "BYTES", "shape": [-1]}], "outputs": []});
+    let output = json!({"name": evil, "datatype": "BYTES", "shape": [1], "data": [evil]});
+    // Answers to `infer`, `infer --json`, and twice an error.
+    let [metadata, answer, error] =
+        [metadata, json!({"outputs": [output]}), json!({"error": format!("no {evil}")})].map(|json| json.to_string());
+    let answers = [(200, &metadata), (200, &answer), (200, &metadata), (200, &answer), (400, &error), (400, &error)];
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            for (status, body) in answers {
+                let (mut stream, _) = listener.accept().expect("a connection");
+                let mut bytes = [0; 4096];
+                let _ = stream.read(&mut bytes).expect("a request");
+                let head =
+                    format!("HTTP/1.1 {status} -\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+                stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).expect("it reads");
+                // The rest of the request is read, so that the answer arrives.
+                let _ = stream.shutdown(std::net::Shutdown::Write);
+                let _ = std::io::copy(&mut stream, &mut std::io::sink());
+            }
+        });
+        let commands: [&[&str]; 4] =
+            [&["infer", "m", "a text"], &["infer", "m", "a text", "--json"], &["infer", "m", "a text"], &["status"]];
+        for words in commands {
+            let ended = run(product("trireme").args(words).args(["--server", &url]));
+            let text = self::said(&ended) + &String::from_utf8_lossy(&ended.stderr);
+            assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{words:?}: {text:?}");
+            assert!(text.contains("[2J"), "{words:?}: {text:?}");
+        }
+    });
+}
+
+/// The users of a broker are made of a repository; a model folder has to become one first.
+#[test]
+fn the_script_of_permissions_names_the_way_from_a_model_folder() {
+    let script = trireme_e2e::workspace().join("deploy/nats/permissions.py");
+    for folder in ["examples/folders/reranker", "examples/folders"] {
+        let folder = trireme_e2e::workspace().join(folder);
+        let ended = run(Command::new(trireme_e2e::python()).arg(&script).arg("--repository").arg(folder));
+        let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(!ended.status.success() && text.contains("trireme init ") && text.lines().count() == 1, "{text}");
+    }
+}

@@ -13,6 +13,7 @@ use async_nats::jetstream::context::AccountErrorKind;
 use async_nats::{ConnectError, ConnectErrorKind, ConnectOptions, ServerAddr, jetstream};
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
+use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 
 use super::address::NatsUrl;
@@ -38,6 +39,9 @@ const PING_INTERVAL: Duration = Duration::from_millis(1500);
 
 /// Pause between attempts to connect at start.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long an address that was silent may take to accept another connection.
+const LISTENS: Duration = Duration::from_secs(1);
 
 /// How many times a gateway tries to make all streams as new settings have them, about a second apart.
 const MAKE_ALL: u32 = 60;
@@ -119,14 +123,25 @@ pub struct Deployment {
     pub store_bytes: BTreeMap<&'static str, u64>,
 }
 
-/// The reason why a server was not reached; where it did not greet, with what may mend that.
-fn with_remedy(reason: String, tls: &NatsTls) -> String {
+/// The reason why a server was not reached, with what may mend that.
+fn with_remedy(error: &ConnectError, tls: &NatsTls) -> String {
+    let reason = chain(error);
     match tls.first {
         false if reason.contains("expected INFO, got nothing") => {
             format!("{reason}; a server whose tls block has handshake_first needs --nats-tls-first")
         }
+        _ if kinds(error).contains(&ErrorKind::ConnectionRefused) => {
+            format!("{reason}; start the broker there (nats-server -js), or name its address by --nats-url")
+        }
         _ => reason,
     }
+}
+
+/// Whether something takes connections at the only one of these addresses.
+async fn is_taken(servers: &[ServerAddr]) -> bool {
+    let [server] = servers else { return false };
+    let connecting = TcpStream::connect((server.host(), server.port()));
+    tokio::time::timeout(LISTENS, connecting).await.is_ok_and(|connected| connected.is_ok())
 }
 
 impl Nats {
@@ -193,7 +208,11 @@ impl Nats {
             on_event(&state, &complained, &event);
             async {}
         });
-        let client = connect.connect(servers).await.map_err(|error| match error.kind() {
+        let connected = connect.connect(servers.clone()).await;
+        let timed_out = matches!(&connected, Err(error) if error.kind() == ConnectErrorKind::TimedOut);
+        // A nats-server greets at once. A server that is not reached at all may still come.
+        let is_silent = timed_out && is_taken(&servers).await;
+        let client = connected.map_err(|error| match error.kind() {
             ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
                 refused(format!("NATS at {} does not let {who} in: {}", options.url, chain(&error)))
             }
@@ -201,7 +220,12 @@ impl Nats {
                 refused(format!("NATS at {}: {}", options.url, chain(&error)))
             }
             _ if is_for_good(&error) => refused(format!("NATS at {}: {}", options.url, chain(&error))),
-            _ => unreachable(with_remedy(chain(&error), &options.tls)),
+            _ if is_silent => refused(format!(
+                "NATS at {}: a program takes connections there and does not greet as nats-server does: name the address of the broker by \
+                 --nats-url, or restart a broker that hangs",
+                options.url
+            )),
+            _ => unreachable(with_remedy(&error, &options.tls)),
         })?;
         // The event that reports the connection is asynchronous. Without this wait, a new bus could report `Down` for a
         // moment.
@@ -399,9 +423,13 @@ fn jetstream_of(client: &async_nats::Client, domain: Option<&str>) -> jetstream:
 
 /// Whether waiting does not mend a fault: what answers is no NATS server, or the two do not agree about encryption.
 fn is_for_good(error: &ConnectError) -> bool {
+    kinds(error).iter().any(|kind| matches!(kind, ErrorKind::InvalidData | ErrorKind::InvalidInput))
+}
+
+/// The kinds of the errors of the system behind an error.
+fn kinds(error: &ConnectError) -> Vec<ErrorKind> {
     let causes = std::iter::successors(error.source(), |error| (*error).source());
-    let kinds = causes.filter_map(|cause| cause.downcast_ref::<std::io::Error>()).map(std::io::Error::kind);
-    kinds.into_iter().any(|kind| matches!(kind, ErrorKind::InvalidData | ErrorKind::InvalidInput))
+    causes.filter_map(|cause| cause.downcast_ref::<std::io::Error>()).map(std::io::Error::kind).collect()
 }
 
 fn on_event(state: &watch::Sender<Connection>, refused: &watch::Sender<String>, event: &async_nats::Event) {
