@@ -187,7 +187,7 @@ impl DialectRoute {
     }
 
     /// The same, which answers as another route.
-    pub const fn as_another(self) -> DialectRoute {
+    pub const fn into_another(self) -> DialectRoute {
         DialectRoute { is_another: true, ..self }
     }
 

@@ -310,12 +310,14 @@ fn translated(meaning: Meaning, value: &serde_json::Value, to: &Field) -> Option
 /// Whether a value is of the kind of an example.
 fn is_alike(example: &str, value: &serde_json::Value) -> bool {
     use serde_json::Value;
-    match (example.as_bytes().first(), value) {
-        (Some(b'"'), Value::String(_)) | (Some(b't' | b'f'), Value::Bool(_)) => true,
-        (Some(b'['), Value::Array(_)) | (Some(b'{'), Value::Object(_)) => true,
-        (Some(b'0'..=b'9' | b'-'), Value::Number(_)) => true,
-        _ => false,
-    }
+    matches!(
+        (example.as_bytes().first(), value),
+        (Some(b'"'), Value::String(_))
+            | (Some(b't' | b'f'), Value::Bool(_))
+            | (Some(b'['), Value::Array(_))
+            | (Some(b'{'), Value::Object(_))
+            | (Some(b'0'..=b'9' | b'-'), Value::Number(_))
+    )
 }
 
 /// Whether a value asks for nothing, or for what happens in any case.

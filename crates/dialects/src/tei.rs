@@ -76,11 +76,11 @@ pub(super) static DIALECT: Dialect = Dialect {
         DialectRoute::post("/", "Does what the model does", |call| Box::pin(root(call)))
             .takes::<Root>(&[ROOT])
             .gives(answers::anything)
-            .as_another(),
+            .into_another(),
         DialectRoute::post("/invocations", "Does what the model does", |call| Box::pin(root(call)))
             .takes::<Root>(&[ROOT])
             .gives(answers::anything)
-            .as_another()
+            .into_another()
             .behind_name(),
         DialectRoute::get("/info", "The model's name, kind, labels and limits", |call| Box::pin(info(call)))
             .gives(answers::info),

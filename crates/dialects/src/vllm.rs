@@ -100,7 +100,7 @@ pub(super) static DIALECT: Dialect = Dialect {
         .takes::<Invocation>(&[INVOCATION])
         .gives(schema::anything)
         .or_bytes()
-        .as_another()
+        .into_another()
         .behind_name(),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
             Box::pin(about::models(call))
