@@ -492,6 +492,7 @@ async fn queues_whose_broker_does_not_answer_are_kept() {
         // Each attempt waits for an answer of the queue's broker.
         passing("declaring", gateway.declare_queue(&model, &options)).await;
     }
+    assert_eq!(work_streams(&cluster).await.len(), 1, "the cluster has it");
     cluster.signal(node, "-CONT");
     done("declaring", async || stage.declare_queue(&model, &options).await).await;
     let mut consumer = done("opening", async || stage.pull(&model).await).await;
