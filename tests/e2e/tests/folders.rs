@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use trireme_e2e::{
-    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, product,
-    wait_until,
+    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load_during,
+    product, wait_until,
 };
 use trireme_testkit::{HubFault, HubServer, assert_close};
 
@@ -756,6 +756,32 @@ fn a_second_content_under_one_name_waits_or_is_switched_to_and_never_answers_in_
     assert_turns(&sandbox, false);
     b.terminate();
     assert!(b.wait_exit(LIMIT).success());
+}
+
+#[test]
+fn a_flag_makes_another_content_and_a_worker_that_was_halted_answers_no_request_for_it() {
+    let folder = tiny();
+    let sandbox = gateway_for(folder.path());
+    let a = worker(&sandbox, "a", STAGES, folder.path(), &[]);
+    wait_said(&a, "ready", 1);
+    let b = worker(&sandbox, "b", STAGES, folder.path(), &["--normalize", "m:false"]);
+    wait_said(&b, "takes no work", 3);
+    assert_stays(&sandbox, true);
+
+    // The first worker hears nothing while it is halted, and goes on with the deliveries and the verdict that it had.
+    a.pause();
+    wait_said(&b, "takes work: its content is served now", 3);
+    assert_stays(&sandbox, false);
+    let load = load_during(
+        4,
+        |_| assert_eq!(is_of_first(&sandbox), Some(false)),
+        || {
+            a.resume();
+            wait_said(&a, "takes no work", 3);
+        },
+    );
+    assert!(load.wrong.is_empty() && load.right > 0, "{load:?}");
+    assert_stays(&sandbox, false);
 }
 
 #[test]

@@ -1,9 +1,12 @@
-//! The response cache of a model that is a step of an ensemble: the worker answers equal requests once.
+//! The response caches: of a model that is a step of an ensemble, whose worker answers equal requests once; and of gateways, whose answers are
+//! those of the content that is served.
+
+use std::fs;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Sandbox, Setup, Stage, in_every_mode};
+use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, in_every_mode};
 
-in_every_mode!(a_step_is_answered_from_its_workers_cache);
+in_every_mode!(a_step_is_answered_from_its_workers_cache, a_cache_answers_with_the_content_that_is_served);
 
 const ENSEMBLE: &str = "platform: 'ensemble'
     input [{ name: 'X' data_type: TYPE_FP32 dims: [-1] }]
@@ -44,4 +47,46 @@ fn a_step_is_answered_from_its_workers_cache(mode: Mode) {
     // The gateway looks for requests for the model itself in its own cache.
     (0..2).for_each(|_| ask(&sandbox, "cached", "INPUT0", "OUTPUT0", 1.5));
     assert_eq!(counted(&sandbox), [3, 7, 4, 3]);
+}
+
+/// An ensemble of `tiny_pool` alone.
+const POOL: &str = "platform: 'ensemble' response_cache { enable: true }
+    input [{ name: 'last_hidden_state' data_type: TYPE_FP32 dims: [-1, -1, 8] },
+        { name: 'attention_mask' data_type: TYPE_INT64 dims: [-1, -1] }]
+    output [{ name: 'embedding' data_type: TYPE_FP32 dims: [-1, 8] }]
+    ensemble_scheduling { step { model_name: 'tiny_pool' model_version: -1
+        input_map { key: 'last_hidden_state' value: 'last_hidden_state' }
+        input_map { key: 'attention_mask' value: 'attention_mask' }
+        output_map { key: 'embedding' value: 'embedding' } } }";
+
+fn a_cache_answers_with_the_content_that_is_served(mode: Mode) {
+    let models = ModelFolder::basic(&["tiny_pool"])
+        .with_setting("tiny_pool", "response_cache { enable: true }")
+        .model("around", POOL);
+    let cache = ["--cache-config", "local,size=1000000"];
+    let control = ["--model-control-mode=explicit", "--load-model=around"];
+    let setup = Setup::new(mode).repository(models.path()).worker_arguments(&control).gateway_arguments(&cache);
+    let setup = if mode == Mode::Services { setup.gateway_arguments(&control) } else { setup };
+    let sandbox = setup.replicas(Stage::Tokenizer, 0).replicas(Stage::Model, 0).start();
+    let states: Vec<f32> = (0..16).map(|number| (number * number) as f32).collect();
+    let body = json!({"inputs": [
+        {"name": "last_hidden_state", "datatype": "FP32", "shape": [1, 2, 8], "data": states},
+        {"name": "attention_mask", "datatype": "INT64", "shape": [1, 2], "data": [1, 1]},
+    ]});
+    let answers = || ["tiny_pool", "around"].map(|model| sandbox.infer(model, &body).numbers("embedding"));
+    let before = answers();
+    assert_eq!(answers(), before);
+    let hits = |model: &str| {
+        let statistics: Value = sandbox.get(&format!("/v2/models/{model}/stats")).json();
+        statistics["model_stats"][0]["inference_stats"]["cache_hit"]["count"].clone()
+    };
+    assert_eq!([hits("tiny_pool"), hits("around")], [1, 1]);
+
+    let config = models.path().join("tiny_pool/config.pbtxt");
+    let text = fs::read_to_string(&config).expect("a file").replace("pool:mean", "pool:max");
+    fs::write(&config, text).expect("a file");
+    let loaded = sandbox.send(&Request::post("/v2/repository/models/tiny_pool/load", "{}"));
+    assert_eq!(loaded.status, 200, "{}", loaded.text());
+    let after = answers();
+    assert!(after[0] == after[1] && after[0] != before[0] && after[1] != before[1], "{before:?} {after:?}");
 }
