@@ -109,10 +109,17 @@ async fn read(
         Ok(false)
     };
     let mut is_whole = Ok(false);
-    for (most, slot) in [(work::LONG, 0), (work::LARGE, work::LARGE), (usize::MAX, usize::MAX)] {
+    // Until it is known to be large, a body takes its turn for each piece: large ones that begin hold up no small one for long.
+    let pieces = (1..=work::LARGE / PIECE).map(|number| number * PIECE);
+    for most in std::iter::once(work::LONG).chain(pieces).chain([usize::MAX]) {
         if least >= most {
             continue;
         }
+        let slot = match most {
+            work::LONG => 0,
+            usize::MAX => usize::MAX,
+            _ => PIECE,
+        };
         if slot > work::LARGE && work::is_crowded() {
             is_whole = Err(InflateError::Crowded);
             break;
