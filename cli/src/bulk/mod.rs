@@ -184,7 +184,8 @@ impl Model<'_> {
         let mut hasher = Hasher::new();
         for model in Repository::read_what_is_there(std::slice::from_ref(folder), &[]).models() {
             for &version in &model.versions {
-                let digest = model.digest(version).with_context(cannot)?;
+                // The packages of a model.py are not looked at: nothing is loaded yet.
+                let digest = model.digest(version, "").with_context(cannot)?;
                 hasher.add(format!("{}\n{version}\n{digest}\n", model.name).as_bytes());
             }
         }
