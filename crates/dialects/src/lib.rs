@@ -277,7 +277,12 @@ fn error((dialect, route): Contender, refusal: &Refusal) -> (u16, Bytes) {
 /// The answer where no route has the path, or the method, with this status: that of the dialect whose name the path begins with. Under `/v1`, which
 /// several dialects have, it has the members of all their errors.
 pub fn no_route(path: &str, status: StatusCode) -> Option<Response> {
-    let name = path.split('/').nth(1)?;
+    let mut parts = path.split('/').skip(1);
+    let name = parts.next()?;
+    if name == "v1" {
+        // The word alone is a path of none of them.
+        parts.next()?;
+    }
     let kind = if status == StatusCode::METHOD_NOT_ALLOWED { Kind::NoMethod } else { Kind::NoRoute };
     let is_at = |route: &&DialectRoute| !route.is_behind_name && route.path.starts_with("/v1/");
     let of = |routes: &mut dyn Iterator<Item = &DialectRoute>| {

@@ -14,7 +14,7 @@ use crate::control::{PATIENCE, Server, entry};
 const KEY: &str = "a key of more than 16 letters";
 
 /// The routes that answer without a key: health checks, and pages, which hold no data of the server.
-const OPEN: [&str; 31] = [
+const OPEN: [&str; 33] = [
     "GET /",
     "GET /docs",
     "GET /docs/docs.css",
@@ -24,6 +24,8 @@ const OPEN: [&str; 31] = [
     "GET /infinity/health",
     "GET /nim/v1/health/live",
     "GET /nim/v1/health/ready",
+    "GET /nim/{model}/v1/health/live",
+    "GET /nim/{model}/v1/health/ready",
     "GET /ollama",
     "GET /openapi.json",
     "GET /tei",
@@ -152,7 +154,7 @@ async fn pages_of_other_sites_get_no_data_where_there_is_no_key() {
 async fn answers_say_what_they_are_and_errors_have_the_shape_of_their_path() {
     let server = Server::start().await;
     for (path, words) in [
-        ("/v1/no-such-route", r#"{"error":{"message":"#),
+        ("/v1/no-such-route", r#""error":{"code":"unknown_url","message":"#),
         ("/openai/v1/no-such-route", r#"{"error":{"message":"#),
         ("/v2/no-such-route", r#"{"error":"Not Found"}"#),
     ] {
@@ -161,7 +163,7 @@ async fn answers_say_what_they_are_and_errors_have_the_shape_of_their_path() {
         assert!(answer.contains("x-content-type-options: nosniff"), "{path}: {answer}");
     }
     let (status, answer) = send(server.http, "DELETE", "/v1/embeddings", &[]).await;
-    assert!(status == 405 && answer.contains(r#"{"error":{"message":"#), "{answer}");
+    assert!(status == 405 && answer.contains(r#""error":{"#) && answer.contains(r#""detail":"#), "{answer}");
 
     let mut stream = TcpStream::connect(server.http).await.expect("the port is open");
     stream.write_all(b"GET /v2/health/live HTTP/1.1\r\nConnection: close\r\n\r\n").await.expect("it reads");

@@ -34,8 +34,7 @@ fn what_killed_its_workers_can_be_looked_at_and_sent_again() {
     sandbox.wait_queued("poison", 1);
     std::thread::sleep(std::time::Duration::from_millis(500));
     sandbox.worker(Stage::Model, 0).kill();
-    let models = models.slow("poison", 0);
-    sandbox.start_worker(Stage::Model);
+    let next = sandbox.start_worker(Stage::Model);
     let response = waiting.join().expect("no panic").expect("an answer");
     assert_eq!(response.status, 500, "{}", response.text());
 
@@ -54,6 +53,11 @@ fn what_killed_its_workers_can_be_looked_at_and_sent_again() {
     let (_, shown, _) = dead(&sandbox, &["show", &number]);
     assert!(shown.contains("tensor    INPUT0 FP32 [3] (12 bytes)"), "{shown}");
 
+    // The model is mended: other files under its name.
+    sandbox.worker(Stage::Model, next).terminate();
+    sandbox.worker(Stage::Model, next).wait_exit(std::time::Duration::from_secs(60));
+    let models = models.slow("poison", 0);
+    sandbox.start_worker(Stage::Model);
     let (replayed, outcome, errors) = dead(&sandbox, &["replay", &number, "--wait", "--json"]);
     assert!(replayed, "{errors}");
     let outcome: Value = serde_json::from_str(outcome.trim()).unwrap_or_else(|error| panic!("{error}: {outcome}"));
@@ -83,7 +87,6 @@ fn a_message_of_a_batch_names_batch_and_line() {
     let id = batch["id"].as_str().expect("an id");
     sandbox.wait_delivered("poison", 1);
     sandbox.worker(Stage::Model, 0).kill();
-    let models = models.slow("poison", 0);
     sandbox.start_worker(Stage::Model);
     let lines = wait_until("the dead letter", std::time::Duration::from_secs(60), || {
         let (_, lines, _) = dead(&sandbox, &["list", "--json"]);

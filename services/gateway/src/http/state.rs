@@ -62,9 +62,8 @@ impl HttpState {
     /// The whole JSON of a request, without its coding and a byte order mark, unless it is larger than allowed.
     pub async fn read(&self, request: Request) -> Result<Bytes, InferError> {
         let (parts, body) = request.into_parts();
-        let coding = Coding::of_request(&parts.headers).ok_or_else(|| {
-            InferError::unsupported(format!("Content-Encoding is not supported, expected one of {}", Coding::SUPPORTED))
-        })?;
+        // Triton looks at the coding of infer requests alone; JSON that is none says so.
+        let coding = Coding::of_request(&parts.headers).unwrap_or(Coding::Identity);
         let (limit, permit) = (self.options.max_input_size, self.permit(&parts.extensions));
         let body = body::read(&parts.headers, body, body::Limit::json(limit)).await?;
         Ok(json::without_mark(coding.decode(body, limit, &permit).await?))
