@@ -65,8 +65,9 @@ fn a_cache_answers_with_the_content_that_is_served(mode: Mode) {
         .model("around", POOL);
     let cache = ["--cache-config", "local,size=1000000"];
     let control = ["--model-control-mode=explicit", "--load-model=around"];
-    let setup = Setup::new(mode).repository(models.path()).worker_arguments(&control).gateway_arguments(&cache);
-    let setup = if mode == Mode::Services { setup.gateway_arguments(&control) } else { setup };
+    // The one process has the flags of workers.
+    let gateway = if mode == Mode::Services { [&cache[..], &control].concat() } else { cache.to_vec() };
+    let setup = Setup::new(mode).repository(models.path()).worker_arguments(&control).gateway_arguments(&gateway);
     let sandbox = setup.replicas(Stage::Tokenizer, 0).replicas(Stage::Model, 0).start();
     let states: Vec<f32> = (0..16).map(|number| (number * number) as f32).collect();
     let body = json!({"inputs": [
