@@ -39,7 +39,7 @@ pub struct Mended {
 
 enum Old {
     Lines {
-        lines: std::io::Split<Reader>,
+        lines: Box<std::io::Split<Reader>>,
         sink: Sink,
     },
     Columns {
@@ -87,7 +87,9 @@ impl Mended {
         job.check_output()?;
         let source = output.open()?;
         let old = match format {
-            None => Old::Lines { lines: Reader::new(source, 0).split(b'\n'), sink: output.create(&job.folder)? },
+            None => {
+                Old::Lines { lines: Box::new(Reader::new(source, 0).split(b'\n')), sink: output.create(&job.folder)? }
+            }
             Some(format) => {
                 let table = Table::open(source, format).with_context(|| output.to_string())?;
                 let layout = Layout::with_vectors(&table).with_context(|| output.to_string())?;

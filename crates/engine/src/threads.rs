@@ -289,7 +289,7 @@ mod tests {
     #[tokio::test]
     async fn work_on_a_thread_gives_its_result_or_the_words_of_its_panic() {
         assert_eq!(on_thread("sum", || 1 + 1).await.unwrap(), 2);
-        let panicked = on_thread("doomed", || panic!("as {}", "planned")).await.map(|()| ()).unwrap_err();
+        let panicked = on_thread::<()>("doomed", || panic!("as {}", "planned")).await.unwrap_err();
         assert_eq!(panicked.to_string(), "panicked: as planned");
     }
 

@@ -29,8 +29,8 @@ mod tests {
     use super::*;
 
     fn resident_bytes() -> usize {
-        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
-        let pages: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();
+        let pages = std::fs::read_to_string("/proc/self/statm").expect("proc is mounted");
+        let pages: usize = pages.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("a number of pages");
         pages * rustix::param::page_size()
     }
 

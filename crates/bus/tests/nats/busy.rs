@@ -11,13 +11,13 @@ const SLOW: usize = 2 << 20;
 
 /// The URL of a link to the server that is slow in one direction: the server gets little at a time.
 async fn slow_link(server: &NatsServer) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("nats://{}", listener.local_addr().unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("nats://{}", listener.local_addr().expect("an address"));
     let target = server.url().trim_start_matches("nats://").to_owned();
     #[allow(clippy::disallowed_methods, reason = "the runtime of the test ends with it")]
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
-            let broker = TcpStream::connect(&target).await.unwrap();
+            let broker = TcpStream::connect(&target).await.expect("the broker listens");
             #[allow(clippy::disallowed_methods, reason = "the runtime of the test ends with it")]
             tokio::spawn(async move {
                 let ((mut from, mut to), (mut answers, mut questions)) = (client.into_split(), broker.into_split());
