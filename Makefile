@@ -25,10 +25,15 @@ demo-translation: setup-demo build ## Serves a small translation model: number w
 	@scripts/demo-translation.py $(if $(KEEP),--keep)
 
 .PHONY: test
-test: setup lint ## All tests that a change has to pass
+test: setup ## The tests that a change has to pass, without lint and the longest (see test-all)
 	@echo "==> cargo build (the first one takes some minutes); the end-to-end tests run these binaries"
 	cargo build --workspace
 	@scripts/run-tests.py
+
+.PHONY: test-all
+test-all: setup lint ## Lint and all tests: those of `make test`, the longest, both modes of every theme, the manifests, a cluster of brokers
+	cargo build --workspace
+	@scripts/run-tests.py --all
 	@$(MAKE) --no-print-directory kubernetes-test
 	@$(MAKE) --no-print-directory cluster-test
 
@@ -169,10 +174,10 @@ endif
 .PHONY: flaky
 flaky: setup ## All tests five times beside a load on every CPU; lists those that pass only on an idle machine (TIMES=5)
 	cargo build --workspace
-	@for time in $$(seq $(or $(TIMES),5)); do echo "==> $$time"; scripts/run-tests.py --load | grep -E '^==> (passed only|FAILED|tests)'; done
+	@for time in $$(seq $(or $(TIMES),5)); do echo "==> $$time"; scripts/run-tests.py --all --load | grep -E '^==> (passed only|FAILED|tests)'; done
 
 # What `make nightly` runs: minutes to half an hour each, hours together.
-NIGHTLY ?= bench-quick verify-test contracts-test cluster-test upgrade-test fuzz siege chaos soak
+NIGHTLY ?= bench-quick verify-test contracts-test compose-test-compiled cluster-test upgrade-test fuzz siege chaos soak
 
 .PHONY: nightly
 nightly: ## What takes too long for CI, one after the other, each whatever became of those before (NIGHTLY="chaos soak")
@@ -229,7 +234,7 @@ seeds-test: ## The model.py files and clients of five published posts, byte for 
 perf-analyzer: setup ## NVIDIA's perf_analyzer measures an ensemble over HTTP, gRPC and streams, in one process and as services
 	@scripts/setup-perf-analyzer.sh
 	cargo build --workspace
-	cargo test --workspace --test suite perf_analyzer:: -- --test-threads 1 --nocapture
+	cargo test --workspace --test suite perf_analyzer:: -- --include-ignored --test-threads 1 --nocapture
 
 .PHONY: wheel
 wheel: ## Builds target/wheels/trireme-….whl, which brings ONNX Runtime and nats-server as wheels of their own (PROFILE=release)
@@ -248,14 +253,14 @@ s3-test: setup-demo ## Serves models from a server with S3's interface (moto), o
 .PHONY: observability-test
 observability-test: setup ## Traces, the dashboard and its rules; with a real Prometheus, where it is installed (or PROMETHEUS names it)
 	cargo build --workspace
-	cargo test --workspace --test suite -- traces:: observability:: --nocapture
+	cargo test --workspace --test suite -- traces:: observability:: --include-ignored --nocapture
 
 .PHONY: clients-test
 clients-test: setup ## Other servers' Python clients from PyPI, in one process and as services; docs/dialects.md has a table of them
 	@scripts/setup-clients.sh
 	@tests/clients/dialects/figures.py
 	cargo build --workspace
-	cargo test --workspace --test suite dialect_clients:: -- --nocapture
+	cargo test --workspace --test suite dialect_clients:: -- --include-ignored --nocapture
 
 .PHONY: contracts-test
 contracts-test: setup-demo ## The suites of others: vLLM's tests of pooling models, openai-python's, TEI's and Infinity's documents; n of m for each dialect (ONLY=vllm, FILE=embed/test_online.py; UPDATE_DOCS=1 renews docs/dialects.md)
@@ -277,9 +282,13 @@ schema-test: setup-demo ## schemathesis from PyPI against every route of /openap
 	python3 tests/schema/schema_test.py --binary target/debug/trireme --seconds $(or $(SECONDS_EACH),60)
 
 .PHONY: compose-test
-compose-test: ## Builds the images, brings docker-compose.yml up, scales it, kills containers under load (needs docker)
-	@if command -v docker >/dev/null; then scripts/setup-python.sh; fi
-	@if [[ -x "$(TRIREME_PYTHON)" ]]; then "$(TRIREME_PYTHON)" tests/compose/compose_test.py; else echo "==> skipped: docker is not installed"; fi
+compose-test: setup ## Builds the images around the programs of target/debug, brings docker-compose.yml up, scales it, kills containers under load (needs docker; COMPILE=1: the programs that the Dockerfile compiles)
+	cargo build --workspace
+	"$(TRIREME_PYTHON)" tests/compose/compose_test.py
+
+.PHONY: compose-test-compiled
+compose-test-compiled:
+	@$(MAKE) --no-print-directory compose-test COMPILE=1
 
 .PHONY: console-test
 console-test: setup-demo ## The console in a real browser (needs chromium; SCREENSHOT=1 renews docs/console.png with a release build)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Builds and runs all tests of the workspace: `cargo test --workspace --no-fail-fast`, with programs side by side. The examples in
-docstrings are one of the programs: `cargo test --workspace --doc`.
+"""Builds and runs the tests of the workspace: `cargo test --workspace --no-fail-fast`, with programs side by side; with `--all` also
+those marked `#[ignore]`. The examples in docstrings are one of the programs: `cargo test --workspace --doc`.
 
 Most tests wait for processes and clocks more than they work, so several programs run at the same time, each with several threads.
 Programs named `alone` measure, or load the whole machine: they run at the end, one after the other, with a thread for each CPU. A test
@@ -43,7 +43,7 @@ class Program:
         self.is_integration = "test" in target["kind"]
         self.name = f"{package} {self.target}" if self.is_integration else f"{package} ({target['kind'][0]} {self.target})"
         self.log = LOGS / (re.sub(r"\W+", "-", self.name).strip("-") + ".log")
-        self.alone = self.is_integration and self.target == "alone"
+        self.alone, self.all = self.is_integration and self.target == "alone", False
         self.environment = {"CARGO_MANIFEST_DIR": str(folder), "CARGO_PKG_NAME": package}
         self.output, self.took, self.cpu, self.status = "", 0.0, 0.0, 0
 
@@ -64,7 +64,8 @@ class Program:
         self.output = self.log.read_bytes()[before:].decode(errors="replace")
 
     def command(self, threads: int, tests: list[str]) -> list[str]:
-        return [self.path, *(["--exact", *tests] if tests else []), "--test-threads", str(threads)]
+        chosen = ["--include-ignored"] if self.all else []
+        return [self.path, *chosen, *(["--exact", *tests] if tests else []), "--test-threads", str(threads)]
 
     def counts(self) -> tuple[int, int] | None:
         """How many tests passed and failed in the last run; `None` if it did not come to an end."""
@@ -165,6 +166,7 @@ def main() -> int:
     cpus = os.cpu_count() or 1
     parser.add_argument("--jobs", type=int, default=cpus + 1, help="programs at a time (default: one more than there are CPUs)")
     parser.add_argument("--threads", type=int, default=3 * cpus, help="tests of a program at a time (default: three for each CPU)")
+    parser.add_argument("--all", action="store_true", help="ignored tests, too: those that take long, and the other mode of many")
     parser.add_argument("--load", action="store_true", help="a busy process for each CPU, until failed tests are repeated")
     parser.add_argument("--changed-since", metavar="REVISION", help="programs of packages that have changed, and of those that depend on them")
     parser.add_argument("--only", default="", help="programs whose name contains this")
@@ -173,6 +175,8 @@ def main() -> int:
     began = time.monotonic()
     LOGS.mkdir(parents=True, exist_ok=True)
     programs = build(options.cargo)
+    for program in programs:
+        program.all = options.all
     if options.changed_since:
         changed = changed_since(options.changed_since)
         programs = [program for program in programs if program.package in changed]

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """`make compose-test`: tests the shipped Dockerfile and docker-compose.yml with a container runtime.
 
-Builds the images, starts everything, sends requests over HTTP and gRPC with Triton's own client, scales stages, kills one
+Builds the images around the programs of target/debug (with COMPILE=1, or where they do not run in the images: around programs
+that the Dockerfile compiles), starts everything, sends requests over HTTP and gRPC with Triton's own client, scales stages, kills one
 container of each stage under load, and removes everything. No request may fail. Then starts the three brokers of
 docker-compose.cluster.yml, kills one of them and stops one. Ends with the duration of each phase, and the memory and image
 size of each service. If no image registry can be reached, scripts/compose-base-images.sh creates stand-ins for the base
@@ -17,6 +18,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -36,6 +38,9 @@ PROJECT = "trireme-compose-test"
 STAND_INS = "trireme-base"
 BASES = ("RUST_IMAGE", "RUNTIME_IMAGE", "PYTHON_IMAGE", "NATS_IMAGE")
 BUILT = f"{PROJECT}-build"
+PROGRAMS = ("trireme", "trireme-gateway", "trireme-tokenizer", "trireme-model", "trireme-postprocess", "trireme-python")
+# The Dockerfile's stages that compile.
+COMPILING = ("manifests", "build")
 TEXTS = ["The rowers pull together.", "A crew rows in time.", "The quarterly report is due."]
 READY_LIMIT = 240
 # How long to wait for another run on this machine.
@@ -119,19 +124,57 @@ def image_ids():
     return {i for name in names for i in run("docker", "image", "ls", "--quiet", "--no-trunc", name).split()}
 
 
-def build():
+def without_compiling(dockerfile):
+    """The text of the Dockerfile with an image of the finished programs in place of the stages that compile."""
+    head, *stages = re.split(r"(?m)^(?=FROM )", dockerfile)
+    kept = [stage for stage in stages if stage.split(maxsplit=4)[3] not in COMPILING]
+    assert len(kept) == len(stages) - len(COMPILING), f"the Dockerfile has no longer a stage each of {COMPILING}"
+    return "".join((head, f"FROM {BUILT} AS build\n\n", *kept))
+
+
+def take_programs(scratch):
+    """Makes an image of the programs in target/debug, and lets compose use it; returns whether they run in the images."""
+    out = scratch / "root" / "out"
+    out.mkdir(parents=True)
+    for program in PROGRAMS:
+        run("strip", "-o", str(out / program), str(ROOT / "target" / "debug" / program))
+    image = ENVIRONMENT.get("RUNTIME_IMAGE", "debian:bookworm-slim")
+    tried = subprocess.run(["docker", "run", "--rm", f"--volume={out}:/out:ro", image, f"/out/{PROGRAMS[0]}", "--version"], capture_output=True, text=True, check=False, timeout=300)
+    if tried.returncode != 0:
+        say(f"target/debug/{PROGRAMS[0]} does not run in {image} ({tried.stderr.strip()[-200:]}): the Dockerfile compiles")
+        return False
+    packed = subprocess.Popen(["tar", f"--directory={scratch / 'root'}", "--create", "out"], stdout=subprocess.PIPE)
+    subprocess.run(["docker", "import", "-", BUILT], stdin=packed.stdout, check=True, capture_output=True, timeout=COMMAND_LIMIT)
+    if packed.wait() != 0:
+        sys.exit(f"tar {out}: exit code {packed.returncode}")
+    dockerfile, override = scratch / "Dockerfile", scratch / "docker-compose.yml"
+    dockerfile.write_text(without_compiling((ROOT / "Dockerfile").read_text(encoding="utf-8")), encoding="utf-8")
+    version = re.search(r"(?m)^version:.*\n", (ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+    services = {service: {"build": {"dockerfile": str(dockerfile)}} for service in ("setup", "gateway", *REPLICAS)}
+    override.write_text((version.group() if version else "") + json.dumps({"services": services}), encoding="utf-8")
+    ENVIRONMENT["COMPOSE_FILE"] = f"{ROOT / 'docker-compose.yml'}:{override}"
+    return True
+
+
+def build(scratch):
     """Builds every image. Removes the replaced ones; otherwise each change of the sources would leave gigabytes
     behind."""
     before = image_ids()
+    if os.environ.get("COMPILE") or not take_programs(scratch):
+        compile_programs()
+    with phase("images"):
+        compose("build")
+    for replaced in before - image_ids():
+        subprocess.run(["docker", "rmi", replaced], capture_output=True, check=False)
+
+
+def compile_programs():
+    """The Dockerfile's stages that compile."""
     names = {*BASES, "CARGO_PROFILE"} - {"NATS_IMAGE"}
     arguments = [f"--build-arg={name}={ENVIRONMENT[name]}" for name in sorted(names) if name in ENVIRONMENT]
     with phase(f"programs (cargo's {ENVIRONMENT['CARGO_PROFILE']} profile)"):
         network = ENVIRONMENT.get("BUILD_NETWORK", "default")
         run("docker", "build", "--force-rm", "--target", "build", "--network", network, "--tag", BUILT, *arguments, ".")
-    with phase("images"):
-        compose("build")
-    for replaced in before - image_ids():
-        subprocess.run(["docker", "rmi", replaced], capture_output=True, check=False)
 
 
 def containers(service):
@@ -353,7 +396,13 @@ def check_cluster():
 
 def test():
     """All checks, in order."""
-    build()
+    with tempfile.TemporaryDirectory(prefix=f"{PROJECT}-") as scratch:
+        build(pathlib.Path(scratch))
+        check()
+
+
+def check():
+    """All checks of the built images, in order."""
     with phase("cold start: from up to the first answer"):
         compose("up", "-d", "--no-build")
         until_first_answer(port(8000))

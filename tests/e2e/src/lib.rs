@@ -1,7 +1,8 @@
 //! End-to-end tests: the product's own binaries and a real nats-server, reached over sockets as by a client.
 //!
 //! A test describes its needs with [`Setup`] and gets a [`Sandbox`]: processes with ports and folders of their own, so that tests
-//! can run in parallel. [`Mode`] is how the system is deployed; a test that holds in every mode is listed in [`in_every_mode!`].
+//! can run in parallel. [`Mode`] is how the system is deployed; a test that holds in every mode is listed in [`in_every_mode!`] or
+//! [`in_one_mode!`].
 //! Each file in `tests/` has one theme.
 //!
 //! Invariants:
@@ -38,7 +39,8 @@ pub use texts::{KEY, MAX_BODY, TextsServer, TextsState, texts_repository};
 pub use tools::{demo_repository, onnxruntime_library, product, python, wait_until, workspace};
 pub use wire::{Wire, WireMessage};
 
-/// Makes each of the functions, which take a [`Mode`], a test in every mode: `all_in_one::NAME` and `services::NAME`.
+/// Makes each of the functions, which take a [`Mode`], a test in every mode: `all_in_one::NAME` and `services::NAME`. For themes
+/// in which delivery is the subject.
 #[macro_export]
 macro_rules! in_every_mode {
     ($($name:ident),+ $(,)?) => {
@@ -47,6 +49,20 @@ macro_rules! in_every_mode {
         }
         mod services {
             $(#[test] fn $name() { super::$name($crate::Mode::Services); })+
+        }
+    };
+}
+
+/// As [`in_every_mode!`], but `make test` leaves `services::NAME` to `make test-all`. For themes in which the message's way makes no
+/// difference to what is tested.
+#[macro_export]
+macro_rules! in_one_mode {
+    ($($name:ident),+ $(,)?) => {
+        mod all_in_one {
+            $(#[test] fn $name() { super::$name($crate::Mode::AllInOne); })+
+        }
+        mod services {
+            $(#[test] #[ignore = "make test-all runs it"] fn $name() { super::$name($crate::Mode::Services); })+
         }
     };
 }

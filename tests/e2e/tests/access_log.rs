@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, in_every_mode, texts_repository, wait_until};
+use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, in_one_mode, texts_repository, wait_until};
 
-in_every_mode!(each_request_has_a_line_and_an_id, lines_come_as_words_too);
+in_one_mode!(each_request_has_a_line_and_an_id, lines_come_as_words_too);
 
 const LIMIT: Duration = Duration::from_secs(20);
 

@@ -7,9 +7,9 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Request, Response, Sandbox, Setup, in_every_mode, wait_until};
+use trireme_e2e::{Mode, ModelFolder, Request, Response, Sandbox, Setup, in_one_mode, wait_until};
 
-in_every_mode!(
+in_one_mode!(
     a_load_request_reaches_no_file_outside_its_model,
     a_load_request_downloads_nothing,
     other_hosts_do_not_change_the_server,

@@ -5,13 +5,13 @@ use std::path::Path;
 use std::process::Command;
 
 use trireme_e2e::{
-    Mode, ModelFolder, Sandbox, Setup, Stage, demo_repository, in_every_mode, python, seed_repository, workspace,
+    Mode, ModelFolder, Sandbox, Setup, Stage, demo_repository, in_one_mode, python, seed_repository, workspace,
 };
 
 /// Names a folder with reference embeddings (`data/`) and the model they were made with (`models/`).
 const REFERENCES: &str = "TRIREME_REFERENCE_DIR";
 
-in_every_mode!(
+in_one_mode!(
     a_published_tutorial_runs,
     a_published_translation_tutorial_runs,
     a_published_sentiment_tutorial_runs,

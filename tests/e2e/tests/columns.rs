@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_columns::{Batch, Format, Layout, Table, Writer};
-use trireme_e2e::{Mode, Request, Response, Setup, in_every_mode, wait_until, workspace};
+use trireme_e2e::{Mode, Request, Response, Setup, in_one_mode, wait_until, workspace};
 
-in_every_mode!(a_batch_of_rows_is_a_table_in_and_a_table_out);
+in_one_mode!(a_batch_of_rows_is_a_table_in_and_a_table_out);
 
 const ROWS: usize = 2500;
 

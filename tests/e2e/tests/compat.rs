@@ -4,9 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use trireme_e2e::{Mode, ModelFolder, Sandbox, Setup, Stage, in_every_mode, python, workspace};
+use trireme_e2e::{Mode, ModelFolder, Sandbox, Setup, Stage, in_one_mode, python, workspace};
 
-in_every_mode!(
+in_one_mode!(
     every_scenario_is_answered_as_expected,
     models_are_controlled_as_expected,
     shared_memory_is_used_as_expected,

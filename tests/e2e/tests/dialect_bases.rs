@@ -2,10 +2,10 @@
 //! field of its bodies becomes what the tables say.
 
 use serde_json::{Map, Value, json};
-use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, answer, ask, in_every_mode, numbers, texts_repository};
+use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, answer, ask, in_one_mode, numbers, texts_repository};
 use trireme_testkit::assert_close;
 
-in_every_mode!(
+in_one_mode!(
     each_server_has_one_base_url,
     what_a_server_does_not_have_is_refused_in_its_own_shape,
     each_field_becomes_what_the_tables_say,

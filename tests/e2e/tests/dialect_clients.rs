@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
-use trireme_e2e::{KEY, Mode, TextsServer, TextsState, in_every_mode, workspace};
+use trireme_e2e::{KEY, Mode, TextsServer, TextsState, in_one_mode, workspace};
 
 /// Clients of the newest versions. The variable names their Python, if `scripts/setup-clients.sh` did not make it.
 const CLIENTS: Environment = Environment { folder: ".cache/clients-python", variable: "TRIREME_CLIENTS_PYTHON" };
@@ -20,7 +20,7 @@ struct Environment {
     variable: &'static str,
 }
 
-in_every_mode!(
+in_one_mode!(
     openai,
     langchain,
     cohere,

@@ -2,9 +2,9 @@
 //! ready; each in the dialect's own shape, 429 and 503 with `Retry-After`.
 
 use serde_json::{Value, json};
-use trireme_e2e::{KEY, MAX_BODY, Mode, Request, Response, TextsServer, TextsState, in_every_mode};
+use trireme_e2e::{KEY, MAX_BODY, Mode, Request, Response, TextsServer, TextsState, in_one_mode};
 
-in_every_mode!(
+in_one_mode!(
     without_a_key_and_with_too_much_in_every_dialect,
     a_full_queue_in_every_dialect,
     a_model_that_is_not_ready_in_every_dialect,

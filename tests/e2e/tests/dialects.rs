@@ -5,11 +5,11 @@ use std::fs;
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, Request, Sandbox, Setup, answer, ask, golden, in_every_mode, numbers, texts_repository, workspace,
+    Mode, Request, Sandbox, Setup, answer, ask, golden, in_one_mode, numbers, texts_repository, workspace,
 };
 use trireme_testkit::assert_close;
 
-in_every_mode!(
+in_one_mode!(
     every_dialect_gives_the_vectors_of_the_model,
     documents_are_ranked_in_every_dialect,
     documents_whose_scores_are_all_one_are_ranked_by_their_logits,

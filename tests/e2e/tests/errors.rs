@@ -1,7 +1,7 @@
 //! Wrong requests: each is answered at once, with Triton's status and text, and does not affect others.
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, Request, Sandbox, Setup, golden, in_every_mode, load};
+use trireme_e2e::{Mode, Request, Sandbox, Setup, golden, in_one_mode, load};
 use trireme_testkit::assert_close;
 
 /// The prefix of every message about a request without an id.
@@ -9,7 +9,7 @@ const UNKNOWN_ID: &str = "[request id: <id_unknown>] ";
 
 const MAX_INPUT_SIZE: usize = 65_536;
 
-in_every_mode!(
+in_one_mode!(
     each_fault_has_its_answer,
     a_fault_inside_an_ensemble_names_it,
     one_text_that_is_no_text_fails_alone,

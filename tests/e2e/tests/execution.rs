@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, ModelFolder, Process, Sandbox, Setup, Stage, Wire, WireMessage, basic_repository, golden, in_every_mode,
-    load, product, wait_until,
+    Mode, ModelFolder, Process, Sandbox, Setup, Stage, Wire, WireMessage, basic_repository, golden, in_one_mode, load,
+    product, wait_until,
 };
 use trireme_testkit::assert_close;
 
-in_every_mode!(
+in_one_mode!(
     answers_are_kept_and_identical_requests_computed_once,
     without_a_cache_everything_is_computed,
     a_request_that_is_taken_early_does_not_close_its_batch,

@@ -5,12 +5,12 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, ModelFolder, Request, Sandbox, Setup, Stage, in_every_mode, product, python, wait_until, workspace,
+    Mode, ModelFolder, Request, Sandbox, Setup, Stage, in_one_mode, product, python, wait_until, workspace,
 };
 
 const KEY: &str = "a-key-of-this-test";
 
-in_every_mode!(connections_are_encrypted, restricted_apis_want_their_header);
+in_one_mode!(connections_are_encrypted, restricted_apis_want_their_header);
 
 fn certificate(name: &str) -> String {
     workspace().join("tests/certificates").join(name).to_str().expect("paths of this project are text").to_owned()

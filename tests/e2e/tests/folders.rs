@@ -8,12 +8,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use trireme_e2e::{
-    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load_during,
+    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_one_mode, load_during,
     product, wait_until,
 };
 use trireme_testkit::{HubFault, HubServer, assert_close};
 
-in_every_mode!(
+in_one_mode!(
     a_folder_answers_as_the_repository_written_by_hand,
     queries_and_documents_go_their_own_ways_through_a_router,
     grpc_calls_take_every_name_of_a_model,

@@ -5,9 +5,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use trireme_e2e::{Mode, ModelFolder, Process, Sandbox, Setup, basic_repository, in_every_mode, python, workspace};
+use trireme_e2e::{Mode, ModelFolder, Process, Sandbox, Setup, basic_repository, in_one_mode, python, workspace};
 
-in_every_mode!(changed_requests_are_all_answered);
+in_one_mode!(changed_requests_are_all_answered);
 
 /// Requests over HTTP, and as many over gRPC.
 const COUNT: usize = 2000;

@@ -5,15 +5,14 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use trireme_e2e::chaos::{Proxy, SmallDisk};
 use trireme_e2e::{
-    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load,
-    wait_until,
+    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_one_mode, load, wait_until,
 };
 use trireme_testkit::{NatsServer, assert_close};
 
 /// A worker's entries lapse when its heartbeats have been missing for 8 s; the limit leaves some more time.
 const LAPSE_LIMIT: Duration = Duration::from_secs(60);
 
-in_every_mode!(a_request_past_its_timeout_is_answered_at_once, clients_that_leave_take_their_work_along);
+in_one_mode!(a_request_past_its_timeout_is_answered_at_once, clients_that_leave_take_their_work_along);
 
 fn text(number: usize) -> Value {
     let golden = golden();

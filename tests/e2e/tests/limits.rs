@@ -1,8 +1,8 @@
 //! The largest size of a request: one flag raises it.
 
-use trireme_e2e::{Mode, ModelFolder, Request, Setup, Stage, in_every_mode, product};
+use trireme_e2e::{Mode, ModelFolder, Request, Setup, Stage, in_one_mode, product};
 
-in_every_mode!(one_flag_lets_larger_bodies_in);
+in_one_mode!(one_flag_lets_larger_bodies_in);
 
 fn one_flag_lets_larger_bodies_in(mode: Mode) {
     // More than the flag's default.

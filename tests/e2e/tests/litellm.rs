@@ -3,11 +3,11 @@
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, ModelFolder, Request, Response, Sandbox, Setup, golden, in_every_mode, numbers, texts_repository,
+    Mode, ModelFolder, Request, Response, Sandbox, Setup, golden, in_one_mode, numbers, texts_repository,
 };
 use trireme_testkit::assert_close;
 
-in_every_mode!(embeddings_of_every_provider, ranks_of_every_provider, triton_reads_any_output_of_vectors);
+in_one_mode!(embeddings_of_every_provider, ranks_of_every_provider, triton_reads_any_output_of_vectors);
 
 /// A request to rerank: the provider, the path, the body, and how the document of an index comes back.
 type Ask<'a> = (&'a str, &'a str, Value, &'a dyn Fn(u64) -> Value);

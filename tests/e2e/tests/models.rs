@@ -5,13 +5,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Request, Response, Sandbox, Setup, Stage, in_every_mode, wait_until};
+use trireme_e2e::{Mode, ModelFolder, Request, Response, Sandbox, Setup, Stage, in_one_mode, wait_until};
 use trireme_testkit::NatsServer;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLLING: &[&str] = &["--model-control-mode=poll", "--repository-poll-secs=1"];
 
-in_every_mode!(
+in_one_mode!(
     models_are_loaded_and_unloaded_by_request,
     a_load_brings_its_configuration_and_files,
     a_load_may_change_how_requests_wait,

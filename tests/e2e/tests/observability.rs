@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load,
+    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_one_mode, load,
     wait_until, workspace,
 };
 use trireme_testkit::quiet_port;
 
-in_every_mode!(prometheus_has_every_series);
+in_one_mode!(prometheus_has_every_series);
 
 /// The variable with the path of Prometheus, if it is not in PATH.
 const PROMETHEUS: &str = "PROMETHEUS";

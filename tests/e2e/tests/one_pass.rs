@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Sandbox, Setup, answer, golden, in_every_mode, numbers, texts_repository};
+use trireme_e2e::{Mode, ModelFolder, Sandbox, Setup, answer, golden, in_one_mode, numbers, texts_repository};
 use trireme_testkit::assert_close;
 
-in_every_mode!(one_request_gives_dense_sparse_and_multi_vector_embeddings, each_dialects_route_gives_its_own_output);
+in_one_mode!(one_request_gives_dense_sparse_and_multi_vector_embeddings, each_dialects_route_gives_its_own_output);
 
 /// The weights of tokens are the first numbers of their hidden states.
 const LEXICAL: &str = "backend: 'postprocess'

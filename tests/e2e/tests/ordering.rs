@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
-use trireme_e2e::{Mode, ModelFolder, Setup, Stage, in_every_mode, python, workspace};
+use trireme_e2e::{Mode, ModelFolder, Setup, Stage, in_one_mode, python, workspace};
 
-in_every_mode!(answers_come_in_the_order_of_their_requests);
+in_one_mode!(answers_come_in_the_order_of_their_requests);
 
 /// An identity model with two instances; the second one takes `slower` times as long as the first.
 fn uneven(ordered: bool, slower: u32) -> String {

@@ -3,9 +3,9 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use trireme_e2e::{Bound, Demands, Level, Loop, Mode, Round, Scene, Summary, in_every_mode, overload};
+use trireme_e2e::{Bound, Demands, Level, Loop, Mode, Round, Scene, Summary, in_one_mode, overload};
 
-in_every_mode!(a_short_queue_keeps_goodput_under_overload, deadlines_keep_goodput_under_overload,);
+in_one_mode!(a_short_queue_keeps_goodput_under_overload, deadlines_keep_goodput_under_overload,);
 
 /// Without admission control, goodput under overload is a tenth of the best or less.
 const DEMANDS: Demands = Demands {
@@ -50,6 +50,7 @@ fn deadlines_keep_goodput_under_overload(mode: Mode) {
 /// A worker that hosts the next step, too, hands results over past the queue; those that found no room there must not wait until the
 /// load ends.
 #[test]
+#[ignore = "make test-all runs it"]
 fn a_closed_loop_is_served_in_turn() {
     let _alone = ALONE.lock();
     for (mode, apart) in [(Mode::AllInOne, false), (Mode::Services, false), (Mode::Services, true)] {

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, ModelFolder, Process, Request, Setup, Stage, basic_repository, golden, in_every_mode, wait_until,
+    Mode, ModelFolder, Process, Request, Setup, Stage, basic_repository, golden, in_one_mode, wait_until,
 };
 use trireme_testkit::assert_close;
 
-in_every_mode!(
+in_one_mode!(
     many_rows_are_answered_in_order,
     rows_above_the_largest_batch_travel_in_parts_where_that_is_declared,
     one_bad_part_is_the_requests_error,

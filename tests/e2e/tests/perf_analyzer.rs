@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use trireme_e2e::{Mode, Sandbox, in_every_mode, wait_until, workspace};
+use trireme_e2e::{Mode, Sandbox, in_one_mode, wait_until, workspace};
 
 /// The variable with the path of perf_analyzer, if `scripts/setup-perf-analyzer.sh` did not fetch it.
 const PROGRAM: &str = "PERF_ANALYZER";
 
-in_every_mode!(it_measures_an_ensemble_and_its_steps, it_reports_what_fails);
+in_one_mode!(it_measures_an_ensemble_and_its_steps, it_reports_what_fails);
 
 /// Short windows, and any result is stable enough: the test checks that it can measure, not how fast the system is.
 const SHORT: [&str; 7] =

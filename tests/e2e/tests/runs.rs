@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, in_every_mode, wait_until};
+use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, in_one_mode, wait_until};
 
-in_every_mode!(a_run_stops_when_all_its_callers_are_gone, canary_requests_run_without_traffic_and_count_nowhere,);
+in_one_mode!(a_run_stops_when_all_its_callers_are_gone, canary_requests_run_without_traffic_and_count_nowhere,);
 
 /// Some µs each, so seconds in all.
 const STEPS: i64 = 1_000_000;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, ModelFolder, Process, Request, Setup, Stage, basic_repository, golden, in_every_mode, product, python,
+    Mode, ModelFolder, Process, Request, Setup, Stage, basic_repository, golden, in_one_mode, product, python,
     wait_until, workspace,
 };
 use trireme_testkit::{NatsServer, assert_close};
@@ -271,7 +271,7 @@ fn the_broker_last() {
     assert_close(&sandbox.send(&embed()).numbers("embedding"), &golden()[0].embedding, 1e-5);
 }
 
-in_every_mode!(stops_when_told_to_while_idle);
+in_one_mode!(stops_when_told_to_while_idle);
 
 fn stops_when_told_to_while_idle(mode: Mode) {
     let mut sandbox = Setup::new(mode).start();

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load,
+    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_one_mode, load,
     wait_until, workspace,
 };
 
-in_every_mode!(
+in_one_mode!(
     every_request_is_counted_once_at_every_step,
     metrics_say_what_statistics_say,
     the_cache_and_a_models_own_bounds_show,

@@ -4,9 +4,9 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, in_every_mode};
+use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, in_one_mode};
 
-in_every_mode!(a_step_is_answered_from_its_workers_cache, a_cache_answers_with_the_content_that_is_served);
+in_one_mode!(a_step_is_answered_from_its_workers_cache, a_cache_answers_with_the_content_that_is_served);
 
 const ENSEMBLE: &str = "platform: 'ensemble'
     input [{ name: 'X' data_type: TYPE_FP32 dims: [-1] }]

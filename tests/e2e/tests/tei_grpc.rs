@@ -5,7 +5,7 @@ use std::future::Future;
 use serde_json::{Value, json};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
-use trireme_e2e::{KEY, Mode, TextsServer, TextsState, in_every_mode, numbers};
+use trireme_e2e::{KEY, Mode, TextsServer, TextsState, in_one_mode, numbers};
 use trireme_protocol::grpc::tei::embed_client::EmbedClient;
 use trireme_protocol::grpc::tei::info_client::InfoClient;
 use trireme_protocol::grpc::tei::predict_client::PredictClient;
@@ -14,7 +14,7 @@ use trireme_protocol::grpc::tei::tokenize_client::TokenizeClient;
 use trireme_protocol::grpc::tei::*;
 use trireme_testkit::assert_close;
 
-in_every_mode!(each_call_gives_what_its_route_gives);
+in_one_mode!(each_call_gives_what_its_route_gives);
 
 /// A call with the server's key, for the model of this name.
 fn asked<T>(model: &str, message: T) -> Request<T> {

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, ModelFolder, Request, Response, Sandbox, Setup, Stage, basic_repository, golden, in_every_mode, load,
-    product, wait_until,
+    Mode, ModelFolder, Request, Response, Sandbox, Setup, Stage, basic_repository, golden, in_one_mode, load, product,
+    wait_until,
 };
 
-in_every_mode!(
+in_one_mode!(
     the_status_tells_of_everything,
     the_bottleneck_is_named,
     the_console_is_shown_unless_it_is_turned_off,

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, Request, Sandbox, Setup, golden, in_every_mode, wait_until};
+use trireme_e2e::{Mode, Request, Sandbox, Setup, golden, in_one_mode, wait_until};
 
-in_every_mode!(requests_are_traced_to_the_files_that_settings_say);
+in_one_mode!(requests_are_traced_to_the_files_that_settings_say);
 
 const WRITTEN: Duration = Duration::from_secs(60);
 

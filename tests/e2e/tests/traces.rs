@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use trireme_e2e::{
-    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, golden, in_every_mode, load, python, texts_repository,
+    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, golden, in_one_mode, load, python, texts_repository,
     wait_until, workspace,
 };
 
-in_every_mode!(
+in_one_mode!(
     every_request_is_one_complete_trace,
     branches_are_steps_of_one_request,
     embeddings_have_the_names_of_opentelemetry,

@@ -4,9 +4,9 @@ use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, in_every_mode, load, workspace};
+use trireme_e2e::{Mode, ModelFolder, Request, Sandbox, Setup, Stage, in_one_mode, load, workspace};
 
-in_every_mode!(number_words_are_translated, a_translation_comes_piece_by_piece, what_is_wrong_is_named);
+in_one_mode!(number_words_are_translated, a_translation_comes_piece_by_piece, what_is_wrong_is_named);
 
 /// English, and the same in Swahili.
 const NUMBERS: [(&str, &str); 5] = [

@@ -12,9 +12,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ring::hmac;
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, Process, Request, Response, Setup, in_every_mode, product, wait_until, workspace};
+use trireme_e2e::{Mode, Process, Request, Response, Setup, in_one_mode, product, wait_until, workspace};
 
-in_every_mode!(webhooks_are_signed_and_repeated, jobs_begin_when_their_time_has_come);
+in_one_mode!(webhooks_are_signed_and_repeated, jobs_begin_when_their_time_has_come);
 
 const LIMIT: Duration = Duration::from_secs(60);
 
