@@ -4,7 +4,7 @@
 Checks every object against Kubernetes' published schema (strictly: an unknown field is an error), KEDA's objects against
 its documentation, and that names match: selectors, ports, volumes, secrets, queues, and environment variables against
 docs/configuration.md; that Prometheus finds every service's metrics; that the brokers of a cluster know one another, and
-services know all of them.
+services know all of them. Simulates each ScaledObject under few requests (scaling.py).
 """
 
 import os
@@ -16,6 +16,7 @@ import sys
 import tempfile
 
 import kubernetes_validate
+import scaling
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -24,6 +25,8 @@ KUBERNETES = "1.32"
 # The end of the name of a stream with bulk requests.
 BULK = "-10000"
 FAULTS = []
+# Metrics that triggers ask for.
+METRICS = set()
 
 
 def check(holds, text):
@@ -80,7 +83,9 @@ def check_scaled_object(thing, workloads, queues):
     check(set(spec) <= known, f"{where}: unknown fields {set(spec) - known}")
     check(spec["scaleTargetRef"]["name"] in workloads, f"{where}: there is no such Deployment")
     check(spec["minReplicaCount"] == 0 < spec["maxReplicaCount"], f"{where}: scales to none")
-    for trigger in spec["triggers"]:
+    usage = [trigger["metadata"] for trigger in spec["triggers"] if trigger["type"] == "prometheus"]
+    lags = [trigger for trigger in spec["triggers"] if trigger["type"] != "prometheus"]
+    for trigger in lags:
         check(trigger["type"] == "nats-jetstream", f"{where}: trigger {trigger['type']}")
         metadata = trigger["metadata"]
         needed = {"natsServerMonitoringEndpoint", "account", "stream", "consumer", "lagThreshold", "activationLagThreshold"}
@@ -88,7 +93,11 @@ def check_scaled_object(thing, workloads, queues):
         check(all(isinstance(value, str) for value in metadata.values()), f"{where}: metadata are texts")
         check(metadata["stream"] in queues, f"{where}: no queue {metadata['stream']}, the demo has {sorted(queues)}")
         check(metadata["natsServerMonitoringEndpoint"].startswith("nats.trireme."), f"{where}: another broker")
-    streams = {trigger["metadata"]["stream"] for trigger in spec["triggers"]}
+    streams = {trigger["metadata"]["stream"] for trigger in lags}
+    used = {f"trireme_work_{scaling.model_of(metadata)}_1" for metadata in usage}
+    check(used == {stream for stream in streams if not stream.endswith(BULK)}, f"{where}: asks Prometheus about {sorted(used)}")
+    METRICS.update(scaling.metric_of(metadata) for metadata in usage)
+    FAULTS.extend(f"{where}: {fault}" for fault in scaling.faults(spec))
     for stream in streams:
         # Bulk requests, which jobs send, wait in a stream of their own.
         check(stream.endswith(BULK) or stream + BULK in streams, f"{where}: jobs do not wake {stream}")
@@ -288,6 +297,8 @@ def main():
             return
         print(f"==> deploy/kubernetes/{overlay}: {count} objects checked against Kubernetes {KUBERNETES}")
     check_egress(("webhooks", "otlp", "downloads"))
+    documented = (ROOT / "docs" / "metrics.md").read_text()
+    check(METRICS and all(f"| `{metric}` |" in documented for metric in METRICS), f"{METRICS} are not in docs/metrics.md")
     if FAULTS:
         sys.exit("\n".join(FAULTS))
 
