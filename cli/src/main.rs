@@ -19,6 +19,7 @@ mod stages;
 mod status;
 mod style;
 mod tap;
+mod up;
 mod validate;
 mod verify;
 mod welcome;
@@ -45,6 +46,11 @@ enum Command {
     Worker(Box<worker::WorkerCommand>),
     #[command(flatten)]
     Service(services::Service),
+    /// Run the broker, a gateway and the stages as processes of this machine, start again what ends, and end them together
+    Up(Box<up::UpArgs>),
+    /// Run a program that ends when the process which started it does
+    #[command(hide = true)]
+    Tied(up::TiedArgs),
     /// Load a server of the v2 protocol and print throughput and latency
     Bench(bench::BenchArgs),
     /// Embed a file of texts, in this process or by a running server beside its live requests; started again it goes on where it was
@@ -89,6 +95,11 @@ fn main() -> ExitCode {
         }
         Command::Worker(command) => worker::run(&command),
         Command::Service(service) => service.run(),
+        Command::Up(args) => match matches.subcommand_matches("up") {
+            Some(flags) => up::run(&args, flags),
+            None => ExitCode::FAILURE,
+        },
+        Command::Tied(args) => args.run(),
         Command::Bench(args) => bench::run(&args),
         Command::Bulk(args) => bulk::run(&args),
         Command::Dead(args) => dead::run(&args),

@@ -60,5 +60,6 @@ mod torch_models;
 mod trace_files;
 mod traces;
 mod translation;
+mod up;
 mod waking;
 mod webhooks;
