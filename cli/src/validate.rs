@@ -12,7 +12,9 @@ use trireme_inference::ErrorCode;
 use trireme_model::OnnxRuntimeArgs;
 use trireme_model_repository::{EnsembleError, ModelConfig, ModelSources, Repository, compile_ensemble};
 use trireme_python::PythonArgs;
-use trireme_runtime::{Backend, FolderArgs, LoadError, backend_of, is_remote, load_version, local_folder, service};
+use trireme_runtime::{
+    Backend, FolderArgs, LoadError, LoadOptions, backend_of, is_remote, load_version, local_folder, service,
+};
 use trireme_telemetry::TelemetryArgs;
 
 use crate::stages::{Stage, StageOptions, backends};
@@ -32,6 +34,10 @@ pub struct ValidateArgs {
     /// Take configurations as they are: do not fill in inputs and outputs from the model file
     #[arg(long)]
     disable_auto_complete_config: bool,
+
+    /// Load instance groups of KIND_GPU on the CPU, as the flag of this name does when they are served
+    #[arg(long)]
+    gpu_groups_on_cpu: bool,
 
     #[command(flatten)]
     choices: FolderArgs,
@@ -126,7 +132,12 @@ async fn check(args: &ValidateArgs) -> (Repository, Vec<Fault>) {
             python: args.python.options(PythonArgs::default_for(downloads), None),
         };
         let backends = backends(Stage::value_variants(), &stages);
-        let configs = load(&repository, &backends, !args.disable_auto_complete_config, &mut faults).await;
+        let options = LoadOptions {
+            auto_complete: !args.disable_auto_complete_config,
+            gpu_groups_on_cpu: args.gpu_groups_on_cpu,
+            limit: None,
+        };
+        let configs = load(&repository, &backends, options, &mut faults).await;
         link(&repository, &configs, &mut faults);
     }
     (repository, faults)
@@ -189,7 +200,7 @@ fn told(faults: &[Fault]) -> Vec<String> {
 async fn load(
     repository: &Repository,
     backends: &[Arc<dyn Backend>],
-    auto_complete: bool,
+    options: LoadOptions,
     faults: &mut Vec<Fault>,
 ) -> Configs {
     let mut configs = Configs::new();
@@ -204,7 +215,7 @@ async fn load(
             }
         };
         for &version in &model.versions {
-            match load_version(model, version, backend.clone(), auto_complete).await {
+            match load_version(model, version, backend.clone(), options).await {
                 Ok((loaded, ..)) => {
                     let config = Arc::new(loaded.config.for_clients());
                     configs.entry(model.name.clone()).or_default().insert(version, config);

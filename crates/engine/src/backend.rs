@@ -38,7 +38,7 @@ use crate::cancel::{CancelFlag, unwanted};
 /// # }
 /// # use std::sync::Arc;
 /// # use trireme_model_repository::RepositoryModel;
-/// use trireme_engine::{Backend, Instance, LoadError, LoadedModel, ModelSource, load_version, policy};
+/// use trireme_engine::{Backend, Instance, LoadError, LoadOptions, LoadedModel, ModelSource, load_version, policy};
 ///
 /// struct DoublerBackend;
 ///
@@ -65,7 +65,7 @@ use crate::cancel::{CancelFlag, unwanted};
 /// # std::fs::create_dir(path.join("1"))?;
 /// std::fs::write(path.join("config.pbtxt"), "backend: 'doubler' instance_group { count: 2 kind: KIND_CPU }")?;
 /// let model = RepositoryModel::open("numbers", path, &[])?;
-/// let (loaded, _states, _took) = load_version(&model, 1, Arc::new(DoublerBackend), false).await?;
+/// let (loaded, _states, _took) = load_version(&model, 1, Arc::new(DoublerBackend), LoadOptions::default()).await?;
 /// assert_eq!(loaded.instances.len(), 2);
 /// # Ok(())
 /// # }
@@ -99,6 +99,10 @@ pub trait Backend: Send + Sync {
     /// up. Runs on a thread of its own and may block.
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError>;
 }
+
+/// What to write where a model asks for GPUs that are not there: the end of an error.
+pub const CPU_INSTEAD: &str =
+    "instance_group [ { kind: KIND_CPU } ], or serve such groups on the CPU with --gpu-groups-on-cpu";
 
 /// Which models with `sequence_batching` a backend executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,8 +141,7 @@ impl ModelSource<'_> {
         let groups = &self.config.instance_groups;
         if let Some(group) = groups.iter().find(|group| group.kind == InstanceKind::Gpu) {
             return Err(LoadError::Config(format!(
-                "model '{}': instance group '{}' asks for KIND_GPU, but this build runs backend '{}' on the CPU only; use \
-                 KIND_CPU",
+                "model '{}': instance group '{}' asks for KIND_GPU, but backend '{}' runs on the CPU only; write {CPU_INSTEAD}",
                 self.config.name, group.name, self.config.backend
             )));
         }

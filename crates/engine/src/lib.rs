@@ -39,9 +39,9 @@ mod watchdog;
 
 pub use activity::doing;
 pub use backend::{
-    Backend, BackgroundInstance, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadedModel,
-    ModelInstance, ModelSource, Outage, Progress, SequenceSupport, StepwiseInstance, Stop, Ticket, in_background,
-    one_line, one_response,
+    Backend, BackgroundInstance, CPU_INSTEAD, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError,
+    LoadedModel, ModelInstance, ModelSource, Outage, Progress, SequenceSupport, StepwiseInstance, Stop, Ticket,
+    in_background, one_line, one_response,
 };
 pub use batching::{Appetite, BatchPolicy, Candidate, Decision, Description, OneAtATime};
 pub use calls::{Answered, Caller, Calls, Nested, NestedResponse, Origin};

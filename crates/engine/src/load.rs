@@ -96,10 +96,12 @@ fn check_sequences(config: &ModelConfig, support: SequenceSupport) -> Result<(),
 pub type Loaded = (LoadedModel, Vec<Tensor>, Duration);
 
 /// How versions are loaded.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct LoadOptions {
     /// Whether backends may complete configurations.
     pub auto_complete: bool,
+    /// Whether instance groups of `KIND_GPU` run on the CPU.
+    pub gpu_groups_on_cpu: bool,
     /// How long a load may take; `None` is for ever.
     pub limit: Option<Duration>,
 }
@@ -112,14 +114,13 @@ pub async fn load_version(
     model: &RepositoryModel,
     version: i64,
     backend: Arc<dyn Backend>,
-    auto_complete: bool,
+    options: LoadOptions,
 ) -> Result<Loaded, LoadError> {
-    let options = LoadOptions { auto_complete, limit: None };
     load_watched(model, version, backend, options, async |_| {}).await
 }
 
-/// As [`load_version`], with a limit of time. A load that passes it has failed, and nothing waits for its thread. `announce` gets the
-/// present step of a long load, once.
+/// As [`load_version`]; `announce` gets the present step of a long load, once. A load that passes its limit of time has failed, and nothing
+/// waits for its thread.
 pub async fn load_watched(
     model: &RepositoryModel,
     version: i64,
@@ -153,11 +154,14 @@ async fn load(
     model: &RepositoryModel,
     version: i64,
     backend: Arc<dyn Backend>,
-    LoadOptions { auto_complete, limit }: LoadOptions,
+    LoadOptions { auto_complete, gpu_groups_on_cpu, limit }: LoadOptions,
     activity: Activity,
 ) -> Result<Loaded, LoadError> {
     let failed = |reason: String| LoadError::Backend { model: model.name.clone(), reason };
-    let (config, model_path) = (model.config_of(version).clone(), model.config_path(version));
+    let (mut config, model_path) = (model.config_of(version).clone(), model.config_path(version));
+    if let Some(on_cpu) = config.with_gpu_groups_on_cpu().filter(|_| gpu_groups_on_cpu) {
+        config = Arc::new(on_cpu);
+    }
     let version_path = model.version_path(version);
     let uploaded = model.uploaded.clone();
     let (started, name) = (Instant::now(), format!("load-{}", model.name));

@@ -4,8 +4,9 @@ use trireme_inference::{DataType, TensorSpec};
 
 use crate::normalize::Surroundings;
 use crate::proto::model_config::SchedulingChoice;
+use crate::proto::model_instance_group::Kind;
 use crate::proto::{self, ModelDynamicBatching, ModelTensorReshape};
-use crate::{AutoComplete, ModelConfig, RepositoryError};
+use crate::{AutoComplete, InstanceKind, ModelConfig, RepositoryError};
 
 // === impl ModelConfig ===
 
@@ -60,6 +61,19 @@ impl ModelConfig {
         let completed = ModelConfig::from_message(message, &Surroundings::default())?;
         *self = if self.is_for_execution() { completed.for_execution() } else { completed };
         Ok(())
+    }
+
+    /// The configuration with its instance groups of `KIND_GPU` on the CPU, as many instances as on one GPU; `None` where it has no such group.
+    pub fn with_gpu_groups_on_cpu(&self) -> Option<ModelConfig> {
+        let mut config = self.clone();
+        for (group, message) in config.instance_groups.iter_mut().zip(&mut config.message.instance_group) {
+            if group.kind == InstanceKind::Gpu {
+                (group.kind, message.kind) = (InstanceKind::Cpu, Kind::Cpu as i32);
+                group.gpus.clear();
+                message.gpus.clear();
+            }
+        }
+        (config.instance_groups != self.instance_groups).then_some(config)
     }
 
     /// Makes an ensemble decoupled, because one of its models is.
@@ -129,6 +143,17 @@ mod tests {
         assert_eq!(config.input_specs()[0].shape[..], [-1, 3]);
         assert_eq!((&config.outputs[0].dims[..], config.outputs[0].reshape.as_deref()), (&[1][..], Some(&[][..])));
         assert_eq!(ModelConfig::from_json(&config.to_json()).unwrap().message, config.message);
+    }
+
+    #[test]
+    fn groups_of_gpus_go_to_the_cpu() {
+        let gpus = "instance_group [{ name: 'g' kind: KIND_GPU count: 2 gpus: [0, 1] }, { kind: KIND_CPU count: 3 }]";
+        let config = config(gpus).with_gpu_groups_on_cpu().unwrap();
+        let groups = config.instance_groups.iter().map(|group| (group.kind, group.count, &group.gpus[..]));
+        assert!(groups.eq([(InstanceKind::Cpu, 2, &[][..]), (InstanceKind::Cpu, 3, &[][..])]));
+        let shown = ModelConfig::from_json(&config.to_json()).unwrap();
+        assert_eq!(shown.instance_groups, config.instance_groups);
+        assert!(config.with_gpu_groups_on_cpu().is_none(), "there is none any more");
     }
 
     #[test]

@@ -57,6 +57,11 @@ pub struct WorkerArgs {
     #[arg(action = clap::ArgAction::Set)]
     pub strict_model_config: bool,
 
+    /// Runs instance groups of KIND_GPU on the CPU, with a warning for each model, as many instances as on one GPU
+    #[arg(help_heading = "Models")]
+    #[arg(long, env = "TRIREME_GPU_GROUPS_ON_CPU", value_parser = clap::builder::FalseyValueParser::new())]
+    pub gpu_groups_on_cpu: bool,
+
     #[command(flatten)]
     pub control: ControlArgs,
 
@@ -129,6 +134,7 @@ impl WorkerArgs {
             Ok(WorkerOptions {
                 sources: Some(Arc::new(sources)),
                 auto_complete: !(self.disable_auto_complete_config || self.strict_model_config),
+                gpu_groups_on_cpu: self.gpu_groups_on_cpu,
                 control: self.control.options()?,
                 load_threads: self.model_load_thread_count,
                 load_limit: (self.model_load_limit_secs > 0).then(|| Duration::from_secs(self.model_load_limit_secs)),

@@ -205,6 +205,29 @@ fn a_backend_that_does_not_exist() {
     ends(serve(models.path()), &["'m'", "m/1/model.py", "for which backend: \"tokenizer\" needs no code"]);
 }
 
+fn groups_of_gpus_run_on_the_cpu_where_the_operator_says_so(mode: Mode) {
+    let gpus = "instance_group [{ kind: KIND_GPU gpus: [0, 1] }]";
+    let models = ModelFolder::basic(&["tiny_tokenizer", "tiny_encoder", "tiny_pool", "tiny_embedding"]);
+    let models = ["tiny_tokenizer", "tiny_encoder"].iter().fold(models, |models, name| models.with_setting(name, gpus));
+    let flag = "--gpu-groups-on-cpu";
+    if mode == Mode::AllInOne {
+        ends(serve(models.path()), &["'tiny_tokenizer'", "KIND_CPU", flag]);
+        let validated = product("trireme").args(["validate", flag]).arg(models.path()).output();
+        assert!(validated.is_ok_and(|validated| validated.status.success()));
+    }
+    let mut sandbox = Setup::new(mode).repository(models.path()).worker_arguments(&[flag]).start();
+    assert_close(&sandbox.send(&embed()).numbers("embedding"), &golden()[0].embedding, 1e-5);
+    let config: Value = sandbox.get("/v2/models/tiny_encoder/config").json();
+    let kinds: Vec<_> = config["instance_group"].as_array().into_iter().flatten().map(|group| &group["kind"]).collect();
+    assert_eq!(kinds, ["KIND_CPU", "KIND_CPU"]);
+    let worker = match mode {
+        Mode::AllInOne => &mut sandbox.gateway,
+        _ => sandbox.worker(Stage::Model, 0),
+    };
+    let warned = worker.events().into_iter().filter(|event| event.to_string().contains(flag)).count();
+    assert_eq!(warned, if mode == Mode::AllInOne { 2 } else { 1 }, "one for each model: {}", worker.log());
+}
+
 #[test]
 fn an_ensemble_that_does_not_fit_together() {
     let ensemble = |step: &str, input: &str| {
@@ -271,7 +294,7 @@ fn the_broker_last() {
     assert_close(&sandbox.send(&embed()).numbers("embedding"), &golden()[0].embedding, 1e-5);
 }
 
-in_one_mode!(stops_when_told_to_while_idle);
+in_one_mode!(stops_when_told_to_while_idle, groups_of_gpus_run_on_the_cpu_where_the_operator_says_so);
 
 fn stops_when_told_to_while_idle(mode: Mode) {
     let mut sandbox = Setup::new(mode).start();

@@ -40,6 +40,8 @@ pub struct WorkerOptions {
     pub sources: Option<Arc<ModelSources>>,
     /// Whether backends may complete configurations.
     pub auto_complete: bool,
+    /// Whether instance groups of `KIND_GPU` run on the CPU.
+    pub gpu_groups_on_cpu: bool,
     /// Which models are served.
     pub control: ControlOptions,
     /// The statistics of this process, under the worker's name.
@@ -93,6 +95,7 @@ impl WorkerOptions {
             model_repository,
             sources: None,
             auto_complete: true,
+            gpu_groups_on_cpu: false,
             control: ControlOptions::default(),
             statistics,
             load_threads: LOAD_THREADS,

@@ -13,6 +13,7 @@ use trireme_model_repository::RepositoryModel;
 use super::hosting::NotHosted;
 use super::retire::QUIET;
 use super::{Applied, Models, Version};
+use crate::lifecycle::WorkerOptions;
 
 /// A model that waits for this time for other loads is announced in the registry.
 const SAID_AFTER: Duration = Duration::from_secs(1);
@@ -53,7 +54,12 @@ impl Models {
         let changed: Vec<i64> =
             model.versions.iter().copied().filter(|version| !self.is_current(model, *version, retry)).collect();
         let place = if changed.is_empty() { None } else { Some(self.place(model, &changed).await?) };
-        let options = LoadOptions { auto_complete: self.options.auto_complete, limit: self.options.load_limit };
+        let WorkerOptions { auto_complete, gpu_groups_on_cpu, load_limit: limit, .. } = self.options;
+        let options = LoadOptions { auto_complete, gpu_groups_on_cpu, limit };
+        let asks_for_gpus = |version: &i64| model.config_of(*version).with_gpu_groups_on_cpu().is_some();
+        if gpu_groups_on_cpu && changed.iter().any(asks_for_gpus) {
+            tracing::warn!(model = model.name, "its instance groups of KIND_GPU run on the CPU (--gpu-groups-on-cpu)");
+        }
         let loading = changed.iter().map(|&version| {
             let announce = async move |doing| self.announce_load(model, version, doing).await;
             let loading = load_watched(model, version, backend.clone(), options, announce);

@@ -16,6 +16,7 @@ use ort::memory::DeviceType;
 use ort::session::Session;
 use ort::session::builder::SessionBuilder;
 use parking_lot::Mutex;
+use trireme_engine::CPU_INSTEAD;
 
 use super::accelerators::{Accelerator, AcceleratorKind, InstanceDevice};
 use super::library::{self, CPU, is_plain_cpu};
@@ -65,9 +66,9 @@ pub fn apply(
     for accelerator in accelerators {
         let missing = || {
             let way_out = match accelerator.kind {
-                AcceleratorKind::OpenVino => "",
+                AcceleratorKind::OpenVino => String::new(),
                 AcceleratorKind::Cuda | AcceleratorKind::TensorRt => {
-                    "; to run on the CPU, write instance_group [ { kind: KIND_CPU } ]"
+                    format!("; to run on the CPU, write {CPU_INSTEAD}")
                 }
             };
             format!(
@@ -143,8 +144,11 @@ fn unusable(kind: AcceleratorKind, message: &str) -> String {
     let reason = reason.split_once(" ; GPU=").map_or(reason, |(reason, _)| reason);
     let no_driver = ["libcuda.so.1", "CUDA driver", "no CUDA-capable device"].iter().any(|sign| reason.contains(sign));
     let driver = match no_driver {
-        true => "; the host needs NVIDIA's driver, and a container has to be given the GPU (docker run --gpus all)",
-        false => "",
+        true => format!(
+            "; the host needs NVIDIA's driver, and a container has to be given the GPU (docker run --gpus all); to run on the CPU, write \
+             {CPU_INSTEAD}"
+        ),
+        false => String::new(),
     };
     format!("execution accelerator '{}' cannot be used here: {reason}{driver}", kind.name())
 }
@@ -292,7 +296,8 @@ mod tests {
             unusable(AcceleratorKind::Cuda, message),
             "execution accelerator 'cuda' cannot be used here: Failed to load library \
              libonnxruntime_providers_cuda.so with error: libcuda.so.1: cannot open shared object file: No such file or \
-             directory; the host needs NVIDIA's driver, and a container has to be given the GPU (docker run --gpus all)"
+             directory; the host needs NVIDIA's driver, and a container has to be given the GPU (docker run --gpus all); to run on the \
+             CPU, write instance_group [ { kind: KIND_CPU } ], or serve such groups on the CPU with --gpu-groups-on-cpu"
         );
         let message = "/src/info.cc:63 static Info Options() [ONNXRuntimeError] : 1 : FAIL : utils.h:187 Parse Failed to parse \
                        provider option \"device_id\": CUDA failure 100: no CUDA-capable device is detected ; GPU=-1 ; \
@@ -301,7 +306,8 @@ mod tests {
             unusable(AcceleratorKind::Cuda, message),
             "execution accelerator 'cuda' cannot be used here: utils.h:187 Parse Failed to parse provider option \
              \"device_id\": CUDA failure 100: no CUDA-capable device is detected; the host needs NVIDIA's driver, and a \
-             container has to be given the GPU (docker run --gpus all)"
+             container has to be given the GPU (docker run --gpus all); to run on the CPU, write \
+             instance_group [ { kind: KIND_CPU } ], or serve such groups on the CPU with --gpu-groups-on-cpu"
         );
         assert_eq!(
             unusable(AcceleratorKind::TensorRt, "libnvinfer.so.10: cannot open shared object file"),
