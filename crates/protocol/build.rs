@@ -1,7 +1,9 @@
-//! Compiles the gRPC interfaces in `proto/` to Rust: messages, server traits and, for tests, clients.
+//! Compiles the gRPC interfaces in `proto/` to Rust: messages, server traits and, for tests, clients; and to the descriptors that
+//! clients without these files ask for.
 
 use std::error::Error;
 use std::path::Path;
+use std::{env, fs};
 
 fn main() -> Result<(), Box<dyn Error>> {
     const FILES: [&str; 3] = ["grpc_service.proto", "health.proto", "tei.proto"];
@@ -12,6 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut compiler = protox::Compiler::new([folder])?;
     compiler.include_imports(true).open_files(FILES)?;
+    fs::write(Path::new(&env::var("OUT_DIR")?).join("services.bin"), compiler.encode_file_descriptor_set())?;
     tonic_prost_build::configure()
         // Tensors stay slices of the received message.
         .bytes(".")

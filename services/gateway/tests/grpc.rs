@@ -3,6 +3,8 @@
 
 #[path = "grpc/connections.rs"]
 mod connections;
+#[path = "grpc/reflection.rs"]
+mod reflection;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -40,6 +40,9 @@ pub mod tei {
     include!(concat!(env!("OUT_DIR"), "/tei.v1.rs"));
 }
 
+/// The descriptors of all services, an encoded `FileDescriptorSet`, which server reflection shows.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/services.bin"));
+
 pub use decode::decode_infer_request;
 pub use encode::{
     Named, encode_infer_response, encode_stream_end, encode_stream_error, encode_stream_refusal, encode_stream_response,

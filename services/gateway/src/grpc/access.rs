@@ -56,6 +56,9 @@ pub(super) fn category(path: &str) -> Option<Category> {
     if path == "/grpc.health.v1.Health/Check" {
         return Some(Category::Health);
     }
+    if path.starts_with("/grpc.reflection.v1") {
+        return Some(Category::Metadata);
+    }
     if let Some(call) = path.strip_prefix("/tei.v1.") {
         return Some(if call == "Info/Info" { Category::Metadata } else { Category::Inference });
     }

@@ -1,5 +1,5 @@
 //! The v2 protocol over gRPC, and the services of Text Embeddings Inference. The calls are in [`service`] and [`stream`], and in [`tei`]; the
-//! listener is here.
+//! listener is here, with reflection, by which clients learn of services and messages.
 //!
 //! Invariants:
 //! - A call's deadline bounds its requests in every stage, and a call that is cancelled cancels them.
@@ -29,18 +29,22 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
+use axum::http::Uri;
+use axum::response::Response;
 use regex::Regex;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 use tonic::codec::CompressionEncoding::{Deflate, Gzip};
 use tonic::service::Routes;
-use trireme_protocol::grpc::health::health_server::HealthServer;
-use trireme_protocol::grpc::tei::embed_server::EmbedServer;
-use trireme_protocol::grpc::tei::info_server::InfoServer;
-use trireme_protocol::grpc::tei::predict_server::PredictServer;
-use trireme_protocol::grpc::tei::rerank_server::RerankServer;
-use trireme_protocol::grpc::tei::tokenize_server::TokenizeServer;
-use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceServiceServer;
+use trireme_protocol::grpc::DESCRIPTORS;
+use trireme_protocol::grpc::health::health_server::{self, HealthServer};
+use trireme_protocol::grpc::tei::embed_server::{self, EmbedServer};
+use trireme_protocol::grpc::tei::info_server::{self, InfoServer};
+use trireme_protocol::grpc::tei::predict_server::{self, PredictServer};
+use trireme_protocol::grpc::tei::rerank_server::{self, RerankServer};
+use trireme_protocol::grpc::tei::tokenize_server::{self, TokenizeServer};
+use trireme_protocol::grpc::wire::grpc_inference_service_server::{self, GrpcInferenceServiceServer};
 use trireme_runtime::TaskSet;
 use trireme_server::access::Access;
 use trireme_server::body::ReadTimeout;
@@ -123,6 +127,37 @@ impl GrpcListener {
     }
 }
 
+/// The services that are served.
+const SERVICES: [&str; 7] = [
+    grpc_inference_service_server::SERVICE_NAME,
+    health_server::SERVICE_NAME,
+    info_server::SERVICE_NAME,
+    embed_server::SERVICE_NAME,
+    predict_server::SERVICE_NAME,
+    rerank_server::SERVICE_NAME,
+    tokenize_server::SERVICE_NAME,
+];
+
+/// Adds server reflection, in the version that is current and the one that older clients ask for.
+fn reflect(router: Routes) -> Routes {
+    let described = || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(DESCRIPTORS);
+    match (described().build_v1(), described().build_v1alpha()) {
+        (Ok(current), Ok(alpha)) => router.add_service(current).add_service(alpha),
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::error!(%error, "there is no server reflection: the descriptors of the services cannot be read");
+            router
+        }
+    }
+}
+
+/// The answer to a call of a service that does not exist.
+async fn unknown_service(uri: Uri) -> Response {
+    let asked = uri.path().trim_start_matches('/').split('/').next().unwrap_or_default();
+    let asked = trireme_inference::shown(asked);
+    Status::unimplemented(format!("there is no service '{asked}'; services here are {}", SERVICES.join(", ")))
+        .into_http()
+}
+
 fn routes(
     args: &GrpcArgs,
     restricted: Access,
@@ -156,7 +191,7 @@ fn routes(
         )* };
     }
     serve!(InfoServer, EmbedServer, PredictServer, RerankServer, TokenizeServer);
-    let router = router.into_axum_router();
+    let router = reflect(router).into_axum_router().fallback(unknown_service);
     let count = axum::middleware::from_fn_with_state(counting, incoming::count);
     router.layer(count).layer(admit).layer(axum::middleware::from_fn(deadline::enforce))
 }
