@@ -32,6 +32,7 @@ mod fingerprint;
 mod folder;
 mod follow;
 mod normalize;
+mod other_names;
 mod parse;
 mod repository;
 mod requested;
@@ -65,6 +66,7 @@ pub use folder::{
     needed_files, place, snapshot,
 };
 pub use follow::{Change, FollowedFolders};
+pub use other_names::OtherName;
 pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel, Uploaded};
 pub use sequence_batching::{Fact, SequenceBatching, SequenceControl, SequenceState};
 pub use sources::{ModelFolder, ModelSources, SourceError, check_choices};

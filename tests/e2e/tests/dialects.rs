@@ -22,6 +22,7 @@ in_one_mode!(
     every_path_of_the_document_answers,
     ollama_s_clients_find_a_model_and_its_vectors,
     a_slash_too_many_is_forgiven,
+    texts_and_vectors_have_the_names_of_other_servers_over_v2,
 );
 
 fn start(mode: Mode) -> Sandbox {
@@ -505,4 +506,27 @@ fn a_slash_too_many_is_forgiven(mode: Mode) {
     assert_eq!(sandbox.get("/v1/models/").status, 200);
     // As in Triton.
     assert_eq!(ask(&sandbox, "/v2/models/embedding/infer/", &json!({})).status, 404);
+}
+
+fn texts_and_vectors_have_the_names_of_other_servers_over_v2(mode: Mode) {
+    let sandbox = start(mode);
+    let known = &golden()[0];
+    let asked = |input: &str, output: Option<&str>| {
+        let input = json!({"name": input, "datatype": "BYTES", "shape": [1, 1], "data": [known.text]});
+        let outputs: Vec<_> = output.iter().map(|name| json!({"name": name})).collect();
+        sandbox.infer("embedding", &json!({"inputs": [input], "outputs": outputs}))
+    };
+    for (input, output, found) in [
+        ("text", Some("embeddings"), "embeddings"),
+        ("text", None, "embeddings"),
+        ("input_text", None, "sentence_embedding"),
+        ("TEXT", Some("sentence_embedding"), "sentence_embedding"),
+    ] {
+        let answer = asked(input, output);
+        assert_eq!(answer.status, 200, "{input}: {}", answer.text());
+        assert_close(&answer.numbers(found), &known.embedding, 1e-5);
+    }
+    let refused = asked("texts", None);
+    assert_eq!(refused.status, 400);
+    assert!(refused.error().contains("unexpected inference input 'texts'"), "{}", refused.error());
 }

@@ -103,6 +103,7 @@ impl Handlers {
         let span = request.span.clone();
         let response = self.answer(&mut request, message, cached).instrument(span.clone()).await;
         request.ended();
+        let response = response.map(|response| request.named(response));
         if let (true, Ok(response)) = (embeds, &response) {
             let tokens = response.ledger.texts().map_or(0, |texts| texts.tokens);
             trireme_telemetry::set_count(&span, "gen_ai.usage.input_tokens", tokens);
@@ -219,10 +220,16 @@ impl Handlers {
     }
 
     /// Checks a request and makes the message of it that goes into the pipeline.
-    fn admit(&self, request: InferRequest, terms: InferOptions, span: &tracing::Span) -> Result<Prepared, InferError> {
+    fn admit(
+        &self,
+        mut request: InferRequest,
+        terms: InferOptions,
+        span: &tracing::Span,
+    ) -> Result<Prepared, InferError> {
         let InferOptions { waits, rows, answer, traceparent, callers, job, trace } = terms;
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
+        let other_name = served.config.take_other_names(&mut request.inputs, &mut request.outputs);
         served.config.check_outputs(&request.outputs, &request.id)?;
         let tensors = match rows {
             Rows::Configured => served.config.admit(&request.id, request.inputs)?,
@@ -300,6 +307,7 @@ impl Handlers {
             id: request.id,
             model,
             outputs: request.outputs,
+            other_name,
             served: served.clone(),
             rows: batch,
             dimensions: message.parameters.get("dimensions").and_then(ParameterValue::as_u64),

@@ -132,6 +132,7 @@ impl Responses {
         let span = self.request.span.clone();
         let next = self.handlers.next(&mut self.request, &mut self.exchange).instrument(span).await?;
         Some(next.and_then(|mut next| {
+            next.response = self.request.named(next.response);
             self.outputs.write(&mut next.response)?;
             Ok(next)
         }))

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use trireme_inference::{Cause, InferError, ModelKey, REQUEST_TIMEOUT, RequestedOutput, UnixMicros, shown};
+use trireme_inference::{
+    Cause, InferError, InferResponse, ModelKey, REQUEST_TIMEOUT, RequestedOutput, UnixMicros, shown,
+};
+use trireme_model_repository::OtherName;
 
 use crate::dispatch::{EXPIRED, Turn};
 use crate::registry::{Labels, ServedModel};
@@ -15,6 +18,8 @@ pub struct Running {
     pub id: String,
     pub model: ModelKey,
     pub outputs: Vec<RequestedOutput>,
+    /// The output that its client knows by another name.
+    pub other_name: Option<OtherName>,
     /// The model as it was when the request was sent.
     pub served: Arc<ServedModel>,
     /// The rows of the request, where its model batches.
@@ -72,6 +77,14 @@ impl Running {
     /// An error as its client gets it.
     pub fn error(&self, error: InferError) -> InferError {
         with_id(self.limit.name(error), &self.id)
+    }
+
+    /// A response with the names that its client knows.
+    pub fn named(&self, mut response: InferResponse) -> InferResponse {
+        if let Some(name) = &self.other_name {
+            name.give(&mut response);
+        }
+        response
     }
 
     /// Notes in its trace that nothing more is done for it, so far.
