@@ -116,21 +116,17 @@ impl Maker<'_> {
             let (_, by) = make(&self.flags.export_python, &plan).map_err(|error| self.advice(folder, task, &error))?;
             tracing::info!(folder = %shown, by, "made its ONNX file");
         }
-        if task == Task::Generate {
-            tracing::warn!(folder = %shown, "texts that a model generates are not compared: look at some before you serve them");
-            return Ok(());
-        }
         let compared = VerifyArgs::of_folder(links, &self.flags.export_python, MIN_COSINE, self.onnxruntime)?;
         let compared = compared.for_task(choices.task.map(|task| task.name().to_owned()));
         match verify::verify(&compared).await {
-            Ok((report, true)) => {
-                let said = report.lines().next_back().unwrap_or_default();
-                let said = said.replace(&links.display().to_string(), &shown.to_string());
+            Ok(found) if found.passed => {
+                let said = found.sentence.replace(&links.display().to_string(), &shown.to_string());
                 tracing::info!(folder = %shown, "compared: {said}");
             }
-            Ok((report, false)) => bail!(
+            Ok(found) => bail!(
                 "model folder {shown}: the ONNX file that was made gives other answers than the model's library, so that it is not served:\n\
-                 {report}"
+                 {}",
+                found.text
             ),
             Err(error) if error.is::<NoAnswer>() => {
                 bail!(

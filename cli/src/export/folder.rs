@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow, ensure};
 use serde_json::json;
-use trireme_model_repository::{Export, FolderChoices, Task, folder_name};
+use trireme_model_repository::{Export, FolderChoices, folder_name};
 use trireme_runtime::service;
 
 use super::files::{NOT_COMPARED, ask, exporter, names, print, print_files, put, reject};
@@ -27,20 +27,16 @@ pub async fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     if args.skip_verify {
         return Ok(ExitCode::SUCCESS);
     }
-    if plan.task == Task::Generate {
-        print("texts that a model generates are not compared: look at some before you serve them\n");
-        return Ok(ExitCode::SUCCESS);
-    }
     let compared =
         VerifyArgs::of_folder(folder, &args.python, args.min_cosine, &args.onnxruntime)?.for_task(args.task.clone());
     match verify::verify(&compared).await {
-        Ok((report, true)) => Ok(crate::output::write_out(report.as_bytes())),
+        Ok(found) if found.passed => Ok(crate::output::write_out(found.text.as_bytes())),
         Err(error) if error.is::<NoAnswer>() => {
             service::fail(&error);
             rejected(&files, &plan)
         }
-        Ok((report, false)) => {
-            print(&report);
+        Ok(found) => {
+            print(&found.text);
             rejected(&files, &plan)
         }
         Err(error) => {

@@ -23,7 +23,7 @@ use trireme_telemetry::TelemetryArgs;
 
 use self::quantizer::Quantizer;
 use self::stand::{EXACT, Stand};
-use self::trial::{FILE, Measured, Trial, Variant};
+use self::trial::{Bars, FILE, Measured, Trial, Variant};
 use crate::style::{Style, cell, colours, paint, table};
 use crate::verify::texts;
 
@@ -43,9 +43,13 @@ pub struct OptimizeArgs {
     #[arg(long, value_name = "FILE")]
     texts: Option<PathBuf>,
 
-    /// The lowest likeness to the original's answers: a cosine, or 1 less the difference of scores
+    /// The lowest likeness to the original's answers: a cosine, 1 less the difference of scores, or the share of equal entities
     #[arg(long, value_name = "NUMBER", default_value_t = 0.99)]
     min_cosine: f64,
+
+    /// The largest difference of the scores of equal entities
+    #[arg(long, value_name = "NUMBER", default_value_t = 0.05)]
+    max_score_difference: f64,
 
     /// The lowest speed, in texts per second of the original, of a variant that is written
     #[arg(long, value_name = "NUMBER", default_value_t = 1.0)]
@@ -71,6 +75,14 @@ pub struct OptimizeArgs {
     onnxruntime: OnnxRuntimeArgs,
     #[command(flatten)]
     telemetry: TelemetryArgs,
+}
+
+// === impl OptimizeArgs ===
+
+impl OptimizeArgs {
+    fn bars(&self) -> Bars {
+        Bars { likeness: self.min_cosine, score_difference: self.max_score_difference, speedup: self.min_speedup }
+    }
 }
 
 /// Searches, measures, writes and prints.
@@ -115,9 +127,9 @@ async fn optimize(args: &OptimizeArgs) -> anyhow::Result<(String, bool)> {
     );
     let (stand, server) = Stand::start(folder, &args.onnxruntime).await?;
     let searching = async {
-        let (bar, work) = (args.min_cosine, work.path().to_owned());
+        let (bars, work) = (args.bars(), work.path().to_owned());
         let blocking = move || {
-            let found = Trial::new(&stand, texts, bar, work)?.variants(&mut quantizer)?;
+            let found = Trial::new(&stand, texts, bars, work)?.variants(&mut quantizer)?;
             anyhow::Ok((found, stand, quantizer))
         };
         let ((variants, texts), stand, quantizer) = tokio::task::spawn_blocking(blocking).await??;
@@ -130,21 +142,20 @@ async fn optimize(args: &OptimizeArgs) -> anyhow::Result<(String, bool)> {
     let searched = searching.await;
     server.drain().await;
     let (mut measured, mut quantizer, texts) = searched?;
-    let chosen = measured.iter().enumerate().filter(|(_, found)| found.holds(args.min_cosine, args.min_speedup));
+    let chosen = measured.iter().enumerate().filter(|(_, found)| found.holds(&args.bars()));
     let chosen = chosen.max_by(|(_, a), (_, b)| a.speedup.total_cmp(&b.speedup)).map(|(index, _)| index);
     let mut out = report(args, &graph, &measured, chosen);
     let Some(chosen) = chosen else {
-        let sentence = format!(
-            "no variant was written: none has a lowest likeness of at least {} over {texts} texts with at least {} times the texts/s",
-            args.min_cosine, args.min_speedup
-        );
+        let sentence = format!("no variant was written, by {texts} texts: {}", trial::failure(&measured, &args.bars()));
         out.push_str(&format!("{}\n", paint(&sentence, Style::Bad, colours())));
         return Ok((out, false));
     };
     let Measured { variant, speedup, .. } = measured.swap_remove(chosen);
     let figures = format!(
-        "{}: lowest likeness {:.4}, mean {:.4} over {texts} texts, {speedup:.2} times the texts/s, by {}",
-        variant.name, variant.fidelity.lowest, variant.fidelity.mean, quantizer.by
+        "{}: {} over {texts} texts, {speedup:.2} times the texts/s, by {}",
+        variant.name,
+        variant.fidelity.words(),
+        quantizer.by
     );
     put(&mut quantizer, &variant, &graph, &target, &figures)?;
     let sentence = format!("wrote {} ({figures})", target.display());
@@ -168,7 +179,12 @@ fn report(args: &OptimizeArgs, graph: &Path, measured: &[Measured], chosen: Opti
     ]];
     lines.extend(measured.iter().enumerate().map(|(index, found)| {
         let Variant { name, fidelity, bytes, .. } = &found.variant;
-        let style = if fidelity.lowest >= args.min_cosine { Style::Plain } else { Style::Bad };
+        let style = if fidelity.holds(&args.bars()) { Style::Plain } else { Style::Bad };
+        let last = match (fidelity.score_difference, fidelity.agreement) {
+            (Some(difference), _) => format!("{difference:.4}"),
+            (None, Some(share)) => format!("{:.1} %", share * 100.0),
+            (None, None) => String::new(),
+        };
         vec![
             (name.clone(), if chosen == Some(index) { Style::Good } else { Style::Plain }),
             cell(size(*bytes)),
@@ -176,11 +192,13 @@ fn report(args: &OptimizeArgs, graph: &Path, measured: &[Measured], chosen: Opti
             cell(format!("{:.2}", found.speedup)),
             (format!("{:.4}", fidelity.lowest), style),
             cell(format!("{:.4}", fidelity.mean)),
-            cell(fidelity.agreement.map_or("".to_owned(), |share| format!("{:.1} %", share * 100.0))),
+            cell(last),
         ]
     }));
     let mut out = String::new();
-    let heading = ["variant", ">size", ">texts/s", ">times", ">lowest", ">mean", ">top 10"];
+    let entities = first.is_some_and(|found| found.variant.fidelity.score_difference.is_some());
+    let (lowest, last) = if entities { (">equal", ">scores off by") } else { (">lowest", ">top 10") };
+    let heading = ["variant", ">size", ">texts/s", ">times", lowest, ">mean", last];
     table(&mut out, &heading, &lines, colours());
     out
 }

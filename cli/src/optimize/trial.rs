@@ -9,7 +9,7 @@ use trireme_model_repository::Task;
 use super::quantizer::Quantizer;
 use super::search::{order, smallest};
 use super::stand::{EXACT, Stand};
-use crate::verify::answers::{TextResult, lower};
+use crate::verify::answers::{Entities, TextResult, higher, lower};
 use crate::verify::reference::Case;
 use crate::verify::texts;
 
@@ -31,13 +31,26 @@ const NEAREST: usize = 10;
 /// How alike a variant's answers are.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fidelity {
-    /// Of the worst text, alone or batched.
+    /// Of the worst text, alone or batched; of token classifiers the share of equal entities over all texts.
     pub lowest: f64,
     pub mean: f64,
+    /// How far apart the scores of equal entities are at most; only of token classifiers.
+    pub score_difference: Option<f64>,
     /// The share of each text's ten nearest texts that are the same; only of vectors, and of more than eleven texts.
     pub agreement: Option<f64>,
     /// Each text, by its index, the worst one first.
     worst: Vec<usize>,
+}
+
+/// What a variant has to reach.
+#[derive(Clone, Copy, Debug)]
+pub struct Bars {
+    /// The lowest likeness.
+    pub likeness: f64,
+    /// The largest difference of the scores of equal entities.
+    pub score_difference: f64,
+    /// The lowest speed, in texts per second of the original.
+    pub speedup: f64,
 }
 
 /// A variant of the original.
@@ -70,7 +83,7 @@ pub struct Trial<'a> {
     task: Task,
     cases: Vec<Case>,
     expected: Vec<TextResult>,
-    bar: f64,
+    bars: Bars,
     work: PathBuf,
     tried: usize,
 }
@@ -86,9 +99,59 @@ struct Kind {
 
 impl Measured {
     /// Whether the variant is good enough and fast enough.
-    pub fn holds(&self, bar: f64, speedup: f64) -> bool {
-        self.variant.fidelity.lowest >= bar && self.speedup >= speedup
+    pub fn holds(&self, bars: &Bars) -> bool {
+        self.variant.fidelity.holds(bars) && self.speedup >= bars.speedup
     }
+}
+
+// === impl Fidelity ===
+
+impl Fidelity {
+    /// Whether the answers are alike enough. What is no number is not.
+    pub fn holds(&self, bars: &Bars) -> bool {
+        self.lowest >= bars.likeness && self.score_difference.is_none_or(|found| found <= bars.score_difference)
+    }
+
+    /// The figures in words.
+    pub fn words(&self) -> String {
+        match self.score_difference {
+            Some(difference) => {
+                format!(
+                    "a share of equal entities of {:.4}, whose scores differ by at most {difference:.4}",
+                    self.lowest
+                )
+            }
+            None => format!("a lowest likeness of {:.4}, a mean of {:.4}", self.lowest, self.mean),
+        }
+    }
+}
+
+/// Why none of these variants is written: the bar that fails, with the variant that comes closest to it.
+pub fn failure(measured: &[Measured], bars: &Bars) -> String {
+    let faithful = measured.iter().filter(|found| found.variant.fidelity.holds(bars));
+    if let Some(Measured { variant, speedup, .. }) = faithful.max_by(|a, b| a.speedup.total_cmp(&b.speedup)) {
+        return format!(
+            "speed fails, not fidelity: of the variants that are alike enough the fastest, {}, has {speedup:.2} times the texts/s, expected at \
+             least {}",
+            variant.name, bars.speedup
+        );
+    }
+    let Some(Measured { variant, .. }) =
+        measured.iter().max_by(|a, b| a.variant.fidelity.lowest.total_cmp(&b.variant.fidelity.lowest))
+    else {
+        return "none could be made".to_owned();
+    };
+    let expected = match variant.fidelity.score_difference {
+        Some(_) => {
+            format!("a share of at least {} and a difference of at most {}", bars.likeness, bars.score_difference)
+        }
+        None => format!("a lowest likeness of at least {}", bars.likeness),
+    };
+    format!(
+        "fidelity fails, whatever the speed: the variant that is most alike, {}, has {}, expected {expected}",
+        variant.name,
+        variant.fidelity.words()
+    )
 }
 
 /// The variants with their rates; the first ones in `rates` are the original's.
@@ -130,7 +193,7 @@ fn kinds() -> Vec<Kind> {
 
 impl<'a> Trial<'a> {
     /// Asks the original for its answers.
-    pub fn new(stand: &'a Stand, texts: Vec<String>, bar: f64, work: PathBuf) -> anyhow::Result<Trial<'a>> {
+    pub fn new(stand: &'a Stand, texts: Vec<String>, bars: Bars, work: PathBuf) -> anyhow::Result<Trial<'a>> {
         let (task, takes_pairs) = stand.task()?;
         let pairs = takes_pairs.then(|| texts::pairs(&texts));
         let case = |(index, text): (usize, String)| Case {
@@ -141,7 +204,7 @@ impl<'a> Trial<'a> {
         let cases: Vec<Case> = texts.into_iter().enumerate().map(case).collect();
         ensure!(!cases.is_empty(), "there are no texts to compare");
         let expected = stand.answers(EXACT, task, &cases, true)?;
-        Ok(Trial { stand, task, cases, expected, bar, work, tried: 0 })
+        Ok(Trial { stand, task, cases, expected, bars, work, tried: 0 })
     }
 
     /// The variants that are worth measuring, each on the server, and the texts.
@@ -151,9 +214,9 @@ impl<'a> Trial<'a> {
         for Kind { name, words, smooth } in kinds() {
             let count = quantizer.matrices.len();
             let all = self.variant(quantizer, name, &format!("{words}, all {count} matrices"), &[])?;
-            let (lowest, worst) = (all.fidelity.lowest, all.fidelity.worst.clone());
+            let (holds, worst) = (all.fidelity.holds(&self.target()), all.fidelity.worst.clone());
             found.push(all);
-            if lowest >= self.target() {
+            if holds {
                 continue;
             }
             let changed = match smoothed {
@@ -164,9 +227,9 @@ impl<'a> Trial<'a> {
             if changed > 0 {
                 let words = format!("{words}, smoothed");
                 let all = self.variant(quantizer, smooth, &format!("{words}, all {count} matrices"), &[])?;
-                let (smoother, worst) = (all.fidelity.lowest, all.fidelity.worst.clone());
+                let (holds, worst) = (all.fidelity.holds(&self.target()), all.fidelity.worst.clone());
                 found.push(all);
-                if smoother >= self.target() {
+                if holds {
                     continue;
                 }
                 bases.push((smooth, words, worst));
@@ -182,9 +245,14 @@ impl<'a> Trial<'a> {
         Ok((found, self.cases.into_iter().map(|case| case.text).collect()))
     }
 
-    /// The lowest likeness that ends the search.
-    fn target(&self) -> f64 {
-        self.bar + (1.0 - self.bar) * IN_HAND
+    /// The likeness that ends the search.
+    fn target(&self) -> Bars {
+        let Bars { likeness, score_difference, .. } = self.bars;
+        Bars {
+            likeness: likeness + (1.0 - likeness) * IN_HAND,
+            score_difference: score_difference * (1.0 - IN_HAND),
+            ..self.bars
+        }
     }
 
     /// The texts whose activations are looked at: the worst ones, by their indices, and some spread over all.
@@ -218,7 +286,7 @@ impl<'a> Trial<'a> {
                 false => format!("{name}, without {count} of {} matrices", order.len()),
             };
             let variant = self.variant(quantizer, kind, &name, &order[..count])?;
-            let holds = variant.fidelity.lowest >= target;
+            let holds = variant.fidelity.holds(&target);
             if let Some(worse) = if holds { best.replace(variant) } else { Some(variant) } {
                 self.stand.remove(&worse.model)?;
                 std::fs::remove_dir_all(&worse.folder)?;
@@ -245,7 +313,7 @@ impl<'a> Trial<'a> {
         let alone = self.stand.answers(&model, self.task, &self.cases, true)?;
         let batched = self.stand.answers(&model, self.task, &self.cases, false)?;
         let fidelity = fidelity(&self.expected, &[alone, batched]);
-        tracing::info!(lowest = fidelity.lowest, mean = fidelity.mean, "{name}");
+        tracing::info!("{name}: {}", fidelity.words());
         let bytes = bytes_beside(&folder.join(FILE));
         Ok(Variant { name: name.to_owned(), model, folder, bytes, fidelity })
     }
@@ -257,12 +325,23 @@ fn fidelity(expected: &[TextResult], found: &[Vec<TextResult>]) -> Fidelity {
     let alike: Vec<f64> = (0..expected.len()).map(likeness).collect();
     let mut worst: Vec<usize> = (0..alike.len()).collect();
     worst.sort_by(|&a, &b| alike[a].total_cmp(&alike[b]));
+    let entities: Vec<Entities> = found.iter().filter_map(|way| entities(expected, way)).collect();
+    let share = entities.iter().map(Entities::share).fold(1.0, lower);
+    let lowest = alike.iter().copied().fold(1.0, lower);
     Fidelity {
-        lowest: alike.iter().copied().fold(1.0, lower),
+        // A text with one entity that is missing would be as far off as can be.
+        lowest: if entities.is_empty() { lowest } else { share },
         mean: alike.iter().sum::<f64>() / alike.len().max(1) as f64,
+        score_difference: entities.iter().map(|found| found.difference).reduce(higher),
         agreement: found.first().and_then(|found| agreement(expected, found)),
         worst,
     }
+}
+
+/// The entities of all texts beside the expected ones; `None` for answers of another kind.
+fn entities(expected: &[TextResult], found: &[TextResult]) -> Option<Entities> {
+    let each = found.iter().zip(expected).map(|(found, expected)| found.entities(expected));
+    each.reduce(|all, one| Some(all?.and(one?))).flatten()
 }
 
 /// The mean share of a text's nearest texts that stay its nearest.
@@ -329,12 +408,61 @@ mod tests {
 
     #[test]
     fn a_speed_is_the_median_of_ratios_within_rounds() {
-        let fidelity = Fidelity { lowest: 0.995, mean: 0.999, agreement: None, worst: vec![] };
-        let variant =
-            Variant { name: "v".to_owned(), model: "m".to_owned(), folder: PathBuf::new(), bytes: 1, fidelity };
+        let variant = variant("v", 0.995, None);
         // The machine is half as fast in the second round.
         let found = measured(vec![variant], &[vec![100.0, 50.0, 100.0], vec![190.0, 95.0, 300.0]]);
         assert_eq!((found[0].speedup, found[0].rate, found[0].original), (1.9, 190.0, 100.0));
-        assert!(found[0].holds(0.99, 1.8) && !found[0].holds(0.996, 1.8) && !found[0].holds(0.99, 2.0));
+        assert!(
+            found[0].holds(&bars(0.99, 1.8)) && !found[0].holds(&bars(0.996, 1.8)) && !found[0].holds(&bars(0.99, 2.0))
+        );
+    }
+
+    fn variant(name: &str, lowest: f64, score_difference: Option<f64>) -> Variant {
+        let fidelity = Fidelity { lowest, mean: 0.999, score_difference, agreement: None, worst: vec![] };
+        Variant { name: name.to_owned(), model: "m".to_owned(), folder: PathBuf::new(), bytes: 1, fidelity }
+    }
+
+    fn bars(likeness: f64, speedup: f64) -> Bars {
+        Bars { likeness, score_difference: 0.05, speedup }
+    }
+
+    #[test]
+    fn one_missing_entity_of_many_is_a_share_and_scores_have_a_bar_of_their_own() {
+        let entity =
+            |text: usize, score: f64| serde_json::json!({"entity_group": "LOC", "start": text, "score": score});
+        let answers = |missing: Option<usize>, score: f64| -> Vec<TextResult> {
+            let one =
+                |text| TextResult::Entities(if missing == Some(text) { vec![] } else { vec![entity(text, score)] });
+            (0..50).map(one).collect()
+        };
+        let found = fidelity(&answers(None, 0.9), &[answers(None, 0.9), answers(Some(7), 0.87)]);
+        assert!((found.lowest - 98.0 / 99.0).abs() < 1e-9 && found.worst[0] == 7, "{found:?}");
+        assert!((found.score_difference.unwrap() - 0.03).abs() < 1e-9);
+        assert!(found.holds(&bars(0.98, 1.0)) && !found.holds(&bars(0.995, 1.0)));
+        assert!(!found.holds(&Bars { score_difference: 0.02, ..bars(0.98, 1.0) }));
+    }
+
+    #[test]
+    fn the_bar_that_fails_is_named() {
+        let found = |lowest, score_difference, speedup| Measured {
+            variant: variant("v", lowest, score_difference),
+            rate: 1.0,
+            original: 1.0,
+            speedup,
+        };
+        let told = failure(&[found(0.999, None, 0.8), found(0.5, None, 3.0)], &bars(0.99, 1.0));
+        assert!(
+            told.starts_with("speed fails") && told.contains("0.80 times the texts/s, expected at least 1"),
+            "{told}"
+        );
+        let told = failure(&[found(0.9, None, 2.0)], &bars(0.99, 1.0));
+        assert!(told.starts_with("fidelity fails") && told.contains("likeness of 0.9000"), "{told}");
+        let told = failure(&[found(1.0, Some(0.2), 2.0)], &bars(0.99, 1.0));
+        assert!(
+            told.contains(
+                "differ by at most 0.2000, expected a share of at least 0.99 and a difference of at most 0.05"
+            ),
+            "{told}"
+        );
     }
 }

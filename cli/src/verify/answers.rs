@@ -6,8 +6,10 @@ use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 use trireme_model_repository::Task;
 
-/// How far apart the scores of equal entities may be.
-const SAME_SCORE: f64 = 1e-3;
+use crate::style::harmless;
+
+/// Characters that are shown from where two texts differ.
+const SHOWN: usize = 40;
 
 /// A model's answer for one text.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +24,19 @@ pub enum TextResult {
     Scores(Vec<f64>),
     /// Entities as JSON objects.
     Entities(Vec<Value>),
+    /// A text that the model generated.
+    Text(String),
+}
+
+/// The entities of two answers beside each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Entities {
+    /// Entities of either answer that the other one has, too.
+    equal: usize,
+    /// Entities of both answers.
+    all: usize,
+    /// How far apart the scores of equal ones are at most.
+    pub difference: f64,
 }
 
 /// The outputs of one request, by name.
@@ -37,8 +52,8 @@ pub struct Output {
 }
 
 /// The operations whose results can be compared.
-const COMPARED: [Task; 6] =
-    [Task::Embed, Task::Sparse, Task::MultiVector, Task::Rerank, Task::Classify, Task::TokenClassify];
+const COMPARED: [Task; 7] =
+    [Task::Embed, Task::Sparse, Task::MultiVector, Task::Rerank, Task::Classify, Task::TokenClassify, Task::Generate];
 
 /// The task of this name, if answers of it can be compared.
 pub fn task_of(name: &str) -> anyhow::Result<Task> {
@@ -55,8 +70,9 @@ pub fn measure(task: Task) -> &'static str {
     match task {
         Task::MultiVector => "cosine of a token",
         Task::Rerank | Task::Classify => "1 - difference of scores",
-        Task::TokenClassify => "1 where entities are the same",
-        Task::Embed | Task::Sparse | Task::Generate | Task::Tokenize | Task::Decode => "cosine",
+        Task::TokenClassify => "share of equal entities, or 1 - difference of their scores,",
+        Task::Generate => "1 where texts are equal",
+        Task::Embed | Task::Sparse | Task::Tokenize | Task::Decode => "cosine",
     }
 }
 
@@ -67,8 +83,8 @@ pub fn tasks_of(config: &Value) -> anyhow::Result<Vec<Task>> {
         ensure!(!tasks.is_empty(), "the model's task is '{named}', which cannot be verified");
         return Ok(tasks);
     }
-    let outputs: Vec<&str> =
-        config["output"].as_array().into_iter().flatten().filter_map(|output| output["name"].as_str()).collect();
+    let declared = || config["output"].as_array().into_iter().flatten();
+    let outputs: Vec<&str> = declared().filter_map(|output| output["name"].as_str()).collect();
     let texts = config["input"].as_array().map_or(0, Vec::len);
     let found = |name: &&str| {
         let is_first = |task: &Task| task.outputs().first().is_some_and(|(output, ..)| output == name);
@@ -80,6 +96,7 @@ pub fn tasks_of(config: &Value) -> anyhow::Result<Vec<Task>> {
     let tasks: Vec<Task> = outputs.iter().filter_map(found).collect();
     match (tasks.is_empty(), outputs.len()) {
         (false, _) => Ok(tasks),
+        (true, 1) if declared().all(|output| output["data_type"] == "TYPE_STRING") => Ok(vec![Task::Generate]),
         (true, 1) => Ok(vec![Task::Embed]),
         _ => bail!("the model's outputs {outputs:?} do not tell what it does: say it by --task"),
     }
@@ -119,7 +136,14 @@ pub fn read(task: Task, outputs: &Outputs, rows: usize) -> anyhow::Result<Vec<Te
             };
             get("entities")?.rows(rows)?.into_iter().map(entities).collect()
         }
-        Task::Generate | Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
+        Task::Generate => {
+            let text = |row: &[Value]| match row {
+                [Value::String(text)] => Ok(TextResult::Text(text.clone())),
+                _ => bail!("output 'generated_text' has {} texts in a row, expected one", row.len()),
+            };
+            get("generated_text")?.rows(rows)?.into_iter().map(text).collect()
+        }
+        Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
     }
 }
 
@@ -142,7 +166,10 @@ pub fn expected(task: Task, line: &Value) -> anyhow::Result<TextResult> {
             TextResult::Tokens(tokens.context("'token_embeddings' is no list of lists")?)
         }
         Task::TokenClassify => TextResult::Entities(list("entities")?.clone()),
-        Task::Generate | Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
+        Task::Generate => {
+            TextResult::Text(line["generated_text"].as_str().context("there is no text 'generated_text'")?.to_owned())
+        }
+        Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
     })
 }
 
@@ -188,9 +215,66 @@ impl TextResult {
                 let largest = b.iter().fold(1.0f64, |largest, score| largest.max(score.abs()));
                 a.iter().zip(b).map(|(a, b)| 1.0 - (a - b).abs() / largest).fold(1.0, lower)
             }
-            (TextResult::Entities(a), TextResult::Entities(b)) => f64::from(u8::from(same_entities(a, b))),
+            (TextResult::Entities(..), TextResult::Entities(..)) => {
+                self.entities(other).map_or(0.0, |found| lower(found.share(), 1.0 - found.difference))
+            }
+            (TextResult::Text(a), TextResult::Text(b)) => f64::from(u8::from(a == b)),
             _ => 0.0,
         }
+    }
+
+    /// The entities of two answers beside each other; `None` for answers of another kind.
+    pub fn entities(&self, other: &TextResult) -> Option<Entities> {
+        match (self, other) {
+            (TextResult::Entities(a), TextResult::Entities(b)) => Some(Entities::of(a, b)),
+            _ => None,
+        }
+    }
+
+    /// Where a generated text parts from the expected one, in words; `None` where they are equal, and for answers of another kind.
+    pub fn parting(&self, expected: &TextResult) -> Option<String> {
+        let (TextResult::Text(found), TextResult::Text(expected)) = (self, expected) else { return None };
+        if found == expected {
+            return None;
+        }
+        let same = found.chars().zip(expected.chars()).take_while(|(a, b)| a == b).count();
+        let rest = |text: &str| {
+            let rest: String = text.chars().skip(same).take(SHOWN).collect();
+            if rest.is_empty() { "its end".to_owned() } else { format!("'{}'", harmless(&rest)) }
+        };
+        Some(format!("character {}: found {}, expected {}", same + 1, rest(found), rest(expected)))
+    }
+}
+
+// === impl Entities ===
+
+impl Entities {
+    /// Counts the entities that have the same label at the same place in both lists.
+    fn of(a: &[Value], b: &[Value]) -> Entities {
+        let mut found = Entities { equal: 0, all: a.len() + b.len(), difference: 0.0 };
+        let mut left: Vec<&Value> = b.iter().collect();
+        for entity in a {
+            let Some(at) = left.iter().position(|other| is_same(entity, other)) else { continue };
+            let other = left.swap_remove(at);
+            let score = |entity: &Value| entity["score"].as_f64().unwrap_or(f64::NAN);
+            found.equal += 2;
+            found.difference = higher(found.difference, (score(entity) - score(other)).abs());
+        }
+        found
+    }
+
+    /// Both together.
+    pub fn and(self, other: Entities) -> Entities {
+        Entities {
+            equal: self.equal + other.equal,
+            all: self.all + other.all,
+            difference: higher(self.difference, other.difference),
+        }
+    }
+
+    /// The share of the entities of both answers that the other one has, too: 1 where there are none.
+    pub fn share(&self) -> f64 {
+        if self.all == 0 { 1.0 } else { self.equal as f64 / self.all as f64 }
     }
 }
 
@@ -217,15 +301,15 @@ fn cosine(a: &[f64], b: &[f64]) -> f64 {
     lower(dot(a, b) / (long * short), short / long)
 }
 
-/// Whether two lists of entities are the same except for the last digits of scores.
-fn same_entities(a: &[Value], b: &[Value]) -> bool {
-    let same = |(a, b): (&Value, &Value)| {
-        let (Some(a), Some(b)) = (a.as_object(), b.as_object()) else { return false };
-        let close = |a: &Value, b: &Value| matches!((a.as_f64(), b.as_f64()), (Some(a), Some(b)) if (a - b).abs() <= SAME_SCORE);
-        a.len() == b.len()
-            && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| if key == "score" { close(a, b) } else { a == b }))
-    };
-    a.len() == b.len() && a.iter().zip(b).all(same)
+/// Whether two entities are the same except for their scores.
+fn is_same(a: &Value, b: &Value) -> bool {
+    let (Some(a), Some(b)) = (a.as_object(), b.as_object()) else { return false };
+    a.len() == b.len() && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| key == "score" || a == b))
+}
+
+/// The higher one; NaN is higher than any number.
+pub fn higher(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
 
 #[cfg(test)]
@@ -255,13 +339,30 @@ mod tests {
     }
 
     #[test]
-    fn entities_are_the_same_to_within_rounding() {
-        let entities = |score: f64, start: i64| {
-            TextResult::Entities(vec![json!({"entity": "LOC", "score": score, "start": start})])
+    fn entities_are_alike_by_the_share_of_equal_ones_and_their_scores() {
+        let entities = |all: &[(f64, i64)]| {
+            let one = |(score, start): &(f64, i64)| json!({"entity": "LOC", "score": score, "start": start});
+            TextResult::Entities(all.iter().map(one).collect())
         };
-        assert_eq!(entities(0.5, 1).likeness(&entities(0.5004, 1)), 1.0);
-        assert_eq!(entities(0.5, 1).likeness(&entities(0.6, 1)), 0.0);
-        assert_eq!(entities(0.5, 1).likeness(&entities(0.5, 2)), 0.0);
+        let likeness = |a: &[(f64, i64)], b: &[(f64, i64)]| entities(a).likeness(&entities(b));
+        assert_eq!(likeness(&[], &[]), 1.0);
+        assert_eq!(likeness(&[(0.5, 1)], &[(0.75, 1)]), 0.75, "a score");
+        assert_eq!(likeness(&[(0.5, 1)], &[(0.5, 2)]), 0.0, "a place");
+        assert_eq!(likeness(&[(0.5, 1), (0.5, 9)], &[(0.5, 1)]), 2.0 / 3.0, "one more");
+        assert!(likeness(&[(f64::NAN, 1)], &[(0.5, 1)]).is_nan());
+        let both = entities(&[(0.5, 1)]).entities(&entities(&[(0.25, 1)])).unwrap();
+        let both = both.and(entities(&[(0.5, 1)]).entities(&entities(&[])).unwrap());
+        assert_eq!((both.share(), both.difference), (2.0 / 3.0, 0.25));
+    }
+
+    #[test]
+    fn texts_part_at_a_character() {
+        let text = |text: &str| TextResult::Text(text.to_owned());
+        assert_eq!(text("abc").parting(&text("abc")), None);
+        let parting = text("naïve").parting(&text("naïf")).unwrap();
+        assert_eq!(parting, "character 4: found 've', expected 'f'");
+        assert_eq!(text("a").parting(&text("ab")).unwrap(), "character 2: found its end, expected 'b'");
+        assert_eq!(text("a").parting(&TextResult::Vector(vec![])), None);
     }
 
     #[test]
@@ -276,6 +377,8 @@ mod tests {
         assert_eq!(outputs(&["scores"], 1).unwrap(), [Task::Classify]);
         assert_eq!(outputs(&["scores"], 2).unwrap(), [Task::Rerank]);
         assert_eq!(outputs(&["whatever"], 1).unwrap(), [Task::Embed]);
+        let texts = json!({"output": [{"name": "translation", "data_type": "TYPE_STRING"}]});
+        assert_eq!(tasks_of(&texts).unwrap(), [Task::Generate]);
         assert!(outputs(&["a", "b"], 1).unwrap_err().to_string().contains("--task"));
     }
 }

@@ -1,7 +1,10 @@
 //! `trireme verify`: compares a model's answers with those of its own library for the same texts, each text alone and all texts
 //! batched; and the answers of the batch with those of each text alone. Exit code 0: all answers are alike; 1: some differ; 2: they could not be compared.
+//! `--all` does so for every model folder under a directory ([`all`]).
 
+mod all;
 pub mod answers;
+mod comparison;
 pub mod reference;
 pub mod served;
 pub mod texts;
@@ -17,15 +20,12 @@ use trireme_model_repository::{FolderChoices, ModelFolder, Task, folder_name, is
 use trireme_runtime::{FolderArgs, local_folder, name_and_model, service};
 use trireme_telemetry::TelemetryArgs;
 
-use self::answers::{TextResult, expected, lower, measure, task_of, tasks_of};
-use self::reference::{Case, Library};
+use self::answers::{task_of, tasks_of};
+use self::comparison::{ALONE, BATCHED, Comparison, report};
+use self::reference::Library;
 use self::served::Model;
 pub use self::served::NoAnswer;
 use crate::serve::{self, ServeArgs, Server};
-use crate::style::{Style, cell, colours, harmless, paint, table};
-
-/// Characters of a text that are shown.
-const SHOWN: usize = 60;
 
 /// The exit code where nothing could be compared.
 const NOT_COMPARED: u8 = 2;
@@ -42,6 +42,10 @@ pub struct VerifyArgs {
     #[arg(value_name = "NAME", conflicts_with = "server")]
     model: Option<String>,
 
+    /// Verify every model folder under the directory MODEL, as in Hugging Face's cache, one after the other
+    #[arg(long, conflicts_with_all = ["server", "folder", "vectors", "model"])]
+    all: bool,
+
     /// A server that runs, to ask instead of one that is started for this; https:// in front for TLS
     #[arg(long, value_name = "URL")]
     server: Option<String>,
@@ -56,7 +60,7 @@ pub struct VerifyArgs {
     python: PathBuf,
 
     /// A file to compare with, instead of a folder: one JSON object a line with `text`, and `embedding`, `sparse`,
-    /// `token_embeddings`, `scores` or `entities`; `text_pair` where the model takes pairs
+    /// `token_embeddings`, `scores`, `entities` or `generated_text`; `text_pair` where the model takes pairs
     #[arg(long, value_name = "FILE", conflicts_with_all = ["folder", "texts"])]
     vectors: Option<PathBuf>,
 
@@ -100,40 +104,40 @@ struct Verify {
     verify: VerifyArgs,
 }
 
-/// Each text asked alone.
-const ALONE: &str = "alone";
-
-/// All texts in requests of as many rows as the model takes.
-const BATCHED: &str = "batched";
-
-/// The answers of a batch beside those of the same server for each text alone: a row must not depend on the others of its request.
-const BESIDE: &str = "batched, to alone";
-
-/// The result of one comparison: each text alone or all batched with the library, or both with each other.
-struct Comparison {
-    task: Task,
-    way: &'static str,
-    /// The lowest likeness that is good enough.
-    bar: f64,
+/// What the comparison of a model gave.
+pub struct Verified {
+    /// The report: a table, and the sentence.
+    pub text: String,
+    /// Whether all answers are alike enough.
+    pub passed: bool,
+    /// The result in a sentence.
+    pub sentence: String,
+    /// The model's tasks.
+    tasks: String,
+    /// The lowest likeness to the library's answers.
     lowest: f64,
-    mean: f64,
-    worst: usize,
 }
 
 /// Compares and prints.
 pub fn run(args: &VerifyArgs) -> ExitCode {
     let mut code = ExitCode::from(NOT_COMPARED);
     let ran = service::block_on("verify", &args.telemetry, async {
-        let (text, passed) = verify(args).await?;
+        let (text, found) = match args.all {
+            true => all::verify_all(args).await?,
+            false => {
+                let found = verify(args).await?;
+                (found.text, if found.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            }
+        };
         let written = crate::output::write_out(text.as_bytes());
-        code = if passed { written } else { ExitCode::FAILURE };
+        code = if found == ExitCode::SUCCESS { written } else { found };
         Ok(())
     });
     if ran == ExitCode::SUCCESS { code } else { ExitCode::from(NOT_COMPARED) }
 }
 
-/// The report, and whether all answers are alike enough.
-pub async fn verify(args: &VerifyArgs) -> anyhow::Result<(String, bool)> {
+/// Compares the answers of a model.
+pub async fn verify(args: &VerifyArgs) -> anyhow::Result<Verified> {
     if let Some(url) = &args.server {
         return compare(Comparing::of(args, None)?, args, url.clone()).await;
     }
@@ -190,7 +194,7 @@ fn folder_choices(args: &VerifyArgs, folder: &Path) -> FolderArgs {
 }
 
 /// Compares on a thread of its own, because the HTTP client blocks and the server in this process has to go on.
-async fn compare(comparing: Comparing, args: &VerifyArgs, url: String) -> anyhow::Result<(String, bool)> {
+async fn compare(comparing: Comparing, args: &VerifyArgs, url: String) -> anyhow::Result<Verified> {
     let (headers, timeout_secs) = (args.headers.clone(), args.timeout_secs);
     let blocking = move || comparing.run(&Model::new(&url, &comparing.model, headers, timeout_secs)?);
     tokio::task::spawn_blocking(blocking).await.context("comparing ended early")?
@@ -262,7 +266,7 @@ impl Comparing {
         })
     }
 
-    fn run(&self, model: &Model) -> anyhow::Result<(String, bool)> {
+    fn run(&self, model: &Model) -> anyhow::Result<Verified> {
         let tasks = if self.tasks.is_empty() { tasks_of(&model.config)? } else { self.tasks.clone() };
         let texts = match &self.texts {
             Some(path) => {
@@ -283,7 +287,7 @@ impl Comparing {
             comparisons.push(Comparison::of(task, BATCHED, self.min_cosine, &cases, batched)?);
             comparisons.push(Comparison::beside(task, self.min_cosine, alone, batched));
         }
-        Ok(self.report(&cases, &comparisons))
+        Ok(report(&self.model, &self.library.name(), self.min_cosine, &cases, &comparisons))
     }
 
     fn parameters(&self, tasks: &[Task]) -> Map<String, Value> {
@@ -295,154 +299,5 @@ impl Comparing {
             parameters.insert("aggregation_strategy".to_owned(), json!(self.aggregation));
         }
         parameters
-    }
-
-    fn report(&self, cases: &[Case], comparisons: &[Comparison]) -> (String, bool) {
-        let lines: Vec<_> = comparisons
-            .iter()
-            .map(|c| {
-                let style = if c.passes() { Style::Plain } else { Style::Bad };
-                vec![
-                    cell(c.task.name()),
-                    cell(c.way),
-                    (format!("{:.7}", c.lowest), style),
-                    cell(format!("{:.7}", c.mean)),
-                    cell(shown(&cases[c.worst].text)),
-                ]
-            })
-            .collect();
-        let mut out = String::new();
-        table(&mut out, &["task", "asked", ">lowest", ">mean", "worst text"], &lines, colours());
-        let with_library = || comparisons.iter().filter(|c| c.way != BESIDE);
-        let lowest = with_library().map(|c| c.lowest).fold(1.0, lower);
-        let passed = comparisons.iter().all(Comparison::passes);
-        let worst = with_library().find(|c| c.lowest.total_cmp(&lowest).is_eq() || c.lowest.is_nan());
-        let measure = worst.map_or("cosine", |c| measure(c.task));
-        let what = if with_library().all(Comparison::passes) { "serves what" } else { "does not serve what" };
-        let (library, bar) = (self.library.name(), self.min_cosine);
-        let mut sentence = format!(
-            "model '{}' {what} {library} computes: lowest {measure} {lowest:.7} over {} texts, expected at least {bar}",
-            self.model,
-            cases.len()
-        );
-        if let Some(beside) = comparisons.iter().find(|c| c.way == BESIDE && !c.passes()) {
-            sentence += &format!(
-                "; but the answer for a text depends on the others of its request: {:.7} for '{}', expected at least {:.7}",
-                beside.lowest,
-                shown(&cases[beside.worst].text),
-                beside.bar
-            );
-        }
-        out.push_str(&format!("{}\n", paint(&sentence, if passed { Style::Good } else { Style::Bad }, colours())));
-        (out, passed)
-    }
-}
-
-// === impl Comparison ===
-
-impl Comparison {
-    /// Answers beside the library's.
-    fn of(
-        task: Task,
-        way: &'static str,
-        bar: f64,
-        cases: &[Case],
-        answers: &[TextResult],
-    ) -> anyhow::Result<Comparison> {
-        let mut alike = Vec::with_capacity(cases.len());
-        for (case, answer) in cases.iter().zip(answers) {
-            let expected = expected(task, &case.line).with_context(|| format!("for text '{}'", shown(&case.text)))?;
-            alike.push(answer.likeness(&expected));
-        }
-        Ok(Comparison::summary(task, way, bar, &alike))
-    }
-
-    /// The answers of a batch beside those for each text alone. They come from one graph, so that the bar is ten times as close to 1 as that
-    /// for the library, which computes by other means.
-    fn beside(task: Task, bar: f64, alone: &[TextResult], batched: &[TextResult]) -> Comparison {
-        let alike: Vec<f64> = alone.iter().zip(batched).map(|(alone, batched)| batched.likeness(alone)).collect();
-        Comparison::summary(task, BESIDE, 1.0 - (1.0 - bar) / 10.0, &alike)
-    }
-
-    fn summary(task: Task, way: &'static str, bar: f64, alike: &[f64]) -> Comparison {
-        let worst = (0..alike.len()).min_by(|&a, &b| {
-            let rank = |value: f64| if value.is_nan() { f64::NEG_INFINITY } else { value };
-            rank(alike[a]).total_cmp(&rank(alike[b]))
-        });
-        let worst = worst.unwrap_or(0);
-        let mean = alike.iter().sum::<f64>() / alike.len() as f64;
-        Comparison { task, way, bar, lowest: alike[worst], mean, worst }
-    }
-
-    /// Whether all answers are alike enough. What is no number is not.
-    fn passes(&self) -> bool {
-        self.lowest >= self.bar
-    }
-}
-
-/// A text as it is shown: its beginning, on one line.
-fn shown(text: &str) -> String {
-    let line = harmless(&text.split_whitespace().collect::<Vec<_>>().join(" "));
-    match line.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}… ({} characters)", &line[..end], text.chars().count()),
-        None => line,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn case(text: &str, embedding: &[f64]) -> Case {
-        Case { text: text.to_owned(), pair: None, line: json!({ "embedding": embedding }) }
-    }
-
-    fn comparing(min_cosine: f64) -> Comparing {
-        Comparing {
-            model: "m".to_owned(),
-            library: Library::File("f".into()),
-            tasks: vec![],
-            texts: None,
-            min_cosine,
-            prompt_name: None,
-            aggregation: "simple".to_owned(),
-        }
-    }
-
-    #[test]
-    fn the_worst_text_is_named_and_decides() {
-        let cases = [case("good", &[1.0, 0.0]), case("bad one", &[0.0, 1.0])];
-        let answers = [TextResult::Vector(vec![1.0, 0.0]), TextResult::Vector(vec![0.6, 0.8])];
-        let comparison = Comparison::of(Task::Embed, ALONE, 0.9, &cases, &answers).unwrap();
-        assert_eq!((comparison.worst, comparison.lowest, comparison.mean), (1, 0.8, 0.9));
-        let (text, passed) = comparing(0.9).report(&cases, &[comparison]);
-        assert!(!passed && text.contains("bad one") && text.contains("lowest cosine 0.8000000 over 2 texts"), "{text}");
-    }
-
-    #[test]
-    fn what_is_no_number_fails_whatever_the_bar() {
-        let cases = [case("t", &[1.0]), case("u", &[1.0])];
-        let answers = [TextResult::Vector(vec![f64::NAN]), TextResult::Vector(vec![1.0])];
-        let comparison = Comparison::of(Task::Embed, BATCHED, 0.0, &cases, &answers).unwrap();
-        assert_eq!(comparison.worst, 0);
-        assert!(!comparing(0.0).report(&cases, &[comparison]).1);
-    }
-
-    #[test]
-    fn a_row_that_sees_its_neighbours_fails_although_the_library_is_as_far_away() {
-        let cases = [case("t", &[1.0, 0.0]), case("u", &[1.0, 0.0])];
-        let right = TextResult::Vector(vec![1.0, 0.0]);
-        let batched = [right.clone(), TextResult::Vector(vec![0.99995, 0.01])];
-        let with_library = Comparison::of(Task::Embed, BATCHED, 0.9999, &cases, &batched).unwrap();
-        assert!(with_library.passes());
-        let beside = Comparison::beside(Task::Embed, 0.9999, &[right.clone(), right], &batched);
-        let (text, passed) = comparing(0.9999).report(&cases, &[with_library, beside]);
-        assert!(!passed && text.contains("depends on the others of its request"), "{text}");
-    }
-
-    #[test]
-    fn long_texts_are_shown_by_their_beginning() {
-        assert_eq!(shown("a\n b"), "a b");
-        assert!(shown(&"é".repeat(99)).ends_with("… (99 characters)"));
     }
 }

@@ -146,6 +146,37 @@ def token_classify(ask):
     return [{"entities": [plain(entity) for entity in model(text)] if text.strip() else []} for text in ask["texts"]]
 
 
+class Refused(Exception):
+    """Why there is nothing to compare with, in words for the person who asked."""
+
+
+def generate(ask):
+    """As `generate` of transformers does with the folder's own generation configuration."""
+    import torch
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(ask["folder"])
+    model = AutoModelForSeq2SeqLM.from_pretrained(ask["folder"]).float().eval()
+    if model.generation_config.do_sample:
+        raise Refused("do_sample is true in the folder's generation configuration, so that each answer is drawn by chance: verify a copy whose "
+                      "generation_config.json has do_sample false")
+    lengths = [tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None)]
+    longest = min((length for length in lengths if length and length < 1e9), default=None)
+    options, target = {}, getattr(tokenizer, "tgt_lang", None)
+    if target:
+        # The first token of the output, as the tokenizer names it for the language.
+        by_name = getattr(tokenizer, "get_lang_id", tokenizer.convert_tokens_to_ids)
+        options["forced_bos_token_id"] = by_name(target)
+    found = []
+    for text in ask["texts"]:
+        encoded = tokenizer([text], truncation=longest is not None, max_length=longest, return_tensors="pt")
+        taken = {name: encoded[name] for name in ("input_ids", "attention_mask")}
+        with torch.no_grad():
+            ids = model.generate(**taken, **options)
+        found.append({"generated_text": tokenizer.decode(ids[0], skip_special_tokens=True)})
+    return found
+
+
 def plain(entity):
     return {key: value if isinstance(value, (int, str)) else float(value) for key, value in entity.items()}
 
@@ -164,7 +195,11 @@ def main():
     ask = json.load(sys.stdin)
     # Libraries print to standard output; the answer keeps it for itself, and their prints go to standard error.
     answer, sys.stdout = sys.stdout, sys.stderr
-    for line in lines_of(ask):
+    try:
+        lines = lines_of(ask)
+    except Refused as refused:
+        lines = [{"refused": str(refused)}]
+    for line in lines:
         answer.write(json.dumps(line) + "\n")
 
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 use trireme_model_repository::Task;
 
@@ -74,6 +74,9 @@ impl Library {
         let case = |(index, line): (usize, &str)| {
             let place = || format!("{name}, line {}", index + 1);
             let line: Value = serde_json::from_str(line).with_context(place)?;
+            if let Some(reason) = line["refused"].as_str() {
+                bail!("there is nothing to compare with: {reason}");
+            }
             let text = line["text"].as_str().context("there is no 'text'").with_context(place)?.to_owned();
             let pair = line["text_pair"].as_str().map(str::to_owned);
             Ok(Case { text, pair, line })

@@ -583,6 +583,25 @@ fn verify_serves_a_folder_under_its_own_name_or_another() {
     }
 }
 
+#[test]
+fn verify_goes_through_a_folder_of_folders_and_tells_why_one_is_not_compared() {
+    let (root, whole, bare) = (tempfile::tempdir().expect("a temporary folder"), tiny(), tiny());
+    fs::remove_dir_all(bare.path().join("onnx")).expect("it was there");
+    fs::create_dir(root.path().join("team")).expect("a folder can be made");
+    for (folder, name) in [(&whole, "team/whole"), (&bare, "bare")] {
+        fs::rename(folder.path(), root.path().join(name)).expect("both are in the same file system");
+    }
+    let mut command = product("trireme");
+    command.args(["verify", "--all"]).arg(root.path()).args(["--python", "/nowhere/python"]);
+    let verified = command.output().expect("the command runs");
+    let said = String::from_utf8_lossy(&verified.stdout);
+    assert_eq!(verified.status.code(), Some(2), "{said}{}", String::from_utf8_lossy(&verified.stderr));
+    let reason = |name: &str, reason: &str| said.lines().any(|line| line.contains(name) && line.contains(reason));
+    assert!(reason("bare", "not compared: ") && reason("bare", "holds no ONNX file"), "{said}");
+    assert!(reason("team/whole", "not compared: cannot start /nowhere/python"), "{said}");
+    assert!(said.ends_with("0 are served as their libraries compute, 0 differ, 2 could not be compared\n"), "{said}");
+}
+
 /// The files of a folder, by their paths in it.
 fn files(root: &Path, inner: &str) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(root.join(inner)).expect("a folder").flatten();

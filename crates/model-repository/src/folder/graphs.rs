@@ -134,11 +134,16 @@ fn choose(reader: &Reader<'_>, folder: &str, export: &str) -> Option<Derived<Str
             None
         }
         Choice::Lacking(lacking) => {
-            match reader.choices().graph {
-                Some(_) => reader.fault(lacking),
-                None => {
+            match (&reader.choices().graph, reader.precision()) {
+                (None, Precision::Int8) => {
                     reader.fault(format_args!("{lacking}; make one with: trireme optimize {}", reader.root().display()))
                 }
+                (None, _) => reader.fault(format_args!(
+                    "{lacking}; leave --precision out to serve the most exact file, or take one with weights of 8 bits: trireme optimize {0} && \
+                     trireme serve {0} --precision int8",
+                    reader.root().display()
+                )),
+                (Some(_), _) => reader.fault(lacking),
             }
             None
         }

@@ -637,6 +637,9 @@ fn a_variant_is_served_when_it_is_asked_for() {
     let lacking = file(Precision::Int8).unwrap_err().to_string();
     assert!(lacking.contains("--precision int8 asks for an ONNX file of the name model_int8.onnx or "), "{lacking}");
     assert!(lacking.contains("found onnx/model.onnx; make one with: trireme optimize "), "{lacking}");
+    let lacking = file(Precision::Fp16).unwrap_err().to_string();
+    assert!(lacking.contains("found onnx/model.onnx; leave --precision out to serve"), "{lacking}");
+    assert!(lacking.ends_with("--precision int8"), "{lacking}");
 
     let graph = onnx(&IDS, &[("last_hidden_state", &[-1, -1, 8])]);
     let size = graph.len();

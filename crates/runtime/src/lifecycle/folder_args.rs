@@ -88,6 +88,25 @@ impl FolderArgs {
         ]
     }
 
+    /// These without the values for models of other names.
+    pub fn of(&self, name: &str) -> FolderArgs {
+        let mut own = self.clone();
+        let lists = [
+            &mut own.graph,
+            &mut own.task,
+            &mut own.pooling,
+            &mut own.normalize,
+            &mut own.padding_side,
+            &mut own.accelerator,
+            &mut own.accept,
+            &mut own.served_name,
+        ];
+        for list in lists {
+            list.retain(|value| value.split_once(':').is_none_or(|(of, _)| of == name));
+        }
+        own
+    }
+
     /// The same as words of a command line.
     pub fn words(&self) -> Vec<String> {
         let given = self
