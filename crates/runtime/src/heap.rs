@@ -1,4 +1,11 @@
 //! How the allocator of the C library keeps the memory that this process has given back.
+//!
+//! Large allocations are mappings, which the system gets back at once ([`give_back_large_allocations`]). Small ones lie in heaps. After
+//! a flood of requests a heap is mostly free, but something small at its end keeps all of it; a thread asks the C library for those pages
+//! ([`give_back_free_pages`]).
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+use std::time::Duration;
 
 /// Allocations of at least so many bytes are mappings of their own, which the system gets back when they are freed.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -24,20 +31,100 @@ pub fn give_back_large_allocations() {
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub fn give_back_large_allocations() {}
 
+/// How often the heaps are looked at.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const INTERVAL: Duration = Duration::from_secs(10);
+
+/// Growth since the last look that is worth asking for: 64 MiB.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const GROWTH: usize = 64 << 20;
+
+/// Starts a thread that gives free pages of the heaps back to the system while this process lives.
+///
+/// # Errors
+/// The system has no room for a thread.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+pub fn give_back_free_pages() -> std::io::Result<()> {
+    let look = || {
+        let mut heaps = Heaps { least: usize::MAX };
+        loop {
+            std::thread::sleep(INTERVAL);
+            heaps.look();
+        }
+    };
+    std::thread::Builder::new().name("heap".to_owned()).spawn(look).map(drop)
+}
+
+/// Other C libraries have no such call.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+pub fn give_back_free_pages() -> std::io::Result<()> {
+    Ok(())
+}
+
+/// The memory of this process when it was last asked for free pages.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+struct Heaps {
+    /// Resident bytes after the last request for free pages, or fewer if the process has shrunk since.
+    least: usize,
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+impl Heaps {
+    /// Gives free pages back if the process has grown by [`GROWTH`]. A process that needs what it has grown by pays once: the next look
+    /// takes that for its size.
+    #[allow(unsafe_code, reason = "the C library's call has no safe function")]
+    fn look(&mut self) {
+        let Some(resident) = resident_bytes() else { return };
+        self.least = self.least.min(resident);
+        if resident - self.least >= GROWTH {
+            // SAFETY: takes a number and no pointer; glibc locks each heap while it looks at it.
+            unsafe { libc::malloc_trim(0) };
+            self.least = resident_bytes().unwrap_or(resident);
+        }
+    }
+}
+
+/// The memory of this process that is not swapped out; `None` without a `/proc`.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn resident_bytes() -> Option<usize> {
+    let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: usize = pages.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size())
+}
+
 #[cfg(all(test, target_os = "linux", target_env = "gnu"))]
 mod tests {
     use super::*;
 
+    const MEBIBYTE: usize = 1 << 20;
+
+    /// Each of these tests asks how large the whole process is.
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     fn resident_bytes() -> usize {
-        let pages = std::fs::read_to_string("/proc/self/statm").expect("proc is mounted");
-        let pages: usize = pages.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("a number of pages");
-        pages * rustix::param::page_size()
+        super::resident_bytes().expect("proc is mounted")
+    }
+
+    /// A flood of requests of medium size, of which each leaves something small that stays.
+    #[test]
+    fn the_free_pages_of_a_heap_go_back_to_the_system() {
+        let _alone = ALONE.lock();
+        let mut heaps = Heaps { least: resident_bytes() };
+        let before = resident_bytes();
+        let (medium, small): (Vec<_>, Vec<_>) =
+            (0..4096).map(|number| (vec![1u8; 50_000], vec![1u8; 100 + number % 50])).unzip();
+        drop(medium);
+        assert!(resident_bytes() > before + 128 * MEBIBYTE, "the heap keeps what is free between what stays");
+        heaps.look();
+        let more = resident_bytes().saturating_sub(before);
+        assert!(more < 48 * MEBIBYTE, "{} MiB stay", more >> 20);
+        drop(small);
     }
 
     /// Requests of mixed sizes: each leaves something small that stays, as connections and counters do.
     #[test]
     fn the_memory_of_mixed_sizes_goes_back_to_the_system() {
-        const MEBIBYTE: usize = 1 << 20;
+        let _alone = ALONE.lock();
         give_back_large_allocations();
         // From then on glibc would have all of these in a heap.
         drop(vec![1u8; 16 * MEBIBYTE]);

@@ -292,12 +292,15 @@ fn block_on_boxed(
     raise_file_limit();
     heap::give_back_large_allocations();
     trireme_model_repository::remove_leftovers();
-    let outcome = tokio::runtime::Builder::new_multi_thread()
-        .thread_name(service)
-        .max_blocking_threads(BLOCKING_THREADS)
-        .thread_keep_alive(FOR_EVER)
-        .enable_all()
-        .build()
+    let outcome = heap::give_back_free_pages()
+        .and_then(|()| {
+            tokio::runtime::Builder::new_multi_thread()
+                .thread_name(service)
+                .max_blocking_threads(BLOCKING_THREADS)
+                .thread_keep_alive(FOR_EVER)
+                .enable_all()
+                .build()
+        })
         .map_err(anyhow::Error::from)
         .and_then(|runtime| {
             keep_blocking_threads(&runtime)?;

@@ -91,6 +91,7 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     forward::headers(headers, http.options.header_forward.as_ref(), own, &mut decoded.request.parameters);
     forward::timeout(headers, &mut decoded.request.parameters)?;
     let traceparent = body::text(headers, "traceparent").map(str::to_owned);
+    let held = permit.clone();
     let caller = Caller::Http("/v2/models/{model}/infer");
     let traced = Traced {
         request: decoded.request,
@@ -104,7 +105,10 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     };
     let response = http.handlers.infer(traced).await?;
     let size = response.outputs.iter().map(|output| output.data().len()).sum();
+    // Until they are JSON, which counts when it is sent.
+    held.add(size as u64);
     let encoded = work::convert(size, || infer::encode_infer_response(&response, &decoded.output_format)).await?;
+    held.give_back(size as u64);
     Ok(response::infer(encoded, &response.ledger, Coding::of_response(headers)).await?)
 }
 
