@@ -237,13 +237,22 @@ perf-analyzer: setup ## NVIDIA's perf_analyzer measures an ensemble over HTTP, g
 	cargo test --workspace --test suite perf_analyzer:: -- --include-ignored --test-threads 1 --nocapture
 
 .PHONY: wheel
-wheel: ## Builds target/wheels/trireme-….whl, which brings ONNX Runtime and nats-server as wheels of their own (PROFILE=release)
+wheel: ## Builds target/wheels/trireme_serve-….whl, which brings ONNX Runtime and nats-server as wheels of their own (PROFILE=release)
 	@scripts/make-wheel.sh target/wheels $(PROFILE)
 
 .PHONY: wheel-test
-wheel-test: ## Installs a wheel of the debug profile in an empty Python environment, and serves a model folder from there
+wheel-test: ## Installs a wheel of the debug profile in an empty Python environment without a compiler; serves a model folder from there, in one process and as several
 	@scripts/make-wheel.sh target/debug-wheels dev
 	@env -u ORT_DYLIB_PATH python3 tests/installed/wheel_test.py target/debug-wheels/*.whl
+
+.PHONY: image
+image: ## Builds the image trireme, which has every stage: docker run -p 8000:8000 trireme serve hf://org/name (needs docker)
+	docker build --target trireme --tag trireme .
+
+.PHONY: image-test
+image-test: setup-demo ## The same with the programs of the debug profile: no rights, a read-only file system, healthy, an answer (needs docker)
+	cargo build -p trireme
+	@python3 -B tests/installed/image_test.py target/debug/trireme
 
 .PHONY: s3-test
 s3-test: setup-demo ## Serves models from a server with S3's interface (moto), over a connection that is cut, too
