@@ -211,6 +211,10 @@ fn a_batch_of_embeddings_is_a_file_in_and_a_file_out(mode: Mode) {
     let form = Request::post("/v1/files", "any").header("Content-Type", "multipart/form-data; boundary=edge");
     let coded = send(address, &form.header("Content-Encoding", "gzip"));
     assert_eq!((coded.status, coded.text().contains("Content-Encoding is 'gzip'")), (415, true), "{}", coded.text());
+    let asked = json!({"input_file_id": "none", "endpoint": "/v1/embeddings", "completion_window": "24h"}).to_string();
+    let coded = send(address, &Request::post("/v1/batches", asked).header("Content-Encoding", "br"));
+    let says = coded.text().contains("Content-Encoding is 'br', expected one of gzip, deflate");
+    assert_eq!((coded.status, says), (415, true), "{}", coded.text());
 }
 
 /// A request for a model whose worker is not there yet waits; all processes and the broker are killed meanwhile.

@@ -62,7 +62,7 @@ impl HttpState {
     /// The whole JSON of a request, without its coding and a byte order mark, unless it is larger than allowed.
     pub async fn read(&self, request: Request) -> Result<Bytes, InferError> {
         let (parts, body) = request.into_parts();
-        // Triton looks at the coding of infer requests alone; JSON that is none says so.
+        // Triton looks at the coding of infer requests alone; JSON that is none says so. Routes that are not Triton's refuse it before.
         let coding = Coding::of_request(&parts.headers).unwrap_or(Coding::Identity);
         let (limit, permit) = (self.options.max_input_size, self.permit(&parts.extensions));
         let body = body::read(&parts.headers, body, body::Limit::json(limit)).await?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Path, RawQuery, Request, State};
-use axum::http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG};
+use axum::http::header::{ACCEPT_RANGES, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete as on_delete, get as on_get, post as on_post};
@@ -13,9 +13,11 @@ use futures_util::{StreamExt, TryStreamExt};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use trireme_inference::shown;
 use trireme_jobs::{File, Listed, NewUpload, Page};
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
+use trireme_server::http::coding::Coding;
 use trireme_server::http::json;
 use trireme_server::http::openapi::schema::{self, integer, nullable, object_with, plain, text};
 use trireme_server::http::response;
@@ -275,8 +277,13 @@ pub async fn read_json<T: DeserializeOwned>(http: &HttpState, request: Request) 
     parse(&read_body(http, request).await?)
 }
 
-/// Reads a small body.
+/// Reads a small body, in a coding that is supported.
 pub async fn read_body(http: &HttpState, request: Request) -> Result<Bytes, Refused> {
+    if Coding::of_request(request.headers()).is_none() {
+        let found = request.headers().get(CONTENT_ENCODING).map_or(&b""[..], HeaderValue::as_bytes);
+        let (found, known) = (String::from_utf8_lossy(found), Coding::SUPPORTED);
+        return Err(Refused::encoded(&format!("Content-Encoding is '{}', expected one of {known}", shown(&found))));
+    }
     http.read(request).await.map_err(|error| Refused::invalid(&error.message))
 }
 
