@@ -1,4 +1,4 @@
-//! The connections of a port, for HTTP/1.1 and for gRPC: they are accepted, served by a router, and wound up.
+//! The connections of a port, of HTTP/1.1 and of HTTP/2: they are accepted, served by a router, and wound up.
 //!
 //! Invariants:
 //! - A connection ends when its client closes it, has no request on it or reads nothing for too long, at its maximum age, when
@@ -15,6 +15,7 @@
 mod frames;
 mod limiter;
 mod tls;
+mod unread;
 mod write_timeout;
 
 use std::convert::Infallible;
@@ -25,10 +26,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::HttpBody;
+use axum::body::Body;
 use axum::http::header::CONNECTION;
 use axum::http::{HeaderValue, Request, Response};
-use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::rt::Executor;
@@ -45,7 +45,10 @@ use trireme_engine::TaskSet;
 use frames::FrameLimit;
 pub use limiter::{ConnectionArgs, ConnectionLimiter, Limits, Peer, Place, Spare};
 pub use tls::{Pem, Tls, TlsFiles, refused_certificate};
+use unread::Unread;
 use write_timeout::WriteTimeout;
+
+use crate::body::ReadTimeout;
 
 /// Largest head of an HTTP/1.1 request, in bytes.
 const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -65,20 +68,35 @@ const FIRST_REQUEST: Duration = Duration::from_secs(1);
 /// How long to wait before accepting again when there is no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// The first bytes of a connection of HTTP/2.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// The pauses between looks at a connection that has sent only a part of [`PREFACE`]: each is twice the one before.
+const LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(1)];
+
+/// The name of HTTP/2 in TLS handshakes (ALPN).
+const ALPN_HTTP2: &[u8] = b"h2";
+
 /// The protocol of a port.
 #[derive(Clone, Copy, Debug)]
 pub enum Protocol {
     /// HTTP/1.1
     Http1,
     /// HTTP/2
-    Http2 {
-        /// Silence after which a client is pinged.
-        keepalive_time: Duration,
-        /// Time for the answer to a ping.
-        keepalive_timeout: Duration,
-        /// Age at which a connection takes no more calls.
-        max_age: Option<Duration>,
-    },
+    Http2(Http2),
+    /// HTTP/1.1, and HTTP/2 with clients that choose it in the TLS handshake (ALPN), or begin with it where there is no TLS.
+    Either(Http2),
+}
+
+/// The settings of connections of HTTP/2.
+#[derive(Clone, Copy, Debug)]
+pub struct Http2 {
+    /// Silence after which a client is pinged.
+    pub keepalive_time: Duration,
+    /// Time for the answer to a ping.
+    pub keepalive_timeout: Duration,
+    /// Age at which a connection takes no more calls.
+    pub max_age: Option<Duration>,
 }
 
 /// The settings of all connections of a port.
@@ -103,8 +121,15 @@ struct Calls(TaskSet);
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Calls {
     fn execute(&self, call: F) {
-        self.0.spawn("grpc call", call);
+        self.0.spawn("call", call);
     }
+}
+
+/// The protocol that a connection speaks.
+#[derive(Clone, Copy)]
+enum Spoken {
+    Http1,
+    Http2(Http2),
 }
 
 /// Why a connection takes no more requests.
@@ -115,99 +140,153 @@ enum Ending {
     Finishes,
 }
 
+// === impl Http2 ===
+
+impl Default for Http2 {
+    /// As gRPC's servers have it.
+    fn default() -> Http2 {
+        Http2 { keepalive_time: Duration::from_secs(7200), keepalive_timeout: Duration::from_secs(20), max_age: None }
+    }
+}
+
 // === impl Connections ===
 
 impl Connections {
     /// Accepts until `stop` is raised, then finishes the requests in flight, for `exit_timeout` at most. If this future is
     /// dropped, the remaining requests go on until the tasks' runtime ends.
     pub async fn serve(self, listener: TcpListener, stop: CancellationToken, exit_timeout: Duration) {
-        let own = Arc::new(self);
+        let unread = Unread::default();
+        let given_up = unread.give_up(ReadTimeout::whole(self.idle_timeout));
+        tokio::select! {
+            () = Arc::new(self).accept(listener, unread.clone(), stop, exit_timeout) => {}
+            () = given_up => {}
+        }
+    }
+
+    async fn accept(
+        self: Arc<Connections>,
+        listener: TcpListener,
+        unread: Unread,
+        stop: CancellationToken,
+        exit_timeout: Duration,
+    ) {
+        let own = self;
         loop {
             tokio::select! {
-                (stream, _) = until_accepted(|| listener.accept()) => own.take(stream),
+                (stream, _) = until_accepted(|| listener.accept()) => own.take(stream, &unread),
                 () = stop.cancelled() => break,
             }
         }
-        waiting(listener).into_iter().for_each(|stream| own.take(stream));
+        waiting(listener).into_iter().for_each(|stream| own.take(stream, &unread));
         if tokio::time::timeout(exit_timeout, own.tasks.join()).await.is_err() {
             tracing::warn!(protocol = ?own.protocol, "connections were still open at the end of the exit timeout");
         }
     }
 
-    fn take(self: &Arc<Connections>, stream: TcpStream) {
+    fn take(self: &Arc<Connections>, stream: TcpStream, unread: &Unread) {
         // Answers are small and clients wait for them, so they must not stay in a buffer.
         let _ = stream.set_nodelay(true);
         if let Some(place) = self.limiter.admit(&stream) {
-            self.tasks.spawn("connection", self.clone().connection(stream, place));
+            self.tasks.spawn("connection", self.clone().connection(stream, place, unread.clone()));
         }
     }
 
-    async fn connection(self: Arc<Connections>, stream: TcpStream, place: Arc<Place>) {
-        let Some(tls) = &self.tls else { return self.speak(stream, place).await };
-        let (acceptor, limit) = (tls.acceptor(), place.timeout(self.idle_timeout));
-        let shaken = tokio::select! {
-            shaken = tokio::time::timeout(limit, acceptor.accept(stream)) => shaken,
-            // A connection without a TLS handshake by then has no request.
-            () = self.stopped(&place) => return,
-            () = place.leave.cancelled() => return,
+    async fn connection(self: Arc<Connections>, stream: TcpStream, place: Arc<Place>, unread: Unread) {
+        let Some(tls) = &self.tls else {
+            let spoken = match self.protocol {
+                Protocol::Http1 => Spoken::Http1,
+                Protocol::Http2(settings) => Spoken::Http2(settings),
+                Protocol::Either(settings) => match self.beginning(&place, begins_http2(&stream)).await {
+                    Some(true) => Spoken::Http2(settings),
+                    Some(false) => Spoken::Http1,
+                    None => return,
+                },
+            };
+            return self.speak(stream, spoken, place, unread).await;
         };
-        match shaken {
-            Ok(Ok(stream)) => self.speak(stream, place).await,
-            Ok(Err(error)) => match refused_certificate(&error) {
+        match self.beginning(&place, tls.acceptor().accept(stream)).await {
+            Some(Ok(stream)) => {
+                let is_chosen = stream.get_ref().1.alpn_protocol() == Some(ALPN_HTTP2);
+                let spoken = match self.protocol {
+                    Protocol::Http2(settings) => Spoken::Http2(settings),
+                    Protocol::Either(settings) if is_chosen => Spoken::Http2(settings),
+                    Protocol::Http1 | Protocol::Either(_) => Spoken::Http1,
+                };
+                self.speak(stream, spoken, place, unread).await;
+            }
+            Some(Err(error)) => match refused_certificate(&error) {
                 Some(error) => tracing::info!(error, "a client's certificate was refused"),
                 None => tracing::debug!(%error, "TLS handshake failed"),
             },
-            Err(_) => tracing::debug!("TLS handshake took too long"),
+            None => {}
+        }
+    }
+
+    /// What the beginning of a connection gives; `None` where it takes too long, or the connection has to close before.
+    async fn beginning<T>(&self, place: &Place, begun: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            begun = tokio::time::timeout(place.timeout(self.idle_timeout), begun) => {
+                begun.inspect_err(|_| tracing::debug!("a connection's beginning took too long")).ok()
+            }
+            // A connection that has not begun by then has no request.
+            () = self.stopped(place, Spoken::Http1) => None,
+            () = place.leave.cancelled() => None,
         }
     }
 
     async fn speak(
         self: Arc<Connections>,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        spoken: Spoken,
         place: Arc<Place>,
+        unread: Unread,
     ) {
         let stream = WriteTimeout::new(stream, self.idle_timeout);
         let (connections, own) = (self.clone(), place.clone());
-        let service = service_fn(move |request| connections.clone().answer(request, own.clone()));
-        match self.protocol {
+        match spoken {
             // A client that closes its side counts as gone, and its request is cancelled (no `half_close`).
-            Protocol::Http1 => {
+            Spoken::Http1 => {
+                let service = service_fn(move |request| connections.clone().answer(request, own.clone()));
                 let connection = http1::Builder::new()
                     .header_read_timeout(None)
                     .max_header_size(MAX_HEAD_BYTES)
                     .max_buf_size(MAX_BUFFERED_BYTES)
                     .serve_connection(TokioIo::new(stream), service);
-                self.drive(connection, &place).await;
+                self.drive(connection, spoken, &place).await;
             }
-            Protocol::Http2 { keepalive_time, keepalive_timeout, .. } => {
+            Spoken::Http2(Http2 { keepalive_time, keepalive_timeout, .. }) => {
+                let service = service_fn(move |request| {
+                    let (answer, unread) = (connections.clone().route(request, own.clone()), unread.clone());
+                    async move { answer.await.map(|answer| unread.watch(answer)) }
+                });
                 let connection = http2::Builder::new(Calls(self.tasks.clone()))
                     .timer(TokioTimer::new())
                     .max_concurrent_streams(MAX_CALLS)
                     .keep_alive_interval(keepalive_time)
                     .keep_alive_timeout(keepalive_timeout)
                     .serve_connection(TokioIo::new(FrameLimit::new(stream, place.peer)), service);
-                self.drive(connection, &place).await;
+                self.drive(connection, spoken, &place).await;
             }
         }
     }
 
     /// Serves a connection until it ends.
-    async fn drive(&self, connection: impl GracefulConnection<Error = hyper::Error>, place: &Place) {
+    async fn drive(&self, connection: impl GracefulConnection<Error = hyper::Error>, spoken: Spoken, place: &Place) {
         let mut connection = pin!(connection);
         let ending = tokio::select! {
             biased;
             ended = connection.as_mut() => return report(ended),
-            ending = self.ending(place) => ending,
+            ending = self.ending(place, spoken) => ending,
         };
         if matches!(ending, Ending::Leaves) && !place.has_begun() {
             return;
         }
         // A request may have come at the same time.
         connection.as_mut().graceful_shutdown();
-        let silence = match (ending, self.protocol) {
+        let silence = match (ending, spoken) {
             (Ending::Leaves, _) => LEAVING,
-            (Ending::Finishes, Protocol::Http1) => self.idle_timeout,
-            (Ending::Finishes, Protocol::Http2 { .. }) => self.idle_timeout.min(LEAVING * 5),
+            (Ending::Finishes, Spoken::Http1) => self.idle_timeout,
+            (Ending::Finishes, Spoken::Http2(_)) => self.idle_timeout.min(LEAVING * 5),
         };
         tokio::select! {
             ended = connection => report(ended),
@@ -217,15 +296,15 @@ impl Connections {
     }
 
     /// Waits for a reason to take no more requests.
-    async fn ending(&self, place: &Place) -> Ending {
+    async fn ending(&self, place: &Place, spoken: Spoken) -> Ending {
         let aged = async {
-            match self.protocol {
-                Protocol::Http2 { max_age: Some(age), .. } => tokio::time::sleep(age).await,
+            match spoken {
+                Spoken::Http2(Http2 { max_age: Some(age), .. }) => tokio::time::sleep(age).await,
                 _ => pending().await,
             }
         };
         tokio::select! {
-            () = self.stopped(place) => Ending::Finishes,
+            () = self.stopped(place, spoken) => Ending::Finishes,
             () = aged => Ending::Finishes,
             () = place.idle_for(place.timeout(self.idle_timeout)) => Ending::Leaves,
             () = place.leave.cancelled() => Ending::Leaves,
@@ -235,34 +314,59 @@ impl Connections {
     /// Waits until the server stops and the connection may take no more requests. In HTTP/1.1 the next request may be on its way
     /// until an answer has told the client that the connection closes. HTTP/2 has GOAWAY for that; only a connection that has
     /// had no call gets a moment longer for its first one.
-    async fn stopped(&self, place: &Place) {
+    async fn stopped(&self, place: &Place, spoken: Spoken) {
         self.tasks.stopping().cancelled().await;
-        if !(place.has_begun() && matches!(self.protocol, Protocol::Http2 { .. })) {
+        if !(place.has_begun() && matches!(spoken, Spoken::Http2(_))) {
             place.idle_for(FIRST_REQUEST).await;
         }
     }
 
+    /// The answer to a request of HTTP/1.1. It announces that the connection closes, so that the client sends its next request on another one.
     async fn answer(
+        self: Arc<Connections>,
+        request: Request<Incoming>,
+        place: Arc<Place>,
+    ) -> Result<Response<Body>, Infallible> {
+        let closes = place.is_spare;
+        let mut answer = self.clone().route(request, place).await?;
+        if closes || self.tasks.stopping().is_cancelled() {
+            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        Ok(answer)
+    }
+
+    async fn route(
         self: Arc<Connections>,
         mut request: Request<Incoming>,
         place: Arc<Place>,
-    ) -> Result<Response<impl HttpBody<Data = Bytes, Error = axum::Error>>, Infallible> {
+    ) -> Result<Response<Body>, Infallible> {
         let busy = place.begin();
         request.extensions_mut().insert(place.peer);
         if place.is_spare {
             request.extensions_mut().insert(Spare);
         }
-        let mut answer = TowerToHyperService::new(self.router.clone()).call(request).await?;
-        // The answer announces it, so that the client sends its next request on another connection.
-        if matches!(self.protocol, Protocol::Http1) && (self.tasks.stopping().is_cancelled() || place.is_spare) {
-            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-        }
+        let answer = TowerToHyperService::new(self.router.clone()).call(request).await?;
         // Held only to be dropped with the body.
         let with = move |error| {
             let _ = &busy;
             error
         };
-        Ok(answer.map(|body| body.map_err(with)))
+        Ok(answer.map(|body| Body::new(body.map_err(with))))
+    }
+}
+
+/// Whether a connection begins as HTTP/2 does. All bytes stay in it.
+async fn begins_http2(stream: &TcpStream) -> bool {
+    let (mut first, [mut pause, longest]) = ([0; PREFACE.len()], LOOKS);
+    loop {
+        match stream.peek(&mut first).await {
+            Ok(_) if first == PREFACE => return true,
+            Ok(count) if count > 0 && first[..count] == PREFACE[..count] => {}
+            _ => return false,
+        }
+        // Nothing tells when there is more than what is there already.
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(longest);
     }
 }
 

@@ -45,7 +45,7 @@ pub struct Tls(Arc<Inner>);
 
 struct Inner {
     files: TlsFiles,
-    protocol: &'static [u8],
+    protocols: &'static [&'static [u8]],
     current: Mutex<Current>,
 }
 
@@ -79,17 +79,17 @@ fn is_version_1(error: &Error) -> bool {
 // === impl Tls ===
 
 impl Tls {
-    /// Reads the files, for a server of this application protocol. Errors name the flag and the file.
-    pub fn new(files: TlsFiles, protocol: &'static [u8]) -> anyhow::Result<Tls> {
+    /// Reads the files, for a server of these application protocols, the one that it likes best first. Errors name the flag and the file.
+    pub fn new(files: TlsFiles, protocols: &'static [&'static [u8]]) -> anyhow::Result<Tls> {
         let seen = files.look();
-        let config = files.read(protocol)?;
+        let config = files.read(protocols)?;
         let current = Mutex::new(Current { config, seen, looked: Instant::now() });
-        Ok(Tls(Arc::new(Inner { files, protocol, current })))
+        Ok(Tls(Arc::new(Inner { files, protocols, current })))
     }
 
     /// The acceptor for the next connection.
     pub fn acceptor(&self) -> TlsAcceptor {
-        let Inner { files, protocol, current } = &*self.0;
+        let Inner { files, protocols, current } = &*self.0;
         let mut current = current.lock();
         if current.looked.elapsed() >= LOOK {
             current.looked = Instant::now();
@@ -98,7 +98,7 @@ impl Tls {
                 // Noted also when they cannot be used, so that the error is logged once.
                 current.seen = seen;
                 let certificate = files.certificate.path.display().to_string();
-                match files.read(protocol) {
+                match files.read(protocols) {
                     Ok(config) => {
                         tracing::info!(certificate, "TLS files have changed and were read again");
                         current.config = config;
@@ -126,7 +126,7 @@ impl TlsFiles {
         [&self.certificate, &self.key].into_iter().chain(&self.roots).map(|pem| look(&pem.path)).collect()
     }
 
-    fn read(&self, protocol: &[u8]) -> anyhow::Result<Arc<ServerConfig>> {
+    fn read(&self, protocols: &[&[u8]]) -> anyhow::Result<Arc<ServerConfig>> {
         let TlsFiles { certificate, key, roots } = self;
         let provider = Arc::new(ring::default_provider());
         let chain = certificate.certificates()?;
@@ -153,7 +153,7 @@ impl TlsFiles {
                 anyhow::Error::new(error).context(what)
             }
         })?;
-        config.alpn_protocols = vec![protocol.to_vec()];
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
         Ok(Arc::new(config))
     }
 }
@@ -200,7 +200,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn files_that_change_are_read_again_unless_they_do_not_fit() {
         let (folder, files) = folder();
-        let tls = Tls::new(files, b"h2").unwrap();
+        let tls = Tls::new(files, &[b"h2"]).unwrap();
         let first = tls.acceptor().config().clone();
         let after = |name: &str, content: &[u8]| fs::write(folder.path().join(name), content).unwrap();
 
@@ -221,7 +221,7 @@ mod tests {
         let pem = |flag, name: &str| Pem { flag, path: shipped(name) };
         let files =
             TlsFiles { certificate: pem("--cert", "version-1.pem"), key: pem("--key", "version-1.key"), roots: None };
-        let error = Tls::new(files, b"h2").err().unwrap().to_string();
+        let error = Tls::new(files, &[b"h2"]).err().unwrap().to_string();
         assert!(error.starts_with("--cert '") && error.contains(" X.509 version 1, expected version 3"), "{error}");
     }
 
@@ -241,7 +241,7 @@ mod tests {
             .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(own)));
         let (near, far) = tokio::io::duplex(1 << 16);
         let connecting = TlsConnector::from(Arc::new(config)).connect("localhost".try_into().unwrap(), near);
-        let (accepted, _) = tokio::join!(Tls::new(files, b"h2").unwrap().acceptor().accept(far), connecting);
+        let (accepted, _) = tokio::join!(Tls::new(files, &[b"h2"]).unwrap().acceptor().accept(far), connecting);
         let refused = refused_certificate(&accepted.err().unwrap()).unwrap();
         assert!(refused.contains("X.509 version 1, expected version 3"), "{refused}");
     }
@@ -250,12 +250,12 @@ mod tests {
     fn what_cannot_be_read_is_named() {
         let (folder, files) = folder();
         fs::write(folder.path().join("ca.pem"), "").unwrap();
-        let error = Tls::new(files.clone(), b"h2").err().unwrap().to_string();
+        let error = Tls::new(files.clone(), &[b"h2"]).err().unwrap().to_string();
         assert!(error.starts_with("--roots '") && error.ends_with("ca.pem' holds no certificate"), "{error}");
         let files = TlsFiles { roots: None, key: Pem { flag: "--key", path: shipped("client.key") }, ..files };
-        let error = Tls::new(files.clone(), b"h2").err().unwrap().to_string();
+        let error = Tls::new(files.clone(), &[b"h2"]).err().unwrap().to_string();
         assert!(error.starts_with("--key '") && error.ends_with("client.key' does not fit --cert"), "{error}");
         let files = TlsFiles { certificate: Pem { flag: "--cert", path: "/no/such".into() }, ..files };
-        assert_eq!(Tls::new(files, b"h2").err().unwrap().to_string(), "--cert '/no/such' cannot be read");
+        assert_eq!(Tls::new(files, &[b"h2"]).err().unwrap().to_string(), "--cert '/no/such' cannot be read");
     }
 }

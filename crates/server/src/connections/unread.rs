@@ -116,7 +116,7 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
-    use trireme_server::budget::{self, Budget};
+    use crate::budget::{self, Budget};
 
     const LIMIT: Duration = Duration::from_secs(10);
 

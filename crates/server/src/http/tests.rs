@@ -15,9 +15,11 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use trireme_engine::TaskSet;
 
+mod http2;
+
 use super::{Intake, Traffic, body};
 use crate::budget::Budget;
-use crate::connections::{ConnectionLimiter, Connections, Limits, Protocol};
+use crate::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol};
 
 /// More connections than a test has.
 const ROOM: Limits = Limits { port: 1000, address: 1000 };
@@ -80,7 +82,7 @@ fn connections(router: Router, idle_timeout: Duration, limits: Limits, tasks: Ta
     let router = Intake { traffic, idle_timeout, budget, access: Arc::default(), tasks: tasks.clone() }.guard(router);
     Connections {
         router,
-        protocol: Protocol::Http1,
+        protocol: Protocol::Either(Http2::default()),
         idle_timeout,
         tls: None,
         limiter: ConnectionLimiter::new(limits),

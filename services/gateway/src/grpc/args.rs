@@ -125,7 +125,7 @@ impl GrpcArgs {
         let certificate = pem("--grpc-server-cert", &self.grpc_server_cert)?;
         let key = pem("--grpc-server-key", &self.grpc_server_key)?;
         let roots = self.grpc_use_ssl_mutual.then(|| pem("--grpc-root-cert", &self.grpc_root_cert)).transpose()?;
-        Tls::new(TlsFiles { certificate, key, roots }, b"h2").map(Some)
+        Tls::new(TlsFiles { certificate, key, roots }, &[b"h2"]).map(Some)
     }
 
     /// Which metadata models get as parameters. Errors name the flag.

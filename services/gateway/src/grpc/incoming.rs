@@ -20,7 +20,6 @@ use trireme_server::connections::Spare;
 
 use super::access;
 use super::body::{self, Rules};
-use super::unread::Unread;
 
 /// Most bytes of a health check's body: a client needs no key for it.
 const HEALTH: usize = 16 << 10;
@@ -44,7 +43,6 @@ pub struct Counting {
     pub budget: Budget,
     /// Knows the lane of a call.
     pub access: Arc<Access>,
-    pub unread: Unread,
     /// Most bytes of a message.
     pub largest: usize,
     /// Longest silence of a client within a message.
@@ -53,7 +51,7 @@ pub struct Counting {
 
 /// Counts the bytes of a call in the budget until it is answered. A stream's messages are counted until each is answered.
 pub async fn count(State(counting): State<Counting>, request: Request, next: Next) -> Response {
-    let Counting { budget, access: rules, unread, largest, pause } = counting;
+    let Counting { budget, access: rules, largest, pause } = counting;
     let (mut parts, body) = request.into_parts();
     let path = parts.uri.path();
     let lane = || rules.lane(|name| parts.headers.get(name).map(HeaderValue::as_bytes));
@@ -76,5 +74,5 @@ pub async fn count(State(counting): State<Counting>, request: Request, next: Nex
         tracing::error!("the handler of a call panicked");
         Status::internal("internal error").into_http()
     });
-    unread.watch(budget::until_sent(answer, permit))
+    budget::until_sent(answer, permit)
 }

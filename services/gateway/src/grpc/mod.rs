@@ -21,7 +21,6 @@ mod service;
 mod settings;
 mod stream;
 mod tei;
-mod unread;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -47,17 +46,13 @@ use trireme_protocol::grpc::tei::tokenize_server::{self, TokenizeServer};
 use trireme_protocol::grpc::wire::grpc_inference_service_server::{self, GrpcInferenceServiceServer};
 use trireme_runtime::TaskSet;
 use trireme_server::access::Access;
-use trireme_server::body::ReadTimeout;
-use trireme_server::connections::Tls;
-use trireme_server::connections::{ConnectionLimiter, Limits};
-use trireme_server::connections::{Connections, Protocol};
+use trireme_server::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol, Tls};
 
 use crate::handlers::SharedHandlers;
 use health::HealthService;
 use incoming::Counting;
 use service::InferenceService;
 use tei::TeiService;
-use unread::Unread;
 
 pub use args::{CompressionLevel, GrpcArgs};
 
@@ -100,30 +95,25 @@ impl GrpcListener {
         stop: CancellationToken,
         exit_timeout: Duration,
     ) {
-        let unread = Unread::default();
         let counting = Counting {
             budget: handlers.budget.clone(),
             access: Arc::new(handlers.access.clone()),
-            unread: unread.clone(),
             largest: self.args.max_message_size().min(usize::try_from(handlers.budget.limit()).unwrap_or(usize::MAX)),
             pause: self.pause,
         };
         let connections = Connections {
             router: routes(&self.args, self.restricted, self.forward, handlers, stop.clone(), counting),
-            protocol: Protocol::Http2 {
+            protocol: Protocol::Http2(Http2 {
                 keepalive_time: self.args.keepalive_time(),
                 keepalive_timeout: self.args.keepalive_timeout(),
                 max_age: self.args.max_connection_age(),
-            },
+            }),
             idle_timeout: self.pause,
             tls: self.tls,
             limiter: ConnectionLimiter::new(limits),
             tasks: TaskSet::new(),
         };
-        tokio::select! {
-            () = connections.serve(self.listener, stop, exit_timeout) => {}
-            () = unread.give_up(ReadTimeout::whole(self.pause)) => {}
-        }
+        connections.serve(self.listener, stop, exit_timeout).await;
     }
 }
 

@@ -153,7 +153,7 @@ impl HttpArgs {
                 let pem = |flag, path: &PathBuf| Pem { flag, path: path.clone() };
                 let roots = self.https_root_cert.as_ref().map(|path| pem("--https-root-cert", path));
                 let (certificate, key) = (pem("--https-cert", certificate), pem("--https-key", key));
-                Some(Tls::new(TlsFiles { certificate, key, roots }, b"http/1.1")?)
+                Some(Tls::new(TlsFiles { certificate, key, roots }, &[b"h2", b"http/1.1"])?)
             }
             _ => None,
         };

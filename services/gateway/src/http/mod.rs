@@ -1,4 +1,4 @@
-//! The v2 protocol over HTTP/1.1. Routes are in [`routes`], one file per resource; those of other servers' clients in
+//! The v2 protocol over HTTP/1.1 and HTTP/2. Routes are in [`routes`], one file per resource; those of other servers' clients in
 //! [`dialects`]. [`HttpListener::serve`] has the layers that every request passes before a route, from the last one to the first.
 
 mod access;
@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
 use trireme_jobs::Jobs;
 use trireme_runtime::TaskSet;
-use trireme_server::connections::{ConnectionLimiter, Connections, Limits, Protocol};
+use trireme_server::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol};
 use trireme_server::http::access_log::Observer;
 use trireme_server::http::{Intake, LogWriter, cors, root};
 
@@ -125,7 +125,8 @@ impl HttpListener {
         let intake = Intake { traffic: routes::traffic, idle_timeout, budget, access, tasks: tasks.clone() };
         let router = names::by_every_name(observer.watch(intake.guard(routes::router(state))), names_of);
         let router = cors::allow(root::under(router, &root), &origins);
-        let connections = Connections { router, protocol: Protocol::Http1, idle_timeout, tls, limiter, tasks };
+        let connections =
+            Connections { router, protocol: Protocol::Either(Http2::default()), idle_timeout, tls, limiter, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
         if let Some(thread) = log_thread {
             // The last lines are written when the last answers are dropped.
