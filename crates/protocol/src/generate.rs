@@ -5,6 +5,8 @@
 //! {"model_name": "m", "model_version": "1", "text_output": "hello there"}
 //! ```
 
+use std::collections::HashSet;
+
 use bytes::Bytes;
 use trireme_inference::{InferError, InferRequest, InferResponse, Shape, TensorSpec, UncheckedTensor};
 
@@ -21,9 +23,14 @@ pub fn decode_generate_request(
 ) -> Result<InferRequest, InferError> {
     let document = json::parse(body)?;
     let mut request = InferRequest { model: model.to_owned(), ..InferRequest::default() };
-    for (key, value) in document.members()? {
+    let mut seen = HashSet::new();
+    for (key, value) in document.all_members()? {
         let key = String::from_utf8_lossy(&key);
         let is_input = inputs.iter().any(|input| input.name == *key);
+        // As in Triton, a second value of an input is an error; of others the first one counts.
+        if !is_input && !seen.insert(key.clone().into_owned()) {
+            continue;
+        }
         match &*key {
             "id" if !is_input => {
                 let id = value.as_text().map_err(|error| error.context("Unable to parse 'id'"))?;
@@ -191,6 +198,8 @@ mod tests {
             (r#"{"parameters":1}"#, Internal, "Expected JSON object for keyword: 'parameters'"),
             (r#"{"parameters":{"a":null}}"#, InvalidArg, "Converting keyword: 'parameters': parameter 'a' has invalid"),
             (r#"{"text":"a","parameters":{"text":"b"}}"#, InvalidArg, "input 'text' already exists in request"),
+            (r#"{"text":"a","flag":true,"text":"b"}"#, InvalidArg, "input 'text' already exists in request"),
+            (r#"{"text":"a","flag":true,"flag":true}"#, InvalidArg, "input 'flag' already exists in request"),
             (r#"{"id":1}"#, Internal, "Unable to parse 'id'"),
             (r#"{"triton_x":1}"#, InvalidArg, "reserved for Triton usage"),
         ];

@@ -125,7 +125,6 @@ SUITES = [
         {
             "*::test_descriptive_status_code": "requests that gather for a batch do not count in `max_queue_size` here",
             "*::test_get_model_repository_index": COUNTED,
-            "*::test_duplicate_inputs": "of two equal keys in the JSON of `generate` the last one counts here",
             "*::test_generate_stream_response_error": "an error before the first event is an ordinary error here, no event",
             "*::test_chunked_*over_max*": "a body is limited in bytes here, not in chunks",
             "*SizeLimit*_raw_binary": "a request that is too large is refused in other words: before its body is read",

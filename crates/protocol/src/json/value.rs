@@ -181,9 +181,14 @@ impl<'a> Value<'a> {
     /// The members in the order of the text. The error is "attempt to get members for non-object". Of members with the
     /// same name only the first one is returned.
     pub fn members(&self) -> Result<impl Iterator<Item = (Cow<'a, [u8]>, Value<'a>)> + use<'a>, JsonError> {
-        let Value::Object(object) = self else { return Err(JsonError::NoMembers) };
         let mut seen = HashSet::new();
-        Ok(object.walk().filter(move |(name, _)| seen.insert(name.clone())))
+        Ok(self.all_members()?.filter(move |(name, _)| seen.insert(name.clone())))
+    }
+
+    /// As [`Value::members`], with all members of the same name.
+    pub fn all_members(&self) -> Result<impl Iterator<Item = (Cow<'a, [u8]>, Value<'a>)> + use<'a>, JsonError> {
+        let Value::Object(object) = self else { return Err(JsonError::NoMembers) };
+        Ok(object.walk())
     }
 }
 
