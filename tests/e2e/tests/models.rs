@@ -20,6 +20,7 @@ in_one_mode!(
     a_changed_repository_is_followed,
     nothing_is_lost_while_a_version_takes_over,
     what_is_broken_does_not_stop_the_rest,
+    a_server_is_ready_without_folders_that_are_no_models,
 );
 
 /// An identity model on two numbers.
@@ -437,4 +438,27 @@ fn what_is_broken_does_not_stop_the_rest(mode: Mode) {
         assert_eq!(line["state"], "UNAVAILABLE", "{line}");
     }
     assert!(!sandbox.is_ready());
+}
+
+/// As in Triton, only a model that could be read and not loaded keeps a server from being ready.
+fn a_server_is_ready_without_folders_that_are_no_models(mode: Mode) {
+    let models = ModelFolder::new().model("a", &identity("")).model("broken", "nonsense: 1");
+    fs::create_dir(models.path().join("scripts")).expect("the folder can be written");
+    let mut sandbox = flags(mode, &models, &["--exit-on-error=false"]).start_gateway();
+    if mode == Mode::Services {
+        sandbox.start_worker(Stage::Model);
+    }
+    sandbox.wait_ready();
+    assert_eq!(infer(&sandbox, "a").status, 200);
+    let line = &index(&sandbox, "broken")[0];
+    assert!(
+        line["state"] == "UNAVAILABLE" && line["reason"].as_str().is_some_and(|why| why.contains("nonsense")),
+        "{line}"
+    );
+    assert_eq!(index(&sandbox, "scripts"), [json!({ "name": "scripts" })]);
+    for model in ["broken", "scripts"] {
+        assert_eq!((infer(&sandbox, model).status, sandbox.model_ready(model)), (404, 400), "{model}");
+    }
+    let status = sandbox.get("/v2/trireme/status").text();
+    assert!(status.contains("the directory of model 'scripts' is broken: "), "{status}");
 }

@@ -45,6 +45,8 @@ pub(super) struct Model {
     required: bool,
     /// Why none of its versions is ready, if known.
     reason: Option<String>,
+    /// The fault of its directory, where no version of it can be known: as in Triton, the server is ready without it.
+    broken: Option<String>,
     /// The steps whose models have not come, if the reason is only that: numbers from 1, and the models.
     waits: Vec<(usize, String)>,
     /// Further names of it, also while it is not ready.
@@ -153,6 +155,11 @@ impl Catalog {
                 model.doubts.extend(reasons.into_iter().next().map(|reason| (version, reason)));
             }
         }
+        for (name, broken) in repository.broken() {
+            if let Some(model) = catalog.models.get_mut(name).filter(|model| model.wanted) {
+                model.broken = Some(broken.fault.to_string());
+            }
+        }
         let lookup = |name: &str, version| find_config(repository, &served, name, version);
         for ensemble in repository.models().filter(|model| model.config.is_ensemble()) {
             let Some(model) = catalog.models.get_mut(&ensemble.name) else { continue };
@@ -246,7 +253,7 @@ impl Catalog {
                 Err(unknown(format!("'{name}' version {version}")))
             }
             // No version is being loaded, so there is nothing to wait for.
-            (None, None) if !model.wanted || model.has_failed() => {
+            (None, None) if !model.wanted || model.has_failed() || model.broken.is_some() => {
                 Err(InferError::not_found(format!("Request for unknown model: '{name}' has no available versions")))
             }
             (None, version) => {
@@ -307,7 +314,7 @@ impl Catalog {
         self.unreadable.iter().cloned().chain(unready).collect()
     }
 
-    /// The same in sentences that name the steps of ensembles.
+    /// The same in sentences that name the steps of ensembles, and models whose directories are broken.
     pub fn problems(&self) -> Vec<String> {
         let unready = self.models.iter().filter(|(_, model)| model.is_missing() || model.is_recovering());
         let unready = unready.map(|(name, model)| match (&model.reason, model.recovering.values().next_back()) {
@@ -318,7 +325,10 @@ impl Catalog {
             (Some(reason), _) | (None, Some(reason)) => format!("model '{name}' is not ready: {reason}"),
             (None, None) => format!("no live worker for model '{name}'"),
         });
-        self.unreadable.iter().cloned().chain(unready).collect()
+        let broken = self.models.iter().filter(|(_, model)| model.versions.is_empty());
+        let broken = broken.filter_map(|(name, model)| Some((name, model.broken.as_ref()?)));
+        let broken = broken.map(|(name, fault)| format!("the directory of model '{name}' is broken: {fault}"));
+        self.unreadable.iter().cloned().chain(unready).chain(broken).collect()
     }
 
     /// Whether the first models have come, or none will: those that are not ready cannot be loaded.
@@ -387,7 +397,7 @@ impl Catalog {
 
 impl Model {
     fn is_missing(&self) -> bool {
-        self.versions.is_empty() && (self.required || self.has_failed())
+        self.versions.is_empty() && self.broken.is_none() && (self.required || self.has_failed())
     }
 
     fn has_failed(&self) -> bool {
