@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use trireme_inference::{ErrorCode, Tensor};
-use trireme_model_repository::{BACKENDS, KnownBackend, ModelConfig, RepositoryModel, torch_file};
+use trireme_model_repository::{BACKENDS, KnownBackend, ModelConfig, RepositoryModel, onnx_instead, torch_file};
 
 use crate::activity::Activity;
 use crate::backend::{Backend, LoadError, LoadedModel, ModelSource, SequenceSupport};
@@ -187,6 +187,12 @@ async fn load(
         let refused =
             |error: std::io::Error| LoadError::Backend { model: config.name.clone(), reason: error.to_string() };
         files.check_files(version).map_err(refused)?;
+        let others = files.run_agents(version);
+        let others = others.map_err(|fault| LoadError::Config(format!("model '{}': {fault}", config.name)))?;
+        if !others.is_empty() {
+            let agents = others.join(", ");
+            tracing::warn!(model = config.name, agents, "model_repository_agents other than 'checksum' are not run");
+        }
         let mut loaded = activity.during(|| backend.load(&source))?;
         if loaded.config.sequence_batching.is_some() {
             loaded.config = Arc::new(loaded.config.for_execution());
@@ -241,12 +247,14 @@ impl LoadError {
 fn unknown_backend(model: &RepositoryModel) -> LoadError {
     let backend = &model.config.backend;
     let hosted = BACKENDS.iter().filter_map(|known| Some(format!("'{}' ({} service)", known.name, known.service?)));
+    let advised = model.versions.last().and_then(|version| advice(&model.version_path(*version)));
+    let advised = advised.or_else(|| onnx_instead(backend).map(str::to_owned));
     LoadError::Config(format!(
         "model '{}': unable to find backend library for backend '{backend}', try specifying runtime on the model \
          configuration. Backends here are {}, and 'ensemble' as platform{}",
         model.name,
         hosted.collect::<Vec<_>>().join(", "),
-        model.versions.last().map_or(String::new(), |version| instead(&model.version_path(*version)))
+        advised.map(|advice| format!("; {advice}")).unwrap_or_default()
     ))
 }
 
@@ -277,12 +285,7 @@ fn advice(version_path: &Path) -> Option<String> {
             model.display()
         ));
     }
-    with(".plan").map(|plan| {
-        format!(
-            "{plan} is a TensorRT plan, which runs only on the GPU and version that it was made for: serve the ONNX file that \
-             it was made from with backend: \"onnxruntime\" and the accelerator tensorrt"
-        )
-    })
+    with(".plan").and_then(|_| onnx_instead("tensorrt")).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -303,7 +306,7 @@ mod tests {
             traced.contains("model.pt is a file of torch") && traced.contains("with: trireme export /"),
             "{traced}"
         );
-        assert!(advised(&["model.plan"]).contains("model.plan is a TensorRT plan"));
+        assert!(advised(&["model.plan"]).contains("a TensorRT plan runs only on the GPU"));
         assert_eq!(advised(&["README.md"]), "");
     }
 

@@ -53,3 +53,19 @@ impl KnownBackend {
         BACKENDS.iter().find(|known| known.name == name)
     }
 }
+
+/// The ONNX file and platform that serve in place of a backend or platform that is not run here, as the end of an error; `None` where there is
+/// nothing to say.
+pub fn onnx_instead(backend_or_platform: &str) -> Option<&'static str> {
+    match backend_or_platform {
+        "tensorrt" | "tensorrt_plan" => Some(
+            "a TensorRT plan runs only on the GPU and version that it was made for: write the ONNX file that it was made from as model.onnx into \
+             the version folder, with platform: \"onnxruntime_onnx\"; on a GPU the accelerator tensorrt compiles it there",
+        ),
+        "tensorflow" | "tensorflow_savedmodel" | "tensorflow_graphdef" => Some(
+            "TensorFlow is not run here: make the ONNX file with python3 -m tf2onnx.convert --saved-model model.savedmodel --output model.onnx \
+             (or --graphdef model.graphdef), and serve it from the version folder with platform: \"onnxruntime_onnx\"",
+        ),
+        _ => None,
+    }
+}

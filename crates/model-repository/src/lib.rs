@@ -18,6 +18,7 @@
 //! Not here: loading models (the services do), watching for changes, any I/O besides reading repositories and model folders,
 //! and laying down the files of models that came with a request or are made of a folder.
 
+mod agents;
 mod answer;
 mod backends;
 mod batch_dimension;
@@ -52,7 +53,7 @@ mod proto {
 }
 
 pub use answer::ExpectedAnswer;
-pub use backends::{BACKENDS, KnownBackend};
+pub use backends::{BACKENDS, KnownBackend, onnx_instead};
 pub use config::{
     AutoComplete, DynamicBatching, EnsembleStep, InstanceGroup, InstanceKind, ModelConfig, ModelInput, ModelOutput,
     ModelWarmup, Optimization, QueuePolicy, VersionPolicy, WarmupData, WarmupInput,

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
-use crate::backends::KnownBackend;
+use crate::backends::{KnownBackend, onnx_instead};
 use crate::normalize::ENSEMBLE;
 use crate::proto::model_config::SchedulingChoice;
 use crate::proto::model_instance_group::Kind;
@@ -113,7 +113,8 @@ fn validate_backend(message: &ModelConfig) -> Result<(), String> {
         return Err(format!("must specify 'platform' or 'backend' for '{name}'"));
     }
     if backend.is_empty() && platform != ENSEMBLE {
-        return Err(format!("unexpected platform type '{platform}' for {name}"));
+        let instead = onnx_instead(platform).map(|instead| format!("; {instead}")).unwrap_or_default();
+        return Err(format!("unexpected platform type '{platform}' for {name}{instead}"));
     }
     match KnownBackend::named(backend).and_then(|known| known.platform) {
         Some(required) if required != platform && !torch::is_pair(backend, platform) => {

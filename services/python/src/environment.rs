@@ -82,14 +82,14 @@ pub struct Interpreter {
 /// The interpreter of the model's own environment, or `default` if the model in `model_path` names no environment. The error
 /// describes the fault of the environment.
 pub fn interpreter(config: &ModelConfig, model_path: &Path, default: &Path) -> Result<Interpreter, String> {
-    let Some(named) = config.parameters.get(EXECUTION_ENV_PATH) else {
+    // As in Triton, an empty text names none, and a relative path is one from the working directory.
+    let Some(named) = config.parameters.get(EXECUTION_ENV_PATH).filter(|named| !named.is_empty()) else {
         return Ok(Interpreter { program: default.to_owned(), environment: None, unpacked: None });
     };
     let folder = in_model(named, model_path);
-    let refused = |reason: &str| Err(format!("parameter '{EXECUTION_ENV_PATH}' is '{named}': {reason}"));
-    if !folder.is_absolute() {
-        return refused("expected an absolute path, or one that begins with $$TRITON_MODEL_DIRECTORY");
-    }
+    let folder = std::path::absolute(&folder).unwrap_or(folder);
+    let place = folder.display().to_string();
+    let refused = |reason: &str| Err(format!("parameter '{EXECUTION_ENV_PATH}' is '{named}' ({place}): {reason}"));
     let unpacked = match Unpacked::open(&folder) {
         Ok(unpacked) => unpacked,
         Err(reason) => return refused(&reason),
@@ -203,6 +203,12 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_text_names_no_environment() {
+        let found = interpreter(&config(""), Path::new("/m"), Path::new("python3")).unwrap();
+        assert_eq!((found.program, found.environment), (PathBuf::from("python3"), None));
+    }
+
+    #[test]
     fn an_interpreter_says_its_packages() {
         let none = Interpreter { program: "false".into(), environment: None, unpacked: None };
         let path = || ("PATH".into(), std::env::var_os("PATH").unwrap());
@@ -230,7 +236,9 @@ mod tests {
         let refused = |path: &str| interpreter(&config(path), Path::new("/m"), Path::new("python3")).unwrap_err();
         assert!(refused("$$TRITON_MODEL_DIRECTORY/env.tar.gz").contains("cannot unpack it"));
         assert!(refused("$$TRITON_MODEL_DIRECTORY/env.zip").contains("pack it as .tar.gz"));
-        assert!(refused("env").contains("absolute path"));
+        let relative = refused("env");
+        let here = std::env::current_dir().unwrap().join("env").display().to_string();
+        assert!(relative.contains(&here) && relative.contains("no bin/python3"), "{relative}");
         assert!(refused("$$TRITON_MODEL_DIRECTORY/env").contains("no bin/python3"));
     }
 

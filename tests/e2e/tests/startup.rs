@@ -201,6 +201,9 @@ fn a_backend_that_does_not_exist() {
             "model.pt is a file of torch, which is not run here",
         ],
     );
+    for named in ["platform: 'tensorrt_plan'", "backend: 'tensorflow'", "platform: 'tensorflow_savedmodel'"] {
+        ends(serve(ModelFolder::new().model("m", named).path()), &["model.onnx", "platform: \"onnxruntime_onnx\""]);
+    }
     let models = ModelFolder::new().model("m", "backend: 'python'").file("m/1/tokenizer.json", "{}");
     ends(serve(models.path()), &["'m'", "m/1/model.py", "for which backend: \"tokenizer\" needs no code"]);
 }
