@@ -53,6 +53,7 @@ pub const TABLE: &[(&str, Fields)] = &[
             ("__version__", NoEffect("who wrote it")),
             ("similarity_fn_name", NoEffect("how clients compare vectors")),
             ("keep_in_fp32_modules", NoEffect("the types of the library's weights; the graph has its own")),
+            ("embedding_dim", NoEffect("the graph and the Dense have the width")),
         ],
     ),
     (
@@ -171,7 +172,8 @@ pub const TABLE: &[(&str, Fields)] = &[
                  clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output",
                 NoEffect("decoding only"),
             ),
-            ("trim_offsets", NoEffect("tokenizer.json has it")),
+            ("trim_offsets split_by_punct", NoEffect("tokenizer.json has it")),
+            ("source_lang target_lang", NoEffect("the languages of source.spm and target.spm")),
             (
                 "keep_accents remove_space sp_model_kwargs unk_id vocab_size vocab_type offset",
                 NoEffect("tokenizer.json has it"),
@@ -336,5 +338,10 @@ mod tests {
         assert!(verdict(own, "something").is_none() && has_inner(own, "processing_kwargs"));
         assert!(matches!(verdict(fields_of("tokenizer_config.json"), "image_token"), Some(Read)));
         assert!(verdict(fields_of("tokenizer_config.json"), "reverse_texts").is_none());
+        // Of Marian, of DeBERTa, and of an exporter of PyLate's models.
+        for name in ["source_lang", "target_lang", "separate_vocabs", "vocab_type", "split_by_punct"] {
+            assert!(verdict(fields_of("tokenizer_config.json"), name).is_some(), "{name}");
+        }
+        assert!(matches!(verdict(fields_of("config_sentence_transformers.json"), "embedding_dim"), Some(NoEffect(_))));
     }
 }

@@ -178,7 +178,7 @@ pub(crate) fn read(reader: &Reader<'_>, folder: &str, model: &Json, is_static: b
             )
         }),
         max_length,
-        pad: pad(&config, json.as_ref(), vocabulary.as_ref(), model),
+        pad: pad(&config, json.as_ref(), vocabulary.as_ref(), model, is_static),
         highest: json.as_ref().zip(vocabulary.as_ref()).and_then(|(json, vocabulary)| {
             Some(Derived::field(vocabulary.highest?, &json.file, "model.vocab, added_tokens"))
         }),
@@ -397,7 +397,13 @@ fn unknown(json: &Json, vocabulary: &Vocabulary) -> Option<Derived<i64>> {
 }
 
 /// The id that fills rows up. A model that counts positions from the padding id needs the right one.
-fn pad(config: &Json, json: Option<&Json>, vocabulary: Option<&Vocabulary>, model: &Json) -> Derived<i64> {
+fn pad(
+    config: &Json,
+    json: Option<&Json>,
+    vocabulary: Option<&Vocabulary>,
+    model: &Json,
+    is_static: bool,
+) -> Derived<i64> {
     let token = config.get("pad_token").and_then(|token| token.as_str().or_else(|| token.get("content")?.as_str()));
     if let (Some(token), Some(vocabulary)) = (token, vocabulary)
         && let Some(id) = vocabulary.ids.get(token)
@@ -411,6 +417,8 @@ fn pad(config: &Json, json: Option<&Json>, vocabulary: Option<&Vocabulary>, mode
     }
     match model.get("pad_token_id").and_then(Value::as_i64).filter(|&id| id >= 0) {
         Some(id) => Derived::field(id, &model.file, "pad_token_id"),
+        // Any id does: a table's vectors are added up without those of the padding.
+        None if is_static => Derived::from(0, "padding is masked"),
         None => Derived::guessed(0, "no file names a padding token"),
     }
 }
