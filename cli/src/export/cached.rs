@@ -16,6 +16,7 @@ use trireme_model_repository::{
 };
 
 use super::folder::make;
+use super::purpose::plan;
 use crate::serve::{MissingGraphArgs, ServeArgs};
 use crate::verify::{self, NoAnswer, VerifyArgs};
 
@@ -78,7 +79,15 @@ impl Maker<'_> {
         // A folder that needs none, or has one, or is broken: reading it says so.
         let own = folder_name(&folder);
         let choices = self.choices.of(name.and_then(|name| name.rsplit('/').next()?.split('@').next()).unwrap_or(&own));
-        let Ok(plan) = Export::of(&folder, &choices) else { return Ok(None) };
+        if Export::of(&folder, &choices).is_err() {
+            return Ok(None);
+        }
+        let (plan, choices) = match plan(&folder, &choices) {
+            Ok(planned) => planned,
+            // Nobody wants the file to be made: what serves the folder says what it lacks.
+            Err(_) if self.flags.export.is_none() => return Ok(None),
+            Err(error) => return Err(error),
+        };
         let name = hub_name(&folder).unwrap_or(own);
         let cannot = || format!("cannot read {}", folder.display());
         let digest = Export::digest(&folder).with_context(cannot)?;

@@ -41,6 +41,22 @@ def has(module):
         return False
 
 
+def encoder_class(ask):
+    """The class of transformers for the encoder of a model that also has a decoder; `None` for other models and tasks."""
+    import transformers
+
+    if ask["task"] != "feature-extraction":
+        return None
+    try:
+        config = transformers.AutoConfig.from_pretrained(ask["folder"])
+    except ValueError:
+        # A configuration of the folder's own code.
+        return None
+    # As sentence-transformers does, which embeds with the encoder alone where there is such a class.
+    name = type(config).__name__.removesuffix("Config") + "EncoderModel"
+    return getattr(transformers, name, None)
+
+
 def by_optimum(ask):
     import optimum.version
     from optimum.exporters.onnx import main_export
@@ -54,6 +70,18 @@ def by_optimum(ask):
     return f"optimum {optimum.version.__version__}"
 
 
+def tokenizer_of(folder):
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder)
+    except ValueError:
+        # A class of a later transformers. Only some example ids are wanted.
+        if not os.path.exists(os.path.join(folder, "tokenizer.json")):
+            raise
+        return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+
+
 def by_torch(ask):
     import torch
     import transformers
@@ -62,10 +90,10 @@ def by_torch(ask):
         raise Refused(f"torch alone exports no {ask['task']}: install optimum-onnx into this Python")
     transformers.utils.logging.disable_progress_bar()
     kind, output, of_tokens = HEADS[ask["task"]]
-    load = getattr(transformers, kind).from_pretrained
+    load = (encoder_class(ask) or getattr(transformers, kind)).from_pretrained
     # Other implementations of attention branch by the shapes of their inputs, which a trace does not record.
     model = load(ask["folder"], attn_implementation="eager", torch_dtype=torch.float32).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(ask["folder"])
+    tokenizer = tokenizer_of(ask["folder"])
     taken = inspect.signature(model.forward).parameters
     inputs = ["input_ids"] + [name for name in tokenizer.model_input_names if name != "input_ids" and name in taken]
     if "attention_mask" not in inputs and "attention_mask" in taken:
@@ -117,16 +145,46 @@ def export(ask):
         traced = [name for name in names if name.endswith(".pt")]
         there = f"only {', '.join(traced)}, a TorchScript file, whose inputs a model folder does not say (trireme export takes it in a model repository)" if traced else "no weights"
         raise Refused(f"{ask['folder']} holds {there}: expected {WEIGHTS[0]} or {WEIGHTS[2]} of the model, beside its config.json")
+    can_torch = has("torch") and has("transformers")
     fault = None
-    if has("optimum.exporters.onnx"):
+    # optimum-onnx exports such a model in two parts, and does not know every one of them.
+    if has("optimum.exporters.onnx") and not (can_torch and encoder_class(ask)):
         try:
             return by_optimum(ask)
         except ImportError as error:
             # An optimum that does not fit the transformers beside it.
-            fault = f"optimum-onnx cannot be imported: {error}"
-    if has("torch") and has("transformers"):
+            fault = f"optimum-onnx cannot be imported: {last_line(error)}; it wants other versions than {versions()}: pip install --upgrade optimum-onnx, \
+or install it into an environment of its own"
+        except Exception as error:
+            # A model that it does not know, or one that the transformers beside it has changed.
+            fault = f"optimum-onnx, with {versions()}, does not export this model: {last_line(error)}"
+        for name in os.listdir(ask["output"]):
+            os.unlink(os.path.join(ask["output"], name))
+    if not can_torch:
+        raise Refused(fault or f"{sys.executable} has neither optimum-onnx nor torch with transformers: pip install optimum-onnx")
+    try:
         return by_torch(ask)
-    raise Refused(fault or f"{sys.executable} has neither optimum-onnx nor torch with transformers: pip install optimum-onnx")
+    except Refused as refused:
+        raise Refused(f"{refused} ({fault})" if fault else str(refused)) from None
+    except Exception as error:
+        more = f"; before that, {fault}" if fault else ""
+        raise Refused(f"torch does not export this model with {versions()}: {type(error).__name__}: {last_line(error)}{more}") from error
+
+
+def last_line(error):
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def versions():
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for package in ("transformers", "optimum", "torch"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
 
 
 def main():

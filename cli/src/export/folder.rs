@@ -11,6 +11,7 @@ use trireme_runtime::service;
 
 use super::files::{NOT_COMPARED, ask, exporter, names, print, print_files, put, reject};
 use super::options::ExportArgs;
+use super::purpose::plan;
 use crate::verify::{self, NoAnswer, VerifyArgs};
 
 /// The script that makes the file.
@@ -21,14 +22,14 @@ pub async fn export(args: &ExportArgs) -> anyhow::Result<ExitCode> {
     let folder = &args.folder;
     let mut choices = FolderChoices::default();
     choices.add("task", args.task.as_slice()).map_err(anyhow::Error::msg)?;
-    let plan = Export::of(folder, &choices.of(&folder_name(folder)))?;
+    let (plan, choices) = plan(folder, &choices.of(&folder_name(folder)))?;
     let (files, by) = make(&args.python, &plan)?;
     print_files(&files, &by);
     if args.skip_verify {
         return Ok(ExitCode::SUCCESS);
     }
-    let compared =
-        VerifyArgs::of_folder(folder, &args.python, args.min_cosine, &args.onnxruntime)?.for_task(args.task.clone());
+    let compared = VerifyArgs::of_folder(folder, &args.python, args.min_cosine, &args.onnxruntime)?;
+    let compared = compared.for_task(choices.task.map(|task| task.name().to_owned()));
     match verify::verify(&compared).await {
         Ok(found) if found.passed => Ok(crate::output::write_out(found.text.as_bytes())),
         Err(error) if error.is::<NoAnswer>() => {

@@ -7,6 +7,7 @@ mod cached;
 mod files;
 mod folder;
 mod options;
+mod purpose;
 mod torch;
 
 use std::process::ExitCode;

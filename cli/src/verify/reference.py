@@ -199,6 +199,14 @@ def main():
         lines = lines_of(ask)
     except Refused as refused:
         lines = [{"refused": str(refused)}]
+    except ValueError as error:
+        # The class that transformers 5 writes for tokenizers, which transformers 4 does not know.
+        if "TokenizersBackend" not in str(error):
+            raise
+        import transformers
+
+        lines = [{"refused": f"the folder was saved by transformers 5, whose tokenizers transformers {transformers.__version__} does not read: "
+                             "pip install --upgrade transformers, in an environment without optimum-onnx"}]
     for line in lines:
         answer.write(json.dumps(line) + "\n")
 
