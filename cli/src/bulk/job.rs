@@ -28,12 +28,13 @@ const FORM: &str = "trireme_bulk_job";
 const VERSION: u64 = 1;
 
 /// The terms of a job, in the order in which they are compared: a choice comes before the content that it changes.
-const TERMS: [&str; 15] = [
+const TERMS: [&str; 16] = [
     FORM,
     "format",
     "model",
     "choices.precision",
     "choices.graph",
+    "choices.output",
     "choices.task",
     "choices.pooling",
     "choices.normalize",

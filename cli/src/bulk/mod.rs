@@ -174,9 +174,9 @@ impl Model<'_> {
             let all = args.choices()?;
             let digest = ModelFolder::read(folder, Some(name), &all)?.digest().with_context(cannot)?;
             // Accelerators give the outputs of the plain provider, and names change no vector.
-            let Choices { precision, graph, task, pooling, normalize, padding_side, accept, .. } = all.of(name);
+            let Choices { precision, graph, output, task, pooling, normalize, padding_side, accept, .. } = all.of(name);
             let choices = json!({
-                "precision": precision.name(), "graph": graph, "task": task.map(Task::name), "pooling": pooling, "normalize": normalize,
+                "precision": precision.name(), "graph": graph, "output": output, "task": task.map(Task::name), "pooling": pooling, "normalize": normalize,
                 "padding_side": padding_side.map(PaddingSide::name), "accept": accept,
             });
             return Ok((choices, Some(digest)));

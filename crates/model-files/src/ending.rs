@@ -23,9 +23,11 @@ pub enum EndOp {
     Projection,
     /// Some positions are taken, as that of the first token.
     Select,
-    /// A sum, mean or maximum over an axis.
+    /// A sum, mean or maximum over an axis, also where it is divided by a number of tokens.
     Reduce,
-    /// The normalisation of a layer. Nothing before it is looked at.
+    /// An activation of a linear layer, other than those above.
+    Activation,
+    /// The normalisation of a layer. Where it takes the sum of two tensors, as the last one of an encoder does, it is the first op of the list.
     LayerNorm,
 }
 
@@ -48,8 +50,43 @@ pub(crate) struct Nodes<'a> {
 const MAX_STEPS: usize = 64;
 
 /// Ops that leave the numbers as they are.
-const SHAPING: [&str; 9] =
-    ["Identity", "Cast", "Squeeze", "Unsqueeze", "Dropout", "Flatten", "Reshape", "Transpose", "Concat"];
+const SHAPING: [&str; 11] = [
+    "Identity",
+    "Cast",
+    "Squeeze",
+    "Unsqueeze",
+    "Dropout",
+    "Flatten",
+    "Reshape",
+    "Transpose",
+    "Concat",
+    "QuantizeLinear",
+    "DequantizeLinear",
+];
+
+/// Activations that are one node.
+const ACTIVATIONS: [&str; 14] = [
+    "Relu",
+    "Gelu",
+    "FastGelu",
+    "BiasGelu",
+    "QuickGelu",
+    "LeakyRelu",
+    "Elu",
+    "Selu",
+    "Celu",
+    "Mish",
+    "Softplus",
+    "Softsign",
+    "HardSwish",
+    "HardSigmoid",
+];
+
+/// Ops within the second factor of an activation that multiplies numbers by a function of themselves, as GELU, SiLU and Mish.
+const GATES: [&str; 9] = ["Add", "Sub", "Mul", "Div", "Erf", "Sigmoid", "Tanh", "Pow", "Softplus"];
+
+/// The normalisations that add two tensors first.
+const SKIPPING: [&str; 2] = ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"];
 
 /// Ops on numbers one by one, of which one operand may be constant.
 const ELEMENTWISE: [&str; 4] = ["Add", "Sub", "Mul", "Div"];
@@ -103,7 +140,9 @@ impl<'a> Nodes<'a> {
                 ("LpNormalization", _) => (Some(EndOp::Normalize), first),
                 ("Gather" | "GatherElements" | "GatherND" | "Slice", _) => (Some(EndOp::Select), first),
                 ("ReduceMean" | "ReduceSum" | "ReduceMax", _) => (Some(EndOp::Reduce), None),
-                (op, _) if LAYER_NORMS.contains(&op) => (Some(EndOp::LayerNorm), None),
+                (op, _) if SKIPPING.contains(&op) => (Some(EndOp::LayerNorm), None),
+                (op, _) if LAYER_NORMS.contains(&op) => (Some(EndOp::LayerNorm), first),
+                (op, _) if ACTIVATIONS.contains(&op) => (Some(EndOp::Activation), first),
                 (op, [input]) if PRODUCTS.contains(&op) && first == Some(input) => {
                     (Some(EndOp::Projection), Some(*input))
                 }
@@ -114,7 +153,8 @@ impl<'a> Nodes<'a> {
                 ("Reshape" | "Expand", _) => (None, first),
                 ("Div" | "Mul", [left, right]) => match self.pair(left, right) {
                     Some((op, next)) => (op, Some(next)),
-                    None => (self.is_layer_norm(right).then_some(EndOp::LayerNorm), None),
+                    None if self.is_layer_norm(right) => (Some(EndOp::LayerNorm), Some(self.uncentred(left))),
+                    None => (self.is_sum(left).then_some(EndOp::Reduce), None),
                 },
                 _ => break,
             };
@@ -143,6 +183,11 @@ impl<'a> Nodes<'a> {
         }
         if self.is_mask(left) {
             return Some((None, right));
+        }
+        if let Some(gated) =
+            [(left, right), (right, left)].into_iter().find(|(number, gate)| self.is_gate(gate, number))
+        {
+            return Some((Some(EndOp::Activation), gated.0));
         }
         // A quantized product times its scale.
         let quantized = [left, right].into_iter().find_map(|side| {
@@ -205,6 +250,49 @@ impl<'a> Nodes<'a> {
         }
     }
 
+    /// Whether a factor is a function of the numbers that it multiplies.
+    fn is_gate(&self, factor: &'a str, numbers: &'a str) -> bool {
+        let (mut at, numbers) = (self.root(factor), self.root(numbers));
+        if at == numbers {
+            return false;
+        }
+        for _ in 0..16 {
+            let Some(node) = self.makers.get(at).filter(|node| GATES.contains(&node.op.as_str())) else { return false };
+            let roots: Vec<_> = self.computed(node).into_iter().map(|input| self.root(input)).collect();
+            match roots.first() {
+                _ if roots.contains(&numbers) => return true,
+                Some(next) => at = next,
+                None => return false,
+            }
+        }
+        false
+    }
+
+    /// The tensor before ops that leave its numbers as they are, or add and multiply constants.
+    fn root(&self, mut tensor: &'a str) -> &'a str {
+        for _ in 0..MAX_STEPS {
+            tensor = self.plain(tensor);
+            let Some(node) = self.makers.get(tensor).filter(|node| ELEMENTWISE.contains(&node.op.as_str())) else {
+                break;
+            };
+            let [only] = self.computed(node)[..] else { break };
+            tensor = only;
+        }
+        tensor
+    }
+
+    /// The tensor of which a mean was subtracted.
+    fn uncentred(&self, tensor: &'a str) -> &'a str {
+        let minuend = |node: &&&Node| node.op == "Sub";
+        let found = self.makers.get(self.plain(tensor)).filter(minuend).and_then(|node| node.inputs.first());
+        found.map_or(tensor, String::as_str)
+    }
+
+    /// Whether a tensor is a sum over an axis, as in a mean that a mask weighs.
+    fn is_sum(&self, tensor: &'a str) -> bool {
+        self.makers.get(self.plain(tensor)).is_some_and(|node| node.op == "ReduceSum")
+    }
+
     /// Whether a divisor is that of a layer's normalisation, which takes means.
     fn is_layer_norm(&self, divisor: &'a str) -> bool {
         self.reduction(divisor).is_some_and(|node| node.op == "ReduceMean")
@@ -241,7 +329,7 @@ mod tests {
         );
         assert_eq!(ending(&["y = Gemm(x, W, B)"]), [EndOp::Projection]);
         // SiLU is a product, and no probability.
-        assert_eq!(ending(&["s = Sigmoid(x)", "y = Mul(x, s)"]), []);
+        assert_eq!(ending(&["s = Sigmoid(x)", "y = Mul(x, s)"]), [EndOp::Activation]);
     }
 
     #[test]
@@ -261,8 +349,49 @@ mod tests {
             "y = Mul(c, s)",
         ]);
         assert_eq!(quantized, [EndOp::Projection, EndOp::LayerNorm]);
+        // A library's normalisation behind a layer of its own, as one node or as several.
+        let own = ["p = MatMul(n, W)", "y = LayerNormalization(p, G, B)"];
+        let found = [EndOp::LayerNorm, EndOp::Projection, EndOp::LayerNorm];
+        assert_eq!(with(&own), found);
+        let nodes = [
+            "p = MatMul(n, W)",
+            "m = ReduceMean(p)",
+            "d = Sub(p, m)",
+            "q = Pow(d, E)",
+            "u = ReduceMean(q)",
+            "a = Add(u, E)",
+            "r = Sqrt(a)",
+            "y = Div(d, r)",
+        ];
+        assert_eq!(with(&nodes), found);
         // An encoder without a last normalisation ends with a sum of two.
         assert_eq!(ending(&["f = MatMul(h, W)", "y = Add(f, h)"]), []);
+    }
+
+    #[test]
+    fn layers_are_counted_through_their_activations() {
+        let two = |activation: &[&'static str]| {
+            let nodes =
+                [&["n = LayerNormalization(r, G, B)", "x = MatMul(n, W)"][..], activation, &["y = MatMul(z, W)"]];
+            ending(&nodes.concat())
+        };
+        let gelu = ["s = Div(x, C)", "e = Erf(s)", "a = Add(e, O)", "m = Mul(x, a)", "z = Mul(m, H)"];
+        let tanh = [
+            "k = Pow(x, T)",
+            "c = Mul(k, F)",
+            "i = Add(x, c)",
+            "s = Mul(i, P)",
+            "t = Tanh(s)",
+            "o = Add(t, O)",
+            "h = Mul(x, H)",
+            "z = Mul(h, o)",
+        ];
+        for activation in [&["z = Relu(x)"][..], &["g = Sigmoid(x)", "z = Mul(x, g)"], &gelu, &tanh] {
+            let expected = [EndOp::Projection, EndOp::Activation, EndOp::Projection, EndOp::LayerNorm];
+            assert_eq!(two(activation), expected, "{activation:?}");
+        }
+        assert_eq!(two(&["z = Tanh(x)"])[1], EndOp::Tanh);
+        assert_eq!(two(&["z = Unknown(x)"]), [EndOp::Projection], "an op that is not known ends the walk");
     }
 
     #[test]

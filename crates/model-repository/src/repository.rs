@@ -30,6 +30,8 @@ use files::{Entry, distinct, list, read_file, read_labels, version_directories};
 
 /// The configuration's file name.
 pub(crate) const CONFIG_FILE: &str = "config.pbtxt";
+/// The file of a derived repository that says why the model's folder cannot be served.
+const FAULT_FILE: &str = ".trireme-fault";
 /// The parameter that names a model's operations on texts.
 const TASK: &str = "task";
 
@@ -92,6 +94,13 @@ pub struct Replacement<'a> {
     pub config: Option<&'a str>,
     /// All files of the model, by their paths within its directory; the directory itself is not looked at then.
     pub files: Option<&'a BTreeMap<String, Bytes>>,
+}
+
+/// Writes a model's directory that stands for a folder which cannot be served: version 1, and the reason.
+pub(crate) fn write_fault(directory: &Path, fault: &str) -> Result<(), RepositoryError> {
+    let file = directory.join(FAULT_FILE);
+    let written = fs::create_dir_all(directory.join("1")).and_then(|()| fs::write(&file, fault));
+    written.map_err(|source| RepositoryError::Write { path: file, source })
 }
 
 // === impl Repository ===
@@ -285,6 +294,9 @@ impl RepositoryModel {
 
     /// Reads a model from its directory; `replaced` takes the place of its configuration file.
     fn read(name: &str, path: &Path, replaced: Option<&str>, gpus: &[i32]) -> Result<RepositoryModel, RepositoryError> {
+        if let Ok(fault) = fs::read_to_string(path.join(FAULT_FILE)) {
+            return Err(RepositoryError::Invalid(fault));
+        }
         let directories = version_directories(path)?;
         let mut files = BTreeSet::new();
         for directory in directories.values() {

@@ -11,7 +11,7 @@ use crate::folder::{
     Choices, DerivedModel, FolderChoices, FolderDescription, FolderError, Placement, folder_name, hub_name,
     is_model_folder, model_folders_in, place, read_files,
 };
-use crate::repository::{derived_content, version_number};
+use crate::repository::{derived_content, version_number, write_fault};
 use crate::{RepositoryError, TemporaryFolder};
 
 /// Model repositories, those that were derived among them.
@@ -21,6 +21,8 @@ pub struct ModelSources {
     pub repositories: Vec<PathBuf>,
     /// The model folders, in the order given.
     pub folders: Vec<ModelFolder>,
+    /// Model folders that cannot be served, beside those that can: the derived repository has a broken model for each.
+    pub broken: Vec<BrokenFolder>,
     /// The derived repository: links, which go when this is dropped.
     derived: Option<TemporaryFolder>,
 }
@@ -38,6 +40,15 @@ pub struct ModelFolder {
     pub description: FolderDescription,
     /// The flags about it.
     pub choices: Choices,
+}
+
+/// A model folder that cannot be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BrokenFolder {
+    /// The name of the model that it would be.
+    pub name: String,
+    /// The reasons.
+    pub fault: FolderError,
 }
 
 /// The reason why a path of the command line cannot be served.
@@ -125,8 +136,20 @@ impl ModelSources {
         models: impl IntoIterator<Item = (Option<&'a str>, &'a Path)>,
         choices: &FolderChoices,
     ) -> Result<ModelSources, Vec<SourceError>> {
+        let sources = ModelSources::open_what_can_be_served(models, choices)?;
+        match sources.broken.is_empty() {
+            true => Ok(sources),
+            false => Err(sources.broken.into_iter().map(|broken| SourceError::Folder(broken.fault)).collect()),
+        }
+    }
+
+    /// As [`ModelSources::open`], but model folders that cannot be served are broken models of the derived repository.
+    pub fn open_what_can_be_served<'a>(
+        models: impl IntoIterator<Item = (Option<&'a str>, &'a Path)>,
+        choices: &FolderChoices,
+    ) -> Result<ModelSources, Vec<SourceError>> {
         let mut faults = Vec::new();
-        let (mut repositories, mut folders) = (Vec::new(), Vec::<ModelFolder>::new());
+        let (mut repositories, mut folders, mut broken) = (Vec::new(), Vec::<ModelFolder>::new(), Vec::new());
         for (name, model) in models {
             let inner = model_folders_in(model);
             let found = match inner.as_slice() {
@@ -146,19 +169,26 @@ impl ModelSources {
                         }),
                         None => folders.push(*folder),
                     },
+                    Err(SourceError::Folder(fault)) => {
+                        let own = || folder_name(&fault.path);
+                        let name = name.and_then(named).map_or_else(own, |(name, ..)| name);
+                        broken.push(BrokenFolder { name, fault });
+                    }
                     Err(fault) => faults.push(fault),
                 }
             }
         }
-        if faults.is_empty() && !folders.is_empty() {
+        // A flag may be for a folder that cannot be served.
+        if faults.is_empty() && !folders.is_empty() && broken.is_empty() {
             faults.extend(check_choices(choices, &folders).err());
         }
         if !faults.is_empty() {
+            faults.extend(broken.into_iter().map(|broken| SourceError::Folder(broken.fault)));
             return Err(faults);
         }
-        let derived = derive(&folders).map_err(|fault| vec![fault])?;
+        let derived = derive(&folders, &broken).map_err(|fault| vec![fault])?;
         repositories.extend(derived.as_ref().map(|derived| derived.path().to_owned()));
-        Ok(ModelSources { repositories, folders, derived })
+        Ok(ModelSources { repositories, folders, broken, derived })
     }
 
     /// The repository that is derived from the folders, if there are folders.
@@ -308,14 +338,21 @@ fn is_name(name: &str) -> bool {
 }
 
 /// A repository of all folders; `None` without folders.
-fn derive(folders: &[ModelFolder]) -> Result<Option<TemporaryFolder>, SourceError> {
-    if folders.is_empty() {
+fn derive(folders: &[ModelFolder], broken: &[BrokenFolder]) -> Result<Option<TemporaryFolder>, SourceError> {
+    if folders.is_empty() && broken.is_empty() {
         return Ok(None);
     }
     let derived = TemporaryFolder::new("models");
     let derived = derived.map_err(|source| RepositoryError::Write { path: std::env::temp_dir(), source })?;
     for folder in folders {
         folder.write(derived.path(), Placement::Link)?;
+    }
+    for folder in broken {
+        let directory = derived.path().join(&folder.name);
+        // A folder of this name that is served stays.
+        if !directory.exists() {
+            write_fault(&directory, &folder.fault.to_string())?;
+        }
     }
     Ok(Some(derived))
 }

@@ -11,6 +11,7 @@ use trireme_inference::{DataType, InferError, nearest};
 use trireme_model_repository::{ModelConfig, ModelInput};
 
 use crate::chain::used_inputs;
+use crate::graph_end::GraphEnd;
 use crate::inputs::SideInputs;
 use crate::ops::Resources;
 use crate::options::RequestOptions;
@@ -53,6 +54,8 @@ struct PostprocessModel {
     data: String,
     side: SideInputs,
     outputs: Outputs,
+    /// What the graph before the chain has done already.
+    graph_end: Option<GraphEnd>,
     /// Whether requests have a batch dimension.
     batches: bool,
 }
@@ -116,12 +119,14 @@ impl PostprocessModel {
         let input = Signature::new(data_form(config, data)?, config.full_shape(&data.dims));
         let result = chain.signature(input).map_err(chain_fault)?;
         let outputs = Outputs::of(&config.output_specs(), &result, labels);
+        let graph_end = config.parameters.get("graph_ends_with").map(|name| GraphEnd::named(name));
         Ok(PostprocessModel {
             name: config.name.clone(),
             chain,
             data: data.name.clone(),
             side,
             outputs: outputs.map_err(|faults| refused(config, faults.join("; ")))?,
+            graph_end: graph_end.transpose().map_err(|reason| refused(config, reason))?,
             batches: config.max_batch_size > 0,
         })
     }
@@ -131,6 +136,9 @@ impl PostprocessModel {
         let input = |name: &str| request.inputs.iter().find(|tensor| tensor.name() == name);
         let missing = || InferError::invalid_arg(format!("input '{}' is missing", self.data));
         let options = RequestOptions::from_parameters(&request.parameters)?;
+        if let Some(end) = self.graph_end {
+            end.check(&self.name, &self.data, &options)?;
+        }
         let data = Value::from_tensor(input(&self.data).ok_or_else(missing)?)?;
         let side = self.side.find(&self.name, &request.inputs, options);
         let rows = data.dims().first().copied().unwrap_or(1);
@@ -152,7 +160,7 @@ impl PostprocessModel {
 
 /// Reports unknown parameters, and a `beside_model` that says neither. Keys with a dot or a capital letter belong to other programs.
 fn check_parameters(config: &ModelConfig) -> Result<(), LoadError> {
-    const KNOWN: [&str; 3] = ["beside_model", "labels", "ops"];
+    const KNOWN: [&str; 4] = ["beside_model", "graph_ends_with", "labels", "ops"];
     let is_unknown =
         |key: &&String| !KNOWN.contains(&key.as_str()) && !key.contains(|c: char| c == '.' || c.is_uppercase());
     let meant = |key: &&String| nearest(key, KNOWN).is_some();

@@ -25,6 +25,7 @@
 
 mod backend;
 mod chain;
+mod graph_end;
 mod inputs;
 mod labels;
 pub mod ops;

@@ -179,7 +179,7 @@ fn configurations_that_do_not_fit_are_refused_with_the_reason() {
     let extra = "parameters { key: 'op' value { string_value: 'x' } }";
     assert!(
         fault(&(config("softmax", &[LOGITS], &[y]) + extra))
-            .contains("unknown parameter 'op', expected one of beside_model, labels, ops")
+            .contains("unknown parameter 'op', expected one of beside_model, graph_ends_with, labels, ops")
     );
     let beside = "parameters { key: 'beside_model' value { string_value: 'yes' } }";
     let refused = fault(&(config("softmax", &[LOGITS], &[y]) + beside));

@@ -127,7 +127,7 @@ impl WorkerArgs {
     /// The worker these flags describe; models that lie elsewhere are downloaded, and model folders read. Errors name the flag.
     pub fn options<'a>(&'a self, service: &'a str) -> BoxFuture<'a, anyhow::Result<WorkerOptions>> {
         Box::pin(async move {
-            let sources = self.models.open_some().await?;
+            let sources = self.models.open_some(self.control.exit_on_error).await?;
             let name = self.worker_name.clone().unwrap_or_else(|| process_name(service));
             let statistics = Statistics::new(name.as_str());
             let defaults = WorkerOptions::new(service, sources.repositories.clone(), statistics);

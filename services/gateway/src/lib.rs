@@ -385,7 +385,9 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
         args.triton.warn();
         args.gateway.traces.warn();
         let shutdown = service::shutdown_signal()?;
-        let Some(sources) = service::or_shutdown(&shutdown, args.models.open()).await? else { return Ok(()) };
+        let Some(sources) = service::or_shutdown(&shutdown, args.models.open(args.control.exit_on_error)).await? else {
+            return Ok(());
+        };
         let models = ModelOptions { model_repository: sources.repositories.clone(), control: args.control.options()? };
         // Before waiting for the broker, so that faults of the repository are reported at once.
         let repository = models.read()?;

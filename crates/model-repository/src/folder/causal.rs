@@ -3,13 +3,14 @@
 
 use serde_json::Value;
 
-use super::chain::{self, Chain};
+use super::chain::Chain;
 use super::classifier::Head;
 use super::described::FolderFiles;
 use super::files::Reader;
 use super::graphs::GraphFile;
 use super::modules::ModuleKind;
 use super::origin::Derived;
+use super::scores;
 use super::task::Purpose;
 
 /// The tokens that the library reads where no module names others.
@@ -70,7 +71,7 @@ pub(super) fn scores(
             file.file.value,
             file.outputs()
         ));
-        return Chain { output: None, ops: Vec::new(), width, excludes_prompt: false };
+        return Chain::none(width);
     };
     let mut output = logits.clone();
     if file.graph.input("num_logits_to_keep").is_some()
@@ -78,9 +79,9 @@ pub(super) fn scores(
     {
         *kept = 1;
     }
-    let activation = chain::activation(reader, purpose, files, &Head::default());
+    let activation = scores::activation(reader, purpose, files, &Head::default());
     let mut ops = vec![argument.map(|argument| format!("logit_score:{argument}"))];
     ops.extend(activation.value.op().map(|op| Derived::from(op.to_owned(), activation.origin)));
     let place = file.place(logits);
-    Chain { output: Some(Derived::from(output, place)), ops, width, excludes_prompt: false }
+    Chain { output: Some(Derived::from(output, place)), ops, ..Chain::none(width) }
 }

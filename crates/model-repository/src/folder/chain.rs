@@ -2,15 +2,19 @@
 
 use trireme_model_files::onnx::{EndOp, GraphTensor};
 
-use super::classifier::Head;
 use super::described::FolderFiles;
 use super::files::{Json, Reader};
 use super::graphs::GraphFile;
-use super::head::{self, Activation};
 use super::heads;
+use super::in_graph::{self, Place, Shown};
 use super::modules::{Module, ModuleKind, Pooling};
-use super::origin::{Derived, SENTENCE_TRANSFORMERS};
-use super::task::{Purpose, Task, architecture};
+use super::not_vectors::{is_other, is_pooler_alone, is_tower};
+use super::origin::Derived;
+use super::task::{Task, architecture};
+use super::widths::{agree, hidden_size, known, width_of};
+
+/// The name of the contradiction between the modules of a folder and what the graph shows of them.
+const IN_GRAPH: &str = "modules-in-graph";
 
 /// The output of a model, and the ops after it.
 pub(super) struct Chain {
@@ -18,26 +22,17 @@ pub(super) struct Chain {
     pub(super) ops: Vec<Derived<String>>,
     pub(super) width: Option<Derived<i64>>,
     pub(super) excludes_prompt: bool,
+    /// The op with which the graph ends, where nothing behind it changes numbers: no request can leave it out.
+    pub(super) graph_end: Option<Derived<&'static str>>,
 }
 
-/// A width that several files give; each value that differs from the first is a fault.
-fn agree(reader: &Reader<'_>, places: impl IntoIterator<Item = Option<Derived<i64>>>) -> Option<Derived<i64>> {
-    let mut found = places.into_iter().flatten();
-    let first = found.next()?;
-    for other in found.filter(|other| other.value != first.value) {
-        reader.fault(format_args!("{} is {} wide, but {} is {}", first.origin, first.value, other.origin, other.value));
+// === impl Chain ===
+
+impl Chain {
+    /// The chain of a folder with faults.
+    pub(super) fn none(width: Option<Derived<i64>>) -> Chain {
+        Chain { output: None, ops: Vec::new(), width, excludes_prompt: false, graph_end: None }
     }
-    Some(first)
-}
-
-fn hidden_size(reader: &Reader<'_>, config: &Json) -> Option<Derived<i64>> {
-    let keys = ["hidden_size", "d_model", "dim", "n_embd"];
-    let key = keys.iter().find(|key| config.get(key).is_some())?;
-    config.number(reader, key).map(|size| size.map(|size| size as i64))
-}
-
-fn width_of(file: &GraphFile, tensor: &GraphTensor) -> Option<Derived<i64>> {
-    tensor.width().map(|width| Derived::from(width, file.place(tensor)))
 }
 
 /// Chains that end in vectors, and those of cross-encoders whose scores are made by modules. They begin with the graph's tokens, or with
@@ -45,10 +40,14 @@ fn width_of(file: &GraphFile, tensor: &GraphTensor) -> Option<Derived<i64>> {
 pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &FolderFiles, file: &GraphFile) -> Chain {
     let after = |step: &ModuleKind| !matches!(step, ModuleKind::Transformer { .. } | ModuleKind::Static { .. });
     let steps: Vec<_> = files.modules.iter().flatten().filter(|module| after(&module.step)).collect();
+    // A model for texts whose graph has vectors for late interaction, too: they are not pooled.
+    let is_pooling = |module: &&Module| matches!(module.step, ModuleKind::Pooling(_));
+    let pooling = steps.iter().position(is_pooling).filter(|_| task == Task::MultiVector);
+    let steps = pooling.map_or(steps.as_slice(), |pooling| &steps[..pooling]).to_vec();
     let excludes_prompt =
         steps.iter().any(|module| matches!(&module.step, ModuleKind::Pooling(pooling) if !pooling.include_prompt));
     // A graph that pools may run the layers behind the pooling or not; that of its tokens leaves them to the ops for certain.
-    let has_layers = steps.iter().any(|module| is_layer(module));
+    let has_layers = steps.iter().any(|module| module.is_layer());
     let needs_tokens = excludes_prompt || has_layers || heads::are_there(reader) || reader.choices().pooling.is_some();
     let tower = || file.graph.output("pooler_output").filter(|_| is_tower(&files.config));
     let pooled = file.pooled().or_else(tower);
@@ -64,12 +63,12 @@ pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &FolderFiles, fi
             reader.root().display(),
             architecture(&files.config)
         ));
-        return Chain { output: None, ops: Vec::new(), width: Some(Derived::from(1, "")), excludes_prompt };
+        return Chain::none(Some(Derived::from(1, "")));
     }
     if let Some(output) = pooled
         && (is_other(reader, files, file, output) || is_pooler_alone(reader, files, file, output, &steps))
     {
-        return Chain { output: None, ops: Vec::new(), width: Some(Derived::from(1, "")), excludes_prompt };
+        return Chain::none(Some(Derived::from(1, "")));
     }
     match pooled {
         Some(output) => {
@@ -94,12 +93,20 @@ pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &FolderFiles, fi
             let Some(tokens) = file.tokens() else {
                 reader.fault(format_args!(
                     "{} gives no vectors; expected an output last_hidden_state, token_embeddings or sentence_embedding, found {}; \
-                     export it again with --task feature-extraction",
+                     name one of them with --output, or export it again with --task feature-extraction",
                     file.file.value,
                     file.outputs()
                 ));
-                return Chain { output: None, ops: Vec::new(), width: Some(Derived::from(1, "")), excludes_prompt };
+                return Chain::none(Some(Derived::from(1, "")));
             };
+            if task == Task::MultiVector && file.graph.ending(&tokens.value.name).contains(&EndOp::Select) {
+                reader.refuse(format_args!(
+                    "{} leaves out the vectors of some tokens, as of the first one, so that they do not fit the tokenizer's mask: serve the graph \
+                     by a model.py (backend: \"python\", docs/python.md), or export one with a vector for each token",
+                    file.place(tokens.value)
+                ));
+                return Chain::none(Some(Derived::from(1, "")));
+            }
             let pooling = steps.iter().find_map(|module| match &module.step {
                 ModuleKind::Pooling(Pooling { width, .. }) => {
                     width.clone().map(|width| width.map(|width| width as i64))
@@ -109,126 +116,116 @@ pub(super) fn embedding(reader: &Reader<'_>, task: Task, files: &FolderFiles, fi
             let is_first = |module: &&&Module| matches!(module.step, ModuleKind::Pooling(_));
             // A Dense before the pooling has changed the width that the pooling gets.
             let pooling = pooling.filter(|_| steps.first().is_some_and(|first| is_first(&first)));
+            let hidden = hidden_size(reader, &files.config);
+            let left = token_layers(reader, files, file, &tokens, &steps, hidden.as_ref());
             let own = width_of(file, tokens.value);
-            let (steps, width) = match file.is_projected(tokens.value) {
-                // What stands before the pooling is in the graph, which shows such a layer.
-                true => {
-                    let (width, left) = without_projections(reader, files, steps);
-                    (left, agree(reader, [own, width]))
-                }
-                false => (steps, agree(reader, [own, hidden_size(reader, &files.config), pooling])),
+            let told =
+                || files.own.as_ref()?.number(reader, "embedding_dim").map(|width| width.map(|width| width as i64));
+            let width = match left.behind {
+                Some(behind) => agree(reader, [own, behind.or_else(told)]),
+                None => agree(reader, [own, hidden, pooling]),
             };
             let output = tokens.map(|tensor| known(tensor, 3, width.as_ref()));
             let mut ops = Vec::new();
-            let width = width.map(|width| token_chain(reader, &steps, width, &mut ops));
+            let width = width.map(|width| token_chain(reader, &left.modules, width, &mut ops));
+            for op in ops.iter_mut().filter(|op| op.value.starts_with("dense:") || op.value.starts_with("layer_norm:"))
+            {
+                if let Some(guess) = &left.guess {
+                    *op = Derived::guessed(op.value.clone(), guess);
+                }
+            }
             finish(reader, task, files, &mut ops);
-            Chain { output: Some(output), ops, width, excludes_prompt }
+            let graph_end = length_one(file, &output.value, &ops);
+            Chain { output: Some(output), ops, width, excludes_prompt, graph_end }
         }
     }
 }
 
-/// Whether an output is as wide as the labels or the vocabulary of config.json, so that it holds scores, which is a fault: a graph for
-/// vectors was expected.
-fn is_other(reader: &Reader<'_>, files: &FolderFiles, file: &GraphFile, output: &GraphTensor) -> bool {
-    let (Some(width), None) = (output.width(), reader.choices().task) else { return false };
-    if hidden_size(reader, &files.config).is_some_and(|hidden| hidden.value == width) {
-        return false;
-    }
-    let config = &files.config.file;
-    let labels = files.config.object(reader, "id2label").map(|labels| labels.len() as i64);
-    let vocabulary = files.config.number(reader, "vocab_size").map(|size| size.value as i64);
-    let place = file.place(output);
-    let root = reader.root().display();
-    if labels == Some(width) {
-        reader.fault(format_args!(
-            "{place} is {width} wide, as many as {config}: id2label has labels, so that it holds scores and no vectors: serve it with --task \
-             classify, or with --task embed if they are vectors"
-        ));
-    } else if vocabulary == Some(width) {
-        reader.fault(format_args!(
-            "{place} is {width} wide, as {config}: vocab_size, so that it holds weights of tokens and no vectors, and they are pooled \
-             already: export the model again with the weights of each token: mv {root}/{0} {root}/{0}.pooled && trireme export {root} --task \
-             sparse",
-            file.file.value
-        ));
-    } else {
-        return false;
-    }
-    true
+/// The modules that are left to run on a graph's vectors of tokens.
+struct Left<'a> {
+    modules: Vec<&'a Module>,
+    /// Where the graph runs some layers, or more than the folder lists: the width that these give, as far as it is known.
+    behind: Option<Option<Derived<i64>>>,
+    /// What was guessed.
+    guess: Option<String>,
 }
 
-/// Whether a graph gives the output of BERT's pooler alone where another pooling is wanted, which is a fault.
-fn is_pooler_alone(
+/// Finds the layers before the pooling that the graph runs.
+fn token_layers<'a>(
     reader: &Reader<'_>,
     files: &FolderFiles,
     file: &GraphFile,
-    output: &GraphTensor,
-    steps: &[&Module],
-) -> bool {
-    // sentence-transformers' LaBSE has a Dense with tanh behind its pooling, which the graph may hold.
-    if !file.is_pooler(output) || is_tower(&files.config) || steps.iter().any(|module| is_layer(module)) {
-        return false;
-    }
-    let modes = steps.iter().find_map(|module| match &module.step {
-        ModuleKind::Pooling(pooling) => Some(format!("{} ({})", pooling.modes.value.join("+"), pooling.modes.origin)),
-        _ => None,
-    });
+    tokens: &Derived<&GraphTensor>,
+    steps: &[&'a Module],
+    hidden: Option<&Derived<i64>>,
+) -> Left<'a> {
+    let plain = |modules, behind| Left { modules, behind, guess: None };
+    let is_pooling = |module: &&Module| matches!(module.step, ModuleKind::Pooling(_));
+    let pooling = steps.iter().position(is_pooling).unwrap_or(steps.len());
+    let layers: Vec<_> = steps[..pooling].iter().copied().filter(|module| module.is_layer()).collect();
+    let place = Place::BehindLayers { own_projection: in_graph::has_own_projection(&files.config) };
+    let names = || match layers.as_slice() {
+        [] => "none before the pooling".to_owned(),
+        layers => layers.iter().map(|module| module.place.as_str()).collect::<Vec<_>>().join(", "),
+    };
+    let whole = file.place(tokens.value);
     let root = reader.root().display();
-    let before = reader.faults().len();
-    reader.contradiction(
-        "pooler-output",
-        format_args!(
-            "{} gives {}, which BERT's pooler makes of the first token for another task, and no vectors of tokens for the pooling {}: export \
-             it again: mv {root}/{0} {root}/{0}.pooler && trireme export {root} --task embed",
-            file.file.value,
-            output.name,
-            modes.as_deref().unwrap_or("mean, sentence-transformers' default"),
-        ),
-        "the pooler's vectors are served as they are",
-    );
-    reader.faults().len() > before
+    match in_graph::shown(file, tokens.value, &place, &layers, hidden.map(|hidden| hidden.value)) {
+        Shown::First(0) => plain(steps.to_vec(), None),
+        Shown::First(count) => plain(left(steps, layers[count - 1]), Some(behind(&layers[..count]))),
+        // A model for late interaction: its one layer is in the graph.
+        Shown::Other(_) if layers.is_empty() && is_late(files, reader) => plain(steps.to_vec(), Some(None)),
+        Shown::Other(found) => {
+            reader.contradiction(
+                IN_GRAPH,
+                format_args!(
+                    "{whole} goes through {found} linear layers behind those of the model, but the folder lists other layers: {}. Export it again \
+                     without them: mv {root}/{1} {root}/{1}.projected && trireme export {root}{2}",
+                    names(),
+                    file.file.value,
+                    if layers.is_empty() { ", or say --task multi_vector for a vector of each token" } else { "" },
+                ),
+                "the graph counts as running all layers before the pooling",
+            );
+            plain(layers.last().map_or_else(|| steps.to_vec(), |last| left(steps, last)), Some(behind(&layers)))
+        }
+        // transformers' own output has no modules in it.
+        Shown::Open if tokens.value.name == "last_hidden_state" => plain(steps.to_vec(), None),
+        Shown::Open => {
+            let guess = format!("nothing shows whether the graph runs {} before it gives {whole}", names());
+            Left { guess: Some(guess), ..plain(steps.to_vec(), None) }
+        }
+    }
 }
 
-/// The modules that are left to run where a graph multiplies the vectors of tokens by weights: those from the pooling on, and the width that
-/// the layers before it give.
-fn without_projections<'a>(
-    reader: &Reader<'_>,
-    files: &FolderFiles,
-    steps: Vec<&'a Module>,
-) -> (Option<Derived<i64>>, Vec<&'a Module>) {
-    let pooling = steps.iter().position(|module| matches!(module.step, ModuleKind::Pooling(_))).unwrap_or(steps.len());
-    let last = steps[..pooling].iter().rev().find_map(|module| match &module.step {
+/// Whether a person says that the model has a vector for each token, or a file in a folder without modules.
+fn is_late(files: &FolderFiles, reader: &Reader<'_>) -> bool {
+    let told = files.own.as_ref().is_some_and(|own| own.get("model_type").is_some());
+    reader.choices().task == Some(Task::MultiVector) || (files.modules.is_none() && told)
+}
+
+/// The modules behind the last one that the graph runs.
+fn left<'a>(steps: &[&'a Module], last: &Module) -> Vec<&'a Module> {
+    steps.iter().copied().skip_while(|module| !std::ptr::eq(*module, last)).skip(1).collect()
+}
+
+/// The width behind layers that the graph runs.
+fn behind(layers: &[&Module]) -> Option<Derived<i64>> {
+    layers.iter().rev().find_map(|module| match &module.step {
         ModuleKind::Dense { to, .. } => Some(Derived::from(*to as i64, format!("{}, a Dense,", module.place))),
         _ => None,
-    });
-    let told = || {
-        let own = files.own.as_ref()?;
-        Some(own.number(reader, "embedding_dim")?.map(|width| width as i64))
-    };
-    let left = steps.into_iter().enumerate().filter(|(at, module)| *at >= pooling || !is_layer(module));
-    (last.or_else(told), left.map(|(_, module)| module).collect())
+    })
 }
 
-fn is_layer(module: &Module) -> bool {
-    matches!(module.step, ModuleKind::Dense { .. } | ModuleKind::LayerNorm { .. })
+/// Whether the graph gives vectors of length 1, which the ops leave as they are.
+fn length_one(file: &GraphFile, output: &GraphTensor, ops: &[Derived<String>]) -> Option<Derived<&'static str>> {
+    let keeps = |op: &Derived<String>| op.value == "normalize" || op.value == "mask";
+    let ends = file.graph.ending(&output.name).first() == Some(&EndOp::Normalize);
+    (ends && ops.iter().all(keeps)).then(|| Derived::from("normalize", file.place(output)))
 }
 
-/// Whether the model is the text tower of one for images, whose vector is not made of the vectors of tokens.
-fn is_tower(config: &Json) -> bool {
-    config.get("model_type").and_then(|kind| kind.as_str()).is_some_and(|kind| kind.starts_with("siglip"))
-}
-
-/// A tensor with this rank and width in place of those that its file leaves open.
-fn known(tensor: &GraphTensor, rank: usize, width: Option<&Derived<i64>>) -> GraphTensor {
-    let mut dims = tensor.dims.clone().unwrap_or_else(|| vec![-1; rank]);
-    if let (Some(last), Some(width)) = (dims.last_mut(), width) {
-        *last = width.value;
-    }
-    GraphTensor { dims: Some(dims), ..tensor.clone() }
-}
-
-/// The chain of a graph that pools. The modules behind the pooling in modules.json are in the graph, or are left for the ops: the width
-/// of the graph's vectors tells, where the modules change it.
+/// The chain of a graph that pools. The modules behind the pooling in modules.json are in the graph, or are left for the ops: its nodes
+/// tell, or the width of its vectors, where the modules change it.
 fn pooled_chain(
     reader: &Reader<'_>,
     files: &FolderFiles,
@@ -236,57 +233,61 @@ fn pooled_chain(
     output: &GraphTensor,
     steps: &[&Module],
 ) -> Chain {
-    const IN_GRAPH: &str = "modules-in-graph";
     let pooling = steps.iter().find_map(|module| match &module.step {
         ModuleKind::Pooling(Pooling { width: Some(width), modes, .. }) => {
             Some(Derived::from(width.value as i64 * modes.value.len() as i64, width.origin.clone()))
         }
         _ => None,
     });
-    let layers: Vec<_> = steps.iter().copied().filter(|module| is_layer(module)).collect();
-    let last = layers.iter().rev().find_map(|module| match &module.step {
-        ModuleKind::Dense { to, .. } => Some(Derived::from(*to as i64, format!("{}, a Dense,", module.place))),
-        _ => None,
-    });
     let is_behind =
         steps.iter().position(|module| matches!(module.step, ModuleKind::Pooling(_))).map_or(0, |at| at + 1);
+    let layers: Vec<_> = steps[is_behind..].iter().copied().filter(|module| module.is_layer()).collect();
     let projected = files.config.number(reader, "projection_dim").filter(|_| output.name == "text_embeds");
     let own = width_of(file, output).or(projected.map(|width| width.map(|width| width as i64)));
-    let (before, after) = (pooling.as_ref().map(|w| w.value), last.as_ref().map(|w| w.value));
     let place = file.place(output);
-    let mut ops = Vec::new();
-    let in_graph = match (&own, before, after) {
-        _ if layers.is_empty() => true,
-        (Some(own), _, Some(after)) if own.value == after && before != Some(after) => true,
-        (Some(own), Some(before), Some(after)) if own.value == before && before != after => false,
-        (Some(own), Some(before), Some(after)) if own.value != before && own.value != after => true,
-        _ => {
+    let before = pooling.as_ref().map(|width| width.value);
+    let shown = match layers.is_empty() {
+        true => Shown::First(0),
+        false => in_graph::shown(file, output, &Place::BehindPooling, &layers, before),
+    };
+    let count = match shown {
+        Shown::First(count) => count,
+        Shown::Open | Shown::Other(_) => {
             let names: Vec<_> = layers.iter().map(|module| module.place.as_str()).collect();
+            let found = match shown {
+                Shown::Other(found) => format!("{found} linear layers behind it, which are not"),
+                _ => "nothing that shows whether it runs".to_owned(),
+            };
             reader.contradiction(
                 IN_GRAPH,
                 format_args!(
-                    "{place} is made by the graph's own pooling, and nothing shows whether the graph runs {} as well. Export it again with \
-                     --task feature-extraction --library-name transformers, which leaves all modules to the server",
+                    "{place} is made by the graph's own pooling, and has {found} {}. Export it again with --task feature-extraction \
+                     --library-name transformers, which leaves all modules to the server",
                     names.join(", ")
                 ),
                 "the graph counts as running all modules",
             );
-            true
+            layers.len()
         }
     };
-    if !in_graph {
-        let output = known(output, 2, own.as_ref());
-        let width = own.map(|own| token_chain(reader, &steps[is_behind..], own, &mut ops));
-        return Chain { output: Some(Derived::from(output, place)), ops, width, excludes_prompt: false };
-    }
+    let steps = match count {
+        0 => steps[is_behind..].to_vec(),
+        count => left(steps, layers[count - 1]),
+    };
     // A graph that leaves the width of its vectors open may say that of its tokens.
     let of_tokens = || width_of(file, file.tokens().filter(|_| !file.is_projected(output))?.value);
-    let width = agree(reader, [own, last.or(pooling)]).or_else(of_tokens);
-    if let Some(Module { place, step: ModuleKind::Normalize }) = steps.last() {
-        ops.push(Derived::from("normalize".to_owned(), place.clone()));
-    }
+    let width = agree(reader, [own, behind(&layers[..count]).or(pooling)]).or_else(of_tokens);
     let output = known(output, 2, width.as_ref());
-    Chain { output: Some(Derived::from(output, place)), ops, width, excludes_prompt: false }
+    let mut ops = Vec::new();
+    let width = width.map(|width| token_chain(reader, &steps, width, &mut ops));
+    let graph_end = length_one(file, &output, &ops);
+    let taken = match file.is_told(&output) {
+        true => Derived::from(output, place),
+        false => {
+            Derived::guessed(output, &format!("the only output of {} that can be vectors of texts", file.file.value))
+        }
+    };
+    Chain { output: Some(taken), ops, width, excludes_prompt: false, graph_end }
 }
 
 /// Cuts vectors to `truncate_dim`, as sentence-transformers does behind all modules, and does what a person says about their length.
@@ -384,125 +385,4 @@ fn finish(reader: &Reader<'_>, task: Task, files: &FolderFiles, ops: &mut Vec<De
 /// Whether a model was trained to look at earlier tokens alone, by the library's own rule.
 fn is_causal(config: &Json) -> bool {
     architecture(config).ends_with("ForCausalLM") && config.get("is_causal").is_none_or(|flag| flag != false)
-}
-
-/// Logits over the vocabulary to weights of tokens.
-pub(super) fn sparse(reader: &Reader<'_>, files: &FolderFiles, file: &GraphFile) -> Chain {
-    let chain = |output, ops, width| Chain { output, ops, width, excludes_prompt: false };
-    let vocabulary = files.config.number(reader, "vocab_size").map(|size| size.map(|size| size as i64));
-    let Some(logits) = file.logits(3) else {
-        reader.fault(format_args!(
-            "{} gives no logits over the vocabulary, found {}; export it again with --task fill-mask",
-            file.file.value,
-            file.outputs()
-        ));
-        return chain(None, Vec::new(), Some(Derived::from(1, "")));
-    };
-    let width = agree(reader, [width_of(file, logits), vocabulary]);
-    let splade = files.modules.iter().flatten().find_map(|module| match &module.step {
-        ModuleKind::Splade { argument } => Some(argument.clone()),
-        _ => None,
-    });
-    let splade =
-        splade.unwrap_or_else(|| Derived::default_of("relu".to_owned(), SENTENCE_TRANSFORMERS, "no module says it"));
-    let origin = splade.origin.clone();
-    let most = files.own.as_ref().and_then(|own| own.number(reader, "max_active_dims"));
-    let last = match most.filter(|most| most.value > 0) {
-        Some(most) => most.map(|most| format!("sparse:{most}")),
-        None => Derived::from("sparse".to_owned(), origin),
-    };
-    let ops = vec![splade.map(|argument| format!("splade:{argument}")), last];
-    let place = file.place(logits);
-    let output = known(logits, 3, width.as_ref());
-    chain(Some(Derived::from(output, place)), ops, width)
-}
-
-/// Logits over labels to scores.
-pub(super) fn scores(
-    reader: &Reader<'_>,
-    purpose: &Purpose,
-    files: &FolderFiles,
-    file: &GraphFile,
-    head: &Head,
-) -> Chain {
-    let pools = files.modules.iter().flatten().any(|module| matches!(module.step, ModuleKind::Pooling(_)));
-    if pools && purpose.cross_encoder && file.graph.output("logits").is_none() {
-        let mut chain = embedding(reader, purpose.task.value, files, file);
-        let activation = activation(reader, purpose, files, head);
-        chain.ops.extend(activation.value.op().map(|op| Derived::from(op.to_owned(), activation.origin)));
-        return chain;
-    }
-    let rank = if purpose.task.value == Task::TokenClassify { 3 } else { 2 };
-    let labels = head.labels.as_ref();
-    let count = labels.map(|labels| Derived::from(labels.value.len() as i64, labels.origin.clone()));
-    let Some(logits) = file.logits(rank) else {
-        reader.fault(format_args!(
-            "{} gives no logits of rank {rank}, found {}; export it again with --task {}",
-            file.file.value,
-            file.outputs(),
-            purpose.task.value.export()
-        ));
-        return Chain { output: None, ops: Vec::new(), width: count, excludes_prompt: false };
-    };
-    if let (Some(width), Some(count)) = (width_of(file, logits), &count)
-        && width.value != count.value
-    {
-        reader.fault(format_args!(
-            "{} gives {} scores, but {} has {} labels",
-            width.origin, width.value, count.origin, count.value
-        ));
-    }
-    let mut ops = Vec::new();
-    let in_graph = match file.graph.ending(&logits.name).first() {
-        Some(EndOp::Softmax) => Some("Softmax"),
-        Some(EndOp::Sigmoid) => Some("Sigmoid"),
-        _ => None,
-    };
-    let activation = match (purpose.task.value, in_graph) {
-        (Task::TokenClassify, Some(op)) => {
-            reader.fault(format_args!(
-                "{}: {} ends with {op}, and entities are made of the scores before it: export it again: mv {2}/{0} {2}/{0}.probabilities && \
-                 trireme export {2} --task token_classify",
-                file.file.value,
-                logits.name,
-                reader.root().display()
-            ));
-            Derived::from(Activation::None, "")
-        }
-        // Op `entities` takes the logits.
-        (Task::TokenClassify, None) => Derived::from(Activation::None, ""),
-        (_, Some(op)) => Derived::from(Activation::None, format!("{} ends with {op}", file.place(logits))),
-        (_, None) => activation(reader, purpose, files, head),
-    };
-    if let Some(op) = activation.value.op() {
-        ops.push(Derived::from(op.to_owned(), activation.origin));
-    }
-    if purpose.task.value == Task::TokenClassify {
-        ops.push(Derived::from(
-            "entities:simple".to_owned(),
-            "no file names a strategy: words that follow one another are one entity",
-        ));
-    }
-    let place = file.place(logits);
-    let output = known(logits, rank, count.as_ref());
-    Chain { output: Some(Derived::from(output, place)), ops, width: count, excludes_prompt: false }
-}
-
-/// A cross-encoder's own activation, else sigmoid for one score and none for several; a classifier's by its problem.
-pub(super) fn activation(
-    reader: &Reader<'_>,
-    purpose: &Purpose,
-    files: &FolderFiles,
-    head: &Head,
-) -> Derived<Activation> {
-    let told = head::cross_encoder_activation(reader, &files.config, files.own.as_ref());
-    match (told, purpose.task.value, &head.problem) {
-        (Some(told), ..) => told,
-        (None, Task::Rerank, _) => Derived::from(Activation::Sigmoid, "sentence-transformers' default for one score"),
-        (None, _, _) if purpose.cross_encoder => {
-            Derived::from(Activation::None, "sentence-transformers' default for several scores")
-        }
-        (None, _, Some(problem)) => problem.clone().map(|(_, activation)| activation),
-        (None, _, None) => Derived::from(Activation::None, ""),
-    }
 }

@@ -23,6 +23,8 @@ pub struct Choices {
     pub precision: Precision,
     /// `--graph`: the ONNX file, by its path within the folder or its name.
     pub graph: Option<String>,
+    /// `--output`: the output of the graph that the answer is made of.
+    pub output: Option<String>,
     /// `--task`
     pub task: Option<Task>,
     /// `--pooling`: the argument of op `pool`.
@@ -120,6 +122,8 @@ impl Choices {
         match flag {
             "graph" if value.is_empty() => return expected("the path of an ONNX file within the folder"),
             "graph" => self.graph = Some(value.to_owned()),
+            "output" if value.is_empty() => return expected("the name of an output of the graph"),
+            "output" => self.output = Some(value.to_owned()),
             "task" => match Task::named(value) {
                 Some(task) => self.task = Some(task),
                 None => return expected(&format!("one of {}", Task::ALL.map(Task::name).join(", "))),
@@ -164,7 +168,7 @@ impl FolderChoices {
         self.strict = true;
     }
 
-    /// Adds the values of a flag (`graph`, `task`, `pooling`, `normalize`, `padding-side`, `accelerator`, `accept`, `served-name`). A value
+    /// Adds the values of a flag (`graph`, `output`, `task`, `pooling`, `normalize`, `padding-side`, `accelerator`, `accept`, `served-name`). A value
     /// that begins with a name and a colon (`small:mean`) counts only for the model of that name. The error names the expected values.
     pub fn add(&mut self, flag: &'static str, values: &[String]) -> Result<(), String> {
         for value in values {

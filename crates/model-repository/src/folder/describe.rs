@@ -4,7 +4,7 @@ use serde_json::Value;
 use trireme_model_files::onnx::Graph;
 
 use super::causal;
-use super::chain::{self, embedding, scores, sparse};
+use super::chain::{self, embedding};
 use super::choices::PaddingSide;
 use super::classifier::Head;
 use super::described::FolderFiles;
@@ -19,6 +19,7 @@ use super::messages;
 use super::modules::{self, Module, ModuleKind};
 use super::origin::Derived;
 use super::precision::Precision;
+use super::scores::{scores, sparse};
 use super::tables;
 use super::task::{self, Purpose, Task, architecture};
 use super::tokenizer::{self, Prompts, Tokenizer};
@@ -126,7 +127,7 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     let mut chain = match (purpose.task.value, score) {
         (_, Some(score)) => causal::scores(reader, &purpose, &files, &file, score),
         (Task::Embed | Task::MultiVector, None) => embedding(reader, purpose.task.value, &files, &file),
-        (Task::Sparse, None) => sparse(reader, &files, &file),
+        (Task::Sparse, None) => sparse(reader, &files, &file, &tokenizer),
         _ => scores(reader, &purpose, &files, &file, &head),
     };
     if matches!(purpose.task.value, Task::Embed | Task::MultiVector) {
@@ -170,6 +171,7 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         special_tokens: tokenizer.adds_special.clone(),
         ops: chain.ops,
         excludes_prompt: chain.excludes_prompt,
+        graph_end: chain.graph_end,
         width: width?,
         labels: head.labels,
         problem: head.problem.map(|problem| problem.map(|(name, _)| name)),
@@ -217,6 +219,12 @@ fn refuse_others(reader: &Reader<'_>, files: &FolderFiles) -> bool {
             ));
         }
     }
+    if reader.has("idf.json") && reader.route().is_none() {
+        reader.warn(
+            "idf.json holds the weights of queries' tokens for search without inference, and is not read: queries go through the graph, as \
+             documents do. Save the model with sentence-transformers' SparseEncoder, which writes a Router with a SparseStaticEmbedding",
+        );
+    }
     if reader.has("gliner_config.json") {
         reader.refuse(
             "gliner_config.json: GLiNER looks for the labels that a request names, which is no task that folders are served for: serve it \
@@ -244,7 +252,13 @@ fn check_vocabulary(reader: &Reader<'_>, tokenizer: &Tokenizer, file: &GraphFile
         Some(rows) => Some(Derived::from(rows, format!("{}: the table of input_ids", file.file.value))),
         None => config.number(reader, "vocab_size").map(|rows| rows.map(|rows| rows as i64)),
     };
-    if let Some(rows) = rows.filter(|rows| highest.value >= rows.value) {
+    let Some(rows) = rows.filter(|rows| highest.value >= rows.value) else { return };
+    if tokenizer.highest_learned.is_some_and(|learned| learned < rows.value) {
+        reader.warn(format_args!(
+            "{} has added tokens with ids up to {}, but {} has {} rows: a text that holds one of these tokens is an error; others are not",
+            highest.origin, highest.value, rows.origin, rows.value
+        ));
+    } else {
         reader.fault(format_args!(
             "{} has ids up to {}, but {} has {} rows",
             highest.origin, highest.value, rows.origin, rows.value

@@ -26,6 +26,8 @@ pub struct FolderDescription {
     pub(crate) special_tokens: Option<Derived<bool>>,
     pub(crate) executor: Executor,
     pub(crate) ops: Vec<Derived<String>>,
+    /// The op that the graph has done with its output already.
+    pub(crate) graph_end: Option<Derived<&'static str>>,
     /// Whether pooling leaves out the tokens of a prompt.
     pub(crate) excludes_prompt: bool,
     /// The size of the last axis of the result: a vector's width, or the number of labels.
@@ -96,6 +98,7 @@ impl FolderDescription {
             special_tokens: None,
             executor,
             ops: Vec::new(),
+            graph_end: None,
             excludes_prompt: false,
             width: Derived::from(-1, ""),
             labels: None,

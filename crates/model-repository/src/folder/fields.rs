@@ -201,7 +201,10 @@ pub const TABLE: &[(&str, Fields)] = &[
         "config.json",
         &[
             ("architectures model_type id2label label2id num_labels problem_type vocab_size pad_token_id", Read),
-            ("hidden_size d_model dim n_embd max_position_embeddings max_trained_positions n_positions n_ctx", Read),
+            (
+                "hidden_size d_model dim n_embd word_embed_proj_dim max_position_embeddings max_trained_positions n_positions n_ctx",
+                Read,
+            ),
             ("position_embedding_type sentence_transformers sbert_ce_default_activation_function", Read),
             ("normalize max_length projection_dim is_encoder_decoder classifier_pooling is_causal", Read),
             ("*", NoEffect("a setting of the graph, which is made with it")),

@@ -12,7 +12,18 @@ use super::precision::Precision;
 use super::routes;
 
 /// Weights in other formats, from which an ONNX file can be exported.
-const WEIGHTS: [&str; 5] = ["model.safetensors", "pytorch_model.bin", "model.pt", "tf_model.h5", "flax_model.msgpack"];
+const WEIGHTS: [&str; 3] = ["model.safetensors", "pytorch_model.bin", "model.pt"];
+
+/// Ends of the names of weights that no exporter reads, each with the reason.
+const UNREAD: [(&str, &str); 7] = [
+    (".gguf", "of which none is made"),
+    (".ort", "ONNX Runtime's own form of an ONNX file, which shows neither inputs nor outputs to other programs"),
+    (".h5", "weights of TensorFlow, which transformers 5 does not read"),
+    ("saved_model.pb", "weights of TensorFlow, which transformers 5 does not read"),
+    (".tflite", "weights of TensorFlow, which transformers 5 does not read"),
+    (".msgpack", "weights of Flax, which transformers 5 does not read"),
+    ("openvino_model.xml", "the form of OpenVINO, of which none is made"),
+];
 
 /// Outputs of one vector for each token, by the names that exporters give them.
 const TOKENS: [&str; 2] = ["last_hidden_state", "token_embeddings"];
@@ -51,6 +62,8 @@ pub(crate) struct GraphFile {
     /// The path within the folder.
     pub(crate) file: Derived<String>,
     pub(crate) graph: Graph,
+    /// The output that a flag names.
+    pub(crate) chosen: Option<String>,
 }
 
 /// Reads the graph of the model in `folder`.
@@ -58,7 +71,11 @@ pub(crate) fn find(reader: &Reader<'_>, folder: &str, export: &str) -> Option<Gr
     let file = choose(reader, folder, export)?;
     match Graph::read(&reader.path(&file.value)) {
         Ok(graph) => {
-            let mut found = GraphFile { file, graph };
+            let chosen = reader.choices().output.clone();
+            let mut found = GraphFile { file, graph, chosen };
+            if let Some(name) = found.chosen.as_deref().filter(|name| found.graph.output(name).is_none()) {
+                reader.fault(format_args!("--output {name}: {} gives {}", found.file.value, found.outputs()));
+            }
             external_files(&found.graph, reader, &found.file.value);
             found.check_variant(reader);
             Some(found)
@@ -214,12 +231,14 @@ pub(crate) fn missing(reader: &Reader<'_>, folder: &str, export: &str) {
         return;
     }
     if there.is_empty() {
-        let other: Vec<_> = names.iter().filter(|name| name.ends_with(".gguf")).map(String::as_str).collect();
-        let other = if other.is_empty() {
-            String::new()
-        } else {
-            format!(", only {}, of which none is made", other.join(", "))
+        let saved = reader.names(&format!("{folder}saved_model")).into_iter().map(|name| format!("saved_model/{name}"));
+        let all: Vec<String> = names.iter().cloned().chain(saved).collect();
+        let unread = |name: &String| {
+            let (_, why) = UNREAD.iter().find(|(end, _)| name.ends_with(end))?;
+            Some(format!("{name} ({why})"))
         };
+        let other: Vec<_> = all.iter().filter_map(unread).collect();
+        let other = if other.is_empty() { String::new() } else { format!(", only {}", other.join(", ")) };
         reader.lacks(format_args!(
             "{place} holds no ONNX file, and no weights that one is made of{other}: fetch the model's own folder with one of {} or an ONNX file, \
              as in trireme serve hf://ORG/NAME",
@@ -256,8 +275,16 @@ impl GraphFile {
         format!("{}: {}", self.file.value, tensor.name)
     }
 
+    /// The output that a flag names.
+    fn chosen(&self) -> Option<&GraphTensor> {
+        self.chosen.as_deref().and_then(|name| self.graph.output(name))
+    }
+
     /// The output that holds one vector for each text.
     pub(crate) fn pooled(&self) -> Option<&GraphTensor> {
+        if self.chosen.is_some() {
+            return self.chosen().filter(|output| output.rank() != Some(3));
+        }
         let only = match self.graph.outputs.as_slice() {
             [only] if only.rank() == Some(2) && only.is_float() => Some(only),
             _ => None,
@@ -267,9 +294,21 @@ impl GraphFile {
         POOLED.into_iter().find_map(|name| self.graph.output(name).filter(is_vector)).or(only).or_else(beside)
     }
 
+    /// Whether an output is the graph's only one, or is known by its name, or named by a flag.
+    pub(crate) fn is_told(&self, output: &GraphTensor) -> bool {
+        let name = output.name.as_str();
+        self.chosen.is_some() || self.graph.outputs.len() == 1 || POOLED.contains(&name) || name == POOLER
+    }
+
     /// The output that holds one vector for each token, as the layers give it. Vectors for late interaction are none, where the graph
     /// has an output for texts, too.
     pub(crate) fn tokens(&self) -> Option<Derived<&GraphTensor>> {
+        if self.chosen.is_some() {
+            return self
+                .chosen()
+                .filter(|output| output.rank() == Some(3))
+                .map(|output| Derived::from(output, "--output"));
+        }
         if let Some(named) = TOKENS.iter().find_map(|name| self.graph.output(name)) {
             return Some(Derived::from(named, self.place(named)));
         }
@@ -311,6 +350,9 @@ impl GraphFile {
 
     /// The output that holds scores: `logits`, or the only output, unless its name says that it holds vectors of tokens.
     pub(crate) fn logits(&self, rank: usize) -> Option<&GraphTensor> {
+        if self.chosen.is_some() {
+            return self.chosen().filter(|output| output.rank().is_none_or(|found| found == rank));
+        }
         let only = match self.graph.outputs.as_slice() {
             [only] if !TOKENS.contains(&only.name.as_str()) => Some(only),
             _ => None,

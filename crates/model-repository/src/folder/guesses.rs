@@ -7,16 +7,19 @@ use super::description::FolderDescription;
 use super::table::Row;
 
 /// How a person says a value in place of the guess, by its name in the table.
-const REMEDIES: [(&str, &str); 7] = [
+const REMEDIES: [(&str, &str); 9] = [
     ("task", "say it with --task TASK"),
     ("labels", "write id2label into config.json"),
     ("problem_type", "write problem_type into config.json"),
     ("max_length", "write max_seq_length into sentence_bert_config.json; longer texts are cut, and the answer says so"),
     ("padding", "write pad_token into tokenizer_config.json"),
+    ("output", "name the one that is meant with --output, or choose another file with --graph"),
     (
-        "output",
-        "export the graph with an output last_hidden_state or sentence_embedding, or choose another file with --graph",
+        "message_format",
+        "texts go through the chat template; where the model was trained on plain texts, serve them as they are with --accept chat-template, \
+         else write modality_config.message into sentence_bert_config.json",
     ),
+    ("layer", "export a graph that leaves the layers to the server, with trireme export"),
     ("op", "say it with --pooling mean, cls, last or another, as the model's card says how it was trained"),
 ];
 
@@ -27,7 +30,9 @@ pub(super) fn warnings(description: &FolderDescription) -> Vec<String> {
 
 fn warning(row: &Row) -> String {
     let Row { part, what, value, origin, .. } = row;
-    let remedy = REMEDIES.iter().find(|(name, _)| name == what).map_or("", |(_, remedy)| remedy);
+    let is_layer = value.starts_with("dense:") || value.starts_with("layer_norm:");
+    let key = if is_layer { "layer" } else { what };
+    let remedy = REMEDIES.iter().find(|(name, _)| *name == key).map_or("", |(_, remedy)| remedy);
     let more = match (*what, value.as_str()) {
         ("task", "rerank") => ", as in --task classify for single texts",
         ("op", _) if origin.contains("modules.json") => ", and with --normalize true whether vectors get the length 1",

@@ -86,12 +86,7 @@ fn head(
     let dense = format!("dense:{}", file.trim_end_matches(".pt"));
     let ops = match task {
         Task::Sparse => {
-            let ids = tokenizer.special.iter().map(i64::to_string).collect::<Vec<_>>().join("+");
-            let lexical = if ids.is_empty() { "lexical".to_owned() } else { format!("lexical:{ids}") };
-            vec![
-                Derived::from(dense, file),
-                Derived::from(lexical, "BGE-M3's weights: those of special tokens, by their ids, are left out"),
-            ]
+            vec![Derived::from(dense, file), lexical(tokenizer)]
         }
         _ => vec![
             Derived::from(dense, file),
@@ -100,6 +95,13 @@ fn head(
         ],
     };
     Some(Head { task, file, config: config.to_string(), ops, width: *outputs as i64 })
+}
+
+/// The op that makes a sparse vector of the weights of tokens.
+pub(super) fn lexical(tokenizer: &Tokenizer) -> Derived<String> {
+    let ids = tokenizer.special.iter().map(i64::to_string).collect::<Vec<_>>().join("+");
+    let lexical = if ids.is_empty() { "lexical".to_owned() } else { format!("lexical:{ids}") };
+    Derived::from(lexical, "BGE-M3's weights: those of special tokens, by their ids, are left out")
 }
 
 /// The marks that the tokenizer has to make for the vectors: the first token is not compared.

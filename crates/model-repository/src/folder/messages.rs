@@ -80,7 +80,13 @@ pub(super) fn read(reader: &Reader<'_>, folder: &str, files: &FolderFiles, task:
         return None;
     }
     let variables = own.as_ref().and_then(variables);
-    Some(Messages { format: format(reader, own.as_ref(), message, files, (&source, &place)), variables })
+    let mut format = format(reader, own.as_ref(), message, files, (&source, &place));
+    if message.is_none() && task != Task::Rerank {
+        // Models were often trained without the template that their tokenizer was copied with.
+        let why = format!("no file says whether texts are messages of {place}, as sentence-transformers takes them");
+        format = Derived::guessed(format.value, &why);
+    }
+    Some(Messages { format, variables })
 }
 
 /// The template of the name default among several.

@@ -123,6 +123,15 @@ pub(crate) enum ModuleKind {
     },
 }
 
+// === impl Module ===
+
+impl Module {
+    /// Whether it is a layer with weights, which a graph may run.
+    pub(super) fn is_layer(&self) -> bool {
+        matches!(self.step, ModuleKind::Dense { .. } | ModuleKind::LayerNorm { .. })
+    }
+}
+
 /// How one vector is made of many.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pooling {

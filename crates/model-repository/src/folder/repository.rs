@@ -361,6 +361,7 @@ impl FolderDescription {
             ops => ops.iter().map(|op| op.value.as_str()).collect::<Vec<_>>().join(", "),
         };
         text.parameter("ops", &ops, if self.ops.is_empty() { "as the model gives it" } else { "" });
+        text.derived("graph_ends_with", self.graph_end.as_ref());
         text.blank();
         text.line("instance_group [ { count: 1 kind: KIND_CPU } ]", "");
         let mut model = DerivedModel::new(name, text);

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::files::{Json, Reader};
 
 /// Tokenizer classes without which a tokenizer.json cannot be made: they read characters, or need a program for words.
-const NEVER_JSON: [&str; 9] = [
+const NEVER_JSON: [&str; 11] = [
     "ByT5Tokenizer",
     "CanineTokenizer",
     "BertJapaneseTokenizer",
@@ -14,6 +14,8 @@ const NEVER_JSON: [&str; 9] = [
     "BertweetTokenizer",
     "BartphoTokenizer",
     "CpmAntTokenizer",
+    "EsmTokenizer",
+    "BioGptTokenizer",
     "FlaubertTokenizer",
     "XLMTokenizer",
 ];

@@ -63,7 +63,7 @@ pub(super) fn static_model(
         // The lookup pools the table's vectors, so only ops on one vector are left.
         false => token_chain(reader, &steps, width, &mut ops),
     };
-    let mut trimmed = Chain { output: None, ops, width: Some(width), excludes_prompt: false };
+    let mut trimmed = Chain { ops, ..Chain::none(Some(width)) };
     chain::trim(reader, files.own.as_ref(), &mut trimmed);
     let (ops, width) = (trimmed.ops, trimmed.width?);
     // model2vec leaves unknown tokens out; sentence-transformers does not.

@@ -30,7 +30,7 @@ pub(super) fn tokens(description: &FolderDescription, name: &str) -> Tensor {
 pub(super) fn side(description: &FolderDescription) -> Vec<Tensor> {
     let tokens = |name: &str| tokens(description, name);
     let uses_mask = |op: &Derived<String>| {
-        ["pool:", "logit_score", "mask", "splade", "distinct"].iter().any(|name| op.value.starts_with(name))
+        ["pool:", "logit_score", "mask", "splade", "distinct", "lexical"].iter().any(|name| op.value.starts_with(name))
     };
     let mut side = Vec::new();
     if description.task.value == Task::MultiVector && description.late.scores_apart() {
@@ -43,7 +43,7 @@ pub(super) fn side(description: &FolderDescription) -> Vec<Tensor> {
             Tensor::new("pooling_mask", INT64, &[-1, -1]).origin("modules.json: Pooling with include_prompt false"),
         );
     }
-    if description.ops.iter().any(|op| op.value.starts_with("distinct")) {
+    if description.ops.iter().any(|op| ["distinct", "lexical"].iter().any(|name| op.value.starts_with(name))) {
         side.push(tokens("input_ids"));
     }
     if description.task.value == Task::TokenClassify {

@@ -553,7 +553,7 @@ fn a_command_is_named_only_where_it_helps() {
     let bare = folder(&[("config.json", json!({"model_type": "llama"})), ("model.gguf", json!({}))]);
     let found = faults(&bare);
     assert!(
-        found[0].contains("no file of a tokenizer") && found[1].contains("only model.gguf, of which none is made"),
+        found[0].contains("no file of a tokenizer") && found[1].contains("only model.gguf (of which none is made)"),
         "{found:?}"
     );
     assert!(!found.concat().contains("trireme export"), "{found:?}");
@@ -734,6 +734,7 @@ fn every_choice_that_changes_answers_changes_the_digest_of_a_folder() {
     let Choices {
         precision: _,
         graph: _,
+        output: _,
         task: _,
         pooling: _,
         normalize: _,
@@ -744,8 +745,10 @@ fn every_choice_that_changes_answers_changes_the_digest_of_a_folder() {
         served_names: _,
     } = Choices::default();
     let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
-    let graph = fs::read(folder.path().join("onnx/model.onnx")).unwrap();
-    ["onnx/other.onnx", "onnx/model_int8.onnx"].iter().for_each(|name| write(folder.path(), name, &graph));
+    let graph = onnx(&IDS, &[("last_hidden_state", &[-1, -1, 8]), ("vector", &[-1, 8])]);
+    ["onnx/model.onnx", "onnx/other.onnx", "onnx/model_int8.onnx"]
+        .iter()
+        .for_each(|name| write(folder.path(), name, &graph));
     let digest_at = |path: &Path, precision, flag: &'static str, value: &str| {
         let mut choices = FolderChoices::from(precision);
         if !flag.is_empty() {
@@ -757,6 +760,7 @@ fn every_choice_that_changes_answers_changes_the_digest_of_a_folder() {
     let plain = digest("", "");
     let changing = [
         ("graph", "onnx/other.onnx"),
+        ("output", "vector"),
         ("task", "multi_vector"),
         ("pooling", "cls"),
         ("normalize", "true"),

@@ -83,6 +83,8 @@ pub(crate) struct Tokenizer {
     pub(crate) max_characters: Option<Derived<u64>>,
     /// The highest id, where `tokenizer.json` says it.
     pub(crate) highest: Option<Derived<i64>>,
+    /// The highest id that texts get which name no added token.
+    pub(crate) highest_learned: Option<i64>,
     /// The id of the token for unknown input, where `tokenizer.json` gives it.
     pub(crate) unknown: Option<Derived<i64>>,
     /// The token at the beginning of each row, `cls_token`.
@@ -182,6 +184,7 @@ pub(crate) fn read(reader: &Reader<'_>, folder: &str, model: &Json, is_static: b
         highest: json.as_ref().zip(vocabulary.as_ref()).and_then(|(json, vocabulary)| {
             Some(Derived::field(vocabulary.highest?, &json.file, "model.vocab, added_tokens"))
         }),
+        highest_learned: vocabulary.as_ref().and_then(|vocabulary| vocabulary.learned),
         padding_side: padding_side(reader, own.as_ref(), &config, json.as_ref(), model),
         pad_type: pad_type.unwrap_or(if special::class(&config) == "XLNetTokenizer" { 3 } else { 0 }),
         first_position: roberta.then(|| {
@@ -211,6 +214,8 @@ struct Vocabulary {
     /// Special tokens.
     ids: BTreeMap<String, i64>,
     highest: Option<i64>,
+    /// The highest of those that are not added.
+    learned: Option<i64>,
     /// The median length of all tokens, in characters.
     median: Option<u64>,
 }
@@ -237,6 +242,7 @@ impl Vocabulary {
             }
             _ => {}
         }
+        let mut learned = highest;
         for token in json.get("added_tokens").and_then(Value::as_array).into_iter().flatten() {
             let text = token.get("content").and_then(Value::as_str);
             if let (Some(text), Some(id)) = (text, token.get("id").and_then(Value::as_i64)) {
@@ -250,7 +256,15 @@ impl Vocabulary {
         // Of an even number the mean of the two in the middle, rounded down.
         let middle = |at: usize| lengths.get(at).copied();
         let median = middle(lengths.len() / 2).zip(middle(lengths.len().saturating_sub(1) / 2));
-        Vocabulary { ids, highest, median: median.map(|(upper, lower)| (upper + lower) / 2) }
+        // Some files list added tokens in the vocabulary as well.
+        let is_added = |id: &i64| ids.values().any(|added| added == id);
+        if learned.as_ref().is_some_and(is_added)
+            && let Some(Value::Object(vocab)) = json.get("model").and_then(|model| model.get("vocab"))
+        {
+            let added: BTreeSet<i64> = ids.values().copied().collect();
+            learned = vocab.values().filter_map(Value::as_i64).filter(|id| !added.contains(id)).max();
+        }
+        Vocabulary { ids, highest, learned, median: median.map(|(upper, lower)| (upper + lower) / 2) }
     }
 }
 

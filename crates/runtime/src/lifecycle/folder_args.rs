@@ -17,6 +17,10 @@ pub struct FolderArgs {
     #[arg(long, env = "TRIREME_GRAPH", value_name = "[NAME:]FILE", value_delimiter = ',')]
     pub graph: Vec<String>,
 
+    /// The output of a model folder's graph that the answer is made of, by its name: of a graph with several outputs, the vectors
+    #[arg(long, env = "TRIREME_OUTPUT", value_name = "[NAME:]OUTPUT", value_delimiter = ',')]
+    pub output: Vec<String>,
+
     /// The task of a model folder whose files leave it open or say another one: embed, sparse, multi_vector, rerank, classify,
     /// token_classify or generate
     #[arg(long, env = "TRIREME_TASK", value_name = "[NAME:]TASK", value_delimiter = ',')]
@@ -75,9 +79,10 @@ impl FolderArgs {
         Ok(choices)
     }
 
-    fn given(&self) -> [(&'static str, &Vec<String>); 8] {
+    fn given(&self) -> [(&'static str, &Vec<String>); 9] {
         [
             ("graph", &self.graph),
+            ("output", &self.output),
             ("task", &self.task),
             ("pooling", &self.pooling),
             ("normalize", &self.normalize),

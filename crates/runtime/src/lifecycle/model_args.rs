@@ -70,8 +70,9 @@ impl ModelArgs {
     }
 
     /// The model repositories, and one that is derived from the model folders; the derived values are logged. Models that lie
-    /// elsewhere are downloaded first. The result has to be kept as long as models are loaded.
-    pub async fn open(&self) -> anyhow::Result<ModelSources> {
+    /// elsewhere are downloaded first. The result has to be kept as long as models are loaded. A folder that cannot be served is an error, or,
+    /// without `exit_on_error`, a broken model beside the others.
+    pub async fn open(&self, exit_on_error: bool) -> anyhow::Result<ModelSources> {
         let choices = self.folders.choices()?;
         let mut words: Vec<(Option<&str>, &Path)> = Vec::new();
         words.extend(self.models.iter().map(|model| (None, Path::new(model))));
@@ -93,14 +94,18 @@ impl ModelArgs {
                 Err(fault) => faults.push(fault.to_string()),
             }
         }
-        let mut sources =
-            match ModelSources::open(local.iter().map(|(name, folder)| (*name, folder.as_path())), &choices) {
-                Ok(sources) if faults.is_empty() => sources,
-                opened => {
-                    faults.extend(opened.err().iter().flatten().map(ToString::to_string));
-                    anyhow::bail!(faults.join("; "));
-                }
-            };
+        let found = local.iter().map(|(name, folder)| (*name, folder.as_path()));
+        let opened = match exit_on_error {
+            true => ModelSources::open(found, &choices),
+            false => ModelSources::open_what_can_be_served(found, &choices),
+        };
+        let mut sources = match opened {
+            Ok(sources) if faults.is_empty() => sources,
+            opened => {
+                faults.extend(opened.err().iter().flatten().map(ToString::to_string));
+                anyhow::bail!(faults.join("; "));
+            }
+        };
         for folder in &sources.folders {
             for line in folder.summary() {
                 tracing::info!(model = folder.name, version = folder.version, folder = %folder.path.display(), derived = line, "model folder");
@@ -114,12 +119,12 @@ impl ModelArgs {
     }
 
     /// As [`ModelArgs::open`], for a process that has to have models.
-    pub async fn open_some(&self) -> anyhow::Result<ModelSources> {
+    pub async fn open_some(&self, exit_on_error: bool) -> anyhow::Result<ModelSources> {
         anyhow::ensure!(
             !self.is_empty(),
             "no models are named: give model folders or model repositories, as in 'serve MODEL', or --model-repository DIR"
         );
-        self.open().await
+        self.open(exit_on_error).await
     }
 }
 
@@ -182,12 +187,12 @@ mod tests {
     #[tokio::test]
     async fn all_that_cannot_be_served_is_said_together() {
         let models = parse(&["ftp://org/name", "no/such/folder", "--model", "x=../../crates"]).unwrap();
-        let error = models.open().await.unwrap_err().to_string();
+        let error = models.open(true).await.unwrap_err().to_string();
         assert!(error.contains("'ftp://org/name' names no model: expected hf://"), "{error}");
         assert!(error.contains("there is no folder 'no/such/folder'"), "{error}");
         assert!(error.contains("'../../crates' is a model repository, whose models have names"), "{error}");
-        let error = parse(&[]).unwrap().open_some().await.unwrap_err().to_string();
+        let error = parse(&[]).unwrap().open_some(true).await.unwrap_err().to_string();
         assert!(error.starts_with("no models are named"), "{error}");
-        assert!(parse(&[]).unwrap().open().await.unwrap().repositories.is_empty());
+        assert!(parse(&[]).unwrap().open(true).await.unwrap().repositories.is_empty());
     }
 }
