@@ -133,7 +133,7 @@ impl Client {
                     "no answer from {server} in time: is it a server of the v2 protocol? --timeout-secs makes it longer"
                 )
             }
-            _ => format!("no server answers at {server}: `trireme serve` starts one, and --server names another"),
+            _ => unreached(server, &error.to_string()),
         };
         anyhow::Error::from(error).context(cure)
     }
@@ -185,6 +185,22 @@ fn is_one_line(name: &str, value: &str) -> bool {
     !name.chars().chain(value.chars()).any(char::is_control)
 }
 
+/// Why no server was reached, and what to write.
+fn unreached(server: &str, error: &str) -> String {
+    let cures = [
+        (
+            "unknown scheme",
+            "--server is the HTTP port of a gateway, such as http://127.0.0.1:8000; `trireme tap --nats-url` asks a broker",
+        ),
+        ("InvalidContentType", "the server there speaks no TLS: write http:// in place of https://"),
+        ("UnknownIssuer", "name the authority that has issued the server's certificate by --ca"),
+    ];
+    match cures.iter().find(|(words, _)| error.contains(words)) {
+        Some((_, cure)) => format!("{server} was not reached: {cure}"),
+        None => format!("no server answers at {server}: `trireme serve` starts one, and --server names another"),
+    }
+}
+
 fn read(mut answer: ureq::http::Response<ureq::Body>) -> anyhow::Result<(Value, String)> {
     let status = answer.status();
     let timing = answer.headers().get("server-timing").and_then(|value| value.to_str().ok()).unwrap_or("").to_owned();
@@ -195,6 +211,12 @@ fn read(mut answer: ureq::http::Response<ureq::Body>) -> anyhow::Result<(Value, 
         ensure!(json.is_object() || text.is_empty(), "the server's answer is no JSON object: {}", shown(&text));
         return Ok((json, timing));
     }
+    let is_other = json.is_null() && status.is_client_error();
+    ensure!(
+        !is_other,
+        "another program answers there ({}), expected the HTTP port of a gateway: --server names it",
+        status.as_u16()
+    );
     bail!("the server answered {}: {}", status.as_u16(), shown(reason(&json).unwrap_or(&text)))
 }
 

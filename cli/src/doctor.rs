@@ -134,7 +134,7 @@ fn report(args: &DoctorArgs, found: &Examination, colours: bool) -> String {
     if found.faults.is_empty() {
         let _ = writeln!(
             out,
-            "{}: the account has room for this deployment. A first request with `Priority: bulk` needs one more stream for each model \
+            "{}: the account has room for this deployment. A first bulk request (`Priority: u=7`, --bulk-api-key, a batch) needs one more stream for each model \
              version. deploy/nats/permissions.py writes the permissions of users",
             paint("well", Style::Good, colours)
         );

@@ -141,6 +141,7 @@ pub fn run(
             outcome = service::until_shutdown(&shutdown, &server.worker) => outcome,
             task = server.gateway.failed() => Err(anyhow::anyhow!("task '{task}' died")),
             failed = follow(followed, &server.gateway) => failed,
+            refused = service::at_hangups(|| server.gateway.reread()) => refused,
         };
         server.drain().await;
         outcome
@@ -219,9 +220,9 @@ impl Server {
             ModelOptions { model_repository: options.model_repository.clone(), control: options.control.clone() };
         let settings = args.queue.options();
         let bus: Arc<dyn Bus> = Arc::new(match &args.data_dir {
-            Some(directory) => {
-                InProcess::open(&settings, directory).with_context(|| format!("--data-dir {}", directory.display()))?
-            }
+            Some(directory) => InProcess::open(&settings, directory).with_context(|| {
+                format!("--data-dir {}: name a directory that this user may write", directory.display())
+            })?,
             None => InProcess::new(&settings),
         });
         let exit_timeout = args.worker.exit_timeout();

@@ -39,6 +39,11 @@ pub fn backends(stages: &[Stage], options: &StageOptions) -> Vec<Arc<dyn Backend
 // === impl Stage ===
 
 impl Stage {
+    /// Its name, as flags have it.
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
     fn backends(self, options: &StageOptions) -> Vec<Arc<dyn Backend>> {
         match self {
             Stage::Tokenizer => vec![Arc::new(TokenizerBackend)],

@@ -37,5 +37,10 @@ pub fn run(command: &WorkerCommand) -> ExitCode {
         python: command.python.options(AllowPython::Never, command.args.worker.execution_limit()),
     };
     let backends = backends(&stages, &options);
-    service::run("worker", &command.args, &backends)
+    let mut args = command.args.clone();
+    if let [stage] = stages.as_slice() {
+        // Its spans are those of the stage, whichever program runs it.
+        args.telemetry.resource.push(("service.name".to_owned(), stage.name()));
+    }
+    service::run("worker", &args, &backends)
 }

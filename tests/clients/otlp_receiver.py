@@ -21,10 +21,11 @@ def attributes(pairs):
     return {pair.key: getattr(pair.value, pair.value.WhichOneof("value") or "string_value") for pair in pairs}
 
 
-def plain(span, service):
+def plain(span, resource):
     return {
         "message": "span",
-        "service": service,
+        "service": resource["service.name"],
+        "resource": resource,
         "name": span.name,
         "trace": span.trace_id.hex(),
         "id": span.span_id.hex(),
@@ -42,10 +43,10 @@ def plain(span, service):
 class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
     def Export(self, request, context):
         for of_resource in request.resource_spans:
-            service = attributes(of_resource.resource.attributes)["service.name"]
+            resource = attributes(of_resource.resource.attributes)
             for of_scope in of_resource.scope_spans:
                 for span in of_scope.spans:
-                    write(plain(span, service))
+                    write(plain(span, resource))
         return trace_service_pb2.ExportTraceServiceResponse()
 
 

@@ -57,6 +57,8 @@ const TIMEOUT_MS: &str = "--default-timeout-ms=3600000";
 
 /// Flags of `trireme bulk`.
 #[derive(Args)]
+// The command itself says how far it is, and the start of its server is of no interest.
+#[command(mut_arg("log_level", |flag| flag.default_value("warn")))]
 pub struct BulkArgs {
     /// File of texts, local or at an s3://, gs://, az:// or https:// URL. JSONL: a text in each line, as it is, as a JSON string, or as
     /// {"id": …, "text": …}. Parquet or Arrow: a text in each row

@@ -38,9 +38,9 @@ pub struct QueueStatus {
     pub waiting: u64,
     /// Messages that workers hold.
     pub delivered: u64,
-    /// Age of the oldest message that no worker was given yet; zero if there is none. A message that a worker holds may have left its
-    /// step: its result may wait elsewhere in that worker.
-    pub oldest: Duration,
+    /// By lane ([`Lane::ALL`](trireme_inference::Lane::ALL)): the age of the oldest message that no worker was given yet; zero if there is none. A message that a worker
+    /// holds may have left its step: its result may wait elsewhere in that worker.
+    pub oldest: [Duration; 2],
 }
 
 // === impl QueueStatus ===
@@ -51,7 +51,7 @@ impl QueueStatus {
         QueueStatus {
             waiting: self.waiting + other.waiting,
             delivered: self.delivered + other.delivered,
-            oldest: self.oldest.max(other.oldest),
+            oldest: [0, 1].map(|lane| self.oldest[lane].max(other.oldest[lane])),
         }
     }
 }

@@ -46,7 +46,10 @@ impl dyn Bus + '_ {
                 missing => {
                     said = std::time::Instant::now();
                     let error = missing.err().map(|error| error.to_string());
-                    tracing::warn!(error, "no gateway has written this deployment's settings yet; waiting for one");
+                    tracing::warn!(
+                        error,
+                        "no gateway has written this deployment's settings yet; waiting for one (trireme gateway, with the same --nats-url and --deployment)"
+                    );
                 }
             }
             tokio::time::sleep(LOOK_AGAIN).await;

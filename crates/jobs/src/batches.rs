@@ -37,6 +37,8 @@ pub struct NewBatch {
     pub window: Duration,
     /// How long its files are kept; without one as long as every job.
     pub output_lapse: Option<Duration>,
+    /// The client's W3C `traceparent`, for all requests of the batch.
+    pub traceparent: Option<String>,
     /// Words of the client about the batch.
     pub metadata: BTreeMap<String, String>,
     /// How rows become requests, where the file has columns; for lines it is empty.
@@ -99,6 +101,7 @@ impl Jobs {
             state: BatchState::Validating,
             counts: Counts::default(),
             usage: Usage::default(),
+            traceparent: new.traceparent,
             output_lapse: new.output_lapse.map(|lapse| lapse.as_secs()),
             ahead: Counts::default(),
             failure: None,

@@ -145,6 +145,7 @@ impl Gateway {
             endpoint: endpoint.to_owned(),
             window,
             output_lapse: None,
+            traceparent: None,
             metadata: BTreeMap::new(),
             rows: Default::default(),
         };
@@ -502,6 +503,7 @@ async fn a_batch_without_lines_or_file_fails_with_the_reason() {
         endpoint: "/run".to_owned(),
         window,
         output_lapse: None,
+        traceparent: None,
         metadata: BTreeMap::new(),
         rows: Default::default(),
     };

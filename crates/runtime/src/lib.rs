@@ -20,10 +20,12 @@ mod intake;
 mod lifecycle;
 mod nats_args;
 mod observe;
+mod pid1;
 mod queue_args;
 pub mod response_cache;
 pub mod service;
 mod settle;
+mod signals;
 
 pub use intake::queue_levels;
 pub use lifecycle::control_mode::{ControlArgs, ControlMode, ControlOptions};

@@ -11,7 +11,6 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, LocalBoxFuture};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use trireme_engine::Backend;
 use trireme_telemetry::TelemetryArgs;
@@ -23,11 +22,14 @@ use crate::lifecycle::model_args::ModelArgs;
 use crate::lifecycle::{LOAD_THREADS, OtherContent, Worker, WorkerOptions};
 use crate::observe::admin::Health;
 use crate::observe::statistics::Statistics;
+use crate::pid1;
 use crate::response_cache::CacheArgs;
+use crate::signals;
 
 pub use crate::nats_args::NatsArgs;
 pub use crate::observe::admin_args::AdminArgs;
 pub use crate::queue_args::{BrokerArgs, QueueArgs, Storage};
+pub use crate::signals::{at_hangups, shutdown_signal};
 
 /// Most threads for blocking work: reading and writing files, unpacking bodies. Models are loaded on threads of their own.
 const BLOCKING_THREADS: usize = 64;
@@ -164,7 +166,7 @@ pub fn process_name(service: &str) -> String {
     format!("{service}-{host}-{}-{started}", std::process::id())
 }
 
-/// Runs a stage service until SIGTERM or SIGINT, then drains it.
+/// Runs a stage service until a signal to stop, then drains it.
 pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backend>]) -> ExitCode {
     if args.admin.healthcheck {
         return healthcheck(&args.admin);
@@ -213,29 +215,6 @@ pub fn report_drained(unfinished: usize) {
         0 => tracing::info!("stopped"),
         _ => tracing::warn!(unfinished, "stopped before all requests were finished; the bus delivers them again"),
     }
-}
-
-/// Listens for SIGTERM and SIGINT from now on: the first signal cancels the token, a second one ends the process at
-/// once.
-pub fn shutdown_signal() -> anyhow::Result<CancellationToken> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let token = CancellationToken::new();
-    let raised = token.clone();
-    #[allow(clippy::disallowed_methods, reason = "has to outlive every task set: it ends the process")]
-    tokio::spawn(async move {
-        let mut next = async || {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
-        next().await;
-        raised.cancel();
-        next().await;
-        tracing::warn!("second signal: exiting at once");
-        std::process::exit(1);
-    });
-    Ok(token)
 }
 
 /// Runs `starting`. Returns `None` if the process gets a signal to stop before it is done.
@@ -289,6 +268,10 @@ fn block_on_boxed(
     telemetry: &TelemetryArgs,
     main: LocalBoxFuture<'_, anyhow::Result<()>>,
 ) -> ExitCode {
+    signals::unblock();
+    if let Some(code) = pid1::stand_before_the_program() {
+        return code;
+    }
     raise_file_limit();
     heap::give_back_large_allocations();
     trireme_model_repository::remove_leftovers();

@@ -59,6 +59,8 @@ struct PermitInner {
     /// When the time is over that the client gave the request.
     deadline: OnceLock<UnixMicros>,
     times: Arc<RequestTimes>,
+    /// The spans of what runs for the request, until its answer is there.
+    spans: Mutex<Vec<tracing::Span>>,
     /// Values that are dropped when the answer is sent.
     kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
@@ -145,9 +147,20 @@ impl Budget {
 
     fn holding(&self, bytes: u64, free: u64, lane: Lane, job: Option<String>) -> BytesPermit {
         let (budget, bytes) = (self.clone(), AtomicU64::new(bytes));
-        let (times, kept) = (RequestTimes::begin(), Mutex::default());
+        let (times, spans, kept) = (RequestTimes::begin(), Mutex::default(), Mutex::default());
         let (is_too_large, deadline) = (AtomicBool::new(false), OnceLock::new());
-        BytesPermit(Arc::new(PermitInner { budget, bytes, free, lane, job, is_too_large, deadline, times, kept }))
+        BytesPermit(Arc::new(PermitInner {
+            budget,
+            bytes,
+            free,
+            lane,
+            job,
+            is_too_large,
+            deadline,
+            times,
+            spans,
+            kept,
+        }))
     }
 }
 
@@ -250,6 +263,18 @@ impl BytesPermit {
     /// When the request came and its answer goes.
     pub fn times(&self) -> Arc<RequestTimes> {
         self.0.times.clone()
+    }
+
+    /// Has a span open until the answer is there, so that it gets the answer's status.
+    pub fn follow(&self, span: &tracing::Span) {
+        if !span.is_disabled() {
+            self.0.spans.lock().push(span.clone());
+        }
+    }
+
+    /// The spans of what ran for the request; they end when they are dropped.
+    pub fn followed(&self) -> Vec<tracing::Span> {
+        std::mem::take(&mut self.0.spans.lock())
     }
 
     /// Keeps a value, such as an open trace, until the answer is sent.

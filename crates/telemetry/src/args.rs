@@ -7,7 +7,8 @@ use clap::{ArgAction, Args, ValueEnum};
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Logs and traces")]
 pub struct TelemetryArgs {
-    /// Lowest level of log lines: error, warn, info, debug or trace, also per module (`info,trireme_bus=debug`)
+    /// Lowest level of log lines: error, warn, info, debug or trace, also per module (`info,trireme_bus=debug`); `file:PATH` is the first line
+    /// of a file, which SIGHUP has read again
     #[arg(long, env = "TRIREME_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
     pub log_level: String,
 

@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use anyhow::Context as _;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tracing::Level;
@@ -29,18 +30,55 @@ type BoxedFilter = Box<dyn Filter<Registry> + Send + Sync>;
 struct LevelSwitch {
     handle: reload::Handle<BoxedFilter, Registry>,
     levels: Mutex<LogLevels>,
+    /// `--log-level`, as it was given.
+    given: String,
 }
+
+/// Begins a level that is in a file.
+const FILE: &str = "file:";
 
 /// Controls the process's one subscriber.
 static SWITCH: OnceLock<LevelSwitch> = OnceLock::new();
 
-/// Wraps `filter` so that [`set_log_levels`] can replace it.
-pub(crate) fn reloadable(filter: EnvFilter) -> reload::Layer<BoxedFilter, Registry> {
+/// The filter of `--log-level`: a level, or `file:PATH` with one in the first line.
+pub(crate) fn read(given: &str) -> anyhow::Result<EnvFilter> {
+    let level = match given.strip_prefix(FILE) {
+        Some(path) => {
+            let text = std::fs::read_to_string(path).with_context(|| format!("--log-level {given} cannot be read"))?;
+            text.lines().next().unwrap_or_default().trim().to_owned()
+        }
+        None => given.to_owned(),
+    };
+    // The NATS client's log lines only repeat ours. A module in --log-level overrides this.
+    EnvFilter::try_new(format!("async_nats=warn,{level}"))
+        .map_err(|error| anyhow::anyhow!("--log-level '{level}' is not understood: {error}"))
+}
+
+/// Wraps `filter`, which was `given` so, so that [`set_log_levels`] can replace it.
+pub(crate) fn reloadable(filter: EnvFilter, given: &str) -> reload::Layer<BoxedFilter, Registry> {
     let levels = LogLevels::of(filter.max_level_hint().unwrap_or(LevelFilter::TRACE));
     let (layer, handle) = reload::Layer::new(Box::new(filter) as BoxedFilter);
     // A second subscriber is refused where it is installed.
-    let _ = SWITCH.set(LevelSwitch { handle, levels: Mutex::new(levels) });
+    let _ = SWITCH.set(LevelSwitch { handle, levels: Mutex::new(levels), given: given.to_owned() });
     layer
+}
+
+/// Reads the level again where `--log-level` names a file, and logs that. Does nothing where it is given itself.
+pub fn reread_log_level() {
+    let Some(switch) = SWITCH.get().filter(|switch| switch.given.starts_with(FILE)) else { return };
+    let given = switch.given.as_str();
+    let taken = read(given).and_then(|filter| {
+        let mut current = switch.levels.lock();
+        *current = LogLevels::of(filter.max_level_hint().unwrap_or(LevelFilter::TRACE));
+        Ok(switch.handle.reload(Box::new(filter) as BoxedFilter)?)
+    });
+    match taken {
+        Ok(()) => tracing::info!(file = given, "the log level was read again"),
+        Err(error) => {
+            let error = format!("{error:#}");
+            tracing::error!(file = given, error, "the log level cannot be read again; the last one stays");
+        }
+    }
 }
 
 /// The present log levels.
@@ -101,6 +139,18 @@ mod tests {
     use tracing_subscriber::Layer;
     use tracing_subscriber::layer::{Context, SubscriberExt};
 
+    #[test]
+    fn a_level_may_be_in_a_file() {
+        let path = std::env::temp_dir().join(format!("trireme-level-{}", std::process::id()));
+        let given = format!("file:{}", path.display());
+        assert!(read(&given).unwrap_err().to_string().contains("cannot be read"));
+        std::fs::write(&path, "debug\nand more").unwrap();
+        assert_eq!(read(&given).unwrap().max_level_hint(), Some(LevelFilter::DEBUG));
+        std::fs::write(&path, "=,=").unwrap();
+        assert!(read(&given).unwrap_err().to_string().contains("is not understood"));
+        std::fs::remove_file(&path).unwrap();
+    }
+
     struct Count(Arc<AtomicUsize>);
 
     impl Layer<Registry> for Count {
@@ -113,7 +163,7 @@ mod tests {
     #[test]
     fn levels_change_while_events_come_in() {
         let count = Arc::new(AtomicUsize::new(0));
-        let filter = reloadable(EnvFilter::new("warn"));
+        let filter = reloadable(EnvFilter::new("warn"), "warn");
         let subscriber = tracing_subscriber::registry().with(Count(count.clone()).with_filter(filter));
         let quiet = LogLevels { info: false, warning: true, error: true, verbose_level: 0 };
         assert_eq!(log_levels(), quiet);

@@ -16,13 +16,13 @@ mod trace;
 use std::io::IsTerminal;
 
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{FilterExt, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer};
 
 pub use args::{LogFormat, TelemetryArgs};
-pub use levels::{LogLevels, log_levels, set_log_levels};
+pub use levels::{LogLevels, log_levels, reread_log_level, set_log_levels};
 pub use trace::{exports_spans, not_sampled, set_attributes, set_count, set_error, set_parent, trace_id, traceparent};
 
 /// Keeps telemetry running; [`Telemetry::shutdown`] sends buffered spans.
@@ -33,9 +33,7 @@ pub struct Telemetry {
 
 /// Sets up logs and traces for this process. Call once, inside the tokio runtime.
 pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telemetry> {
-    // The NATS client's log lines only repeat ours. A module in --log-level overrides this.
-    let filter = EnvFilter::try_new(format!("async_nats=warn,{}", args.log_level))
-        .map_err(|error| anyhow::anyhow!("--log-level '{}' is not understood: {error}", args.log_level))?;
+    let filter = levels::read(&args.log_level)?;
     anyhow::ensure!(
         (0.0..=1.0).contains(&args.trace_ratio),
         "--trace-ratio is {}, expected a number from 0 to 1",
@@ -52,7 +50,7 @@ pub fn init(service: &'static str, args: &TelemetryArgs) -> anyhow::Result<Telem
         None => None,
     };
     let spans = provider.as_ref().map(trace::layer);
-    let filter = levels::reloadable(filter);
+    let filter = levels::reloadable(filter, &args.log_level);
     // Each log line names its request and model, so lines need no spans. A span that is not exported then costs nothing.
     let lines = filter.and(filter_fn(|metadata| metadata.is_event()));
     tracing_subscriber::registry().with(logs.with_filter(lines)).with(spans).try_init()?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use opentelemetry::propagation::TextMapPropagator;
 use opentelemetry::trace::{Link, SpanKind, Status, TraceContextExt, TraceId, TraceState, TracerProvider};
-use opentelemetry::{Context as TraceContext, KeyValue};
+use opentelemetry::{Context as TraceContext, Key, KeyValue};
 use opentelemetry_otlp::WithExportConfig;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
@@ -22,6 +22,8 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{Layer, filter};
 
 use crate::args::TelemetryArgs;
+
+const SERVICE_NAME: &str = "service.name";
 
 const TRACEPARENT: &str = "traceparent";
 
@@ -53,14 +55,32 @@ pub fn provider(service: &'static str, endpoint: &str, args: &TelemetryArgs) -> 
     let waiting =
         BatchConfigBuilder::default().with_max_queue_size(MAX_WAITING_SPANS).with_scheduled_delay(EXPORT_INTERVAL);
     let processor = BatchSpanProcessor::builder(exporter).with_batch_config(waiting.build()).build();
+    // The environment goes before Trireme's own names, flags before both.
+    let environment = Resource::builder().build();
+    let own = [
+        (SERVICE_NAME, service.to_owned()),
+        ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("service.instance.id", RandomIdGenerator::default().new_trace_id().to_string()),
+    ];
+    let own = own
+        .into_iter()
+        .filter(|(name, _)| is_unset(&environment, name))
+        .map(|(name, value)| KeyValue::new(name, value));
+    let resource = Resource::builder().with_attributes(own).with_attributes(attributes).build();
     let provider = SdkTracerProvider::builder()
         .with_span_processor(processor)
         .with_sampler(Sampling(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(args.trace_ratio)))))
         .with_max_links_per_span(MAX_LINKS)
-        .with_resource(Resource::builder().with_service_name(service).with_attributes(attributes).build())
+        .with_resource(resource)
         .build();
     // A process has one provider: the first stays.
     Ok(EXPORTING.get_or_init(|| provider).clone())
+}
+
+/// Whether an attribute is not set by `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES`: the SDK makes up a name of the service then.
+fn is_unset(environment: &Resource, name: &'static str) -> bool {
+    let value = environment.get(&Key::from_static_str(name));
+    value.is_none_or(|value| name == SERVICE_NAME && value.as_str().starts_with("unknown_service"))
 }
 
 /// The layer that exports Trireme's own spans (not those of libraries). Spans below `info` are only for log lines: they
@@ -131,10 +151,12 @@ pub fn set_count(span: &Span, name: &'static str, count: u64) {
     span.set_attribute(name, i64::try_from(count).unwrap_or(i64::MAX));
 }
 
-/// Marks `span` as failed, with this code.
-pub fn set_error(span: &Span, code: String, message: &str) {
+/// Notes why the request of `span` was refused or failed, with this code. Only a fault of the server is a failure of its span.
+pub fn set_error(span: &Span, code: String, message: &str, is_servers_fault: bool) {
     span.set_attribute("error.type", code);
-    span.set_status(Status::error(message.to_owned()));
+    if is_servers_fault {
+        span.set_status(Status::error(message.to_owned()));
+    }
 }
 
 /// The context in a `traceparent`; empty if the text is malformed.

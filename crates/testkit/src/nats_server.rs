@@ -118,6 +118,15 @@ impl NatsServer {
         server
     }
 
+    /// Replaces one of its files; the server reads it at its next start.
+    ///
+    /// # Panics
+    /// When the file cannot be written.
+    pub fn replace(&self, name: &str, content: &str) {
+        let content = content.replace("STORE", &self.store.display().to_string());
+        fs::write(self.folder.path().join(name), content).expect("the temporary folder can be written");
+    }
+
     /// The URL for clients: `nats://127.0.0.1:<port>`. Stays the same over restarts.
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.ports.client)

@@ -13,6 +13,7 @@
 
 mod caller;
 mod calls;
+mod certificates;
 mod contents;
 mod counts;
 mod dispatch;
@@ -26,6 +27,7 @@ mod model_cache;
 mod models;
 mod queues;
 mod registry;
+mod reread;
 mod rows;
 mod shared_memory;
 mod statistics;
@@ -54,6 +56,7 @@ use trireme_server::access::Access;
 use trireme_server::budget::Budget;
 use trireme_telemetry::TelemetryArgs;
 
+use certificates::Certificates;
 use dispatch::{Dispatcher, RouteContents};
 use grpc::GrpcListener;
 use handlers::{Handlers, Tracing};
@@ -61,6 +64,7 @@ use http::{HttpListener, JobsSetup};
 use metrics::MetricsListener;
 use models::ModelControl;
 use registry::Registry;
+use reread::Rereading;
 use shared_memory::SharedMemory;
 use statistics::Collector;
 
@@ -71,7 +75,7 @@ pub use metrics::MetricsArgs;
 pub use models::ModelOptions;
 pub use traces::TraceArgs;
 pub use trireme_dialects::TokenInput;
-pub use trireme_server::access::{AccessArgs, ControlAccess, Restriction, Secret};
+pub use trireme_server::access::{AccessArgs, ControlAccess, Given, Restriction, Secret};
 pub use trireme_server::connections::ConnectionArgs;
 pub use triton_flags::TritonFlags;
 
@@ -201,6 +205,7 @@ pub struct Gateway {
     stop: CancellationToken,
     serving: TaskSet,
     exit_timeout: Duration,
+    rereading: Rereading,
 }
 
 // === impl Gateway ===
@@ -224,15 +229,28 @@ impl Gateway {
                 "--coalesce-requests needs a cache: give --cache-config local,size=BYTES"
             );
             let webhooks = args.jobs.webhooks()?;
+            let mut rereading = Rereading::default();
+            rereading.access(&args.access, &access);
+            if let Some(webhooks) = &webhooks {
+                rereading.webhooks(&args.jobs, webhooks);
+            }
             let http = HttpListener::bind(&args.http).await?;
             let http_address = http.as_ref().map(|listener| listener.address);
             let grpc = GrpcListener::bind(&args.grpc, args.http.idle_timeout()).await?;
             let grpc_address = grpc.as_ref().map(|listener| listener.address);
+            if let Some(grpc) = &grpc {
+                rereading.restricted(&args.grpc, &grpc.restricted);
+            }
+            let ports = [http.as_ref().and_then(HttpListener::tls), grpc.as_ref().and_then(|grpc| grpc.tls.as_ref())];
+            let ports: Vec<_> = ports.into_iter().flatten().cloned().collect();
+            ports.iter().for_each(|tls| rereading.tls(tls));
+            let certificates = Certificates::of(ports);
 
             let metrics = MetricsListener::bind(&args.metrics, &args.http).await?;
             let metrics_address = metrics.as_ref().map(|listener| listener.address);
 
             let tasks = TaskSet::new();
+            certificates.clone().watch(&tasks);
             let (name, keep) = (statistics.process(), args.keep_models);
             let registry = Registry::follow(bus.clone(), name, repository, &models.control, keep, &tasks).await?;
             contents::answer_all(bus.clone(), registry.clone(), &tasks).await?;
@@ -276,6 +294,7 @@ impl Gateway {
                 last_status: Default::default(),
                 keeps_jobs,
                 deployment,
+                certificates,
                 access,
                 default_timeout,
                 max_timeout: default_timeout.max(Duration::from_millis(args.max_timeout_ms)),
@@ -307,7 +326,17 @@ impl Gateway {
                 let (shared, raised) = (handlers.clone(), stop.clone());
                 serving.spawn("metrics", async move { listener.serve(shared, limits, raised, exit_timeout).await });
             }
-            Ok(Gateway { http_address, grpc_address, metrics_address, handlers, tasks, stop, serving, exit_timeout })
+            Ok(Gateway {
+                http_address,
+                grpc_address,
+                metrics_address,
+                handlers,
+                tasks,
+                stop,
+                serving,
+                exit_timeout,
+                rereading,
+            })
         })
     }
 
@@ -340,6 +369,11 @@ impl Gateway {
     /// Embeds texts for this process itself, with or without listeners.
     pub fn embedder(&self) -> Embedder {
         Embedder::new(self.handlers.clone())
+    }
+
+    /// Reads keys, secrets and certificates again from their files.
+    pub fn reread(&self) {
+        self.rereading.read();
     }
 
     /// Waits until one of the gateway's tasks dies, which a process should not outlive.
@@ -376,7 +410,7 @@ impl Gateway {
     }
 }
 
-/// Runs the gateway service to its end: SIGTERM or SIGINT drains it.
+/// Runs the gateway service to its end: a signal to stop drains it.
 pub fn run(args: &GatewayServiceArgs) -> ExitCode {
     if args.admin.healthcheck {
         return service::healthcheck(&args.admin);
@@ -408,6 +442,7 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
         let outcome = tokio::select! {
             () = shutdown.cancelled() => Ok(()),
             task = gateway.failed() => Err(anyhow::anyhow!("task '{task}' died")),
+            refused = service::at_hangups(|| gateway.reread()) => refused,
         };
         tracing::info!("draining");
         gateway.drain().await;

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
 use trireme_bus::{Bus, BusError};
@@ -22,6 +22,10 @@ const REGISTRY_LAG: Duration = Duration::from_secs(2);
 
 /// How often the registry is checked for them.
 const TICK: Duration = Duration::from_millis(20);
+
+/// How long after its own start a gateway waits for a worker that can load a model, and the pause between two tries.
+const STARTING: Duration = Duration::from_secs(30);
+const AGAIN: Duration = Duration::from_millis(500);
 
 /// Where models come from, and when they are loaded.
 #[derive(Clone, Debug, Default)]
@@ -44,6 +48,7 @@ struct Inner {
     registry: Registry,
     memory: Memory,
     tasks: TaskSet,
+    started: Instant,
 }
 
 // === impl ModelOptions ===
@@ -57,7 +62,8 @@ impl ModelOptions {
         let control = &self.control;
         let missing = repository.unreadable().iter().map(ToString::to_string).collect::<Vec<_>>();
         if !missing.is_empty() && control.exit_on_error {
-            return Err(unreadable(missing));
+            let cure = "--model-repository names a folder that holds model folders";
+            return Err(anyhow::anyhow!("{}; {cure}", unreadable(missing)));
         }
         let broken = repository.broken().filter(|(name, _)| control.concerns(name));
         let faults: Vec<_> = broken.map(|(_, broken)| broken.fault.to_string()).collect();
@@ -100,8 +106,9 @@ impl ModelControl {
             ControlMode::None | ControlMode::Poll => None,
         };
         let memory = joined.as_ref().map(|joined| joined.memory().clone()).unwrap_or_default();
-        let tasks = tasks.clone();
-        let inner = Inner { bus, participant, options, registry, memory: memory.clone(), tasks: tasks.clone() };
+        let (tasks, started) = (tasks.clone(), Instant::now());
+        let inner =
+            Inner { bus, participant, options, registry, memory: memory.clone(), tasks: tasks.clone(), started };
         let control = ModelControl(Arc::new(inner));
         for change in memory.changes() {
             control.settled(&change.model, change.wanted.as_ref()).await;
@@ -158,7 +165,15 @@ impl ModelControl {
                 self.settle(&part, Some(Override::default()), true).await?;
             }
         }
-        let answers = self.command(model, Some(&with)).await?;
+        let mut answers = self.command(model, Some(&with)).await?;
+        // Workers that start beside this gateway may not hear it yet.
+        while answers.values().all(|outcome| *outcome == Outcome::NotMine)
+            && self.0.started.elapsed() < STARTING
+            && matches!(self.find(model, &with).await, Ok(Some(found)) if !found.config.is_ensemble())
+        {
+            tokio::time::sleep(AGAIN).await;
+            answers = self.command(model, Some(&with)).await?;
+        }
         self.judge(model, &answers).await?;
         self.settle(model, Some(with), false).await
     }

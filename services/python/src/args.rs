@@ -22,7 +22,7 @@ pub enum AllowPython {
 #[command(next_help_heading = "Models in Python")]
 pub struct PythonArgs {
     /// Run the model.py files of the model repository, which are code with the worker's rights; `uploads` allows also code
-    /// that comes with a request to load a model. By default `never`; in `trireme serve` `local`, unless a model is downloaded
+    /// that comes with a request to load a model. The value follows a `=`. By default `never`; in `trireme serve` `local`, unless a model is downloaded
     #[arg(long, env = "TRIREME_ALLOW_PYTHON", value_name = "WHICH", value_enum)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "local")]
     pub allow_python: Option<AllowPython>,

@@ -111,11 +111,9 @@ impl ModelInstance for BatchInstance {
         self.next += requests.len() as u64;
         self.slot.set_used(true);
         let ended = match self.slot.link() {
-            Some(link) => self.run(&link, requests, &mut batch).map_err(|error| {
-                let reason = error.to_string();
-                self.slot.give_up(&link, &reason);
-                reason
-            }),
+            Some(link) => {
+                self.run(&link, requests, &mut batch).map_err(|error| self.slot.give_up(&link, &error.to_string()))
+            }
             None => Err("it is being started again".to_owned()),
         };
         self.slot.set_used(false);

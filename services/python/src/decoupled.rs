@@ -183,9 +183,9 @@ impl StepwiseInstance for DecoupledInstance {
     fn step(&mut self) -> Vec<(Ticket, Progress)> {
         let mut progress = Vec::new();
         if let Err(error) = self.exchange(&mut progress) {
-            let reason = error.to_string();
+            let mut reason = error.to_string();
             if let Some(process) = self.process.take() {
-                self.slot.give_up(process.link(), &reason);
+                reason = self.slot.give_up(process.link(), &reason);
             }
             (self.executing, self.joined) = (None, Vec::new());
             let lost = std::mem::take(&mut self.requests).into_keys();

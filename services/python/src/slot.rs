@@ -118,12 +118,14 @@ impl Slot {
         &self.shared.place.name
     }
 
-    /// Kills the process at the other end of this link, if it is the current one. The next process is started.
-    pub fn give_up(&self, link: &Arc<Link>, reason: &str) {
+    /// Kills the process at the other end of this link, if it is the current one. The next process is started. Returns why the process is
+    /// down: where it was killed before, such as for the execution limit, that reason.
+    pub fn give_up(&self, link: &Arc<Link>, reason: &str) -> String {
         let mut state = self.shared.state.lock();
         if state.link.as_ref().is_some_and(|current| Arc::ptr_eq(current, link)) {
             self.shared.down(&mut state, reason);
         }
+        self.shared.outage.borrow().as_deref().unwrap_or(reason).to_owned()
     }
 
     /// Asks the model to clean up and waits until its process has ended.

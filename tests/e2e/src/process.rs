@@ -48,7 +48,8 @@ impl Process {
         self.signal(Signal::CONT);
     }
 
-    fn signal(&self, signal: Signal) {
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
         let id = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a child has a process id");
         kill_process(id, signal).expect("a child that was not waited for can be signalled");
     }

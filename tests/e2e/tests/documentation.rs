@@ -64,6 +64,8 @@ struct Flag {
     variable: Option<String>,
     default: Option<String>,
     required: bool,
+    /// Whether the value, which may be left out, follows a `=`.
+    follows_equals: bool,
 }
 
 #[test]
@@ -78,6 +80,22 @@ fn flag_tables_are_what_the_binaries_say() {
     }
     let differs = renewed.lines().zip(page.lines()).find(|(renewed, page)| renewed != page);
     assert!(renewed == page, "{PAGE} is out of date, {HOW_TO_RENEW}; it first differs here: {differs:#?}");
+}
+
+/// The broker that is deployed is the one with which all tests run.
+#[test]
+fn the_shipped_broker_is_the_tested_one() {
+    let read = |path: &str| fs::read_to_string(workspace().join(path)).expect("the file is there");
+    let script = read("scripts/fetch-nats-server.sh");
+    let version = script.lines().find_map(|line| line.strip_prefix("VERSION=")).expect("the script names a version");
+    for (path, form) in [
+        ("docker-compose.yml", format!("nats:{version}-alpine")),
+        ("docker-compose.cluster.yml", format!("nats:{version}-alpine")),
+        ("deploy/kubernetes/base/kustomization.yaml", format!("{{name: nats, newTag: {version}-alpine}}")),
+        ("docs/proof.md", format!("| {version} | all suites;")),
+    ] {
+        assert!(read(path).contains(&form), "{path} has no {form}");
+    }
 }
 
 #[test]
@@ -302,6 +320,7 @@ Group:
         value: Some("BOOL".to_owned()),
         help: "Whether".to_owned(),
         choices: vec!["true".to_owned(), "false".to_owned()],
+        follows_equals: true,
         ..flag("--maybe")
     };
     let plain = Flag { help: "Nothing else".to_owned(), ..flag("--plain") };
@@ -356,7 +375,9 @@ fn parse_help(help: &str) -> Vec<Flag> {
             let name = text.split([' ', '[']).next().unwrap_or(text);
             let value = text.split_once('<').and_then(|(_, rest)| rest.split_once('>')).map(|(value, _)| value);
             let required = required.contains(name);
-            flags.push(Flag { name: name.to_owned(), value: value.map(str::to_owned), required, ..Flag::default() });
+            let follows_equals = text.contains("[=<");
+            let (name, value) = (name.to_owned(), value.map(str::to_owned));
+            flags.push(Flag { name, value, required, follows_equals, ..Flag::default() });
         } else if is_of_flag && let Some(flag) = flags.last_mut() {
             flag.read(text);
         }
@@ -390,7 +411,11 @@ impl Flag {
     /// The flag's row in a table.
     fn row(&self) -> String {
         let Flag { name, value, help, variable, default, .. } = self;
-        let flag = value.as_ref().map_or_else(|| name.clone(), |value| format!("{name} {value}"));
+        let flag = match value {
+            Some(value) if self.follows_equals => format!("{name}[={value}]"),
+            Some(value) => format!("{name} {value}"),
+            None => name.clone(),
+        };
         let choice = |choice: &String| match choice.split_once(": ") {
             Some((value, meaning)) => format!("`{value}`: {meaning}"),
             None => format!("`{choice}`"),

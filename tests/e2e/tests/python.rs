@@ -279,7 +279,8 @@ class TritonPythonModel:
     let python = python().display().to_string();
     let mut sandbox = setup.worker_arguments(&["--python", &python, "--execution-limit-secs", "1"]).start();
     let response = sandbox.infer("hangs", &echo(666));
-    assert!(response.status == 503 && response.text().contains("its process was lost"), "{}", response.text());
+    let told = "its process was lost while it had the request: an execution has passed the execution limit (--execution-limit-secs)";
+    assert!(response.status == 503 && response.text().contains(told), "{}", response.text());
     assert_eq!(sandbox.infer("hangs", &echo(1)).output("OUT")["data"], json!([1]));
     assert!(sandbox.gateway.exited().is_none());
 }

@@ -16,6 +16,7 @@ in_one_mode!(
     every_request_is_one_complete_trace,
     branches_are_steps_of_one_request,
     embeddings_have_the_names_of_opentelemetry,
+    refusals_are_no_failures_of_the_server,
 );
 
 /// Processes export their spans every second; a busy machine may take longer.
@@ -217,6 +218,68 @@ fn every_request_is_one_complete_trace(mode: Mode) {
     for span in others {
         assert_eq!(span["name"], "run", "a trace of nobody's request: {span}");
     }
+}
+
+fn refusals_are_no_failures_of_the_server(mode: Mode) {
+    let (receiver, endpoint) = Receiver::start();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let data = folder.path().to_str().expect("UTF-8");
+    let export = ["--otlp-endpoint", &endpoint];
+    let models = models();
+    let setup = Setup::new(mode).repository(models.path()).replicas(Stage::Model, 1);
+    let setup = match mode {
+        Mode::AllInOne => setup.gateway_arguments(&[&export[..], &["--data-dir", data]].concat()),
+        Mode::Services => setup.gateway_arguments(&export).worker_arguments(&export),
+    };
+    let sandbox = setup.environment(&[("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")]).start();
+    let bad = json!({"inputs": [{"name": "TEXT", "datatype": "INT32", "shape": [1], "data": [1]}]});
+    let refused = Request::infer("tiny_embedding", &bad).header("traceparent", &parent(0).0);
+    assert_eq!(sandbox.send(&refused).status, 400);
+    assert_eq!(sandbox.send(&request(1, false)).status, 200);
+
+    // The requests of a batch are below the request that made it.
+    let text = json!({"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["a line"]});
+    let line = |number: usize| {
+        let body = json!({"inputs": [text]});
+        json!({"custom_id": format!("{number}"), "method": "POST", "url": "/v2/models/tiny_embedding/infer", "body": body})
+            .to_string()
+    };
+    let lines = format!("{}\n{}\n", line(1), line(2));
+    let form = format!(
+        "--B\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--B\r\nContent-Disposition: form-data; \
+         name=\"file\"; filename=\"a.jsonl\"\r\n\r\n{lines}\r\n--B--\r\n"
+    );
+    let uploaded =
+        sandbox.send(&Request::post("/v1/files", form).header("Content-Type", "multipart/form-data; boundary=B"));
+    assert_eq!(uploaded.status, 200, "{}", uploaded.text());
+    let batch = json!({
+        "input_file_id": uploaded.json()["id"], "endpoint": "/v2/models/tiny_embedding/infer", "completion_window": "1h",
+    });
+    let begun = Request::post("/v1/batches", batch.to_string()).header("traceparent", &parent(2).0);
+    assert_eq!(sandbox.send(&begun).status, 200);
+
+    wait_until("the spans", EXPORTED, || {
+        let traces = receiver.traces();
+        let is_there = |number: usize, count: usize| {
+            traces.get(&parent(number).1).is_some_and(|trace| trace.named("infer").len() == count)
+        };
+        (is_there(0, 1) && is_there(1, 1) && is_there(2, 2)).then_some(())
+    });
+    let traces = receiver.all_traces();
+    let span = |number: usize| traces[&parent(number).1].request().expect("it is there").clone();
+    let (refused, answered) = (span(0), span(1));
+    for (span, status, error) in [(&refused, 400, json!("InvalidArg")), (&answered, 200, Value::Null)] {
+        let attributes = &span["attributes"];
+        assert_eq!(attributes["http.response.status_code"], status, "{span}");
+        assert_eq!(attributes["url.path"], "/v2/models/tiny_embedding/infer", "{span}");
+        assert_eq!(attributes["url.scheme"], "http", "{span}");
+        assert_eq!((&attributes["error.type"], &span["failed"]), (&error, &json!(false)), "{span}");
+    }
+    let resource = &answered["resource"];
+    assert_eq!(resource["service.version"], env!("CARGO_PKG_VERSION"), "{resource}");
+    assert_eq!(resource["deployment.environment.name"], "test", "{resource}");
+    assert_eq!(resource["service.instance.id"].as_str().map(str::len), Some(32), "{resource}");
+    assert_eq!(span(2)["parent"], "00f067aa0ba902b7", "the span of the batch's client");
 }
 
 /// The steps of branches are siblings below the request.

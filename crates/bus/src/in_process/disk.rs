@@ -8,6 +8,8 @@
 
 mod file;
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -18,7 +20,7 @@ use redb::{Database, ReadableDatabase, ReadableTable, Table, TableDefinition};
 use tokio::sync::{mpsc, oneshot, watch};
 use trireme_inference::UnixMicros;
 
-use self::file::{File, Room, failed};
+use self::file::{File, Room, failed, says_full};
 use crate::{Bucket, BusError, BusFault, Change, Entry, FaultKind, Reopening};
 
 /// The name of the file in its directory.
@@ -89,7 +91,8 @@ impl Disk {
     /// Opens the file in `directory`, which is created if it is missing. Another process must not have it open.
     /// While it cannot be written, `fault` says so.
     pub fn open(directory: &Path, fault: watch::Sender<Option<BusFault>>) -> Result<Disk, BusError> {
-        std::fs::create_dir_all(directory).map_err(failed)?;
+        // Texts of clients are in it, which are nobody else's business.
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
         let file = File::open(directory.join(FILE))?;
         let last = file.with(|database| {
             let write = database.begin_write().map_err(failed)?;
@@ -329,6 +332,8 @@ fn write_all(
     fault: &watch::Sender<Option<BusFault>>,
 ) {
     let mut together = Vec::new();
+    // Bytes of the last value for which there was no room.
+    let mut lacking = 0;
     while let Some(first) = waiting.blocking_recv() {
         together.push(first);
         while together.len() < WRITES
@@ -336,13 +341,19 @@ fn write_all(
         {
             together.push(next);
         }
-        let written = transact(file, &together);
+        let written = write_what_fits(file, &together);
         let full = written.iter().flatten().find_map(|result| match result {
             Err(full @ BusError::StoreFull { .. }) => Some(full),
             _ => None,
         });
+        if let Some(BusError::StoreFull { size, .. }) = full {
+            lacking = *size as u64;
+        }
         // Records and deletions still find room on a full disk.
-        let stays_full = written.is_ok() && full.is_none() && fault.borrow().is_some() && file.room().for_new == 0;
+        let stays_full = written.is_ok()
+            && full.is_none()
+            && fault.borrow().is_some()
+            && !file.room().takes(Bucket::Objects, lacking.max(1));
         if !stays_full {
             note(fault, written.as_ref().err().or(full));
         }
@@ -377,13 +388,32 @@ fn note(fault: &watch::Sender<Option<BusFault>>, error: Option<&BusError>) {
     });
 }
 
-/// Writes in one transaction. Each write has a result of its own; an error is one of all of them.
-fn transact(file: &File, writes: &[Write]) -> Result<Vec<Result<Option<u64>, BusError>>, BusError> {
+/// Writes all that the disk has room for. Where it is full although it seemed to have room, what may use the reserve is written without new
+/// objects, and at last deletions alone: the others find the store full.
+fn write_what_fits(file: &File, writes: &[Write]) -> Result<Vec<Result<Option<u64>, BusError>>, BusError> {
+    let rounds: [fn(&Write) -> bool; 3] =
+        [|_| true, |write| write.bucket != Bucket::Objects || write.value.is_none(), |write| write.value.is_none()];
+    for is_tried in rounds {
+        match transact(file, writes, is_tried) {
+            Err(error) if says_full(&error) => file.reopen(&error),
+            written => return written,
+        }
+    }
+    Ok(writes.iter().map(|write| Err(write.refused())).collect())
+}
+
+/// Writes in one transaction those that are tried; the store is full for the others. Each write has a result of its own; an error is one of
+/// all of them.
+fn transact(
+    file: &File,
+    writes: &[Write],
+    is_tried: fn(&Write) -> bool,
+) -> Result<Vec<Result<Option<u64>, BusError>>, BusError> {
     let mut room = file.room();
     if writes.iter().map(Write::size).sum::<u64>() > room.for_new {
         room = file.make_room();
     }
-    file.with(|database| transact_within(database, room, file, writes))
+    file.with(|database| transact_within(database, room, file, writes, is_tried))
 }
 
 fn transact_within(
@@ -391,6 +421,7 @@ fn transact_within(
     mut room: Room,
     file: &File,
     writes: &[Write],
+    is_tried: fn(&Write) -> bool,
 ) -> Result<Vec<Result<Option<u64>, BusError>>, BusError> {
     let write = database.begin_write().map_err(failed)?;
     let results = {
@@ -400,9 +431,9 @@ fn transact_within(
             lapses: write.open_table(LAPSES).map_err(failed)?,
             last: write.open_table(LAST).map_err(failed)?,
         };
-        let results = writes.iter().map(|write| match room.takes(write.bucket, write.size()) {
+        let results = writes.iter().map(|write| match is_tried(write) && room.takes(write.bucket, write.size()) {
             true => tables.replace(write),
-            false => Ok(Err(BusError::StoreFull { store: write.bucket.name(), size: write.size() as usize })),
+            false => Ok(Err(write.refused())),
         });
         results.collect::<Result<Vec<_>, BusError>>()?
     };
@@ -419,6 +450,11 @@ impl Write {
     /// Bytes of the value; none for a deletion.
     fn size(&self) -> u64 {
         self.value.as_ref().map_or(0, |(_, _, value)| value.len() as u64)
+    }
+
+    /// The error of a write for which there is no room.
+    fn refused(&self) -> BusError {
+        BusError::StoreFull { store: self.bucket.name(), size: self.size() as usize }
     }
 }
 

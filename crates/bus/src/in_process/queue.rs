@@ -135,7 +135,10 @@ impl Queue {
         QueueStatus {
             waiting: waiting as u64,
             delivered: state.unsettled.len().saturating_sub(waiting) as u64,
-            oldest: state.levels.values().filter_map(Level::oldest).max().unwrap_or_default(),
+            oldest: Lane::ALL.map(|(lane, _)| {
+                let levels = state.levels.iter().filter(|&(&level, _)| Lane::of_level(level) == lane);
+                levels.filter_map(|(_, level)| level.oldest()).max().unwrap_or_default()
+            }),
         }
     }
 

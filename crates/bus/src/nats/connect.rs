@@ -22,6 +22,7 @@ use super::connection::{Changing, Nats};
 use super::errors::{chain, failure, is_not_found, is_permission};
 use super::limits::REQUEST_TIMEOUT;
 use super::login::{NatsLogin, NatsTls};
+use super::remedies::with_remedy;
 use super::streams::Needed;
 use super::subjects::{DeploymentName, Names, is_token};
 use crate::{Bucket, Bus, BusError, Change, Connection, QueueOptions, Reopening};
@@ -123,20 +124,6 @@ pub struct Deployment {
     pub store_bytes: BTreeMap<&'static str, u64>,
 }
 
-/// The reason why a server was not reached, with what may mend that.
-fn with_remedy(error: &ConnectError, tls: &NatsTls) -> String {
-    let reason = chain(error);
-    match tls.first {
-        false if reason.contains("expected INFO, got nothing") => {
-            format!("{reason}; a server whose tls block has handshake_first needs --nats-tls-first")
-        }
-        _ if kinds(error).contains(&ErrorKind::ConnectionRefused) => {
-            format!("{reason}; start the broker there (nats-server -js), or name its address by --nats-url")
-        }
-        _ => reason,
-    }
-}
-
 /// Whether something takes connections at the only one of these addresses.
 async fn is_taken(servers: &[ServerAddr]) -> bool {
     let [server] = servers else { return false };
@@ -188,14 +175,16 @@ impl Nats {
 
         let (state, mut connection) = watch::channel(Connection::Down);
         let (complained, refusals) = watch::channel(String::new());
-        let connect = ConnectOptions::new()
+        let connect = options.login.options(in_url)?;
+        let connect = options
+            .tls
+            .apply(connect)?
             .name(&options.name)
             .custom_inbox_prefix(names.inboxes(prefix, &options.service))
             .ping_interval(PING_INTERVAL)
             .subscription_capacity(SUBSCRIPTION_CAPACITY)
             .reconnect_delay_callback(|attempts| RECONNECT_PAUSE.min(Duration::from_millis(1 << attempts.min(16))))
             .request_timeout(Some(REQUEST_TIMEOUT));
-        let connect = options.login.apply(options.tls.apply(connect)?, in_url)?;
         let complaints = complained.clone();
         let aside = connect.clone().name(format!("{} (pulse)", options.name)).event_callback(move |event| {
             if let async_nats::Event::ServerError(error) = &event {
@@ -214,18 +203,18 @@ impl Nats {
         let is_silent = timed_out && is_taken(&servers).await;
         let client = connected.map_err(|error| match error.kind() {
             ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => {
-                refused(format!("NATS at {} does not let {who} in: {}", options.url, chain(&error)))
+                refused(format!("NATS at {} does not let {who} in: {}", options.url, with_remedy(chain(&error), options.tls.first)))
             }
             ConnectErrorKind::Tls | ConnectErrorKind::ServerParse => {
-                refused(format!("NATS at {}: {}", options.url, chain(&error)))
+                refused(format!("NATS at {}: {}", options.url, with_remedy(chain(&error), options.tls.first)))
             }
-            _ if is_for_good(&error) => refused(format!("NATS at {}: {}", options.url, chain(&error))),
+            _ if is_for_good(&error) => refused(format!("NATS at {}: {}", options.url, with_remedy(chain(&error), options.tls.first))),
             _ if is_silent => refused(format!(
                 "NATS at {}: a program takes connections there and does not greet as nats-server does: name the address of the broker by \
                  --nats-url, or restart a broker that hangs",
                 options.url
             )),
-            _ => unreachable(with_remedy(&error, &options.tls)),
+            _ => unreachable(with_remedy(chain(&error), options.tls.first)),
         })?;
         // The event that reports the connection is asynchronous. Without this wait, a new bus could report `Down` for a
         // moment.

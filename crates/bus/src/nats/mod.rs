@@ -39,6 +39,7 @@ mod pulse;
 mod queues;
 mod reach;
 mod reads;
+mod remedies;
 mod replies;
 mod store;
 mod streams;

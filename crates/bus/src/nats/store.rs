@@ -6,7 +6,7 @@
 //!
 //! Not here: the configuration of the streams (`buckets`).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, push};
 use async_nats::jetstream::message::StreamMessage;
@@ -38,6 +38,10 @@ const DELETION: &str = "Trireme-Deletion";
 
 /// Changes that may wait for a watcher to read them. Beyond that the bus waits for the watcher.
 const WATCH_BACKLOG: usize = 4096;
+
+/// How long a write of durable work waits for a stream that has no leader, and the pause between two tries.
+const LEADER: Duration = Duration::from_secs(10);
+const LOOK_FOR_LEADER: Duration = Duration::from_millis(250);
 
 /// How many times a recently deleted key is read again, and the pause in between.
 const DELETION_LOOKS: u32 = 10;
@@ -185,10 +189,21 @@ impl Nats {
                 _ => self.send_confirmed(subject, headers, body).await.map(|confirmed| confirmed.sequence),
             }
         };
+        // Clients wait for what keeps durable work, as they wait for a queue: a cluster elects another leader within seconds.
+        let patience = if matches!(bucket, Bucket::Jobs | Bucket::Objects) { LEADER } else { Duration::ZERO };
+        let give_up = Instant::now() + patience;
         let mut sent = send(&headers).await;
-        if sent.as_ref().is_err_and(errors::is_no_stream) {
-            self.need(Needed::Bucket(bucket)).await?;
+        while sent.as_ref().is_err_and(errors::is_no_stream) {
+            let is_last = Instant::now() >= give_up;
+            match self.need(Needed::Bucket(bucket)).await {
+                Err(BusError::Unreachable(_)) if !is_last => {}
+                needed => needed?,
+            }
             sent = send(&headers).await;
+            if is_last || sent.is_ok() {
+                break;
+            }
+            tokio::time::sleep(LOOK_FOR_LEADER).await;
         }
         // After a deletion the broker has a revision for a key without a value, until it drops the deletion. That is rare, so it is
         // looked up only when a value for a new key is refused.

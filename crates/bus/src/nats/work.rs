@@ -8,7 +8,7 @@ use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::stream;
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
-use trireme_inference::{ModelKey, UnixMicros};
+use trireme_inference::{Lane, ModelKey, UnixMicros};
 
 use super::claims::{self, BodyStore};
 use super::connection::Nats;
@@ -208,7 +208,7 @@ pub async fn take_back(nats: &Nats, queued: &MessagePosition) -> Result<(), BusE
 pub async fn queue_status(nats: &Nats, model: &ModelKey, levels: &[u32]) -> Result<QueueStatus, BusError> {
     let mut all = QueueStatus::default();
     for &level in levels {
-        all = all.and(stream_status(nats, model, nats.names.work_stream(model, level)).await?);
+        all = all.and(stream_status(nats, model, level).await?);
     }
     Ok(all)
 }
@@ -238,11 +238,13 @@ pub async fn unsettled(
     Ok(found)
 }
 
-async fn stream_status(nats: &Nats, model: &ModelKey, name: String) -> Result<QueueStatus, BusError> {
+async fn stream_status(nats: &Nats, model: &ModelKey, level: u32) -> Result<QueueStatus, BusError> {
     const ACTION: &str = "looking at a work queue";
-    let stream = nats.jetstream.get_stream(&name).await.map_err(|error| match is_not_found(&error) {
-        true => BusError::NoQueue { model: model.clone() },
-        false => failure(ACTION, &error),
+    let stream = nats.jetstream.get_stream(nats.names.work_stream(model, level)).await.map_err(|error| {
+        match is_not_found(&error) {
+            true => BusError::NoQueue { model: model.clone() },
+            false => failure(ACTION, &error),
+        }
     })?;
     let state = &stream.cached_info().state;
     let (mut delivered, mut last) = (0, 0);
@@ -253,7 +255,10 @@ async fn stream_status(nats: &Nats, model: &ModelKey, name: String) -> Result<Qu
         last = last.max(consumer.delivered.stream_sequence);
     }
     let waiting = state.messages.saturating_sub(delivered);
-    let oldest = if waiting > 0 { UnixMicros::now().since(published(state, last + 1)) } else { Duration::ZERO };
+    let mut oldest = [Duration::ZERO; 2];
+    if waiting > 0 {
+        oldest[Lane::of_level(level) as usize] = UnixMicros::now().since(published(state, last + 1));
+    }
     Ok(QueueStatus { waiting, delivered, oldest })
 }
 

@@ -68,6 +68,43 @@ async fn every_login_of_nats_is_one_here() {
     }
 }
 
+#[tokio::test]
+async fn a_login_is_read_again_at_each_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("secret");
+    let other = nkeys::KeyPair::new_user();
+    let password = |secret: &str| format!("users: [ {{ user: a, password: {secret:?} }} ]");
+    let cases = [
+        (
+            NatsLogin::Password { user: "a".to_owned(), password_file: path.clone() },
+            ["one".to_owned(), "two".to_owned()],
+        ),
+        (NatsLogin::Token(path.clone()), ["one".to_owned(), "two".to_owned()]),
+        (NatsLogin::Nkey(path.clone()), [SEED.to_owned(), other.seed().unwrap()]),
+    ];
+    for (login, secrets) in cases {
+        let allowed = |number: usize| match &login {
+            NatsLogin::Password { .. } => password(&secrets[number]),
+            NatsLogin::Token(_) => format!("token: {:?}", secrets[number]),
+            _ => format!("users: [ {{ nkey: {} }} ]", [PUBLIC_KEY, &other.public_key()][number]),
+        };
+        fs::write(&path, &secrets[0]).unwrap();
+        let mut server = server_with(&allowed(0));
+        let options = NatsOptions { login: login.clone(), ..at(&server.url()) };
+        let nats = within("connecting", Nats::connect(&options)).await.unwrap();
+        let bus: &dyn Bus = &nats;
+        let mut connection = bus.connection();
+        let first = *connection.borrow_and_update();
+        server.kill();
+        within("the connection is lost", connection.wait_for(|state| *state != first)).await.unwrap();
+        server.replace("nats.conf", &format!("{JETSTREAM}authorization {{ {} }}\n", allowed(1)));
+        fs::write(&path, &secrets[1]).unwrap();
+        server.restart();
+        let up = connection.wait_for(|state| matches!(state, trireme_bus::Connection::Up(_)));
+        within("connecting with the new secret", up).await.unwrap();
+    }
+}
+
 fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
     listener.local_addr().expect("the listener has an address").port()

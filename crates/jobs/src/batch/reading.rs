@@ -153,7 +153,10 @@ impl Run<'_> {
             let BatchLine { custom_id, call } = line.asked(&self.batch.endpoint);
             match call {
                 Ok(call) => {
-                    let call = call.of(format!("{} line {number}", self.id));
+                    let mut call = call.of(format!("{} line {number}", self.id));
+                    if let Some(traceparent) = &self.batch.traceparent {
+                        call.headers.push(("traceparent".to_owned(), traceparent.clone().into()));
+                    }
                     bytes += call.body.len();
                     tasks.push(Task { chunk, index: outcomes.len(), number, custom_id, call, _held: held });
                     outcomes.push(None);

@@ -60,6 +60,9 @@ pub struct Batch {
     /// A digest that differs for another batch under the same key of its client.
     #[serde(default)]
     pub(crate) digest: Bytes,
+    /// The client's W3C `traceparent`.
+    #[serde(default)]
+    pub(crate) traceparent: Option<String>,
     /// How long its files are kept, in seconds, if the client has said that.
     #[serde(default)]
     pub output_lapse: Option<u64>,

@@ -57,6 +57,7 @@ async fn an_owner_has_no_more_than_its_quotas_and_others_have_their_own() {
             endpoint: "/away".to_owned(),
             window: Duration::from_secs(60),
             output_lapse: None,
+            traceparent: None,
             metadata: BTreeMap::new(),
             rows: Default::default(),
         };
@@ -119,6 +120,7 @@ async fn an_owner_has_no_more_than_its_quotas_however_much_comes_at_once() {
             endpoint: "/run".to_owned(),
             window: Duration::from_secs(60),
             output_lapse: None,
+            traceparent: None,
             metadata: BTreeMap::new(),
             rows: Default::default(),
         };
@@ -172,6 +174,7 @@ async fn what_has_lapsed_counts_no_more() {
         endpoint: "/run".to_owned(),
         window: Duration::from_secs(60),
         output_lapse: None,
+        traceparent: None,
         metadata: BTreeMap::new(),
         rows: Default::default(),
     };
@@ -251,6 +254,7 @@ async fn a_key_stands_for_one_request_on_one_route() {
         endpoint: "/run".to_owned(),
         window: Duration::from_secs(60),
         output_lapse: None,
+        traceparent: None,
         metadata: BTreeMap::new(),
         rows: Default::default(),
     };

@@ -1,8 +1,11 @@
 //! Flags about access.
 
+use std::path::{Path, PathBuf};
+
 use clap::{Args, ValueEnum};
 
-use super::keys::{Given, GivenParser, OwnedKey, Secret};
+use super::given::{Given, GivenParser, files};
+use super::keys::{OwnedKey, Secret};
 use super::restriction::Restriction;
 use super::sender;
 
@@ -11,20 +14,20 @@ use super::sender;
 #[command(next_help_heading = "Access and connections")]
 pub struct AccessArgs {
     /// Key that requests other than health checks have to carry, as `Authorization: Bearer KEY` or `X-API-Key: KEY`; may
-    /// be given several times, any of them admits; the variable has several separated by commas. Durable work, files and batches belong to
+    /// be given several times, any of them admits; the variable has several separated by commas; `file:PATH` has one in each line. Durable work, files and batches belong to
     /// the owner NAME of the key that made them; without NAME to the key itself
     #[arg(long = "api-key", env = "TRIREME_API_KEY", value_name = "[NAME=]KEY")]
     #[arg(value_parser = GivenParser::<OwnedKey>::default(), hide_env_values = true)]
     pub api_keys: Vec<Given<OwnedKey>>,
 
     /// Key like --api-key whose requests wait in the bulk lane: they run when no live request wants a worker; may be given
-    /// several times
+    /// several times, also as `file:PATH`
     #[arg(long = "bulk-api-key", env = "TRIREME_BULK_API_KEY", value_name = "[NAME=]KEY")]
     #[arg(value_parser = GivenParser::<OwnedKey>::default(), hide_env_values = true)]
     pub bulk_api_keys: Vec<Given<OwnedKey>>,
 
-    /// Key of an administrator, who may change the server from everywhere and sees everybody's durable work; may be given several times.
-    /// With such a key nobody else changes the server, except with --control-access=any
+    /// Key of an administrator, who may change the server from everywhere and sees everybody's durable work; may be given several times, also as
+    /// `file:PATH`. With such a key nobody else changes the server, except with --control-access=any
     #[arg(long = "admin-api-key", env = "TRIREME_ADMIN_API_KEY", value_name = "KEY")]
     #[arg(value_parser = GivenParser::<Secret>::default(), hide_env_values = true)]
     pub admin_api_keys: Vec<Given<Secret>>,
@@ -37,10 +40,10 @@ pub struct AccessArgs {
     pub allowed_hosts: Vec<String>,
 
     /// Header that HTTP requests of some categories have to carry; may be given several times. Categories: health,
-    /// metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging
+    /// metadata, inference, shared-memory, model-config, model-repository, statistics, trace, logging. `file:PATH` has one in each line
     #[arg(long = "http-restricted-api", env = "TRIREME_HTTP_RESTRICTED_API", value_name = "CATEGORY,...:HEADER=VALUE")]
     #[arg(value_delimiter = ';', hide_env_values = true)]
-    pub http_restricted_apis: Vec<Restriction>,
+    pub http_restricted_apis: Vec<Given<Restriction>>,
 
     /// Clients that may change the server: load and unload models, change log and trace settings, register shared memory. A client on the
     /// same host names it as localhost or by a loopback address, and comes through no proxy. A request that carries an administrator's key
@@ -48,6 +51,17 @@ pub struct AccessArgs {
     /// being on the same host is not enough
     #[arg(long, env = "TRIREME_CONTROL_ACCESS", value_name = "WHO", default_value = "loopback")]
     pub control_access: ControlAccess,
+}
+
+// === impl AccessArgs ===
+
+impl AccessArgs {
+    /// The files with keys and restrictions.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let owned = self.api_keys.iter().chain(&self.bulk_api_keys);
+        let keys = files(owned).chain(files(&self.admin_api_keys));
+        keys.chain(files(&self.http_restricted_apis)).map(Path::to_owned).collect()
+    }
 }
 
 /// The clients that may change the server.

@@ -2,6 +2,7 @@
 //! change the server.
 
 mod args;
+mod given;
 mod keys;
 mod restriction;
 mod sender;
@@ -10,10 +11,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::http::HeaderValue;
+use parking_lot::RwLock;
 use trireme_inference::Lane;
 
 pub use args::{AccessArgs, ControlAccess};
-pub use keys::{Given, OwnedKey, Secret};
+pub use given::{Given, files, read_all};
+pub use keys::{OwnedKey, Secret};
 pub use restriction::{Category, Restriction};
 pub use sender::{Foreign, Sender};
 
@@ -35,13 +38,19 @@ struct Known {
     owner: Option<Arc<str>>,
 }
 
-/// The rules of a server.
+/// The rules of a server. Clones share them, and [`Access::take_over`] replaces their secrets while the server runs.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
-    keys: Vec<Known>,
-    restrictions: Vec<Restriction>,
+    secrets: Arc<RwLock<Arc<Secrets>>>,
     control: ControlAccess,
     names: sender::Names,
+}
+
+/// The secrets of the rules.
+#[derive(Debug, Default)]
+struct Secrets {
+    keys: Vec<Known>,
+    restrictions: Vec<Restriction>,
 }
 
 /// Why a request is not admitted.
@@ -80,18 +89,19 @@ pub enum ControlRefused {
 // === impl Access ===
 
 impl Access {
-    /// The rules that these flags set; pages of these `origins` may ask. Errors when two restrictions are about one category.
+    /// The rules that these flags set, files read now; pages of these `origins` may ask. Errors when two restrictions are about one category,
+    /// or a file cannot be used.
     pub fn new(args: &AccessArgs, origins: &[HeaderValue]) -> anyhow::Result<Access> {
+        let restrictions = read_all("--http-restricted-api", &args.http_restricted_apis)?;
         let mut seen = BTreeSet::new();
-        for category in args.http_restricted_apis.iter().flat_map(|restriction| &restriction.categories) {
+        for category in restrictions.iter().flat_map(|restriction| &restriction.categories) {
             anyhow::ensure!(seen.insert(category), "--http-restricted-api names '{category}' more than once");
         }
-        let owned =
-            |lane| move |owned: &OwnedKey| Known { key: owned.key.clone(), lane, owner: Some(owned.owner.clone()) };
-        let live = args.api_keys.iter().flat_map(|given| &given.0).map(owned(Lane::Live));
-        let bulk = args.bulk_api_keys.iter().flat_map(|given| &given.0).map(owned(Lane::Bulk));
-        let admin = args.admin_api_keys.iter().flat_map(|given| &given.0);
-        let admin = admin.map(|key| Known { key: key.clone(), lane: Lane::Live, owner: None });
+        let owned = |lane| move |OwnedKey { owner, key }| Known { key, lane, owner: Some(owner) };
+        let live = read_all("--api-key", &args.api_keys)?.into_iter().map(owned(Lane::Live));
+        let bulk = read_all("--bulk-api-key", &args.bulk_api_keys)?.into_iter().map(owned(Lane::Bulk));
+        let admin = read_all("--admin-api-key", &args.admin_api_keys)?.into_iter();
+        let admin = admin.map(|key| Known { key, lane: Lane::Live, owner: None });
         let keys: Vec<Known> = live.chain(bulk).chain(admin).collect();
         for known in keys.iter().filter(|known| known.key.is_short()) {
             let owner = known.owner.as_deref().unwrap_or("administrator");
@@ -101,7 +111,25 @@ impl Access {
             );
         }
         let names = sender::Names::new(&args.allowed_hosts, origins);
-        Ok(Access { keys, restrictions: args.http_restricted_apis.clone(), control: args.control_access, names })
+        Ok(Access { control: args.control_access, names, secrets: Access::keep(Secrets { keys, restrictions }) })
+    }
+
+    /// Rules without keys.
+    pub fn restricting(restrictions: Vec<Restriction>) -> Access {
+        Access { secrets: Access::keep(Secrets { keys: Vec::new(), restrictions }), ..Access::default() }
+    }
+
+    fn keep(secrets: Secrets) -> Arc<RwLock<Arc<Secrets>>> {
+        Arc::new(RwLock::new(Arc::new(secrets)))
+    }
+
+    /// Replaces keys and restrictions by those of `other`, for all clones.
+    pub fn take_over(&self, other: &Access) {
+        *self.secrets.write() = other.secrets();
+    }
+
+    fn secrets(&self) -> Arc<Secrets> {
+        self.secrets.read().clone()
     }
 
     /// Whether an admitted request of this category carried an administrator's key or a required header.
@@ -111,12 +139,12 @@ impl Access {
 
     /// Whether these headers hold an administrator's key.
     pub fn is_administrator<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> bool {
-        self.known(header).is_some_and(|known| known.owner.is_none())
+        self.secrets().known(header).is_some_and(|known| known.owner.is_none())
     }
 
     /// The owner of the key in these headers; `None` is an administrator. Without keys all requests are of one owner without a name.
     pub fn owner<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Option<Arc<str>> {
-        match self.known(header) {
+        match self.secrets().known(header) {
             Some(known) => known.owner.clone(),
             None => Some("".into()),
         }
@@ -124,17 +152,17 @@ impl Access {
 
     /// Whether a header of this name holds the secret of a restricted category.
     pub fn is_secret(&self, header: &str) -> bool {
-        self.restrictions.iter().any(|restriction| restriction.header == header)
+        self.secrets().restrictions.iter().any(|restriction| restriction.header == header)
     }
 
     /// Whether requests of this category need a header.
     pub fn restricts(&self, category: Category) -> bool {
-        self.restrictions.iter().any(|restriction| restriction.categories.contains(&category))
+        self.secrets().restrictions.iter().any(|restriction| restriction.categories.contains(&category))
     }
 
     /// Whether a request that was admitted may change the server.
     pub fn check_control(&self, Credentials { is_local, is_proven }: Credentials) -> Result<(), ControlRefused> {
-        let has_administrator = self.keys.iter().any(|known| known.owner.is_none());
+        let has_administrator = self.secrets().keys.iter().any(|known| known.owner.is_none());
         match self.control {
             ControlAccess::Any => Ok(()),
             ControlAccess::Loopback if is_proven => Ok(()),
@@ -151,7 +179,7 @@ impl Access {
         let header = |name: &str| sender.header(name);
         match category {
             Category::Health => {}
-            _ if self.asks_for_key() => self.check_key(header)?,
+            _ if self.secrets().asks_for_key() => self.check_key(header)?,
             _ => self.names.check(sender).map_err(Denied::Foreign)?,
         }
         self.check_restriction(category, header)
@@ -163,7 +191,7 @@ impl Access {
         category: Category,
         header: impl Fn(&str) -> Option<&'a [u8]>,
     ) -> Result<(), Denied> {
-        match self.restrictions.iter().find(|restriction| restriction.categories.contains(&category)) {
+        match self.secrets().restrictions.iter().find(|restriction| restriction.categories.contains(&category)) {
             Some(rule) if !header(rule.header.as_str()).is_some_and(|value| rule.value.is(value)) => {
                 Err(Denied::Restricted(rule.header.to_string()))
             }
@@ -173,21 +201,26 @@ impl Access {
 
     /// Whether these headers hold a valid key, where one is needed.
     pub fn check_key<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Result<(), Denied> {
-        if !self.asks_for_key() {
-            return Ok(());
+        let secrets = self.secrets();
+        match secrets.asks_for_key() && secrets.known(&header).is_none() {
+            true => Err(Denied::Key),
+            false => Ok(()),
         }
-        self.known(&header).map(drop).ok_or(Denied::Key)
-    }
-
-    /// Whether clients need a key. An administrator's key alone keeps nobody else out.
-    fn asks_for_key(&self) -> bool {
-        self.keys.iter().any(|known| known.owner.is_some())
     }
 
     /// The lane of an admitted request with these headers: bulk if its key or its header `Priority` says so.
     pub fn lane<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Lane {
         let asked = header("priority").and_then(|value| std::str::from_utf8(value).ok()).map(Lane::of_header);
-        asked.unwrap_or_default().max(self.known(header).map(|known| known.lane).unwrap_or_default())
+        asked.unwrap_or_default().max(self.secrets().known(header).map(|known| known.lane).unwrap_or_default())
+    }
+}
+
+// === impl Secrets ===
+
+impl Secrets {
+    /// Whether clients need a key. An administrator's key alone keeps nobody else out.
+    fn asks_for_key(&self) -> bool {
+        self.keys.iter().any(|known| known.owner.is_some())
     }
 
     /// The valid key in these headers. `Authorization` may be for a proxy, so each of the three headers is enough.
@@ -251,6 +284,17 @@ mod tests {
             assert_eq!(check(&access, Category::Inference, &both), Ok(()), "{authorization}");
         }
         assert!(!format!("{access:?}").contains("\"one\""));
+    }
+
+    #[test]
+    fn all_clones_have_the_keys_that_replace_others() {
+        let first = access(&["one"], &["statistics:x-a=b"]);
+        let clone = first.clone();
+        first.take_over(&access(&["two"], &[]));
+        for access in [&first, &clone] {
+            assert_eq!(check(access, Category::Statistics, &[("x-api-key", "one")]), Err(Denied::Key));
+            assert_eq!(check(access, Category::Statistics, &[("x-api-key", "two")]), Ok(()));
+        }
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod write_timeout;
 use std::convert::Infallible;
 use std::future::pending;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,6 +77,16 @@ const LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(1)];
 
 /// The name of HTTP/2 in TLS handshakes (ALPN).
 const ALPN_HTTP2: &[u8] = b"h2";
+
+/// Reads the address that a port listens on. It is of this host, so the one name is that of the host itself.
+pub fn listen_address(text: &str) -> Result<IpAddr, String> {
+    match text.trim() {
+        "localhost" => Ok(Ipv4Addr::LOCALHOST.into()),
+        text => {
+            text.parse().map_err(|_| "expected an address of this host: 127.0.0.1, ::1, or 0.0.0.0 for all".to_owned())
+        }
+    }
+}
 
 /// The protocol of a port.
 #[derive(Clone, Copy, Debug)]
@@ -404,6 +415,13 @@ fn waiting(listener: TcpListener) -> Vec<TcpStream> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_listens_on_an_address() {
+        assert_eq!(listen_address("localhost"), Ok(Ipv4Addr::LOCALHOST.into()));
+        assert_eq!(listen_address(" ::1"), Ok(std::net::Ipv6Addr::LOCALHOST.into()));
+        assert!(listen_address("models.example.org").unwrap_err().contains("0.0.0.0 for all"));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn what_cannot_be_accepted_is_not_tried_without_pause() {

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use parking_lot::Mutex;
@@ -15,6 +15,8 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{CertificateError, Error, RootCertStore, ServerConfig};
+use x509_cert::Certificate;
+use x509_cert::der::Decode;
 
 /// Shortest time between two looks at the files.
 const LOOK: Duration = Duration::from_secs(1);
@@ -51,6 +53,7 @@ struct Inner {
 
 struct Current {
     config: Arc<ServerConfig>,
+    expires: Option<SystemTime>,
     seen: Vec<Seen>,
     looked: Instant,
 }
@@ -82,9 +85,33 @@ impl Tls {
     /// Reads the files, for a server of these application protocols, the one that it likes best first. Errors name the flag and the file.
     pub fn new(files: TlsFiles, protocols: &'static [&'static [u8]]) -> anyhow::Result<Tls> {
         let seen = files.look();
-        let config = files.read(protocols)?;
-        let current = Mutex::new(Current { config, seen, looked: Instant::now() });
+        let (config, expires) = files.read(protocols)?;
+        let current = Mutex::new(Current { config, expires, seen, looked: Instant::now() });
         Ok(Tls(Arc::new(Inner { files, protocols, current })))
+    }
+
+    /// The paths of the files.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.0.files.all().map(|pem| pem.path.clone()).collect()
+    }
+
+    /// Reads the files now. If they cannot be used, the previous ones stay in use.
+    pub fn reread(&self) -> anyhow::Result<()> {
+        let Inner { files, protocols, current } = &*self.0;
+        let seen = files.look();
+        let (config, expires) = files.read(protocols)?;
+        *current.lock() = Current { config, expires, seen, looked: Instant::now() };
+        Ok(())
+    }
+
+    /// The flag of the certificate and its file.
+    pub fn certificate(&self) -> &Pem {
+        &self.0.files.certificate
+    }
+
+    /// When the first of the certificates that the server shows expires. `None` where none of them says so in a way that is understood.
+    pub fn expires(&self) -> Option<SystemTime> {
+        self.0.current.lock().expires
     }
 
     /// The acceptor for the next connection.
@@ -99,9 +126,9 @@ impl Tls {
                 current.seen = seen;
                 let certificate = files.certificate.path.display().to_string();
                 match files.read(protocols) {
-                    Ok(config) => {
+                    Ok((config, expires)) => {
                         tracing::info!(certificate, "TLS files have changed and were read again");
-                        current.config = config;
+                        (current.config, current.expires) = (config, expires);
                     }
                     Err(error) => {
                         let error = format!("{error:#}");
@@ -123,13 +150,18 @@ impl Tls {
 impl TlsFiles {
     fn look(&self) -> Vec<Seen> {
         let look = |path: &Path| fs::metadata(path).and_then(|file| Ok((file.len(), file.modified()?))).ok();
-        [&self.certificate, &self.key].into_iter().chain(&self.roots).map(|pem| look(&pem.path)).collect()
+        self.all().map(|pem| look(&pem.path)).collect()
     }
 
-    fn read(&self, protocols: &[&[u8]]) -> anyhow::Result<Arc<ServerConfig>> {
+    fn all(&self) -> impl Iterator<Item = &Pem> {
+        [&self.certificate, &self.key].into_iter().chain(&self.roots)
+    }
+
+    fn read(&self, protocols: &[&[u8]]) -> anyhow::Result<(Arc<ServerConfig>, Option<SystemTime>)> {
         let TlsFiles { certificate, key, roots } = self;
         let provider = Arc::new(ring::default_provider());
         let chain = certificate.certificates()?;
+        let expires = chain.iter().filter_map(expiry).min();
         let private = PrivateKeyDer::from_pem_file(&key.path).with_context(|| key.unreadable())?;
         let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
         let builder = match roots {
@@ -154,8 +186,13 @@ impl TlsFiles {
             }
         })?;
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
-        Ok(Arc::new(config))
+        Ok((Arc::new(config), expires))
     }
+}
+
+fn expiry(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
+    let read = Certificate::from_der(certificate).ok()?;
+    Some(UNIX_EPOCH + read.tbs_certificate.validity.not_after.to_unix_duration())
 }
 
 // === impl Pem ===
@@ -214,6 +251,26 @@ mod tests {
         after("server.pem", &renewed);
         tokio::time::advance(LOOK).await;
         assert!(!Arc::ptr_eq(&first, tls.acceptor().config()), "it is the new one");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn files_are_read_at_once_where_that_is_asked() {
+        let (folder, files) = folder();
+        let tls = Tls::new(files, b"h2").unwrap();
+        let first = tls.acceptor().config().clone();
+        tls.reread().unwrap();
+        assert!(!Arc::ptr_eq(&first, tls.acceptor().config()));
+        fs::remove_file(folder.path().join("server.key")).unwrap();
+        assert!(tls.reread().unwrap_err().to_string().starts_with("--key '"));
+        tls.acceptor();
+    }
+
+    #[test]
+    fn the_end_of_the_shown_certificate_is_known() {
+        let (_folder, files) = folder();
+        let expires = Tls::new(files, b"h2").unwrap().expires().unwrap();
+        // As `openssl x509 -enddate` has it: Oct 28 15:39:24 2126 GMT.
+        assert_eq!(expires, UNIX_EPOCH + Duration::from_secs(4_948_875_564));
     }
 
     #[test]

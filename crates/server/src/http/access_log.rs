@@ -24,6 +24,7 @@ use super::body::announced;
 use super::log_writer::LogWriter;
 use super::response;
 use crate::access::Access;
+use crate::answer_headers::{TOKENS, TRUNCATED};
 use crate::connections::Peer;
 
 /// The header with a request's id.
@@ -81,6 +82,9 @@ struct Line {
     status: u16,
     bytes_in: u64,
     bytes_out: u64,
+    /// Tokens of its texts, and texts that were cut, where the answer says so.
+    tokens: Option<u64>,
+    truncated: Option<u64>,
 }
 
 // === impl Observer ===
@@ -111,6 +115,8 @@ async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, ne
             status: 0,
             bytes_in: announced(headers).unwrap_or_default(),
             bytes_out: 0,
+            tokens: None,
+            truncated: None,
         }
     });
     let mut response = match lacks_host(&request) {
@@ -122,6 +128,8 @@ async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, ne
     (observer.count)(route, counted(&method), response.status().as_u16());
     let Some(mut line) = line else { return response };
     line.status = response.status().as_u16();
+    let told = |name: &str| response.headers().get(name)?.to_str().ok()?.parse().ok();
+    (line.tokens, line.truncated) = (told(TOKENS), told(TRUNCATED));
     let asked = response.extensions().get::<AskedModel>().cloned();
     if let (Some(place), Some(AskedModel(model))) = (&mut line.place, asked) {
         place.model.get_or_insert(model);
@@ -188,16 +196,18 @@ impl Line {
             LineFormat::Json => json!({
                 "time": time, "method": self.method.as_str(), "route": route, "model": model, "status": self.status,
                 "bytes_in": self.bytes_in, "bytes_out": self.bytes_out, "seconds": seconds, "owner": owner,
-                "client": self.client, "request_id": id,
+                "client": self.client, "request_id": id, "tokens": self.tokens, "truncated_texts": self.truncated,
             })
             .to_string(),
             LineFormat::Text => {
                 let named =
                     |name: &str, value: Option<&str>| value.map_or(String::new(), |it| format!(" {name}={it:?}"));
                 let (model, owner) = (named("model", model.as_deref()), named("owner", owner));
+                let number = |name: &str, value: Option<u64>| value.map_or(String::new(), |it| format!(" {name}={it}"));
+                let counts = number("tokens", self.tokens) + &number("truncated_texts", self.truncated);
                 let client = self.client.map_or(String::new(), |client| format!(" client={client}"));
                 format!(
-                    "{time} {} {route} {} {seconds}s in={} out={}{client} id={id}{model}{owner}",
+                    "{time} {} {route} {} {seconds}s in={} out={}{client} id={id}{model}{owner}{counts}",
                     self.method, self.status, self.bytes_in, self.bytes_out
                 )
             }
@@ -255,13 +265,19 @@ mod tests {
             status: 200,
             bytes_in: 5,
             bytes_out: 7,
+            tokens: Some(12),
+            truncated: None,
         };
         let text = line(LineFormat::Text).text();
         assert!(text.contains(" POST /v1/embeddings 200 "), "{text}");
-        assert!(text.ends_with(r#"in=5 out=7 client=2001:db8::1 id=id-1 model="a\nb" owner="alice""#), "{text}");
+        assert!(
+            text.ends_with(r#"in=5 out=7 client=2001:db8::1 id=id-1 model="a\nb" owner="alice" tokens=12"#),
+            "{text}"
+        );
         let read: serde_json::Value = serde_json::from_str(&line(LineFormat::Json).text()).unwrap();
         assert_eq!((&read["model"], &read["status"], &read["bytes_out"]), (&json!("a\nb"), &json!(200), &json!(7)));
         assert_eq!((&read["owner"], &read["request_id"]), (&json!("alice"), &json!("id-1")));
+        assert_eq!((&read["tokens"], &read["truncated_texts"]), (&json!(12), &json!(null)));
         assert_eq!(read["client"], json!("2001:db8::1"));
     }
 }

@@ -11,6 +11,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use futures_util::FutureExt;
 use trireme_engine::TaskSet;
+use trireme_inference::cut;
 
 use super::traffic::Traffic;
 use super::{body, response};
@@ -26,6 +27,8 @@ pub struct Intake {
     pub idle_timeout: Duration,
     /// The budget for the bytes of requests and answers.
     pub budget: Budget,
+    /// Whether the port speaks TLS.
+    pub is_tls: bool,
     /// Knows the lane of a request.
     pub access: Arc<Access>,
     /// The tasks that read on what a handler refuses.
@@ -52,6 +55,7 @@ async fn answer(State(intake): State<Arc<Intake>>, request: Request, next: Next)
         true => budget.permit_in(intake.access.lane(|name| request.headers().get(name).map(HeaderValue::as_bytes))),
         false => budget.permit_about_server(),
     };
+    let path = request.uri().path().to_owned();
     let (mut parts, body) = body::guard(request, intake.idle_timeout, &intake.tasks).into_parts();
     // An upload is written as it comes, and needs no room for the whole of it.
     let announced = body::announced(&parts.headers).filter(|_| traffic != Traffic::Upload).unwrap_or_default();
@@ -62,5 +66,11 @@ async fn answer(State(intake): State<Arc<Intake>>, request: Request, next: Next)
         tracing::error!("the handler of a request panicked");
         response::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error")
     });
+    for span in permit.followed() {
+        let scheme = if intake.is_tls { "https" } else { "http" };
+        let names = [("url.path", cut(&path).to_string()), ("url.scheme", scheme.to_owned())];
+        trireme_telemetry::set_attributes(&span, names);
+        trireme_telemetry::set_count(&span, "http.response.status_code", answer.status().as_u16().into());
+    }
     budget::until_sent(answer, permit)
 }

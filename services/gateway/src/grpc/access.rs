@@ -11,7 +11,7 @@ use axum::response::Response;
 use tonic::Status;
 use trireme_inference::InferError;
 use trireme_protocol::grpc::status;
-use trireme_server::access::{Access, AccessArgs, Category, Credentials, Denied, Restriction, Sender};
+use trireme_server::access::{Access, Category, Credentials, Denied, Given, Restriction, Sender, read_all};
 
 use crate::handlers::{Handlers, SharedHandlers};
 
@@ -41,14 +41,14 @@ impl FromStr for ProtocolRestriction {
     }
 }
 
-/// The restrictions on calls as rules. Two restrictions of one category are an error.
-pub fn restrict(restrictions: &[ProtocolRestriction]) -> anyhow::Result<Access> {
+/// The restrictions on calls as rules, files read now. Two restrictions of one category are an error.
+pub fn restrict(restrictions: &[Given<ProtocolRestriction>]) -> anyhow::Result<Access> {
+    let restrictions = read_all("--grpc-restricted-protocol", restrictions)?;
     let mut seen = BTreeSet::new();
     for protocol in restrictions.iter().flat_map(|restriction| &restriction.protocols) {
         anyhow::ensure!(seen.insert(protocol), "--grpc-restricted-protocol names '{protocol}' more than once");
     }
-    let http_restricted_apis = restrictions.iter().map(|restriction| restriction.rule.clone()).collect();
-    Access::new(&AccessArgs { http_restricted_apis, ..AccessArgs::default() }, &[])
+    Ok(Access::restricting(restrictions.into_iter().map(|restriction| restriction.rule).collect()))
 }
 
 /// The access category of a call; `None` for calls that are not served.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueEnum};
-
 use regex::Regex;
+use trireme_server::access::Given;
 use trireme_server::connections::{Pem, Tls, TlsFiles};
 
 use super::access::ProtocolRestriction;
@@ -27,7 +27,7 @@ pub struct GrpcArgs {
     pub allow_grpc: bool,
 
     /// Address to listen on for gRPC
-    #[arg(long, env = "TRIREME_GRPC_ADDRESS", value_name = "ADDRESS", default_value = "0.0.0.0")]
+    #[arg(long, env = "TRIREME_GRPC_ADDRESS", value_name = "ADDRESS", default_value = "0.0.0.0", value_parser = trireme_server::connections::listen_address)]
     pub grpc_address: IpAddr,
 
     /// Port to listen on for gRPC; 0 takes a free one
@@ -85,14 +85,14 @@ pub struct GrpcArgs {
     pub grpc_max_connection_age: Option<u64>,
 
     /// Header `triton-grpc-protocol-KEY` that gRPC calls of some categories have to carry; may be given several times.
-    /// Categories are those of --http-restricted-api
+    /// Categories are those of --http-restricted-api; `file:PATH` has one in each line
     #[arg(
         long = "grpc-restricted-protocol",
         env = "TRIREME_GRPC_RESTRICTED_PROTOCOL",
         value_name = "PROTOCOL,...:KEY=VALUE"
     )]
     #[arg(value_delimiter = ';', hide_env_values = true)]
-    pub grpc_restricted_protocols: Vec<ProtocolRestriction>,
+    pub grpc_restricted_protocols: Vec<Given<ProtocolRestriction>>,
 }
 
 /// How much responses are compressed.

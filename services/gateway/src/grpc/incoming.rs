@@ -74,5 +74,10 @@ pub async fn count(State(counting): State<Counting>, request: Request, next: Nex
         tracing::error!("the handler of a call panicked");
         Status::internal("internal error").into_http()
     });
+    // A call that fails has its status in the headers; others have it behind the answer.
+    let code = answer.headers().get("grpc-status").and_then(|code| code.to_str().ok()?.parse().ok()).unwrap_or(0);
+    for span in permit.followed() {
+        trireme_telemetry::set_count(&span, "rpc.grpc.status_code", code);
+    }
     budget::until_sent(answer, permit)
 }

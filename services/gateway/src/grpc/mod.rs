@@ -54,14 +54,17 @@ use incoming::Counting;
 use service::InferenceService;
 use tei::TeiService;
 
+pub use access::restrict;
 pub use args::{CompressionLevel, GrpcArgs};
 
 /// A bound gRPC listener, not yet serving.
 pub struct GrpcListener {
     listener: TcpListener,
     args: GrpcArgs,
-    restricted: Access,
-    tls: Option<Tls>,
+    /// The headers that calls have to carry.
+    pub restricted: Access,
+    /// Speaks TLS, if the port does.
+    pub tls: Option<Tls>,
     forward: Option<Regex>,
     /// Longest silence of a client that has a call to send.
     pause: Duration,

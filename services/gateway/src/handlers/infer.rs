@@ -182,6 +182,7 @@ impl Handlers {
     fn prepare(&self, mut traced: Traced, answer: AnswerForm) -> Result<Prepared, InferError> {
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.caller.attributes());
+        traced.permit.follow(&span);
         if traced.embeds {
             let names = [
                 ("gen_ai.operation.name", counts::EMBEDDINGS),

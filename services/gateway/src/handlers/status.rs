@@ -216,7 +216,7 @@ fn step(step: &PlanStep) -> Value {
 
 fn queue(status: &QueueStatus) -> Value {
     let QueueStatus { waiting, delivered, oldest } = *status;
-    json!({"waiting": waiting, "delivered": delivered, "oldest_seconds": seconds(oldest)})
+    json!({"waiting": waiting, "delivered": delivered, "oldest_seconds": seconds(oldest.into_iter().max().unwrap_or_default())})
 }
 
 fn counters(counters: &Counters) -> Value {

@@ -26,7 +26,7 @@ pub struct HttpArgs {
     pub allow_http: bool,
 
     /// Address to listen on for HTTP
-    #[arg(long, env = "TRIREME_HTTP_ADDRESS", value_name = "ADDRESS", default_value = "0.0.0.0")]
+    #[arg(long, env = "TRIREME_HTTP_ADDRESS", value_name = "ADDRESS", default_value = "0.0.0.0", value_parser = trireme_server::connections::listen_address)]
     pub http_address: IpAddr,
 
     /// Port to listen on for HTTP; 0 takes a free one

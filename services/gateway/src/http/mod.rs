@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
 use trireme_jobs::Jobs;
 use trireme_runtime::TaskSet;
-use trireme_server::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol};
+use trireme_server::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol, Tls};
 use trireme_server::http::access_log::Observer;
 use trireme_server::http::{Intake, LogWriter, cors, root};
 
@@ -67,6 +67,11 @@ impl HttpListener {
         let listener = TcpListener::bind(options.address).await.with_context(taken)?;
         let address = listener.local_addr()?;
         Ok(Some(HttpListener { listener, options, address }))
+    }
+
+    /// Speaks TLS, if the port does.
+    pub fn tls(&self) -> Option<&Tls> {
+        self.options.tls.as_ref()
     }
 
     /// Serves as many connections as `limits` allow until `stop` is raised, then finishes the requests in flight, for
@@ -122,7 +127,8 @@ impl HttpListener {
             let _ = state.handlers.jobs.set(jobs.clone());
             state.jobs = Some(jobs);
         }
-        let intake = Intake { traffic: routes::traffic, idle_timeout, budget, access, tasks: tasks.clone() };
+        let is_tls = tls.is_some();
+        let intake = Intake { traffic: routes::traffic, idle_timeout, budget, is_tls, access, tasks: tasks.clone() };
         let router = names::by_every_name(observer.watch(intake.guard(routes::router(state))), names_of);
         let router = cors::allow(root::under(router, &root), &origins);
         let connections =

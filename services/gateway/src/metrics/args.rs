@@ -27,7 +27,7 @@ pub struct MetricsArgs {
     pub allow_cpu_metrics: bool,
 
     /// Address to listen on for Prometheus; that of HTTP by default
-    #[arg(long, env = "TRIREME_METRICS_ADDRESS", value_name = "ADDRESS")]
+    #[arg(long, env = "TRIREME_METRICS_ADDRESS", value_name = "ADDRESS", value_parser = trireme_server::connections::listen_address)]
     pub metrics_address: Option<IpAddr>,
 
     /// Port to listen on for Prometheus; 0 takes a free one

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::QueueStatus;
-use trireme_inference::ModelKey;
+use trireme_inference::{Lane, ModelKey};
 use trireme_runtime::TaskSet;
 use trireme_runtime::statistics::export;
 use trireme_server::connections::{ConnectionLimiter, Limits};
@@ -95,8 +95,15 @@ impl MetricsListener {
         let router = Router::new().route("/metrics", get(show)).with_state(metrics);
         let (limiter, tasks) = (ConnectionLimiter::new(limits), TaskSet::new());
         let (idle_timeout, protocol) = (IDLE_TIMEOUT, Protocol::Http1);
-        let router =
-            Intake { traffic: |_, _| Traffic::Watch, idle_timeout, budget, access, tasks: tasks.clone() }.guard(router);
+        let router = Intake {
+            traffic: |_, _| Traffic::Watch,
+            idle_timeout,
+            budget,
+            is_tls: false,
+            access,
+            tasks: tasks.clone(),
+        }
+        .guard(router);
         let connections = Connections { router, protocol, idle_timeout, tls: None, limiter, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
@@ -183,6 +190,7 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
         }
     });
     out.family(Metric::TracesDropped, |samples| samples.value(&[], handlers.tracing.dropped() as f64));
+    handlers.certificates.export(out);
     if let Some(jobs) = handlers.jobs.get() {
         durable(&jobs.statistics(), out);
     }
@@ -191,7 +199,14 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
     };
     out.family(Metric::QueueWaiting, |samples| queue(samples, |status| status.waiting as f64));
     out.family(Metric::QueueDelivered, |samples| queue(samples, |status| status.delivered as f64));
-    out.family(Metric::QueueOldest, |samples| queue(samples, |status| status.oldest.as_secs_f64()));
+    out.family(Metric::QueueOldest, |samples| {
+        for (key, status) in queues {
+            for ((_, lane), age) in Lane::ALL.iter().zip(status.oldest) {
+                let labels = [("lane", *lane), ("model", &key.name), ("version", &key.version.to_string())];
+                samples.value(&labels, age.as_secs_f64());
+            }
+        }
+    });
     let mut workers: BTreeMap<ModelKey, u64> = queues.keys().map(|key| (key.clone(), 0)).collect();
     handlers.registry.workers().into_iter().for_each(|(_, key)| *workers.entry(key).or_default() += 1);
     let refused = handlers.registry.refused();

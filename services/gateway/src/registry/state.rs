@@ -70,6 +70,9 @@ pub struct Live {
     tried: Option<Instant>,
 }
 
+/// Most models of a worker that a log line names.
+const MOST_NAMED: usize = 5;
+
 /// An entry's `config`. Workers with the same one share it.
 struct Config {
     text: String,
@@ -79,6 +82,11 @@ struct Config {
 // === impl Live ===
 
 impl Live {
+    /// Whether it was found before that its worker is silent.
+    fn is_known_to_lapse(&self) -> bool {
+        self.is_being_deleted || self.tried.is_some()
+    }
+
     /// The entry as the worker wrote it.
     pub fn whole(&self) -> WorkerEntry {
         WorkerEntry { config: self.config.text.clone(), ..self.entry.clone() }
@@ -296,6 +304,12 @@ impl State {
         let mut lapsing = Vec::new();
         for (worker, keys) in &self.owners {
             let is_silent = self.processes.is_silent(worker, now);
+            let entries = || keys.iter().filter_map(|key| self.entries.get(key));
+            if is_silent && lapsing.len() < most && !entries().any(Live::is_known_to_lapse) {
+                let models = entries().map(|live| live.entry.model.to_string()).collect::<Vec<_>>();
+                let (count, models) = (models.len(), models[..models.len().min(MOST_NAMED)].join(", "));
+                tracing::warn!(worker, count, models, "a worker is not heard any more: its entries are deleted");
+            }
             for key in keys {
                 if lapsing.len() >= most {
                     return lapsing;
@@ -315,7 +329,7 @@ impl State {
     pub fn lapsed(&mut self, key: &str, revision: Option<u64>) -> bool {
         match self.entries.get(key) {
             Some(live) if live.revision == revision => {
-                tracing::warn!(worker = live.entry.worker, model = %live.entry.model, "a worker is not heard any more: its entry was deleted");
+                tracing::debug!(worker = live.entry.worker, model = %live.entry.model, "the entry of a worker was deleted");
                 self.remove(key)
             }
             _ => false,

@@ -1,13 +1,19 @@
 //! The file of the stores: opened again after an error, made smaller when the disk is full, and the room that the disk has for it.
 
+use std::fs::{OpenOptions, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 use redb::Database;
 use rustix::fs::statvfs;
+use rustix::io::Errno;
 
 use crate::{Bucket, BusError};
+
+/// Only the owner reads and writes the file.
+const MODE: u32 = 0o600;
 
 /// Memory for pages of the file, in bytes.
 const CACHE: usize = 64 << 20;
@@ -25,6 +31,12 @@ const PAGE: u64 = 4096;
 /// An error of the stores on disk.
 pub(super) fn failed(error: impl std::fmt::Display) -> BusError {
     BusError::Refused { action: "keeping jobs on disk", reason: error.to_string() }
+}
+
+/// Whether an error of the stores says that the disk, or what its owner may have of it, is full. The library gives the system's words.
+pub(super) fn says_full(error: &BusError) -> bool {
+    let BusError::Refused { reason, .. } = error else { return false };
+    [Errno::NOSPC, Errno::DQUOT].iter().any(|errno| reason.contains(&format!("(os error {})", errno.raw_os_error())))
 }
 
 /// The file. After an error of the disk redb takes no transaction until the file is opened again.
@@ -53,9 +65,9 @@ impl Room {
         Room { for_new: free.saturating_sub(reserve), for_records: free.saturating_sub(reserve / LAST_PART) }
     }
 
-    /// Whether there is room for a value of this size, which is then taken. Deletions have a size of 0.
+    /// Whether there is room for a value of this size, which is then taken. Deletions have a size of 0. The file has pages of powers of two.
     pub fn takes(&mut self, bucket: Bucket, size: u64) -> bool {
-        let taken = if size == 0 { 0 } else { size + PAGE };
+        let taken = if size == 0 { 0 } else { (size + PAGE).next_power_of_two() };
         let room = if bucket == Bucket::Objects { self.for_new } else { self.for_records };
         if size > 0 && taken > room {
             return false;
@@ -77,6 +89,15 @@ impl File {
     }
 
     fn opened(&self) -> Result<Database, BusError> {
+        let own = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(MODE).open(&self.path);
+        let own = own.and_then(|file| {
+            // One of an earlier version, which others could read.
+            match file.metadata()?.permissions().mode() & 0o777 {
+                MODE => Ok(()),
+                _ => file.set_permissions(Permissions::from_mode(MODE)),
+            }
+        });
+        own.map_err(|error| failed(format!("{}: {error}", self.path.display())))?;
         let opened = Database::builder().set_cache_size(CACHE).create(&self.path);
         opened.map_err(|error| failed(format!("{}: {error}", self.path.display())))
     }
@@ -144,11 +165,18 @@ mod tests {
     fn the_reserve_is_for_records_and_its_last_part_for_deletions() {
         const MIB: u64 = 1 << 20;
         let mut room = Room::of(70 * MIB, 10_000 * MIB);
-        assert!(!room.takes(Bucket::Objects, 6 * MIB) && room.takes(Bucket::Objects, 5 * MIB));
-        assert!(!room.takes(Bucket::Objects, MIB), "the reserve is left");
-        assert!(room.takes(Bucket::Jobs, 40 * MIB) && !room.takes(Bucket::Jobs, 10 * MIB));
+        assert!(!room.takes(Bucket::Objects, 6 * MIB) && room.takes(Bucket::Objects, 3 * MIB));
+        assert!(!room.takes(Bucket::Objects, 2 * MIB), "the reserve is left");
+        assert!(room.takes(Bucket::Jobs, 30 * MIB) && !room.takes(Bucket::Jobs, 20 * MIB));
         assert!(room.takes(Bucket::Objects, 0) && room.takes(Bucket::Jobs, 0), "deletions");
         let small = Room::of(20 * MIB, 100 * MIB);
         assert_eq!(small.for_new, 15 * MIB, "a small disk has a small reserve");
+    }
+
+    #[test]
+    fn a_full_disk_is_known_by_the_systems_word() {
+        let full = std::io::Error::from_raw_os_error(Errno::NOSPC.raw_os_error());
+        assert!(says_full(&failed(format!("I/O error: {full}"))));
+        assert!(!says_full(&failed(std::io::Error::from_raw_os_error(Errno::IO.raw_os_error()))));
     }
 }

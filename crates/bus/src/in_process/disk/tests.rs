@@ -1,3 +1,5 @@
+use std::os::unix::fs::PermissionsExt;
+
 use super::*;
 
 const TEXT: Bytes = Bytes::from_static(b"text");
@@ -16,6 +18,18 @@ async fn values_outlive_the_process_and_revisions_go_on() {
     assert!(disk.put(Bucket::Jobs, "a", TEXT, Some(first), None).await.unwrap() > gone + 1);
     let again = disk.put(Bucket::Jobs, "a", TEXT, Some(first), None).await;
     assert!(matches!(again, Err(BusError::Conflict { .. })), "{again:?}");
+}
+
+#[tokio::test]
+async fn only_the_owner_reads_what_is_kept() {
+    let parent = tempfile::tempdir().unwrap();
+    let (directory, file) = (parent.path().join("new/data"), parent.path().join("new/data/jobs.redb"));
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    drop(Disk::open(&directory, watch::channel(None).0).unwrap());
+    assert_eq!((mode(&directory), mode(&file)), (0o700, 0o600));
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    drop(Disk::open(&directory, watch::channel(None).0).unwrap());
+    assert_eq!(mode(&file), 0o600, "a file of an earlier version");
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use trireme_inference::{
     Cause, InferError, InferResponse, ModelKey, REQUEST_TIMEOUT, RequestedOutput, UnixMicros, shown,
 };
 use trireme_model_repository::OtherName;
+use trireme_protocol::status::http_status;
 
 use crate::dispatch::{EXPIRED, Turn};
 use crate::registry::{Labels, ServedModel};
@@ -44,6 +45,9 @@ pub struct Running {
     pub trace: Option<Arc<OpenTrace>>,
 }
 
+/// Most bytes of an error's text.
+const LONGEST_ERROR: usize = 4096;
+
 /// How long a request may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
@@ -74,9 +78,10 @@ impl Limit {
 // === impl Running ===
 
 impl Running {
-    /// An error as its client gets it.
+    /// An error as its client gets it. Its text may be a worker's, so it is no longer than the metadata of gRPC may be.
     pub fn error(&self, error: InferError) -> InferError {
-        with_id(self.limit.name(error), &self.id)
+        let error = with_id(self.limit.name(error), &self.id);
+        InferError { message: bounded(error.message), ..error }
     }
 
     /// A response with the names that its client knows.
@@ -95,9 +100,20 @@ impl Running {
     }
 }
 
-/// Marks the span of a request as failed.
+/// The beginning of a text that is too long for an error, with a mark at its end.
+fn bounded(mut text: String) -> String {
+    if text.len() > LONGEST_ERROR {
+        let end = (0..=LONGEST_ERROR).rev().find(|&end| text.is_char_boundary(end)).unwrap_or_default();
+        text.truncate(end);
+        text.push_str(" … (cut here: the log has the whole error)");
+    }
+    text
+}
+
+/// Notes the error of a request in its span. As OpenTelemetry has it, what the client has to mend is no failure of the server.
 pub fn set_error(span: &tracing::Span, error: &InferError) {
-    trireme_telemetry::set_error(span, format!("{:?}", error.code), &error.message);
+    let is_servers_fault = http_status(error.code) >= 500;
+    trireme_telemetry::set_error(span, format!("{:?}", error.code), &error.message, is_servers_fault);
 }
 
 /// Errors of the core carry the request's id, as Triton's do; those that a model's code makes, and those about sequences, do not.
@@ -107,4 +123,16 @@ pub fn with_id(mut error: InferError, id: &str) -> InferError {
         error.message = format!("[request id: {}] {}", shown(id), error.message);
     }
     error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_workers_error_is_no_longer_than_metadata_may_be() {
+        assert_eq!(bounded("short".to_owned()), "short");
+        let cut = bounded("é".repeat(1 << 20));
+        assert!(cut.len() < LONGEST_ERROR + 100 && cut.ends_with("(cut here: the log has the whole error)"), "{cut}");
+    }
 }

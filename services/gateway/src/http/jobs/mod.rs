@@ -22,6 +22,7 @@ use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
 use trireme_jobs::{Execute, Executed, JOB, JobAnswer, JobCall, Options, Quotas, WebhookAnswer, WebhookCall};
+use trireme_server::access::{Given, read_all};
 use trireme_server::budget::{Budget, BytesPermit};
 
 use crate::registry::Registry;
@@ -71,7 +72,7 @@ pub struct JobArgs {
     pub jobs_owner_requests: Option<u64>,
 
     /// Secret that signs the webhooks of durable work: whsec_ and 24 to 64 bytes in base64. Without one, webhooks are refused.
-    /// May be given several times: each call is then signed with all of them
+    /// May be given several times, also as `file:PATH` with one in each line: each call is then signed with all of them
     #[arg(
         long = "jobs-webhook-secret",
         env = "TRIREME_JOBS_WEBHOOK_SECRET",
@@ -79,7 +80,7 @@ pub struct JobArgs {
         value_delimiter = ',',
         hide_env_values = true
     )]
-    pub jobs_webhook_secrets: Vec<WebhookSecret>,
+    pub jobs_webhook_secrets: Vec<Given<WebhookSecret>>,
 
     /// Host, address or network (10.1.0.0/16) that webhooks may call although it is not public, also by http; may be given
     /// several times. Other webhooks go to public addresses by https
@@ -143,8 +144,13 @@ impl JobArgs {
 
     /// The caller of webhooks, if a secret was given.
     pub(crate) fn webhooks(&self) -> anyhow::Result<Option<Webhooks>> {
-        let secrets = &self.jobs_webhook_secrets;
-        (!secrets.is_empty()).then(|| Webhooks::new(secrets, &self.jobs_webhook_allow)).transpose()
+        let secrets = self.webhook_secrets()?;
+        (!secrets.is_empty()).then(|| Webhooks::new(&secrets, &self.jobs_webhook_allow)).transpose()
+    }
+
+    /// The secrets that sign webhooks, files read now.
+    pub fn webhook_secrets(&self) -> anyhow::Result<Vec<WebhookSecret>> {
+        read_all("--jobs-webhook-secret", &self.jobs_webhook_secrets)
     }
 }
 

@@ -18,6 +18,7 @@ use anyhow::Context;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ipnet::IpNet;
+use parking_lot::RwLock;
 use reqwest::dns::{Name, Resolve, Resolving};
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
 use reqwest::redirect::Policy;
@@ -81,7 +82,7 @@ pub enum Target {
 #[derive(Clone)]
 pub struct Webhooks {
     client: Client,
-    keys: Arc<[WebhookSecret]>,
+    keys: Arc<RwLock<Arc<[WebhookSecret]>>>,
     rules: Arc<Rules>,
 }
 
@@ -126,7 +127,12 @@ impl Webhooks {
             .timeout(CALL_TIME)
             .build()
             .context("cannot make the HTTP client that calls webhooks")?;
-        Ok(Webhooks { client, keys: secrets.into(), rules })
+        Ok(Webhooks { client, keys: Arc::new(RwLock::new(secrets.into())), rules })
+    }
+
+    /// Signs with these from now on, in all clones.
+    pub fn sign_with(&self, secrets: &[WebhookSecret]) {
+        *self.keys.write() = secrets.into();
     }
 
     /// Calls a webhook once.
@@ -136,14 +142,14 @@ impl Webhooks {
             Ok(url) => url,
             Err(why) => return WebhookAnswer::failed(why),
         };
-        let time = now();
+        let (time, keys) = (now(), self.keys.read().clone());
         let request = self
             .client
             .post(url)
             .header(CONTENT_TYPE, "application/json")
             .header("webhook-id", &call.id)
             .header("webhook-timestamp", time)
-            .header("webhook-signature", signatures(&self.keys, &call.id, time, &call.body))
+            .header("webhook-signature", signatures(&keys, &call.id, time, &call.body))
             .body(call.body);
         let answer = match request.send().await {
             Ok(answer) => answer,

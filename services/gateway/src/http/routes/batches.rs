@@ -11,8 +11,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use trireme_jobs::{Batch, BatchState, NewBatch, Page, RowRequest, Usage, now};
 use trireme_server::access::Category;
-use trireme_server::http::Traffic;
 use trireme_server::http::openapi::schema::{any_of, integer, nullable, object_with, plain, text};
+use trireme_server::http::{Traffic, body};
 use utoipa::openapi::schema::Schema;
 
 use super::deferred::{self, as_webhook};
@@ -72,6 +72,7 @@ pub const RESOURCE: Resource = Resource {
 
 async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) -> Result<Response, Refused> {
     let key = deferred::key(request.headers()).map_err(|why| Refused::invalid(&why))?.map(str::to_owned);
+    let traceparent = body::text(request.headers(), "traceparent").map(str::to_owned);
     let sent = read_body(&http, request).await?;
     let asked: CreateBatch = parse(&sent)?;
     if !executes(http.traffic, &asked.endpoint) {
@@ -99,7 +100,8 @@ async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) 
             "'body' and 'columns' have {bytes} bytes, expected at most {LONGEST_ROWS}"
         )));
     }
-    let new = NewBatch { input: asked.input_file_id, endpoint: asked.endpoint, window, output_lapse, metadata, rows };
+    let (input, endpoint) = (asked.input_file_id, asked.endpoint);
+    let new = NewBatch { input, endpoint, window, output_lapse, traceparent, metadata, rows };
     let (id, batch) = jobs.begin_batch_on(new, terms, key.as_deref().map(|key| (key, sent.as_ref()))).await?;
     Ok(found(&as_batch(&id, &batch)))
 }

@@ -9,6 +9,12 @@ use super::measure;
 use crate::batcher::cost::Fit;
 use crate::batcher::{Declaration, USUAL_LENGTH};
 
+/// A measurement whose runs are further than this from the costs that it gives, on average, was disturbed.
+const DISTURBED: f64 = 0.25;
+
+/// How many times costs are measured at most.
+const TRIES: u32 = 3;
+
 /// The places of a model's instances.
 #[derive(Clone, Copy)]
 pub struct Places<'a> {
@@ -51,11 +57,11 @@ fn find_at(
     instance: &mut dyn ModelInstance,
     wanted: &dyn Fn() -> bool,
 ) -> Option<Fit> {
-    if let Some(fit) = kept.as_ref().and_then(Entry::read) {
+    if let Some(fit) = kept.as_ref().and_then(Entry::read).filter(|fit| !is_disturbed(fit)) {
         report(config, declaration, place, &fit, "cache");
         return Some(fit);
     }
-    let mut fit = match measure::measure(config, declaration, place, instance, wanted) {
+    let mut fit = match undisturbed(|| measure::measure(config, declaration, place, instance, wanted)) {
         Ok(fit) => fit,
         Err(_) if !wanted() => return None,
         Err(reason) => {
@@ -71,6 +77,27 @@ fn find_at(
         tracing::warn!(model = config.name, %error, "the cost model could not be kept");
     }
     Some(fit)
+}
+
+/// Whether a measurement is so far off that other work of the host must have disturbed it. It is not taken from the cache.
+fn is_disturbed(fit: &Fit) -> bool {
+    fit.error > DISTURBED
+}
+
+/// Measures again what was disturbed, a few times. Returns the measurement that is least off; an error of a later one ends that.
+fn undisturbed<E>(mut measure: impl FnMut() -> Result<Fit, E>) -> Result<Fit, E> {
+    let mut best = measure()?;
+    for _ in 1..TRIES {
+        if !is_disturbed(&best) {
+            break;
+        }
+        match measure() {
+            Ok(fit) if fit.error < best.error => best = fit,
+            Ok(_) => {}
+            Err(_) => break,
+        }
+    }
+    Ok(best)
 }
 
 /// The costs that batches go by, out of those at several places. All instances of a model take their batches from one policy, which
@@ -107,6 +134,24 @@ mod tests {
     use super::*;
     use crate::batcher::Steps;
     use crate::batcher::cost::CostModel;
+
+    #[test]
+    fn a_disturbed_measurement_is_repeated_and_the_best_is_taken() {
+        let model = CostModel { run: 1e-3, token: 1e-5, pair: 0.0 };
+        let fit = |error| Fit { model, token_budget: 512, error, steps: Steps::default() };
+        for (errors, best, taken) in [
+            (&[Ok(0.05), Ok(0.01)][..], Ok(0.05), 1),
+            (&[Ok(0.5), Ok(0.1), Ok(0.01)], Ok(0.1), 2),
+            (&[Ok(0.5), Ok(0.4), Ok(0.6), Ok(0.0)], Ok(0.4), 3),
+            (&[Ok(0.5), Err("busy"), Ok(0.0)], Ok(0.5), 2),
+            (&[Err("busy"), Ok(0.0)], Err("busy"), 1),
+        ] {
+            let mut left = errors.iter();
+            let found = undisturbed(|| left.next().expect("it is not asked so often").map(fit));
+            assert_eq!((found.map(|fit| fit.error), errors.len() - left.len()), (best, taken), "{errors:?}");
+        }
+        assert!(is_disturbed(&fit(0.5)) && !is_disturbed(&fit(0.2)));
+    }
 
     #[test]
     fn batches_go_by_the_place_that_does_most_of_the_work() {
