@@ -37,6 +37,8 @@ pub(crate) struct Node {
     pub(crate) op: String,
     pub(crate) inputs: Vec<String>,
     pub(crate) outputs: Vec<String>,
+    /// The shape of the tensor that a node `Constant` holds.
+    pub(crate) constant: Option<Vec<i64>>,
 }
 
 /// The nodes of a graph by the tensors that they make.
@@ -44,6 +46,8 @@ pub(crate) struct Nodes<'a> {
     makers: HashMap<&'a str, &'a Node>,
     /// Weights, and what is computed of weights alone.
     constants: HashSet<&'a str>,
+    /// The shapes of weights.
+    shapes: HashMap<&'a str, &'a [i64]>,
 }
 
 /// The most nodes of a walk.
@@ -108,13 +112,17 @@ const LAYER_NORMS: [&str; 7] = [
 
 impl<'a> Nodes<'a> {
     /// The nodes, in the order of the file, in which each stands behind those that it needs.
-    pub(crate) fn new(nodes: &'a [Node], weights: impl IntoIterator<Item = &'a str>) -> Nodes<'a> {
-        let mut constants: HashSet<&str> = weights.into_iter().collect();
+    pub(crate) fn new(nodes: &'a [Node], weights: impl IntoIterator<Item = (&'a str, &'a [i64])>) -> Nodes<'a> {
+        let mut shapes: HashMap<&str, &[i64]> = weights.into_iter().collect();
+        let mut constants: HashSet<&str> = shapes.keys().copied().collect();
         let mut makers = HashMap::new();
         for node in nodes {
             let given = || node.inputs.iter().filter(|input| !input.is_empty());
             let is_constant = node.op == "Constant"
                 || (given().next().is_some() && given().all(|input| constants.contains(input.as_str())));
+            if let (Some(shape), Some(output)) = (&node.constant, node.outputs.first()) {
+                shapes.insert(output, shape);
+            }
             for output in &node.outputs {
                 makers.insert(output.as_str(), node);
                 if is_constant {
@@ -122,7 +130,45 @@ impl<'a> Nodes<'a> {
                 }
             }
         }
-        Nodes { makers, constants }
+        Nodes { makers, constants, shapes }
+    }
+
+    /// The size of a tensor's last axis, by the weights that made it.
+    pub(crate) fn width(&self, tensor: &str) -> Option<i64> {
+        let mut at = tensor;
+        for _ in 0..MAX_STEPS {
+            let node = *self.makers.get(at)?;
+            let shape = |input: usize| self.shapes.get(node.inputs.get(input)?.as_str()).copied();
+            let (op, first) = (node.op.as_str(), node.inputs.first()?);
+            if ["MatMul", "FusedMatMul", "MatMulInteger"].contains(&op) {
+                return shape(1).filter(|shape| shape.len() == 2).map(|shape| shape[1]);
+            }
+            // A bias, or the weights of a normalisation, are as long as the vectors.
+            let place = match op {
+                "Gemm" => Some(2),
+                op if LAYER_NORMS.contains(&op) && !SKIPPING.contains(&op) => Some(1),
+                _ => None,
+            };
+            if let Some(place) = place {
+                return shape(place).filter(|shape| shape.len() == 1).map(|shape| shape[0]);
+            }
+            let sides = [shape(0), shape(1)].into_iter().flatten();
+            let mut vectors = sides.filter(|shape| shape.len() == 1 && shape[0] > 1);
+            at = match op {
+                op if ELEMENTWISE.contains(&op) => match (vectors.next(), self.computed(node).as_slice()) {
+                    (Some(shape), _) => return Some(shape[0]),
+                    (None, [left, right]) if self.is_mask(left) => right,
+                    (None, [left, ..]) => left,
+                    (None, []) => return None,
+                },
+                "Identity" | "Cast" | "Dropout" | "QuantizeLinear" | "DequantizeLinear" | "Gather" | "Clip"
+                | "Tanh" | "Sigmoid" | "Softmax" | "LogSoftmax" | "LpNormalization" | "ReduceSum" | "ReduceMean"
+                | "ReduceMax" => first,
+                op if ACTIVATIONS.contains(&op) => first,
+                _ => return None,
+            };
+        }
+        None
     }
 
     /// The ops at the end of a tensor, the last one first.
@@ -311,13 +357,41 @@ mod tests {
                 let (output, call) = line.split_once(" = ").unwrap();
                 let (op, inputs) = call.trim_end_matches(')').split_once('(').unwrap();
                 let inputs = inputs.split(", ").filter(|input| !input.is_empty()).map(str::to_owned).collect();
-                Node { op: op.to_owned(), inputs, outputs: vec![output.to_owned()] }
+                Node { op: op.to_owned(), inputs, outputs: vec![output.to_owned()], constant: None }
             })
             .collect();
         let names = nodes.iter().flat_map(|node| &node.inputs);
         let weights: Vec<&str> =
             names.map(String::as_str).filter(|name| name.chars().all(char::is_uppercase)).collect();
-        Nodes::new(&nodes, weights).ending("y")
+        Nodes::new(&nodes, weights.into_iter().map(|name| (name, &[][..]))).ending("y")
+    }
+
+    #[test]
+    fn an_open_width_is_that_of_the_weights() {
+        let node = |op: &str, inputs: &[&str], output: &str, constant: Option<Vec<i64>>| Node {
+            op: op.to_owned(),
+            inputs: inputs.iter().map(|input| (*input).to_owned()).collect(),
+            outputs: vec![output.to_owned()],
+            constant,
+        };
+        let nodes = [
+            node("LayerNormalization", &["h", "G", "B"], "states", None),
+            node("Constant", &[], "c", Some(vec![8, 3])),
+            node("MatMul", &["states", "c"], "p", None),
+            node("ReduceL2", &["p"], "l", None),
+            node("Div", &["p", "l"], "colbert", None),
+            node("Unsqueeze", &["attention_mask", "A"], "u", None),
+            node("Mul", &["u", "states"], "m", None),
+            node("ReduceSum", &["m", "A"], "t", None),
+            node("ReduceSum", &["u", "A"], "n", None),
+            node("Div", &["t", "n"], "mean", None),
+            node("Gemm", &["mean", "W", "BIAS"], "scores", None),
+            node("Slice", &["states", "A"], "cut", None),
+        ];
+        let weights: [(&str, &[i64]); 5] = [("G", &[8]), ("B", &[8]), ("A", &[1]), ("W", &[5, 8]), ("BIAS", &[5])];
+        let nodes = Nodes::new(&nodes, weights);
+        let found = ["states", "colbert", "mean", "scores", "cut", "h"].map(|tensor| nodes.width(tensor));
+        assert_eq!(found, [Some(8), Some(3), Some(8), Some(5), None, None]);
     }
 
     #[test]

@@ -27,7 +27,7 @@ const DYNAMIC: [&str; 3] = ["DynamicQuantizeLinear", "DynamicQuantizeMatMul", "D
 pub struct Graph {
     /// Its inputs.
     pub inputs: Vec<GraphTensor>,
-    /// Its outputs.
+    /// Its outputs; a last dimension that the file leaves open is that of the weights which make it, where these show it.
     pub outputs: Vec<GraphTensor>,
     /// Rows of the table that `input_ids` are looked up in, where the graph shows it.
     pub vocabulary: Option<i64>,
@@ -182,9 +182,15 @@ impl<R: Read + Seek> Wire<R> {
         let rows = |name: &str| weights.get(name).filter(|dims| dims.len() == 2).map(|dims| dims[0]);
         graph.vocabulary = nodes.iter().filter_map(looks_up_ids).find_map(rows);
         graph.positions = nodes.iter().filter_map(looks_up_positions).find_map(rows);
-        let ends = Nodes::new(&nodes, weights.keys().map(String::as_str));
+        let ends = Nodes::new(&nodes, weights.iter().map(|(name, dims)| (name.as_str(), dims.as_slice())));
         let ending = |output: &GraphTensor| (output.name.clone(), ends.ending(&output.name));
         graph.endings = graph.outputs.iter().map(ending).collect();
+        for output in &mut graph.outputs {
+            let open = output.dims.as_mut().and_then(|dims| dims.last_mut()).filter(|last| **last < 0);
+            if let (Some(last), Some(width)) = (open, ends.width(&output.name).filter(|width| *width > 0)) {
+                *last = width;
+            }
+        }
         Ok(graph)
     }
 
@@ -195,24 +201,31 @@ impl<R: Read + Seek> Wire<R> {
                 (1, Field::Bytes(end)) => node.inputs.push(wire.text(end)?),
                 (2, Field::Bytes(end)) => node.outputs.push(wire.text(end)?),
                 (4, Field::Bytes(end)) => node.op = wire.text(end)?,
-                (5, Field::Bytes(end)) => wire.attribute(end, depth, external)?,
+                (5, Field::Bytes(end)) => {
+                    let tensor = wire.attribute(end, depth, external)?;
+                    node.constant = node.constant.take().or(tensor);
+                }
                 _ => {}
             }
             Ok(())
         })?;
+        node.constant = node.constant.filter(|_| node.op == "Constant");
         Ok(node)
     }
 
-    /// AttributeProto: the weights of its tensors and graphs may lie in other files, too.
-    fn attribute(&mut self, end: u64, depth: usize, external: &mut BTreeSet<String>) -> io::Result<()> {
+    /// AttributeProto: the weights of its tensors and graphs may lie in other files, too. Gives the shape of its tensor.
+    fn attribute(&mut self, end: u64, depth: usize, external: &mut BTreeSet<String>) -> io::Result<Option<Vec<i64>>> {
+        let mut shape = None;
         self.fields(end, |wire, field, value| {
             match (field, value) {
-                (5 | 10, Field::Bytes(end)) => drop(wire.weight(end, external)?),
+                (5, Field::Bytes(end)) => shape = Some(wire.weight(end, external)?.1),
+                (10, Field::Bytes(end)) => drop(wire.weight(end, external)?),
                 (6 | 11, Field::Bytes(end)) => external.extend(wire.graph(end, depth + 1)?.external),
                 _ => {}
             }
             Ok(())
-        })
+        })?;
+        Ok(shape)
     }
 
     /// TensorProto: name and dimensions; the file that holds it, where that is another one.

@@ -164,10 +164,7 @@ fn token_layers<'a>(
     let pooling = steps.iter().position(is_pooling).unwrap_or(steps.len());
     let layers: Vec<_> = steps[..pooling].iter().copied().filter(|module| module.is_layer()).collect();
     let place = Place::BehindLayers { own_projection: in_graph::has_own_projection(&files.config) };
-    let names = || match layers.as_slice() {
-        [] => "none before the pooling".to_owned(),
-        layers => layers.iter().map(|module| module.place.as_str()).collect::<Vec<_>>().join(", "),
-    };
+    let names = || layers.iter().map(|module| module.place.as_str()).collect::<Vec<_>>().join(", ");
     let whole = file.place(tokens.value);
     let root = reader.root().display();
     match in_graph::shown(file, tokens.value, &place, &layers, hidden.map(|hidden| hidden.value)) {
@@ -176,14 +173,17 @@ fn token_layers<'a>(
         // A model for late interaction: its one layer is in the graph.
         Shown::Other(_) if layers.is_empty() && is_late(files, reader) => plain(steps.to_vec(), Some(None)),
         Shown::Other(found) => {
+            let listed = match layers.as_slice() {
+                [] => "none before the pooling: say --task multi_vector for a vector of each token, or export it again without them".to_owned(),
+                _ => format!("others, {}: export it again without them", names()),
+            };
+            let what = if found == 1 { "a linear layer".to_owned() } else { format!("{found} linear layers") };
             reader.contradiction(
                 IN_GRAPH,
                 format_args!(
-                    "{whole} goes through {found} linear layers behind those of the model, but the folder lists other layers: {}. Export it again \
-                     without them: mv {root}/{1} {root}/{1}.projected && trireme export {root}{2}",
-                    names(),
-                    file.file.value,
-                    if layers.is_empty() { ", or say --task multi_vector for a vector of each token" } else { "" },
+                    "{whole} goes through {what} behind those of the model, but the folder lists {listed}: mv {root}/{0} {root}/{0}.projected && \
+                     trireme export {root}",
+                    file.file.value
                 ),
                 "the graph counts as running all layers before the pooling",
             );
