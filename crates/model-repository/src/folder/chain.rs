@@ -246,6 +246,7 @@ fn pooled_chain(
     let own = width_of(file, output).or(projected.map(|width| width.map(|width| width as i64)));
     let place = file.place(output);
     let before = pooling.as_ref().map(|width| width.value);
+    check_pooling(reader, file, output, steps);
     let shown = match layers.is_empty() {
         true => Shown::First(0),
         false => in_graph::shown(file, output, &Place::BehindPooling, &layers, before),
@@ -288,6 +289,33 @@ fn pooled_chain(
         }
     };
     Chain { output: Some(taken), ops, width, excludes_prompt: false, graph_end }
+}
+
+/// A graph that takes one token's vector where the folder pools all of them, or the other way round, gives other vectors.
+fn check_pooling(reader: &Reader<'_>, file: &GraphFile, output: &GraphTensor, steps: &[&Module]) {
+    let modes = steps.iter().find_map(|module| match &module.step {
+        ModuleKind::Pooling(pooling) => Some(&pooling.modes),
+        _ => None,
+    });
+    let Some((modes, [mode])) = modes.map(|modes| (modes, modes.value.as_slice())) else { return };
+    let pools = |op: &&EndOp| matches!(op, EndOp::Select | EndOp::Reduce);
+    let Some(pooled) = file.graph.ending(&output.name).iter().find(pools) else { return };
+    let of_one = ["cls", "last"].contains(mode);
+    if (*pooled == EndOp::Select) != of_one {
+        let found = if of_one { "is pooled over all tokens" } else { "is the vector of one token" };
+        let root = reader.root().display();
+        reader.contradiction(
+            "pooling-in-graph",
+            format_args!(
+                "{0} {found} within the graph, but {1} is {mode}: export it again without its pooling: mv {root}/{2} {root}/{2}.pooled && trireme \
+                 export {root}",
+                file.place(output),
+                modes.origin,
+                file.file.value
+            ),
+            "the graph's vectors count",
+        );
+    }
 }
 
 /// Cuts vectors to `truncate_dim`, as sentence-transformers does behind all modules, and does what a person says about their length.

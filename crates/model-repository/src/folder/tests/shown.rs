@@ -152,6 +152,30 @@ fn layers_behind_a_pooling_within_the_graph_are_counted() {
 }
 
 #[test]
+fn a_graph_that_pools_in_another_way_than_the_folder_says_is_refused() {
+    let pooled = |nodes: &[(&str, &[&str], &str)], mode: &str| {
+        let folder = encoder(
+            &[TRANSFORMER, POOLING],
+            &[("1_Pooling/config.json", json!({"pooling_mode": mode, "embedding_dimension": 8}))],
+        );
+        write(folder.path(), "onnx/model.onnx", &graph(&IDS, &[("sentence_embedding", &[-1, 8])], nodes));
+        read(&folder).map(|_| ())
+    };
+    let first: [(&str, &[&str], &str); 1] = [("Gather", &["h", "I"], "sentence_embedding")];
+    let all: [(&str, &[&str], &str); 1] = [("ReduceMean", &["h", "A"], "sentence_embedding")];
+    pooled(&first, "cls").unwrap();
+    pooled(&all, "mean").unwrap();
+    for (nodes, mode, found) in [(&first, "mean", "the vector of one token"), (&all, "cls", "pooled over all tokens")] {
+        let refused = pooled(nodes, mode).unwrap_err();
+        assert!(refused.contains(found) && refused.contains("--accept pooling-in-graph"), "{refused}");
+        assert!(
+            refused.contains("1_Pooling/config.json: pooling_mode is") && refused.contains("trireme export"),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
 fn vectors_of_late_interaction_are_not_pooled_and_opts_own_layer_is_the_models() {
     let nodes = [("LayerNormalization", &["h", "G", "B"] as &[_], "n"), ("MatMul", &["n", "W"], "token_embeddings")];
     let projected = graph(&IDS, &[("token_embeddings", &[-1, -1, 8])], &nodes);
@@ -169,7 +193,7 @@ fn the_vector_of_several_outputs_is_taken_by_its_name_or_by_what_the_graph_shows
     let heads = |vector: &'static str, tokens: &'static str| {
         let nodes = [
             ("LayerNormalization", &["h", "G", "B"] as &[_], "n"),
-            ("Gather", &["n", "I"], vector),
+            ("ReduceMean", &["n", "A"], vector),
             ("MatMul", &["n", "W"], tokens),
         ];
         graph(&IDS, &[(vector, &[-1, 8]), (tokens, &[-1, -1, 16])], &nodes)
@@ -256,7 +280,7 @@ fn choose(flags: &[(&'static str, &str)]) -> Choices {
 fn a_flag_names_the_output() {
     let nodes = [
         ("LayerNormalization", &["h", "G", "B"] as &[_], "n"),
-        ("Gather", &["n", "I"], "dense_vecs"),
+        ("ReduceMean", &["n", "A"], "dense_vecs"),
         ("MatMul", &["n", "W"], "colbert_vecs"),
         ("MatMul", &["n", "W"], "z"),
         ("Relu", &["z"], "sparse_vecs"),
@@ -300,7 +324,7 @@ fn a_flag_names_the_output() {
     let outputs: [(&str, &[i64]); 2] = [("a", &[-1, 8]), ("b", &[-1, -1, 16])];
     let nodes = [
         ("LayerNormalization", &["h", "G", "B"] as &[_], "n"),
-        ("Gather", &["n", "I"], "a"),
+        ("ReduceMean", &["n", "A"], "a"),
         ("MatMul", &["n", "W"], "b"),
     ];
     let guessed = read(&pooled_by_mean(&graph(&IDS, &outputs, &nodes))).unwrap();
