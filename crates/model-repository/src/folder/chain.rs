@@ -174,8 +174,8 @@ fn token_layers<'a>(
         Shown::Other(_) if layers.is_empty() && is_late(files, reader) => plain(steps.to_vec(), Some(None)),
         Shown::Other(found) => {
             let listed = match layers.as_slice() {
-                [] => "none before the pooling: say --task multi_vector for a vector of each token, or export it again without them".to_owned(),
-                _ => format!("others, {}: export it again without them", names()),
+                [] => "none before the pooling: say --task multi_vector for a vector of each token, or export it again without such layers".to_owned(),
+                _ => format!("others, {}: export it again without such layers", names()),
             };
             let what = if found == 1 { "a linear layer".to_owned() } else { format!("{found} linear layers") };
             reader.contradiction(
@@ -392,7 +392,8 @@ fn finish(reader: &Reader<'_>, task: Task, files: &FolderFiles, ops: &mut Vec<De
     let has = |start: &str| ops.iter().any(|op| op.value.starts_with(start));
     match (task, &files.modules) {
         (Task::MultiVector, _) if !has("mask") => ops.push(Derived::from("mask".to_owned(), "padding takes no part")),
-        (Task::Embed, Some(_)) if !has("pool:") => {
+        // A module that cannot be read is a fault already.
+        (Task::Embed, Some(_)) if !has("pool:") && reader.faults().is_empty() => {
             reader.fault("modules.json lists no Pooling, which makes one vector of all those of a text");
         }
         (Task::Embed, None) if reader.choices().pooling.is_some() => {

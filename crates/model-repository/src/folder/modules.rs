@@ -284,7 +284,7 @@ fn config(reader: &Reader<'_>, folder: &str) -> Option<Json> {
     let file = format!("{folder}config.json");
     let json = reader.json(&file);
     if json.is_none() && !reader.has(&file) {
-        reader.fault(format_args!("{file} is missing, which {MODULES} needs"));
+        reader.fault(format_args!("{file} is missing, which {MODULES} needs: fetch it from where the model is from"));
     }
     json
 }
