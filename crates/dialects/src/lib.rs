@@ -34,7 +34,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::{HeaderValue, Method, StatusCode};
 use axum::response::Response;
 use bytes::Bytes;
 use trireme_inference::InferError;
@@ -276,12 +276,12 @@ fn error((dialect, route): Contender, refusal: &Refusal) -> (u16, Bytes) {
 
 /// The answer where no route has the path, or the method, with this status: that of the dialect whose name the path begins with. Under `/v1`, which
 /// several dialects have, it has the members of all their errors.
-pub fn no_route(path: &str, status: StatusCode) -> Option<Response> {
+pub fn no_route(method: &Method, path: &str, status: StatusCode) -> Option<Response> {
     let mut parts = path.split('/').skip(1);
     let name = parts.next()?;
-    if name == "v1" {
-        // The word alone is a path of none of them.
-        parts.next()?;
+    if name == "v1" && parts.next().is_none() && method != Method::POST {
+        // The word alone is a path of none of them, but clients post there whose URL lacks its end.
+        return None;
     }
     let kind = if status == StatusCode::METHOD_NOT_ALLOWED { Kind::NoMethod } else { Kind::NoRoute };
     let is_at = |route: &&DialectRoute| !route.is_behind_name && route.path.starts_with("/v1/");

@@ -3,6 +3,7 @@ use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use axum::body::to_bytes;
+use axum::http::Method;
 use tokio::task::JoinSet;
 use trireme_server::budget::Budget;
 use utoipa::openapi::RefOr;
@@ -432,7 +433,7 @@ fn an_error_has_the_members_that_the_clients_of_each_dialect_read() {
 #[test]
 fn a_path_that_is_none_has_an_error_for_each_client() {
     let of = |path: &str| {
-        let found = no_route(path, StatusCode::NOT_FOUND)?;
+        let found = no_route(&Method::POST, path, StatusCode::NOT_FOUND)?;
         let body = futures_util::FutureExt::now_or_never(axum::body::to_bytes(found.into_body(), 1 << 20));
         serde_json::from_slice::<serde_json::Value>(&body?.ok()?).ok()
     };
@@ -441,4 +442,6 @@ fn a_path_that_is_none_has_an_error_for_each_client() {
     assert!(v1["detail"].is_string() && v1["message"].is_string(), "{v1}");
     assert!(of("/jina/v1/chat").is_some_and(|error| error["detail"].is_string() && error["error"].is_null()));
     assert!(of("/v3/chat").is_none());
+    assert!(of("/v1").is_some_and(|error| error["detail"].is_string()));
+    assert!(no_route(&Method::GET, "/v1", StatusCode::NOT_FOUND).is_none());
 }

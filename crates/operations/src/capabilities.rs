@@ -46,6 +46,16 @@ pub struct Routes {
 // === impl Capabilities ===
 
 impl Capabilities {
+    /// The prompt of queries.
+    pub fn prompt_of_queries(&self) -> Option<&String> {
+        self.query_prompt.as_ref().or_else(|| self.prompts.get("query"))
+    }
+
+    /// The prompt of documents.
+    pub fn prompt_of_documents(&self) -> Option<&String> {
+        self.document_prompt.as_ref().or_else(|| self.prompts.get("document"))
+    }
+
     /// Whether queries or documents have a prompt of their own.
     pub fn tells_queries_apart(&self) -> bool {
         let named = |name: &str| self.prompts.contains(name);

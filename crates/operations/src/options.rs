@@ -119,9 +119,8 @@ impl TextOptions {
     /// `max_text_tokens`, `max_pair_tokens`, `add_special_tokens`, `skip_special_tokens`, `token_ids` and `messages` the tokenizer;
     /// `normalize`, `raw_scores`, `dimensions`, `aggregation_strategy` and `token_scores` postprocess.
     pub fn parameters(&self, capabilities: &Capabilities) -> Result<Parameters, InferError> {
-        let query = || capabilities.query_prompt.clone().or_else(|| capabilities.prompts.get("query").cloned());
-        let document =
-            || capabilities.document_prompt.clone().or_else(|| capabilities.prompts.get("document").cloned());
+        let query = || capabilities.prompt_of_queries().cloned();
+        let document = || capabilities.prompt_of_documents().cloned();
         let prompt = match &self.prompt {
             Prompt::Default => None,
             Prompt::Named(name) => Some(name.clone()),

@@ -33,7 +33,8 @@ pub struct RequestOptions<'a> {
     /// `instruction`: what the model shall do with the texts. It is the prompt of a chat template, and takes the place of the one in a prompt
     /// of the form `Instruct: …\nQuery: `.
     pub instruction: Option<&'a str>,
-    /// `truncate`: `false` makes a text that is too long an error, `true` has it cut.
+    /// `truncate`: `false` makes a text that is too long an error, `true` has it cut; NVIDIA NIM's words for it are `NONE`, and `START` and
+    /// `END`, which say the side, too.
     pub truncate: Option<bool>,
     /// `truncation_side`: where tokens are cut off.
     pub truncation_side: Option<Side>,
@@ -88,6 +89,14 @@ impl<'a> RequestOptions<'a> {
             let side = value.as_str().and_then(|side| side.to_ascii_lowercase().parse().ok());
             side.ok_or_else(|| wrong("truncation_side", value, "'left' or 'right'"))
         });
+        let cut = parameters.get("truncate").map(|value| match value {
+            ParameterValue::Bool(flag) => Ok((*flag, None)),
+            ParameterValue::String(word) if word == "NONE" => Ok((false, None)),
+            ParameterValue::String(word) if word == "START" => Ok((true, Some(Side::Left))),
+            ParameterValue::String(word) if word == "END" => Ok((true, Some(Side::Right))),
+            _ => Err(wrong("truncate", value, "true or false, or NONE, START or END")),
+        });
+        let (truncate, cut_side) = cut.transpose()?.map_or((None, None), |(truncate, side)| (Some(truncate), side));
         let count = |name: &'static str| {
             let read = |value: &ParameterValue| {
                 let number = value.as_u64().and_then(|number| usize::try_from(number).ok()).and_then(NonZeroUsize::new);
@@ -99,8 +108,8 @@ impl<'a> RequestOptions<'a> {
             prefix: text("prefix")?,
             prompt_name: text("prompt_name")?,
             instruction: text("instruction")?,
-            truncate: flag("truncate")?,
-            truncation_side: side.transpose()?,
+            truncate,
+            truncation_side: side.transpose()?.or(cut_side),
             max_tokens: count("max_tokens")?,
             max_text_tokens: count("max_text_tokens")?,
             max_pair_tokens: count("max_pair_tokens")?,
@@ -126,6 +135,9 @@ mod tests {
         };
         assert!(read("truncation_side", "LEFT".into()).unwrap().contains("Some(Left)"));
         assert!(read("truncate", ParameterValue::Bool(false)).unwrap().contains("truncate: Some(false)"));
+        let nims = read("truncate", "START".into()).unwrap();
+        assert!(nims.contains("truncate: Some(true), truncation_side: Some(Left)"), "{nims}");
+        assert!(read("truncate", "NONE".into()).unwrap().contains("truncate: Some(false), truncation_side: None"));
         assert!(read("max_tokens", ParameterValue::Uint64(9)).unwrap().contains("max_tokens: Some(9)"));
         let wrong = |name, value| read(name, value).unwrap_err();
         assert!(read("instruction", "a".repeat(65_536).as_str().into()).is_ok());
@@ -133,7 +145,10 @@ mod tests {
             wrong("instruction", "a".repeat(65_537).as_str().into()),
             "parameter 'instruction' has 65537 bytes, expected at most 65536"
         );
-        assert_eq!(wrong("truncate", "no".into()), "parameter 'truncate' is 'no', expected true or false");
+        assert_eq!(
+            wrong("truncate", "no".into()),
+            "parameter 'truncate' is 'no', expected true or false, or NONE, START or END"
+        );
         assert_eq!(
             wrong("max_tokens", ParameterValue::Int64(0)),
             "parameter 'max_tokens' is 0, expected a whole number from 1"

@@ -514,7 +514,8 @@ fn texts_and_vectors_have_the_names_of_other_servers_over_v2(mode: Mode) {
     let asked = |input: &str, output: Option<&str>| {
         let input = json!({"name": input, "datatype": "BYTES", "shape": [1, 1], "data": [known.text]});
         let outputs: Vec<_> = output.iter().map(|name| json!({"name": name})).collect();
-        sandbox.infer("embedding", &json!({"inputs": [input], "outputs": outputs}))
+        let parameters = json!({"input_type": "passage", "truncate": "END"});
+        sandbox.infer("embedding", &json!({"inputs": [input], "outputs": outputs, "parameters": parameters}))
     };
     for (input, output, found) in [
         ("text", Some("embeddings"), "embeddings"),

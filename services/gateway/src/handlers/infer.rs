@@ -8,10 +8,10 @@ use std::sync::Arc;
 use tracing::Instrument;
 use trireme_bus::{AnswerForm, WorkMessage};
 use trireme_inference::{
-    Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, Name, ParameterValue, REQUEST_TIMEOUT, Tensor,
-    UnixMicros, request_timeout, shown,
+    Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, Name, ParameterValue, Parameters,
+    REQUEST_TIMEOUT, Tensor, UnixMicros, request_timeout, shown,
 };
-use trireme_operations::Waits;
+use trireme_operations::{Capabilities, Waits};
 use trireme_runtime::response_cache::Key;
 use trireme_server::budget::BytesPermit;
 
@@ -230,6 +230,9 @@ impl Handlers {
         let InferOptions { waits, rows, answer, traceparent, callers, job, trace } = terms;
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
+        if let Ok(capabilities) = &served.capabilities {
+            name_prompt(capabilities, &mut request.parameters);
+        }
         let other_name = served.config.take_other_names(&mut request.inputs, &mut request.outputs);
         served.config.check_outputs(&request.outputs, &request.id)?;
         let tensors = match rows {
@@ -359,4 +362,40 @@ impl Handlers {
 /// The batch dimension of a request.
 fn rows_of(tensors: &[Tensor]) -> i64 {
     tensors.iter().filter_map(|tensor| tensor.shape().first().copied()).max().unwrap_or(1)
+}
+
+/// Names the prompt of queries or documents where a request says by NVIDIA NIM's parameter `input_type` what its texts are.
+fn name_prompt(capabilities: &Capabilities, parameters: &mut Parameters) {
+    let prompt = match parameters.get("input_type").and_then(ParameterValue::as_str) {
+        Some("query") => capabilities.prompt_of_queries(),
+        Some("passage") => capabilities.prompt_of_documents(),
+        _ => None,
+    };
+    if let Some(prompt) = prompt {
+        parameters.entry("prompt_name".to_owned()).or_insert_with(|| ParameterValue::String(prompt.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_input_type_of_nim_names_the_prompt() {
+        let capabilities = Capabilities {
+            query_prompt: Some("ask".to_owned()),
+            prompts: ["ask", "document"].map(str::to_owned).into(),
+            ..Capabilities::default()
+        };
+        let named = |given: &[(&str, &str)]| {
+            let pairs = given.iter().map(|(name, value)| ((*name).to_owned(), ParameterValue::from(*value)));
+            let mut parameters: Parameters = pairs.collect();
+            name_prompt(&capabilities, &mut parameters);
+            parameters.get("prompt_name").and_then(ParameterValue::as_str).map(str::to_owned)
+        };
+        assert_eq!(named(&[("input_type", "query")]).as_deref(), Some("ask"));
+        assert_eq!(named(&[("input_type", "passage")]).as_deref(), Some("document"));
+        assert_eq!(named(&[("input_type", "query"), ("prompt_name", "mine")]).as_deref(), Some("mine"));
+        assert_eq!(named(&[("input_type", "other")]), None);
+    }
 }

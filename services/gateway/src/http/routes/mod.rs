@@ -99,16 +99,16 @@ pub fn work(state: HttpState) -> Router {
 }
 
 /// No route has the path. Behind a dialect's name, and under `/v1`, the answer is the dialect's.
-async fn no_route(uri: Uri) -> Response {
-    match trireme_dialects::no_route(uri.path(), StatusCode::NOT_FOUND) {
+async fn no_route(method: Method, uri: Uri) -> Response {
+    match trireme_dialects::no_route(&method, uri.path(), StatusCode::NOT_FOUND) {
         Some(refused) => refused,
         None => routing::not_found().await,
     }
 }
 
 /// No route has the path with the method.
-async fn no_method(uri: Uri) -> Response {
-    match trireme_dialects::no_route(uri.path(), StatusCode::METHOD_NOT_ALLOWED) {
+async fn no_method(method: Method, uri: Uri) -> Response {
+    match trireme_dialects::no_route(&method, uri.path(), StatusCode::METHOD_NOT_ALLOWED) {
         Some(refused) => refused,
         None => routing::method_not_allowed(uri).await,
     }
