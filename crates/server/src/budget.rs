@@ -40,6 +40,9 @@ struct Shared {
     used: AtomicU64,
 }
 
+/// Most messages of a request whose ids are kept.
+const MOST_MESSAGES: usize = 8;
+
 /// A request's part of the budget. Clones share it; the last one gives it back.
 #[derive(Clone, Debug)]
 pub struct BytesPermit(Arc<PermitInner>);
@@ -59,6 +62,8 @@ struct PermitInner {
     /// When the time is over that the client gave the request.
     deadline: OnceLock<UnixMicros>,
     times: Arc<RequestTimes>,
+    /// The ids under which processes know what runs for the request.
+    messages: Mutex<Vec<String>>,
     /// The spans of what runs for the request, until its answer is there.
     spans: Mutex<Vec<tracing::Span>>,
     /// Values that are dropped when the answer is sent.
@@ -147,7 +152,8 @@ impl Budget {
 
     fn holding(&self, bytes: u64, free: u64, lane: Lane, job: Option<String>) -> BytesPermit {
         let (budget, bytes) = (self.clone(), AtomicU64::new(bytes));
-        let (times, spans, kept) = (RequestTimes::begin(), Mutex::default(), Mutex::default());
+        let (times, messages, spans, kept) =
+            (RequestTimes::begin(), Mutex::default(), Mutex::default(), Mutex::default());
         let (is_too_large, deadline) = (AtomicBool::new(false), OnceLock::new());
         BytesPermit(Arc::new(PermitInner {
             budget,
@@ -158,6 +164,7 @@ impl Budget {
             is_too_large,
             deadline,
             times,
+            messages,
             spans,
             kept,
         }))
@@ -263,6 +270,19 @@ impl BytesPermit {
     /// When the request came and its answer goes.
     pub fn times(&self) -> Arc<RequestTimes> {
         self.0.times.clone()
+    }
+
+    /// Notes the id of a message that runs for the request; of many only the first ones.
+    pub fn note_message(&self, id: &str) {
+        let mut messages = self.0.messages.lock();
+        if messages.len() < MOST_MESSAGES {
+            messages.push(id.to_owned());
+        }
+    }
+
+    /// The ids of the messages that ran for the request.
+    pub fn messages(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.messages.lock())
     }
 
     /// Has a span open until the answer is there, so that it gets the answer's status.

@@ -53,6 +53,7 @@ fn each_request_has_a_line_and_an_id(mode: Mode) {
     let of_path = line(&id);
     assert_eq!((&of_path["route"], &of_path["model"]), (&json!("/tei/{model}/predict"), &json!("classifier")));
     let of_v2 = line("v2-1");
+    assert_eq!(of_v2["messages"].as_array().map(Vec::len), Some(1), "{of_v2}");
     assert_eq!((&of_v2["route"], &of_v2["model"]), (&json!("/v2/models/{model}/infer"), &json!("embedding")));
     assert_eq!((&line("lost")["route"], &line("lost")["status"]), (&json!("-"), &json!(404)));
     wait_until("the request without a key", LIMIT, || {

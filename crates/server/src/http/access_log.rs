@@ -46,6 +46,10 @@ pub enum LineFormat {
 #[derive(Clone)]
 pub struct AskedModel(pub String);
 
+/// The ids under which workers log what ran for a request. In the extensions of an answer.
+#[derive(Clone, Default)]
+pub struct MessageIds(pub Vec<String>);
+
 /// The route of a path, and the model that the path names.
 pub struct Place {
     /// The route, with its parameters in braces.
@@ -85,6 +89,8 @@ struct Line {
     /// Tokens of its texts, and texts that were cut, where the answer says so.
     tokens: Option<u64>,
     truncated: Option<u64>,
+    /// The ids under which workers log what ran for it.
+    messages: Vec<String>,
 }
 
 // === impl Observer ===
@@ -117,6 +123,7 @@ async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, ne
             bytes_out: 0,
             tokens: None,
             truncated: None,
+            messages: Vec::new(),
         }
     });
     let mut response = match lacks_host(&request) {
@@ -129,6 +136,7 @@ async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, ne
     let Some(mut line) = line else { return response };
     line.status = response.status().as_u16();
     let told = |name: &str| response.headers().get(name)?.to_str().ok()?.parse().ok();
+    line.messages = response.extensions().get::<MessageIds>().cloned().unwrap_or_default().0;
     (line.tokens, line.truncated) = (told(TOKENS), told(TRUNCATED));
     let asked = response.extensions().get::<AskedModel>().cloned();
     if let (Some(place), Some(AskedModel(model))) = (&mut line.place, asked) {
@@ -197,6 +205,7 @@ impl Line {
                 "time": time, "method": self.method.as_str(), "route": route, "model": model, "status": self.status,
                 "bytes_in": self.bytes_in, "bytes_out": self.bytes_out, "seconds": seconds, "owner": owner,
                 "client": self.client, "request_id": id, "tokens": self.tokens, "truncated_texts": self.truncated,
+                "messages": self.messages,
             })
             .to_string(),
             LineFormat::Text => {
@@ -204,10 +213,14 @@ impl Line {
                     |name: &str, value: Option<&str>| value.map_or(String::new(), |it| format!(" {name}={it:?}"));
                 let (model, owner) = (named("model", model.as_deref()), named("owner", owner));
                 let number = |name: &str, value: Option<u64>| value.map_or(String::new(), |it| format!(" {name}={it}"));
+                let messages = match self.messages.as_slice() {
+                    [] => String::new(),
+                    messages => format!(" messages={}", messages.join(",")),
+                };
                 let counts = number("tokens", self.tokens) + &number("truncated_texts", self.truncated);
                 let client = self.client.map_or(String::new(), |client| format!(" client={client}"));
                 format!(
-                    "{time} {} {route} {} {seconds}s in={} out={}{client} id={id}{model}{owner}{counts}",
+                    "{time} {} {route} {} {seconds}s in={} out={}{client} id={id}{model}{owner}{counts}{messages}",
                     self.method, self.status, self.bytes_in, self.bytes_out
                 )
             }
@@ -267,16 +280,20 @@ mod tests {
             bytes_out: 7,
             tokens: Some(12),
             truncated: None,
+            messages: vec!["g-1".to_owned(), "g-2".to_owned()],
         };
         let text = line(LineFormat::Text).text();
         assert!(text.contains(" POST /v1/embeddings 200 "), "{text}");
         assert!(
-            text.ends_with(r#"in=5 out=7 client=2001:db8::1 id=id-1 model="a\nb" owner="alice" tokens=12"#),
+            text.ends_with(
+                r#"in=5 out=7 client=2001:db8::1 id=id-1 model="a\nb" owner="alice" tokens=12 messages=g-1,g-2"#
+            ),
             "{text}"
         );
         let read: serde_json::Value = serde_json::from_str(&line(LineFormat::Json).text()).unwrap();
         assert_eq!((&read["model"], &read["status"], &read["bytes_out"]), (&json!("a\nb"), &json!(200), &json!(7)));
         assert_eq!((&read["owner"], &read["request_id"]), (&json!("alice"), &json!("id-1")));
+        assert_eq!(read["messages"], json!(["g-1", "g-2"]));
         assert_eq!((&read["tokens"], &read["truncated_texts"]), (&json!(12), &json!(null)));
         assert_eq!(read["client"], json!("2001:db8::1"));
     }

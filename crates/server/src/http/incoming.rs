@@ -13,6 +13,7 @@ use futures_util::FutureExt;
 use trireme_engine::TaskSet;
 use trireme_inference::cut;
 
+use super::access_log::MessageIds;
 use super::traffic::Traffic;
 use super::{body, response};
 use crate::access::Access;
@@ -66,6 +67,8 @@ async fn answer(State(intake): State<Arc<Intake>>, request: Request, next: Next)
         tracing::error!("the handler of a request panicked");
         response::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error")
     });
+    let mut answer = answer;
+    answer.extensions_mut().insert(MessageIds(permit.messages()));
     for span in permit.followed() {
         let scheme = if intake.is_tls { "https" } else { "http" };
         let names = [("url.path", cut(&path).to_string()), ("url.scheme", scheme.to_owned())];

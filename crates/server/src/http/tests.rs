@@ -79,7 +79,8 @@ fn connections(router: Router, idle_timeout: Duration, limits: Limits, tasks: Ta
         _ => Traffic::Server,
     };
     let budget = Budget::new(8 << 20);
-    let router = Intake { traffic, idle_timeout, budget, access: Arc::default(), tasks: tasks.clone() }.guard(router);
+    let router = Intake { traffic, idle_timeout, budget, is_tls: false, access: Arc::default(), tasks: tasks.clone() }
+        .guard(router);
     Connections {
         router,
         protocol: Protocol::Either(Http2::default()),

@@ -214,8 +214,9 @@ impl Handlers {
             self.repeat_query(&mut traced.request, &traced.permit)?;
             self.admit(traced.request, terms, &span)
         });
-        if let Err(error) = &prepared {
-            set_error(&span, error);
+        match &prepared {
+            Ok(prepared) => traced.permit.note_message(&prepared.message.request_id),
+            Err(error) => set_error(&span, error),
         }
         prepared
     }
