@@ -44,6 +44,15 @@ def golden():
     return first["text"], first["tiny_embedding"]
 
 
+def embed(url, model, text):
+    """A text's vector, asked over v2."""
+    body = {"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [text]}]}
+    request = urllib.request.Request(f"{url}/v2/models/{model}/infer", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with DIRECT.open(request, timeout=60) as response:
+        outputs = {output["name"]: output["data"] for output in json.load(response)["outputs"]}
+    return outputs["sentence_embedding"]
+
+
 class Served:
     """`trireme serve` on a free port, stopped at the end."""
 
@@ -72,11 +81,7 @@ class Served:
         return [json.loads(line) for line in lines]
 
     def embed(self, model, text):
-        body = {"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [text]}]}
-        request = urllib.request.Request(f"{self.url}/v2/models/{model}/infer", json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with DIRECT.open(request, timeout=60) as response:
-            outputs = {output["name"]: output["data"] for output in json.load(response)["outputs"]}
-        return outputs["sentence_embedding"]
+        return embed(self.url, model, text)
 
     def __exit__(self, *_):
         self.process.terminate()

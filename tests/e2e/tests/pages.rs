@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -23,16 +23,23 @@ use tempfile::TempDir;
 use trireme_e2e::{Process, Request, product, python, wait_until, workspace};
 
 /// The pages whose commands run, each with the least number of its commands.
-const PAGES: [(&str, usize); 4] = [
+const PAGES: [(&str, usize); 10] = [
     ("docs/rerankers-classifiers-ner.md", 10),
     ("docs/slow-pipeline.md", 3),
     ("docs/operations.md", 1),
     ("docs/write-a-stage.md", 4),
+    ("docs/quickstart.md", 6),
+    ("docs/coming-from-tei.md", 4),
+    ("docs/coming-from-infinity.md", 3),
+    ("docs/coming-from-vllm.md", 4),
+    ("docs/coming-from-torchserve.md", 2),
+    ("docs/coming-from-openai.md", 2),
 ];
 
 /// The commands whose flags the pages may name. Each answers `--help`.
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 18] = [
     "trireme serve",
+    "trireme up",
     "trireme worker",
     "trireme bench",
     "trireme dead list",
@@ -99,6 +106,53 @@ fn the_page_about_stages_works() {
 }
 
 #[test]
+fn the_quick_start_works() {
+    run(PAGES[4]);
+}
+
+#[test]
+fn the_pages_about_other_servers_work() {
+    PAGES[5..].iter().for_each(|page| run(*page));
+}
+
+/// The first tables of the page have the text of an error in a cell, in parts where names stand between.
+#[test]
+fn errors_that_the_page_about_troubles_lists_are_those_of_the_sources() {
+    let mut sources = String::new();
+    for folder in ["crates", "services", "cli"] {
+        read_sources(&workspace().join(folder), &mut sources);
+    }
+    let (mut found, mut missing) = (0, Vec::new());
+    let page = read("docs/troubleshooting.md");
+    for line in page.split("\n## ").skip(1).take(2).flat_map(str::lines).filter(|line| line.starts_with("| ")) {
+        let cells: Vec<&str> = line.split(" | ").collect();
+        let cell = if line.starts_with("| `") { cells[0] } else { cells[1] };
+        for text in cell.split('`').skip(1).step_by(2) {
+            found += 1;
+            if !sources.contains(text) {
+                missing.push(text);
+            }
+        }
+    }
+    assert!(missing.is_empty(), "no source has {missing:?}");
+    assert!(found > 25, "{found} texts");
+}
+
+/// Adds the Rust sources below a folder, with texts that go over several lines in one.
+fn read_sources(folder: &Path, sources: &mut String) {
+    for entry in fs::read_dir(folder).expect("a folder can be read") {
+        let path = entry.expect("a folder can be read").path();
+        if path.is_dir() {
+            read_sources(&path, sources);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).expect("a source can be read");
+            let joined = text.split("\\\n").map(str::trim_start).collect::<String>();
+            sources.push_str(&joined);
+        }
+    }
+}
+
+#[test]
 fn flags_and_metrics_that_pages_name_exist() {
     let flags: BTreeSet<String> = COMMANDS.iter().flat_map(|command| flags_of(command)).collect();
     let metrics = read("docs/metrics.md");
@@ -106,7 +160,7 @@ fn flags_and_metrics_that_pages_name_exist() {
     let mut found = 0;
     for (page, _) in PAGES {
         let mut wrong = Vec::new();
-        for word in words(&read(page)) {
+        for word in words(&ours(page, &read(page))) {
             let exists = if word.starts_with("--") {
                 flags.contains(&word) || FOREIGN.contains(&word.as_str())
             } else if word.starts_with("nv_") || word.starts_with("trireme_") {
@@ -198,6 +252,13 @@ fn commands(block: &[&str]) -> Vec<Part> {
         }
     }
     commands.into_iter().map(|(text, output)| Part::Command { text, output: output.join("\n") }).collect()
+}
+
+/// A page without what belongs to another server: the first cells of the tables on the pages about these.
+fn ours(page: &str, text: &str) -> String {
+    let is_about_others = page.starts_with("docs/coming-from-");
+    let cells = |line: &str| line.strip_prefix("| ")?.split_once(" | ").map(|(_, rest)| rest.to_owned());
+    text.lines().map(|line| cells(line).filter(|_| is_about_others).unwrap_or_else(|| line.to_owned()) + "\n").collect()
 }
 
 /// The words in a page's code that are flags or names: in spans, and in whole blocks.
