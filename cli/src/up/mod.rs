@@ -9,6 +9,7 @@ mod fleet;
 mod ports;
 mod tied;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -22,8 +23,9 @@ use clap::{ArgMatches, Args, ValueEnum};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use trireme_gateway::{GatewayArgs, ModelOptions};
 use trireme_model::OnnxRuntimeArgs;
-use trireme_model_repository::KnownBackend;
+use trireme_model_repository::{KnownBackend, RepositoryModel};
 use trireme_python::{AllowPython, PythonArgs};
+use trireme_runtime::ControlMode;
 use trireme_runtime::service::{self, AdminArgs, BrokerArgs, QueueArgs, WorkerArgs};
 use trireme_telemetry::{LogFormat, TelemetryArgs};
 
@@ -52,7 +54,7 @@ const ANSWER_SECS: u64 = 2;
 /// Flags of `trireme up`.
 #[derive(Args)]
 pub struct UpArgs {
-    /// Processes of a stage, as in --scale model=2; by default one tokenizer, model and postprocess, and one python where a model needs it
+    /// Processes of a stage (tokenizer, model, postprocess or python), as in --scale model=2; by default one of each that a model needs
     #[arg(help_heading = "Processes")]
     #[arg(long, env = "TRIREME_SCALE", value_name = "STAGE=COUNT", value_delimiter = ',', value_parser = scaled)]
     scale: Vec<(Stage, usize)>,
@@ -106,7 +108,7 @@ pub fn run(args: &UpArgs, matches: &ArgMatches) -> ExitCode {
         );
         let shutdown = service::shutdown_signal()?;
         let Some(counts) = service::or_shutdown(&shutdown, args.counts()).await? else { return Ok(()) };
-        let ports = Ports::take(args)?;
+        let ports = Ports::take(&args.gateway, args.nats_port)?;
         let broker = Broker::new(args.nats_server.as_deref(), args.data_dir.as_deref(), ports.nats)?;
         let mut plan = Plan::new(args, matches, &counts, &ports, &broker)?;
         let exit_limit = args.worker.exit_timeout() + LAST_WORDS;
@@ -185,15 +187,17 @@ impl UpArgs {
     async fn counts(&self) -> anyhow::Result<Vec<(Stage, usize)>> {
         let sources = self.worker.models.open_some().await?;
         let control = self.worker.control.options()?;
+        let models_come = control.mode != ControlMode::None;
         let repository = ModelOptions { model_repository: sources.repositories.clone(), control }.read()?;
-        let mut services = repository.models().filter_map(|model| KnownBackend::named(&model.config.backend)?.service);
-        let needs_python = services.any(|service| service == "python");
-        let default = |stage: Stage| usize::from(stage != Stage::Python || needs_python);
-        let asked = |stage| self.scale.iter().rev().find(|(scaled, _)| *scaled == stage).map(|(_, count)| *count);
-        Ok(Stage::value_variants()
-            .iter()
-            .map(|stage| (*stage, asked(*stage).unwrap_or_else(|| default(*stage))))
-            .collect())
+        let service_of = |model: &RepositoryModel| KnownBackend::named(&model.config.backend)?.service;
+        let needed: BTreeSet<&str> = repository.models().filter_map(service_of).collect();
+        let count = |stage: &Stage| {
+            let asked = self.scale.iter().rev().find(|(scaled, _)| scaled == stage).map(|(_, count)| *count);
+            // A service without models does not start, unless models may come.
+            let is_needed = needed.contains(stage.name().as_str()) || (models_come && *stage != Stage::Python);
+            (*stage, asked.unwrap_or_else(|| usize::from(is_needed)))
+        };
+        Ok(Stage::value_variants().iter().map(count).collect())
     }
 
     /// The models whose code may run where no flag says it: the user of `trireme up` chooses them.
@@ -232,8 +236,8 @@ impl Plan {
         let gateway = Some(part("gateway".to_owned(), Rank::Gateway, "gateway", given)?);
         let (mut stages, mut commands) = (Vec::new(), Vec::new());
         for (stage, count) in counts {
-            let value = stage.to_possible_value().context("a stage has a name")?;
-            let service = value.get_name();
+            let name = stage.name();
+            let service = name.as_str();
             let mut given = stated(service, matches, &[]);
             if *stage == Stage::Python && args.python.allow_python.is_none() {
                 let allowed = args.allow_python().to_possible_value().context("it has a name")?;

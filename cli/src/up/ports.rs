@@ -4,8 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 
 use anyhow::anyhow;
-
-use super::UpArgs;
+use trireme_gateway::GatewayArgs;
 
 /// The ports, kept until this value is dropped.
 pub struct Ports {
@@ -24,7 +23,7 @@ pub struct Ports {
 
 impl Ports {
     /// Takes the ports. The error names the flag of one that is taken.
-    pub fn take(args: &UpArgs) -> anyhow::Result<Ports> {
+    pub fn take(gateway: &GatewayArgs, nats: u16) -> anyhow::Result<Ports> {
         let mut kept = Vec::new();
         let mut take = |is_wanted: bool, flag: &str, address: IpAddr, port: u16| -> anyhow::Result<Option<u16>> {
             if !is_wanted {
@@ -40,7 +39,6 @@ impl Ports {
             kept.push(socket);
             Ok(Some(port))
         };
-        let gateway = &args.gateway;
         let (http, grpc, metrics) = (&gateway.http, &gateway.grpc, &gateway.metrics);
         let (http, grpc, metrics) = (
             take(http.allow_http, "--http-port", http.http_address, http.http_port)?,
@@ -52,7 +50,7 @@ impl Ports {
                 metrics.metrics_port,
             )?,
         );
-        let nats = take(true, "--nats-port", Ipv4Addr::LOCALHOST.into(), args.nats_port)?.unwrap_or(args.nats_port);
+        let nats = take(true, "--nats-port", Ipv4Addr::LOCALHOST.into(), nats)?.unwrap_or(nats);
         Ok(Ports { http, grpc, metrics, nats, _kept: kept })
     }
 

@@ -8,7 +8,9 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tempfile::TempDir;
-use trireme_e2e::{Process, Request, basic_repository, children, golden, numbers, product, wait_until, workspace};
+use trireme_e2e::{
+    Process, Request, basic_repository, children, golden, numbers, product, python, wait_until, workspace,
+};
 use trireme_testkit::assert_close;
 
 /// How long a start, an end or a healing may take on a busy machine.
@@ -33,9 +35,12 @@ fn command(arguments: &[&str]) -> Command {
 
 impl Up {
     fn start(arguments: &[&str]) -> Up {
+        Up::start_of(&basic_repository().display().to_string(), arguments)
+    }
+
+    fn start_of(repository: &str, arguments: &[&str]) -> Up {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let repository = basic_repository().display().to_string();
-        let mut command = command(&["--model-repository", &repository]);
+        let mut command = command(&["--model-repository", repository]);
         command.args(arguments);
         let mut process = Process::start("up", &mut command, folder.path());
         let address = wait_until("all processes are ready", LIMIT, || {
@@ -116,6 +121,18 @@ fn the_broker_is_started_again_with_its_data() {
     });
     up.embeds();
     assert!(data.path().join("nats/store/jetstream").is_dir());
+}
+
+#[test]
+fn stages_that_no_model_needs_are_left_out_and_python_is_not() {
+    let repository = workspace().join("tests/repositories/python").display().to_string();
+    let up = Up::start_of(&repository, &["--python", &python().display().to_string()]);
+    assert_eq!(up.running("python").len(), 1);
+    assert_eq!(children(up.process.id()).len(), 3, "a broker, a gateway, a python");
+    let body = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["a boat"]}]});
+    let response = Request::infer("upper", &body).send(up.address).expect("an answer");
+    assert_eq!(response.status, 200, "{}", response.text());
+    assert_eq!(response.json()["outputs"][0]["data"], json!(["A BOAT"]));
 }
 
 #[test]
