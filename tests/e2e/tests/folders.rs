@@ -19,7 +19,6 @@ in_one_mode!(
     grpc_calls_take_every_name_of_a_model,
     a_model_of_the_hub_is_downloaded_once_and_served,
     two_versions_of_a_folder_are_served_beside_one_another,
-    a_bad_folder_does_not_stop_the_others,
 );
 
 /// Layouts of weights beside the graph, in `tests/models/external`.
@@ -106,35 +105,6 @@ fn a_folder_answers_as_the_repository_written_by_hand(mode: Mode) {
         let input = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [golden.text]}]});
         assert_close(&sandbox.infer("derived", &input).numbers("sentence_embedding"), &golden.embedding, 1e-5);
     }
-}
-
-fn a_bad_folder_does_not_stop_the_others(mode: Mode) {
-    let (good, bad) = (tiny(), tiny());
-    fs::write(bad.path().join("onnx/model.onnx"), "no graph").expect("a file can be written");
-    let named =
-        [("good", &good), ("bad", &bad)].map(|(name, folder)| format!("--model={name}={}", folder.path().display()));
-    let flags = ["--exit-on-error=false", &named[0], &named[1]];
-    let mut setup = Setup::new(mode).worker_arguments(&flags);
-    if setup.is_services() {
-        setup = setup.gateway_arguments(&flags);
-    }
-    let mut sandbox = setup.start_gateway();
-    if mode == Mode::Services {
-        [Stage::Tokenizer, Stage::Model, Stage::Postprocess].map(|stage| sandbox.start_worker(stage));
-    }
-    sandbox.wait_listening();
-    let input = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["drum beat"]}]});
-    wait_until("the other one is served", LIMIT, || (sandbox.infer("good", &input).status == 200).then_some(()));
-    let index = sandbox.send(&Request::post("/v2/repository/index", "{}")).json();
-    let lines = index.as_array().expect("the index is a list");
-    let line = lines.iter().find(|line| line["name"] == "bad").unwrap_or_else(|| panic!("no line for it: {index}"));
-    assert_eq!(line["state"], "UNAVAILABLE", "{line}");
-    let reason = line["reason"].as_str().unwrap_or_default();
-    assert!(reason.contains("onnx/model.onnx cannot be read"), "{line}");
-    let refused = product("trireme").args(["serve", "--http-port=0", &named[0], &named[1]]).output();
-    let refused = refused.expect("the command runs");
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && said.contains("onnx/model.onnx cannot be read"), "{said}");
 }
 
 /// A folder of two encoders: of queries the first token's vector counts, of documents the mean.

@@ -195,4 +195,16 @@ mod tests {
         assert!(error.starts_with("no models are named"), "{error}");
         assert!(parse(&[]).unwrap().open(true).await.unwrap().repositories.is_empty());
     }
+
+    #[tokio::test]
+    async fn a_bad_folder_stands_beside_the_others_where_errors_do_not_end_the_process() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        let models = parse(&["--model", &format!("bad={}", folder.path().display())]).unwrap();
+        let error = models.open(true).await.unwrap_err().to_string();
+        let sources = models.open(false).await.unwrap();
+        assert_eq!(sources.broken.iter().map(|broken| broken.name.as_str()).collect::<Vec<_>>(), ["bad"]);
+        assert_eq!(sources.broken[0].fault.to_string(), error);
+        assert_eq!(sources.repositories.len(), 1, "the index names it from there");
+    }
 }
