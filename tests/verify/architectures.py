@@ -5,7 +5,8 @@ import transformers
 from tokenizers import processors
 
 from folders import (
-    BERT, LONGEST, PLAIN, SIZE, Folder, byte_level, eager, export_by_torchs_default, folder, normalize, pooling, roberta_tokenizer, sentence, unigram, wordpiece,
+    BERT, LONGEST, PLAIN, SIZE, Folder, byte_level, eager, export_by_torchs_default, folder, normalize, pooling, rewrite, roberta_tokenizer,
+    sentence, unigram, wordpiece,
 )
 
 
@@ -44,7 +45,11 @@ def deberta(path):
     tokenizer = unigram("<s> $A </s>", [("<s>", 0), ("</s>", 2)])
     options = dict(relative_attention=True, position_biased_input=False, pos_att_type=["p2c", "c2p"], max_relative_positions=-1, position_buckets=32)
     config = sized("DebertaV2", tokenizer, type_vocab_size=0, norm_rel_ebd="layer_norm", share_att_key=True, **options)
-    return mean(path, transformers.DebertaV2Model(config), tokenizer)
+    known = mean(path, transformers.DebertaV2Model(config), tokenizer)
+    # Fields of the published folders.
+    own = {"do_lower_case": False, "vocab_type": "spm", "split_by_punct": False, "sp_model_kwargs": {}}
+    rewrite(path / "tokenizer_config.json", lambda told: {**told, **own})
+    return known
 
 
 @folder
@@ -69,6 +74,13 @@ def sentence_t5(path):
     model = transformers.T5EncoderModel(eager(config))
     dense = Dense(32, 24, bias=False, activation_function=torch.nn.Identity())
     return mean(path, model, tokenizer, PLAIN, dense, normalize())
+
+
+@folder
+def umt5_encoder(path):
+    tokenizer = unigram("$A </s>", [("</s>", 2)])
+    config = transformers.UMT5Config(vocab_size=len(tokenizer), d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, pad_token_id=1)
+    return mean(path, transformers.UMT5EncoderModel(eager(config)), tokenizer, PLAIN, normalize())
 
 
 @folder

@@ -50,6 +50,7 @@ REMEDIES = {
     "vocabulary-without-tokenizer-json": r'python -c ".*?"$',
     "graph-of-one-row": r"mv \S+ \S+ && trireme export \S+",
     "graph-of-a-head": r"mv \S+ \S+ && trireme export \S+ --task embed",
+    "pooler-output-beside-mean-pooling": r"mv \S+ \S+ && trireme export \S+",
 }
 
 
@@ -74,6 +75,8 @@ class Folder:
     strategies: list = field(default_factory=lambda: [None])
     # The lowest likeness that is good enough.
     bar: float = 0.9999
+    # The folder that the library loads, where it cannot read this one.
+    reference: Path = None
 
 
 def folder(function):
@@ -567,6 +570,19 @@ def splade_max(path):
 
 
 @folder
+def splade_without_modules(path):
+    """The architecture is that of any masked language model: the graph's logits say what it is for, and without a graph the model's card."""
+    plain = path.with_name(f"{path.name}-whole")
+    width = splade_folder(plain)
+    for inner in plain.iterdir():
+        if inner.name not in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json") and "Pooling" not in inner.name:
+            shutil.move(inner, path / inner.name)
+    shutil.rmtree(plain)
+    (path / "README.md").write_text("---\ntags:\n- splade\npipeline_tag: fill-mask\n---\n")
+    return Folder("sparse", output="logits", width=width)
+
+
+@folder
 def splade_log1p_sum(path):
     width = splade_folder(path, pooling_strategy="sum", activation_function="log1p_relu")
     return Folder("sparse", output="logits", ops="splade:log1p_relu+sum, sparse", width=width)
@@ -650,8 +666,9 @@ def colbert(path):
     return Folder("multi_vector", ops="dense:1_Dense, normalize, mask", width=16, modules=["1_Dense"])
 
 
-def late_interaction(path, tokenizer=None, prompts=None, transformer_options=None, mask_options=None):
-    """A folder of a model with a vector for each token, and its transformer."""
+def late_interaction(path, tokenizer=None, prompts=None, transformer_options=None, mask_options=None, width=16, exported=None):
+    """A folder of a model with a vector for each token. Its graph is that of the transformer, or of `exported`: what that makes of the transformer
+    and the Dense."""
     from sentence_transformers import MultiVectorEncoder
     from sentence_transformers.models import Transformer
     from sentence_transformers.base.modules.dense import Dense
@@ -664,10 +681,13 @@ def late_interaction(path, tokenizer=None, prompts=None, transformer_options=Non
     tokenizer.save_pretrained(plain)
     transformer = Transformer(str(plain), **(transformer_options or {}))
     tokens = dict(module_input_name="token_embeddings", module_output_name="token_embeddings")
-    dense = Dense(SIZE["hidden_size"], 16, bias=False, activation_function=torch.nn.Identity(), **tokens)
+    dense = Dense(SIZE["hidden_size"], width, bias=False, activation_function=torch.nn.Identity(), **tokens)
     modules = [transformer, dense, MultiVectorMask(**(mask_options or {})), Normalize(**tokens)]
     MultiVectorEncoder(modules=modules, prompts=prompts, device="cpu").save(str(path), create_model_card=False)
-    export(transformer.auto_model, path, BERT)
+    if exported:
+        export(exported(transformer.auto_model, dense.linear), path, BERT, "output")
+    else:
+        export(transformer.auto_model, path, BERT)
     shutil.rmtree(plain)
 
 
@@ -704,7 +724,7 @@ def pylate(path, prefixes, **fields):
         shutil.rmtree(path / module, ignore_errors=True)
     dense = next(path.glob("1_*")) / "config.json"
     rewrite(dense, lambda new: {key: new[key] for key in ("in_features", "out_features", "bias", "activation_function")})
-    own = {"model_type": "ColBERT", "query_prefix": prefixes[0], "document_prefix": prefixes[1], "similarity_fn_name": "MaxSim", **fields}
+    own = {"model_type": "ColBERT", "embedding_dim": 16, "query_prefix": prefixes[0], "document_prefix": prefixes[1], "similarity_fn_name": "MaxSim", **fields}
     (path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {}, "default_prompt_name": None, **own}))
 
 
@@ -838,4 +858,6 @@ def make(name, path):
 # Registers its folders, too.
 import architectures  # noqa: E402,F401
 import chats  # noqa: E402,F401
+import generators  # noqa: E402,F401
+import graphs  # noqa: E402,F401
 import settings_of_folders  # noqa: E402,F401
