@@ -49,7 +49,7 @@ fn each_way_to_miss_the_broker_names_its_cure() {
     for (url, flags, cure) in [
         ("nats://no.such.host.invalid", &[][..], "name the broker's address by --nats-url"),
         (&nobody, &[], "start the broker there (nats-server -js)"),
-        (&format!("http://{}", port(&broker)), &[], "write nats://HOST:4222"),
+        (&format!("http://{}", port(&broker)), &[], "write nats://HOST"),
         (&plain.url(), &[], "start nats-server with -js"),
         (&locked.url(), &[], "--nats-user with --nats-password-file"),
         (&wrong, &[], "correct the user or its secret"),

@@ -121,7 +121,7 @@ fn parse_one(part: &str, follows: bool) -> Result<(ServerAddr, Option<InUrl>), S
     let text = if has_scheme { part.to_owned() } else { format!("nats://{part}") };
     let mut url: Url = text.parse().map_err(|error| format!("is not understood: {error}; {ENCODED}"))?;
     if !SCHEMES.split(", ").any(|scheme| scheme == url.scheme()) {
-        return Err(format!("has another scheme than {SCHEMES}: write nats://HOST:4222"));
+        return Err(format!("has another scheme than {SCHEMES}: write nats://HOST"));
     }
     // A `/`, `?` or `#` in a password ends the host. A path is that of a proxy, for which WebSocket is.
     let has_path = !matches!(url.path(), "" | "/") && (!url.scheme().starts_with("ws") || url.path().contains('@'));
