@@ -6,8 +6,12 @@ use std::process::ExitCode;
 use anyhow::ensure;
 use trireme_model_repository::{folder_name, hub_name, is_model_folder, snapshot};
 
-use super::{NOT_COMPARED, Verified, VerifyArgs, verify};
+use super::comparison::Verified;
+use super::one::{VerifyArgs, verify};
 use crate::style::{Cell, Style, cell, colours, harmless, paint, table};
+
+/// The exit code where nothing could be compared.
+pub const NOT_COMPARED: u8 = 2;
 
 /// The most levels of directories that are searched.
 const MAX_DEPTH: usize = 8;

@@ -3,7 +3,6 @@
 use anyhow::Context;
 use trireme_model_repository::Task;
 
-use super::Verified;
 use super::answers::{TextResult, expected, lower, measure};
 use super::reference::Case;
 use crate::style::{Style, cell, colours, harmless, paint, table};
@@ -33,6 +32,20 @@ pub struct Comparison {
     equal: usize,
     /// Where the first text that differs does so.
     differs: Option<(usize, String)>,
+}
+
+/// What the comparison of a model gave.
+pub struct Verified {
+    /// The report: a table, and the sentence.
+    pub text: String,
+    /// Whether all answers are alike enough.
+    pub passed: bool,
+    /// The result in a sentence.
+    pub sentence: String,
+    /// The model's tasks.
+    pub tasks: String,
+    /// The lowest likeness to the library's answers.
+    pub lowest: f64,
 }
 
 /// The report of a model that the texts `cases` were asked of.
