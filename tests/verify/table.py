@@ -17,8 +17,8 @@ it is ({ways}). Then it asks for {texts} texts, from one letter to some thousand
 with those of the library. [Is it the right vector?](model-repository.md#is-it-the-right-vector) says how, and what the likeness is of each task:
 of vectors a cosine. `alone` is the lowest of texts that were asked one by one, `in a batch` that of texts of one request.
 
-`make verify-test TABLE=docs/supported-models.md` wrote this page, with {versions}. [Model folders](model-folders.md) has the rules by which
-folders are read.
+`make verify-test TABLE=docs/supported-models.md` writes this page; the last run had {versions}. With
+`ONLY=…` it writes those rows alone. [Model folders](model-folders.md) has the rules by which folders are read.
 
 """
 
@@ -51,6 +51,18 @@ class Table:
     def __init__(self):
         self.rows = {}
 
+    def read_missing(self, page, names):
+        """Adds those of these kinds that this run did not have, from a page that is there."""
+        lines = page.read_text(encoding="utf-8").splitlines() if page.exists() else []
+        number = lambda text: float(text) if text else None
+        for line in lines:
+            cells = [cell.strip() for cell in line.split("|")[1:-1]]
+            if len(cells) == len(self.HEADING) and cells not in (self.HEADING, ["---"] * len(cells)):
+                kind, library, task, alone, batched, verdict = cells
+                name = kind.replace(" ", "-")
+                if name in names:
+                    self.rows.setdefault(name, Row(library, task, number(alone), number(batched), verdict))
+
     def compared(self, name, library, report, verdict):
         """Adds the lowest likenesses in a report of `trireme verify`."""
         row = self.rows.setdefault(name, Row(library, "", None, None, verdict))
@@ -64,8 +76,7 @@ class Table:
         self.rows[name] = Row(library, "", None, None, verdict)
 
     def failed(self, name):
-        row = self.rows.setdefault(name, Row("", "", None, None, ""))
-        row.verdict = "FAILED"
+        self.rows[name] = Row("", "", None, None, "FAILED")
 
     def cells(self):
         number = lambda value: "" if value is None else f"{value:.7f}"
