@@ -185,7 +185,7 @@ struct Plan {
 impl UpArgs {
     /// How many processes each stage has. Faults of models that the files show are an error, told once.
     async fn counts(&self) -> anyhow::Result<Vec<(Stage, usize)>> {
-        let sources = self.worker.models.open_some().await?;
+        let sources = self.worker.models.open_some(self.worker.control.exit_on_error).await?;
         let control = self.worker.control.options()?;
         let models_come = control.mode != ControlMode::None;
         let repository = ModelOptions { model_repository: sources.repositories.clone(), control }.read()?;

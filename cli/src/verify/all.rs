@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::ensure;
-use trireme_model_repository::{folder_name, hub_name, is_model_folder, snapshot};
+use trireme_model_repository::{hub_name, is_model_folder, snapshot};
 
 use super::comparison::Verified;
 use super::one::{VerifyArgs, verify};
@@ -34,14 +34,7 @@ pub async fn verify_all(args: &VerifyArgs) -> anyhow::Result<(String, ExitCode)>
     ensure!(!folders.is_empty(), "--all: there is no model folder under {}", root.display());
     let mut outcomes = Vec::new();
     for folder in &folders {
-        let name = folder_name(folder);
-        let one = VerifyArgs {
-            target: folder.display().to_string(),
-            choices: args.choices.of(&name),
-            all: false,
-            ..args.clone()
-        };
-        let found = verify(&one).await;
+        let found = verify(&args.for_folder(folder)).await;
         let shown = shown(root, folder);
         match &found {
             Ok(found) => tracing::info!(folder = shown, passed = found.passed, "{}", found.sentence),

@@ -52,7 +52,7 @@ pub struct VerifyArgs {
     vectors: Option<PathBuf>,
 
     #[command(flatten)]
-    pub(super) choices: FolderArgs,
+    choices: FolderArgs,
 
     /// Texts to compare, one a line; without it 24 of all lengths
     #[arg(long, value_name = "FILE")]
@@ -181,6 +181,12 @@ impl VerifyArgs {
             ["verify".as_ref(), folder.as_os_str(), "--min-cosine".as_ref(), bar.as_ref(), "--python".as_ref(), python];
         let Verify { verify } = clap::Parser::try_parse_from(flags)?;
         Ok(VerifyArgs { onnxruntime: onnxruntime.clone(), ..verify })
+    }
+
+    /// The same flags for one of the folders under the directory that they name.
+    pub fn for_folder(&self, folder: &Path) -> VerifyArgs {
+        let (target, choices) = (folder.display().to_string(), self.choices.of(&folder_name(folder)));
+        VerifyArgs { target, choices, all: false, ..self.clone() }
     }
 
     /// The same for a folder whose task a flag says.

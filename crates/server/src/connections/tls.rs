@@ -256,7 +256,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn files_are_read_at_once_where_that_is_asked() {
         let (folder, files) = folder();
-        let tls = Tls::new(files, b"h2").unwrap();
+        let tls = Tls::new(files, &[b"h2"]).unwrap();
         let first = tls.acceptor().config().clone();
         tls.reread().unwrap();
         assert!(!Arc::ptr_eq(&first, tls.acceptor().config()));
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn the_end_of_the_shown_certificate_is_known() {
         let (_folder, files) = folder();
-        let expires = Tls::new(files, b"h2").unwrap().expires().unwrap();
+        let expires = Tls::new(files, &[b"h2"]).unwrap().expires().unwrap();
         // As `openssl x509 -enddate` has it: Oct 28 15:39:24 2126 GMT.
         assert_eq!(expires, UNIX_EPOCH + Duration::from_secs(4_948_875_564));
     }
