@@ -120,3 +120,14 @@ fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// clap finds flags of one name, of a command and of what it shares with others, only when that command is built.
+    #[test]
+    fn flags_of_each_command_have_names_of_their_own() {
+        Cli::command().debug_assert();
+    }
+}

@@ -67,7 +67,7 @@ from the server's statistics. It cannot do three things with any server: its JSO
 
 ## Running it
 
-`cargo test -p trireme-e2e --test suite compat::` does, in both modes. Against a server that runs already, one that serves
+`cargo test -p trireme-e2e --test suite compat:: -- --include-ignored` does, in both modes. Against a server that runs already, one that serves
 `tests/compat/models/repository`:
 
     tests/compat/run.py --url http://127.0.0.1:8000 [--grpc 127.0.0.1:8001] [--only TEXT]

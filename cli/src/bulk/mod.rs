@@ -67,7 +67,7 @@ pub struct BulkArgs {
 
     /// File for the vectors, local or at an s3://, gs:// or az:// URL; the same command continues what an earlier one has begun, and tries
     /// the rows again that have no vector: OUT.errors.jsonl names them. OUT.job.json says of which model and input the file is
-    #[arg(value_name = "OUT")]
+    #[arg(id = "out", value_name = "OUT")]
     output: String,
 
     /// Model that embeds: with --server its name there, otherwise a model folder or model repository, or its hf://, s3://, gs://, az:// or

@@ -184,6 +184,8 @@ impl<'a> Nodes<'a> {
                 ("Sigmoid", _) => (Some(EndOp::Sigmoid), first),
                 ("Tanh", _) => (Some(EndOp::Tanh), first),
                 ("LpNormalization", _) => (Some(EndOp::Normalize), first),
+                // Rows of a table, as of the embeddings of tokens.
+                ("Gather", _) if first.is_some_and(|table| self.constants.contains(table)) => break,
                 ("Gather" | "GatherElements" | "GatherND" | "Slice", _) => (Some(EndOp::Select), first),
                 ("ReduceMean" | "ReduceSum" | "ReduceMax", _) => (Some(EndOp::Reduce), None),
                 (op, _) if SKIPPING.contains(&op) => (Some(EndOp::LayerNorm), None),
@@ -486,5 +488,6 @@ mod tests {
         assert_eq!(ending(&masked), [EndOp::Projection]);
         let pooler = ["f = Gather(n, I)", "g = Gemm(f, W, B)", "y = Tanh(g)"];
         assert_eq!(ending(&pooler), [EndOp::Tanh, EndOp::Projection, EndOp::Select]);
+        assert_eq!(ending(&["y = Gather(W, n)"]), [], "rows of a table");
     }
 }
