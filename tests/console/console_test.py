@@ -241,6 +241,9 @@ def a_phone_is_wide_enough(browser, server):
     check("nor has to be pushed aside", browser.evaluate(wide) == 0)
     tops = browser.evaluate("[...document.querySelectorAll('#graph text.name')].map((name) => name.getBoundingClientRect().top)")
     check("the pipeline goes down the page", tops == sorted(set(tops)))
+    browser.resize(1280, 940)
+    browser.wait("the pipeline across the page", "document.getElementById('graph').clientWidth > 640")
+    check("nor on a laptop's screen", browser.evaluate(wide) == 0)
     browser.resize(1200, 940)
 
 
@@ -308,6 +311,14 @@ def keys_are_asked_for(browser, server):
     browser.press("Enter", "Enter", 13, text="\r")
     browser.wait("the models", has("models", "tiny_encoder:1"))
     check("with it everything is", True)
+    browser.wait("the question to go", "document.getElementById('access').hidden")
+    choose(browser, "model", "tiny_embedding:1")
+    choose(browser, "dialect", "openai")
+    code = browser.evaluate(text_of("code"))
+    check("code has the place of the key, and not the key", code.count("TRIREME_API_KEY") == 2 and "open sesame" not in code)
+    browser.open(f"{server.url}/ui")
+    browser.wait("the models after a reload", has("models", "tiny_encoder:1"))
+    check("a reload asks for no key", browser.evaluate("document.getElementById('access').hidden"))
 
 
 def main():

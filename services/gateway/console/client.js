@@ -1,6 +1,11 @@
 // The code of clients that the console shows: a curl line and a Python snippet for a model, one entry of DIALECTS for each dialect.
 "use strict";
 
+// The name of the header with the key, where the server wants one. Code reads the key itself from the environment: a key does not belong into
+// what is copied and kept.
+let keyHeader = null;
+const VARIABLE = "TRIREME_API_KEY";
+
 // By operation: whether a model offers it, as /v2/trireme/status says, and the words of each dialect for it.
 const DIALECTS = {
   v2: {
@@ -8,7 +13,7 @@ const DIALECTS = {
     code: (model, url) => ({
       curl: post(`${url}/v2/models/${model.name}/infer`, { inputs: model.inputs.filter((input) => !input.optional).map(sample) }),
       python: [
-        "import tritonclient.http as http", "import numpy as np", "",
+        ...imports("tritonclient.http as http", "numpy as np"),
         `client = http.InferenceServerClient(${quote(url.replace(/^https?:\/\//, ""))})`,
         "inputs = []",
         ...model.inputs.filter((input) => !input.optional).flatMap((input) => {
@@ -17,7 +22,7 @@ const DIALECTS = {
           return [`inputs.append(http.InferInput(${quote(input.name)}, ${JSON.stringify(shape)}, ${quote(input.datatype)}))`,
             `inputs[-1].set_data_from_numpy(np.array(${python(data)}, dtype=${kind}).reshape(${JSON.stringify(shape)}))`];
         }),
-        `answer = client.infer(${quote(model.name)}, inputs)`,
+        `answer = client.infer(${quote(model.name)}, inputs${headersArgument()})`,
         `print(answer.as_numpy(${quote(model.outputs[0]?.name ?? "")}))`,
       ],
     }),
@@ -27,7 +32,7 @@ const DIALECTS = {
     does: ["embed"],
     code: (model, url) => ({
       curl: post(`${url}/v1/embeddings`, { model: model.name, input: TEXTS }),
-      python: ["import openai", "", `client = openai.OpenAI(base_url=${quote(`${url}/v1`)}, api_key="none")`,
+      python: [...imports("openai"), `client = openai.OpenAI(base_url=${quote(`${url}/v1`)}, api_key=${apiKey()})`,
         `answer = client.embeddings.create(model=${quote(model.name)}, input=${python(TEXTS)})`, "print(answer.data[0].embedding)"],
     }),
   },
@@ -35,7 +40,7 @@ const DIALECTS = {
     name: "Cohere",
     does: ["embed", "rerank"],
     code: (model, url, task) => {
-      const head = ["import cohere", "", `client = cohere.ClientV2(base_url=${quote(url)}, api_key="none")`];
+      const head = [...imports("cohere"), `client = cohere.ClientV2(base_url=${quote(url)}, api_key=${apiKey()})`];
       const embed = { model: model.name, texts: TEXTS, input_type: "search_document", embedding_types: ["float"] };
       const rerank = { model: model.name, query: QUERY, documents: TEXTS };
       const body = task === "rerank" ? rerank : embed;
@@ -63,7 +68,8 @@ const DIALECTS = {
       const path = { embed: "/embed", classify: "/predict", rerank: "/rerank", sparse: "/embed_sparse", multi_vector: "/embed_all", token_classify: "" }[task];
       const body = task === "rerank" ? { query: QUERY, texts: TEXTS } : { inputs: TEXTS[0] };
       const call = { embed: "feature_extraction", classify: "text_classification", token_classify: "token_classification" }[task];
-      const hub = ["from huggingface_hub import InferenceClient", "", `client = InferenceClient(model=${quote(place)})`, `print(client.${call}(${quote(TEXTS[0])}))`];
+      const token = keyHeader ? `, token=${apiKey()}` : "";
+      const hub = [...(keyHeader ? ["import os"] : []), "from huggingface_hub import InferenceClient", "", `client = InferenceClient(model=${quote(place)}${token})`, `print(client.${call}(${quote(TEXTS[0])}))`];
       return { curl: post(place + path, body), python: call ? hub : requests(place + path, body) };
     },
   },
@@ -100,8 +106,15 @@ const shell = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 // JSON texts are Python's; true, false and null are not in what is written here.
 const quote = (text) => JSON.stringify(text);
 const python = (value) => JSON.stringify(value).replaceAll('","', '", "');
-const post = (url, body) => `curl ${shell(url)} -H 'Content-Type: application/json' -d ${shell(JSON.stringify(body))}`;
-const requests = (url, body) => ["import requests", "", `answer = requests.post(${quote(url)}, json=${python(body)})`, "answer.raise_for_status()", "print(answer.json())"];
+const bearer = () => (keyHeader === "Authorization" ? "Bearer " : "");
+const post = (url, body) => {
+  const key = keyHeader ? ` -H "${keyHeader}: ${bearer()}$${VARIABLE}"` : "";
+  return `curl ${shell(url)}${key} -H 'Content-Type: application/json' -d ${shell(JSON.stringify(body))}`;
+};
+const imports = (...names) => [...(keyHeader ? ["os", ...names] : names).map((name) => `import ${name}`), ""];
+const apiKey = () => (keyHeader ? `os.environ[${quote(VARIABLE)}]` : '"none"');
+const headersArgument = () => (keyHeader ? `, headers={${quote(keyHeader)}: ${quote(bearer())} + ${apiKey()}}` : "");
+const requests = (url, body) => [...imports("requests"), `answer = requests.post(${quote(url)}, json=${python(body)}${headersArgument()})`, "answer.raise_for_status()", "print(answer.json())"];
 
 // An input with two rows, or with the size that it has.
 function sample(input) {
@@ -111,8 +124,9 @@ function sample(input) {
   return { name: input.name, datatype: input.datatype, shape, data };
 }
 
-// The dialects in which clients may ask this model, with the code for each.
-function clients(model, url) {
+// The dialects in which clients may ask this model, with the code for each. `header` has the server's key, or is null.
+function clients(model, url, header) {
+  keyHeader = header;
   const tasks = model.tasks ?? [];
   return Object.entries(DIALECTS).flatMap(([id, dialect]) => {
     const task = dialect.does?.find((task) => tasks.includes(task));

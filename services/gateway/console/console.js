@@ -106,6 +106,7 @@ async function ask(path, options = {}) {
   let json = null;
   try { json = JSON.parse(text); } catch { /* An error of something between here and the gateway. */ }
   if (response.status === 401 || response.status === 403) find("access").hidden = false;
+  else if (response.ok) find("access").hidden = true;
   if (!response.ok || json === null) throw new Error(`${response.status}: ${json?.error?.message ?? json?.error ?? cut(text, 300)}`);
   return { json, timing: response.headers.get("server-timing") };
 }
@@ -142,6 +143,7 @@ function show(now) {
   else state(unready ? `not ready: ${unready} of ${now.models.length} models are missing` : "not ready", "bad");
   set(find("version"), "textContent", now.deployment ? `${now.version}, deployment ${now.deployment}` : now.version);
   find("batches-section").hidden = !now.jobs;
+  set(find("span"), "textContent", now.latencies_since_start ? "latencies: since the start, in ms" : "latencies: the last minute, in ms");
   const elapsed = before ? now.time - before.time : 0;
   if (elapsed > 0) measure(now, elapsed);
   showModels(now, rates);
@@ -387,7 +389,8 @@ function showGraph(now, rates) {
   // Ways past a column keep beside its boxes.
   if (edges.some(skips)) extent[down ? "x" : "y"] += down ? 130 : 46;
   svg.setAttribute("viewBox", `0 0 ${extent.x} ${extent.y}`);
-  svg.setAttribute("width", Math.min(extent.x, 1240));
+  // As large as its texts want, or as small as the page wants while they can be read.
+  svg.style.width = `max(${Math.round(extent.x * 0.7)}px, min(100%, ${extent.x}px))`;
   svg.setAttribute("aria-label", `${key(model)}: ${model.steps.map((step) => step.model).join(", then ")}`);
   for (const edge of edges) {
     const [from, to] = [nodes[edge.from], nodes[edge.to]];
@@ -455,7 +458,7 @@ function showInputs(now) {
 
 // The code of clients for the chosen model (client.js).
 function showCode(model) {
-  const code = model ? clients(model, location.origin + BASE) : [];
+  const code = model ? clients(model, location.origin + BASE, Object.keys(headers)[0] ?? null) : [];
   const select = find("dialect");
   const chosen = select.value;
   select.replaceChildren(...code.map(({ id, name }) => { const option = make("option", name); option.value = id; return option; }));
@@ -519,8 +522,18 @@ find("pipeline").addEventListener("change", () => shown && showGraph(shown, rate
 narrow.addEventListener("change", () => shown && showGraph(shown, rates));
 find("access").addEventListener("submit", (event) => {
   event.preventDefault();
-  const text = find("key").value.trim();
+  useKey(find("key").value.trim());
+  showCode(chosen());
+});
+
+// A key is kept for this tab, so that a reload does not ask for it again.
+const KEPT = "trireme-key";
+
+function useKey(text) {
   const header = text.match(/^([A-Za-z0-9-]+):\s*(.+)$/);
   headers = text === "" ? {} : header ? { [header[1]]: header[2] } : { Authorization: `Bearer ${text}` };
-});
+  sessionStorage.setItem(KEPT, text);
+}
+
+useKey(sessionStorage.getItem(KEPT) ?? "");
 follow();

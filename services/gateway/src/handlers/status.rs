@@ -42,6 +42,7 @@ impl Handlers {
             "problems": self.problems(&catalog),
             "jobs": self.keeps_jobs,
             "time": seconds(now.since(UnixMicros(0))),
+            "latencies_since_start": last.windows.begin_at_the_start(Instant::now()),
             "gateways": gateways(&processes, now),
             "workers": workers(&entries, &processes, now),
             "models": models(&catalog, &entries, &queues, &totals, &last.windows),

@@ -33,8 +33,17 @@ impl Windows {
 
     /// A model version's counts when the last minute began; `None` where they are not known.
     pub fn before(&self, now: Instant, key: &ModelKey) -> Option<&Counters> {
+        self.minute_ago(now)?.get(key).map(|total| &total.counters)
+    }
+
+    /// Whether nobody looked a minute ago, so that summaries cover all time since the start.
+    pub fn begin_at_the_start(&self, now: Instant) -> bool {
+        self.minute_ago(now).is_none()
+    }
+
+    fn minute_ago(&self, now: Instant) -> Option<&Totals> {
         let (_, totals) = self.0.front().filter(|(at, _)| now.saturating_duration_since(*at) >= WINDOW)?;
-        totals.get(key).map(|total| &total.counters)
+        Some(totals)
     }
 }
 
@@ -55,6 +64,7 @@ mod tests {
         for seconds in (0..=600).step_by(5) {
             windows.advance(at(seconds), &totals(seconds));
             let before = windows.before(at(seconds), &key).map(|counters| counters.inferences);
+            assert_eq!(windows.begin_at_the_start(at(seconds)), seconds < 60);
             match seconds {
                 0..60 => assert_eq!(before, None),
                 _ => assert!(

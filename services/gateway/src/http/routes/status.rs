@@ -34,6 +34,7 @@ fn schema() -> Schema {
         ("time", number()),
         ("ready", flag()),
         ("jobs", flag()),
+        ("latencies_since_start", flag()),
         ("deployment", nullable(text())),
         ("models", list(model)),
         ("gateways", list(plain())),
