@@ -35,9 +35,9 @@ pub fn give_back_large_allocations() {}
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Growth since the last look that is worth asking for: 64 MiB.
+/// A change since the last request for free pages that is worth another: 64 MiB.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-const GROWTH: usize = 64 << 20;
+const CHANGE: usize = 64 << 20;
 
 /// Starts a thread that gives free pages of the heaps back to the system while this process lives.
 ///
@@ -46,7 +46,7 @@ const GROWTH: usize = 64 << 20;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub fn give_back_free_pages() -> std::io::Result<()> {
     let look = || {
-        let mut heaps = Heaps { least: usize::MAX };
+        let mut heaps = Heaps { last: resident_bytes().unwrap_or_default() };
         loop {
             std::thread::sleep(INTERVAL);
             heaps.look();
@@ -61,25 +61,24 @@ pub fn give_back_free_pages() -> std::io::Result<()> {
     Ok(())
 }
 
-/// The memory of this process when it was last asked for free pages.
+/// The memory of this process when free pages were last asked for.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 struct Heaps {
-    /// Resident bytes after the last request for free pages, or fewer if the process has shrunk since.
-    least: usize,
+    /// Resident bytes after that.
+    last: usize,
 }
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 impl Heaps {
-    /// Gives free pages back if the process has grown by [`GROWTH`]. A process that needs what it has grown by pays once: the next look
-    /// takes that for its size.
+    /// Gives free pages back if the process has grown or shrunk by [`CHANGE`]: in both cases its heaps may hold more than they need. A process
+    /// that keeps its size pays nothing.
     #[allow(unsafe_code, reason = "the C library's call has no safe function")]
     fn look(&mut self) {
         let Some(resident) = resident_bytes() else { return };
-        self.least = self.least.min(resident);
-        if resident - self.least >= GROWTH {
+        if resident.abs_diff(self.last) >= CHANGE {
             // SAFETY: takes a number and no pointer; glibc locks each heap while it looks at it.
             unsafe { libc::malloc_trim(0) };
-            self.least = resident_bytes().unwrap_or(resident);
+            self.last = resident_bytes().unwrap_or(resident);
         }
     }
 }
@@ -109,7 +108,7 @@ mod tests {
     #[test]
     fn the_free_pages_of_a_heap_go_back_to_the_system() {
         let _alone = ALONE.lock();
-        let mut heaps = Heaps { least: resident_bytes() };
+        let mut heaps = Heaps { last: resident_bytes() };
         let before = resident_bytes();
         let (medium, small): (Vec<_>, Vec<_>) =
             (0..4096).map(|number| (vec![1u8; 50_000], vec![1u8; 100 + number % 50])).unzip();
