@@ -65,7 +65,7 @@ fn a_process_that_ends_takes_no_request_with_it_and_another_one_comes() {
     let model = Model::texts("", OBEDIENT);
     let mut instance = model.instance();
     let first = answer(&mut instance, &["who"]).unwrap();
-    for (way, reason) in [("die", "it has ended"), ("exit", "it has ended"), ("garbage", "is no frame")] {
+    for (way, reason) in [("die", "has ended"), ("exit", "has ended"), ("garbage", "is no frame")] {
         let results = execute(&mut instance, &[request(&["who"]), request(&[way])]);
         for result in results {
             let error = result.unwrap_err();
