@@ -255,7 +255,8 @@ impl Entities {
         let mut left: Vec<&Value> = b.iter().collect();
         for entity in a {
             let Some(at) = left.iter().position(|other| is_same(entity, other)) else { continue };
-            let other = left.swap_remove(at);
+            // Several may have one place, as bytes of a character do: the order says which is which.
+            let other = left.remove(at);
             let score = |entity: &Value| entity["score"].as_f64().unwrap_or(f64::NAN);
             found.equal += 2;
             found.difference = higher(found.difference, (score(entity) - score(other)).abs());
@@ -350,6 +351,8 @@ mod tests {
         assert_eq!(likeness(&[(0.5, 1)], &[(0.5, 2)]), 0.0, "a place");
         assert_eq!(likeness(&[(0.5, 1), (0.5, 9)], &[(0.5, 1)]), 2.0 / 3.0, "one more");
         assert!(likeness(&[(f64::NAN, 1)], &[(0.5, 1)]).is_nan());
+        let of_one_place = [(0.5, 0), (0.9, 5), (0.5, 5)];
+        assert_eq!(likeness(&of_one_place, &of_one_place), 1.0);
         let both = entities(&[(0.5, 1)]).entities(&entities(&[(0.25, 1)])).unwrap();
         let both = both.and(entities(&[(0.5, 1)]).entities(&entities(&[])).unwrap());
         assert_eq!((both.share(), both.difference), (2.0 / 3.0, 0.25));
