@@ -3,7 +3,6 @@
 import json
 import shutil
 
-from tokenizers import Tokenizer
 
 import folders
 
@@ -50,13 +49,6 @@ def longer_than_the_positions(path):
 def two_lengths(path):
     change(path, "sentence_bert_config.json", max_seq_length=32)
     change(path, "sentence_roberta_config.json", max_seq_length=16)
-
-
-@planted("mean-normalized", "tokenizer.json", "the table of input_ids has")
-def tokens_beyond_the_table(path):
-    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-    tokenizer.add_tokens([f"unheard{number}" for number in range(20)])
-    tokenizer.save(str(path / "tokenizer.json"))
 
 
 @planted("prompt-by-name", "default_prompt_name is 'passage'", "prompts has")
