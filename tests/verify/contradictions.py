@@ -3,7 +3,6 @@
 import json
 import shutil
 
-
 import folders
 
 PLANTED = {}
