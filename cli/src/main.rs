@@ -9,6 +9,7 @@ mod doctor;
 mod export;
 mod infer;
 mod init;
+mod keys;
 mod optimize;
 mod output;
 mod python;
@@ -65,6 +66,8 @@ enum Command {
     Infer(infer::InferArgs),
     /// Write the model repository that a model folder is served as, to look at and to edit
     Init(init::InitArgs),
+    /// Make, list and revoke clients' keys in the file of --api-key-file
+    Keys(keys::KeysArgs),
     /// Make a variant of a model folder's ONNX file with 8-bit weights, as fast as its fidelity allows, and measure both
     Optimize(Box<optimize::OptimizeArgs>),
     /// Show how the queues of a deployment are kept, and change it
@@ -107,6 +110,7 @@ fn main() -> ExitCode {
         Command::Export(args) => export::run(&args),
         Command::Infer(args) => infer::run(&args),
         Command::Init(args) => init::run(&args),
+        Command::Keys(args) => keys::run(&args),
         Command::Optimize(args) => optimize::run(&args),
         Command::Settings(args) => settings::run(&args),
         Command::Status(args) => status::run(&args),

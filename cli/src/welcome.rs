@@ -36,7 +36,7 @@ impl Reach {
             true => format!("localhost:{}", address.port()),
             false => address.to_string(),
         };
-        let has_keys = !args.access.api_keys.is_empty();
+        let has_keys = !args.access.api_keys.is_empty() || args.access.api_key_file.is_some();
         Reach {
             url: format!("{}://{place}", if is_tls { "https" } else { "http" }),
             curl: match (is_tls, has_keys) {

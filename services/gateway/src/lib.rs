@@ -205,7 +205,7 @@ pub struct Gateway {
     stop: CancellationToken,
     serving: TaskSet,
     exit_timeout: Duration,
-    rereading: Rereading,
+    rereading: Arc<Rereading>,
 }
 
 // === impl Gateway ===
@@ -326,6 +326,9 @@ impl Gateway {
                 let (shared, raised) = (handlers.clone(), stop.clone());
                 serving.spawn("metrics", async move { listener.serve(shared, limits, raised, exit_timeout).await });
             }
+            let rereading = Arc::new(rereading);
+            let followed = rereading.clone();
+            tasks.spawn("files read again", async move { followed.follow().await });
             Ok(Gateway {
                 http_address,
                 grpc_address,

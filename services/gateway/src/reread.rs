@@ -1,20 +1,32 @@
-//! The files of a gateway that are read again while it runs: keys, restrictions, secrets and certificates. Files that cannot be used change
-//! nothing.
+//! The files of a gateway that are read again while it runs: keys, restrictions, secrets and certificates, when they change and when the process is
+//! told to. Files that cannot be used change nothing.
 
-use std::path::PathBuf;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
+use tokio::time::MissedTickBehavior;
 use trireme_server::access::{Access, AccessArgs, files};
 use trireme_server::connections::Tls;
 
 use crate::grpc::{GrpcArgs, restrict};
 use crate::http::{JobArgs, Webhooks};
 
+/// How often files are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// Files, and the way in which they are read again.
 struct Source {
     what: &'static str,
     files: Vec<PathBuf>,
+    seen: Mutex<Vec<Option<Seen>>>,
     again: Box<dyn Fn() -> anyhow::Result<()> + Send + Sync>,
 }
+
+/// What shows that a file has changed: its number, its length, and when it was written. A file that replaces another has another number.
+type Seen = (u64, u64, SystemTime);
 
 /// All files of a gateway that are read again.
 #[derive(Default)]
@@ -66,21 +78,50 @@ impl Rereading {
         again: impl Fn() -> anyhow::Result<()> + Send + Sync + 'static,
     ) {
         if !files.is_empty() {
-            self.0.push(Source { what, files, again: Box::new(again) });
+            let seen = files.iter().map(|file| look(file)).collect();
+            self.0.push(Source { what, files, seen: Mutex::new(seen), again: Box::new(again) });
         }
     }
 
     /// Reads all of them again, and logs each.
     pub fn read(&self) {
-        for Source { what, files, again } in &self.0 {
-            let files = files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
-            match again() {
-                Ok(()) => tracing::info!(what, files, "read again"),
-                Err(error) => {
-                    let error = format!("{error:#}");
-                    tracing::error!(what, files, error, "cannot be read again; the last ones stay");
-                }
+        self.0.iter().for_each(Source::read);
+    }
+
+    /// Reads files again once they change, for ever.
+    pub async fn follow(&self) {
+        let mut ticks = tokio::time::interval(LOOK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.0.iter().filter(|source| source.has_changed()).for_each(Source::read);
+        }
+    }
+}
+
+// === impl Source ===
+
+impl Source {
+    fn has_changed(&self) -> bool {
+        let now: Vec<_> = self.files.iter().map(|file| look(file)).collect();
+        let mut seen = self.seen.lock();
+        // Noted also when they cannot be used, so that the error is logged once.
+        now != std::mem::replace(&mut *seen, now.clone())
+    }
+
+    fn read(&self) {
+        let Source { what, files, again, .. } = self;
+        let files = files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
+        match again() {
+            Ok(()) => tracing::info!(what, files, "read again"),
+            Err(error) => {
+                let error = format!("{error:#}");
+                tracing::error!(what, files, error, "cannot be read again; the last ones stay");
             }
         }
     }
+}
+
+fn look(path: &Path) -> Option<Seen> {
+    fs::metadata(path).and_then(|file| Ok((file.ino(), file.len(), file.modified()?))).ok()
 }

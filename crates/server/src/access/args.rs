@@ -26,6 +26,11 @@ pub struct AccessArgs {
     #[arg(value_parser = GivenParser::<OwnedKey>::default(), hide_env_values = true)]
     pub bulk_api_keys: Vec<Given<OwnedKey>>,
 
+    /// File of keys as digests, with owners, roles and times to live, which `trireme keys` writes; it is read again within seconds of a change.
+    /// With such a file clients need a key, also while it has none
+    #[arg(long, env = "TRIREME_API_KEY_FILE", value_name = "PATH")]
+    pub api_key_file: Option<PathBuf>,
+
     /// Key of an administrator, who may change the server from everywhere and sees everybody's durable work; may be given several times, also as
     /// `file:PATH`. With such a key nobody else changes the server, except with --control-access=any
     #[arg(long = "admin-api-key", env = "TRIREME_ADMIN_API_KEY", value_name = "KEY")]
@@ -60,7 +65,8 @@ impl AccessArgs {
     pub fn files(&self) -> Vec<PathBuf> {
         let owned = self.api_keys.iter().chain(&self.bulk_api_keys);
         let keys = files(owned).chain(files(&self.admin_api_keys));
-        keys.chain(files(&self.http_restricted_apis)).map(Path::to_owned).collect()
+        let given = keys.chain(files(&self.http_restricted_apis)).map(Path::to_owned);
+        given.chain(self.api_key_file.clone()).collect()
     }
 }
 

@@ -4,10 +4,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use data_encoding::{HEXLOWER, HEXLOWER_PERMISSIVE};
+use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
-/// Longest name of an owner.
-const LONGEST_NAME: usize = 64;
+/// Longest name of an owner, in bytes.
+pub const LONGEST_NAME: usize = 64;
 
 /// Fewest characters of a key that takes long to guess.
 const SHORTEST: usize = 16;
@@ -23,6 +25,17 @@ pub struct OwnedKey {
     pub(super) key: Secret,
 }
 
+/// SHA-256 of a key's text. A process and a file need no more of a key to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct KeyDigest([u8; 32]);
+
+/// Whether an owner may have this name.
+pub fn is_owner_name(name: &str) -> bool {
+    (1..=LONGEST_NAME).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte))
+}
+
 // === impl OwnedKey ===
 
 impl FromStr for OwnedKey {
@@ -30,26 +43,59 @@ impl FromStr for OwnedKey {
 
     /// Reads `NAME=KEY`, or `KEY`, whose owner is then a digest of it. A key in base64 may end with `=`.
     fn from_str(text: &str) -> Result<Self, String> {
-        let is_name = |name: &str| {
-            (1..=LONGEST_NAME).contains(&name.len())
-                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte))
-        };
         let named =
-            text.trim().split_once('=').filter(|(name, key)| is_name(name) && !key.trim_matches('=').is_empty());
+            text.trim().split_once('=').filter(|(name, key)| is_owner_name(name) && !key.trim_matches('=').is_empty());
         if let Some((name, key)) = named {
             return Ok(OwnedKey { owner: name.into(), key: key.parse()? });
         }
         let key: Secret = text.parse()?;
-        let digest = ring::digest::digest(&ring::digest::SHA256, key.0.as_bytes());
         // No name begins like this.
-        let owner: String = digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        Ok(OwnedKey { owner: format!("key:{owner}").into(), key })
+        let owner = format!("key:{}", HEXLOWER.encode(&key.digest().0[..16]));
+        Ok(OwnedKey { owner: owner.into(), key })
+    }
+}
+
+// === impl KeyDigest ===
+
+impl KeyDigest {
+    /// The digest of this key.
+    pub fn of(key: impl AsRef<[u8]>) -> KeyDigest {
+        let digest = ring::digest::digest(&ring::digest::SHA256, key.as_ref());
+        let mut bytes = [0; 32];
+        bytes.copy_from_slice(digest.as_ref());
+        KeyDigest(bytes)
+    }
+
+    /// Whether `other` is the same, in a time that tells nothing about where they differ.
+    pub(super) fn is(&self, other: &KeyDigest) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl From<KeyDigest> for String {
+    fn from(digest: KeyDigest) -> String {
+        HEXLOWER.encode(&digest.0)
+    }
+}
+
+impl TryFrom<String> for KeyDigest {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<KeyDigest, &'static str> {
+        let bytes = HEXLOWER_PERMISSIVE.decode(text.as_bytes()).ok();
+        let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
+        bytes.map(KeyDigest).ok_or("expected the SHA-256 of a key, 64 hexadecimal digits")
     }
 }
 
 // === impl Secret ===
 
 impl Secret {
+    /// Its digest as a key.
+    pub(super) fn digest(&self) -> KeyDigest {
+        KeyDigest::of(&self.0)
+    }
+
     /// Whether it has few characters.
     pub(super) fn is_short(&self) -> bool {
         self.0.chars().count() < SHORTEST

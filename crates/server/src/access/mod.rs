@@ -3,20 +3,24 @@
 
 mod args;
 mod given;
+mod key_file;
 mod keys;
 mod restriction;
 mod sender;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::SystemTime;
 
+use anyhow::Context;
 use axum::http::HeaderValue;
 use parking_lot::RwLock;
 use trireme_inference::Lane;
 
 pub use args::{AccessArgs, ControlAccess};
 pub use given::{Given, files, read_all};
-pub use keys::{OwnedKey, Secret};
+pub use key_file::{KeyEntry, KeyFile, LONGEST_OWNER, Role};
+pub use keys::{KeyDigest, OwnedKey, Secret, is_owner_name};
 pub use restriction::{Category, Restriction};
 pub use sender::{Foreign, Sender};
 
@@ -32,10 +36,12 @@ pub struct Credentials {
 /// A key, its lane and its owner.
 #[derive(Clone, Debug)]
 struct Known {
-    key: Secret,
+    key: KeyDigest,
     lane: Lane,
     /// `None`: an administrator's.
     owner: Option<Arc<str>>,
+    /// From when on it admits nobody.
+    expires: Option<SystemTime>,
 }
 
 /// The rules of a server. Clones share them, and [`Access::take_over`] replaces their secrets while the server runs.
@@ -50,6 +56,8 @@ pub struct Access {
 #[derive(Debug, Default)]
 struct Secrets {
     keys: Vec<Known>,
+    /// Whether there is a file of keys: then clients need a key, also when the file has none.
+    has_file: bool,
     restrictions: Vec<Restriction>,
 }
 
@@ -97,26 +105,23 @@ impl Access {
         for category in restrictions.iter().flat_map(|restriction| &restriction.categories) {
             anyhow::ensure!(seen.insert(category), "--http-restricted-api names '{category}' more than once");
         }
-        let owned = |lane| move |OwnedKey { owner, key }| Known { key, lane, owner: Some(owner) };
+        let owned = |lane| move |OwnedKey { owner, key }| Known::given(&key, lane, Some(owner));
         let live = read_all("--api-key", &args.api_keys)?.into_iter().map(owned(Lane::Live));
         let bulk = read_all("--bulk-api-key", &args.bulk_api_keys)?.into_iter().map(owned(Lane::Bulk));
         let admin = read_all("--admin-api-key", &args.admin_api_keys)?.into_iter();
-        let admin = admin.map(|key| Known { key, lane: Lane::Live, owner: None });
-        let keys: Vec<Known> = live.chain(bulk).chain(admin).collect();
-        for known in keys.iter().filter(|known| known.key.is_short()) {
-            let owner = known.owner.as_deref().unwrap_or("administrator");
-            tracing::warn!(
-                owner,
-                "an API key has fewer than 16 characters and can be guessed: make one with openssl rand -hex 32"
-            );
-        }
+        let admin = admin.map(|key| Known::given(&key, Lane::Live, None));
+        let file = args.api_key_file.as_deref().map(KeyFile::read).transpose().context("--api-key-file")?;
+        let has_file = file.is_some();
+        let filed = file.unwrap_or_default().keys.into_iter().map(Known::from);
+        let keys = live.chain(bulk).chain(admin).chain(filed).collect();
         let names = sender::Names::new(&args.allowed_hosts, origins);
-        Ok(Access { control: args.control_access, names, secrets: Access::keep(Secrets { keys, restrictions }) })
+        let secrets = Access::keep(Secrets { keys, has_file, restrictions });
+        Ok(Access { control: args.control_access, names, secrets })
     }
 
     /// Rules without keys.
     pub fn restricting(restrictions: Vec<Restriction>) -> Access {
-        Access { secrets: Access::keep(Secrets { keys: Vec::new(), restrictions }), ..Access::default() }
+        Access { secrets: Access::keep(Secrets { restrictions, ..Secrets::default() }), ..Access::default() }
     }
 
     fn keep(secrets: Secrets) -> Arc<RwLock<Arc<Secrets>>> {
@@ -215,12 +220,38 @@ impl Access {
     }
 }
 
+// === impl Known ===
+
+impl Known {
+    /// A key of a flag or a variable. Logs a warning when it can be guessed.
+    fn given(key: &Secret, lane: Lane, owner: Option<Arc<str>>) -> Known {
+        if key.is_short() {
+            tracing::warn!(
+                owner = owner.as_deref().unwrap_or("administrator"),
+                "an API key has fewer than 16 characters and can be guessed: make one with openssl rand -hex 32"
+            );
+        }
+        Known { key: key.digest(), lane, owner, expires: None }
+    }
+}
+
+impl From<KeyEntry> for Known {
+    fn from(entry: KeyEntry) -> Known {
+        let (lane, is_client) = match entry.role {
+            Role::Live => (Lane::Live, true),
+            Role::Bulk => (Lane::Bulk, true),
+            Role::Admin => (Lane::Live, false),
+        };
+        Known { key: entry.sha256, lane, expires: entry.expiry(), owner: is_client.then(|| entry.owner.into()) }
+    }
+}
+
 // === impl Secrets ===
 
 impl Secrets {
     /// Whether clients need a key. An administrator's key alone keeps nobody else out.
     fn asks_for_key(&self) -> bool {
-        self.keys.iter().any(|known| known.owner.is_some())
+        self.has_file || self.keys.iter().any(|known| known.owner.is_some())
     }
 
     /// The valid key in these headers. `Authorization` may be for a proxy, so each of the three headers is enough.
@@ -228,7 +259,10 @@ impl Secrets {
         let given = [header("authorization").and_then(bearer_token), header("x-api-key"), header("api-key")];
         // Every key is compared: how long it takes tells nothing about which. Of two with one text the last has the last word.
         let find = |given: &[u8]| {
-            self.keys.iter().fold(None, |found, known| if known.key.is(given) { Some(known) } else { found })
+            let given = KeyDigest::of(given);
+            let known =
+                self.keys.iter().fold(None, |found, known| if known.key.is(&given) { Some(known) } else { found });
+            known.filter(|known| known.expires.is_none_or(|expires| SystemTime::now() < expires))
         };
         given.into_iter().flatten().find_map(find)
     }
@@ -284,6 +318,52 @@ mod tests {
             assert_eq!(check(&access, Category::Inference, &both), Ok(()), "{authorization}");
         }
         assert!(!format!("{access:?}").contains("\"one\""));
+    }
+
+    #[test]
+    fn keys_of_a_file_have_owners_roles_and_an_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys.json");
+        let entry = |owner: &str, role, expires: Option<&str>| KeyEntry {
+            owner: owner.to_owned(),
+            role,
+            sha256: KeyDigest::of(format!("the key of {owner}")),
+            created: None,
+            expires: expires.map(|time| time.parse().unwrap()),
+        };
+        let keys = vec![
+            entry("alice", Role::Live, Some("2999-01-01T00:00:00Z")),
+            entry("nightly", Role::Bulk, None),
+            entry("root", Role::Admin, None),
+            entry("past", Role::Live, Some("2020-01-01T00:00:00Z")),
+        ];
+        KeyFile::change(&path, |file| {
+            file.keys = keys;
+            Ok(())
+        })
+        .unwrap();
+        let args = AccessArgs { api_key_file: Some(path.clone()), ..AccessArgs::default() };
+        let access = new(&args);
+        let of = |owner: &str| {
+            let key = format!("the key of {owner}");
+            let header = |name: &str| (name == "x-api-key").then_some(key.as_bytes());
+            access
+                .check_key(header)
+                .map(|()| (access.owner(header).map(|owner| owner.to_string()), access.lane(header)))
+        };
+        assert_eq!(of("alice"), Ok((Some("alice".to_owned()), Lane::Live)));
+        assert_eq!(of("nightly"), Ok((Some("nightly".to_owned()), Lane::Bulk)));
+        assert_eq!(of("root"), Ok((None, Lane::Live)));
+        assert_eq!(of("past"), Err(Denied::Key), "it has expired");
+        KeyFile::change(&path, |file| {
+            file.keys.clear();
+            Ok(())
+        })
+        .unwrap();
+        access.take_over(&new(&args));
+        assert_eq!(of("alice"), Err(Denied::Key), "a file without keys admits nobody");
+        std::fs::remove_file(&path).unwrap();
+        assert!(format!("{:#}", Access::new(&args, &[]).unwrap_err()).starts_with("--api-key-file: the file of keys"));
     }
 
     #[test]

@@ -1,14 +1,12 @@
 //! TLS for the HTTP and the gRPC listener: a certificate chain and its key, and the authorities that vouch for clients, from PEM
-//! files. Changed files are read again at the next connection. While changed files cannot be used, the previous ones stay in use.
+//! files, which [`Tls::reread`] reads again.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use parking_lot::Mutex;
-use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -17,9 +15,6 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{CertificateError, Error, RootCertStore, ServerConfig};
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
-
-/// Shortest time between two looks at the files.
-const LOOK: Duration = Duration::from_secs(1);
 
 /// A file, and the flag that names it.
 #[derive(Clone, Debug)]
@@ -54,12 +49,7 @@ struct Inner {
 struct Current {
     config: Arc<ServerConfig>,
     expires: Option<SystemTime>,
-    seen: Vec<Seen>,
-    looked: Instant,
 }
-
-/// Size and time of change of a file, if it is there.
-type Seen = Option<(u64, SystemTime)>;
 
 /// The fault of a certificate of X.509 version 1, which openssl makes where no extension is asked for.
 const VERSION_1: &str = "is a certificate of X.509 version 1, expected version 3: issue it with a subjectAltName \
@@ -84,9 +74,8 @@ fn is_version_1(error: &Error) -> bool {
 impl Tls {
     /// Reads the files, for a server of these application protocols, the one that it likes best first. Errors name the flag and the file.
     pub fn new(files: TlsFiles, protocols: &'static [&'static [u8]]) -> anyhow::Result<Tls> {
-        let seen = files.look();
         let (config, expires) = files.read(protocols)?;
-        let current = Mutex::new(Current { config, expires, seen, looked: Instant::now() });
+        let current = Mutex::new(Current { config, expires });
         Ok(Tls(Arc::new(Inner { files, protocols, current })))
     }
 
@@ -98,9 +87,8 @@ impl Tls {
     /// Reads the files now. If they cannot be used, the previous ones stay in use.
     pub fn reread(&self) -> anyhow::Result<()> {
         let Inner { files, protocols, current } = &*self.0;
-        let seen = files.look();
         let (config, expires) = files.read(protocols)?;
-        *current.lock() = Current { config, expires, seen, looked: Instant::now() };
+        *current.lock() = Current { config, expires };
         Ok(())
     }
 
@@ -116,43 +104,13 @@ impl Tls {
 
     /// The acceptor for the next connection.
     pub fn acceptor(&self) -> TlsAcceptor {
-        let Inner { files, protocols, current } = &*self.0;
-        let mut current = current.lock();
-        if current.looked.elapsed() >= LOOK {
-            current.looked = Instant::now();
-            let seen = files.look();
-            if seen != current.seen {
-                // Noted also when they cannot be used, so that the error is logged once.
-                current.seen = seen;
-                let certificate = files.certificate.path.display().to_string();
-                match files.read(protocols) {
-                    Ok((config, expires)) => {
-                        tracing::info!(certificate, "TLS files have changed and were read again");
-                        (current.config, current.expires) = (config, expires);
-                    }
-                    Err(error) => {
-                        let error = format!("{error:#}");
-                        tracing::error!(
-                            certificate,
-                            error,
-                            "TLS files have changed and cannot be used; the last ones stay"
-                        );
-                    }
-                }
-            }
-        }
-        TlsAcceptor::from(current.config.clone())
+        TlsAcceptor::from(self.0.current.lock().config.clone())
     }
 }
 
 // === impl TlsFiles ===
 
 impl TlsFiles {
-    fn look(&self) -> Vec<Seen> {
-        let look = |path: &Path| fs::metadata(path).and_then(|file| Ok((file.len(), file.modified()?))).ok();
-        self.all().map(|pem| look(&pem.path)).collect()
-    }
-
     fn all(&self) -> impl Iterator<Item = &Pem> {
         [&self.certificate, &self.key].into_iter().chain(&self.roots)
     }
@@ -212,6 +170,10 @@ impl Pem {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+    use std::time::Duration;
+
     use tokio_rustls::TlsConnector;
     use tokio_rustls::rustls::ClientConfig;
     use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
@@ -234,35 +196,17 @@ mod tests {
         (folder, files)
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn files_that_change_are_read_again_unless_they_do_not_fit() {
-        let (folder, files) = folder();
-        let tls = Tls::new(files, &[b"h2"]).unwrap();
-        let first = tls.acceptor().config().clone();
-        let after = |name: &str, content: &[u8]| fs::write(folder.path().join(name), content).unwrap();
-
-        tokio::time::advance(LOOK).await;
-        assert!(Arc::ptr_eq(&first, tls.acceptor().config()), "nothing has changed");
-        after("server.pem", b"no certificate");
-        assert!(Arc::ptr_eq(&first, tls.acceptor().config()), "nobody has looked");
-        tokio::time::advance(LOOK).await;
-        assert!(Arc::ptr_eq(&first, tls.acceptor().config()), "what does not fit is not used");
-        let renewed = [&fs::read(shipped("server.pem")).unwrap()[..], b"\n"].concat();
-        after("server.pem", &renewed);
-        tokio::time::advance(LOOK).await;
-        assert!(!Arc::ptr_eq(&first, tls.acceptor().config()), "it is the new one");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn files_are_read_at_once_where_that_is_asked() {
+    #[test]
+    fn files_are_read_again_unless_they_do_not_fit() {
         let (folder, files) = folder();
         let tls = Tls::new(files, &[b"h2"]).unwrap();
         let first = tls.acceptor().config().clone();
         tls.reread().unwrap();
-        assert!(!Arc::ptr_eq(&first, tls.acceptor().config()));
-        fs::remove_file(folder.path().join("server.key")).unwrap();
-        assert!(tls.reread().unwrap_err().to_string().starts_with("--key '"));
-        tls.acceptor();
+        let second = tls.acceptor().config().clone();
+        assert!(!Arc::ptr_eq(&first, &second));
+        fs::write(folder.path().join("server.pem"), b"no certificate").unwrap();
+        assert!(tls.reread().unwrap_err().to_string().starts_with("--cert '"));
+        assert!(Arc::ptr_eq(&second, tls.acceptor().config()), "what does not fit is not used");
     }
 
     #[test]
