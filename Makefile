@@ -185,7 +185,7 @@ nightly: ## What takes too long for CI, one after the other, each whatever becam
 	if [[ -n $$failed ]]; then echo "==> FAILED:$$failed"; exit 1; fi
 
 .PHONY: kubernetes-test
-kubernetes-test: ## Renders deploy/kubernetes and checks every object against its schema
+kubernetes-test: ## Renders deploy/kubernetes and the Helm chart, and checks every object against its schema
 	@scripts/kubernetes-test.sh
 
 .PHONY: upgrade-test

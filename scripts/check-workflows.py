@@ -11,7 +11,7 @@ FOLDER = Path(__file__).resolve().parent.parent / ".github" / "workflows"
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40} # v[\d.]+")
 
 # Steps that others see.
-PUBLISHES = re.compile(r"push: true|imagetools create|gh release create|gh-action-pypi-publish")
+PUBLISHES = re.compile(r"push: true|imagetools create|gh release create|helm push|gh-action-pypi-publish")
 
 
 def main():

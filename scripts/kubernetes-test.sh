@@ -5,6 +5,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 TARGET=$TOOLS/kubernetes
 REQUIREMENTS=$ROOT/tests/kubernetes/requirements.txt
 
-environment "$TARGET" "$REQUIREMENTS" "5 MB" --only-binary=:all: ||
+environment "$TARGET" "$REQUIREMENTS" "80 MB" --only-binary=:all: ||
     fail "cannot install ${REQUIREMENTS#"$ROOT"/}: see pip's message above; check the network and pip's configuration, then run this again"
 "$TARGET/bin/python" "$ROOT/tests/kubernetes/manifests_test.py"

@@ -4,7 +4,7 @@
 Checks every object against Kubernetes' published schema (strictly: an unknown field is an error), KEDA's objects against
 its documentation, and that names match: selectors, ports, volumes, secrets, queues, and environment variables against
 docs/configuration.md; that Prometheus finds every service's metrics; that the brokers of a cluster know one another, and
-services know all of them. Simulates each ScaledObject under few requests (scaling.py).
+services know all of them. Simulates each ScaledObject under few requests (scaling.py). Compares the Helm chart with them (chart_test.py).
 """
 
 import os
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 
+import chart_test
 import kubernetes_validate
 import scaling
 import yaml
@@ -222,12 +223,9 @@ def check_brokers(overlay, objects):
     check(expected.items() <= spread.items() and matches(spread["labelSelector"], pod["metadata"]["labels"]), f"{overlay}: two brokers may be on one node")
 
 
-def check_overlay(overlay):
-    """Checks one overlay; returns its number of objects, or None."""
-    objects = render(overlay)
-    if objects is None:
-        return None
-    objects += secrets()
+def check_overlay(overlay, objects):
+    """Checks the objects of one overlay; returns their number."""
+    objects = objects + secrets()
     for thing in objects:
         where = f"{overlay}: {thing['kind']} {thing['metadata']['name']}"
         if not thing["apiVersion"].startswith("keda.sh/"):
@@ -285,18 +283,46 @@ def check_egress(components):
             check(found == wanted, f"{overlay}: {name} may connect to ports {found}, expected {wanted}")
 
 
+def check_kserve():
+    """The ServingRuntime: its pod against Kubernetes' schema, its arguments against the flags, and the InferenceService against it."""
+    folder = ROOT / "deploy" / "kserve"
+    runtime, service = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("serving-runtime", "inference-service"))
+    spec = runtime["spec"]
+    pod = {"containers": spec["containers"], "volumes": spec["volumes"]}
+    try:
+        kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kserve"}, "spec": pod}, KUBERNETES, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        check(False, f"kserve: {'.'.join(map(str, error.path))}: {error.message}")
+    container = spec["containers"][0]
+    flags = set(re.findall(r"`(--[a-z-]+)", (ROOT / "docs" / "configuration.md").read_text()))
+    given = {word for word in container["args"] if word.startswith("--")}
+    check(container["name"] == "kserve-container" and given <= flags, f"kserve: flags {given - flags} are not in docs/configuration.md")
+    served = int(container["args"][container["args"].index("--http-port") + 1])
+    probed = {container[probe]["httpGet"]["port"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")}
+    ports = {port["containerPort"] for port in container["ports"]}
+    check(ports == probed == {served}, f"kserve: port {served} is served, probed are {probed}, KServe calls {ports}")
+    model = service["spec"]["predictor"]["model"]
+    check(model["runtime"] == runtime["metadata"]["name"], f"kserve: the service names runtime {model['runtime']}")
+    check(model["protocolVersion"] in spec["protocolVersions"], f"kserve: protocol {model['protocolVersion']}")
+    formats = {entry["name"] for entry in spec["supportedModelFormats"]}
+    check(model["modelFormat"]["name"] in formats, f"kserve: format {model['modelFormat']}, the runtime has {formats}")
+
+
 def main():
     """Checks all overlays; skips the test if there is no kustomize."""
     check_scaled_object(
         yaml.safe_load((FOLDER / "python" / "scaled-object.yaml").read_text()), {"python"}, queues_of(["preprocessing"])
     )
     for overlay in ("base", "demo", "base+cluster", "demo-cluster", "base+python", "base+python+cluster", "base+webhooks+otlp+downloads"):
-        count = check_overlay(overlay)
-        if count is None:
+        objects = render(overlay)
+        if objects is None:
             print("==> skipped: neither kustomize nor kubectl is installed")
             return
+        count = check_overlay(overlay, objects)
         print(f"==> deploy/kubernetes/{overlay}: {count} objects checked against Kubernetes {KUBERNETES}")
     check_egress(("webhooks", "otlp", "downloads"))
+    check_kserve()
+    chart_test.check_chart(render, check_overlay, check)
     documented = (ROOT / "docs" / "metrics.md").read_text()
     check(METRICS and all(f"| `{metric}` |" in documented for metric in METRICS), f"{METRICS} are not in docs/metrics.md")
     if FAULTS:
