@@ -12,7 +12,7 @@ use trireme_e2e::{
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-in_every_mode!(a_hangup_reads_files_again_and_ends_nothing);
+in_every_mode!(a_hangup_reads_files_again_and_ends_nothing, keys_are_added_and_revoked_while_the_server_runs);
 
 fn a_hangup_reads_files_again_and_ends_nothing(mode: Mode) {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -70,14 +70,11 @@ fn a_hangup_reads_files_again_and_ends_nothing(mode: Mode) {
     assert_eq!(sandbox.gateway.wait_exit(LIMIT).code(), Some(0), "{}", sandbox.gateway.log_tail());
 }
 
-in_every_mode!(keys_are_added_and_revoked_while_the_server_runs);
-
 fn keys_are_added_and_revoked_while_the_server_runs(mode: Mode) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("keys.json").to_str().expect("UTF-8").to_owned();
     let keys = |arguments: &[&str]| -> String {
-        let output =
-            Command::new(product("trireme")).arg("keys").args(arguments).args(["--api-key-file", &path]).output();
+        let output = product("trireme").arg("keys").args(arguments).args(["--api-key-file", &path]).output();
         let output = output.expect("trireme runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("UTF-8").trim().to_owned()
