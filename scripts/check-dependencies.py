@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # A member may use members of layers above its own, but none of its own layer.
 LAYERS = [
     ("domain", ["trireme-inference", "trireme-telemetry"]),
-    ("formats", ["trireme-model-files"]),
+    ("formats", ["trireme-model-files", "trireme-packing"]),
     ("libraries", ["trireme-protocol", "trireme-model-repository", "trireme-text", "trireme-bus", "trireme-columns"]),
     ("execution", ["trireme-model-source", "trireme-engine"]),
     ("runtime", ["trireme-runtime", "trireme-generation", "trireme-jobs", "trireme-ops", "trireme-server"]),
