@@ -301,22 +301,27 @@ impl FolderDescription {
         DerivedModel { files, ..DerivedModel::new(name, text) }
     }
 
-    /// Texts of different lengths may share a run where a mask marks the padding for the model.
+    /// Texts of different lengths may share a run where a mask marks the padding for the model, and the graph keeps rows apart.
     fn batching(&self, text: &mut Text, wiring: &Wiring) {
         text.blank();
         let has_mask = wiring.inputs.iter().any(|input| input.name == "attention_mask");
         let is_fixed = self.fixed_length().is_some() || self.tokenizer.pads_to_longest.is_some();
-        let alone = self.depends_on_company();
-        if is_fixed || !has_mask || alone.is_some() {
-            let why = if is_fixed {
-                "all rows have one length"
-            } else {
-                alone.unwrap_or("the graph has no input attention_mask")
-            };
+        if is_fixed || !has_mask {
+            let why = if is_fixed { "all rows have one length" } else { "the graph has no input attention_mask" };
             text.line(&format!("# No pad_inputs: {why}; texts of different length do not share a run."), "");
+            self.tried_rows(text);
             return;
         }
-        text.line("# Texts of different lengths share a run: shorter ones are padded, and cut back afterwards.", "");
+        match self.depends_on_company() {
+            Some(why) => {
+                text.line("# Each text has a run of its own, without the padding of its request.", "");
+                text.parameter("padding_check", "alone", why);
+            }
+            None => text.line(
+                "# Texts of different lengths share a run: shorter ones are padded, and cut back afterwards.",
+                "",
+            ),
+        }
         let pad = &self.tokenizer.pad;
         let first = self.tokenizer.first_position.as_ref().map_or(0, |first| first.value.saturating_sub(1));
         let padded = wiring.inputs.iter().map(|input| match input.name.as_str() {
@@ -330,19 +335,27 @@ impl FolderDescription {
         if side.value == PaddingSide::Left {
             text.parameter("padding_side", side.value.name(), &side.origin);
         }
-        if let Some(rows) = &self.tokenizer.sample_rows {
-            text.parameter("sample_rows", rows, "rows of tokens that show at the load whether rows may share a run");
-            if let Some(longest) = self.row_length() {
-                let tried = longest.map(|longest| longest.min(LONGEST_TRIED).to_string());
-                text.parameter(
-                    "longest_row",
-                    &tried.value,
-                    &format!("a row of this many tokens is tried as well; {}", tried.origin),
-                );
-            }
-        }
+        self.tried_rows(text);
         let open = wiring.result.dims.get(1) == Some(&-1) && wiring.result.dims.len() > 2;
         text.parameter("unpad_outputs", if open { &wiring.result.name } else { "" }, "outputs as long as the texts");
+    }
+
+    /// Rows on which the load tries the graph.
+    fn tried_rows(&self, text: &mut Text) {
+        let Some(rows) = &self.tokenizer.sample_rows else { return };
+        text.parameter(
+            "sample_rows",
+            rows,
+            "rows of tokens that show at the load whether the graph takes them, and whether they may share a run",
+        );
+        if let Some(longest) = self.row_length() {
+            let tried = longest.map(|longest| longest.min(LONGEST_TRIED).to_string());
+            text.parameter(
+                "longest_row",
+                &tried.value,
+                &format!("a row of this many tokens is tried as well; {}", tried.origin),
+            );
+        }
     }
 
     fn postprocess(&self, name: &str, wiring: &Wiring) -> DerivedModel {

@@ -25,6 +25,20 @@ pub fn rows(padding: &Padding, inputs: &[Tensor]) -> Result<Option<Vec<Vec<Tenso
     Ok(Some(rows))
 }
 
+/// The rows of a request as they are, all of one length. `None` for a lone row.
+pub fn whole(inputs: &[Tensor]) -> Result<Option<Vec<Vec<Tensor>>>, InferError> {
+    let count = inputs.first().and_then(|input| input.shape().first().copied()).unwrap_or(0);
+    let is_alike = inputs.iter().all(|input| input.shape().first() == Some(&count));
+    let Some(count) = usize::try_from(count).ok().filter(|&count| count > 1 && is_alike) else { return Ok(None) };
+    let mut rows = vec![Vec::with_capacity(inputs.len()); count];
+    for input in inputs {
+        for (row, part) in rows.iter_mut().zip(merge::split(input.clone(), &vec![1; count], None)?) {
+            row.push(part);
+        }
+    }
+    Ok(Some(rows))
+}
+
 /// The tokens of each row.
 fn lengths(padding: &Padding, inputs: &[Tensor]) -> Option<Vec<u32>> {
     let longest = padding.length(inputs)?;
@@ -84,6 +98,15 @@ mod tests {
             let outputs: Vec<_> = rows.into_iter().map(|row| vec![row[0].clone()]).collect();
             assert_eq!(join(&padding(left), &outputs).unwrap(), [ints("ids", [2, 2], &ids)]);
         }
+    }
+
+    #[test]
+    fn rows_of_one_length_stay_as_they_are() {
+        let request = [ints("ids", [2, 2], &[7, 0, 8, 9]), ints(MASK, [2, 2], &[1, 0, 1, 1])];
+        let rows = whole(&request).unwrap().unwrap();
+        assert_eq!(rows[0], [ints("ids", [1, 2], &[7, 0]), ints(MASK, [1, 2], &[1, 0])]);
+        assert_eq!(rows[1], [ints("ids", [1, 2], &[8, 9]), ints(MASK, [1, 2], &[1, 1])]);
+        assert_eq!(whole(&rows[0]).unwrap(), None);
     }
 
     #[test]

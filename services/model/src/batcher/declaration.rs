@@ -9,10 +9,12 @@
 //! | `pad_to_multiple_of` | lengths of runs are multiples of this | measured with an accelerator, else 1 |
 //! | `max_rows` | most rows of one run, where `max_batch_size` is 0 and the dimensions spell the batch out | 64 |
 //! | `padding_side` | `left` or `right`: where shorter rows are filled up | `right` |
-//! | `padding_check` | `apart`: requests that change one another's results do not share a run; `off`: that is not tried | `apart` |
-//! | `sample_rows` | rows of token ids, a JSON array of arrays: with them the load tries whether rows may share a run | made up |
+//! | `padding_check` | `apart`: requests that change one another's results do not share a run; `off`: that is not tried; `alone`: no rows share a run, without a trial | `apart` |
+//! | `sample_rows` | rows of token ids, a JSON array of arrays: with them the load tries whether the graph takes such rows, and whether they may share a run | made up |
 //! | `longest_row` | tokens of a row that has to run, too, beside the `sample_rows` | none |
 //! | `cost_model` | `measured`: the cost of runs is measured when the model is loaded; `off` | `measured` |
+//!
+//! `sample_rows` and `longest_row` count without `pad_inputs`, too: the load tries them on a graph whose rows have one length, or no mask.
 //!
 //! The padded dimension is the first -1 after the batch dimension. The batch dimension is implied by `max_batch_size`;
 //! with `max_batch_size: 0` it is the first of `dims`, and has to be -1 everywhere.
@@ -39,6 +41,9 @@ const COST_MODEL: &str = "cost_model";
 
 const DEFAULT_MAX_ROWS: u32 = 64;
 
+/// The inputs that a tokenizer makes.
+const TOKENIZED: [&str; 4] = ["input_ids", "attention_mask", "token_type_ids", "position_ids"];
+
 /// A model's declaration that it can be batched by length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Declaration {
@@ -56,10 +61,14 @@ pub struct Declaration {
     pub measure: bool,
     /// Whether the load tries if rows may share a run.
     pub check: bool,
+    /// Whether no rows share a run, whatever a trial would show.
+    pub alone: bool,
     /// Rows of token ids, with which the load tries whether rows may share a run; empty: made-up ones.
     pub sample_rows: Vec<Vec<i64>>,
     /// Tokens of a row that has to run, too, if the configuration says so.
     pub longest_row: Option<u32>,
+    /// The length of all rows, where the inputs insist on one.
+    pub fixed_length: Option<u32>,
 }
 
 /// Reads parameters and collects their faults.
@@ -73,32 +82,58 @@ struct Reader<'a> {
 impl Declaration {
     /// The declaration in `config`, if it has one. All faults are reported together.
     pub fn parse(config: &ModelConfig) -> Result<Option<Declaration>, LoadError> {
-        let mut reader = Reader { config, faults: Vec::new() };
-        let declaration = reader.declaration();
-        match reader.faults.is_empty() {
-            true => Ok(declaration),
-            false => Err(LoadError::Config(format!("model '{}': {}", config.name, reader.faults.join("; ")))),
-        }
+        Reader::read(config, Reader::declaration)
+    }
+
+    /// For a configuration without a declaration: the rows that the load tries on it, if it has any. They are not batched by it.
+    pub fn of_rows(config: &ModelConfig) -> Result<Option<Declaration>, LoadError> {
+        Reader::read(config, Reader::rows_alone)
     }
 }
 
 // === impl Reader ===
 
 impl<'a> Reader<'a> {
+    /// What `read` finds, or all faults.
+    fn read<T>(config: &'a ModelConfig, read: impl FnOnce(&mut Reader<'a>) -> T) -> Result<T, LoadError> {
+        let mut reader = Reader { config, faults: Vec::new() };
+        let found = read(&mut reader);
+        match reader.faults.is_empty() {
+            true => Ok(found),
+            false => Err(LoadError::Config(format!("model '{}': {}", config.name, reader.faults.join("; ")))),
+        }
+    }
+
+    fn rows_alone(&mut self) -> Option<Declaration> {
+        let sample_rows = self.sample_rows();
+        if sample_rows.is_empty() || self.text(PAD_INPUTS).is_some() {
+            return None;
+        }
+        let tokenized = self.config.inputs.iter().filter(|input| TOKENIZED.contains(&input.name.as_str()));
+        let input = |name: &str| PaddedInput { name: name.to_owned(), axis: 1, value: vec![0; 8], left: false };
+        let lengths = tokenized.clone().filter_map(|input| self.config.full_shape(&input.dims).get(1).copied());
+        let fixed_length = lengths.max().and_then(|length| u32::try_from(length).ok());
+        let inputs = tokenized.map(|own| input(&own.name)).collect();
+        Some(Declaration {
+            padding: Padding { inputs, outputs: Vec::new(), steps: Steps::default() },
+            max_rows: 1,
+            token_budget: None,
+            max_overtake: None,
+            has_multiple: false,
+            measure: false,
+            check: false,
+            alone: false,
+            sample_rows,
+            longest_row: self.number(LONGEST_ROW),
+            fixed_length,
+        })
+    }
+
     fn declaration(&mut self) -> Option<Declaration> {
         let Some(pad_inputs) = self.text(PAD_INPUTS) else {
-            for name in [
-                UNPAD_OUTPUTS,
-                TOKEN_BUDGET,
-                MAX_OVERTAKE,
-                MULTIPLE,
-                MAX_ROWS,
-                COST_MODEL,
-                PADDING_SIDE,
-                PADDING_CHECK,
-                SAMPLE_ROWS,
-                LONGEST_ROW,
-            ] {
+            for name in
+                [UNPAD_OUTPUTS, TOKEN_BUDGET, MAX_OVERTAKE, MULTIPLE, MAX_ROWS, COST_MODEL, PADDING_SIDE, PADDING_CHECK]
+            {
                 if self.text(name).is_some() {
                     self.faults.push(format!("parameter '{name}' has no effect without '{PAD_INPUTS}'"));
                 }
@@ -122,6 +157,7 @@ impl<'a> Reader<'a> {
         };
         let multiple = self.number(MULTIPLE);
         let steps = Steps { multiple: multiple.unwrap_or(1), ..Steps::default() };
+        let (check, alone) = self.padding_check();
         Some(Declaration {
             padding: Padding { inputs, outputs, steps },
             has_multiple: multiple.is_some(),
@@ -129,9 +165,11 @@ impl<'a> Reader<'a> {
             token_budget: self.number(TOKEN_BUDGET),
             max_overtake: self.microseconds(MAX_OVERTAKE),
             measure: self.cost_model(),
-            check: self.padding_check(),
+            check,
+            alone,
             sample_rows: self.sample_rows(),
             longest_row: self.number(LONGEST_ROW),
+            fixed_length: None,
         })
     }
 
@@ -238,13 +276,15 @@ impl<'a> Reader<'a> {
         rows.unwrap_or_default()
     }
 
-    fn padding_check(&mut self) -> bool {
+    /// Whether it is tried if rows may share a run, and whether they may not in any case.
+    fn padding_check(&mut self) -> (bool, bool) {
         match self.text(PADDING_CHECK) {
-            None | Some("apart") => true,
-            Some("off") => false,
+            None | Some("apart") => (true, false),
+            Some("off") => (false, false),
+            Some("alone") => (false, true),
             Some(other) => {
-                self.faults.push(format!("parameter '{PADDING_CHECK}' has to be apart or off, found '{other}'"));
-                true
+                self.faults.push(format!("parameter '{PADDING_CHECK}' has to be apart, off or alone, found '{other}'"));
+                (true, false)
             }
         }
     }

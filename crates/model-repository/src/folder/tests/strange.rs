@@ -351,7 +351,10 @@ fn a_graph_that_quantizes_by_run_has_a_run_for_each_text() {
     write(folder.path(), "onnx/model.onnx", &bytes(7, &[inner(&model), &node].concat()));
     let description = read(&folder, Choices::default());
     assert_eq!(config(&description, 0).parameters["max_rows_per_message"], "1");
-    assert!(!config(&description, 2).parameters.contains_key("pad_inputs"));
+    let model = config(&description, 2);
+    assert_eq!(model.parameters["padding_check"], "alone");
+    // The padding of a request goes before its rows run.
+    assert_eq!(model.parameters["pad_inputs"], "input_ids:3, attention_mask:0");
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub struct OnnxInstance {
     padding: Option<Padding>,
     /// The same, if padding changes results, so that not even the rows of a request share a run.
     apart: Option<Padding>,
+    /// Whether the rows of a request, which all have one length, do not share a run.
+    rows_apart: bool,
     /// Becomes true when rows kept apart may share a run.
     shares: Option<Arc<OnceLock<bool>>>,
     /// The outputs in the configuration's order.
@@ -96,6 +98,7 @@ impl OnnxInstance {
             outputs: config.output_specs(),
             output_reshapes: output_reshapes.collect(),
             apart: None,
+            rows_apart: false,
             shares: None,
             tasks: caches::undeclared(config, &schema.inputs)
                 .iter()
@@ -115,6 +118,7 @@ impl OnnxInstance {
     /// From now on requests of different lengths do not share a batch, nor do a request's rows.
     pub fn keep_requests_apart(&mut self) {
         self.apart = self.padding.take();
+        self.rows_apart = self.apart.is_none();
         if self.batch == Batching::Declared {
             self.batch = Batching::None;
         }
@@ -184,7 +188,11 @@ impl OnnxInstance {
         }
         let outputs = match &self.apart {
             Some(padding) => apart::join(padding, &outputs).map_err(|error| in_model(&self.model, error))?,
-            None => outputs.into_iter().flatten().collect(),
+            None => {
+                let rows: Vec<_> = outputs.iter().map(Vec::as_slice).collect();
+                let joined = merge::join(&rows, &[], None).map_err(|error| in_model(&self.model, error))?;
+                joined.into_owned()
+            }
         };
         Ok(ExecuteResponse { outputs, timing, ..ExecuteResponse::default() })
     }
@@ -313,8 +321,13 @@ impl ModelInstance for OnnxInstance {
             return Vec::new();
         }
         self.heed();
-        if let ([request], Some(padding)) = (requests, &self.apart) {
-            match apart::rows(padding, &request.inputs) {
+        if let [request] = requests {
+            let rows = match &self.apart {
+                Some(padding) => apart::rows(padding, &request.inputs),
+                None if self.rows_apart => apart::whole(&request.inputs),
+                None => Ok(None),
+            };
+            match rows {
                 Ok(Some(rows)) => return vec![self.execute_rows(request, rows)],
                 Ok(None) => {}
                 Err(error) => return vec![Err(in_model(&self.model, error))],

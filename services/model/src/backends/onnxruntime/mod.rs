@@ -24,6 +24,7 @@ mod options;
 mod precision;
 mod probe;
 mod profiles;
+mod proof;
 mod providers;
 mod run;
 mod schema;
@@ -53,6 +54,7 @@ use self::cost_cache::Entry;
 use self::instance::OnnxInstance;
 use self::layouts::Wide;
 use self::precision::Expected;
+use self::proof::{Company, Proof};
 use self::schema::Schema;
 use self::sessions::Sessions;
 use self::settings::Settings;
@@ -64,7 +66,7 @@ use crate::cpus;
 pub use self::cost_cache::default_directory as default_cost_model_cache;
 pub use self::graphs::GraphSessions;
 pub use self::options::OnnxRuntimeOptions;
-pub use self::probe::TRACED;
+pub use self::proof::TRACED;
 
 /// Default file name of a model, also inside a directory named in the configuration.
 const MODEL_FILE: &str = "model.onnx";
@@ -180,6 +182,35 @@ impl Backend for OnnxRuntime {
             warmup::run(&config, source.model_path, instance)?;
         }
         let circumstances = format!("{settings:?} {declaration:?} {}", ort::info());
+        let rows = match &declaration {
+            Some(declaration) => Some(declaration.clone()),
+            None => Declaration::of_rows(&config)?,
+        };
+        let told = declaration.as_ref().is_some_and(|declaration| declaration.alone);
+        let mut is_apart = told;
+        if let Some(rows) = rows.as_ref().filter(|rows| !rows.sample_rows.is_empty()) {
+            doing("trying rows of the tokenizer");
+            let proof = Proof { config: &config, declaration: rows, graph: &path };
+            let mut company = Company::Independent;
+            for &at in &each_place {
+                company = company.max(proof.run(&mut loaded[at])?);
+                if !settings.wide_only {
+                    proof.run_longest(&mut loaded[at])?;
+                }
+            }
+            // A declaration that is not checked lets them share all the same.
+            let is_checked = declaration.as_ref().is_none_or(|declaration| declaration.check);
+            is_apart |= company == Company::Dependent && is_checked;
+        }
+        if is_apart && !told {
+            tracing::warn!(
+                model = config.name,
+                "each row has a run of its own, which costs throughput under load: rows do not run together, or the result of one depends on the others"
+            );
+        }
+        if is_apart {
+            declaration = None;
+        }
         let may_wait = |declaration: &mut Declaration| settings.wide_only && (declaration.check || declaration.measure);
         let tried = declaration.take_if(may_wait).map(|declaration| -> Result<_, LoadError> {
             let make = || sessions.make(settings.places[0], settings.intra_threads);
@@ -196,14 +227,13 @@ impl Backend for OnnxRuntime {
             Ok((trial.begin(instance, shares.clone()), shares))
         });
         let (tried, until) = tried.transpose()?.unzip();
-        let mut shares = true;
+        let mut shares = !is_apart;
         if let Some(declaration) = declaration.as_ref().filter(|declaration| declaration.check) {
             doing("trying whether rows may share a run");
             for &at in &each_place {
-                shares &= probe::check(&config, declaration, settings.places[at], &path, &mut loaded[at])?;
+                shares &= probe::check(&config, declaration, settings.places[at], &mut loaded[at])?;
             }
         }
-        let padding = padding.filter(|_| shares);
         if !shares {
             loaded.iter_mut().for_each(OnnxInstance::keep_requests_apart);
             declaration = None;
@@ -236,6 +266,8 @@ impl Backend for OnnxRuntime {
         }
         let instances = loaded.into_iter().map(|instance| (Box::new(instance) as Box<dyn ModelInstance>).into());
         let instances = instances.collect();
+        // A lock that nobody sets: the rows of these instances stay apart for good, too.
+        let until = until.or_else(|| (!shares).then(Arc::default));
         let canary = warmup::first(&config, source.model_path)?;
         let config = Arc::new(config);
         let background = match settings.has_background() {

@@ -2,10 +2,7 @@
 //!
 //! Where the requests cannot run together, or a result depends on the other request, rows do not share a run, and a warning says so. A
 //! wrong padding value or mask causes it, a convolution over tokens that sees the padding, and quantization with scales from the whole
-//! batch. Rows of the model's own tokenizer have to run at any length: where they do not, the graph has constants of the length that it
-//! was traced with, which is an error.
-
-use std::path::Path;
+//! batch.
 
 use trireme_engine::{ExecuteRequest, LoadError};
 use trireme_inference::{DataType, InferError, Tensor};
@@ -25,19 +22,15 @@ const TOKENS: &str = "input_ids";
 
 /// Differences up to `ROUNDING` are those of sums in another order, in numbers of 32 bits. Larger ones up to `COARSE` may be those of
 /// fewer bits (FP16, quantized activations, GPUs), so that the row's neighbors decide. `COARSE` is more than such numbers cause.
-const ROUNDING: f32 = 1e-4;
+pub(super) const ROUNDING: f32 = 1e-4;
 const COARSE: f32 = 5e-2;
 
-/// The words of the error about a graph that runs for rows of some lengths only.
-pub const TRACED: &str = "it has constants of the length that it was traced with";
-
-/// Whether rows may share a run on `instance`, which is at `place` and runs the graph in the file `graph`. A warning says why not. The error is a shape that contradicts the
-/// configuration, or a graph that does not run for the tokenizer's rows.
+/// Whether rows may share a run on `instance`, which is at `place`. A warning says why not. The error is a shape that contradicts the
+/// configuration.
 pub fn check(
     config: &ModelConfig,
     declaration: &Declaration,
     place: InstanceDevice,
-    graph: &Path,
     instance: &mut OnnxInstance,
 ) -> Result<bool, LoadError> {
     let apart = |why: &str| {
@@ -61,20 +54,11 @@ pub fn check(
     for (request, length) in requests.iter().zip(&lengths) {
         match instance.execute_together(std::slice::from_ref(request)) {
             Ok(mut ran) => alone.extend(ran.pop()),
-            Err(error) if !declaration.sample_rows.is_empty() && fails_for_any_tokens(instance, request) => {
-                return Err(traced(config, *length, graph, &error));
-            }
             // Real rows may run all the same.
             Err(error) => {
                 return apart(&format!("a row of {length} tokens that tries it cannot run: {}", error.message));
             }
         }
-    }
-    if let Some(longest) = declaration.longest_row.filter(|_| !declaration.sample_rows.is_empty())
-        && let Ok(request) = measure::request(config, declaration, 1, longest)
-        && let Err(error) = instance.execute_together(std::slice::from_ref(&request))
-    {
-        return Err(traced(config, longest, graph, &error));
     }
     let together = match instance.execute_together(&requests) {
         Ok(together) => together,
@@ -131,31 +115,6 @@ pub fn check(
     }
 }
 
-/// Whether the graph does not even run for one token repeated, so that the cause of an error is the length.
-fn fails_for_any_tokens(instance: &mut OnnxInstance, request: &ExecuteRequest) -> bool {
-    let mut repeated = request.clone();
-    for input in &mut repeated.inputs {
-        *input = with_tokens(input, |ids| ids.fill(ids[0]));
-    }
-    instance.execute_together(&[repeated]).is_err()
-}
-
-/// The error about a graph that runs for rows of one length only.
-fn traced(config: &ModelConfig, length: u32, graph: &Path, error: &InferError) -> LoadError {
-    // A derived repository has links to the folder's files.
-    let graph = std::fs::canonicalize(graph).unwrap_or_else(|_| graph.to_owned());
-    let graph = graph.display();
-    LoadError::Backend {
-        model: config.name.clone(),
-        reason: format!(
-            "{graph} does not run for a row of {length} tokens, as the tokenizer makes them of texts: {TRACED} ({}). Make it again, for \
-             rows of any length: mv {graph} {graph}.traced && trireme export FOLDER. Of some models, as Longformer and Funnel, no graph \
-             takes rows of any length: serve those by a model.py that loads the folder with its own library (docs/python.md)",
-            error.message
-        ),
-    }
-}
-
 /// How much the shortest row changes when the other rows of its run and its padding have other tokens. All shapes stay, and with them
 /// all rounding: the results of a row that depends on nothing else are the same.
 fn by_neighbors(
@@ -192,7 +151,7 @@ fn by_neighbors(
 }
 
 /// A copy of an input whose tokens `change` has changed; other inputs stay as they are.
-fn with_tokens(input: &Tensor, change: impl Fn(&mut [i64])) -> Tensor {
+pub(super) fn with_tokens(input: &Tensor, change: impl Fn(&mut [i64])) -> Tensor {
     let Some(mut ids) = ids(input).filter(|ids| input.name() == TOKENS && !ids.is_empty()) else {
         return input.clone();
     };
@@ -214,7 +173,7 @@ fn ids(input: &Tensor) -> Option<Vec<i64>> {
 
 /// The largest distance between vectors of two outputs of one shape (those of the last dimension), as a part of the vector's length
 /// where that is above 1; 0 if they are not floats.
-fn difference(left: &Tensor, right: &Tensor) -> f32 {
+pub(super) fn difference(left: &Tensor, right: &Tensor) -> f32 {
     let floats = |tensor: &Tensor| match tensor.values::<f32>() {
         Ok(values) => Some(values.to_vec()),
         Err(_) => Some(tensor.values::<half::f16>().ok()?.iter().map(|value| value.to_f32()).collect()),

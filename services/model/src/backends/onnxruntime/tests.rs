@@ -4,6 +4,7 @@ mod accelerated;
 mod external;
 mod hostile;
 mod padding;
+mod proof;
 mod shared;
 mod stopping;
 mod tasks;

@@ -16,6 +16,7 @@ use trireme_model_repository::ModelConfig;
 use super::accelerators::InstanceDevice;
 use super::cost_cache::Entry;
 use super::instance::OnnxInstance;
+use super::proof::Proof;
 use super::{costs, probe};
 use crate::batcher::{self, Declaration, LengthBatcher};
 
@@ -76,7 +77,10 @@ impl Trial {
     fn run(self, instance: &mut OnnxInstance, is_wanted: &AtomicBool) -> Option<LengthBatcher> {
         let Trial { config, declaration, cost_models, path, circumstances } = self;
         if declaration.check {
-            match probe::check(&config, &declaration, PLACE, &path, instance) {
+            let proof = Proof { config: &config, declaration: &declaration, graph: &path };
+            let shares =
+                proof.run_longest(instance).and_then(|()| probe::check(&config, &declaration, PLACE, instance));
+            match shares {
                 Ok(true) => {}
                 Ok(false) => return None,
                 Err(error) => {

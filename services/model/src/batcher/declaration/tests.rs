@@ -36,8 +36,10 @@ fn defaults() {
             max_overtake: None,
             measure: true,
             check: true,
+            alone: false,
             sample_rows: Vec::new(),
             longest_row: None,
+            fixed_length: None,
         }
     );
 }

@@ -133,7 +133,12 @@ fn rows_for_the_check_are_those_of_the_configuration() {
 }
 
 /// A model of `input_ids` [b, n] whose `y` [b, n] is the ids and what `nodes` make of them (`more`).
-fn plus(nodes: &[Vec<u8>]) -> TempDir {
+pub(super) fn plus(nodes: &[Vec<u8>]) -> TempDir {
+    made(&[nodes, &[node("Add", &["x", "more"], "y", &[])]].concat())
+}
+
+/// The same whose `y` the nodes make of `x`, the ids as numbers.
+pub(super) fn made(nodes: &[Vec<u8>]) -> TempDir {
     let directory = identity_model(1, &["b", "n"]);
     let value = |name: &str, kind: u8| {
         let shape: Vec<u8> = ["b", "n"].iter().flat_map(|dim| field(1, &field(2, dim.as_bytes()))).collect();
@@ -141,15 +146,14 @@ fn plus(nodes: &[Vec<u8>]) -> TempDir {
         [field(1, name.as_bytes()), field(2, &field(1, &tensor_type))].concat()
     };
     let cast = node("Cast", &["input_ids"], "x", &[number("to", 1)]);
-    let add = node("Add", &["x", "more"], "y", &[]);
-    let nodes: Vec<u8> = [&[cast], nodes, &[add]].concat().iter().flat_map(|node| field(1, node)).collect();
+    let nodes: Vec<u8> = [&[cast], nodes].concat().iter().flat_map(|node| field(1, node)).collect();
     let graph = [nodes, field(2, b"g"), field(11, &value("input_ids", 7)), field(12, &value("y", 1))].concat();
     let model = [vec![1 << 3, 8], field(7, &graph), field(8, &[2 << 3, 17])].concat();
     std::fs::write(directory.path().join("1/model.onnx"), model).unwrap();
     directory
 }
 
-fn node(kind: &str, inputs: &[&str], output: &str, attributes: &[Vec<u8>]) -> Vec<u8> {
+pub(super) fn node(kind: &str, inputs: &[&str], output: &str, attributes: &[Vec<u8>]) -> Vec<u8> {
     let inputs: Vec<u8> = inputs.iter().flat_map(|input| field(1, input.as_bytes())).collect();
     let attributes: Vec<u8> = attributes.iter().flat_map(|attribute| field(5, attribute)).collect();
     [inputs, field(2, output.as_bytes()), field(4, kind.as_bytes()), attributes].concat()
