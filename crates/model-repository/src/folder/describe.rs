@@ -133,8 +133,29 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     if matches!(purpose.task.value, Task::Embed | Task::MultiVector) {
         chain::trim(reader, files.own.as_ref(), &mut chain);
     }
+    let (mut late, mut heads, mut unserved) = (late, Vec::new(), None);
+    if let (Task::Embed, Some(output)) = (purpose.task.value, &chain.output) {
+        if heads::are_there(reader) {
+            match output.value.width().filter(|_| output.value.rank() == Some(3)) {
+                Some(width) => heads = heads::read(reader, &tokenizer, width),
+                None => {
+                    let there: Vec<_> = heads::files().filter(|file| reader.has(file)).collect();
+                    let why = format!(
+                        "{} gives no vectors of tokens; export it with --task feature-extraction",
+                        file.file.value
+                    );
+                    unserved = Some(Derived::from(there.join(", "), why));
+                }
+            }
+        } else if reader.choices().output.is_none() {
+            (heads, unserved) = heads::of_graph(&file, &tokenizer, &output.value);
+        }
+        if !heads.is_empty() {
+            late = heads::late(&heads, &tokenizer);
+        }
+    }
     let is_open = matches!(purpose.task.value, Task::MultiVector | Task::Sparse | Task::TokenClassify);
-    if is_open && file.graph.input("attention_mask").is_none() {
+    if (is_open || !heads.is_empty()) && file.graph.input("attention_mask").is_none() {
         reader.fault(format_args!(
             "{0} has no input attention_mask, so that it takes the padding of shorter texts for text: export it again: mv {1}/{0} {1}/{0}.unmasked \
              && trireme export {1} --task {2}",
@@ -142,21 +163,6 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
             reader.root().display(),
             purpose.task.value.name()
         ));
-    }
-    let (mut late, mut heads, mut unserved) = (late, Vec::new(), None);
-    if let (Task::Embed, Some(output)) = (purpose.task.value, &chain.output)
-        && heads::are_there(reader)
-    {
-        match output.value.width().filter(|_| output.value.rank() == Some(3)) {
-            Some(width) => heads = heads::read(reader, &tokenizer, width),
-            None => {
-                let there: Vec<_> = heads::files().filter(|file| reader.has(file)).collect();
-                let why =
-                    format!("{} gives no vectors of tokens; export it with --task feature-extraction", file.file.value);
-                unserved = Some(Derived::from(there.join(", "), why));
-            }
-        }
-        late = heads::late(&heads, &tokenizer);
     }
     let width = chain.width;
     if width.is_none() {

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::choices::{Accelerator, PaddingSide};
 use super::description::{Executor, FolderDescription};
 use super::graphs;
-use super::heads::Head;
+use super::heads::{self, Head, Source};
 use super::modules::TORCH_WEIGHTS;
 use super::task::Task;
 use super::tensors::{LABEL_FILE, STRING};
@@ -105,10 +105,9 @@ impl FolderDescription {
         let outputs: Vec<_> = all.map(|output| Tensor { label_file: None, ..output.clone() }).collect();
         text.tensors("output", &outputs);
         text.blank();
-        let heads: Vec<&str> = self.heads.iter().map(|head| head.file).collect();
-        let tasks: Vec<&str> =
-            std::iter::once(self.task.value).chain(self.heads.iter().map(|head| head.task)).map(Task::name).collect();
-        let origin = [self.task.origin.as_str()].into_iter().chain(heads).collect::<Vec<_>>().join("; ");
+        let heads = self.heads.iter().map(|head| head.origin.as_str());
+        let tasks: Vec<&str> = self.tasks().into_iter().map(Task::name).collect();
+        let origin = std::iter::once(self.task.origin.as_str()).chain(heads).collect::<Vec<_>>().join("; ");
         text.parameter("task", &tasks.join(", "), &origin);
         if let Some(whole) = route_of {
             text.parameter("route_of", whole, "requests name that model, and their prompt the route");
@@ -149,19 +148,20 @@ impl FolderDescription {
         text.line("  step [", "");
         let same = |tensors: &[Tensor]| tensors.iter().map(|t| (t.name.clone(), t.name.clone())).collect::<Vec<_>>();
         let result = vec![(wiring.result.name.clone(), wiring.carried())];
+        let further = wiring.branches.iter().filter_map(|branch| branch.result.as_ref());
+        let results = [result.clone(), same(&further.cloned().collect::<Vec<_>>())].concat();
         text.step((&format!("{of}_tokenizer"), version), &same(&wiring.texts), &same(&wiring.tokens), false);
-        text.step((&format!("{model_of}_model"), version), &same(&wiring.inputs), &result, false);
+        text.step((&format!("{model_of}_model"), version), &same(&wiring.inputs), &results, false);
         let taken = |side: &[Tensor]| [result.clone(), same(side)].concat();
         let last = wiring.branches.is_empty();
         text.step((&format!("{of}_postprocess"), version), &taken(&wiring.side), &same(&wiring.outputs), last);
         for (index, branch) in wiring.branches.iter().enumerate() {
             let last = index + 1 == wiring.branches.len();
-            text.step(
-                (&format!("{of}_{}", branch.suffix), version),
-                &taken(&branch.side),
-                &same(&branch.outputs),
-                last,
-            );
+            let of_branch = match &branch.result {
+                Some(own) => same(&[std::slice::from_ref(own), &branch.side].concat()),
+                None => taken(&branch.side),
+            };
+            text.step((&format!("{of}_{}", branch.suffix), version), &of_branch, &same(&branch.outputs), last);
         }
         text.line("  ]", "");
         text.line("}", "");
@@ -259,7 +259,7 @@ impl FolderDescription {
             }
         }
         text.tensors("input", &wiring.inputs);
-        text.tensors("output", std::slice::from_ref(&wiring.result));
+        text.tensors("output", &wiring.results());
         if let Executor::Onnx { file, .. } = &self.executor {
             self.batching(&mut text, wiring);
             text.blank();
@@ -336,8 +336,9 @@ impl FolderDescription {
             text.parameter("padding_side", side.value.name(), &side.origin);
         }
         self.tried_rows(text);
-        let open = wiring.result.dims.get(1) == Some(&-1) && wiring.result.dims.len() > 2;
-        text.parameter("unpad_outputs", if open { &wiring.result.name } else { "" }, "outputs as long as the texts");
+        let open = |result: &Tensor| result.dims.get(1) == Some(&-1) && result.dims.len() > 2;
+        let open: Vec<_> = wiring.results().into_iter().filter(open).map(|result| result.name).collect();
+        text.parameter("unpad_outputs", &open.join(", "), "outputs as long as the texts");
     }
 
     /// Rows on which the load tries the graph.
@@ -411,10 +412,11 @@ fn route_model(name: &str, route: &str) -> String {
 /// The model that makes a head's result.
 fn head_model(name: &str, wiring: &Wiring, head: &Head, branch: &Branch) -> DerivedModel {
     let name = format!("{name}_{}", branch.suffix);
-    let what = format!("What the model makes of a text, to what {} makes of it.", head.file);
+    let what = format!("What the model makes of a text, to what {} makes of it.", head.origin);
     let mut text = Text::new(&what, &name, ("backend", "postprocess"));
     text.blank();
-    text.tensors("input", &[std::slice::from_ref(&wiring.result), &branch.side].concat());
+    let result = branch.result.as_ref().unwrap_or(&wiring.result);
+    text.tensors("input", &[std::slice::from_ref(result), &branch.side].concat());
     text.tensors("output", &branch.outputs);
     text.blank();
     for op in &head.ops {
@@ -425,9 +427,11 @@ fn head_model(name: &str, wiring: &Wiring, head: &Head, branch: &Branch) -> Deri
     text.blank();
     text.line("instance_group [ { count: 1 kind: KIND_CPU } ]", "");
     let mut model = DerivedModel::new(name, text);
-    let folder = head.folder();
-    model.texts.insert(format!("1/{folder}/config.json"), head.config.clone());
-    model.converted.insert(format!("{folder}/model.safetensors"), head.file.to_owned());
+    if let Source::Layer { file, config } = &head.source {
+        let folder = heads::folder(file);
+        model.texts.insert(format!("1/{folder}/config.json"), config.clone());
+        model.converted.insert(format!("{folder}/model.safetensors"), (*file).to_owned());
+    }
     model
 }
 

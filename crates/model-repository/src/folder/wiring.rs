@@ -4,7 +4,7 @@ use trireme_inference::DataType;
 use trireme_model_files::onnx::GraphTensor;
 
 use super::description::{Executor, FolderDescription};
-use super::heads::Head;
+use super::heads::{Head, Source};
 use super::inputs;
 use super::origin::Derived;
 use super::task::Task;
@@ -27,14 +27,16 @@ pub(super) struct Wiring {
     pub(super) side: Vec<Tensor>,
     /// The outputs of the whole chain.
     pub(super) outputs: Vec<Tensor>,
-    /// Further chains on the model's output.
+    /// Further chains on the model's outputs.
     pub(super) branches: Vec<Branch>,
 }
 
-/// A step that makes a further result of the model's output.
+/// A step that makes a further result of one of the model's outputs.
 pub(super) struct Branch {
     /// The name of its model, behind the folder's.
     pub(super) suffix: &'static str,
+    /// The model's output that it is made of, where that is another one than the chain's.
+    pub(super) result: Option<Tensor>,
     pub(super) side: Vec<Tensor>,
     pub(super) outputs: Vec<Tensor>,
 }
@@ -55,9 +57,7 @@ impl Wiring {
                     Tensor::new(&input.name, data_type, &dims).origin(file.place(input))
                 };
                 inputs = file.graph.inputs.iter().filter(|input| !inputs::is_cache(input)).map(taken).collect();
-                let data_type = output.value.datatype.unwrap_or(DataType::Fp32).config_name();
-                let dims = output.value.dims.clone().unwrap_or_default();
-                Tensor::new(&output.value.name, data_type, &loose(dims)).origin(&output.origin)
+                given_by(&output.value).origin(&output.origin)
             }
             Executor::Static { file, width: 0, .. } => {
                 Tensor::new("token_weights", FP32, &[-1, -1, 1]).origin(&file.value)
@@ -100,12 +100,24 @@ impl Wiring {
         }
     }
 
+    /// The model's outputs.
+    pub(super) fn results(&self) -> Vec<Tensor> {
+        let further = self.branches.iter().filter_map(|branch| branch.result.clone());
+        std::iter::once(self.result.clone()).chain(further).collect()
+    }
+
     /// The ensemble's name for the model's output, which must differ from the names of all other tensors.
     pub(super) fn carried(&self) -> String {
         let name = &self.result.name;
         let taken = self.outputs.iter().chain(&self.tokens).chain(&self.texts).any(|tensor| &tensor.name == name);
         if taken { format!("model_{name}") } else { name.clone() }
     }
+}
+
+/// An output of the graph.
+fn given_by(output: &GraphTensor) -> Tensor {
+    let data_type = output.datatype.unwrap_or(DataType::Fp32).config_name();
+    Tensor::new(&output.name, data_type, &loose(output.dims.clone().unwrap_or_default()))
 }
 
 /// Makes rows and length variable: the file may have a name in place of a number there.
@@ -126,7 +138,10 @@ impl Branch {
             _ if description.late.scores_apart() => ("multi_vector", vec![scoring_mask()]),
             _ => ("multi_vector", vec![attention()]),
         };
-        let width = Derived::from(head.width, format!("{}: weight", head.file));
-        Branch { suffix, side, outputs: outputs(head.task, &width) }
+        let (result, place) = match &head.source {
+            Source::Layer { file, .. } => (None, format!("{file}: weight")),
+            Source::Output(output) => (Some(given_by(output).origin(&head.origin)), head.origin.clone()),
+        };
+        Branch { suffix, result, side, outputs: outputs(head.task, &Derived::from(head.width, place)) }
     }
 }
