@@ -164,6 +164,11 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
             purpose.task.value.name()
         ));
     }
+    let takes_texts = takes_texts(&purpose, &tokenizer);
+    if takes_texts {
+        let origin = "a classifier with one label, and no problem_type: it scores pairs and single texts alike";
+        purpose.task = Derived::from(purpose.task.value, format!("{}: architectures is {origin}", files.config.file));
+    }
     let width = chain.width;
     if width.is_none() {
         reader.fault(format_args!(
@@ -184,9 +189,16 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
         late,
         heads,
         unserved,
+        takes_texts,
         adapters,
         ..FolderDescription::plain(reader, purpose.task, tokenizer, prompts, executor)
     })
+}
+
+/// Whether a reranker is a classifier of single texts as well: nothing says which of both it was trained for, and the libraries of both
+/// make the same score, unless one of them applies a chat template.
+fn takes_texts(purpose: &Purpose, tokenizer: &Tokenizer) -> bool {
+    purpose.task.value == Task::Rerank && purpose.task.is_guess() && tokenizer.messages.is_none()
 }
 
 /// A masked language model without `modules.json` is SPLADE if its graph gives logits over the vocabulary, as

@@ -41,6 +41,8 @@ pub struct FolderDescription {
     pub(crate) heads: Vec<heads::Head>,
     /// Files of such results that the graph gives no states for.
     pub(crate) unserved: Option<Derived<String>>,
+    /// Whether a reranker takes single texts, too, as a classifier does.
+    pub(crate) takes_texts: bool,
     /// Warnings for a person.
     pub(crate) warnings: Vec<String>,
     /// The tasks that requests choose among, where the graph has an adapter for each.
@@ -107,6 +109,7 @@ impl FolderDescription {
             late: Late::default(),
             heads: Vec::new(),
             unserved: None,
+            takes_texts: false,
             warnings: Vec::new(),
             adapters: None,
             accelerator: reader.choices().accelerator,
@@ -122,7 +125,8 @@ impl FolderDescription {
 
     /// The tasks that it is served for.
     pub fn tasks(&self) -> Vec<Task> {
-        std::iter::once(self.task.value).chain(self.heads.iter().map(|head| head.task)).collect()
+        let single = self.takes_texts.then_some(Task::Classify);
+        std::iter::once(self.task.value).chain(single).chain(self.heads.iter().map(|head| head.task)).collect()
     }
 
     /// The path of the ONNX file within the folder; `None` for static models, which have no ONNX file, and for

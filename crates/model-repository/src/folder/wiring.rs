@@ -85,8 +85,8 @@ impl Wiring {
         let texts = vec![Tensor::new(TEXT, STRING, &[-1])];
         let pair = Tensor::new(TEXT_PAIR, STRING, &[-1]);
         let texts = match task {
-            Task::Rerank => [texts, vec![pair]].concat(),
-            Task::Classify => [texts, vec![pair.optional()]].concat(),
+            Task::Rerank if !description.takes_texts => [texts, vec![pair]].concat(),
+            Task::Rerank | Task::Classify => [texts, vec![pair.optional()]].concat(),
             _ => texts,
         };
         Wiring {

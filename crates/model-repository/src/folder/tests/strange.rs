@@ -132,8 +132,6 @@ fn a_person_settles_what_the_files_leave_open() {
     assert_eq!(ops(&read(&folder, choose("normalize", "true"))), "pool:mean, normalize");
 
     let one = classifier("BertForSequenceClassification", json!({"id2label": {"0": "score"}}), 1);
-    let guessed = read(&one, Choices::default());
-    assert!(guessed.warnings()[0].contains("--task classify for single texts"), "{:?}", guessed.warnings());
     let told = read(&one, choose("task", "classify"));
     assert_eq!((told.tasks(), ops(&told).as_str()), (vec![Task::Classify], "sigmoid"));
 
