@@ -7,10 +7,8 @@ use super::description::FolderDescription;
 use super::table::Row;
 
 /// How a person says a value in place of the guess, by its name in the table.
-const REMEDIES: [(&str, &str); 9] = [
+pub(super) const REMEDIES: [(&str, &str); 7] = [
     ("task", "say it with --task TASK"),
-    ("labels", "write id2label into config.json"),
-    ("problem_type", "write problem_type into config.json"),
     ("max_length", "write max_seq_length into sentence_bert_config.json; longer texts are cut, and the answer says so"),
     ("padding", "write pad_token into tokenizer_config.json"),
     ("output", "name the one that is meant with --output, or choose another file with --graph"),

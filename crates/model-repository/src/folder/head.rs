@@ -92,7 +92,7 @@ pub(crate) fn problem(reader: &Reader<'_>, config: &Json, labels: usize) -> Deri
             None => {
                 let known = PROBLEM_TYPES.map(|(name, _)| name).join(", ");
                 reader.fault(format_args!("{} is '{}', expected one of {known}", told.origin, told.value));
-                Derived::guessed(PROBLEM_TYPES[0], "problem_type is unknown")
+                Derived::from(PROBLEM_TYPES[0], told.origin)
             }
         },
         None if labels == 1 => {

@@ -8,6 +8,7 @@ use super::*;
 use crate::{ModelConfig, ModelFolder, Repository};
 
 mod messages;
+mod origins;
 mod shown;
 mod strange;
 

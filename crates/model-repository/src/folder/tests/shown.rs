@@ -433,26 +433,3 @@ fn a_graph_in_any_folder_is_found_and_named() {
     let choices = Choices { graph: Some("other/second.onnx".to_owned()), ..Choices::default() };
     assert_eq!(FolderDescription::read(folder.path(), choices).unwrap().graph(), Some("other/second.onnx"));
 }
-
-#[test]
-fn each_value_has_an_origin_and_each_guess_is_told() {
-    let mut folders = vec![pooled_by_mean(&onnx(&IDS, &[("last_hidden_state", &[-1, -1, 8])]))];
-    let bare = tempfile::tempdir().unwrap();
-    write(bare.path(), "tokenizer.json", tokenizer()[0].1.to_string().as_bytes());
-    write(bare.path(), "model.onnx", &onnx(&IDS, &[("a", &[-1, -1, 8]), ("b", &[-1, -1])]));
-    folders.push(bare);
-    folders.push(classifier("BertForSequenceClassification", json!({"id2label": {"0": "a"}}), 1));
-    let mut guesses = 0;
-    for folder in folders {
-        let description = read(&folder).unwrap_or_else(|error| panic!("{error}"));
-        for row in description.table() {
-            assert!(!row.origin.is_empty(), "{row:?}");
-            let told = description.warnings().iter().filter(|told| told.contains(&row.origin)).count();
-            assert_eq!(told > 0, row.is_guess, "{row:?}: {:?}", description.warnings());
-            guesses += usize::from(row.is_guess);
-        }
-        let strict = FolderDescription::read(folder.path(), Choices { strict: true, ..Choices::default() });
-        assert_eq!(strict.is_err(), description.table().iter().any(|row| row.is_guess));
-    }
-    assert!(guesses >= 5, "{guesses}");
-}
