@@ -6,7 +6,8 @@ Most tests wait for processes and clocks more than they work, so several program
 Programs named `alone` measure, or load the whole machine: they run at the end, one after the other, with a thread for each CPU. A test
 that failed is repeated once on the idle machine; if it passes there, it counts, and the last lines name it.
 
-Prints a line for each program: seconds, seconds of CPU, and number of tests. Outputs are in target/test-logs.
+Prints a line for each program: seconds, seconds of CPU, and number of tests. At the end it prints the slowest tests, each with what the
+tests' own helpers noted about it: servers that it started, the wait for them, and their seconds of CPU. Outputs are in target/test-logs.
 """
 
 import argparse
@@ -18,12 +19,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 WORKSPACE = Path(__file__).resolve().parent.parent
 LOGS = WORKSPACE / "target" / "test-logs"
 
 # More failures than this under load are a fault of the tests, whatever they do on an idle machine.
-MOST_REPEATED = 12
+MOST_REPEATED = 3
+
+# How many of the slowest tests are printed.
+SLOWEST = 10
 
 # The crate whose tests run the whole product.
 END_TO_END = "trireme-e2e"
@@ -31,6 +36,7 @@ END_TO_END = "trireme-e2e"
 # A program that takes longer hangs.
 LIMIT = 45 * 60
 
+ENDED = re.compile(rb"^test (\S+)(?: - should panic)? \.\.\. (?!ignored)")
 FAILED = re.compile(r"^test (\S+)(?: - should panic)? \.\.\. .*FAILED$", re.MULTILINE)
 SUMMARY = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", re.MULTILINE)
 
@@ -44,21 +50,39 @@ class Program:
         self.name = f"{package} {self.target}" if self.is_integration else f"{package} ({target['kind'][0]} {self.target})"
         self.log = LOGS / (re.sub(r"\W+", "-", self.name).strip("-") + ".log")
         self.alone, self.all = self.is_integration and self.target == "alone", False
-        self.environment = {"CARGO_MANIFEST_DIR": str(folder), "CARGO_PKG_NAME": package}
+        # What trireme_testkit::note writes goes beside the log.
+        self.notes = self.log.with_suffix(".notes")
+        self.environment = {"CARGO_MANIFEST_DIR": str(folder), "CARGO_PKG_NAME": package, "TRIREME_TEST_NOTES": str(self.notes)}
         self.output, self.took, self.cpu, self.status = "", 0.0, 0.0, 0
+        # When each test of the first run ended, in seconds since its begin.
+        self.ended: list[tuple[float, str]] = []
 
     def run(self, threads: int, tests: list[str] = (), again: bool = False) -> None:
         """Runs it with its package's folder as working directory, as cargo does; only `tests` if there are any. The log has all runs,
         `output` the last one."""
         command, environment = self.command(threads, tests), os.environ | self.environment
-        before = self.log.stat().st_size if again else 0
+        if not again:
+            self.log.write_bytes(b"")
+            self.notes.unlink(missing_ok=True)
+        before = self.log.stat().st_size
         began = time.monotonic()
-        with self.log.open("ab" if again else "wb") as log:
-            child = subprocess.Popen(command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+        def follow(output: BinaryIO) -> None:
+            for line in output:
+                if not again and (test := ENDED.match(line)):
+                    self.ended.append((time.monotonic() - began, test[1].decode()))
+                log.write(line)
+
+        with self.log.open("ab", buffering=0) as log:
+            child = subprocess.Popen(command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
             limit = threading.Timer(LIMIT, child.kill)
             limit.start()
+            follower = threading.Thread(target=follow, args=[child.stdout], daemon=True)
+            follower.start()
             _, status, usage = os.wait4(child.pid, 0)
             limit.cancel()
+            # A process that a test left behind may keep the pipe open.
+            follower.join(10)
             child.returncode = self.status = os.waitstatus_to_exitcode(status)
         self.took, self.cpu = time.monotonic() - began, usage.ru_utime + usage.ru_stime
         self.output = self.log.read_bytes()[before:].decode(errors="replace")
@@ -75,6 +99,21 @@ class Program:
     def failed(self) -> list[str]:
         return sorted(set(FAILED.findall(self.output)))
 
+    def slowest(self, threads: int) -> list[tuple[float, str]]:
+        """The tests with their seconds, the slowest first. The harness starts tests in the order of their names, each when an earlier one
+        ends, so the times at which tests ended tell when each began."""
+        begins = [0.0] * threads + [moment for moment, _ in self.ended]
+        began = dict(zip(sorted(test for _, test in self.ended), begins))
+        return sorted(((moment - began[test], test) for moment, test in self.ended), reverse=True)[:SLOWEST]
+
+    def noted(self, test: str) -> str:
+        """What the tests' helpers noted about a test: lines of a test's name, a kind and seconds."""
+        lines = (line.split("\t") for line in self.notes.read_text().splitlines()) if self.notes.exists() else ()
+        noted = [(kind, float(seconds)) for name, kind, seconds in lines if name == test]
+        seconds = lambda wanted: sum(seconds for kind, seconds in noted if kind == wanted)
+        started = sum(kind == "process" for kind, _ in noted)
+        return f"{started} processes, {seconds('ready'):.1f} s until they were ready, {seconds('cpu'):.1f} s of CPU in them" if noted else "no processes"
+
     def __str__(self) -> str:
         found = self.counts()
         count = f"{found[0]} passed, {found[1]} failed" if found else f"ended with {self.status}"
@@ -88,6 +127,7 @@ class Examples(Program):
     def __init__(self, arguments: list[str]):
         self.name, self.folder, self.log = "examples in docstrings", WORKSPACE, LOGS / "examples-in-docstrings.log"
         self.alone, self.environment, self.arguments = False, {}, arguments
+        self.notes, self.ended = self.log.with_suffix(".notes"), []
         self.output, self.took, self.cpu, self.status = "", 0.0, 0.0, 0
 
     def command(self, threads: int, tests: list[str]) -> list[str]:
@@ -97,6 +137,10 @@ class Examples(Program):
     def counts(self) -> tuple[int, int] | None:
         found = SUMMARY.findall(self.output)
         return (sum(int(crate[0]) for crate in found), sum(int(crate[1]) for crate in found)) if found else None
+
+    def slowest(self, threads: int) -> list[tuple[float, str]]:
+        # Those of each crate are a program of their own, one after the other.
+        return []
 
     def failed(self) -> list[str]:
         # Single examples of several crates cannot be chosen, so all are repeated.
@@ -206,6 +250,10 @@ def main() -> int:
             print(f"==> {program.log}\n{program.output[-20_000:]}", flush=True)
         else:
             repeated += [f"{program.name}: {test}" for test in failed or ["(all)"]]
+    print("==> the slowest tests:")
+    times = [(took, program, test) for program in programs for took, test in program.slowest(cpus if program.alone else options.threads)]
+    for took, program, test in sorted(times, key=lambda time: -time[0])[:SLOWEST]:
+        print(f"{took:7.1f} s  {program.name}: {test}: {program.noted(test)}")
     for test in repeated:
         print(f"==> passed only alone: {test}")
     print(f"==> tests: {time.monotonic() - began:.0f} s")

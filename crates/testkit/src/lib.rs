@@ -12,6 +12,7 @@
 mod hub;
 mod nats_cluster;
 mod nats_server;
+mod note;
 mod port;
 mod relay;
 mod tolerance;
@@ -19,5 +20,6 @@ mod tolerance;
 pub use hub::{HUB_COMMIT, HubFault, HubServer};
 pub use nats_cluster::{NatsCluster, Recovery};
 pub use nats_server::NatsServer;
+pub use note::{Note, note};
 pub use port::quiet_port;
 pub use tolerance::{assert_close, cosine};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::quiet_port;
+use crate::{Note, note, quiet_port};
 
 /// Environment variable with the path of a binary to use instead of the project's own.
 const BINARY_VARIABLE: &str = "TRIREME_NATS_SERVER";
@@ -142,6 +142,11 @@ impl NatsServer {
         self.process.as_ref().map(Child::id)
     }
 
+    /// The folder of its files, which is deleted on drop.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// Its log since the last start.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
@@ -150,6 +155,7 @@ impl NatsServer {
     /// Kills the server as a crash would (SIGKILL). Memory streams are lost; file streams stay.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
+            Note::cpu_of(process.id()).map(note);
             process.kill().expect("a child that was not waited for can be killed");
             process.wait().expect("a child can be waited for");
         }
@@ -239,6 +245,8 @@ impl NatsServer {
             .stdout(Stdio::null())
             .stderr(log)
             .spawn();
+        note(Note::Process);
+        let began = Instant::now();
         let mut process = match started {
             Ok(process) => process,
             Err(error) => panic!("{} does not start: {error}; run `make setup`", self.binary.display()),
@@ -253,6 +261,7 @@ impl NatsServer {
             std::thread::sleep(Duration::from_millis(5));
         };
         self.process = Some(process);
+        note(Note::Ready(began.elapsed()));
         match listening {
             Some(ports) => self.ports = ports,
             None => {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use trireme_testkit::{Note, note};
 
 /// How much of a log is shown when something fails.
 const TAIL_LINES: usize = 40;
@@ -30,6 +31,7 @@ impl Process {
         let output = fs::File::create(log.with_extension("out")).expect("the sandbox's folder can be written");
         let child = command.stdin(Stdio::null()).stdout(output).stderr(file).spawn();
         let child = child.unwrap_or_else(|error| panic!("{name} does not start: {error}"));
+        note(Note::Process);
         Process { name: name.to_owned(), child, log, exited: None }
     }
 
@@ -57,6 +59,7 @@ impl Process {
     /// Sends SIGKILL, which ends the process like a crash.
     pub fn kill(&mut self) {
         if self.exited.is_none() {
+            Note::cpu_of(self.id()).map(note);
             self.child.kill().expect("a child that was not waited for can be killed");
             self.exited = Some(self.child.wait().expect("a child can be waited for"));
         }

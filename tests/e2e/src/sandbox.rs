@@ -3,11 +3,11 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use trireme_testkit::NatsServer;
+use trireme_testkit::{NatsServer, Note, note};
 
 use crate::{Process, Request, Response, basic_repository, product, wait_until};
 
@@ -288,6 +288,7 @@ impl Sandbox {
     /// When a process ends before that, or when it takes too long.
     #[track_caller]
     pub fn wait_ready(&mut self) {
+        let began = Instant::now();
         self.wait_listening();
         wait_until("every worker is ready", READY_LIMIT, || {
             self.check_running();
@@ -300,6 +301,7 @@ impl Sandbox {
             self.check_running();
             self.is_ready().then_some(())
         });
+        note(Note::Ready(began.elapsed()));
     }
 
     /// Waits until the gateway listens and [`Sandbox::address`] is valid.
