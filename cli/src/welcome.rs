@@ -102,6 +102,10 @@ fn request(model: &Value) -> Option<(String, Value)> {
             plain("/v2/rerank", json!({"model": name, "query": "who rows", "documents": documents}))
         }
         Some(Task::Classify) => plain("/classify", json!({"model": name, "input": [text]})),
+        Some(Task::ZeroShot) => {
+            let parameters = json!({"candidate_labels": ["sea", "office"]});
+            Some((format!("/tei/{escaped}"), json!({"inputs": text, "parameters": parameters})))
+        }
         Some(Task::MultiVector) => plain("/v1/multi-vector", json!({"model": name, "input": [text]})),
         Some(Task::Sparse) => Some((format!("/tei/{escaped}/embed_sparse"), json!({"inputs": text}))),
         Some(Task::TokenClassify) => {

@@ -72,7 +72,7 @@ pub fn measure(task: Task) -> &'static str {
         Task::Rerank | Task::Classify => "1 - difference of scores",
         Task::TokenClassify => "share of equal entities, or 1 - difference of their scores,",
         Task::Generate => "1 where texts are equal",
-        Task::Embed | Task::Sparse | Task::Tokenize | Task::Decode => "cosine",
+        Task::Embed | Task::Sparse | Task::ZeroShot | Task::Tokenize | Task::Decode => "cosine",
     }
 }
 
@@ -143,7 +143,7 @@ pub fn read(task: Task, outputs: &Outputs, rows: usize) -> anyhow::Result<Vec<Te
             };
             get("generated_text")?.rows(rows)?.into_iter().map(text).collect()
         }
-        Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
+        Task::ZeroShot | Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
     }
 }
 
@@ -169,7 +169,7 @@ pub fn expected(task: Task, line: &Value) -> anyhow::Result<TextResult> {
         Task::Generate => {
             TextResult::Text(line["generated_text"].as_str().context("there is no text 'generated_text'")?.to_owned())
         }
-        Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
+        Task::ZeroShot | Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
     })
 }
 

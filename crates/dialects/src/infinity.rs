@@ -241,7 +241,13 @@ fn capability(task: &Task) -> Option<&'static str> {
         Task::Embed => Some("embed"),
         Task::Rerank => Some("rerank"),
         Task::Classify => Some("classify"),
-        Task::Sparse | Task::MultiVector | Task::TokenClassify | Task::Generate | Task::Tokenize | Task::Decode => None,
+        Task::Sparse
+        | Task::MultiVector
+        | Task::ZeroShot
+        | Task::TokenClassify
+        | Task::Generate
+        | Task::Tokenize
+        | Task::Decode => None,
     }
 }
 

@@ -14,6 +14,7 @@ mod inputs;
 mod timing;
 mod tokens;
 mod treatment;
+mod zero_shot;
 
 use std::time::Instant;
 
@@ -195,17 +196,24 @@ async fn similarity(call: DialectCall) -> Result<Response, Refusal> {
 
 /// `POST /`: what the model does; a body that only one route could have is for that one.
 async fn root(call: DialectCall) -> Result<Response, Refusal> {
-    let (is_ranking, is_comparison, named) = {
+    let (is_ranking, is_comparison, brings_labels, named) = {
         let parsed = json::parse(&call.body).map_err(|error| Refusal::new(Kind::Malformed, error.to_string()))?;
-        let [inputs, query, model] = parsed.pick(["inputs", "query", "model"]);
+        let [inputs, query, model, parameters] = parsed.pick(["inputs", "query", "model", "parameters"]);
+        let labels = parameters.and_then(|parameters| {
+            let [labels] = parameters.pick(["candidate_labels"]);
+            labels
+        });
         let named = model.as_ref().and_then(|model| model.as_text().ok().map(std::borrow::Cow::into_owned));
-        (query.is_some(), matches!(inputs, Some(json::Value::Object(_))), named)
+        (query.is_some(), matches!(inputs, Some(json::Value::Object(_))), labels.is_some(), named)
     };
     if is_ranking {
         return call.run_as(&DIALECT, "/rerank").await;
     }
     if is_comparison {
         return call.run_as(&DIALECT, "/similarity").await;
+    }
+    if brings_labels {
+        return zero_shot::zero_shot(call).await;
     }
     let model = treatment::model(&call, named.as_deref());
     let task = call.operations.text_model(model.as_deref())?.tasks.first().copied();
@@ -215,6 +223,7 @@ async fn root(call: DialectCall) -> Result<Response, Refusal> {
         Some(Task::Sparse) => call.run_as(&DIALECT, "/embed_sparse").await,
         Some(Task::MultiVector) => call.run_as(&DIALECT, "/embed_all").await,
         Some(Task::Rerank) => call.run_as(&DIALECT, "/rerank").await,
+        Some(Task::ZeroShot) => zero_shot::zero_shot(call).await,
         Some(Task::Embed | Task::Generate | Task::Tokenize | Task::Decode) | None => {
             call.run_as(&DIALECT, "/embed").await
         }
@@ -239,7 +248,7 @@ async fn info(call: DialectCall) -> Result<Response, Refusal> {
         out.name("model_dtype").string("float32");
         out.name("served_model_name").string(&model.name);
         out.name("model_type").object(|out| match model.tasks.first() {
-            Some(Task::Classify | Task::TokenClassify) => labels(out.name("classifier")),
+            Some(Task::Classify | Task::ZeroShot | Task::TokenClassify) => labels(out.name("classifier")),
             Some(Task::Rerank) => labels(out.name("reranker")),
             _ => out.name("embedding").object(|out| {
                 out.name("pooling").string(if model.pooling == "last" { "last_token" } else { &model.pooling })

@@ -93,7 +93,9 @@ const LIMIT: &str = "this route has no such limit; /v2/embed and /v2/rerank have
 const SIDES: &str = "this route tells queries and documents apart by other fields, or not at all";
 const PROMPT: &str = "the prompts of the model are used; routes with 'prompt_name' or 'instruction' choose among them";
 const TALK: &str = "this route takes texts; /vllm/v1/embeddings takes messages";
-const ZERO_SHOT: &str = "no model here takes its classes from a request; leave it out for the model's own classes";
+const ZERO_SHOT: &str =
+    "no model here takes its classes from a request on this route; leave it out for the model's own classes";
+const HYPOTHESES: &str = "/tei/MODEL takes labels of a request in 'parameters', of a model that does zero_shot";
 const SCORES: &str = "scores are as the model's configuration says; leave it out";
 const CLASSES: &str = "all classes are given; leave it out, or send a model that finds entities to /tei/MODEL";
 const VECTORS: &str = "this route gives a vector for each text; /embed_sparse and /embed_all give others";
@@ -230,9 +232,9 @@ pub static WORDS: &[Word] = &[
     own("function_to_apply", r#""none""#, SCORES),
     // Classes.
     own("parameters", r#"{"truncate": false}"#, "no parameters are read here; write them as fields of the body"),
-    own("candidate_labels", r#"["a", "b"]"#, ZERO_SHOT),
-    usual("multi_label", "true", &["false"], ZERO_SHOT),
-    own("hypothesis_template", r#""{}""#, ZERO_SHOT),
+    own("candidate_labels", r#"["a", "b"]"#, HYPOTHESES),
+    usual("multi_label", "true", &["false"], HYPOTHESES),
+    own("hypothesis_template", r#""{}""#, HYPOTHESES),
     own("labels", r#"["a", "b"]"#, ZERO_SHOT),
     own("examples", r#"[{"text": "a", "label": "b"}]"#, ZERO_SHOT),
     own("classifier_id", r#""a""#, ZERO_SHOT),

@@ -32,6 +32,7 @@ mod fields;
 mod fingerprint;
 mod folder;
 mod follow;
+mod nli;
 mod normalize;
 mod other_names;
 mod parse;
@@ -67,6 +68,7 @@ pub use folder::{
     needed_files, place, snapshot,
 };
 pub use follow::{Change, FollowedFolders};
+pub use nli::Nli;
 pub use other_names::OtherName;
 pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel, Uploaded};
 pub use sequence_batching::{Fact, SequenceBatching, SequenceControl, SequenceState};

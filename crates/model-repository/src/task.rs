@@ -17,6 +17,8 @@ pub enum Task {
     Rerank,
     /// A text to a score for each class.
     Classify,
+    /// A text to a score for each label that its request names.
+    ZeroShot,
     /// A text to its named entities.
     TokenClassify,
     /// A text to another text, made token by token.
@@ -31,12 +33,13 @@ pub enum Task {
 
 impl Task {
     /// Every operation.
-    pub const ALL: [Task; 9] = [
+    pub const ALL: [Task; 10] = [
         Task::Embed,
         Task::Sparse,
         Task::MultiVector,
         Task::Rerank,
         Task::Classify,
+        Task::ZeroShot,
         Task::TokenClassify,
         Task::Generate,
         Task::Tokenize,
@@ -51,6 +54,7 @@ impl Task {
             Task::MultiVector => "multi_vector",
             Task::Rerank => "rerank",
             Task::Classify => "classify",
+            Task::ZeroShot => "zero_shot",
             Task::TokenClassify => "token_classify",
             Task::Generate => "generate",
             Task::Tokenize => "tokenize",
@@ -74,7 +78,7 @@ impl Task {
             Task::Embed => &[("sentence_embedding", DataType::Fp32, 2)],
             Task::Sparse => &[("sparse_indices", DataType::Int64, 2), ("sparse_values", DataType::Fp32, 2)],
             Task::MultiVector => &[("token_embeddings", DataType::Fp32, 3), ("token_mask", DataType::Int64, 2)],
-            Task::Rerank | Task::Classify => &[("scores", DataType::Fp32, 2)],
+            Task::Rerank | Task::Classify | Task::ZeroShot => &[("scores", DataType::Fp32, 2)],
             Task::TokenClassify => &[("entities", DataType::Bytes, 0)],
             Task::Generate => &[],
             Task::Tokenize => &[("tokens", DataType::Bytes, 0)],

@@ -92,7 +92,7 @@ impl Capabilities {
                 let expected: Vec<_> = task.outputs().iter().map(|(name, ..)| format!("'{name}'")).collect();
                 fault(format!("'task' names '{task}', expected output {} for it", expected.join(" and ")))
             })?;
-            let needed = if task == Task::Rerank { 2 } else { 1 };
+            let needed = if matches!(task, Task::Rerank | Task::ZeroShot) { 2 } else { 1 };
             if task != Task::Generate && (others || capabilities.inputs.len() < needed) {
                 return Err(fault(format!(
                     "'task' names '{task}', expected {needed} TYPE_STRING input(s) of one text a row and no other input \
@@ -108,6 +108,12 @@ impl Capabilities {
             let read = serde_json::from_str(labels);
             capabilities.labels =
                 read.map_err(|error| fault(format!("'labels' is no JSON array of class names: {error}")))?;
+        }
+        if capabilities.tasks.contains_key(&Task::ZeroShot) && capabilities.nli().is_none() {
+            let found = capabilities.labels.join(", ");
+            return Err(fault(format!(
+                "'task' names 'zero_shot', expected a label that begins with 'entail', and another one, in parameter 'labels', found: {found}"
+            )));
         }
         if let Some(routes) = text("routes") {
             let read = serde_json::from_str(routes);
@@ -159,13 +165,15 @@ fn inferred(texts: &[TensorSpec], outputs: &[TensorSpec]) -> BTreeMap<Task, Vec<
         Task::Sparse | Task::MultiVector | Task::TokenClassify | Task::Tokenize | Task::Decode => {
             required == 1 && by_name(*task)
         }
-        Task::Generate => false,
+        Task::ZeroShot | Task::Generate => false,
     };
     Task::ALL.into_iter().filter(plain).filter_map(|task| Some((task, task.find(outputs)?))).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use trireme_model_repository::Nli;
+
     use super::*;
 
     const TEXT: &str = "input { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] }";
@@ -222,6 +230,12 @@ mod tests {
         let found =
             capabilities(&[TEXT, &output("scores", "TYPE_FP32", "-1, 2"), &parameter("task", "classify"), &labels]);
         assert_eq!(found.unwrap().labels, ["no", "yes"]);
+        let labels = parameter("labels", r#"["contradiction", "entailment"]"#);
+        let scores = output("scores", "TYPE_FP32", "-1, 2");
+        let found = capabilities(&[TEXT, PAIR, &scores, &parameter("task", "classify, zero_shot"), &labels]).unwrap();
+        assert_eq!(found.nli(), Some(Nli { entailment: 1, contradiction: 0 }));
+        let found = capabilities(&[TEXT, PAIR, &scores, &parameter("task", "classify"), &labels]).unwrap();
+        assert_eq!(found.nli(), None);
     }
 
     #[test]
@@ -256,6 +270,15 @@ mod tests {
         );
         assert!(fault(&[&parameter("task", "sparse")]).contains("output 'sparse_indices' and 'sparse_values'"));
         assert!(fault(&[&parameter("task", "rerank")]).contains("expected 2 TYPE_STRING input(s)"));
+        let scores = output("scores", "TYPE_FP32", "-1, 2");
+        let zero_shot = parameter("task", "zero_shot");
+        assert!(fault(&[&zero_shot, &scores]).contains("expected 2 TYPE_STRING input(s)"));
+        let labels = parameter("labels", r#"["no", "yes"]"#);
+        let no_nli = fault(&[&zero_shot, &scores, PAIR, &labels]);
+        assert!(
+            no_nli.contains("expected a label that begins with 'entail'") && no_nli.ends_with("no, yes"),
+            "{no_nli}"
+        );
         let task = parameter("task", "embed");
         assert!(fault(&[&task, &parameter("labels", "no")]).contains("'labels' is no JSON array"));
         assert!(fault(&[&task, &parameter("prompts", "[1]")]).contains("'prompts' is no JSON object"));

@@ -1,5 +1,5 @@
-//! Operations on texts, free of any protocol: embed, sparse, multi-vector, rerank, classify, token-classify, tokenize,
-//! decode. Each finds a model that offers it, makes an infer request of the texts, which goes the way of all infer
+//! Operations on texts, free of any protocol: embed, sparse, multi-vector, rerank, classify, zero-shot, token-classify,
+//! tokenize, decode. Each finds a model that offers it, makes an infer request of the texts, which goes the way of all infer
 //! requests, and reads the result.
 //!
 //! Invariants:
@@ -19,6 +19,7 @@ mod request;
 mod rerank;
 mod tokenize;
 mod tokens;
+mod zero_shot;
 
 use std::sync::Arc;
 
@@ -38,6 +39,7 @@ pub use request::{OperationRequest, Waits};
 pub use rerank::Scores;
 pub use tokenize::{Token, TokenLists, ids};
 pub use tokens::{Entities, TokenScores};
+pub use zero_shot::Candidates;
 
 /// Bytes of a number as digits for each of its own.
 const DIGITS: usize = 3;

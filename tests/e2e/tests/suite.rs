@@ -65,3 +65,4 @@ mod translation;
 mod up;
 mod waking;
 mod webhooks;
+mod zero_shot;

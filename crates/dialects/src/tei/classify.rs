@@ -117,7 +117,7 @@ pub(super) async fn predict(call: DialectCall) -> Result<Response, Refusal> {
     }))
 }
 
-fn label(out: &mut Writer, scored: &ScoredLabel<'_>) {
+pub(super) fn label(out: &mut Writer, scored: &ScoredLabel<'_>) {
     out.object(|out| {
         out.name("score").float(scored.score);
         out.name("label").string(scored.label);

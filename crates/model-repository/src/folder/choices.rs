@@ -125,6 +125,9 @@ impl Choices {
             "output" if value.is_empty() => return expected("the name of an output of the graph"),
             "output" => self.output = Some(value.to_owned()),
             "task" => match Task::named(value) {
+                Some(Task::ZeroShot) => {
+                    return expected("classify: a model with a label 'entailment' does zero_shot beside it");
+                }
                 Some(task) => self.task = Some(task),
                 None => return expected(&format!("one of {}", Task::ALL.map(Task::name).join(", "))),
             },

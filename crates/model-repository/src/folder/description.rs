@@ -14,6 +14,7 @@ use super::origin::Derived;
 use super::routes::Routes;
 use super::task::Task;
 use super::tokenizer::{Prompts, Tokenizer};
+use crate::Nli;
 
 /// A model folder's contents, each with the file and field that it came from. [`FolderDescription::read`] makes it and refuses a
 /// folder whose files contradict each other.
@@ -126,7 +127,15 @@ impl FolderDescription {
     /// The tasks that it is served for.
     pub fn tasks(&self) -> Vec<Task> {
         let single = self.takes_texts.then_some(Task::Classify);
-        std::iter::once(self.task.value).chain(single).chain(self.heads.iter().map(|head| head.task)).collect()
+        let zero_shot = self.does_zero_shot().then_some(Task::ZeroShot);
+        let heads = self.heads.iter().map(|head| head.task);
+        std::iter::once(self.task.value).chain(single).chain(zero_shot).chain(heads).collect()
+    }
+
+    /// Whether its classes say if one text follows from another, and its graph gives their logits.
+    fn does_zero_shot(&self) -> bool {
+        let labels = self.labels.as_ref().filter(|_| self.task.value == Task::Classify && self.graph_end.is_none());
+        labels.is_some_and(|labels| Nli::of(&labels.value).is_some())
     }
 
     /// The path of the ONNX file within the folder; `None` for static models, which have no ONNX file, and for

@@ -3,6 +3,7 @@
 use super::choices::PaddingSide;
 use super::description::{Executor, FolderDescription};
 use super::origin::Derived;
+use super::task::Task;
 
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +61,9 @@ impl FolderDescription {
         }
         if let Some(labels) = &self.labels {
             rows.push(Row::new("", "labels", labels.clone().map(|labels| few(&labels))));
+            if self.tasks().contains(&Task::ZeroShot) {
+                rows.push(Row::new("", "further task", labels.clone().map(|_| Task::ZeroShot.name())));
+            }
         }
         rows.extend(self.problem.clone().map(|problem| Row::new("", "problem_type", problem)));
         if let Some(prompts) = &self.prompts.texts {

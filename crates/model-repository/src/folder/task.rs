@@ -40,7 +40,7 @@ impl Task {
         match self {
             Task::Embed | Task::MultiVector => "feature-extraction",
             Task::Sparse => "fill-mask",
-            Task::Rerank | Task::Classify => "text-classification",
+            Task::Rerank | Task::Classify | Task::ZeroShot => "text-classification",
             Task::TokenClassify => "token-classification",
             Task::Generate => "text2text-generation-with-past",
             Task::Tokenize | Task::Decode => "feature-extraction",

@@ -67,7 +67,9 @@ pub(super) fn outputs(task: Task, width: &Derived<i64>) -> Vec<Tensor> {
             Tensor::new("token_embeddings", FP32, &[-1, -1, *width]).origin(origin),
             Tensor::new("token_mask", INT64, &[-1, -1]),
         ],
-        Task::Rerank | Task::Classify => vec![Tensor::new("scores", FP32, &[-1, *width]).origin(origin)],
+        Task::Rerank | Task::Classify | Task::ZeroShot => {
+            vec![Tensor::new("scores", FP32, &[-1, *width]).origin(origin)]
+        }
         Task::TokenClassify => {
             let entities = Tensor::new("entities", STRING, &[-1]);
             vec![Tensor { label_file: Some(LABEL_FILE), ..entities }]

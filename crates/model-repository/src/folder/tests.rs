@@ -311,6 +311,20 @@ fn classifiers_by_their_problem() {
 }
 
 #[test]
+fn classifiers_of_pairs_score_the_labels_of_requests() {
+    let labels = |names: [&str; 3]| json!({"id2label": {"0": names[0], "1": names[1], "2": names[2]}});
+    let of = |names, extra: Value| {
+        let mut fields = labels(names);
+        fields.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        configs(&classifier("BertForSequenceClassification", fields, 3))[0].parameters["task"].clone()
+    };
+    assert_eq!(of(["CONTRADICTION", "NEUTRAL", "ENTAILMENT"], json!({})), "classify, zero_shot");
+    let cross_encoder = json!({"sentence_transformers": {"version": "5.0.0"}});
+    assert_eq!(of(["contradiction", "entailment", "neutral"], cross_encoder), "classify, zero_shot");
+    assert_eq!(of(["negative", "neutral", "positive"], json!({})), "classify");
+}
+
+#[test]
 fn rerankers_by_their_activation() {
     let one = json!({"0": "LABEL_0"});
     for (fields, ops) in [

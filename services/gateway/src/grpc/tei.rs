@@ -283,7 +283,7 @@ async fn info(call: Call, _: InfoRequest) -> Result<InfoResponse, Status> {
     let number = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
     let length = model.max_length.unwrap_or(UNKNOWN_LENGTH);
     let kind = match model.tasks.first() {
-        Some(Task::Classify | Task::TokenClassify) => ModelType::Classifier,
+        Some(Task::Classify | Task::ZeroShot | Task::TokenClassify) => ModelType::Classifier,
         Some(Task::Rerank) => ModelType::Reranker,
         _ => ModelType::Embedding,
     };

@@ -17,6 +17,7 @@ use trireme_server::budget::BytesPermit;
 
 use super::Handlers;
 use super::sequences::{self, InSequence, SequenceRequest};
+use super::zero_shot::LabelScores;
 use crate::caller::Caller;
 use crate::counts;
 use crate::dispatch::{Exchange, LinePlace, no_answer};
@@ -85,6 +86,7 @@ struct InferOptions {
     callers: Callers,
     job: Option<String>,
     trace: Option<Arc<OpenTrace>>,
+    labels: Option<LabelScores>,
 }
 
 impl Handlers {
@@ -209,9 +211,10 @@ impl Handlers {
             traced.permit.ends_at(UnixMicros::now().after(timeout));
         }
         let (waits, rows, callers, job) = (traced.waits, traced.rows, traced.callers, traced.permit.job());
-        let terms = InferOptions { waits, rows, answer, traceparent, callers, job, trace };
         let prepared = span.in_scope(|| {
             self.repeat_query(&mut traced.request, &traced.permit)?;
+            let labels = self.pair_with_labels(&mut traced.request, &traced.permit)?;
+            let terms = InferOptions { waits, rows, answer, traceparent, callers, job, trace, labels };
             self.admit(traced.request, terms, &span)
         });
         match &prepared {
@@ -228,7 +231,7 @@ impl Handlers {
         terms: InferOptions,
         span: &tracing::Span,
     ) -> Result<Prepared, InferError> {
-        let InferOptions { waits, rows, answer, traceparent, callers, job, trace } = terms;
+        let InferOptions { waits, rows, answer, traceparent, callers, job, trace, labels: label_scores } = terms;
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
         if let Ok(capabilities) = &served.capabilities {
@@ -319,6 +322,7 @@ impl Handlers {
             steps: message.route.remaining().len(),
             by_user_code,
             labels: catalog.labels().clone(),
+            label_scores,
             turn,
             rows_per_message,
             patience: waits.patience,

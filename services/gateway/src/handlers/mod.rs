@@ -16,6 +16,7 @@ mod state;
 mod statistics;
 mod status;
 mod trace;
+mod zero_shot;
 
 pub use infer::{Next, Responses, Rows, Traced};
 pub use sampling::Tracing;

@@ -59,6 +59,9 @@ impl Handlers {
         let empty = is_end(&reply);
         let mut output = reply.outcome.map_err(|error| request.error(error))?;
         if !empty {
+            if let Some(labels) = &request.label_scores {
+                labels.fold(&mut output.tensors).map_err(|error| request.error(error))?;
+            }
             if let Some(trace) = &request.trace {
                 trace.responded(&reply.ledger, &output.tensors);
             }

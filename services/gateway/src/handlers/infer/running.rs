@@ -10,6 +10,7 @@ use trireme_model_repository::OtherName;
 use trireme_protocol::status::http_status;
 
 use crate::dispatch::{EXPIRED, Turn};
+use crate::handlers::zero_shot::LabelScores;
 use crate::registry::{Labels, ServedModel};
 use crate::statistics::CountedRequest;
 use crate::traces::OpenTrace;
@@ -32,6 +33,8 @@ pub struct Running {
     /// Whether code of a model's author makes its outputs.
     pub by_user_code: bool,
     pub labels: Arc<Labels>,
+    /// How its scores become those of the labels that it brought.
+    pub label_scores: Option<LabelScores>,
     /// The request's part of its sequence, if it belongs to a sequence and has not been sent.
     pub turn: Option<Turn>,
     /// The most rows of a message, where the request may travel as several.

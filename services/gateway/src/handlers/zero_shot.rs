@@ -1,0 +1,113 @@
+//! Zero-shot classification over the v2 protocol: texts and the labels of a request become pairs, whose logits become a score for each label.
+
+use bytes::Bytes;
+use trireme_inference::{DataType, InferError, InferRequest, ParameterValue, Tensor, UncheckedTensor};
+use trireme_model_repository::Nli;
+use trireme_operations::{Candidates, Task};
+use trireme_server::budget::BytesPermit;
+
+use super::Handlers;
+
+/// How the logits of pairs become scores of a request's labels.
+#[derive(Clone, Debug)]
+pub struct LabelScores {
+    candidates: Candidates,
+    nli: Nli,
+    /// How many classes the model has.
+    classes: usize,
+    /// The output that holds the logits, and the scores then.
+    output: String,
+}
+
+impl Handlers {
+    /// Pairs each text with the hypothesis of each label, where the parameters have `candidate_labels` and the model does `zero_shot`. The
+    /// repeated bytes count as the request's own.
+    pub(super) fn pair_with_labels(
+        &self,
+        request: &mut InferRequest,
+        permit: &BytesPermit,
+    ) -> Result<Option<LabelScores>, InferError> {
+        if !request.parameters.contains_key("candidate_labels") {
+            return Ok(None);
+        }
+        // If there is no such model, the caller's next step answers with the error.
+        let Ok((_, served)) = self.find_model(&request.model, request.version) else { return Ok(None) };
+        let Ok(capabilities) = &served.capabilities else { return Ok(None) };
+        let Some(nli) = capabilities.nli() else {
+            // A model of another kind may read a parameter of this name.
+            return match capabilities.tasks.contains_key(&Task::Classify) {
+                true => Err(InferError::unsupported(format!(
+                    "model '{}' does not do 'zero_shot', which parameter 'candidate_labels' asks for: it has no label 'entailment'",
+                    request.model
+                ))),
+                false => Ok(None),
+            };
+        };
+        let Some(candidates) = Candidates::from_parameters(&request.parameters)? else { return Ok(None) };
+        let [texts, hypotheses, ..] = capabilities.inputs.as_slice() else { return Ok(None) };
+        if request.inputs.iter().any(|input| *hypotheses.name == input.name) {
+            return Err(InferError::invalid_arg(format!(
+                "input '{}' and parameter 'candidate_labels' are both given, expected one: the hypotheses are made of the labels",
+                hypotheses.name
+            )));
+        }
+        let output = capabilities.tasks.get(&Task::ZeroShot).and_then(|outputs| outputs.first());
+        let output = output.cloned().unwrap_or_default();
+        if request.outputs.iter().any(|asked| asked.name == output && asked.classification > 0) {
+            return Err(InferError::invalid_arg(format!(
+                "output '{output}' is asked for as classes and parameter 'candidate_labels' is given: leave 'classification' out, and \
+                 take the scores in the order of the labels"
+            )));
+        }
+        // Clients may call the only input by another name. A missing one is named by the check of all inputs.
+        let [given] = request.inputs.as_slice() else { return Ok(None) };
+        let given = given.clone();
+        let tensor = given.clone().check()?;
+        let rows: Vec<&[u8]> = tensor.bytes_elements()?.collect();
+        let (firsts, hypotheses_of) = candidates.pairs(&rows)?;
+        let size = |texts: &[&[u8]]| texts.iter().map(|text| text.len() as u64 + 4).sum::<u64>();
+        let hypotheses_of: Vec<&[u8]> = hypotheses_of.iter().map(|text| text.as_bytes()).collect();
+        permit.take(size(&firsts) + size(&hypotheses_of)).map_err(InferError::from)?;
+        let as_input = |name: &str, texts: &[&[u8]]| -> Result<UncheckedTensor, InferError> {
+            let rows = texts.len() as i64;
+            let shape: Vec<i64> = std::iter::once(rows).chain(given.shape.iter().skip(1).copied()).collect();
+            let mut data = Vec::with_capacity(size(texts) as usize);
+            for text in texts {
+                let length =
+                    u32::try_from(text.len()).map_err(|_| InferError::invalid_arg("a text is 4 GiB or longer"))?;
+                data.extend_from_slice(&length.to_le_bytes());
+                data.extend_from_slice(text);
+            }
+            let (name, shape) = (name.into(), shape.as_slice().into());
+            Ok(UncheckedTensor { name, datatype: DataType::Bytes, shape, data: Bytes::from(data) })
+        };
+        let pairs = [as_input(&texts.name, &firsts)?, as_input(&hypotheses.name, &hypotheses_of)?];
+        request.inputs = pairs.into();
+        request.parameters.insert("raw_scores".to_owned(), ParameterValue::Bool(true));
+        Ok(Some(LabelScores { candidates, nli, classes: capabilities.labels.len(), output }))
+    }
+}
+
+// === impl LabelScores ===
+
+impl LabelScores {
+    /// Puts the scores of the labels, `[texts, labels]`, in the place of the pairs' logits, `[pairs, classes]`.
+    pub(super) fn fold(&self, tensors: &mut [Tensor]) -> Result<(), InferError> {
+        let Some(tensor) = tensors.iter_mut().find(|tensor| tensor.name() == self.output) else { return Ok(()) };
+        let pairs = match **tensor.shape() {
+            [pairs, classes] if classes == self.classes as i64 => pairs,
+            _ => {
+                return Err(InferError::internal(format!(
+                    "output '{}' has shape {}, expected {} scores for each pair, one for each label",
+                    self.output,
+                    tensor.shape(),
+                    self.classes
+                )));
+            }
+        };
+        let labels = self.candidates.labels().len() as i64;
+        let scores = self.candidates.scores(self.nli, &tensor.values::<f32>()?, self.classes);
+        *tensor = Tensor::from_values(tensor.name(), [pairs / labels, labels], scores)?;
+        Ok(())
+    }
+}
