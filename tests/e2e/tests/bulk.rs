@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use trireme_columns::{Format, Table};
-use trireme_e2e::{Mode, Request, Sandbox, Setup, basic_repository, product, workspace};
+use trireme_e2e::{Mode, Request, Sandbox, Setup, basic_repository, product, texts_repository, workspace};
 
 fn bulk(sandbox: &Sandbox, folder: &std::path::Path) -> Output {
     let mut command = product("trireme");
@@ -30,7 +30,7 @@ fn bulk(sandbox: &Sandbox, folder: &std::path::Path) -> Output {
 
 #[test]
 fn a_server_makes_a_file_of_vectors_of_a_file_of_texts() {
-    let sandbox = Setup::new(Mode::AllInOne).repository(&workspace().join("tests/repositories/texts")).start();
+    let sandbox = Setup::new(Mode::AllInOne).repository(&texts_repository()).shared();
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut lines: Vec<String> = (0..100).map(|n| format!("text {n} {}", "again ".repeat(n % 5))).collect();
     lines[10] = json!({"id": "ten", "text": "what cause covid"}).to_string();

@@ -47,7 +47,7 @@ fn utf8(path: &Path) -> &str {
 }
 
 fn a_published_tutorial_runs(mode: Mode) {
-    let sandbox = Setup::new(mode).repository(&seed_repository()).replicas(Stage::Postprocess, 0).start();
+    let sandbox = Setup::new(mode).repository(&seed_repository()).replicas(Stage::Postprocess, 0).shared();
     run(&sandbox, "seed_000.py", &[]);
 }
 
@@ -74,7 +74,7 @@ fn a_published_sentiment_tutorial_runs(mode: Mode) {
 }
 
 fn json_and_binary_tensors_travel(mode: Mode) {
-    run(&Sandbox::start(mode), "http_json_binary.py", &[]);
+    run(&Sandbox::shared(mode), "http_json_binary.py", &[]);
 }
 
 fn the_http_extensions_work(mode: Mode) {
@@ -97,7 +97,7 @@ fn curl_works(mode: Mode) {
         println!("left out: there is no curl on this machine");
         return;
     }
-    let sandbox = Sandbox::start(mode);
+    let sandbox = Sandbox::shared(mode);
     let script = workspace().join("tests/clients/curl.sh");
     let output = Command::new("bash").arg(script).arg(format!("http://{}", sandbox.address)).output();
     let output = output.expect("bash runs");

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, Request, Sandbox, Setup, answer, ask, golden, in_one_mode, numbers, texts_repository, workspace,
+    Mode, Request, Setup, Shared, answer, ask, golden, in_one_mode, numbers, texts_repository, workspace,
 };
 use trireme_testkit::assert_close;
 
@@ -25,8 +25,8 @@ in_one_mode!(
     texts_and_vectors_have_the_names_of_other_servers_over_v2,
 );
 
-fn start(mode: Mode) -> Sandbox {
-    Setup::new(mode).repository(&texts_repository()).start()
+fn start(mode: Mode) -> Shared {
+    Setup::new(mode).repository(&texts_repository()).shared()
 }
 
 /// The numbers of an answer, in order, and the answer without them.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, ModelFolder, Process, Request, Response, Sandbox, Setup, Stage, in_every_mode, load, product, wait_until,
-    workspace,
+    Mode, ModelFolder, Process, Request, Response, Sandbox, Setup, Stage, in_every_mode, load, product,
+    texts_repository, wait_until, workspace,
 };
 
 in_every_mode!(
@@ -341,7 +341,7 @@ fn a_durable_request_is_admitted_like_a_live_one() {
 
 #[test]
 fn without_a_place_to_keep_them_jobs_are_refused() {
-    let sandbox = Setup::new(Mode::AllInOne).repository(&workspace().join("tests/repositories/texts")).start();
+    let sandbox = Setup::new(Mode::AllInOne).repository(&texts_repository()).shared();
     for request in
         [embed("a").header("Prefer", "respond-async"), Request::get("/v1/files"), Request::get("/v1/batches")]
     {

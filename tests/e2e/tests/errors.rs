@@ -412,7 +412,7 @@ fn each_fault_has_its_answer(mode: Mode) {
 }
 
 fn a_fault_inside_an_ensemble_names_it(mode: Mode) {
-    let sandbox = Sandbox::start(mode);
+    let sandbox = Sandbox::shared(mode);
     let texts = [element(b"fine"), element(b"not \xff text")].concat();
     let no_text = "tensor 'TEXT': element 1 is not valid UTF-8 at byte 4, expected UTF-8 text";
     let case = |what, request, message| Case { what, request, status: 400, message };
@@ -422,7 +422,7 @@ fn a_fault_inside_an_ensemble_names_it(mode: Mode) {
 }
 
 fn one_text_that_is_no_text_fails_alone(mode: Mode) {
-    let sandbox = Sandbox::start(mode);
+    let sandbox = Sandbox::shared(mode);
     let golden = golden();
     let ask = |number: usize| {
         if number.is_multiple_of(8) {
@@ -438,7 +438,7 @@ fn one_text_that_is_no_text_fails_alone(mode: Mode) {
 }
 
 fn models_that_fail_to_run_say_why(mode: Mode) {
-    let sandbox = Sandbox::start(mode);
+    let sandbox = Sandbox::shared(mode);
     let ids = |name: &str, value: i64| input(name, "INT64", json!([1, 3]), json!(vec![value; 3]));
     let beyond_the_vocabulary =
         Request::infer("tiny_encoder", &json!({"inputs": [ids("input_ids", 1_000_000), ids("attention_mask", 1)]}));

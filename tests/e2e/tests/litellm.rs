@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, ModelFolder, Request, Response, Sandbox, Setup, golden, in_one_mode, numbers, texts_repository,
+    Mode, ModelFolder, Request, Response, Sandbox, Setup, Shared, golden, in_one_mode, numbers, texts_repository,
 };
 use trireme_testkit::assert_close;
 
@@ -15,8 +15,8 @@ type Ask<'a> = (&'a str, &'a str, Value, &'a dyn Fn(u64) -> Value);
 /// The value that `litellm.rerank` sends by default: all documents come back.
 const RETURN_DOCUMENTS: bool = true;
 
-fn start(mode: Mode) -> Sandbox {
-    Setup::new(mode).repository(&texts_repository()).start()
+fn start(mode: Mode) -> Shared {
+    Setup::new(mode).repository(&texts_repository()).shared()
 }
 
 #[track_caller]

@@ -40,7 +40,7 @@ fn numbers(values: impl Iterator<Item = i64>) -> Vec<f32> {
 }
 
 fn tiny_embedding_gives_the_golden_values(mode: Mode) {
-    let sandbox = Sandbox::start(mode);
+    let sandbox = Sandbox::shared(mode);
     let golden = golden();
     for alone in &golden {
         let response = sandbox.infer("tiny_embedding", &texts(std::slice::from_ref(alone)));
@@ -59,7 +59,7 @@ fn tiny_embedding_gives_the_golden_values(mode: Mode) {
 }
 
 fn concurrent_requests_do_not_notice_each_other(mode: Mode) {
-    let sandbox = Sandbox::start(mode);
+    let sandbox = Sandbox::shared(mode);
     let golden = golden();
     let ask = |number: usize| {
         let expected = &golden[number % golden.len()];
@@ -70,7 +70,7 @@ fn concurrent_requests_do_not_notice_each_other(mode: Mode) {
 }
 
 fn batches_of_one_model_keep_their_rows(mode: Mode) {
-    let sandbox = Sandbox::start(mode);
+    let sandbox = Sandbox::shared(mode);
     let ask = |number: usize| {
         let rows = 1 + number % 3;
         let first: Vec<i64> = (0..16 * rows as i64).map(|i| i + number as i64).collect();
@@ -108,7 +108,7 @@ fn waiting_requests_share_a_batch(mode: Mode) {
 }
 
 fn what_goes_into_a_chain_comes_out(mode: Mode) {
-    let sandbox = Sandbox::start(mode);
+    let sandbox = Sandbox::shared(mode);
     let ask = |number: usize| {
         let data: Vec<f32> = (0..=number).map(|i| i as f32 + 0.5).collect();
         let body = json!({"id": format!("request {number}"), "inputs":
@@ -121,7 +121,7 @@ fn what_goes_into_a_chain_comes_out(mode: Mode) {
 }
 
 fn outputs_are_those_asked_for(mode: Mode) {
-    let sandbox = Sandbox::start(mode);
+    let sandbox = Sandbox::shared(mode);
     let (first, second): (Vec<i64>, Vec<i64>) = ((0..16).collect(), (100..116).collect());
     let mut body = simple(&first, &second);
     let names = |response: &trireme_e2e::Response| -> Vec<Value> {
@@ -139,7 +139,7 @@ fn outputs_are_those_asked_for(mode: Mode) {
 }
 
 fn auto_completed_models_show_what_they_are(mode: Mode) {
-    let sandbox = Sandbox::start(mode);
+    let sandbox = Sandbox::shared(mode);
     let config = sandbox.get("/v2/models/autocomplete/config").json();
     let metadata = sandbox.get("/v2/models/autocomplete").json();
     for (kind, plural) in [("input", "inputs"), ("output", "outputs")] {
@@ -162,7 +162,7 @@ fn auto_completed_models_show_what_they_are(mode: Mode) {
 }
 
 fn a_published_ensemble_answers(mode: Mode) {
-    let sandbox = Setup::new(mode).repository(&seed_repository()).replicas(Stage::Postprocess, 0).start();
+    let sandbox = Setup::new(mode).repository(&seed_repository()).replicas(Stage::Postprocess, 0).shared();
     for expected in &golden() {
         let response = sandbox.infer("ensemble_model", &texts(std::slice::from_ref(expected)));
         let output = response.numbers("3391");
@@ -182,7 +182,7 @@ fn ask_at_a_terminal(sandbox: &Sandbox, arguments: &[&str]) -> (bool, String) {
 }
 
 fn a_person_asks_at_a_terminal(mode: Mode) {
-    let sandbox = Sandbox::start(mode);
+    let sandbox = Sandbox::shared(mode);
     let golden = golden();
     let (ok, text) = ask_at_a_terminal(&sandbox, &["tiny_embedding", &golden[0].text, &golden[1].text, "--timing"]);
     assert!(ok, "{text}");

@@ -179,7 +179,7 @@ fn the_status_says_why_a_model_is_not_ready() {
 }
 
 fn the_console_is_shown_unless_it_is_turned_off(mode: Mode) {
-    let sandbox = Sandbox::start(mode);
+    let sandbox = Sandbox::shared(mode);
     for (path, kind) in [("/ui", "text/html"), ("/ui/console.css", "text/css"), ("/ui/console.js", "text/javascript")] {
         let response = sandbox.get(path);
         assert_eq!(response.status, 200, "{path}");
@@ -272,7 +272,7 @@ fn a_tap_shows_copies_and_changes_nothing() {
 
 #[test]
 fn a_tap_outlives_its_first_question_and_tells_when_nobody_listens() {
-    let sandbox = Sandbox::start(Mode::Services);
+    let sandbox = Sandbox::shared(Mode::Services);
     // Longer than a tap lasts without being renewed.
     let mut rest = std::time::Instant::now();
     let seen = tap(&sandbox, &["--stage", "identity_fp32", "--count", "4"], || {
@@ -394,7 +394,7 @@ fn what_is_served_is_held_against_what_is_expected() {
 
 #[test]
 fn a_server_that_runs_is_verified_by_its_address() {
-    let sandbox = Sandbox::start(Mode::Services);
+    let sandbox = Sandbox::shared(Mode::Services);
     let folder = ModelFolder::new();
     let url = format!("http://{}", sandbox.address);
     let verified = run(product("trireme")

@@ -62,7 +62,7 @@ fn translate(sandbox: &Sandbox, texts: &[&str], languages: Option<(&str, &str)>)
 }
 
 fn number_words_are_translated(mode: Mode) {
-    let sandbox = Setup::new(mode).repository(examples().path()).start();
+    let sandbox = Setup::new(mode).repository(&workspace().join("examples/translation")).shared();
     let (english, swahili): (Vec<_>, Vec<_>) = NUMBERS.into_iter().unzip();
     for (english, swahili) in NUMBERS {
         assert_eq!(translate(&sandbox, &[english], None), json!([swahili]));
@@ -72,7 +72,7 @@ fn number_words_are_translated(mode: Mode) {
 }
 
 fn what_is_wrong_is_named(mode: Mode) {
-    let sandbox = Setup::new(mode).repository(examples().path()).start();
+    let sandbox = Setup::new(mode).repository(&workspace().join("examples/translation")).shared();
     let answer = sandbox.infer("translation", &request(&["seven"], Some(("en", "fr-FR"))));
     assert_eq!(answer.status, 400, "{}", answer.text());
     assert!(answer.error().contains("'fr-FR'"), "{}", answer.error());
