@@ -155,7 +155,7 @@ impl NatsServer {
     /// Kills the server as a crash would (SIGKILL). Memory streams are lost; file streams stay.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
-            Note::cpu_of(process.id()).map(note);
+            note(Note::Ends(process.id()));
             process.kill().expect("a child that was not waited for can be killed");
             process.wait().expect("a child can be waited for");
         }

@@ -10,28 +10,15 @@ const VARIABLE: &str = "TRIREME_TEST_NOTES";
 /// Ticks per second of the times in `/proc`, on every Linux.
 const TICKS: f64 = 100.0;
 
-/// A line of the file for notes.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What is noted about a test.
+#[derive(Clone, Copy, Debug)]
 pub enum Note {
     /// The test has started a process.
     Process,
     /// The test has waited so long for its servers.
     Ready(Duration),
-    /// A process that the test has ended had used so many seconds of CPU.
-    Cpu(f64),
-}
-
-// === impl Note ===
-
-impl Note {
-    /// The CPU time of a process that has not been waited for; `None` where there is no `/proc`.
-    pub fn cpu_of(process: u32) -> Option<Note> {
-        let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-        // The name, which may have any character, ends at the last parenthesis.
-        let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-        let ticks = |field: usize| fields.get(field)?.parse::<f64>().ok();
-        Some(Note::Cpu((ticks(11)? + ticks(12)?) / TICKS))
-    }
+    /// The test is about to kill the process with this id. The note has its seconds of CPU.
+    Ends(u32),
 }
 
 /// Appends a note about the test on whose thread it is called.
@@ -40,7 +27,7 @@ pub fn note(note: Note) {
     let (kind, seconds) = match note {
         Note::Process => ("process", 0.0),
         Note::Ready(time) => ("ready", time.as_secs_f64()),
-        Note::Cpu(seconds) => ("cpu", seconds),
+        Note::Ends(process) => ("cpu", cpu_seconds(process).unwrap_or_default()),
     };
     let thread = std::thread::current();
     let line = format!("{}\t{kind}\t{seconds:.3}\n", thread.name().unwrap_or("-"));
@@ -49,20 +36,27 @@ pub fn note(note: Note) {
         OpenOptions::new().append(true).create(true).open(path).and_then(|mut file| file.write_all(line.as_bytes()));
 }
 
+/// The CPU time of a process that has not been waited for; `None` where there is no `/proc`.
+fn cpu_seconds(process: u32) -> Option<f64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name, which may have any character, ends at the last parenthesis.
+    let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |field: usize| fields.get(field)?.parse::<f64>().ok();
+    Some((ticks(11)? + ticks(12)?) / TICKS)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_running_process_has_a_time() {
-        let Some(Note::Cpu(before)) = Note::cpu_of(std::process::id()) else { panic!("this process runs") };
+    fn a_process_that_works_has_used_more_time_later() {
+        let own = std::process::id();
+        let before = cpu_seconds(own).expect("this process runs");
         let mut sum = 0u64;
-        loop {
+        while cpu_seconds(own) <= Some(before) {
             sum = (0..1_000_000u64).fold(sum, |sum, number| std::hint::black_box(sum.wrapping_add(number)));
-            if matches!(Note::cpu_of(std::process::id()), Some(Note::Cpu(now)) if now > before) {
-                break;
-            }
         }
-        assert_eq!(Note::cpu_of(u32::MAX), None);
+        assert_eq!(cpu_seconds(u32::MAX), None);
     }
 }

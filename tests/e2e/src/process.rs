@@ -59,7 +59,7 @@ impl Process {
     /// Sends SIGKILL, which ends the process like a crash.
     pub fn kill(&mut self) {
         if self.exited.is_none() {
-            Note::cpu_of(self.id()).map(note);
+            note(Note::Ends(self.id()));
             self.child.kill().expect("a child that was not waited for can be killed");
             self.exited = Some(self.child.wait().expect("a child can be waited for"));
         }
