@@ -17,7 +17,7 @@ use trireme_bus::{
     SequenceStates, WorkMessage,
 };
 use trireme_inference::{CorrelationId, ModelKey};
-use trireme_testkit::quiet_port;
+use trireme_testkit::{Note, note, quiet_port};
 
 /// Time in which everything works again after a broker was lost or has come back: a few seconds, but brokers on a busy machine
 /// repeat elections.
@@ -26,12 +26,12 @@ const WORKS_AGAIN_WITHIN: Duration = Duration::from_secs(90);
 /// Longer than any call may take to fail.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(35);
 
-/// One cluster at a time: many brokers on few cores take too long to elect leaders.
-static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+/// Three clusters at a time: more brokers on few cores take too long to elect leaders, and most of these tests wait for clocks.
+static TURNS: tokio::sync::Semaphore = tokio::sync::Semaphore::const_new(3);
 
 /// Three brokers, each with its own folder.
 struct Cluster {
-    _turn: tokio::sync::MutexGuard<'static, ()>,
+    _turn: tokio::sync::SemaphorePermit<'static>,
     nodes: Vec<Node>,
     routes: Vec<u16>,
 }
@@ -48,7 +48,8 @@ impl Cluster {
     async fn start() -> Cluster {
         let routes = (0..3).map(|_| quiet_port()).collect();
         let node = || Node { folder: TempDir::new().expect("a temporary folder"), port: quiet_port(), process: None };
-        let mut cluster = Cluster { _turn: TURN.lock().await, nodes: vec![node(), node(), node()], routes };
+        let turn = TURNS.acquire().await.expect("it is never closed");
+        let mut cluster = Cluster { _turn: turn, nodes: vec![node(), node(), node()], routes };
         (0..3).for_each(|node| cluster.spawn(node));
         cluster
     }
@@ -71,11 +72,13 @@ impl Cluster {
         let log = std::fs::File::create(node.folder.path().join("log")).expect("the temporary folder can be written");
         let started = Command::new(binary()).arg("--config").arg(file).stdout(Stdio::null()).stderr(log).spawn();
         node.process = Some(started.expect("nats-server starts; run `make setup`"));
+        note(Note::Process);
     }
 
     /// Kills a broker as a crash would.
     fn kill(&mut self, number: usize) {
         if let Some(mut process) = self.nodes[number].process.take() {
+            note(Note::Ends(process.id()));
             process.kill().expect("a child that was not waited for can be killed");
             process.wait().expect("a child can be waited for");
         }
@@ -276,15 +279,22 @@ async fn each_broker_may_go(replace: bool) {
         }
         last
     };
+    // Each request begins when the one before is answered.
+    let answered = async |count: usize| {
+        let enough = requests.load(Ordering::SeqCst) + count + 1;
+        within("answers", async {
+            while requests.load(Ordering::SeqCst) < enough {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+    };
     let breaking = async {
         for node in 0..3 {
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            answered(20).await;
             println!("broker {node} is killed");
             cluster.kill(node);
-            let before = requests.load(Ordering::SeqCst);
-            tokio::time::sleep(Duration::from_secs(6)).await;
-            let meanwhile = requests.load(Ordering::SeqCst) - before;
-            println!("{meanwhile} requests in 6 s without broker {node}");
+            answered(100).await;
             match replace {
                 true => cluster.replace(node),
                 false => cluster.spawn(node),
@@ -659,11 +669,13 @@ async fn a_gateway_waits_for_a_cluster_that_is_not_whole() {
     cluster.kill(1);
     cluster.kill(2);
     let options = cluster.options(Some(Deployment { queue: options(), ..Deployment::default() }));
+    let impatient = NatsOptions { connect_timeout: Duration::from_secs(1), ..options.clone() };
     let starting = async {
-        tokio::time::sleep(Duration::from_secs(5)).await;
-        cluster.spawn(1);
-        tokio::time::sleep(Duration::from_secs(5)).await;
-        cluster.spawn(2);
+        for node in [1, 2] {
+            let too_early = Nats::connect(&impatient).await.err();
+            assert!(matches!(too_early, Some(BusError::Unreachable(_))), "{node} brokers run: {too_early:?}");
+            cluster.spawn(node);
+        }
     };
     let (gateway, ()) = within("the gateway", async { tokio::join!(Nats::connect(&options), starting) }).await;
     let gateway: Arc<dyn Bus> = Arc::new(gateway.unwrap_or_else(|error| panic!("{error}; {}", cluster.logs())));

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
-use futures_util::StreamExt;
+use futures_util::{StreamExt, TryStreamExt};
 use trireme_bus::conformance::fixtures::{full_message, message, message_at, model, number, options, take, within};
 use trireme_bus::conformance::{self, Setup};
 use trireme_bus::{
@@ -642,6 +642,14 @@ async fn names_that_are_too_long_are_refused_and_disturb_nothing() {
     assert_eq!(*gateway.connection().borrow(), before, "the connection was not lost");
 }
 
+/// The pull requests that wait at the only queue of the broker.
+async fn waiting_pulls(raw: &jetstream::Context) -> usize {
+    let names: Vec<String> = raw.stream_names().try_collect().await.unwrap();
+    let queue = names.into_iter().find(|name| name.starts_with("trireme_work_")).expect("the queue was declared");
+    let consumers = raw.get_stream(queue).await.unwrap().consumers().try_collect::<Vec<_>>().await.unwrap();
+    consumers.iter().map(|consumer| consumer.num_waiting).sum()
+}
+
 /// Each idle worker has a pull request at the broker, which sends each message to a single worker at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_workers_can_wait_at_one_queue() {
@@ -660,8 +668,11 @@ async fn a_thousand_workers_can_wait_at_one_queue() {
         // Kept until every worker has a message.
         (number, delivery)
     });
+    let raw = jetstream::new(async_nats::connect(server.url()).await.unwrap());
     let publishing = async {
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        while waiting_pulls(&raw).await < WORKERS {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         for n in 0..WORKERS {
             gateway.publish(&message(&model, n as i64)).await.unwrap();
         }
