@@ -644,9 +644,10 @@ async fn names_that_are_too_long_are_refused_and_disturb_nothing() {
 
 /// The pull requests that wait at the only queue of the broker.
 async fn waiting_pulls(raw: &jetstream::Context) -> usize {
-    let names: Vec<String> = raw.stream_names().try_collect().await.unwrap();
+    let names: Vec<String> = raw.stream_names().try_collect().await.expect("a list");
     let queue = names.into_iter().find(|name| name.starts_with("trireme_work_")).expect("the queue was declared");
-    let consumers = raw.get_stream(queue).await.unwrap().consumers().try_collect::<Vec<_>>().await.unwrap();
+    let consumers = raw.get_stream(queue).await.expect("it is there").consumers().try_collect::<Vec<_>>().await;
+    let consumers = consumers.expect("a list");
     consumers.iter().map(|consumer| consumer.num_waiting).sum()
 }
 

@@ -1,4 +1,5 @@
 //! All tests of this folder in one program, because each program that is linked takes seconds.
 
 mod cluster;
+mod lapses;
 mod nats;
