@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -183,23 +183,26 @@ fn everybody_stops_without_the_broker(lose: impl FnOnce(&mut NatsServer)) {
     const LIMIT: [&str; 2] = ["--exit-timeout-secs", "5"];
     let mut sandbox = Setup::new(Mode::Services).worker_arguments(&LIMIT).gateway_arguments(&LIMIT).start();
     let (address, golden) = (sandbox.address, golden());
-    let over = AtomicBool::new(false);
+    let (over, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for number in 0..CONCURRENCY {
-            let (over, text) = (&over, &golden[number % golden.len()].text);
+            let (over, answered, text) = (&over, &answered, &golden[number % golden.len()].text);
             let body = json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": [text]}]});
             scope.spawn(move || {
                 while !over.load(Ordering::Relaxed) {
-                    let _ = Request::infer("tiny_embedding", &body).send(address);
+                    let answer = Request::infer("tiny_embedding", &body).send(address);
+                    answered.fetch_add(usize::from(answer.is_ok_and(|answer| answer.status == 200)), Ordering::Relaxed);
                     std::thread::sleep(Duration::from_millis(5));
                 }
             });
         }
         let ended = catch_unwind(AssertUnwindSafe(|| {
-            std::thread::sleep(Duration::from_secs(1));
+            let load = || (answered.load(Ordering::Relaxed) > 2 * CONCURRENCY).then_some(());
+            wait_until("the load is there", EXIT_LIMIT, load);
             let mut nats = sandbox.nats.take().expect("this mode has a broker");
             lose(&mut nats);
-            std::thread::sleep(Duration::from_secs(2));
+            // Requests of every client wait for the lost broker.
+            std::thread::sleep(Duration::from_millis(500));
             let stages = [Stage::Tokenizer, Stage::Model, Stage::Postprocess];
             let mut leaving: Vec<_> = stages.into_iter().map(|stage| sandbox.take_worker(stage, 0)).collect();
             leaving.iter().for_each(Process::terminate);

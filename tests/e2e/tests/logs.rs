@@ -31,9 +31,10 @@ fn many_models_come_and_go_in_few_lines() {
     assert_eq!(said("WARN", &sandbox), 0, "{}", sandbox.gateway.log_tail());
 
     sandbox.worker(Stage::Model, 0).terminate();
-    wait_until("the models are gone", LIMIT, || (sandbox.model_ready("whole0") != 200).then_some(()));
+    let gone = || (0..MODELS).all(|number| sandbox.model_ready(&format!("whole{number}")) != 200).then_some(());
+    wait_until("the models are gone", LIMIT, gone);
     wait_until("the gateway has said so", LIMIT, || (said("WARN", &sandbox) > 0).then_some(()));
-    std::thread::sleep(Duration::from_secs(2));
+    std::thread::sleep(Duration::from_millis(500));
     let warnings = said("WARN", &sandbox);
     // Their registry entries go one after the other, and the gateway sees some at a time.
     assert!(warnings <= MODELS / 2, "{warnings} warnings about {} models: {}", 2 * MODELS, sandbox.gateway.log_tail());

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -373,7 +374,7 @@ fn a_changed_repository_is_followed(mode: Mode) {
     write(&models, "fresh/config.pbtxt", &identity("").replace("max_batch_size: 4", "max_batch_size: 9"));
     wait_for("its new configuration is there", || max_batch_size(&sandbox, "fresh") == 9);
     write(&models, "fresh/config.pbtxt", "nonsense: 1");
-    std::thread::sleep(Duration::from_secs(2));
+    wait_for("the fault is logged", || sandbox.processes().any(|process| process.log().contains("nonsense")));
     assert_eq!(infer(&sandbox, "fresh").status, 200, "what served goes on");
     write(&models, "fresh/config.pbtxt", &identity(""));
     fs::create_dir(models.path().join("fresh/2")).expect("the temporary folder can be written");
@@ -393,18 +394,16 @@ fn nothing_is_lost_while_a_version_takes_over(mode: Mode) {
     }
     let sandbox = setup.start();
     assert_eq!(load(&sandbox, "chain", json!({})).status, 200);
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let (stop, answers) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..4)
             .map(|_| {
                 scope.spawn(|| {
-                    let mut answers = 0;
-                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    while !stop.load(Ordering::Relaxed) {
                         let answer = infer(&sandbox, "chain");
                         assert_eq!(answer.status, 200, "{}", answer.text());
-                        answers += 1;
+                        answers.fetch_add(1, Ordering::Relaxed);
                     }
-                    answers
                 })
             })
             .collect();
@@ -415,10 +414,11 @@ fn nothing_is_lost_while_a_version_takes_over(mode: Mode) {
         fs::create_dir(models.path().join("b/2")).expect("the temporary folder can be written");
         assert_eq!(load(&sandbox, "b", json!({})).status, 200);
         assert_eq!(infer(&sandbox, "b").json()["model_version"], "2");
-        std::thread::sleep(Duration::from_secs(1));
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        let answers: usize = clients.into_iter().map(|client| client.join().expect("every request is answered")).sum();
-        assert!(answers > 20, "only {answers} requests were made meanwhile");
+        let before = answers.load(Ordering::Relaxed);
+        assert!(before > 4, "only {before} requests were answered meanwhile");
+        wait_for("answers of the new version", || answers.load(Ordering::Relaxed) > before + 20);
+        stop.store(true, Ordering::Relaxed);
+        clients.into_iter().for_each(|client| client.join().expect("every request is answered"));
     });
 }
 

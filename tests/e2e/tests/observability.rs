@@ -188,17 +188,16 @@ fn prometheus_has_every_series(mode: Mode) {
         ask(address, "up == 1").ok().filter(|up| up.len() == targets.len())
     });
     assert_eq!(ready.len(), targets.len());
-    // Two scrapes with traffic in between, so that rates can be computed.
-    for _ in 0..2 {
+    // Scrapes with traffic in between, so that rates can be computed.
+    for times in 1..=2 {
         traffic(&sandbox);
-        std::thread::sleep(Duration::from_secs(6));
+        wait_until("the requests are scraped", SCRAPED, || {
+            let answered = ask(address, "max(nv_inference_request_success{model=\"tiny_embedding\"})");
+            (answered == Ok(vec![f64::from(times) * 20.0])).then_some(())
+        });
     }
     every_series(address);
     every_panel(address);
-    wait_until("all requests", SCRAPED, || {
-        let answered = ask(address, "max(nv_inference_request_success{model=\"tiny_embedding\"})");
-        (answered == Ok(vec![40.0])).then_some(())
-    });
     let rules = Request::get("/api/v1/rules").send(address).expect("an answer").json();
     let rules = rules["data"]["groups"][0]["rules"].as_array().cloned().unwrap_or_default();
     assert!(!rules.is_empty() && rules.iter().all(|rule| rule["health"] != "err"), "{rules:#?}");

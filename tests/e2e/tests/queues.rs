@@ -139,7 +139,7 @@ fn a_batch_goes_when_a_request_comes_that_cannot_join_it(mode: Mode) {
     };
     let begun = Instant::now();
     let first = ask(1, 1);
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(Duration::from_millis(300));
     assert!(!first.is_finished(), "it waits for company");
     let second = ask(1, 2);
     assert_eq!(first.join().expect("it does not panic").status, 200);

@@ -6,7 +6,7 @@
 //! purge a stream or to acknowledge work.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
@@ -30,6 +30,9 @@ const SETTLED: Duration = Duration::from_secs(120);
 /// Number of malformed messages of nearly [`MAX_PAYLOAD`].
 const LARGE_MESSAGES: usize = 128;
 
+/// The subject at which each process shows that it lives.
+const HEARTBEAT: &str = "trireme.control.heartbeat";
+
 /// Subjects from the contract, or prescribed by NATS, that normal work may not use.
 const OTHERS: [&str; 23] = [
     "trireme.work.nosuch.1.0",
@@ -40,7 +43,7 @@ const OTHERS: [&str; 23] = [
     "trireme.control.logging",
     "trireme.control.models",
     "trireme.control.statistics_told",
-    "trireme.control.heartbeat",
+    HEARTBEAT,
     "trireme.control.announce",
     "trireme.control.nosuch",
     "trireme.dead.identity_a.1",
@@ -85,7 +88,7 @@ fn slow_request() -> Request {
 }
 
 /// Records until `over` the last message to each subject, with its reply subject.
-fn listen(mut wire: Wire, over: &AtomicBool) -> BTreeMap<String, WireMessage> {
+fn listen(mut wire: Wire, over: &AtomicBool, heartbeats: &AtomicUsize) -> BTreeMap<String, WireMessage> {
     let mut seen = BTreeMap::new();
     while !over.load(Ordering::Relaxed) {
         let Some(message) = wire.next(Duration::from_millis(100)) else { continue };
@@ -93,6 +96,7 @@ fn listen(mut wire: Wire, over: &AtomicBool) -> BTreeMap<String, WireMessage> {
             let unseen = WireMessage { subject: inbox.clone(), ..WireMessage::default() };
             seen.entry(inbox).or_insert(unseen);
         }
+        heartbeats.fetch_add(usize::from(message.subject == HEARTBEAT), Ordering::Relaxed);
         seen.insert(message.subject.clone(), message);
     }
     // These are orders to the broker.
@@ -107,9 +111,9 @@ fn record(sandbox: &mut Sandbox, url: &str) -> BTreeMap<String, WireMessage> {
     ask_large(sandbox);
     let mut wire = Wire::open(url);
     wire.subscribe(">");
-    let over = AtomicBool::new(false);
+    let (over, heartbeats) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
-        let heard = scope.spawn(|| listen(wire, &over));
+        let heard = scope.spawn(|| listen(wire, &over, &heartbeats));
         let ended = Ended(&over);
         golden().iter().for_each(|golden| ask(sandbox, golden));
         ask_large(sandbox);
@@ -121,8 +125,10 @@ fn record(sandbox: &mut Sandbox, url: &str) -> BTreeMap<String, WireMessage> {
         assert_eq!(sandbox.send(&Request::post("/v2/logging", r#"{"log_verbose_level": 0}"#)).status, 200);
         sandbox.start_worker(Stage::Postprocess);
         sandbox.wait_ready();
-        // Registry entries are written every 2 s.
-        std::thread::sleep(Duration::from_millis(2500));
+        let before = heartbeats.load(Ordering::Relaxed);
+        wait_until("a heartbeat", Duration::from_secs(60), || {
+            (heartbeats.load(Ordering::Relaxed) > before).then_some(())
+        });
         drop(ended);
         heard.join().expect("the broker is read")
     })

@@ -12,19 +12,29 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// So short that a job's calls are repeated while no worker is there.
 const TIMEOUT_MS: &str = "3000";
 
+/// The numbers of the first and of the last message in a stream.
+fn numbers(nats: &str, stream: &str) -> Option<(u64, u64)> {
+    let state = answer(nats, &format!("$JS.API.STREAM.INFO.{stream}"))?["state"].clone();
+    Some((state["first_seq"].as_u64()?, state["last_seq"].as_u64()?))
+}
+
 /// The messages of a queue that KEDA's scaler counts: those that wait, and those that are being executed. `None` if there is no
 /// such stream, which the scaler takes for an error.
 fn lag(nats: &str, stream: &str) -> Option<u64> {
+    let info = answer(nats, &format!("$JS.API.CONSUMER.INFO.{stream}.workers"))?;
+    Some(info["num_pending"].as_u64()? + info["num_ack_pending"].as_u64()?)
+}
+
+/// The broker's answer to an empty message.
+fn answer(nats: &str, subject: &str) -> Option<Value> {
     let mut wire = Wire::open(nats);
     wire.subscribe("answers");
     wire.publish(&WireMessage {
-        subject: format!("$JS.API.CONSUMER.INFO.{stream}.workers"),
+        subject: subject.to_owned(),
         reply: Some("answers".to_owned()),
         ..WireMessage::default()
     });
-    let answer = wire.next(Duration::from_secs(5))?;
-    let info: Value = serde_json::from_slice(&answer.body).ok()?;
-    Some(info["num_pending"].as_u64()? + info["num_ack_pending"].as_u64()?)
+    serde_json::from_slice(&wire.next(Duration::from_secs(5))?.body).ok()
 }
 
 /// Starts a gateway of its own on the broker; returns where it listens.
@@ -91,7 +101,8 @@ fn a_batch_wakes_a_model_that_has_no_worker() {
     assert_eq!(state["status"], "in_progress", "{state}");
     assert_eq!(state["request_counts"]["failed"], 0, "{state}");
     // Also after the deadline of the first calls, which the job repeats.
-    std::thread::sleep(Duration::from_secs(5));
+    let (_, called) = numbers(&nats, first).expect("the stream is there");
+    wait_until("the first calls are over", LIMIT, || (numbers(&nats, first)?.0 > called).then_some(()));
     wait_until("work is still seen", LIMIT, || (lag(&nats, first) > Some(0)).then_some(()));
     for stage in stages {
         sandbox.start_worker(stage);
