@@ -1,9 +1,8 @@
 //! [`Shared`]: a sandbox that all tests of a program use which take it as it is.
 
 use std::collections::HashMap;
-use std::io::PipeWriter;
 use std::ops::Deref;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{LazyLock, Mutex, OnceLock};
 
 use crate::{Mode, Sandbox, Setup};
@@ -21,7 +20,8 @@ pub struct Shared(&'static Sandbox);
 /// A sandbox until the program ends.
 struct Kept {
     sandbox: Sandbox,
-    _guarded: PipeWriter,
+    /// Has the end of its pipe that is closed when the program ends.
+    _guardian: Child,
 }
 
 impl Setup {
@@ -58,13 +58,11 @@ impl Kept {
         let processes =
             sandbox.processes().map(|process| process.id()).chain(broker.and_then(|nats| nats.process_id()));
         let processes: Vec<String> = processes.map(|id| id.to_string()).collect();
-        let (end, guarded) = std::io::pipe().expect("a pipe");
         let mut guardian = Command::new("sh");
         guardian.args(["-c", GUARDIAN, "guardian", &processes.join(" ")]).arg(sandbox.folder());
         guardian.args(broker.map(|nats| nats.folder()));
-        let started = guardian.stdin(end).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        started.expect("sh starts");
-        Kept { sandbox, _guarded: guarded }
+        let started = guardian.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        Kept { sandbox, _guardian: started.expect("sh starts") }
     }
 }
 
