@@ -91,6 +91,9 @@ pub struct Content {
     pub of: String,
     /// A digest of the files.
     pub digest: String,
+    /// The space of the version's answers: a digest of what decides each row, whatever the form of the files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub space: Option<String>,
     /// The number of the choice for another content to which the worker has yielded: it has no requests of the version any
     /// more, and takes none.
     #[serde(default, skip_serializing_if = "Option::is_none")]

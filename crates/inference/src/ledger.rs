@@ -4,6 +4,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::Name;
 
+/// Characters of a step's space in that of an answer.
+const STEP_DIGITS: usize = 12;
+
 /// The hops a request has made so far, in order. Becomes the `Server-Timing` header and the per-stage histograms.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -35,6 +38,9 @@ pub struct Hop {
     /// A tokenizer's counts for the request's texts; `None` from other steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub texts: Option<TextFacts>,
+    /// The space of the step's answers, where its worker knows it: a digest of what decides each row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub space: Option<Name>,
 }
 
 /// A tokenizer's counts for the texts of one request.
@@ -49,6 +55,11 @@ pub struct TextFacts {
 // === impl Ledger ===
 
 impl Ledger {
+    /// The space of the whole answer; `None` where a step's is not known.
+    pub fn space(&self) -> Option<String> {
+        space_of(self.0.iter().map(|hop| hop.space.as_deref()))
+    }
+
     /// The facts of all tokenizers together; `None` where no step was one.
     pub fn texts(&self) -> Option<TextFacts> {
         self.0.iter().filter_map(|hop| hop.texts).reduce(TextFacts::and)
@@ -60,6 +71,14 @@ impl Ledger {
             hop.texts = hop.texts.into_iter().chain(more.texts).reduce(TextFacts::and);
         }
     }
+}
+
+/// The space of an answer whose steps have these spaces, in order: theirs, joined by dots, each short. `None` where one is not known, or where
+/// there is no step.
+pub fn space_of<'a>(steps: impl Iterator<Item = Option<&'a str>>) -> Option<String> {
+    let short = |space: &'a str| space.get(..STEP_DIGITS).unwrap_or(space);
+    let spaces = steps.map(|space| space.map(short)).collect::<Option<Vec<_>>>()?;
+    (!spaces.is_empty()).then(|| spaces.join("."))
 }
 
 // === impl TextFacts ===

@@ -61,9 +61,13 @@ impl Digest {
 
     /// The whole digest: `sha256:` and 64 hexadecimal digits.
     pub fn finish(self) -> String {
+        format!("sha256:{}", self.digits())
+    }
+
+    /// The whole digest as 64 hexadecimal digits.
+    pub fn digits(self) -> String {
         let digest = self.0.finish();
-        let digits = digest.as_ref().iter().map(|byte| format!("{byte:02x}"));
-        format!("sha256:{}", digits.collect::<String>())
+        digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
@@ -87,6 +91,15 @@ pub(crate) fn names(directory: &Path) -> io::Result<Vec<String>> {
 /// An error that names the first file beneath `directory`, of those whose first name `counts`, that is a pipe or a device.
 pub(crate) fn check_regular(directory: &Path, counts: impl Fn(&str) -> bool) -> io::Result<()> {
     files(directory, "", &counts, 0, &mut |_, path| regular::look(path).map_err(|error| at(path, &error)))
+}
+
+/// Visits the files beneath `directory` whose first name `counts`, in order of name.
+pub(crate) fn visit_files(
+    directory: &Path,
+    counts: impl Fn(&str) -> bool,
+    mut visit: impl FnMut(&str, &Path) -> io::Result<()>,
+) -> io::Result<()> {
+    files(directory, "", &counts, 0, &mut visit)
 }
 
 /// Visits the files beneath `directory` in order of name.

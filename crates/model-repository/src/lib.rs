@@ -41,6 +41,7 @@ mod requested;
 mod sequence;
 mod sequence_batching;
 mod sources;
+mod space;
 mod task;
 mod temporary;
 mod torch;

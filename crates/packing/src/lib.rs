@@ -17,6 +17,7 @@
 //! Not here: running a graph, choosing groups.
 
 mod layout;
+mod meaning;
 mod names;
 mod proto;
 mod regions;
@@ -28,6 +29,7 @@ mod write;
 use bytes::Bytes;
 use prost::Message;
 
+pub use meaning::meaning;
 pub use names::{PLACES, of_group, tokens};
 use proto::{ModelProto, ValueInfoProto};
 use regions::Regions;

@@ -11,16 +11,29 @@ pub const TOKENS: &str = "trireme-tokens";
 /// Header that says how many texts of a request were too long and lost tokens; left out if the number is 0.
 pub const TRUNCATED: &str = "trireme-truncated-texts";
 
+/// Header that says which space an answer is of; left out where a step's is not known.
+pub const SPACE: &str = "trireme-space";
+
 /// Most hops in `Server-Timing`, and most characters of a model's name there: a worker tells them, and clients refuse long headers.
 const MOST_HOPS: usize = 64;
 const LONGEST_NAME: usize = 64;
+
+/// Longest space in a header, in bytes: that of an ensemble of 64 steps.
+const LONGEST_SPACE: usize = 1024;
 
 /// The headers that an answer with this ledger has, by their names in lower case.
 pub fn answer_headers(ledger: &Ledger) -> impl Iterator<Item = (&'static str, String)> {
     let texts = ledger.texts();
     let tokens = texts.map(|texts| (TOKENS, texts.tokens.to_string()));
     let truncated = texts.filter(|texts| texts.truncated > 0).map(|texts| (TRUNCATED, texts.truncated.to_string()));
-    [("server-timing", server_timing(ledger))].into_iter().chain(tokens).chain(truncated)
+    let space = ledger.space().filter(|space| space.len() <= LONGEST_SPACE && space.bytes().all(is_of_space));
+    let space = space.map(|space| (SPACE, space));
+    [("server-timing", server_timing(ledger))].into_iter().chain(tokens).chain(truncated).chain(space)
+}
+
+/// Whether a space may have this character: workers tell spaces, and not every worker is ours.
+fn is_of_space(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'.'
 }
 
 /// The ledger as `Server-Timing`: an entry per hop, in milliseconds of computing, with waiting in its description.
@@ -65,6 +78,17 @@ mod tests {
             timing.starts_with("a__X_____a__X") && timing.bytes().all(|byte| (b' '..0x7f).contains(&byte)),
             "{timing}"
         );
+    }
+
+    #[test]
+    fn the_space_is_told_where_all_steps_know_theirs() {
+        let hop = |space: Option<&str>| Hop { space: space.map(Into::into), ..Hop::default() };
+        let told = |hops: &[Hop]| answer_headers(&Ledger(hops.to_vec())).find(|(name, _)| *name == SPACE);
+        let steps = [hop(Some("0123456789abcdef")), hop(Some("fedcba9876543210"))];
+        assert_eq!(told(&steps), Some((SPACE, "0123456789ab.fedcba987654".to_owned())));
+        assert_eq!(told(&[hop(Some("0123")), hop(None)]), None);
+        assert_eq!(told(&[hop(Some("a\r\nX: b"))]), None);
+        assert_eq!(told(&[]), None);
     }
 
     #[test]

@@ -17,6 +17,7 @@ in_one_mode!(
     a_folder_answers_as_the_repository_written_by_hand,
     queries_and_documents_go_their_own_ways_through_a_router,
     grpc_calls_take_every_name_of_a_model,
+    an_answer_names_its_space,
     a_model_of_the_hub_is_downloaded_once_and_served,
     two_versions_of_a_folder_are_served_beside_one_another,
 );
@@ -182,6 +183,45 @@ fn grpc_calls_take_every_name_of_a_model(mode: Mode) {
     }
     let mut sandbox = setup.start();
     crate::clients::run_at(sandbox.grpc_address(), "grpc_names.py", &[]);
+}
+
+fn an_answer_names_its_space(mode: Mode) {
+    let (plain, outside, rewritten, shorter, first) = (tiny(), external("one"), tiny(), tiny(), tiny());
+    let read = |folder: &TempDir, name: &str| -> Value {
+        serde_json::from_slice(&fs::read(folder.path().join(name)).expect("the file is there")).expect("JSON")
+    };
+    let tokenizer = serde_json::to_string_pretty(&read(&rewritten, "tokenizer.json")).expect("JSON");
+    fs::write(rewritten.path().join("tokenizer.json"), tokenizer).expect("a file can be written");
+    let mut config = read(&rewritten, "config.json");
+    config["_name_or_path"] = json!("elsewhere");
+    write(&rewritten, "config.json", &config);
+    write(&shorter, "sentence_bert_config.json", &json!({"max_seq_length": 8, "do_lower_case": false}));
+    let pooling =
+        json!({"word_embedding_dimension": 8, "pooling_mode_mean_tokens": false, "pooling_mode_cls_token": true});
+    write(&first, "1_Pooling/config.json", &pooling);
+
+    let folders =
+        [("plain", &plain), ("outside", &outside), ("rewritten", &rewritten), ("shorter", &shorter), ("first", &first)];
+    let named = folders.map(|(name, folder)| format!("{name}={}", folder.path().display()));
+    let words: Vec<&str> = named.iter().flat_map(|named| ["--model", named.as_str()]).collect();
+    let mut setup = Setup::new(mode).worker_arguments(&words);
+    if setup.is_services() {
+        setup = setup.gateway_arguments(&words);
+    }
+    let sandbox = setup.start();
+    let space = |name: &str| {
+        let asked = json!({"model": name, "input": golden()[0].text});
+        let answer = sandbox.send(&Request::post("/v1/embeddings", asked.to_string()));
+        answer.header("trireme-space").unwrap_or_else(|| panic!("{name}: {answer:?}")).to_owned()
+    };
+    let plain = space("plain");
+    assert_eq!(space("outside"), plain, "the same weights in a file beside the graph");
+    assert_eq!(space("rewritten"), plain, "another form of the same files");
+    let parts = |space: &str| space.split('.').map(str::to_owned).collect::<Vec<_>>();
+    let (plain, shorter, first) = (parts(&plain), parts(&space("shorter")), parts(&space("first")));
+    assert_eq!(plain.len(), 3);
+    assert!(shorter[0] != plain[0] && shorter[1..] == plain[1..], "another length: {shorter:?}");
+    assert!(first[2] != plain[2] && first[..2] == plain[..2], "another pooling: {first:?}");
 }
 
 /// Hugging Face's cache, and a folder beside it that is no model.

@@ -134,6 +134,7 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
         compute_output_us: 5,
         batch_size: 6,
         texts: Some(TextFacts { tokens: u64::MAX, truncated: 7 }),
+        space: Some("5d41402abc4b2a76b9719d911017c592".into()),
     };
     WorkMessage {
         request_id: format!("{:032x}", fastrand::u128(..)).into(),

@@ -98,8 +98,9 @@ fn any_step() -> impl Strategy<Value = Step> {
 fn any_ledger() -> impl Strategy<Value = Ledger> {
     let texts = any::<Option<(u64, u64)>>();
     let texts = texts.prop_map(|texts| texts.map(|(tokens, truncated)| TextFacts { tokens, truncated }));
-    let hop = (".{0,6}", ".{0,6}", any::<[u64; 5]>(), any::<u32>(), texts);
-    let hop = hop.prop_map(|(model, worker, [a, b, c, d, e], batch_size, texts)| Hop {
+    let space = proptest::option::of(".{0,6}");
+    let hop = (".{0,6}", ".{0,6}", any::<[u64; 5]>(), any::<u32>(), texts, space);
+    let hop = hop.prop_map(|(model, worker, [a, b, c, d, e], batch_size, texts, space)| Hop {
         model: model.into(),
         worker: worker.into(),
         transit_us: a,
@@ -109,6 +110,7 @@ fn any_ledger() -> impl Strategy<Value = Ledger> {
         compute_output_us: e,
         batch_size,
         texts,
+        space: space.map(Name::from),
     });
     vec(hop, 0..3).prop_map(Ledger)
 }

@@ -161,6 +161,7 @@ fn ensemble() -> WorkMessage {
         compute_output_us: 6,
         batch_size: 1,
         texts: Some(TextFacts { tokens: 2, truncated: 0 }),
+        space: Some("5d41402abc4b2a76b9719d911017c592".into()),
     };
     let parameters = [
         ("dimensions", ParameterValue::Int64(256)),

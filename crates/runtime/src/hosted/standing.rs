@@ -4,10 +4,13 @@ use std::sync::atomic::AtomicBool;
 
 use tokio::sync::Notify;
 use trireme_bus::{Content, ModelState};
+use trireme_inference::Name;
 
 /// The content of a version, and whether it may be served.
 pub(crate) struct Standing {
     pub content: Content,
+    /// The space of its answers, as each of them tells it.
+    pub space: Option<Name>,
     /// Whether its content is to be chosen although live workers have another one, until that was said.
     pub switch: AtomicBool,
     /// Whether a gateway has said that it is served, and nothing has changed since.
@@ -40,6 +43,7 @@ pub(crate) struct Refusal {
 impl Standing {
     pub fn new(content: Content, switch: bool) -> Standing {
         Standing {
+            space: content.space.as_deref().map(Name::from),
             content,
             switch: AtomicBool::new(switch),
             settled: AtomicBool::new(false),

@@ -36,8 +36,8 @@ const AGAIN: Duration = Duration::from_millis(100);
 
 impl Models {
     /// The content of a version. The models of a folder have the folder's, so that they change together. `None` if its files
-    /// cannot be read: it is not compared then. Where no other process is on the bus, sizes and times of files say enough, and gigabytes of
-    /// weights are not read.
+    /// cannot be read: it is not compared then. Where no other process is on the bus, sizes and times of files say enough. The space of its
+    /// answers is read from the weights in any case.
     pub(super) async fn content_of(
         &self,
         model: &RepositoryModel,
@@ -52,10 +52,15 @@ impl Models {
                 .as_ref()
                 .filter(|_| model.uploaded.is_none())
                 .and_then(|all| all.folder_of(&model.name, version));
+            let space = model.space(version);
+            let unknown = |error: &std::io::Error| tracing::warn!(model = model.name, version, %error, "the space of its answers is not known");
+            let space = space.inspect_err(unknown).ok();
             match folder {
-                Some(folder) if !is_shared => Ok((folder.name.clone(), format!("{:016x}", folder.fingerprint()))),
-                None if !is_shared => Ok((model.name.clone(), format!("{:016x}", model.fingerprint(version)))),
-                Some(folder) => Ok((folder.name.clone(), folder.digest()?)),
+                Some(folder) if !is_shared => {
+                    Ok((folder.name.clone(), format!("{:016x}", folder.fingerprint()), space))
+                }
+                None if !is_shared => Ok((model.name.clone(), format!("{:016x}", model.fingerprint(version)), space)),
+                Some(folder) => Ok((folder.name.clone(), folder.digest()?, space)),
                 None => {
                     let source = ModelSource {
                         config: model.config_of(version),
@@ -66,13 +71,13 @@ impl Models {
                         uploaded: model.uploaded.as_ref(),
                     };
                     let surroundings = backend.surroundings(&source).map_err(std::io::Error::other)?;
-                    Ok((model.name.clone(), model.digest(version, &surroundings)?))
+                    Ok((model.name.clone(), model.digest(version, &surroundings)?, space))
                 }
             }
         });
         let found: Result<_, std::io::Error> = read.await.unwrap_or_else(|error| Err(std::io::Error::other(error)));
         match found {
-            Ok((of, digest)) => Some(Content { of, digest, yields_to: None }),
+            Ok((of, digest, space)) => Some(Content { of, digest, space, yields_to: None }),
             Err(error) => {
                 tracing::warn!(model = name, version, %error, "its content cannot be compared with that of other workers");
                 None
