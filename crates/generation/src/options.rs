@@ -106,7 +106,8 @@ pub fn apply_file(settings: &mut Settings, file: &serde_json::Map<String, Value>
             && !value.is_null()
             && !off.contains(&value.to_string().as_str())
         {
-            return Err(OptionError::new(name, format!("is not supported, found {value}")));
+            let remedy = "remove it from the file, or let a model.py generate the texts (docs/python.md)";
+            return Err(OptionError::new(name, format!("is not supported, found {value}: {remedy}")));
         }
         set(settings, name, value)?;
     }
@@ -285,7 +286,11 @@ mod tests {
                 json!({ "decoder_start_token_id": null }),
                 "parameter 'decoder_start_token_id' is missing: neither it nor bos_token_id is given",
             ),
-            (json!({ "num_beam_groups": 2 }), "parameter 'num_beam_groups' is not supported, found 2"),
+            (
+                json!({ "num_beam_groups": 2 }),
+                "parameter 'num_beam_groups' is not supported, found 2: remove it from the file, or let a model.py generate the texts \
+                 (docs/python.md)",
+            ),
         ] {
             assert_eq!(file(value.clone()).unwrap_err(), error, "{value}");
         }

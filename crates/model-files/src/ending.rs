@@ -120,7 +120,12 @@ impl<'a> Nodes<'a> {
             let given = || node.inputs.iter().filter(|input| !input.is_empty());
             let is_constant = node.op == "Constant"
                 || (given().next().is_some() && given().all(|input| constants.contains(input.as_str())));
-            if let (Some(shape), Some(output)) = (&node.constant, node.outputs.first()) {
+            // torch's exporter writes equal weights once, and a copy for each further place.
+            let copied = || match (node.op.as_str(), node.inputs.first()) {
+                ("Identity" | "Cast" | "DequantizeLinear", Some(input)) => shapes.get(input.as_str()).copied(),
+                _ => None,
+            };
+            if let (Some(shape), Some(output)) = (node.constant.as_deref().or_else(copied), node.outputs.first()) {
                 shapes.insert(output, shape);
             }
             for output in &node.outputs {
@@ -389,11 +394,13 @@ mod tests {
             node("Div", &["t", "n"], "mean", None),
             node("Gemm", &["mean", "W", "BIAS"], "scores", None),
             node("Slice", &["states", "A"], "cut", None),
+            node("Identity", &["G"], "same", None),
+            node("LayerNormalization", &["cut", "same", "B"], "last", None),
         ];
         let weights: [(&str, &[i64]); 5] = [("G", &[8]), ("B", &[8]), ("A", &[1]), ("W", &[5, 8]), ("BIAS", &[5])];
         let nodes = Nodes::new(&nodes, weights);
-        let found = ["states", "colbert", "mean", "scores", "cut", "h"].map(|tensor| nodes.width(tensor));
-        assert_eq!(found, [Some(8), Some(3), Some(8), Some(5), None, None]);
+        let found = ["states", "colbert", "mean", "scores", "cut", "h", "last"].map(|tensor| nodes.width(tensor));
+        assert_eq!(found, [Some(8), Some(3), Some(8), Some(5), None, None, Some(8)]);
     }
 
     #[test]

@@ -275,9 +275,10 @@ fn pooled_chain(
         0 => steps[is_behind..].to_vec(),
         count => left(steps, layers[count - 1]),
     };
-    // A graph that leaves the width of its vectors open may say that of its tokens.
+    // A graph that leaves the width of its vectors open may say that of its tokens. The load compares it with real vectors.
     let of_tokens = || width_of(file, file.tokens().filter(|_| !file.is_projected(output))?.value);
-    let width = agree(reader, [own, behind(&layers[..count]).or(pooling)]).or_else(of_tokens);
+    let hidden = || hidden_size(reader, &files.config).filter(|_| layers.is_empty() && !file.is_projected(output));
+    let width = agree(reader, [own, behind(&layers[..count]).or(pooling)]).or_else(of_tokens).or_else(hidden);
     let output = known(output, 2, width.as_ref());
     let mut ops = Vec::new();
     let width = width.map(|width| token_chain(reader, &steps, width, &mut ops));

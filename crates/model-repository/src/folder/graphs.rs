@@ -332,8 +332,12 @@ impl GraphFile {
 
     /// Whether an output is what BERT's pooler makes of the first token, by its name or by the nodes at its end.
     pub(crate) fn is_pooler(&self, output: &GraphTensor) -> bool {
-        let ends = matches!(self.graph.ending(&output.name), [EndOp::Tanh, EndOp::Projection, EndOp::Select, ..]);
-        output.name == POOLER || ends
+        match self.graph.ending(&output.name) {
+            [EndOp::Tanh, EndOp::Projection, EndOp::Select, ..] => true,
+            // The vector of the first token as it is, as DPR gives it under this name.
+            [EndOp::Select, ..] => false,
+            _ => output.name == POOLER,
+        }
     }
 
     /// Whether the graph multiplies the vectors of an output by weights behind the last normalisation of its layers, which no encoder does

@@ -52,15 +52,39 @@ const CAST: &str = "python -c \"import onnx; m = onnx.load('GRAPH'); g = m.graph
                     g.node.insert(0, onnx.helper.make_node('Cast', ['INPUT'], ['INPUT_cast'], to=i.type.tensor_type.elem_type)); \
                     i.type.tensor_type.elem_type = 7; onnx.save(m, 'GRAPH')\"";
 
+const RENAME: &str = "python -c \"import onnx; m = onnx.load('GRAPH'); g = m.graph; a = [i.name for i in g.input]; \
+                      [n.input.__setitem__(k, x.split(':')[0]) for n in g.node for k, x in enumerate(n.input) if x in a]; \
+                      [setattr(i, 'name', i.name.split(':')[0]) for i in g.input]; onnx.save(m, 'GRAPH')\"";
+
 /// Whether the backend makes an input by itself.
 pub(super) fn is_cache(input: &GraphTensor) -> bool {
     let is_one = input.name != TASK_INPUT || input.dims.as_ref().is_none_or(|dims| matches!(dims[..], [] | [1]));
     CACHES.iter().any(|name| input.name.starts_with(name)) && is_one
 }
 
+/// Whether inputs have the names of TensorFlow's tensors, `input_ids:0`, which is a fault.
+fn has_ports(reader: &Reader<'_>, file: &GraphFile) -> bool {
+    let base = |name: &str| name.rsplit_once(':').is_some_and(|(base, _)| TOKENIZED.contains(&base));
+    let ported: Vec<_> = file.graph.inputs.iter().map(|input| input.name.as_str()).filter(|&name| base(name)).collect();
+    if !ported.is_empty() {
+        let graph = reader.path(&file.file.value).display().to_string();
+        reader.fault(format_args!(
+            "{} has inputs {}, whose names end as those of TensorFlow's tensors: name them {} and the like: {}",
+            file.file.value,
+            ported.join(", "),
+            ported[0].split(':').next().unwrap_or_default(),
+            RENAME.replace("GRAPH", &graph)
+        ));
+    }
+    !ported.is_empty()
+}
+
 /// The inputs have to be those that are made here, with any number of rows.
 pub(super) fn check(reader: &Reader<'_>, file: &GraphFile) {
     let path = &file.file.value;
+    if has_ports(reader, file) {
+        return;
+    }
     let inputs = file.graph.inputs.iter().filter(|input| !is_cache(input));
     if file.graph.input("input_ids").is_none() {
         let found = file.graph.inputs.iter().map(|input| input.name.as_str()).collect::<Vec<_>>().join(", ");

@@ -162,3 +162,21 @@ fn names_of_tensorflow_are_refused_with_what_renames_them() {
     assert!(refused.contains("input_ids:0, attention_mask:0") && refused.contains("python -c"), "{refused}");
     assert!(!refused.contains("which no tokenizer makes"), "one fault: {refused}");
 }
+
+#[test]
+fn vectors_of_an_open_width_have_that_of_the_model() {
+    // DPR's vector, that of the first token, has the name of BERT's pooler.
+    for name in ["embeddings", "pooler_output"] {
+        let folder = sentence(&[], &[]);
+        fs::remove_file(folder.path().join("modules.json")).unwrap();
+        let node = |op: &str, input: &str, output: &str| {
+            bytes(1, &[bytes(1, input.as_bytes()), bytes(2, output.as_bytes()), bytes(4, op.as_bytes())].concat())
+        };
+        let nodes = [node("LayerNormalization", "h", "states"), node("Gather", "states", name)].concat();
+        let graph = onnx(&IDS, &[(name, &[-1, -1])]);
+        write(folder.path(), "onnx/model.onnx", &bytes(7, &[&nodes, inner(&graph)].concat()));
+        let description = read(&folder, Choices::default()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(output(&configs(&folder)[0], "sentence_embedding"), [-1, 8]);
+        assert!(description.warnings().is_empty(), "{name}: {:?}", description.warnings());
+    }
+}
