@@ -43,12 +43,16 @@ FOLDERS = {}
 # Folders that are refused, and what the refusal says.
 REFUSED = {
     "dense-as-older-torch-bin": ["2_Dense/pytorch_model.bin cannot be read", "no ZIP archive", "write model.safetensors"],
+    "softmax-over-rows": ["the same numbers for every text", "trireme export"],
     "longformer": ["does not run for a row of 3 tokens", "trireme export", "docs/python.md"],
 }
 # Folders that are refused with a command, after which they serve: a pattern of the command.
 REMEDIES = {
     "vocabulary-without-tokenizer-json": r'python -c ".*?"$',
     "graph-of-one-row": r"mv \S+ \S+ && trireme export \S+",
+    "graph-that-gives-the-sequence-first": r'python -c ".*?"',
+    "graph-that-takes-the-sequence-first": r'python -c ".*?"',
+    "names-of-tensorflow": r'python -c ".*?"',
     "graph-of-a-head": r"mv \S+ \S+ && trireme export \S+ --task embed",
     "pooler-output-beside-mean-pooling": r"mv \S+ \S+ && trireme export \S+",
 }

@@ -63,6 +63,92 @@ def batch_of_one_inside(path):
     return Folder("embed")
 
 
+class Turned(torch.nn.Module):
+    """A model that takes and gives the tokens of a row as the first dimension."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, **tensors):
+        states = self.inner(**{name: tensor.transpose(0, 1) for name, tensor in tensors.items()}).last_hidden_state
+        return SimpleNamespace(last_hidden_state=states.transpose(0, 1))
+
+
+@folder
+def graph_that_gives_the_sequence_first(path):
+    made = lambda found, _: {"last_hidden_state": found.last_hidden_state.transpose(0, 1)}
+    sentence(path, bert(wordpiece()), wordpiece(), [pooling("mean"), normalize()], exporter=exporter(made, "last_hidden_state"))
+    return Folder("embed")
+
+
+@folder
+def graph_that_takes_the_sequence_first(path):
+    sentence(path, bert(wordpiece()), wordpiece(), [pooling("mean"), normalize()],
+             exporter=lambda model, path, inputs: export(Turned(model), path, inputs))
+    return Folder("embed")
+
+
+@folder
+def softmax_over_rows(path):
+    """Each text alone has the probability 1 for every label."""
+    model, tokenizer = classifier(path, ["a", "b", "c"])
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    export(Function(model, lambda found, _: {"probabilities": found.logits.softmax(0)}), path, BERT, "probabilities", True)
+    return Folder("classify", labels=["a", "b", "c"])
+
+
+@folder
+def quantized_by_run(path):
+    """Activations are rounded by the largest one of a run, so that a text's vectors would depend on those of the other texts."""
+    import onnx
+
+    late_interaction(path)
+    graph = path / "onnx" / "model.onnx"
+    model = onnx.load(graph)
+    name = model.graph.output[0].name
+    for node in model.graph.node:
+        node.output[:] = ["whole" if output == name else output for output in node.output]
+    model.graph.node.extend([
+        onnx.helper.make_node("DynamicQuantizeLinear", ["whole"], ["rounded", "scale", "zero"]),
+        onnx.helper.make_node("DequantizeLinear", ["rounded", "scale", "zero"], [name]),
+    ])
+    onnx.save(model, graph)
+    return Folder("multi_vector", width=16, prompt_names=folders.SIDES, bar=0.99)
+
+
+@folder
+def names_of_tensorflow(path):
+    import onnx
+
+    known = folders.mean_normalized(path)
+    graph = path / "onnx" / "model.onnx"
+    model = onnx.load(graph)
+    names = {given.name: f"{given.name}:0" for given in model.graph.input}
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    for given in model.graph.input:
+        given.name = names[given.name]
+    onnx.save(model, graph)
+    return known
+
+
+@folder
+def pooled_with_an_open_width(path):
+    """No module, and no dimension of the graph says how wide its vectors are."""
+    model, tokenizer = bert(wordpiece()).eval(), wordpiece()
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+
+    def mean(found, tensors):
+        mask = tensors["attention_mask"].unsqueeze(-1).float()
+        return {"embeddings": unit((found.last_hidden_state * mask).sum(1) / mask.sum(1))}
+
+    export(Function(model, mean), path, BERT, "embeddings", True)
+    return Folder("embed")
+
+
 # === Graphs with more than the transformer ===
 
 
@@ -135,6 +221,38 @@ def dense_and_colbert_vectors_of_one_graph(path):
 
 
 @folder
+def three_heads_of_one_graph(path):
+    """All of BGE-M3 in one graph; the library reads the heads from their files."""
+    known, layers = folders.bge_m3(path), {}
+    known.reference = path.with_name(f"{path.name}-files")
+    shutil.rmtree(known.reference, ignore_errors=True)
+    shutil.copytree(path, known.reference)
+    for name in ("sparse_linear.pt", "colbert_linear.pt"):
+        layers[name] = {key: value.float() for key, value in torch.load(path / name, weights_only=True).items()}
+        (path / name).unlink()
+    inner = transformers.XLMRobertaModel.from_pretrained(path, attn_implementation="eager", add_pooling_layer=False)
+
+    class Heads(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, input_ids, attention_mask):
+            states = self.inner(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            sparse, colbert = (states @ layer["weight"].T + layer["bias"] for layer in layers.values())
+            return unit(states[:, 0]), sparse.relu(), unit(colbert)
+
+    outputs = ["dense_vecs", "sparse_vecs", "colbert_vecs"]
+    axes = {name: {0: "batch", 1: "length"} for name in [*PLAIN, *outputs[1:]]} | {outputs[0]: {0: "batch"}}
+    with torch.no_grad():
+        torch.onnx.export(
+            Heads().eval(), tuple(torch.ones(2, 7, dtype=torch.int64) for _ in PLAIN), str(path / "onnx" / "model.onnx"), input_names=PLAIN,
+            output_names=outputs, dynamic_axes=axes, dynamo=False, opset_version=17,
+        )
+    return known
+
+
+@folder
 def pooler_output_beside_mean_pooling(path):
     """Of the pooler's output no mean of tokens can be had."""
     made = lambda found, _: {"pooler_output": found.pooler_output}
@@ -153,6 +271,14 @@ def rerank_by_tanh(path):
     write(path, model, tokenizer)
     CrossEncoder(str(path), activation_fn=torch.nn.Tanh(), device="cpu").save_pretrained(str(path))
     return Folder("rerank", output="logits", labels=["score"])
+
+
+@folder
+def one_label_for_texts_and_pairs(path):
+    """Nothing says whether it scores texts or pairs: both libraries make the same score."""
+    model, tokenizer = classifier(path, ["toxic"])
+    write(path, model, tokenizer)
+    return Folder("rerank", output="logits", labels=["toxic"], more_tasks=["classify"])
 
 
 @folder
