@@ -14,6 +14,8 @@ use trireme_runtime::service;
 use crate::client::{Client, ServerArgs};
 use crate::style::{self, Cell, Style, cell, colours, paint, table};
 
+mod pipeline;
+
 /// The path of the document.
 const PATH: &str = "/v2/trireme/status";
 
@@ -101,6 +103,9 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
     }
     let lines: Vec<_> = list(&now["gateways"]).map(gateway).collect();
     table(&mut out, &["gateway", ">up", ">in flight"], &lines, colours);
+    if lines.is_empty() {
+        out.push_str("  none yet: gateways are listed from their first heartbeat on, within 3 s of their start\n");
+    }
     out.push('\n');
     let lines: Vec<_> = list(&now["workers"]).flat_map(worker).collect();
     table(&mut out, &["worker", "service", "host", ">up", "model", "state", ">capacity", ">seen"], &lines, colours);
@@ -140,13 +145,11 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
     }
     for model in list(&now["models"]) {
         if let Some(steps) = model["steps"].as_array() {
-            let steps: Vec<_> = steps.iter().map(|step| text(&step["model"])).collect();
-            let _ = write!(
-                out,
-                "\n  {} = {}",
-                paint(text(&model["name"]), Style::Plain, colours),
-                paint(&steps.join(" → "), Style::Plain, colours)
-            );
+            let name = paint(text(&model["name"]), Style::Plain, colours);
+            for (number, line) in pipeline::draw(steps).iter().enumerate() {
+                let line = paint(line, Style::Plain, colours);
+                let _ = if number == 0 { write!(out, "\n  {name} = {line}") } else { write!(out, "\n    {line}") };
+            }
             if let Some(reason) = model["bottleneck"]["reason"].as_str() {
                 let _ = write!(out, "\n    bottleneck: {}", paint(reason, Style::Bad, colours));
             }
@@ -329,7 +332,7 @@ mod tests {
                  "counters": {"requests": requests, "failures": {"OTHER": 1, "BACKEND": 2}},
                  "latencies": {"request": {"p50_seconds": 0.0015, "p99_seconds": null}}},
                 {"name": "e\u{1b}[2J", "version": 1, "ready": false, "reason": "no worker serves it", "workers": 0, "queue": null,
-                 "steps": [{"model": "m"}, {"model": "n"}],
+                 "steps": [{"model": "m", "outputs": [{"tensor": "t"}]}, {"model": "n", "inputs": [{"tensor": "t"}]}],
                  "bottleneck": {"step": 1, "model": "n", "reason": "requests wait 400 ms for n, and it runs 5.0 ms"}}]
         })
     }
@@ -373,6 +376,14 @@ mod tests {
         let mut document = document(10.0, 1);
         document["models"] = json!([]);
         assert!(render(&document, None, false).contains("no models: the model repository is empty"));
+    }
+
+    #[test]
+    fn a_gateway_that_is_not_known_yet_is_said() {
+        let mut document = document(10.0, 1);
+        assert!(!render(&document, None, false).contains("none yet"));
+        document["gateways"] = json!([]);
+        assert!(render(&document, None, false).contains("none yet: gateways are listed from their first heartbeat on"));
     }
 
     #[test]

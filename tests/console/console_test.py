@@ -115,6 +115,17 @@ def it_shows_what_runs(browser, server):
     parts = [["part", f"{name}:1"] for name in ("tiny_tokenizer", "tiny_encoder", "tiny_pool")]
     check("an ensemble has its parts beneath it", beneath[:3] == parts and "part" not in [kind for kind, _ in beneath[3:4]])
     check("and nowhere else in the table", ["", "tiny_encoder:1"] not in lines)
+    button = "document.querySelector('#models button.fold[aria-label=\"parts of tiny_embedding:1\"]')"
+    count = "document.querySelectorAll('#models tr.part').length"
+    there = browser.evaluate(count)
+    browser.evaluate(f"{button}.click()")
+    browser.wait("the parts are folded", f"{count} < {there} && {button}.getAttribute('aria-expanded') === 'false'")
+    readings = "performance.getEntriesByType('resource').filter((entry) => entry.name.endsWith('/v2/trireme/status')).length"
+    browser.wait("another reading of the server", f"{readings} > {browser.evaluate(readings) + 1}")
+    check("a pipeline folds, and stays folded", browser.evaluate(f"{count} < {there}"))
+    browser.evaluate(f"{button}.click()")
+    browser.wait("the parts are back", f"{count} === {there}")
+    check("and opens again", True)
     right = "getComputedStyle([...document.querySelectorAll('#models tbody tr')][0].cells[3]).textAlign"
     check("numbers are right-aligned", browser.evaluate(right) == "right")
     check("a server without a place for batches shows none", browser.evaluate("document.getElementById('batches-section').hidden"))

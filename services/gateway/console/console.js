@@ -171,18 +171,36 @@ function showModels(now, rates) {
   }));
   const inside = new Set([...parts.values()].flat());
   const lines = now.models.filter((model) => !inside.has(model)).flatMap((model) => [
-    ...describeModel(model, rates, key(model), ""),
-    ...(parts.get(model) ?? []).flatMap((part) => describeModel(part, rates, `${key(model)} ${key(part)}`, "part")),
+    ...describeModel(model, rates, key(model), "", parts.has(model) ? fold(key(model)) : undefined),
+    ...(folded.has(key(model)) ? [] : parts.get(model) ?? []).flatMap((part) => describeModel(part, rates, `${key(model)} ${key(part)}`, "part")),
   ]);
   fill(find("models"), lines.length ? lines : [{ id: "", kind: "faint", note: NO_MODELS }]);
 }
 
-function describeModel(model, rates, id, kind) {
+// The ensembles whose parts are out of sight.
+const folded = new Set();
+
+// The button in an ensemble's line that folds its parts away, or shows them again.
+const fold = (id) => (old) => {
+  const button = old ?? make("button", "");
+  if (!old) {
+    button.className = "fold";
+    button.setAttribute("aria-label", `parts of ${id}`);
+    button.addEventListener("click", () => {
+      if (!folded.delete(id)) folded.add(id);
+      showModels(shown, rates);
+    });
+  }
+  button.setAttribute("aria-expanded", String(!folded.has(id)));
+  return button;
+};
+
+function describeModel(model, rates, id, kind, button) {
   const { queue, latencies } = model;
   const past = (name, words, format) => (old) => spark(old, lastMinutes.get(key(model)) ?? [], name, words, format);
   const failed = failures(model);
   const line = { id, kind, cells: [
-    key(model), { text: model.ready ? "ready" : "not ready", kind: model.ready ? "good" : "bad" }, model.workers,
+    { text: key(model), part: button }, { text: model.ready ? "ready" : "not ready", kind: model.ready ? "good" : "bad" }, model.workers,
     { text: perSecond(rates.get(key(model))), part: past("rate", "requests per second", perSecond) },
     { text: failed, kind: failed ? "bad" : "", part: past("failed", "failed requests per second", perSecond) },
     queue ? { text: queue.waiting, part: past("queued", "requests in the queue", String) } : "–",
