@@ -1,12 +1,13 @@
 //! Decides which models a worker hosts: by the flags at the start, then by changes of the repository or by commands.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use futures_util::future::{BoxFuture, join_all};
 use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use trireme_engine::LoadError;
 use trireme_inference::Name;
 use trireme_model_repository::{Repository, RepositoryError, RepositoryModel};
@@ -16,6 +17,7 @@ use super::model_control::{Outcome, Override, Participant, Participation};
 use super::models::{Applied, Models};
 use super::options::StartError;
 use super::reading::{find_model, read_again};
+use crate::faults;
 
 /// Carries out the commands and changes for a worker's models.
 pub(crate) struct Scheduler {
@@ -150,6 +152,7 @@ impl Models {
             }
         }
         let models: Vec<_> = wanted.iter().filter_map(|name| repository.model(name)).collect();
+        let said = Mutex::new(HashMap::new());
         let applying = models.iter().map(async |model| {
             let applied = self.apply(model, true).await;
             // Models that fail after this one fail because the worker gives up.
@@ -157,7 +160,7 @@ impl Models {
             if control.exit_on_error && applied.as_ref().map_or(true, Applied::is_broken) {
                 self.hopeless.cancel();
             } else if let Ok(applied) = &applied {
-                log_faults(&model.name, applied);
+                log_first_faults(&model.name, applied, &mut said.lock());
             }
             (is_cause, applied)
         });
@@ -190,6 +193,22 @@ impl Models {
             });
         }
         Ok(())
+    }
+}
+
+/// As [`log_faults`], for the first loads: a fault that another model has, too, such as a library that is missing, is in the log once. `said` has
+/// the model that it was logged for, by fault.
+fn log_first_faults(model: &str, applied: &Applied, said: &mut HashMap<String, String>) {
+    for (version, fault) in &applied.faults {
+        let text = fault.to_string();
+        let alone = faults::of_model(&text).map_or(&*text, |(_, fault)| fault);
+        match said.get(alone).filter(|other| *other != model) {
+            Some(other) => tracing::error!(model, version, "a model version could not be loaded, as model '{other}'"),
+            None => {
+                tracing::error!(model, version, %fault, "a model version could not be loaded");
+                said.insert(alone.to_owned(), model.to_owned());
+            }
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use ort::environment::Environment;
@@ -35,6 +36,9 @@ const SIZES: [(u32, u32); 4] = [(1, 16), (1, 64), (8, 32), (4, 128)];
 /// The least time of so many runs counts; a first run is not timed.
 const RUNS: usize = 4;
 
+/// Whether the log has why there is no accelerator to measure.
+static SAID: AtomicBool = AtomicBool::new(false);
+
 /// The word for the plain provider, in the configuration and the cache.
 const PLAIN: &str = "none";
 
@@ -53,7 +57,10 @@ pub fn choose(
         Ok(true) => {}
         Ok(false) => return Ok(settings),
         Err(reason) => {
-            tracing::warn!(model, reason, "the plain provider serves this model: there is no other to measure");
+            // It is a fault of the machine, and all models have it.
+            if !SAID.swap(true, Ordering::Relaxed) {
+                tracing::warn!(reason, "the plain provider serves the models: there is no other to measure");
+            }
             return Ok(settings);
         }
     }
