@@ -35,6 +35,7 @@ pub use lifecycle::{
     LAST_WORDS, OtherContent, StartError, Worker, WorkerOptions, find_model, model_control, read_again,
 };
 pub use observe::admin::{Admin, Health};
+pub use observe::certificates::ShownCertificate;
 pub use observe::statistics::{Snapshot, Statistics};
 pub use observe::{statistics, tap};
 pub use trireme_engine::{

@@ -12,6 +12,9 @@ use trireme_bus::{
 };
 use trireme_inference::ModelKey;
 
+use crate::observe::certificates::{self, ShownCertificate};
+use crate::observe::statistics::Statistics;
+
 /// Flags of every process that speaks over NATS.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "NATS")]
@@ -99,6 +102,15 @@ impl NatsArgs {
         self.open("gateway", name, Some(deployment)).await
     }
 
+    /// Has the process tell when the certificate that it shows to NATS expires. The file is read each time, as at each connection.
+    pub fn tell_expiry(&self, statistics: &Statistics) {
+        if let Some(path) = self.nats_tls_cert.clone() {
+            let file = path.clone();
+            let expires = Box::new(move || certificates::expiry(&file));
+            statistics.shows(ShownCertificate { flag: "--nats-tls-cert", path, expires });
+        }
+    }
+
     /// Compares what a deployment with these queues needs with what its account allows; makes nothing. `replicas` are wanted copies of
     /// each stream.
     pub async fn examine(
@@ -139,5 +151,42 @@ impl NatsArgs {
         let token = || self.nats_token_file.clone().map(NatsLogin::Token);
         let nkey = || self.nats_nkey.clone().map(NatsLogin::Nkey);
         credentials.or_else(token).or_else(nkey).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use trireme_inference::UnixMicros;
+    use trireme_telemetry::metrics::Exposition;
+
+    use super::*;
+    use crate::observe::statistics::export;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        nats: NatsArgs,
+    }
+
+    #[test]
+    fn the_expiry_of_the_certificate_for_nats_is_told() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/certificates");
+        let (certificate, key) = (format!("{folder}/client.pem"), format!("{folder}/client.key"));
+        let told = |flags: &[&str]| {
+            let flags = Flags::parse_from(["process"].iter().chain(flags));
+            let statistics = Statistics::new("process");
+            flags.nats.tell_expiry(&statistics);
+            let mut out = Exposition::default();
+            export::process_metrics(&statistics, &mut out);
+            let line = "trireme_certificate_expiry_timestamp_seconds{flag=\"--nats-tls-cert\"} ";
+            let text = out.into_text();
+            text.lines().find_map(|found| found.strip_prefix(line)?.parse::<f64>().ok())
+        };
+        let flags = ["--nats-tls-cert", &certificate, "--nats-tls-key", &key];
+        let left = told(&flags).expect("a time") - UnixMicros::now().0 as f64 / 1e6;
+        assert!(left > 0.0, "the test's certificate has expired, or its end is not read: {left} s");
+        assert_eq!(told(&[]), None);
+        assert_eq!(told(&["--nats-tls-cert", "/no/such", "--nats-tls-key", &key]), None);
     }
 }

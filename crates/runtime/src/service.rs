@@ -176,6 +176,7 @@ pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backen
         let shutdown = shutdown_signal()?;
         let Some(options) = or_shutdown(&shutdown, args.worker.options(service)).await? else { return Ok(()) };
         let options = WorkerOptions { cache: args.cache.cache_config, ..options };
+        args.nats.tell_expiry(&options.statistics);
         args.admin.listen(&health, &options.statistics)?;
         let Some(bus) = or_shutdown(&shutdown, args.nats.connect(service, &options.name)).await? else { return Ok(()) };
         health.follow(bus.as_ref());
@@ -191,6 +192,7 @@ pub fn run(service: &'static str, args: &ServiceArgs, backends: &[Arc<dyn Backen
         let outcome = tokio::select! {
             outcome = serving => outcome,
             outcome = until_shutdown(&shutdown, &worker) => outcome,
+            never = options.statistics.clone().watch_certificates() => match never {},
         };
         health.set_stopping();
         tracing::info!("draining");

@@ -81,7 +81,7 @@ metrics! {
     HttpRequests = "trireme_http_requests_total" Counter "Answers of this gateway over HTTP, by route, method and status";
     EmbeddingsDuration = "gen_ai_server_request_duration_seconds" Histogram "Time that requests for vectors of texts took at this gateway; OpenTelemetry's gen_ai.server.request.duration";
     TracesDropped = "trireme_gateway_traces_dropped_total" Counter "Traces of requests that are not in this gateway's trace files: more came than could be written, or writing failed";
-    CertificateExpiry = "trireme_certificate_expiry_timestamp_seconds" Gauge "When the certificate of a port, by its flag, expires, since unix epoch in seconds";
+    CertificateExpiry = "trireme_certificate_expiry_timestamp_seconds" Gauge "When a certificate that the process shows, by its flag, expires, since unix epoch in seconds";
     QueueWaiting = "trireme_queue_waiting_messages" Gauge "Messages in the model's queue on the bus that no worker has been given";
     QueueDelivered = "trireme_queue_delivered_messages" Gauge "Messages of the model's queue on the bus that workers hold";
     QueueOldest = "trireme_queue_oldest_age_seconds" Gauge "Age of the oldest message in a lane of the model's queue on the bus that no worker has been given";

@@ -13,7 +13,6 @@
 
 mod caller;
 mod calls;
-mod certificates;
 mod contents;
 mod counts;
 mod dispatch;
@@ -51,12 +50,12 @@ use trireme_inference::ModelKey;
 use trireme_runtime::response_cache::{CacheArgs, ResponseCache};
 use trireme_runtime::service::{self, AdminArgs, BrokerArgs, NatsArgs, QueueArgs};
 use trireme_runtime::statistics::report::follow_log_levels;
-use trireme_runtime::{ControlArgs, Health, LAST_WORDS, ModelArgs, Statistics, TaskSet};
+use trireme_runtime::{ControlArgs, Health, LAST_WORDS, ModelArgs, ShownCertificate, Statistics, TaskSet};
 use trireme_server::access::Access;
 use trireme_server::budget::Budget;
+use trireme_server::connections::Pem;
 use trireme_telemetry::TelemetryArgs;
 
-use certificates::Certificates;
 use dispatch::{Dispatcher, RouteContents};
 use grpc::GrpcListener;
 use handlers::{Handlers, Tracing};
@@ -244,13 +243,17 @@ impl Gateway {
             let ports = [http.as_ref().and_then(HttpListener::tls), grpc.as_ref().and_then(|grpc| grpc.tls.as_ref())];
             let ports: Vec<_> = ports.into_iter().flatten().cloned().collect();
             ports.iter().for_each(|tls| rereading.tls(tls));
-            let certificates = Certificates::of(ports);
+            for tls in ports {
+                let Pem { flag, path } = tls.certificate().clone();
+                statistics.shows(ShownCertificate { flag, path, expires: Box::new(move || tls.expires()) });
+            }
 
             let metrics = MetricsListener::bind(&args.metrics, &args.http).await?;
             let metrics_address = metrics.as_ref().map(|listener| listener.address);
 
             let tasks = TaskSet::new();
-            certificates.clone().watch(&tasks);
+            let watched = statistics.clone();
+            tasks.spawn_until_stop("certificates", async move { match watched.watch_certificates().await {} });
             let (name, keep) = (statistics.process(), args.keep_models);
             let registry = Registry::follow(bus.clone(), name, repository, &models.control, keep, &tasks).await?;
             contents::answer_all(bus.clone(), registry.clone(), &tasks).await?;
@@ -294,7 +297,6 @@ impl Gateway {
                 last_status: Default::default(),
                 keeps_jobs,
                 deployment,
-                certificates,
                 access,
                 default_timeout,
                 max_timeout: default_timeout.max(Duration::from_millis(args.max_timeout_ms)),
@@ -440,6 +442,7 @@ pub fn run(args: &GatewayServiceArgs) -> ExitCode {
         let Some(bus) = service::or_shutdown(&shutdown, connecting).await? else { return Ok(()) };
         let exit_timeout = Duration::from_secs(args.exit_timeout_secs);
         let statistics = Statistics::new(name);
+        args.nats.tell_expiry(&statistics);
         let gateway = Gateway::start(bus.clone(), statistics.clone(), models, &args.gateway, exit_timeout).await?;
         args.admin.listen(gateway.health(), &statistics)?;
         let outcome = tokio::select! {

@@ -1,10 +1,10 @@
-//! When the certificates of the ports expire: a metric, and a warning from two weeks before.
+//! When the certificates that this process shows expire: a metric, and a warning from two weeks before.
 
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use trireme_runtime::TaskSet;
-use trireme_server::connections::Tls;
 use trireme_telemetry::metrics::{Exposition, Metric};
+use x509_cert::Certificate;
 
 /// How long before its end a certificate is warned about.
 const NOTICE: Duration = Duration::from_secs(14 * DAY);
@@ -13,66 +13,60 @@ const NOTICE: Duration = Duration::from_secs(14 * DAY);
 const DAY: u64 = 24 * 60 * 60;
 
 /// Time between two warnings.
-const PERIOD: Duration = Duration::from_secs(DAY / 2);
+pub(super) const PERIOD: Duration = Duration::from_secs(DAY / 2);
 
-/// The certificates of this gateway's ports.
-#[derive(Clone, Default)]
-pub struct Certificates(Vec<Tls>);
+/// A certificate that this process shows to clients or to NATS.
+pub struct ShownCertificate {
+    /// The flag that names its file.
+    pub flag: &'static str,
+    /// Its file.
+    pub path: PathBuf,
+    /// Returns when it expires; `None` where it does not say so in a way that is understood.
+    pub expires: Box<dyn Fn() -> Option<SystemTime> + Send + Sync>,
+}
 
-// === impl Certificates ===
+/// When the first of the certificates in a PEM file expires. `None` where the file cannot be read.
+pub(crate) fn expiry(path: &Path) -> Option<SystemTime> {
+    let chain = Certificate::load_pem_chain(&std::fs::read(path).ok()?).ok()?;
+    let ends = chain.iter().map(|certificate| certificate.tbs_certificate.validity.not_after.to_unix_duration());
+    ends.min().map(|end| UNIX_EPOCH + end)
+}
 
-impl Certificates {
-    /// Those of these ports.
-    pub fn of(ports: impl IntoIterator<Item = Tls>) -> Certificates {
-        Certificates(ports.into_iter().collect())
-    }
-
-    /// Warns now, and from time to time, of certificates that are about to expire.
-    pub fn watch(self, tasks: &TaskSet) {
-        if self.0.is_empty() {
-            return;
-        }
-        tasks.spawn_until_stop("certificates", async move {
-            loop {
-                self.warn(SystemTime::now());
-                tokio::time::sleep(PERIOD).await;
-            }
-        });
-    }
-
-    fn warn(&self, now: SystemTime) {
-        for tls in &self.0 {
-            let (flag, certificate) = (tls.certificate().flag, tls.certificate().path.display());
-            match tls.expires().and_then(|expires| left(expires, now)) {
-                Some(left) if left.is_zero() => {
-                    tracing::error!(flag, %certificate, "the certificate has expired: clients refuse it; replace the file");
-                }
-                Some(left) => {
-                    let days = left.as_secs() / DAY;
-                    tracing::warn!(flag, %certificate, days, "the certificate expires soon; a new file is read at the next connection");
-                }
-                None => {}
+/// Adds the metric.
+pub(super) fn export(certificates: &[ShownCertificate], out: &mut Exposition) {
+    out.family(Metric::CertificateExpiry, |samples| {
+        for certificate in certificates {
+            let since = (certificate.expires)().and_then(|expires| expires.duration_since(UNIX_EPOCH).ok());
+            if let Some(since) = since {
+                samples.value(&[("flag", certificate.flag)], since.as_secs_f64());
             }
         }
-    }
-
-    /// Adds the metric.
-    pub fn export(&self, out: &mut Exposition) {
-        out.family(Metric::CertificateExpiry, |samples| {
-            for tls in &self.0 {
-                let since = tls.expires().and_then(|expires| expires.duration_since(UNIX_EPOCH).ok());
-                if let Some(since) = since {
-                    samples.value(&[("flag", tls.certificate().flag)], since.as_secs_f64());
-                }
-            }
-        });
-    }
+    });
 }
 
 /// The time that is left of a certificate, if that is so little that somebody should know; zero once it has expired.
 fn left(expires: SystemTime, now: SystemTime) -> Option<Duration> {
     let left = expires.duration_since(now).unwrap_or_default();
     (left < NOTICE).then_some(left)
+}
+
+// === impl ShownCertificate ===
+
+impl ShownCertificate {
+    /// Warns if it is about to expire, or has expired.
+    pub(super) fn warn(&self, now: SystemTime) {
+        let (flag, certificate) = (self.flag, self.path.display());
+        match (self.expires)().and_then(|expires| left(expires, now)) {
+            Some(left) if left.is_zero() => {
+                tracing::error!(flag, %certificate, "the certificate has expired: others refuse it; replace the file");
+            }
+            Some(left) => {
+                let days = left.as_secs() / DAY;
+                tracing::warn!(flag, %certificate, days, "the certificate expires soon; a new file is read at the next connection");
+            }
+            None => {}
+        }
+    }
 }
 
 #[cfg(test)]

@@ -2,5 +2,6 @@
 
 pub(crate) mod admin;
 pub(crate) mod admin_args;
+pub(crate) mod certificates;
 pub mod statistics;
 pub mod tap;

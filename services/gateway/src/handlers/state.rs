@@ -11,7 +11,6 @@ use trireme_server::access::Access;
 use trireme_server::budget::Budget;
 
 use super::sampling::Tracing;
-use crate::certificates::Certificates;
 use crate::counts::RequestCounts;
 use crate::dispatch::Dispatcher;
 use crate::models::ModelControl;
@@ -46,8 +45,6 @@ pub struct Handlers {
     pub(crate) keeps_jobs: bool,
     /// The name of the deployment; empty for a deployment without a name.
     pub(crate) deployment: String,
-    /// The certificates of the ports.
-    pub(crate) certificates: Certificates,
     /// The access rules.
     pub(crate) access: Access,
     /// The timeout of requests that set none.

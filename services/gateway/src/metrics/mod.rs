@@ -190,7 +190,6 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
         }
     });
     out.family(Metric::TracesDropped, |samples| samples.value(&[], handlers.tracing.dropped() as f64));
-    handlers.certificates.export(out);
     if let Some(jobs) = handlers.jobs.get() {
         durable(&jobs.statistics(), out);
     }

@@ -14,8 +14,10 @@ mod process;
 pub mod report;
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::SystemTime;
 
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
@@ -24,6 +26,8 @@ use tokio::sync::watch;
 use trireme_bus::BusFault;
 use trireme_engine::{ModelSnapshot, ModelStatistics};
 use trireme_inference::{ModelKey, UnixMicros};
+
+use super::certificates::{self, ShownCertificate};
 
 /// The statistics of a process. Clones are the same.
 #[derive(Clone)]
@@ -43,6 +47,8 @@ struct Shared {
     in_flight: RwLock<Option<Box<dyn Fn() -> u64 + Send + Sync>>>,
     /// Returns how many entries a worker in this process has in the registry, and the sum of their `since`.
     entries: RwLock<Option<CountEntries>>,
+    /// The certificates that the process shows.
+    certificates: RwLock<Vec<ShownCertificate>>,
     /// The fault of the process's bus, once the process reports on it.
     bus: OnceLock<watch::Receiver<Option<BusFault>>>,
     /// The runtime of the process's tasks, which is not the one that serves metrics. `None` if the statistics were
@@ -79,6 +85,7 @@ impl Statistics {
             reporting: AtomicBool::new(false),
             in_flight: RwLock::default(),
             entries: RwLock::default(),
+            certificates: RwLock::default(),
             bus: OnceLock::new(),
             runtime: Handle::try_current().ok(),
         }))
@@ -105,6 +112,19 @@ impl Statistics {
     /// Registers this process's gateway. `in_flight` returns its number of requests in flight.
     pub fn gateway(&self, in_flight: impl Fn() -> u64 + Send + Sync + 'static) {
         *self.0.in_flight.write() = Some(Box::new(in_flight));
+    }
+
+    /// Adds a certificate that the process shows.
+    pub fn shows(&self, certificate: ShownCertificate) {
+        self.0.certificates.write().push(certificate);
+    }
+
+    /// Warns now, and from time to time, of certificates that are about to expire.
+    pub async fn watch_certificates(self) -> Infallible {
+        loop {
+            self.0.certificates.read().iter().for_each(|certificate| certificate.warn(SystemTime::now()));
+            tokio::time::sleep(certificates::PERIOD).await;
+        }
     }
 
     /// The fault that keeps the process's bus from taking work.

@@ -10,6 +10,7 @@ use trireme_inference::UnixMicros;
 use trireme_telemetry::metrics::{Exposition, Metric};
 
 use super::Statistics;
+use crate::observe::certificates;
 
 /// Adds the metrics of the process whose statistics these are. Values that cannot be read are left out.
 pub fn export(statistics: &Statistics, out: &mut Exposition) {
@@ -27,6 +28,7 @@ pub fn export(statistics: &Statistics, out: &mut Exposition) {
     gauge(Metric::ProcessStart, Some(statistics.0.started.0 as f64 / 1e6));
     gauge(Metric::ProcessTasks, statistics.tasks().map(|tasks| tasks as f64));
     gauge(Metric::ClockOffset, Some(UnixMicros::clock_offset() as f64 / 1e6));
+    certificates::export(&statistics.0.certificates.read(), out);
     let fault = statistics.bus_fault();
     out.family(Metric::BusFault, |samples| {
         for (kind, reason) in FaultKind::ALL {
