@@ -28,7 +28,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
+use axum::extract::Request;
 use axum::http::Uri;
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
 use regex::Regex;
 use tokio::net::TcpListener;
@@ -36,7 +38,6 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::codec::CompressionEncoding::{Deflate, Gzip};
 use tonic::service::Routes;
-use trireme_protocol::grpc::DESCRIPTORS;
 use trireme_protocol::grpc::health::health_server::{self, HealthServer};
 use trireme_protocol::grpc::tei::embed_server::{self, EmbedServer};
 use trireme_protocol::grpc::tei::info_server::{self, InfoServer};
@@ -44,6 +45,7 @@ use trireme_protocol::grpc::tei::predict_server::{self, PredictServer};
 use trireme_protocol::grpc::tei::rerank_server::{self, RerankServer};
 use trireme_protocol::grpc::tei::tokenize_server::{self, TokenizeServer};
 use trireme_protocol::grpc::wire::grpc_inference_service_server::{self, GrpcInferenceServiceServer};
+use trireme_protocol::grpc::{DESCRIPTORS, METHODS};
 use trireme_runtime::TaskSet;
 use trireme_server::access::Access;
 use trireme_server::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol, Tls};
@@ -151,6 +153,23 @@ async fn unknown_service(uri: Uri) -> Response {
         .into_http()
 }
 
+/// Answers calls of methods that their service does not have: tonic's answer has no words.
+async fn unknown_method(request: Request, next: Next) -> Response {
+    let asked = request.uri().path().trim_start_matches('/').split_once('/');
+    let known = asked.and_then(|(asked, method)| {
+        let (service, methods) = METHODS.iter().find(|(service, _)| *service == asked)?;
+        Some((service, method, methods))
+    });
+    match known {
+        Some((service, method, methods)) if !methods.contains(&method) => {
+            let (method, methods) = (trireme_inference::shown(method), methods.join(", "));
+            Status::unimplemented(format!("service '{service}' has no method '{method}'; its methods are {methods}"))
+                .into_http()
+        }
+        _ => next.run(request).await,
+    }
+}
+
 fn routes(
     args: &GrpcArgs,
     restricted: Access,
@@ -160,7 +179,7 @@ fn routes(
     counting: Counting,
 ) -> Router {
     let largest = counting.largest;
-    let admit = axum::middleware::from_fn_with_state((handlers.clone(), Arc::new(restricted)), access::admit);
+    let admit = from_fn_with_state((handlers.clone(), Arc::new(restricted)), access::admit);
     let health = HealthServer::new(HealthService { handlers: handlers.clone() });
     let tei = TeiService { handlers: handlers.clone(), forward: forward.clone(), stop: stop.clone() };
     let mut inference = GrpcInferenceServiceServer::new(InferenceService { handlers, forward, stop })
@@ -185,6 +204,6 @@ fn routes(
     }
     serve!(InfoServer, EmbedServer, PredictServer, RerankServer, TokenizeServer);
     let router = reflect(router).into_axum_router().fallback(unknown_service);
-    let count = axum::middleware::from_fn_with_state(counting, incoming::count);
-    router.layer(count).layer(admit).layer(axum::middleware::from_fn(deadline::enforce))
+    let count = from_fn_with_state(counting, incoming::count);
+    router.layer(from_fn(unknown_method)).layer(count).layer(admit).layer(from_fn(deadline::enforce))
 }

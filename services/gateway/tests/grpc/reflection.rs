@@ -71,6 +71,19 @@ async fn a_service_that_does_not_exist_names_those_that_do() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_method_that_does_not_exist_names_those_that_do() {
+    let Server { gateway, .. } = Server::start(&[]).await;
+    let origin = "http://host/inference.GRPCInferenceService".parse().expect("a URI");
+    let mut client = HealthClient::with_origin(connect(&gateway).await, origin);
+    let refused = client.check(HealthCheckRequest::default()).await.expect_err("there is none");
+    assert_eq!(refused.code(), Code::Unimplemented);
+    let text = refused.message();
+    let expected = "service 'inference.GRPCInferenceService' has no method 'grpc.health.v1.Health/Check'; its methods are \
+                    ServerLive, ServerReady, ";
+    assert!(text.starts_with(expected) && text.contains(" ModelInfer, "), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn reflection_needs_a_key_where_calls_do() {
     let Server { gateway, .. } = Server::start(&["--api-key", "secret"]).await;
     let mut client = ServerReflectionClient::new(connect(&gateway).await);
