@@ -177,6 +177,7 @@ fn envelope_work(body: &[u8]) -> String {
         deadline: UnixMicros(1),
         priority: 0,
         traceparent: None,
+        tracestate: None,
         answer: AnswerForm::Whole,
         job: None,
     };

@@ -30,6 +30,7 @@ def plain(span, resource):
         "trace": span.trace_id.hex(),
         "id": span.span_id.hex(),
         "parent": span.parent_span_id.hex(),
+        "state": span.trace_state,
         "start": span.start_time_unix_nano,
         "end": span.end_time_unix_nano,
         "attributes": attributes(span.attributes),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::sync::Arc;
 use trireme_inference::{
     Callers, DataType, InferError, Ledger, ModelKey, Name, Parameters, Route, Shape, Step, Tensor, TensorError,
-    TooMany, UnixMicros, check_listed, read_list, read_parameters,
+    TooMany, TraceParent, UnixMicros, check_listed, read_list, read_parameters,
 };
 
 use crate::message::{AnswerForm, Output, Reply, SequenceStates, WorkMessage};
@@ -163,6 +163,8 @@ pub struct WorkHeaders {
     pub deadline: UnixMicros,
     pub priority: u64,
     pub traceparent: Option<Name>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tracestate: Option<Name>,
     pub answer: AnswerForm,
     #[serde(default)]
     pub job: Option<Name>,
@@ -181,12 +183,14 @@ pub struct ReplyHeaders {
 impl WorkHeaders {
     /// The headers of a message.
     pub fn of(message: &WorkMessage) -> WorkHeaders {
+        let trace = message.traceparent.as_ref();
         WorkHeaders {
             request_id: message.request_id.clone(),
             gateway: message.gateway.clone(),
             deadline: message.deadline,
             priority: message.priority,
-            traceparent: message.traceparent.clone(),
+            traceparent: trace.map(|trace| trace.parent.clone()),
+            tracestate: trace.and_then(|trace| trace.state.clone()),
             answer: message.answer,
             job: message.job.clone(),
         }
@@ -241,7 +245,7 @@ pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, En
         gateway: headers.gateway,
         deadline: headers.deadline,
         priority: headers.priority,
-        traceparent: headers.traceparent,
+        traceparent: headers.traceparent.map(|parent| TraceParent::new(parent, headers.tracestate)),
         client_id: wire.id.into_owned().into(),
         sent_at: wire.sent_at,
         route: Route::resume(model, wire.route.ensemble, wire.route.step, steps),

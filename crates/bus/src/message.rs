@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use trireme_inference::{
-    Callers, InferError, Lane, Ledger, ModelKey, Name, Parameters, Route, Tensor, UnixMicros, format_name,
+    Callers, InferError, Lane, Ledger, ModelKey, Name, Parameters, Route, Tensor, TraceParent, UnixMicros, format_name,
 };
 
 /// A request on its way through the stages.
@@ -19,7 +19,7 @@ pub struct WorkMessage {
     /// The client's priority, 1 highest; 0 if the client set none. The levels that follow from it are in the route.
     pub priority: u64,
     /// W3C trace context of the span this hop belongs to.
-    pub traceparent: Option<Name>,
+    pub traceparent: Option<TraceParent>,
     /// The client's own id for the request; may be empty.
     pub client_id: Name,
     /// When the previous stage sent it.

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use clap::ValueEnum;
 use futures_util::future::BoxFuture;
 use serde::de::DeserializeOwned;
-use trireme_inference::Parameters;
+use trireme_inference::{Parameters, TraceParent};
 use trireme_operations::{OperationRequest, Operations, TextOptions, Waits};
 use trireme_server::access::Category;
 use trireme_server::budget::BytesPermit;
@@ -45,6 +45,8 @@ pub struct DialectRoute {
     pub path: &'static str,
     /// Whether it is there behind the dialect's name only.
     pub is_behind_name: bool,
+    /// Whether that holds also where its dialect comes first: its path without the name belongs to another dialect.
+    pub is_never_bare: bool,
     /// The tables of the fields of its bodies.
     pub fields: &'static [&'static [Field]],
     /// A sentence about the route for the document.
@@ -85,8 +87,8 @@ pub struct DialectCall {
     pub permit: BytesPermit,
     /// The parameters that models get of the headers.
     pub parameters: Parameters,
-    /// The client's W3C `traceparent`.
-    pub traceparent: Option<String>,
+    /// The client's W3C trace context.
+    pub traceparent: Option<TraceParent>,
     /// The id of the request.
     pub request_id: String,
     /// How it waits.
@@ -132,6 +134,7 @@ impl DialectRoute {
             category,
             path,
             is_behind_name: false,
+            is_never_bare: false,
             fields: &[],
             summary,
             takes: None,
@@ -204,6 +207,11 @@ impl DialectRoute {
     /// The same, behind the dialect's name only.
     pub const fn behind_name(self) -> DialectRoute {
         DialectRoute { is_behind_name: true, ..self }
+    }
+
+    /// The same, behind the dialect's name also where the dialect comes first.
+    pub const fn never_bare(self) -> DialectRoute {
+        DialectRoute { is_never_bare: true, ..self.behind_name() }
     }
 
     /// The same with another table of errors than the dialect's, whose bodies have this shape.

@@ -7,9 +7,10 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio_util::sync::DropGuard;
-use trireme_inference::{Action, Callers, InferError, Lane, ModelKey, Name, Parameters, Tensor, UnixMicros};
+use trireme_inference::{Action, Callers, InferError, Lane, ModelKey, Parameters, Tensor, TraceParent, UnixMicros};
 
 /// A request's way to other models. The default leads nowhere, and refuses every request.
 #[derive(Clone, Default)]
@@ -27,8 +28,12 @@ pub struct Origin {
     /// Its lane.
     pub lane: Lane,
     /// W3C trace context of its span.
-    pub traceparent: Option<Name>,
+    pub traceparent: Option<TraceParent>,
 }
+
+/// The way to other models of a model's code that executes no request, such as while it is loaded. The default leads nowhere.
+#[derive(Clone, Default)]
+pub struct IdleCalls(Option<Arc<dyn Caller>>);
 
 /// A request to another model.
 #[derive(Clone, Debug, Default)]
@@ -127,6 +132,28 @@ impl Calls {
         };
         let callers = Callers::joined(origins.iter().map(|(_, origin)| &origin.callers), caller.model());
         Ok(caller.send(nested, last, callers, Box::new(answered)))
+    }
+}
+
+// === impl IdleCalls ===
+
+impl IdleCalls {
+    /// The way through `caller`.
+    pub fn of(caller: Arc<dyn Caller>) -> IdleCalls {
+        IdleCalls(Some(caller))
+    }
+
+    /// The way of requests that have to be answered within `limit` from now.
+    pub fn within(&self, limit: Duration) -> Calls {
+        let deadline = UnixMicros::now().after(limit);
+        let origin = Origin { callers: Callers::default(), deadline, priority: 0, lane: Lane::Live, traceparent: None };
+        Calls(self.0.clone().map(|caller| (caller, origin)))
+    }
+}
+
+impl fmt::Debug for IdleCalls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("IdleCalls").field(&self.0.as_ref().map(|caller| caller.model())).finish()
     }
 }
 

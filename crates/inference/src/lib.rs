@@ -28,6 +28,7 @@ mod shape;
 mod statistics;
 mod tensor;
 mod time;
+mod trace;
 
 pub use action::Action;
 pub use buffer::Buffer;
@@ -48,6 +49,7 @@ pub use shape::{MAX_ELEMENTS, MAX_EMPTY_SIZE, Shape};
 pub use statistics::{BatchTimes, Completed, Counters, DropReason, Executed, FailureReason, Timed};
 pub use tensor::{BytesElements, Element, Tensor, TensorError, TensorSpec, UncheckedTensor, room_for};
 pub use time::UnixMicros;
+pub use trace::TraceParent;
 
 /// The type of names in messages: of models, tensors, requests and processes. Short ones need no memory of their own, and a clone of a
 /// long one shares it, so that a message can be cloned for each step.

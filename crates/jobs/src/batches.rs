@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde_json::Value;
 use trireme_bus::BusError;
+use trireme_inference::TraceParent;
 
 use crate::columns;
 use crate::error::JobError;
@@ -37,8 +38,8 @@ pub struct NewBatch {
     pub window: Duration,
     /// How long its files are kept; without one as long as every job.
     pub output_lapse: Option<Duration>,
-    /// The client's W3C `traceparent`, for all requests of the batch.
-    pub traceparent: Option<String>,
+    /// The client's W3C trace context, for all requests of the batch.
+    pub traceparent: Option<TraceParent>,
     /// Words of the client about the batch.
     pub metadata: BTreeMap<String, String>,
     /// How rows become requests, where the file has columns; for lines it is empty.

@@ -312,7 +312,7 @@ fn digest(call: &JobCall, terms: &JobOptions) -> Bytes {
     for (name, value) in &call.headers {
         match name.as_str() {
             // They say who asked, and how patiently, not what.
-            "traceparent" | "trireme-timeout-ms" => {}
+            "traceparent" | "tracestate" | "trireme-timeout-ms" => {}
             // Its parameters change no answer: a repetition may come from another client.
             "content-type" => {
                 let kind = value.split(|byte| *byte == b';').next().unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use trireme_inference::{Lane, Parameters};
+use trireme_inference::{Lane, Parameters, TraceParent};
 use trireme_server::budget::BytesPermit;
 
 use crate::TextOptions;
@@ -18,8 +18,8 @@ pub struct OperationRequest {
     pub permit: BytesPermit,
     /// Headers that models get as parameters.
     pub parameters: Parameters,
-    /// The client's W3C `traceparent`.
-    pub traceparent: Option<String>,
+    /// The client's W3C trace context.
+    pub traceparent: Option<TraceParent>,
     /// The id of the request, for spans and logs.
     pub request_id: String,
     /// How it waits.

@@ -73,14 +73,18 @@ struct Recorded {
 // === impl StepSpan ===
 
 impl StepSpan {
-    /// The span of a step of the request in a W3C `traceparent`.
-    pub fn start(traceparent: Option<&str>, step: &StepRun<'_>) -> StepSpan {
-        StepSpan::start_with(trace::exporting(), traceparent, step)
+    /// The span of a step of the request in a W3C `traceparent`, with its `tracestate`.
+    pub fn start(parent: Option<(&str, Option<&str>)>, step: &StepRun<'_>) -> StepSpan {
+        StepSpan::start_with(trace::exporting(), parent, step)
     }
 
-    fn start_with(provider: Option<&SdkTracerProvider>, traceparent: Option<&str>, step: &StepRun<'_>) -> StepSpan {
-        let (Some(provider), Some(traceparent)) = (provider, traceparent) else { return StepSpan(None) };
-        let parent = trace::extract(traceparent);
+    fn start_with(
+        provider: Option<&SdkTracerProvider>,
+        parent: Option<(&str, Option<&str>)>,
+        step: &StepRun<'_>,
+    ) -> StepSpan {
+        let (Some(provider), Some((traceparent, tracestate))) = (provider, parent) else { return StepSpan(None) };
+        let parent = trace::extract(traceparent, tracestate);
         if !parent.span().span_context().is_sampled() {
             return StepSpan(None);
         }
@@ -267,7 +271,7 @@ mod tests {
     #[test]
     fn a_batch_is_one_run_and_a_step_for_each_request() {
         let (provider, kept) = provider();
-        let mut steps = [1, 2].map(|_| StepSpan::start_with(Some(&provider), Some(PARENT), &step()));
+        let mut steps = [1, 2].map(|_| StepSpan::start_with(Some(&provider), Some((PARENT, None)), &step()));
         steps.iter_mut().for_each(StepSpan::begin);
         ran_together(steps.iter_mut(), 2);
         let took = Duration::from_millis(1);
@@ -304,10 +308,10 @@ mod tests {
     #[test]
     fn what_never_ran_has_no_execution() {
         let (provider, kept) = provider();
-        let mut refused = StepSpan::start_with(Some(&provider), Some(PARENT), &step());
+        let mut refused = StepSpan::start_with(Some(&provider), Some((PARENT, None)), &step());
         refused.fail("too late");
         drop(refused);
-        let mut alone = StepSpan::start_with(Some(&provider), Some(PARENT), &step());
+        let mut alone = StepSpan::start_with(Some(&provider), Some((PARENT, None)), &step());
         alone.begin();
         ran_together([&mut alone].into_iter(), 1);
         drop(alone);
@@ -320,12 +324,12 @@ mod tests {
     fn what_nobody_asked_for_is_not_recorded() {
         let (provider, kept) = provider();
         for traceparent in [None, Some(""), Some("rubbish"), Some(&PARENT.replace("-01", "-00")[..])] {
-            let mut span = StepSpan::start_with(Some(&provider), traceparent, &step());
+            let mut span = StepSpan::start_with(Some(&provider), traceparent.map(|parent| (parent, None)), &step());
             assert!(span.0.is_none(), "{traceparent:?}");
             span.begin();
             ran_together([&mut span].into_iter(), 1);
         }
-        assert!(StepSpan::start_with(None, Some(PARENT), &step()).0.is_none());
+        assert!(StepSpan::start_with(None, Some((PARENT, None)), &step()).0.is_none());
         assert!(kept.0.lock().is_empty());
     }
 }

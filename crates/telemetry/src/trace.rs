@@ -26,6 +26,7 @@ use crate::args::TelemetryArgs;
 const SERVICE_NAME: &str = "service.name";
 
 const TRACEPARENT: &str = "traceparent";
+const TRACESTATE: &str = "tracestate";
 
 /// The most spans that wait for their export; more are dropped. This is several seconds of a busy worker, some 10 MB.
 const MAX_WAITING_SPANS: usize = 16 * 1024;
@@ -117,15 +118,16 @@ pub fn not_sampled() -> String {
     format!("00-{}-{}-00", ids.new_trace_id(), ids.new_span_id())
 }
 
-/// The W3C `traceparent` of a span; `None` if the span is not recorded.
-pub fn traceparent(span: &Span) -> Option<String> {
+/// The W3C `traceparent` and `tracestate` of a span, the latter empty where it has no entry; `None` if the span is not recorded.
+pub fn traceparent(span: &Span) -> Option<(String, Option<String>)> {
     let context = span.context();
     if !context.span().span_context().is_valid() {
         return None;
     }
     let mut carrier = HashMap::new();
     TraceContextPropagator::new().inject_context(&context, &mut carrier);
-    carrier.remove(TRACEPARENT)
+    let parent = carrier.remove(TRACEPARENT)?;
+    Some((parent, carrier.remove(TRACESTATE).filter(|state| !state.is_empty())))
 }
 
 /// The trace id in a W3C `traceparent`, for log lines.
@@ -133,10 +135,11 @@ pub fn trace_id(traceparent: Option<&str>) -> Option<&str> {
     traceparent?.split('-').nth(1).filter(|id| id.len() == 32)
 }
 
-/// Makes `span` a child of the span in a `traceparent`. Malformed text changes nothing.
-pub fn set_parent(span: &Span, traceparent: &str) {
+/// Makes `span` a child of the span in a `traceparent`, with the entries of `tracestate`. A malformed `traceparent` changes
+/// nothing, and a malformed `tracestate` has no entries.
+pub fn set_parent(span: &Span, traceparent: &str, tracestate: Option<&str>) {
     // An error means that the span is not recorded.
-    let _ = span.set_parent(extract(traceparent));
+    let _ = span.set_parent(extract(traceparent, tracestate));
 }
 
 /// Adds attributes to the exported span; its log lines stay as they are.
@@ -159,9 +162,10 @@ pub fn set_error(span: &Span, code: String, message: &str, is_servers_fault: boo
     }
 }
 
-/// The context in a `traceparent`; empty if the text is malformed.
-pub(crate) fn extract(traceparent: &str) -> TraceContext {
-    let carrier = HashMap::from([(TRACEPARENT.to_owned(), traceparent.to_owned())]);
+/// The context in a `traceparent` and a `tracestate`; empty if the former is malformed.
+pub(crate) fn extract(traceparent: &str, tracestate: Option<&str>) -> TraceContext {
+    let mut carrier = HashMap::from([(TRACEPARENT.to_owned(), traceparent.to_owned())]);
+    carrier.extend(tracestate.map(|state| (TRACESTATE.to_owned(), state.to_owned())));
     TraceContextPropagator::new().extract_with_context(&TraceContext::new(), &carrier)
 }
 
@@ -200,11 +204,14 @@ mod tests {
         let subscriber = tracing_subscriber::registry().with(layer(&provider));
         tracing::subscriber::with_default(subscriber, || {
             let span = tracing::info_span!(target: "trireme::test", "request");
-            set_parent(&span, CLIENT);
-            let ours = traceparent(&span).unwrap();
+            set_parent(&span, CLIENT, Some("vendor=value,other=1"));
+            let (ours, state) = traceparent(&span).unwrap();
+            assert_eq!(state.as_deref(), Some("vendor=value,other=1"));
             assert_eq!(ours[..36], CLIENT[..36], "same trace");
             assert_ne!(ours[36..52], CLIENT[36..52], "another span");
-            set_parent(&tracing::info_span!(target: "trireme::test", "other"), "rubbish");
+            set_parent(&tracing::info_span!(target: "trireme::test", "other"), "rubbish", None);
+            set_parent(&span, CLIENT, Some("=,=,"));
+            assert_eq!(traceparent(&span).unwrap().1, None);
         });
     }
 
@@ -215,8 +222,8 @@ mod tests {
         let subscriber = tracing_subscriber::registry().with(layer(&provider));
         tracing::subscriber::with_default(subscriber, || {
             let span = tracing::info_span!(target: "trireme::test", "request");
-            set_parent(&span, &not_sampled());
-            assert!(traceparent(&span).unwrap().ends_with("-00"));
+            set_parent(&span, &not_sampled(), None);
+            assert!(traceparent(&span).unwrap().0.ends_with("-00"));
         });
     }
 

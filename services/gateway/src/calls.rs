@@ -124,7 +124,8 @@ fn read(handlers: &Handlers, message: &WorkMessage) -> Result<Traced, InferError
     };
     Ok(Traced {
         request,
-        traceparent: message.traceparent.as_deref().map(str::to_owned),
+        given_id: String::new(),
+        traceparent: message.traceparent.clone(),
         caller: Caller::Model,
         waits: Waits { lane: message.lane(), ..Waits::default() },
         rows: Rows::Configured,

@@ -16,6 +16,7 @@ in_one_mode!(
     every_request_is_one_complete_trace,
     branches_are_steps_of_one_request,
     embeddings_have_the_names_of_opentelemetry,
+    grpc_calls_have_the_names_of_opentelemetry,
     refusals_are_no_failures_of_the_server,
 );
 
@@ -129,6 +130,9 @@ fn parent(number: usize) -> (String, String) {
     (format!("00-{trace}-00f067aa0ba902b7-01"), trace)
 }
 
+/// The entries of other tracing systems, which every span of the trace has.
+const STATE: &str = "vendor=value,other=1";
+
 /// A request for the pipeline of three stages, or for the model with batches.
 fn request(number: usize, batched: bool) -> Request {
     let (traceparent, _) = parent(number);
@@ -144,7 +148,7 @@ fn request(number: usize, batched: bool) -> Request {
             &json!({"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": data}]}),
         )
     };
-    request.header("traceparent", &traceparent)
+    request.header("traceparent", &traceparent).header("tracestate", STATE)
 }
 
 fn models() -> ModelFolder {
@@ -190,6 +194,7 @@ fn every_request_is_one_complete_trace(mode: Mode) {
     for number in 0..REQUESTS {
         let trace = &traces[&parent(number).1];
         trace.assert_whole();
+        trace.0.iter().for_each(|span| assert_eq!(span["state"], STATE, "{span}"));
         assert_eq!(trace.named("infer").len(), 1);
         for step in steps(number) {
             assert_eq!(trace.named(step).len(), 1, "{step}");
@@ -217,6 +222,61 @@ fn every_request_is_one_complete_trace(mode: Mode) {
     let others = traces.iter().filter(|(trace, _)| !asked.contains(*trace)).flat_map(|(_, trace)| &trace.0);
     for span in others {
         assert_eq!(span["name"], "run", "a trace of nobody's request: {span}");
+    }
+}
+
+/// Two calls of Triton's own client over gRPC, one of which is refused.
+const CALLS: &str = r#"
+import sys
+import numpy
+import tritonclient.grpc as triton
+
+client = triton.InferenceServerClient(sys.argv[1])
+texts = triton.InferInput("TEXT", [1], "BYTES")
+texts.set_data_from_numpy(numpy.array([b"a text"], dtype=object))
+number = triton.InferInput("TEXT", [1], "INT32")
+number.set_data_from_numpy(numpy.array([1], dtype=numpy.int32))
+for parent, given in zip(sys.argv[2:4], (texts, number)):
+    headers = {"traceparent": parent, "tracestate": sys.argv[4], "x-request-id": "of-the-call"}
+    try:
+        print(client.infer("tiny_embedding", [given], headers=headers).get_response().id or "no id")
+    except triton.InferenceServerException as error:
+        print(error.status(), error.message())
+"#;
+
+fn grpc_calls_have_the_names_of_opentelemetry(mode: Mode) {
+    let (receiver, endpoint) = Receiver::start();
+    let models = models();
+    let export = ["--otlp-endpoint", &endpoint];
+    let setup = Setup::new(mode).repository(models.path()).replicas(Stage::Model, 1).gateway_arguments(&export);
+    let setup = if mode == Mode::Services { setup.worker_arguments(&export) } else { setup };
+    let mut sandbox = setup.environment(&[("OTEL_SERVICE_NAME", "edge")]).start();
+    let address = sandbox.grpc_address().to_string();
+    let (answered, refused) = (parent(0), parent(1));
+    let calls = Command::new(python()).args(["-c", CALLS, &address, &answered.0, &refused.0, STATE]).output();
+    let printed = String::from_utf8(calls.expect("python runs").stdout).expect("UTF-8");
+    let lines: Vec<&str> = printed.lines().collect();
+    // The id of the call names the request in the error and in logs; an answer has the id of the request only.
+    assert_eq!(lines[0], "no id", "{printed}");
+    assert!(lines[1].starts_with("StatusCode.INVALID_ARGUMENT [request id: of-the-call] "), "{printed}");
+    wait_until("the spans", EXPORTED, || {
+        let traces = receiver.traces();
+        let is_there = |trace: &str, steps: &[&str]| traces.get(trace).is_some_and(|trace| trace.has(steps));
+        (is_there(&answered.1, &PIPELINE) && is_there(&refused.1, &[])).then_some(())
+    });
+    let traces = receiver.all_traces();
+    for ((_, trace), code, error) in [(answered, 0, Value::Null), (refused, 3, json!("InvalidArg"))] {
+        let span = traces[&trace].request().expect("it is there");
+        let attributes = &span["attributes"];
+        for (name, value) in
+            [("rpc.system", "grpc"), ("rpc.service", "inference.GRPCInferenceService"), ("rpc.method", "ModelInfer")]
+        {
+            assert_eq!(attributes[name], value, "{span}");
+        }
+        assert_eq!(attributes["rpc.grpc.status_code"], code, "{span}");
+        assert_eq!((&attributes["error.type"], &span["failed"]), (&error, &json!(false)), "{span}");
+        assert_eq!((&attributes["id"], &span["state"]), (&json!("of-the-call"), &json!(STATE)), "{span}");
+        traces[&trace].0.iter().for_each(|span| assert_eq!(span["service"], "edge", "{span}"));
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use trireme_inference::{
     Callers, DataType, Hop, Ledger, ModelKey, ParameterValue, Parameters, Route, Step, StepInput, StepOutput, Tensor,
-    TextFacts, UnixMicros,
+    TextFacts, TraceParent, UnixMicros,
 };
 
 use crate::{AnswerForm, Consumer, Delivery, Part, QueueOptions, WorkMessage};
@@ -141,7 +141,10 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
         gateway: unique("gateway").into(),
         deadline: UnixMicros::NEVER,
         priority: 2,
-        traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),
+        traceparent: Some(TraceParent::new(
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            Some("vendor=value,other=1"),
+        )),
         client_id: "the client's own id: ü\n".into(),
         sent_at: UnixMicros(1_700_000_000_000_001),
         route: Route::resume(ModelKey { name: "ensemble".into(), version: 9 }, true, 1, steps),

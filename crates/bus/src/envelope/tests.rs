@@ -5,22 +5,10 @@ use std::time::{Duration, Instant};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use trireme_inference::{ErrorCode, Hop, ParameterValue, StepInput, StepOutput, TextFacts};
+use trireme_inference::{ErrorCode, Hop, ParameterValue, StepInput, StepOutput, TextFacts, TraceParent};
 
 use super::*;
 use crate::conformance::fixtures::full_message;
-
-fn work_headers(message: &WorkMessage) -> WorkHeaders {
-    WorkHeaders {
-        request_id: message.request_id.clone(),
-        gateway: message.gateway.clone(),
-        deadline: message.deadline,
-        priority: message.priority,
-        traceparent: message.traceparent.clone(),
-        answer: message.answer,
-        job: message.job.clone(),
-    }
-}
 
 fn reply_headers(reply: &Reply) -> ReplyHeaders {
     ReplyHeaders {
@@ -118,16 +106,24 @@ fn any_ledger() -> impl Strategy<Value = Ledger> {
 fn any_work() -> impl Strategy<Value = WorkMessage> {
     let route = (any_key(), any::<bool>(), any::<u32>(), vec(any_step(), 0..3));
     let route = route.prop_map(|(model, ensemble, offset, steps)| Route::resume(model, ensemble, offset, steps));
-    let names = (".{0,8}", ".{0,8}", ".{0,8}", proptest::option::of(".{0,8}"));
+    let optional = || proptest::option::of(".{0,8}");
+    let names = (".{0,8}", ".{0,8}", ".{0,8}", optional(), optional());
     let numbers = (any::<u64>(), any::<u64>(), any::<u64>());
     (names, numbers, route, vec(any_tensor(), 0..4), any_parameters(), any_ledger()).prop_map(
-        |((request_id, gateway, client_id, traceparent), (deadline, priority, sent_at), route, tensors, p, ledger)| {
+        |(
+            (request_id, gateway, client_id, traceparent, state),
+            (deadline, priority, sent_at),
+            route,
+            tensors,
+            p,
+            ledger,
+        )| {
             WorkMessage {
                 request_id: request_id.into(),
                 gateway: gateway.into(),
                 deadline: UnixMicros(deadline),
                 priority,
-                traceparent: traceparent.map(Name::from),
+                traceparent: traceparent.map(|parent| TraceParent::new(parent, state)),
                 client_id: client_id.into(),
                 sent_at: UnixMicros(sent_at),
                 route,
@@ -182,7 +178,7 @@ proptest! {
     #[test]
     fn work_round_trips(message in any_work()) {
         let body = encode_work(&message).unwrap();
-        prop_assert_eq!(decode_work(work_headers(&message), &body).unwrap(), message);
+        prop_assert_eq!(decode_work(WorkHeaders::of(&message), &body).unwrap(), message);
     }
 
     #[test]
@@ -195,7 +191,7 @@ proptest! {
     fn arbitrary_bytes_are_no_message(bytes in vec(any::<u8>(), 0..300)) {
         let body = Bytes::from(bytes);
         let reply = full().reply(Ok(Output::default()));
-        prop_assert!(decode_work(work_headers(&full()), &body).is_err());
+        prop_assert!(decode_work(WorkHeaders::of(&full()), &body).is_err());
         prop_assert!(decode_reply(reply_headers(&reply), &body).is_err());
     }
 
@@ -213,7 +209,7 @@ proptest! {
             }
             let body = Bytes::from(bytes);
             let tensors = match work {
-                true => decode_work(work_headers(&message), &body).map(|m| m.tensors).unwrap_or_default(),
+                true => decode_work(WorkHeaders::of(&message), &body).map(|m| m.tensors).unwrap_or_default(),
                 false => {
                     let decoded = decode_reply(reply_headers(&reply), &body);
                     decoded.ok().and_then(|r| r.outcome.ok()).map(|o| o.tensors).unwrap_or_default()
@@ -231,7 +227,7 @@ fn a_message_cut_short_anywhere_is_none() {
     let message = full();
     let body = encode_work(&message).unwrap();
     for length in 0..body.len() {
-        assert!(decode_work(work_headers(&message), &body.slice(..length)).is_err(), "cut at {length}");
+        assert!(decode_work(WorkHeaders::of(&message), &body.slice(..length)).is_err(), "cut at {length}");
     }
 }
 
@@ -240,7 +236,7 @@ fn tensor_bytes_are_not_copied() {
     let message = full();
     let reply = message.reply(Ok(Output { tensors: message.tensors.clone(), parameters: Parameters::new() }));
     let (work_body, reply_body) = (encode_work(&message).unwrap(), encode_reply(&reply).unwrap());
-    let work = decode_work(work_headers(&message), &work_body).unwrap();
+    let work = decode_work(WorkHeaders::of(&message), &work_body).unwrap();
     let reply = decode_reply(reply_headers(&reply), &reply_body).unwrap();
     for (tensors, body) in [(work.tensors, work_body), (reply.outcome.unwrap().tensors, reply_body)] {
         let range = body.as_ptr_range();
@@ -274,7 +270,7 @@ fn claimed_sizes_are_not_believed() {
         for body in bodies {
             let (message, body) = (full(), Bytes::from(body));
             let reply = message.reply(Ok(Output::default()));
-            assert!(decode_work(work_headers(&message), &body).is_err(), "{body:?}");
+            assert!(decode_work(WorkHeaders::of(&message), &body).is_err(), "{body:?}");
             assert!(decode_reply(reply_headers(&reply), &body).is_err(), "{body:?}");
         }
     }
@@ -290,7 +286,7 @@ fn nesting_without_end_is_refused() {
             body.extend(open.repeat(depth));
             let message = full();
             let body = Bytes::from(body);
-            assert!(decode_work(work_headers(&message), &body).is_err());
+            assert!(decode_work(WorkHeaders::of(&message), &body).is_err());
             let reply = message.reply(Ok(Output::default()));
             assert!(decode_reply(reply_headers(&reply), &body).is_err());
         }
@@ -304,7 +300,7 @@ fn unknown_keys_are_passed_over() {
     // One more entry in the outermost map: "later": [1, {}]
     assert_eq!(body[0], 0x87, "a map of seven");
     let longer = [&[0x88][..], &body[1..], &[0xa5], b"later", &[0x92, 0x01, 0x80]].concat();
-    assert_eq!(decode_work(work_headers(&message), &longer.into()).unwrap(), message);
+    assert_eq!(decode_work(WorkHeaders::of(&message), &longer.into()).unwrap(), message);
 }
 
 #[test]
@@ -316,7 +312,7 @@ fn a_tensor_that_contradicts_itself_is_named() {
     let at = body.windows(shape.len()).position(|window| window == shape).expect("the shape is in the message");
     let mut bytes = body.to_vec();
     bytes[at + shape.len() - 1] = 3;
-    let error = decode_work(work_headers(&message), &bytes.into()).unwrap_err();
+    let error = decode_work(WorkHeaders::of(&message), &bytes.into()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "message holds a malformed tensor: tensor 'x' of datatype INT8 and shape [3] takes 3 bytes, got 2"
@@ -334,7 +330,7 @@ fn made_up(mut body: serde_json::Value) -> Result<WorkMessage, EnvelopeError> {
     let steps = body.remove("steps");
     let route = body.entry("route").or_insert(route);
     route["steps"] = steps.unwrap_or_else(|| serde_json::json!([]));
-    decode_work(work_headers(&full()), &rmp_serde::to_vec_named(&body).unwrap().into())
+    decode_work(WorkHeaders::of(&full()), &rmp_serde::to_vec_named(&body).unwrap().into())
 }
 
 fn step(model: &str, inputs: usize, outputs: usize, dead: usize) -> serde_json::Value {
@@ -367,7 +363,7 @@ fn a_name_that_is_too_long_is_refused_whoever_writes_it() {
     let mut message = full();
     message.tensors = vec![Tensor::from_values(fits, [1], vec![1i8]).unwrap()];
     let body = encode_work(&message).unwrap();
-    assert!(decode_work(work_headers(&message), &body).is_ok());
+    assert!(decode_work(WorkHeaders::of(&message), &body).is_ok());
     message.tensors = vec![Tensor::from_values(long, [1], vec![1i8]).unwrap()];
     assert_eq!(encode_work(&message).unwrap_err().to_string(), too_long);
 }

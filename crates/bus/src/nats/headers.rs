@@ -1,7 +1,7 @@
 //! NATS headers: the fields that routing needs and that people want to see.
 
 use async_nats::{HeaderMap, HeaderValue, Message};
-use trireme_inference::{Name, UnixMicros};
+use trireme_inference::{Name, TraceParent, UnixMicros};
 
 use super::claims::Claim;
 use super::subjects;
@@ -18,6 +18,7 @@ const SEQUENCE: &str = "Trireme-Sequence";
 const FINAL: &str = "Trireme-Final";
 const JOB: &str = "Trireme-Job";
 const TRACEPARENT: &str = "traceparent";
+const TRACESTATE: &str = "tracestate";
 
 /// A claim's name.
 const CLAIM: &str = "Trireme-Claim";
@@ -33,8 +34,8 @@ pub fn write_work(message: &WorkMessage) -> Result<HeaderMap, EnvelopeError> {
     headers.insert(GATEWAY, written_name(GATEWAY, &message.gateway)?);
     headers.insert(DEADLINE, message.deadline.to_string());
     headers.insert(PRIORITY, message.priority.to_string());
-    if let Some(traceparent) = &message.traceparent {
-        headers.insert(TRACEPARENT, one_line(TRACEPARENT, traceparent)?);
+    for (name, value) in message.traceparent.iter().flat_map(TraceParent::headers) {
+        headers.insert(name, one_line(name, value)?);
     }
     if let Some(job) = &message.job {
         headers.insert(JOB, one_line(JOB, job)?);
@@ -56,6 +57,7 @@ pub fn read_work(message: &Message) -> Result<WorkHeaders, EnvelopeError> {
         deadline: UnixMicros(number(message, DEADLINE)?),
         priority: number(message, PRIORITY)?,
         traceparent: get(message, TRACEPARENT).map(Name::new),
+        tracestate: get(message, TRACESTATE).map(Name::new),
         answer: read_answer(message)?,
         job: get(message, JOB).map(Name::new),
     })
@@ -232,34 +234,30 @@ mod tests {
         fixtures::full_message(&trireme_inference::ModelKey { name: "m".into(), version: 1 })
     }
 
+    fn optional_text() -> impl Strategy<Value = Option<String>> {
+        proptest::option::of("(?s).{0,4}")
+    }
+
     proptest! {
         #[test]
         fn headers_round_trip_or_are_refused(
             request_id in "\\PC{1,8}|.{0,3}",
             gateway in "\\PC{1,8}|(?s).{0,3}",
-            (traceparent, job) in (proptest::option::of("(?s).{0,4}"), proptest::option::of("(?s).{0,4}")),
+            (traceparent, state, job) in (optional_text(), optional_text(), optional_text()),
             (deadline, priority, sequence, last) in any::<(u64, u64, u32, bool)>(),
             kind in 0usize..3,
         ) {
             let answer = [AnswerForm::Whole, AnswerForm::InParts, AnswerForm::Part(Part { sequence, last })][kind];
             let message = WorkMessage {
-                request_id: request_id.into(), gateway: gateway.into(), traceparent: traceparent.map(Name::from), job: job.map(Name::from), deadline: UnixMicros(deadline), priority, answer, ..work()
+                request_id: request_id.into(), gateway: gateway.into(), traceparent: traceparent.map(|parent| TraceParent::new(parent, state)), job: job.map(Name::from), deadline: UnixMicros(deadline), priority, answer, ..work()
             };
             let unfit = |text: &str| text.is_empty() || text.contains(['\r', '\n']);
             let (request_id, gateway) = (&message.request_id, &message.gateway);
-            let optional = [&message.traceparent, &message.job];
-            let optional_unfit = optional.iter().any(|text| text.as_deref().is_some_and(unfit));
+            let trace: Vec<&str> = message.traceparent.iter().flat_map(TraceParent::headers).map(|(_, value)| value.as_str()).collect();
+            let optional_unfit = trace.into_iter().chain(message.job.as_deref()).any(unfit);
 
             match write_work(&message) {
-                Ok(headers) => prop_assert_eq!(read_work(&received(headers)).unwrap(), WorkHeaders {
-                    request_id: request_id.clone(),
-                    gateway: gateway.clone(),
-                    deadline: UnixMicros(deadline),
-                    priority,
-                    traceparent: message.traceparent.clone(),
-                    answer,
-                    job: message.job.clone(),
-                }),
+                Ok(headers) => prop_assert_eq!(read_work(&received(headers)).unwrap(), WorkHeaders::of(&message)),
                 Err(_) => prop_assert!(unfit(request_id) || unfit(gateway) || optional_unfit),
             }
             let reply = Reply { sequence, last, ..message.reply(Ok(crate::Output::default())) };

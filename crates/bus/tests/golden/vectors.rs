@@ -16,7 +16,7 @@ use trireme_bus::{
 };
 use trireme_inference::{
     Callers, DataType, Hop, InferError, Ledger, ModelKey, ParameterValue, Parameters, Route, Step, StepInput,
-    StepOutput, Tensor, TextFacts, UnixMicros,
+    StepOutput, Tensor, TextFacts, TraceParent, UnixMicros,
 };
 
 /// One vector: `<name>.msgpack` is the body, `<name>.json` the description.
@@ -176,7 +176,10 @@ fn ensemble() -> WorkMessage {
         gateway: "gateway-1".into(),
         deadline: UnixMicros(1_767_225_605_000_000),
         priority: 1,
-        traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),
+        traceparent: Some(TraceParent::new(
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            Some("vendor=value"),
+        )),
         client_id: "the client's id".into(),
         sent_at: UnixMicros(1_767_225_600_125_000),
         route: Route::resume(key("embed", 1), true, 1, vec![model, pool]),
@@ -248,20 +251,7 @@ impl Message {
     /// Decodes a body to a message of this one's kind, with its headers.
     pub fn decode(&self, body: &Bytes) -> Result<Message, EnvelopeError> {
         match self {
-            Message::Work(WorkMessage {
-                request_id, gateway, deadline, priority, traceparent, answer, job, ..
-            }) => {
-                let headers = WorkHeaders {
-                    request_id: request_id.clone(),
-                    gateway: gateway.clone(),
-                    deadline: *deadline,
-                    priority: *priority,
-                    traceparent: traceparent.clone(),
-                    answer: *answer,
-                    job: job.clone(),
-                };
-                decode_work(headers, body).map(Message::Work)
-            }
+            Message::Work(message) => decode_work(WorkHeaders::of(message), body).map(Message::Work),
             Message::Reply(Reply { request_id, gateway, sequence, last, .. }) => {
                 let headers = ReplyHeaders {
                     request_id: request_id.clone(),
@@ -312,7 +302,8 @@ impl Message {
                     ("Trireme-Priority", message.priority.to_string()),
                 ];
                 headers.extend(answer);
-                headers.extend(message.traceparent.iter().map(|value| ("traceparent", value.to_string())));
+                let trace = message.traceparent.iter().flat_map(TraceParent::headers);
+                headers.extend(trace.map(|(name, value)| (name, value.to_string())));
                 headers
             }
             Message::Reply(reply) => vec![

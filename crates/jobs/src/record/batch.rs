@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use trireme_inference::TraceParent;
 
 use super::attempts::Attempts;
 use super::object::Object;
@@ -60,9 +61,9 @@ pub struct Batch {
     /// A digest that differs for another batch under the same key of its client.
     #[serde(default)]
     pub(crate) digest: Bytes,
-    /// The client's W3C `traceparent`.
+    /// The client's W3C trace context.
     #[serde(default)]
-    pub(crate) traceparent: Option<String>,
+    pub(crate) traceparent: Option<TraceParent>,
     /// How long its files are kept, in seconds, if the client has said that.
     #[serde(default)]
     pub output_lapse: Option<u64>,

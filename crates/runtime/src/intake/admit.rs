@@ -154,7 +154,10 @@ impl HostedModel {
             sent_at: message.sent_at.into(),
             received_at: received_at.into(),
         };
-        let span = StepSpan::start(message.traceparent.as_deref(), &step);
+        let span = StepSpan::start(
+            message.traceparent.as_ref().map(|trace| (trace.parent.as_str(), trace.state.as_deref())),
+            &step,
+        );
         let stay = Stay { _permit: permit, span };
         let (queued, description) = (Duration::ZERO, Description::exact(&[]));
         let model = self.clone();

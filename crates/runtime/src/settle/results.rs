@@ -322,5 +322,5 @@ pub(crate) fn given_up(attempts: u32) -> InferError {
 
 /// The names of a request in log lines: its id, the client's id, and the id of its trace.
 pub(crate) fn ids(message: &WorkMessage) -> (&str, &str, Option<&str>) {
-    (&message.request_id, &message.client_id, trace_id(message.traceparent.as_deref()))
+    (&message.request_id, &message.client_id, trace_id(message.traceparent.as_ref().map(|trace| trace.parent.as_str())))
 }

@@ -11,7 +11,7 @@ use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
 use axum::http::header::{CONTENT_LENGTH, HOST, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
+use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use chrono::{SecondsFormat, Utc};
@@ -41,6 +41,10 @@ pub enum LineFormat {
     /// Words, with names before those that may be missing
     Text,
 }
+
+/// The id that a client has given its request, in the extensions of the request. One that was made here is in the header only.
+#[derive(Clone)]
+pub struct GivenId(HeaderValue);
 
 /// The model that a request asks for, where its path does not name it. In the extensions of an answer.
 #[derive(Clone)]
@@ -103,7 +107,11 @@ impl Observer {
 }
 
 async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, next: Next) -> Response {
-    let id = taken(request.headers()).unwrap_or_else(made);
+    let given = taken(request.headers());
+    if let Some(given) = given.clone() {
+        request.extensions_mut().insert(GivenId(given));
+    }
+    let id = given.unwrap_or_else(made);
     request.headers_mut().insert(REQUEST_ID, id.clone());
     let place = (observer.place)(request.method(), request.uri().path());
     let (route, method) = (place.as_ref().map_or("", |place| place.route), request.method().clone());
@@ -184,6 +192,22 @@ fn taken(headers: &HeaderMap) -> Option<HeaderValue> {
 fn made() -> HeaderValue {
     let id = format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
     HeaderValue::from_str(&id).unwrap_or(HeaderValue::from_static("-"))
+}
+
+// === impl GivenId ===
+
+impl GivenId {
+    /// The id of a request with these extensions; empty where its client gave none.
+    pub fn of(extensions: &Extensions) -> String {
+        let given = extensions.get().and_then(|GivenId(id)| id.to_str().ok());
+        given.unwrap_or_default().to_owned()
+    }
+
+    /// The id in headers, if it is one; else empty.
+    pub fn in_headers(headers: &HeaderMap) -> String {
+        let given = taken(headers);
+        given.as_ref().and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned()
+    }
 }
 
 // === impl Line ===

@@ -34,7 +34,7 @@ impl Canceller {
             return;
         }
         let Canceller { bus, under_way, .. } = self.clone();
-        let trace_id = trace_id(message.traceparent.as_deref()).map(str::to_owned);
+        let trace_id = trace_id(message.traceparent.as_ref().map(|trace| trace.parent.as_str())).map(str::to_owned);
         let ids: Vec<_> = (0..=again).map(|time| message.id_when_sent_again(time)).collect();
         self.tasks.spawn("cancel", async move {
             for request_id in ids {

@@ -104,7 +104,7 @@ enum Publishing {
 
 /// Logs a request that this gateway itself has failed.
 pub fn log_failure(message: &WorkMessage, error: &InferError) {
-    let trace_id = trace_id(message.traceparent.as_deref());
+    let trace_id = trace_id(message.traceparent.as_ref().map(|trace| trace.parent.as_str()));
     let (request_id, id, model) = (&message.request_id, &message.client_id, message.route.model());
     tracing::warn!(%request_id, trace_id, %id, %model, %error, "request failed");
 }
@@ -309,7 +309,7 @@ impl Flight {
     fn send_again(&mut self, why: &str) {
         tracing::info!(
             request_id = %self.message.request_id,
-            trace_id = trace_id(self.message.traceparent.as_deref()),
+            trace_id = trace_id(self.message.traceparent.as_ref().map(|trace| trace.parent.as_str())),
             "{why}; publishing the request again"
         );
         self.again += 1;
@@ -319,7 +319,7 @@ impl Flight {
 
     fn published(&mut self, published: Result<MessagePosition, BusError>) -> Result<Publishing, InferError> {
         let request_id = &self.message.request_id;
-        let trace_id = trace_id(self.message.traceparent.as_deref());
+        let trace_id = trace_id(self.message.traceparent.as_ref().map(|trace| trace.parent.as_str()));
         if !matches!(published, Err(BusError::Full { .. })) {
             (self.first, self.entered) = (None, None);
         }

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use regex::Regex;
 use tonic::Request;
-use trireme_inference::{InferError, InferRequest, InferResponse, Lane, Parameters, TensorSpec};
+use trireme_inference::{InferError, InferRequest, InferResponse, Lane, Parameters, TensorSpec, TraceParent};
 use trireme_operations::{OperationRequest, TextOptions, Waits};
 use trireme_protocol::grpc::wire::ModelInferRequest;
 use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
 use trireme_server::budget::BytesPermit;
+use trireme_server::http::access_log::GivenId;
+use trireme_server::http::body;
 
 use super::deadline::Deadline;
 use crate::caller::Caller;
@@ -20,8 +22,10 @@ use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced};
 pub struct RpcCall {
     /// When the client stops waiting.
     pub deadline: Option<Deadline>,
-    /// The client's W3C `traceparent`.
-    traceparent: Option<String>,
+    /// The id in its metadata (`x-request-id`), which is that of its requests without one; empty where there is none.
+    given_id: String,
+    /// The client's W3C trace context.
+    traceparent: Option<TraceParent>,
     /// Its requests' lane.
     lane: Lane,
     /// Metadata that models get as parameters.
@@ -40,10 +44,10 @@ impl RpcCall {
     pub fn of<T>(request: &Request<T>, forward: Option<&Regex>) -> RpcCall {
         let mut forwarded = Parameters::new();
         forward::headers(request.metadata().as_ref(), forward, |_| false, &mut forwarded);
-        let traceparent = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
         RpcCall {
             deadline: request.extensions().get().copied(),
-            traceparent: traceparent.map(str::to_owned),
+            given_id: GivenId::in_headers(request.metadata().as_ref()),
+            traceparent: body::traceparent(request.metadata().as_ref()),
             lane: request.extensions().get().copied().unwrap_or_default(),
             forwarded,
         }
@@ -57,7 +61,7 @@ impl RpcCall {
             permit,
             parameters: self.forwarded.clone(),
             traceparent: self.traceparent.clone(),
-            request_id: String::new(),
+            request_id: self.given_id.clone(),
             waits: Waits { lane: self.lane, ..Waits::default() },
             route: Some("/tei.v1"),
         }
@@ -113,6 +117,7 @@ impl RpcCall {
         let traceparent = self.traceparent.clone();
         Ok(Traced {
             request,
+            given_id: self.given_id.clone(),
             traceparent,
             caller: Caller::Grpc(method),
             waits: Waits { lane: self.lane, ..Waits::default() },
@@ -142,6 +147,7 @@ mod tests {
         let (short, long) = (Duration::from_secs(1), Duration::from_secs(9));
         let call = |deadline: Option<Duration>| RpcCall {
             deadline: deadline.map(|left| Deadline(tokio::time::Instant::now() + left)),
+            given_id: String::new(),
             traceparent: None,
             lane: Lane::Live,
             forwarded: Parameters::new(),

@@ -9,7 +9,7 @@ use tracing::Instrument;
 use trireme_bus::{AnswerForm, WorkMessage};
 use trireme_inference::{
     Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, Name, ParameterValue, Parameters,
-    REQUEST_TIMEOUT, Tensor, UnixMicros, request_timeout, shown,
+    REQUEST_TIMEOUT, Tensor, TraceParent, UnixMicros, request_timeout, shown,
 };
 use trireme_operations::{Capabilities, Waits};
 use trireme_runtime::response_cache::Key;
@@ -32,8 +32,10 @@ use running::{Limit, Running, set_error, with_id};
 pub struct Traced {
     /// The request.
     pub request: InferRequest,
-    /// The client's W3C `traceparent`.
-    pub traceparent: Option<String>,
+    /// The id that its transport gives it, for logs and errors; the request's own goes before it. Empty where there is none.
+    pub given_id: String,
+    /// The client's W3C trace context.
+    pub traceparent: Option<TraceParent>,
     /// How it came in.
     pub caller: Caller,
     /// How it waits.
@@ -82,7 +84,7 @@ struct InferOptions {
     waits: Waits,
     rows: Rows,
     answer: AnswerForm,
-    traceparent: Option<String>,
+    traceparent: Option<TraceParent>,
     callers: Callers,
     job: Option<String>,
     trace: Option<Arc<OpenTrace>>,
@@ -140,7 +142,7 @@ impl Handlers {
         match cache.answer(cached.key, patience, compute).await {
             Ok((answer, lookup)) => {
                 request.counted.looked_up(lookup);
-                Ok(InferResponse { id: request.id.clone(), ..answer })
+                Ok(InferResponse { id: request.answered_id.clone(), ..answer })
             }
             Err(error) => {
                 request.counted.failed(&error);
@@ -164,24 +166,29 @@ impl Handlers {
         Ok(Responses { handlers: self.clone(), request, exchange, outputs })
     }
 
-    /// The span of a request, and the `traceparent` that goes to the stages.
-    fn span(&self, traced: &Traced) -> (tracing::Span, Option<String>) {
+    /// The span of a request, and the trace context that goes to the stages.
+    fn span(&self, traced: &Traced) -> (tracing::Span, Option<TraceParent>) {
         if traced.traceparent.is_none() && !self.tracing.samples(&traced.request.model) {
             // The stages get this too, because they would begin a trace of their own otherwise.
-            return (tracing::Span::none(), Some(trireme_telemetry::not_sampled()));
+            return (tracing::Span::none(), Some(trireme_telemetry::not_sampled().as_str().into()));
         }
         let request = &traced.request;
         let (model, id) = (shown(&request.model), shown(&request.id));
         let span = tracing::info_span!("infer", otel.kind = "server", model = &*model, id = &*id);
         if let Some(traceparent) = &traced.traceparent {
-            trireme_telemetry::set_parent(&span, traceparent);
+            trireme_telemetry::set_parent(&span, &traceparent.parent, traceparent.state.as_deref());
         }
-        let traceparent = trireme_telemetry::traceparent(&span).or_else(|| traced.traceparent.clone());
+        let own = trireme_telemetry::traceparent(&span).map(|(parent, state)| TraceParent::new(parent, state));
+        let traceparent = own.or_else(|| traced.traceparent.clone());
         (span, traceparent)
     }
 
     /// Prepares a request, within its span.
     fn prepare(&self, mut traced: Traced, answer: AnswerForm) -> Result<Prepared, InferError> {
+        let answered_id = traced.request.id.clone();
+        if answered_id.is_empty() {
+            traced.request.id = std::mem::take(&mut traced.given_id);
+        }
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.caller.attributes());
         traced.permit.follow(&span);
@@ -211,14 +218,17 @@ impl Handlers {
             traced.permit.ends_at(UnixMicros::now().after(timeout));
         }
         let (waits, rows, callers, job) = (traced.waits, traced.rows, traced.callers, traced.permit.job());
-        let prepared = span.in_scope(|| {
+        let mut prepared = span.in_scope(|| {
             self.repeat_query(&mut traced.request, &traced.permit)?;
             let labels = self.pair_with_labels(&mut traced.request, &traced.permit)?;
             let terms = InferOptions { waits, rows, answer, traceparent, callers, job, trace, labels };
             self.admit(traced.request, terms, &span)
         });
-        match &prepared {
-            Ok(prepared) => traced.permit.note_message(&prepared.message.request_id),
+        match &mut prepared {
+            Ok(prepared) => {
+                prepared.request.answered_id = answered_id;
+                traced.permit.note_message(&prepared.message.request_id);
+            }
             Err(error) => set_error(&span, error),
         }
         prepared
@@ -289,7 +299,7 @@ impl Handlers {
             gateway: self.dispatcher.gateway().into(),
             deadline: limit.deadline,
             priority: request.priority,
-            traceparent: traceparent.map(Name::from),
+            traceparent,
             client_id: request.id.as_str().into(),
             sent_at: now,
             route,
@@ -312,6 +322,7 @@ impl Handlers {
             largest => rows.min(largest),
         });
         let running = Running {
+            answered_id: String::new(),
             id: request.id,
             model,
             outputs: request.outputs,

@@ -64,6 +64,7 @@ impl Pipelines for Handlers {
             let embeds = [Task::Embed, Task::Sparse, Task::MultiVector].contains(&task);
             let traced = Traced {
                 request,
+                given_id: String::new(),
                 traceparent: operation.traceparent.clone(),
                 caller: operation.route.map_or(Caller::Process, Caller::Http),
                 waits: operation.waits,

@@ -14,7 +14,7 @@ use trireme_operations::Operations;
 use trireme_server::access::{Category, Sender};
 use trireme_server::budget::BytesPermit;
 use trireme_server::http::access_log::REQUEST_ID;
-use trireme_server::http::body::{self, text};
+use trireme_server::http::body::{self, text, traceparent};
 use trireme_server::http::coding::Coding;
 use trireme_server::http::json;
 use trireme_server::http::openapi::Verb;
@@ -78,7 +78,7 @@ async fn answer(
             body,
             permit: permit.clone(),
             parameters,
-            traceparent: text(&parts.headers, "traceparent").map(str::to_owned),
+            traceparent: traceparent(&parts.headers),
             waits: http.waits(&parts.headers),
             request_id: text(&parts.headers, REQUEST_ID.as_str()).unwrap_or_default().to_owned(),
             route,

@@ -73,7 +73,7 @@ impl Handlers {
             )?;
         }
         let response = InferResponse {
-            id: request.id.clone(),
+            id: request.answered_id.clone(),
             model: request.model.clone(),
             parameters: output.parameters,
             outputs: output.tensors,

@@ -17,7 +17,10 @@ use crate::traces::OpenTrace;
 
 /// A request in the pipeline, as far as its responses depend on it.
 pub struct Running {
+    /// Its id in logs and errors.
     pub id: String,
+    /// The id of its responses: the one in the request, or none.
+    pub answered_id: String,
     pub model: ModelKey,
     pub outputs: Vec<RequestedOutput>,
     /// The output that its client knows by another name.

@@ -119,8 +119,14 @@ const OF_THE_HOP: [HeaderName; 8] =
     [CONNECTION, CONTENT_LENGTH, DATE, HeaderName::from_static("keep-alive"), TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
 
 /// The header names that a durable request keeps. Others are about the connection, or secrets.
-pub const KEPT_HEADERS: [&str; 5] =
-    ["content-type", "content-encoding", "inference-header-content-length", "traceparent", "trireme-timeout-ms"];
+pub const KEPT_HEADERS: [&str; 6] = [
+    "content-type",
+    "content-encoding",
+    "inference-header-content-length",
+    "traceparent",
+    "tracestate",
+    "trireme-timeout-ms",
+];
 
 // === impl JobArgs ===
 

@@ -72,7 +72,7 @@ pub const RESOURCE: Resource = Resource {
 
 async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) -> Result<Response, Refused> {
     let key = deferred::key(request.headers()).map_err(|why| Refused::invalid(&why))?.map(str::to_owned);
-    let traceparent = body::text(request.headers(), "traceparent").map(str::to_owned);
+    let traceparent = body::traceparent(request.headers());
     let sent = read_body(&http, request).await?;
     let asked: CreateBatch = parse(&sent)?;
     if !executes(http.traffic, &asked.endpoint) {

@@ -17,6 +17,7 @@ use trireme_protocol::metadata;
 use trireme_server::access::Category;
 use trireme_server::body::work;
 use trireme_server::http::Traffic;
+use trireme_server::http::access_log::GivenId;
 use trireme_server::http::coding::Coding;
 use trireme_server::http::openapi::schema::plain;
 use trireme_server::http::response::{self, HttpError};
@@ -122,9 +123,10 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
     let own = |name: &str| http.handlers.access.is_secret(name);
     forward::headers(headers, http.options.header_forward.as_ref(), own, &mut request.parameters);
     forward::timeout(headers, &mut request.parameters)?;
-    let traceparent = body::text(headers, "traceparent").map(str::to_owned);
+    let traceparent = body::traceparent(headers);
     Ok(Traced {
         request,
+        given_id: GivenId::of(&parts.extensions),
         traceparent,
         caller: Caller::Http(route),
         waits: http.waits(headers),

@@ -9,6 +9,7 @@ use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
 use trireme_server::access::Category;
 use trireme_server::body::work;
 use trireme_server::http::Traffic;
+use trireme_server::http::access_log::GivenId;
 use trireme_server::http::coding::Coding;
 use trireme_server::http::openapi::schema::{anything, integer, list, object_with, plain, text};
 use trireme_server::http::response::{self, HttpError};
@@ -90,11 +91,12 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     let own = |name: &str| http.handlers.access.is_secret(name);
     forward::headers(headers, http.options.header_forward.as_ref(), own, &mut decoded.request.parameters);
     forward::timeout(headers, &mut decoded.request.parameters)?;
-    let traceparent = body::text(headers, "traceparent").map(str::to_owned);
+    let traceparent = body::traceparent(headers);
     let held = permit.clone();
     let caller = Caller::Http("/v2/models/{model}/infer");
     let traced = Traced {
         request: decoded.request,
+        given_id: GivenId::of(&parts.extensions),
         traceparent,
         caller,
         waits: http.waits(headers),
