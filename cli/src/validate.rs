@@ -136,6 +136,7 @@ async fn check(args: &ValidateArgs) -> (Repository, Vec<Fault>) {
             auto_complete: !args.disable_auto_complete_config,
             gpu_groups_on_cpu: args.gpu_groups_on_cpu,
             limit: None,
+            ..LoadOptions::default()
         };
         let configs = load(&repository, &backends, options, &mut faults).await;
         link(&repository, &configs, &mut faults);
@@ -215,7 +216,7 @@ async fn load(
             }
         };
         for &version in &model.versions {
-            match load_version(model, version, backend.clone(), options).await {
+            match load_version(model, version, backend.clone(), options.clone()).await {
                 Ok((loaded, ..)) => {
                     let config = Arc::new(loaded.config.for_clients());
                     configs.entry(model.name.clone()).or_default().insert(version, config);

@@ -13,7 +13,7 @@ use trireme_inference::{InferError, Name, Parameters, Tensor, TextFacts, UnixMic
 use trireme_model_repository::{InstanceKind, ModelConfig, Uploaded};
 
 use crate::batching::BatchPolicy;
-use crate::calls::Calls;
+use crate::calls::{Calls, IdleCalls};
 use crate::cancel::{CancelFlag, unwanted};
 
 /// Loads model versions of one kind, which config.pbtxt names in `backend`.
@@ -130,6 +130,8 @@ pub struct ModelSource<'a> {
     pub auto_complete: bool,
     /// The parts that came with a load request and replace the repository's; `None`: none did.
     pub uploaded: Option<&'a Uploaded>,
+    /// The way of the model's code to other models while no request is executed.
+    pub calls: IdleCalls,
 }
 
 // === impl ModelSource ===

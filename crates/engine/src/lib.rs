@@ -44,7 +44,7 @@ pub use backend::{
     in_background, one_line, one_response,
 };
 pub use batching::{Appetite, BatchPolicy, Candidate, Decision, Description, OneAtATime};
-pub use calls::{Answered, Caller, Calls, Nested, NestedResponse, Origin};
+pub use calls::{Answered, Caller, Calls, IdleCalls, Nested, NestedResponse, Origin};
 pub use canary::Canary;
 pub use cancel::{CancelFlag, cancelled_by_client, expired, refused, unwanted};
 pub use completion::{Completion, SendParts};

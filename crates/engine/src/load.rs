@@ -10,6 +10,7 @@ use trireme_model_repository::{BACKENDS, KnownBackend, ModelConfig, RepositoryMo
 
 use crate::activity::Activity;
 use crate::backend::{Backend, LoadError, LoadedModel, ModelSource, SequenceSupport};
+use crate::calls::IdleCalls;
 use crate::threads::on_thread;
 
 /// A load of more than this time is announced in the registry.
@@ -96,7 +97,7 @@ fn check_sequences(config: &ModelConfig, support: SequenceSupport) -> Result<(),
 pub type Loaded = (LoadedModel, Vec<Tensor>, Duration);
 
 /// How versions are loaded.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
     /// Whether backends may complete configurations.
     pub auto_complete: bool,
@@ -104,6 +105,8 @@ pub struct LoadOptions {
     pub gpu_groups_on_cpu: bool,
     /// How long a load may take; `None` is for ever.
     pub limit: Option<Duration>,
+    /// The way of the model's code to other models while no request is executed.
+    pub calls: IdleCalls,
 }
 
 /// The directories of versions whose loads have passed their limit, and their threads' signs of life.
@@ -154,7 +157,7 @@ async fn load(
     model: &RepositoryModel,
     version: i64,
     backend: Arc<dyn Backend>,
-    LoadOptions { auto_complete, gpu_groups_on_cpu, limit }: LoadOptions,
+    LoadOptions { auto_complete, gpu_groups_on_cpu, limit, calls }: LoadOptions,
     activity: Activity,
 ) -> Result<Loaded, LoadError> {
     let failed = |reason: String| LoadError::Backend { model: model.name.clone(), reason };
@@ -183,6 +186,7 @@ async fn load(
             version_path: &version_path,
             auto_complete,
             uploaded: uploaded.as_ref(),
+            calls,
         };
         let refused =
             |error: std::io::Error| LoadError::Backend { model: config.name.clone(), reason: error.to_string() };

@@ -38,6 +38,7 @@ fn load_from(model_path: &Path, text: &str) -> Result<LoadedModel, LoadError> {
         version_path: &version_path,
         auto_complete: true,
         uploaded: None,
+        calls: Default::default(),
     };
     PostprocessBackend.load(&source)
 }

@@ -21,6 +21,7 @@ fn load_as(config: &str, options: OnnxRuntimeOptions) -> Result<LoadedModel, Loa
         version_path: &version_path,
         auto_complete: true,
         uploaded: None,
+        calls: Default::default(),
     };
     let backends = backends(options);
     let backend = backends.iter().find(|backend| backend.name() == "onnxruntime").expect("it is in the table");

@@ -59,6 +59,7 @@ impl PythonBackend {
             package,
             metrics: OwnMetrics::new(&config.name),
             uploaded: source.uploaded.cloned(),
+            calls: source.calls.clone(),
         })
     }
 

@@ -11,7 +11,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use trireme_engine::{spawn, with_limits};
+use trireme_engine::{IdleCalls, spawn, with_limits};
+use trireme_inference::Action;
 use trireme_model_repository::Uploaded;
 use trireme_runtime::statistics::own::OwnMetrics;
 
@@ -77,6 +78,8 @@ pub struct Recipe {
     pub metrics: OwnMetrics,
     /// The model's files, if they came with a request. They exist for as long as this value.
     pub uploaded: Option<Uploaded>,
+    /// The way of `initialize` to other models.
+    pub calls: IdleCalls,
 }
 
 /// A process whose model is loaded.
@@ -178,6 +181,7 @@ impl Recipe {
         };
         link.send(&load, &Layout::default()).map_err(failed)?;
         let until = Instant::now() + self.start_limit;
+        let (calls, nested) = (self.calls.within(self.start_limit), NestedRequests::new(link.clone()));
         loop {
             let Some(frame) = link.receive(LOOK).map_err(failed)? else {
                 if is_ending() {
@@ -196,6 +200,10 @@ impl Recipe {
                 Some(FromChild::Failed { message, traceback }) => {
                     tracing::error!(model = self.model, instance, "loading failed: {}", traceback.trim_end());
                     return Err(Some(message));
+                }
+                // It may load what it needs; it has no request on whose behalf it could ask a model.
+                Some(FromChild::Infer(header)) if header.action != Action::Infer => {
+                    nested.send(*header, &frame, std::iter::once(&calls)).map_err(failed)?;
                 }
                 Some(other) => refuse_idle(link, other, &frame).map_err(failed)?,
                 None => {}

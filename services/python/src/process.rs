@@ -77,6 +77,7 @@ impl Backend for ProcessBackend {
             package,
             metrics: OwnMetrics::new(&config.name),
             uploaded: source.uploaded.cloned(),
+            calls: source.calls.clone(),
         };
         start(recipe, config, &self.options)
     }

@@ -28,6 +28,7 @@ fn load_from(version_path: &Path, text: &str, auto_complete: bool) -> Result<Loa
         version_path,
         auto_complete,
         uploaded: None,
+        calls: Default::default(),
     })
 }
 
@@ -213,6 +214,7 @@ fn the_translation_example_is_encoded_as_its_model_learnt_it() {
         version_path,
         auto_complete: true,
         uploaded: None,
+        calls: Default::default(),
     };
     let mut model = TokenizerBackend.load(&source).unwrap();
     let mut request = request(vec![texts("TEXT", &[2], &["forty-two", "seven"])]);

@@ -254,10 +254,15 @@ fn requests_end_with_those_that_they_are_sent_for_over_nats() {
     requests_end_with_those_that_they_are_sent_for(Mode::Services);
 }
 
-/// Loads and unloads the model `double`, and says each time whether it is ready.
+/// Loads and unloads the model `double`, in `initialize` and for a request, and says each time whether it is ready.
 const CONTROLS: &str = "
+    def initialize(self, args):
+        pb_utils.load_model('double')
+        self.found = [pb_utils.is_model_ready('double')]
+        pb_utils.unload_model('double')
+        self.found += ['only while' in ask('double', [1]).exec().error().message()]
     def run(self, request):
-        found = [pb_utils.is_model_ready('double'), pb_utils.is_model_ready('controls', '1')]
+        found = self.found + [pb_utils.is_model_ready('double'), pb_utils.is_model_ready('controls', '1')]
         pb_utils.load_model('double')
         found += [pb_utils.is_model_ready('double')] + numbers(ask('double', [21]).exec())
         pb_utils.unload_model('double')
@@ -279,7 +284,7 @@ fn models_are_loaded_for_models(mode: Mode) {
         Mode::Services => setup.worker_arguments(&["--python", &python, explicit[0], explicit[1]]).start(),
     };
     let response = sandbox.infer("controls", &numbers(&[1]));
-    assert_eq!(response.output("OUT")["data"], json!([0, 1, 1, 42, 0, 1]));
+    assert_eq!(response.output("OUT")["data"], json!([1, 1, 0, 1, 1, 42, 0, 1]));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Requests that the code of a model sends to other models while it executes requests: a gateway runs them
+//! Requests that the code of a model sends to other models while it executes requests or is loaded: a gateway runs them
 //! ([`trireme_bus::CallReplies`]).
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use trireme_inference::{
     Action, Callers, InferError, Ledger, ModelKey, Route, Step, StepOutput, UnixMicros, request_timeout,
 };
 
-use crate::hosted::HostedModel;
+use crate::hosted::{HostedModel, Shared};
 
 // === impl HostedModel ===
 
@@ -20,20 +20,40 @@ impl Caller for HostedModel {
     }
 
     fn send(&self, nested: Nested, origin: &Origin, callers: Callers, answered: Answered) -> DropGuard {
-        let action = nested.action;
-        let message = message(nested, origin, callers, &self.worker.name);
-        let guard = CancellationToken::new();
-        let stop = guard.clone();
-        let bus = self.worker.bus.clone();
-        self.worker.tasks.spawn("nested request", async move {
-            let exchange = exchange(bus, action, message, answered.into());
-            tokio::select! {
-                () = exchange => {}
-                () = stop.cancelled() => {}
-            }
-        });
-        guard.drop_guard()
+        send(&self.worker, nested, origin, callers, answered)
     }
+}
+
+/// A model version whose code executes no request, such as while it is loaded.
+pub(crate) struct IdleModel {
+    pub key: ModelKey,
+    pub worker: Arc<Shared>,
+}
+
+impl Caller for IdleModel {
+    fn model(&self) -> &ModelKey {
+        &self.key
+    }
+
+    fn send(&self, nested: Nested, origin: &Origin, callers: Callers, answered: Answered) -> DropGuard {
+        send(&self.worker, nested, origin, callers, answered)
+    }
+}
+
+fn send(worker: &Shared, nested: Nested, origin: &Origin, callers: Callers, answered: Answered) -> DropGuard {
+    let action = nested.action;
+    let message = message(nested, origin, callers, &worker.name);
+    let guard = CancellationToken::new();
+    let stop = guard.clone();
+    let bus = worker.bus.clone();
+    worker.tasks.spawn("nested request", async move {
+        let exchange = exchange(bus, action, message, answered.into());
+        tokio::select! {
+            () = exchange => {}
+            () = stop.cancelled() => {}
+        }
+    });
+    guard.drop_guard()
 }
 
 /// Sends a request and gives its replies to `answered`.

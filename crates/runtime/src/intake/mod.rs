@@ -13,6 +13,7 @@ mod step_cache;
 
 pub(crate) use admit::hand_over;
 pub(crate) use bounds::watch_timeouts;
+pub(crate) use calls::IdleModel;
 pub(crate) use pull::{Current, pull};
 pub(crate) use queue_policy::has_timeouts;
 pub use queue_policy::levels as queue_levels;

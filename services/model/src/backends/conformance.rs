@@ -30,6 +30,7 @@ pub fn load(
         version_path: &version_path,
         auto_complete: true,
         uploaded: None,
+        calls: Default::default(),
     })
 }
 

@@ -57,6 +57,7 @@ impl Model {
             version_path: &version_path,
             auto_complete: true,
             uploaded: None,
+            calls: Default::default(),
         })
     }
 

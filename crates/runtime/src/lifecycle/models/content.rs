@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use trireme_bus::{BusError, Connection, Content, ContentQuestion, Verdict};
-use trireme_engine::{Backend, ModelSource};
+use trireme_engine::{Backend, IdleCalls, ModelSource};
 use trireme_model_repository::RepositoryModel;
 
 use super::Models;
@@ -69,6 +69,7 @@ impl Models {
                         version_path: &model.version_path(version),
                         auto_complete,
                         uploaded: model.uploaded.as_ref(),
+                        calls: IdleCalls::default(),
                     };
                     let surroundings = backend.surroundings(&source).map_err(std::io::Error::other)?;
                     Ok((model.name.clone(), model.digest(version, &surroundings)?, space))

@@ -6,13 +6,14 @@ use std::time::Duration;
 use futures_util::future::{join_all, try_join};
 use tokio::sync::SemaphorePermit;
 use trireme_bus::{BusError, Content, ModelState, WorkerEntry};
-use trireme_engine::{Backend, LoadError, LoadOptions, backend_of, load_watched};
+use trireme_engine::{Backend, IdleCalls, LoadError, LoadOptions, backend_of, load_watched};
 use trireme_inference::ModelKey;
 use trireme_model_repository::RepositoryModel;
 
 use super::hosting::NotHosted;
 use super::retire::QUIET;
 use super::{Applied, Models, Version};
+use crate::intake::IdleModel;
 use crate::lifecycle::WorkerOptions;
 
 /// A model that waits for this time for other loads is announced in the registry.
@@ -55,13 +56,15 @@ impl Models {
             model.versions.iter().copied().filter(|version| !self.is_current(model, *version, retry)).collect();
         let place = if changed.is_empty() { None } else { Some(self.place(model, &changed).await?) };
         let WorkerOptions { auto_complete, gpu_groups_on_cpu, load_limit: limit, .. } = self.options;
-        let options = LoadOptions { auto_complete, gpu_groups_on_cpu, limit };
         let asks_for_gpus = |version: &i64| model.config_of(*version).with_gpu_groups_on_cpu().is_some();
         if gpu_groups_on_cpu && changed.iter().any(asks_for_gpus) {
             tracing::warn!(model = model.name, "its instance groups of KIND_GPU run on the CPU (--gpu-groups-on-cpu)");
         }
         let loading = changed.iter().map(|&version| {
             let announce = async move |doing| self.announce_load(model, version, doing).await;
+            let key = ModelKey { name: model.name.as_str().into(), version };
+            let calls = IdleCalls::of(Arc::new(IdleModel { key, worker: self.shared.clone() }));
+            let options = LoadOptions { auto_complete, gpu_groups_on_cpu, limit, calls };
             let loading = load_watched(model, version, backend.clone(), options, announce);
             try_join(loading, self.read_content(model, version, backend.clone()))
         });

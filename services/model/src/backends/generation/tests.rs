@@ -86,6 +86,7 @@ fn load_config(version_path: &Path, text: &str) -> Result<LoadedModel, String> {
         version_path,
         auto_complete: true,
         uploaded: None,
+        calls: Default::default(),
     };
     generation(OnnxRuntimeOptions::default()).load(&source).map_err(|error| error.to_string())
 }
