@@ -113,6 +113,19 @@ fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     wait_until(what, PATIENCE, || holds().then_some(()));
 }
 
+/// A gateway is ready before its first worker is there. The load that comes then waits for the worker.
+#[test]
+fn the_first_load_waits_for_a_worker_that_starts() {
+    let models = models();
+    let mut sandbox = flags(Mode::Services, &models, &["--model-control-mode=explicit"]).start_gateway();
+    sandbox.wait_listening();
+    wait_for("the gateway is ready", || sandbox.is_ready());
+    sandbox.start_worker(Stage::Model);
+    let loaded = load(&sandbox, "a", json!({}));
+    assert_eq!(loaded.status, 200, "{}", loaded.text());
+    assert_eq!(infer(&sandbox, "a").status, 200);
+}
+
 fn models_are_loaded_and_unloaded_by_request(mode: Mode) {
     let models = models();
     let mut sandbox = explicit(mode, &models).start();
