@@ -255,6 +255,10 @@ image-test: setup-demo ## The same with the programs of the debug profile: no ri
 	cargo build -p trireme
 	@python3 -B tests/installed/image_test.py target/debug/trireme
 
+.PHONY: book
+book: ## The site of docs/ in target/book/site, whose links are checked (needs mdbook: cargo install --locked mdbook)
+	@scripts/make-book.py
+
 .PHONY: s3-test
 s3-test: setup-demo ## Serves models from a server with S3's interface (moto), over a connection that is cut, too
 	cargo build --workspace
