@@ -14,6 +14,8 @@ use trireme_model::OnnxRuntimeArgs;
 use trireme_model_repository::{
     Choices, Export, FolderChoices, Task, folder_name, hub_name, is_model_folder, snapshot,
 };
+use trireme_model_source::is_remote;
+use trireme_runtime::folder_to_export;
 
 use super::folder::make;
 use super::purpose::plan;
@@ -69,10 +71,14 @@ struct Maker<'a> {
 // === impl Maker ===
 
 impl Maker<'_> {
-    /// The name and the folder in the cache of a model folder of this machine that lacks its ONNX file; `None` for all others, and
-    /// where nobody wants one to be made.
+    /// The name and the folder in the cache of a model folder that lacks its ONNX file; `None` for all others, and where nobody wants one to
+    /// be made. With --export a folder that lies elsewhere is downloaded, with what an ONNX file is made of.
     async fn folder_of(&self, path: &Path, name: Option<&str>) -> anyhow::Result<Option<(String, PathBuf)>> {
-        let folder = snapshot(path).unwrap_or_else(|| path.to_owned());
+        let folder = match path.to_str().is_some_and(is_remote) {
+            true if self.flags.export == Some(true) => folder_to_export(path, name, self.choices).await?,
+            true => return Ok(None),
+            false => snapshot(path).unwrap_or_else(|| path.to_owned()),
+        };
         if self.flags.export == Some(false) || !is_model_folder(&folder) {
             return Ok(None);
         }
@@ -107,7 +113,7 @@ impl Maker<'_> {
         // Under the folder's own name, which errors and reports have.
         let links = work.path().join(folder_name(&folder));
         link(&folder, &links, 0).with_context(cannot)?;
-        self.make(&folder, &links, &plan, &choices).await?;
+        self.make(path, &links, &plan, &choices).await?;
         match fs::rename(&links, &place) {
             Err(error) if !place.is_dir() => Err(error).with_context(|| format!("cannot make {}", place.display())),
             // Where there is an error, another process was faster.

@@ -3,13 +3,14 @@
 use std::fs;
 use std::path::Path;
 
-use trireme_model_repository::{Choices, needed_files};
+use trireme_model_repository::{needed_files, needed_to_export};
 
 use crate::FetchError;
 use crate::folder_cache::FolderCache;
 use crate::hub_cache::HubCache;
 use crate::progress::Progress;
 use crate::remote::RemoteFile;
+use crate::settings::Settings;
 use crate::source::Source;
 use crate::transfer::download;
 
@@ -27,11 +28,11 @@ pub(crate) async fn gather(
     listed: &[RemoteFile],
     place: &CachePlace<'_>,
     staging: &Path,
-    choices: &Choices,
+    settings: &Settings,
 ) -> Result<(), FetchError> {
     let mut progress = Progress::new(word);
     loop {
-        let missing = missing(word, staging, listed, choices)?;
+        let missing = missing(word, staging, listed, settings)?;
         if missing.is_empty() {
             progress.finish();
             return Ok(());
@@ -50,10 +51,11 @@ pub(crate) fn missing(
     word: &str,
     local: &Path,
     listed: &[RemoteFile],
-    choices: &Choices,
+    settings: &Settings,
 ) -> Result<Vec<String>, FetchError> {
     let names: Vec<&str> = listed.iter().map(|file| file.name.as_str()).collect();
-    needed_files(local, &names, choices).map_err(|source| FetchError::Needed { word: word.to_owned(), source })
+    let needed = if settings.to_export { needed_to_export } else { needed_files };
+    needed(local, &names, &settings.choices).map_err(|source| FetchError::Needed { word: word.to_owned(), source })
 }
 
 // === impl CachePlace ===

@@ -46,12 +46,12 @@ async fn fetch_hub(word: &str, settings: &Settings, repository: &str, revision: 
     };
     let _lock = Lock::take(cache.lock(), word).await?;
     let snapshot = cache.snapshot(&commit);
-    let snapshot = if snapshot.is_dir() && missing(word, &snapshot, &listed, &settings.choices)?.is_empty() {
+    let snapshot = if snapshot.is_dir() && missing(word, &snapshot, &listed, settings)?.is_empty() {
         snapshot
     } else {
         let staging = cache.staging(&commit);
         std::fs::create_dir_all(&staging).map_err(FetchError::io(&staging))?;
-        gather(word, &Source::Hub(hub), &listed, &CachePlace::Hub(&cache), &staging, &settings.choices).await?;
+        gather(word, &Source::Hub(hub), &listed, &CachePlace::Hub(&cache), &staging, settings).await?;
         cache.finish(&commit, &staging)?
     };
     cache.set_commit(revision, &commit)?;
@@ -80,7 +80,7 @@ async fn fetch_folder(word: &str, settings: &Settings, address: &Address, url: &
     if !folder.is_dir() {
         let staging = cache.staging(&state);
         std::fs::create_dir_all(&staging).map_err(FetchError::io(&staging))?;
-        gather(word, &source, &listed, &CachePlace::Folder(&cache, &state), &staging, &settings.choices).await?;
+        gather(word, &source, &listed, &CachePlace::Folder(&cache, &state), &staging, settings).await?;
         add_versions(&staging)?;
         cache.finish(&state)?;
     }

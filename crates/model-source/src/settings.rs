@@ -20,6 +20,8 @@ pub struct Settings {
     pub cache: PathBuf,
     /// Which of several ONNX files of a model folder is wanted.
     pub choices: Choices,
+    /// Whether a model folder without an ONNX file is downloaded with its weights, so that one can be made; otherwise it is an error.
+    pub to_export: bool,
 }
 
 // === impl Settings ===
@@ -47,6 +49,7 @@ impl Settings {
             hub_offline: variable("HF_HUB_OFFLINE").is_some_and(|value| truth.contains(&value.to_lowercase().as_str())),
             cache: path("TRIREME_DOWNLOAD_CACHE").unwrap_or_else(|| cache.join("trireme").join("models")),
             choices: Choices::default(),
+            to_export: false,
         }
     }
 }
@@ -61,6 +64,7 @@ impl fmt::Debug for Settings {
             .field("hub_offline", &self.hub_offline)
             .field("cache", &self.cache)
             .field("choices", &self.choices)
+            .field("to_export", &self.to_export)
             .finish()
     }
 }

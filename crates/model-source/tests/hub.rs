@@ -39,6 +39,7 @@ fn start() -> (HubServer, TempDir, Settings) {
         hub_offline: false,
         cache: cache.path().join("others"),
         choices: Choices::default(),
+        to_export: false,
     };
     (hub, cache, settings)
 }

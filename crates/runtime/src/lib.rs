@@ -30,7 +30,7 @@ mod signals;
 pub use intake::queue_levels;
 pub use lifecycle::control_mode::{ControlArgs, ControlMode, ControlOptions};
 pub use lifecycle::folder_args::FolderArgs;
-pub use lifecycle::model_args::{ModelArgs, local_folder, name_and_model};
+pub use lifecycle::model_args::{ModelArgs, folder_to_export, local_folder, name_and_model};
 pub use lifecycle::{
     LAST_WORDS, OtherContent, StartError, Worker, WorkerOptions, find_model, model_control, read_again,
 };

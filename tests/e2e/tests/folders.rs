@@ -643,7 +643,7 @@ fn verify_goes_through_a_folder_of_folders_and_tells_why_one_is_not_compared() {
 }
 
 /// The files of a folder, by their paths in it.
-fn files(root: &Path, inner: &str) -> Vec<(String, Vec<u8>)> {
+pub(super) fn files(root: &Path, inner: &str) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(root.join(inner)).expect("a folder").flatten();
     let file = |entry: fs::DirEntry| {
         let name = format!("{inner}{}", entry.file_name().to_string_lossy());

@@ -9,6 +9,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use trireme_e2e::{Process, basic_repository, product, python, wait_until, workspace};
+use trireme_testkit::HubServer;
+
+use super::folders::files;
 
 /// How long an export with torch, and the comparison behind it, may take.
 const EXPORT_LIMIT: Duration = Duration::from_secs(180);
@@ -117,10 +120,15 @@ fn an_export_by_torch_is_served_as_the_library_computes() {
 
 /// The log of `serve --export` with this Python and cache, until the server is ready, or has ended.
 fn serve_exporting(folder: &Path, python: &Path, cache: &Path) -> String {
+    serve_exporting_with(&folder.display().to_string(), python, cache, &[])
+}
+
+/// As [`serve_exporting`], of a word for a model and with these variables.
+fn serve_exporting_with(model: &str, python: &Path, cache: &Path, environment: &[(&str, &str)]) -> String {
     let logs = tempfile::tempdir().expect("a temporary folder");
     let mut trireme = product("trireme");
     trireme.args(["serve", "--allow-grpc=false", "--allow-metrics=false", "--export", "--export-python"]);
-    trireme.arg(python).arg("--export-cache").arg(cache).arg(folder);
+    trireme.arg(python).arg("--export-cache").arg(cache).arg(model).envs(environment.iter().copied());
     let mut process = Process::start("serve", &mut trireme, logs.path());
     wait_until("it is ready, or ends", EXPORT_LIMIT, || {
         (process.count("ready") > 0 || process.exited().is_some()).then_some(())
@@ -157,6 +165,44 @@ fn serving_makes_a_graph_once() {
     assert!(first.contains("made its ONNX file") && first.contains("serves what the library of"), "{first}");
     assert!(!path.join("onnx").exists(), "the folder stays as it is");
     let again = serve_exporting(&path, Path::new("/nowhere/python"), cache.path());
+    assert!(again.contains("served with the ONNX file that was made before"), "{again}");
+}
+
+#[test]
+fn a_model_of_the_hub_without_a_graph_is_downloaded_with_its_weights() {
+    let (folder, caches) = (tiny(), tempfile::tempdir().expect("a temporary folder"));
+    fs::remove_dir_all(folder.path().join("onnx")).expect("it was there");
+    for name in ["model.safetensors", "pytorch_model.bin"] {
+        fs::write(folder.path().join(name), "weights").expect("the folder can be written");
+    }
+    let hub = HubServer::start("org/bare", files(folder.path(), ""));
+    let (url, downloads) = (hub.url(), caches.path().join("hub").display().to_string());
+    let environment = [("HF_ENDPOINT", url.as_str()), ("HF_HUB_CACHE", downloads.as_str())];
+    let plain = product("trireme").args(["serve", "--http-port=0", "hf://org/bare"]).envs(environment).output();
+    let plain = said(&plain.expect("it runs"));
+    assert!(plain.contains("there is no ONNX file") && plain.contains("trireme serve MODEL --export"), "{plain}");
+    let exports = caches.path().join("exports");
+    let text = serve_exporting_with("hf://org/bare", Path::new("/nowhere/python"), &exports, &environment);
+    let command = "trireme serve hf://org/bare --export --export-python export-python/bin/python";
+    assert!(text.contains("/nowhere/python cannot make one") && text.contains(command), "{text}");
+    let asked = |name: &str| hub.requests().iter().any(|request| request.contains(name));
+    assert!(asked("model.safetensors") && !asked("pytorch_model.bin"), "{:?}", hub.requests());
+}
+
+#[test]
+fn a_graph_of_a_model_of_the_hub_is_made_once() {
+    let Some(python) = python_with("torch, transformers, sentence_transformers") else { return };
+    let (folder, caches) =
+        (tempfile::tempdir().expect("a temporary folder"), tempfile::tempdir().expect("a temporary folder"));
+    let path = folder.path().join("made");
+    make_without_graph(&path, &python);
+    let hub = HubServer::start("org/made", files(&path, ""));
+    let (url, downloads) = (hub.url(), caches.path().join("hub").display().to_string());
+    let environment = [("HF_ENDPOINT", url.as_str()), ("HF_HUB_CACHE", downloads.as_str())];
+    let exports = caches.path().join("exports");
+    let first = serve_exporting_with("hf://org/made", &python, &exports, &environment);
+    assert!(first.contains("made its ONNX file") && first.contains("serves what the library of"), "{first}");
+    let again = serve_exporting_with("hf://org/made", Path::new("/nowhere/python"), &exports, &environment);
     assert!(again.contains("served with the ONNX file that was made before"), "{again}");
 }
 

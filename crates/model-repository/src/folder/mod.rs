@@ -61,7 +61,7 @@ pub use self::description::FolderDescription;
 pub use self::export::Export;
 pub use self::fields::as_markdown as folder_fields;
 pub(crate) use self::needed::read_files;
-pub use self::needed::{NeededError, needed_files};
+pub use self::needed::{NeededError, needed_files, needed_to_export};
 pub use self::origin::Derived;
 pub use self::place::{Placement, place};
 pub use self::precision::Precision;

@@ -1,6 +1,7 @@
 //! Which files of a model that lies elsewhere have to be downloaded: few of a model folder, which often holds the same weights
 //! in several formats; all of a model repository.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use trireme_model_files::onnx::Graph;
@@ -25,8 +26,8 @@ const WEIGHTS: &str = "model.safetensors";
 pub enum NeededError {
     /// There is nothing that runs.
     #[error(
-        "there is no ONNX file, {there}; make one with: pip install optimum-onnx && optimum-cli export onnx --model MODEL --task {task} \
-         FOLDER, and serve FOLDER"
+        "there is no ONNX file, {there}; let the server make one: trireme serve MODEL --export; or make one with: pip install optimum-onnx && \
+         optimum-cli export onnx --model MODEL --task {task} FOLDER, and serve FOLDER"
     )]
     NoGraph { there: String, task: &'static str },
     /// No name says which one to take.
@@ -53,6 +54,37 @@ pub fn needed_files(local: &Path, listed: &[&str], choices: &Choices) -> Result<
         Kind::Repository => listed.iter().filter(|name| !is_hidden(name)).map(|name| (*name).to_owned()).collect(),
         Kind::Folder => of_folder(local, listed, choices)?,
     };
+    needed.retain(|name| !local.join(name).is_file());
+    needed.sort_unstable();
+    needed.dedup();
+    Ok(needed)
+}
+
+/// As [`needed_files`]; of a model folder without an ONNX file, those that are needed to make one: its weights in one format, its small
+/// files, and its model card, which may tell what the model is for.
+pub fn needed_to_export(local: &Path, listed: &[&str], choices: &Choices) -> Result<Vec<String>, NeededError> {
+    let error = match needed_files(local, listed, choices) {
+        Err(error @ NeededError::NoGraph { .. }) => error,
+        needed => return needed,
+    };
+    let folder = |name: &str| name.rfind('/').map_or("", |end| &name[..=end]).to_owned();
+    let is_weights = |name: &str, end: &str| name.ends_with(end) && !is_hidden(name);
+    let safe: Vec<String> =
+        listed.iter().filter(|name| is_weights(name, ".safetensors")).map(|name| folder(name)).collect();
+    let mut needed: Vec<String> = Vec::new();
+    for name in listed {
+        let (place, last) = name.split_at(folder(name).len());
+        let is_pickled = last.starts_with("pytorch_model") && last.ends_with(".bin");
+        if is_weights(name, ".safetensors") || (is_pickled && !safe.contains(&place.to_owned())) {
+            needed.push((*name).to_owned());
+        }
+    }
+    if needed.is_empty() {
+        return Err(error);
+    }
+    let folders: BTreeSet<String> = listed.iter().filter(|name| !is_hidden(name)).map(|name| folder(name)).collect();
+    needed.extend(folders.iter().flat_map(|folder| small(listed, folder)));
+    needed.extend(listed.iter().filter(|name| **name == "README.md").map(|name| (*name).to_owned()));
     needed.retain(|name| !local.join(name).is_file());
     needed.sort_unstable();
     needed.dedup();
@@ -276,6 +308,29 @@ mod tests {
             "vocab.txt",
         ];
         assert_eq!(all(&listed, &[("modules.json", modules)]).unwrap(), needed);
+    }
+
+    #[test]
+    fn without_a_graph_its_weights_are_needed_to_make_one() {
+        let local = tempfile::tempdir().unwrap();
+        let listed = [
+            ".cache/model.safetensors",
+            "1_Pooling/config.json",
+            "2_Dense/pytorch_model.bin",
+            "README.md",
+            "config.json",
+            "model.safetensors",
+            "pytorch_model.bin",
+            "tf_model.h5",
+            "tokenizer.json",
+        ];
+        fs::write(local.path().join("config.json"), "{}").unwrap();
+        fs::write(local.path().join("tokenizer.json"), "{}").unwrap();
+        let needed = |listed: &[&str]| needed_to_export(local.path(), listed, &Choices::default());
+        let expected = ["1_Pooling/config.json", "2_Dense/pytorch_model.bin", "README.md", "model.safetensors"];
+        assert_eq!(needed(&listed).unwrap(), expected);
+        assert!(matches!(needed(&["config.json", "tf_model.h5"]), Err(NeededError::NoGraph { .. })));
+        assert_eq!(needed(&["config.json", "model.safetensors", "onnx/model.onnx"]).unwrap(), ["onnx/model.onnx"]);
     }
 
     #[test]

@@ -13,14 +13,14 @@ use super::folder_args::FolderArgs;
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Models")]
 pub struct ModelArgs {
-    /// Model repositories in Triton's layout, and model folders as Hugging Face and sentence-transformers write them, which are
-    /// served under their own names: folders, or hf://org/name[@revision], s3://, gs://, az:// and https:// URLs of such, which
-    /// are downloaded first
+    /// Model repositories in Triton's layout, and model folders as Hugging Face and sentence-transformers write them, which are served
+    /// under their own names. Each is a folder, or an hf://org/name[@revision], s3://, gs://, az:// or https:// URL, which is
+    /// downloaded first
     #[arg(value_name = "MODEL")]
     pub models: Vec<String>,
 
-    /// A model folder or its URL, and the name that it is served under, with its version if that is not 1; may be given several
-    /// times: all versions of a name are served. A model of the name org/name is served as name, and answers to both
+    /// A model folder or its URL, and the name that it is served under, with its version if that is not 1. May be given several times;
+    /// all versions of a name are served. A model of the name org/name is served as name, and answers to both
     #[arg(long = "model", env = "TRIREME_MODEL", value_name = "NAME[@VERSION]=MODEL", value_delimiter = ',')]
     #[arg(value_parser = named)]
     pub named: Vec<(String, String)>,
@@ -128,9 +128,23 @@ impl ModelArgs {
     }
 }
 
-/// The folder that a word of the command line names, with the model's name where there is one; of a model in Hugging Face's cache it
+/// The folder that a word of the command line names, with the model's name where there is one. Of a model in Hugging Face's cache it
 /// is the folder of its branch `main`. A model that lies elsewhere is downloaded into the cache, with the ONNX file that the choices say.
 pub async fn local_folder(word: &Path, name: Option<&str>, choices: &FolderChoices) -> Result<PathBuf, FetchError> {
+    folder_of(word, name, choices, false).await
+}
+
+/// As [`local_folder`], but a model folder without an ONNX file is downloaded with what one is made of.
+pub async fn folder_to_export(word: &Path, name: Option<&str>, choices: &FolderChoices) -> Result<PathBuf, FetchError> {
+    folder_of(word, name, choices, true).await
+}
+
+async fn folder_of(
+    word: &Path,
+    name: Option<&str>,
+    choices: &FolderChoices,
+    to_export: bool,
+) -> Result<PathBuf, FetchError> {
     match word.to_str().filter(|word| is_remote(word)) {
         Some(word) => {
             // A model without a name is called as its place is: the last part of the word.
@@ -138,7 +152,7 @@ pub async fn local_folder(word: &Path, name: Option<&str>, choices: &FolderChoic
             let name = name.unwrap_or(last).split('@').next().unwrap_or_default();
             let name = name.rsplit('/').next().unwrap_or_default();
             let choices: Choices = choices.of(name);
-            let settings = Settings { choices, ..Settings::from_env() };
+            let settings = Settings { choices, to_export, ..Settings::from_env() };
             let fetching: Pin<Box<dyn Future<Output = _> + Send + '_>> = Box::pin(fetch(word, &settings));
             fetching.await
         }
