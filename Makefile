@@ -158,6 +158,7 @@ lint: ## Formatting, clippy, shell scripts, dependencies between crates and modu
 	@scripts/check-modules.py
 	@scripts/check-workflows.py
 	@scripts/check-errors.py
+	@scripts/check-sentences.py
 	@if command -v cargo-deny >/dev/null; then cargo deny check; fi
 	@if command -v check-jsonschema >/dev/null; then check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml; fi
 	cargo clippy --workspace --all-targets -- -D warnings

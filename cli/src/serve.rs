@@ -72,8 +72,8 @@ struct OwnServer {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Models")]
 pub struct MissingGraphArgs {
-    /// Whether the server makes the missing ONNX file of a model folder, once, by `trireme export`, and keeps it in a cache; at a terminal
-    /// without this flag the server asks
+    /// Whether the server makes the missing ONNX file of a model folder, by `trireme export`. It makes the file once and keeps it in a
+    /// cache. At a terminal without this flag the server asks
     #[arg(long, env = "TRIREME_EXPORT", value_name = "BOOL", value_parser = BoolishValueParser::new())]
     #[arg(action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub export: Option<bool>,

@@ -15,9 +15,9 @@ INTRODUCTION = """\
 
 A client that was written against Triton should not notice that it talks to Trireme. `tests/compat` holds that to account:
 {total} scenarios, each one HTTP request or gRPC call and the answer to it. {recorded} of the answers were recorded from a real Triton
-({version}, models in its python backend); the others say why they could not be. Trireme is asked the same questions in both
-of its modes, all in one and as services over NATS, and has to give the same answers: status, body to the byte (or the
-JSON value, where its layout means nothing), tensor bytes, and the headers that clients act on.
+({version}, models in its python backend); the others say why they could not be. Trireme is asked the same questions in both of its modes,
+all in one and as services over NATS, and has to give the same answers. Compared are the status, the body to the byte (or the JSON value,
+where its layout means nothing), tensor bytes, and the headers that clients act on.
 
 | theme | what | scenarios | on purpose different | not there yet |
 |---|---|---|---|---|
@@ -44,11 +44,12 @@ The recorded Triton is not the newest. Where its sources have changed since, the
 
 ## Triton's own suites
 
-`make triton-suites` fetches the repository of Triton's server (here {suites_version}), makes the models that its suites need with its own
-generators, and runs the suites' Python files as they are against `trireme serve` on CPUs. Some suites have shell scripts that look for
-words in the server's log, or C++ programs: these do not run. A case that runs under several settings counts once for each; one that
-the suite itself skips does not count. Models of Triton's C++ backend `identity` are those of the backend with this name here, and the probe that
-looks for leaks in Triton's shared memory looks at nothing. [tests/triton-suites](../tests/triton-suites) says which models and flags each suite gets.
+`make triton-suites` fetches the repository of Triton's server (here {suites_version}) and makes the models that its suites need with its
+own generators. It runs the suites' Python files as they are against `trireme serve` on CPUs. Some suites have shell scripts that look for
+words in the server's log, or C++ programs: these do not run. A case that runs under several settings counts once for each; one that the
+suite itself skips does not count. Models of Triton's C++ backend `identity` are those of the backend with this name here, and the probe
+that looks for leaks in Triton's shared memory looks at nothing. [tests/triton-suites](../tests/triton-suites) says which models and flags
+each suite gets.
 
 | suite below `qa/` | passed | why the others do not |
 |---|---|---|
@@ -58,12 +59,12 @@ Not tried: {untried}.
 
 ## perf_analyzer
 
-`make perf-analyzer` fetches NVIDIA's perf_analyzer (2.60) and lets it measure both modes: an ensemble of tokenizer, encoder and
-pooling that takes texts, a chain of three models, and a batching model; over HTTP, gRPC, gRPC asynchronous and gRPC streams, in
-binary and in JSON, by concurrency and by request rate, with `--collect-metrics`. It has to exit with 0 and without an error, to
-report a throughput for each load, and for the ensemble and each of its steps the requests, queue and compute times that it read
-from the server's statistics. It cannot do three things with any server: its JSON writes FP32 tensors with too few elements,
-`--shared-memory` needs CUDA's libraries even for system memory, and of GPU metrics, which Trireme does not have, it warns.
+`make perf-analyzer` fetches NVIDIA's perf_analyzer (2.60) and lets it measure both modes. The models are an ensemble of tokenizer, encoder
+and pooling that takes texts, a chain of three models, and a batching model. The loads come over HTTP, gRPC, gRPC asynchronous and gRPC
+streams, in binary and in JSON, by concurrency and by request rate, with `--collect-metrics`. It has to exit with 0 and without an error,
+and to report a throughput for each load. For the ensemble and each of its steps it has to report the requests, queue and compute times of
+the server's statistics. It cannot do three things with any server. Its JSON writes FP32 tensors with too few elements. `--shared-memory`
+needs CUDA's libraries even for system memory. It warns that GPU metrics, which Trireme does not have, are missing.
 
 ## Running it
 

@@ -49,8 +49,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     warmup_seconds: f64,
 
-    /// File of texts for the model's BYTES input, in place of the program's own: one a line, plain or as JSON objects with a `text`,
-    /// and with a `text_pair` for the second BYTES input of a model that takes pairs
+    /// File of texts for the model's BYTES input, in place of the program's own. Each line is a text, plain or as a JSON object with a
+    /// `text`. For the second BYTES input of a model that takes pairs it has a `text_pair`
     #[arg(long, value_name = "FILE")]
     texts: Option<std::path::PathBuf>,
 

@@ -65,8 +65,8 @@ pub struct BulkArgs {
     #[arg(value_name = "IN")]
     input: String,
 
-    /// File for the vectors, local or at an s3://, gs:// or az:// URL; the same command continues what an earlier one has begun, and tries
-    /// the rows again that have no vector: OUT.errors.jsonl names them. OUT.job.json says of which model and input the file is
+    /// File for the vectors, local or at an s3://, gs:// or az:// URL. The same command continues what an earlier one has begun, and
+    /// tries the rows again that have no vector: OUT.errors.jsonl names them. OUT.job.json says of which model and input the file is
     #[arg(id = "out", value_name = "OUT")]
     output: String,
 

@@ -20,8 +20,8 @@ use crate::serve::{self, ServeArgs, Server};
 /// Flags of `trireme verify`.
 #[derive(Args, Clone)]
 pub struct VerifyArgs {
-    /// The model, which the command serves for the comparison: a model folder, a model repository, or an hf://, s3://, gs://, az:// or
-    /// https:// URL of one; with --server the name of the model there. With NAME= in front a folder is served under that name
+    /// The model, which the command serves for the comparison. It is a model folder, a model repository, or an hf://, s3://, gs://,
+    /// az:// or https:// URL of one; with --server the name of the model there. With NAME= in front a folder is served under that name
     #[arg(value_name = "[NAME=]MODEL")]
     pub(super) target: String,
 

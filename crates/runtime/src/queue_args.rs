@@ -44,8 +44,9 @@ pub struct BrokerArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(50..=600_000))]
     pub ack_wait_ms: u64,
 
-    /// Bytes that a store holds at most, which a broker sets aside for it: of attempts, claims, dead, jobs, models, objects, registry,
-    /// sequences or settings; by default what the account's limits leave. Holds for the broker's streams from the gateway's start on
+    /// Bytes that a store holds at most, which a broker sets aside for it. Stores are attempts, claims, dead, jobs, models, objects,
+    /// registry, sequences and settings. By default a store has what the account's limits leave. Holds for the broker's streams from
+    /// the gateway's start on
     #[arg(long, env = "TRIREME_STORE_BYTES", value_name = "STORE=BYTES", value_delimiter = ',', value_parser = store_bytes)]
     pub store_bytes: Vec<(&'static str, u64)>,
 }

@@ -83,9 +83,9 @@ pub struct WorkerArgs {
     #[arg(long, env = "TRIREME_EXECUTION_LIMIT_SECS", value_name = "SECONDS", default_value_t = 120)]
     pub execution_limit_secs: u64,
 
-    /// Seconds without a request that succeeds after which a model's idle instances execute its first `model_warmup`
-    /// sample, or a made-up request that it takes when it is loaded; so does one that has failed several times in a row,
-    /// whatever waits. A worker in which that fails, or passes the execution limit, ends; 0 is never
+    /// Seconds without a request that succeeds, after which a model's idle instances execute a canary request. It is the first
+    /// `model_warmup` sample, or a made-up request that the model takes when it is loaded. An instance that has failed several times in
+    /// a row executes one, too, whatever waits. A worker in which that fails, or passes the execution limit, ends; 0 is never
     #[arg(help_heading = "Worker")]
     #[arg(long, env = "TRIREME_CANARY_SECS", value_name = "SECONDS", default_value_t = 0)]
     pub canary_secs: u64,

@@ -110,8 +110,8 @@ pub struct GatewayArgs {
     #[arg(action = ArgAction::Set)]
     pub strict_readiness: bool,
 
-    /// Go on taking requests for models whose workers have all gone: they wait in the queue for a new worker, up to their
-    /// deadline (for stages that are scaled to none)
+    /// Go on taking requests for models whose workers have all gone. They wait in the queue for a new worker, up to their deadline (for
+    /// stages that are scaled to none)
     #[arg(help_heading = "Requests")]
     #[arg(long, env = "TRIREME_KEEP_MODELS", value_parser = clap::builder::FalseyValueParser::new())]
     pub keep_models: bool,

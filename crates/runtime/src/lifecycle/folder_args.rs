@@ -38,8 +38,8 @@ pub struct FolderArgs {
     #[arg(long, env = "TRIREME_PADDING_SIDE", value_name = "[NAME:]SIDE", value_delimiter = ',')]
     pub padding_side: Vec<String>,
 
-    /// What runs a model folder's graph: auto, the fastest of the installed providers whose outputs are those of the plain one, by a
-    /// measurement at the first load; none, the plain one; openvino
+    /// What runs a model folder's graph. With auto it is the fastest of the installed providers whose outputs are those of the plain one,
+    /// by a measurement at the first load. With none it is the plain one. Or it is a provider by its name: openvino
     #[arg(long, env = "TRIREME_ACCELERATOR", value_name = "[NAME:]ACCELERATOR", value_delimiter = ',')]
     pub accelerator: Vec<String>,
 

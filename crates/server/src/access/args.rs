@@ -38,8 +38,8 @@ pub struct AccessArgs {
     pub admin_api_keys: Vec<Given<Secret>>,
 
     /// Further name by which clients ask this server, such as models.example.org; may be given several times, * is every name. Without a key
-    /// (--api-key) a request is refused that a page of another site may have sent: one with an `Origin`, or from this host, whose `Host` is
-    /// neither an address, nor localhost, nor a name that no site on the internet has
+    /// (--api-key) a request is refused that a page of another site may have sent: one with an `Origin`, or one from this host. It is not
+    /// refused where its `Host` is an address, localhost or a name that no site on the internet has
     #[arg(long = "allowed-host", env = "TRIREME_ALLOWED_HOST", value_name = "HOST", value_delimiter = ',')]
     #[arg(value_parser = sender::parse_host)]
     pub allowed_hosts: Vec<String>,

@@ -71,8 +71,8 @@ pub struct HttpArgs {
     #[arg(long, env = "TRIREME_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',')]
     pub cors_origin: Vec<HeaderValue>,
 
-    /// The path under which a proxy offers this server, such as /embeddings: requests are taken with it and without it; the console, the
-    /// places that answers name (Location) and /openapi.json are under it
+    /// The path under which a proxy offers this server, such as /embeddings. Requests are taken with it and without it. The console,
+    /// the places that answers name (Location) and /openapi.json are under it
     #[arg(long, env = "TRIREME_ROOT_PATH", value_name = "PATH", default_value = "", value_parser = root::parse)]
     pub root_path: String,
 
