@@ -143,7 +143,7 @@ def pooled_with_an_open_width(path):
 
     def mean(found, tensors):
         mask = tensors["attention_mask"].unsqueeze(-1).float()
-        return {"embeddings": unit((found.last_hidden_state * mask).sum(1) / mask.sum(1))}
+        return {"embeddings": (found.last_hidden_state * mask).sum(1) / mask.sum(1)}
 
     export(Function(model, mean), path, BERT, "embeddings", True)
     return Folder("embed")
