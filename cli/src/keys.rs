@@ -148,7 +148,11 @@ fn line(entry: &KeyEntry, now: DateTime<Utc>) -> Vec<Cell> {
 
 fn revoke(args: &RevokeArgs) -> anyhow::Result<String> {
     let path = &args.file.path;
-    anyhow::ensure!(path.try_exists()?, "there is no file of keys '{}'", path.display());
+    anyhow::ensure!(
+        path.try_exists()?,
+        "there is no file of keys '{}': use --api-key-file as `trireme keys add` had it",
+        path.display()
+    );
     KeyFile::change(path, |file| {
         let is_meant = |entry: &KeyEntry| match &args.owner {
             Some(owner) => *owner == entry.owner,
@@ -158,7 +162,7 @@ fn revoke(args: &RevokeArgs) -> anyhow::Result<String> {
         let given = args.owner.as_ref().or(args.id.as_ref()).map_or("", String::as_str);
         anyhow::ensure!(
             !revoked.is_empty(),
-            "no key of '{}' is '{given}'; `trireme keys list` has them",
+            "'{given}' is no key in '{}', expected an identifier or an owner that `trireme keys list` shows",
             path.display()
         );
         file.keys = kept;
