@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, in_one_mode, texts_repository, wait_until};
+use trireme_e2e::{
+    Mode, ModelFolder, Request, Response, Sandbox, Setup, Stage, in_one_mode, python, texts_repository, wait_until,
+};
 
-in_one_mode!(each_request_has_a_line_and_an_id, lines_come_as_words_too);
+in_one_mode!(each_request_has_a_line_and_an_id, lines_come_as_words_too, one_id_leads_through_all_logs);
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -60,6 +62,43 @@ fn each_request_has_a_line_and_an_id(mode: Mode) {
         sandbox.gateway.output().contains(r#""status":401"#).then_some(())
     });
     assert!(!sandbox.gateway.output().contains("secret"), "{}", sandbox.gateway.output());
+}
+
+/// The id that a client has given is in the answer, in the error, in the access log, and in the log of the worker.
+fn one_id_leads_through_all_logs(mode: Mode) {
+    const RAISES: &str = "
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        raise pb_utils.TritonModelException('it is ' + requests[0].request_id())
+";
+    let config = "backend: 'python' max_batch_size: 0 input [{ name: 'IN' data_type: TYPE_INT32 dims: [1] }]
+                  output [{ name: 'OUT' data_type: TYPE_INT32 dims: [1] }]";
+    let models = ModelFolder::new().model("raises", config).file("raises/1/model.py", RAISES);
+    let arguments = ["--access-log", "json"];
+    let setup = Setup::new(mode).repository(models.path()).gateway_arguments(&arguments);
+    let none = |setup: Setup, stage| setup.replicas(stage, 0);
+    let setup = [Stage::Tokenizer, Stage::Model, Stage::Postprocess].into_iter().fold(setup, none);
+    let program = python().display().to_string();
+    let sandbox = setup.replicas(Stage::Python, 1).worker_arguments(&["--python", &program]).start();
+    let ask = |shape: i64, id: &str| {
+        let input = json!({"name": "IN", "datatype": "INT32", "shape": [shape], "data": vec![1; shape as usize]});
+        sandbox.send(&Request::infer("raises", &json!({"inputs": [input]})).header("X-Request-Id", id))
+    };
+    let failed = ask(1, "failed-1");
+    assert_eq!((failed.status, failed.header("x-request-id")), (500, Some("failed-1")), "{}", failed.text());
+    assert!(failed.text().contains("it is failed-1"), "{}", failed.text());
+    let refused = ask(2, "refused-1");
+    assert_eq!(refused.status, 400);
+    assert!(refused.text().contains("[request id: refused-1]"), "{}", refused.text());
+    wait_until("the access log", LIMIT, || {
+        let output = sandbox.gateway.output();
+        ["failed-1", "refused-1"].iter().all(|id| output.contains(id)).then_some(())
+    });
+    let is_line = |event: &Value| event["id"] == "failed-1" && event["message"] == "request failed";
+    wait_until("the worker's line", LIMIT, || {
+        sandbox.processes().any(|process| process.events().iter().any(is_line)).then_some(())
+    });
 }
 
 fn lines_come_as_words_too(mode: Mode) {
