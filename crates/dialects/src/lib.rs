@@ -113,7 +113,7 @@ fn table(first: &str) -> BTreeMap<(String, Verb), Vec<Contender>> {
         for route in dialect.routes {
             let path = if route.path == "/" { "" } else { route.path };
             let mut enter = |path: String| table.entry((path, route.verb)).or_default().push((dialect, route));
-            if !route.is_behind_name || (is_first(&dialect) && route.path != "/") {
+            if !route.is_behind_name || (is_first(&dialect) && route.path != "/" && !route.is_never_bare) {
                 enter(route.path.to_owned());
             }
             enter(format!("/{}{path}", dialect.name));

@@ -35,6 +35,9 @@ pub(super) static DIALECT: Dialect = Dialect {
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| Box::pin(models(call)))
             .gives(models_answer),
         DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(model(call))).gives(model_answer),
+        DialectRoute::get("/models", "The models, as Azure's clients ask", |call| Box::pin(models(call)))
+            .gives(models_answer)
+            .never_bare(),
     ],
     refuse,
     refusals,
@@ -131,6 +134,9 @@ fn entry(out: &mut Writer, name: &str) {
         out.name("object").string("model");
         out.name("created").integer(0);
         out.name("owned_by").string("trireme");
+        // Mistral's clients read no list without these two.
+        out.name("type").string("base");
+        out.name("capabilities").object(|_| {});
     });
 }
 
@@ -190,6 +196,8 @@ pub(super) fn model_answer() -> Schema {
         ("object", schema::text()),
         ("created", schema::integer()),
         ("owned_by", schema::text()),
+        ("type", schema::text()),
+        ("capabilities", schema::plain()),
     ])
 }
 

@@ -32,6 +32,8 @@ CLIENTS = {
     "ollama_client": ("Ollama", ["ollama"]),
     "baseten_client": ("Baseten", ["baseten-performance-client"]),
     "kserve_client": ("KServe", ["kserve"]),
+    "mistral_client": ("Mistral", ["mistralai"]),
+    "voyage_client": ("Voyage", ["voyageai"]),
     "base_urls": ("OpenAI, Cohere, Infinity, Ollama behind each name", []),
     "products": ("RAGFlow, Dify, Milvus, Spring AI, Semantic Kernel, txtai: their requests", []),
 }

@@ -36,6 +36,12 @@ def azures_client_names_the_model_in_the_path(url, key):
     azure = openai.AzureOpenAI(azure_endpoint=url, api_key=key, api_version="2024-10-21", max_retries=0)
     answer = azure.embeddings.create(model="embedding", input=TEXTS)
     expect_close("vectors", [item.embedding for item in answer.data], VECTORS)
+    of_one = openai.AzureOpenAI(azure_endpoint=url, api_key=key, api_version="2024-10-21", azure_deployment="embedding", max_retries=0)
+    answer = of_one.embeddings.create(model="any", input=TEXTS)
+    expect_close("vectors of the deployment", [item.embedding for item in answer.data], VECTORS)
+    for listing in (azure, of_one):
+        names = [model.id for model in listing.models.list()]
+        expect("embedding" in names, f"models: {names}")
     wrong = openai.AzureOpenAI(azure_endpoint=url, api_key="wrong", api_version="2024-10-21", max_retries=0)
     embed = wrong.embeddings.create
     expect_raised("a wrong key", openai.AuthenticationError, lambda: embed(model="embedding", input=TEXTS), "key")

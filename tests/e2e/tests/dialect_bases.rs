@@ -590,6 +590,12 @@ fn clients_name_their_models_in_many_ways(mode: Mode) {
         let models = get(&format!("/nim/{name}/v1/models"));
         assert_eq!(models["data"].as_array().map(Vec::len), Some(1), "{models}");
     }
+    // Its clients list the models beside the deployments; without the name the path is Infinity's. Mistral's clients read no model without a type.
+    let listed = get("/openai/models?api-version=2024-10-21");
+    let first = &listed["data"][0];
+    assert_eq!((&first["owned_by"], &first["type"]), (&json!("trireme"), &json!("base")), "{listed}");
+    assert!(first["capabilities"].is_object(), "{listed}");
+    assert_eq!(get("/models")["data"][0]["owned_by"], "infinity");
     let without = sandbox.send(&Request::post("/openai/deployments/embedding/embeddings", "{}".to_owned()));
     assert_eq!((without.status, without.json()["error"]["code"].as_str()), (401, Some("invalid_api_key")));
     let rerankers = get("/cohere/v1/models?page_size=9&endpoint=rerank");

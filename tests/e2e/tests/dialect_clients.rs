@@ -35,6 +35,8 @@ in_one_mode!(
     products,
     baseten,
     kserve,
+    mistral,
+    voyage,
     llama_index_jina,
     langchain_integrations,
     haystack_cohere,
@@ -90,6 +92,14 @@ fn products(mode: Mode) {
 
 fn baseten(mode: Mode) {
     run(&CLIENTS, "baseten_client.py", mode);
+}
+
+fn mistral(mode: Mode) {
+    run(&CLIENTS, "mistral_client.py", mode);
+}
+
+fn voyage(mode: Mode) {
+    run(&CLIENTS, "voyage_client.py", mode);
 }
 
 fn kserve(mode: Mode) {
