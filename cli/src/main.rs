@@ -1,5 +1,7 @@
 //! The `trireme` command: `serve` runs everything in one process; each subcommand is a file here.
 
+#[cfg(test)]
+mod advice;
 mod bench;
 mod broker;
 mod bulk;
