@@ -603,6 +603,34 @@ async fn what_was_confirmed_outlives_each_broker() {
     assert_eq!(numbers, (0..MESSAGES).collect::<Vec<_>>());
 }
 
+/// While the brokers elect the leader of a stream of durable work, a write waits for it: it is not refused at once.
+#[tokio::test]
+async fn a_write_of_durable_work_waits_for_a_leader() {
+    /// Less than writes wait, and more than one that does not.
+    const PATIENCE: Duration = Duration::from_secs(9);
+    let mut cluster = Cluster::start().await;
+    let making = cluster.gateway(None).await;
+    for (bucket, stream) in [(Bucket::Jobs, "trireme_jobs"), (Bucket::Objects, "trireme_objects")] {
+        done("the first write", async || making.put(bucket, "first", "1".into(), None, None).await).await;
+        let raw = cluster.raw().await.get_stream(stream).await.expect("the stream is there");
+        let leader = raw.cached_info().cluster.as_ref().and_then(|cluster| cluster.leader.clone()).expect("a leader");
+        let leader: usize = leader.trim_start_matches('n').parse().expect("brokers are numbered");
+        let queue = QueueOptions { ack_wait: Duration::from_secs(2), ..options() };
+        let deployment = Deployment { queue, ..Deployment::default() };
+        // A connection to the leader would be lost with it.
+        let other = (leader + 1) % 3;
+        let url = format!("nats://127.0.0.1:{}", cluster.nodes[other].port);
+        let gateway =
+            cluster.connect(&NatsOptions { url: url.as_str().into(), ..cluster.options(Some(deployment)) }).await;
+        cluster.kill(leader);
+        let begun = Instant::now();
+        let written = gateway.put(bucket, "second", "2".into(), None, None).await;
+        assert!(written.is_ok() || begun.elapsed() >= PATIENCE, "{stream}, after {:?}: {written:?}", begun.elapsed());
+        cluster.spawn(leader);
+        caught_up(&cluster).await;
+    }
+}
+
 /// Records that many write at the same time go to the brokers in batches, and every writer learns its own revision.
 #[tokio::test]
 async fn every_writer_of_a_group_learns_its_revision() {

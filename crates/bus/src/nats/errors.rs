@@ -84,6 +84,11 @@ pub fn says_no_responders(error: &dyn Error) -> bool {
     chain(error).contains("no responders")
 }
 
+/// Whether the error is that no answer came in time.
+pub fn says_timed_out(error: &dyn Error) -> bool {
+    chain(error).contains("timed out")
+}
+
 /// Whether the broker's error is a passing one: an HTTP status for it, or a cluster that elects a leader, misses
 /// a broker for a copy, or is already storing the same message and does not know the outcome yet, or a broker that cannot make a
 /// stream's files because its disk is full.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use async_nats::jetstream::consumer::{AckPolicy, DeliverPolicy, push};
 use async_nats::jetstream::message::StreamMessage;
-use async_nats::jetstream::stream::{DirectGetErrorKind, RawMessageErrorKind};
+use async_nats::jetstream::stream::{DirectGetErrorKind, RawMessageError, RawMessageErrorKind};
 use async_nats::jetstream::{self, stream};
 use async_nats::{HeaderMap, header};
 use bytes::Bytes;
@@ -189,22 +189,7 @@ impl Nats {
                 _ => self.send_confirmed(subject, headers, body).await.map(|confirmed| confirmed.sequence),
             }
         };
-        // Clients wait for what keeps durable work, as they wait for a queue: a cluster elects another leader within seconds.
-        let patience = if matches!(bucket, Bucket::Jobs | Bucket::Objects) { LEADER } else { Duration::ZERO };
-        let give_up = Instant::now() + patience;
-        let mut sent = send(&headers).await;
-        while sent.as_ref().is_err_and(errors::is_no_stream) {
-            let is_last = Instant::now() >= give_up;
-            match self.need(Needed::Bucket(bucket)).await {
-                Err(BusError::Unreachable(_)) if !is_last => {}
-                needed => needed?,
-            }
-            sent = send(&headers).await;
-            if is_last || sent.is_ok() {
-                break;
-            }
-            tokio::time::sleep(LOOK_FOR_LEADER).await;
-        }
+        let mut sent = self.with_leader(bucket, || send(&headers), errors::is_no_stream).await?;
         // After a deletion the broker has a revision for a key without a value, until it drops the deletion. That is rare, so it is
         // looked up only when a value for a new key is refused.
         if expect == Some(0) && sent.as_ref().is_err_and(errors::is_conflict) {
@@ -220,6 +205,32 @@ impl Nats {
             Err(error) if errors::is_full(&error) => Err(BusError::StoreFull { store: bucket.name(), size }),
             Err(error) => Err(failure("writing to a store", &error)),
         }
+    }
+
+    /// Makes an attempt, and makes it again after a store was made, where its error says that there is none. A stream without a leader looks the
+    /// same. Clients wait for what keeps durable work, as they wait for a queue: a cluster elects another leader within seconds.
+    async fn with_leader<T, E, F: Future<Output = Result<T, E>>>(
+        &self,
+        bucket: Bucket,
+        attempt: impl Fn() -> F,
+        is_missing: impl Fn(&E) -> bool,
+    ) -> Result<Result<T, E>, BusError> {
+        let patience = if matches!(bucket, Bucket::Jobs | Bucket::Objects) { LEADER } else { Duration::ZERO };
+        let give_up = Instant::now() + patience;
+        let mut made = attempt().await;
+        while made.as_ref().is_err_and(&is_missing) {
+            let is_last = Instant::now() >= give_up;
+            match self.need(Needed::Bucket(bucket)).await {
+                Err(BusError::Unreachable(_)) if !is_last => {}
+                needed => needed?,
+            }
+            made = attempt().await;
+            if is_last || made.is_ok() {
+                break;
+            }
+            tokio::time::sleep(LOOK_FOR_LEADER).await;
+        }
+        Ok(made)
     }
 
     /// The revision of a deletion that the broker still keeps; 0 if there is a value or nothing.
@@ -258,12 +269,9 @@ impl Nats {
         if bucket == Bucket::Sequences && self.is_clustered() {
             return self.read_last_from_leader(bucket, &subject).await;
         }
-        let mut found = self.read_any(&self.stream(bucket).await?, &subject).await;
-        if found.as_ref().is_err_and(|error| errors::says_no_responders(error)) {
-            // The stream does not exist, or is electing its leader.
-            self.need(Needed::Bucket(bucket)).await?;
-            found = self.read_any(&self.stream(bucket).await?, &subject).await;
-        }
+        let stream = self.stream(bucket).await?;
+        let read = || self.read_any(&stream, &subject);
+        let found = self.with_leader(bucket, read, |error| errors::says_no_responders(error)).await?;
         match found {
             Ok(message) => Ok(Some(message)),
             Err(error) if error.kind() == DirectGetErrorKind::NotFound => match bucket {
@@ -298,11 +306,12 @@ impl Nats {
     /// Reads from the leader of a stream: a broker of a cluster that is behind the others answers a direct get too, and has not what was
     /// accepted just before.
     async fn read_last_from_leader(&self, bucket: Bucket, subject: &str) -> Result<Option<StreamMessage>, BusError> {
-        let mut found = self.stream(bucket).await?.get_last_raw_message_by_subject(subject).await;
-        if found.as_ref().is_err_and(|error| errors::says_no_stream(error)) {
-            self.need(Needed::Bucket(bucket)).await?;
-            found = self.stream(bucket).await?.get_last_raw_message_by_subject(subject).await;
-        }
+        let stream = self.stream(bucket).await?;
+        let read = || stream.get_last_raw_message_by_subject(subject);
+        // Only the leader answers, so that nobody does while there is none.
+        let is_silent = |error: &RawMessageError| self.is_clustered() && errors::says_timed_out(error);
+        let is_missing = |error: &RawMessageError| errors::says_no_stream(error) || is_silent(error);
+        let found = self.with_leader(bucket, read, is_missing).await?;
         match found {
             Ok(message) => Ok(Some(message)),
             Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
