@@ -258,6 +258,8 @@ impl Comparing {
         }
         if tasks.contains(&Task::TokenClassify) {
             parameters.insert("aggregation_strategy".to_owned(), json!(self.aggregation));
+            // The library reads a text as one row.
+            parameters.insert("windows".to_owned(), json!(false));
         }
         parameters
     }

@@ -23,6 +23,10 @@ pub struct TextOptions {
     pub max_text_tokens: Option<u64>,
     /// The same of the second text of a pair.
     pub max_pair_tokens: Option<u64>,
+    /// Whether a text that is too long has several rows.
+    pub windows: Option<bool>,
+    /// Most tokens that two neighbouring rows of one text share.
+    pub overlap: Option<u64>,
     /// Whether vectors get length 1.
     pub normalize: Option<bool>,
     /// Whether scores stay as the model gives them.
@@ -49,7 +53,7 @@ type Reader = (&'static str, &'static str, fn(&ParameterValue) -> bool);
 
 /// The request parameters that have to be read. Others are the gateway's own business, too (`normalize`, `dimensions`), or true of
 /// scores that no step changes (`raw_scores`).
-const READERS: [Reader; 12] = [
+const READERS: [Reader; 14] = [
     ("prompt_name", "tokenizer", |_| true),
     ("instruction", "tokenizer", |_| true),
     ("truncate", "tokenizer", |value| *value == ParameterValue::Bool(false)),
@@ -57,6 +61,8 @@ const READERS: [Reader; 12] = [
     ("max_tokens", "tokenizer", |_| true),
     ("max_text_tokens", "tokenizer", |_| true),
     ("max_pair_tokens", "tokenizer", |_| true),
+    ("windows", "tokenizer", |value| *value == ParameterValue::Bool(true)),
+    ("overlap", "tokenizer", |_| true),
     ("add_special_tokens", "tokenizer", |value| *value == ParameterValue::Bool(false)),
     ("token_ids", "tokenizer", |_| true),
     ("messages", "tokenizer", |_| true),
@@ -116,7 +122,7 @@ pub enum Side {
 
 impl TextOptions {
     /// The request parameters that stages read: `prompt_name`, `instruction`, `truncate`, `truncation_side`, `max_tokens`,
-    /// `max_text_tokens`, `max_pair_tokens`, `add_special_tokens`, `skip_special_tokens`, `token_ids` and `messages` the tokenizer;
+    /// `max_text_tokens`, `max_pair_tokens`, `windows`, `overlap`, `add_special_tokens`, `skip_special_tokens`, `token_ids` and `messages` the tokenizer;
     /// `normalize`, `raw_scores`, `dimensions`, `aggregation_strategy` and `token_scores` postprocess.
     pub fn parameters(&self, capabilities: &Capabilities) -> Result<Parameters, InferError> {
         let query = || capabilities.prompt_of_queries().cloned();
@@ -164,6 +170,7 @@ impl TextOptions {
         ];
         let flags = [
             ("truncate", self.truncate),
+            ("windows", self.windows),
             ("normalize", self.normalize),
             ("raw_scores", self.raw_scores),
             ("add_special_tokens", self.add_special_tokens),
@@ -172,9 +179,10 @@ impl TextOptions {
             ("token_ids", self.token_ids.then_some(true)),
             ("messages", self.messages.then_some(true)),
         ];
+        let numbers = numbers.into_iter().chain([("overlap", self.overlap)]);
         let texts = texts.into_iter().filter_map(|(name, text)| Some((name, ParameterValue::String(text?))));
         let flags = flags.into_iter().filter_map(|(name, flag)| Some((name, ParameterValue::Bool(flag?))));
-        let numbers = numbers.into_iter().filter_map(|(name, number)| {
+        let numbers = numbers.filter_map(|(name, number)| {
             let number = number?;
             // Signed where it fits, as JSON clients of v2 send it.
             Some((name, i64::try_from(number).map_or(ParameterValue::Uint64(number), ParameterValue::Int64)))

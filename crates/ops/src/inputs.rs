@@ -22,6 +22,8 @@ pub struct SideInputs {
     pub offsets: Option<String>,
     /// Which tokens stand for no text.
     pub special_tokens_mask: Option<String>,
+    /// What of which text rows are of.
+    pub windows: Option<String>,
     /// The texts.
     pub texts: Option<String>,
 }
@@ -47,7 +49,9 @@ pub struct Side<'a> {
     pub offsets: Option<&'a Tensor>,
     /// 1 for tokens that stand for no text `[rows, length]`.
     pub special_tokens_mask: Option<&'a Tensor>,
-    /// The texts, one for each row.
+    /// By row, what of which text it is of, `[rows, 5]`: the text's number, the characters of the row and those that it owns.
+    pub windows: Option<&'a Tensor>,
+    /// The texts, one for each row, or as many as `windows` tells apart.
     pub texts: Option<&'a Tensor>,
     /// The request's parameters.
     pub options: RequestOptions,
@@ -82,6 +86,7 @@ impl SideInputs {
                 "input_ids" => (&mut side.input_ids, Kind::Integer),
                 "offsets" => (&mut side.offsets, Kind::Integer),
                 "special_tokens_mask" => (&mut side.special_tokens_mask, Kind::Integer),
+                "windows" => (&mut side.windows, Kind::Integer),
                 "pooling_mask" | "scoring_mask" => (&mut side.pooling, Kind::Integer),
                 _ => (&mut side.texts, Kind::Text),
             };
@@ -124,6 +129,7 @@ impl SideInputs {
             input_ids: find(&self.input_ids),
             offsets: find(&self.offsets),
             special_tokens_mask: find(&self.special_tokens_mask),
+            windows: find(&self.windows),
             texts: find(&self.texts),
             options,
         }

@@ -66,6 +66,15 @@ pub enum TextError {
         "text {index} has {length} characters, expected at most {max_characters}: shorten it, or leave out parameter 'truncate'"
     )]
     TooManyCharacters { index: usize, length: usize, max_characters: usize },
+    /// A text of more windows than a text may have.
+    #[error("text {index} needs {windows} windows{} of {room} tokens, expected at most {most}: send it in parts", if *or_more { " or more" } else { "" })]
+    TooManyWindows { index: usize, windows: usize, or_more: bool, room: usize, most: usize },
+    /// An overlap that leaves no room for new tokens in a window.
+    #[error("parameter 'overlap' is {overlap}, expected at most {most}, half of the tokens that a row has for a text")]
+    Overlap { overlap: usize, most: usize },
+    /// A request for windows of texts whose rows cannot be told apart later.
+    #[error("parameter '{parameter}' asks for windows, but this model does not fold those of a text: leave it out")]
+    NoWindows { parameter: &'static str },
     /// A language without a token in the tokenizer.
     #[error("parameter '{parameter}' is '{language}', expected one of {known}")]
     UnknownLanguage { parameter: &'static str, language: String, known: String },
@@ -173,12 +182,16 @@ impl TextError {
             | TextError::UnequalLengths { .. }
             | TextError::LongerThanPadding { .. }
             | TextError::TooManyTokens { .. }
+            | TextError::TooManyWindows { .. }
+            | TextError::Overlap { .. }
             | TextError::Template { .. }
             | TextError::Conversation { .. }
             | TextError::Messages { .. }
             | TextError::Encode { .. }
             | TextError::Decode { .. } => ErrorCode::InvalidArg,
-            TextError::NotIncremental { .. } | TextError::NoOffsets { .. } => ErrorCode::Unsupported,
+            TextError::NotIncremental { .. } | TextError::NoOffsets { .. } | TextError::NoWindows { .. } => {
+                ErrorCode::Unsupported
+            }
         }
     }
 }

@@ -70,6 +70,8 @@ pub struct TokenizeOptions {
     pub first_position: u32,
     /// `token_types`: whether texts of a pair have token types of their own. `false`: all are 0.
     pub token_types: bool,
+    /// `long_texts`: what becomes of a text that is longer than the longest row.
+    pub long_texts: LongTexts,
     /// `prompts_as_tokens`: a prompt that the vocabulary has as one token becomes that token.
     pub prompts_as_tokens: bool,
     /// `message_format`: texts become messages with contents of this form, of which the chat template of the tokenizer's files makes the
@@ -77,6 +79,15 @@ pub struct TokenizeOptions {
     pub message_format: Option<MessageFormat>,
     /// `chat_template_kwargs`: further variables of the chat template, as `{"add_generation_prompt": true}`; a JSON object.
     pub chat_template_kwargs: serde_json::Map<String, serde_json::Value>,
+}
+
+/// What becomes of a text that is longer than the longest row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LongTexts {
+    /// `cut`: its row has its beginning, or its end by `truncation_side`.
+    Cut,
+    /// `windows`: it has several rows, where requests want the output `windows`.
+    Windows,
 }
 
 /// The form of a message's content.
@@ -148,6 +159,7 @@ impl Default for TokenizeOptions {
             skiplist_tasks: vec!["document".to_owned()],
             first_position: 0,
             token_types: true,
+            long_texts: LongTexts::Cut,
             prompts_as_tokens: false,
             message_format: None,
             chat_template_kwargs: serde_json::Map::new(),
@@ -157,12 +169,13 @@ impl Default for TokenizeOptions {
 
 impl TokenizeOptions {
     /// The parameters that [`TokenizeOptions::from_parameters`] accepts.
-    pub const PARAMETERS: [&str; 24] = [
+    pub const PARAMETERS: [&str; 25] = [
         "add_special_tokens",
         "chat_template_kwargs",
         "default_prompt",
         "document_length",
         "first_position",
+        "long_texts",
         "max_characters",
         "max_length",
         "message_format",
@@ -247,6 +260,13 @@ impl TokenizeOptions {
                 let tasks: Vec<String> = serde_json::from_str(value).map_err(|_| Some(TASKS))?;
                 let known = tasks.iter().all(|task| ["query", "document"].contains(&task.as_str()));
                 self.skiplist_tasks = if known { tasks } else { return Err(Some(TASKS)) };
+            }
+            "long_texts" => {
+                self.long_texts = match trimmed {
+                    "cut" => LongTexts::Cut,
+                    "windows" => LongTexts::Windows,
+                    _ => return Err(Some("'cut' or 'windows'")),
+                }
             }
             "prompts_as_tokens" => {
                 self.prompts_as_tokens = trimmed.parse().map_err(|_| Some("'true' or 'false'"))?;
@@ -363,6 +383,7 @@ mod tests {
             ("chat_template_kwargs", r#"{"enable_thinking": false}"#),
             ("first_position", "2"),
             ("token_types", "false"),
+            ("long_texts", "windows"),
             ("EXECUTION_ENV_PATH", "x"),
             ("trireme.queue", "x"),
         ])
@@ -394,6 +415,7 @@ mod tests {
             skiplist_tasks: vec!["query".to_owned(), "document".to_owned()],
             first_position: 2,
             token_types: false,
+            long_texts: LongTexts::Windows,
             prompts_as_tokens: true,
             message_format: Some(MessageFormat::Structured),
             chat_template_kwargs: [("enable_thinking".to_owned(), false.into())].into_iter().collect(),

@@ -44,6 +44,10 @@ pub struct RequestOptions<'a> {
     pub max_text_tokens: Option<NonZeroUsize>,
     /// `max_pair_tokens`: the same of the second text of a pair.
     pub max_pair_tokens: Option<NonZeroUsize>,
+    /// `windows`: whether a text that is longer than the longest row has several rows; `None`: the tokenizer's `long_texts` decides.
+    pub windows: Option<bool>,
+    /// `overlap`: tokens that two neighbouring windows share, at most; `None`: a quarter of a window.
+    pub overlap: Option<usize>,
     /// `source_language`: the language of the texts.
     pub source_language: Option<&'a str>,
     /// `target_language`: the language to translate into.
@@ -104,6 +108,10 @@ impl<'a> RequestOptions<'a> {
             };
             parameters.get(name).map(read).transpose()
         };
+        let overlap = parameters.get("overlap").map(|value| {
+            let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
+            number.ok_or_else(|| wrong("overlap", value, "a whole number of tokens from 0"))
+        });
         Ok(RequestOptions {
             prefix: text("prefix")?,
             prompt_name: text("prompt_name")?,
@@ -113,6 +121,8 @@ impl<'a> RequestOptions<'a> {
             max_tokens: count("max_tokens")?,
             max_text_tokens: count("max_text_tokens")?,
             max_pair_tokens: count("max_pair_tokens")?,
+            windows: flag("windows")?,
+            overlap: overlap.transpose()?,
             source_language: text("source_language")?,
             target_language: text("target_language")?,
             add_special_tokens: flag("add_special_tokens")?,

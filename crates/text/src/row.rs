@@ -11,6 +11,7 @@ use crate::chat::{Chat, Place, kept};
 use crate::core::Core;
 use crate::part::part;
 use crate::truncate::kept_tokens;
+use crate::window::Window;
 use crate::{Side, TextError, Truncation};
 
 /// Makes rows of texts.
@@ -44,6 +45,8 @@ pub(crate) struct Row {
     pub(crate) expansion: usize,
     /// Whether the model attends to them.
     pub(crate) attends: bool,
+    /// What of its text the row is of; only rows of windows have it.
+    pub(crate) window: Window,
 }
 
 // === impl RowEncoder ===
@@ -120,7 +123,12 @@ impl RowEncoder {
     }
 
     /// The beginning of a text that has at most so many tokens.
-    fn at_most<'t>(&self, index: usize, text: &'t str, most: Option<NonZeroUsize>) -> Result<Cow<'t, str>, TextError> {
+    pub(crate) fn at_most<'t>(
+        &self,
+        index: usize,
+        text: &'t str,
+        most: Option<NonZeroUsize>,
+    ) -> Result<Cow<'t, str>, TextError> {
         let Some(most) = most.map(NonZeroUsize::get) else { return Ok(Cow::Borrowed(text)) };
         let failed = |error: tokenizers::Error| TextError::Encode { index, reason: error.to_string() };
         match &self.core {

@@ -8,11 +8,13 @@ use trireme_inference::Tensor;
 use crate::around::{Around, role};
 use crate::chat::Chat;
 use crate::core::Core;
+use crate::encoded::{Encoded, Extras, extend_padded};
 use crate::files::{TokenizerFiles, Translation};
 use crate::limits::MAX_PADDED_TOKENS;
 use crate::row::{Row, RowEncoder};
 use crate::sides::{Sides, join_prompts};
-use crate::{MessageFormat, Padding, RequestOptions, Side, TextError, TokenizeOptions, Truncation};
+use crate::window::Window;
+use crate::{LongTexts, MessageFormat, Padding, RequestOptions, Side, TextError, TokenizeOptions, Truncation};
 
 /// A tokenizer with its options. Encoding and decoding need `&self` only.
 ///
@@ -53,58 +55,6 @@ pub struct TextTokenizer {
     padding_side: Side,
     pad_id: i64,
     pad_type_id: i64,
-}
-
-/// Rows of tokens, all of one length: row-major `[rows, length]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Encoded {
-    /// Number of texts, or of pairs of texts.
-    pub rows: usize,
-    /// Tokens in each row, padding included.
-    pub length: usize,
-    /// Tokens of all rows, special tokens included, padding and the tokens that fill queries up not.
-    pub tokens: u64,
-    /// Rows that were too long and lost tokens.
-    pub truncated: u64,
-    /// Token ids.
-    pub input_ids: Vec<i64>,
-    /// 1 for a token, 0 for padding.
-    pub attention_mask: Vec<i64>,
-    /// Which text of a pair a token belongs to, as set by the tokenizer's post-processor.
-    pub token_type_ids: Vec<i64>,
-    /// The position of each token in its row, from 0; 0 for padding. Empty unless asked for, as are those below.
-    pub position_ids: Vec<i64>,
-    /// The first character of its text that a token stands for, and the one after the last, `[rows, length, 2]`: counted
-    /// without the prefix, 0 and 0 for special tokens and padding.
-    pub offsets: Vec<i64>,
-    /// 1 for special tokens and padding, 0 for tokens of a text.
-    pub special_tokens_mask: Vec<i64>,
-    /// The attention mask with 0 for the tokens before the text: those of the prefix, and the special tokens before them
-    /// where there is a prefix.
-    pub pooling_mask: Vec<i64>,
-    /// 1 for tokens whose vectors are compared with those of other texts: the attention mask, with 1 for the tokens that fill a query
-    /// up, and 0 for those of the skip list.
-    pub scoring_mask: Vec<i64>,
-    /// The token with which the output has to begin to be in the target language. `None` if no target language was
-    /// given, or if the model gets it in another way.
-    pub forced_bos_token_id: Option<i64>,
-    /// By row, its tokens as a JSON array of objects with `id`, `text`, `special`, `start` and `stop`.
-    pub token_lists: Vec<String>,
-    /// By row, the text of its tokens.
-    pub decoded: Vec<String>,
-}
-
-/// Further outputs of [`TextTokenizer::encode_with`], beside ids and masks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs, reason = "named like the fields of `Encoded`")]
-pub struct Extras {
-    pub position_ids: bool,
-    pub offsets: bool,
-    pub special_tokens_mask: bool,
-    pub pooling_mask: bool,
-    pub scoring_mask: bool,
-    pub token_lists: bool,
-    pub decoded: bool,
 }
 
 /// The texts of a BYTES tensor, row-major. Errors for another datatype; for invalid UTF-8 the error names the first
@@ -233,6 +183,7 @@ impl TextTokenizer {
         let around = self.around(&RequestOptions::default())?;
         let output = match extras {
             Extras { offsets: true, .. } => "offsets",
+            Extras { windows: true, .. } => "windows",
             Extras { special_tokens_mask: true, .. } => "special_tokens_mask",
             _ => return Ok(()),
         };
@@ -284,12 +235,28 @@ impl TextTokenizer {
             return Err(TextError::PairCount { texts: texts.len(), pairs: pairs.len() });
         }
         let around = Around { offsets: extras.offsets || extras.token_lists, ..self.around(request)? };
-        let row = |(index, &text)| {
-            let row = self.encoder.encode_row(index, text, pairs.map(|p| p[index]), &around)?;
+        if !extras.windows && !extras.token_lists && !extras.decoded {
+            let asked = [("windows", request.windows == Some(true)), ("overlap", request.overlap.is_some())];
+            if let Some((parameter, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
+                return Err(TextError::NoWindows { parameter });
+            }
+        }
+        let in_windows = extras.windows && request.windows.unwrap_or(self.options.long_texts == LongTexts::Windows);
+        let mut rows = Vec::with_capacity(texts.len());
+        for (index, &text) in texts.iter().enumerate() {
+            if in_windows {
+                rows.extend(self.encoder.encode_windows(index, text, request.overlap, &around)?);
+            } else {
+                let mut row = self.encoder.encode_row(index, text, pairs.map(|p| p[index]), &around)?;
+                if extras.windows {
+                    row.window = Window::whole(index, text);
+                }
+                rows.push(row);
+            }
             // All rows get the length of the longest, so one that is too long for that ends the work early.
-            self.check_size(texts.len(), row.ids.len().max(1)).map(|_| row)
-        };
-        let mut rows: Vec<Row> = texts.iter().enumerate().map(row).collect::<Result<_, _>>()?;
+            let length = rows.last().map_or(0, |row| row.ids.len());
+            self.check_size(rows.len().max(texts.len()), length.max(1))?;
+        }
         let tokens = rows.iter().map(|row| row.ids.len() as u64).sum();
         rows.iter_mut().for_each(|row| self.sides.expand(around.role, row));
         let length = self.padded_length(&rows)?;
@@ -308,6 +275,8 @@ impl TextTokenizer {
         };
         let prompt_tokens = if extras.pooling_mask { self.encoder.prompt_tokens(&around)? } else { 0 };
         for (index, row) in rows.into_iter().enumerate() {
+            // Lists and decoded texts are asked for without windows.
+            let index = if extras.windows { row.window.text } else { index };
             let padding = length - row.ids.len();
             let (left, right) = match self.padding_side {
                 Side::Left => (padding, 0),
@@ -462,35 +431,4 @@ fn chat_faults(options: &TokenizeOptions, core: &Core) -> Vec<String> {
         ),
     ];
     faults.into_iter().filter(|(is_fault, _)| *is_fault).map(|(_, fault)| fault.to_owned()).collect()
-}
-
-// === impl Encoded ===
-
-impl Encoded {
-    /// Appends the further outputs that were asked for.
-    fn extend(&mut self, row: &Row, (left, right): (usize, usize), prompt_tokens: usize, extras: Extras, first: i64) {
-        if extras.position_ids {
-            let positions = (first..).zip(&row.ids).map(|(position, _)| position);
-            extend_padded(&mut self.position_ids, positions, left, right, (first - 1).max(0));
-        }
-        if extras.offsets {
-            let offsets = row.offsets.iter().flat_map(|&(begin, end)| [begin as i64, end as i64]);
-            extend_padded(&mut self.offsets, offsets, 2 * left, 2 * right, 0);
-        }
-        if extras.special_tokens_mask {
-            let special = row.special.iter().map(|&special| i64::from(special));
-            extend_padded(&mut self.special_tokens_mask, special, left, right, 1);
-        }
-        if extras.pooling_mask {
-            let mask = (0..row.ids.len()).map(|position| i64::from(position >= prompt_tokens));
-            extend_padded(&mut self.pooling_mask, mask, left, right, 0);
-        }
-    }
-}
-
-/// Appends `row`, with `left` times `padding` before it and `right` times after it.
-fn extend_padded(matrix: &mut Vec<i64>, row: impl Iterator<Item = i64>, left: usize, right: usize, padding: i64) {
-    matrix.extend(std::iter::repeat_n(padding, left));
-    matrix.extend(row);
-    matrix.extend(std::iter::repeat_n(padding, right));
 }

@@ -161,7 +161,7 @@ impl TokenizerModel {
     }
 }
 
-/// An output of `encoded` as a tensor `[rows, length]`, offsets as `[rows, length, 2]`, texts one a row; its memory is taken over where
+/// An output of `encoded` as a tensor `[rows, length]`, offsets as `[rows, length, 2]`, windows as `[rows, 5]`, texts one a row; its memory is taken over where
 /// the datatype allows.
 fn tensor(encoded: &mut Encoded, declared: &Declared, batches: bool) -> Result<Tensor, InferError> {
     let Declared { output, name, datatype } = declared;
@@ -183,6 +183,7 @@ fn tensor(encoded: &mut Encoded, declared: &Declared, batches: bool) -> Result<T
         Output::PositionIds => std::mem::take(&mut encoded.position_ids),
         Output::Offsets => std::mem::take(&mut encoded.offsets),
         Output::SpecialTokensMask => std::mem::take(&mut encoded.special_tokens_mask),
+        Output::Windows => std::mem::take(&mut encoded.windows),
         Output::PoolingMask => std::mem::take(&mut encoded.pooling_mask),
         Output::ScoringMask => std::mem::take(&mut encoded.scoring_mask),
         Output::Tokens | Output::DecodedText => Vec::new(),
@@ -191,6 +192,7 @@ fn tensor(encoded: &mut Encoded, declared: &Declared, batches: bool) -> Result<T
     let shape = match output {
         Output::ForcedBosTokenId => Shape::from([rows, 1]),
         Output::Offsets => Shape::from([rows, length, 2]),
+        Output::Windows => Shape::from([rows, 5]),
         _ => Shape::from([rows, length]),
     };
     let tensor = match datatype {

@@ -14,6 +14,7 @@ pub(crate) enum Output {
     PositionIds,
     Offsets,
     SpecialTokensMask,
+    Windows,
     PoolingMask,
     ScoringMask,
     ForcedBosTokenId,
@@ -53,13 +54,14 @@ pub(crate) struct Pairs {
 // === impl Output ===
 
 impl Output {
-    const ALL: [Output; 11] = [
+    const ALL: [Output; 12] = [
         Output::InputIds,
         Output::AttentionMask,
         Output::TokenTypeIds,
         Output::PositionIds,
         Output::Offsets,
         Output::SpecialTokensMask,
+        Output::Windows,
         Output::PoolingMask,
         Output::ScoringMask,
         Output::ForcedBosTokenId,
@@ -79,6 +81,7 @@ impl Output {
             Output::PositionIds => "position_ids",
             Output::Offsets => "offsets",
             Output::SpecialTokensMask => "special_tokens_mask",
+            Output::Windows => "windows",
             Output::PoolingMask => "pooling_mask",
             Output::ScoringMask => "scoring_mask",
             Output::ForcedBosTokenId => "forced_bos_token_id",
@@ -176,6 +179,7 @@ impl Schema {
             position_ids: has(Output::PositionIds),
             offsets: has(Output::Offsets),
             special_tokens_mask: has(Output::SpecialTokensMask),
+            windows: has(Output::Windows),
             pooling_mask: has(Output::PoolingMask),
             scoring_mask: has(Output::ScoringMask),
             token_lists: has(Output::Tokens),
@@ -225,6 +229,16 @@ fn check_output(config: &ModelConfig, output: &TensorSpec, known: Option<Output>
         ));
     }
     let is_pairs = known == Some(Output::Offsets);
+    if known == Some(Output::Windows) {
+        // There are more rows than texts.
+        let fits = config.max_batch_size == 0 && matches!(**shape, [_, 5 | -1]);
+        return (!fits).then(|| {
+            format!(
+                "output '{name}' has full shape {shape} beside max_batch_size {}, expected dims [ -1, 5 ] and max_batch_size 0",
+                config.max_batch_size
+            )
+        });
+    }
     let expected = match (config.max_batch_size, is_pairs) {
         (0, false) => "[ -1, -1 ]",
         (_, false) => "[ -1 ]",

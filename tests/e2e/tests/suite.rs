@@ -65,4 +65,5 @@ mod translation;
 mod up;
 mod waking;
 mod webhooks;
+mod windows;
 mod zero_shot;

@@ -137,10 +137,8 @@ pub(super) async fn token_classify(mut call: DialectCall) -> Result<Response, Re
     if ignore_labels.is_some_and(|labels| labels != ["O"]) {
         return Err(Refusal::unsupported("parameters.ignore_labels", "is not [\"O\"]: leave entities out yourself"));
     }
-    if stride.is_some_and(|stride| stride > 0) {
-        return Err(Refusal::unsupported("parameters.stride", "is more than 0: a text is read as one row"));
-    }
-    let options = TextOptions { aggregation_strategy, ..treatment.options() };
+    let options =
+        TextOptions { aggregation_strategy, overlap: stride.filter(|&stride| stride > 0), ..treatment.options() };
     let ask = ask(&call, treatment.model.as_deref(), options);
     let entities = call.operations.token_classify(&texts, &ask).await?;
     let size = entities.rows.iter().map(|row| row.len() + 1).sum();

@@ -193,6 +193,9 @@ impl FolderDescription {
             (None, None) => text.parameter("padding", "longest", "to the longest text of the request"),
         }
         text.parameter("truncation", "true", "longer texts are cut, not refused");
+        if self.task.value == Task::TokenClassify {
+            text.parameter("long_texts", "windows", "a longer text has several rows, so that no entity is cut off");
+        }
         if self.task.value != Task::Generate {
             let side = self.padding_side();
             text.parameter("padding_side", side.value.name(), &side.origin);

@@ -50,6 +50,7 @@ pub(super) fn side(description: &FolderDescription) -> Vec<Tensor> {
         side.push(tokens("input_ids"));
         side.push(Tensor::new("offsets", INT64, &[-1, -1, 2]));
         side.push(Tensor::new("special_tokens_mask", INT64, &[-1, -1]));
+        side.push(Tensor::new("windows", INT64, &[-1, 5]));
         side.push(Tensor::new(TEXT, STRING, &[-1]));
     }
     side

@@ -363,7 +363,7 @@ fn token_classifiers_and_sparse_encoders() {
         (&ensemble.parameters["task"][..], &postprocess.parameters["ops"][..]),
         ("token_classify", "entities:simple")
     );
-    let made = ["input_ids", "attention_mask", "offsets", "special_tokens_mask", "tokens", "decoded_text"];
+    let made = ["input_ids", "attention_mask", "offsets", "special_tokens_mask", "windows", "tokens", "decoded_text"];
     assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), made);
     let models = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m", 1);
     assert_eq!(models[3].texts["labels.txt"], "O\nB-PER, x\n");

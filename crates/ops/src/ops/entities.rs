@@ -10,6 +10,9 @@
 //! With the request's parameter `token_scores` a row is the list of its tokens, special ones among them and padding not, each a list of the
 //! scores of all classes: probabilities, or logits with `raw_scores`.
 //!
+//! With a further input `windows`, rows are windows of texts ([`super::windows`]), and offsets count characters of the whole text. The tokens that
+//! the windows of a text own are put together before entities are made of them, so an entity is found once, wherever windows meet.
+//!
 //! With `none` an object is `entity`, `score`, `index`, `word`, `start`, `end`; with all others `entity_group`, `score`,
 //! `word`, `start`, `end`. `start` and `end` count characters of the text.
 
@@ -21,6 +24,7 @@ use trireme_inference::{InferError, Tensor};
 use trireme_text::{Extras, Padding, TextTokenizer, TokenizeOptions, texts_of};
 
 use super::op::{Op, OpEntry, Resources, compare_scores};
+use super::windows::{Owned, owned};
 use crate::inputs::Side;
 use crate::options::Aggregation;
 use crate::{Form, Labels, Signature, Value};
@@ -30,7 +34,7 @@ pub const ENTRY: OpEntry = OpEntry {
     name: "entities",
     usage: "entities:none|simple|first|average|max",
     doc: "named entities of texts, as JSON: [rows, length, labels] to [rows]; last in a chain",
-    inputs: &["input_ids", "offsets", "special_tokens_mask", "TEXT"],
+    inputs: &["input_ids", "offsets", "special_tokens_mask", "windows", "TEXT"],
     embeds: false,
     reduces: false,
     build,
@@ -47,6 +51,18 @@ struct Entities {
     unknown_id: Option<u32>,
     padding_id: Option<u32>,
     labels: Labels,
+    /// Whether rows are windows of texts.
+    folds: bool,
+}
+
+/// The tokens of a row.
+struct Row<'a> {
+    logits: ArrayView2<'a, f32>,
+    ids: &'a [i64],
+    offsets: &'a [i64],
+    special: &'a [i64],
+    /// The characters of the text whose tokens are taken from this row.
+    owned: Range<usize>,
 }
 
 /// A token that stands for text.
@@ -125,6 +141,7 @@ fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op
         padding_id: tokenizer.padding_id(),
         tokenizer,
         labels: resources.labels.clone(),
+        folds: inputs.windows.is_some(),
     }))
 }
 
@@ -137,7 +154,7 @@ impl Op for Entities {
         if dims[2] >= 0 && dims[2] != labels as i64 {
             return Err(format!("has {labels} labels, got {input}"));
         }
-        Ok(Signature::new(Form::Texts, [dims[0]]))
+        Ok(Signature::new(Form::Texts, [if self.folds { -1 } else { dims[0] }]))
     }
 
     fn apply<'a>(&self, value: Value<'a>, side: &Side<'_>) -> Result<Value<'a>, InferError> {
@@ -153,50 +170,52 @@ impl Op for Entities {
         let special = integers(side.special_tokens_mask, "special_tokens_mask", &[rows, length])?;
         let missing = || InferError::invalid_arg("the input of texts is missing");
         let texts = texts_of(side.texts.ok_or_else(missing)?)?;
-        if texts.len() != rows {
-            let found = texts.len();
-            return Err(InferError::invalid_arg(format!(
-                "entities got {found} texts, expected one for each of {rows} rows"
-            )));
-        }
+        let windows = owned(side.windows, rows, texts.len())?;
         let aggregation = side.options.aggregation_strategy.unwrap_or(self.aggregation);
-        let row = |(row, text): (usize, &&str)| {
+        let row = |Owned { row, characters }: &Owned| {
             let of = row * length..(row + 1) * length;
-            let logits = logits.index_axis(Axis(0), row);
+            Row {
+                logits: logits.index_axis(Axis(0), *row),
+                ids: &ids[of.clone()],
+                offsets: &offsets[2 * of.start..2 * of.end],
+                special: &special[of],
+                owned: characters.clone(),
+            }
+        };
+        let answer = |(text, windows): (&&str, &Vec<Owned>)| {
+            let rows: Vec<Row<'_>> = windows.iter().map(row).collect();
             if side.options.token_scores {
-                let kept = self.without_padding(&ids[of.clone()], &special[of]);
-                let scores =
-                    logits.outer_iter().take(kept.end).skip(kept.start).map(|logits| match side.options.raw_scores {
-                        true => logits.to_vec(),
-                        false => softmax(logits).to_vec(),
-                    });
-                let scores: Vec<Vec<f32>> = scores.collect();
+                let scores = self.token_scores(&rows, side.options.raw_scores)?;
                 return serde_json::to_string(&scores).map_err(|error| InferError::internal(error.to_string()));
             }
-            let tokens =
-                self.tokens(text, logits, &ids[of.clone()], &offsets[2 * of.start..2 * of.end], &special[of])?;
+            let text = Characters::of(text);
+            let mut tokens = Vec::<Token>::new();
+            for row in &rows {
+                let mut own = self.tokens(&text, row)?;
+                // Positions are those in a row of the whole text.
+                if let (Some(last), Some(first)) = (tokens.last(), own.first().map(|first| first.index)) {
+                    own.iter_mut().for_each(|token| token.index = token.index - first + last.index + 1);
+                }
+                tokens.append(&mut own);
+            }
             let entities = self.entities(tokens, aggregation)?;
             serde_json::to_string(&entities).map_err(|error| InferError::internal(error.to_string()))
         };
-        let answers: Vec<String> = texts.iter().enumerate().map(row).collect::<Result<_, _>>()?;
+        let answers: Vec<String> = texts.iter().zip(&windows).map(answer).collect::<Result<_, _>>()?;
         Ok(Value::Texts(Array1::from(answers).into_dyn()))
     }
 }
 
 impl Entities {
-    /// The tokens of one row without special tokens.
-    fn tokens(
-        &self,
-        text: &str,
-        logits: ArrayView2<'_, f32>,
-        ids: &[i64],
-        offsets: &[i64],
-        special: &[i64],
-    ) -> Result<Vec<Token>, InferError> {
-        let text = Characters::of(text);
+    /// The tokens of a text that a row owns, without special tokens.
+    fn tokens(&self, text: &Characters<'_>, row: &Row<'_>) -> Result<Vec<Token>, InferError> {
+        let Row { logits, ids, offsets, special, owned } = row;
         let mut tokens = Vec::new();
         for (index, logits) in logits.outer_iter().enumerate().filter(|(index, _)| special[*index] == 0) {
             let (start, end) = (offset(offsets[2 * index])?, offset(offsets[2 * index + 1])?);
+            if !owned.contains(&start) {
+                continue;
+            }
             let id = u32::try_from(ids[index]).ok();
             let word = id.and_then(|id| self.tokenizer.token(id)).ok_or_else(|| {
                 let id = ids[index];
@@ -220,6 +239,28 @@ impl Entities {
             });
         }
         Ok(tokens)
+    }
+
+    /// The scores of all classes for the tokens of a text that its rows own, with the special tokens before and behind it.
+    fn token_scores(&self, rows: &[Row<'_>], raw: bool) -> Result<Vec<Vec<f32>>, InferError> {
+        let mut scores = Vec::new();
+        for (at, row) in rows.iter().enumerate() {
+            let kept = self.without_padding(row.ids, row.special);
+            let first = kept.clone().find(|&token| row.special[token] == 0).unwrap_or(kept.end);
+            let last = kept.clone().rfind(|&token| row.special[token] == 0).unwrap_or(kept.end);
+            for token in kept {
+                let is_taken = match token {
+                    _ if token < first => at == 0,
+                    _ if token > last => at + 1 == rows.len(),
+                    _ => row.owned.contains(&offset(row.offsets[2 * token])?),
+                };
+                if is_taken {
+                    let logits = row.logits.index_axis(Axis(0), token);
+                    scores.push(if raw { logits.to_vec() } else { softmax(logits).to_vec() });
+                }
+            }
+        }
+        Ok(scores)
     }
 
     /// The places of a row's tokens: padding is before or behind them.

@@ -19,6 +19,7 @@ pub mod sparse;
 pub mod splade;
 pub mod tanh;
 pub mod top_k;
+mod windows;
 
 pub use op::{BuildOp, Op, OpEntry, Resources};
 

@@ -42,6 +42,31 @@ fn inputs() -> SideInputs {
     }
 }
 
+/// The answer for a text that comes as two rows of all its tokens, of which the first one owns the characters before `at`.
+fn answer_in_windows(op: &dyn Op, case: &Case, options: RequestOptions, at: i64) -> Json {
+    let (length, classes) = (case.logits.len(), case.logits[0].len());
+    let logits = ndarray::Array3::from_shape_vec((2, length, classes), case.logits.concat().repeat(2)).unwrap();
+    let rows = [2, length as i64];
+    let ids = Tensor::from_values("input_ids", rows, case.input_ids.repeat(2)).unwrap();
+    let offsets = Tensor::from_values("offsets", [2, length as i64, 2], case.offsets.concat().repeat(2)).unwrap();
+    let special = Tensor::from_values("special_tokens_mask", rows, case.special_tokens_mask.repeat(2)).unwrap();
+    let texts = Tensor::from_bytes_elements("TEXT", [1], &[&case.text]).unwrap();
+    let end = case.text.chars().count() as i64;
+    let windows = Tensor::from_values("windows", [2, 5], vec![0, 0, end, 0, at, 0, 0, end, at, end]).unwrap();
+    let side = Side {
+        input_ids: Some(&ids),
+        offsets: Some(&offsets),
+        special_tokens_mask: Some(&special),
+        texts: Some(&texts),
+        windows: Some(&windows),
+        options,
+        ..Side::default()
+    };
+    let Ok(Value::Texts(texts)) = op.apply(Value::Floats(logits.into_dyn().into()), &side) else { panic!("no texts") };
+    assert_eq!(texts.len(), 1);
+    serde_json::from_str(&texts[0]).unwrap()
+}
+
 fn answer(op: &dyn Op, case: &Case, options: RequestOptions) -> Result<Json, InferError> {
     let (length, classes) = (case.logits.len(), case.logits.first().map_or(0, Vec::len));
     let logits = ndarray::Array3::from_shape_vec((1, length, classes), case.logits.concat()).unwrap();
@@ -98,6 +123,31 @@ fn entities_are_those_of_transformers() {
             }
         }
         assert!(compared > 100, "{name} has entities: {compared}");
+    }
+}
+
+#[test]
+fn entities_are_those_of_one_row_wherever_windows_meet() {
+    for name in ["wordpiece", "byte-level", "unigram"] {
+        let golden: Golden = serde_json::from_slice(&std::fs::read(folder(name).join("golden.json")).unwrap()).unwrap();
+        let labels = Labels::from_list(&serde_json::to_string(&golden.labels).unwrap());
+        let inputs = SideInputs { windows: Some("windows".to_owned()), ..inputs() };
+        let resources = Resources { version_path: &folder(name), labels: &labels, inputs: &inputs };
+        let op = build(Some("none"), &resources).unwrap();
+        assert_eq!(op.signature(&Signature::new(Form::Floats, [2, 9, -1])).unwrap(), Signature::new(Form::Texts, [-1]));
+        let mut compared = 0;
+        for strategy in ["none", "simple", "first", "average", "max"] {
+            let options =
+                RequestOptions { aggregation_strategy: Aggregation::named(strategy), ..RequestOptions::default() };
+            for case in &golden.cases {
+                for at in 0..=case.text.chars().count() as i64 {
+                    let what = format!("{name}, {strategy}, '{}' at {at}", case.text);
+                    assert_same(&answer_in_windows(&*op, case, options, at), &case.entities[strategy], &what);
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared > 100, "{name} has windows: {compared}");
     }
 }
 

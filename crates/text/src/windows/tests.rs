@@ -1,0 +1,191 @@
+//! Windows of generated texts: their tokens are those of the whole text, and each character has one owner.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Extras, LongTexts, RequestOptions, TextTokenizer, TokenizeOptions};
+
+fn tokenizer(files: &str, max_length: usize, long_texts: LongTexts) -> TextTokenizer {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(files);
+    let options =
+        TokenizeOptions { max_length: std::num::NonZero::new(max_length), long_texts, ..TokenizeOptions::default() };
+    TextTokenizer::load(&path, options).expect("a tokenizer")
+}
+
+const EXTRAS: Extras = Extras {
+    position_ids: false,
+    offsets: true,
+    special_tokens_mask: true,
+    pooling_mask: false,
+    scoring_mask: false,
+    windows: true,
+    token_lists: false,
+    decoded: false,
+};
+
+/// A window of an answer: what it is of, and its tokens of the text as ids with their characters.
+#[derive(Debug)]
+struct Found {
+    window: Vec<usize>,
+    tokens: Vec<(i64, i64, i64)>,
+}
+
+fn encode(tokenizer: &TextTokenizer, texts: &[&str], overlap: Option<usize>) -> Result<Vec<Found>, TextError> {
+    let request = RequestOptions { overlap, ..RequestOptions::default() };
+    let encoded = tokenizer.encode_with(texts, None, &request, EXTRAS)?;
+    let row = |row: usize| {
+        let tokens = (row * encoded.length..(row + 1) * encoded.length)
+            .filter(|&at| encoded.special_tokens_mask[at] == 0)
+            .map(|at| (encoded.input_ids[at], encoded.offsets[2 * at], encoded.offsets[2 * at + 1]))
+            .collect();
+        let window = encoded.windows[5 * row..5 * row + 5].iter().map(|&number| number as usize).collect();
+        Found { window, tokens }
+    };
+    Ok((0..encoded.rows).map(row).collect())
+}
+
+fn fragments() -> impl Strategy<Value = String> {
+    let fragment = prop::sample::select(vec![
+        "harbour",
+        "the",
+        "ship",
+        " ",
+        ". ",
+        "! ",
+        "\n",
+        ", ",
+        "東京は日本の首都です。",
+        "กรุงเทพมหานคร",
+        "e\u{301}",
+        "न\u{93f}",
+        "👩\u{200d}👩\u{200d}👧",
+        "🇰🇪",
+        "🙂",
+        "naïve",
+        "İ",
+        "ﬁ",
+        "한국어 ",
+        "السلام ",
+        "\u{200b}",
+        "supercalifragilistic",
+    ]);
+    prop::collection::vec(fragment, 0..120).prop_map(|fragments| fragments.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// The tokens that the windows own are those of the text as one row, and the characters that they own are the whole text.
+    #[test]
+    fn windows_own_each_token_once(text in fragments(), longest in 8usize..40, overlap in 0usize..3) {
+        for files in ["wordpiece", "byte-bpe", "unigram"] {
+            let whole = encode(&tokenizer(files, 100_000, LongTexts::Cut), &[&text], None).unwrap().remove(0);
+            let windows = match encode(&tokenizer(files, longest, LongTexts::Windows), &[&text], Some(overlap)) {
+                Err(TextError::TooManyWindows { windows, most, .. }) if windows > most => return Ok(()),
+                windows => windows.unwrap(),
+            };
+            let mut owned = Vec::new();
+            let mut next = 0;
+            for Found { window, tokens } in &windows {
+                let [of, first, end, core, core_end] = window[..] else { panic!("five numbers") };
+                prop_assert_eq!((of, core), (0, next));
+                prop_assert!(first <= core || tokens.is_empty());
+                prop_assert!(core_end >= core && end >= first);
+                prop_assert!(tokens.len() <= longest);
+                next = core_end;
+                // A blank at the end of a text has no character that is its first.
+                let end = if core_end == text.chars().count() { usize::MAX } else { core_end };
+                let is_owned = |token: &&(i64, i64, i64)| (core..end).contains(&(token.1 as usize));
+                owned.extend(tokens.iter().filter(is_owned).copied());
+            }
+            prop_assert_eq!(next, text.chars().count());
+            prop_assert_eq!(&owned, &whole.tokens, "{}", files);
+        }
+    }
+
+    /// A cut lies before a sentence, or before a word, where one of them is near.
+    #[test]
+    fn cuts_lie_at_the_best_borders(words in prop::collection::vec("[a-z]{1,4}", 30..90), room in 8usize..24) {
+        let text = words.join(" ");
+        let offsets: Vec<(usize, usize)> = text
+            .split(' ')
+            .scan(0, |at, word| {
+                let begin = *at;
+                *at += word.len() + 1;
+                // Each word has two tokens where it has two letters.
+                Some((begin, begin + word.len()))
+            })
+            .flat_map(|(begin, end)| match end - begin {
+                1 => vec![(begin, end)],
+                _ => vec![(begin, begin + 1), (begin + 1, end)],
+            })
+            .collect();
+        let borders = borders(&text, &offsets, 0);
+        for Slice { tokens, owns_from } in slices(&borders, room, room / 4) {
+            prop_assert!(tokens.len() <= room && !tokens.is_empty() && tokens.contains(&owns_from));
+            prop_assert!(borders[tokens.start] >= Border::Word && borders[owns_from] >= Border::Word);
+        }
+    }
+}
+
+#[test]
+fn windows_end_with_sentences() {
+    let tokenizer = tokenizer("wordpiece", 14, LongTexts::Windows);
+    let text = "The harbour is deep. The ship is in the harbour. The harbour is deep";
+    let windows = encode(&tokenizer, &[text], Some(0)).unwrap();
+    let characters: Vec<char> = text.chars().collect();
+    let of = |found: &Found| characters[found.window[1]..found.window[2]].iter().collect::<String>();
+    let texts: Vec<String> = windows.iter().map(of).collect();
+    assert_eq!(texts, ["The harbour is deep.", "The ship is in the harbour.", "The harbour is deep"]);
+    // Each window is the row of its characters alone.
+    for (found, text) in windows.iter().zip(&texts) {
+        let alone = encode(&tokenizer, &[text], None).unwrap().remove(0);
+        let ids = |found: &Found| found.tokens.iter().map(|token| token.0).collect::<Vec<_>>();
+        assert_eq!(ids(found), ids(&alone));
+    }
+}
+
+#[test]
+fn a_short_text_has_the_row_that_it_has_without_windows() {
+    for files in ["wordpiece", "byte-bpe", "unigram"] {
+        let texts = ["the harbour is deep", "", "naïve 東京 🙂"];
+        let (own, cut) = (tokenizer(files, 64, LongTexts::Windows), tokenizer(files, 64, LongTexts::Cut));
+        let request = RequestOptions::default();
+        let found = own.encode_with(&texts, None, &request, EXTRAS).unwrap();
+        assert_eq!(found, cut.encode_with(&texts, None, &request, EXTRAS).unwrap(), "{files}");
+        assert_eq!(found.windows[..5], [0, 0, 19, 0, 19], "{files}");
+        assert_eq!(own.encode(&texts, None, &request).unwrap().input_ids, found.input_ids, "{files}");
+    }
+}
+
+#[test]
+fn what_windows_cannot_be_is_refused_with_both_numbers() {
+    let tokenizer = tokenizer("wordpiece", 12, LongTexts::Windows);
+    let long = "the ship ".repeat(100_000);
+    let error = encode(&tokenizer, &["a", &long], None).unwrap_err().to_string();
+    assert!(
+        error.starts_with("text 1 needs ") && error.contains(" or more of 10 tokens, expected at most 128"),
+        "{error}"
+    );
+    let error = encode(&tokenizer, &["a"], Some(6)).unwrap_err().to_string();
+    assert_eq!(error, "parameter 'overlap' is 6, expected at most 5, half of the tokens that a row has for a text");
+    let request = RequestOptions { windows: Some(true), ..RequestOptions::default() };
+    let error = tokenizer.encode(&["a"], None, &request).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "parameter 'windows' asks for windows, but this model does not fold those of a text: leave it out"
+    );
+}
+
+#[test]
+fn a_request_may_have_its_text_cut() {
+    let tokenizer = tokenizer("wordpiece", 12, LongTexts::Windows);
+    let long = "the ship ".repeat(20);
+    let request = RequestOptions { windows: Some(false), ..RequestOptions::default() };
+    let encoded = tokenizer.encode_with(&[&long], None, &request, EXTRAS).unwrap();
+    assert_eq!((encoded.rows, encoded.truncated), (1, 1));
+    let encoded = tokenizer.encode_with(&[&long], None, &RequestOptions::default(), EXTRAS).unwrap();
+    assert!(encoded.rows > 4 && encoded.truncated == 0, "{} rows", encoded.rows);
+}
