@@ -178,10 +178,13 @@ fn vectors_come_as_each_client_asks_for_them() {
 }
 
 #[test]
-fn classes_are_not_taken_from_a_request() {
+fn classes_are_not_taken_from_a_request_by_a_model_of_its_own() {
     let (sandbox, _models) = start();
-    for path in ["/tei/classifier", "/tei/classifier/predict", "/predict"] {
-        let body = json!({"inputs": "a", "parameters": {"candidate_labels": ["calm", "storm"], "multi_label": false}});
+    let body = json!({"inputs": "a", "parameters": {"candidate_labels": ["calm", "storm"], "multi_label": false}});
+    let refused = ask(&sandbox, "/tei/classifier", &body);
+    assert_eq!(refused.status, 424, "{}", refused.text());
+    assert!(refused.text().contains("model 'classifier' does not do 'zero_shot'"), "{}", refused.text());
+    for path in ["/tei/classifier/predict", "/predict"] {
         let refused = ask(&sandbox, path, &body);
         assert_eq!(refused.status, 422, "{path}: {}", refused.text());
         assert!(refused.text().contains("'parameters.candidate_labels' is"), "{path}: {}", refused.text());

@@ -69,7 +69,10 @@ pub(super) fn owned(windows: Option<&Tensor>, rows: usize, texts: usize) -> Resu
 mod tests {
     use super::*;
 
-    fn read(numbers: &[i64], texts: usize) -> Result<Vec<Vec<(usize, usize, usize)>>, String> {
+    /// A row, and the characters that it owns.
+    type Told = (usize, usize, usize);
+
+    fn read(numbers: &[i64], texts: usize) -> Result<Vec<Vec<Told>>, String> {
         let rows = numbers.len() / 5;
         let tensor = Tensor::from_values("windows", [rows as i64, 5], numbers.to_vec()).unwrap();
         let told =
