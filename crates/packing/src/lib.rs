@@ -41,7 +41,7 @@ const LEAST_VERSION: i64 = 4;
 /// A packed model.
 #[derive(Clone, Debug)]
 pub struct Packed {
-    /// The file: an ONNX model whose weights are where those of the plain one are, within or in files beside it.
+    /// The file: an ONNX model with its weights within.
     pub model: Bytes,
     /// The share of the plain graph's weights that works on tokens without padding.
     pub share: f64,
@@ -49,7 +49,7 @@ pub struct Packed {
 
 /// Rewrites the ONNX model in `model` to run `groups` groups of rows.
 ///
-/// Each of the graph's inputs has to have the two dimensions `[batch, length]`, both open.
+/// Each of the graph's inputs has to have the two dimensions `[batch, length]`, both open, and the weights have to lie within the file.
 pub fn pack(model: Bytes, groups: usize) -> Result<Packed, Unfit> {
     let mut model = ModelProto::decode(model).map_err(|error| Unfit(format!("it is no ONNX model: {error}")))?;
     let graph = model.graph.take().ok_or_else(|| Unfit("it holds no graph".to_owned()))?;
@@ -63,6 +63,10 @@ pub fn pack(model: Bytes, groups: usize) -> Result<Packed, Unfit> {
     }
     if !graph.sparse_initializer.is_empty() {
         return Err(Unfit("it has sparse weights".to_owned()));
+    }
+    if let Some(tensor) = graph.initializer.iter().find(|tensor| !tensor.external_data.is_empty()) {
+        let name = tensor.name.as_deref().unwrap_or_default();
+        return Err(Unfit(format!("its weights lie in files beside it, as '{name}' does")));
     }
     let inputs: Vec<_> = inputs.iter().map(|input| input.name.as_str()).collect();
     let regions = Regions::find(&graph, &inputs)?;

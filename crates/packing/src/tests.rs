@@ -71,6 +71,13 @@ fn a_graph_that_does_not_fit_says_why() {
     nodes.iter_mut().filter(|node| node.op_type == "MatMul").for_each(|node| node.op_type = "Conv".to_owned());
     let message = refused(&mixed);
     assert!(message.starts_with("0 % of its weights work on each token alone, and packing needs 50 %: "), "{message}");
+    let mut external = encoder();
+    let weights = &mut external.graph.as_mut().unwrap().initializer[0];
+    weights
+        .external_data
+        .push(crate::proto::Entry { key: Some("location".to_owned()), value: Some("weights".to_owned()) });
+    let name = weights.name.clone().unwrap();
+    assert_eq!(refused(&external), format!("its weights lie in files beside it, as '{name}' does"));
     let mut nested = encoder();
     let within = crate::proto::AttributeProto { g: Some(Bytes::new()), ..Default::default() };
     let node = NodeProto {

@@ -7,6 +7,7 @@ use clap::Args;
 
 use crate::OnnxRuntimeOptions;
 use crate::backends::default_cost_model_cache;
+use crate::batcher::packing::Packing;
 
 /// Flags of every process that runs ONNX models.
 #[derive(Args, Clone, Debug)]
@@ -42,6 +43,10 @@ pub struct OnnxRuntimeArgs {
     /// trireme/cost-models in the user's cache directory
     #[arg(long, env = "TRIREME_COST_MODEL_CACHE", value_name = "DIR")]
     pub cost_model_cache: Option<OsString>,
+
+    /// The graph that serves text models with pad_inputs, where they have no parameter packing: texts of a run are padded, or packed
+    #[arg(long, env = "TRIREME_PACKING", value_name = "WHEN", value_enum, default_value_t)]
+    pub packing: Packing,
 }
 
 impl From<&OnnxRuntimeArgs> for OnnxRuntimeOptions {
@@ -55,6 +60,7 @@ impl From<&OnnxRuntimeArgs> for OnnxRuntimeOptions {
             intra_threads: args.onnxruntime_intra_threads,
             inter_threads: args.onnxruntime_inter_threads,
             default_max_batch_size: args.onnxruntime_default_max_batch_size,
+            packing: args.packing,
         }
     }
 }

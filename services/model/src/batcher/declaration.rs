@@ -12,6 +12,7 @@
 //! | `padding_check` | `apart`: requests that change one another's results do not share a run; `off`: that is not tried; `alone`: no rows share a run, without a trial | `apart` |
 //! | `sample_rows` | rows of token ids, a JSON array of arrays: with them the load tries whether the graph takes such rows, and whether they may share a run | made up |
 //! | `longest_row` | tokens of a row that has to run, too, beside the `sample_rows` | none |
+//! | `packing` | `off`, `auto` or `on`: whether the packed graph serves | that of the process |
 //! | `cost_model` | `measured`: the cost of runs is measured when the model is loaded; `off` | `measured` |
 //!
 //! `sample_rows` and `longest_row` count without `pad_inputs`, too: the load tries them on a graph whose rows have one length, or no mask.
@@ -25,6 +26,7 @@ use trireme_engine::LoadError;
 use trireme_inference::{DataType, Shape};
 use trireme_model_repository::ModelConfig;
 
+use super::packing::Packing;
 use super::padding::{PaddedInput, Padding, Steps, UnpaddedOutput};
 
 const PAD_INPUTS: &str = "pad_inputs";
@@ -38,6 +40,7 @@ const PADDING_CHECK: &str = "padding_check";
 const SAMPLE_ROWS: &str = "sample_rows";
 const LONGEST_ROW: &str = "longest_row";
 const COST_MODEL: &str = "cost_model";
+const PACKING: &str = "packing";
 
 const DEFAULT_MAX_ROWS: u32 = 64;
 
@@ -69,6 +72,8 @@ pub struct Declaration {
     pub longest_row: Option<u32>,
     /// The length of all rows, where the inputs insist on one.
     pub fixed_length: Option<u32>,
+    /// Whether the packed graph serves, if the configuration says so.
+    pub packing: Option<Packing>,
 }
 
 /// Reads parameters and collects their faults.
@@ -125,15 +130,24 @@ impl<'a> Reader<'a> {
             alone: false,
             sample_rows,
             longest_row: self.number(LONGEST_ROW),
+            packing: None,
             fixed_length,
         })
     }
 
     fn declaration(&mut self) -> Option<Declaration> {
         let Some(pad_inputs) = self.text(PAD_INPUTS) else {
-            for name in
-                [UNPAD_OUTPUTS, TOKEN_BUDGET, MAX_OVERTAKE, MULTIPLE, MAX_ROWS, COST_MODEL, PADDING_SIDE, PADDING_CHECK]
-            {
+            for name in [
+                UNPAD_OUTPUTS,
+                TOKEN_BUDGET,
+                MAX_OVERTAKE,
+                MULTIPLE,
+                MAX_ROWS,
+                COST_MODEL,
+                PACKING,
+                PADDING_SIDE,
+                PADDING_CHECK,
+            ] {
                 if self.text(name).is_some() {
                     self.faults.push(format!("parameter '{name}' has no effect without '{PAD_INPUTS}'"));
                 }
@@ -170,6 +184,7 @@ impl<'a> Reader<'a> {
             sample_rows: self.sample_rows(),
             longest_row: self.number(LONGEST_ROW),
             fixed_length: None,
+            packing: self.packing(),
         })
     }
 
@@ -285,6 +300,18 @@ impl<'a> Reader<'a> {
             Some(other) => {
                 self.faults.push(format!("parameter '{PADDING_CHECK}' has to be apart, off or alone, found '{other}'"));
                 (true, false)
+            }
+        }
+    }
+
+    fn packing(&mut self) -> Option<Packing> {
+        match self.text(PACKING)? {
+            "off" => Some(Packing::Off),
+            "auto" => Some(Packing::Auto),
+            "on" => Some(Packing::On),
+            other => {
+                self.faults.push(format!("parameter '{PACKING}' has to be off, auto or on, found '{other}'"));
+                None
             }
         }
     }

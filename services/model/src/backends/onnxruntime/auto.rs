@@ -84,13 +84,13 @@ pub fn choose(
     if let (None, Some(Err(error))) = (known, kept.map(|entry| entry.write_rates(rates))) {
         tracing::warn!(model, %error, "the choice of the accelerator could not be kept");
     }
-    let pays = rates.openvino >= PAYS * rates.plain;
+    let pays = rates.other >= PAYS * rates.plain;
     tracing::info!(
         model,
         accelerator = if pays { name } else { PLAIN },
         source = from,
         plain_tokens_per_second = rates.plain.round(),
-        openvino_tokens_per_second = rates.openvino.round(),
+        openvino_tokens_per_second = rates.other.round(),
         "accelerator chosen"
     );
     if !pays {
@@ -121,7 +121,7 @@ impl Trial<'_> {
         let samples = samples.into_iter().map(|(_, request)| request).collect();
         let mut instance = self.instance(self.session(plain).map_err(failed)?)?;
         let expected = Expected::new(self.config, samples, &mut instance)?;
-        let mut rates = Rates { plain: self.rate(&mut instance), openvino: 0.0 };
+        let mut rates = Rates { plain: self.rate(&mut instance), other: 0.0 };
         drop(instance);
         let accelerated = self.session(candidate).map_err(failed).and_then(|session| {
             let mut instance = self.instance(session)?;
@@ -133,7 +133,7 @@ impl Trial<'_> {
             Ok(self.rate(&mut instance))
         });
         match accelerated {
-            Ok(rate) => rates.openvino = rate,
+            Ok(rate) => rates.other = rate,
             Err(error) => tracing::info!(model, "OpenVINO does not serve this model: {error}"),
         }
         Ok(rates)

@@ -17,8 +17,8 @@ use crate::batcher::cost::{CostModel, Fit};
 /// First line of an entry; another format, or another rule for the budget, gets another number.
 const HEADER: &str = "trireme cost model 3";
 
-/// First line of an entry about the choice of an accelerator.
-const RATES: &str = "trireme accelerators 1";
+/// First line of an entry about a choice by two rates.
+const RATES: &str = "trireme rates 1";
 
 /// The entry of one model in the cache.
 #[derive(Clone, Debug)]
@@ -27,13 +27,14 @@ pub struct Entry {
     key: String,
 }
 
-/// Tokens per second of a model with each provider, by which its accelerator is chosen; of an accelerator that cannot be used 0.
+/// Tokens per second of a model as it is and in another form, by which one is chosen: with another provider, or with a packed graph. Of a
+/// form that cannot be used 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// With the plain provider.
+    /// With the plain provider and graph.
     pub plain: f64,
-    /// With OpenVINO.
-    pub openvino: f64,
+    /// In the other form.
+    pub other: f64,
 }
 
 /// The default directory of the cache: `trireme/cost-models` in the user's cache directory; `None` if the user has no
@@ -79,14 +80,14 @@ impl Entry {
         ))
     }
 
-    /// The stored rates of providers, if they have the same key.
+    /// The stored rates, if they have the same key.
     pub fn read_rates(&self) -> Option<Rates> {
-        self.numbers(RATES).map(|[plain, openvino]| Rates { plain, openvino })
+        self.numbers(RATES).map(|[plain, other]| Rates { plain, other })
     }
 
-    /// Stores rates of providers.
-    pub fn write_rates(&self, Rates { plain, openvino }: Rates) -> std::io::Result<()> {
-        self.store(&format!("{RATES}\n{}\nplain: {plain}\nopenvino: {openvino}\n", self.key))
+    /// Stores rates.
+    pub fn write_rates(&self, Rates { plain, other }: Rates) -> std::io::Result<()> {
+        self.store(&format!("{RATES}\n{}\nplain: {plain}\nother: {other}\n", self.key))
     }
 
     /// The numbers of an entry with this first line and the same key.
@@ -150,7 +151,7 @@ mod tests {
         std::fs::write(&file, "another").unwrap();
         assert_eq!(entry("1 thread").read(), None, "the model changed");
         assert_eq!(std::fs::read_dir(&cache).unwrap().count(), 1, "nothing unfinished stays behind");
-        let rates = Rates { plain: 298.5, openvino: 812.0 };
+        let rates = Rates { plain: 298.5, other: 812.0 };
         entry("accelerator").write_rates(rates).unwrap();
         assert_eq!((entry("accelerator").read_rates(), entry("accelerator").read()), (Some(rates), None));
     }

@@ -1,6 +1,8 @@
 //! The work of an instance's thread: it joins requests to a batch, pads them, and splits and cuts the outputs.
 //!
-//! Not here: the run itself (`run`).
+//! Not here: the run itself (`run`); batches of a packed graph (`packed`).
+
+mod packed;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -40,6 +42,8 @@ pub struct OnnxInstance {
     caches: Vec<TensorSpec>,
     /// The tasks that requests choose among, if one of `caches` is the task.
     tasks: Option<Tasks>,
+    /// The groups of the graph, if it is packed.
+    groups: Option<usize>,
 }
 
 /// The meaning of the first dimension.
@@ -100,6 +104,7 @@ impl OnnxInstance {
             apart: None,
             rows_apart: false,
             shares: None,
+            groups: None,
             tasks: caches::undeclared(config, &schema.inputs)
                 .iter()
                 .any(|input| input.name == tasks::INPUT)
@@ -159,8 +164,11 @@ impl OnnxInstance {
 
     /// Runs `requests` as one batch; an error applies to all of them.
     pub fn execute_together(&mut self, requests: &[ExecuteRequest]) -> Result<Vec<ExecuteResponse>, InferError> {
+        if let Some(groups) = self.groups {
+            return self.execute_packed(requests, groups);
+        }
         let Batch { outputs, rows, lengths, started, gathered, ran } = self.run(requests)?;
-        let parts = self.hand_out(requests, outputs, &rows, lengths.as_ref())?;
+        let parts = self.hand_out(&requests.iter().collect::<Vec<_>>(), outputs, &rows, lengths.as_ref())?;
         let timing = ExecuteTiming {
             compute_input: gathered - started,
             compute_infer: ran - gathered,
@@ -274,7 +282,7 @@ impl OnnxInstance {
     /// Splits the outputs into the requested ones of each request.
     fn hand_out(
         &self,
-        requests: &[ExecuteRequest],
+        requests: &[&ExecuteRequest],
         outputs: Vec<Tensor>,
         rows: &[u32],
         lengths: Option<&Padded>,

@@ -21,6 +21,7 @@ mod layouts;
 mod library;
 mod measure;
 mod options;
+mod packing;
 mod precision;
 mod probe;
 mod profiles;
@@ -60,7 +61,8 @@ use self::sessions::Sessions;
 use self::settings::Settings;
 use self::shared::InstanceSession;
 use self::trial::Trial;
-use crate::batcher::{self, Declaration, LengthBatcher, Padding};
+use crate::batcher::packing::{GROUPS, Packing};
+use crate::batcher::{self, Declaration, LengthBatcher, PackedBatcher, Padding};
 use crate::cpus;
 
 pub use self::cost_cache::default_directory as default_cost_model_cache;
@@ -153,6 +155,25 @@ impl Backend for OnnxRuntime {
             None if plain_first => drop(made),
             None => first = Some(made),
         }
+        let mut packs = false;
+        if let Some(declaration) = &declaration
+            && !declaration.alone
+            && packing::wanted(declaration, &self.options) != Packing::Off
+        {
+            let plain = first.take().map(|session| new_instance(InstanceSession::Own(session), padding.as_ref()));
+            let candidate = packing::Candidate {
+                config: &config,
+                declaration,
+                schema: &schema,
+                settings: &settings,
+                options: &self.options,
+                environment: &environment,
+                path: &path,
+            };
+            if let Some(packed) = candidate.choose(plain)? {
+                (sessions, packs) = (packed, true);
+            }
+        }
         if lack_profiles {
             sessions.set_profiles(profiles::derive(&schema.inputs, &config, declaration.as_ref(), &samples()?));
         }
@@ -164,6 +185,9 @@ impl Backend for OnnxRuntime {
             let share = (place.is_gpu() && settings.share_sessions || settings.wide_only).then_some(&mut shared);
             let held = InstanceSession::at(place, share, make).map_err(refused)?;
             let mut instance = new_instance(held, padding.as_ref());
+            if packs {
+                instance.pack(GROUPS);
+            }
             if let InstanceDevice::Gpu(gpu) = place
                 && may_be_pinned(&config)
             {
@@ -240,6 +264,7 @@ impl Backend for OnnxRuntime {
         }
         let policy: Box<dyn BatchPolicy> = match (&declaration, tried) {
             (_, Some(tried)) => Box::new(tried),
+            (Some(declaration), None) if packs => Box::new(PackedBatcher::new(&config, declaration)),
             (Some(declaration), None) => {
                 let directory = self.options.cost_model_cache.as_deref();
                 let kept = |place: InstanceDevice| {
@@ -271,7 +296,7 @@ impl Backend for OnnxRuntime {
         let canary = warmup::first(&config, source.model_path)?;
         let config = Arc::new(config);
         let background = match settings.has_background() {
-            true => background(sessions, &settings, config.clone(), schema, (padding, until)),
+            true => background(sessions, &settings, config.clone(), schema, (padding, until, packs)),
             false => Vec::new(),
         };
         Ok(LoadedModel { config, instances, background, guests: Vec::new(), policy, canary })
@@ -291,7 +316,7 @@ fn background(
     settings: &Settings,
     config: Arc<ModelConfig>,
     schema: Schema,
-    (padding, until): (Option<Padding>, Option<Arc<OnceLock<bool>>>),
+    (padding, until, packs): (Option<Padding>, Option<Arc<OnceLock<bool>>>, bool),
 ) -> Vec<BackgroundInstance> {
     let (sessions, schema) = (Arc::new(sessions), Arc::new(schema));
     let one = |_| {
@@ -302,6 +327,9 @@ fn background(
             let session = sessions.make(InstanceDevice::Cpu, threads);
             let session = session.map_err(|reason| LoadError::Backend { model: config.name.clone(), reason })?;
             let mut instance = OnnxInstance::new(&config, &schema, InstanceSession::Own(session), padding, shrinkage);
+            if packs {
+                instance.pack(GROUPS);
+            }
             if let Some(shares) = until {
                 instance.keep_requests_apart_until(shares);
             }

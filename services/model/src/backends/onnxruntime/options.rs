@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::batcher::packing::Packing;
+
 /// Options of the process for all its ONNX models.
 #[derive(Clone, Debug)]
 pub struct OnnxRuntimeOptions {
@@ -20,6 +22,8 @@ pub struct OnnxRuntimeOptions {
     pub cost_model_cache: Option<PathBuf>,
     /// Largest batch, in rows, of models that can batch and whose configuration does not set it; 0 turns that off.
     pub default_max_batch_size: u32,
+    /// Whether packed graphs serve, of models that are batched by length and whose configuration does not say.
+    pub packing: Packing,
 }
 
 impl Default for OnnxRuntimeOptions {
@@ -32,6 +36,7 @@ impl Default for OnnxRuntimeOptions {
             inter_threads: None,
             cost_model_cache: None,
             default_max_batch_size: 4,
+            packing: Packing::Off,
         }
     }
 }

@@ -34,6 +34,8 @@ pub struct Sessions {
     profiles: Mutex<BTreeMap<String, String>>,
     /// Which providers run how many nodes, as the log has it of the last session.
     described: Mutex<String>,
+    /// The temporary folder of the model's file, if it is in one.
+    folder: Option<TemporaryFolder>,
 }
 
 /// The optimised model, for sessions on the plain CPU provider.
@@ -59,7 +61,9 @@ impl Sessions {
         let (environment, settings, options) = (environment.clone(), settings.clone(), options.clone());
         let (model, path) = (model.to_owned(), path.to_owned());
         let (optimised, profiles, described) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let mut sessions = Sessions { model, environment, settings, options, path, optimised, profiles, described };
+        let folder = None;
+        let mut sessions =
+            Sessions { model, environment, settings, options, path, optimised, profiles, described, folder };
         let entry = sessions.options.model_cache.as_deref().and_then(|directory| sessions.entry(directory));
         if let Some(entry) = &entry {
             sessions.keep_with_providers(entry);
@@ -78,6 +82,11 @@ impl Sessions {
             }
         }
         sessions
+    }
+
+    /// Keeps the temporary folder of the model's file for as long as sessions are made.
+    pub fn keep(&mut self, folder: Option<TemporaryFolder>) {
+        self.folder = folder;
     }
 
     fn entry(&self, directory: &Path) -> Option<Entry> {

@@ -72,7 +72,7 @@ pub struct PrecisionCheck {
 const MIN_COSINE: f64 = 0.9999;
 
 /// The parameters that this backend and the batcher read. Others are ignored, unless their names are almost known ones.
-const KNOWN: [&str; 28] = [
+const KNOWN: [&str; 29] = [
     "accelerator",
     "arena_extend_strategy",
     "cost_model",
@@ -91,6 +91,7 @@ const KNOWN: [&str; 28] = [
     "memory.enable_memory_arena_shrinkage",
     "pad_inputs",
     "pad_to_multiple_of",
+    "packing",
     "padding_check",
     "padding_side",
     "sample_rows",

@@ -3,6 +3,7 @@
 mod accelerated;
 mod external;
 mod hostile;
+mod packing;
 mod padding;
 mod proof;
 mod shared;

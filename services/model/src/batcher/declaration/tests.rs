@@ -40,6 +40,7 @@ fn defaults() {
             sample_rows: Vec::new(),
             longest_row: None,
             fixed_length: None,
+            packing: None,
         }
     );
 }

@@ -114,6 +114,7 @@ fn settings_come_from_the_configuration_then_the_measurement() {
         sample_rows: Vec::new(),
         longest_row: None,
         fixed_length: None,
+        packing: None,
     };
     let fit = Fit { model: MEASURED, token_budget: 512, error: 0.0, steps: Steps { multiple: 16, longest: 512 } };
     let of =
