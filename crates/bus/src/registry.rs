@@ -93,7 +93,7 @@ pub struct Content {
     pub digest: String,
     /// The space of the version's answers: a digest of what decides each row, whatever the form of the files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub space: Option<String>,
+    pub space: Option<Box<str>>,
     /// The number of the choice for another content to which the worker has yielded: it has no requests of the version any
     /// more, and takes none.
     #[serde(default, skip_serializing_if = "Option::is_none")]

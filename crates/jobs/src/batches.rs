@@ -102,7 +102,7 @@ impl Jobs {
             state: BatchState::Validating,
             counts: Counts::default(),
             usage: Usage::default(),
-            traceparent: new.traceparent,
+            traceparent: new.traceparent.map(Box::new),
             output_lapse: new.output_lapse.map(|lapse| lapse.as_secs()),
             ahead: Counts::default(),
             failure: None,

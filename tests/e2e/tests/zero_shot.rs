@@ -93,7 +93,7 @@ fn labels_of_a_request_are_scored_as_by_transformers(mode: Mode) {
             let mut ranked: Vec<(f64, &str)> = expected.iter().copied().zip(labels).collect();
             ranked.sort_by(|one, two| two.0.total_cmp(&one.0));
             let found: Vec<f64> =
-                text.as_array().expect("labels").iter().map(|one| one["score"].as_f64().unwrap()).collect();
+                text.as_array().expect("labels").iter().map(|one| one["score"].as_f64().expect("a number")).collect();
             close(&found, &ranked.iter().map(|one| one.0).collect::<Vec<_>>());
             assert_eq!(text[0]["label"], ranked[0].1);
         }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
-use trireme_inference::{Name, TraceParent};
+use trireme_inference::Name;
 
 use super::{Chunk, Prepared, Run, Task};
 use crate::columns;
@@ -154,7 +154,7 @@ impl Run<'_> {
             match call {
                 Ok(call) => {
                     let mut call = call.of(format!("{} line {number}", self.id));
-                    let trace = self.batch.traceparent.iter().flat_map(TraceParent::headers);
+                    let trace = self.batch.traceparent.iter().flat_map(|trace| trace.headers());
                     call.headers.extend(trace.map(|(name, value)| (name.to_owned(), value.to_string().into())));
                     bytes += call.body.len();
                     tasks.push(Task { chunk, index: outcomes.len(), number, custom_id, call, _held: held });

@@ -63,7 +63,7 @@ pub struct Batch {
     pub(crate) digest: Bytes,
     /// The client's W3C trace context.
     #[serde(default)]
-    pub(crate) traceparent: Option<TraceParent>,
+    pub(crate) traceparent: Option<Box<TraceParent>>,
     /// How long its files are kept, in seconds, if the client has said that.
     #[serde(default)]
     pub output_lapse: Option<u64>,

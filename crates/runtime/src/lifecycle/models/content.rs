@@ -54,7 +54,7 @@ impl Models {
                 .and_then(|all| all.folder_of(&model.name, version));
             let space = model.space(version);
             let unknown = |error: &std::io::Error| tracing::warn!(model = model.name, version, %error, "the space of its answers is not known");
-            let space = space.inspect_err(unknown).ok();
+            let space = space.inspect_err(unknown).ok().map(String::into_boxed_str);
             match folder {
                 Some(folder) if !is_shared => {
                     Ok((folder.name.clone(), format!("{:016x}", folder.fingerprint()), space))
