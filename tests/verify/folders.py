@@ -43,7 +43,7 @@ FOLDERS = {}
 # Folders that are refused, and what the refusal says.
 REFUSED = {
     "dense-as-older-torch-bin": ["2_Dense/pytorch_model.bin cannot be read", "no ZIP archive", "write model.safetensors"],
-    "softmax-over-rows": ["the same numbers for every text", "trireme export"],
+    "softmax-over-rows": ["the number 1 for every text", "trireme export"],
     "longformer": ["does not run for a row of 3 tokens", "trireme export", "docs/python.md"],
 }
 # Folders that are refused with a command, after which they serve: a pattern of the command.

@@ -210,6 +210,7 @@ mod tests {
             assert_eq!(ours[..36], CLIENT[..36], "same trace");
             assert_ne!(ours[36..52], CLIENT[36..52], "another span");
             set_parent(&tracing::info_span!(target: "trireme::test", "other"), "rubbish", None);
+            let span = tracing::info_span!(target: "trireme::test", "malformed");
             set_parent(&span, CLIENT, Some("=,=,"));
             assert_eq!(traceparent(&span).unwrap().1, None);
         });

@@ -49,7 +49,7 @@ fn a_graph_that_gives_the_same_for_every_text_is_refused() {
     let graph = made(&[largest("x", "row", 1), largest("row", "all", 0), node("Div", &["row", "all"], "y", &[])]);
     for more in [&[][..], &PADDED] {
         let error = load_error(&graph, &rows(-1, more));
-        assert!(error.contains("the same numbers for every text") && error.contains("trireme export"), "{error}");
+        assert!(error.contains("the number 1 for every text") && error.contains("trireme export"), "{error}");
     }
 }
 
