@@ -14,6 +14,8 @@
 //! last_hidden_state          last_hidden_state/group0 … , as the plain graph gives them, except at padding
 //! ```
 //!
+//! [`meaning`] is beside it: a digest of what a graph computes, whatever its names.
+//!
 //! Not here: running a graph, choosing groups.
 
 mod layout;
