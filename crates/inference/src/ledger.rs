@@ -60,6 +60,12 @@ impl Ledger {
         space_of(self.0.iter().map(|hop| hop.space.as_deref()))
     }
 
+    /// The steps and their spaces, for an answer that is given again: it took none of the times, and no tokens.
+    pub fn without_times(&self) -> Ledger {
+        let hop = |hop: &Hop| Hop { model: hop.model.clone(), space: hop.space.clone(), ..Hop::default() };
+        Ledger(self.0.iter().map(hop).collect())
+    }
+
     /// The facts of all tokenizers together; `None` where no step was one.
     pub fn texts(&self) -> Option<TextFacts> {
         self.0.iter().filter_map(|hop| hop.texts).reduce(TextFacts::and)

@@ -17,7 +17,7 @@ use clap::Args;
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 use trireme_inference::{
-    InferError, InferResponse, Ledger, ModelKey, Parameters, RequestedOutput, TIMEOUTS, Tensor, TextFacts,
+    InferError, InferResponse, ModelKey, Parameters, RequestedOutput, TIMEOUTS, Tensor, TextFacts,
 };
 
 /// Bytes that an entry is assumed to occupy beside its tensors and key.
@@ -149,7 +149,7 @@ impl Cacheable for InferResponse {
             outputs: own(&self.outputs),
             parameters: self.parameters.clone(),
             shared: Default::default(),
-            ledger: Ledger::default(),
+            ledger: self.ledger.without_times(),
         }
     }
 
@@ -244,6 +244,8 @@ impl<A: Cacheable> Weighter<Key, Arc<A>> for Weight {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use trireme_inference::Ledger;
 
     use super::*;
 

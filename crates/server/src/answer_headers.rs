@@ -36,10 +36,11 @@ fn is_of_space(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'.'
 }
 
-/// The ledger as `Server-Timing`: an entry per hop, in milliseconds of computing, with waiting in its description.
+/// The ledger as `Server-Timing`: an entry per hop, in milliseconds of computing, with waiting in its description. Steps of an answer that is
+/// given again ran in no batch, and have no entry.
 fn server_timing(ledger: &Ledger) -> String {
     let mut text = String::new();
-    for hop in ledger.0.iter().take(MOST_HOPS) {
+    for hop in ledger.0.iter().filter(|hop| hop.batch_size > 0).take(MOST_HOPS) {
         if !text.is_empty() {
             text.push_str(", ");
         }
@@ -71,7 +72,7 @@ mod tests {
 
     #[test]
     fn what_workers_tell_stays_a_short_header() {
-        let hop = Hop { model: "a\r\nX: \"é\"".repeat(1000).into(), ..Hop::default() };
+        let hop = Hop { model: "a\r\nX: \"é\"".repeat(1000).into(), batch_size: 1, ..Hop::default() };
         let timing = server_timing(&Ledger(vec![hop; 10_000]));
         assert!(timing.len() < 8 << 10, "{} bytes", timing.len());
         assert!(
@@ -85,7 +86,14 @@ mod tests {
         let hop = |space: Option<&str>| Hop { space: space.map(Into::into), ..Hop::default() };
         let told = |hops: &[Hop]| answer_headers(&Ledger(hops.to_vec())).find(|(name, _)| *name == SPACE);
         let steps = [hop(Some("0123456789abcdef")), hop(Some("fedcba9876543210"))];
-        assert_eq!(told(&steps), Some((SPACE, "0123456789ab.fedcba987654".to_owned())));
+        let space = Some((SPACE, "0123456789ab.fedcba987654".to_owned()));
+        assert_eq!(told(&steps), space);
+        let repeated = Ledger(steps.to_vec()).without_times();
+        assert_eq!(
+            (told(&repeated.0), server_timing(&repeated)),
+            (space, String::new()),
+            "of an answer that is given again"
+        );
         assert_eq!(told(&[hop(Some("0123")), hop(None)]), None);
         assert_eq!(told(&[hop(Some("a\r\nX: b"))]), None);
         assert_eq!(told(&[]), None);

@@ -78,8 +78,7 @@ impl Rereading {
         again: impl Fn() -> anyhow::Result<()> + Send + Sync + 'static,
     ) {
         if !files.is_empty() {
-            let seen = files.iter().map(|file| look(file)).collect();
-            self.0.push(Source { what, files, seen: Mutex::new(seen), again: Box::new(again) });
+            self.0.push(Source { what, files, seen: Mutex::default(), again: Box::new(again) });
         }
     }
 
@@ -88,8 +87,12 @@ impl Rereading {
         self.0.iter().for_each(Source::read);
     }
 
-    /// Reads files again once they change, for ever.
+    /// Reads files again once they change, for ever. It begins with reading all of them: one may have changed since the start has read it.
     pub async fn follow(&self) {
+        for source in &self.0 {
+            source.has_changed();
+            source.try_read();
+        }
         let mut ticks = tokio::time::interval(LOOK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -110,15 +113,23 @@ impl Source {
     }
 
     fn read(&self) {
-        let Source { what, files, again, .. } = self;
-        let files = files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
-        match again() {
-            Ok(()) => tracing::info!(what, files, "read again"),
-            Err(error) => {
-                let error = format!("{error:#}");
-                tracing::error!(what, files, error, "cannot be read again; the last ones stay");
-            }
+        if self.try_read() {
+            tracing::info!(what = self.what, files = self.names(), "read again");
         }
+    }
+
+    /// Whether the files could be used; an error is logged.
+    fn try_read(&self) -> bool {
+        let read = (self.again)();
+        if let Err(error) = &read {
+            let error = format!("{error:#}");
+            tracing::error!(what = self.what, files = self.names(), error, "cannot be read again; the last ones stay");
+        }
+        read.is_ok()
+    }
+
+    fn names(&self) -> String {
+        self.files.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ")
     }
 }
 

@@ -41,6 +41,10 @@ fn answers_are_kept_and_identical_requests_computed_once(mode: Mode) {
     assert!(outcome.slowest < Duration::from_millis(5 * DELAY_MS), "the slowest took {:?}", outcome.slowest);
     let again = sandbox.infer("slow", &number(7.0));
     assert!(!again.header("server-timing").unwrap_or_default().contains("slow"), "no hop: it was computed before");
+    assert!(
+        again.header("trireme-space").is_some_and(|space| !space.is_empty()),
+        "the space of the answer that is repeated"
+    );
     let statistics = sandbox.get("/v2/models/slow/stats").json()["model_stats"][0]["inference_stats"].clone();
     let count = |what: &str| statistics[what]["count"].as_u64().expect("a count");
     assert_eq!((count("cache_hit"), count("cache_miss")), (8, 1), "{statistics}");
