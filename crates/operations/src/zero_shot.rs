@@ -14,8 +14,11 @@ const TEMPLATE: &str = "This example is {}.";
 /// The place of the label in a template.
 const BLANK: &str = "{}";
 
-/// Most pairs of a text and a label in a request.
+/// Most pairs of a text and a label in a request, and so most labels.
 const MOST_PAIRS: usize = 16_384;
+
+/// Longest template, in bytes: it is repeated for each label.
+const LONGEST_TEMPLATE: usize = 1024;
 
 /// The labels of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,12 +35,24 @@ impl Candidates {
     /// the other labels.
     ///
     /// # Errors
-    /// There is no label, or the template has not exactly one `{}`.
+    /// There is no label, or there are more than a request may have pairs; the template is longer than 1 024 bytes, or has not exactly one `{}`.
     pub fn new(labels: Vec<String>, template: Option<&str>, multi_label: bool) -> Result<Candidates, InferError> {
         if labels.is_empty() {
             return Err(InferError::invalid_arg("'candidate_labels' is empty, expected at least one label"));
         }
+        if labels.len() > MOST_PAIRS {
+            let found = labels.len();
+            return Err(InferError::invalid_arg(format!(
+                "'candidate_labels' has {found} labels, expected at most {MOST_PAIRS}: send fewer labels in a request"
+            )));
+        }
         let template = template.unwrap_or(TEMPLATE);
+        if template.len() > LONGEST_TEMPLATE {
+            let found = template.len();
+            return Err(InferError::invalid_arg(format!(
+                "'hypothesis_template' has {found} bytes, expected at most {LONGEST_TEMPLATE}: it is repeated for each label"
+            )));
+        }
         let Some((before, behind)) = template.split_once(BLANK).filter(|(_, behind)| !behind.contains(BLANK)) else {
             return Err(InferError::invalid_arg(format!(
                 "'hypothesis_template' is '{}', expected one {BLANK}, the place of the label, as in '{TEMPLATE}'",
@@ -178,6 +193,11 @@ mod tests {
         let given = [("candidate_labels", "a".into()), ("hypothesis_template", "It is {} or {}.".into())];
         let twice = Candidates::from_parameters(&parameters(&given)).unwrap_err().message;
         assert!(twice.contains("'It is {} or {}.', expected one {}"), "{twice}");
+        let new = |labels: usize, template: &str| Candidates::new(vec!["a".to_owned(); labels], Some(template), false);
+        let many = new(MOST_PAIRS + 1, "{}").unwrap_err().message;
+        assert!(many.contains("has 16385 labels, expected at most 16384"), "{many}");
+        let long = new(1, &format!("{{}}{}", "x".repeat(LONGEST_TEMPLATE))).unwrap_err().message;
+        assert!(long.contains("has 1026 bytes, expected at most 1024"), "{long}");
         let given = [("candidate_labels", "a".into()), ("multi_label", "yes".into())];
         let flag = Candidates::from_parameters(&parameters(&given)).unwrap_err().message;
         assert!(flag.contains("'multi_label'") && flag.contains("expected true or false"), "{flag}");
