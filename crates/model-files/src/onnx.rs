@@ -14,7 +14,7 @@ use crate::ending::{Node, Nodes};
 use crate::regular;
 
 /// Graphs lie within nodes of graphs no deeper than this.
-const MAX_DEPTH: usize = 16;
+pub(crate) const MAX_DEPTH: usize = 16;
 
 /// Names and paths are shorter than this.
 const MAX_TEXT_BYTES: u64 = 64 << 10;
@@ -66,15 +66,18 @@ pub struct GraphTensor {
 }
 
 /// Where the value of a field is.
-enum Field {
+pub(crate) enum Field {
     Number(u64),
+    Fixed32([u8; 4]),
+    Fixed64([u8; 8]),
     /// The bytes up to this position.
     Bytes(u64),
 }
 
-struct Wire<R: Read + Seek> {
-    reader: BufReader<R>,
-    position: u64,
+/// A protobuf message, read field by field.
+pub(crate) struct Wire<R: Read + Seek> {
+    pub reader: BufReader<R>,
+    pub position: u64,
 }
 
 // === impl Graph ===
@@ -88,7 +91,7 @@ impl Graph {
     }
 
     fn parse(reader: impl Read + Seek, length: u64) -> io::Result<Graph> {
-        let mut wire = Wire { reader: BufReader::new(reader), position: 0 };
+        let mut wire = Wire::new(reader);
         let (mut graph, mut notes) = (None, BTreeMap::new());
         wire.fields(length, |wire, field, value| {
             match (field, value) {
@@ -151,6 +154,10 @@ impl GraphTensor {
 // === impl Wire ===
 
 impl<R: Read + Seek> Wire<R> {
+    pub fn new(reader: R) -> Wire<R> {
+        Wire { reader: BufReader::new(reader), position: 0 }
+    }
+
     /// GraphProto: nodes, weights, inputs, outputs.
     fn graph(&mut self, end: u64, depth: usize) -> io::Result<Graph> {
         if depth > MAX_DEPTH {
@@ -254,7 +261,7 @@ impl<R: Read + Seek> Wire<R> {
     }
 
     /// StringStringEntryProto: a key and its value.
-    fn entry(&mut self, end: u64) -> io::Result<(String, String)> {
+    pub fn entry(&mut self, end: u64) -> io::Result<(String, String)> {
         let (mut key, mut value) = (String::new(), String::new());
         self.fields(end, |wire, field, found| {
             match (field, found) {
@@ -312,7 +319,7 @@ impl<R: Read + Seek> Wire<R> {
     }
 
     /// Gives every field up to `end` to `visit`, which may read a value of bytes or leave it.
-    fn fields(
+    pub fn fields(
         &mut self,
         end: u64,
         mut visit: impl FnMut(&mut Wire<R>, u64, Field) -> io::Result<()>,
@@ -324,8 +331,14 @@ impl<R: Read + Seek> Wire<R> {
                     let number = self.varint()?;
                     visit(self, key >> 3, Field::Number(number))?;
                 }
-                1 => self.seek(self.position.saturating_add(8))?,
-                5 => self.seek(self.position.saturating_add(4))?,
+                1 => {
+                    let bytes = self.bytes()?;
+                    visit(self, key >> 3, Field::Fixed64(bytes))?;
+                }
+                5 => {
+                    let bytes = self.bytes()?;
+                    visit(self, key >> 3, Field::Fixed32(bytes))?;
+                }
                 2 => {
                     let length = self.varint()?;
                     let stop = self.position.checked_add(length).filter(|&stop| stop <= end);
@@ -339,7 +352,14 @@ impl<R: Read + Seek> Wire<R> {
         Ok(())
     }
 
-    fn varint(&mut self) -> io::Result<u64> {
+    fn bytes<const N: usize>(&mut self) -> io::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.reader.read_exact(&mut bytes)?;
+        self.position += N as u64;
+        Ok(bytes)
+    }
+
+    pub fn varint(&mut self) -> io::Result<u64> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
             let mut byte = [0];
@@ -353,7 +373,7 @@ impl<R: Read + Seek> Wire<R> {
         Err(damaged("it has a number of more than 64 bits"))
     }
 
-    fn text(&mut self, end: u64) -> io::Result<String> {
+    pub fn text(&mut self, end: u64) -> io::Result<String> {
         let length = end.saturating_sub(self.position);
         if length > MAX_TEXT_BYTES {
             return Err(damaged("it has a name of more than 64 KiB"));
@@ -398,7 +418,7 @@ fn looks_up_positions(node: &Node) -> Option<&str> {
     NAMES.iter().any(|name| table.contains(name)).then_some(table)
 }
 
-fn damaged(what: &str) -> io::Error {
+pub(crate) fn damaged(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("not an ONNX model: {what}"))
 }
 
