@@ -60,7 +60,7 @@ impl Ledger {
         space_of(self.0.iter().map(|hop| hop.space.as_deref()))
     }
 
-    /// The steps and their spaces, for an answer that is given again: it took none of the times, and no tokens.
+    /// The steps and their spaces, for an answer that is given again: no worker ran for it, it took none of the times, and no tokens.
     pub fn without_times(&self) -> Ledger {
         let hop = |hop: &Hop| Hop { model: hop.model.clone(), space: hop.space.clone(), ..Hop::default() };
         Ledger(self.0.iter().map(hop).collect())
@@ -85,6 +85,15 @@ pub fn space_of<'a>(steps: impl Iterator<Item = Option<&'a str>>) -> Option<Stri
     let short = |space: &'a str| space.get(..STEP_DIGITS).unwrap_or(space);
     let spaces = steps.map(|space| space.map(short)).collect::<Option<Vec<_>>>()?;
     (!spaces.is_empty()).then(|| spaces.join("."))
+}
+
+// === impl Hop ===
+
+impl Hop {
+    /// Whether a worker ran the step for this very answer, and the step is not that of an answer that is given again.
+    pub fn ran(&self) -> bool {
+        !self.worker.is_empty()
+    }
 }
 
 // === impl TextFacts ===

@@ -5,8 +5,7 @@
 //! computed from, and on nothing else: names of nodes, values and weights, their order, nodes without use, documentation, and
 //! where weights lie have no part in it. A node `Constant` counts as the weight that it holds, a node `Identity` as its input.
 //!
-//! Names of the graph's inputs and outputs count, since requests use them. Two graphs that compute the same by other nodes have
-//! different digests.
+//! Names of the graph's inputs count, since callers feed it by them. Two graphs that compute the same by other nodes have different digests.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -21,7 +20,7 @@ use crate::regular;
 mod tensor;
 
 /// The SHA-256 of a part.
-pub(crate) type Hash = [u8; SHA256_OUTPUT_LEN];
+pub type Hash = [u8; SHA256_OUTPUT_LEN];
 
 /// Bytes that are read at a time.
 const CHUNK: u64 = 1 << 20;
@@ -59,15 +58,16 @@ struct Attribute {
     graphs: Vec<Form>,
 }
 
-/// The SHA-256 of what the file at `path` computes, from the file and the files of weights beside it. The error says what cannot be read: a
-/// weight without its elements, an input of a node that no node before it makes, or a path of weights outside the file's directory.
-pub fn digest(path: &Path) -> io::Result<Hash> {
+/// The SHA-256 of what the file at `path` computes for these of its outputs, in this order; for all where none is named. It is made of the file
+/// and the files of weights beside it. The error says what cannot be read: a weight without its elements, a value that no node makes before it is
+/// used, or a path of weights outside the file's directory.
+pub fn digest(path: &Path, outputs: &[&str]) -> io::Result<Hash> {
     let file = regular::open(path)?;
     let length = file.metadata()?.len();
-    parse(file, length, path.parent().unwrap_or(Path::new("")))
+    parse(file, length, path.parent().unwrap_or(Path::new("")), outputs)
 }
 
-fn parse(file: impl Read + Seek, length: u64, directory: &Path) -> io::Result<Hash> {
+fn parse(file: impl Read + Seek, length: u64, directory: &Path, outputs: &[&str]) -> io::Result<Hash> {
     let mut reader = Reader { directory, beside: HashMap::new() };
     let (mut form, mut versions, mut functions) = (None, BTreeMap::new(), Vec::new());
     Wire::new(file).fields(length, |wire, field, value| {
@@ -80,18 +80,14 @@ fn parse(file: impl Read + Seek, length: u64, directory: &Path) -> io::Result<Ha
         }
         Ok(())
     })?;
-    let form = form.ok_or_else(|| damaged("it holds no graph"))?;
-    functions.sort_unstable();
-    let of = form.outputs(&versions, &mut Vec::new())?;
-    let mut outputs: Vec<_> = form.outputs.iter().zip(of).collect();
-    outputs.sort();
-    let mut whole = Parts::new("graph");
-    for function in functions {
-        whole.add(&function);
+    let mut form = form.ok_or_else(|| damaged("it holds no graph"))?;
+    if !outputs.is_empty() {
+        form.outputs = outputs.iter().map(|&name| name.to_owned()).collect();
     }
-    for (name, of) in outputs {
-        whole.add(name.as_bytes());
-        whole.add(&of);
+    functions.sort_unstable();
+    let mut whole = Parts::new("graph");
+    for part in functions.into_iter().chain(form.outputs(&versions, &mut Vec::new())?) {
+        whole.add(&part);
     }
     Ok(whole.finish())
 }

@@ -14,12 +14,9 @@
 //! last_hidden_state          last_hidden_state/group0 … , as the plain graph gives them, except at padding
 //! ```
 //!
-//! [`meaning`] is beside it: a digest of what a graph computes, whatever its names.
-//!
 //! Not here: running a graph, choosing groups.
 
 mod layout;
-mod meaning;
 mod names;
 mod proto;
 mod regions;
@@ -31,7 +28,6 @@ mod write;
 use bytes::Bytes;
 use prost::Message;
 
-pub use meaning::meaning;
 pub use names::{PLACES, of_group, tokens};
 use proto::{ModelProto, ValueInfoProto};
 use regions::Regions;

@@ -287,26 +287,6 @@ impl TensorProto {
         FLOATS.contains(&self.data_type)
     }
 
-    /// Its elements as `raw_data` has them, in little-endian order, where they are in fields of their own.
-    pub fn elements(&self) -> Vec<u8> {
-        let mut bytes: Vec<u8> = self.float_data.iter().flat_map(|value| value.to_le_bytes()).collect();
-        // Shorter types are in 32-bit integers: 8 bits of (U)INT8, BOOL and the 8-bit floats, 16 of the others but INT32.
-        let width = match self.data_type {
-            2 | 3 | BOOL | 17..=20 => 1,
-            INT32 => 4,
-            _ => 2,
-        };
-        bytes.extend(self.int32_data.iter().flat_map(|value| value.to_le_bytes().into_iter().take(width)));
-        bytes.extend(self.int64_data.iter().flat_map(|value| value.to_le_bytes()));
-        bytes.extend(self.double_data.iter().flat_map(|value| value.to_le_bytes()));
-        bytes.extend(self.uint64_data.iter().flat_map(|value| value.to_le_bytes()));
-        for text in &self.string_data {
-            bytes.extend((text.len() as u64).to_le_bytes());
-            bytes.extend(text);
-        }
-        bytes
-    }
-
     /// Its elements, if they are few and integers or booleans, and lie in the file.
     pub fn integers(&self) -> Option<Vec<i64>> {
         let count = self.dims.iter().try_fold(1i64, |count, &dim| count.checked_mul(dim))?;

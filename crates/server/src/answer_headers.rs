@@ -36,11 +36,10 @@ fn is_of_space(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'.'
 }
 
-/// The ledger as `Server-Timing`: an entry per hop, in milliseconds of computing, with waiting in its description. Steps of an answer that is
-/// given again ran in no batch, and have no entry.
+/// The ledger as `Server-Timing`: an entry per hop that ran, in milliseconds of computing, with waiting in its description.
 fn server_timing(ledger: &Ledger) -> String {
     let mut text = String::new();
-    for hop in ledger.0.iter().filter(|hop| hop.batch_size > 0).take(MOST_HOPS) {
+    for hop in ledger.0.iter().filter(|hop| hop.ran()).take(MOST_HOPS) {
         if !text.is_empty() {
             text.push_str(", ");
         }
@@ -72,7 +71,7 @@ mod tests {
 
     #[test]
     fn what_workers_tell_stays_a_short_header() {
-        let hop = Hop { model: "a\r\nX: \"é\"".repeat(1000).into(), batch_size: 1, ..Hop::default() };
+        let hop = Hop { model: "a\r\nX: \"é\"".repeat(1000).into(), worker: "w".into(), ..Hop::default() };
         let timing = server_timing(&Ledger(vec![hop; 10_000]));
         assert!(timing.len() < 8 << 10, "{} bytes", timing.len());
         assert!(

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::Path;
 
-use trireme_packing::meaning;
+use trireme_model_files::canonical;
 
 use crate::digest::{Digest, digest_of_file, visit_files};
 use crate::repository::{CONFIG_FILE, RepositoryModel};
@@ -59,7 +59,7 @@ impl RepositoryModel {
                 let path = directory.join(file.unwrap_or("model.onnx"));
                 let path = if path.is_dir() { path.join("model.onnx") } else { path };
                 let outputs: Vec<&str> = config.outputs.iter().map(|output| output.name.as_str()).collect();
-                digest.add(&meaning(&path, &outputs)?);
+                digest.add(&canonical::digest(&path, &outputs)?);
             }
             _ => visit_files(
                 &directory,
