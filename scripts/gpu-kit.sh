@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Packs what a machine with an NVIDIA GPU needs to measure Trireme and to run its GPU tests, for a machine that can fetch nothing: release
 # programs, the CUDA build of ONNX Runtime, the demo's model, a graph whose random weights are made there, and the benchmark. Parts of
-# at most 60 MB and gpu-kit.py lie in target/gpu-kit afterwards. There: python3 gpu-kit.py [RESULT.json]
+# at most PART_BYTES (60 MB) and gpu-kit.py lie in target/gpu-kit afterwards. There: python3 gpu-kit.py [RESULT.json]
 # PROFILE=dev packs debug programs, to try the kit. MODEL=DIR packs that model.onnx with its tokenizer in place of the demo's, whose weights
 # have 8 bits: all-MiniLM-L6-v2 with fp32, for example.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 PROFILE=${PROFILE:-release} MODEL=${MODEL:-} LEVEL=${LEVEL:-6}
-PYTHON_VERSION=3.12 PART_BYTES=60000000
+PYTHON_VERSION=3.12 PART_BYTES=${PART_BYTES:-60000000}
 TARGET=$ROOT/target/gpu-kit
 # As bench/requirements-gpu.txt says; CUDA's own libraries are those of the other machine.
 ONNXRUNTIME=onnxruntime-gpu==1.31.1 TOKENIZERS=tokenizers==0.23.3
