@@ -1,4 +1,4 @@
-//! What errors, warnings and answers tell people to write: each flag and each command in the texts of the sources is one that there is.
+//! Advice in errors, warnings and answers: each flag and each command that a text of the sources names exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -18,7 +18,7 @@ use crate::style::{Cell, cell, colours, table};
 /// Digits of a key's digest by which `list` and `revoke` name the key.
 const ID_DIGITS: usize = 12;
 
-/// What a key begins with, so that scanners for secrets know it.
+/// The beginning of each key, so that scanners for secrets know it.
 const KEY_PREFIX: &str = "trireme_";
 
 /// Random bytes of a key.
@@ -56,7 +56,7 @@ struct AddArgs {
     #[arg(value_parser = owner)]
     owner: String,
 
-    /// What requests with the key may do
+    /// Rights of requests with the key
     #[arg(long, value_name = "ROLE", default_value = "live")]
     role: Role,
 

@@ -51,14 +51,14 @@ const TERMS: [&str; 16] = [
 /// differently; another pooling, prompt or precision of 8 bits is further off.
 const ROUNDING: f64 = 0.05;
 
-/// What the rows of an output are made of.
+/// The input and settings that an output's rows come from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Terms {
     /// The format of the output.
     pub format: String,
     /// The model's name, if it has one.
     pub model: Option<String>,
-    /// What the flags say about the model folder; null without one.
+    /// The flags about the model folder; null without one.
     pub choices: Value,
     /// The digest of the model's files; `None` where a server has them.
     pub content: Option<String>,
@@ -73,7 +73,7 @@ pub struct Terms {
     pub input: Identity,
 }
 
-/// What an earlier run has left.
+/// The files that an earlier run has left.
 pub struct Left {
     terms: Value,
     /// The contents that the output may have: that of the last run, and the one that is about to replace it.

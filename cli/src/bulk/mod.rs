@@ -234,7 +234,7 @@ impl<'a> Run<'a> {
         for own in [target.clone(), errors::place(&target)?, job::place(&target)?] {
             ensure!(!source.is_same(&own), "IN and OUT are one file ({source}): choose another OUT");
         }
-        // What no job knows is refused before anything is written beside it.
+        // An output that no job knows is refused before anything is written beside it.
         Left::find(&target)?;
         let lock = Lock::take(&target, &job::folder(&target)?)?;
         Ok((Run { args, source, target }, lock))

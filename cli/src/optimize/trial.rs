@@ -42,7 +42,7 @@ pub struct Fidelity {
     worst: Vec<usize>,
 }
 
-/// What a variant has to reach.
+/// The bars that a variant has to reach.
 #[derive(Clone, Copy, Debug)]
 pub struct Bars {
     /// The lowest likeness.
@@ -107,7 +107,7 @@ impl Measured {
 // === impl Fidelity ===
 
 impl Fidelity {
-    /// Whether the answers are alike enough. What is no number is not.
+    /// Whether the answers are alike enough. NaN is not.
     pub fn holds(&self, bars: &Bars) -> bool {
         self.lowest >= bars.likeness && self.score_difference.is_none_or(|found| found <= bars.score_difference)
     }

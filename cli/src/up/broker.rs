@@ -86,7 +86,7 @@ impl Broker {
         self.folder.join("nats-server.log")
     }
 
-    /// What its log says about a start that failed.
+    /// The reason in its log for a start that failed.
     pub fn last_words(&self) -> String {
         let log = fs::read_to_string(self.log()).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();

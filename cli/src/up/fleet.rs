@@ -197,7 +197,7 @@ impl Member {
         }
     }
 
-    /// Kills the process and those that it has started.
+    /// Kills the process and its children.
     fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);

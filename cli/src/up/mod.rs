@@ -174,7 +174,7 @@ struct Plan {
     stages: Vec<Part>,
     /// `http://HOST:PORT` of the gateway, unless it speaks TLS or no HTTP.
     http: Option<String>,
-    /// What clients reach where.
+    /// The addresses that clients use.
     places: String,
     /// The commands that start one more process of each stage.
     commands: Vec<String>,
@@ -256,7 +256,7 @@ impl Plan {
         Ok(Plan { gateway, stages, http, places, commands })
     }
 
-    /// What is printed when all processes are ready.
+    /// The lines that are printed when all processes are ready.
     fn words(&self, fleet: &Fleet) -> String {
         let mut text = format!("\n{}\n\n", self.places);
         for (name, id) in fleet.processes() {

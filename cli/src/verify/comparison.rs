@@ -34,7 +34,7 @@ pub struct Comparison {
     differs: Option<(usize, String)>,
 }
 
-/// What the comparison of a model gave.
+/// The outcome of a model's comparison.
 pub struct Verified {
     /// The report: a table, and the sentence.
     pub text: String,
@@ -135,7 +135,7 @@ impl Comparison {
         self.way != BESIDE
     }
 
-    /// Whether all answers are alike enough. What is no number is not.
+    /// Whether all answers are alike enough. NaN is not.
     fn passes(&self) -> bool {
         self.lowest >= self.bar
     }

@@ -50,7 +50,7 @@ pub struct Reopening {
 // === impl Reopening ===
 
 impl Reopening {
-    /// What works for this long has not broken at once.
+    /// A task that works for this long has not broken at once.
     const LASTING: Duration = Duration::from_secs(2);
 
     /// Notes that it works, or still does.

@@ -38,7 +38,7 @@ pub struct TopicMessage {
 /// The values in the messages on a topic. Malformed messages are logged and ignored.
 pub struct TopicValues<T> {
     messages: mpsc::Receiver<TopicMessage>,
-    /// What a message holds, for the log.
+    /// The kind of a message, for the log.
     what: &'static str,
     read: fn(&[u8]) -> Option<T>,
 }

@@ -1,4 +1,4 @@
-//! What lapses is there until its time and not after it, by the clock of the bus.
+//! Values with a time to live exist until their time and not after it, by the clock of the bus.
 
 use std::time::Duration;
 

@@ -79,7 +79,7 @@ pub struct DialectCall {
     pub rest: String,
     /// The model that the path names.
     pub model: Option<String>,
-    /// What the URL has behind `?`.
+    /// The query of the URL, behind `?`.
     pub query: Option<String>,
     /// Its body, without its coding.
     pub body: Bytes,

@@ -85,7 +85,7 @@ impl Field {
     }
 }
 
-/// What becomes of fields that are in none of a route's tables.
+/// The treatment of fields that are in none of a route's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Others {
     /// They are refused.
@@ -129,7 +129,7 @@ enum Fit {
     Unknown,
 }
 
-/// What becomes of a member.
+/// The treatment of a member.
 enum Fate {
     Kept,
     /// It is read as this value of this field.
@@ -207,7 +207,7 @@ impl<'a> Members<'a> {
         Ok(Some(serde_json::Value::Object(members).to_string().into_bytes()))
     }
 
-    /// What becomes of a member that is in none of the tables.
+    /// The treatment of a member that is in none of the tables.
     fn other(
         &self,
         name: &str,
@@ -240,7 +240,7 @@ impl<'a> Members<'a> {
     }
 }
 
-/// What becomes of the member of a field.
+/// The treatment of a field's member.
 fn checked(field: &'static Field, value: &Value<'_>, others: Others) -> Result<Fate, Refusal> {
     let name = field.name;
     let fate = match fit(&[std::slice::from_ref(field)], name, value) {

@@ -15,11 +15,11 @@ pub struct Word {
     /// A value on which answers depend, as JSON.
     #[allow(dead_code, reason = "the tests send it to every route")]
     pub example: &'static str,
-    /// What it asks for.
+    /// The function that it asks for.
     pub sense: Sense,
 }
 
-/// What a field asks for.
+/// The function that a field asks for.
 pub enum Sense {
     /// No answer depends on it: why.
     #[allow(dead_code, reason = "docs/dialects.md has it")]
@@ -30,7 +30,7 @@ pub enum Sense {
         meaning: Meaning,
         /// Values that ask for what happens in any case.
         usual: Forms,
-        /// What to write instead.
+        /// The words to write instead.
         instead: &'static str,
     },
 }

@@ -46,7 +46,7 @@ pub(crate) struct Guest {
 /// The guests of this process that execute a request now.
 static EXECUTING: AtomicUsize = AtomicUsize::new(0);
 
-/// The place of one of them.
+/// The place of one guest.
 pub(crate) struct Place(());
 
 /// A guest's request is being concluded, which may run the guest of the next model.

@@ -422,7 +422,7 @@ impl Arrival<'_> {
         }
     }
 
-    /// Ends the file with another purpose; `upload` is the one that it is a part of.
+    /// Ends the file with another purpose; `upload` is the upload that it is a part of.
     pub(crate) async fn finish_as(
         self,
         name: &str,

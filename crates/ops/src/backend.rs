@@ -55,7 +55,7 @@ struct PostprocessModel {
     data: String,
     side: SideInputs,
     outputs: Outputs,
-    /// What the graph before the chain has done already.
+    /// The work that the graph before the chain has done already.
     graph_end: Option<GraphEnd>,
     /// Whether requests have a batch dimension.
     batches: bool,

@@ -1,4 +1,4 @@
-//! What the graph before a chain has done already, so that no request can leave it out.
+//! The work that the graph before a chain has done already, so that no request can leave it out.
 
 use trireme_inference::{InferError, nearest};
 

@@ -22,7 +22,7 @@ pub struct SideInputs {
     pub offsets: Option<String>,
     /// Which tokens stand for no text.
     pub special_tokens_mask: Option<String>,
-    /// What of which text rows are of.
+    /// The parts of texts that rows hold.
     pub windows: Option<String>,
     /// The texts.
     pub texts: Option<String>,
@@ -49,7 +49,7 @@ pub struct Side<'a> {
     pub offsets: Option<&'a Tensor>,
     /// 1 for tokens that stand for no text `[rows, length]`.
     pub special_tokens_mask: Option<&'a Tensor>,
-    /// By row, what of which text it is of, `[rows, 5]`: the text's number, the characters of the row and those that it owns.
+    /// By row, the part of a text that it holds, `[rows, 5]`: the text's number, the characters of the row and those that it owns.
     pub windows: Option<&'a Tensor>,
     /// The texts, one for each row, or as many as `windows` tells apart.
     pub texts: Option<&'a Tensor>,

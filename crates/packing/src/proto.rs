@@ -134,7 +134,7 @@ pub struct AttributeProto {
     pub sparse_tensors: Vec<Bytes>,
 }
 
-/// A constant tensor, in the file or in one beside it.
+/// A constant tensor, whose elements are in the file or in another file beside it.
 #[derive(Clone, PartialEq, Message)]
 pub struct TensorProto {
     #[prost(int64, repeated, packed = "false", tag = "1")]

@@ -10,7 +10,7 @@ const VARIABLE: &str = "TRIREME_TEST_NOTES";
 /// Ticks per second of the times in `/proc`, on every Linux.
 const TICKS: f64 = 100.0;
 
-/// What is noted about a test.
+/// Notes about a test.
 #[derive(Clone, Copy, Debug)]
 pub enum Note {
     /// The test has started a process.

@@ -28,7 +28,7 @@ pub struct QueryExpansion {
     pub length: NonZeroUsize,
 }
 
-/// What becomes of queries that are longer than the length of the expansion.
+/// The treatment of queries that are longer than the length of the expansion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExpansionStrategy {

@@ -81,7 +81,7 @@ pub struct TokenizeOptions {
     pub chat_template_kwargs: serde_json::Map<String, serde_json::Value>,
 }
 
-/// What becomes of a text that is longer than the longest row.
+/// The treatment of a text that is longer than the longest row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LongTexts {
     /// `cut`: its row has its beginning, or its end by `truncation_side`.

@@ -45,7 +45,7 @@ pub(crate) struct Row {
     pub(crate) expansion: usize,
     /// Whether the model attends to them.
     pub(crate) attends: bool,
-    /// What of its text the row is of; only rows of windows have it.
+    /// The part of its text that the row holds; only rows of windows have it.
     pub(crate) window: Window,
 }
 

@@ -1,8 +1,8 @@
-//! What of which text a row is of.
+//! The part of a text that a row holds.
 
 use std::ops::Range;
 
-/// What a window is of, in characters of the whole text.
+/// The part of a text that a window holds, in characters of the whole text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Window {
     /// The number of its text among those of the request.

@@ -25,7 +25,7 @@ struct Source {
     again: Box<dyn Fn() -> anyhow::Result<()> + Send + Sync>,
 }
 
-/// What shows that a file has changed: its number, its length, and when it was written. A file that replaces another has another number.
+/// The signs that a file has changed: its number, its length, and the time of its last write. A file that replaces another has another number.
 type Seen = (u64, u64, SystemTime);
 
 /// All files of a gateway that are read again.

@@ -62,7 +62,7 @@ for folder in sys.path:
 print(platform.python_implementation(), platform.python_version(), *sorted(found), sep='\\n')
 ";
 
-/// What interpreters have printed, by program and variables.
+/// Outputs of interpreters, by program and variables.
 static KNOWN: LazyLock<Mutex<HashMap<Asked, String>>> = LazyLock::new(Mutex::default);
 
 /// A program and its variables.

@@ -159,7 +159,7 @@ fn a_person_reads_where_what_is_and_how_to_scale_it() {
     }
     let line = log.lines().find(|line| line.starts_with("  trireme model ")).expect("the command for one more");
     assert!(!log.contains("  trireme postprocess "), "a stage that is not run has no command:\n{log}");
-    // The command is what it says: one more process of this deployment.
+    // The printed command works: it starts one more process of this deployment.
     let mut more = product("trireme");
     more.args(line.split_whitespace().skip(1));
     let more = Process::start("more", &mut more, folder.path());

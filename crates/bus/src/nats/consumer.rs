@@ -138,7 +138,7 @@ impl NatsConsumer {
 impl Consumer for NatsConsumer {
     async fn next(&mut self, room: usize) -> Result<Vec<Delivery>, BusError> {
         let mut looked = false;
-        // What an earlier call was about to give back when its caller left it.
+        // The messages that an earlier call was about to give back when its caller left it.
         let mut is_left = !self.taken.is_empty();
         loop {
             if (room == 0 || std::mem::take(&mut is_left)) && self.levels.len() > 1 {

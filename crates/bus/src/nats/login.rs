@@ -67,7 +67,7 @@ impl NatsLogin {
         }
     }
 
-    /// What a connection shows to the broker, whose `nonce` a key signs. Reads the login's file.
+    /// The credentials that a connection shows to the broker, whose `nonce` a key signs. Reads the login's file.
     fn sign(&self, nonce: &[u8]) -> Result<Auth, BusError> {
         let mut auth = Auth::new();
         match self {

@@ -26,7 +26,7 @@ const MAX_WAITING: i64 = 65_536;
 /// Work queues that a gateway looks at at the same time.
 const WATCHED_AT_ONCE: usize = 16;
 
-/// What is done, for an error.
+/// The action, for an error.
 const LISTING: &str = "listing work queues";
 
 /// Average time between two looks at all work queues while one is out of reach, and the number of looks. Every gateway looks.

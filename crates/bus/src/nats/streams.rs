@@ -52,7 +52,7 @@ pub enum Needed<'a> {
     Queue(&'a ModelKey, &'a QueueOptions),
 }
 
-/// Who leads a stream.
+/// The broker that leads a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lead {
     Nobody,

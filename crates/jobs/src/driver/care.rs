@@ -141,7 +141,7 @@ impl Driver {
         }
     }
 
-    /// Forgets what has lapsed in the store, which tells nobody.
+    /// Forgets the records that have lapsed in the store: the store announces no lapse.
     pub(super) fn drop_lapsed(&mut self) {
         let now = self.jobs.now();
         self.jobs.0.index.tidy();

@@ -8,10 +8,10 @@ pub(crate) const ATTEMPTS: u32 = 3;
 /// How often a job was begun in vain. The counts are in its record, because a job that ends its gateway leaves nothing else.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Attempts {
-    /// Processes that have begun it since it last got on, and the last one of them.
+    /// Processes that have begun the job since it last made progress, and the last of these processes.
     pub begun: u32,
     pub by: String,
-    /// Processes that have begun to write its output as columns, and the last one of them.
+    /// Processes that have begun to write the job's output as columns, and the last of these processes.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub joins: u32,
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -1,4 +1,4 @@
-//! A value in the store of jobs, and what is left to do for it.
+//! A value in the store of jobs, and the work that is left for it.
 
 use std::time::Duration;
 

@@ -21,7 +21,7 @@ pub(super) const REMEDIES: [(&str, &str); 7] = [
     ("op", "say it with --pooling mean, cls, last or another, as the model's card says how it was trained"),
 ];
 
-/// A sentence for each guess: what was guessed, from what, and how it is said.
+/// A sentence for each guess: the value, its source, and the flag that says it.
 pub(super) fn warnings(description: &FolderDescription) -> Vec<String> {
     description.table().iter().filter(|row| row.is_guess).map(warning).collect()
 }

@@ -1,6 +1,6 @@
-//! What is known about a tensor.
+//! Facts about a tensor.
 
-/// What is known about a tensor.
+/// The facts about a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
     /// Its shape.

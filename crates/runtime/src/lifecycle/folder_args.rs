@@ -4,7 +4,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use trireme_model_repository::{FolderChoices, Precision};
 
-/// What a person says about model folders. A value is for all of them, or, behind a name and a colon, for the model of that name.
+/// Flags about model folders. A value is for all of them, or, behind a name and a colon, for the model of that name.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Models")]
 pub struct FolderArgs {
@@ -38,7 +38,7 @@ pub struct FolderArgs {
     #[arg(long, env = "TRIREME_PADDING_SIDE", value_name = "[NAME:]SIDE", value_delimiter = ',')]
     pub padding_side: Vec<String>,
 
-    /// What runs a model folder's graph. With auto it is the fastest of the installed providers whose outputs are those of the plain one,
+    /// The provider that runs a model folder's graph. With auto it is the fastest of the installed providers whose outputs are those of the plain one,
     /// by a measurement at the first load. With none it is the plain one. Or it is a provider by its name: openvino
     #[arg(long, env = "TRIREME_ACCELERATOR", value_name = "[NAME:]ACCELERATOR", value_delimiter = ',')]
     pub accelerator: Vec<String>,

@@ -16,7 +16,7 @@ use clap::{Arg, Command};
 /// Begins a value that names a file.
 const FILE: &str = "file:";
 
-/// What one value of a flag, or a variable, gives.
+/// The keys of one value of a flag or a variable.
 #[derive(Clone, Debug)]
 pub enum Given<K> {
     /// Themselves.

@@ -29,7 +29,7 @@ pub struct KeyFile {
 pub struct KeyEntry {
     /// The owner of durable work, files and batches that are made with this key; of an administrator's key a name to know it by.
     pub owner: String,
-    /// What requests with this key may do.
+    /// Rights of requests with this key.
     #[serde(default)]
     pub role: Role,
     /// SHA-256 of the key's text, as 64 hexadecimal digits.
@@ -42,7 +42,7 @@ pub struct KeyEntry {
     pub expires: Option<DateTime<Utc>>,
 }
 
-/// What requests with a key may do.
+/// Rights of requests with a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {

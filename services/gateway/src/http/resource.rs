@@ -23,7 +23,7 @@ pub struct Resource {
     pub endpoints: &'static [Endpoint],
 }
 
-/// What access rules have to know of a route.
+/// The facts about a route that access rules need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guarded {
     /// The category of its requests.

@@ -99,7 +99,7 @@ impl Declaration {
 // === impl Reader ===
 
 impl<'a> Reader<'a> {
-    /// What `read` finds, or all faults.
+    /// The declaration that `read` finds, or all faults.
     fn read<T>(config: &'a ModelConfig, read: impl FnOnce(&mut Reader<'a>) -> T) -> Result<T, LoadError> {
         let mut reader = Reader { config, faults: Vec::new() };
         let found = read(&mut reader);

@@ -1,4 +1,4 @@
-//! What graphs show about their outputs, and what is told about guesses.
+//! Facts that graphs show about their outputs, and warnings about guesses.
 
 use super::*;
 

@@ -47,7 +47,7 @@ fn parse(header: &str, bytes: u64) -> Option<Range> {
     Some(if from < end { Range::Part(from, end) } else { Range::None })
 }
 
-/// A number of digits. One that is too large for any file is the largest.
+/// A number of digits. A number that is too large for any file is the largest.
 fn number(digits: &str) -> Option<u64> {
     let is_number = !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
     is_number.then(|| digits.parse().unwrap_or(u64::MAX))
