@@ -52,7 +52,6 @@ pub struct QueueOptions {
     pub replicas: usize,
     /// An allowance for the messages that workers hold together. It is added to [`LevelPolicy::max_waiting`], because the limit of a
     /// stream counts waiting messages and those that workers hold.
-    #[serde(default)]
     pub in_hand: u64,
 }
 
