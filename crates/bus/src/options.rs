@@ -20,7 +20,7 @@ const DELIVERIES_TO_GIVE_UP: u32 = 10;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), trireme_bus::BusError> {
 /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
-/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::fixtures::message;
 /// use trireme_bus::{Bus, BusError, InProcess, QueueOptions};
 ///
 /// let bus = InProcess::default();
@@ -63,7 +63,7 @@ pub struct QueueOptions {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), trireme_bus::BusError> {
 /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
-/// use trireme_bus::conformance::fixtures::message_at;
+/// use trireme_bus::fixtures::message_at;
 /// use trireme_bus::{Bus, InProcess, LevelPolicy, QueueOptions};
 ///
 /// let bus = InProcess::default();

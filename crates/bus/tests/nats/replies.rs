@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_nats::HeaderMap;
-use trireme_bus::conformance::fixtures::{full_message, message, model, number, options, take, within};
+use trireme_bus::fixtures::{full_message, message, model, number, options, take, within};
 use trireme_bus::{AnswerForm, Output, Reply, WorkMessage, encode_reply};
 use trireme_testkit::NatsServer;
 
