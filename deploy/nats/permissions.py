@@ -241,8 +241,8 @@ def read_repository(root):
 
 
 def gateway(stages):
-    """The gateway publishes work and takes it back, receives replies and acknowledges their deliveries, follows the stores, counts
-    waiting messages, creates all streams and removes queues without workers. It reads no queue."""
+    """The gateway publishes work and takes it back, receives replies, follows the stores, counts waiting messages, creates all streams
+    and removes queues without workers. It reads and acknowledges no queue."""
     kept = [*ON_DISK, *IN_MEMORY]
     models = dict.fromkeys(model for stage in stages if stage for model in stage.models)
     names = [name for model in models for name in streams(model)] if all(stages) else ["*"]
@@ -250,7 +250,6 @@ def gateway(stages):
     for name in names:
         queues += [f"$JS.API.STREAM.{verb}.{name}" for verb in ("CREATE", "UPDATE", "INFO", "DELETE", "MSG.DELETE")]
         queues += [f"$JS.API.CONSUMER.{verb}" for verb in (f"CREATE.{name}.workers", f"INFO.{name}.workers", f"LIST.{name}")]
-        queues += answered("ACK", f"{name}.workers.>")
     made = [f"$JS.API.STREAM.{verb}.{name}" for name in kept for verb in ("CREATE", "UPDATE", "INFO")]
     # A stream that was lost with its broker is created again. The last subject asks who leads the notes of attempts.
     made += [f"$JS.API.STREAM.DELETE.{name}" for name in IN_MEMORY] + ["~.attempts.="]

@@ -23,7 +23,7 @@ pub struct MessageName {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), trireme_bus::BusError> {
 /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
-/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::fixtures::message;
 /// use trireme_bus::{AttemptNote, Bus, InProcess};
 ///
 /// let bus: &dyn Bus = &InProcess::default();

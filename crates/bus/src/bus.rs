@@ -74,7 +74,7 @@ pub enum Connection {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), trireme_bus::BusError> {
 /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
-/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::fixtures::message;
 /// use trireme_bus::{Bus, InProcess, Output, QueueOptions};
 ///
 /// let bus = InProcess::default();
@@ -223,7 +223,7 @@ pub trait Bus: Send + Sync + 'static {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), trireme_bus::BusError> {
 /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
-/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::fixtures::message;
 /// # use trireme_bus::{Bus, InProcess, QueueOptions};
 /// # let bus = InProcess::default();
 /// bus.declare_queue(&model, &QueueOptions::default()).await?;
@@ -252,7 +252,7 @@ pub trait Consumer: Send {
     /// # async fn main() -> Result<(), trireme_bus::BusError> {
     /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
     /// # use std::time::Duration;
-    /// use trireme_bus::conformance::fixtures::message_at;
+    /// use trireme_bus::fixtures::message_at;
     /// # use trireme_bus::{Bus, InProcess, LevelPolicy, QueueOptions, WaitTimeout};
     /// # let bus = InProcess::default();
     /// let policy = LevelPolicy { timeout: Some(WaitTimeout::Reject(Duration::ZERO)), ..LevelPolicy::default() };

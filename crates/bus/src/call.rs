@@ -83,7 +83,7 @@ pub struct Call {
 /// # async fn main() -> Result<(), trireme_bus::BusError> {
 /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
 /// # use std::sync::Arc;
-/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::fixtures::message;
 /// use trireme_bus::{Bus, CallReplies, InProcess, Output};
 /// use trireme_inference::Action;
 ///

@@ -12,7 +12,7 @@ use crate::{Bucket, Bus, BusError, EnvelopeError, WorkHeaders, WorkMessage, deco
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), trireme_bus::BusError> {
 /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
-/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::fixtures::message;
 /// # use trireme_inference::InferError;
 /// use trireme_bus::{Bus, DeadLetter, InProcess};
 ///

@@ -39,7 +39,7 @@ pub trait AckHandle: Send + Sync {
 /// # async fn main() -> Result<(), trireme_bus::BusError> {
 /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
 /// # use std::time::Duration;
-/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::fixtures::message;
 /// # use trireme_bus::{Bus, InProcess, QueueOptions, QueueStatus};
 /// # let bus = InProcess::default();
 /// # bus.declare_queue(&model, &QueueOptions::default()).await?;

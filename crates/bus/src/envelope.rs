@@ -201,7 +201,7 @@ impl WorkHeaders {
 ///
 /// ```
 /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
-/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::fixtures::message;
 /// use trireme_bus::{WorkHeaders, decode_work, encode_work};
 ///
 /// let message = message(&model, 7);
@@ -262,7 +262,7 @@ pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, En
 ///
 /// ```
 /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
-/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::fixtures::message;
 /// # use trireme_inference::InferError;
 /// use trireme_bus::{ReplyHeaders, decode_reply, encode_reply};
 ///

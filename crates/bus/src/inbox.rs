@@ -56,7 +56,7 @@ pub struct Inbox {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), trireme_bus::BusError> {
 /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
-/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::fixtures::message;
 /// # use trireme_bus::{Bus, InProcess, Output, Reply};
 /// # let (bus, message) = (InProcess::default(), message(&model, 7));
 /// let inbox = bus.open_inbox("gateway").await?;

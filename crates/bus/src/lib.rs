@@ -2,7 +2,7 @@
 //! written once.
 //!
 //! [`Bus`] has four primitives: a *work queue* for each model version, an *inbox* for the replies to each gateway,
-//! *last-value stores* ([`store`]) and *topics* ([`topic`]). Two implementations pass one suite (`conformance`):
+//! *last-value stores* ([`store`]) and *topics* ([`topic`]). Two implementations pass one suite (`tests/conformance`):
 //! [`InProcess`] for a single process, and [`Nats`] over NATS JetStream for services. These parts are written once, as
 //! functions of `dyn Bus`: [`settings`], [`registry`] and heartbeats, [`attempts`], [`dead`] letters,
 //! [`cancel`]lations, states of sequences, and the [`Call`]s of models to other models.
@@ -23,13 +23,13 @@ pub mod attempts;
 mod bus;
 mod call;
 pub mod cancel;
-#[cfg(any(test, feature = "conformance"))]
-pub mod conformance;
 pub mod dead;
 mod delivery;
 mod envelope;
 mod error;
 mod fault;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
 mod in_process;
 mod inbox;
 mod message;

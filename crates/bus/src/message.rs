@@ -137,7 +137,7 @@ impl WorkMessage {
     /// ```
     /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
     /// # use trireme_bus::WorkMessage;
-    /// # let message = trireme_bus::conformance::fixtures::message(&model, 7);
+    /// # let message = trireme_bus::fixtures::message(&model, 7);
     /// let message = WorkMessage { request_id: "5f0c".into(), ..message };
     /// assert_eq!(message.id_when_sent_again(2), "5f0c~2");
     /// ```
@@ -171,7 +171,7 @@ impl WorkMessage {
     /// ```
     /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
     /// # use trireme_bus::{AnswerForm, Part, WorkMessage};
-    /// # let message = trireme_bus::conformance::fixtures::message(&model, 7);
+    /// # let message = trireme_bus::fixtures::message(&model, 7);
     /// let whole = WorkMessage { request_id: "5f0c".into(), ..message };
     /// assert_eq!(whole.message_id(), "5f0c/0");
     /// let part = WorkMessage { answer: AnswerForm::Part(Part { sequence: 3, last: false }), ..whole };

@@ -20,7 +20,7 @@ const DELIVERIES_TO_GIVE_UP: u32 = 10;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), trireme_bus::BusError> {
 /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
-/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::fixtures::message;
 /// use trireme_bus::{Bus, BusError, InProcess, QueueOptions};
 ///
 /// let bus = InProcess::default();
@@ -52,7 +52,6 @@ pub struct QueueOptions {
     pub replicas: usize,
     /// An allowance for the messages that workers hold together. It is added to [`LevelPolicy::max_waiting`], because the limit of a
     /// stream counts waiting messages and those that workers hold.
-    #[serde(default)]
     pub in_hand: u64,
 }
 
@@ -64,7 +63,7 @@ pub struct QueueOptions {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), trireme_bus::BusError> {
 /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
-/// use trireme_bus::conformance::fixtures::message_at;
+/// use trireme_bus::fixtures::message_at;
 /// use trireme_bus::{Bus, InProcess, LevelPolicy, QueueOptions};
 ///
 /// let bus = InProcess::default();

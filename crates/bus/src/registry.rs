@@ -80,7 +80,6 @@ pub struct WorkerEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<Content>,
     /// When the entry's content changed last. Of two entries with the same key, the later one counts.
-    #[serde(default)]
     pub since: UnixMicros,
 }
 
@@ -227,7 +226,6 @@ pub struct Heartbeat {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_flight: Option<u64>,
     /// Microseconds by which the process's own clock is behind the broker's; negative if it is ahead.
-    #[serde(default)]
     pub clock_offset_us: i64,
 }
 

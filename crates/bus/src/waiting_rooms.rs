@@ -17,7 +17,7 @@ use crate::WorkMessage;
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), trireme_bus::BusError> {
 /// # let model = trireme_inference::ModelKey { name: "encoder".into(), version: 1 };
-/// use trireme_bus::conformance::fixtures::message;
+/// use trireme_bus::fixtures::message;
 /// use trireme_bus::WaitingRooms;
 ///
 /// let (rooms, message) = (WaitingRooms::default(), message(&model, 7));
@@ -82,7 +82,7 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::conformance::fixtures::{message, message_at};
+    use crate::fixtures::{message, message_at};
 
     #[tokio::test]
     async fn messages_leave_in_the_order_in_which_they_came() {

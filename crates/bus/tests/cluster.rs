@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use async_nats::jetstream;
 use bytes::Bytes;
 use tempfile::TempDir;
-use trireme_bus::conformance::fixtures::{heavy_message, message, model, number, options, take, within};
+use trireme_bus::fixtures::{heavy_message, message, model, number, options, take, within};
 use trireme_bus::{
     Bucket, Bus, BusError, Change, Deployment, Nats, NatsOptions, Output, QueueOptions, QueueStatus, SequenceName,
     SequenceStates, WorkMessage,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use trireme_bus::conformance::fixtures::{message, model};
+use trireme_bus::fixtures::{message, model};
 use trireme_bus::{AttemptNote, Bucket, Bus, InProcess, SequenceName, SequenceStates, WorkMessage};
 use trireme_inference::{CorrelationId, UnixMicros};
 

@@ -24,8 +24,7 @@ use std::time::{Duration, Instant};
 use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
-use trireme_bus::conformance::fixtures::{full_message, message, message_at, model, number, options, take, within};
-use trireme_bus::conformance::{self, Setup};
+use trireme_bus::fixtures::{full_message, message, message_at, model, number, options, take, within};
 use trireme_bus::{
     AttemptNote, Bus, BusError, Connection, DeadLetter, Deployment, EnvelopeError, LevelPolicy, ModelState, Nats,
     NatsOptions, Output, QueueOptions, RegistryEvent, RegistryEvents, WorkMessage, WorkerEntry, encode_reply,
@@ -33,6 +32,8 @@ use trireme_bus::{
 };
 use trireme_inference::{InferError, Lane, ModelKey, UnixMicros};
 use trireme_testkit::NatsServer;
+
+use crate::conformance::{self, Setup, states};
 
 /// Longer than the retries of an unconfirmed publish.
 const GIVES_UP_WITHIN: Duration = Duration::from_secs(15);
@@ -113,6 +114,18 @@ async fn conforms() {
     };
     let setup = Setup::new(connect_as(stage_at(&server.url()))).with_gateways(connect_as(at(&server.url())));
     conformance::run(&setup).await;
+}
+
+#[tokio::test]
+async fn the_end_of_the_broker_leaves_what_the_table_says() {
+    let mut server = NatsServer::start();
+    let before = connect(&server).await;
+    states::the_rows_about_the_end_hold(before, async || {
+        server.kill();
+        server.restart();
+        connect(&server).await
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! All tests of this folder in one program, because each program that is linked takes seconds.
 
 mod cluster;
+mod conformance;
+mod in_process;
 mod lapses;
 mod nats;

@@ -33,7 +33,6 @@ static UPPER: [u64; BOUNDS] = bounds();
 
 /// A histogram of durations. Recording one takes a search among fixed bounds and three additions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Latencies {
     /// The number of durations.
     pub count: u64,
@@ -62,8 +61,8 @@ impl Latencies {
     pub fn add(&mut self, other: &Latencies) {
         self.count += other.count;
         self.ns = self.ns.saturating_add(other.ns);
-        // A process of another version may have more bounds. They are above our last one.
         for (bucket, count) in other.buckets.iter().enumerate() {
+            // The histogram comes from another process, so what lies above the last bound counts as one bucket.
             let bucket = bucket.min(BOUNDS);
             if self.buckets.len() <= bucket {
                 self.buckets.resize(bucket + 1, 0);

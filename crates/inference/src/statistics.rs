@@ -63,7 +63,6 @@ pub struct BatchTimes {
 
 /// The counts of one model version.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct Counters {
     /// Whole requests that succeeded.
     pub request: Latencies,

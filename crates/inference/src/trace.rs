@@ -13,7 +13,6 @@ pub struct TraceParent {
     /// `traceparent`, as the client has sent it. It may be malformed: no trace follows it then.
     pub parent: Name,
     /// `tracestate`, the entries of tracing systems on the way. `None` where there are none.
-    #[serde(default)]
     pub state: Option<Name>,
 }
 

@@ -94,7 +94,7 @@ impl Jobs {
     async fn kept_file(&self, id: &str) -> Result<(File, u64), JobError> {
         match self.read(id).await? {
             Some(StoredRecord { record: Record::File(file), revision })
-                if file.purpose().is_file() && self.sees(&file.client) =>
+                if file.purpose.is_file() && self.sees(&file.client) =>
             {
                 // Its bytes are there until the record is gone.
                 Ok((file, revision))
@@ -191,9 +191,8 @@ impl Jobs {
     /// Deletes a file of this revision, whatever is whole of it: first its record becomes one of no file, then its bytes go, then the record.
     /// Whatever stops in between is finished by a gateway's driver. Returns whether it was this revision.
     pub(crate) async fn drop_file(&self, id: &str, file: File, revision: u64) -> Result<bool, JobError> {
-        let mut deleted =
-            File { purpose: Purpose::Deleted.name().to_owned(), expires: Some(self.now()), ..file.clone() };
-        if file.purpose() == Purpose::Arriving {
+        let mut deleted = File { purpose: Purpose::Deleted, expires: Some(self.now()), ..file.clone() };
+        if file.purpose == Purpose::Arriving {
             // Parts that came after its last note, and one that is on its way.
             deleted.objects.iter_mut().for_each(|object| object.parts += NOTED_PARTS + 1);
         }
@@ -245,7 +244,7 @@ impl Jobs {
         if !self.users_of(&file).await?.is_empty() {
             return Ok(Some(self.now() + HELD.as_secs()));
         }
-        match file.purpose() {
+        match file.purpose {
             Purpose::Deleted => self.drop_marked(id, &file, revision).await?,
             purpose => {
                 if purpose == Purpose::Arriving {
@@ -290,7 +289,7 @@ impl Jobs {
 
     /// The time to live of a file's record: what a batch has written lapses by itself.
     fn lapse_of(&self, file: &File) -> Option<Duration> {
-        let lapses = file.purpose() == Purpose::BatchOutput;
+        let lapses = file.purpose == Purpose::BatchOutput;
         file.expires.filter(|_| lapses).map(|at| Duration::from_secs(at.saturating_sub(self.now()).max(1)))
     }
 }

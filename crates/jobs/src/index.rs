@@ -129,10 +129,10 @@ impl Index {
     pub fn put(&self, id: &str, record: &Record, revision: u64) {
         let known = match record {
             Record::File(file) => Known {
-                kind: if file.purpose().is_file() { Kind::File } else { Kind::Part },
+                kind: if file.purpose.is_file() { Kind::File } else { Kind::Part },
                 created: file.created,
                 client: file.client.clone(),
-                purpose: file.purpose().name(),
+                purpose: file.purpose.name(),
                 upload: file.upload.clone(),
                 uses: Usage::of(file),
                 lapses: record.lapses(self.time_to_live),

@@ -34,7 +34,7 @@ pub struct Listed<T> {
 impl Jobs {
     /// A page of files.
     pub async fn files(&self, page: &Page) -> Result<Listed<File>, JobError> {
-        self.list(Kind::File, page, |record| record.into_file().filter(|file| file.purpose().is_file())).await
+        self.list(Kind::File, page, |record| record.into_file().filter(|file| file.purpose.is_file())).await
     }
 
     /// A page of batches.

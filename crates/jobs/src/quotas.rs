@@ -81,7 +81,7 @@ impl Quotas {
 impl Usage {
     /// The part of a file, an upload or a part of one. The bytes of an upload are those of its parts.
     pub fn of(file: &File) -> Usage {
-        let (files, bytes) = match file.purpose() {
+        let (files, bytes) = match file.purpose {
             // Those of the file that it becomes.
             Purpose::Arriving if file.file.is_some() => (0, 0),
             Purpose::Batch | Purpose::BatchOutput | Purpose::Arriving => (1, file.bytes),

@@ -95,7 +95,6 @@ impl Jobs {
             destination: self.0.execute.destination(&call),
             call: JobCall { body: Bytes::new(), ..call },
             body,
-            lost: 0,
             attempts: Attempts::accepted(&self.0.process),
             answer: None,
             answer_body: Body::Here(Bytes::new()),
@@ -242,8 +241,8 @@ impl Jobs {
                 }
             }
             // A broker of a cluster may have it later.
-            Err(JobError::Lost(_)) if request.lost + 1 < ATTEMPTS => {
-                request.lost += 1;
+            Err(JobError::Lost(_)) if request.attempts.lost + 1 < ATTEMPTS => {
+                request.attempts.lost += 1;
                 return self.replace(id, &Record::Request(request), revision, None).await.map(|_| true);
             }
             Err(JobError::Lost(why)) => Tried::Answered(JobAnswer::error(500, &format!("the request is lost: {why}"))),

@@ -68,14 +68,14 @@ impl Jobs {
 
     /// The record of an upload that is not complete, and its revision.
     async fn kept_upload(&self, id: &str) -> Result<(File, u64), JobError> {
-        self.any_upload(id).await?.filter(|(file, _)| file.purpose() == Purpose::Upload).ok_or_else(|| unknown(id))
+        self.any_upload(id).await?.filter(|(file, _)| file.purpose == Purpose::Upload).ok_or_else(|| unknown(id))
     }
 
     /// The record of an upload, complete or not, and its revision.
     async fn any_upload(&self, id: &str) -> Result<Option<(File, u64)>, JobError> {
         Ok(match self.read(id).await? {
             Some(StoredRecord { record: Record::File(file), revision }) => {
-                let is_upload = matches!(file.purpose(), Purpose::Upload | Purpose::Joined);
+                let is_upload = matches!(file.purpose, Purpose::Upload | Purpose::Joined);
                 let is_over = file.expires.is_some_and(|at| at <= self.now());
                 Some((file, revision)).filter(|(file, _)| is_upload && !is_over && self.sees(&file.client))
             }
@@ -145,7 +145,7 @@ impl Jobs {
         let mut objects = Vec::new();
         for part in parts {
             match self.read(part).await?.map(|kept| kept.record) {
-                Some(Record::File(file)) if file.purpose() == Purpose::Part && file.upload.as_deref() == Some(id) => {
+                Some(Record::File(file)) if file.purpose == Purpose::Part && file.upload.as_deref() == Some(id) => {
                     objects.extend(file.objects);
                 }
                 _ => return Err(JobError::Invalid(format!("'{part}' is no part of upload '{id}'"))),
@@ -173,10 +173,9 @@ impl Jobs {
         if upload.expires.is_some_and(|at| at <= now) {
             return Err(unknown(id));
         }
-        let purpose = Purpose::Joined.name().to_owned();
         // The file is written before the driver looks for bytes that nobody has made a file of.
         let expires = upload.expires.max(Some(now + self.0.options.upload_patience.as_secs()));
-        let joined = File { purpose, file: Some(new_id(FILE)), digest, objects, expires, ..upload };
+        let joined = File { purpose: Purpose::Joined, file: Some(new_id(FILE)), digest, objects, expires, ..upload };
         let written = self.replace(id, &Record::File(joined.clone()), revision, None).await?;
         Ok((joined, written.ok_or_else(|| unknown(id))?))
     }
@@ -230,7 +229,7 @@ impl Jobs {
     async fn drop_part(&self, part: &str) {
         let dropped = async {
             match self.read(part).await? {
-                Some(StoredRecord { record: Record::File(file), revision }) if file.purpose() == Purpose::Part => {
+                Some(StoredRecord { record: Record::File(file), revision }) if file.purpose == Purpose::Part => {
                     self.drop_file(part, file, revision).await
                 }
                 _ => Ok(false),

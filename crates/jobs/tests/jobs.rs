@@ -21,7 +21,7 @@ use futures_util::TryStreamExt;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
-use trireme_bus::conformance::refusing::{Call, Refusing};
+use trireme_bus::fixtures::refusing::{Call, Refusing};
 use trireme_bus::{Bucket, Bus, InProcess, QueueOptions};
 use trireme_columns::{Batch, Format, Layout, Writer};
 use trireme_jobs::{

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
-use trireme_bus::conformance::refusing::{Call, Refusing};
+use trireme_bus::fixtures::refusing::{Call, Refusing};
 use trireme_bus::{
     AnswerForm, Bucket, Bus, Delivery, Inbox, ModelState, QueueOptions, RegistryEvent, Reply, WorkMessage,
 };

@@ -222,10 +222,9 @@ fn services_do_their_work_as_users_of_their_own_and_nothing_else() {
         publish("$JS.API.DIRECT.GET.trireme_sequences.trireme.sequences.simple.1.5"),
     ];
     let gateways = [cancel, ask, listen, take_back, remove, set, want].into_iter().chain(states).collect::<Vec<_>>();
-    let workers = [pull, read_aside, reply];
-    // Workers acknowledge and announce for themselves. Gateways acknowledge for workers, and delete entries of those
-    // that are gone.
-    let both = [confirm, announce];
+    let workers = [pull, read_aside, reply, confirm];
+    // Workers announce for themselves, and gateways delete entries of those that are gone.
+    let both = [announce];
     let count =
         [publish("trireme.attempts.message"), publish("$JS.API.DIRECT.GET.trireme_attempts.trireme.attempts.message")];
     // A process that creates a stream decides on its subjects; one that creates a consumer decides where messages go.

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use trireme_inference::{ErrorCode, Hop, ParameterValue, StepInput, StepOutput, TextFacts, TraceParent};
 
 use super::*;
-use crate::conformance::fixtures::full_message;
+use crate::fixtures::full_message;
 
 fn reply_headers(reply: &Reply) -> ReplyHeaders {
     ReplyHeaders {

@@ -109,7 +109,7 @@ impl InProcess {
     }
 
     /// Moves the clock of a bus without a directory: values lapse as if so much time had passed.
-    #[cfg(any(test, feature = "conformance"))]
+    #[cfg(any(test, feature = "fixtures"))]
     pub fn advance(&self, time: Duration) {
         self.0.ahead.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -332,7 +332,7 @@ mod tests {
 
     use super::*;
     use crate::DeadLetter;
-    use crate::conformance::fixtures::full_message;
+    use crate::fixtures::full_message;
 
     fn model() -> ModelKey {
         ModelKey { name: "m".into(), version: 1 }
@@ -384,15 +384,5 @@ mod tests {
         bus.publish(&named("a", 600 << 10)).await.unwrap();
         assert!(matches!(bus.publish(&named("b", 600 << 10)).await, Err(BusError::Full { .. })));
         bus.publish(&named("c", 300 << 10)).await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn conforms() {
-        let bus = InProcess::default();
-        let setup = crate::conformance::Setup::new(move || {
-            let bus: Arc<dyn Bus> = Arc::new(bus.clone());
-            async { bus }
-        });
-        crate::conformance::run(&setup).await;
     }
 }

@@ -107,7 +107,7 @@ fn a_place_ends_with_its_deadline_though_nobody_looks() {
     let request = |id: &str, deadline| WorkMessage {
         request_id: id.into(),
         deadline: UnixMicros(deadline),
-        ..crate::conformance::fixtures::full_message(&model)
+        ..crate::fixtures::full_message(&model)
     };
     let (overdue, _patient) = (inbox.expect(&request("r", 1000)), inbox.expect(&request("s", 1001)));
     assert_eq!(inbox.dispatch(part(0, false)), None);

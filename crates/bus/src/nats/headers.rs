@@ -222,7 +222,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::conformance::fixtures;
+    use crate::fixtures;
 
     fn received(headers: HeaderMap) -> Message {
         let headers = Some(headers);

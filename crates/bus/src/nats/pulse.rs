@@ -5,7 +5,7 @@
 //! again (nats-server 2.15).
 //! Every process listens: a pulse that arrives shows that the broker is reached, that JetStream works, and whether its
 //! store takes writes. The gateway that has heard no pulse for a second makes the next one. A process that hears none
-//! for longer, because no gateway lives or one is of an older version, asks JetStream by itself. So the broker has one
+//! for longer, because no gateway lives, asks JetStream by itself. So the broker has one
 //! write each second and a message to each process, however many there are.
 //!
 //! A process looks over a connection of its own, which it opens with the first look: on the one that everything else shares, a
@@ -81,7 +81,7 @@ struct Watched {
     fault: watch::Sender<Option<BusFault>>,
     /// The last sign that the broker is reached.
     proved: Instant,
-    /// Whether the broker permits this gateway to write pulses; its users may be of an older version.
+    /// Whether this gateway may write pulses: the broker's users or the limits of the account may be against it.
     may_write: bool,
     /// The connection for looks, while there is one.
     link: Option<Nats>,

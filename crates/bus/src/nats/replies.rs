@@ -18,7 +18,7 @@ use super::connection::Nats;
 use super::deliveries::FETCH_PAUSE;
 use super::headers;
 use super::limits::taken;
-use super::subjects::{self, Ended};
+use super::subjects;
 use crate::{Bus, BusError, Inbox, Reply, ReplyHeaders, envelope, escape_token};
 
 /// How long the body of a reply is kept for its gateway, which fetches it at once.
@@ -50,9 +50,6 @@ impl Nats {
                     Some(_) = fetching.join_next() => continue,
                 };
                 let (Some(message), Some(inbox)) = (message, receiver.upgrade()) else { return };
-                if let Some(ended) = message.reply.as_ref().and_then(|reply| nats.names.ended(reply)) {
-                    acknowledge(&nats, ended).await;
-                }
                 match headers::read_claim(&message) {
                     Ok(None) => nats.receive_reply(&inbox, &message, &message.payload).await,
                     Ok(Some(claim)) => {
@@ -142,27 +139,6 @@ fn refuse(inbox: &Inbox, message: &Message, error: &envelope::EnvelopeError) {
         ReplyHeaders { request_id: request_id.into(), gateway: inbox.gateway().into(), sequence: 0, last: true };
     let error = InferError::internal(format!("the reply of a worker cannot be read: {error}"));
     let _ = inbox.dispatch(Reply::failed(headers, error));
-}
-
-/// Acknowledges a delivery on behalf of a worker of the release before, which leaves that to the receiver of its reply.
-async fn acknowledge(nats: &Nats, ended: Ended) {
-    let subject = ended.acknowledgement;
-    let sent = match ended.claim {
-        None => taken(nats.client.publish(subject, Bytes::from_static(b"+ACK"))).await,
-        // The claim is kept until the broker has confirmed: until then the message may be delivered again and needs it.
-        Some(claim) => {
-            let nats = nats.clone();
-            crate::spawn("nats acknowledgement", async move {
-                if taken(nats.client.request(subject, Bytes::from_static(b"+ACK"))).await.is_ok() {
-                    nats.discard(BodyStore::Claims, claim);
-                }
-            });
-            Ok(())
-        }
-    };
-    if let Err(error) = sent {
-        tracing::debug!(%error, "not acknowledged; the broker delivers the request again");
-    }
 }
 
 #[cfg(test)]

@@ -32,15 +32,6 @@ pub struct Names {
     root: Arc<str>,
 }
 
-/// The delivery that a reply ends. Workers of the release before encode it in the reply's own reply subject.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
-    /// The subject that settles the delivery.
-    pub acknowledgement: String,
-    /// The claim of the delivered message's body.
-    pub claim: Option<String>,
-}
-
 // === impl DeploymentName ===
 
 impl DeploymentName {
@@ -145,20 +136,6 @@ impl Names {
         version.split_once('-').map_or(Some(0), |(_, level)| level.parse().ok())
     }
 
-    /// Parses the reply subject of a reply: `<inbox>.<escaped subject>.<claim>.<of>`, where a claim of `=` is none.
-    pub fn ended(&self, subject: &str) -> Option<Ended> {
-        let mut tokens = subject.rsplit('.');
-        let (_of, claim, acknowledgement) = (tokens.next()?, tokens.next()?, unescape_token(tokens.next()?)?);
-        // The sender of the reply wrote this subject, so it must not lead anywhere but to one delivery of work.
-        let work = format!("{self}_work_");
-        let of_work = acknowledgement.split('.').any(|token| token.starts_with(&work));
-        let is_one_delivery = acknowledgement.starts_with("$JS.ACK.")
-            && of_work
-            && !acknowledgement.contains(['*', '>', ' ', '\r', '\n', '\t']);
-        let claim = Some(claim).filter(|claim| *claim != "=").map(str::to_owned);
-        is_one_delivery.then_some(Ended { acknowledgement, claim })
-    }
-
     /// Subject of the replies to one request.
     pub fn reply(&self, gateway: &str, request_id: &str) -> String {
         format!("{self}.reply.{}.{}", Token(gateway), Token(request_id))
@@ -238,23 +215,6 @@ mod tests {
         }
         assert_eq!(names.model_of("KV_trireme_registry"), None);
         assert_eq!(request_of(&names.work(&model, 1, "gate.way", "gate.way-7~1")).as_deref(), Some("gate.way-7~1"));
-    }
-
-    #[test]
-    fn only_deliveries_of_work_are_acknowledged_for_others() {
-        let delivery = "$JS.ACK.trireme_work_m_1.workers.1.2.3.4.0";
-        let names = names("");
-        let found =
-            |subject: &str, claim: &str| names.ended(&format!("_INBOX.model.x.{}.{claim}.part", Token(subject)));
-        for (written, claim) in [("=", None), ("c", Some("c".to_owned()))] {
-            assert_eq!(found(delivery, written), Some(Ended { acknowledgement: delivery.to_owned(), claim }));
-        }
-        for other in
-            ["$JS.API.STREAM.DELETE.trireme_work_m_1", "$JS.ACK.other.workers.1.2.3.4.0", "$JS.ACK.trireme_work_m_1.>"]
-        {
-            assert_eq!(found(other, "="), None, "{other}");
-        }
-        assert_eq!(names.ended("x"), None);
     }
 
     #[test]

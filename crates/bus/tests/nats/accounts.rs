@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_nats::jetstream;
 use bytes::Bytes;
-use trireme_bus::conformance::fixtures::{message, model, options, within};
+use trireme_bus::fixtures::{message, model, options, within};
 use trireme_bus::{Bucket, BusError, Deployment, Nats, NatsOptions, NatsTls, QueueOptions};
 use trireme_testkit::NatsServer;
 

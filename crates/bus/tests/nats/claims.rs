@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use async_nats::jetstream;
 use bytes::Bytes;
 use futures_util::StreamExt;
-use trireme_bus::conformance::fixtures::{LARGE, heavy_message, message, model, number, options, take, within};
+use trireme_bus::fixtures::{LARGE, heavy_message, message, model, number, options, take, within};
 use trireme_bus::{BusError, Connection, Output, QueueOptions, WorkMessage, encode_work};
 use trireme_inference::{Hop, Ledger, ModelKey, UnixMicros};
 use trireme_testkit::NatsServer;

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use async_nats::jetstream::{self, stream};
-use trireme_bus::conformance::fixtures::{message, model, options, take, within};
+use trireme_bus::fixtures::{message, model, options, take, within};
 use trireme_bus::{Bus, BusError, Nats, NatsLogin, NatsOptions, Output};
 use trireme_testkit::NatsServer;
 

@@ -1,12 +1,10 @@
-//! Replies whose bodies travel by claim, and acknowledgements by others than the worker.
+//! Replies whose bodies travel by claim, and acknowledgements that come too late.
 
 use std::time::Duration;
 
-use async_nats::{HeaderMap, jetstream};
-use futures_util::StreamExt;
-use trireme_bus::conformance::fixtures::{full_message, message, model, number, options, take, within};
-use trireme_bus::{AnswerForm, Output, Reply, WorkMessage, encode_reply, escape_token};
-use trireme_inference::ModelKey;
+use async_nats::HeaderMap;
+use trireme_bus::fixtures::{full_message, message, model, number, options, take, within};
+use trireme_bus::{AnswerForm, Output, Reply, WorkMessage, encode_reply};
 use trireme_testkit::NatsServer;
 
 use super::claims::{Silence, put_object_by_hand};
@@ -21,8 +19,8 @@ fn reply_of(request: &WorkMessage) -> Reply {
     request.reply(Ok(Output { tensors: request.tensors.clone(), ..Output::default() }))
 }
 
-/// Publishes a reply to `id` with a claim of `bytes` bytes. The reply ends the delivery that `ends` settles.
-async fn reply_by_claim(server: &NatsServer, id: &str, claim: &str, bytes: usize, ends: Option<&str>) {
+/// Publishes a reply to `id` with a claim of `bytes` bytes.
+async fn reply_by_claim(server: &NatsServer, id: &str, claim: &str, bytes: usize) {
     let client = async_nats::connect(server.url()).await.expect("the server was started");
     let mut headers = HeaderMap::new();
     for (name, value) in [
@@ -38,45 +36,8 @@ async fn reply_by_claim(server: &NatsServer, id: &str, claim: &str, bytes: usize
         headers.insert(name, value);
     }
     let subject = format!("trireme.reply.gateway.{id}");
-    let sent = match ends {
-        None => client.publish_with_headers(subject, headers, "".into()).await,
-        Some(ends) => {
-            let unheard = format!("{}.{}.=.request", client.new_inbox(), escape_token(ends));
-            client.publish_with_reply_and_headers(subject, unheard, headers, "".into()).await
-        }
-    };
-    sent.expect("the server was started");
+    client.publish_with_headers(subject, headers, "".into()).await.expect("the server was started");
     client.flush().await.expect("the server was started");
-}
-
-/// A worker of the release before names the delivery that its reply ends in the reply's reply subject, and leaves it to the gateway.
-#[tokio::test]
-async fn the_delivery_that_a_reply_names_is_acknowledged() {
-    let server = NatsServer::start();
-    let bus = connect(&server).await;
-    let inbox = bus.open_inbox("gateway").await.unwrap();
-    let model = ModelKey { name: "named".into(), version: 1 };
-    let request = WorkMessage { request_id: "r".into(), gateway: "gateway".into(), ..message(&model, 1) };
-    bus.declare_queue(&model, &options()).await.unwrap();
-    bus.publish(&request).await.unwrap();
-    let mut waiting = inbox.expect(&request);
-    let raw = jetstream::new(async_nats::connect(server.url()).await.unwrap());
-    let stream = raw.get_stream("trireme_work_named_1").await.unwrap();
-    let workers: jetstream::consumer::PullConsumer = stream.get_consumer("workers").await.unwrap();
-    let delivered = within("the request", async {
-        workers.stream().max_messages_per_batch(1).messages().await.unwrap().next().await.unwrap().unwrap()
-    });
-    let delivered = delivered.await;
-    let body = encode_reply(&reply_of(&request)).unwrap();
-    raw.publish("trireme.claim.body.0", body.clone()).await.unwrap().await.unwrap();
-    reply_by_claim(&server, "r", "body", body.len(), delivered.reply.as_deref()).await;
-    assert!(within("the reply", waiting.next()).await.outcome.is_ok());
-    let acknowledged = async {
-        while bus.queue_status(&model, &[0]).await.unwrap() != trireme_bus::QueueStatus::default() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    within("the acknowledgement", acknowledged).await;
 }
 
 #[tokio::test]
@@ -87,7 +48,7 @@ async fn a_reply_whose_body_is_gone_is_no_answer() {
     let request = awaited("r");
     let mut waiting = inbox.expect(&request);
     let silence = Silence::of_claims(&server).await;
-    reply_by_claim(&server, "r", "nobodys", 9_000_000, None).await;
+    reply_by_claim(&server, "r", "nobodys", 9_000_000).await;
     silence.was_heard_by("nobodys").await;
     assert!(waiting.is_arriving(), "the broker has yet to say that it has no such body");
     put_object_by_hand(&server, "other", "".into()).await;
@@ -112,7 +73,7 @@ async fn large_replies_that_cannot_be_read_hold_up_nobody_and_are_read_when_they
     let silence = Silence::of_claims(&server).await;
     let stuck: Vec<_> = (0..40).map(|number| inbox.expect(&awaited(&format!("stuck{number}")))).collect();
     for number in 0..40 {
-        reply_by_claim(&server, &format!("stuck{number}"), "nobodys", 9_000_000, None).await;
+        reply_by_claim(&server, &format!("stuck{number}"), "nobodys", 9_000_000).await;
     }
     let mut waiting = inbox.expect(&awaited("small"));
     let small = reply_of(&request("small"));
@@ -123,7 +84,7 @@ async fn large_replies_that_cannot_be_read_hold_up_nobody_and_are_read_when_they
     let late = reply_of(&request("late"));
     let body = encode_reply(&late).unwrap();
     let mut waiting = inbox.expect(&awaited("late"));
-    reply_by_claim(&server, "late", "late", body.len(), None).await;
+    reply_by_claim(&server, "late", "late", body.len()).await;
     silence.was_heard_by("late").await;
     put_object_by_hand(&server, "late", body).await;
     assert_eq!(within("the reply that can be read now", waiting.next()).await, late);

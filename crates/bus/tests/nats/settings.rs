@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream;
-use trireme_bus::conformance::fixtures::{options, within};
+use trireme_bus::fixtures::{options, within};
 use trireme_bus::{Bus, BusError, Deployment, Nats, NatsOptions, QueueOptions};
 use trireme_testkit::NatsServer;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_nats::jetstream;
 use bytes::Bytes;
 use tokio::sync::mpsc;
-use trireme_bus::conformance::fixtures::{LARGE, message, model, within};
+use trireme_bus::fixtures::{LARGE, message, model, within};
 use trireme_bus::{Bucket, Bus, BusError, Change, DeadLetter};
 use trireme_inference::InferError;
 use trireme_testkit::NatsServer;

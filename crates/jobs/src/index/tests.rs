@@ -114,6 +114,8 @@ fn records_leave_the_index_when_they_lapse() {
         "owner": "g", "endpoint": "", "input": "", "metadata": {}, "state": "completed", "client": "a", "created": 0, "expires": 0,
         "counts": {"total": 0, "completed": 0, "failed": 0}, "ended": now - 500,
         "checkpoint": {"offset": 0, "lines": 0, "output": object, "errors": object},
+        "usage": {"input": 0, "output": 0}, "ahead": {"total": 0, "completed": 0, "failed": 0}, "digest": [],
+        "attempts": {"begun": 0, "by": ""}, "rows": {"body": {}},
     });
     index.put("batch", &Record::Batch(serde_json::from_value(batch).unwrap()), 4);
     // The driver deletes this one, which may be in use.

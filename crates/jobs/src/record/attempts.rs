@@ -23,7 +23,7 @@ pub(crate) struct Attempts {
 
 /// Whether a record leaves this count out.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-pub(crate) fn is_zero(count: &u32) -> bool {
+fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 

@@ -28,10 +28,8 @@ pub struct Batch {
     /// Lines.
     pub counts: Counts,
     /// Tokens of the lines in the output.
-    #[serde(default)]
     pub usage: Usage,
     /// Lines that have ended and are not in the output yet. If their gateway ends, they run again.
-    #[serde(default)]
     pub(crate) ahead: Counts,
     /// Why it failed.
     pub failure: Option<String>,
@@ -50,28 +48,20 @@ pub struct Batch {
     /// When it ended.
     pub ended: Option<u64>,
     /// When it may begin, if that is later than when it was accepted.
-    #[serde(default)]
     pub not_before: Option<u64>,
     /// The URL that is called when it has ended.
-    #[serde(default)]
     pub webhook: Option<Webhook>,
     /// The client whose batch it is.
-    #[serde(default)]
     pub(crate) client: String,
     /// A digest that differs for another batch under the same key of its client.
-    #[serde(default)]
     pub(crate) digest: Bytes,
     /// The client's W3C trace context.
-    #[serde(default)]
     pub(crate) traceparent: Option<Box<TraceParent>>,
     /// How long its files are kept, in seconds, if the client has said that.
-    #[serde(default)]
     pub output_lapse: Option<u64>,
     pub(crate) checkpoint: Checkpoint,
-    #[serde(default)]
     pub(crate) attempts: Attempts,
     /// How rows become requests, where the file has columns.
-    #[serde(default)]
     pub(crate) rows: RowRequest,
 }
 

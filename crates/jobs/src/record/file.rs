@@ -10,26 +10,20 @@ use super::object::Object;
 pub struct File {
     /// Its name.
     pub name: String,
-    /// Its purpose: `batch` or `batch_output`; other words are those of uploads.
-    pub(crate) purpose: String,
+    /// Its kind.
+    pub(crate) purpose: Purpose,
     /// The client whose file it is.
-    #[serde(default)]
     pub(crate) client: String,
     /// The batches that read it. Some may have ended.
-    #[serde(default)]
     pub(crate) used_by: Vec<String>,
     /// The upload that it is a part of.
-    #[serde(default)]
     pub(crate) upload: Option<String>,
     /// A digest that differs for another file under the same key of its client; of an upload that is complete, for other parts.
-    #[serde(default)]
     pub(crate) digest: Bytes,
     /// Of an upload: how long its file is kept, in seconds.
-    #[serde(default)]
     pub(crate) lapse: Option<u64>,
     /// Of an upload that is complete, and of a file that has arrived under a client's key: the id of the file that has its bytes, or gets
     /// them.
-    #[serde(default)]
     pub(crate) file: Option<String>,
     /// Its size in bytes.
     pub bytes: u64,
@@ -42,7 +36,8 @@ pub struct File {
 }
 
 /// The kind of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Purpose {
     /// A file that batches read.
     Batch,
@@ -64,17 +59,7 @@ pub(crate) enum Purpose {
 // === impl Purpose ===
 
 impl Purpose {
-    const ALL: [Purpose; 7] = [
-        Purpose::Batch,
-        Purpose::BatchOutput,
-        Purpose::Upload,
-        Purpose::Part,
-        Purpose::Joined,
-        Purpose::Arriving,
-        Purpose::Deleted,
-    ];
-
-    /// Its name in records.
+    /// Its name in the API.
     pub fn name(self) -> &'static str {
         match self {
             Purpose::Batch => "batch",
@@ -100,7 +85,7 @@ impl File {
     pub(crate) fn new(client: &str, name: &str, purpose: Purpose, created: u64) -> File {
         File {
             name: name.to_owned(),
-            purpose: purpose.name().to_owned(),
+            purpose,
             client: client.to_owned(),
             used_by: Vec::new(),
             upload: None,
@@ -114,11 +99,6 @@ impl File {
         }
     }
 
-    /// Its kind. Other words are of an earlier release, for files.
-    pub(crate) fn purpose(&self) -> Purpose {
-        Purpose::ALL.into_iter().find(|purpose| purpose.name() == self.purpose).unwrap_or(Purpose::Batch)
-    }
-
     /// A word that differs for other bytes under its id: a batch that goes on after a crash may write its output again.
     pub fn version(&self) -> String {
         format!("{:x}-{:x}", self.created, self.bytes)
@@ -126,7 +106,7 @@ impl File {
 
     /// Whether the store drops the record by itself when its time is over: the output of a batch, an upload, and one whose file is there.
     pub(crate) fn lapses(&self) -> bool {
-        match self.purpose() {
+        match self.purpose {
             Purpose::BatchOutput | Purpose::Upload => true,
             Purpose::Joined => self.objects.is_empty(),
             Purpose::Batch | Purpose::Part | Purpose::Arriving | Purpose::Deleted => false,
@@ -134,7 +114,7 @@ impl File {
     }
 
     /// Its purpose in the API.
-    pub fn purpose_name(&self) -> &str {
-        self.purpose().name()
+    pub fn purpose_name(&self) -> &'static str {
+        self.purpose.name()
     }
 }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::attempts::{Attempts, is_zero};
+use super::attempts::Attempts;
 use super::object::Body;
 use super::terms::{SCHEDULED, Webhook};
 use crate::call::{JobAnswer, JobCall};
@@ -35,15 +35,10 @@ pub struct Request {
     /// A digest of its path, headers and body.
     pub(crate) digest: Bytes,
     /// The queue that the call goes to.
-    #[serde(default)]
     pub(crate) destination: String,
     /// Path and headers; the body is in `body`.
     pub(crate) call: JobCall,
     pub(crate) body: Body,
-    /// Times that the body was not in the store.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub(crate) lost: u32,
-    #[serde(default)]
     pub(crate) attempts: Attempts,
     /// Status and headers of the answer; the body is in `answer_body`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

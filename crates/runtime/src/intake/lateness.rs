@@ -56,7 +56,7 @@ fn is_over(left: Duration, had: Duration, steps: u32, run: Duration, before: Dur
 mod tests {
     use std::collections::VecDeque;
 
-    use trireme_bus::conformance::fixtures::message;
+    use trireme_bus::fixtures::message;
     use trireme_inference::ModelKey;
 
     use super::*;

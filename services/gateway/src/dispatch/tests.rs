@@ -102,7 +102,7 @@ impl Pipeline {
             crossing: Default::default(),
         };
         let route = plan.route(1, &[], &["x"], |_, _| Ok(1)).expect("the steps fit");
-        let message = trireme_bus::conformance::fixtures::message(&key("a"), 7);
+        let message = trireme_bus::fixtures::message(&key("a"), 7);
         WorkMessage {
             request_id: self.dispatcher.request_id().into(),
             gateway: self.dispatcher.gateway().into(),

@@ -195,8 +195,8 @@ impl Catalog {
         catalog
     }
 
-    /// The lane of a request at this step, if it is in `lane` as a whole: workers in other languages, or of an older version, may
-    /// not take bulk requests.
+    /// The lane of a request at this step, if it is in `lane` as a whole: workers in other languages may not take
+    /// bulk requests.
     pub fn lane_at(&self, step: &ModelKey, lane: Lane) -> Lane {
         if self.live_only.contains(step) { Lane::Live } else { lane }
     }

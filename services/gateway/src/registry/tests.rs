@@ -1,6 +1,6 @@
 //! The registry on a bus: workers that fall silent and come back, and stores that do not answer or are empty.
 
-use trireme_bus::conformance::refusing::{Call, Refusing};
+use trireme_bus::fixtures::refusing::{Call, Refusing};
 use trireme_bus::{Bucket, Content, ContentQuestion, ModelState, Verdict};
 use trireme_inference::UnixMicros;
 use trireme_runtime::Statistics;

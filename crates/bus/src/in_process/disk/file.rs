@@ -1,7 +1,7 @@
 //! The file of the stores: opened again after an error, made smaller when the disk is full, and the room that the disk has for it.
 
-use std::fs::{OpenOptions, Permissions};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -90,13 +90,6 @@ impl File {
 
     fn opened(&self) -> Result<Database, BusError> {
         let own = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(MODE).open(&self.path);
-        let own = own.and_then(|file| {
-            // One of an earlier version, which others could read.
-            match file.metadata()?.permissions().mode() & 0o777 {
-                MODE => Ok(()),
-                _ => file.set_permissions(Permissions::from_mode(MODE)),
-            }
-        });
         own.map_err(|error| failed(format!("{}: {error}", self.path.display())))?;
         let opened = Database::builder().set_cache_size(CACHE).create(&self.path);
         opened.map_err(|error| failed(format!("{}: {error}", self.path.display())))

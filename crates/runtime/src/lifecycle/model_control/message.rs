@@ -18,7 +18,6 @@ pub struct Override {
     /// All the model's files, by path within its directory; if empty, the directory's own files are used.
     pub files: BTreeMap<String, Bytes>,
     /// When the configuration came; 0 where none did.
-    #[serde(default)]
     pub since: UnixMicros,
 }
 

@@ -5,7 +5,7 @@
 //! back what it has not begun, finishes the rest, and says in its registry entry that it has yielded. It asks again until its
 //! content is served.
 //!
-//! Where no gateway listens to such questions, because all of them are older than the worker or gone, the version takes work and
+//! Where no gateway listens to such questions, because all of them are gone, the version takes work and
 //! goes on asking. Not here: which content is served (the gateway's `registry::contents`).
 
 use std::sync::Arc;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use trireme_inference::{InferError, ModelKey, UnixMicros};
 
-use super::fixtures::{LARGE, full_message, heavy_message, unique, within};
 use super::setup::Setup;
-use crate::{AnswerForm, Output, Reply, WorkMessage};
+use trireme_bus::fixtures::{LARGE, full_message, heavy_message, unique, within};
+use trireme_bus::{AnswerForm, Output, Reply, WorkMessage};
 
 pub async fn replies_reach_the_gateway_and_request_they_are_for(setup: &Setup) {
     let (one, two, worker) = (setup.connect().await, setup.connect().await, setup.connect().await);

@@ -5,15 +5,9 @@ use std::time::Duration;
 
 use trireme_inference::ModelKey;
 
-use super::fixtures::{ACK_WAIT, assert_idle, message, model, number, options, take, within};
 use super::setup::Setup;
-use crate::{AttemptNote, Bus, Consumer, QueueOptions};
-
-pub async fn an_acknowledged_message_is_forgotten(setup: &Setup) {
-    let (_, mut consumer, _) = queue_with_one(setup, "acked", &options()).await;
-    take(&mut consumer, "the message").await.acker.ack().await.expect("acknowledged");
-    assert_idle(&mut consumer, ACK_WAIT * 2, "an acknowledged message").await;
-}
+use trireme_bus::fixtures::{assert_idle, message, model, number, options, take, within};
+use trireme_bus::{AttemptNote, Bus, Consumer, QueueOptions};
 
 pub async fn a_refused_message_comes_again_after_the_delay(setup: &Setup) {
     let (bus, mut consumer, model) = queue_with_one(setup, "refused", &options()).await;
@@ -33,42 +27,6 @@ pub async fn a_refused_message_comes_again_after_the_delay(setup: &Setup) {
     let at_once = take(&mut consumer, "the message refused without delay").await;
     assert_eq!((&at_once.message, at_once.deliveries), (&first, 3));
     at_once.acker.ack().await.expect("acknowledged");
-}
-
-pub async fn a_message_let_go_comes_again(setup: &Setup) {
-    let (_, mut consumer, model) = queue_with_one(setup, "let go", &options()).await;
-    drop(take(&mut consumer, "the message").await);
-    // Another worker may get it.
-    let other = setup.connect().await;
-    let mut other = other.pull(&model).await.expect("the queue can be worked on");
-    let again = within("the message that was let go", async {
-        tokio::select! {
-            deliveries = consumer.next(1) => deliveries,
-            deliveries = other.next(1) => deliveries,
-        }
-    });
-    let again = again.await.expect("work").remove(0);
-    assert_eq!((number(&again), again.deliveries), (1, 2));
-    again.acker.ack().await.expect("acknowledged");
-}
-
-pub async fn a_delivery_is_kept_while_somebody_has_it(setup: &Setup) {
-    let (_, mut consumer, _) = queue_with_one(setup, "progress", &options()).await;
-    let delivery = take(&mut consumer, "the message").await;
-    assert_idle(&mut consumer, ACK_WAIT * 3, "a delivery that is being worked on").await;
-    delivery.acker.ack().await.expect("acknowledged");
-    assert_idle(&mut consumer, ACK_WAIT * 2, "an acknowledged message").await;
-}
-
-pub async fn deliveries_end_after_the_one_that_gives_up(setup: &Setup) {
-    let options = QueueOptions { max_attempts: 2, ..options() };
-    let (_, mut consumer, _) = queue_with_one(setup, "poison", &options).await;
-    for count in 1..=options.broker_max_deliver() {
-        let delivery = take(&mut consumer, "the message once more").await;
-        assert_eq!(delivery.deliveries, count);
-        delivery.acker.nak(Duration::ZERO).await.expect("refused");
-    }
-    assert_idle(&mut consumer, ACK_WAIT * 3, "a message past its last delivery").await;
 }
 
 pub async fn who_gets_a_message_next_knows_how_often_it_was_begun(setup: &Setup) {

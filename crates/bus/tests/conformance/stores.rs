@@ -5,9 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-use super::fixtures::{LARGE, unique, within};
 use super::setup::Setup;
-use crate::{Bucket, BusError, Change, Entry, escape_token};
+use trireme_bus::fixtures::{LARGE, unique, within};
+use trireme_bus::{Bucket, BusError, Change, Entry, escape_token};
 
 fn bytes(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())

@@ -11,13 +11,12 @@ use futures_util::{FutureExt, StreamExt};
 
 mod dead;
 mod deliveries;
-pub mod fixtures;
 mod policies;
 mod queues;
-pub mod refusing;
 mod registry;
 mod replies;
 mod setup;
+pub mod states;
 mod stores;
 mod topics;
 
@@ -57,10 +56,9 @@ pub async fn run(setup: &Setup) {
         queues::many_publishers_and_workers_lose_and_repeat_nothing,
         queues::a_queue_says_how_full_it_is,
         queues::a_large_message_passes_and_can_be_delivered_again,
-        deliveries::an_acknowledged_message_is_forgotten,
         deliveries::a_refused_message_comes_again_after_the_delay,
-        deliveries::a_message_let_go_comes_again,
-        deliveries::a_delivery_is_kept_while_somebody_has_it,
+        states::each_row_about_a_message_holds,
+        states::each_row_about_a_record_holds,
         stores::the_last_value_of_a_key_is_kept,
         stores::a_watcher_sees_what_is_there_and_then_every_change,
         stores::a_value_lapses,
@@ -68,7 +66,6 @@ pub async fn run(setup: &Setup) {
         queues::a_queue_says_which_requests_it_has,
         queues::an_empty_queue_can_be_removed,
         dead::letters_can_be_read_in_order_and_removed,
-        deliveries::deliveries_end_after_the_one_that_gives_up,
         deliveries::who_gets_a_message_next_knows_how_often_it_was_begun,
         replies::replies_reach_the_gateway_and_request_they_are_for,
         replies::replies_come_in_sequence_without_repetitions,

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use trireme_inference::{Lane, ModelKey};
 
-use super::fixtures::{assert_idle, message_at, number, patient_options, take, within};
 use super::queues::{A_WHILE, declared, open, publish};
 use super::setup::Setup;
-use crate::{Bus, BusError, Delivery, LevelPolicy, QueueOptions, WaitTimeout};
+use trireme_bus::fixtures::{assert_idle, message_at, number, patient_options, take, within};
+use trireme_bus::{Bus, BusError, Delivery, LevelPolicy, QueueOptions, WaitTimeout};
 
 pub async fn higher_levels_are_taken_first_and_no_level_is_forgotten(setup: &Setup) {
     let levels = [1, 2, 3].map(|level| (level, LevelPolicy::default())).into();

@@ -5,9 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use trireme_inference::{Action, Callers, ModelKey};
 
-use super::fixtures::{heavy_message, unique, within};
 use super::setup::Setup;
-use crate::{CallReplies, LATEST, Output, Reply};
+use trireme_bus::fixtures::{heavy_message, unique, within};
+use trireme_bus::{CallReplies, LATEST, Output, Reply};
 
 pub async fn everybody_who_listens_can_answer_a_question(setup: &Setup) {
     let (asker, one, two) = (setup.connect().await, setup.connect().await, setup.connect().await);

@@ -2,9 +2,9 @@
 
 use trireme_inference::{ErrorCode, InferError};
 
-use super::fixtures::{LARGE, heavy_message, message, model, within};
 use super::setup::Setup;
-use crate::{DeadLetter, StoredLetter};
+use trireme_bus::fixtures::{LARGE, heavy_message, message, model, within};
+use trireme_bus::{DeadLetter, StoredLetter};
 
 pub async fn letters_can_be_read_in_order_and_removed(setup: &Setup) {
     let (worker, person) = (setup.connect().await, setup.connect().await);

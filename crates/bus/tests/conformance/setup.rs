@@ -3,8 +3,8 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::fixtures;
-use crate::Bus;
+use trireme_bus::Bus;
+use trireme_bus::fixtures;
 
 /// Gives the suite its connections to the bus under test.
 pub struct Setup {

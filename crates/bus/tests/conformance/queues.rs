@@ -10,11 +10,11 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use trireme_inference::ModelKey;
 
-use super::fixtures::{
+use super::setup::Setup;
+use trireme_bus::fixtures::{
     LARGE, assert_idle, full_message, heavy_message, message, model, number, patient_options, take, unique, within,
 };
-use super::setup::Setup;
-use crate::{Bus, BusError, Consumer, Delivery, QueueOptions, QueueStatus, WorkMessage};
+use trireme_bus::{Bus, BusError, Consumer, Delivery, QueueOptions, QueueStatus, WorkMessage};
 
 /// Time in which a wrong message would have arrived.
 pub(super) const A_WHILE: Duration = Duration::from_millis(200);

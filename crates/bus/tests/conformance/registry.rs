@@ -1,8 +1,8 @@
 //! Properties of the registry.
 
-use super::fixtures::{model, unique, within};
 use super::setup::Setup;
-use crate::{ModelState, RegistryEvent, RegistryEvents, WorkerEntry};
+use trireme_bus::fixtures::{model, unique, within};
+use trireme_bus::{ModelState, RegistryEvent, RegistryEvents, WorkerEntry};
 
 pub async fn a_watcher_sees_what_is_there_and_then_every_change(setup: &Setup) {
     let (worker, gateway) = (setup.connect().await, setup.connect().await);
