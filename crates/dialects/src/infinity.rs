@@ -276,6 +276,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::NoModel => (400, "ModelNotFound"),
         Kind::NoRoute => (404, "NotFound"),
         Kind::NoMethod => (405, "MethodNotAllowed"),
+        Kind::OtherSpace => (412, "PreconditionFailedError"),
         Kind::TooLarge => (413, "BadRequestError"),
         Kind::Overloaded => (429, "RateLimitError"),
         Kind::Internal => (500, "InternalServerError"),

@@ -239,6 +239,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::Forbidden => (403, "permission_error"),
         Kind::NoModel | Kind::NoRoute => (404, "not_found_error"),
         Kind::NoMethod => (405, "invalid_request_error"),
+        Kind::OtherSpace => (412, "invalid_request_error"),
         Kind::TooLarge => (413, "invalid_request_error"),
         Kind::Field => (422, "invalid_request_error"),
         Kind::Overloaded => (429, "rate_limit_error"),

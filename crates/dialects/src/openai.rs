@@ -151,6 +151,7 @@ pub(super) fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::NoModel => (404, "invalid_request_error", Some("model_not_found")),
         Kind::NoRoute => (404, "invalid_request_error", Some("unknown_url")),
         Kind::NoMethod => (405, "invalid_request_error", Some("method_not_supported")),
+        Kind::OtherSpace => (412, "invalid_request_error", Some("other_space")),
         Kind::TooLarge => (413, "invalid_request_error", None),
         Kind::Overloaded => (429, "rate_limit_error", Some("rate_limit_exceeded")),
         Kind::Internal => (500, "server_error", None),

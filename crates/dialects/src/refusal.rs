@@ -36,6 +36,8 @@ pub enum Kind {
     TooLarge,
     /// It asks for something that is not offered.
     Unsupported,
+    /// The answer would not be of a space that it asks for.
+    OtherSpace,
     /// A queue is full.
     Overloaded,
     /// The model cannot be reached now, or the request's time is over.
@@ -62,7 +64,7 @@ pub struct Refusal {
 impl Kind {
     /// Every kind.
     #[cfg(test)]
-    pub const ALL: [Kind; 15] = [
+    pub const ALL: [Kind; 16] = [
         Kind::Malformed,
         Kind::Field,
         Kind::Empty,
@@ -75,6 +77,7 @@ impl Kind {
         Kind::NoMethod,
         Kind::TooLarge,
         Kind::Unsupported,
+        Kind::OtherSpace,
         Kind::Overloaded,
         Kind::Unavailable,
         Kind::Internal,
@@ -109,6 +112,7 @@ impl Refusal {
 impl From<InferError> for Refusal {
     fn from(error: InferError) -> Refusal {
         let kind = match error.code {
+            _ if error.cause == Some(Cause::OtherSpace) => Kind::OtherSpace,
             ErrorCode::NotFound => Kind::NoModel,
             ErrorCode::InvalidArg if error.cause == Some(Cause::TooLarge) => Kind::TooLarge,
             ErrorCode::InvalidArg if error.message.contains(UNCUT) => Kind::TooLong,
@@ -171,6 +175,7 @@ mod tests {
         assert_eq!(kind(InferError::not_found("x")), Kind::NoModel);
         assert_eq!(kind(InferError::unavailable("full").because(Cause::QueueFull)), Kind::Overloaded);
         assert_eq!(kind(InferError::unavailable("Request timeout expired")), Kind::Unavailable);
+        assert_eq!(kind(InferError::invalid_arg("x").because(Cause::OtherSpace)), Kind::OtherSpace);
         let dimensions = Refusal::from(InferError::invalid_arg("'dimensions' is 0, expected at least 1"));
         assert_eq!(dimensions.field.as_deref(), Some("dimensions"));
         let deeper = Refusal::from(InferError::invalid_arg("in ensemble 'm', parameter 'dimensions' is 9, expected 8"));

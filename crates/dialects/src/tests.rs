@@ -295,6 +295,7 @@ fn each_dialect_has_a_body_for_every_kind_of_refusal() {
             let refusal = Refusal::new(kind, "what \"it\" was");
             let (status, body) = (dialect.refuse)(&refusal);
             assert!((400..600).contains(&status), "{}: {kind:?}", dialect.name);
+            assert_eq!(status == 412, kind == Kind::OtherSpace, "{}: {kind:?} is {status}", dialect.name);
             let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
             assert!(body.to_string().contains(r#"what \"it\" was"#), "{}: {body}", dialect.name);
         }

@@ -363,6 +363,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::Forbidden => (403, "PermissionDeniedError"),
         Kind::NoModel | Kind::NoRoute => (404, "NotFoundError"),
         Kind::NoMethod => (405, "MethodNotAllowed"),
+        Kind::OtherSpace => (412, "PreconditionFailedError"),
         Kind::TooLarge => (413, "BadRequestError"),
         Kind::Overloaded => (429, "RateLimitError"),
         Kind::Internal => (500, "InternalServerError"),

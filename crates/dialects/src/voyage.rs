@@ -100,6 +100,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::Forbidden => 403,
         Kind::NoModel | Kind::NoRoute => 404,
         Kind::NoMethod => 405,
+        Kind::OtherSpace => 412,
         Kind::TooLarge => 413,
         Kind::Overloaded => 429,
         Kind::Internal => 500,

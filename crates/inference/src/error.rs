@@ -35,6 +35,8 @@ pub enum Cause {
     Sequence,
     /// The worker that got it serves another content of the model than the one that the request was admitted for.
     OtherContent,
+    /// Its answer would not be of a space that it asks for (`If-Space`).
+    OtherSpace,
     /// A cause that this program does not know.
     #[serde(other)]
     Other,

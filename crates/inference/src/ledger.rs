@@ -82,9 +82,13 @@ impl Ledger {
 /// The space of an answer whose steps have these spaces, in order: theirs, joined by dots, each short. `None` where one is not known, or where
 /// there is no step.
 pub fn space_of<'a>(steps: impl Iterator<Item = Option<&'a str>>) -> Option<String> {
-    let short = |space: &'a str| space.get(..STEP_DIGITS).unwrap_or(space);
     let spaces = steps.map(|space| space.map(short)).collect::<Option<Vec<_>>>()?;
     (!spaces.is_empty()).then(|| spaces.join("."))
+}
+
+/// The digits of a step's space that are told.
+pub(crate) fn short(space: &str) -> &str {
+    space.get(..STEP_DIGITS).unwrap_or(space)
 }
 
 // === impl Hop ===

@@ -40,6 +40,8 @@ pub struct NewBatch {
     pub output_lapse: Option<Duration>,
     /// The client's W3C trace context, for all requests of the batch.
     pub traceparent: Option<TraceParent>,
+    /// The header `If-Space` of all requests of the batch: the spaces of which each answer has to have one.
+    pub if_space: Option<String>,
     /// Words of the client about the batch.
     pub metadata: BTreeMap<String, String>,
     /// How rows become requests, where the file has columns; for lines it is empty.
@@ -62,7 +64,10 @@ impl Jobs {
         terms: JobOptions,
         once: Option<(&str, &[u8])>,
     ) -> Result<(String, Batch), JobError> {
-        let digest = Bytes::from(once.map_or_else(Vec::new, |(_, sent)| sha256(&[sent])));
+        // A batch without spaces has the digest that it had before there were any.
+        let spaces = new.if_space.as_deref().map(str::as_bytes);
+        let digest = |sent| sha256(&[sent].into_iter().chain(spaces).collect::<Vec<_>>());
+        let digest = Bytes::from(once.map_or_else(Vec::new, |(_, sent)| digest(sent)));
         let id = match once {
             Some((key, _)) => format!("{PREFIX}{}", self.id_of_key(key)),
             None => new_id(PREFIX),
@@ -103,6 +108,7 @@ impl Jobs {
             counts: Counts::default(),
             usage: Usage::default(),
             traceparent: new.traceparent.map(Box::new),
+            if_space: new.if_space,
             output_lapse: new.output_lapse.map(|lapse| lapse.as_secs()),
             ahead: Counts::default(),
             failure: None,

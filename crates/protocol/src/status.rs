@@ -1,20 +1,21 @@
 //! The one table from error codes to HTTP and gRPC statuses.
 
-use trireme_inference::ErrorCode;
+use trireme_inference::{Cause, ErrorCode, InferError};
 
-/// The HTTP status for an error of this code. Triton never uses 408, 413, 429 or 499: a client's fault is 400, and a
-/// full queue is 503.
-pub const fn http_status(code: ErrorCode) -> u16 {
-    statuses(code).0
+/// The HTTP status for an error. Triton never uses 408, 413, 429 or 499: a client's fault is 400, and a full queue is 503.
+pub const fn http_status(error: &InferError) -> u16 {
+    statuses(error).0
 }
 
-/// The gRPC status code, as its canonical number, for an error of this code.
-pub const fn grpc_code(code: ErrorCode) -> i32 {
-    statuses(code).1
+/// The gRPC status code, as its canonical number, for an error.
+pub const fn grpc_code(error: &InferError) -> i32 {
+    statuses(error).1
 }
 
-const fn statuses(code: ErrorCode) -> (u16, i32) {
-    match code {
+const fn statuses(error: &InferError) -> (u16, i32) {
+    match error.code {
+        // Triton has no conditions: HTTP calls it "precondition failed", and gRPC likewise.
+        _ if matches!(error.cause, Some(Cause::OtherSpace)) => (412, 9),
         ErrorCode::Cancelled => (400, 1),
         ErrorCode::Unknown => (400, 2),
         ErrorCode::InvalidArg => (400, 3),
@@ -45,7 +46,10 @@ mod tests {
                 ErrorCode::AlreadyExists => (400, 6),
                 ErrorCode::Cancelled => (400, 1),
             };
-            assert_eq!((http_status(code), grpc_code(code)), (http, grpc), "{code:?}");
+            let error = InferError::new(code, "");
+            assert_eq!((http_status(&error), grpc_code(&error)), (http, grpc), "{code:?}");
         }
+        let condition = InferError::invalid_arg("").because(Cause::OtherSpace);
+        assert_eq!((http_status(&condition), grpc_code(&condition)), (412, 9));
     }
 }

@@ -4,11 +4,11 @@
 use anyhow::Context;
 use axum::http::{HeaderMap, HeaderName};
 use regex::{Regex, RegexBuilder};
-use trireme_inference::{InferError, ParameterValue, Parameters, REQUEST_TIMEOUT};
+use trireme_inference::{IF_SPACE, IF_SPACE_HEADER, InferError, ParameterValue, Parameters, REQUEST_TIMEOUT};
 
 /// Headers about a request itself, which the server may have set and which differ from request to request: a model that got them would
 /// have no answer in the response cache.
-const OF_THE_REQUEST: &[&str] = &["x-request-id", "traceparent", "tracestate"];
+const OF_THE_REQUEST: &[&str] = &["x-request-id", "traceparent", "tracestate", IF_SPACE_HEADER];
 
 /// Parameters with a meaning of their own, which no header sets, and the prefix of further ones; Triton's list. Their
 /// names are those of headers, too: `priority` is one of HTTP, which gateways set for durable work.
@@ -21,6 +21,7 @@ const RESERVED: &[&str] = &[
     "headers",
     "binary_data_output",
     REQUEST_TIMEOUT,
+    IF_SPACE,
 ];
 const RESERVED_PREFIX: &str = "triton_";
 
@@ -41,11 +42,33 @@ const RESTRICTED: &str = "triton-grpc-protocol-";
 /// The header that is the parameter [`REQUEST_TIMEOUT`] of a request whose body has no parameters, or none.
 const TIMEOUT: HeaderName = HeaderName::from_static("trireme-timeout-ms");
 
+/// Adds the headers about the request itself: the client's limit, and the spaces of which the answer has to have one.
+///
+/// # Errors
+/// Those of [`timeout`].
+pub fn own(headers: &HeaderMap, parameters: &mut Parameters) -> Result<(), InferError> {
+    if_space(headers, parameters);
+    timeout(headers, parameters)
+}
+
+/// Adds the spaces in the header `If-Space`, unless the request has some. They are read where the request is admitted.
+pub fn if_space(headers: &HeaderMap, parameters: &mut Parameters) {
+    if let Some(spaces) = asked_spaces(headers) {
+        parameters.entry(IF_SPACE.to_owned()).or_insert(ParameterValue::String(spaces));
+    }
+}
+
+/// The value of the header `If-Space`, all of its lines as one.
+pub fn asked_spaces(headers: &HeaderMap) -> Option<String> {
+    let values = headers.get_all(IF_SPACE_HEADER).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
+    headers.contains_key(IF_SPACE_HEADER).then(|| values.collect::<Vec<_>>().join(","))
+}
+
 /// Adds the client's limit in the header `Trireme-Timeout-Ms`, unless the request has one.
 ///
 /// # Errors
 /// It is no whole number above 0.
-pub fn timeout(headers: &HeaderMap, parameters: &mut Parameters) -> Result<(), InferError> {
+fn timeout(headers: &HeaderMap, parameters: &mut Parameters) -> Result<(), InferError> {
     let Some(value) = headers.get(TIMEOUT) else { return Ok(()) };
     let limit = value.to_str().ok().and_then(|value| value.trim().parse().ok()).filter(|&limit: &i64| limit > 0);
     let limit = limit.ok_or_else(|| {
@@ -105,6 +128,26 @@ mod tests {
         for pattern in [".*", "x-|trace"] {
             assert_eq!(forwarded(pattern, &names).into_keys().collect::<Vec<_>>(), ["x-tenant"], "{pattern}");
         }
+    }
+
+    #[test]
+    fn the_spaces_of_all_lines_of_the_header_are_one_list_and_the_request_s_own_stays() {
+        let given = |values: &[&'static str], own: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(IF_SPACE_HEADER, value.parse().unwrap());
+            }
+            let own = own.map(|own| (IF_SPACE.to_owned(), ParameterValue::from(own)));
+            let mut parameters = Parameters::from_iter(own);
+            if_space(&headers, &mut parameters);
+            parameters.get(IF_SPACE).and_then(ParameterValue::as_str).map(str::to_owned)
+        };
+        assert_eq!(given(&[], None), None);
+        assert_eq!(given(&["a, b", "c"], None).as_deref(), Some("a, b,c"));
+        assert_eq!(given(&[""], None).as_deref(), Some(""), "a header without a space is no missing one");
+        assert_eq!(given(&["a"], Some("b")).as_deref(), Some("b"));
+        // A pattern that matches it makes it no parameter of models.
+        assert!(forwarded(".*", &["If-Space"]).is_empty());
     }
 
     #[test]

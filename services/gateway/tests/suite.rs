@@ -4,3 +4,4 @@ mod answers;
 mod control;
 mod exposure;
 mod grpc;
+mod spaces;

@@ -1,11 +1,12 @@
-//! How each dialect refuses: 401 without a key, 413 for a body over the limit, 429 for a full queue, 503 for a model that is not
-//! ready; each in the dialect's own shape, 429 and 503 with `Retry-After`.
+//! How each dialect refuses: 401 without a key, 412 for another space, 413 for a body over the limit, 429 for a full queue, 503 for a
+//! model that is not ready; each in the dialect's own shape, 429 and 503 with `Retry-After`.
 
 use serde_json::{Value, json};
 use trireme_e2e::{KEY, MAX_BODY, Mode, Request, Response, TextsServer, TextsState, in_one_mode};
 
 in_one_mode!(
     without_a_key_and_with_too_much_in_every_dialect,
+    another_space_in_every_dialect,
     a_full_queue_in_every_dialect,
     a_model_that_is_not_ready_in_every_dialect,
 );
@@ -107,6 +108,31 @@ fn without_a_key_and_with_too_much_in_every_dialect(mode: Mode) {
     refused(&server, KEY, 413, too_large, |_, message| {
         assert!(message.contains(&format!("exceeds the maximum allowed input size of {MAX_BODY} bytes")), "{message}");
     });
+}
+
+fn another_space_in_every_dialect(mode: Mode) {
+    let server = TextsServer::start(mode, TextsState::Serving);
+    for (dialect, path, body, message) in cases() {
+        let ask = |spaces: Option<&str>| {
+            let request = Request::post(path, body.to_string()).header("Content-Type", "application/json");
+            let request = request.header("Authorization", &format!("Bearer {KEY}"));
+            server.sandbox.send(&spaces.into_iter().fold(request, |request, spaces| request.header("If-Space", spaces)))
+        };
+        let answer = ask(None);
+        let space = answer.header("trireme-space").unwrap_or_else(|| panic!("{dialect} {path}: {answer:?}"));
+        let (right, wrong) = (ask(Some(&format!("0, {space}"))), ask(Some("0, 0.1.2")));
+        assert_eq!(right.status, 200, "{dialect} {path}: {}", right.text());
+        assert_eq!(wrong.status, 412, "{dialect} {path}: {}", wrong.text());
+        let message = message(&wrong.json()).unwrap_or_else(|| panic!("{dialect} {path}: {}", wrong.text()));
+        let words = format!("has space '{space}': embed the stored texts again, or send no If-Space");
+        assert!(message.starts_with("If-Space asks for '0', '0.1.2', but model '"), "{dialect} {path}: {message}");
+        assert!(message.ends_with(&words), "{dialect} {path}: {message}");
+        let unreadable = ask(Some("a b"));
+        assert!(
+            (400..=422).contains(&unreadable.status) && unreadable.status != 412,
+            "{dialect} {path}: {unreadable:?}"
+        );
+    }
 }
 
 fn a_full_queue_in_every_dialect(mode: Mode) {

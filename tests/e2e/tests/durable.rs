@@ -44,7 +44,7 @@ fn send(address: SocketAddr, request: &Request) -> Response {
 }
 
 /// The answer to a durable request, once there is one.
-fn answer(address: SocketAddr, location: &str) -> Response {
+pub fn answer(address: SocketAddr, location: &str) -> Response {
     wait_until(&format!("the answer of {location}"), LIMIT, || {
         let answer = Request::get(&format!("{location}/response")).send(address).ok()?;
         (answer.status != 202).then_some(answer)
@@ -88,7 +88,7 @@ fn a_request_is_accepted_and_answered_later(mode: Mode) {
 }
 
 /// Uploads lines; returns the id of the file.
-fn upload(address: SocketAddr, lines: &str) -> String {
+pub fn upload(address: SocketAddr, lines: &str) -> String {
     let form = format!(
         "--edge\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--edge\r\nContent-Disposition: \
          form-data; name=\"file\"; filename=\"lines.jsonl\"\r\nContent-Type: application/jsonl\r\n\r\n{lines}\r\n--edge--\r\n"
@@ -117,7 +117,7 @@ fn begin(address: SocketAddr, file: &str) -> String {
 }
 
 /// The batch, once it has ended.
-fn ended(address: SocketAddr, batch: &str) -> Value {
+pub fn ended(address: SocketAddr, batch: &str) -> Value {
     wait_until("the end of the batch", Duration::from_secs(180), || {
         let batch = Request::get(&format!("/v1/batches/{batch}")).send(address).ok()?.json();
         let state = batch["status"].as_str().unwrap_or_default().to_owned();
@@ -125,7 +125,7 @@ fn ended(address: SocketAddr, batch: &str) -> Value {
     })
 }
 
-fn content(address: SocketAddr, file: &Value) -> Vec<Value> {
+pub fn content(address: SocketAddr, file: &Value) -> Vec<Value> {
     let file = file.as_str().expect("a file");
     let content = send(address, &Request::get(&format!("/v1/files/{file}/content")));
     assert_eq!(content.status, 200, "{}", content.text());

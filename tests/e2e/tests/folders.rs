@@ -29,7 +29,7 @@ const LAYOUTS: [&str; 3] = ["one", "nested", "several"];
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The tiny encoder of the basic repository as sentence-transformers would have saved it.
-fn tiny() -> TempDir {
+pub fn tiny() -> TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let models = basic_repository();
     let copy = |from: &str, to: &str| {
@@ -78,7 +78,7 @@ fn linked(folder: &TempDir) -> TempDir {
     cache
 }
 
-fn write(folder: &TempDir, name: &str, content: &Value) {
+pub fn write(folder: &TempDir, name: &str, content: &Value) {
     let path = folder.path().join(name);
     fs::create_dir_all(path.parent().expect("a file lies in a folder")).expect("a folder can be made");
     fs::write(path, content.to_string()).expect("a file can be written");

@@ -51,6 +51,7 @@ mod runs;
 mod security;
 mod sequences;
 mod signals;
+mod spaces;
 mod startup;
 mod statistics;
 mod step_cache;

@@ -11,6 +11,7 @@ pub fn of(refusal: &Refusal) -> (u16, &'static str) {
         Kind::NoModel | Kind::NoRoute => (404, "NotFound"),
         Kind::Malformed => (400, "Validation"),
         Kind::NoMethod => (405, "NotFound"),
+        Kind::OtherSpace => (412, "Validation"),
         Kind::TooLarge | Kind::TooLong => (413, "Validation"),
         // The model does not do it.
         Kind::Unsupported if refusal.field.is_none() => (424, "Backend"),

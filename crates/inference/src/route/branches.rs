@@ -74,6 +74,12 @@ impl Route {
         })
     }
 
+    /// The steps in the order of the ledger of an answer in one piece: branch after branch, where the route forks.
+    pub fn in_ledger_order(&self) -> Vec<&Step> {
+        let steps = self.remaining();
+        chains(&immediate(steps)).into_iter().flatten().map(|step| &steps[step]).collect()
+    }
+
     /// The branch of these steps, which waits for the branches `after`.
     fn branch(&self, chain: &[usize], after: BTreeSet<usize>) -> Waiting {
         let all = self.remaining();

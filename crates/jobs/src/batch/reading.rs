@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
-use trireme_inference::Name;
+use trireme_inference::{IF_SPACE_HEADER, Name};
 
 use super::{Chunk, Prepared, Run, Task};
 use crate::columns;
@@ -156,6 +156,9 @@ impl Run<'_> {
                     let mut call = call.of(format!("{} line {number}", self.id));
                     let trace = self.batch.traceparent.iter().flat_map(|trace| trace.headers());
                     call.headers.extend(trace.map(|(name, value)| (name.to_owned(), value.to_string().into())));
+                    let spaces =
+                        self.batch.if_space.iter().map(|spaces| (IF_SPACE_HEADER.to_owned(), spaces.clone().into()));
+                    call.headers.extend(spaces);
                     bytes += call.body.len();
                     tasks.push(Task { chunk, index: outcomes.len(), number, custom_id, call, _held: held });
                     outcomes.push(None);

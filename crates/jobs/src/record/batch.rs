@@ -57,6 +57,9 @@ pub struct Batch {
     pub(crate) digest: Bytes,
     /// The client's W3C trace context.
     pub(crate) traceparent: Option<Box<TraceParent>>,
+    /// The spaces of which each line's answer has to have one, as the header `If-Space` has them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub if_space: Option<String>,
     /// How long its files are kept, in seconds, if the client has said that.
     pub output_lapse: Option<u64>,
     pub(crate) checkpoint: Checkpoint,

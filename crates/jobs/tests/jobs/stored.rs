@@ -121,6 +121,7 @@ async fn ask_for_everything(unheard: usize) -> bool {
         endpoint: "/run".to_owned(),
         window: PATIENCE,
         output_lapse: None,
+        if_space: None,
         traceparent: None,
         metadata: BTreeMap::new(),
         rows: Default::default(),

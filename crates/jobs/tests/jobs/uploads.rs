@@ -210,6 +210,7 @@ async fn what_belongs_to_one_owner_is_not_there_for_another() {
         endpoint: "/run".to_owned(),
         window: Duration::from_secs(60),
         output_lapse: None,
+        if_space: None,
         traceparent: None,
         metadata: BTreeMap::new(),
         rows: Default::default(),

@@ -16,5 +16,5 @@ pub fn status(error: &InferError) -> Status {
         message.truncate(message.floor_char_boundary(MAX_MESSAGE));
         message.push_str(" ...");
     }
-    Status::new(Code::from_i32(grpc_code(error.code)), message)
+    Status::new(Code::from_i32(grpc_code(error)), message)
 }

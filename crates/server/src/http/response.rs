@@ -113,7 +113,7 @@ impl From<InferError> for HttpError {
 
 impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
-        let status = status::http_status(self.error.code);
+        let status = status::http_status(&self.error);
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = match self.plain {
             true => plain_error(status, &self.error.message),

@@ -44,6 +44,7 @@ impl RpcCall {
     pub fn of<T>(request: &Request<T>, forward: Option<&Regex>) -> RpcCall {
         let mut forwarded = Parameters::new();
         forward::headers(request.metadata().as_ref(), forward, |_| false, &mut forwarded);
+        forward::if_space(request.metadata().as_ref(), &mut forwarded);
         RpcCall {
             deadline: request.extensions().get().copied(),
             given_id: GivenId::in_headers(request.metadata().as_ref()),

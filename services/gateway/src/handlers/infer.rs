@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tracing::Instrument;
 use trireme_bus::{AnswerForm, WorkMessage};
 use trireme_inference::{
-    Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, Name, ParameterValue, Parameters,
+    AskedSpaces, Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, Name, ParameterValue, Parameters,
     REQUEST_TIMEOUT, Tensor, TraceParent, UnixMicros, request_timeout, shown,
 };
 use trireme_operations::{Capabilities, Waits};
@@ -89,6 +89,7 @@ struct InferOptions {
     job: Option<String>,
     trace: Option<Arc<OpenTrace>>,
     labels: Option<LabelScores>,
+    spaces: Option<AskedSpaces>,
 }
 
 impl Handlers {
@@ -107,6 +108,7 @@ impl Handlers {
         let span = request.span.clone();
         let response = self.answer(&mut request, message, cached).instrument(span.clone()).await;
         request.ended();
+        let response = response.and_then(|response| request.of_asked_space(response));
         let response = response.map(|response| request.named(response));
         if let (true, Ok(response)) = (embeds, &response) {
             let tokens = response.ledger.texts().map_or(0, |texts| texts.tokens);
@@ -189,6 +191,8 @@ impl Handlers {
         if answered_id.is_empty() {
             traced.request.id = std::mem::take(&mut traced.given_id);
         }
+        let spaces = AskedSpaces::take(&mut traced.request.parameters);
+        let spaces = spaces.map_err(|error| with_id(error, &traced.request.id))?;
         let (span, traceparent) = self.span(&traced);
         trireme_telemetry::set_attributes(&span, traced.caller.attributes());
         traced.permit.follow(&span);
@@ -221,7 +225,7 @@ impl Handlers {
         let mut prepared = span.in_scope(|| {
             self.repeat_query(&mut traced.request, &traced.permit)?;
             let labels = self.pair_with_labels(&mut traced.request, &traced.permit)?;
-            let terms = InferOptions { waits, rows, answer, traceparent, callers, job, trace, labels };
+            let terms = InferOptions { waits, rows, answer, traceparent, callers, job, trace, labels, spaces };
             self.admit(traced.request, terms, &span)
         });
         match &mut prepared {
@@ -241,7 +245,8 @@ impl Handlers {
         terms: InferOptions,
         span: &tracing::Span,
     ) -> Result<Prepared, InferError> {
-        let InferOptions { waits, rows, answer, traceparent, callers, job, trace, labels: label_scores } = terms;
+        let InferOptions { waits, rows, answer, traceparent, callers, job, trace, labels: label_scores, spaces } =
+            terms;
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
         if let Ok(capabilities) = &served.capabilities {
@@ -266,6 +271,16 @@ impl Handlers {
             catalog.lane_at(step, waits.lane).level(level)
         };
         let route = catalog.for_contents(route.at_levels(level));
+        let answer = if served.config.decoupled { answer } else { AnswerForm::Whole };
+        if let Some(asked) = &spaces {
+            let steps = match answer {
+                AnswerForm::Whole => route.in_ledger_order(),
+                // An answer in parts is of one message, which goes from step to step.
+                AnswerForm::InParts | AnswerForm::Part(_) => route.remaining().iter().collect(),
+            };
+            let checked = catalog.spaces().check(asked, &request.model, steps.into_iter().map(|step| &step.model));
+            checked.map_err(|error| with_id(error, &request.id))?;
+        }
         let batch = (served.config.max_batch_size > 0).then(|| rows_of(&tensors));
         let by_user_code = route.remaining().iter().any(|step| {
             let found = catalog.find(&step.model.name, Some(step.model.version));
@@ -306,7 +321,7 @@ impl Handlers {
             tensors: [tensors, controls].concat(),
             parameters: Arc::new(request.parameters),
             ledger: Ledger::default(),
-            answer: if served.config.decoupled { answer } else { AnswerForm::Whole },
+            answer,
             callers,
             job: job.map(Name::from),
         };
@@ -341,6 +356,7 @@ impl Handlers {
             span: span.clone(),
             counted,
             trace,
+            spaces,
         };
         if let Some(trace) = &running.trace {
             trace.admitted(&message);

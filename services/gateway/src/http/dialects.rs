@@ -69,7 +69,7 @@ async fn answer(
         let mut parameters = Parameters::new();
         let own = |name: &str| http.handlers.access.is_secret(name);
         forward::headers(&parts.headers, http.options.header_forward.as_ref(), own, &mut parameters);
-        forward::timeout(&parts.headers, &mut parameters)?;
+        forward::own(&parts.headers, &mut parameters)?;
         Ok(DialectCall {
             operations: Operations::new(http.handlers.clone()),
             rest: named.remove("rest").unwrap_or_default(),

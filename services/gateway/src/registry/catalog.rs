@@ -11,6 +11,7 @@ use trireme_operations::Capabilities;
 use trireme_protocol::repository::{IndexEntry, IndexState, IndexVersion};
 
 use super::labels::Labels;
+use super::spaces::Spaces;
 
 /// The models that are served at one time.
 #[derive(Debug, Default)]
@@ -21,6 +22,8 @@ pub struct Catalog {
     live_only: BTreeSet<ModelKey>,
     /// The content of each version that is served, as its workers announce it.
     contents: BTreeMap<ModelKey, Name>,
+    /// The space of each version that is served, as its workers tell it.
+    spaces: Spaces,
     /// Counts the changes of these contents.
     changes_of_contents: u64,
     /// Why model repositories could not be read.
@@ -103,6 +106,8 @@ pub(super) struct Sources<'a> {
     pub live_only: BTreeSet<ModelKey>,
     /// The content of each version, as its workers announce it.
     pub contents: BTreeMap<ModelKey, Name>,
+    /// The space of each version, as its workers tell it.
+    pub spaces: Spaces,
     /// Every model that may be asked for, with all versions that have ever existed.
     pub known: BTreeMap<String, BTreeMap<i64, Unready>>,
     /// Whether a model is meant to be served.
@@ -121,11 +126,11 @@ const UNLOADED: &str = "unloaded";
 impl Catalog {
     /// Builds a catalog from the models that workers serve and the ensembles made of them.
     pub(super) fn build(sources: Sources<'_>) -> Catalog {
-        let Sources { repository, served, recovering, doubts, live_only, contents, .. } = sources;
+        let Sources { repository, served, recovering, doubts, live_only, contents, spaces, .. } = sources;
         let Sources { known, wanted, required, by_request, .. } = sources;
         let unreadable = repository.unreadable().iter().map(|fault| format!("model repository: {fault}")).collect();
         let (models, labels) = (BTreeMap::new(), Arc::new(Labels::of(repository)));
-        let mut catalog = Catalog { models, labels, live_only, contents, changes_of_contents: 0, unreadable };
+        let mut catalog = Catalog { models, labels, live_only, contents, spaces, changes_of_contents: 0, unreadable };
         for (name, known) in known {
             let failed = known.values().rev().find_map(|version| match version {
                 Unready::Failed(reason) => Some(reason.clone()),
@@ -209,6 +214,11 @@ impl Catalog {
     /// How often the content of a model has changed.
     pub fn changes_of_contents(&self) -> u64 {
         self.changes_of_contents
+    }
+
+    /// The spaces of the versions that are served.
+    pub fn spaces(&self) -> &Spaces {
+        &self.spaces
     }
 
     /// The same route for the contents that are served.

@@ -13,6 +13,7 @@ mod contents;
 mod labels;
 mod offering;
 mod processes;
+mod spaces;
 mod state;
 
 use std::collections::{BTreeMap, BTreeSet};

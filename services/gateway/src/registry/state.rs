@@ -491,6 +491,7 @@ impl State {
             doubts: self.doubts(),
             live_only: self.live_only(),
             contents: self.contents(),
+            spaces: self.spaces(),
             known,
             wanted: &|name| self.is_wanted(name),
             required: &|name| self.is_required(name),

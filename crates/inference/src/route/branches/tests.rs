@@ -211,9 +211,12 @@ proptest! {
         let request = brought(&["in0", "in1"]);
         let mut linear = Vec::new();
         let expected = walk(route.clone(), request.clone(), &mut linear);
+        let told: Vec<Name> = route.in_ledger_order().into_iter().map(|step| step.model.name.clone()).collect();
         let Some(mut branches) = route.branches(&request) else {
+            prop_assert_eq!(told, models(&route));
             return Ok(());
         };
+        let mut hops = BTreeMap::new();
 
         let (mut under_way, mut ran, mut failed) = (Vec::new(), Vec::new(), None);
         for choice in order {
@@ -222,6 +225,7 @@ proptest! {
                 break;
             }
             let branch: Branch = under_way.swap_remove(choice % under_way.len());
+            hops.insert(branch.number, models(&branch.route).into_iter().map(Name::from).collect::<Vec<_>>());
             match walk(branch.route, branch.tensors, &mut ran) {
                 Ok(tensors) => branches.end(branch.number, tensors),
                 Err(error) => {
@@ -233,6 +237,7 @@ proptest! {
         match (expected, failed) {
             (Ok(expected), None) => {
                 prop_assert_eq!(branches.outputs(), expected);
+                prop_assert_eq!(told, hops.into_values().flatten().collect::<Vec<_>>());
                 linear.sort();
                 ran.sort();
                 prop_assert_eq!(ran.len(), count);

@@ -135,6 +135,9 @@ impl Responses {
         let span = self.request.span.clone();
         let next = self.handlers.next(&mut self.request, &mut self.exchange).instrument(span).await?;
         Some(next.and_then(|mut next| {
+            if !next.empty {
+                next.response = self.request.of_asked_space(next.response)?;
+            }
             next.response = self.request.named(next.response);
             self.outputs.write(&mut next.response)?;
             Ok(next)

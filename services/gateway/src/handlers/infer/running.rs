@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use trireme_inference::{
-    Cause, InferError, InferResponse, ModelKey, REQUEST_TIMEOUT, RequestedOutput, UnixMicros, shown,
+    AskedSpaces, Cause, InferError, InferResponse, ModelKey, REQUEST_TIMEOUT, RequestedOutput, UnixMicros, shown,
 };
 use trireme_model_repository::OtherName;
 use trireme_protocol::status::http_status;
@@ -49,6 +49,8 @@ pub struct Running {
     pub span: tracing::Span,
     /// Where it is written to a file of traces.
     pub trace: Option<Arc<OpenTrace>>,
+    /// The spaces of which its answer has to have one.
+    pub spaces: Option<AskedSpaces>,
 }
 
 /// Most bytes of an error's text.
@@ -90,6 +92,18 @@ impl Running {
         InferError { message: bounded(error.message), ..error }
     }
 
+    /// A response, if its space is one that the request asks for. Also one of the response cache: another request may have begun it.
+    pub fn of_asked_space(&self, response: InferResponse) -> Result<InferResponse, InferError> {
+        let Some(asked) = &self.spaces else { return Ok(response) };
+        match asked.check_answer(&self.model.name, &response.ledger) {
+            Ok(()) => Ok(response),
+            Err(error) => {
+                set_error(&self.span, &error);
+                Err(self.error(error))
+            }
+        }
+    }
+
     /// A response with the names that its client knows.
     pub fn named(&self, mut response: InferResponse) -> InferResponse {
         if let Some(name) = &self.other_name {
@@ -118,7 +132,7 @@ fn bounded(mut text: String) -> String {
 
 /// Notes the error of a request in its span. As OpenTelemetry has it, what the client has to mend is no failure of the server.
 pub fn set_error(span: &tracing::Span, error: &InferError) {
-    let is_servers_fault = http_status(error.code) >= 500;
+    let is_servers_fault = http_status(error) >= 500;
     trireme_telemetry::set_error(span, format!("{:?}", error.code), &error.message, is_servers_fault);
 }
 

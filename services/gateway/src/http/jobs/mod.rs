@@ -21,6 +21,7 @@ use clap::{ArgAction, Args};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
+use trireme_inference::IF_SPACE_HEADER;
 use trireme_jobs::{Execute, Executed, JOB, JobAnswer, JobCall, Options, Quotas, WebhookAnswer, WebhookCall};
 use trireme_server::access::{Given, read_all};
 use trireme_server::budget::{Budget, BytesPermit};
@@ -119,13 +120,14 @@ const OF_THE_HOP: [HeaderName; 8] =
     [CONNECTION, CONTENT_LENGTH, DATE, HeaderName::from_static("keep-alive"), TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
 
 /// The header names that a durable request keeps. Others are about the connection, or secrets.
-pub const KEPT_HEADERS: [&str; 6] = [
+pub const KEPT_HEADERS: [&str; 7] = [
     "content-type",
     "content-encoding",
     "inference-header-content-length",
     "traceparent",
     "tracestate",
     "trireme-timeout-ms",
+    IF_SPACE_HEADER,
 ];
 
 // === impl JobArgs ===

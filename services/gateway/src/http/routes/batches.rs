@@ -9,6 +9,7 @@ use axum::response::Response;
 use axum::routing::{get as on_get, post as on_post};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use trireme_inference::AskedSpaces;
 use trireme_jobs::{Batch, BatchState, NewBatch, Page, RowRequest, Usage, now};
 use trireme_server::access::Category;
 use trireme_server::http::openapi::schema::{any_of, integer, nullable, object_with, plain, text};
@@ -17,6 +18,7 @@ use utoipa::openapi::schema::Schema;
 
 use super::deferred::{self, as_webhook};
 use super::files::{ExpiresAfter, as_list, found, page, page_schema, parse, read_body};
+use crate::forward;
 use crate::http::jobs::MAX_ERROR_BYTES;
 use crate::http::jobs::options::{self, Time};
 use crate::http::jobs::refused::Refused;
@@ -73,6 +75,10 @@ pub const RESOURCE: Resource = Resource {
 async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) -> Result<Response, Refused> {
     let key = deferred::key(request.headers()).map_err(|why| Refused::invalid(&why))?.map(str::to_owned);
     let traceparent = body::traceparent(request.headers());
+    let if_space = forward::asked_spaces(request.headers());
+    if let Some(Err(error)) = if_space.as_deref().map(str::parse::<AskedSpaces>) {
+        return Err(Refused::invalid(&error.message));
+    }
     let sent = read_body(&http, request).await?;
     let asked: CreateBatch = parse(&sent)?;
     if !executes(http.traffic, &asked.endpoint) {
@@ -101,7 +107,7 @@ async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) 
         )));
     }
     let (input, endpoint) = (asked.input_file_id, asked.endpoint);
-    let new = NewBatch { input, endpoint, window, output_lapse, traceparent, metadata, rows };
+    let new = NewBatch { input, endpoint, window, output_lapse, traceparent, if_space, metadata, rows };
     let (id, batch) = jobs.begin_batch_on(new, terms, key.as_deref().map(|key| (key, sent.as_ref()))).await?;
     Ok(found(&as_batch(&id, &batch)))
 }
@@ -198,6 +204,7 @@ fn as_batch(id: &str, batch: &Batch) -> Value {
         "usage": usage,
         "metadata": batch.metadata,
         "not_before": batch.not_before,
+        "if_space": batch.if_space,
         "webhook": batch.webhook.as_ref().map(as_webhook),
     })
 }
@@ -231,6 +238,7 @@ fn batch_schema() -> Schema {
             ("error_file_id", nullable(text())),
             ("error_file_max_bytes", integer()),
             ("not_before", nullable(integer())),
+            ("if_space", nullable(text())),
             ("webhook", nullable(plain())),
         ],
     )

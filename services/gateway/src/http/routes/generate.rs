@@ -122,7 +122,7 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
     request.version = path.version;
     let own = |name: &str| http.handlers.access.is_secret(name);
     forward::headers(headers, http.options.header_forward.as_ref(), own, &mut request.parameters);
-    forward::timeout(headers, &mut request.parameters)?;
+    forward::own(headers, &mut request.parameters)?;
     let traceparent = body::traceparent(headers);
     Ok(Traced {
         request,

@@ -90,7 +90,7 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     decoded.request.version = path.version;
     let own = |name: &str| http.handlers.access.is_secret(name);
     forward::headers(headers, http.options.header_forward.as_ref(), own, &mut decoded.request.parameters);
-    forward::timeout(headers, &mut decoded.request.parameters)?;
+    forward::own(headers, &mut decoded.request.parameters)?;
     let traceparent = body::traceparent(headers);
     let held = permit.clone();
     let caller = Caller::Http("/v2/models/{model}/infer");

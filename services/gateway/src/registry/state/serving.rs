@@ -7,6 +7,7 @@ use trireme_bus::{ContentChoice, ContentQuestion, ModelState};
 use trireme_inference::{ModelKey, Name};
 
 use super::super::contents::{Judgement, Rival, contested, judge};
+use super::super::spaces::Spaces;
 use super::{Live, MAX_KNOWN, State};
 
 // === impl State ===
@@ -92,6 +93,15 @@ impl State {
             *chosen = (*chosen).min(&content.digest);
         }
         contents.into_iter().map(|(model, digest)| (model, digest.into())).collect()
+    }
+
+    /// What the workers that serve each version tell about its space.
+    pub(super) fn spaces(&self) -> Spaces {
+        let mut spaces = Spaces::default();
+        for entry in self.serving().map(Live::entry) {
+            spaces.tell(&entry.model, entry.content.as_ref().and_then(|content| content.space.as_deref()));
+        }
+        spaces
     }
 
     /// The versions that are served but that no worker can execute now, each with a reason.

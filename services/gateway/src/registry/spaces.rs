@@ -1,0 +1,144 @@
+//! The spaces of the versions that are served, as their workers tell them, and whether a request may have an answer of them (`If-Space`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use trireme_inference::{AskedSpaces, InferError, ModelKey, Name, space_of};
+
+/// What the workers of each version that is served say about the space of its answers.
+#[derive(Debug, Default)]
+pub struct Spaces(BTreeMap<ModelKey, BTreeSet<Option<Name>>>);
+
+/// Why a space is not known before the answer is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoSpace {
+    /// No worker serves this version just now.
+    NoWorker(ModelKey),
+    /// A worker of this version does not know its space.
+    Untold(ModelKey),
+    /// Workers of this version have these spaces.
+    Several(ModelKey, Vec<Name>),
+}
+
+// === impl Spaces ===
+
+impl Spaces {
+    /// Takes in what a worker that serves this version tells.
+    pub fn tell(&mut self, model: &ModelKey, space: Option<&str>) {
+        self.0.entry(model.clone()).or_default().insert(space.map(Name::from));
+    }
+
+    /// The spaces of these steps.
+    pub fn of_steps<'a>(&self, steps: impl IntoIterator<Item = &'a ModelKey>) -> Result<Vec<&Name>, NoSpace> {
+        steps.into_iter().map(|step| self.of_step(step)).collect()
+    }
+
+    fn of_step(&self, step: &ModelKey) -> Result<&Name, NoSpace> {
+        let told = self.0.get(step).ok_or_else(|| NoSpace::NoWorker(step.clone()))?;
+        let known: Vec<&Name> = told.iter().flatten().collect();
+        match known.as_slice() {
+            _ if known.len() < told.len() => Err(NoSpace::Untold(step.clone())),
+            [one] => Ok(one),
+            several => Err(NoSpace::Several(step.clone(), several.iter().map(|&space| space.clone()).collect())),
+        }
+    }
+
+    /// Checks a request for this model, whose answer comes from these steps, before anything is computed.
+    ///
+    /// # Errors
+    /// The answer would have another space, or it cannot be known which.
+    pub fn check<'a>(
+        &self,
+        asked: &AskedSpaces,
+        model: &str,
+        steps: impl IntoIterator<Item = &'a ModelKey>,
+    ) -> Result<(), InferError> {
+        match self.of_steps(steps) {
+            Ok(spaces) if asked.admit(spaces.iter().map(|space| space.as_str())) => Ok(()),
+            Ok(spaces) => {
+                let told = space_of(spaces.iter().map(|space| Some(space.as_str()))).unwrap_or_default();
+                Err(asked.refuse_space(model, &told))
+            }
+            Err(unknown) => Err(unknown.refuse(asked, model)),
+        }
+    }
+}
+
+// === impl NoSpace ===
+
+impl NoSpace {
+    /// The error of a request for this model. Where the reason goes by itself, the request can be sent again.
+    fn refuse(&self, asked: &AskedSpaces, model: &str) -> InferError {
+        let step = |key: &ModelKey| match key.name == model {
+            true => format!("model '{model}'"),
+            false => format!("model '{}', a step of '{model}',", key.name),
+        };
+        let later = |because: String| InferError::unavailable(format!("{}, but {because}", asked.asked()));
+        match self {
+            NoSpace::Untold(key) => asked.refuse(&format!(
+                "a worker of {} does not know its space: send no If-Space, or mend what the worker's log says",
+                step(key)
+            )),
+            NoSpace::NoWorker(key) => {
+                later(format!("no worker of {} is there to tell its space: send the request again later", step(key)))
+            }
+            NoSpace::Several(key, spaces) => {
+                let spaces: Vec<String> = spaces.iter().map(|space| format!("'{space}'")).collect();
+                later(format!(
+                    "workers of {} have several spaces just now, {}: send the request again when all have one",
+                    step(key),
+                    spaces.join(" and ")
+                ))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trireme_inference::{Cause, ErrorCode};
+
+    use super::*;
+
+    fn key(name: &str) -> ModelKey {
+        ModelKey { name: name.into(), version: 1 }
+    }
+
+    fn spaces(told: &[(&str, Option<&str>)]) -> Spaces {
+        let mut spaces = Spaces::default();
+        told.iter().for_each(|&(name, space)| spaces.tell(&key(name), space));
+        spaces
+    }
+
+    fn check(told: &[(&str, Option<&str>)]) -> Result<(), InferError> {
+        let asked: AskedSpaces = "ab.cd, 12.34".parse().unwrap();
+        spaces(told).check(&asked, "e", &[key("t"), key("m")])
+    }
+
+    #[test]
+    fn only_one_known_space_that_was_asked_for_lets_a_request_pass() {
+        for told in [("ab", "cd"), ("12", "34")] {
+            assert_eq!(check(&[("t", Some(told.0)), ("m", Some(told.1)), ("m", Some(told.1))]), Ok(()));
+        }
+        let other = check(&[("t", Some("ab")), ("m", Some("34"))]).unwrap_err();
+        assert_eq!((other.code, other.cause), (ErrorCode::InvalidArg, Some(Cause::OtherSpace)));
+        let words = "If-Space asks for 'ab.cd', '12.34', but model 'e' has space 'ab.34': ";
+        assert!(other.message.starts_with(words), "{other}");
+
+        let untold = check(&[("t", Some("ab")), ("m", Some("cd")), ("m", None)]).unwrap_err();
+        assert_eq!(untold.cause, Some(Cause::OtherSpace));
+        assert!(untold.message.contains("a worker of model 'm', a step of 'e', does not know its space"), "{untold}");
+    }
+
+    #[test]
+    fn a_reason_that_goes_by_itself_is_no_other_space() {
+        let several = check(&[("t", Some("ab")), ("m", Some("cd")), ("m", Some("ef"))]).unwrap_err();
+        assert_eq!((several.code, several.cause), (ErrorCode::Unavailable, None));
+        assert!(
+            several.message.contains("'m', a step of 'e', have several spaces just now, 'cd' and 'ef'"),
+            "{several}"
+        );
+        let gone = check(&[("t", Some("ab"))]).unwrap_err();
+        assert_eq!((gone.code, gone.cause), (ErrorCode::Unavailable, None));
+        assert!(gone.message.contains("no worker of model 'm', a step of 'e', is there"), "{gone}");
+    }
+}
