@@ -321,7 +321,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::OtherSpace => 412,
         Kind::TooLarge => 413,
         Kind::Field => 422,
-        Kind::Overloaded => 429,
+        Kind::Overloaded | Kind::OwnerLimit => 429,
         Kind::Internal => 500,
         Kind::Unavailable => 503,
     };

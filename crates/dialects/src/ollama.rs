@@ -244,6 +244,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::NoMethod => 405,
         Kind::OtherSpace => 412,
         Kind::TooLarge => 413,
+        Kind::OwnerLimit => 429,
         Kind::Internal => 500,
         Kind::Overloaded | Kind::Unavailable => 503,
     };

@@ -40,6 +40,8 @@ pub enum Kind {
     OtherSpace,
     /// A queue is full.
     Overloaded,
+    /// The owner of its key has asked for as much as is allowed, for now.
+    OwnerLimit,
     /// The model cannot be reached now, or the request's time is over.
     Unavailable,
     /// A fault of ours.
@@ -79,6 +81,7 @@ impl Kind {
         Kind::Unsupported,
         Kind::OtherSpace,
         Kind::Overloaded,
+        Kind::OwnerLimit,
         Kind::Unavailable,
         Kind::Internal,
     ];
@@ -119,6 +122,7 @@ impl From<InferError> for Refusal {
             ErrorCode::InvalidArg | ErrorCode::AlreadyExists => Kind::Invalid,
             ErrorCode::Unsupported => Kind::Unsupported,
             ErrorCode::Unavailable if error.cause == Some(Cause::QueueFull) => Kind::Overloaded,
+            ErrorCode::Unavailable if error.cause == Some(Cause::OwnerLimit) => Kind::OwnerLimit,
             ErrorCode::Unavailable | ErrorCode::Cancelled => Kind::Unavailable,
             ErrorCode::Internal | ErrorCode::Unknown => Kind::Internal,
         };
@@ -174,6 +178,7 @@ mod tests {
         let kind = |error: InferError| Refusal::from(error).kind;
         assert_eq!(kind(InferError::not_found("x")), Kind::NoModel);
         assert_eq!(kind(InferError::unavailable("full").because(Cause::QueueFull)), Kind::Overloaded);
+        assert_eq!(kind(InferError::unavailable("enough").because(Cause::OwnerLimit)), Kind::OwnerLimit);
         assert_eq!(kind(InferError::unavailable("Request timeout expired")), Kind::Unavailable);
         assert_eq!(kind(InferError::invalid_arg("x").because(Cause::OtherSpace)), Kind::OtherSpace);
         let dimensions = Refusal::from(InferError::invalid_arg("'dimensions' is 0, expected at least 1"));

@@ -102,7 +102,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::NoMethod => 405,
         Kind::OtherSpace => 412,
         Kind::TooLarge => 413,
-        Kind::Overloaded => 429,
+        Kind::Overloaded | Kind::OwnerLimit => 429,
         Kind::Internal => 500,
         Kind::Unavailable => 503,
     };

@@ -64,6 +64,7 @@ mod trace_files;
 mod traces;
 mod translation;
 mod up;
+mod usage;
 mod waking;
 mod webhooks;
 mod windows;
