@@ -49,7 +49,7 @@ pub struct Side<'a> {
     pub offsets: Option<&'a Tensor>,
     /// 1 for tokens that stand for no text `[rows, length]`.
     pub special_tokens_mask: Option<&'a Tensor>,
-    /// By row, what of which text it is of, `[rows, 5]`: the text's number, the characters of the row and those that it owns.
+    /// By row, what of which text it is of, `[rows, 6]`: the text's number, the characters of the row and those that it owns, and the tokens of the row.
     pub windows: Option<&'a Tensor>,
     /// The texts, one for each row, or as many as `windows` tells apart.
     pub texts: Option<&'a Tensor>,

@@ -133,7 +133,7 @@ pub fn full_message(model: &ModelKey) -> WorkMessage {
         compute_infer_us: 4,
         compute_output_us: 5,
         batch_size: 6,
-        texts: Some(TextFacts { tokens: u64::MAX, truncated: 7 }),
+        texts: Some(TextFacts { tokens: u64::MAX, truncated: 7, windows: 9 }),
         space: Some("5d41402abc4b2a76b9719d911017c592".into()),
     };
     WorkMessage {
