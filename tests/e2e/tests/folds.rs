@@ -1,7 +1,7 @@
 //! Long texts of models that embed, rank and classify: they are read in windows, and one answer is made of those of the windows.
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, Response, Sandbox, Setup, in_one_mode, workspace};
+use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, in_one_mode, workspace};
 use trireme_testkit::assert_close;
 
 in_one_mode!(a_long_text_has_the_fold_of_its_windows);
@@ -83,6 +83,7 @@ fn a_long_text_has_the_fold_of_its_windows(mode: Mode) {
     vectors(&sandbox);
     scores(&sandbox);
     classes(&sandbox);
+    dialects(&sandbox);
     refusals(&sandbox);
     crate::clients::run_at(sandbox.grpc_address(), "grpc_folds.py", &[]);
 }
@@ -156,6 +157,66 @@ fn classes(sandbox: &Sandbox) {
     }
     let cut = classify(LONG, &json!({"windows": false}));
     assert_eq!((header(&cut, "trireme-windows"), header(&cut, "trireme-truncated-texts")), (0, 1));
+}
+
+fn dialects(sandbox: &Sandbox) {
+    let post = |path: &str, body: &Value| sandbox.send(&Request::post(path, body.to_string().into_bytes()));
+    let embed = |chunking: Value| {
+        post("/openai/v1/embeddings", &json!({"model": "boats", "input": LONG, "chunking": chunking}))
+    };
+    let over_v2 = |parameters: Value| {
+        infer(sandbox, "boats", &[tensor("TEXT", &[LONG])], &parameters).numbers("sentence_embedding")
+    };
+    let vector = |answer: &Response| {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        trireme_e2e::numbers(&answer.json()["data"][0]["embedding"])
+    };
+    let answer = embed(json!(true));
+    assert_close(&vector(&answer), &over_v2(json!({"windows": true})), 1e-6);
+    let windows = header(&answer, "trireme-windows");
+    assert!(windows > 3);
+    let smaller = embed(json!({"fold": "max", "overlap": 1, "max_tokens": 8}));
+    let expected = over_v2(json!({"windows": true, "fold": "max", "overlap": 1, "max_tokens": 8}));
+    assert_close(&vector(&smaller), &expected, 1e-6);
+    assert!(header(&smaller, "trireme-windows") > windows);
+    assert_close(&vector(&embed(json!(false))), &over_v2(json!({})), 1e-6);
+    let refused = embed(json!({"fold": "median"}));
+    assert!(
+        refused.status == 400 && refused.text().contains("expected 'mean', 'first' or 'max'"),
+        "{}",
+        refused.text()
+    );
+    assert_eq!(embed(json!({"size": 8})).status, 400);
+
+    let rerank = |further: Value| {
+        let mut body = json!({"model": "ranks", "query": QUERY, "documents": [LONG, SHORT]});
+        body.as_object_mut().expect("an object").extend(further.as_object().expect("an object").clone());
+        let answer = post("/cohere/v1/rerank", &body);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let results = answer.json()["results"].as_array().expect("a list").clone();
+        let of_long = results.iter().find(|result| result["index"] == json!(0)).expect("a score");
+        (
+            of_long["relevance_score"].as_f64().expect("a number") as f32,
+            header(&answer, "trireme-windows"),
+            header(&answer, "trireme-truncated-texts"),
+        )
+    };
+    let score = |parameters: Value| {
+        infer(sandbox, "ranks", &[tensor("TEXT", &[QUERY]), tensor("TEXT_PAIR", &[LONG])], &parameters)
+            .numbers("scores")[0]
+    };
+    let close = |(found, windows, cut): (f32, usize, usize), expected: (f32, usize, usize)| {
+        assert_close(&[found], &[expected.0], 1e-6);
+        assert_eq!((windows, cut), (expected.1, expected.2));
+    };
+    let whole = score(json!({"windows": true}));
+    let all = rerank(json!({"max_chunks_per_doc": 10})).1;
+    assert!(all > 3);
+    close(rerank(json!({"max_chunks_per_doc": 10})), (whole, all, 0));
+    close(rerank(json!({"max_chunks_per_doc": 2})), (score(json!({"windows": true, "max_windows": 2})), 2, 1));
+    close(rerank(json!({"max_chunks_per_doc": 1})), (score(json!({})), 0, 1));
+    close(rerank(json!({"max_tokens_per_doc": 4096})), (whole, all, 0));
+    close(rerank(json!({})), (score(json!({})), 0, 1));
 }
 
 fn refusals(sandbox: &Sandbox) {
