@@ -238,7 +238,7 @@ fn a_sentence_encoder_in_the_newer_form() {
         names(postprocess.inputs.iter().map(|i| &i.name)),
         ["last_hidden_state", "attention_mask", "pooling_mask", "windows"]
     );
-    let made = ["input_ids", "attention_mask", "pooling_mask", "tokens", "decoded_text"];
+    let made = ["input_ids", "attention_mask", "pooling_mask", "windows", "tokens", "decoded_text"];
     assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), made);
     assert_eq!((output(&ensemble, "sentence_embedding"), &tokenizer.parameters["max_length"][..]), (vec![-1, 4], "48"));
     for config in [&ensemble, &tokenizer] {
