@@ -28,7 +28,7 @@ const FORM: &str = "trireme_bulk_job";
 const VERSION: u64 = 1;
 
 /// The terms of a job, in the order in which they are compared: a choice comes before the content that it changes.
-const TERMS: [&str; 16] = [
+const TERMS: [&str; 17] = [
     FORM,
     "format",
     "model",
@@ -39,6 +39,7 @@ const TERMS: [&str; 16] = [
     "choices.pooling",
     "choices.normalize",
     "choices.padding_side",
+    "choices.long_texts",
     "choices.accept",
     "content",
     "width",

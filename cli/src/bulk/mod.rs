@@ -27,7 +27,9 @@ use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use trireme_columns::Layout;
 use trireme_model::OnnxRuntimeArgs;
-use trireme_model_repository::{Choices, ModelFolder, PaddingSide, Repository, Task, folder_name, is_model_folder};
+use trireme_model_repository::{
+    Choices, LongTexts, ModelFolder, PaddingSide, Repository, Task, folder_name, is_model_folder,
+};
 use trireme_runtime::{FolderArgs, local_folder, service};
 use trireme_telemetry::TelemetryArgs;
 
@@ -176,10 +178,12 @@ impl Model<'_> {
             let all = args.choices()?;
             let digest = ModelFolder::read(folder, Some(name), &all)?.digest().with_context(cannot)?;
             // Accelerators give the outputs of the plain provider, and names change no vector.
-            let Choices { precision, graph, output, task, pooling, normalize, padding_side, accept, .. } = all.of(name);
+            let Choices {
+                precision, graph, output, task, pooling, normalize, padding_side, long_texts, accept, ..
+            } = all.of(name);
             let choices = json!({
                 "precision": precision.name(), "graph": graph, "output": output, "task": task.map(Task::name), "pooling": pooling, "normalize": normalize,
-                "padding_side": padding_side.map(PaddingSide::name), "accept": accept,
+                "padding_side": padding_side.map(PaddingSide::name), "long_texts": long_texts.map(LongTexts::name), "accept": accept,
             });
             return Ok((choices, Some(digest)));
         }

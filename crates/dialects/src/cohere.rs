@@ -8,7 +8,7 @@ mod about;
 use axum::response::Response;
 use bytes::Bytes;
 use serde::Deserialize;
-use trireme_inference::Ledger;
+use trireme_inference::{Ledger, MOST_WINDOWS};
 use trireme_operations::{Prompt, Side, TextOptions};
 use trireme_protocol::json::Writer;
 use trireme_server::http::openapi::schema;
@@ -85,7 +85,7 @@ const RERANK: &[Field] = &[
     read("top_n", fields::NUMBER),
     read("rank_fields", fields::TEXTS),
     read("return_documents", fields::FLAG),
-    idle("max_chunks_per_doc", fields::NUMBER, "a document is scored as one chunk, never more than the most"),
+    read("max_chunks_per_doc", fields::NUMBER),
     read("max_tokens_per_doc", fields::NUMBER),
     idle("priority", fields::NUMBER, "orders the requests of one customer"),
     ours("instruction", fields::TEXT),
@@ -153,6 +153,8 @@ struct Rerank {
     rank_fields: Option<Vec<String>>,
     #[serde(default)]
     return_documents: bool,
+    /// Of the first version: chunks that a long document has at most; the best one counts.
+    max_chunks_per_doc: Option<u64>,
     max_tokens_per_doc: Option<u64>,
     /// Ours: by what the model shall judge.
     instruction: Option<String>,
@@ -275,10 +277,16 @@ async fn rerank(call: DialectCall, version: Version) -> Result<Response, Refusal
     if body.top_n == Some(0) {
         return Err(Refusal::field("top_n", "is 0, expected at least 1"));
     }
+    if body.max_chunks_per_doc == Some(0) {
+        return Err(Refusal::field("max_chunks_per_doc", "is 0, expected at least 1"));
+    }
+    // As many tokens of a document are read as are asked for, in several windows where a row has no room for them.
+    let most = body.max_chunks_per_doc.or(body.max_tokens_per_doc.map(|_| MOST_WINDOWS as u64));
     let fields = body.rank_fields.unwrap_or_else(|| vec!["text".to_owned()]);
     let documents = Document::texts(body.documents, "documents", &fields)?;
     let options = TextOptions {
         max_pair_tokens: body.max_tokens_per_doc,
+        max_windows: most.map(|most| most.min(MOST_WINDOWS as u64)),
         instruction: body.instruction,
         ..TextOptions::default()
     };

@@ -20,6 +20,7 @@ pub const FIELDS: &[Field] = &[
     ours("input_type", &[r#""query""#]),
     ours("prompt_name", &[r#""query""#]),
     ours("instruction", fields::TEXT),
+    ours("chunking", &["true", r#"{"fold": "max", "overlap": 8, "max_tokens": 32}"#]),
 ];
 
 /// The fields as a body has them.
@@ -32,6 +33,26 @@ pub struct Extras {
     input_type: Option<String>,
     prompt_name: Option<String>,
     instruction: Option<String>,
+    chunking: Option<Chunking>,
+}
+
+/// Whether a text that is too long is read in windows, of whose vectors one is made.
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged)]
+#[schema(as = Chunking)]
+enum Chunking {
+    Flag(bool),
+    Windows(WindowsOfText),
+}
+
+/// How it is read.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = WindowsOfText)]
+struct WindowsOfText {
+    fold: Option<String>,
+    overlap: Option<u64>,
+    max_tokens: Option<u64>,
 }
 
 /// The form of vectors in an answer.
@@ -70,8 +91,17 @@ impl Extras {
             (None, Some(kind)) => prompt(&kind)?,
             (None, None) => Prompt::Default,
         };
+        let (windows, WindowsOfText { fold, overlap, max_tokens }) = match self.chunking {
+            None => (None, WindowsOfText::default()),
+            Some(Chunking::Flag(flag)) => (Some(flag), WindowsOfText::default()),
+            Some(Chunking::Windows(windows)) => (Some(true), windows),
+        };
         Ok(TextOptions {
             prompt,
+            windows,
+            fold,
+            overlap,
+            max_tokens,
             instruction: self.instruction,
             truncate: self.truncate,
             normalize: self.normalize,

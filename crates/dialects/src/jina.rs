@@ -50,7 +50,12 @@ const EMBEDDINGS: &[Field] = &[
     read("task", &[r#""text-matching""#]),
     read("dimensions", fields::NUMBER),
     read("normalized", fields::FLAG),
-    only("late_chunking", fields::FLAG, &["false"], "each text is embedded by itself here"),
+    only(
+        "late_chunking",
+        fields::FLAG,
+        &["false"],
+        "each text is embedded by itself here; /vllm/v1/embeddings has 'late_chunking_params', and /openai/v1/embeddings 'chunking'",
+    ),
     read("embedding_type", &[r#""float""#, r#"["float"]"#]),
     read("encoding_type", &[r#""float""#, r#"["float"]"#]),
     read("encoding_format", &[r#""float""#]),

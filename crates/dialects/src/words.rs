@@ -100,6 +100,8 @@ const SCORES: &str = "scores are as the model's configuration says; leave it out
 const CLASSES: &str = "all classes are given; leave it out, or send a model that finds entities to /tei/MODEL";
 const VECTORS: &str = "this route gives a vector for each text; /embed_sparse and /embed_all give others";
 const CHUNKS: &str = "each text is embedded by itself; /vllm/v1/embeddings has 'late_chunking_params'";
+const CHUNKING: &str =
+    "a long text is treated as the server is told by --long-texts; /v1/embeddings of /openai reads 'chunking'";
 
 use Meaning::{Best, Cut, Dimensions, Documents, Elements, Instruction, Kind, Length, Model};
 
@@ -170,6 +172,8 @@ pub static WORDS: &[Word] = &[
     of(Length, "normalize_embeddings", "false", &[], "vectors are as the model's configuration says"),
     own("embd_normalize", "-1", "write 'normalize' at /v1/embeddings"),
     usual("late_chunking", "true", &["false"], CHUNKS),
+    usual("chunking", "true", &["false"], CHUNKING),
+    usual("enable_chunked_processing", "true", &["false"], CHUNKING),
     own("late_chunking_params", r#"{"chunk_size": 1}"#, CHUNKS),
     own("pooling", r#""cls""#, "vectors of tokens become one as the model's configuration says"),
     own("pooling_type", r#""cls""#, "vectors of tokens become one as the model's configuration says"),
@@ -275,7 +279,7 @@ pub static WORDS: &[Word] = &[
     idle("batch_size", "texts travel in batches of the server's own"),
     idle("webhook", "the answer comes to the client"),
     idle("return_len", "tokens are counted in any case"),
-    idle("max_chunks_per_doc", "a document is scored as one chunk, never more than the most"),
+    idle("max_chunks_per_doc", "a document is scored as one chunk, never more than the most; /v2/rerank reads it"),
     idle("overlap_tokens", "a document is scored as one chunk"),
 ];
 

@@ -50,6 +50,13 @@ pub struct TextFacts {
     pub tokens: u64,
     /// Rows that were too long and lost tokens.
     pub truncated: u64,
+    /// Rows of those texts that have several, because they are longer than a row may be.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub windows: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 // === impl Ledger ===
@@ -107,6 +114,7 @@ impl TextFacts {
         TextFacts {
             tokens: self.tokens.saturating_add(other.tokens),
             truncated: self.truncated.saturating_add(other.truncated),
+            windows: self.windows.saturating_add(other.windows),
         }
     }
 }
@@ -116,7 +124,7 @@ mod tests {
     use super::*;
 
     fn ledger(texts: &[Option<(u64, u64)>]) -> Ledger {
-        let facts = |(tokens, truncated)| TextFacts { tokens, truncated };
+        let facts = |(tokens, truncated)| TextFacts { tokens, truncated, windows: 2 * truncated };
         Ledger(texts.iter().map(|texts| Hop { texts: texts.map(facts), ..Hop::default() }).collect())
     }
 
@@ -124,11 +132,11 @@ mod tests {
     fn facts_about_texts_add_up_over_steps_and_parts() {
         assert_eq!(ledger(&[None, None]).texts(), None);
         let mut all = ledger(&[Some((5, 1)), None, Some((2, 0))]);
-        assert_eq!(all.texts(), Some(TextFacts { tokens: 7, truncated: 1 }));
+        assert_eq!(all.texts(), Some(TextFacts { tokens: 7, truncated: 1, windows: 2 }));
         all.add_texts_of(&ledger(&[Some((10, 2)), None, None]));
         assert_eq!(all, ledger(&[Some((15, 3)), None, Some((2, 0))]));
         all.add_texts_of(&ledger(&[]));
         all.add_texts_of(&ledger(&[Some((u64::MAX, 0))]));
-        assert_eq!(all.texts(), Some(TextFacts { tokens: u64::MAX, truncated: 3 }));
+        assert_eq!(all.texts(), Some(TextFacts { tokens: u64::MAX, truncated: 3, windows: 6 }));
     }
 }

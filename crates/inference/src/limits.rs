@@ -17,6 +17,9 @@ pub const MAX_LISTED: usize = 1024;
 /// The most bytes of a message, and so of a tensor that is made for a request of fewer bytes.
 pub const MAX_MESSAGE_BYTES: usize = 128 << 20;
 
+/// Most windows of a text: rows of one that is longer than a row may be.
+pub const MOST_WINDOWS: usize = 128;
+
 /// More entries than a list may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{found} {what}, expected {MAX_LISTED} at most")]

@@ -157,6 +157,11 @@ impl Operations {
     ) -> Result<(Vec<Tensor>, Ledger), InferError> {
         let pipeline = &found.pipeline;
         let mut parameters = ask.options.parameters(&pipeline.capabilities)?;
+        if let Some(most) = ask.options.max_windows.filter(|_| pipeline.folds()) {
+            let most = i64::try_from(most).unwrap_or(i64::MAX);
+            parameters.insert("windows".to_owned(), ParameterValue::Bool(most > 1));
+            parameters.insert("max_windows".to_owned(), ParameterValue::Int64(most));
+        }
         if !parameters.is_empty() || ask.options.wants_whole {
             let backends: Vec<&str> = pipeline.steps.iter().map(|step| step.backend.as_str()).collect();
             if ask.options.wants_whole && backends.contains(&TOKENIZER) {

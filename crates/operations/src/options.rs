@@ -27,6 +27,10 @@ pub struct TextOptions {
     pub windows: Option<bool>,
     /// Most tokens that two neighbouring rows of one text share.
     pub overlap: Option<u64>,
+    /// Most rows that a text has, where the model makes one of those of a text; what follows is cut. It asks for several rows of such a model.
+    pub max_windows: Option<u64>,
+    /// How the rows of a text become one: mean, first or max.
+    pub fold: Option<String>,
     /// Whether vectors get length 1.
     pub normalize: Option<bool>,
     /// Whether scores stay as the model gives them.
@@ -53,7 +57,7 @@ type Reader = (&'static str, &'static str, fn(&ParameterValue) -> bool);
 
 /// The request parameters that have to be read. Others are the gateway's own business, too (`normalize`, `dimensions`), or true of
 /// scores that no step changes (`raw_scores`).
-const READERS: [Reader; 14] = [
+const READERS: [Reader; 15] = [
     ("prompt_name", "tokenizer", |_| true),
     ("instruction", "tokenizer", |_| true),
     ("truncate", "tokenizer", |value| *value == ParameterValue::Bool(false)),
@@ -66,6 +70,7 @@ const READERS: [Reader; 14] = [
     ("add_special_tokens", "tokenizer", |value| *value == ParameterValue::Bool(false)),
     ("token_ids", "tokenizer", |_| true),
     ("messages", "tokenizer", |_| true),
+    ("fold", "postprocess", |_| true),
     ("aggregation_strategy", "postprocess", |_| true),
     ("token_scores", "postprocess", |_| true),
 ];
@@ -123,7 +128,7 @@ pub enum Side {
 impl TextOptions {
     /// The request parameters that stages read: `prompt_name`, `instruction`, `truncate`, `truncation_side`, `max_tokens`,
     /// `max_text_tokens`, `max_pair_tokens`, `windows`, `overlap`, `add_special_tokens`, `skip_special_tokens`, `token_ids` and `messages` the tokenizer;
-    /// `normalize`, `raw_scores`, `dimensions`, `aggregation_strategy` and `token_scores` postprocess.
+    /// `normalize`, `raw_scores`, `dimensions`, `fold`, `aggregation_strategy` and `token_scores` postprocess.
     pub fn parameters(&self, capabilities: &Capabilities) -> Result<Parameters, InferError> {
         let query = || capabilities.prompt_of_queries().cloned();
         let document = || capabilities.prompt_of_documents().cloned();
@@ -167,6 +172,7 @@ impl TextOptions {
             ("instruction", self.instruction.clone()),
             ("truncation_side", side.map(str::to_owned)),
             ("aggregation_strategy", self.aggregation_strategy.clone()),
+            ("fold", self.fold.clone()),
         ];
         let flags = [
             ("truncate", self.truncate),

@@ -65,3 +65,14 @@ pub struct Pipeline {
     /// The configurations of the steps that its requests go through; its own one, if it is no ensemble.
     pub steps: Vec<Arc<ModelConfig>>,
 }
+
+// === impl Pipeline ===
+
+impl Pipeline {
+    /// Whether a step makes one row of those of a text's windows.
+    pub(crate) fn folds(&self) -> bool {
+        let chains = self.steps.iter().filter(|step| step.backend == "postprocess");
+        let mut ops = chains.filter_map(|step| step.parameters.get("ops")).flat_map(|ops| ops.split(','));
+        ops.any(|op| op.trim().starts_with("fold:"))
+    }
+}

@@ -140,6 +140,12 @@ impl PostprocessModel {
         if let Some(end) = self.graph_end {
             end.check(&self.name, &self.data, &options)?;
         }
+        if options.fold.is_some() && !self.chain.folds() {
+            return Err(InferError::unsupported(format!(
+                "model '{}': parameter 'fold' is given, but no op of this model folds the windows of a text: leave it out",
+                self.name
+            )));
+        }
         let data = Value::from_tensor(input(&self.data).ok_or_else(missing)?)?;
         let side = self.side.find(&self.name, &request.inputs, options);
         let rows = data.dims().first().copied().unwrap_or(1);

@@ -123,13 +123,18 @@ impl Chain {
         cut_at(self.0.len(), cut, value)
     }
 
+    /// Whether an op makes one row of a text's windows.
+    pub(crate) fn folds(&self) -> bool {
+        self.0.iter().any(|(entry, _)| entry.name == "fold")
+    }
+
     /// The position of the op before which an embedding is cut to the requested dimensions: the last `normalize`, if no op
     /// after it changes the components, or else the end. `None`: the chain gives no embedding.
     fn embedding_end(&self) -> Option<usize> {
         if !self.0.iter().all(|(entry, _)| entry.embeds) {
             return None;
         }
-        let keeps_components = |name: &str| matches!(name, "normalize" | "mask");
+        let keeps_components = |name: &str| matches!(name, "normalize" | "mask" | "fold");
         let end = self.0.iter().rposition(|(entry, _)| !keeps_components(entry.name)).map_or(0, |last| last + 1);
         let normalize = self.0[end..].iter().rposition(|(entry, _)| entry.name == "normalize");
         Some(normalize.map_or(self.0.len(), |index| end + index))
@@ -198,7 +203,7 @@ mod tests {
             message("pool:mean, normalise"),
             "op 2 is 'normalise', expected one of pool:mean|cls|max|last|weighted_mean|mean_sqrt_len[+…], \
              logit_score:TRUE[-FALSE], normalize, dense:FOLDER, layer_norm:FOLDER, mask, softmax, sigmoid, tanh, argmax, top_k:K, slice:D, \
-             splade[:relu|log1p_relu], sparse[:K], lexical[:ID+ID…], distinct[:K], entities:none|simple|first|average|max, \
+             splade[:relu|log1p_relu], sparse[:K], lexical[:ID+ID…], distinct[:K], fold:mean|first|max[+normalize], entities:none|simple|first|average|max, \
              decode[:with_special_tokens]"
         );
         assert!(message("").starts_with("op 1 is empty, expected one of pool"));

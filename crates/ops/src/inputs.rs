@@ -49,7 +49,8 @@ pub struct Side<'a> {
     pub offsets: Option<&'a Tensor>,
     /// 1 for tokens that stand for no text `[rows, length]`.
     pub special_tokens_mask: Option<&'a Tensor>,
-    /// By row, the part of a text that it holds, `[rows, 5]`: the text's number, the characters of the row and those that it owns.
+    /// By row, the part of a text that it holds, `[rows, 6]`: the text's number, the characters of the row and those that it owns, and the row's
+    /// tokens.
     pub windows: Option<&'a Tensor>,
     /// The texts, one for each row, or as many as `windows` tells apart.
     pub texts: Option<&'a Tensor>,

@@ -39,6 +39,6 @@ pub use backend::PostprocessBackend;
 pub use chain::{Chain, ChainError};
 pub use inputs::{Side, SideInputs};
 pub use labels::Labels;
-pub use options::{Aggregation, RequestOptions};
+pub use options::{Aggregation, Fold, RequestOptions};
 pub use reductions::Reductions;
 pub use value::{Form, Signature, Value};

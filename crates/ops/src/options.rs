@@ -27,8 +27,21 @@ pub struct RequestOptions {
     pub dimensions: Option<usize>,
     /// `aggregation_strategy`: how the op `entities` joins tokens, instead of its argument.
     pub aggregation_strategy: Option<Aggregation>,
+    /// `fold`: how the op `fold` makes one row of a text's windows, instead of its argument.
+    pub fold: Option<Fold>,
     /// `token_scores`: `true` has the op `entities` give the scores of every class for each token, in place of entities.
     pub token_scores: bool,
+}
+
+/// How the rows of a text's windows become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fold {
+    /// The mean, in which each window counts by its tokens.
+    Mean,
+    /// The row of the first window.
+    First,
+    /// The highest value of each component; NaN when one window has it.
+    Max,
 }
 
 /// How tokens become entities: the strategies of transformers' `TokenClassificationPipeline`.
@@ -55,6 +68,7 @@ impl Default for RequestOptions {
             raw_scores: false,
             dimensions: None,
             aggregation_strategy: None,
+            fold: None,
             token_scores: false,
         }
     }
@@ -78,6 +92,10 @@ impl RequestOptions {
                     options.aggregation_strategy = value.as_str().and_then(Aggregation::named);
                     options.aggregation_strategy.map(|_| ()).ok_or(Aggregation::EXPECTED)
                 }
+                "fold" => {
+                    options.fold = value.as_str().and_then(Fold::named);
+                    options.fold.map(|_| ()).ok_or(Fold::EXPECTED)
+                }
                 _ => continue,
             };
             expected.map_err(|expected| {
@@ -95,6 +113,23 @@ fn flag(value: &ParameterValue, option: &mut bool) -> Result<(), &'static str> {
             Ok(())
         }
         _ => Err("true or false"),
+    }
+}
+
+// === impl Fold ===
+
+impl Fold {
+    /// The accepted names, for messages.
+    pub const EXPECTED: &str = "'mean', 'first' or 'max'";
+
+    /// The fold of this name.
+    pub fn named(name: &str) -> Option<Fold> {
+        Some(match name {
+            "mean" => Fold::Mean,
+            "first" => Fold::First,
+            "max" => Fold::Max,
+            _ => return None,
+        })
     }
 }
 
@@ -132,6 +167,7 @@ mod tests {
             ("raw_scores".to_owned(), ParameterValue::Bool(true)),
             ("dimensions".to_owned(), ParameterValue::Int64(64)),
             ("aggregation_strategy".to_owned(), ParameterValue::from("max")),
+            ("fold".to_owned(), ParameterValue::from("first")),
             ("prompt_name".to_owned(), ParameterValue::from("query")),
         ];
         let expected = RequestOptions {
@@ -139,6 +175,7 @@ mod tests {
             raw_scores: true,
             dimensions: Some(64),
             aggregation_strategy: Some(Aggregation::Max),
+            fold: Some(Fold::First),
             token_scores: false,
         };
         assert_eq!(RequestOptions::from_parameters(&parameters.into()), Ok(expected));
@@ -155,6 +192,7 @@ mod tests {
         for value in [ParameterValue::Int64(0), ParameterValue::Int64(-3), ParameterValue::Double(2.5), "64".into()] {
             assert!(refused("dimensions", value).ends_with("expected a whole number from 1"));
         }
+        assert_eq!(refused("fold", "keep".into()), "parameter 'fold' is 'keep', expected 'mean', 'first' or 'max'");
         assert_eq!(
             refused("aggregation_strategy", "mean".into()),
             "parameter 'aggregation_strategy' is 'mean', expected 'none', 'simple', 'first', 'average' or 'max'"

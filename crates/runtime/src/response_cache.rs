@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn the_answer_of_a_step_keeps_what_was_said_of_its_texts() {
         let cache = ResponseCache::new(CacheConfig { size: 1 << 20 }, false);
-        let texts = Some(TextFacts { tokens: 9, truncated: 1 });
+        let texts = Some(TextFacts { tokens: 9, truncated: 1, windows: 2 });
         assert!(cache.get(&key(&[1])).is_none());
         cache.keep(key(&[1]), &StepAnswer { outputs: vec![tensor("y", &[5])], texts });
         let StepAnswer { outputs, texts: found } = cache.get(&key(&[1])).expect("it was kept");

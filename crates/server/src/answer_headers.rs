@@ -1,5 +1,5 @@
 //! Facts about a request in its answer's headers or gRPC metadata: its times, how many tokens its texts have, and how many texts
-//! were cut.
+//! were cut or read in windows.
 
 use std::fmt::Write;
 
@@ -10,6 +10,9 @@ pub const TOKENS: &str = "trireme-tokens";
 
 /// Header that says how many texts of a request were too long and lost tokens; left out if the number is 0.
 pub const TRUNCATED: &str = "trireme-truncated-texts";
+
+/// Header that says how many windows a request's long texts were read in; left out if there were none.
+pub const WINDOWS: &str = "trireme-windows";
 
 /// Header that says which space an answer is of; left out where a step's is not known.
 pub const SPACE: &str = "trireme-space";
@@ -26,9 +29,10 @@ pub fn answer_headers(ledger: &Ledger) -> impl Iterator<Item = (&'static str, St
     let texts = ledger.texts();
     let tokens = texts.map(|texts| (TOKENS, texts.tokens.to_string()));
     let truncated = texts.filter(|texts| texts.truncated > 0).map(|texts| (TRUNCATED, texts.truncated.to_string()));
+    let windows = texts.filter(|texts| texts.windows > 0).map(|texts| (WINDOWS, texts.windows.to_string()));
     let space = ledger.space().filter(|space| space.len() <= LONGEST_SPACE && space.bytes().all(is_of_space));
     let space = space.map(|space| (SPACE, space));
-    [("server-timing", server_timing(ledger))].into_iter().chain(tokens).chain(truncated).chain(space)
+    [("server-timing", server_timing(ledger))].into_iter().chain(tokens).chain(truncated).chain(windows).chain(space)
 }
 
 /// Whether a space may have this character: workers tell spaces, and not every worker is ours.
@@ -99,12 +103,12 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_told_where_they_are_known_and_cut_texts_where_there_are_some() {
+    fn tokens_are_told_where_they_are_known_and_cut_texts_and_windows_where_there_are_some() {
         let names = |texts| -> Vec<_> { answer_headers(&Ledger(vec![Hop { texts, ..Hop::default() }])).collect() };
         assert_eq!(names(None).len(), 1);
-        let told = names(Some(TextFacts { tokens: 12, truncated: 0 }));
+        let told = names(Some(TextFacts { tokens: 12, truncated: 0, windows: 0 }));
         assert_eq!(told[1..], [(TOKENS, "12".to_owned())]);
-        let told = names(Some(TextFacts { tokens: 12, truncated: 3 }));
-        assert_eq!(told[1..], [(TOKENS, "12".to_owned()), (TRUNCATED, "3".to_owned())]);
+        let told = names(Some(TextFacts { tokens: 12, truncated: 3, windows: 7 }));
+        assert_eq!(told[1..], [(TOKENS, "12".to_owned()), (TRUNCATED, "3".to_owned()), (WINDOWS, "7".to_owned())]);
     }
 }

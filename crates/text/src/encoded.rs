@@ -14,6 +14,8 @@ pub struct Encoded {
     pub tokens: u64,
     /// Rows that were too long and lost tokens.
     pub truncated: u64,
+    /// Rows of those texts that have several.
+    pub windowed: u64,
     /// Token ids.
     pub input_ids: Vec<i64>,
     /// 1 for a token, 0 for padding.
@@ -33,8 +35,8 @@ pub struct Encoded {
     /// 1 for tokens whose vectors are compared with those of other texts: the attention mask, with 1 for the tokens that fill a query
     /// up, and 0 for those of the skip list.
     pub scoring_mask: Vec<i64>,
-    /// By row, what of which text it is of, `[rows, 5]`: the number of its text, its first character and the one after its last, and the first
-    /// one that it owns and the one after the last. Empty unless asked for.
+    /// By row, what of which text it is of, `[rows, 6]`: the number of its text, its first character and the one after its last, the first
+    /// one that it owns and the one after the last, and how many tokens it has. Empty unless asked for.
     pub windows: Vec<i64>,
     /// The token with which the output has to begin to be in the target language. `None` if no target language was
     /// given, or if the model gets it in another way.
@@ -73,7 +75,8 @@ impl Encoded {
     ) {
         if extras.windows {
             let Window { text, characters, core } = &row.window;
-            let numbers = [*text, characters.start, characters.end, core.start, core.end];
+            let tokens = row.ids.len() - row.expansion;
+            let numbers = [*text, characters.start, characters.end, core.start, core.end, tokens];
             self.windows.extend(numbers.map(|number| number as i64));
         }
         if extras.position_ids {

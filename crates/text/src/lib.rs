@@ -56,7 +56,6 @@ pub use encoded::{Encoded, Extras};
 pub use error::TextError;
 pub use expansion::{ExpansionStrategy, QueryExpansion};
 pub use limits::MAX_PADDED_TOKENS;
-pub use options::{LongTexts, MessageFormat, Padding, Side, TokenizeOptions, Truncation};
+pub use options::{LongTexts, MessageFormat, Padding, Side, TokenizeOptions, Truncation, WindowsOf};
 pub use request_options::RequestOptions;
 pub use tokenizer::{TextTokenizer, texts_of};
-pub use windows::MOST_WINDOWS;

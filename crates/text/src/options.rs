@@ -72,6 +72,8 @@ pub struct TokenizeOptions {
     pub token_types: bool,
     /// `long_texts`: what becomes of a text that is longer than the longest row.
     pub long_texts: LongTexts,
+    /// `windows_of`: which text of a pair has windows.
+    pub windows_of: WindowsOf,
     /// `prompts_as_tokens`: a prompt that the vocabulary has as one token becomes that token.
     pub prompts_as_tokens: bool,
     /// `message_format`: texts become messages with contents of this form, of which the chat template of the tokenizer's files makes the
@@ -88,6 +90,15 @@ pub enum LongTexts {
     Cut,
     /// `windows`: it has several rows, where requests want the output `windows`.
     Windows,
+}
+
+/// Which text of a pair has windows; the other one is whole in each of their rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowsOf {
+    /// `second`: the second one, as the document beside a query.
+    Second,
+    /// `longer`: the one of more tokens, the second one of equal ones.
+    Longer,
 }
 
 /// The form of a message's content.
@@ -160,6 +171,7 @@ impl Default for TokenizeOptions {
             first_position: 0,
             token_types: true,
             long_texts: LongTexts::Cut,
+            windows_of: WindowsOf::Second,
             prompts_as_tokens: false,
             message_format: None,
             chat_template_kwargs: serde_json::Map::new(),
@@ -169,7 +181,7 @@ impl Default for TokenizeOptions {
 
 impl TokenizeOptions {
     /// The parameters that [`TokenizeOptions::from_parameters`] accepts.
-    pub const PARAMETERS: [&str; 25] = [
+    pub const PARAMETERS: [&str; 26] = [
         "add_special_tokens",
         "chat_template_kwargs",
         "default_prompt",
@@ -195,6 +207,7 @@ impl TokenizeOptions {
         "token_types",
         "truncation",
         "truncation_side",
+        "windows_of",
     ];
 
     /// Options from config.pbtxt `parameters`; missing ones keep their defaults. A key with a dot or a capital letter
@@ -266,6 +279,13 @@ impl TokenizeOptions {
                     "cut" => LongTexts::Cut,
                     "windows" => LongTexts::Windows,
                     _ => return Err(Some("'cut' or 'windows'")),
+                }
+            }
+            "windows_of" => {
+                self.windows_of = match trimmed {
+                    "second" => WindowsOf::Second,
+                    "longer" => WindowsOf::Longer,
+                    _ => return Err(Some("'second' or 'longer'")),
                 }
             }
             "prompts_as_tokens" => {
@@ -384,6 +404,7 @@ mod tests {
             ("first_position", "2"),
             ("token_types", "false"),
             ("long_texts", "windows"),
+            ("windows_of", "longer"),
             ("EXECUTION_ENV_PATH", "x"),
             ("trireme.queue", "x"),
         ])
@@ -416,6 +437,7 @@ mod tests {
             first_position: 2,
             token_types: false,
             long_texts: LongTexts::Windows,
+            windows_of: WindowsOf::Longer,
             prompts_as_tokens: true,
             message_format: Some(MessageFormat::Structured),
             chat_template_kwargs: [("enable_thinking".to_owned(), false.into())].into_iter().collect(),

@@ -48,6 +48,9 @@ pub struct RequestOptions<'a> {
     pub windows: Option<bool>,
     /// `overlap`: tokens that two neighbouring windows share, at most; `None`: a quarter of a window.
     pub overlap: Option<usize>,
+    /// `max_windows`: most windows of a text; what follows them is cut off. `None`: a text of more than [`MOST_WINDOWS`](trireme_inference::MOST_WINDOWS) is an
+    /// error.
+    pub max_windows: Option<NonZeroUsize>,
     /// `source_language`: the language of the texts.
     pub source_language: Option<&'a str>,
     /// `target_language`: the language to translate into.
@@ -123,6 +126,7 @@ impl<'a> RequestOptions<'a> {
             max_pair_tokens: count("max_pair_tokens")?,
             windows: flag("windows")?,
             overlap: overlap.transpose()?,
+            max_windows: count("max_windows")?,
             source_language: text("source_language")?,
             target_language: text("target_language")?,
             add_special_tokens: flag("add_special_tokens")?,

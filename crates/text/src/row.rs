@@ -298,18 +298,7 @@ impl RowEncoder {
                 truncate(second, kept.1, around.truncation_side);
             }
         }
-        let encoding = match &self.post_processor {
-            Some(processor) => processor.process(first, second, around.add_special_tokens).map_err(failed)?,
-            None => {
-                first.set_sequence_id(0);
-                if let Some(mut second) = second {
-                    second.set_sequence_id(1);
-                    second.set_type_ids(vec![1; second.len()]);
-                    first.merge_with(second, false);
-                }
-                first
-            }
-        };
+        let encoding = self.joined(first, second, around.add_special_tokens).map_err(failed)?;
         Ok(Row {
             ids: encoding.get_ids().to_vec(),
             type_ids: encoding.get_type_ids().to_vec(),
@@ -319,6 +308,25 @@ impl RowEncoder {
             sequences: if around.offsets { text_sequences(&encoding, &around.prefix) } else { Vec::new() },
             ..Row::default()
         })
+    }
+
+    /// The tokens of a text or a pair with those around them.
+    pub(crate) fn joined(
+        &self,
+        mut first: Encoding,
+        second: Option<Encoding>,
+        add_special_tokens: bool,
+    ) -> Result<Encoding, tokenizers::Error> {
+        if let Some(processor) = &self.post_processor {
+            return processor.process(first, second, add_special_tokens);
+        }
+        first.set_sequence_id(0);
+        if let Some(mut second) = second {
+            second.set_sequence_id(1);
+            second.set_type_ids(vec![1; second.len()]);
+            first.merge_with(second, false);
+        }
+        Ok(first)
     }
 
     fn encode_with_template(

@@ -14,6 +14,7 @@ use crate::limits::MAX_PADDED_TOKENS;
 use crate::row::{Row, RowEncoder};
 use crate::sides::{Sides, join_prompts};
 use crate::window::Window;
+use crate::windows::Cutting;
 use crate::{LongTexts, MessageFormat, Padding, RequestOptions, Side, TextError, TokenizeOptions, Truncation};
 
 /// A tokenizer with its options. Encoding and decoding need `&self` only.
@@ -236,20 +237,29 @@ impl TextTokenizer {
         }
         let around = Around { offsets: extras.offsets || extras.token_lists, ..self.around(request)? };
         if !extras.windows && !extras.token_lists && !extras.decoded {
-            let asked = [("windows", request.windows == Some(true)), ("overlap", request.overlap.is_some())];
+            let asked = [
+                ("windows", request.windows == Some(true)),
+                ("overlap", request.overlap.is_some()),
+                ("max_windows", request.max_windows.is_some()),
+            ];
             if let Some((parameter, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
                 return Err(TextError::NoWindows { parameter });
             }
         }
         let in_windows = extras.windows && request.windows.unwrap_or(self.options.long_texts == LongTexts::Windows);
         let mut rows = Vec::with_capacity(texts.len());
+        let mut windowed = 0;
         for (index, &text) in texts.iter().enumerate() {
             if in_windows {
-                rows.extend(self.encoder.encode_windows(index, text, request.overlap, &around)?);
+                let cutting =
+                    Cutting { overlap: request.overlap, of: self.options.windows_of, most: request.max_windows };
+                let own = self.encoder.encode_windows(index, text, pairs.map(|p| p[index]), cutting, &around)?;
+                windowed += if own.len() > 1 { own.len() as u64 } else { 0 };
+                rows.extend(own);
             } else {
                 let mut row = self.encoder.encode_row(index, text, pairs.map(|p| p[index]), &around)?;
                 if extras.windows {
-                    row.window = Window::whole(index, text);
+                    row.window = Window::whole(index, pairs.map_or(text, |pairs| pairs[index]));
                 }
                 rows.push(row);
             }
@@ -266,6 +276,7 @@ impl TextTokenizer {
             rows: rows.len(),
             length,
             tokens,
+            windowed,
             truncated: rows.iter().filter(|row| row.truncated).count() as u64,
             input_ids: Vec::with_capacity(size),
             attention_mask: Vec::with_capacity(size),

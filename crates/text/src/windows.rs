@@ -3,9 +3,11 @@
 //! The text is tokenized once; each window has some of its tokens, between the special tokens of a row. Neighbouring windows may share tokens,
 //! and each window owns a core range of characters. The core ranges of a text lie side by side and are together the whole text.
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
 
-use tokenizers::{Encoding, PostProcessor};
+use tokenizers::{Encoding, Tokenizer};
+use trireme_inference::MOST_WINDOWS;
 use unicode_segmentation::UnicodeSegmentation;
 
 use crate::around::Around;
@@ -13,10 +15,7 @@ use crate::core::Core;
 use crate::part::part;
 use crate::row::{Row, RowEncoder};
 use crate::window::Window;
-use crate::{Side, TextError};
-
-/// Most windows of a text.
-pub const MOST_WINDOWS: usize = 128;
+use crate::{Side, TextError, WindowsOf};
 
 /// How good a place before a token is for a cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,103 +36,209 @@ struct Slice {
     owns_from: usize,
 }
 
+/// How a text that is longer than a row may be becomes windows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cutting {
+    /// Tokens that two neighbours share, at most; `None`: a quarter of a window.
+    pub(crate) overlap: Option<usize>,
+    /// The text of a pair that has windows.
+    pub(crate) of: WindowsOf,
+    /// Windows behind which a text is cut; `None`: a text of too many windows is an error.
+    pub(crate) most: Option<NonZeroUsize>,
+}
+
+/// A text that rows are made of: its tokens without special ones, those of its prefix among them.
+struct Tokens {
+    /// What was tokenized: the prefix and the text, or the beginning of both where they are longer than all windows.
+    kept: String,
+    /// Whether the rest of the text is missing there.
+    is_part: bool,
+    encoding: Encoding,
+    /// By token, its characters in what was tokenized.
+    trimmed: Vec<(usize, usize)>,
+    /// Tokens and characters of the prefix.
+    before: usize,
+    prefix: usize,
+    /// Characters of the text.
+    characters: usize,
+}
+
 // === impl RowEncoder ===
 
 impl RowEncoder {
-    /// The rows of a text: one where it is no longer than a row may be, else as many windows as it needs. Texts that come as token ids or
-    /// conversations, and tokenizers that do not tell the characters of tokens, have one row.
+    /// The rows of a text or a pair: one where it is no longer than a row may be, else as many windows as it needs. Of a pair one text has windows, and
+    /// the other is whole in each row. Texts that come as token ids or conversations, and tokenizers that do not tell the characters of tokens, have one row.
     pub(crate) fn encode_windows(
         &self,
         index: usize,
         text: &str,
-        overlap: Option<usize>,
+        pair: Option<&str>,
+        cutting: Cutting,
         around: &Around<'_>,
     ) -> Result<Vec<Row>, TextError> {
         let one = || {
-            let row = self.encode_row(index, text, None, around)?;
+            let row = self.encode_row(index, text, pair, around)?;
             Ok(vec![Row { window: Window::whole(index, text), ..row }])
         };
         let (Core::Json(tokenizer), None, None) = (&self.core, &around.template, &self.chat) else { return one() };
         let Some(max_length) = around.max_length.filter(|_| !around.token_ids && !around.messages) else {
             return one();
         };
-        let failed = |error: tokenizers::Error| TextError::Encode { index, reason: error.to_string() };
-        let whole = text.len();
-        let text = self.at_most(index, text, around.most[0])?;
-        let prefixed = format!("{}{text}", around.prefix);
-        let prefix = around.prefix.chars().count();
-        let kept = part(&self.core, &prefixed, MOST_WINDOWS.saturating_mul(max_length), Side::Right).map_err(failed)?;
-        let encoding = tokenizer.encode_char_offsets(kept, false).map_err(failed)?;
-        // Post-processors move offsets by the first token of a row, which is not that of the text here.
-        let trimmed = self.process(encoding.clone(), false).map_err(failed)?;
-        let before = encoding.get_offsets().iter().take_while(|offset| offset.1 <= prefix && prefix > 0).count();
-        let tokens = encoding.len() - before;
-        let around_text = self.special_tokens(around, false) + before;
-        let room =
-            max_length.checked_sub(around_text).filter(|&room| room > 0).ok_or_else(|| TextError::Truncation {
-                index,
-                reason: format!("the {around_text} tokens around a text leave no room in a row of {max_length}"),
-            })?;
+        let most = MOST_WINDOWS.saturating_mul(max_length);
+        let tokens = |text, wanted, prefix| {
+            let text = self.at_most(index, text, wanted)?;
+            let tokens = self.tokens(tokenizer, &text, prefix, most);
+            tokens.map_err(|error| TextError::Encode { index, reason: error.to_string() })
+        };
+        let first = tokens(text, around.most[0], &around.prefix)?;
+        let second = pair.map(|pair| tokens(pair, around.most[1], "")).transpose()?;
+        let characters = |text: &str, of: &Tokens| of.characters < text.chars().count();
+        let is_cut =
+            characters(text, &first) || pair.zip(second.as_ref()).is_some_and(|(pair, of)| characters(pair, of));
+        let (long, other, side) = match second {
+            None => (first, None, 0),
+            Some(second) if cutting.of == WindowsOf::Longer && first.len() > second.len() => (first, Some(second), 0),
+            Some(second) => (second, Some(first), 1),
+        };
+        let special = self.special_tokens(around, other.is_some());
+        let whole = other.as_ref().map_or(0, Tokens::len);
+        let around_text = special + long.before + whole;
+        let room = max_length.checked_sub(around_text).filter(|&room| room > 0);
+        let room = room.ok_or_else(|| TextError::Truncation {
+            index,
+            reason: match &other {
+                None => format!("the {around_text} tokens around a text leave no room in a row of {max_length}"),
+                Some(_) => format!(
+                    "the text of the pair that is whole in each window has {whole} tokens, which leave no room for the other in a row of {max_length}"
+                ),
+            },
+        })?;
         let most_shared = room / 2;
-        let overlap = match overlap {
+        let overlap = match cutting.overlap {
             Some(overlap) if overlap > most_shared => return Err(TextError::Overlap { overlap, most: most_shared }),
             given => given.unwrap_or(room / 4),
         };
-        let slices = match tokens <= room {
-            true => vec![Slice { tokens: 0..tokens, owns_from: 0 }],
-            false => slices(&borders(kept, &trimmed.get_offsets()[before..], prefix), room, overlap),
-        };
-        if slices.len() > MOST_WINDOWS || kept.len() < prefixed.len() {
-            let (windows, or_more) = (slices.len().max(MOST_WINDOWS + 1), kept.len() < prefixed.len());
-            return Err(TextError::TooManyWindows { index, windows, or_more, room, most: MOST_WINDOWS });
+        let mut slices = long.slices(room, overlap);
+        let mut is_cut = is_cut;
+        if let Some(most) = cutting.most.map(|most| most.get().min(MOST_WINDOWS)) {
+            is_cut |= slices.len() > most || long.is_part;
+            slices.truncate(most);
+        } else if slices.len() > MOST_WINDOWS || long.is_part {
+            let windows = slices.len().max(MOST_WINDOWS + 1);
+            return Err(TextError::TooManyWindows { index, windows, or_more: long.is_part, room, most: MOST_WINDOWS });
         }
-        let offsets: Vec<(usize, usize)> = trimmed
-            .get_offsets()
-            .iter()
-            .map(|&(begin, end)| (begin.saturating_sub(prefix), end.saturating_sub(prefix)))
-            .collect();
-        let characters = text.chars().count();
-        let first = |token: usize| match token {
-            0 => 0,
-            token => offsets.get(before + token).map_or(characters, |offset| offset.0),
-        };
         let mut rows = Vec::with_capacity(slices.len());
         for (at, slice) in slices.iter().enumerate() {
-            let taken: Vec<usize> = (0..before).chain(slice.tokens.clone().map(|token| before + token)).collect();
-            let row = self.process(of_tokens(&encoding, &taken), around.add_special_tokens).map_err(failed)?;
-            let mut places = taken.iter().copied();
-            let sequences: Vec<Option<usize>> = match &self.post_processor {
-                Some(_) => row.get_sequence_ids(),
-                None => vec![Some(0); row.len()],
-            };
-            let tokens: Vec<Option<usize>> =
-                sequences.iter().map(|sequence| sequence.and_then(|_| places.next())).collect();
-            let is_of_text = |token: &Option<usize>| token.filter(|&token| token >= before);
+            let next = slices.get(at + 1);
+            let row = self.window((&long, slice), other.as_ref(), side, around.add_special_tokens);
+            let row = row.map_err(|error| TextError::Encode { index, reason: error.to_string() })?;
             rows.push(Row {
-                ids: row.get_ids().to_vec(),
-                type_ids: row.get_type_ids().to_vec(),
-                special: row.get_special_tokens_mask().to_vec(),
-                offsets: tokens.iter().map(|token| token.map_or((0, 0), |token| offsets[token])).collect(),
-                sequences: tokens.iter().map(|token| is_of_text(token).map(|_| 0)).collect(),
                 window: Window {
                     text: index,
-                    characters: first(slice.tokens.start)
-                        ..slice.tokens.end.checked_sub(1).map_or(0, |last| offsets[before + last].1),
-                    core: first(slice.owns_from)..slices.get(at + 1).map_or(characters, |next| first(next.owns_from)),
+                    characters: long.first(slice.tokens.start)..long.last(slice.tokens.end),
+                    core: long.first(slice.owns_from)..next.map_or(long.characters, |next| long.first(next.owns_from)),
                 },
                 // One row of each text that was cut counts.
-                truncated: at == 0 && text.len() < whole,
-                ..Row::default()
+                truncated: at == 0 && is_cut,
+                ..row
             });
         }
         Ok(rows)
     }
 
-    /// A row of tokens with those around them.
-    fn process(&self, encoding: Encoding, add_special_tokens: bool) -> Result<Encoding, tokenizers::Error> {
-        match &self.post_processor {
-            Some(processor) => processor.process(encoding, None, add_special_tokens),
-            None => Ok(encoding),
+    /// The tokens of a text behind a prefix; a little more than `most` of a text that has many more.
+    fn tokens(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        prefix: &str,
+        most: usize,
+    ) -> Result<Tokens, tokenizers::Error> {
+        let prefixed = format!("{prefix}{text}");
+        let prefix = prefix.chars().count();
+        let kept = part(&self.core, &prefixed, most, Side::Right)?;
+        let encoding = tokenizer.encode_char_offsets(kept, false)?;
+        // Post-processors move offsets by the first token of a row, which is not that of the text here.
+        let trimmed = self.joined(encoding.clone(), None, false)?.get_offsets().to_vec();
+        Ok(Tokens {
+            is_part: kept.len() < prefixed.len(),
+            kept: kept.to_owned(),
+            before: encoding.get_offsets().iter().take_while(|offset| offset.1 <= prefix && prefix > 0).count(),
+            characters: text.chars().count(),
+            encoding,
+            trimmed,
+            prefix,
+        })
+    }
+
+    /// The row of a window of `long`, which is the text of a pair with the number `side`.
+    fn window(
+        &self,
+        (long, slice): (&Tokens, &Slice),
+        other: Option<&Tokens>,
+        side: usize,
+        add_special_tokens: bool,
+    ) -> Result<Row, tokenizers::Error> {
+        let taken: Vec<usize> = (0..long.before).chain(slice.tokens.clone().map(|token| long.before + token)).collect();
+        let part = of_tokens(&long.encoding, &taken);
+        let whole = other.map(|other| other.encoding.clone());
+        let row = match whole {
+            Some(whole) if side == 1 => self.joined(whole, Some(part), add_special_tokens)?,
+            whole => self.joined(part, whole, add_special_tokens)?,
+        };
+        let (mut places, mut others) = (taken.into_iter(), 0..);
+        let token = |sequence: Option<usize>| match (sequence?, other) {
+            (sequence, _) if sequence == side => Some((long, places.next()?, sequence)),
+            (sequence, other) => Some((other?, others.next()?, sequence)),
+        };
+        let tokens: Vec<Option<(&Tokens, usize, usize)>> = row.get_sequence_ids().into_iter().map(token).collect();
+        Ok(Row {
+            ids: row.get_ids().to_vec(),
+            type_ids: row.get_type_ids().to_vec(),
+            special: row.get_special_tokens_mask().to_vec(),
+            offsets: tokens.iter().map(|token| token.map_or((0, 0), |(of, token, _)| of.offset(token))).collect(),
+            sequences: tokens
+                .iter()
+                .map(|token| token.and_then(|(of, at, side)| (at >= of.before).then_some(side)))
+                .collect(),
+            ..Row::default()
+        })
+    }
+}
+
+// === impl Tokens ===
+
+impl Tokens {
+    fn len(&self) -> usize {
+        self.encoding.len()
+    }
+
+    /// The characters of the text that a token stands for.
+    fn offset(&self, token: usize) -> (usize, usize) {
+        let (begin, end) = self.trimmed[token];
+        (begin.saturating_sub(self.prefix), end.saturating_sub(self.prefix))
+    }
+
+    /// The first character of a token of the text; the text begins with the first one.
+    fn first(&self, token: usize) -> usize {
+        match self.before + token {
+            _ if token == 0 => 0,
+            at if at < self.len() => self.offset(at).0,
+            _ => self.characters,
+        }
+    }
+
+    /// The character behind the token before this one.
+    fn last(&self, token: usize) -> usize {
+        token.checked_sub(1).map_or(0, |last| self.offset(self.before + last).1)
+    }
+
+    /// The windows of the text.
+    fn slices(&self, room: usize, overlap: usize) -> Vec<Slice> {
+        let tokens = self.len() - self.before;
+        match tokens <= room {
+            true => vec![Slice { tokens: 0..tokens, owns_from: 0 }],
+            false => slices(&borders(&self.kept, &self.trimmed[self.before..], self.prefix), room, overlap),
         }
     }
 }
@@ -141,7 +246,8 @@ impl RowEncoder {
 /// Some tokens of a text.
 fn of_tokens(whole: &Encoding, tokens: &[usize]) -> Encoding {
     let numbers = |all: &[u32]| tokens.iter().map(|&token| all[token]).collect::<Vec<u32>>();
-    let mut part = Encoding::new(
+    // Without a sequence: the row says which text of a pair it is.
+    Encoding::new(
         numbers(whole.get_ids()),
         numbers(whole.get_type_ids()),
         tokens.iter().map(|&token| whole.get_tokens()[token].clone()).collect(),
@@ -151,9 +257,7 @@ fn of_tokens(whole: &Encoding, tokens: &[usize]) -> Encoding {
         numbers(whole.get_attention_mask()),
         Vec::new(),
         Default::default(),
-    );
-    part.set_sequence_id(0);
-    part
+    )
 }
 
 /// The border before each token, of which `offsets` are the characters in `text`; `text` begins with a prefix of so many characters.

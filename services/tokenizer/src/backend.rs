@@ -142,7 +142,7 @@ impl TokenizerModel {
             compute_output: encoded_at.elapsed(),
             batch_size: if self.batches { encoded.rows as u32 } else { 1 },
         };
-        let texts = TextFacts { tokens: encoded.tokens, truncated: encoded.truncated };
+        let texts = TextFacts { tokens: encoded.tokens, truncated: encoded.truncated, windows: encoded.windowed };
         Ok(ExecuteResponse { outputs, timing, texts: Some(texts), ..ExecuteResponse::default() })
     }
 
@@ -161,7 +161,7 @@ impl TokenizerModel {
     }
 }
 
-/// An output of `encoded` as a tensor `[rows, length]`, offsets as `[rows, length, 2]`, windows as `[rows, 5]`, texts one a row; its memory is taken over where
+/// An output of `encoded` as a tensor `[rows, length]`, offsets as `[rows, length, 2]`, windows as `[rows, 6]`, texts one a row; its memory is taken over where
 /// the datatype allows.
 fn tensor(encoded: &mut Encoded, declared: &Declared, batches: bool) -> Result<Tensor, InferError> {
     let Declared { output, name, datatype } = declared;
@@ -192,7 +192,7 @@ fn tensor(encoded: &mut Encoded, declared: &Declared, batches: bool) -> Result<T
     let shape = match output {
         Output::ForcedBosTokenId => Shape::from([rows, 1]),
         Output::Offsets => Shape::from([rows, length, 2]),
-        Output::Windows => Shape::from([rows, 5]),
+        Output::Windows => Shape::from([rows, 6]),
         _ => Shape::from([rows, length]),
     };
     let tensor = match datatype {

@@ -231,10 +231,10 @@ fn check_output(config: &ModelConfig, output: &TensorSpec, known: Option<Output>
     let is_pairs = known == Some(Output::Offsets);
     if known == Some(Output::Windows) {
         // There are more rows than texts.
-        let fits = config.max_batch_size == 0 && matches!(**shape, [_, 5 | -1]);
+        let fits = config.max_batch_size == 0 && matches!(**shape, [_, 6 | -1]);
         return (!fits).then(|| {
             format!(
-                "output '{name}' has full shape {shape} beside max_batch_size {}, expected dims [ -1, 5 ] and max_batch_size 0",
+                "output '{name}' has full shape {shape} beside max_batch_size {}, expected dims [ -1, 6 ] and max_batch_size 0",
                 config.max_batch_size
             )
         });

@@ -62,7 +62,7 @@ fn texts_become_padded_rows_of_the_declared_datatypes() {
     assert_eq!(*output(&response, "attention_mask").values::<i32>().unwrap(), [1, 1, 1, 0]);
     assert!(!response.timing.compute_infer.is_zero());
     assert_eq!(response.timing.batch_size, 1);
-    assert_eq!(response.texts, Some(TextFacts { tokens: 3, truncated: 0 }));
+    assert_eq!(response.texts, Some(TextFacts { tokens: 3, truncated: 0, windows: 0 }));
 }
 
 #[test]

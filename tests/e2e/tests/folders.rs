@@ -29,7 +29,7 @@ const LAYOUTS: [&str; 3] = ["one", "nested", "several"];
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The tiny encoder of the basic repository as sentence-transformers would have saved it.
-pub fn tiny() -> TempDir {
+pub(crate) fn tiny() -> TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let models = basic_repository();
     let copy = |from: &str, to: &str| {

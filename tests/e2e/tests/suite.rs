@@ -24,6 +24,7 @@ mod errors;
 mod execution;
 mod exposure;
 mod folders;
+mod folds;
 mod full_disk;
 mod fuzz;
 mod lanes;

@@ -84,8 +84,9 @@ fn any_step() -> impl Strategy<Value = Step> {
 }
 
 fn any_ledger() -> impl Strategy<Value = Ledger> {
-    let texts = any::<Option<(u64, u64)>>();
-    let texts = texts.prop_map(|texts| texts.map(|(tokens, truncated)| TextFacts { tokens, truncated }));
+    let texts = any::<Option<(u64, u64, u64)>>();
+    let facts = |(tokens, truncated, windows)| TextFacts { tokens, truncated, windows };
+    let texts = texts.prop_map(move |texts| texts.map(facts));
     let space = proptest::option::of(".{0,6}");
     let hop = (".{0,6}", ".{0,6}", any::<[u64; 5]>(), any::<u32>(), texts, space);
     let hop = hop.prop_map(|(model, worker, [a, b, c, d, e], batch_size, texts, space)| Hop {

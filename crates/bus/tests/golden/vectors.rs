@@ -160,7 +160,7 @@ fn ensemble() -> WorkMessage {
         compute_infer_us: 180,
         compute_output_us: 6,
         batch_size: 1,
-        texts: Some(TextFacts { tokens: 2, truncated: 0 }),
+        texts: Some(TextFacts { tokens: 2, truncated: 0, windows: 0 }),
         space: Some("5d41402abc4b2a76b9719d911017c592".into()),
     };
     let parameters = [

@@ -33,6 +33,8 @@ pub struct Choices {
     pub normalize: Option<bool>,
     /// `--padding-side`
     pub padding_side: Option<PaddingSide>,
+    /// `--long-texts`
+    pub long_texts: Option<LongTexts>,
     /// `--strict`: a guess that can change answers is a fault.
     pub strict: bool,
     /// `--accept`: contradictions that are no faults, by the names that their messages have.
@@ -61,6 +63,15 @@ pub enum Accelerator {
 pub enum PaddingSide {
     Left,
     Right,
+}
+
+/// What becomes of texts that are longer than the longest row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LongTexts {
+    /// They are cut.
+    Cut,
+    /// They have several rows, of which one is made.
+    Windows,
 }
 
 /// The choices of a command line, each for all model folders or for one by its name.
@@ -107,6 +118,23 @@ impl PaddingSide {
     }
 }
 
+// === impl LongTexts ===
+
+impl LongTexts {
+    /// The word for it in flags and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            LongTexts::Cut => "cut",
+            LongTexts::Windows => "windows",
+        }
+    }
+
+    /// The one of this name.
+    fn named(name: &str) -> Option<LongTexts> {
+        [LongTexts::Cut, LongTexts::Windows].into_iter().find(|one| one.name() == name)
+    }
+}
+
 // === impl Choices ===
 
 impl From<Precision> for Choices {
@@ -143,6 +171,10 @@ impl Choices {
                 Some(side) => self.padding_side = Some(side),
                 None => return expected("left or right"),
             },
+            "long-texts" => match LongTexts::named(value) {
+                Some(long_texts) => self.long_texts = Some(long_texts),
+                None => return expected("cut or windows"),
+            },
             "accelerator" => match Accelerator::named(value) {
                 Some(accelerator) => self.accelerator = accelerator,
                 None => return expected("auto, none or openvino"),
@@ -171,7 +203,7 @@ impl FolderChoices {
         self.strict = true;
     }
 
-    /// Adds the values of a flag (`graph`, `output`, `task`, `pooling`, `normalize`, `padding-side`, `accelerator`, `accept`, `served-name`). A value
+    /// Adds the values of a flag (`graph`, `output`, `task`, `pooling`, `normalize`, `padding-side`, `long-texts`, `accelerator`, `accept`, `served-name`). A value
     /// that begins with a name and a colon (`small:mean`) counts only for the model of that name. The error names the expected values.
     pub fn add(&mut self, flag: &'static str, values: &[String]) -> Result<(), String> {
         for value in values {
@@ -234,6 +266,7 @@ mod tests {
         assert!(add("task", "m:embedding").contains("found 'embedding', expected one of embed, sparse"));
         assert_eq!(add("padding-side", "up"), "--padding-side: found 'up', expected left or right");
         assert!(add("served-name", "a b").ends_with("expected a name without commas and blanks"));
+        assert_eq!(add("long-texts", "fold"), "--long-texts: found 'fold', expected cut or windows");
         assert_eq!(add("accelerator", "gpu"), "--accelerator: found 'gpu', expected auto, none or openvino");
         assert_eq!(add("normalize", "yes"), "--normalize: found 'yes', expected true or false");
     }

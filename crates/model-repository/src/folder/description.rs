@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use trireme_model_files::onnx::GraphTensor;
 
-use super::choices::Accelerator;
+use super::choices::{Accelerator, LongTexts};
 use super::files::Reader;
 use super::graphs::GraphFile;
 use super::heads;
@@ -50,6 +50,8 @@ pub struct FolderDescription {
     pub(crate) adapters: Option<Derived<Vec<String>>>,
     /// The accelerator that runs the graph.
     pub(crate) accelerator: Accelerator,
+    /// What a person says about texts that are longer than the longest row.
+    pub(crate) long_texts: Option<LongTexts>,
     /// Further names of the model.
     pub(crate) served_names: Vec<String>,
     /// The descriptions of all routes, where the folder has a Router: this one is of the usual route.
@@ -114,6 +116,7 @@ impl FolderDescription {
             warnings: Vec::new(),
             adapters: None,
             accelerator: reader.choices().accelerator,
+            long_texts: reader.choices().long_texts,
             served_names: Vec::new(),
             routed: None,
         }

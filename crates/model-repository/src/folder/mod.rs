@@ -18,6 +18,7 @@ mod description;
 mod export;
 mod fields;
 mod files;
+mod fold;
 mod graphs;
 mod guesses;
 mod head;
@@ -56,7 +57,7 @@ use trireme_inference::ErrorCode;
 use self::files::Reader;
 use crate::repository::{CONFIG_FILE, version_number};
 
-pub use self::choices::{Accelerator, Choices, FolderChoices, PaddingSide};
+pub use self::choices::{Accelerator, Choices, FolderChoices, LongTexts, PaddingSide};
 pub use self::description::FolderDescription;
 pub use self::export::Export;
 pub use self::fields::as_markdown as folder_fields;
@@ -114,6 +115,9 @@ impl FolderDescription {
         let served_names = reader.choices().served_names.clone();
         match found {
             Some(description) if faults.is_empty() => {
+                if let Some(fault) = description.fold_fault() {
+                    return Err(FolderError { path: path.to_owned(), faults: vec![fault] });
+                }
                 let mut warnings = guesses::warnings(&description);
                 if reader.choices().strict && !warnings.is_empty() {
                     let faults = warnings.iter().map(|guess| format!("--strict allows no guess: {guess}")).collect();

@@ -193,8 +193,11 @@ impl FolderDescription {
             (None, None) => text.parameter("padding", "longest", "to the longest text of the request"),
         }
         text.parameter("truncation", "true", "longer texts are cut, not refused");
-        if self.task.value == Task::TokenClassify {
-            text.parameter("long_texts", "windows", "a longer text has several rows, so that no entity is cut off");
+        if let Some(why) = self.reads_windows() {
+            text.parameter("long_texts", "windows", why);
+        }
+        if self.task.value == Task::Classify && self.fold().is_ok() {
+            text.parameter("windows_of", "longer", "of a pair the longer text has windows");
         }
         if self.task.value != Task::Generate {
             let side = self.padding_side();
@@ -370,14 +373,15 @@ impl FolderDescription {
         text.tensors("input", &[std::slice::from_ref(&wiring.result), &wiring.side].concat());
         text.tensors("output", &wiring.outputs);
         text.blank();
-        for op in &self.ops {
-            text.line(&format!("# {}: {}", op.value, op.origin), "");
+        let all = self.folding_ops();
+        for (op, origin) in &all {
+            text.line(&format!("# {op}: {origin}"), "");
         }
-        let ops = match self.ops.as_slice() {
+        let ops = match all.as_slice() {
             [] => format!("slice:{}", self.width.value),
-            ops => ops.iter().map(|op| op.value.as_str()).collect::<Vec<_>>().join(", "),
+            ops => ops.iter().map(|(op, _)| op.as_str()).collect::<Vec<_>>().join(", "),
         };
-        text.parameter("ops", &ops, if self.ops.is_empty() { "as the model gives it" } else { "" });
+        text.parameter("ops", &ops, if all.is_empty() { "as the model gives it" } else { "" });
         text.derived("graph_ends_with", self.graph_end.as_ref());
         text.blank();
         text.line("instance_group [ { count: 1 kind: KIND_CPU } ]", "");

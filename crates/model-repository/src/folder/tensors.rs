@@ -17,6 +17,10 @@ pub(super) fn scoring_mask() -> Tensor {
     Tensor::new("scoring_mask", INT64, &[-1, -1]).origin("the tokens whose vectors are compared")
 }
 
+fn windows() -> Tensor {
+    Tensor::new("windows", INT64, &[-1, 6]).origin("what of which text a row is of")
+}
+
 /// An output of the tokenizer that the graph may take, too.
 pub(super) fn tokens(description: &FolderDescription, name: &str) -> Tensor {
     let own = match &description.executor {
@@ -46,11 +50,14 @@ pub(super) fn side(description: &FolderDescription) -> Vec<Tensor> {
     if description.ops.iter().any(|op| ["distinct", "lexical"].iter().any(|name| op.value.starts_with(name))) {
         side.push(tokens("input_ids"));
     }
+    if description.fold().is_ok() {
+        side.push(windows());
+    }
     if description.task.value == Task::TokenClassify {
         side.push(tokens("input_ids"));
         side.push(Tensor::new("offsets", INT64, &[-1, -1, 2]));
         side.push(Tensor::new("special_tokens_mask", INT64, &[-1, -1]));
-        side.push(Tensor::new("windows", INT64, &[-1, 5]));
+        side.push(windows());
         side.push(Tensor::new(TEXT, STRING, &[-1]));
     }
     side

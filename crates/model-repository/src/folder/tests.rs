@@ -7,6 +7,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::{ModelConfig, ModelFolder, Repository};
 
+mod folds;
 mod messages;
 mod origins;
 mod shown;
@@ -19,6 +20,12 @@ fn folder(files: &[(&str, Value)]) -> TempDir {
         write(folder.path(), name, content.to_string().as_bytes());
     }
     folder
+}
+
+/// The ops of a model without the one that folds windows, which has tests of its own.
+fn own_ops(config: &ModelConfig) -> String {
+    let own = config.parameters["ops"].split(", ").filter(|op| !op.starts_with("fold:"));
+    own.collect::<Vec<_>>().join(", ")
 }
 
 fn write(folder: &Path, name: &str, content: &[u8]) {
@@ -168,14 +175,14 @@ fn a_sentence_encoder_in_the_older_form() {
     assert_eq!(output(&ensemble, "sentence_embedding"), [-1, 16]);
     assert_eq!(ensemble.max_rows_per_message, Some(2));
     assert_eq!(tokenizer.parameters["max_length"], "32");
-    let made = ["input_ids", "attention_mask", "tokens", "decoded_text"];
+    let made = ["input_ids", "attention_mask", "windows", "tokens", "decoded_text"];
     assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), made);
     assert_eq!(model.parameters["pad_inputs"], "input_ids:3, attention_mask:0");
     assert_eq!(
         (model.default_model_filename.as_str(), output(&model, "last_hidden_state")),
         ("model.onnx", vec![-1, -1, 8])
     );
-    assert_eq!(postprocess.parameters["ops"], "pool:cls+mean, normalize");
+    assert_eq!(own_ops(&postprocess), "pool:cls+mean, normalize");
     let steps = ensemble.ensemble.unwrap();
     assert_eq!(names(steps.iter().map(|step| &step.model_name)), ["m_tokenizer", "m_model", "m_postprocess"]);
 }
@@ -226,12 +233,12 @@ fn a_sentence_encoder_in_the_newer_form() {
     let dense = json!({"linear.weight": {"dtype": "F32", "shape": [4, 16], "data_offsets": [0, 256]}});
     write(folder.path(), "2_Dense/model.safetensors", &safetensors(dense));
     let [ensemble, tokenizer, _, postprocess] = configs(&folder).try_into().unwrap();
-    assert_eq!(postprocess.parameters["ops"], "pool:weighted_mean+last, dense:2_Dense");
+    assert_eq!(own_ops(&postprocess), "pool:weighted_mean+last, dense:2_Dense");
     assert_eq!(
         names(postprocess.inputs.iter().map(|i| &i.name)),
-        ["last_hidden_state", "attention_mask", "pooling_mask"]
+        ["last_hidden_state", "attention_mask", "pooling_mask", "windows"]
     );
-    let made = ["input_ids", "attention_mask", "pooling_mask", "tokens", "decoded_text"];
+    let made = ["input_ids", "attention_mask", "pooling_mask", "windows", "tokens", "decoded_text"];
     assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), made);
     assert_eq!((output(&ensemble, "sentence_embedding"), &tokenizer.parameters["max_length"][..]), (vec![-1, 4], "48"));
     for config in [&ensemble, &tokenizer] {
@@ -266,7 +273,7 @@ fn what_the_graph_has_pooled_is_taken_as_it_is() {
     let outputs: [(&str, &[i64]); 2] = [("token_embeddings", &[-1, -1, 8]), ("sentence_embedding", &[-1, 8])];
     write(folder.path(), "onnx/model.onnx", &onnx(&IDS, &outputs));
     let [ensemble, _, model, postprocess] = configs(&folder).try_into().unwrap();
-    assert_eq!(postprocess.parameters["ops"], "normalize");
+    assert_eq!(own_ops(&postprocess), "normalize");
     assert_eq!((output(&model, "sentence_embedding"), model.parameters["unpad_outputs"].as_str()), (vec![-1, 8], ""));
     // The name is the ensemble's output; within the ensemble the model's goes under another.
     assert_eq!(ensemble.ensemble.unwrap()[1].output_map["sentence_embedding"], "model_sentence_embedding");
@@ -303,7 +310,7 @@ fn classifiers_by_their_problem() {
             (&ensemble.parameters["task"][..], &ensemble.parameters["labels"][..]),
             ("classify", r#"["no","yes"]"#)
         );
-        assert_eq!((postprocess.parameters["ops"].as_str(), output(&ensemble, "scores")), (ops, vec![-1, 2]));
+        assert_eq!((own_ops(&postprocess).as_str(), output(&ensemble, "scores")), (ops, vec![-1, 2]));
         assert!(tokenizer.inputs[1].name == "TEXT_PAIR" && tokenizer.inputs[1].optional);
         let expected = problem.as_str().unwrap_or("single_label_classification");
         assert_eq!(ensemble.parameters["problem_type"], expected);
@@ -341,7 +348,7 @@ fn rerankers_by_their_activation() {
         let folder = classifier("XLMRobertaForSequenceClassification", fields.clone(), 1);
         let [ensemble, tokenizer, _, postprocess] = configs(&folder).try_into().unwrap();
         assert_eq!(output(&ensemble, "scores"), [-1, 1]);
-        assert_eq!(postprocess.parameters["ops"], ops);
+        assert_eq!(own_ops(&postprocess), ops);
         // Where a file says cross-encoder, the pair is required of clients, but not of a request to tokenize one text.
         let is_told = fields.as_object().unwrap().len() > 1;
         assert_eq!(ensemble.inputs[1].optional, !is_told);
@@ -352,17 +359,14 @@ fn rerankers_by_their_activation() {
     let fields = json!({"id2label": {"0": "a", "1": "b", "2": "c"}, "sentence_transformers": {"version": "4.1.0"}});
     let [ensemble, _, _, postprocess] =
         configs(&classifier("BertForSequenceClassification", fields, 3)).try_into().unwrap();
-    assert_eq!((&ensemble.parameters["task"][..], &postprocess.parameters["ops"][..]), ("classify", "slice:3"));
+    assert_eq!((&ensemble.parameters["task"][..], &own_ops(&postprocess)[..]), ("classify", "slice:3"));
 }
 
 #[test]
 fn token_classifiers_and_sparse_encoders() {
     let folder = classifier("BertForTokenClassification", json!({"id2label": {"0": "O", "1": "B-PER, x"}}), 2);
     let [ensemble, tokenizer, _, postprocess] = configs(&folder).try_into().unwrap();
-    assert_eq!(
-        (&ensemble.parameters["task"][..], &postprocess.parameters["ops"][..]),
-        ("token_classify", "entities:simple")
-    );
+    assert_eq!((&ensemble.parameters["task"][..], &own_ops(&postprocess)[..]), ("token_classify", "entities:simple"));
     let made = ["input_ids", "attention_mask", "offsets", "special_tokens_mask", "windows", "tokens", "decoded_text"];
     assert_eq!(names(tokenizer.outputs.iter().map(|o| &o.name)), made);
     let models = FolderDescription::read(folder.path(), Precision::Exact).unwrap().models("m", 1);
@@ -383,7 +387,7 @@ fn token_classifiers_and_sparse_encoders() {
     write(folder.path(), "onnx/model.onnx", &onnx(&IDS, &[("logits", &[-1, -1, 10])]));
     let [ensemble, _, _, postprocess] = configs(&folder).try_into().unwrap();
     assert_eq!(
-        (&ensemble.parameters["task"][..], &postprocess.parameters["ops"][..]),
+        (&ensemble.parameters["task"][..], &own_ops(&postprocess)[..]),
         ("sparse", "splade:log1p_relu+sum, sparse")
     );
     assert_eq!((output(&ensemble, "sparse_values"), ensemble.max_rows_per_message), (vec![-1, -1], None));
@@ -412,7 +416,7 @@ fn static_vectors_need_no_graph() {
     assert_eq!(tokenizer.parameters["max_length"], "512");
     assert_eq!(tokenizer.parameters["max_characters"], (512 * 3).to_string());
     assert_eq!(model.parameters["unknown_token_id"], "0");
-    assert_eq!(postprocess.parameters["ops"], "normalize");
+    assert_eq!(own_ops(&postprocess), "normalize");
     write(folder.path(), "model.safetensors", &table(9));
     assert_eq!(
         faults(&folder),
@@ -433,7 +437,7 @@ fn an_encoder_decoder_is_generation() {
     let [ensemble, tokenizer, model, postprocess] = configs(&folder).try_into().unwrap();
     assert_eq!((&ensemble.parameters["task"][..], model.backend.as_str()), ("generate", "generation"));
     assert!(names(tokenizer.outputs.iter().map(|o| &o.name)).contains(&"forced_bos_token_id"));
-    assert_eq!(postprocess.parameters["ops"], "decode");
+    assert_eq!(own_ops(&postprocess), "decode");
 }
 
 #[test]
@@ -636,7 +640,7 @@ fn folders_of_pylate() {
     assert!(!tokenizer.parameters.contains_key("query_length"));
     let words: Vec<String> = serde_json::from_str(&tokenizer.parameters["skiplist_words"]).unwrap();
     assert!(words.len() == 32 && words.contains(&"!".to_owned()), "{words:?}");
-    assert_eq!(postprocess.parameters["ops"], "mask, normalize");
+    assert_eq!(own_ops(&postprocess), "mask, normalize");
 }
 
 /// A note in an ONNX file's metadata.
@@ -738,7 +742,7 @@ fn versions_of_a_model_are_of_one_kind_and_each_has_its_own_settings() {
     let (ensemble, ops) = (read.model("m").unwrap(), read.model("m_postprocess").unwrap());
     assert_eq!((&ensemble.versions[..], &ops.versions[..]), (&[1, 3][..], &[1, 3][..]));
     for (version, op) in [(1, "pool:mean"), (3, "pool:cls")] {
-        assert_eq!(ops.config_of(version).parameters["ops"], op);
+        assert_eq!(own_ops(ops.config_of(version)), op);
         let steps = ensemble.config_of(version).ensemble.iter().flatten();
         assert!(steps.map(|step| step.model_version).all(|found| found == Some(version)));
     }
@@ -759,6 +763,7 @@ fn every_choice_that_changes_answers_changes_the_digest_of_a_folder() {
         strict: _,
         accept: _,
         accelerator: _,
+        long_texts: _,
         served_names: _,
     } = Choices::default();
     let folder = encoder(&[TRANSFORMER, POOLING], &[("1_Pooling/config.json", json!({"pooling_mode": "mean"}))]);
@@ -782,6 +787,7 @@ fn every_choice_that_changes_answers_changes_the_digest_of_a_folder() {
         ("pooling", "cls"),
         ("normalize", "true"),
         ("padding-side", "left"),
+        ("long-texts", "windows"),
     ];
     let mut all: Vec<String> = changing.iter().map(|(flag, value)| digest(*flag, *value)).collect();
     all.extend([plain.clone(), digest_at(folder.path(), Precision::Int8, "", "")]);

@@ -24,7 +24,7 @@ use trireme_inference::{InferError, Tensor};
 use trireme_text::{Extras, Padding, TextTokenizer, TokenizeOptions, texts_of};
 
 use super::op::{Op, OpEntry, Resources, compare_scores};
-use super::windows::{Owned, owned};
+use super::windows::{Owned, owned_of};
 use crate::inputs::Side;
 use crate::options::Aggregation;
 use crate::{Form, Labels, Signature, Value};
@@ -170,9 +170,9 @@ impl Op for Entities {
         let special = integers(side.special_tokens_mask, "special_tokens_mask", &[rows, length])?;
         let missing = || InferError::invalid_arg("the input of texts is missing");
         let texts = texts_of(side.texts.ok_or_else(missing)?)?;
-        let windows = owned(side.windows, rows, texts.len())?;
+        let windows = owned_of(side.windows, rows, texts.len())?;
         let aggregation = side.options.aggregation_strategy.unwrap_or(self.aggregation);
-        let row = |Owned { row, characters }: &Owned| {
+        let row = |Owned { row, characters, .. }: &Owned| {
             let of = row * length..(row + 1) * length;
             Row {
                 logits: logits.index_axis(Axis(0), *row),

@@ -5,6 +5,7 @@ pub mod decode;
 pub mod dense;
 pub mod distinct;
 pub mod entities;
+pub mod fold;
 pub mod layer_norm;
 pub mod lexical;
 pub mod logit_score;
@@ -41,6 +42,7 @@ pub static OPS: &[OpEntry] = &[
     sparse::ENTRY,
     lexical::ENTRY,
     distinct::ENTRY,
+    fold::ENTRY,
     entities::ENTRY,
     decode::ENTRY,
 ];
@@ -70,6 +72,7 @@ mod tests {
             "logit_score" => (Some("1-0"), Signature::new(Form::Floats, [2, 3, 4])),
             "mask" | "splade" => (None, Signature::new(Form::Floats, [2, 3, 4])),
             "lexical" | "distinct" => (None, Signature::new(Form::Floats, [2, 3, 1])),
+            "fold" => (Some("mean"), Signature::new(Form::Floats, [2, 4])),
             "entities" => (Some("simple"), Signature::new(Form::Floats, [2, 3, 2])),
             _ => (None, Signature::new(Form::Floats, [2, 4])),
         }
@@ -103,6 +106,7 @@ mod tests {
             input_ids: some("input_ids"),
             offsets: some("offsets"),
             special_tokens_mask: some("special_tokens_mask"),
+            windows: some("windows"),
             texts: some("TEXT"),
             ..SideInputs::default()
         };
@@ -174,12 +178,15 @@ mod tests {
                 let special = Tensor::from_values("special_tokens_mask", [rows, 3], vec![0i64; 3 * rows as usize]);
                 let special = special.unwrap();
                 let texts = Tensor::from_bytes_elements("TEXT", [rows], &vec!["hello"; rows as usize]).unwrap();
+                let windows = (0..rows).flat_map(|row| [row, 0, 5, 0, 5, 3]).collect();
+                let windows = Tensor::from_values("windows", [rows, 6], windows).unwrap();
                 let side = Side {
                     mask: Some(&mask),
                     attention: Some(&mask),
                     input_ids: Some(&ids),
                     offsets: Some(&offsets),
                     special_tokens_mask: Some(&special),
+                    windows: Some(&windows),
                     texts: Some(&texts),
                     ..Side::default()
                 };

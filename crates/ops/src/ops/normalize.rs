@@ -1,6 +1,6 @@
 //! `normalize`: divides by the Euclidean length of the last axis.
 
-use ndarray::{ArrayD, Axis};
+use ndarray::{ArrayD, ArrayViewMut1, Axis};
 
 use super::op::{InPlace, Op, OpEntry, Resources, no_argument};
 
@@ -26,12 +26,15 @@ fn build(argument: Option<&str>, _: &Resources<'_>) -> Result<Box<dyn Op>, Strin
 
 fn normalize(array: &mut ArrayD<f32>) {
     let last = Axis(array.ndim() - 1);
-    for mut vector in array.lanes_mut(last) {
-        let length = vector.iter().map(|v| v * v).sum::<f32>().sqrt();
-        // Not f32::max, which would hide a NaN.
-        let length = if length < SMALLEST_LENGTH { SMALLEST_LENGTH } else { length };
-        vector /= length;
-    }
+    array.lanes_mut(last).into_iter().for_each(normalize_vector);
+}
+
+/// Divides a vector by its length.
+pub(super) fn normalize_vector(mut vector: ArrayViewMut1<'_, f32>) {
+    let length = vector.iter().map(|v| v * v).sum::<f32>().sqrt();
+    // Not f32::max, which would hide a NaN.
+    let length = if length < SMALLEST_LENGTH { SMALLEST_LENGTH } else { length };
+    vector /= length;
 }
 
 #[cfg(test)]

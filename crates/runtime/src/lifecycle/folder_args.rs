@@ -38,6 +38,11 @@ pub struct FolderArgs {
     #[arg(long, env = "TRIREME_PADDING_SIDE", value_name = "[NAME:]SIDE", value_delimiter = ',')]
     pub padding_side: Vec<String>,
 
+    /// How a model folder's texts are read that are longer than its longest row: cut, or windows, which are folded to one vector or score. Entities
+    /// are read in windows without it, and other texts cut
+    #[arg(long, env = "TRIREME_LONG_TEXTS", value_name = "[NAME:]WHAT", value_delimiter = ',')]
+    pub long_texts: Vec<String>,
+
     /// The provider that runs a model folder's graph. With auto it is the fastest of the installed providers whose outputs are those of the plain one,
     /// by a measurement at the first load. With none it is the plain one. Or it is a provider by its name: openvino
     #[arg(long, env = "TRIREME_ACCELERATOR", value_name = "[NAME:]ACCELERATOR", value_delimiter = ',')]
@@ -79,7 +84,7 @@ impl FolderArgs {
         Ok(choices)
     }
 
-    fn given(&self) -> [(&'static str, &Vec<String>); 9] {
+    fn given(&self) -> [(&'static str, &Vec<String>); 10] {
         [
             ("graph", &self.graph),
             ("output", &self.output),
@@ -87,6 +92,7 @@ impl FolderArgs {
             ("pooling", &self.pooling),
             ("normalize", &self.normalize),
             ("padding-side", &self.padding_side),
+            ("long-texts", &self.long_texts),
             ("accelerator", &self.accelerator),
             ("accept", &self.accept),
             ("served-name", &self.served_name),
@@ -102,6 +108,7 @@ impl FolderArgs {
             &mut own.pooling,
             &mut own.normalize,
             &mut own.padding_side,
+            &mut own.long_texts,
             &mut own.accelerator,
             &mut own.accept,
             &mut own.served_name,

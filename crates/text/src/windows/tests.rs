@@ -5,7 +5,7 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Extras, LongTexts, RequestOptions, TextTokenizer, TokenizeOptions};
+use crate::{Encoded, Extras, LongTexts, RequestOptions, TextTokenizer, TokenizeOptions, WindowsOf};
 
 fn tokenizer(files: &str, max_length: usize, long_texts: LongTexts) -> TextTokenizer {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(files);
@@ -40,7 +40,7 @@ fn encode(tokenizer: &TextTokenizer, texts: &[&str], overlap: Option<usize>) -> 
             .filter(|&at| encoded.special_tokens_mask[at] == 0)
             .map(|at| (encoded.input_ids[at], encoded.offsets[2 * at], encoded.offsets[2 * at + 1]))
             .collect();
-        let window = encoded.windows[5 * row..5 * row + 5].iter().map(|&number| number as usize).collect();
+        let window = encoded.windows[6 * row..6 * row + 5].iter().map(|&number| number as usize).collect();
         Found { window, tokens }
     };
     Ok((0..encoded.rows).map(row).collect())
@@ -188,4 +188,87 @@ fn a_request_may_have_its_text_cut() {
     assert_eq!((encoded.rows, encoded.truncated), (1, 1));
     let encoded = tokenizer.encode_with(&[&long], None, &RequestOptions::default(), EXTRAS).unwrap();
     assert!(encoded.rows > 4 && encoded.truncated == 0, "{} rows", encoded.rows);
+}
+
+/// A tokenizer for pairs.
+fn pair_tokenizer(files: &str, max_length: usize, long_texts: LongTexts, windows_of: WindowsOf) -> TextTokenizer {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(files);
+    let max_length = std::num::NonZero::new(max_length);
+    let options = TokenizeOptions { max_length, long_texts, windows_of, ..TokenizeOptions::default() };
+    TextTokenizer::load(&path, options).expect("a tokenizer")
+}
+
+/// The ids and token types of a row, without padding.
+fn row(encoded: &Encoded, row: usize) -> Vec<(i64, i64)> {
+    let of = row * encoded.length..(row + 1) * encoded.length;
+    let kept = of.filter(|&at| encoded.attention_mask[at] == 1);
+    kept.map(|at| (encoded.input_ids[at], encoded.token_type_ids[at])).collect()
+}
+
+#[test]
+fn a_short_pair_has_the_row_that_it_has_without_windows() {
+    for files in ["wordpiece", "byte-bpe", "unigram"] {
+        let [own, cut] =
+            [LongTexts::Windows, LongTexts::Cut].map(|long| pair_tokenizer(files, 64, long, WindowsOf::Second));
+        let (first, second) = (["is the ship there?", "", "naïve 東京"], ["the harbour is deep", "naïve 🙂", ""]);
+        let request = RequestOptions { prefix: Some("query: "), ..RequestOptions::default() };
+        let found = own.encode_with(&first, Some(&second), &request, EXTRAS).unwrap();
+        assert_eq!(found, cut.encode_with(&first, Some(&second), &request, EXTRAS).unwrap(), "{files}");
+        assert_eq!((found.windowed, &found.windows[..5]), (0, &[0, 0, 19, 0, 19][..]), "{files}");
+    }
+}
+
+/// Each row of a long pair is that of the whole query and a part of the document.
+#[test]
+fn the_query_of_a_pair_is_whole_in_each_window() {
+    let tokenizer = pair_tokenizer("wordpiece", 32, LongTexts::Windows, WindowsOf::Second);
+    let query = "is the ship in the harbour";
+    let document = "The harbour is deep. The ship is there. ".repeat(9);
+    let request = RequestOptions { prefix: Some("the "), ..RequestOptions::default() };
+    let encoded = tokenizer.encode_with(&["a", query], Some(&["b", &document]), &request, EXTRAS).unwrap();
+    assert!(
+        encoded.rows > 6 && encoded.windowed == encoded.rows as u64 - 1 && encoded.truncated == 0,
+        "{}",
+        encoded.rows
+    );
+    let characters: Vec<char> = document.chars().collect();
+    let mut next = 0;
+    for at in 1..encoded.rows {
+        let [of, first, end, core, core_end] = encoded.windows[6 * at..6 * at + 5] else { panic!("five numbers") };
+        assert_eq!((of, core), (1, next));
+        assert_eq!(encoded.windows[6 * at + 5], row(&encoded, at).len() as i64);
+        next = core_end;
+        let part: String = characters[first as usize..end as usize].iter().collect();
+        let alone = tokenizer.encode_with(&[query], Some(&[&part]), &request, EXTRAS).unwrap();
+        assert_eq!((alone.rows, row(&encoded, at)), (1, row(&alone, 0)), "{part}");
+        // Characters of the query are its own, and those of a part are the document's.
+        for token in 0..alone.length {
+            let [own, whole] = [(&alone, 0), (&encoded, at)].map(|(of, row)| of.offsets[2 * (row * of.length + token)]);
+            let shift =
+                if alone.token_type_ids[token] == 1 && alone.special_tokens_mask[token] == 0 { first } else { 0 };
+            assert_eq!(own + shift, whole, "token {token} of {part}");
+        }
+    }
+    assert_eq!(next as usize, characters.len());
+}
+
+#[test]
+fn the_longer_text_of_a_pair_may_have_the_windows() {
+    let tokenizer = pair_tokenizer("wordpiece", 16, LongTexts::Windows, WindowsOf::Longer);
+    let (long, short) = ("the ship is in the harbour. ".repeat(6), "it is deep");
+    let request = RequestOptions::default();
+    for (first, second) in [(long.as_str(), short), (short, long.as_str())] {
+        let encoded = tokenizer.encode_with(&[first], Some(&[second]), &request, EXTRAS).unwrap();
+        assert!(encoded.windowed > 3, "{}", encoded.windowed);
+        let types = i64::from(first == short);
+        let length = |row: &[(i64, i64)]| row.iter().filter(|token| token.1 != types).count();
+        let rows: Vec<_> = (0..encoded.rows).map(|at| row(&encoded, at)).collect();
+        assert!(rows.iter().all(|row| length(row) == length(&rows[0]) && row.len() <= 16), "{rows:?}");
+    }
+    let tokenizer = pair_tokenizer("wordpiece", 16, LongTexts::Windows, WindowsOf::Second);
+    let error = tokenizer.encode_with(&[&long], Some(&[short]), &request, EXTRAS).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "text 0: the text of the pair that is whole in each window has 66 tokens, which leave no room for the other in a row of 16"
+    );
 }

@@ -112,14 +112,14 @@ fn the_logits_of_two_tokens_are_a_score() {
     let folder = causal(&[TRANSFORMER, LOGIT_SCORE], &IDS, &[("1_LogitScore/config.json", score)]);
     let models = configs(&folder);
     assert_eq!(models[0].parameters["task"], "rerank");
-    assert_eq!(models[3].parameters["ops"], "logit_score:7-2, sigmoid");
+    assert_eq!(own_ops(&models[3]), "logit_score:7-2, sigmoid");
     assert_eq!(output(&models[3], "scores"), [-1, 1]);
     assert!(models[3].inputs.iter().any(|input| input.name == "attention_mask"));
     // Beside the model's worker, so that no vocabulary crosses the broker.
     assert!(!models[3].parameters.contains_key("beside_model"));
     let one = json!({"true_token_id": 7, "false_token_id": null});
     let folder = causal(&[TRANSFORMER, LOGIT_SCORE], &IDS, &[("1_LogitScore/config.json", one)]);
-    assert_eq!(configs(&folder)[3].parameters["ops"], "logit_score:7, sigmoid");
+    assert_eq!(own_ops(&configs(&folder)[3]), "logit_score:7, sigmoid");
     let none = causal(&[TRANSFORMER, LOGIT_SCORE], &IDS, &[("1_LogitScore/config.json", json!({}))]);
     assert!(faults(&none)[0].contains("true_token_id is missing"), "{:?}", faults(&none));
 }
@@ -138,7 +138,7 @@ fn a_causal_language_model_without_modules_judges_by_yes_and_no() {
     let words = ("tokenizer.json", json!({"model": {"vocab": {"[PAD]": 3, "yes": 5, "no": 6}}, "added_tokens": []}));
     let told = ("config_sentence_transformers.json", json!({"model_type": "CrossEncoder"}));
     let folder = causal(&[], &IDS, &[words.clone(), told]);
-    assert_eq!(configs(&folder)[3].parameters["ops"], "logit_score:5-6, sigmoid");
+    assert_eq!(own_ops(&configs(&folder)[3]), "logit_score:5-6, sigmoid");
     let folder = causal(&[], &IDS, &[words]);
     let mut choices = FolderChoices::default();
     choices.add("task", &["rerank".to_owned()]).unwrap();

@@ -137,7 +137,7 @@ fn three_results_of_one_graph_are_one_model() {
         ("m_sparse", "sparse_vecs", "lexical:3"),
         ("m_multi_vector", "colbert_vecs", "mask, normalize"),
     ] {
-        assert_eq!((named(model).inputs[0].name.as_str(), named(model).parameters["ops"].as_str()), (input, ops));
+        assert_eq!((named(model).inputs[0].name.as_str(), own_ops(named(model)).as_str()), (input, ops));
     }
     // Without a mask the padding of a request counts as text: only the dense vectors, one text a run, are served.
     write(folder.path(), "onnx/model.onnx", &onnx(&IDS[..1], &outputs));

@@ -24,7 +24,7 @@ fn chain(folder: &TempDir) -> (String, String) {
     let models = configs(folder);
     let model = models.iter().find(|model| model.name == "m_model").unwrap();
     let post = models.iter().find(|model| model.name == "m_postprocess").unwrap();
-    (model.outputs[0].name.clone(), post.parameters["ops"].clone())
+    (model.outputs[0].name.clone(), own_ops(post))
 }
 
 const NORMALIZE: (&str, &str) = ("sentence_transformers.models.Normalize", "2_Normalize");
@@ -303,7 +303,7 @@ fn a_flag_names_the_output() {
         let models = description.models("m", 1);
         let parse = |at: usize| ModelConfig::parse(&models[at].config, &models[at].name).unwrap();
         assert_eq!(description.warnings(), [""; 0]);
-        (parse(2).outputs[0].name.clone(), parse(3).parameters["ops"].clone())
+        (parse(2).outputs[0].name.clone(), own_ops(&parse(3)))
     };
     let own = |output: &str, ops: &str| (output.to_owned(), ops.to_owned());
     assert_eq!(taken(&[]), own("dense_vecs", "normalize"));

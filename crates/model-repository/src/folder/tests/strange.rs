@@ -37,7 +37,7 @@ fn config(description: &FolderDescription, at: usize) -> ModelConfig {
 }
 
 fn ops(description: &FolderDescription) -> String {
-    config(description, 3).parameters["ops"].clone()
+    own_ops(&config(description, 3))
 }
 
 /// The contradiction is one fault, which names the flag; with the flag the folder is served, and a warning says so.

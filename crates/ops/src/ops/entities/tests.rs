@@ -52,7 +52,7 @@ fn answer_in_windows(op: &dyn Op, case: &Case, options: RequestOptions, at: i64)
     let special = Tensor::from_values("special_tokens_mask", rows, case.special_tokens_mask.repeat(2)).unwrap();
     let texts = Tensor::from_bytes_elements("TEXT", [1], &[&case.text]).unwrap();
     let end = case.text.chars().count() as i64;
-    let windows = Tensor::from_values("windows", [2, 5], vec![0, 0, end, 0, at, 0, 0, end, at, end]).unwrap();
+    let windows = Tensor::from_values("windows", [2, 6], vec![0, 0, end, 0, at, 0, 0, 0, end, at, end, 0]).unwrap();
     let side = Side {
         input_ids: Some(&ids),
         offsets: Some(&offsets),
