@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Makes the site of docs/ with mdBook: make-book.py [--repository URL] [--prepare]
 
-The pages and those beside README.md go to target/book/src, where links between them stay as they are. A link to another file of the repository
-becomes one to URL; without a URL it is the path alone. Then mdBook makes target/book/site (--prepare leaves that out), and every link within the
+The pages of docs/ and those beside README.md go to target/book/src, side by side, so that docs/index.md is the first page of the site. Links between
+them follow. A link to another file of the repository becomes one to URL; without a URL it is the path alone. Then mdBook makes target/book/site (--prepare leaves that out), and every link within the
 site has to lead somewhere. docs/SUMMARY.md has to list every page.
 """
 
 import argparse
 import html
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 BOOK = ROOT / "target" / "book"
 BESIDE = ("SECURITY.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
@@ -34,19 +36,24 @@ no-section-label = true
 
 def pages():
     """All pages of the site, as paths in the repository."""
-    return [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "adr").glob("*.md")), *(ROOT / name for name in BESIDE)]
+    return [*sorted(DOCS.glob("*.md")), *sorted((DOCS / "adr").glob("*.md")), *(ROOT / name for name in BESIDE)]
+
+
+def place(path):
+    """Where a page or a picture of the repository lies in the book."""
+    return path.relative_to(DOCS) if path.is_relative_to(DOCS) else Path(path.name)
 
 
 def summary():
-    """The table of contents, seen from the top; the decisions follow docs/SUMMARY.md."""
-    text = (ROOT / "docs" / "SUMMARY.md").read_text()
-    listed = {(ROOT / "docs" / target).resolve() for _, target, _, _ in LINK.findall(text)}
-    lacking = [page.name for page in (ROOT / "docs").glob("*.md") if page not in listed and page.name != "SUMMARY.md"]
+    """The table of contents; the decisions follow docs/SUMMARY.md."""
+    text = (DOCS / "SUMMARY.md").read_text()
+    listed = {(DOCS / target).resolve() for _, target, _, _ in LINK.findall(text)}
+    lacking = [page.name for page in DOCS.glob("*.md") if page not in listed and page.name != "SUMMARY.md"]
     if lacking:
         sys.exit(f"docs/SUMMARY.md does not list {', '.join(sorted(lacking))}")
-    text = LINK.sub(lambda link: f"](docs/{link[2]})".replace("docs/../", ""), text)
-    titles = [(page, page.read_text().splitlines()[0].lstrip("# ")) for page in sorted((ROOT / "docs" / "adr").glob("*.md"))]
-    return text + "\n# Decisions\n\n" + "".join(f"- [{title}]({page.relative_to(ROOT)})\n" for page, title in titles)
+    text = LINK.sub(lambda link: f"]({place((DOCS / link[2]).resolve())})", text)
+    titles = [(page, page.read_text().splitlines()[0].lstrip("# ")) for page in sorted((DOCS / "adr").glob("*.md"))]
+    return text + "\n# Decisions\n\n" + "".join(f"- [{title}]({place(page)})\n" for page, title in titles)
 
 
 def prepare(repository):
@@ -56,17 +63,18 @@ def prepare(repository):
     for page in inside:
         def link(found, page=page):
             target = (page.parent / unquote(found[2])).resolve()
-            if re.match(r"[a-z]+:", found[2]) or target in inside or target.suffix == ".png":
+            if re.match(r"[a-z]+:", found[2]):
                 return found[0]
+            if target in inside or target.suffix == ".png":
+                return f"{found[1]}{os.path.relpath(place(target), place(page).parent)}{found[3] or ''}{found[4]}"
             shown = target.relative_to(ROOT) if target.is_relative_to(ROOT) else found[2]
             return f"{found[1]}{repository}/{shown}{found[3] or ''}{found[4]}" if repository else found[0]
 
-        target = BOOK / "src" / page.relative_to(ROOT)
+        target = BOOK / "src" / place(page)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(LINK.sub(link, page.read_text()))
-    for picture in (ROOT / "docs").glob("*.png"):
-        shutil.copy(picture, BOOK / "src" / "docs")
-    (BOOK / "src" / "docs" / "SUMMARY.md").unlink()
+    for picture in DOCS.glob("*.png"):
+        shutil.copy(picture, BOOK / "src")
     (BOOK / "src" / "SUMMARY.md").write_text(summary())
     (BOOK / "book.toml").write_text(TOML)
 

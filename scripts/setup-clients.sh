@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes the two Python environments with the clients of other servers that `make clients-test` runs: .cache/clients-python of
-# tests/clients/dialects/requirements.txt, and .cache/integrations-python of integrations.txt, which needs older versions of the same
-# packages.
+# Makes the three Python environments with the clients of other servers that `make clients-test` runs: .cache/clients-python of
+# tests/clients/dialects/requirements.txt, .cache/integrations-python of integrations.txt, which needs older versions of the same
+# packages, and .cache/others-python of others.txt, which has LiteLLM and what is built on it.
 #
-# With --lock: writes both files again, from the versions that requirements.in and integrations.in name.
+# With --lock: writes the files again, from the versions that requirements.in, integrations.in and others.in name.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 FOLDER=$ROOT/tests/clients/dialects
@@ -35,7 +35,7 @@ make_ready() {
         return
     fi
     empty_environment "$1"
-    say "fetching the clients of ${requirements#"$ROOT"/} (about 120 MB)"
+    say "fetching the clients of ${requirements#"$ROOT"/} (120 to 250 MB)"
     # Hashes are those of wheels for one Python on one machine; others get the same versions.
     if [[ $("$python" -c 'import platform, sys; print(sys.version_info[:2] == (3, 11) and platform.machine())') != x86_64 ]]; then
         scratch
@@ -52,3 +52,4 @@ step=make_ready
 [[ ${1:-} == --lock ]] && step=lock
 "$step" "$ROOT/.cache/clients-python" requirements
 "$step" "$ROOT/.cache/integrations-python" integrations
+"$step" "$ROOT/.cache/others-python" others

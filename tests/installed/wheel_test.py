@@ -39,8 +39,8 @@ def metadata(wheel):
 def commands():
     """The commands of README.md that follow the installation of the wheel."""
     page = (tiny.ROOT / "README.md").read_text()
-    block = next(block for block in re.findall(r"```console\n(.*?)```", page, re.S) if "pip install" in block)
-    lines = [line.removeprefix("$ ").split("  #")[0].strip() for line in block.splitlines() if line.startswith("$ ")]
+    block = next(block for block in re.findall(r"```sh\n(.*?)```", page, re.S) if "pip install" in block)
+    lines = [line.split("  #")[0].strip() for line in block.splitlines()]
     return [line for line in lines if not line.startswith(("make ", "pip "))]
 
 

@@ -83,6 +83,28 @@ pub fn usage(out: &mut Writer, ledger: &Ledger) {
     });
 }
 
+/// The body of an error about a body, as FastAPI has it.
+pub fn faulty_body(field: Option<&str>, message: &str) -> Bytes {
+    object(|out| {
+        out.name("detail").array(|out| {
+            out.object(|out| {
+                out.name("type").string("value_error");
+                out.name("loc").array(|out| {
+                    out.string("body");
+                    field.iter().for_each(|field| out.string(field));
+                });
+                out.name("msg").string(message);
+            });
+        });
+    })
+}
+
+/// The schema of such an error.
+pub fn faulty_body_schema() -> Schema {
+    let fault = [("type", schema::text()), ("loc", schema::list(schema::text())), ("msg", schema::text())];
+    schema::object([("detail", schema::list(schema::object(fault)))])
+}
+
 /// A member `results` as Cohere and Jina have it: the best `top_n` documents, with their texts if `texts` are given.
 pub fn results(out: &mut Writer, scores: &Scores, top_n: Option<u64>, texts: Option<&[String]>) {
     let most = top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));

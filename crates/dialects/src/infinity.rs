@@ -255,19 +255,7 @@ fn capability(task: &Task) -> Option<&'static str> {
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
     let (status, kind) = match refusal.kind {
         Kind::Malformed | Kind::Field | Kind::Empty => {
-            let body = answer::object(|out| {
-                out.name("detail").array(|out| {
-                    out.object(|out| {
-                        out.name("type").string("value_error");
-                        out.name("loc").array(|out| {
-                            out.string("body");
-                            refusal.field.iter().for_each(|field| out.string(field));
-                        });
-                        out.name("msg").string(&refusal.message);
-                    });
-                });
-            });
-            return (422, body);
+            return (422, answer::faulty_body(refusal.field.as_deref(), &refusal.message));
         }
         Kind::Invalid | Kind::TooLong | Kind::Unsupported => (400, "BadRequestError"),
         Kind::Key => (401, "AuthenticationError"),
@@ -296,9 +284,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
 }
 
 fn refusals() -> Schema {
-    let fault = [("type", schema::text()), ("loc", schema::list(schema::text())), ("msg", schema::text())];
-    let of_body = schema::object([("detail", schema::list(schema::object(fault)))]);
-    schema::any_of([of_body, answer::nested_schema()])
+    schema::any_of([answer::faulty_body_schema(), answer::nested_schema()])
 }
 
 fn embeddings_answer() -> Schema {

@@ -16,6 +16,7 @@ mod fields;
 mod infinity;
 mod input;
 mod jina;
+mod mistral;
 mod nim;
 mod ollama;
 mod openai;
@@ -23,6 +24,7 @@ mod openai_tokens;
 mod quantize;
 mod refusal;
 mod tei;
+mod together;
 mod vllm;
 mod voyage;
 mod words;
@@ -53,7 +55,7 @@ pub use dialect::{DialectCall, EmptyText, TokenInput};
 pub use refusal::{Kind, Refusal};
 
 /// Every dialect. Where a body does not say whose it is, the first one that has the path answers.
-const DIALECTS: [&Dialect; 9] = [
+const DIALECTS: [&Dialect; 11] = [
     &openai::DIALECT,
     &jina::DIALECT,
     &cohere::DIALECT,
@@ -63,6 +65,8 @@ const DIALECTS: [&Dialect; 9] = [
     &nim::DIALECT,
     &ollama::DIALECT,
     &voyage::DIALECT,
+    &mistral::DIALECT,
+    &together::DIALECT,
 ];
 
 /// How health checks refuse, which need no key.

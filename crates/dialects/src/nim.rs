@@ -1,8 +1,8 @@
-//! NVIDIA NIM (NeMo Retriever): `/v1/embeddings` with `input_type`, `/v1/ranking`, `/v1/models`, `/v1/health/live`, `/v1/health/ready`,
-//! `/v1/metadata`, `/v1/version`.
+//! NVIDIA NIM (NeMo Retriever): `/v1/embeddings` with `input_type`, `/v1/ranking`, `/v1/retrieval/MODEL/reranking`, `/v1/models`,
+//! `/v1/health/live`, `/v1/health/ready`, `/v1/metadata`, `/v1/version`.
 //!
-//! `input_type` chooses the prompt; so does `-query` or `-passage` at the end of a model's name, for clients that can send nothing else. A text that is too long is an error unless `truncate` says where to cut it. Fields that are not known are
-//! passed over.
+//! `input_type` chooses the prompt; so does `-query` or `-passage` at the end of a model's name, for clients that can send nothing else. A
+//! text that is too long is an error unless `truncate` says where to cut it. Fields that are not known are passed over.
 
 use axum::response::Response;
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use utoipa::openapi::schema::Schema;
 use super::answer::{self, EncodingFormat};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::extras::{self, Form};
-use super::fields::{self, Field, Forms, idle, read};
+use super::fields::{self, Field, Forms, idle, ours, read};
 use super::input::{self, Input, OneOrMany};
 use super::openai;
 use super::quantize::EmbeddingType;
@@ -30,6 +30,14 @@ pub(super) static DIALECT: Dialect = Dialect {
         DialectRoute::post("/v1/ranking", "Ranks passages by a query", |call| Box::pin(ranking(call)))
             .takes::<Ranking>(&[RANKING])
             .gives(ranking_answer),
+        DialectRoute::post(
+            "/v1/retrieval/{*rest}",
+            "Ranks passages by a query, as NVIDIA's hosted models do",
+            |call| Box::pin(hosted_ranking(call)),
+        )
+        .takes::<Ranking>(&[RANKING])
+        .gives(ranking_answer)
+        .behind_name(),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
             Box::pin(openai::models(call))
         })
@@ -70,6 +78,7 @@ const RANKING: &[Field] = &[
     read("query", &[r#"{"text": "a"}"#]),
     read("passages", &[r#"[{"text": "a"}]"#]),
     read("truncate", &[r#""END""#]),
+    ours("top_k", fields::NUMBER),
 ];
 
 #[derive(Clone, Copy, Deserialize, ToSchema)]
@@ -121,6 +130,8 @@ struct Ranking {
     passages: Vec<Text>,
     #[serde(default)]
     truncate: Truncate,
+    /// Ours: how many of the best.
+    top_k: Option<usize>,
 }
 
 // === impl Truncate ===
@@ -160,17 +171,34 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
 }
 
 async fn ranking(call: DialectCall) -> Result<Response, Refusal> {
+    rank(call, None).await
+}
+
+/// At `/v1/retrieval/MODEL/reranking`. What the body calls the model comes first: in paths an underscore stands for a dot.
+async fn hosted_ranking(call: DialectCall) -> Result<Response, Refusal> {
+    let Some(model) = call.rest.strip_suffix("/reranking").map(str::to_owned) else {
+        let path = format!("there is no route '/v1/retrieval/{}', expected '/v1/retrieval/MODEL/reranking'", call.rest);
+        return Err(Refusal::new(Kind::NoRoute, path));
+    };
+    rank(call, Some(model)).await
+}
+
+async fn rank(call: DialectCall, model_of_path: Option<String>) -> Result<Response, Refusal> {
     let body: Ranking = call.read()?;
     if body.passages.is_empty() {
         return Err(Refusal::empty("passages"));
     }
+    if body.top_k == Some(0) {
+        return Err(Refusal::field("top_k", "is 0, expected at least 1"));
+    }
     let passages: Vec<String> = body.passages.into_iter().map(|passage| passage.text).collect();
     let options = TextOptions { raw_scores: Some(true), ..body.truncate.options() };
-    let scores = call.operations.rerank(&body.query.text, &passages, &call.ask(body.model.as_deref(), options)).await?;
+    let model = body.model.or(model_of_path);
+    let scores = call.operations.rerank(&body.query.text, &passages, &call.ask(model.as_deref(), options)).await?;
     Ok(answer::told(&scores.ledger, 512 + 48 * passages.len(), |out| {
         out.object(|out| {
             out.name("rankings").array(|out| {
-                for (index, logit) in scores.ranked(None) {
+                for (index, logit) in scores.ranked(body.top_k) {
                     out.object(|out| {
                         out.name("index").integer(index);
                         out.name("logit").float(logit);

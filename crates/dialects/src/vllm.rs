@@ -28,7 +28,8 @@ use super::openai::error;
 use super::refusal::{Kind, Refusal};
 use super::{answer, cohere, openai};
 use answers::{head, usage};
-use treatment::{Conversations, Treatment};
+use treatment::Treatment;
+pub(super) use treatment::{Conversations, conversations};
 use vectors::{PoolingTask, Vectors};
 
 pub(super) static DIALECT: Dialect = Dialect {

@@ -1,5 +1,5 @@
-//! Names that clients of other servers give the tensors of a model of texts over the v2 protocol: NVIDIA NIM's `text` and `embeddings`, and
-//! LiteLLM's `input_text`. A model that has a tensor of such a name keeps it.
+//! Names that clients of other servers give the tensors of a model of texts over the v2 protocol: NVIDIA NIM's `text` and `embeddings`,
+//! LiteLLM's `input_text`, and the `input-1` of MLServer's codec of requests. A model that has a tensor of such a name keeps it.
 
 use trireme_inference::{DataType, InferResponse, RequestedOutput, UncheckedTensor};
 
@@ -7,7 +7,7 @@ use crate::ModelConfig;
 use crate::task::Task;
 
 /// The only texts of a request.
-const TEXTS: [&str; 2] = ["text", "input_text"];
+const TEXTS: [&str; 3] = ["text", "input_text", "input-1"];
 
 /// The vectors that NIM's clients read, who call their texts by the first of [`TEXTS`].
 const VECTORS: &str = "embeddings";
@@ -101,6 +101,7 @@ mod tests {
         assert_eq!(taken(&embeds, "text", None), ("TEXT".to_owned(), None, true));
         assert_eq!(taken(&embeds, "text", Some("sentence_embedding")), ("TEXT".to_owned(), own(), false));
         assert_eq!(taken(&embeds, "input_text", None), ("TEXT".to_owned(), None, false));
+        assert_eq!(taken(&embeds, "input-1", None), ("TEXT".to_owned(), None, false));
         assert_eq!(taken(&embeds, "TEXT", None), ("TEXT".to_owned(), None, false));
     }
 

@@ -34,6 +34,15 @@ CLIENTS = {
     "kserve_client": ("KServe", ["kserve"]),
     "mistral_client": ("Mistral", ["mistralai"]),
     "voyage_client": ("Voyage", ["voyageai"]),
+    "together_client": ("Together", ["together"]),
+    "litellm_client": ("LiteLLM", ["litellm"]),
+    "pydantic_ai_client": ("Pydantic AI: OpenAI, Cohere, Voyage", ["pydantic-ai-slim"]),
+    "dspy_client": ("DSPy", ["dspy"]),
+    "agno_client": ("Agno: OpenAI, Jina, Cohere, Mistral, Voyage, Together", ["agno"]),
+    "chroma_client": ("Chroma: OpenAI, TEI", ["chromadb-client"]),
+    "langchain_others": ("LangChain: Mistral, Together, Ollama, Voyage", ["langchain-mistralai", "langchain-together", "langchain-ollama", "langchain-voyageai"]),
+    "llama_index_cohere": ("LlamaIndex: Cohere", ["llama-index-postprocessor-cohere-rerank"]),
+    "mlserver_codecs": ("MLServer: codecs", ["mlserver"]),
     "base_urls": ("OpenAI, Cohere, Infinity, Ollama behind each name", []),
     "products": ("RAGFlow, Dify, Milvus, Spring AI, Semantic Kernel, txtai: their requests", []),
 }
@@ -43,7 +52,7 @@ MISSES = {("llama_index_jina", "chunks_know_of_each_other"): "`late_chunking` is
 
 def versions():
     """By package, the version that is installed."""
-    lines = "".join((HERE / name).read_text(encoding="utf-8") for name in ("requirements.in", "integrations.in"))
+    lines = "".join((HERE / name).read_text(encoding="utf-8") for name in ("others.in", "integrations.in", "requirements.in"))
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)$", lines, re.MULTILINE))
 
 

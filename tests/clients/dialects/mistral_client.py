@@ -1,8 +1,8 @@
-"""Mistral's Python library: embeddings at OpenAI's path, in shorter forms too, and the list of models."""
+"""Mistral's Python library: embeddings at OpenAI's path, in shorter forms too, classes of texts, and the list of models."""
 
-from checks import TEXTS, VECTORS, expect, expect_close, expect_equal, expect_status, run
+from checks import TEXTS, VECTORS, expect, expect_close, expect_equal, expect_raised, expect_status, run
 from mistralai.client import Mistral
-from mistralai.client.errors import SDKError
+from mistralai.client.errors import HTTPValidationError, SDKError
 
 
 def client(url, key):
@@ -31,6 +31,30 @@ def models_are_listed(url, key):
     expect("embedding" in names, f"models: {names}")
 
 
+def classify(url, key, **more):
+    return client(url, key).classifiers.classify(**{"model": "classifier", "inputs": TEXTS} | more)
+
+
+def texts_are_classified(url, key):
+    answer = classify(url, key)
+    expect_equal("results", len(answer.results), len(TEXTS))
+    for result in answer.results:
+        scores = result["classification"].scores
+        expect_equal("classes", set(scores), {"calm", "breeze", "storm"})
+        expect_close("their sum", [sum(scores.values())], [1])
+    # metadata is the client's own.
+    one = classify(url, key, inputs=TEXTS[0], metadata={"of": "a test"}).results
+    expect_close("one text", list(one[0]["classification"].scores.values()), list(answer.results[0]["classification"].scores.values()))
+
+
+def faults_are_the_librarys(url, key):
+    expect_raised("no texts", HTTPValidationError, lambda: classify(url, key, inputs=[]), "'input' is empty")
+    expect_status("no such model", 400, SDKError, lambda: classify(url, key, model="nobody"))
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    ask = client(url, key).classifiers.classify_chat
+    expect_raised("a model without a template", SDKError, lambda: ask(model="classifier", input=chat), "no chat template")
+
+
 def a_wrong_key_is_401(url, _):
     expect_status("embeddings", 401, SDKError, lambda: embed(url, "wrong"))
 
@@ -44,7 +68,14 @@ def a_model_that_is_not_ready_is_503(url, key):
 
 
 run(
-    serving=[embeddings_are_the_models, vectors_may_be_shorter, models_are_listed, a_wrong_key_is_401],
+    serving=[
+        embeddings_are_the_models,
+        vectors_may_be_shorter,
+        models_are_listed,
+        texts_are_classified,
+        faults_are_the_librarys,
+        a_wrong_key_is_401,
+    ],
     full=[a_full_queue_is_429],
     unready=[a_model_that_is_not_ready_is_503],
 )

@@ -27,6 +27,10 @@ in_one_mode!(
     clients_name_their_models_in_many_ways,
 );
 
+/// The names before the routes that take bodies of tables.
+const DIALECTS: [&str; 11] =
+    ["openai", "jina", "cohere", "infinity", "tei", "vllm", "nim", "ollama", "voyage", "mistral", "together"];
+
 /// For tests that allow numbers to differ in their last bits, as they do between batches.
 fn start(mode: Mode) -> Shared {
     Setup::new(mode).repository(&texts_repository()).shared()
@@ -43,7 +47,14 @@ fn each_server_has_one_base_url(mode: Mode) {
         let listed = found[list].as_array().unwrap_or_else(|| panic!("{base}: {found}"));
         assert!(listed.iter().any(|model| model[name] == "embedding"), "{base}: {found}");
     };
-    for base in ["/openai/v1/models", "/jina/v1/models", "/vllm/v1/models", "/nim/v1/models", "/ollama/v1/models"] {
+    for base in [
+        "/openai/v1/models",
+        "/jina/v1/models",
+        "/vllm/v1/models",
+        "/nim/v1/models",
+        "/ollama/v1/models",
+        "/mistral/v1/models",
+    ] {
         models(base, "data", "id");
     }
     models("/infinity/models", "data", "id");
@@ -114,14 +125,14 @@ fn what_a_server_does_not_have_is_refused_in_its_own_shape(mode: Mode) {
     let sandbox = start(mode);
     let message = |dialect: &str, body: &Value| {
         let found = match dialect {
-            "openai" | "vllm" | "infinity" => &body["error"]["message"],
+            "openai" | "vllm" | "infinity" | "together" => &body["error"]["message"],
             "jina" => &body["detail"],
             "tei" | "ollama" => &body["error"],
             _ => &body["message"],
         };
         found.as_str().unwrap_or_else(|| panic!("{dialect}: {body}")).to_owned()
     };
-    for dialect in ["openai", "jina", "cohere", "infinity", "tei", "vllm", "nim", "ollama"] {
+    for dialect in ["openai", "jina", "cohere", "infinity", "tei", "vllm", "nim", "ollama", "mistral", "together"] {
         let unknown = ask(&sandbox, &format!("/{dialect}/no/such/path"), &json!({}));
         assert_eq!(unknown.status, 404, "{dialect}: {}", unknown.text());
         assert!(message(dialect, &unknown.json()).contains("there is no such route"), "{}", unknown.text());
@@ -167,6 +178,7 @@ fn good(path: &str) -> Value {
             json!({"model": "reranker", "query": "q", "documents": ["a"]})
         }
         ("/infinity/classify" | "/vllm/classify", _) => json!({"model": "classifier", "input": ["a"]}),
+        ("/mistral/v1/classifications", _) => json!({"model": "classifier", "input": "a"}),
         (_, "score" | "v1/score") => json!({"model": "reranker", "text_1": "a", "text_2": "b"}),
         ("/nim/v1/ranking", _) => json!({"query": {"text": "q"}, "passages": [{"text": "a"}]}),
         ("/vllm/tokenize", _) => json!({"model": "embedding", "prompt": "a"}),
@@ -194,12 +206,10 @@ fn each_field_becomes_what_the_tables_say(mode: Mode) {
     let (mut routes, mut asked) = (0, 0);
     for (path, item) in document["paths"].as_object().expect("paths") {
         let Some(fields) = item["post"]["x-fields"].as_object() else { continue };
-        let names_a_dialect =
-            ["/openai", "/jina", "/cohere", "/infinity", "/tei", "/vllm", "/nim", "/ollama", "/voyage"]
-                .iter()
-                .any(|name| path.starts_with(name));
-        // No model of this repository makes sparse vectors.
-        if !names_a_dialect || path.contains('{') || path.ends_with("/embed_sparse") {
+        let dialect = path.split('/').nth(1).unwrap_or_default();
+        // No model of this repository makes sparse vectors or has a chat template.
+        let is_beyond = path.ends_with("/embed_sparse") || path.ends_with("/chat/classifications");
+        if !DIALECTS.contains(&dialect) || path.contains('{') || is_beyond {
             continue;
         }
         routes += 1;

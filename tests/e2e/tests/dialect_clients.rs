@@ -14,6 +14,9 @@ const CLIENTS: Environment = Environment { folder: ".cache/clients-python", vari
 const INTEGRATIONS: Environment =
     Environment { folder: ".cache/integrations-python", variable: "TRIREME_INTEGRATIONS_PYTHON" };
 
+/// Clients that need other versions again, and LiteLLM with those that are built on it.
+const OTHERS: Environment = Environment { folder: ".cache/others-python", variable: "TRIREME_OTHERS_PYTHON" };
+
 /// A Python environment with clients.
 struct Environment {
     folder: &'static str,
@@ -40,6 +43,15 @@ in_one_mode!(
     llama_index_jina,
     langchain_integrations,
     haystack_cohere,
+    together,
+    litellm,
+    pydantic_ai,
+    dspy,
+    agno,
+    chroma,
+    langchain_others,
+    llama_index_cohere,
+    mlserver,
 );
 
 fn openai(mode: Mode) {
@@ -116,6 +128,42 @@ fn langchain_integrations(mode: Mode) {
 
 fn haystack_cohere(mode: Mode) {
     run(&INTEGRATIONS, "haystack_cohere.py", mode);
+}
+
+fn together(mode: Mode) {
+    run(&OTHERS, "together_client.py", mode);
+}
+
+fn litellm(mode: Mode) {
+    run(&OTHERS, "litellm_client.py", mode);
+}
+
+fn pydantic_ai(mode: Mode) {
+    run(&OTHERS, "pydantic_ai_client.py", mode);
+}
+
+fn dspy(mode: Mode) {
+    run(&OTHERS, "dspy_client.py", mode);
+}
+
+fn agno(mode: Mode) {
+    run(&OTHERS, "agno_client.py", mode);
+}
+
+fn chroma(mode: Mode) {
+    run(&OTHERS, "chroma_client.py", mode);
+}
+
+fn langchain_others(mode: Mode) {
+    run(&OTHERS, "langchain_others.py", mode);
+}
+
+fn llama_index_cohere(mode: Mode) {
+    run(&OTHERS, "llama_index_cohere.py", mode);
+}
+
+fn mlserver(mode: Mode) {
+    run(&OTHERS, "mlserver_codecs.py", mode);
 }
 
 /// Runs a script against a server in each state.

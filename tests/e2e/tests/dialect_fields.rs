@@ -34,7 +34,7 @@ fn good(path: &str, is_long: bool) -> Value {
         ("/vllm/v2/embed", _) => json!({"model": "embedding", "texts": [text]}),
         ("/cohere/v1/tokenize", _) => json!({"model": "embedding", "text": text}),
         (_, "v1/detokenize" | "detokenize") => json!({"model": "embedding", "tokens": [1]}),
-        ("/cohere/v1/rerank" | "/cohere/v2/rerank", _) => {
+        ("/cohere/v1/rerank" | "/cohere/v2/rerank" | "/together/v1/rerank", _) => {
             let document = |text: &str| json!({"text": text, "title": "the storm"});
             json!({"model": "reranker", "query": "oar", "documents": [document(&text), document("storm")]})
         }
@@ -42,8 +42,9 @@ fn good(path: &str, is_long: bool) -> Value {
             json!({"model": "reranker", "query": "the oar", "documents": [text, "storm"]})
         }
         ("/infinity/classify" | "/vllm/classify", _) => json!({"model": "classifier", "input": [text]}),
+        ("/mistral/v1/classifications", _) => json!({"model": "classifier", "input": [text]}),
         (_, "score" | "v1/score") => json!({"model": "reranker", "text_1": "the oar", "text_2": text}),
-        ("/nim/v1/ranking", _) => json!({"query": {"text": "q"}, "passages": [{"text": text}]}),
+        ("/nim/v1/ranking", _) => json!({"query": {"text": "q"}, "passages": [{"text": text}, {"text": "storm"}]}),
         ("/vllm/tokenize", _) => json!({"model": "embedding", "prompt": text}),
         ("/jina/v1/multi-vector", _) => json!({"model": "token_vectors", "input": [text]}),
         ("/ollama/api/embeddings", _) => json!({"model": "embedding", "prompt": text}),
@@ -103,13 +104,15 @@ fn each_field_that_is_read_changes_the_answer() {
         ["request_id", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"];
     let (sandbox, _models) = start();
     let document = sandbox.get("/openapi.json").json();
-    let dialects = ["openai", "jina", "cohere", "infinity", "tei", "vllm", "nim", "ollama", "voyage"];
+    let dialects =
+        ["openai", "jina", "cohere", "infinity", "tei", "vllm", "nim", "ollama", "voyage", "mistral", "together"];
     let (mut asked, mut without) = (0, BTreeSet::new());
     for (path, item) in document["paths"].as_object().expect("paths") {
         let Some(fields) = item["post"]["x-fields"].as_object() else { continue };
         let dialect = path.split('/').nth(1).unwrap_or_default();
-        // No model of this repository makes sparse vectors.
-        if !dialects.contains(&dialect) || path.contains('{') || path.ends_with("/embed_sparse") {
+        // No model of this repository makes sparse vectors or has a chat template.
+        let is_beyond = path.ends_with("/embed_sparse") || path.ends_with("/chat/classifications");
+        if !dialects.contains(&dialect) || path.contains('{') || is_beyond {
             continue;
         }
         for (name, field) in fields {

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, Request, Setup, Shared, answer, ask, golden, in_one_mode, numbers, texts_repository, workspace,
+    Mode, ModelFolder, Request, Setup, Shared, answer, ask, golden, in_one_mode, numbers, texts_repository, workspace,
 };
 use trireme_testkit::assert_close;
 
@@ -14,6 +14,7 @@ in_one_mode!(
     documents_are_ranked_in_every_dialect,
     documents_whose_scores_are_all_one_are_ranked_by_their_logits,
     texts_are_classified_in_every_dialect,
+    conversations_are_classified_as_mistral_s_clients_ask,
     tokens_have_vectors_of_their_own,
     texts_become_tokens_and_tokens_texts,
     any_number_of_texts_is_taken_and_its_tokens_are_counted,
@@ -289,6 +290,35 @@ fn texts_are_classified_in_every_dialect(mode: Mode) {
     let vllm = answer(&sandbox, "/vllm/classify", json!({"input": text}));
     assert_eq!((&vllm["data"][0]["label"], &vllm["data"][0]["num_classes"]), (&tei[0]["label"], &json!(3)));
     assert_eq!(vllm["data"][0]["probs"].as_array().map(Vec::len), Some(3));
+    let mistral = answer(&sandbox, "/v1/classifications", json!({"model": "classifier", "input": [text]}));
+    let scores = &mistral["results"][0]["classification"]["scores"];
+    assert_eq!(scores.as_object().map(serde_json::Map::len), Some(3), "{mistral}");
+    for row in list {
+        let (label, expected) = (row["label"].as_str().expect("a label"), row["score"].as_f64().expect("a score"));
+        assert_close(&[scores[label].as_f64().expect("a score") as f32], &[expected as f32], 1e-5);
+    }
+}
+
+fn conversations_are_classified_as_mistral_s_clients_ask(mode: Mode) {
+    let template = "{% for m in messages %}{{ m.content }} {% endfor %}";
+    let models = ModelFolder::copy_of(&texts_repository()).file("words/1/chat_template.jinja", template);
+    let sandbox = Setup::new(mode).repository(models.path()).start();
+    let text = "the oar a storm ";
+    let plain = json!({"model": "classifier", "input": text, "add_special_tokens": false});
+    let plain = numbers(&answer(&sandbox, "/vllm/classify", plain)["data"][0]["probs"]);
+    let chat =
+        json!({"messages": [{"role": "user", "content": "the oar"}, {"role": "assistant", "content": "a storm"}]});
+    let another = json!({"messages": [{"role": "user", "content": "a"}]});
+    for (path, input, at) in
+        [("/v1/chat/classifications", chat.clone(), 0), ("/mistral/v1/chat/classifications", json!([another, chat]), 1)]
+    {
+        let found = answer(&sandbox, path, json!({"model": "classifier", "input": input}));
+        let scores = &found["results"][at]["classification"]["scores"];
+        let scores = ["calm", "breeze", "storm"].map(|label| scores[label].as_f64().expect("a score") as f32);
+        assert_close(&scores, &plain, 1e-5);
+    }
+    let none = ask(&sandbox, "/v1/chat/classifications", &json!({"model": "classifier", "input": []}));
+    assert_eq!((none.status, &none.json()["detail"][0]["loc"]), (422, &json!(["body", "input"])), "{}", none.text());
 }
 
 fn tokens_have_vectors_of_their_own(mode: Mode) {

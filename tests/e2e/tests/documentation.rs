@@ -363,8 +363,17 @@ fn parse_help(help: &str) -> Vec<Flag> {
     let mut flags: Vec<Flag> = Vec::new();
     // Below the heading of a group there may be words without a flag, with a text of their own.
     let mut is_of_flag = false;
+    // A long list of values goes over several lines.
+    let mut list = String::new();
     for line in help.lines().skip_while(|line| *line != "Options:").skip(1) {
         let text = line.trim();
+        if !list.is_empty() || text.starts_with("[possible values: ") {
+            list = format!("{list} {text}").trim().to_owned();
+            if let (true, Some(flag)) = (list.ends_with(']'), flags.last_mut()) {
+                flag.read(&std::mem::take(&mut list));
+            }
+            continue;
+        }
         let is_head = !text.is_empty() && line.len() - line.trim_start().len() < HELP_INDENT;
         if is_head {
             is_of_flag = text.starts_with('-');

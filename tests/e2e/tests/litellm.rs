@@ -1,5 +1,6 @@
 //! The requests that LiteLLM's providers send, as their sources have them: openai, infinity, huggingface, hosted_vllm, jina_ai,
-//! cohere and triton; and the fields of the answers that they read. LiteLLM itself is not installed.
+//! cohere, together_ai, nvidia_nim and triton; and the
+//! fields of the answers that they read. LiteLLM itself is asked by `make clients-test`.
 
 use serde_json::{Value, json};
 use trireme_e2e::{
@@ -108,7 +109,7 @@ fn ranks_of_every_provider(mode: Mode) {
     // By provider: how `document` comes. LiteLLM fails on a text where it expects an object, and the other way round.
     let text = |index: u64| json!(documents[index as usize]);
     let object = |index: u64| json!({"text": documents[index as usize]});
-    let requests: [Ask<'_>; 9] = [
+    let requests: [Ask<'_>; 10] = [
         ("cohere", "/v1/rerank", with(json!({})), &object),
         ("cohere", "/v1/rerank", with(json!({"rank_fields": ["text"], "max_chunks_per_doc": 1})), &object),
         ("cohere", "/v2/rerank", with(json!({"max_tokens_per_doc": 100})), &object),
@@ -118,6 +119,7 @@ fn ranks_of_every_provider(mode: Mode) {
         ("hosted_vllm", "/rerank", with(json!({"truncate_prompt_tokens": 16, "truncation_side": "right"})), &object),
         ("hosted_vllm", "/vllm/v1/rerank", with(json!({"max_tokens_per_doc": 100})), &object),
         ("jina_ai", "/v1/rerank", with(json!({})), &object),
+        ("together_ai", "/together/v1/rerank", with(json!({"rank_fields": ["text"]})), &object),
     ];
     for (provider, path, body, document) in requests {
         let found = answer(&sandbox, path, &body);
@@ -133,6 +135,17 @@ fn ranks_of_every_provider(mode: Mode) {
         }
     }
 
+    documents_of_together_are_ranked_by_their_fields(&sandbox, query);
+    let passages: Vec<Value> = documents.iter().map(|text| json!({"text": text})).collect();
+    let body = json!({"model": "reranker", "query": {"text": query}, "passages": passages, "top_k": 2});
+    for path in ["/nim/v1/retrieval/reranker/reranking", "/nim/v1/retrieval/an/other/reranking"] {
+        let found = answer(&sandbox, path, &body);
+        let best = found["rankings"].as_array().expect("a list").iter().map(|row| row["index"].as_u64());
+        assert!(best.eq(expected[..2].iter().map(|(index, _)| Some(*index))), "{path}: {found}");
+    }
+    let no_route = sandbox.send(&Request::post("/nim/v1/retrieval/reranker", body.to_string()));
+    assert_eq!(no_route.status, 404, "{}", no_route.text());
+
     let body = json!({
         "raw_scores": false, "truncate": false, "truncation_direction": "Right", "query": query,
         "texts": documents, "return_text": RETURN_DOCUMENTS, "top_n": 2,
@@ -146,6 +159,28 @@ fn ranks_of_every_provider(mode: Mode) {
             assert_close(&[result["score"].as_f64().expect("a score") as f32], &[*score], 1e-5);
         }
     }
+}
+
+/// Without `rank_fields` by all of them.
+fn documents_of_together_are_ranked_by_their_fields(sandbox: &Sandbox, query: &str) {
+    let ranked = |documents: Value, more: Value| {
+        let mut body = json!({"model": "reranker", "query": query, "documents": documents});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        answer(sandbox, "/together/v1/rerank", &body)
+    };
+    let objects = json!([{"year": 3, "title": "the oar", "body": "a storm"}, {"title": "storm", "body": "rower"}]);
+    let plain = ranked(json!(["a storm\nthe oar", "rower\nstorm"]), json!({}));
+    assert_eq!(ranked(objects.clone(), json!({}))["results"], plain["results"]);
+    assert_eq!(ranked(objects.clone(), json!({"rank_fields": ["body", "title"]}))["results"], plain["results"]);
+    let titles = ranked(objects, json!({"rank_fields": ["title"], "return_documents": false}));
+    let bare = ranked(json!(["the oar", "storm"]), json!({"return_documents": false}));
+    assert_eq!(titles["results"], bare["results"]);
+    assert_ne!(titles["results"][0]["relevance_score"], plain["results"][0]["relevance_score"]);
+    assert!(plain["results"][0]["document"]["text"].is_string() && titles["results"][0].get("document").is_none());
+    assert_eq!((&plain["object"], &plain["model"]), (&json!("rerank"), &json!("reranker")), "{plain}");
+    let usage = &plain["usage"];
+    let tokens = ["prompt_tokens", "completion_tokens", "total_tokens"].map(|name| usage[name].as_u64());
+    assert!(tokens[0] > Some(8) && tokens[0] == tokens[2] && tokens[1] == Some(0), "{plain}");
 }
 
 fn triton_reads_any_output_of_vectors(mode: Mode) {

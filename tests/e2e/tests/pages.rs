@@ -6,11 +6,14 @@
 //! - In a block of `console`, a line that begins with `$ ` is a command. The command goes on while a quote is open, or its line ends
 //!   in `\`. The lines below it are its output: `…` stands for any text, and numbers in JSON may differ by a ten-thousandth. A
 //!   command without output below it has to succeed.
-//! - `$ trireme serve …` starts a server and ends the previous one. `localhost:8000` in later commands is this server.
+//! - `$ trireme serve …` and `$ trireme up …` start a server and end the previous one. `localhost:8000` in later commands is this server,
+//!   and in files that are above the command.
+//! - `target/release/trireme` is the program as it was built, `.tools/nats-server/nats-server` the broker of the tests.
 //!
 //! Blocks of other kinds are not run, such as `sh` for commands that need Docker, Kubernetes, several machines or a download.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
@@ -23,7 +26,7 @@ use tempfile::TempDir;
 use trireme_e2e::{Process, Request, product, python, wait_until, workspace};
 
 /// The pages whose commands run, each with the least number of its commands.
-const PAGES: [(&str, usize); 10] = [
+const PAGES: [(&str, usize); 11] = [
     ("docs/rerankers-classifiers-ner.md", 10),
     ("docs/slow-pipeline.md", 3),
     ("docs/operations.md", 1),
@@ -34,6 +37,7 @@ const PAGES: [(&str, usize); 10] = [
     ("docs/coming-from-vllm.md", 4),
     ("docs/coming-from-torchserve.md", 2),
     ("docs/coming-from-openai.md", 2),
+    ("README.md", 5),
 ];
 
 /// The commands whose flags the pages may name. Each answers `--help`.
@@ -79,6 +83,9 @@ const FOREIGN: [&str; 14] = [
     "--volumes-from",
 ];
 
+/// The server as the pages call it.
+const SERVER: &str = "localhost:8000";
+
 /// How long a server may take until it is ready. It measures each model that it has never loaded before.
 const READY: Duration = Duration::from_secs(60);
 
@@ -111,8 +118,14 @@ fn the_quick_start_works() {
 }
 
 #[test]
+fn the_readme_works() {
+    run(PAGES[10]);
+    assert!(read("README.md").lines().count() <= 150, "README.md has more than 150 lines");
+}
+
+#[test]
 fn the_pages_about_other_servers_work() {
-    PAGES[5..].iter().for_each(|page| run(*page));
+    PAGES[5..10].iter().for_each(|page| run(*page));
 }
 
 /// The first tables of the page have the text of an error in a cell, in parts where names stand between.
@@ -207,6 +220,12 @@ enum Part {
     Command { text: String, output: String },
 }
 
+/// The broker: from the environment, or the one that the set-up fetched.
+fn nats_server() -> PathBuf {
+    let fetched = || workspace().join(".tools/nats-server/nats-server");
+    std::env::var_os("TRIREME_NATS_SERVER").map_or_else(fetched, PathBuf::from)
+}
+
 fn read(page: &str) -> String {
     fs::read_to_string(workspace().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"))
 }
@@ -298,6 +317,8 @@ struct Session {
     logs: TempDir,
     server: Option<(Process, SocketAddr)>,
     servers: usize,
+    /// The files that name the server, as the page has them.
+    askers: Vec<(String, String)>,
 }
 
 #[track_caller]
@@ -306,12 +327,19 @@ fn run((page, least): (&str, usize)) {
     let mut commands = 0;
     for part in parts(&read(page)) {
         match part {
-            Part::File { path, content } => session.write(&path, &content),
+            Part::File { path, content } => {
+                session.write(&path, &content);
+                if content.contains(SERVER) {
+                    session.askers.push((path, content));
+                }
+            }
             Part::Command { text, output } => {
                 commands += 1;
-                match text.strip_prefix("trireme serve ") {
-                    Some(arguments) => session.serve(arguments),
-                    None => session.ask(page, &text, &output),
+                let text = text.strip_prefix("target/release/").unwrap_or(&text);
+                match (text.strip_prefix("trireme serve "), text.strip_prefix("trireme up ")) {
+                    (Some(arguments), _) => session.serve("serve", arguments),
+                    (None, Some(arguments)) => session.serve("up", arguments),
+                    (None, None) => session.ask(page, text, &output),
                 }
             }
         }
@@ -325,7 +353,13 @@ impl Session {
         for name in ["examples", "services", "tests"] {
             symlink(workspace().join(name), folder.path().join(name)).expect("a link can be made");
         }
-        Session { folder, logs: tempfile::tempdir().expect("a temporary folder"), server: None, servers: 0 }
+        Session {
+            folder,
+            logs: tempfile::tempdir().expect("a temporary folder"),
+            server: None,
+            servers: 0,
+            askers: Vec::new(),
+        }
     }
 
     fn write(&self, path: &str, content: &str) {
@@ -344,24 +378,34 @@ impl Session {
         command.env("PATH", path.expect("no folder has a colon in its name")).current_dir(self.folder.path());
     }
 
-    /// Starts a server in place of the one that runs.
+    /// Starts a server in place of the one that runs, by `trireme serve` or `trireme up`.
     #[track_caller]
-    fn serve(&mut self, arguments: &str) {
+    fn serve(&mut self, subcommand: &str, arguments: &str) {
         self.server = None;
         self.servers += 1;
         let words = arguments.split_once(" #").map_or(arguments, |(words, _)| words).split_whitespace();
+        let broker = nats_server();
         let mut command = product("trireme");
-        command.arg("serve").args(words);
+        command.arg(subcommand).env("TRIREME_NATS_PORT", "0");
+        for word in words {
+            command.arg(if word == ".tools/nats-server/nats-server" { broker.as_os_str() } else { OsStr::new(word) });
+        }
         self.prepare(&mut command);
         let mut process = Process::start(&format!("serve-{}", self.servers), &mut command, self.logs.path());
         let address = wait_until("the server is ready", READY, || {
-            assert!(process.exited().is_none(), "trireme serve {arguments} ends: {:?}", process.last_words());
+            assert!(process.exited().is_none(), "trireme {subcommand} {arguments} ends: {:?}", process.last_words());
             let events = process.events();
-            let listening = events.iter().find(|event| event["message"] == "HTTP listener")?;
-            let address: SocketAddr = listening["address"].as_str()?.parse().ok()?;
+            let event = |message: &str| events.iter().find(|event| event["message"] == message);
+            let listening = event("HTTP listener").and_then(|event| event["address"].as_str());
+            // The gateway of `trireme up` is a process of its own.
+            let listening = listening.or_else(|| event("ready")?["http"].as_str()?.strip_prefix("http://"))?;
+            let address: SocketAddr = listening.parse().ok()?;
             let ready = Request::get("/v2/health/ready").send(address).ok()?;
             (ready.status == 200).then_some(address)
         });
+        for (path, content) in &self.askers {
+            self.write(path, &content.replace(SERVER, &address.to_string()));
+        }
         self.server = Some((process, address));
     }
 
@@ -370,7 +414,7 @@ impl Session {
     fn ask(&self, page: &str, text: &str, printed: &str) {
         let mut here = text.to_owned();
         if let Some((_, address)) = &self.server {
-            here = here.replace("localhost:8000", &address.to_string());
+            here = here.replace(SERVER, &address.to_string());
             if here.starts_with("trireme infer ") || here.starts_with("trireme status") {
                 here = format!("{here} --server http://{address}");
             }

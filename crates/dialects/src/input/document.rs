@@ -56,6 +56,18 @@ impl Document {
         };
         documents.into_iter().enumerate().map(text).collect()
     }
+
+    /// The texts of a list of documents of `field`, each of all fields of an object that are texts, in the order of their names.
+    pub fn whole_texts(documents: Vec<Document>, field: &str) -> Result<Vec<String>, Refusal> {
+        let text = |(index, document): (usize, Document)| match document {
+            Document::Text(text) => Ok(text),
+            Document::Fields(map) if map.is_empty() => {
+                Err(Refusal::field(field, format!("holds an object without a text at {index}")))
+            }
+            Document::Fields(map) => Ok(map.into_values().collect::<Vec<_>>().join("\n")),
+        };
+        documents.into_iter().enumerate().map(text).collect()
+    }
 }
 
 impl<'de> Deserialize<'de> for Document {
@@ -161,6 +173,11 @@ mod tests {
         let none = read(r#"["a", {"title": "b"}]"#).unwrap();
         let refusal = Document::texts(none.into_list(), "documents", &["text"]).unwrap_err();
         assert_eq!(refusal.message, "'documents' holds no text in 'text' at 1");
+        let whole = read(r#"["a", {"title": "c", "text": "d", "year": 3}]"#).unwrap();
+        assert_eq!(Document::whole_texts(whole.into_list(), "documents").unwrap(), ["a", "d\nc"]);
+        let none = read(r#"[{"year": 3}]"#).unwrap();
+        let refusal = Document::whole_texts(none.into_list(), "documents").unwrap_err();
+        assert_eq!(refusal.message, "'documents' holds an object without a text at 0");
         assert!(read("[1]").unwrap_err().contains("expected a text, or an object with texts"));
     }
 }

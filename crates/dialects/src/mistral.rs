@@ -1,0 +1,206 @@
+//! Mistral: `/v1/classifications` and `/v1/chat/classifications`; `/v1/embeddings` and `/v1/models` are OpenAI's ([`openai`](super::openai)).
+//!
+//! A classifier of the original has several targets, each with a score for each of its classes. A model here has one, [`TARGET`].
+
+use axum::response::Response;
+use bytes::Bytes;
+use serde::Deserialize;
+use trireme_operations::{Classified, TextOptions};
+use trireme_server::http::openapi::schema;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::Schema;
+
+use super::answer;
+use super::dialect::{Dialect, DialectCall, DialectRoute};
+use super::extras::{self, Extras};
+use super::fields::{self, Field, idle, read};
+use super::input::{self, Input, Message, OneOrMany};
+use super::openai::{self, optional};
+use super::refusal::{Kind, Refusal};
+use super::vllm::{Conversations, conversations};
+
+pub(super) static DIALECT: Dialect = Dialect {
+    name: "mistral",
+    routes: &[
+        DialectRoute::post("/v1/classifications", "Classifies texts", |call| Box::pin(classify(call)))
+            .takes::<Classifications>(&[CLASSIFICATIONS])
+            .gives(classifications_answer),
+        DialectRoute::post("/v1/chat/classifications", "Classifies conversations", |call| {
+            Box::pin(classify_chats(call))
+        })
+        .takes::<ChatClassifications>(&[CHAT_CLASSIFICATIONS])
+        .gives(classifications_answer),
+        DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(openai::embeddings(call)))
+            .takes_both::<openai::Embeddings, Extras>(&[openai::EMBEDDINGS, extras::FIELDS])
+            .gives(answer::embeddings_schema)
+            .behind_name(),
+        DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
+            Box::pin(openai::models(call))
+        })
+        .gives(openai::models_answer)
+        .behind_name(),
+        DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(openai::model(call)))
+            .gives(openai::model_answer)
+            .behind_name(),
+    ],
+    refuse,
+    refusals,
+    is_strict: false,
+    cut: "send a shorter one",
+    model_in_path: false,
+};
+
+const CLASSIFICATIONS: &[Field] = &[
+    read("model", fields::TEXT),
+    read("input", fields::TEXT_OR_TEXTS),
+    idle("metadata", fields::OBJECT, "is the client's own"),
+];
+
+const CHAT_CLASSIFICATIONS: &[Field] = &[read("model", fields::TEXT), read("input", &[CHAT, CHATS])];
+
+const CHAT: &str = r#"{"messages": [{"role": "user", "content": "a"}]}"#;
+const CHATS: &str = r#"[{"messages": [{"role": "user", "content": "a"}]}]"#;
+
+/// The name under which an answer has the scores of the only target.
+const TARGET: &str = "classification";
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = MistralClassifications)]
+struct Classifications {
+    input: Input,
+    model: Option<String>,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[schema(as = MistralChatClassifications)]
+struct ChatClassifications {
+    #[schema(schema_with = input::one_or_many::<Chat>)]
+    input: OneOrMany<Chat>,
+    model: Option<String>,
+}
+
+/// A conversation.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = MistralChat)]
+struct Chat {
+    #[schema(value_type = Vec<Object>)]
+    messages: Vec<Message>,
+}
+
+async fn classify(call: DialectCall) -> Result<Response, Refusal> {
+    let body: Classifications = call.read()?;
+    let texts = body.input.texts("input", "send texts")?.0;
+    let ask = call.ask(body.model.as_deref(), TextOptions::default());
+    let found = call.operations.classify(&texts, None, &ask).await?;
+    Ok(classes(&found, body.model.as_deref()))
+}
+
+async fn classify_chats(call: DialectCall) -> Result<Response, Refusal> {
+    let body: ChatClassifications = call.read()?;
+    let chats: Vec<Vec<Message>> = body.input.into_list().into_iter().map(|chat| chat.messages).collect();
+    if chats.is_empty() {
+        return Err(Refusal::empty("input"));
+    }
+    let texts = conversations(&call, Conversations::Many(chats), false)?;
+    let options = TextOptions { messages: true, ..TextOptions::default() };
+    let found = call.operations.classify(&texts, None, &call.ask(body.model.as_deref(), options)).await?;
+    Ok(classes(&found, body.model.as_deref()))
+}
+
+/// For each text the scores of all classes, by their names.
+fn classes(found: &Classified, model: Option<&str>) -> Response {
+    let capacity = 512 + 48 * found.labels.len() * found.rows.len();
+    answer::told(&found.ledger, capacity, |out| {
+        out.object(|out| {
+            out.name("id").string(format!("cls-{}", answer::id()));
+            out.name("model").string(model.unwrap_or(&found.model));
+            out.name("results").array(|out| {
+                for row in &found.rows {
+                    out.object(|out| {
+                        out.name(TARGET).object(|out| {
+                            out.name("scores").object(|out| {
+                                for (label, &score) in found.labels.iter().zip(row) {
+                                    out.name(label).float(score);
+                                }
+                            });
+                        });
+                    });
+                }
+            });
+        });
+    })
+}
+
+/// The table of errors: faults of a body as FastAPI has them, which the SDK has an exception for; others with Mistral's words.
+fn refuse(refusal: &Refusal) -> (u16, Bytes) {
+    let (status, kind, code) = match refusal.kind {
+        Kind::Malformed | Kind::Field | Kind::Empty => {
+            return (422, answer::faulty_body(refusal.field.as_deref(), &refusal.message));
+        }
+        Kind::Invalid | Kind::TooLong | Kind::Unsupported => (400, "invalid_request_error", None),
+        Kind::Key => (401, "invalid_request_error", None),
+        Kind::Forbidden => (403, "invalid_request_error", None),
+        // As the original.
+        Kind::NoModel => (400, "invalid_model", Some("1500")),
+        Kind::NoRoute => (404, "invalid_request_error", None),
+        Kind::NoMethod => (405, "invalid_request_error", None),
+        Kind::OtherSpace => (412, "invalid_request_error", None),
+        Kind::TooLarge => (413, "invalid_request_error", None),
+        Kind::Overloaded => (429, "rate_limited", None),
+        Kind::Internal => (500, "internal_server_error", None),
+        Kind::Unavailable => (503, "service_unavailable", None),
+    };
+    let body = answer::object(|out| {
+        out.name("object").string("error");
+        out.name("message").string(&refusal.message);
+        out.name("type").string(kind);
+        optional(out.name("param"), refusal.field.as_deref());
+        optional(out.name("code"), code);
+    });
+    (status, body)
+}
+
+fn refusals() -> Schema {
+    let error = schema::object([
+        ("object", schema::text()),
+        ("message", schema::text()),
+        ("type", schema::text()),
+        ("param", schema::nullable(schema::text())),
+        ("code", schema::nullable(schema::text())),
+    ]);
+    schema::any_of([answer::faulty_body_schema(), error])
+}
+
+fn classifications_answer() -> Schema {
+    let target = schema::object([("scores", schema::object([]))]);
+    schema::object([
+        ("id", schema::text()),
+        ("model", schema::text()),
+        ("results", schema::list(schema::object([(TARGET, target)]))),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conversations_come_alone_or_in_lists() {
+        let read = |text: &str| input::read::<ChatClassifications>(text.as_bytes()).map(|body| body.input.into_list());
+        assert_eq!(read(&format!(r#"{{"model": "m", "input": {CHAT}}}"#)).map(|chats| chats.len()), Ok(1));
+        let chats = read(&format!(r#"{{"model": "m", "input": {CHATS}}}"#)).unwrap();
+        assert_eq!(chats[0].messages[0]["content"], "a");
+        let refusal = read(r#"{"model": "m", "input": [{"role": "user"}]}"#).map(|chats| chats.len()).unwrap_err();
+        assert!(refusal.message.contains("messages"), "{}", refusal.message);
+    }
+
+    #[test]
+    fn errors_have_the_two_shapes_that_the_sdk_reads() {
+        let (status, body) = refuse(&Refusal::field("input", "is wrong"));
+        assert_eq!(status, 422);
+        assert_eq!(body, r#"{"detail":[{"type":"value_error","loc":["body","input"],"msg":"'input' is wrong"}]}"#);
+        let (status, body) = refuse(&Refusal::new(Kind::NoModel, "gone"));
+        assert_eq!(status, 400);
+        assert!(str::from_utf8(&body).unwrap().contains(r#""type":"invalid_model","param":null,"code":"1500""#));
+    }
+}
