@@ -11,6 +11,7 @@ use anyhow::Context;
 use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args, ValueEnum};
 use trireme_bus::{Bus, InProcess};
+use trireme_bus_disk::OnDisk;
 use trireme_gateway::{Embedder, Gateway, GatewayArgs, ModelOptions, TritonFlags};
 use trireme_inference::ModelKey;
 use trireme_model::OnnxRuntimeArgs;
@@ -219,12 +220,12 @@ impl Server {
         let models =
             ModelOptions { model_repository: options.model_repository.clone(), control: options.control.clone() };
         let settings = args.queue.options();
-        let bus: Arc<dyn Bus> = Arc::new(match &args.data_dir {
-            Some(directory) => InProcess::open(&settings, directory).with_context(|| {
+        let bus: Arc<dyn Bus> = match &args.data_dir {
+            Some(directory) => Arc::new(OnDisk::open(&settings, directory).with_context(|| {
                 format!("--data-dir {}: name a directory that this user may write", directory.display())
-            })?,
-            None => InProcess::new(&settings),
-        });
+            })?),
+            None => Arc::new(InProcess::new(&settings)),
+        };
         let exit_timeout = args.worker.exit_timeout();
         let gateway =
             Gateway::start(bus.clone(), options.statistics.clone(), models, &args.gateway, exit_timeout).await?;

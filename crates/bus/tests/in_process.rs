@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use trireme_bus::{Bus, InProcess, QueueOptions};
+use trireme_bus::{Bus, InProcess};
 
-use crate::conformance::{self, Setup, states};
+use crate::conformance::{self, Setup};
 
 #[tokio::test]
 async fn conforms() {
@@ -14,13 +14,4 @@ async fn conforms() {
         async { bus }
     });
     conformance::run(&setup).await;
-}
-
-#[tokio::test]
-async fn the_end_of_the_process_leaves_what_the_table_says() {
-    let directory = tempfile::tempdir().expect("a temporary directory");
-    let open = || -> Arc<dyn Bus> {
-        Arc::new(InProcess::open(&QueueOptions::default(), directory.path()).expect("the directory can be used"))
-    };
-    states::the_rows_about_the_end_hold(open(), async || open()).await;
 }

@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use trireme_bus::fixtures::refusing::{Call, Refusing};
 use trireme_bus::{Bucket, Bus, InProcess, QueueOptions};
+use trireme_bus_disk::OnDisk;
 use trireme_columns::{Batch, Format, Layout, Writer};
 use trireme_jobs::{
     BatchState, Client, Execute, Executed, JobAnswer, JobCall, JobError, JobOptions, Jobs, NewBatch, NewUpload,
@@ -95,18 +96,18 @@ impl Drop for Gateway {
 }
 
 impl Gateway {
-    fn on(bus: &InProcess, name: &str) -> Gateway {
+    fn on(bus: &(impl Bus + Clone), name: &str) -> Gateway {
         Gateway::with(bus, name, Duration::from_secs(600))
     }
 
     /// A gateway whose system answers nothing from the start.
-    fn stuck_on(bus: &InProcess, name: &str) -> Gateway {
+    fn stuck_on(bus: &(impl Bus + Clone), name: &str) -> Gateway {
         let system = Upper { stuck: AtomicBool::new(true), ..Upper::default() };
         Gateway::of(Arc::new(bus.clone()), name, Duration::from_secs(600), system)
     }
 
     /// A gateway that deletes files without new bytes for this long.
-    fn with(bus: &InProcess, name: &str, upload_patience: Duration) -> Gateway {
+    fn with(bus: &(impl Bus + Clone), name: &str, upload_patience: Duration) -> Gateway {
         Gateway::over(Arc::new(bus.clone()), name, upload_patience)
     }
 
@@ -164,8 +165,8 @@ impl Gateway {
     }
 }
 
-fn open(directory: &Path) -> InProcess {
-    InProcess::open(&QueueOptions::default(), directory).unwrap()
+fn open(directory: &Path) -> OnDisk {
+    OnDisk::open(&QueueOptions::default(), directory).unwrap()
 }
 
 fn call(body: &str) -> JobCall {
@@ -363,8 +364,8 @@ async fn requests_outlive_their_process() {
 }
 
 /// The bus on a directory whose last user has just been killed.
-async fn reopened(directory: &Path) -> InProcess {
-    until("the file is free", async || InProcess::open(&QueueOptions::default(), directory).ok()).await
+async fn reopened(directory: &Path) -> OnDisk {
+    until("the file is free", async || OnDisk::open(&QueueOptions::default(), directory).ok()).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,12 +4,10 @@
 //! queue counts messages until they are settled, and a second message with the same name is not delivered beside the
 //! first.
 
-mod disk;
 mod queue;
 mod store;
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -21,7 +19,6 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use trireme_inference::{Lane, ModelKey, UnixMicros};
 
-use self::disk::Disk;
 use self::queue::Queue;
 use self::store::Stores;
 use crate::cancel::CANCEL;
@@ -43,8 +40,6 @@ struct Shared {
     stores: Mutex<Stores>,
     /// Microseconds by which the clock of the stores in memory is ahead. Only tests move it.
     ahead: AtomicU64,
-    /// The stores of jobs, if they have a place on disk.
-    disk: Option<Disk>,
     listeners: Mutex<HashMap<String, Vec<mpsc::Sender<TopicMessage>>>>,
     /// By topic, the listeners that take turns; the first one gets the next message.
     in_turn: Mutex<HashMap<String, VecDeque<mpsc::Sender<TopicMessage>>>>,
@@ -64,36 +59,7 @@ impl Default for InProcess {
 impl InProcess {
     /// A bus with these settings. No other process has to write them.
     pub fn new(settings: &QueueOptions) -> InProcess {
-        InProcess::with(settings, None, watch::channel(None).0)
-    }
-
-    /// The same with the stores of jobs in a file in `directory`, so that they outlive the process. No other process may
-    /// use the directory at the same time.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), trireme_bus::BusError> {
-    /// # let directory = tempfile::tempdir().expect("a temporary directory");
-    /// # let directory = directory.path();
-    /// # use trireme_bus::{Bucket, Bus, InProcess, QueueOptions};
-    /// let bus = InProcess::open(&QueueOptions::default(), directory)?;
-    /// bus.put(Bucket::Jobs, "job-1", "waiting".into(), None, None).await?;
-    /// drop(bus);
-    ///
-    /// let bus = InProcess::open(&QueueOptions::default(), directory)?;
-    /// let kept = bus.get(Bucket::Jobs, "job-1").await?;
-    /// assert!(bus.keeps_jobs() && kept.is_some_and(|entry| entry.value == "waiting"));
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn open(settings: &QueueOptions, directory: &Path) -> Result<InProcess, BusError> {
-        let fault = watch::channel(None).0;
-        Ok(InProcess::with(settings, Some(Disk::open(directory, fault.clone())?), fault))
-    }
-
-    fn with(settings: &QueueOptions, disk: Option<Disk>, fault: watch::Sender<Option<BusFault>>) -> InProcess {
         let bus = InProcess(Arc::new(Shared {
-            disk,
             queues: Mutex::default(),
             inboxes: Mutex::default(),
             stores: Mutex::default(),
@@ -101,14 +67,14 @@ impl InProcess {
             listeners: Mutex::default(),
             in_turn: Mutex::default(),
             connection: watch::channel(Connection::Up(1)).0,
-            fault,
+            fault: watch::channel(None).0,
         }));
         let written = (&bus as &dyn Bus).change_settings(settings).now_or_never();
         debug_assert!(matches!(written, Some(Ok(()))), "in process nothing waits, and nothing refuses");
         bus
     }
 
-    /// Moves the clock of a bus without a directory: values lapse as if so much time had passed.
+    /// Moves the clock: values lapse as if so much time had passed.
     #[cfg(any(test, feature = "fixtures"))]
     pub fn advance(&self, time: Duration) {
         self.0.ahead.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
@@ -116,11 +82,6 @@ impl InProcess {
 
     fn queue(&self, model: &ModelKey) -> Result<Arc<Queue>, BusError> {
         self.0.queues.lock().get(model).cloned().ok_or_else(|| BusError::NoQueue { model: model.clone() })
-    }
-
-    /// The disk, for buckets that are there.
-    fn disk(&self, bucket: Bucket) -> Option<&Disk> {
-        self.0.disk.as_ref().filter(|_| matches!(bucket, Bucket::Jobs | Bucket::Objects | Bucket::Usage))
     }
 
     fn deliver(&self, topic: &str, question: impl Fn() -> TopicMessage) {
@@ -231,38 +192,23 @@ impl Bus for InProcess {
         expect: Option<u64>,
         lapse: Option<Duration>,
     ) -> Result<u64, BusError> {
-        match self.disk(bucket) {
-            Some(disk) => disk.put(bucket, key, value, expect, lapse).await,
-            None => self.0.stores.lock().put(bucket, key, value, expect, lapse, self.now()),
-        }
+        self.0.stores.lock().put(bucket, key, value, expect, lapse, self.now())
     }
 
     async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
-        match self.disk(bucket) {
-            Some(disk) => disk.get(bucket, key).await,
-            None => Ok(self.0.stores.lock().get(bucket, key, self.now())),
-        }
+        Ok(self.0.stores.lock().get(bucket, key, self.now()))
     }
 
     async fn next(&self, bucket: Bucket, revision: u64) -> Result<Option<Entry>, BusError> {
-        match self.disk(bucket) {
-            Some(disk) => disk.next(bucket, revision).await,
-            None => Ok(self.0.stores.lock().next(bucket, revision, self.now())),
-        }
+        Ok(self.0.stores.lock().next(bucket, revision, self.now()))
     }
 
     async fn delete(&self, bucket: Bucket, key: &str, expect: Option<u64>) -> Result<bool, BusError> {
-        match self.disk(bucket) {
-            Some(disk) => disk.delete(bucket, key, expect).await,
-            None => self.0.stores.lock().delete(bucket, key, expect),
-        }
+        self.0.stores.lock().delete(bucket, key, expect)
     }
 
     async fn watch(&self, bucket: Bucket) -> Result<mpsc::Receiver<Change>, BusError> {
-        match self.disk(bucket) {
-            Some(disk) => Ok(disk.watch(bucket)),
-            None => Ok(self.0.stores.lock().watch(bucket, self.now())),
-        }
+        Ok(self.0.stores.lock().watch(bucket, self.now()))
     }
 
     fn now(&self) -> UnixMicros {
@@ -300,7 +246,7 @@ impl Bus for InProcess {
     }
 
     fn keeps_jobs(&self) -> bool {
-        self.0.disk.is_some()
+        false
     }
 
     fn connection(&self) -> watch::Receiver<Connection> {

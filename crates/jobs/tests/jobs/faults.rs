@@ -5,7 +5,7 @@ use trireme_bus::Change;
 use super::*;
 
 /// Deletes all objects, as a broker that was emptied.
-async fn lose_objects(bus: &InProcess) {
+async fn lose_objects(bus: &impl Bus) {
     let mut revision = 0;
     while let Some(entry) = bus.next(Bucket::Objects, revision).await.unwrap() {
         revision = entry.revision;

@@ -1,4 +1,4 @@
-//! Last-value stores on the disk of one process: what a job keeps outlives the process.
+//! The last-value stores of jobs in a file.
 //!
 //! Every value is written with a new revision, and on the disk when the call returns. One thread writes: all calls that wait for it
 //! go into one transaction, because a transaction waits for the disk. A watch reads the changes from the disk by their revisions, so a
@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use trireme_inference::UnixMicros;
 
 use self::file::{File, Room, failed, says_full};
-use crate::{Bucket, BusError, BusFault, Change, Entry, FaultKind, Reopening};
+use trireme_bus::{Bucket, BusError, BusFault, Change, Entry, FaultKind, Reopening};
 
 /// The name of the file in its directory.
 const FILE: &str = "jobs.redb";
@@ -169,7 +169,7 @@ impl Disk {
     pub fn watch(&self, bucket: Bucket) -> mpsc::Receiver<Change> {
         let (changes, receiver) = mpsc::channel(WATCH_BACKLOG);
         let (disk, mut last) = (self.clone(), self.0.last.subscribe());
-        crate::spawn("disk watch", async move {
+        spawn("disk watch", async move {
             let (mut revision, mut is_complete) = (0, false);
             let mut reading = Reopening::default();
             loop {
@@ -229,7 +229,7 @@ impl Disk {
         // The task must not keep the file open.
         let weak = Arc::downgrade(&self.0);
         drop(self);
-        crate::spawn("disk sweep", async move {
+        spawn("disk sweep", async move {
             loop {
                 tokio::time::sleep(SWEEP).await;
                 let Some(shared) = weak.upgrade() else { return };
@@ -496,6 +496,13 @@ impl Tables<'_> {
         // A value that had lapsed was not there.
         Ok(Ok((value.is_some() || current != 0).then_some(revision)))
     }
+}
+
+/// Starts one of the disk's own tasks. Each ends by itself when the stores are closed, so no task is joined.
+fn spawn(name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+    use tracing::Instrument;
+    #[allow(clippy::disallowed_methods, reason = "the one place where this crate starts tasks")]
+    drop(tokio::spawn(task.instrument(tracing::debug_span!("bus", task = name))));
 }
 
 #[cfg(test)]

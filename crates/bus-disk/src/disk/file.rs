@@ -10,7 +10,7 @@ use redb::Database;
 use rustix::fs::statvfs;
 use rustix::io::Errno;
 
-use crate::{Bucket, BusError};
+use trireme_bus::{Bucket, BusError};
 
 /// Only the owner reads and writes the file.
 const MODE: u32 = 0o600;
