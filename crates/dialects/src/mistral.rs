@@ -146,7 +146,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::NoMethod => (405, "invalid_request_error", None),
         Kind::OtherSpace => (412, "invalid_request_error", None),
         Kind::TooLarge => (413, "invalid_request_error", None),
-        Kind::Overloaded => (429, "rate_limited", None),
+        Kind::Overloaded | Kind::OwnerLimit => (429, "rate_limited", None),
         Kind::Internal => (500, "internal_server_error", None),
         Kind::Unavailable => (503, "service_unavailable", None),
     };
