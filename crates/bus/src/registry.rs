@@ -94,6 +94,9 @@ pub struct Content {
     /// The space of the version's answers: a digest of what decides each row, whatever the form of the files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub space: Option<Box<str>>,
+    /// When the newest of the files was changed, in seconds since 1970, as the worker's host has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files_at: Option<u64>,
     /// The number of the choice for another content to which the worker has yielded: it has no requests of the version any
     /// more, and takes none.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use trireme_inference::Ledger;
-use trireme_operations::Scores;
+use trireme_operations::{Scores, TextModel};
 use trireme_protocol::json::Writer;
 use trireme_server::http::openapi::schema;
 use trireme_server::http::response;
@@ -81,6 +81,13 @@ pub fn usage(out: &mut Writer, ledger: &Ledger) {
         out.name("prompt_tokens").integer(tokens);
         out.name("total_tokens").integer(tokens);
     });
+}
+
+/// A member `space` of the entry of a model, where workers tell it.
+pub fn space(out: &mut Writer, model: &TextModel) {
+    if let Some(space) = &model.origin.space {
+        out.name("space").string(space);
+    }
 }
 
 /// A member `results` as Cohere and Jina have it: the best `top_n` documents, with their texts if `texts` are given.
