@@ -51,6 +51,7 @@ mod runs;
 mod security;
 mod sequences;
 mod signals;
+mod space_options;
 mod spaces;
 mod startup;
 mod statistics;
