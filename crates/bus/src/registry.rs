@@ -236,6 +236,7 @@ pub struct Heartbeat {
 
 /// A change of the registry.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "nearly every event is an entry, and none is kept")]
 pub enum RegistryEvent {
     /// An entry was written, or existed when the watch began; with its revision in the store.
     Put(WorkerEntry, u64),

@@ -47,7 +47,7 @@ fn ask(sandbox: &Sandbox, name: &str, expected: Space, output: &str) -> Seen {
 
 fn differ(one: &Seen, other: &Seen) -> bool {
     one.rows.len() != other.rows.len()
-        || one.rows.iter().zip(&other.rows).any(|(one, other)| !((one - other).abs() <= TOLERANCE))
+        || !one.rows.iter().zip(&other.rows).all(|(one, other)| (one - other).abs() <= TOLERANCE)
 }
 
 /// Asserts the property for each two of these models, of which the first is the plain one.
@@ -206,8 +206,10 @@ fn options_of_folders_change_the_space_or_no_row(mode: Mode) {
     check(&options.iter().map(seen).collect::<Vec<_>>());
 }
 
-/// Parameters of a step of the basic repository, with what they do to the space.
-const PARAMETERS: [(&str, Space, &[(&str, &str)]); 42] = [
+/// A step of the basic repository, what some parameters of it do to the space, and these parameters.
+type StepOption = (&'static str, Space, &'static [(&'static str, &'static str)]);
+
+const PARAMETERS: [StepOption; 42] = [
     ("tokenizer", Changes, &[("max_length", "8")]),
     ("tokenizer", Changes, &[("max_characters", "5")]),
     ("tokenizer", IsStrict, &[("truncation", "only_first")]),
