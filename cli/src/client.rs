@@ -52,6 +52,15 @@ pub struct Answer {
     pub body: Value,
 }
 
+/// What the headers of an answer tell about it; empty where they do not.
+#[derive(Default)]
+pub struct Told {
+    /// `Server-Timing`
+    pub timing: String,
+    /// `trireme-space`
+    pub space: String,
+}
+
 /// Characters of a server's text that are shown in an error.
 const MOST_SHOWN: usize = 1000;
 
@@ -170,8 +179,8 @@ impl Client {
         })
     }
 
-    /// The answer and its Server-Timing.
-    pub fn post(&self, path: &str, body: &Value) -> anyhow::Result<(Value, String)> {
+    /// The answer and what its headers tell.
+    pub fn post(&self, path: &str, body: &Value) -> anyhow::Result<(Value, Told)> {
         let mut request = self.agent.post(format!("{}{path}", self.server)).content_type("application/json");
         for (name, value) in &self.headers {
             request = request.header(name, value);
@@ -201,15 +210,16 @@ fn unreached(server: &str, error: &str) -> String {
     }
 }
 
-fn read(mut answer: ureq::http::Response<ureq::Body>) -> anyhow::Result<(Value, String)> {
+fn read(mut answer: ureq::http::Response<ureq::Body>) -> anyhow::Result<(Value, Told)> {
     let status = answer.status();
-    let timing = answer.headers().get("server-timing").and_then(|value| value.to_str().ok()).unwrap_or("").to_owned();
+    let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or("").to_owned();
+    let told = Told { timing: header("server-timing"), space: header("trireme-space") };
     let text = answer.body_mut().with_config().limit(u64::MAX).read_to_string().context("reading the answer")?;
     let json: Value = serde_json::from_str(&text).unwrap_or_default();
     if status.is_success() {
         // Requests to load and unload models are answered without a body.
         ensure!(json.is_object() || text.is_empty(), "the server's answer is no JSON object: {}", shown(&text));
-        return Ok((json, timing));
+        return Ok((json, told));
     }
     let is_other = json.is_null() && status.is_client_error();
     ensure!(

@@ -72,7 +72,7 @@ fn ask(args: &InferArgs) -> anyhow::Result<String> {
     if !args.parameters.is_empty() {
         request["parameters"] = Value::Object(parameters(&args.parameters)?);
     }
-    let (answer, timing) = client.post(&format!("{path}/infer"), &request)?;
+    let (answer, told) = client.post(&format!("{path}/infer"), &request)?;
     if args.json {
         return Ok(format!("{}\n", harmless_json(&answer)));
     }
@@ -80,8 +80,11 @@ fn ask(args: &InferArgs) -> anyhow::Result<String> {
     for output in answer["outputs"].as_array().into_iter().flatten() {
         show(&mut text, output)?;
     }
+    if !told.space.is_empty() {
+        writeln!(text, "space  {}", harmless(&told.space))?;
+    }
     if args.timing {
-        write!(text, "\n{}", show_timing(&timing))?;
+        write!(text, "\n{}", show_timing(&told.timing))?;
     }
     Ok(text)
 }

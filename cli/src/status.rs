@@ -1,6 +1,6 @@
 //! `trireme status`: the running system as a gateway knows it, from its document at `/v2/trireme/status`, and its batches.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -143,6 +143,10 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
     if lines.is_empty() {
         out.push_str("  no models: the model repository is empty, and no worker serves one\n");
     }
+    let steps: HashSet<&str> = list(&now["models"])
+        .flat_map(|model| list(&model["steps"]))
+        .filter_map(|step| step["model"].as_str())
+        .collect();
     for model in list(&now["models"]) {
         if let Some(steps) = model["steps"].as_array() {
             let name = paint(text(&model["name"]), Style::Plain, colours);
@@ -153,6 +157,15 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
             if let Some(reason) = model["bottleneck"]["reason"].as_str() {
                 let _ = write!(out, "\n    bottleneck: {}", paint(reason, Style::Bad, colours));
             }
+        }
+        // That of a step is a part of its ensemble's.
+        if let Some(space) = model["space"].as_str().filter(|_| !steps.contains(text(&model["name"]))) {
+            let _ = match model["steps"].is_array() {
+                true => write!(out, "\n    space: {}", style::harmless(space)),
+                false => {
+                    write!(out, "\n  {}: space {}", paint(&key(model), Style::Plain, colours), style::harmless(space))
+                }
+            };
         }
         let name = format!("'{}'", text(&model["name"]));
         let is_said = list(&now["problems"]).any(|problem| text(problem).contains(&name));

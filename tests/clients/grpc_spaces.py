@@ -37,6 +37,12 @@ def a_parameter_names_the_spaces(client, space):
     expect_error("another space", wrong, "StatusCode.FAILED_PRECONDITION", WRONG, space)
 
 
+def metadata_is_read(client, space):
+    metadata = client.get_model_metadata("boats", as_json=True)
+    expect_equal("the model's name", metadata["name"], "boats")
+    expect_equal("its inputs", [tensor["name"] for tensor in metadata["inputs"]], ["TEXT"])
+
+
 def a_stream_names_the_spaces(client, space):
     for spaces, fails in [(space, False), (WRONG, True)]:
         answers = queue.Queue()
@@ -55,6 +61,7 @@ if __name__ == "__main__":
             [
                 ("a call names the spaces", functools.partial(a_call_names_the_spaces, client, arguments.space)),
                 ("a parameter names the spaces", functools.partial(a_parameter_names_the_spaces, client, arguments.space)),
+                ("metadata is read", functools.partial(metadata_is_read, client, arguments.space)),
                 ("a stream names the spaces", functools.partial(a_stream_names_the_spaces, client, arguments.space)),
             ]
         )

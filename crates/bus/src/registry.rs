@@ -93,6 +93,9 @@ pub struct Content {
     /// The space of the version's answers: a digest of what decides each row, whatever the form of the files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub space: Option<Box<str>>,
+    /// When the newest of the files was changed, in seconds since 1970, as the worker's host has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files_at: Option<u64>,
     /// The number of the choice for another content to which the worker has yielded: it has no requests of the version any
     /// more, and takes none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -231,6 +234,7 @@ pub struct Heartbeat {
 
 /// A change of the registry.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "nearly every event is an entry, and none is kept")]
 pub enum RegistryEvent {
     /// An entry was written, or existed when the watch began; with its revision in the store.
     Put(WorkerEntry, u64),

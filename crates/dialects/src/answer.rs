@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use trireme_inference::Ledger;
-use trireme_operations::Scores;
+use trireme_operations::{Scores, TextModel};
 use trireme_protocol::json::Writer;
 use trireme_server::http::openapi::schema;
 use trireme_server::http::response;
@@ -103,6 +103,13 @@ pub fn faulty_body(field: Option<&str>, message: &str) -> Bytes {
 pub fn faulty_body_schema() -> Schema {
     let fault = [("type", schema::text()), ("loc", schema::list(schema::text())), ("msg", schema::text())];
     schema::object([("detail", schema::list(schema::object(fault)))])
+}
+
+/// A member `space` of the entry of a model, where workers tell it.
+pub fn space(out: &mut Writer, model: &TextModel) {
+    if let Some(space) = &model.origin.space {
+        out.name("space").string(space);
+    }
 }
 
 /// A member `results` as Cohere and Jina have it: the best `top_n` documents, with their texts if `texts` are given.

@@ -215,7 +215,8 @@ async fn models(call: DialectCall) -> Result<Response, Refusal> {
                     out.name("stats").object(|_| {});
                     out.name("object").string("model");
                     out.name("owned_by").string("infinity");
-                    out.name("created").integer(answer::now());
+                    out.name("created").integer(model.origin.files_at.unwrap_or_else(answer::now));
+                    answer::space(out, model);
                     out.name("backend").string("trireme");
                     out.name("capabilities").array(|out| {
                         model.tasks.iter().filter_map(capability).for_each(|word| out.string(word));
@@ -316,11 +317,12 @@ fn classify_answer() -> Schema {
 }
 
 fn models_answer() -> Schema {
-    let model = schema::object([
+    let always = [
         ("id", schema::text()),
         ("stats", schema::object([])),
         ("backend", schema::text()),
         ("capabilities", schema::list(schema::text())),
-    ]);
+    ];
+    let model = schema::object_with(always, [("space", schema::text())]);
     schema::object([("object", schema::text()), ("data", schema::list(model))])
 }

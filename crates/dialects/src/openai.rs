@@ -6,7 +6,7 @@
 use axum::response::Response;
 use bytes::Bytes;
 use serde::Deserialize;
-use trireme_operations::{Prompt, Vectors};
+use trireme_operations::{Prompt, TextModel, Vectors};
 use trireme_protocol::json::Writer;
 use trireme_server::http::openapi::schema;
 use utoipa::ToSchema;
@@ -112,10 +112,9 @@ pub(super) async fn models(call: DialectCall) -> Result<Response, Refusal> {
         Some(model) => vec![call.operations.text_model(Some(model))?],
         None => call.operations.text_models(),
     };
-    let names = all.into_iter().map(|model| model.name);
     Ok(answer::json(answer::object(|out| {
         out.name("object").string("list");
-        out.name("data").array(|out| names.for_each(|name| entry(out, &name)));
+        out.name("data").array(|out| all.iter().for_each(|model| entry(out, model)));
     })))
 }
 
@@ -124,19 +123,20 @@ pub(super) async fn model(call: DialectCall) -> Result<Response, Refusal> {
     let missing = || Refusal::new(Kind::NoModel, format!("model '{}' does not exist", call.rest));
     let found = found.ok_or_else(missing)?;
     let mut out = Writer::default();
-    entry(&mut out, &found.name);
+    entry(&mut out, &found);
     Ok(answer::json(out.into_bytes()))
 }
 
-fn entry(out: &mut Writer, name: &str) {
+fn entry(out: &mut Writer, model: &TextModel) {
     out.object(|out| {
-        out.name("id").string(name);
+        out.name("id").string(&model.name);
         out.name("object").string("model");
-        out.name("created").integer(0);
+        out.name("created").integer(model.origin.files_at.unwrap_or_default());
         out.name("owned_by").string("trireme");
         // Mistral's clients read no list without these two.
         out.name("type").string("base");
         out.name("capabilities").object(|_| {});
+        answer::space(out, model);
     });
 }
 
@@ -192,14 +192,15 @@ fn embeddings_answer() -> Schema {
 }
 
 pub(super) fn model_answer() -> Schema {
-    schema::object([
+    let always = [
         ("id", schema::text()),
         ("object", schema::text()),
         ("created", schema::integer()),
         ("owned_by", schema::text()),
         ("type", schema::text()),
         ("capabilities", schema::plain()),
-    ])
+    ];
+    schema::object_with(always, [("space", schema::text())])
 }
 
 pub(super) fn models_answer() -> Schema {

@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 use crate::call::JobAnswer;
 use crate::record::Usage;
 
+/// The header of an answer that says which space it is of.
+const SPACE: &str = "trireme-space";
+
 /// The end of a line: a line of the output, or of the errors.
 pub struct Outcome {
     pub text: Vec<u8>,
@@ -61,6 +64,10 @@ pub fn outcome(batch: &str, number: u64, custom_id: &Value, answer: Option<JobAn
     )
     .into_bytes();
     text.extend_from_slice(&answer.body);
+    if let Some((_, space)) = answer.headers.iter().find(|(name, _)| name == SPACE) {
+        let space = Value::from(String::from_utf8_lossy(space));
+        text.extend_from_slice(format!(r#","space":{space}"#).as_bytes());
+    }
     text.extend_from_slice(b"},\"error\":null}\n");
     Outcome { text, is_error: answer.status >= 400, usage }
 }
@@ -81,6 +88,18 @@ fn line_id(batch: &str, number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_has_the_space_of_its_answer() {
+        let line = |headers: &[(&str, &str)]| -> Value {
+            let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned().into()));
+            let answer = JobAnswer { status: 200, headers: headers.collect(), body: "{\"a\":1}".into() };
+            serde_json::from_slice(&outcome("batch_1", 1, &Value::Null, Some(answer)).text).unwrap()
+        };
+        let known = line(&[("content-type", "application/json"), ("trireme-space", "ab.\"cd")]);
+        assert_eq!((&known["response"]["space"], &known["response"]["body"]), (&json!("ab.\"cd"), &json!({"a": 1})));
+        assert_eq!(line(&[])["response"].get("space"), None);
+    }
 
     #[test]
     fn the_tokens_of_an_answer_are_counted_where_it_names_them() {

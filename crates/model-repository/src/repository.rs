@@ -12,6 +12,7 @@ use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use prost::Message;
@@ -378,6 +379,13 @@ impl RepositoryModel {
     /// of change, and is valid within one process.
     pub fn fingerprint(&self, version: i64) -> u64 {
         self.fingerprints.get(&version).copied().unwrap_or_default()
+    }
+
+    /// When the newest file of the version, or beside its directory, was changed.
+    pub fn files_at(&self, version: i64) -> Option<SystemTime> {
+        let is_beside = |name: &str| !name.starts_with('.') && version_number(name).is_none();
+        let own = fingerprint::newest(&self.version_path(version), |name| !name.starts_with('.'));
+        own.max(fingerprint::newest(&self.path, is_beside))
     }
 
     /// A digest of the sources of the version's answers: its configuration, the files of its directory, the files beside that directory, and

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use trireme_inference::ErrorCode;
 
@@ -266,6 +267,11 @@ impl ModelFolder {
     /// A number that changes when the folder's files change. It compares files by size and time of change, and is valid within one process.
     pub fn fingerprint(&self) -> u64 {
         fingerprint::of(&self.path, |name| !name.starts_with('.'))
+    }
+
+    /// When the newest of the folder's files was changed.
+    pub fn files_at(&self) -> Option<SystemTime> {
+        fingerprint::newest(&self.path, |name| !name.starts_with('.'))
     }
 
     /// Writes its models into the repository `directory`, beside other versions of them.

@@ -34,7 +34,7 @@ pub use capabilities::{Capabilities, Routes, TOKENIZER, Task, served_names};
 pub use classify::{Classified, ScoredLabel};
 pub use embed::{SparseVectors, TokenVectors, Vectors};
 pub use options::{Prompt, Side, TextOptions};
-pub use pipelines::{Pipeline, Pipelines};
+pub use pipelines::{Origin, Pipeline, Pipelines};
 pub use request::{OperationRequest, Waits};
 pub use rerank::Scores;
 pub use tokenize::{Token, TokenLists, ids};
@@ -69,6 +69,8 @@ pub struct TextModel {
     pub max_batch: Option<u64>,
     /// How the vectors of tokens become one.
     pub pooling: String,
+    /// What workers tell about its vectors, or else about the answers of its first operation.
+    pub origin: Origin,
 }
 
 // === impl Operations ===
@@ -108,7 +110,8 @@ impl Operations {
         let named = |pipeline: &Pipeline| -> Vec<TextModel> {
             let names = std::iter::once(&pipeline.name).chain(&pipeline.capabilities.served_names);
             let (hub, others): (Vec<_>, Vec<_>) = names.partition(|name| name.contains('/'));
-            hub.into_iter().chain(others).map(|name| TextModel::of(name, pipeline)).collect()
+            let origin = self.origin(pipeline);
+            hub.into_iter().chain(others).map(|name| TextModel::of(name, pipeline, origin.clone())).collect()
         };
         let mut all = self.0.all();
         let does = |pipeline: &Pipeline, task| pipeline.capabilities.tasks.contains_key(&task);
@@ -122,7 +125,7 @@ impl Operations {
         let names = |all: &[Pipeline]| all.iter().map(|one| format!("'{}'", one.name)).collect::<Vec<_>>().join(", ");
         let Some(name) = name else {
             return match all().as_slice() {
-                [only] => Ok(TextModel::of(&only.name, only)),
+                [only] => Ok(TextModel::of(&only.name, only, self.origin(only))),
                 [] => match self.0.unready().as_slice() {
                     [] => Err(InferError::not_found("no model here does anything with texts")),
                     [first, ..] => Err(InferError::unavailable(format!(
@@ -139,7 +142,14 @@ impl Operations {
             let message = format!("model '{name}' does nothing with texts; models that do: {}", names(&all()));
             return Err(InferError::invalid_arg(message));
         }
-        Ok(TextModel::of(name, &found))
+        Ok(TextModel::of(name, &found, self.origin(&found)))
+    }
+
+    /// What workers tell about the vectors of a model, or else about the answers of its first operation.
+    fn origin(&self, model: &Pipeline) -> Origin {
+        let tasks = &model.capabilities.tasks;
+        let outputs = tasks.get(&Task::Embed).or_else(|| tasks.values().next());
+        self.0.origin(model, outputs.map_or(&[], Vec::as_slice))
     }
 
     /// The model that does `task` for this request.
@@ -206,7 +216,7 @@ fn size_of(texts: &[impl AsRef<[u8]>]) -> u64 {
 // === impl TextModel ===
 
 impl TextModel {
-    fn of(name: &str, pipeline: &Pipeline) -> TextModel {
+    fn of(name: &str, pipeline: &Pipeline, origin: Origin) -> TextModel {
         let parameter = |backend: &str, name: &str| {
             let mut of_backend = pipeline.steps.iter().filter(|step| step.backend == backend);
             of_backend.find_map(|step| step.parameters.get(name).cloned())
@@ -220,6 +230,7 @@ impl TextModel {
             max_length: parameter(TOKENIZER, "max_length").and_then(|length| length.trim().parse().ok()),
             max_batch: batches.filter(|&rows| rows > 0).min(),
             pooling: ops.split(',').find_map(|op| op.trim().strip_prefix("pool:")).unwrap_or("mean").to_owned(),
+            origin,
         }
     }
 }

@@ -41,6 +41,9 @@ pub trait Pipelines: Send + Sync + 'static {
     /// As for [`Pipelines::offering`].
     fn tokenizing(&self, task: Task, name: Option<&str>) -> Result<Pipeline, InferError>;
 
+    /// What workers tell about answers of this model with these outputs.
+    fn origin(&self, model: &Pipeline, outputs: &[String]) -> Origin;
+
     /// The classes of an output, from the file that the configuration names (`label_filename`); empty without one.
     fn labels(&self, model: &str, output: &str) -> Vec<String>;
 
@@ -64,6 +67,15 @@ pub struct Pipeline {
     pub config: Arc<ModelConfig>,
     /// The configurations of the steps that its requests go through; its own one, if it is no ensemble.
     pub steps: Vec<Arc<ModelConfig>>,
+}
+
+/// What workers tell about the answers of a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// Their space, as `trireme-space` tells it.
+    pub space: Option<String>,
+    /// When the newest of the model's files was changed, in seconds since 1970.
+    pub files_at: Option<u64>,
 }
 
 // === impl Pipeline ===

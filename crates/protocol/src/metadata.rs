@@ -5,6 +5,9 @@ use trireme_inference::TensorSpec;
 
 use crate::json::Writer;
 
+/// The property of a model that says which space its answers are of.
+pub(crate) const SPACE: &str = "space";
+
 /// The answer to `GET /v2`. `name` is `triton` for clients that expect it; `extensions` are the names of the protocol
 /// extensions that are implemented.
 pub fn server_metadata(name: &str, version: &str, extensions: &[&str]) -> Bytes {
@@ -15,13 +18,15 @@ pub fn server_metadata(name: &str, version: &str, extensions: &[&str]) -> Bytes 
     })
 }
 
-/// The answer to `GET /v2/models/{m}`. `versions` are the ready ones; shapes include the batch dimension.
+/// The answer to `GET /v2/models/{m}`. `versions` are the ready ones; shapes include the batch dimension. A `space` that is known is one of the
+/// properties, as the Open Inference Protocol calls what a server adds.
 pub fn model_metadata(
     name: &str,
     versions: &[i64],
     platform: &str,
     inputs: &[TensorSpec],
     outputs: &[TensorSpec],
+    space: Option<&str>,
 ) -> Bytes {
     body(|w| {
         w.name("name").string(name);
@@ -29,6 +34,9 @@ pub fn model_metadata(
         w.name("platform").string(platform);
         w.name("inputs").array(|w| inputs.iter().for_each(|spec| tensor(w, spec)));
         w.name("outputs").array(|w| outputs.iter().for_each(|spec| tensor(w, spec)));
+        if let Some(space) = space {
+            w.name("properties").object(|w| w.name(SPACE).string(space));
+        }
     })
 }
 
@@ -95,13 +103,15 @@ mod tests {
         let inputs = [spec("text", DataType::Bytes, &[-1, 1])];
         let outputs = [spec("embedding", DataType::Fp32, &[-1, 384])];
         assert_eq!(
-            model_metadata("minilm", &[1, 3], "ensemble", &inputs, &outputs),
+            model_metadata("minilm", &[1, 3], "ensemble", &inputs, &outputs, None),
             concat!(
                 r#"{"name":"minilm","versions":["1","3"],"platform":"ensemble","#,
                 r#""inputs":[{"name":"text","datatype":"BYTES","shape":[-1,1]}],"#,
                 r#""outputs":[{"name":"embedding","datatype":"FP32","shape":[-1,384]}]}"#
             )
         );
+        let known = model_metadata("m", &[1], "p", &[], &[], Some("ab.cd"));
+        assert!(known.ends_with(br#""outputs":[],"properties":{"space":"ab.cd"}}"#), "{known:?}");
     }
 
     #[test]

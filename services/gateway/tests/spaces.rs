@@ -20,7 +20,8 @@ fn telling(worker: &str, space: Option<&str>, since: u64) -> WorkerEntry {
         "input": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}],
         "output": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}],
     });
-    let content = Content { of: "m".to_owned(), digest: "d".to_owned(), space: space.map(Into::into), yields_to: None };
+    let space = space.map(Into::into);
+    let content = Content { of: "m".to_owned(), digest: "d".to_owned(), space, files_at: None, yields_to: None };
     WorkerEntry {
         worker: worker.to_owned(),
         config: config.to_string(),
@@ -82,6 +83,9 @@ async fn a_request_for_another_space_is_never_computed() {
         infer(&mut server, right).await.unwrap_or_else(|refused| panic!("{right:?}: {refused}"));
     }
     assert_eq!(begun.load(Ordering::SeqCst), 4);
+    let about = ModelMetadataRequest { name: "m".to_owned(), ..Default::default() };
+    let metadata = server.client.model_metadata(about).await.expect("metadata").into_inner();
+    assert_eq!(metadata.properties, [("space".to_owned(), "0123456789ab".to_owned())].into());
     for wrong in ["0123456789ac", "0123456789a", "0123456789abcdef0", "0123456789ab.0", "0123456789AB"] {
         let refused = infer(&mut server, Some(wrong)).await.expect_err(wrong);
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
@@ -93,7 +97,8 @@ async fn a_request_for_another_space_is_never_computed() {
     assert_eq!(begun.load(Ordering::SeqCst), 4, "requests that were refused were computed");
 
     // A second worker tells another space of what it calls the same content.
-    server.bus.announce(&telling("w2", Some("fedcba9876543210"), 2)).await.expect("in process nothing refuses");
+    let bus: &dyn Bus = server.bus.as_ref();
+    bus.announce(&telling("w2", Some("fedcba9876543210"), 2)).await.expect("in process nothing refuses");
     let refused = async {
         loop {
             match infer(&mut server, Some("0123456789ab")).await {

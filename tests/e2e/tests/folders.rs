@@ -53,7 +53,7 @@ pub(crate) fn tiny() -> TempDir {
 }
 
 /// The same folder with its weights in files beside the graph.
-fn external(layout: &str) -> TempDir {
+pub fn external(layout: &str) -> TempDir {
     let folder = tiny();
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/external").join(layout);
     for (name, content) in files(&models, "") {

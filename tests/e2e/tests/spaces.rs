@@ -1,17 +1,67 @@
 //! `If-Space`: requests of every kind name the spaces that their answers may have.
 
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
+
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, Request, Response, Setup, golden, in_one_mode};
+use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, golden, in_one_mode, product};
 
 use crate::durable::{answer, content, ended, upload};
 use crate::folders::tiny;
 
 in_one_mode!(a_request_names_the_spaces_that_its_answer_may_have);
 
+/// When the newest file of the folder was changed.
+const CHANGED: u64 = 1_750_000_000;
+
 const WRONG: &str = "000000000000.000000000000.000000000000";
+
+/// Sets the time of all files.
+fn change_at(folder: &Path, seconds: u64) {
+    for entry in fs::read_dir(folder).expect("a folder").flatten() {
+        match entry.file_type().expect("a kind").is_dir() {
+            true => change_at(&entry.path(), seconds),
+            false => {
+                let file = fs::File::open(entry.path()).expect("it is there");
+                file.set_modified(UNIX_EPOCH + Duration::from_secs(seconds)).expect("its time can be set");
+            }
+        }
+    }
+}
+
+/// Asserts that lists, metadata, the status and commands tell the space of the model.
+fn tells_the_space(sandbox: &Sandbox, space: &str) {
+    for path in ["/v1/models", "/vllm/v1/models", "/infinity/models", "/nim/v1/models"] {
+        let listed = sandbox.get(path).json();
+        let model = &listed["data"][0];
+        assert_eq!((&model["space"], &model["created"]), (&json!(space), &json!(CHANGED)), "{path}: {listed}");
+    }
+    assert_eq!(sandbox.get("/v1/models/boats").json()["created"], CHANGED);
+    assert_eq!(sandbox.get("/cohere/v1/models/boats").json()["space"], space);
+    assert_eq!(sandbox.get("/v2/models/boats").json()["properties"], json!({"space": space}));
+    let tokenizer = sandbox.get("/v2/models/boats_tokenizer").json();
+    assert_eq!(tokenizer["properties"]["space"], space.split('.').next().expect("a part"), "{tokenizer}");
+    let status = sandbox.get("/v2/trireme/status").json();
+    let models = status["models"].as_array().expect("models");
+    let boats = models.iter().find(|model| model["name"] == "boats").expect("the model");
+    assert_eq!((&boats["space"], &boats["files_changed_at"]), (&json!(space), &json!(CHANGED)), "{boats}");
+    let server = sandbox.address.to_string();
+    for (words, line) in [
+        (&["infer", "boats", "a boat", "--server", &server][..], format!("\nspace  {space}\n")),
+        (&["status", "--server", &server], format!("\n    space: {space}\n")),
+    ] {
+        let output = product("trireme").args(words).output().expect("the command runs");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains(&line), "{words:?}: {said}");
+    }
+}
 
 fn a_request_names_the_spaces_that_its_answer_may_have(mode: Mode) {
     let (folder, jobs) = (tiny(), tempfile::tempdir().expect("a temporary folder"));
+    change_at(folder.path(), CHANGED - 1000);
+    let file = fs::File::open(folder.path().join("onnx/model.onnx")).expect("it is there");
+    file.set_modified(UNIX_EPOCH + Duration::from_secs(CHANGED)).expect("its time can be set");
     let named = format!("boats={}", folder.path().display());
     let (words, jobs) = (["--model", &named], jobs.path().display().to_string());
     let setup = Setup::new(mode).worker_arguments(&words);
@@ -27,6 +77,7 @@ fn a_request_names_the_spaces_that_its_answer_may_have(mode: Mode) {
     };
     let space = sandbox.send(&embed("boats")).header("trireme-space").expect("a space").to_owned();
     assert_eq!(space.split('.').count(), 3, "{space}");
+    tells_the_space(&sandbox, &space);
     let refused = |answer: &Response| {
         let message = answer.text();
         assert_eq!(answer.status, 412, "{message}");
@@ -86,6 +137,9 @@ fn a_request_names_the_spaces_that_its_answer_may_have(mode: Mode) {
         ended(sandbox.address, begun["id"].as_str().expect("an id"))
     };
     let right = batch(&space);
+    for line in content(sandbox.address, &right["output_file_id"]) {
+        assert_eq!(line["response"]["space"], space, "{line}");
+    }
     assert_eq!(right["request_counts"], json!({"total": 2, "completed": 2, "failed": 0}), "{right}");
     let wrong = batch(WRONG);
     assert_eq!(wrong["request_counts"], json!({"total": 2, "completed": 0, "failed": 2}), "{wrong}");

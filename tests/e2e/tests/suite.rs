@@ -52,6 +52,7 @@ mod runs;
 mod security;
 mod sequences;
 mod signals;
+mod space_options;
 mod spaces;
 mod startup;
 mod statistics;

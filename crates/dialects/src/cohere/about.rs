@@ -4,7 +4,7 @@ use axum::response::Response;
 use serde::Deserialize;
 use trireme_operations::{Task, TextModel, TextOptions};
 use trireme_protocol::json::Writer;
-use trireme_server::http::openapi::schema::{flag, integer, list, nullable, number, object, text};
+use trireme_server::http::openapi::schema::{flag, integer, list, nullable, number, object, object_with, text};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
@@ -107,6 +107,7 @@ fn entry(out: &mut Writer, model: &TextModel) {
         // The original's clients tokenize by themselves with the file there.
         out.name("tokenizer_url").null();
         out.name("default_endpoints").array(|_| {});
+        answer::space(out, model);
     });
 }
 
@@ -128,14 +129,15 @@ pub(super) fn detokenize_answer() -> Schema {
 }
 
 pub(super) fn model_answer() -> Schema {
-    object([
+    let always = [
         ("name", text()),
         ("endpoints", list(text())),
         ("finetuned", flag()),
         ("context_length", nullable(number())),
         ("tokenizer_url", nullable(text())),
         ("default_endpoints", list(text())),
-    ])
+    ];
+    object_with(always, [("space", text())])
 }
 
 pub(super) fn models_answer() -> Schema {

@@ -1,7 +1,7 @@
 //! vLLM's routes about the server and its models.
 
 use axum::response::{IntoResponse, Response};
-use trireme_server::http::openapi::schema::{integer, list, nullable, object, text};
+use trireme_server::http::openapi::schema::{integer, list, nullable, object, object_with, text};
 use utoipa::openapi::schema::Schema;
 
 use super::super::answer;
@@ -17,7 +17,8 @@ pub(super) async fn models(call: DialectCall) -> Result<Response, Refusal> {
                 out.object(|out| {
                     out.name("id").string(&model.name);
                     out.name("object").string("model");
-                    out.name("created").integer(answer::now());
+                    out.name("created").integer(model.origin.files_at.unwrap_or_else(answer::now));
+                    answer::space(out, model);
                     out.name("owned_by").string("vllm");
                     out.name("root").string(&model.name);
                     out.name("parent").null();
@@ -51,7 +52,7 @@ pub(super) async fn version(_: DialectCall) -> Result<Response, Refusal> {
 }
 
 pub(super) fn models_answer() -> Schema {
-    let model = object([
+    let always = [
         ("id", text()),
         ("object", text()),
         ("created", integer()),
@@ -59,7 +60,8 @@ pub(super) fn models_answer() -> Schema {
         ("root", text()),
         ("parent", nullable(text())),
         ("max_model_len", nullable(integer())),
-    ]);
+    ];
+    let model = object_with(always, [("space", text())]);
     object([("object", text()), ("data", list(model))])
 }
 

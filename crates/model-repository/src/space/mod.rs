@@ -6,6 +6,7 @@
 
 mod json;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::Path;
@@ -13,22 +14,36 @@ use std::path::Path;
 use trireme_model_files::canonical;
 
 use crate::digest::{Digest, digest_of_file, visit_files};
-use crate::repository::{CONFIG_FILE, RepositoryModel};
+use crate::repository::{CONFIG_FILE, RepositoryModel, version_number};
 
-/// Parameters of a configuration that change no row: how runs are made, and what shows at the load that they are right.
-const IMMATERIAL: [&str; 13] = [
+/// Parameters of a configuration that change no row: how runs are made, and what shows at the load that they are right. A model of user code may
+/// read them all.
+const IMMATERIAL: [&str; 26] = [
     "accelerator",
+    "arena_extend_strategy",
+    "beside_model",
+    "cost_model",
+    "do_copy_in_default_stream",
+    "enable_mem_arena",
+    "enable_mem_pattern",
     "execution_mode",
+    "gpu_mem_limit",
     "inter_op_thread_count",
     "intra_op_thread_count",
     "layouts",
     "longest_row",
+    "max_overtake_microseconds",
+    "max_rows",
     "max_rows_per_message",
+    "memory.enable_memory_arena_shrinkage",
     "pad_to_multiple_of",
     "packing",
     "sample_rows",
     "served_names",
+    "session.use_device_allocator_for_initializers",
+    "share_weights",
     "task",
+    "token_budget",
     "unpad_outputs",
 ];
 
@@ -46,12 +61,28 @@ impl RepositoryModel {
         let (config, directory) = (self.config_of(version), self.version_path(version));
         let mut digest = Digest::new();
         digest.add(config.backend.as_bytes());
-        for (key, value) in config.parameters.iter().filter(|(key, _)| !IMMATERIAL.contains(&key.as_str())) {
+        let is_material = |key: &str| !IMMATERIAL.contains(&key) || (config.runs_user_code() && key != "served_names");
+        for (key, value) in config.parameters.iter().filter(|(key, _)| is_material(key)) {
             digest.add(key.as_bytes());
             digest.add(value.as_bytes());
         }
         for output in &config.outputs {
             digest.add(self.labels(&output.name).unwrap_or_default().join("\n").as_bytes());
+        }
+        let inputs = config.inputs.iter().map(|input| &input.reshape);
+        let reshapes = inputs.chain(config.outputs.iter().map(|output| &output.reshape)).enumerate();
+        for (place, reshape) in reshapes.filter_map(|(place, reshape)| Some((place, reshape.as_ref()?))) {
+            digest.add(format!("reshape {place} {:?}", &reshape[..]).as_bytes());
+        }
+        if config.backend == "tokenizer" {
+            // Their names say what they hold; another one may be the mask of the pooling.
+            let names: BTreeSet<&str> = config.outputs.iter().map(|output| output.name.as_str()).collect();
+            names.into_iter().for_each(|name| digest.add(name.as_bytes()));
+        }
+        if config.runs_user_code() {
+            // Programs read what lies beside their version, too.
+            let is_beside = |name: &str| name != CONFIG_FILE && version_number(name).is_none();
+            visit_files(&self.path, is_beside, |name, path| digest.add_file(name, path))?;
         }
         match config.backend.as_str() {
             "onnxruntime" => {

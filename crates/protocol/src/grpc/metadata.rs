@@ -6,6 +6,7 @@ use trireme_inference::{InferError, TensorSpec};
 
 use super::wire::model_metadata_response::TensorMetadata;
 use super::wire::{ModelConfig, ModelConfigResponse, ModelMetadataResponse, ServerMetadataResponse};
+use crate::metadata::SPACE;
 
 /// The answer to `ServerMetadata`. `extensions` are the names of the protocol extensions that are implemented.
 pub fn server_metadata(name: &str, version: &str, extensions: &[&str]) -> ServerMetadataResponse {
@@ -23,6 +24,7 @@ pub fn model_metadata(
     platform: &str,
     inputs: &[TensorSpec],
     outputs: &[TensorSpec],
+    space: Option<&str>,
 ) -> ModelMetadataResponse {
     ModelMetadataResponse {
         name: name.to_owned(),
@@ -30,6 +32,7 @@ pub fn model_metadata(
         platform: platform.to_owned(),
         inputs: inputs.iter().map(tensor).collect(),
         outputs: outputs.iter().map(tensor).collect(),
+        properties: space.map(|space| (SPACE.to_owned(), space.to_owned())).into_iter().collect(),
     }
 }
 

@@ -14,7 +14,7 @@ use super::access::credentials;
 use super::call::{RpcCall, named};
 use super::deadline::{self, Deadline};
 use super::{settings, stream};
-use crate::handlers::SharedHandlers;
+use crate::handlers::{ModelMetadata, SharedHandlers};
 
 /// Answers calls.
 pub struct InferenceService {
@@ -97,8 +97,9 @@ impl GrpcInferenceService for InferenceService {
         let ModelMetadataRequest { name, version } = request.into_inner();
         let name = self.own_name(name);
         let found = parse_model_version(&version).and_then(|version| self.handlers.model_metadata(&name, version));
-        reply(found.map(|(served, versions)| {
-            grpc::model_metadata(&name, &versions, served.platform(), &served.inputs, &served.outputs)
+        reply(found.map(|ModelMetadata { served, versions, space }| {
+            let (platform, space) = (served.platform(), space.as_deref());
+            grpc::model_metadata(&name, &versions, platform, &served.inputs, &served.outputs, space)
         }))
     }
 

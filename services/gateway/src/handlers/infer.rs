@@ -63,6 +63,9 @@ pub enum Rows {
 /// The rows of a message where they may travel apart and the configuration has no number.
 const INDEPENDENT_ROWS: u32 = 32;
 
+/// The attribute of the span of a request that says which space its answer is of.
+const SPACE: &str = "trireme.space";
+
 /// A request on its way into the pipeline.
 struct Prepared {
     request: Running,
@@ -109,6 +112,9 @@ impl Handlers {
         let span = request.span.clone();
         let response = self.answer(&mut request, message, cached).instrument(span.clone()).await;
         request.ended();
+        if let Ok(response) = &response {
+            trireme_telemetry::set_attributes(&span, response.ledger.space().map(|space| (SPACE, space)));
+        }
         let response = response.and_then(|response| request.of_asked_space(response));
         request.meter(&response);
         let response = response.map(|response| request.named(response));

@@ -25,6 +25,16 @@ const EXTENSIONS: &[&str] = &[
     "logging",
 ];
 
+/// A model version as clients ask about it.
+pub struct ModelMetadata {
+    /// The version.
+    pub served: Arc<ServedModel>,
+    /// The versions to list: the one asked for, or all that are ready.
+    pub versions: Vec<i64>,
+    /// The space of answers with all outputs, where workers tell it.
+    pub space: Option<String>,
+}
+
 impl Handlers {
     /// The server's name.
     pub fn server_name(&self) -> &str {
@@ -37,18 +47,14 @@ impl Handlers {
         (env!("CARGO_PKG_VERSION"), EXTENSIONS.iter().copied().filter(there).collect())
     }
 
-    /// A model version (the latest by default) and the versions to list: the one asked for, or all that are ready.
-    pub fn model_metadata(
-        &self,
-        model: &str,
-        version: Option<i64>,
-    ) -> Result<(Arc<ServedModel>, Vec<i64>), InferError> {
+    /// A model version, the latest by default.
+    pub fn model_metadata(&self, model: &str, version: Option<i64>) -> Result<ModelMetadata, InferError> {
         let catalog = self.registry.catalog();
         let (found, served) = catalog.find(model, version)?;
         let versions = match version {
             Some(_) => vec![found],
             None => catalog.ready_versions(model),
         };
-        Ok((served.clone(), versions))
+        Ok(ModelMetadata { served: served.clone(), versions, space: catalog.origin_told(found, served, &[]).space })
     }
 }

@@ -20,6 +20,7 @@ mod trace;
 mod zero_shot;
 
 pub use infer::{Next, Responses, Rows, Traced};
+pub use metadata::ModelMetadata;
 pub use sampling::Tracing;
 pub use state::{Handlers, SharedHandlers};
 pub use statistics::Queues;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use futures_util::future::BoxFuture;
 use trireme_inference::{InferError, InferRequest, InferResponse};
-use trireme_operations::{OperationRequest, Pipeline, Pipelines, Task};
+use trireme_operations::{OperationRequest, Origin, Pipeline, Pipelines, Task};
 
 use super::infer::{Rows, Traced};
 use super::state::Handlers;
@@ -47,6 +47,12 @@ impl Pipelines for Handlers {
         let catalog = self.registry.catalog();
         let (name, served) = catalog.tokenizing(task, name)?;
         pipeline(&catalog, &name, &served)
+    }
+
+    fn origin(&self, model: &Pipeline, outputs: &[String]) -> Origin {
+        let catalog = self.registry.catalog();
+        let found = catalog.find(&model.name, None);
+        found.map(|(version, served)| catalog.origin_told(version, served, outputs)).unwrap_or_default()
     }
 
     fn labels(&self, model: &str, output: &str) -> Vec<String> {

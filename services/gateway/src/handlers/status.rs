@@ -9,6 +9,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use trireme_bus::{ModelState, QueueStatus, WorkerEntry};
 use trireme_inference::{Counters, DropReason, FailureReason, Latencies, ModelKey, PlanStep, TensorSpec, UnixMicros};
+use trireme_operations::Origin;
 use trireme_protocol::repository::IndexState;
 
 use super::bottleneck::{StepLoad, bottleneck};
@@ -144,6 +145,9 @@ fn models(
         model.insert("reason".to_owned(), json!(Some(reason).filter(|reason| !reason.is_empty())));
         if let Ok((_, served)) = catalog.find(&key.name, Some(version)) {
             describe(served, &mut model);
+            let Origin { space, files_at } = catalog.origin_told(version, served, &[]);
+            model.insert("space".to_owned(), json!(space));
+            model.insert("files_changed_at".to_owned(), json!(files_at));
             if served.config.is_ensemble() {
                 model.insert("bottleneck".to_owned(), slowest(&served.plan.steps, load));
             }

@@ -4,8 +4,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use trireme_inference::{InferError, ParameterValue, Parameters, RoutePlan, shown};
-use trireme_operations::{Capabilities, TOKENIZER, Task};
+use trireme_inference::{InferError, ModelKey, ParameterValue, Parameters, RoutePlan, shown};
+use trireme_operations::{Capabilities, Origin, TOKENIZER, Task};
 
 use super::catalog::{Catalog, Model, ServedModel};
 
@@ -77,6 +77,19 @@ impl Catalog {
             None => format!("it has no step of backend '{TOKENIZER}'"),
         };
         Err(InferError::unsupported(format!("model '{name}' does not do '{task}': {expected}")))
+    }
+
+    /// What workers tell about answers of this version with these outputs, all if none is named.
+    pub fn origin_told(&self, version: i64, served: &ServedModel, outputs: &[String]) -> Origin {
+        let inputs: Vec<&str> = served.inputs.iter().map(|input| input.name.as_str()).collect();
+        let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
+        let resolve = |model: &str, version| self.find(model, version).map(|(version, _)| version);
+        let plan = self.plan(version, served, &Parameters::new());
+        let Some(route) = plan.ok().and_then(|plan| plan.route(version, &outputs, &inputs, resolve).ok()) else {
+            return Origin::default();
+        };
+        let steps: Vec<&ModelKey> = route.in_ledger_order().into_iter().map(|step| &step.model).collect();
+        Origin { space: self.spaces().told(steps.iter().copied()), files_at: self.spaces().files_at(steps) }
     }
 
     /// The steps of a request with these parameters for a version of a model: those of the route that its prompt names, where the model

@@ -1,16 +1,27 @@
-//! The spaces of the versions that are served, as their workers tell them, and whether a request may have an answer of them (`If-Space`).
+//! The spaces of the versions that are served and the age of their files, as their workers tell them, and whether a request may have an answer
+//! of such a space (`If-Space`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use trireme_bus::Content;
 use trireme_inference::{AskedSpaces, InferError, ModelKey, Name, space_of};
 
 /// What the workers of each version that is served say about the space of its answers.
 #[derive(Debug, Default)]
-pub struct Spaces(BTreeMap<ModelKey, BTreeSet<Option<Name>>>);
+pub struct Spaces(BTreeMap<ModelKey, Told>);
+
+/// What the workers of a version say.
+#[derive(Debug, Default)]
+struct Told {
+    /// `None`: a worker does not know it.
+    spaces: BTreeSet<Option<Name>>,
+    /// When the newest file was changed, in seconds since 1970.
+    files_at: Option<u64>,
+}
 
 /// Why a space is not known before the answer is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NoSpace {
+enum NoSpace {
     /// No worker serves this version just now.
     NoWorker(ModelKey),
     /// A worker of this version does not know its space.
@@ -23,17 +34,30 @@ pub enum NoSpace {
 
 impl Spaces {
     /// Takes in what a worker that serves this version tells.
-    pub fn tell(&mut self, model: &ModelKey, space: Option<&str>) {
-        self.0.entry(model.clone()).or_default().insert(space.map(Name::from));
+    pub fn tell(&mut self, model: &ModelKey, content: Option<&Content>) {
+        let told = self.0.entry(model.clone()).or_default();
+        told.spaces.insert(content.and_then(|content| content.space.as_deref()).map(Name::from));
+        told.files_at = told.files_at.max(content.and_then(|content| content.files_at));
+    }
+
+    /// The space of an answer of these steps, as `trireme-space` tells it; `None` where it is not known.
+    pub fn told<'a>(&self, steps: impl IntoIterator<Item = &'a ModelKey>) -> Option<String> {
+        let spaces = self.of_steps(steps).ok()?;
+        space_of(spaces.into_iter().map(|space| Some(space.as_str())))
+    }
+
+    /// When the newest file of these steps was changed, in seconds since 1970, where a worker tells it.
+    pub fn files_at<'a>(&self, steps: impl IntoIterator<Item = &'a ModelKey>) -> Option<u64> {
+        steps.into_iter().filter_map(|step| self.0.get(step)?.files_at).max()
     }
 
     /// The spaces of these steps.
-    pub fn of_steps<'a>(&self, steps: impl IntoIterator<Item = &'a ModelKey>) -> Result<Vec<&Name>, NoSpace> {
+    fn of_steps<'a>(&self, steps: impl IntoIterator<Item = &'a ModelKey>) -> Result<Vec<&Name>, NoSpace> {
         steps.into_iter().map(|step| self.of_step(step)).collect()
     }
 
     fn of_step(&self, step: &ModelKey) -> Result<&Name, NoSpace> {
-        let told = self.0.get(step).ok_or_else(|| NoSpace::NoWorker(step.clone()))?;
+        let told = &self.0.get(step).ok_or_else(|| NoSpace::NoWorker(step.clone()))?.spaces;
         let known: Vec<&Name> = told.iter().flatten().collect();
         match known.as_slice() {
             _ if known.len() < told.len() => Err(NoSpace::Untold(step.clone())),
@@ -105,7 +129,12 @@ mod tests {
 
     fn spaces(told: &[(&str, Option<&str>)]) -> Spaces {
         let mut spaces = Spaces::default();
-        told.iter().for_each(|&(name, space)| spaces.tell(&key(name), space));
+        for (number, &(name, space)) in told.iter().enumerate() {
+            let space = space.map(Into::into);
+            let files_at = Some(number as u64);
+            let content = Content { of: name.to_owned(), digest: "d".to_owned(), space, files_at, yields_to: None };
+            spaces.tell(&key(name), Some(&content));
+        }
         spaces
     }
 
@@ -127,6 +156,19 @@ mod tests {
         let untold = check(&[("t", Some("ab")), ("m", Some("cd")), ("m", None)]).unwrap_err();
         assert_eq!(untold.cause, Some(Cause::OtherSpace));
         assert!(untold.message.contains("a worker of model 'm', a step of 'e', does not know its space"), "{untold}");
+    }
+
+    #[test]
+    fn what_is_told_is_of_all_steps() {
+        let all = spaces(&[("t", Some("ab")), ("m", Some("0123456789abcdef"))]);
+        assert_eq!(all.told(&[key("t"), key("m")]).as_deref(), Some("ab.0123456789ab"));
+        assert_eq!(all.files_at(&[key("t"), key("m")]), Some(1));
+        for unknown in [spaces(&[("t", Some("ab"))]), spaces(&[("t", Some("ab")), ("m", None)])] {
+            assert_eq!(unknown.told(&[key("t"), key("m")]), None);
+        }
+        let mut silent = Spaces::default();
+        silent.tell(&key("t"), None);
+        assert_eq!((silent.told(&[key("t")]), silent.files_at(&[key("t")])), (None, None));
     }
 
     #[test]

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use trireme_bus::{BusError, Connection, Content, ContentQuestion, Verdict};
 use trireme_engine::{Backend, IdleCalls, ModelSource};
@@ -55,12 +55,13 @@ impl Models {
             let space = model.space(version);
             let unknown = |error: &std::io::Error| tracing::warn!(model = model.name, version, %error, "the space of its answers is not known");
             let space = space.inspect_err(unknown).ok().map(String::into_boxed_str);
-            match folder {
-                Some(folder) if !is_shared => {
-                    Ok((folder.name.clone(), format!("{:016x}", folder.fingerprint()), space))
-                }
-                None if !is_shared => Ok((model.name.clone(), format!("{:016x}", model.fingerprint(version)), space)),
-                Some(folder) => Ok((folder.name.clone(), folder.digest()?, space)),
+            // The files that people have changed; those of a repository that is derived from a folder are as old as the process.
+            let files_at = folder.as_ref().map_or_else(|| model.files_at(version), |folder| folder.files_at());
+            let files_at = files_at.and_then(|at| Some(at.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs()));
+            let (of, digest) = match folder {
+                Some(folder) if !is_shared => (folder.name.clone(), format!("{:016x}", folder.fingerprint())),
+                None if !is_shared => (model.name.clone(), format!("{:016x}", model.fingerprint(version))),
+                Some(folder) => (folder.name.clone(), folder.digest()?),
                 None => {
                     let source = ModelSource {
                         config: model.config_of(version),
@@ -72,13 +73,14 @@ impl Models {
                         calls: IdleCalls::default(),
                     };
                     let surroundings = backend.surroundings(&source).map_err(std::io::Error::other)?;
-                    Ok((model.name.clone(), model.digest(version, &surroundings)?, space))
+                    (model.name.clone(), model.digest(version, &surroundings)?)
                 }
-            }
+            };
+            Ok(Content { of, digest, space, files_at, yields_to: None })
         });
         let found: Result<_, std::io::Error> = read.await.unwrap_or_else(|error| Err(std::io::Error::other(error)));
         match found {
-            Ok((of, digest, space)) => Some(Content { of, digest, space, yields_to: None }),
+            Ok(content) => Some(content),
             Err(error) => {
                 tracing::warn!(model = name, version, %error, "its content cannot be compared with that of other workers");
                 None

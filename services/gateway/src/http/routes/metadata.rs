@@ -5,10 +5,11 @@ use axum::response::Response;
 use trireme_protocol::metadata;
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::{integer, list, object, text};
+use trireme_server::http::openapi::schema::{integer, list, object, object_with, text};
 use trireme_server::http::response::{self, HttpError};
 use utoipa::openapi::schema::Schema;
 
+use crate::handlers::ModelMetadata;
 use crate::http::resource::{Endpoint, Resource};
 use crate::http::routing::{ModelPath, get};
 use crate::http::state::HttpState;
@@ -32,9 +33,9 @@ async fn server(State(http): State<HttpState>) -> Response {
 }
 
 async fn model(State(http): State<HttpState>, path: ModelPath) -> Result<Response, HttpError> {
-    let (served, versions) = http.handlers.model_metadata(&path.model, path.version)?;
-    let platform = served.platform();
-    let body = metadata::model_metadata(&path.model, &versions, platform, &served.inputs, &served.outputs);
+    let ModelMetadata { served, versions, space } = http.handlers.model_metadata(&path.model, path.version)?;
+    let (platform, space) = (served.platform(), space.as_deref());
+    let body = metadata::model_metadata(&path.model, &versions, platform, &served.inputs, &served.outputs, space);
     Ok(response::json(body))
 }
 
@@ -43,13 +44,14 @@ fn tensor_schema() -> Schema {
 }
 
 fn model_schema() -> Schema {
-    object([
+    let always = [
         ("name", text()),
         ("versions", list(text())),
         ("platform", text()),
         ("inputs", list(tensor_schema())),
         ("outputs", list(tensor_schema())),
-    ])
+    ];
+    object_with(always, [("properties", object_with([], [("space", text())]))])
 }
 
 fn server_schema() -> Schema {

@@ -99,7 +99,7 @@ impl State {
     pub(super) fn spaces(&self) -> Spaces {
         let mut spaces = Spaces::default();
         for entry in self.serving().map(Live::entry) {
-            spaces.tell(&entry.model, entry.content.as_ref().and_then(|content| content.space.as_deref()));
+            spaces.tell(&entry.model, entry.content.as_ref());
         }
         spaces
     }
