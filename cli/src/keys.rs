@@ -11,6 +11,7 @@ use data_encoding::BASE64URL_NOPAD;
 use ring::rand::{SecureRandom, SystemRandom};
 use trireme_runtime::service;
 use trireme_server::access::{KeyDigest, KeyEntry, KeyFile, LONGEST_OWNER, Role, is_owner_name};
+use trireme_server::owners::OwnerLimits;
 
 use crate::output::write_out;
 use crate::style::{Cell, cell, colours, table};
@@ -35,10 +36,12 @@ pub struct KeysArgs {
 enum Action {
     /// Make a key, print it once, and add its digest to the file
     Add(AddArgs),
-    /// List the keys of the file: identifier, owner, role, when they were made and when they expire
+    /// List the keys of the file: identifier, owner, role, when they were made and when they expire, limits of the owner
     List(FileArgs),
     /// Remove keys from the file; gateways refuse them within seconds
     Revoke(RevokeArgs),
+    /// Set how much an owner may ask for; gateways hold it to that within seconds
+    Limit(LimitArgs),
 }
 
 /// The file that a command is about.
@@ -83,12 +86,33 @@ struct RevokeArgs {
     file: FileArgs,
 }
 
+/// Flags of `trireme keys limit`.
+#[derive(Args)]
+struct LimitArgs {
+    /// Owner of keys
+    #[arg(value_parser = owner)]
+    owner: String,
+
+    /// Requests and tokens per minute and requests in flight at each gateway, such as rpm=60,tpm=100000,in-flight=8; `none` removes the
+    /// owner's limits from the file, and those of --owner hold
+    #[arg(value_name = "LIMITS", value_parser = limits)]
+    limits: Limits,
+
+    #[command(flatten)]
+    file: FileArgs,
+}
+
+/// The limits of an owner, or none.
+#[derive(Clone, Copy)]
+struct Limits(Option<OwnerLimits>);
+
 /// Runs `trireme keys`.
 pub fn run(args: &KeysArgs) -> ExitCode {
     let outcome = match &args.action {
         Action::Add(args) => add(args),
         Action::List(args) => list(args),
         Action::Revoke(args) => revoke(args),
+        Action::Limit(args) => limit(args),
     };
     match outcome {
         Ok(text) => write_out(text.as_bytes()),
@@ -101,6 +125,24 @@ fn owner(text: &str) -> Result<String, String> {
         true => Ok(text.to_owned()),
         false => Err(format!("expected 1 to {LONGEST_OWNER} letters, digits and '-', '_', '.', '@'")),
     }
+}
+
+fn limits(text: &str) -> Result<Limits, String> {
+    Ok(Limits(if text == "none" { None } else { Some(text.parse()?) }))
+}
+
+fn limit(args: &LimitArgs) -> anyhow::Result<String> {
+    KeyFile::change(&args.file.path, |file| {
+        let owner = &args.owner;
+        let is_known = file.keys.iter().any(|entry| entry.owner == *owner);
+        match args.limits.0 {
+            Some(limits) => drop(file.owners.insert(owner.clone(), limits)),
+            None => drop(file.owners.remove(owner)),
+        }
+        let note = if is_known { "" } else { "; the file has no key of this owner" };
+        let limits = args.limits.0.map_or("no limits in this file".to_owned(), |limits| limits.to_string());
+        Ok(format!("{owner}: {limits}{note}\n"))
+    })
 }
 
 fn add(args: &AddArgs) -> anyhow::Result<String> {
@@ -129,13 +171,13 @@ fn after(created: DateTime<Utc>, time: Duration) -> anyhow::Result<DateTime<Utc>
 fn list(args: &FileArgs) -> anyhow::Result<String> {
     let file = KeyFile::read(&args.path)?;
     let now = Utc::now();
-    let lines: Vec<_> = file.keys.iter().map(|entry| line(entry, now)).collect();
+    let lines: Vec<_> = file.keys.iter().map(|entry| line(entry, &file, now)).collect();
     let mut text = String::new();
-    table(&mut text, &["identifier", "owner", "role", "created", "expires"], &lines, colours());
+    table(&mut text, &["identifier", "owner", "role", "created", "expires", "limits"], &lines, colours());
     Ok(text)
 }
 
-fn line(entry: &KeyEntry, now: DateTime<Utc>) -> Vec<Cell> {
+fn line(entry: &KeyEntry, file: &KeyFile, now: DateTime<Utc>) -> Vec<Cell> {
     let role = entry.role.to_possible_value().map(|value| value.get_name().to_owned());
     let expires = match entry.expires {
         None => "never".to_owned(),
@@ -143,7 +185,9 @@ fn line(entry: &KeyEntry, now: DateTime<Utc>) -> Vec<Cell> {
         Some(time) => shown(time),
     };
     let created = entry.created.map_or_else(|| "-".to_owned(), shown);
-    vec![cell(id(entry)), cell(&entry.owner), cell(role.unwrap_or_default()), cell(created), cell(expires)]
+    let limits = file.owners.get(&entry.owner).filter(|_| entry.role != Role::Admin);
+    let limits = limits.map_or_else(|| "-".to_owned(), ToString::to_string);
+    [&id(entry), &entry.owner, &role.unwrap_or_default(), &created, &expires, &limits].map(cell).to_vec()
 }
 
 fn revoke(args: &RevokeArgs) -> anyhow::Result<String> {

@@ -23,6 +23,7 @@ mod status;
 mod style;
 mod tap;
 mod up;
+mod usage;
 mod validate;
 mod verify;
 mod welcome;
@@ -68,7 +69,7 @@ enum Command {
     Infer(infer::InferArgs),
     /// Write the model repository that a model folder is served as, to look at and to edit
     Init(init::InitArgs),
-    /// Make, list and revoke clients' keys in the file of --api-key-file
+    /// Make, list and revoke clients' keys in the file of --api-key-file, and set limits of their owners
     Keys(keys::KeysArgs),
     /// Make a variant of a model folder's ONNX file with 8-bit weights, as fast as its fidelity allows, and measure both
     Optimize(Box<optimize::OptimizeArgs>),
@@ -78,6 +79,8 @@ enum Command {
     Status(status::StatusArgs),
     /// Show messages as workers take them in, decoded, without touching them; over NATS only
     Tap(tap::TapArgs),
+    /// Show what owners of keys have used, by model, lane and time, and what that costs
+    Usage(usage::UsageArgs),
     /// Find every fault of model repositories: read, load and link all models without serving them
     Validate(validate::ValidateArgs),
     /// Compare a model's answers with those of its own library: sentence-transformers, transformers or model2vec
@@ -117,6 +120,7 @@ fn main() -> ExitCode {
         Command::Settings(args) => settings::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Tap(args) => tap::run(&args),
+        Command::Usage(args) => usage::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Completions { shell } => {

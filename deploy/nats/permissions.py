@@ -34,9 +34,9 @@ BULK_LEVEL = 10000
 # Ops with which a chain of backend `postprocess` has to begin for the model service to host it.
 REDUCTIONS = ["pool", "logit_score", "argmax", "top_k", "slice", "splade", "sparse"]
 
-# Streams on the broker's disk: settings, models loaded by request, dead letters, durable work and its bytes, and the stream
-# that shows whether the disk takes writes.
-ON_DISK = ["KV_~_settings", "KV_~_models", "~_dead", "~_jobs", "~_objects", "~_pulse"]
+# Streams on the broker's disk: settings, models loaded by request, dead letters, durable work and its bytes, what owners have
+# used, and the stream that shows whether the disk takes writes.
+ON_DISK = ["KV_~_settings", "KV_~_models", "~_dead", "~_jobs", "~_objects", "~_usage", "~_pulse"]
 # Streams in its memory: registry, attempts, states of sequences, and bodies too large for a message.
 IN_MEMORY = ["KV_~_registry", "~_attempts", "~_sequences", "~_claims"]
 
@@ -61,6 +61,9 @@ JOBS = ["~.jobs.>", "$JS.API.DIRECT.GET.~_jobs.>", "$JS.API.STREAM.MSG.GET.~_job
 JOBS += ["$JS.API.CONSUMER.CREATE.~_jobs", *answered("FC", "~_jobs.>")]
 JOBS += ["~.objects.>", "$JS.API.DIRECT.GET.~_objects.>", "$JS.API.STREAM.MSG.GET.~_objects"]
 JOBS += ["$JS.API.STREAM.PURGE.~_objects"]
+# What owners of keys have used: gateways write it, and read all of it for an answer.
+USAGE = ["~.usage.>", "$JS.API.DIRECT.GET.~_usage.>", "$JS.API.STREAM.PURGE.~_usage"]
+USAGE += ["$JS.API.CONSUMER.CREATE.~_usage", *answered("FC", "~_usage.>")]
 # The deployment's settings.
 SETTINGS = ["$JS.API.DIRECT.GET.KV_~_settings.$KV.~_settings.*"]
 
@@ -264,7 +267,7 @@ def gateway(stages):
     ours += [INBOX.format(stage) for stage in CALLERS]
     denied = [f"$JS.API.STREAM.MSG.DELETE.{name}" for name in kept] + [f"$JS.API.STREAM.DELETE.{name}" for name in ON_DISK]
     return (
-        [*ours, *made, *stores, *CLAIMS, *SEQUENCES, *JOBS, *queues],
+        [*ours, *made, *stores, *CLAIMS, *SEQUENCES, *JOBS, *USAGE, *queues],
         ["~.reply.>", "~.control.>", "~.streams.>"],
         denied if names == ["*"] else [],
     )

@@ -6,7 +6,7 @@
 //! whatever clocks say.
 //!
 //! Not here: the meaning of the values (`settings`, `registry`, `attempts`, `dead`, `sequences`; model control in the
-//! runtime; durable work in `trireme-jobs`).
+//! runtime; durable work in `trireme-jobs`; usage in the gateway).
 //!
 //! A write may name the revision that it replaces:
 //!
@@ -48,6 +48,8 @@ pub enum Bucket {
     Jobs,
     /// The bytes of durable requests, batches and files: `<object>.<part>`.
     Objects,
+    /// What owners have used: `<hour>.<gateway>`.
+    Usage,
 }
 
 /// A value in a store.
@@ -100,7 +102,7 @@ pub enum Change {
 
 impl Bucket {
     /// All buckets.
-    pub const ALL: [Bucket; 8] = [
+    pub const ALL: [Bucket; 9] = [
         Bucket::Settings,
         Bucket::Registry,
         Bucket::Models,
@@ -109,6 +111,7 @@ impl Bucket {
         Bucket::Sequences,
         Bucket::Jobs,
         Bucket::Objects,
+        Bucket::Usage,
     ];
 
     /// The bucket's name.
@@ -122,6 +125,7 @@ impl Bucket {
             Bucket::Sequences => "sequences",
             Bucket::Jobs => "jobs",
             Bucket::Objects => "objects",
+            Bucket::Usage => "usage",
         }
     }
 
@@ -129,7 +133,7 @@ impl Bucket {
     pub fn tokens(self) -> usize {
         match self {
             Bucket::Settings | Bucket::Models | Bucket::Attempts | Bucket::Jobs => 1,
-            Bucket::Objects => 2,
+            Bucket::Objects | Bucket::Usage => 2,
             Bucket::Registry | Bucket::Dead | Bucket::Sequences => 3,
         }
     }

@@ -320,7 +320,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::NoMethod => 405,
         Kind::TooLarge => 413,
         Kind::Field => 422,
-        Kind::Overloaded => 429,
+        Kind::Overloaded | Kind::OwnerLimit => 429,
         Kind::Internal => 500,
         Kind::Unavailable => 503,
     };

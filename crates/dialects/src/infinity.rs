@@ -277,7 +277,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::NoRoute => (404, "NotFound"),
         Kind::NoMethod => (405, "MethodNotAllowed"),
         Kind::TooLarge => (413, "BadRequestError"),
-        Kind::Overloaded => (429, "RateLimitError"),
+        Kind::Overloaded | Kind::OwnerLimit => (429, "RateLimitError"),
         Kind::Internal => (500, "InternalServerError"),
         Kind::Unavailable => (503, "ServiceUnavailableError"),
     };

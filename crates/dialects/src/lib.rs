@@ -259,7 +259,7 @@ fn refused(contender: Contender, also: &[Contender], refusal: &Refusal) -> Respo
     let headers = response.headers_mut();
     match refusal.kind {
         // Clients double their waits themselves.
-        Kind::Overloaded | Kind::Unavailable => {
+        Kind::Overloaded | Kind::OwnerLimit | Kind::Unavailable => {
             drop(headers.insert(RETRY_AFTER, response::retry_after(refusal.retry_after)));
         }
         Kind::Key => drop(headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),

@@ -241,7 +241,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::NoMethod => (405, "invalid_request_error"),
         Kind::TooLarge => (413, "invalid_request_error"),
         Kind::Field => (422, "invalid_request_error"),
-        Kind::Overloaded => (429, "rate_limit_error"),
+        Kind::Overloaded | Kind::OwnerLimit => (429, "rate_limit_error"),
         Kind::Internal => (500, "internal_server_error"),
         Kind::Unavailable => (503, "service_unavailable_error"),
     };

@@ -243,6 +243,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::NoModel | Kind::NoRoute => 404,
         Kind::NoMethod => 405,
         Kind::TooLarge => 413,
+        Kind::OwnerLimit => 429,
         Kind::Internal => 500,
         Kind::Overloaded | Kind::Unavailable => 503,
     };

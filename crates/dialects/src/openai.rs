@@ -152,7 +152,7 @@ pub(super) fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::NoRoute => (404, "invalid_request_error", Some("unknown_url")),
         Kind::NoMethod => (405, "invalid_request_error", Some("method_not_supported")),
         Kind::TooLarge => (413, "invalid_request_error", None),
-        Kind::Overloaded => (429, "rate_limit_error", Some("rate_limit_exceeded")),
+        Kind::Overloaded | Kind::OwnerLimit => (429, "rate_limit_error", Some("rate_limit_exceeded")),
         Kind::Internal => (500, "server_error", None),
         Kind::Unavailable => (503, "server_error", None),
     };

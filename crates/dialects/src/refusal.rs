@@ -38,6 +38,8 @@ pub enum Kind {
     Unsupported,
     /// A queue is full.
     Overloaded,
+    /// The owner of its key has asked for as much as is allowed, for now.
+    OwnerLimit,
     /// The model cannot be reached now, or the request's time is over.
     Unavailable,
     /// A fault of ours.
@@ -62,7 +64,7 @@ pub struct Refusal {
 impl Kind {
     /// Every kind.
     #[cfg(test)]
-    pub const ALL: [Kind; 15] = [
+    pub const ALL: [Kind; 16] = [
         Kind::Malformed,
         Kind::Field,
         Kind::Empty,
@@ -76,6 +78,7 @@ impl Kind {
         Kind::TooLarge,
         Kind::Unsupported,
         Kind::Overloaded,
+        Kind::OwnerLimit,
         Kind::Unavailable,
         Kind::Internal,
     ];
@@ -115,6 +118,7 @@ impl From<InferError> for Refusal {
             ErrorCode::InvalidArg | ErrorCode::AlreadyExists => Kind::Invalid,
             ErrorCode::Unsupported => Kind::Unsupported,
             ErrorCode::Unavailable if error.cause == Some(Cause::QueueFull) => Kind::Overloaded,
+            ErrorCode::Unavailable if error.cause == Some(Cause::OwnerLimit) => Kind::OwnerLimit,
             ErrorCode::Unavailable | ErrorCode::Cancelled => Kind::Unavailable,
             ErrorCode::Internal | ErrorCode::Unknown => Kind::Internal,
         };
@@ -170,6 +174,7 @@ mod tests {
         let kind = |error: InferError| Refusal::from(error).kind;
         assert_eq!(kind(InferError::not_found("x")), Kind::NoModel);
         assert_eq!(kind(InferError::unavailable("full").because(Cause::QueueFull)), Kind::Overloaded);
+        assert_eq!(kind(InferError::unavailable("enough").because(Cause::OwnerLimit)), Kind::OwnerLimit);
         assert_eq!(kind(InferError::unavailable("Request timeout expired")), Kind::Unavailable);
         let dimensions = Refusal::from(InferError::invalid_arg("'dimensions' is 0, expected at least 1"));
         assert_eq!(dimensions.field.as_deref(), Some("dimensions"));

@@ -101,7 +101,7 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         Kind::NoModel | Kind::NoRoute => 404,
         Kind::NoMethod => 405,
         Kind::TooLarge => 413,
-        Kind::Overloaded => 429,
+        Kind::Overloaded | Kind::OwnerLimit => 429,
         Kind::Internal => 500,
         Kind::Unavailable => 503,
     };

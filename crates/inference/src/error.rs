@@ -29,6 +29,8 @@ pub enum ErrorCode {
 pub enum Cause {
     /// A queue, or the gateway, has no room for it now.
     QueueFull,
+    /// Its owner has asked for as much as the gateway allows, for now.
+    OwnerLimit,
     /// It is larger than a limit of the gateway.
     TooLarge,
     /// The rules for sequences. Triton answers such a request without its id.

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 /// The header of a [`JobCall`] that names its job, and the line in a batch. For people only; clients cannot set it.
 pub const JOB: &str = "trireme-job";
 
+/// The header of a [`JobCall`] that names the client whose job it is; clients cannot set it.
+pub const OWNER: &str = "trireme-owner";
+
 /// A request to one of the gateway's routes, without the client's credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobCall {
@@ -93,9 +96,10 @@ pub trait Execute: Send + Sync + 'static {
 // === impl JobCall ===
 
 impl JobCall {
-    /// The call of a job, and of its line in a batch.
-    pub(crate) fn of(mut self, job: String) -> JobCall {
+    /// The call of a job, and of its line in a batch, of this client.
+    pub(crate) fn of(mut self, job: String, client: &str) -> JobCall {
         self.headers.push((JOB.to_owned(), job.into()));
+        self.headers.push((OWNER.to_owned(), Bytes::copy_from_slice(client.as_bytes())));
         self
     }
 

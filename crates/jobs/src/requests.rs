@@ -227,7 +227,7 @@ impl Jobs {
                 &format!("{ATTEMPTS} gateways have ended while they worked on this request, so it is set aside"),
             )),
             Ok(body) => {
-                let call = JobCall { body, ..request.call.clone() }.of(id.to_owned());
+                let call = JobCall { body, ..request.call.clone() }.of(id.to_owned(), &request.client);
                 let attempt = self.attempt(&call, request.expires, slot);
                 tokio::pin!(attempt);
                 match tokio::time::timeout(SETTLED, &mut attempt).await {

@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use trireme_bus::QUEUE_FULL;
 use trireme_inference::{Cause, InferError, Lane, UnixMicros};
 
+use crate::owners::Account;
 use crate::request_times::RequestTimes;
 
 /// Most bytes of an answer that the HTTP library gets at a time: it takes a piece whole, even if its client reads nothing.
@@ -68,6 +69,10 @@ struct PermitInner {
     spans: Mutex<Vec<tracing::Span>>,
     /// Values that are dropped when the answer is sent.
     kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
+    /// Whose the request is; nobody's is one of this process itself, or of a model.
+    account: OnceLock<Account>,
+    /// Whether a model was asked for the request.
+    has_begun: AtomicBool,
 }
 
 /// No bytes are left for a request.
@@ -139,6 +144,13 @@ impl Budget {
         self.holding(0, 0, lane, None)
     }
 
+    /// A new request's hold, without bytes, that is counted for its owner.
+    pub fn permit_of(&self, account: Account) -> BytesPermit {
+        let permit = self.permit_in(account.lane);
+        permit.belongs_to(account);
+        permit
+    }
+
     /// The hold of a job's request, without bytes. `job` names the job, and the line in a batch.
     pub fn permit_for_job(&self, job: Option<String>) -> BytesPermit {
         self.holding(0, 0, Lane::Bulk, job)
@@ -167,6 +179,8 @@ impl Budget {
             messages,
             spans,
             kept,
+            account: OnceLock::new(),
+            has_begun: AtomicBool::new(false),
         }))
     }
 }
@@ -255,6 +269,26 @@ impl BytesPermit {
         self.0.job.clone()
     }
 
+    /// Says whose the request is. The first owner stays.
+    pub fn belongs_to(&self, account: Account) {
+        let _ = self.0.account.set(account);
+    }
+
+    /// Whose the request is; `None` for one of this process itself, or of a model.
+    pub fn account(&self) -> Option<&Account> {
+        self.0.account.get()
+    }
+
+    /// Begins with the request; whether this is the first part of it.
+    pub fn begin(&self) -> bool {
+        !self.0.has_begun.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether a model was asked for the request.
+    pub fn has_begun(&self) -> bool {
+        self.0.has_begun.load(Ordering::Relaxed)
+    }
+
     /// Notes when the time is over that the client itself gave the request.
     pub fn ends_at(&self, deadline: UnixMicros) {
         // The client gives one time only.
@@ -305,7 +339,11 @@ impl BytesPermit {
     /// Moves all bytes of this hold into a new one: for a message of a stream.
     pub fn split(&self) -> BytesPermit {
         let PermitInner { budget, bytes, free, lane, job, .. } = self.0.as_ref();
-        budget.holding(bytes.swap(0, Ordering::Relaxed), *free, *lane, job.clone())
+        let split = budget.holding(bytes.swap(0, Ordering::Relaxed), *free, *lane, job.clone());
+        if let Some(account) = self.account() {
+            split.belongs_to(account.clone());
+        }
+        split
     }
 }
 

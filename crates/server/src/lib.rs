@@ -1,5 +1,5 @@
 //! A port and the layers before its routes, for HTTP and gRPC alike: connections and their limits, TLS, the time that a body may take, the
-//! bytes of all requests, keys and restrictions.
+//! bytes of all requests, keys and restrictions, and limits of owners.
 //!
 //! A request passes `connections` (accepted, limited, TLS), `body` (its pauses are limited, and its size once it is inflated), `access` (key,
 //! lane, restriction) and holds its bytes of the `budget` until its answer is sent. Over HTTP it passes the layers of `http`, too: request id
@@ -13,6 +13,7 @@ pub mod body;
 pub mod budget;
 pub mod connections;
 pub mod http;
+pub mod owners;
 mod request_times;
 
 pub use answer_headers::answer_headers;

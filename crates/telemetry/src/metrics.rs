@@ -96,6 +96,11 @@ metrics! {
     JobsInFlight = "trireme_jobs_calls_in_flight" Gauge "Calls of durable work that this gateway has in flight";
     JobsLimit = "trireme_jobs_calls_limit" Gauge "Calls of durable work that this gateway may have in flight now";
 
+    UsageRequests = "trireme_usage_requests_total" Counter "Requests of this gateway that have ended, by owner of the key, model, lane and outcome: answered, cached (by the response cache), failed, refused (by a limit of the owner)";
+    UsageRows = "trireme_usage_rows_total" Counter "Rows of requests that this gateway has answered, by owner of the key";
+    UsageTokens = "trireme_usage_tokens_total" Counter "Tokens of requests that this gateway has answered, by owner of the key; the sum of the answers' usage";
+    UsageSeconds = "trireme_usage_model_seconds_total" Counter "Model time of requests that this gateway has answered, by owner of the key: of a batch the part of their rows";
+
     StageTransit = "trireme_stage_transit_seconds" Histogram "From being sent to the model's queue on the bus until this process received it";
     StageQueue = "trireme_stage_queue_seconds" Histogram "From being received by this process until its batch began to run";
     StageLane = "trireme_stage_lane_queue_seconds" Histogram "From being sent to the model's queue until its batch began to run, by the request's lane";

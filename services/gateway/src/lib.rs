@@ -32,6 +32,7 @@ mod shared_memory;
 mod statistics;
 mod traces;
 mod triton_flags;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -66,6 +67,7 @@ use registry::Registry;
 use reread::Rereading;
 use shared_memory::SharedMemory;
 use statistics::Collector;
+use usage::Usage;
 
 pub use embedder::{Embedded, Embedder};
 pub use grpc::{CompressionLevel, GrpcArgs};
@@ -297,6 +299,7 @@ impl Gateway {
                 last_status: Default::default(),
                 keeps_jobs,
                 deployment,
+                usage: Usage::keep(bus.clone(), name, &tasks),
                 access,
                 default_timeout,
                 max_timeout: default_timeout.max(Duration::from_millis(args.max_timeout_ms)),
@@ -403,6 +406,9 @@ impl Gateway {
             let handlers = self.handlers.clone();
             let traces = tokio::task::spawn_blocking(move || handlers.tracing.finish());
             let last_words = async {
+                if let Err(error) = self.handlers.usage.write().await {
+                    tracing::warn!(%error, "the last usage could not be written");
+                }
                 self.handlers.collector.publish().await;
                 self.tasks.join().await;
                 // An error is a panic, which was logged.

@@ -63,6 +63,7 @@ mod trace_files;
 mod traces;
 mod translation;
 mod up;
+mod usage;
 mod waking;
 mod webhooks;
 mod windows;

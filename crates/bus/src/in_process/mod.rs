@@ -120,7 +120,7 @@ impl InProcess {
 
     /// The disk, for buckets that are there.
     fn disk(&self, bucket: Bucket) -> Option<&Disk> {
-        self.0.disk.as_ref().filter(|_| matches!(bucket, Bucket::Jobs | Bucket::Objects))
+        self.0.disk.as_ref().filter(|_| matches!(bucket, Bucket::Jobs | Bucket::Objects | Bucket::Usage))
     }
 
     fn deliver(&self, topic: &str, question: impl Fn() -> TopicMessage) {

@@ -125,6 +125,8 @@ pub fn config(names: &Names, bucket: Bucket) -> Config {
             discard: DiscardPolicy::New,
             ..last_value
         },
+        // Each record has a time to live of its own.
+        Bucket::Usage => Config { description: description("what owners of keys have used"), ..last_value },
     }
 }
 

@@ -81,6 +81,7 @@ impl Needed<'_> {
             Needed::Bucket(Bucket::Sequences) => "making the store of sequences",
             Needed::Bucket(Bucket::Jobs) => "making the store of jobs",
             Needed::Bucket(Bucket::Objects) => "making the store of objects",
+            Needed::Bucket(Bucket::Usage) => "making the store of usage",
             Needed::Claims => "making the stream of claims",
             Needed::Queue(..) => "making a work queue",
         }
@@ -92,6 +93,8 @@ impl Needed<'_> {
             Needed::Bucket(Bucket::Objects) => 4,
             Needed::Bucket(Bucket::Jobs | Bucket::Sequences) | Needed::Claims => 8,
             Needed::Bucket(Bucket::Dead) => 16,
+            // Where the account has a limit, the broker drops the oldest usage first.
+            Needed::Bucket(Bucket::Usage) => 128,
             Needed::Bucket(Bucket::Settings | Bucket::Registry | Bucket::Models | Bucket::Attempts)
             | Needed::Queue(..) => account::SMALL,
         }

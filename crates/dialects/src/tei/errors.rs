@@ -16,7 +16,7 @@ pub fn of(refusal: &Refusal) -> (u16, &'static str) {
         Kind::Unsupported if refusal.field.is_none() => (424, "Backend"),
         Kind::Field | Kind::Invalid | Kind::Unsupported => (422, "Validation"),
         Kind::Internal => (424, "Backend"),
-        Kind::Overloaded => (429, "Overloaded"),
+        Kind::Overloaded | Kind::OwnerLimit => (429, "Overloaded"),
         Kind::Unavailable => (503, "Unhealthy"),
     }
 }

@@ -1,7 +1,8 @@
 //! Errors as gRPC statuses.
 
+use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
-use trireme_inference::InferError;
+use trireme_inference::{Cause, InferError};
 
 use crate::status::grpc_code;
 
@@ -9,12 +10,19 @@ use crate::status::grpc_code;
 /// that is not plain ASCII takes three.
 const MAX_MESSAGE: usize = 2000;
 
-/// An error as the status that ends a call.
+/// An error as the status that ends a call. One about an owner's limit says in its metadata when to ask again.
 pub fn status(error: &InferError) -> Status {
     let mut message = error.message.clone();
     if message.len() > MAX_MESSAGE {
         message.truncate(message.floor_char_boundary(MAX_MESSAGE));
         message.push_str(" ...");
     }
-    Status::new(Code::from_i32(grpc_code(error.code)), message)
+    if error.cause != Some(Cause::OwnerLimit) {
+        return Status::new(Code::from_i32(grpc_code(error.code)), message);
+    }
+    let mut metadata = MetadataMap::new();
+    if let Some(after) = error.retry_after {
+        metadata.insert("retry-after", (after.as_secs_f64().ceil() as u64).max(1).into());
+    }
+    Status::with_metadata(Code::ResourceExhausted, message, metadata)
 }

@@ -419,6 +419,14 @@ fn statuses_have_the_tables_code_and_bounded_text() {
     assert!(long.message().len() < 2100 && long.message().ends_with("ü ..."), "{}", long.message().len());
 }
 
+#[test]
+fn a_limit_of_an_owner_says_when_to_ask_again() {
+    let error = InferError::unavailable("enough").because(trireme_inference::Cause::OwnerLimit);
+    let status = status(&InferError { retry_after: Some(std::time::Duration::from_millis(2100)), ..error });
+    assert_eq!(status.code(), tonic::Code::ResourceExhausted);
+    assert_eq!(status.metadata().get("retry-after").unwrap(), "3");
+}
+
 // --- metadata ---
 
 #[test]

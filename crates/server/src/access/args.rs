@@ -8,6 +8,7 @@ use super::given::{Given, GivenParser, files};
 use super::keys::{OwnedKey, Secret};
 use super::restriction::Restriction;
 use super::sender;
+use crate::owners::OwnerRule;
 
 /// Flags about access.
 #[derive(Args, Clone, Debug, Default)]
@@ -30,6 +31,12 @@ pub struct AccessArgs {
     /// With such a file clients need a key, also while it has none
     #[arg(long, env = "TRIREME_API_KEY_FILE", value_name = "PATH")]
     pub api_key_file: Option<PathBuf>,
+
+    /// Limits of the owner NAME of keys at this gateway: rpm, requests that begin within a minute; tpm, their tokens; in-flight, requests that have
+    /// not ended. May be given several times; the name * is every other owner. A request beyond them is answered 429. With N gateways an
+    /// owner has N times as much. Durable work has limits of its own (--jobs-owner-requests)
+    #[arg(long = "owner", env = "TRIREME_OWNER", value_name = "NAME:LIMIT=NUMBER,...", value_delimiter = ';')]
+    pub owners: Vec<OwnerRule>,
 
     /// Key of an administrator, who may change the server from everywhere and sees everybody's durable work; may be given several times, also as
     /// `file:PATH`. With such a key nobody else changes the server, except with --control-access=any

@@ -1,6 +1,7 @@
 //! The file of `--api-key-file`: clients' keys as digests, with their owners, roles and times to live. `trireme keys` writes it, and gateways read it
 //! again when it changes.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::SystemTime;
@@ -9,10 +10,11 @@ use anyhow::Context;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 
-use super::keys::{KeyDigest, is_owner_name};
+use super::keys::KeyDigest;
+use crate::owners::{OwnerLimits, is_owner_name};
 
 /// Longest name of an owner, in bytes.
-pub use super::keys::LONGEST_NAME as LONGEST_OWNER;
+pub use crate::owners::LONGEST_NAME as LONGEST_OWNER;
 
 /// The keys of a file: `{"keys": [{"owner": "alice", "sha256": "…"}]}`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -21,6 +23,9 @@ pub struct KeyFile {
     /// In the order in which they were added.
     #[serde(default)]
     pub keys: Vec<KeyEntry>,
+    /// The limits of owners, such as `"rpm=60,tpm=100000"`. They go before those of flags.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub owners: BTreeMap<String, OwnerLimits>,
 }
 
 /// A key of a file, without the key itself.
@@ -71,6 +76,13 @@ impl KeyFile {
                 "{}: keys[{index}].owner is '{}', expected 1 to {LONGEST_OWNER} letters, digits and '-', '_', '.', '@'",
                 named(),
                 entry.owner
+            );
+        }
+        for owner in file.owners.keys() {
+            anyhow::ensure!(
+                is_owner_name(owner),
+                "{}: owners has '{owner}', expected 1 to {LONGEST_OWNER} letters, digits and '-', '_', '.', '@'",
+                named()
             );
         }
         Ok(file)
@@ -133,7 +145,8 @@ mod tests {
             created: None,
             expires: Some("2030-01-01T00:00:00Z".parse().unwrap()),
         };
-        let file = KeyFile { keys: vec![entry] };
+        let owners = [("alice".to_owned(), "rpm=60".parse().unwrap())].into();
+        let file = KeyFile { keys: vec![entry], owners };
         KeyFile::change(&path, |empty| {
             empty.clone_from(&file);
             Ok(())
@@ -178,6 +191,8 @@ mod tests {
                 "unknown field `until`",
             ),
             (format!(r#"{{"keys": [{{"owner": "a b", "sha256": "{digest}"}}]}}"#), "keys[0].owner is 'a b'"),
+            (r#"{"owners": {"alice": "rpm=no"}}"#.to_owned(), "'rpm=no' is no limit"),
+            (r#"{"owners": {"a b": "rpm=1"}}"#.to_owned(), "owners has 'a b'"),
         ];
         for (text, expected) in cases {
             fs::write(&path, text).unwrap();

@@ -8,8 +8,7 @@ use data_encoding::{HEXLOWER, HEXLOWER_PERMISSIVE};
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
-/// Longest name of an owner, in bytes.
-pub const LONGEST_NAME: usize = 64;
+use crate::owners::is_owner_name;
 
 /// Fewest characters of a key that takes long to guess.
 const SHORTEST: usize = 16;
@@ -29,12 +28,6 @@ pub struct OwnedKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct KeyDigest([u8; 32]);
-
-/// Whether an owner may have this name.
-pub fn is_owner_name(name: &str) -> bool {
-    (1..=LONGEST_NAME).contains(&name.len())
-        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte))
-}
 
 // === impl OwnedKey ===
 

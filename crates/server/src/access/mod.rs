@@ -8,7 +8,7 @@ mod keys;
 mod restriction;
 mod sender;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -17,10 +17,12 @@ use axum::http::HeaderValue;
 use parking_lot::RwLock;
 use trireme_inference::Lane;
 
+pub use crate::owners::is_owner_name;
+use crate::owners::{ADMINISTRATOR, Account, OwnerLimits, OwnerRule, Owners};
 pub use args::{AccessArgs, ControlAccess};
 pub use given::{Given, files, read_all};
 pub use key_file::{KeyEntry, KeyFile, LONGEST_OWNER, Role};
-pub use keys::{KeyDigest, OwnedKey, Secret, is_owner_name};
+pub use keys::{KeyDigest, OwnedKey, Secret};
 pub use restriction::{Category, Restriction};
 pub use sender::{Foreign, Sender};
 
@@ -50,6 +52,8 @@ pub struct Access {
     secrets: Arc<RwLock<Arc<Secrets>>>,
     control: ControlAccess,
     names: sender::Names,
+    /// Counts of owners, which stay when secrets are replaced.
+    owners: Owners,
 }
 
 /// The secrets of the rules.
@@ -59,6 +63,15 @@ struct Secrets {
     /// Whether there is a file of keys: then clients need a key, also when the file has none.
     has_file: bool,
     restrictions: Vec<Restriction>,
+    limits: Limits,
+}
+
+/// The limits of owners.
+#[derive(Debug, Default)]
+struct Limits {
+    own: HashMap<Arc<str>, OwnerLimits>,
+    /// Those of owners without limits of their own.
+    every: OwnerLimits,
 }
 
 /// Why a request is not admitted.
@@ -112,11 +125,12 @@ impl Access {
         let admin = admin.map(|key| Known::given(&key, Lane::Live, None));
         let file = args.api_key_file.as_deref().map(KeyFile::read).transpose().context("--api-key-file")?;
         let has_file = file.is_some();
-        let filed = file.unwrap_or_default().keys.into_iter().map(Known::from);
-        let keys = live.chain(bulk).chain(admin).chain(filed).collect();
+        let file = file.unwrap_or_default();
+        let limits = Limits::new(&args.owners, file.owners)?;
+        let keys = live.chain(bulk).chain(admin).chain(file.keys.into_iter().map(Known::from)).collect();
         let names = sender::Names::new(&args.allowed_hosts, origins);
-        let secrets = Access::keep(Secrets { keys, has_file, restrictions });
-        Ok(Access { control: args.control_access, names, secrets })
+        let secrets = Access::keep(Secrets { keys, has_file, restrictions, limits });
+        Ok(Access { control: args.control_access, names, secrets, owners: Owners::default() })
     }
 
     /// Rules without keys.
@@ -153,6 +167,25 @@ impl Access {
             Some(known) => known.owner.clone(),
             None => Some("".into()),
         }
+    }
+
+    /// Whose a request with these headers is, with the limits of its owner. An administrator has none.
+    pub fn account<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Account {
+        let secrets = self.secrets();
+        let known = secrets.known(&header);
+        let lane = lane(known, header);
+        match known {
+            Some(Known { owner: None, .. }) => self.account_of(&ADMINISTRATOR.into(), lane),
+            known => {
+                let name = known.and_then(|known| known.owner.clone()).unwrap_or_default();
+                Account { limits: secrets.limits.of(&name), owner: self.owners.named(&name), lane }
+            }
+        }
+    }
+
+    /// The account of an owner whose requests have no limits here: they are durable work, which has limits of its own.
+    pub fn account_of(&self, owner: &Arc<str>, lane: Lane) -> Account {
+        Account { owner: self.owners.named(owner), limits: OwnerLimits::default(), lane }
     }
 
     /// Whether a header of this name holds the secret of a restricted category.
@@ -215,8 +248,30 @@ impl Access {
 
     /// The lane of an admitted request with these headers: bulk if its key or its header `Priority` says so.
     pub fn lane<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Lane {
-        let asked = header("priority").and_then(|value| std::str::from_utf8(value).ok()).map(Lane::of_header);
-        asked.unwrap_or_default().max(self.secrets().known(header).map(|known| known.lane).unwrap_or_default())
+        lane(self.secrets().known(&header), header)
+    }
+}
+
+// === impl Limits ===
+
+impl Limits {
+    /// The limits of the flags; those of the file have the last word about its owners.
+    fn new(rules: &[OwnerRule], file: BTreeMap<String, OwnerLimits>) -> anyhow::Result<Limits> {
+        let mut limits = Limits::default();
+        let mut seen = BTreeSet::new();
+        for rule in rules {
+            anyhow::ensure!(seen.insert(&rule.owner), "--owner names '{}' more than once", rule.owner);
+            match rule.is_for_every() {
+                true => limits.every = rule.limits,
+                false => drop(limits.own.insert(rule.owner.clone(), rule.limits)),
+            }
+        }
+        limits.own.extend(file.into_iter().map(|(owner, limits)| (owner.into(), limits)));
+        Ok(limits)
+    }
+
+    fn of(&self, owner: &str) -> OwnerLimits {
+        self.own.get(owner).copied().unwrap_or(self.every)
     }
 }
 
@@ -266,6 +321,12 @@ impl Secrets {
         };
         given.into_iter().flatten().find_map(find)
     }
+}
+
+/// The lane of a request with this key and these headers.
+fn lane<'a>(known: Option<&Known>, header: impl Fn(&str) -> Option<&'a [u8]>) -> Lane {
+    let asked = header("priority").and_then(|value| std::str::from_utf8(value).ok()).map(Lane::of_header);
+    asked.unwrap_or_default().max(known.map(|known| known.lane).unwrap_or_default())
 }
 
 /// The token of `Bearer TOKEN`.
@@ -364,6 +425,41 @@ mod tests {
         assert_eq!(of("alice"), Err(Denied::Key), "a file without keys admits nobody");
         std::fs::remove_file(&path).unwrap();
         assert!(format!("{:#}", Access::new(&args, &[]).unwrap_err()).starts_with("--api-key-file: the file of keys"));
+    }
+
+    #[test]
+    fn an_owner_has_limits_of_the_file_or_the_flag_and_counts_stay_when_they_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys.json");
+        let of_file = |limits: &str| {
+            let owners = [("bob".to_owned(), limits.parse().unwrap())].into();
+            KeyFile::change(&path, |file| {
+                *file = KeyFile { owners, ..KeyFile::default() };
+                Ok(())
+            })
+            .unwrap();
+        };
+        of_file("rpm=7");
+        let owned = |text: &str| text.parse().unwrap();
+        let args = AccessArgs {
+            api_keys: vec![owned("alice=a"), owned("bob=b"), owned("carol=c")],
+            admin_api_keys: vec!["admin".parse().unwrap()],
+            owners: ["alice:rpm=2", "bob:rpm=1", "*:in-flight=3"].map(|rule| rule.parse().unwrap()).to_vec(),
+            api_key_file: Some(path.clone()),
+            ..AccessArgs::default()
+        };
+        let access = new(&args);
+        let of = |key: &'static str| access.account(|name| (name == "x-api-key").then_some(key.as_bytes()));
+        let limits = |key| of(key).limits.to_string();
+        assert_eq!(["a", "b", "c", "admin"].map(limits), ["rpm=2", "rpm=7", "in-flight=3", ""]);
+        assert_eq!(&**of("admin").owner.name(), ADMINISTRATOR);
+        of("a").begin(true, 0).unwrap().end(0);
+        of_file("tpm=5");
+        access.take_over(&new(&args));
+        assert_eq!(limits("b"), "tpm=5");
+        assert_eq!(of("a").requests().unwrap().remaining, 1, "the request before counts");
+        let twice = AccessArgs { owners: [args.owners[0].clone(), args.owners[0].clone()].to_vec(), ..args };
+        assert!(Access::new(&twice, &[]).unwrap_err().to_string().contains("--owner names 'alice' more than once"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use futures_util::FutureExt;
@@ -17,7 +17,7 @@ use super::access_log::MessageIds;
 use super::traffic::Traffic;
 use super::{body, response};
 use crate::access::Access;
-use crate::budget::{self, Budget};
+use crate::budget::{self, Budget, BytesPermit};
 use crate::connections::Spare;
 
 /// The limits that requests are held to.
@@ -30,7 +30,7 @@ pub struct Intake {
     pub budget: Budget,
     /// Whether the port speaks TLS.
     pub is_tls: bool,
-    /// Knows the lane of a request.
+    /// Knows the lane and the owner of a request.
     pub access: Arc<Access>,
     /// The tasks that read on what a handler refuses.
     pub tasks: TaskSet,
@@ -53,7 +53,7 @@ async fn answer(State(intake): State<Arc<Intake>>, request: Request, next: Next)
     }
     let budget = &intake.budget;
     let permit = match traffic.executes() {
-        true => budget.permit_in(intake.access.lane(|name| request.headers().get(name).map(HeaderValue::as_bytes))),
+        true => budget.permit_of(intake.access.account(|name| request.headers().get(name).map(HeaderValue::as_bytes))),
         false => budget.permit_about_server(),
     };
     let path = request.uri().path().to_owned();
@@ -68,6 +68,7 @@ async fn answer(State(intake): State<Arc<Intake>>, request: Request, next: Next)
         response::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error")
     });
     let mut answer = answer;
+    tell_limits(&permit, answer.headers_mut());
     answer.extensions_mut().insert(MessageIds(permit.messages()));
     for span in permit.followed() {
         let scheme = if intake.is_tls { "https" } else { "http" };
@@ -76,4 +77,16 @@ async fn answer(State(intake): State<Arc<Intake>>, request: Request, next: Next)
         trireme_telemetry::set_count(&span, "http.response.status_code", answer.status().as_u16().into());
     }
     budget::until_sent(answer, permit)
+}
+
+/// Adds the limits of a request's owner to the answer's headers, if a model was asked.
+fn tell_limits(permit: &BytesPermit, headers: &mut HeaderMap) {
+    let Some(account) = permit.account().filter(|_| permit.has_begun()) else { return };
+    let requests = account.requests().map(|state| state.headers("requests"));
+    let tokens = account.tokens().map(|state| state.headers("tokens"));
+    for (name, value) in requests.into_iter().chain(tokens).flatten() {
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+            headers.insert(name, value);
+        }
+    }
 }

@@ -119,10 +119,12 @@ impl IntoResponse for HttpError {
             true => plain_error(status, &self.error.message),
             false => error(status, &self.error.message),
         };
-        if self.error.cause == Some(Cause::QueueFull) {
-            response.extensions_mut().insert(QueueFull);
-            response.headers_mut().insert(RETRY_AFTER, retry_after(self.error.retry_after));
+        match self.error.cause {
+            Some(Cause::QueueFull) => drop(response.extensions_mut().insert(QueueFull)),
+            Some(Cause::OwnerLimit) => *response.status_mut() = StatusCode::TOO_MANY_REQUESTS,
+            _ => return response,
         }
+        response.headers_mut().insert(RETRY_AFTER, retry_after(self.error.retry_after));
         response
     }
 }

@@ -41,7 +41,7 @@ fn infers(path: &str) -> bool {
 #[derive(Clone)]
 pub struct Counting {
     pub budget: Budget,
-    /// Knows the lane of a call.
+    /// Knows the lane and the owner of a call.
     pub access: Arc<Access>,
     /// Most bytes of a message.
     pub largest: usize,
@@ -54,8 +54,8 @@ pub async fn count(State(counting): State<Counting>, request: Request, next: Nex
     let Counting { budget, access: rules, largest, pause } = counting;
     let (mut parts, body) = request.into_parts();
     let path = parts.uri.path();
-    let lane = || rules.lane(|name| parts.headers.get(name).map(HeaderValue::as_bytes));
-    let permit = if infers(path) { budget.permit_in(lane()) } else { budget.permit_about_server() };
+    let account = || rules.account(|name| parts.headers.get(name).map(HeaderValue::as_bytes));
+    let permit = if infers(path) { budget.permit_of(account()) } else { budget.permit_about_server() };
     let is_health = access::category(path) == Some(Category::Health);
     if !is_health && parts.extensions.get::<Spare>().is_some() {
         return status(&InferError::unavailable("there are too many connections (--max-connections)")).into_http();

@@ -16,6 +16,7 @@ use trireme_runtime::response_cache::Key;
 use trireme_server::budget::BytesPermit;
 
 use super::Handlers;
+use super::metering::Metered;
 use super::sequences::{self, InSequence, SequenceRequest};
 use super::zero_shot::LabelScores;
 use crate::caller::Caller;
@@ -107,6 +108,7 @@ impl Handlers {
         let span = request.span.clone();
         let response = self.answer(&mut request, message, cached).instrument(span.clone()).await;
         request.ended();
+        request.meter(&response);
         let response = response.map(|response| request.named(response));
         if let (true, Ok(response)) = (embeds, &response) {
             let tokens = response.ledger.texts().map_or(0, |texts| texts.tokens);
@@ -158,7 +160,7 @@ impl Handlers {
     pub fn infer_stream(self: &Arc<Self>, mut traced: Traced) -> Result<Responses, InferError> {
         let outputs = self.read_shared(&mut traced.request, &traced.permit)?;
         let Prepared { mut request, message, place, .. } = self.prepare(traced, AnswerForm::InParts)?;
-        let exchange = self.begin(&mut request, message)?;
+        let exchange = self.begin(&mut request, message).inspect_err(|_| request.metered.failed())?;
         let exchange = match place {
             Some(place) => self.dispatcher.in_turn(exchange, place),
             None => exchange,
@@ -221,8 +223,18 @@ impl Handlers {
         let mut prepared = span.in_scope(|| {
             self.repeat_query(&mut traced.request, &traced.permit)?;
             let labels = self.pair_with_labels(&mut traced.request, &traced.permit)?;
+            let mut metered = self.meter(&traced.request, &traced.permit, waits.lane)?;
             let terms = InferOptions { waits, rows, answer, traceparent, callers, job, trace, labels };
-            self.admit(traced.request, terms, &span)
+            match self.admit(traced.request, terms, &span) {
+                Ok(mut prepared) => {
+                    prepared.request.metered = metered;
+                    Ok(prepared)
+                }
+                Err(error) => {
+                    metered.failed();
+                    Err(error)
+                }
+            }
         });
         match &mut prepared {
             Ok(prepared) => {
@@ -329,6 +341,7 @@ impl Handlers {
             other_name,
             served: served.clone(),
             rows: batch,
+            counted_rows: counted_rows(batch, rows, &message.tensors),
             dimensions: message.parameters.get("dimensions").and_then(ParameterValue::as_u64),
             steps: message.route.remaining().len(),
             by_user_code,
@@ -339,6 +352,7 @@ impl Handlers {
             patience: waits.patience,
             limit,
             span: span.clone(),
+            metered: Metered::default(),
             counted,
             trace,
         };
@@ -373,6 +387,12 @@ impl Handlers {
         let next = self.next(request, &mut exchange).await;
         next.unwrap_or_else(|| Err(no_answer())).map(|next| next.response)
     }
+}
+
+/// The rows of a request in its owner's usage: one where nothing says that it has more.
+fn counted_rows(batch: Option<i64>, rows: Rows, tensors: &[Tensor]) -> u64 {
+    let batch = batch.or_else(|| (rows == Rows::Independent).then(|| rows_of(tensors)));
+    batch.and_then(|rows| u64::try_from(rows).ok()).unwrap_or(1)
 }
 
 /// The batch dimension of a request.

@@ -6,6 +6,7 @@ mod health;
 mod infer;
 mod logging;
 mod metadata;
+mod metering;
 mod pipelines;
 mod query;
 mod repository;

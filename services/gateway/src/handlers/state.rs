@@ -17,6 +17,7 @@ use crate::models::ModelControl;
 use crate::registry::{Registry, ServedModel};
 use crate::shared_memory::SharedMemory;
 use crate::statistics::{Collector, Windows};
+use crate::usage::Usage;
 
 /// The state of the operations. One per gateway, shared by all its listeners.
 pub struct Handlers {
@@ -45,6 +46,8 @@ pub struct Handlers {
     pub(crate) keeps_jobs: bool,
     /// The name of the deployment; empty for a deployment without a name.
     pub(crate) deployment: String,
+    /// What owners of keys have used.
+    pub(crate) usage: Usage,
     /// The access rules.
     pub(crate) access: Access,
     /// The timeout of requests that set none.

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
 use trireme_jobs::Jobs;
 use trireme_runtime::TaskSet;
+use trireme_server::access::Access;
 use trireme_server::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol, Tls};
 use trireme_server::http::access_log::Observer;
 use trireme_server::http::{Intake, LogWriter, cors, root};
@@ -114,7 +115,8 @@ impl HttpListener {
             state.webhooks = setup.webhooks.clone();
             let (routes, budget) = (routes::work(state.clone()), budget.clone());
             let batches = budget.permit_for_job(None);
-            let runner = Runner { routes, registry, budget, batches, webhooks: setup.webhooks };
+            let access = Access::clone(&access);
+            let runner = Runner { routes, registry, access, budget, batches, webhooks: setup.webhooks };
             let (jobs, run) = Jobs::open(setup.bus, &setup.own, Arc::new(runner), setup.options);
             let stopped = stop.clone();
             // Another gateway goes on with the jobs of this one.

@@ -34,6 +34,7 @@ use crate::counts::{EMBEDDINGS, PROVIDER};
 use crate::handlers::{Handlers, Queues, SharedHandlers};
 use crate::http::HttpArgs;
 use crate::statistics::{Totals, Windows};
+use crate::usage::{self, Counts};
 
 pub use args::MetricsArgs;
 use args::MetricsOptions;
@@ -190,6 +191,7 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
         }
     });
     out.family(Metric::TracesDropped, |samples| samples.value(&[], handlers.tracing.dropped() as f64));
+    usage(&handlers.usage.totals(), out);
     if let Some(jobs) = handlers.jobs.get() {
         durable(&jobs.statistics(), out);
     }
@@ -216,6 +218,30 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
     out.family(Metric::Workers, |samples| {
         workers.iter().for_each(|(key, count)| with_labels(key, |labels| samples.value(labels, *count as f64)));
     });
+}
+
+/// Adds what owners of keys have used at this gateway since its start.
+fn usage(totals: &usage::Totals, out: &mut Exposition) {
+    out.family(Metric::UsageRequests, |samples| {
+        for ([lane, model, owner], counts) in totals.series() {
+            let answered = counts.requests.saturating_sub(counts.errors).saturating_sub(counts.cached);
+            let outcomes = [
+                ("answered", answered),
+                ("cached", counts.cached),
+                ("failed", counts.errors),
+                ("refused", counts.refused),
+            ];
+            for (outcome, count) in outcomes {
+                samples.value(&[lane, model, ("outcome", outcome), owner], count as f64);
+            }
+        }
+    });
+    let each = |samples: &mut Samples<'_>, read: fn(&Counts) -> f64| {
+        totals.series().for_each(|(labels, counts)| samples.value(&labels, read(counts)));
+    };
+    out.family(Metric::UsageRows, |samples| each(samples, |counts| counts.rows as f64));
+    out.family(Metric::UsageTokens, |samples| each(samples, |counts| counts.tokens as f64));
+    out.family(Metric::UsageSeconds, |samples| each(samples, |counts| counts.compute_us as f64 / 1e6));
 }
 
 /// Adds the metrics of this gateway's durable work.

@@ -134,6 +134,15 @@ impl Responses {
     pub async fn next(&mut self) -> Option<Result<Next, InferError>> {
         let span = self.request.span.clone();
         let next = self.handlers.next(&mut self.request, &mut self.exchange).instrument(span).await?;
+        match &next {
+            Ok(Next { response, last, .. }) => {
+                self.request.meter_part(response);
+                if *last {
+                    self.request.metered.answered();
+                }
+            }
+            Err(_) => self.request.metered.failed(),
+        }
         Some(next.and_then(|mut next| {
             next.response = self.request.named(next.response);
             self.outputs.write(&mut next.response)?;

@@ -10,6 +10,7 @@ use trireme_model_repository::OtherName;
 use trireme_protocol::status::http_status;
 
 use crate::dispatch::{EXPIRED, Turn};
+use crate::handlers::metering::Metered;
 use crate::handlers::zero_shot::LabelScores;
 use crate::registry::{Labels, ServedModel};
 use crate::statistics::CountedRequest;
@@ -29,6 +30,8 @@ pub struct Running {
     pub served: Arc<ServedModel>,
     /// The rows of the request, where its model batches.
     pub rows: Option<i64>,
+    /// The rows that count as its owner's usage.
+    pub counted_rows: u64,
     /// Its parameter `dimensions`, which cuts embeddings.
     pub dimensions: Option<u64>,
     /// The steps of its route.
@@ -46,6 +49,8 @@ pub struct Running {
     pub patience: Duration,
     pub limit: Limit,
     pub counted: CountedRequest,
+    /// The request in the limits and the usage of its owner.
+    pub metered: Metered,
     pub span: tracing::Span,
     /// Where it is written to a file of traces.
     pub trace: Option<Arc<OpenTrace>>,
@@ -96,6 +101,24 @@ impl Running {
             name.give(&mut response);
         }
         response
+    }
+
+    /// Counts its one answer.
+    pub fn meter(&mut self, answer: &Result<InferResponse, InferError>) {
+        match answer {
+            Ok(response) => {
+                self.meter_part(response);
+                self.metered.answered();
+            }
+            Err(_) => self.metered.failed(),
+        }
+    }
+
+    /// Notes what a part of its answer tells.
+    pub fn meter_part(&mut self, response: &InferResponse) {
+        let rows = self.counted_rows;
+        let messages = self.rows_per_message.map_or(1, |most| rows.div_ceil(most.max(1).into()));
+        self.metered.part(&response.ledger, rows, messages);
     }
 
     /// Notes in its trace that nothing more is done for it, so far.

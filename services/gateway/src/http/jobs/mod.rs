@@ -21,8 +21,9 @@ use clap::{ArgAction, Args};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
-use trireme_jobs::{Execute, Executed, JOB, JobAnswer, JobCall, Options, Quotas, WebhookAnswer, WebhookCall};
-use trireme_server::access::{Given, read_all};
+use trireme_inference::Lane;
+use trireme_jobs::{Execute, Executed, JOB, JobAnswer, JobCall, OWNER, Options, Quotas, WebhookAnswer, WebhookCall};
+use trireme_server::access::{Access, Given, read_all};
 use trireme_server::budget::{Budget, BytesPermit};
 
 use crate::registry::Registry;
@@ -106,6 +107,8 @@ pub struct Runner {
     pub routes: Router,
     /// Knows which gateways are alive.
     pub registry: Registry,
+    /// Knows the accounts of owners.
+    pub access: Access,
     /// The budget for the bytes of requests and answers.
     pub budget: Budget,
     /// The bytes of running batches.
@@ -166,8 +169,11 @@ impl JobArgs {
 impl Execute for Runner {
     async fn execute(&self, mut call: JobCall) -> Executed {
         let job = call.header(JOB).map(|job| String::from_utf8_lossy(job).into_owned());
-        call.headers.retain(|(name, _)| name != JOB);
+        let owner = call.header(OWNER).map(String::from_utf8_lossy).unwrap_or_default();
+        let account = self.access.account_of(&owner.into(), Lane::Bulk);
+        call.headers.retain(|(name, _)| name != JOB && name != OWNER);
         let permit = self.budget.permit_for_job(job);
+        permit.belongs_to(account);
         if let Err(no_room) = permit.take(call.body.len() as u64) {
             return executed(refusal(StatusCode::SERVICE_UNAVAILABLE, &no_room.to_string()), &permit);
         }

@@ -17,6 +17,7 @@ mod statistics;
 mod status;
 mod trace;
 mod ui;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -48,6 +49,7 @@ const RESOURCES: &[&Resource] = &[
     &generate::RESOURCE,
     &repository::RESOURCE,
     &statistics::RESOURCE,
+    &usage::RESOURCE,
     &logging::RESOURCE,
     &trace::RESOURCE,
     &shared_memory::RESOURCE,

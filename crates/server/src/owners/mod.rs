@@ -1,0 +1,17 @@
+//! Owners of API keys at one gateway: how much each may ask for in a minute and have in flight, and whose a request is.
+//!
+//! Invariant: a check and what it allows are one step under the owner's lock, so requests of the same instant do not pass a limit together.
+//!
+//! Not here: keys (`access`), how much an owner may store (`trireme-jobs`), what an owner has used (the gateway).
+
+mod limits;
+mod name;
+mod owner;
+mod window;
+
+pub use limits::{OwnerLimits, OwnerRule};
+pub use name::{LONGEST_NAME, is_owner_name};
+pub use owner::{Account, Admitted, LimitReached, Owner, Owners, RateState};
+
+/// The name under which an administrator's requests are counted. No owner of a key has parentheses in its name.
+pub const ADMINISTRATOR: &str = "(administrator)";

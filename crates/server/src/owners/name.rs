@@ -1,0 +1,10 @@
+//! Names of owners.
+
+/// Longest name of an owner, in bytes.
+pub const LONGEST_NAME: usize = 64;
+
+/// Whether an owner may have this name.
+pub fn is_owner_name(name: &str) -> bool {
+    (1..=LONGEST_NAME).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte))
+}
