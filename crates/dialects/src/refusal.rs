@@ -66,7 +66,7 @@ pub struct Refusal {
 impl Kind {
     /// Every kind.
     #[cfg(test)]
-    pub const ALL: [Kind; 16] = [
+    pub const ALL: [Kind; 17] = [
         Kind::Malformed,
         Kind::Field,
         Kind::Empty,

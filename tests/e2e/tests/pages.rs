@@ -41,7 +41,7 @@ const PAGES: [(&str, usize); 11] = [
 ];
 
 /// The commands whose flags the pages may name. Each answers `--help`.
-const COMMANDS: [&str; 18] = [
+const COMMANDS: [&str; 19] = [
     "trireme serve",
     "trireme up",
     "trireme worker",
@@ -55,6 +55,7 @@ const COMMANDS: [&str; 18] = [
     "trireme settings",
     "trireme status",
     "trireme tap",
+    "trireme usage",
     "trireme validate",
     "trireme verify",
     "trireme-gateway",

@@ -93,7 +93,9 @@ impl Needed<'_> {
             Needed::Bucket(Bucket::Objects) => 4,
             Needed::Bucket(Bucket::Jobs | Bucket::Sequences) | Needed::Claims => 8,
             Needed::Bucket(Bucket::Dead) => 16,
-            Needed::Bucket(Bucket::Settings | Bucket::Registry | Bucket::Models | Bucket::Attempts | Bucket::Usage)
+            // Where the account has a limit, the broker drops the oldest usage first.
+            Needed::Bucket(Bucket::Usage) => 128,
+            Needed::Bucket(Bucket::Settings | Bucket::Registry | Bucket::Models | Bucket::Attempts)
             | Needed::Queue(..) => account::SMALL,
         }
     }
