@@ -256,7 +256,7 @@ fn check_whole(address: SocketAddr, batch: &str, count: usize) {
 /// A model answers nothing in time, and a client gives its own requests less time than they need.
 fn what_is_refused_again_and_again_delays_nothing_else(mode: Mode) {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let repository = ModelFolder::copy_of(&workspace().join("tests/repositories/texts")).slow("stuck", 20_000);
+    let repository = ModelFolder::copy_of(&workspace().join("tests/repositories/texts")).slow("stuck", 20_000).slow("late", 1_000);
     let data = folder.path().to_str().expect("UTF-8");
     let arguments = ["--default-timeout-ms", "2000", "--data-dir", data];
     let count = if mode == Mode::Services { 2 } else { 4 };
@@ -269,10 +269,9 @@ fn what_is_refused_again_and_again_delays_nothing_else(mode: Mode) {
     };
     let numbers = json!({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1.0]}]});
     let stuck: Vec<String> = (0..40).map(|_| accepted(Request::infer("stuck", &numbers))).collect();
-    let text = json!({"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["a text"]});
     let hasty = |_| {
-        let body = json!({"inputs": [text], "parameters": {"trireme_timeout_ms": 1}});
-        accepted(Request::infer("embedding", &body))
+        let body = json!({"inputs": numbers["inputs"], "parameters": {"trireme_timeout_ms": 1}});
+        accepted(Request::infer("late", &body))
     };
     for location in (1..=5).map(hasty).collect::<Vec<_>>() {
         let late = answer(address, &location);

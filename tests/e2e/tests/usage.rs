@@ -24,7 +24,7 @@ const FLAGS: [&str; 5] = [
 
 fn start(mode: Mode, data: &str) -> Setup {
     let setup = Setup::new(mode).repository(&workspace().join("tests/repositories/texts"));
-    let flags = FLAGS.into_iter().chain((mode == Mode::AllInOne).then(|| ["--data-dir", data]).into_iter().flatten());
+    let flags = FLAGS.into_iter().chain((mode == Mode::AllInOne).then_some(["--data-dir", data]).into_iter().flatten());
     setup.gateway_arguments(&flags.collect::<Vec<_>>())
 }
 
