@@ -256,7 +256,8 @@ fn check_whole(address: SocketAddr, batch: &str, count: usize) {
 /// A model answers nothing in time, and a client gives its own requests less time than they need.
 fn what_is_refused_again_and_again_delays_nothing_else(mode: Mode) {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let repository = ModelFolder::copy_of(&workspace().join("tests/repositories/texts")).slow("stuck", 20_000).slow("late", 1_000);
+    let repository =
+        ModelFolder::copy_of(&workspace().join("tests/repositories/texts")).slow("stuck", 20_000).slow("late", 1_000);
     let data = folder.path().to_str().expect("UTF-8");
     let arguments = ["--default-timeout-ms", "2000", "--data-dir", data];
     let count = if mode == Mode::Services { 2 } else { 4 };
