@@ -61,7 +61,7 @@ JOBS = ["~.jobs.>", "$JS.API.DIRECT.GET.~_jobs.>", "$JS.API.STREAM.MSG.GET.~_job
 JOBS += ["$JS.API.CONSUMER.CREATE.~_jobs", *answered("FC", "~_jobs.>")]
 JOBS += ["~.objects.>", "$JS.API.DIRECT.GET.~_objects.>", "$JS.API.STREAM.MSG.GET.~_objects"]
 JOBS += ["$JS.API.STREAM.PURGE.~_objects"]
-# What owners of keys have used: gateways write it, and read all of it for an answer.
+# Usage of the owners of keys: gateways write it, and read all of it for an answer.
 USAGE = ["~.usage.>", "$JS.API.DIRECT.GET.~_usage.>", "$JS.API.STREAM.PURGE.~_usage"]
 USAGE += ["$JS.API.CONSUMER.CREATE.~_usage", *answered("FC", "~_usage.>")]
 # The deployment's settings.

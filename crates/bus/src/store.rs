@@ -48,7 +48,7 @@ pub enum Bucket {
     Jobs,
     /// The bytes of durable requests, batches and files: `<object>.<part>`.
     Objects,
-    /// What owners have used: `<hour>.<gateway>`.
+    /// Usage of owners: `<hour>.<gateway>`.
     Usage,
 }
 

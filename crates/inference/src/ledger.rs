@@ -93,7 +93,7 @@ pub fn space_of<'a>(steps: impl Iterator<Item = Option<&'a str>>) -> Option<Stri
     (!spaces.is_empty()).then(|| spaces.join("."))
 }
 
-/// The digits of a step's space that are told.
+/// The digits of a step's space that `trireme-space` has.
 pub(crate) fn short(space: &str) -> &str {
     space.get(..STEP_DIGITS).unwrap_or(space)
 }

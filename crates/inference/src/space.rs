@@ -18,7 +18,7 @@ const NAMED: usize = 3;
 
 /// The spaces of which the answer to a request has to have one.
 ///
-/// A space is one that `trireme-space` tells: a part for each step. A part may have more digits than are told there.
+/// A space is a text of `trireme-space`: a part for each step. A part may have more digits than that header has.
 ///
 /// ```
 /// use trireme_inference::AskedSpaces;

@@ -72,7 +72,7 @@ pub enum TextError {
     /// An overlap that leaves no room for new tokens in a window.
     #[error("parameter 'overlap' is {overlap}, expected at most {most}, half of the tokens that a row has for a text")]
     Overlap { overlap: usize, most: usize },
-    /// A request for windows of texts whose rows cannot be told apart later.
+    /// A request for windows of texts whose rows the postprocess could not assign to texts.
     #[error("parameter '{parameter}' asks for windows, but this model does not fold those of a text: leave it out")]
     NoWindows { parameter: &'static str },
     /// A language without a token in the tokenizer.

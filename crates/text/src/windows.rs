@@ -49,12 +49,12 @@ pub(crate) struct Cutting {
 
 /// A text that rows are made of: its tokens without special ones, those of its prefix among them.
 struct Tokens {
-    /// What was tokenized: the prefix and the text, or the beginning of both where they are longer than all windows.
+    /// The tokenized text: the prefix and the text, or the beginning of both where they are longer than all windows.
     kept: String,
     /// Whether the rest of the text is missing there.
     is_part: bool,
     encoding: Encoding,
-    /// By token, its characters in what was tokenized.
+    /// By token, its characters in the tokenized text.
     trimmed: Vec<(usize, usize)>,
     /// Tokens and characters of the prefix.
     before: usize,
@@ -310,7 +310,7 @@ fn slices(borders: &[Border], room: usize, overlap: usize) -> Vec<Slice> {
         if end == tokens {
             return slices;
         }
-        // The first place of what is shared that is before a word, else before a character.
+        // The first place of the shared part that is before a word, else before a character.
         let shared = end.saturating_sub(overlap).max(start + 1)..end;
         let before = |border: Border| shared.clone().find(|&place| borders[place] >= border);
         let next = before(Border::Word).or_else(|| before(Border::CodePoint)).unwrap_or(end);

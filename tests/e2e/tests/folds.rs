@@ -48,7 +48,7 @@ fn windows(sandbox: &Sandbox, model: &str, inputs: &[Value], long: &str, paramet
     windows
 }
 
-/// What a fold makes of rows of the same width.
+/// The fold of rows of the same width.
 fn fold(kind: &str, rows: &[Vec<f32>], windows: &[Window]) -> Vec<f32> {
     let all: f64 = windows.iter().map(|window| f64::from(window.tokens)).sum();
     let of = |place: usize| match kind {

@@ -14,7 +14,7 @@ in_one_mode!(options_of_folders_change_the_space_or_no_row, parameters_change_th
 /// Rows of one space differ by no more.
 const TOLERANCE: f32 = 1e-6;
 
-/// What an option does to the space of the plain model.
+/// The effect of an option on the space of the plain model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Space {
     /// The option changes no row, and no space.
@@ -107,7 +107,7 @@ fn prompt() -> Value {
     json!({"prompts": {"query": "q: "}, "default_prompt_name": "query"})
 }
 
-/// An option of a folder: a name, what it does to the space, and the change.
+/// An option of a folder: a name, its effect on the space, and the change.
 type FolderOption = (&'static str, Space, fn(&TempDir));
 
 const FOLDER_OPTIONS: [FolderOption; 30] = [

@@ -5,7 +5,7 @@ use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, in_one_mode, workspac
 
 in_one_mode!(an_entity_is_found_behind_any_text);
 
-/// What may be before an entity: sentences, scripts without spaces, emoji of several code points, letters with marks.
+/// Texts before an entity: sentences, scripts without spaces, emoji of several code points, letters with marks.
 const BEFORE: [&str; 9] = [
     "The crew is on the ship, and the sea is calm. ",
     "Who beats the drum? The captain! ",

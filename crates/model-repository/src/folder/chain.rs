@@ -146,7 +146,7 @@ struct Left<'a> {
     modules: Vec<&'a Module>,
     /// Where the graph runs some layers, or more than the folder lists: the width that these give, as far as it is known.
     behind: Option<Option<Derived<i64>>>,
-    /// What was guessed.
+    /// The guesses.
     guess: Option<String>,
 }
 

@@ -65,7 +65,7 @@ pub enum PaddingSide {
     Right,
 }
 
-/// What becomes of texts that are longer than the longest row.
+/// The treatment of texts that are longer than the longest row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LongTexts {
     /// They are cut.

@@ -50,7 +50,7 @@ pub struct FolderDescription {
     pub(crate) adapters: Option<Derived<Vec<String>>>,
     /// The accelerator that runs the graph.
     pub(crate) accelerator: Accelerator,
-    /// What a person says about texts that are longer than the longest row.
+    /// The flag about texts that are longer than the longest row.
     pub(crate) long_texts: Option<LongTexts>,
     /// Further names of the model.
     pub(crate) served_names: Vec<String>,

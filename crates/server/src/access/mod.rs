@@ -70,7 +70,7 @@ struct Secrets {
 #[derive(Debug, Default)]
 struct Limits {
     own: HashMap<Arc<str>, OwnerLimits>,
-    /// Those of owners without limits of their own.
+    /// The limits of owners without limits of their own.
     every: OwnerLimits,
 }
 
@@ -169,7 +169,7 @@ impl Access {
         }
     }
 
-    /// Whose a request with these headers is, with the limits of its owner. An administrator has none.
+    /// The account of a request with these headers: its owner and the owner's limits. An administrator has no limits.
     pub fn account<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Account {
         let secrets = self.secrets();
         let known = secrets.known(&header);

@@ -11,7 +11,7 @@ use super::name::is_owner_name;
 /// Stands for every owner that has no limits of its own.
 const EVERY: &str = "*";
 
-/// What limits look like.
+/// The form of limits, for errors.
 const LIMITS: &str = "rpm=NUMBER, tpm=NUMBER or in-flight=NUMBER, separated by commas, each at least 1";
 
 /// Most of each that an owner may ask for at one gateway; `None` is no limit. Its text is `rpm=60,tpm=100000,in-flight=8`.

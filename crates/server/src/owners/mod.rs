@@ -1,6 +1,6 @@
 //! Owners of API keys at one gateway: how much each may ask for in a minute and have in flight, and whose a request is.
 //!
-//! Invariant: a check and what it allows are one step under the owner's lock, so requests of the same instant do not pass a limit together.
+//! Invariant: a check and the admission are one step under the owner's lock, so requests of the same instant do not pass a limit together.
 //!
 //! Not here: keys (`access`), how much an owner may store (`trireme-jobs`), what an owner has used (the gateway).
 

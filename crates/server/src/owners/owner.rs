@@ -10,7 +10,7 @@ use trireme_inference::Lane;
 use super::limits::OwnerLimits;
 use super::window::Window;
 
-/// After how long a client is told to ask again whose owner has too many requests in flight.
+/// The `Retry-After` of a client whose owner has too many requests in flight.
 const IN_FLIGHT_PAUSE: Duration = Duration::from_secs(1);
 
 /// An owner.
@@ -32,7 +32,7 @@ struct Counts {
 #[derive(Clone, Debug, Default)]
 pub struct Owners(Arc<Mutex<HashMap<Arc<str>, Arc<Owner>>>>);
 
-/// Whose a request is, and how it is limited and counted.
+/// The owner of a request, with the limits and the lane that it counts in.
 #[derive(Clone, Debug)]
 pub struct Account {
     /// The owner.
@@ -64,7 +64,7 @@ pub struct LimitReached {
     pub retry_after: Duration,
 }
 
-/// A limit per minute as its owner's client is told of it.
+/// A limit per minute, for the headers of answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateState {
     /// The limit.

@@ -8,7 +8,7 @@ const SECONDS: u64 = 60;
 /// The seconds that a window knows.
 const SLOTS: usize = SECONDS as usize + 1;
 
-/// Amounts of the last minute. An amount counts for 60 to 61 seconds, so no 60 seconds have more than what is allowed.
+/// Amounts of the last minute. An amount counts for 60 to 61 seconds, so no 60 seconds have more than the limit.
 ///
 /// Times are given as the time since some fixed moment, and never go back.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ impl Default for Window {
 }
 
 impl Window {
-    /// Forgets what is older than a minute.
+    /// Forgets amounts that are older than a minute.
     fn advance(&mut self, now: Duration) {
         let now = now.as_secs();
         if now.saturating_sub(self.now) >= SLOTS as u64 {
@@ -57,7 +57,7 @@ impl Window {
         self.now
     }
 
-    /// Takes back a part of what was added in a second that `add` has returned; nothing if that is forgotten.
+    /// Takes back a part of an amount, by the second that `add` has returned; nothing if the second is forgotten.
     pub fn take_back(&mut self, second: u64, amount: u64) {
         if second + SECONDS >= self.now {
             let taken = amount.min(self.slots[slot(second)]);

@@ -1,4 +1,4 @@
-//! What a request counts as: within its owner's limits before it runs, and in the usage of its owner when it has ended.
+//! Metering of requests: against their owners' limits before they run, and in the usage of their owners when they have ended.
 //!
 //! Requests of models to other models, and of this process itself, belong to nobody: they have no limits and are not counted.
 
@@ -20,7 +20,7 @@ struct Open {
     model: Option<String>,
     is_new: bool,
     admitted: Option<Admitted>,
-    /// The most that any part of the answer has told so far.
+    /// The highest count of any part of the answer so far.
     tokens: u64,
     compute_us: u64,
     rows: u64,

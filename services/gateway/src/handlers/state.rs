@@ -46,7 +46,7 @@ pub struct Handlers {
     pub(crate) keeps_jobs: bool,
     /// The name of the deployment; empty for a deployment without a name.
     pub(crate) deployment: String,
-    /// What owners of keys have used.
+    /// Usage of the owners of keys.
     pub(crate) usage: Usage,
     /// The access rules.
     pub(crate) access: Access,

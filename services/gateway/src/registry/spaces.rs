@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use trireme_bus::Content;
 use trireme_inference::{AskedSpaces, InferError, ModelKey, Name, space_of};
 
-/// What the workers of each version that is served say about the space of its answers.
+/// The space of each served version's answers, as its workers announce it.
 #[derive(Debug, Default)]
 pub struct Spaces(BTreeMap<ModelKey, Told>);
 
-/// What the workers of a version say.
+/// The announcements of a version's workers.
 #[derive(Debug, Default)]
 struct Told {
     /// `None`: a worker does not know it.

@@ -21,7 +21,7 @@ const MICROS: u64 = 3_600_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Hour(pub u64);
 
-/// Whose counts they are, and of what.
+/// The owner, the model and the lane of counts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Key {
     pub owner: Name,
@@ -37,7 +37,7 @@ pub type Table = BTreeMap<Key, Counts>;
 pub struct Line {
     /// The first hour.
     pub start: u64,
-    /// Whose, and of what.
+    /// The owner, the model and the lane.
     pub key: Key,
     /// The counts.
     pub counts: Counts,
@@ -54,7 +54,7 @@ pub struct Used<'a> {
     pub lane: Lane,
 }
 
-/// What was used.
+/// Amounts of usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counts {

@@ -1,10 +1,10 @@
-//! What owners of keys use: tokens, rows, requests, errors and seconds of model time, by owner, model and lane, hour by hour.
+//! Usage of the owners of keys: tokens, rows, requests, errors and seconds of model time, by owner, model and lane, hour by hour.
 //!
 //! A gateway counts where it has an answer, and writes the counts of an hour into the store of usage as one record under its own name. The
 //! usage of a deployment is the sum of the records. A record is replaced by a larger one, so writing it twice changes nothing.
 //!
 //! Invariants:
-//! - A gateway that is stopped in order has written everything. One that is killed loses at most the counts of the last
+//! - A gateway that is stopped in order has written everything. A gateway that is killed loses at most the counts of the last
 //!   [`WRITE_EVERY`].
 //! - The tokens are those of the answers: the sum of their `usage`, or of their header `trireme-tokens`.
 //!

@@ -23,7 +23,7 @@ pub struct Span {
     pub until: u64,
 }
 
-/// The pieces of time that usage is told in.
+/// The pieces of time by which usage is summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Piece {
     /// Each hour.
@@ -42,7 +42,7 @@ pub struct Query {
     pub span: Span,
     /// The pieces.
     pub piece: Piece,
-    /// Whose usage it is; `None`: everybody's.
+    /// The owner of the usage; `None`: everybody.
     pub owner: Option<Name>,
 }
 

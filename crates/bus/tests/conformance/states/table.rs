@@ -15,7 +15,7 @@ pub enum Place {
     Paused,
 }
 
-/// What happens to a message.
+/// An event in a message's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     Taken,
@@ -31,7 +31,7 @@ pub enum Event {
     QueuesEnd,
 }
 
-/// Who settles a message or writes a record.
+/// The process that settles a message or writes a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     Nobody,
@@ -40,7 +40,7 @@ pub enum Who {
     Bus,
 }
 
-/// What a process finds that looks next.
+/// The finding of the process that looks next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finds {
     /// The message, as if nothing had happened.
@@ -82,7 +82,7 @@ pub enum Record {
     Ended,
 }
 
-/// What happens to a record.
+/// An event in a record's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     OwnerEnds,
@@ -93,7 +93,7 @@ pub enum Change {
     StoreEnds,
 }
 
-/// What a gateway finds that reads the record next.
+/// The finding of the gateway that reads the record next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// The record as it was; the first gateway that writes over its revision owns it.
@@ -158,7 +158,7 @@ pub const RECORDS: [RecordRow; 7] = {
     [
         record(Open, OwnerEnds, Nobody, Read::Same, "a gateway that lives takes it over and runs it again: `crates/jobs/src/driver.rs`"),
         record(Open, AnswerWritten, Gateway, Read::Last, "the answer waits for its client: `crates/jobs/src/requests.rs`"),
-        record(Open, WrittenByAnother, Gateway, Read::Others, "who has lost the record writes nothing more: a client has cancelled, or another gateway has taken over"),
+        record(Open, WrittenByAnother, Gateway, Read::Others, "a gateway that has lost the record writes nothing more: a client has cancelled, or another gateway has taken over"),
         record(Open, Deleted, Gateway, Read::Nothing, "the owner's next write is refused"),
         record(Open, StoreEnds, Nobody, Read::Same, "its owner, or another gateway, runs it again"),
         record(Ended, TimeEnds, Bus, Read::Nothing, "the client gets 404"),

@@ -95,7 +95,7 @@ impl State {
         contents.into_iter().map(|(model, digest)| (model, digest.into())).collect()
     }
 
-    /// What the workers that serve each version tell about its space.
+    /// The space of each version, as the workers that serve it announce it.
     pub(super) fn spaces(&self) -> Spaces {
         let mut spaces = Spaces::default();
         for entry in self.serving().map(Live::entry) {
