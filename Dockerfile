@@ -1,5 +1,5 @@
 # Images of Trireme, one target each: gateway, tokenizer, model, postprocess, python; trireme (all in one process); model-gpu;
-# setup (which docker-compose.yml runs first). Builds with BuildKit and with the classic builder, which runs every stage
+# export (the same with PyTorch, for model folders without an ONNX file); setup (which docker-compose.yml runs first). Builds with BuildKit and with the classic builder, which runs every stage
 # above the target, needed or not: large stages that are seldom needed are at the end.
 #
 #     docker build --target gateway -t trireme-gateway .
@@ -46,6 +46,11 @@ RUN find . -path ./target -prune -o -name '*.rs' -exec touch {} + \
 
 # The base of all of Trireme's images: the C library, a user without rights, and the models' place.
 FROM ${RUNTIME_IMAGE} AS runtime
+ARG VERSION=unreleased
+ARG REVISION=unknown
+ARG SOURCE=unknown
+LABEL org.opencontainers.image.title="Trireme" org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="${VERSION}" org.opencontainers.image.revision="${REVISION}" org.opencontainers.image.source="${SOURCE}"
 USER 65532:65532
 WORKDIR /
 ENV TRIREME_MODEL_REPOSITORY=/models TRIREME_ADMIN_ADDRESS=0.0.0.0:8081 TRIREME_LOG_FORMAT=json
@@ -120,6 +125,11 @@ ENTRYPOINT ["trireme-model"]
 
 # An interpreter with numpy. Other packages come from an image on top of this one, or from the models' EXECUTION_ENV_PATH.
 FROM ${MODELS_PYTHON_IMAGE} AS python
+ARG VERSION=unreleased
+ARG REVISION=unknown
+ARG SOURCE=unknown
+LABEL org.opencontainers.image.title="Trireme" org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="${VERSION}" org.opencontainers.image.revision="${REVISION}" org.opencontainers.image.source="${SOURCE}"
 RUN pip install --no-cache-dir numpy
 COPY --from=build /out/trireme-python /usr/local/bin/
 USER 65532:65532
@@ -128,3 +138,28 @@ ENV TRIREME_MODEL_REPOSITORY=/models TRIREME_ADMIN_ADDRESS=0.0.0.0:8081 TRIREME_
 EXPOSE 8081
 HEALTHCHECK --interval=5s --timeout=3s --start-period=300s CMD ["trireme-python", "--healthcheck"]
 ENTRYPOINT ["trireme-python"]
+
+# `trireme` with a Python that `serve --export` and `trireme verify` use. PyTorch for CPUs is a gigabyte; from the package index alone
+# (TORCH_INDEX empty) it comes with CUDA's libraries and is five.
+FROM ${MODELS_PYTHON_IMAGE} AS export
+ARG VERSION=unreleased
+ARG REVISION=unknown
+ARG SOURCE=unknown
+LABEL org.opencontainers.image.title="Trireme" org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="${VERSION}" org.opencontainers.image.revision="${REVISION}" org.opencontainers.image.source="${SOURCE}"
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+COPY cli/pyproject.toml /tmp/pyproject.toml
+RUN python3 -c 'import tomllib; print(*tomllib.load(open("/tmp/pyproject.toml", "rb"))["project"]["optional-dependencies"]["export"], sep="\n")' >/tmp/export.txt \
+    && PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url ${TORCH_INDEX}} --requirement /tmp/export.txt \
+    && rm /tmp/pyproject.toml /tmp/export.txt \
+    && install --directory --owner 65532 --group 65532 /cache
+COPY --from=onnxruntime /src/.tools/onnxruntime /opt/onnxruntime
+COPY --from=build /out/trireme /usr/local/bin/
+USER 65532:65532
+WORKDIR /
+ENV TRIREME_MODEL_REPOSITORY=/models TRIREME_ADMIN_ADDRESS=0.0.0.0:8081 TRIREME_LOG_FORMAT=json
+ENV ORT_DYLIB_PATH=/opt/onnxruntime/libonnxruntime.so XDG_CACHE_HOME=/cache
+EXPOSE 8000 8001 8002 8081
+HEALTHCHECK --interval=5s --timeout=3s --start-period=300s CMD ["trireme", "serve", "--healthcheck"]
+ENTRYPOINT ["trireme"]
+CMD ["serve"]

@@ -249,13 +249,13 @@ wheel-test: ## Installs a wheel of the debug profile in an empty Python environm
 	@env -u ORT_DYLIB_PATH python3 tests/installed/wheel_test.py target/debug-wheels/*.whl
 
 .PHONY: image
-image: ## Builds the image trireme, which has every stage: docker run -p 8000:8000 trireme serve hf://org/name (needs docker)
-	docker build --target trireme --tag trireme .
+image: ## Builds the image trireme, which has every stage: docker run -p 8000:8000 trireme serve hf://org/name (needs docker; TARGET=export: with PyTorch, for folders without an ONNX file)
+	docker build --target $(or $(TARGET),trireme) --tag $(if $(filter-out trireme,$(TARGET)),trireme-$(TARGET),trireme) .
 
 .PHONY: image-test
-image-test: setup-demo ## The same with the programs of the debug profile: no rights, a read-only file system, healthy, an answer (needs docker)
+image-test: setup-demo ## The same with the programs of the debug profile: no rights, a read-only file system, healthy, an answer (needs docker; TARGET=export fetches gigabytes)
 	cargo build -p trireme
-	@python3 -B tests/installed/image_test.py target/debug/trireme
+	@python3 -B tests/installed/image_test.py target/debug/trireme $(TARGET)
 
 .PHONY: book
 book: ## The site of docs/ in target/book/site, whose links are checked (needs mdbook: cargo install --locked mdbook)
