@@ -212,7 +212,7 @@ fn the_page_lists_the_fields() {
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(path, format!("{before}{START}{}{END}{after}", listed())).expect("the page can be written");
     } else {
-        assert_eq!(list, listed(), "renew it: UPDATE_DOCS=1 cargo test -p trireme-gateway the_page_lists_the_fields");
+        assert_eq!(list, listed(), "renew it: UPDATE_DOCS=1 cargo test -p trireme-dialects the_page_lists_the_fields");
     }
 }
 

@@ -23,7 +23,7 @@ fn account(limits: &str) -> NatsServer {
 /// A model without a queue is not ready and says why; nothing ends, and the models with a queue serve.
 #[test]
 fn a_model_beyond_the_account_s_streams_is_not_ready_and_its_worker_goes_on() {
-    let nats = account("max_mem: 1GB, max_file: 1GB, max_streams: 11");
+    let nats = account("max_mem: 1GB, max_file: 1GB, max_streams: 12");
     let names = ["one", "two", "three", "four"];
     let models = names.iter().fold(ModelFolder::new(), |models, name| models.model(name, CONFIG));
     let mut sandbox = Setup::new(Mode::Services).repository(models.path()).start_gateway_on(Some(nats));
@@ -32,7 +32,7 @@ fn a_model_beyond_the_account_s_streams_is_not_ready_and_its_worker_goes_on() {
     let index = || sandbox.send(&Request::post("/v2/repository/index", "{}")).json();
     let is_refused = |model: &Value| {
         let reason = model["reason"].as_str().unwrap_or_default();
-        reason.contains("the account allows 11 streams, has 11, and needs one more")
+        reason.contains("the account allows 12 streams, has 12, and needs one more")
     };
     let models = wait_until("each model is ready or says what it lacks", Duration::from_secs(60), || {
         let models = index().as_array()?.clone();
@@ -64,14 +64,14 @@ fn the_doctor_says_what_an_account_lacks() {
     let (is_well, text) = examine("max_mem: 1GB, max_file: 1GB, max_streams: 10", &[]);
     assert!(
         !is_well
-            && text.contains("the account allows 10, 0 are in use and 14 more are needed: raise its max_streams to 14"),
+            && text.contains("the account allows 10, 0 are in use and 15 more are needed: raise its max_streams to 15"),
         "{text}"
     );
-    let (is_well, text) = examine("max_mem: 1GB, max_file: 1GB, max_streams: 14", &["--json"]);
+    let (is_well, text) = examine("max_mem: 1GB, max_file: 1GB, max_streams: 15", &["--json"]);
     let found: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
     assert!(is_well && found["faults"] == json!([]), "{text}");
     let names: Vec<_> = found["streams"].as_array().expect("streams").iter().map(|stream| &stream["name"]).collect();
-    assert!(names.len() == 14 && names.contains(&&json!("trireme_work_four_1")), "{text}");
+    assert!(names.len() == 15 && names.contains(&&json!("trireme_work_four_1")), "{text}");
     assert!(found["streams"].as_array().expect("streams").iter().all(|stream| stream["exists"] == false), "{text}");
     let (is_well, text) = examine("max_mem: 1GB, max_file: 1GB", &["--queue-replicas", "3"]);
     assert!(!is_well && text.contains("3 copies of each stream need as many brokers"), "{text}");
