@@ -75,7 +75,7 @@ impl FolderArgs {
     /// The choices; the error names the flag and its values.
     pub fn choices(&self) -> anyhow::Result<FolderChoices> {
         let mut choices = FolderChoices::from(self.precision);
-        for (flag, values) in self.given() {
+        for (flag, values) in self.clone().lists() {
             choices.add(flag, values).map_err(anyhow::Error::msg)?;
         }
         if self.strict {
@@ -84,48 +84,54 @@ impl FolderArgs {
         Ok(choices)
     }
 
-    fn given(&self) -> [(&'static str, &Vec<String>); 10] {
+    /// The flags whose values may be for one model alone.
+    fn lists(&mut self) -> [(&'static str, &mut Vec<String>); 10] {
         [
-            ("graph", &self.graph),
-            ("output", &self.output),
-            ("task", &self.task),
-            ("pooling", &self.pooling),
-            ("normalize", &self.normalize),
-            ("padding-side", &self.padding_side),
-            ("long-texts", &self.long_texts),
-            ("accelerator", &self.accelerator),
-            ("accept", &self.accept),
-            ("served-name", &self.served_name),
+            ("graph", &mut self.graph),
+            ("output", &mut self.output),
+            ("task", &mut self.task),
+            ("pooling", &mut self.pooling),
+            ("normalize", &mut self.normalize),
+            ("padding-side", &mut self.padding_side),
+            ("long-texts", &mut self.long_texts),
+            ("accelerator", &mut self.accelerator),
+            ("accept", &mut self.accept),
+            ("served-name", &mut self.served_name),
         ]
     }
 
     /// These without the values for models of other names.
     pub fn of(&self, name: &str) -> FolderArgs {
         let mut own = self.clone();
-        let lists = [
-            &mut own.graph,
-            &mut own.task,
-            &mut own.pooling,
-            &mut own.normalize,
-            &mut own.padding_side,
-            &mut own.long_texts,
-            &mut own.accelerator,
-            &mut own.accept,
-            &mut own.served_name,
-        ];
-        for list in lists {
-            list.retain(|value| value.split_once(':').is_none_or(|(of, _)| of == name));
+        for (_, values) in own.lists() {
+            values.retain(|value| value.split_once(':').is_none_or(|(of, _)| of == name));
         }
         own
     }
 
     /// The same as words of a command line.
     pub fn words(&self) -> Vec<String> {
-        let given = self
-            .given()
-            .into_iter()
-            .flat_map(|(flag, values)| values.iter().map(move |value| format!("--{flag}={value}")));
-        let strict = self.strict.then(|| "--strict".to_owned());
-        given.chain([format!("--precision={}", self.precision.name())]).chain(strict).collect()
+        let mut words = vec![format!("--precision={}", self.precision.name())];
+        for (flag, values) in self.clone().lists() {
+            words.extend(values.iter().map(|value| format!("--{flag}={value}")));
+        }
+        words.extend(self.strict.then(|| "--strict".to_owned()));
+        words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_for_other_models_are_left_out() {
+        let mut args = FolderArgs::default();
+        for (_, values) in args.lists() {
+            *values = ["a:one", "b:two", "three"].map(str::to_owned).into();
+        }
+        for (flag, values) in args.of("a").lists() {
+            assert_eq!(*values, ["a:one", "three"], "--{flag}");
+        }
     }
 }
