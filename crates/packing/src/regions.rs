@@ -67,6 +67,9 @@ impl<'g> Regions<'g> {
         for node in &graph.node {
             let given = || node.input.iter().filter(|name| !name.is_empty()).map(String::as_str);
             let outputs = || node.output.iter().filter(|name| !name.is_empty()).map(String::as_str);
+            if outputs().next().is_none() {
+                return Err(Unfit(format!("{} has no output", node.described())));
+            }
             for name in outputs() {
                 layouts.extend(Layout::of(&facts, name).map(|layout| (name, layout)));
             }

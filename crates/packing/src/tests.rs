@@ -84,11 +84,16 @@ fn a_graph_that_does_not_fit_says_why() {
         op_type: "If".to_owned(),
         name: Some("choice".to_owned()),
         input: vec!["input_ids".to_owned()],
+        output: vec!["chosen".to_owned()],
         attribute: vec![within],
         ..NodeProto::default()
     };
     nested.graph.as_mut().unwrap().node.insert(0, node);
     assert_eq!(refused(&nested), "node 'choice' (If) has a graph within");
+    let mut without = encoder();
+    let nodes = &mut without.graph.as_mut().unwrap().node;
+    nodes.iter_mut().filter(|node| node.op_type == "Shape").for_each(|node| node.output.clear());
+    assert!(refused(&without).ends_with("(Shape) has no output"));
     assert!(pack(Bytes::from_static(b"version https://git-lfs.github.com/spec/v1"), 2).is_err());
 }
 

@@ -40,7 +40,17 @@ async fn the_usage_of_a_deployment_is_the_sum_of_its_gateways() {
     drop((one, two));
     bus.close().await;
     drop(bus);
-    let bus: Arc<dyn Bus> = Arc::new(open().unwrap());
+    // A write that was under way when the tasks were stopped holds the file until it has ended.
+    let again = async {
+        loop {
+            match open() {
+                Ok(bus) => break bus,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    };
+    let again = tokio::time::timeout(Duration::from_secs(30), again).await.expect("the file is free");
+    let bus: Arc<dyn Bus> = Arc::new(again);
     let tasks = TaskSet::new();
     let next = Usage::keep(bus.clone(), "one", &tasks);
     count(&next, "alice", Lane::Live, 100);
