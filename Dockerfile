@@ -51,6 +51,7 @@ ARG REVISION=unknown
 ARG SOURCE=unknown
 LABEL org.opencontainers.image.title="Trireme" org.opencontainers.image.licenses="Apache-2.0" \
     org.opencontainers.image.version="${VERSION}" org.opencontainers.image.revision="${REVISION}" org.opencontainers.image.source="${SOURCE}"
+RUN mkdir /models
 USER 65532:65532
 WORKDIR /
 ENV TRIREME_MODEL_REPOSITORY=/models TRIREME_ADMIN_ADDRESS=0.0.0.0:8081 TRIREME_LOG_FORMAT=json
@@ -152,6 +153,7 @@ COPY cli/pyproject.toml /tmp/pyproject.toml
 RUN python3 -c 'import tomllib; print(*tomllib.load(open("/tmp/pyproject.toml", "rb"))["project"]["optional-dependencies"]["export"], sep="\n")' >/tmp/export.txt \
     && PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir ${TORCH_INDEX:+--extra-index-url ${TORCH_INDEX}} --requirement /tmp/export.txt \
     && rm /tmp/pyproject.toml /tmp/export.txt \
+    && mkdir /models \
     && install --directory --owner 65532 --group 65532 /cache
 COPY --from=onnxruntime /src/.tools/onnxruntime /opt/onnxruntime
 COPY --from=build /out/trireme /usr/local/bin/
