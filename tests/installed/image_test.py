@@ -83,11 +83,15 @@ def dockerfile(target):
     """The shipped Dockerfile's stages of the target, with folders in place of the stages that compile and fetch."""
     text = (ROOT / "Dockerfile").read_text()
     head, *stages = re.split(r"^(?=FROM )", text, flags=re.M)
-    names = [re.match(r"FROM \S+ AS (\S+)", stage)[1] for stage in stages]
+    bases = {name: base for stage in stages for base, name in re.findall(r"^FROM (\S+) AS (\S+)", stage)}
     given = {"build": "FROM scratch AS build\nCOPY out /out\n", "onnxruntime": "FROM scratch AS onnxruntime\nCOPY onnxruntime /src/.tools/onnxruntime\n"}
-    wanted = {"runtime", "executor", target, *given}
-    tiny.check("the Dockerfile has the stages of the image", wanted <= set(names))
-    return head + "".join(given.get(name, stage) for name, stage in zip(names, stages) if name in wanted)
+    tiny.check("the Dockerfile has the stages of the image", {target, *given} <= set(bases))
+    # Others stay out: the classic builder runs each stage, and the base of one that is not needed may be out of reach.
+    wanted, stage = {*given}, target
+    while stage in bases:
+        wanted.add(stage)
+        stage = bases[stage]
+    return head + "".join(given.get(name, stage) for name, stage in zip(bases, stages) if name in wanted)
 
 
 def build(binary, base, target):

@@ -37,10 +37,12 @@ class RemoteOpenAIServer:
 
     def __init__(self, model, vllm_serve_args, **_):
         flags = dict(zip(vllm_serve_args, [*vllm_serve_args[1:], ""]))
+        chunks = json.loads(flags.get("--pooler-config", "{}")).get("enable_chunked_processing")
         folder = models.make(HUB, model, flags.get("--pooler-config.task"))
         self.work = Path(tempfile.mkdtemp(prefix="contracts-"))
         try:
-            server = Server(os.environ["TRIREME"], self.work, f"--model={model}={self._changed(folder, flags)}", "--dialect=vllm")
+            words = [f"--model={model}={self._changed(folder, flags)}", "--dialect=vllm", *(["--long-texts=windows"] if chunks else [])]
+            server = Server(os.environ["TRIREME"], self.work, *words)
             self.server = server.__enter__()
         except BaseException:
             self.__exit__()

@@ -15,7 +15,6 @@ IMAGES = "images and videos"
 WEIGHTS = "needs the weights of the model that it names"
 # By the names of tests, why they do not pass. A name stands for all tests that begin with it.
 MISSES = {
-    "embed/test_online_long_text.py::test_": "texts longer than the model's longest row are not embedded in parts; vLLM does it with `enable_chunked_processing` only",
     "embed/test_online_dimensions.py::test_matryoshka": "`dimensions` is taken of every model, not only of those that name their widths",
     "embed/test_online.py::test_padding": "`padding` to the longest row does not exist: padding is not counted as tokens",
     "token_embed/test_online.py::test_pooling_not_supported[embed": "a model with a vector for each token cannot be restarted to embed",
