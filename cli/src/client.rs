@@ -48,6 +48,8 @@ pub struct Answer {
     /// `trireme-tokens` and `trireme-truncated-texts`: tokens of its texts, and texts that were cut. 0 where they are not counted.
     pub tokens: u64,
     pub truncated: u64,
+    /// `trireme-space`, where the answer tells it.
+    pub space: Option<String>,
     /// The body; null if it is no JSON.
     pub body: Value,
 }
@@ -169,12 +171,14 @@ impl Client {
         let retry_after = header("retry-after");
         let count = |name: &str| header(name).unwrap_or_default();
         let (tokens, truncated) = (count("trireme-tokens"), count("trireme-truncated-texts"));
+        let space = answer.headers().get("trireme-space").and_then(|space| Some(space.to_str().ok()?.to_owned()));
         let text = answer.body_mut().with_config().limit(u64::MAX).read_to_string().context("reading the answer")?;
         Ok(Answer {
             status: answer.status().as_u16(),
             retry_after: retry_after.map(Duration::from_secs),
             tokens,
             truncated,
+            space,
             body: serde_json::from_str(&text).unwrap_or_default(),
         })
     }

@@ -92,7 +92,7 @@ impl Mended {
             }
             Some(format) => {
                 let table = Table::open(source, format).with_context(|| output.to_string())?;
-                let layout = Layout::with_vectors(&table).with_context(|| output.to_string())?;
+                let layout = Layout::with_vectors(&table).with_context(|| output.to_string())?.with_space(job.space());
                 let found = layout.width();
                 ensure!(
                     found == width,
@@ -118,7 +118,7 @@ impl Mended {
                     self.rows += 1;
                     if let Some(outcome) = new(self.rows) {
                         let (id, _) = read_line(&old).with_context(cannot)?;
-                        old = line(&id, &outcome).into_bytes();
+                        old = line(&id, &outcome, self.job.space()).into_bytes();
                         old.pop();
                     }
                     note_error(&mut self.errors, self.rows, &old)?;

@@ -10,7 +10,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use trireme_gateway::{Embedded, Embedder};
-use trireme_inference::{ErrorCode, InferError};
+use trireme_inference::{Cause, ErrorCode, IF_SPACE_HEADER, InferError};
 
 use super::rows::{Facts, Outcome};
 use crate::client::{Answer, Client};
@@ -52,18 +52,32 @@ pub enum Refused {
     Absent(String),
 }
 
-/// The vector of each text, and the counts of the texts.
-pub type Vectors = (Vec<Vec<f32>>, Facts);
+/// Vectors of texts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Vectors {
+    /// The vector of each text.
+    pub rows: Vec<Vec<f32>>,
+    /// The counts of the texts.
+    pub facts: Facts,
+    /// The space of the vectors, as `trireme-space` tells it.
+    pub space: Option<String>,
+}
 
 /// Embeds texts.
 pub trait Embed: Sync {
-    /// The vector of each text.
-    fn ask(&self, texts: &[String]) -> Result<Vectors, Refused>;
+    /// The vector of each text, of one of these spaces: the value of the header `If-Space`.
+    fn ask(&self, texts: &[String], if_space: Option<&str>) -> Result<Vectors, Refused>;
 
     /// Most tokens of a text, where that is known: longer ones are cut.
     fn most_tokens(&self) -> Option<u64> {
         None
     }
+}
+
+/// The model of a run, and the spaces of which its vectors have to have one.
+pub struct Asker<'a> {
+    pub embed: &'a dyn Embed,
+    pub if_space: Option<String>,
 }
 
 /// A server.
@@ -83,18 +97,19 @@ pub struct Own {
 // === impl Remote ===
 
 impl Embed for Remote {
-    fn ask(&self, texts: &[String]) -> Result<Vectors, Refused> {
+    fn ask(&self, texts: &[String], if_space: Option<&str>) -> Result<Vectors, Refused> {
         let body = json!({"model": self.model, "input": texts, "encoding_format": "base64"});
-        match self.client.try_post("/v1/embeddings", &[BULK], &body) {
-            Ok(Answer { status: 200, body, tokens, truncated, .. }) => {
-                let vectors = read_vectors(&body, texts.len());
-                let vectors = vectors.map_err(|error| Refused::Texts(format!("{error:#}")))?;
-                Ok((vectors, Facts { tokens, cut: truncated }))
+        let headers: Vec<_> = [BULK].into_iter().chain(if_space.map(|spaces| (IF_SPACE_HEADER, spaces))).collect();
+        match self.client.try_post("/v1/embeddings", &headers, &body) {
+            Ok(Answer { status: 200, body, tokens, truncated, space, .. }) => {
+                let rows = read_vectors(&body, texts.len());
+                let rows = rows.map_err(|error| Refused::Texts(format!("{error:#}")))?;
+                Ok(Vectors { rows, facts: Facts { tokens, cut: truncated }, space })
             }
             Ok(answer @ Answer { status: 408 | 429 | 502..=504, .. }) => {
                 Err(Refused::Later(answer.fault(), answer.retry_after))
             }
-            Ok(answer @ Answer { status: 401 | 403..=405, .. }) => Err(Refused::Everything(answer.fault())),
+            Ok(answer @ Answer { status: 401 | 403..=405 | 412, .. }) => Err(Refused::Everything(answer.fault())),
             Ok(answer) => Err(Refused::Texts(answer.fault())),
             Err(error) => Err(Refused::Absent(format!("{error:#}"))),
         }
@@ -122,16 +137,17 @@ fn read_vectors(body: &Value, count: usize) -> anyhow::Result<Vec<Vec<f32>>> {
 
 #[allow(clippy::disallowed_methods, reason = "the threads are the command's own")]
 impl Embed for Own {
-    fn ask(&self, texts: &[String]) -> Result<Vectors, Refused> {
-        let asking = self.embedder.embed(self.model.as_deref(), texts, PATIENCE);
-        let asked = self.runtime.block_on(asking).map_err(|InferError { code, message, .. }| match code {
+    fn ask(&self, texts: &[String], if_space: Option<&str>) -> Result<Vectors, Refused> {
+        let asking = self.embedder.embed(self.model.as_deref(), texts, PATIENCE, if_space);
+        let asked = self.runtime.block_on(asking).map_err(|InferError { code, message, cause, .. }| match code {
+            _ if cause == Some(Cause::OtherSpace) => Refused::Everything(message),
             ErrorCode::NotFound => Refused::Everything(message),
             ErrorCode::Unavailable => Refused::Later(message, None),
             _ => Refused::Texts(message),
         });
-        let Embedded { vectors, texts } = asked?;
+        let Embedded { vectors: rows, texts, space } = asked?;
         let facts = texts.map(|facts| Facts { tokens: facts.tokens, cut: facts.truncated });
-        Ok((vectors, facts.unwrap_or_default()))
+        Ok(Vectors { rows, facts: facts.unwrap_or_default(), space })
     }
 
     fn most_tokens(&self) -> Option<u64> {
@@ -139,32 +155,33 @@ impl Embed for Own {
     }
 }
 
-/// The vector of a text. Errors where the model embeds nothing, and where no server answers before the first row is read.
-pub fn probe(embed: &dyn Embed) -> anyhow::Result<Vec<f32>> {
-    if let Err(Refused::Absent(why)) = embed.ask(&[PROBE.to_owned()]) {
+/// The vector of a text and its space. Errors where the model embeds nothing, and where no server answers before the first row is read.
+pub fn probe(asker: &Asker<'_>) -> anyhow::Result<(Vec<f32>, Option<String>)> {
+    let texts = [PROBE.to_owned()];
+    if let Err(Refused::Absent(why)) = asker.embed.ask(&texts, asker.if_space.as_deref()) {
         anyhow::bail!(why);
     }
-    let (found, _) = outcomes(embed, &[PROBE.to_owned()], &AtomicBool::new(false))?;
-    match found.into_iter().next() {
-        Some(Ok(vector)) if !vector.is_empty() => Ok(vector),
-        Some(Err(why)) => anyhow::bail!("the model does not embed the text '{PROBE}': {why}"),
+    let found = insist(asker, &texts, &AtomicBool::new(false))?;
+    match found.map(|Vectors { rows, space, .. }| (rows.into_iter().next().unwrap_or_default(), space)) {
+        Ok((vector, space)) if !vector.is_empty() => Ok((vector, space)),
+        Err(why) => anyhow::bail!("the model does not embed the text '{PROBE}': {why}"),
         _ => anyhow::bail!("the model gives no vector for the text '{PROBE}'"),
     }
 }
 
 /// The vector of each text, or the reason why there is none. Texts that are refused together are asked for one by one. An error
 /// ends the run: every text would fail, or `stop` was raised while texts could not be taken.
-pub fn outcomes(embed: &dyn Embed, texts: &[String], stop: &AtomicBool) -> anyhow::Result<(Vec<Outcome>, Facts)> {
-    match (insist(embed, texts, stop)?, texts) {
-        (Ok((vectors, facts)), _) => Ok((vectors.into_iter().map(Ok).collect(), facts)),
+pub fn outcomes(asker: &Asker<'_>, texts: &[String], stop: &AtomicBool) -> anyhow::Result<(Vec<Outcome>, Facts)> {
+    match (insist(asker, texts, stop)?, texts) {
+        (Ok(Vectors { rows, facts, .. }), _) => Ok((rows.into_iter().map(Ok).collect(), facts)),
         (Err(why), [_]) => Ok((vec![Err(why)], Facts::default())),
         (Err(_), texts) => {
             let mut all = Facts::default();
             let mut alone = |text: &String| {
-                let found = insist(embed, std::slice::from_ref(text), stop)?;
-                Ok(found.and_then(|(vectors, facts)| {
+                let found = insist(asker, std::slice::from_ref(text), stop)?;
+                Ok(found.and_then(|Vectors { rows, facts, .. }| {
                     all += facts;
-                    vectors.into_iter().next().ok_or_else(|| "no vector".to_owned())
+                    rows.into_iter().next().ok_or_else(|| "no vector".to_owned())
                 }))
             };
             let found = texts.iter().map(&mut alone).collect::<anyhow::Result<_>>()?;
@@ -174,13 +191,13 @@ pub fn outcomes(embed: &dyn Embed, texts: &[String], stop: &AtomicBool) -> anyho
 }
 
 /// The vectors of texts, or why there are none. Asks again for as long as they may be taken later.
-fn insist(embed: &dyn Embed, texts: &[String], stop: &AtomicBool) -> anyhow::Result<Result<Vectors, String>> {
+fn insist(asker: &Asker<'_>, texts: &[String], stop: &AtomicBool) -> anyhow::Result<Result<Vectors, String>> {
     let mut pause = FIRST_PAUSE;
     loop {
-        let (why, after) = match embed.ask(texts) {
-            Ok((vectors, facts)) if vectors.len() == texts.len() => return Ok(Ok((vectors, facts))),
-            Ok((vectors, _)) => {
-                return Ok(Err(format!("there are {} vectors for {} texts", vectors.len(), texts.len())));
+        let (why, after) = match asker.embed.ask(texts, asker.if_space.as_deref()) {
+            Ok(vectors) if vectors.rows.len() == texts.len() => return Ok(Ok(vectors)),
+            Ok(Vectors { rows, .. }) => {
+                return Ok(Err(format!("there are {} vectors for {} texts", rows.len(), texts.len())));
             }
             Err(Refused::Texts(why)) => return Ok(Err(why)),
             Err(Refused::Everything(why)) => {
@@ -223,8 +240,10 @@ mod tests {
 
     struct Picky;
 
+    const PICKY: Asker<'_> = Asker { embed: &Picky, if_space: None };
+
     impl Embed for Picky {
-        fn ask(&self, texts: &[String]) -> Result<Vectors, Refused> {
+        fn ask(&self, texts: &[String], _: Option<&str>) -> Result<Vectors, Refused> {
             match texts {
                 texts if texts.iter().any(|text| text == "bad") => Err(Refused::Texts("a bad text".to_owned())),
                 texts if texts.iter().any(|text| text == PROBE) => Err(Refused::Absent("no server".to_owned())),
@@ -233,14 +252,15 @@ mod tests {
                 }
                 texts => {
                     let facts = Facts { tokens: texts.len() as u64, cut: 0 };
-                    Ok((texts.iter().map(|text| vec![text.len() as f32]).collect(), facts))
+                    let rows = texts.iter().map(|text| vec![text.len() as f32]).collect();
+                    Ok(Vectors { rows, facts, space: None })
                 }
             }
         }
     }
 
     fn asked(texts: &[&str]) -> anyhow::Result<(Vec<Outcome>, Facts)> {
-        outcomes(&Picky, &texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>(), &AtomicBool::new(false))
+        outcomes(&PICKY, &texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>(), &AtomicBool::new(false))
     }
 
     #[test]
@@ -248,7 +268,7 @@ mod tests {
         let (found, facts) = asked(&["a", "bad", "bb"]).unwrap();
         assert_eq!(found, [Ok(vec![1.0]), Err("a bad text".to_owned()), Ok(vec![2.0])]);
         assert_eq!(facts.tokens, 2, "those of texts with vectors are counted");
-        assert_eq!(probe(&Picky).unwrap_err().to_string(), "no server", "it is not waited for");
+        assert_eq!(probe(&PICKY).unwrap_err().to_string(), "no server", "it is not waited for");
     }
 
     #[test]

@@ -27,8 +27,11 @@ const PARTS: &str = ".parts";
 const FORM: &str = "trireme_bulk_job";
 const VERSION: u64 = 1;
 
+/// The term with the space of the vectors. A job does not know it where the model did not tell, or an earlier version has begun it.
+const SPACE: &str = "space";
+
 /// The terms of a job, in the order in which they are compared: a choice comes before the content that it changes.
-const TERMS: [&str; 17] = [
+const TERMS: [&str; 18] = [
     FORM,
     "format",
     "model",
@@ -42,6 +45,7 @@ const TERMS: [&str; 17] = [
     "choices.long_texts",
     "choices.accept",
     "content",
+    SPACE,
     "width",
     "text_column",
     "id_column",
@@ -63,6 +67,8 @@ pub struct Terms {
     pub choices: Value,
     /// The digest of the model's files; `None` where a server has them.
     pub content: Option<String>,
+    /// The space of the vectors, where the model tells it.
+    pub space: Option<String>,
     /// The vector of one text, which tells the models of a server apart; empty where the content is known.
     pub probe: Vec<f32>,
     /// The width of the vectors.
@@ -107,10 +113,10 @@ pub fn folder(output: &Place) -> anyhow::Result<Place> {
 
 impl Terms {
     fn to_json(&self) -> Value {
-        let Terms { format, model, choices, content, probe, width, text_column, id_column, input } = self;
+        let Terms { format, model, choices, content, space, probe, width, text_column, id_column, input } = self;
         let probe: Vec<u8> = probe.iter().flat_map(|number| number.to_le_bytes()).collect();
         json!({
-            FORM: VERSION, "format": format, "model": model, "choices": choices, "content": content, "width": width,
+            FORM: VERSION, "format": format, "model": model, "choices": choices, "content": content, "space": space, "width": width,
             "probe": BASE64_STANDARD.encode(probe), "text_column": text_column, "id_column": id_column, "input": input.to_string(),
         })
     }
@@ -163,6 +169,9 @@ impl Left {
         };
         for name in TERMS {
             let (found, wanted) = (term(&self.terms, name), term(terms, name));
+            if name == SPACE && found.is_null() {
+                continue;
+            }
             ensure!(
                 found == wanted,
                 "{output} is of another job: '{name}' is {} in {file}, and {wanted} for this command: {}",
@@ -241,6 +250,11 @@ impl Job {
             ensure!(!errors.exists()?, "{errors} is there already, and its job has not written it: move it away");
         }
         Ok((job, is_whole))
+    }
+
+    /// The space of all vectors of the output, where it was known when the job began.
+    pub fn space(&self) -> Option<&str> {
+        self.left.terms[SPACE].as_str()
     }
 
     /// Errors where the output is another file than a run of this job has written.

@@ -26,6 +26,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use trireme_columns::Layout;
+use trireme_inference::AskedSpaces;
 use trireme_model::OnnxRuntimeArgs;
 use trireme_model_repository::{
     Choices, LongTexts, ModelFolder, PaddingSide, Repository, Task, folder_name, is_model_folder,
@@ -36,7 +37,7 @@ use trireme_telemetry::TelemetryArgs;
 use crate::client::{Client, ServerArgs};
 use crate::serve::{ServeArgs, Server};
 use again::{Mended, Only};
-use ask::{Embed, Own, Remote};
+use ask::{Asker, Embed, Own, Remote};
 use errors::ErrorFile;
 use identity::Hasher;
 use input::{Columns, FileFormat, InputFile};
@@ -89,6 +90,11 @@ pub struct BulkArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     timeout_secs: u64,
 
+    /// Space of the vectors, as the header `trireme-space` tells it; several with commas between them. A model of another space ends
+    /// the command. Without it the space of the first vector holds for all
+    #[arg(long, value_name = "SPACE", value_parser = spaces)]
+    if_space: Option<String>,
+
     /// Format of files whose names do not end in .jsonl, .parquet, .arrow or .feather; jsonl by default
     #[arg(long, value_name = "FORMAT")]
     format: Option<FileFormat>,
@@ -127,6 +133,11 @@ pub struct BulkArgs {
 struct OwnServer {
     #[command(flatten)]
     serve: ServeArgs,
+}
+
+/// Spaces as the header `If-Space` has them.
+fn spaces(text: &str) -> Result<String, String> {
+    text.parse::<AskedSpaces>().map(|_| text.to_owned()).map_err(|error| error.message)
 }
 
 /// Embeds a file. A failure says what to do.
@@ -277,7 +288,10 @@ impl<'a> Run<'a> {
         let columns = Columns { text: args.text_column.clone(), id: args.id_column.clone() };
         let input = InputFile::open(source, FileFormat::of(&args.input, args.format), &columns)?;
         let format = FileFormat::of(&args.output, args.format);
-        let probe = ask::probe(embed)?;
+        let mut asker = Asker { embed, if_space: args.if_space.clone() };
+        let (probe, space) = ask::probe(&asker)?;
+        // The output is of one space, also where the model changes on the way, or between two runs.
+        asker.if_space = space.clone().or(asker.if_space);
         let width = probe.len();
         let (choices, content) = model.choices_and_content(&args.choices)?;
         let terms = Terms {
@@ -286,6 +300,7 @@ impl<'a> Run<'a> {
             choices,
             probe: if content.is_none() { probe } else { Vec::new() },
             content,
+            space,
             width,
             text_column: columns.text.clone(),
             id_column: columns.id.clone(),
@@ -320,7 +335,7 @@ impl<'a> Run<'a> {
             let rest = input.rest(before, &columns, format == FileFormat::Jsonl)?;
             (Box::new(parts), rest, Progress::new(input.rows()?, before, totals))
         };
-        work::run(embed, rest.as_mut(), output.as_mut(), sending, width, &mut progress)?;
+        work::run(&asker, rest.as_mut(), output.as_mut(), sending, width, &mut progress)?;
         let found = output.finish()?;
         progress.totals.errors = found;
         progress.print(true);

@@ -27,10 +27,11 @@ pub struct Parts {
     names: Vec<String>,
 }
 
-/// A line of the output.
-pub fn line(id: &Id, outcome: &Outcome) -> String {
+/// A line of the output, whose vector is of this space. It ends with the vector or with the reason why there is none.
+pub fn line(id: &Id, outcome: &Outcome, space: Option<&str>) -> String {
+    let space = space.map(|space| format!("\"space\":{},", Value::from(space))).unwrap_or_default();
     match outcome {
-        Ok(vector) => format!("{{\"id\":{id},\"embedding\":{}}}\n", numbers(vector)),
+        Ok(vector) => format!("{{\"id\":{id},{space}\"embedding\":{}}}\n", numbers(vector)),
         Err(error) => format!("{{\"id\":{id},\"error\":{}}}\n", Value::from(error.as_str())),
     }
 }
@@ -79,9 +80,9 @@ fn counts(folder: &Place, name: &str) -> anyhow::Result<Totals> {
     Ok(Totals::from_json(&found))
 }
 
-fn lines(window: &Window, outcomes: &[Outcome]) -> anyhow::Result<Vec<u8>> {
+fn lines(window: &Window, outcomes: &[Outcome], space: Option<&str>) -> anyhow::Result<Vec<u8>> {
     let Rest::Ids(ids) = &window.rest else { bail!("rows of columns are not written as lines") };
-    Ok(ids.iter().zip(outcomes).map(|(id, outcome)| line(id, outcome)).collect::<String>().into_bytes())
+    Ok(ids.iter().zip(outcomes).map(|(id, outcome)| line(id, outcome, space)).collect::<String>().into_bytes())
 }
 
 // === impl Parts ===
@@ -89,6 +90,7 @@ fn lines(window: &Window, outcomes: &[Outcome]) -> anyhow::Result<Vec<u8>> {
 impl Parts {
     /// The output at `output` with the parts that earlier runs of the job have left, and the number and counts of their rows.
     pub fn open(output: Place, columns: Option<(Format, Layout)>, job: Job) -> anyhow::Result<(Parts, u64, Totals)> {
+        let columns = columns.map(|(format, layout)| (format, layout.with_space(job.space())));
         let folder = &job.folder;
         let names = folder.names()?;
         let parts: Vec<_> = names.iter().filter(|name| row_range(name, PART).is_some()).cloned().collect();
@@ -106,7 +108,9 @@ impl Parts {
     }
 
     fn part(&self, window: &Window, outcomes: &[Outcome]) -> anyhow::Result<Vec<u8>> {
-        let Some((_, layout)) = &self.columns else { return lines(window, outcomes) };
+        let Some((_, layout)) = &self.columns else {
+            return lines(window, outcomes, self.job.space());
+        };
         let mut writer = Writer::new(Format::Arrow, layout, Vec::new())?;
         match &window.rest {
             Rest::Ids(ids) => {
@@ -197,8 +201,11 @@ mod tests {
 
     #[test]
     fn a_line_has_the_vector_or_the_reason() {
-        assert_eq!(line(&Id::from(json!("[]")), &Ok(vec![0.1, -2.0])), "{\"id\":\"[]\",\"embedding\":[0.1,-2.0]}\n");
-        let written = line(&Id::written("12345678901234567890123"), &Err("why".to_owned()));
+        let vector = Ok(vec![0.1, -2.0]);
+        assert_eq!(line(&Id::from(json!("[]")), &vector, None), "{\"id\":\"[]\",\"embedding\":[0.1,-2.0]}\n");
+        let of_space = line(&Id::from(json!(1)), &vector, Some("ab.cd"));
+        assert_eq!(of_space, "{\"id\":1,\"space\":\"ab.cd\",\"embedding\":[0.1,-2.0]}\n");
+        let written = line(&Id::written("12345678901234567890123"), &Err("why".to_owned()), Some("ab.cd"));
         assert_eq!(written, "{\"id\":12345678901234567890123,\"error\":\"why\"}\n");
         let read = read_line(written.trim_end().as_bytes()).unwrap();
         assert_eq!(read, (Id::written("12345678901234567890123"), Some("why".to_owned())));

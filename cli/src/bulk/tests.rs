@@ -26,8 +26,10 @@ struct Command {
     bulk: BulkArgs,
 }
 
-/// A model whose vectors are the lengths of texts in this direction. It takes this many texts, and never one that is `bad`.
+/// A model whose vectors are the lengths of texts in this direction. It takes this many texts, and never one that is `bad`. It tells its
+/// space where it has one.
 struct Lengths {
+    space: Option<&'static str>,
     direction: [f32; 2],
     left: AtomicUsize,
     bad: &'static str,
@@ -35,12 +37,16 @@ struct Lengths {
 
 impl Lengths {
     fn new() -> Lengths {
-        Lengths { direction: [1.0, 2.0], left: AtomicUsize::new(usize::MAX), bad: "" }
+        Lengths { space: None, direction: [1.0, 2.0], left: AtomicUsize::new(usize::MAX), bad: "" }
     }
 }
 
 impl Embed for Lengths {
-    fn ask(&self, texts: &[String]) -> Result<Vectors, Refused> {
+    fn ask(&self, texts: &[String], if_space: Option<&str>) -> Result<Vectors, Refused> {
+        let is_asked = |spaces: &str| spaces.split(", ").any(|space| Some(space) == self.space);
+        if !if_space.is_none_or(is_asked) {
+            return Err(Refused::Everything("the model has another space".to_owned()));
+        }
         let took = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(texts.len()));
         if took.is_err() {
             return Err(Refused::Everything("the power is off".to_owned()));
@@ -49,7 +55,8 @@ impl Embed for Lengths {
             return Err(Refused::Texts("a bad text".to_owned()));
         }
         let vector = |text: &String| self.direction.map(|number| number * (1 + text.len()) as f32).to_vec();
-        Ok((texts.iter().map(vector).collect(), Facts { tokens: texts.len() as u64, cut: 0 }))
+        let (rows, facts) = (texts.iter().map(vector).collect(), Facts { tokens: texts.len() as u64, cut: 0 });
+        Ok(Vectors { rows, facts, space: self.space.map(str::to_owned) })
     }
 }
 
@@ -312,6 +319,35 @@ fn rows_without_a_vector_are_tried_again_by_the_same_job_alone() {
         assert_eq!((summary.rows, summary.totals.errors), (1, 0));
         assert!(vectors(&folder.path(&output))[700].is_array());
         assert!(!folder.path(&format!("{output}.errors.jsonl")).exists());
+    }
+}
+
+#[test]
+fn an_output_is_of_one_space_and_tells_it() {
+    let of = |space| Lengths { space: Some(space), ..Lengths::new() };
+    for format in FORMATS {
+        let folder = Folder::new();
+        let output = format!("out.{format}");
+        let bulk = |model: &Lengths, flags: &[&str]| folder.bulk("in.jsonl", &output, model, flags);
+        let error = bulk(&of("ab.cd"), &["--if-space", "12.34"]).err().unwrap().to_string();
+        assert!(error.contains("another space") && !folder.path(&output).exists(), "{error}");
+
+        // A model that changes on the way ends the run, and another run goes on in the first space only.
+        let cut_off = Lengths { left: AtomicUsize::new(3000), ..of("ab.cd") };
+        bulk(&cut_off, &["--if-space", "12.34, ab.cd"]).err().unwrap();
+        let error = bulk(&of("12.34"), &[]).err().unwrap().to_string();
+        assert!(error.contains("'space' is \"ab.cd\" in") && error.contains("\"12.34\" for this command"), "{error}");
+        let error = bulk(&Lengths::new(), &[]).err().unwrap().to_string();
+        assert!(error.contains("and null for this command"), "{error}");
+        bulk(&Lengths { bad: "text 4700", ..of("ab.cd") }, &[]).unwrap();
+        bulk(&of("ab.cd"), &[]).unwrap();
+        assert_whole(&folder.path(&output));
+        let written = fs::read(folder.path(&output)).unwrap();
+        let count = |text: &[u8]| written.windows(text.len()).filter(|found| *found == text).count();
+        match format {
+            "jsonl" => assert_eq!(count(b"\"space\":\"ab.cd\","), ROWS),
+            _ => assert!(count(b"trireme-space") > 0 && count(b"ab.cd") > 0),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::ask::{Embed, outcomes};
+use super::ask::{Asker, outcomes};
 use super::progress::Progress;
 use super::rows::{Facts, Outcome, Totals, Window};
 
@@ -83,7 +83,7 @@ struct Unfinished {
 
 /// Answers all rows of the input.
 pub fn run(
-    embed: &dyn Embed,
+    asker: &Asker<'_>,
     input: &mut dyn Input,
     output: &mut dyn Output,
     sending: Sending,
@@ -101,7 +101,7 @@ pub fn run(
         let groups = Arc::new(Mutex::new(groups));
         for _ in 0..sending.window {
             let (groups, tell) = (groups.clone(), tell.clone());
-            threads.spawn(move || work(embed, stop, &groups, &tell));
+            threads.spawn(move || work(asker, stop, &groups, &tell));
         }
         drop(groups);
         threads.spawn(move || {
@@ -163,14 +163,14 @@ fn group(mut texts: Vec<(usize, String)>, sending: Sending) -> impl Iterator<Ite
 }
 
 /// Asks for groups until there are none.
-fn work(embed: &dyn Embed, stop: &AtomicBool, groups: &Mutex<Receiver<Group>>, tell: &SyncSender<Event>) {
+fn work(asker: &Asker<'_>, stop: &AtomicBool, groups: &Mutex<Receiver<Group>>, tell: &SyncSender<Event>) {
     loop {
         let group = match groups.lock() {
             Ok(groups) => groups.recv(),
             Err(_) => return,
         };
         let Ok(Group { window, places, texts }) = group else { return };
-        let event = match outcomes(embed, &texts, stop) {
+        let event = match outcomes(asker, &texts, stop) {
             Ok((outcomes, facts)) => Event::Outcomes(window, places.into_iter().zip(outcomes).collect(), facts),
             Err(error) => Event::Fault(error),
         };
@@ -249,17 +249,20 @@ fn fitting(outcome: Outcome, width: usize) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bulk::ask::{Refused, Vectors};
+    use crate::bulk::ask::{Embed, Refused, Vectors};
     use crate::bulk::rows::{Id, Rest};
 
     struct Lengths;
 
     impl Embed for Lengths {
-        fn ask(&self, texts: &[String]) -> Result<Vectors, Refused> {
+        fn ask(&self, texts: &[String], _: Option<&str>) -> Result<Vectors, Refused> {
             let facts = Facts { tokens: texts.len() as u64, cut: 0 };
             match texts.iter().any(|text| text == "wrong model") {
                 true => Err(Refused::Everything("no such model".to_owned())),
-                false => Ok((texts.iter().map(|text| vec![text.len() as f32]).collect(), facts)),
+                false => {
+                    let rows = texts.iter().map(|text| vec![text.len() as f32]).collect();
+                    Ok(Vectors { rows, facts, space: None })
+                }
             }
         }
     }
@@ -295,7 +298,7 @@ mod tests {
         let sending = Sending { texts: 3, bytes: 64, window: 4 };
         let (mut input, mut output) = (Numbered(texts.into_iter()), Kept::default());
         let mut progress = Progress::new(None, 0, Totals { errors: 7, ..Totals::default() });
-        run(&Lengths, &mut input, &mut output, sending, 1, &mut progress)?;
+        run(&Asker { embed: &Lengths, if_space: None }, &mut input, &mut output, sending, 1, &mut progress)?;
         assert_eq!((output.1.errors, output.1.facts), (progress.totals.errors, progress.totals.facts));
         Ok(output.0)
     }

@@ -25,9 +25,10 @@ pub struct VerifyArgs {
     #[arg(value_name = "[NAME=]MODEL")]
     pub(super) target: String,
 
-    /// The model of the repository to verify: an ensemble that takes texts
-    #[arg(value_name = "NAME", conflicts_with = "server")]
-    model: Option<String>,
+    /// The model of the repository to verify: an ensemble that takes texts. Or a second model: then the two are compared with each other. It
+    /// is a model folder or its URL, a model of a server as URL/NAME, or with --server a name there
+    #[arg(value_name = "NAME|MODEL")]
+    pub(super) model: Option<String>,
 
     /// Verify every model folder under the directory MODEL, as in Hugging Face's cache, one after the other
     #[arg(long, conflicts_with_all = ["server", "folder", "vectors", "model"])]
@@ -35,12 +36,12 @@ pub struct VerifyArgs {
 
     /// A server that runs, to ask instead of one that is started for this; https:// in front for TLS
     #[arg(long, value_name = "URL")]
-    server: Option<String>,
+    pub(super) server: Option<String>,
 
     /// The model's folder, as sentence-transformers, transformers or model2vec load it; by default the model folder that is
     /// served
     #[arg(long, value_name = "DIR")]
-    folder: Option<PathBuf>,
+    pub(super) folder: Option<PathBuf>,
 
     /// A Python that has these libraries
     #[arg(long, value_name = "PATH", default_value = "python3")]
@@ -49,22 +50,26 @@ pub struct VerifyArgs {
     /// A file to compare with, instead of a folder: one JSON object a line with `text`, and `embedding`, `sparse`,
     /// `token_embeddings`, `scores`, `entities` or `generated_text`; `text_pair` where the model takes pairs
     #[arg(long, value_name = "FILE", conflicts_with_all = ["folder", "texts"])]
-    vectors: Option<PathBuf>,
+    pub(super) vectors: Option<PathBuf>,
 
     #[command(flatten)]
-    choices: FolderArgs,
+    pub(super) choices: FolderArgs,
 
-    /// Texts to compare, one a line; without it 24 of all lengths
+    /// Texts to compare, one a line; without it some of all lengths and kinds
     #[arg(long, value_name = "FILE")]
-    texts: Option<PathBuf>,
+    pub(super) texts: Option<PathBuf>,
 
     /// The lowest likeness that is good enough: a cosine, or 1 less the difference of scores
     #[arg(long, value_name = "NUMBER", default_value_t = 0.9999)]
-    min_cosine: f64,
+    pub(super) min_cosine: f64,
+
+    /// Prints the comparison of two models as JSON
+    #[arg(long, requires = "model")]
+    pub(super) json: bool,
 
     /// The prompt to put before each text, by its name
     #[arg(long, value_name = "NAME")]
-    prompt_name: Option<String>,
+    pub(super) prompt_name: Option<String>,
 
     /// How tokens become entities
     #[arg(long, value_name = "STRATEGY", default_value = "simple", value_parser = ["none", "simple", "first", "average", "max"])]
@@ -72,14 +77,14 @@ pub struct VerifyArgs {
 
     /// A header of the requests to --server, such as an API key; may be given several times
     #[arg(long = "header", value_name = "NAME: VALUE")]
-    headers: Vec<String>,
+    pub(super) headers: Vec<String>,
 
     /// Seconds to wait for an answer
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
-    timeout_secs: u64,
+    pub(super) timeout_secs: u64,
 
     #[command(flatten)]
-    onnxruntime: OnnxRuntimeArgs,
+    pub(super) onnxruntime: OnnxRuntimeArgs,
     #[command(flatten)]
     pub(super) telemetry: TelemetryArgs,
 }

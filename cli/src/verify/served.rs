@@ -20,6 +20,8 @@ pub struct Model {
     path: String,
     /// Its configuration.
     pub config: Value,
+    /// The space of its answers, where the server tells it.
+    pub space: Option<String>,
     /// The inputs of texts and of second texts: name, dimensions, whether requests may do without.
     texts: Vec<TextInput>,
 }
@@ -60,7 +62,8 @@ impl Model {
             })
             .collect();
         ensure!(!texts.is_empty(), "model '{model}' takes no texts: verify the ensemble, not one of its steps");
-        Ok(Model { client, path, config, texts })
+        let space = metadata["properties"]["space"].as_str().map(str::to_owned);
+        Ok(Model { client, path, config, space, texts })
     }
 
     /// Whether to ask the model with pairs: it needs them, or its task does.

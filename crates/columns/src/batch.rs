@@ -10,7 +10,7 @@ use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
 use serde_json::Value;
 
 use crate::rows::written_out;
-use crate::{ColumnsError, EMBEDDING, ERROR, Format, Outcome, RESPONSE, Table};
+use crate::{ColumnsError, EMBEDDING, ERROR, Format, Outcome, RESPONSE, SPACE, Table};
 
 /// Rows of a table.
 #[derive(Clone)]
@@ -216,6 +216,16 @@ impl Layout {
     /// Numbers of each vector.
     pub fn width(&self) -> usize {
         self.width
+    }
+
+    /// The same columns in a file whose metadata says which space its vectors are of ([`SPACE`]); `None` says nothing.
+    pub fn with_space(self, space: Option<&str>) -> Layout {
+        let mut schema = self.schema.as_ref().clone();
+        match space {
+            Some(space) => drop(schema.metadata.insert(SPACE.to_owned(), space.to_owned())),
+            None => drop(schema.metadata.remove(SPACE)),
+        }
+        Layout { schema: Arc::new(schema), ..self }
     }
 
     /// The columns of a batch, and no others.

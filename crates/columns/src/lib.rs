@@ -58,5 +58,8 @@ pub const EMBEDDING: &str = "embedding";
 /// The column that says why a row has no vector: a text, null in rows with a vector.
 pub const ERROR: &str = "error";
 
+/// The key of a file's metadata that says which space its vectors are of; that of its schema in Arrow.
+pub const SPACE: &str = "trireme-space";
+
 /// The column of answers that are no vectors: a text of JSON, null in rows without an answer.
 pub const RESPONSE: &str = "response";

@@ -11,7 +11,7 @@ use arrow_schema::{DataType, Field, Schema};
 use bytes::Bytes;
 use serde_json::json;
 
-use crate::{Batch, ColumnsError, Format, Layout, Source, Table, Writer};
+use crate::{Batch, ColumnsError, Format, Layout, SPACE, Source, Table, Writer};
 
 const FORMATS: [Format; 2] = [Format::Parquet, Format::Arrow];
 
@@ -70,6 +70,29 @@ fn vectors_and_errors_are_taken_off_and_put_on_again() {
         assert_eq!((taken.as_slice(), rest.0.schema()), (outcomes.as_slice(), batch.0.schema()));
         assert_eq!(rest.with_vectors(&found, &taken).unwrap().0, whole.0);
         assert!(matches!(Layout::with_vectors(&input), Err(ColumnsError::Missing { column, .. }) if column == "error"));
+    }
+}
+
+#[test]
+fn the_space_of_vectors_is_in_the_metadata_of_the_schema() {
+    for (format, space) in FORMATS.into_iter().flat_map(|format| [(format, Some("ab.cd")), (format, None)]) {
+        let layout = Layout::of_ids(4).unwrap().with_space(Some("other")).with_space(space);
+        let ids = Batch::of_texts(vec![("id", vec![Some("a".to_owned())])]).unwrap();
+        let mut writer = Writer::new(format, &layout, Vec::new()).unwrap();
+        writer.write(&ids.with_vectors(&layout, &[Ok(vec![1.0; 4])]).unwrap()).unwrap();
+        let bytes: Bytes = writer.finish().unwrap().into();
+        let schema = match format {
+            Format::Arrow => arrow_ipc::reader::FileReader::try_new(std::io::Cursor::new(bytes), None).unwrap().schema(),
+            Format::Parquet => {
+                let builder = parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder::try_new(bytes).unwrap();
+                // Also for readers that know nothing of Arrow's schema.
+                let pairs = builder.metadata().file_metadata().key_value_metadata().into_iter().flatten();
+                let told = pairs.filter(|pair| pair.key == SPACE).find_map(|pair| pair.value.clone());
+                assert_eq!(told.as_deref(), space);
+                builder.schema().clone()
+            }
+        };
+        assert_eq!(schema.metadata().get(SPACE).map(String::as_str), space, "{format:?}");
     }
 }
 

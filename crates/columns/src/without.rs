@@ -102,6 +102,10 @@ impl Layout {
         match self.0 {}
     }
 
+    pub fn with_space(self, _: Option<&str>) -> Layout {
+        match self.0 {}
+    }
+
     pub fn plain(batch: &Batch) -> Layout {
         match batch.0 {}
     }

@@ -5,10 +5,11 @@ use std::io::Write;
 use arrow_ipc::writer::FileWriter;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 use parquet::schema::types::ColumnPath;
 
-use crate::{Batch, ColumnsError, EMBEDDING, Format, Layout};
+use crate::{Batch, ColumnsError, EMBEDDING, Format, Layout, SPACE};
 
 /// Bytes of vectors in a row group of Parquet: the writer holds one in memory, and readers read one at a time.
 const ROW_GROUP: usize = 64 << 20;
@@ -37,7 +38,10 @@ impl<W: Write + Send> Writer<W> {
                 let rows = (ROW_GROUP / (4 * layout.width).max(1)).max(FEWEST_ROWS);
                 // Vectors do not repeat, and hardly compress.
                 let vectors = ColumnPath::from(vec![EMBEDDING.to_owned(), "list".to_owned(), "item".to_owned()]);
+                // Readers that know nothing of Arrow find it here.
+                let space = layout.schema.metadata.get(SPACE).cloned();
                 let properties = WriterProperties::builder()
+                    .set_key_value_metadata(space.map(|space| vec![KeyValue::new(SPACE.to_owned(), space)]))
                     .set_compression(Compression::ZSTD(ZstdLevel::default()))
                     .set_column_compression(vectors.clone(), Compression::UNCOMPRESSED)
                     .set_column_dictionary_enabled(vectors, false)

@@ -150,6 +150,8 @@ pub async fn join(
             Some(width) => Layout::of(&table, width)?,
             None => Layout::answers(&table)?,
         };
+        let space = answers.space();
+        let layout = layout.with_space(space.as_deref());
         let mut writer = Writer::new(format, &layout, sink)?;
         let mut number = 0;
         for batch in table.batches(0, ROWS)? {
@@ -161,12 +163,14 @@ pub async fn join(
                 from += own.len();
                 let rows = match width {
                     Some(width) => {
-                        let vectors: Vec<_> = own.into_iter().map(|answer| vector(answer?, width)).collect();
+                        let vectors: Vec<_> = own.into_iter().map(|answer| vector(of_space(answer?, space.as_deref())?, width)).collect();
                         rows.with_vectors(&layout, &vectors)?
                     }
                     None => {
-                        let texts: Vec<_> =
-                            own.into_iter().map(|answer| Ok(answer?["response"]["body"].to_string())).collect();
+                        let text = |answer: Result<Value, String>| {
+                            of_space(answer?, space.as_deref()).map(|answer| answer["response"]["body"].to_string())
+                        };
+                        let texts: Vec<_> = own.into_iter().map(text).collect();
                         rows.with_answers(&layout, &texts)?
                     }
                 };
@@ -179,6 +183,18 @@ pub async fn join(
     let _waits = access.waits();
     let joined = tokio::task::spawn_blocking(joining).await;
     access.judge(joined.map_err(|error| error.to_string()).and_then(|joined| joined.map_err(|error| error.to_string())))
+}
+
+/// The answer, if it is of this space, that of the first row: the metadata of a file has one space.
+fn of_space(answer: Value, space: Option<&str>) -> Result<Value, String> {
+    let found = answer["response"]["space"].as_str();
+    match space {
+        Some(space) if found != Some(space) => Err(match found {
+            Some(found) => format!("the answer has space '{found}', expected '{space}' as in the first row: ask for this row again"),
+            None => format!("the answer does not tell its space, expected '{space}' as in the first row: ask for this row again"),
+        }),
+        _ => Ok(answer),
+    }
 }
 
 /// The vector of an answer to an embedding request, as numbers or in base64.
@@ -270,6 +286,11 @@ impl Answers {
     /// The width of the first vector, if the answers are vectors.
     fn width(&self) -> Option<usize> {
         self.next[0].as_ref().and_then(|(_, answer)| embedding(answer)).map(|vector| vector.len())
+    }
+
+    /// The space of the first answer, if it tells one.
+    fn space(&self) -> Option<String> {
+        self.next[0].as_ref().and_then(|(_, answer)| Some(answer["response"]["space"].as_str()?.to_owned()))
     }
 
     fn read(&mut self, from: usize) -> io::Result<()> {

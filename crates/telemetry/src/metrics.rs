@@ -86,6 +86,7 @@ metrics! {
     QueueDelivered = "trireme_queue_delivered_messages" Gauge "Messages of the model's queue on the bus that workers hold";
     QueueOldest = "trireme_queue_oldest_age_seconds" Gauge "Age of the oldest message in a lane of the model's queue on the bus that no worker has been given";
     RefusedWorkers = "trireme_refused_workers" Gauge "Workers of the model that take no work, because other files under its name are served";
+    ModelInfo = "trireme_model_info" Gauge "1 for each model version that is served and whose workers tell its space; the space is a label";
     Workers = "trireme_workers" Gauge "Workers that serve the model, as the registry has them";
 
     JobsRequests = "trireme_jobs_requests" Gauge "Durable requests of this gateway that have not ended";

@@ -392,6 +392,7 @@ function showGraph(now, rates) {
   const model = now.models.find((model) => model.steps && key(model) === find("pipeline").value);
   svg.replaceChildren();
   set(find("bottleneck"), "textContent", model?.bottleneck ? `bottleneck: ${model.bottleneck.reason}` : "");
+  set(find("space"), "textContent", model?.space ? `space ${model.space}` : "");
   if (!model) return;
   const { nodes, edges, columns, lines } = graph(model);
   const down = narrow.matches;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use trireme_inference::{InferError, Lane, Parameters, TextFacts};
+use trireme_inference::{IF_SPACE, InferError, Lane, ParameterValue, Parameters, TextFacts};
 use trireme_operations::{OperationRequest, Operations, TextOptions, Waits};
 use trireme_server::budget::Budget;
 
@@ -24,6 +24,8 @@ pub struct Embedded {
     pub vectors: Vec<Vec<f32>>,
     /// The counts of the texts' tokens, where the model's tokenizer makes them.
     pub texts: Option<TextFacts>,
+    /// The space of the vectors, as `trireme-space` tells it.
+    pub space: Option<String>,
 }
 
 // === impl Embedder ===
@@ -34,18 +36,22 @@ impl Embedder {
     }
 
     /// The vector of each text, in the order of the texts; all vectors have one length. `model` is the name of a model that embeds; `None`
-    /// is the only one that does. The request waits up to `patience` for room in a full queue. Errors are those of
-    /// `/v1/embeddings`.
+    /// is the only one that does. The request waits up to `patience` for room in a full queue. `if_space` are the spaces of which the
+    /// vectors have to have one, as the header `If-Space` has them. Errors are those of `/v1/embeddings`.
     pub fn embed<'a>(
         &'a self,
         model: Option<&'a str>,
         texts: &'a [String],
         patience: Duration,
+        if_space: Option<&'a str>,
     ) -> BoxFuture<'a, Result<Embedded, InferError>> {
         Box::pin(async move {
-            let vectors = self.operations.embed(texts, &self.ask(model, patience)).await?;
+            let mut ask = self.ask(model, patience);
+            let condition = if_space.map(|spaces| (IF_SPACE.to_owned(), ParameterValue::from(spaces)));
+            ask.parameters.extend(condition);
+            let vectors = self.operations.embed(texts, &ask).await?;
             let rows = vectors.numbers().chunks_exact(vectors.width.max(1)).map(<[f32]>::to_vec).collect();
-            Ok(Embedded { vectors: rows, texts: vectors.ledger.texts() })
+            Ok(Embedded { vectors: rows, texts: vectors.ledger.texts(), space: vectors.ledger.space() })
         })
     }
 

@@ -215,6 +215,15 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
         let counts = workers.keys().map(|key| (key, refused.get(key).map_or(0, Vec::len)));
         counts.into_iter().for_each(|(key, count)| with_labels(key, |labels| samples.value(labels, count as f64)));
     });
+    let catalog = handlers.registry.catalog();
+    out.family(Metric::ModelInfo, |samples| {
+        for key in catalog.known() {
+            let Ok((version, served)) = catalog.find(&key.name, Some(key.version)) else { continue };
+            // One series for each version at a time: while its workers have several spaces, there is none.
+            let Some(space) = catalog.origin_told(version, served, &[]).space else { continue };
+            samples.value(&[("model", &key.name), ("space", &space), ("version", &version.to_string())], 1.0);
+        }
+    });
     out.family(Metric::Workers, |samples| {
         workers.iter().for_each(|(key, count)| with_labels(key, |labels| samples.value(labels, *count as f64)));
     });
