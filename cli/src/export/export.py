@@ -139,7 +139,26 @@ def by_torch(ask):
     return f"torch {torch.__version__}"
 
 
+def by_gliner(ask):
+    if not has("gliner"):
+        raise Refused(f"{sys.executable} has no gliner, which makes the graph of its models: pip install gliner onnx")
+    from importlib.metadata import version
+
+    from gliner import GLiNER
+
+    model = GLiNER.from_pretrained(ask["folder"], local_files_only=True)
+    with tempfile.TemporaryDirectory(dir=ask["output"]) as work:
+        try:
+            made = model.export_to_onnx(work)["onnx_path"]
+        except Exception as error:
+            raise Refused(f"gliner {version('gliner')} does not export this model with {versions()}: {last_line(error)}") from error
+        shutil.move(made, os.path.join(ask["output"], "model.onnx"))
+    return f"gliner {version('gliner')}"
+
+
 def export(ask):
+    if ask["task"] == "gliner":
+        return by_gliner(ask)
     names = os.listdir(ask["folder"])
     if not any(name in WEIGHTS for name in names):
         traced = [name for name in names if name.endswith(".pt")]

@@ -263,6 +263,8 @@ impl Comparing {
         }
         if tasks.contains(&Task::TokenClassify) {
             parameters.insert("aggregation_strategy".to_owned(), json!(self.aggregation));
+            // For a model that finds entities of any labels; others pass it over.
+            parameters.insert("labels".to_owned(), json!("person, organization, place, date"));
             // The library reads a text as one row.
             parameters.insert("windows".to_owned(), json!(false));
         }

@@ -139,7 +139,22 @@ def classify(ask):
     return found
 
 
+def spans(ask):
+    from gliner import GLiNER
+
+    model, labels = GLiNER.from_pretrained(ask["folder"], local_files_only=True), ["person", "organization", "place", "date"]
+    found = []
+    for text in ask["texts"]:
+        entities = model.predict_entities(text, labels)
+        found.append({"entities": [
+            {"entity_group": e["label"], "score": float(e["score"]), "word": e["text"], "start": e["start"], "end": e["end"]} for e in entities
+        ]})
+    return found
+
+
 def token_classify(ask):
+    if os.path.exists(os.path.join(ask["folder"], "gliner_config.json")):
+        return spans(ask)
     from transformers import pipeline
 
     model = pipeline("token-classification", model=ask["folder"], device="cpu", aggregation_strategy=ask["aggregation"])

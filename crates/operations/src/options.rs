@@ -39,6 +39,14 @@ pub struct TextOptions {
     pub dimensions: Option<u64>,
     /// How tokens of one entity become one: none, simple, first, average or max.
     pub aggregation_strategy: Option<String>,
+    /// The labels of entities to find, for models that find those of any labels: a JSON array, or a JSON object of labels with their thresholds.
+    pub labels: Option<String>,
+    /// The score above which such an entity counts, from 0 to 1.
+    pub threshold: Option<f64>,
+    /// Whether such entities may not overlap.
+    pub flat_ner: Option<bool>,
+    /// Whether such an entity may have several labels.
+    pub multi_label: Option<bool>,
     /// Whether each token gets the scores of all classes, in place of entities.
     pub token_scores: bool,
     /// Whether the tokens around a text are added.
@@ -57,7 +65,7 @@ type Reader = (&'static str, &'static str, fn(&ParameterValue) -> bool);
 
 /// The request parameters that have to be read. Others are the gateway's own business, too (`normalize`, `dimensions`), or true of
 /// scores that no step changes (`raw_scores`).
-const READERS: [Reader; 15] = [
+const READERS: [Reader; 16] = [
     ("prompt_name", "tokenizer", |_| true),
     ("instruction", "tokenizer", |_| true),
     ("truncate", "tokenizer", |value| *value == ParameterValue::Bool(false)),
@@ -67,6 +75,7 @@ const READERS: [Reader; 15] = [
     ("max_pair_tokens", "tokenizer", |_| true),
     ("windows", "tokenizer", |value| *value == ParameterValue::Bool(true)),
     ("overlap", "tokenizer", |_| true),
+    ("labels", "tokenizer", |_| true),
     ("add_special_tokens", "tokenizer", |value| *value == ParameterValue::Bool(false)),
     ("token_ids", "tokenizer", |_| true),
     ("messages", "tokenizer", |_| true),
@@ -127,8 +136,9 @@ pub enum Side {
 
 impl TextOptions {
     /// The request parameters that stages read: `prompt_name`, `instruction`, `truncate`, `truncation_side`, `max_tokens`,
-    /// `max_text_tokens`, `max_pair_tokens`, `windows`, `overlap`, `add_special_tokens`, `skip_special_tokens`, `token_ids` and `messages` the tokenizer;
-    /// `normalize`, `raw_scores`, `dimensions`, `fold`, `aggregation_strategy` and `token_scores` postprocess.
+    /// `max_text_tokens`, `max_pair_tokens`, `windows`, `overlap`, `labels`, `add_special_tokens`, `skip_special_tokens`, `token_ids` and `messages` the tokenizer;
+    /// `normalize`, `raw_scores`, `dimensions`, `fold`, `aggregation_strategy`, `token_scores`, `labels`, `threshold`, `flat_ner` and
+    /// `multi_label` postprocess.
     pub fn parameters(&self, capabilities: &Capabilities) -> Result<Parameters, InferError> {
         let query = || capabilities.prompt_of_queries().cloned();
         let document = || capabilities.prompt_of_documents().cloned();
@@ -173,6 +183,7 @@ impl TextOptions {
             ("truncation_side", side.map(str::to_owned)),
             ("aggregation_strategy", self.aggregation_strategy.clone()),
             ("fold", self.fold.clone()),
+            ("labels", self.labels.clone()),
         ];
         let flags = [
             ("truncate", self.truncate),
@@ -182,6 +193,8 @@ impl TextOptions {
             ("add_special_tokens", self.add_special_tokens),
             ("skip_special_tokens", self.skip_special_tokens),
             ("token_scores", self.token_scores.then_some(true)),
+            ("flat_ner", self.flat_ner),
+            ("multi_label", self.multi_label),
             ("token_ids", self.token_ids.then_some(true)),
             ("messages", self.messages.then_some(true)),
         ];
@@ -193,7 +206,8 @@ impl TextOptions {
             // Signed where it fits, as JSON clients of v2 send it.
             Some((name, i64::try_from(number).map_or(ParameterValue::Uint64(number), ParameterValue::Int64)))
         });
-        Ok(texts.chain(flags).chain(numbers).map(|(name, value)| (name.to_owned(), value)).collect())
+        let threshold = self.threshold.map(|threshold| ("threshold", ParameterValue::Double(threshold)));
+        Ok(texts.chain(flags).chain(numbers).chain(threshold).map(|(name, value)| (name.to_owned(), value)).collect())
     }
 }
 

@@ -81,6 +81,12 @@ pub struct Origin {
 // === impl Pipeline ===
 
 impl Pipeline {
+    /// Whether its entities are of labels that a request names.
+    pub(crate) fn takes_labels(&self) -> bool {
+        let has_prompt = |step: &Arc<ModelConfig>| step.backend == "tokenizer" && step.parameters.contains_key("spans");
+        self.steps.iter().any(has_prompt)
+    }
+
     /// Whether a step makes one row of those of a text's windows.
     pub(crate) fn folds(&self) -> bool {
         let chains = self.steps.iter().filter(|step| step.backend == "postprocess");

@@ -53,6 +53,15 @@ impl Operations {
     /// The named entities of each text.
     pub async fn token_classify(&self, texts: &[String], ask: &OperationRequest) -> Result<Entities, InferError> {
         let found = self.find_for(Task::TokenClassify, ask)?;
+        let TextOptions { labels, threshold, flat_ner, multi_label, .. } = &ask.options;
+        let asks_for_spans = labels.is_some() || threshold.is_some() || flat_ner.is_some() || multi_label.is_some();
+        if asks_for_spans && !found.pipeline.takes_labels() {
+            return Err(InferError::unsupported(format!(
+                "model '{}' has classes of its own: leave out 'labels', 'threshold', 'flat_ner' and 'multi_label', which are for models that find entities \
+                 of any labels",
+                found.pipeline.name
+            )));
+        }
         let (tensors, ledger) = self.run_texts(&found, texts, None::<&[String]>, ask).await?;
         let tensor = tensors.first().ok_or_else(|| found.fault("gave no entities".to_owned()))?;
         let rows = tensor.bytes_elements().map_err(|error| found.fault(format!("gave a result that {error}")))?;

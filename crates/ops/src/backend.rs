@@ -147,7 +147,7 @@ impl PostprocessModel {
             )));
         }
         let data = Value::from_tensor(input(&self.data).ok_or_else(missing)?)?;
-        let side = self.side.find(&self.name, &request.inputs, options);
+        let side = self.side.find(&self.name, request, options);
         let rows = data.dims().first().copied().unwrap_or(1);
 
         let read = Instant::now();
@@ -200,10 +200,11 @@ fn data_form(config: &ModelConfig, data: &ModelInput) -> Result<Form, LoadError>
     match data.datatype {
         DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64 => Ok(Form::Floats),
         DataType::Int32 | DataType::Int64 => Ok(Form::Ints),
+        DataType::Bytes => Ok(Form::Texts),
         other => Err(refused(
             config,
             format_args!(
-                "unexpected datatype {} for inference input '{}', expecting a floating point type, TYPE_INT64 or TYPE_INT32",
+                "unexpected datatype {} for inference input '{}', expecting a floating point type, TYPE_INT64, TYPE_INT32 or TYPE_STRING",
                 other.config_name(),
                 data.name
             ),

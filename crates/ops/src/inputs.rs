@@ -1,8 +1,10 @@
 //! The inputs of a postprocess model besides the data.
 
-use trireme_inference::{DataType, Tensor};
+use trireme_engine::ExecuteRequest;
+use trireme_inference::{DataType, InferError, Parameters, Tensor};
 use trireme_model_repository::ModelInput;
 
+use crate::Value;
 use crate::options::RequestOptions;
 
 /// Names of the inputs that ops use besides the data.
@@ -22,6 +24,8 @@ pub struct SideInputs {
     pub offsets: Option<String>,
     /// Which tokens stand for no text.
     pub special_tokens_mask: Option<String>,
+    /// Where words begin and end in their texts.
+    pub word_offsets: Option<String>,
     /// The parts of texts that rows hold.
     pub windows: Option<String>,
     /// The texts.
@@ -49,13 +53,17 @@ pub struct Side<'a> {
     pub offsets: Option<&'a Tensor>,
     /// 1 for tokens that stand for no text `[rows, length]`.
     pub special_tokens_mask: Option<&'a Tensor>,
+    /// The characters where words begin and end `[rows, words, 2]`; 0 and 0 where there is no word.
+    pub word_offsets: Option<&'a Tensor>,
     /// By row, the part of a text that it holds, `[rows, 6]`: the text's number, the characters of the row and those that it owns, and the row's
     /// tokens.
     pub windows: Option<&'a Tensor>,
     /// The texts, one for each row, or as many as `windows` tells apart.
     pub texts: Option<&'a Tensor>,
-    /// The request's parameters.
+    /// The request's parameters that all chains read.
     pub options: RequestOptions,
+    /// All of them.
+    pub parameters: Option<&'a Parameters>,
 }
 
 /// The datatypes by which an input is found.
@@ -87,6 +95,7 @@ impl SideInputs {
                 "input_ids" => (&mut side.input_ids, Kind::Integer),
                 "offsets" => (&mut side.offsets, Kind::Integer),
                 "special_tokens_mask" => (&mut side.special_tokens_mask, Kind::Integer),
+                "word_offsets" => (&mut side.word_offsets, Kind::Integer),
                 "windows" => (&mut side.windows, Kind::Integer),
                 "pooling_mask" | "scoring_mask" => (&mut side.pooling, Kind::Integer),
                 _ => (&mut side.texts, Kind::Text),
@@ -118,7 +127,8 @@ impl SideInputs {
     }
 
     /// The tensors of these names in a request to `model`.
-    pub(crate) fn find<'a>(&self, model: &'a str, inputs: &'a [Tensor], options: RequestOptions) -> Side<'a> {
+    pub(crate) fn find<'a>(&self, model: &'a str, request: &'a ExecuteRequest, options: RequestOptions) -> Side<'a> {
+        let inputs = &request.inputs;
         let find = |name: &Option<String>| inputs.iter().find(|tensor| Some(tensor.name()) == name.as_deref());
         let attention = find(&self.attention);
         Side {
@@ -130,10 +140,25 @@ impl SideInputs {
             input_ids: find(&self.input_ids),
             offsets: find(&self.offsets),
             special_tokens_mask: find(&self.special_tokens_mask),
+            word_offsets: find(&self.word_offsets),
             windows: find(&self.windows),
             texts: find(&self.texts),
             options,
+            parameters: Some(&request.parameters),
         }
+    }
+}
+
+/// The values of an input, row by row.
+pub(crate) fn integers(tensor: Option<&Tensor>, name: &str, shape: &[usize]) -> Result<Vec<i64>, InferError> {
+    let tensor = tensor.ok_or_else(|| InferError::invalid_arg(format!("input '{name}' is missing")))?;
+    match Value::from_tensor(tensor)? {
+        Value::Ints(values) if values.shape() == shape => Ok(values.iter().copied().collect()),
+        _ => Err(InferError::invalid_arg(format!(
+            "tensor '{name}' is {} of shape {}, expected INT64 or INT32 of shape {shape:?}",
+            tensor.datatype(),
+            tensor.shape()
+        ))),
     }
 }
 

@@ -6,6 +6,7 @@ use std::fmt;
 use half::{bf16, f16};
 use ndarray::{ArrayD, CowArray, IxDyn};
 use trireme_inference::{DataType, Element, InferError, Shape, Tensor};
+use trireme_text::texts_of;
 
 /// A value between two ops. All arrays are `[rows, ...]`; borrowed where they still are the request's bytes.
 ///
@@ -67,7 +68,8 @@ pub struct Signature {
 // === impl Value ===
 
 impl<'a> Value<'a> {
-    /// The numbers of `tensor`: FP32 without copying, FP16, BF16 and FP64 converted, INT64 and INT32 as [`Value::Ints`].
+    /// The numbers of `tensor`: FP32 without copying, FP16, BF16 and FP64 converted, INT64 and INT32 as [`Value::Ints`],
+    /// BYTES as [`Value::Texts`].
     /// Errors for other datatypes.
     pub fn from_tensor(tensor: &'a Tensor) -> Result<Value<'a>, InferError> {
         Ok(match tensor.datatype() {
@@ -77,9 +79,17 @@ impl<'a> Value<'a> {
             DataType::Fp64 => Value::Floats(array(tensor, converted(tensor, |v: f64| v as f32)?)?),
             DataType::Int64 => Value::Ints(array(tensor, tensor.values()?)?),
             DataType::Int32 => Value::Ints(array(tensor, converted(tensor, |v: i32| i64::from(v))?)?),
+            DataType::Bytes => {
+                let texts: Vec<String> = texts_of(tensor)?.into_iter().map(str::to_owned).collect();
+                let dims: Vec<usize> = tensor.shape().iter().map(|&dim| dim as usize).collect();
+                let array = ArrayD::from_shape_vec(IxDyn(&dims), texts);
+                Value::Texts(array.map_err(|error| InferError::internal(error.to_string()))?)
+            }
             other => {
-                let message =
-                    format!("tensor '{}' holds {other}, expected a floating point or integer type", tensor.name());
+                let message = format!(
+                    "tensor '{}' holds {other}, expected a floating point or integer type, or texts",
+                    tensor.name()
+                );
                 return Err(InferError::invalid_arg(message));
             }
         })
@@ -244,8 +254,10 @@ mod tests {
     #[test]
     fn other_types_are_refused_and_empty_tensors_are_not() {
         let tensor = Tensor::from_bytes_elements("x", [1], &["a"]).unwrap();
+        assert_eq!(Value::from_tensor(&tensor).unwrap().form(), Form::Texts);
+        let tensor = Tensor::new("x", DataType::Bool, [1], vec![1u8].into()).unwrap();
         let error = Value::from_tensor(&tensor).unwrap_err();
-        assert_eq!(error.message, "tensor 'x' holds BYTES, expected a floating point or integer type");
+        assert_eq!(error.message, "tensor 'x' holds BOOL, expected a floating point or integer type, or texts");
         for shape in [[0, 512, 1024], [2, 0, 8]] {
             let tensor = Tensor::new("x", DataType::Fp32, shape, Bytes::new()).unwrap();
             assert!(Value::from_tensor(&tensor).is_ok(), "{shape:?}");

@@ -38,6 +38,8 @@ pub struct Encoded {
     /// By row, what of which text it is of, `[rows, 6]`: the number of its text, its first character and the one after its last, the first
     /// one that it owns and the one after the last, and how many tokens it has. Empty unless asked for.
     pub windows: Vec<i64>,
+    /// The words and spans of rows; empty unless asked for.
+    pub spans: SpanTensors,
     /// The token with which the output has to begin to be in the target language. `None` if no target language was
     /// given, or if the model gets it in another way.
     pub forced_bos_token_id: Option<i64>,
@@ -45,6 +47,25 @@ pub struct Encoded {
     pub token_lists: Vec<String>,
     /// By row, the text of its tokens.
     pub decoded: Vec<String>,
+}
+
+/// The words of rows, and the spans of words that a model scores: all spans of 1 to `widths` words, by their first word and then by their width.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpanTensors {
+    /// Most words of a row.
+    pub words: usize,
+    /// Most words of a span.
+    pub widths: usize,
+    /// The number of the word, from 1, that begins with each token, `[rows, length]`; 0 for all other tokens.
+    pub words_mask: Vec<i64>,
+    /// By row, how many words it has, `[rows, 1]`.
+    pub text_lengths: Vec<i64>,
+    /// The first and the last word of each span, `[rows, words * widths, 2]`.
+    pub span_idx: Vec<i64>,
+    /// Whether the row has all words of the span, `[rows, words * widths]`.
+    pub span_mask: Vec<bool>,
+    /// The first character of each word in its text and the one after its last, `[rows, words, 2]`; 0 and 0 where there is no word.
+    pub word_offsets: Vec<i64>,
 }
 
 /// Further outputs of [`TextTokenizer::encode_with`], beside ids and masks.
@@ -57,6 +78,7 @@ pub struct Extras {
     pub pooling_mask: bool,
     pub scoring_mask: bool,
     pub windows: bool,
+    pub spans: bool,
     pub token_lists: bool,
     pub decoded: bool,
 }

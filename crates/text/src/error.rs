@@ -69,6 +69,23 @@ pub enum TextError {
     /// A text of more windows than a text may have.
     #[error("text {index} needs {windows} windows{} of {room} tokens, expected at most {most}: send it in parts", if *or_more { " or more" } else { "" })]
     TooManyWindows { index: usize, windows: usize, or_more: bool, room: usize, most: usize },
+    /// A request without labels for a model that finds entities of any.
+    #[error(
+        "parameter 'labels' is missing: this model finds entities of the labels that a request names, as in \"labels\": \"person, place\""
+    )]
+    NoLabels,
+    /// More labels than a request may have.
+    #[error("parameter 'labels' has more than {most} labels: send several requests")]
+    TooManyLabels { most: usize },
+    /// Labels that cannot stand before a text.
+    #[error("parameter 'labels': {reason}")]
+    Labels { reason: String },
+    /// More scores of spans than a run may have.
+    #[error(
+        "{rows} rows of {words} words, each with {scores} scores for spans and labels, are more than the {most} scores of a request: send fewer texts or \
+         labels, or shorter texts"
+    )]
+    TooManySpans { rows: usize, words: usize, scores: usize, most: usize },
     /// An overlap that leaves no room for new tokens in a window.
     #[error("parameter 'overlap' is {overlap}, expected at most {most}, half of the tokens that a row has for a text")]
     Overlap { overlap: usize, most: usize },
@@ -183,6 +200,10 @@ impl TextError {
             | TextError::LongerThanPadding { .. }
             | TextError::TooManyTokens { .. }
             | TextError::TooManyWindows { .. }
+            | TextError::NoLabels
+            | TextError::TooManyLabels { .. }
+            | TextError::Labels { .. }
+            | TextError::TooManySpans { .. }
             | TextError::Overlap { .. }
             | TextError::Template { .. }
             | TextError::Conversation { .. }

@@ -51,6 +51,8 @@ pub struct RequestOptions<'a> {
     /// `max_windows`: most windows of a text; what follows them is cut off. `None`: a text of more than [`MOST_WINDOWS`](trireme_inference::MOST_WINDOWS) is an
     /// error.
     pub max_windows: Option<NonZeroUsize>,
+    /// `labels`: what the entities are that a model of spans shall find, as [`SpanLabels`](crate::SpanLabels) reads them.
+    pub labels: Option<&'a str>,
     /// `source_language`: the language of the texts.
     pub source_language: Option<&'a str>,
     /// `target_language`: the language to translate into.
@@ -127,6 +129,8 @@ impl<'a> RequestOptions<'a> {
             windows: flag("windows")?,
             overlap: overlap.transpose()?,
             max_windows: count("max_windows")?,
+            // Other models may take labels in a form of their own.
+            labels: parameters.get("labels").and_then(ParameterValue::as_str),
             source_language: text("source_language")?,
             target_language: text("target_language")?,
             add_special_tokens: flag("add_special_tokens")?,

@@ -54,8 +54,8 @@ pub struct TextTokenizer {
     sides: Sides,
     truncation_side: Side,
     padding_side: Side,
-    pad_id: i64,
-    pad_type_id: i64,
+    pub(crate) pad_id: i64,
+    pub(crate) pad_type_id: i64,
 }
 
 /// The texts of a BYTES tensor, row-major. Errors for another datatype; for invalid UTF-8 the error names the first
@@ -173,6 +173,7 @@ impl TextTokenizer {
                 None
             }
         };
+        faults.extend(tokenizer.span_faults());
         let (true, Some(pad_id)) = (faults.is_empty(), pad_id) else { return Err(TextError::Options(faults)) };
         tokenizer.pad_id = i64::from(pad_id);
         Ok(tokenizer)
@@ -183,6 +184,12 @@ impl TextTokenizer {
     pub fn check(&self, extras: Extras) -> Result<(), TextError> {
         let around = self.around(&RequestOptions::default())?;
         let output = match extras {
+            Extras { spans: true, .. } if self.options.spans.is_none() => {
+                return Err(TextError::Options(vec![
+                    "outputs of words and spans need parameter 'spans', which says how labels stand before texts"
+                        .to_owned(),
+                ]));
+            }
             Extras { offsets: true, .. } => "offsets",
             Extras { windows: true, .. } => "windows",
             Extras { special_tokens_mask: true, .. } => "special_tokens_mask",
@@ -234,6 +241,9 @@ impl TextTokenizer {
     ) -> Result<Encoded, TextError> {
         if let Some(pairs) = pairs.filter(|p| p.len() != texts.len()) {
             return Err(TextError::PairCount { texts: texts.len(), pairs: pairs.len() });
+        }
+        if extras.spans {
+            return self.encode_spans(texts, pairs, request, extras);
         }
         let around = Around { offsets: extras.offsets || extras.token_lists, ..self.around(request)? };
         if !extras.windows && !extras.token_lists && !extras.decoded {
@@ -288,11 +298,7 @@ impl TextTokenizer {
         for (index, row) in rows.into_iter().enumerate() {
             // Lists and decoded texts are asked for without windows.
             let index = if extras.windows { row.window.text } else { index };
-            let padding = length - row.ids.len();
-            let (left, right) = match self.padding_side {
-                Side::Left => (padding, 0),
-                Side::Right => (0, padding),
-            };
+            let (left, right) = self.sides_of_padding(length - row.ids.len());
             if extras.token_lists {
                 encoded.token_lists.push(self.list(&row, texts[index], pairs.map(|pairs| pairs[index])));
             }
@@ -315,8 +321,16 @@ impl TextTokenizer {
         Ok(encoded)
     }
 
+    /// How much of the padding of a row is on its left, and on its right.
+    pub(crate) fn sides_of_padding(&self, padding: usize) -> (usize, usize) {
+        match self.padding_side {
+            Side::Left => (padding, 0),
+            Side::Right => (0, padding),
+        }
+    }
+
     /// The number of tokens, padding included.
-    fn check_size(&self, rows: usize, length: usize) -> Result<usize, TextError> {
+    pub(crate) fn check_size(&self, rows: usize, length: usize) -> Result<usize, TextError> {
         let size = rows.checked_mul(length).filter(|&size| size <= MAX_PADDED_TOKENS);
         size.ok_or(TextError::TooManyTokens { rows, length })
     }
@@ -366,7 +380,7 @@ impl TextTokenizer {
     }
 
     /// The prefix and special tokens around the texts of a request.
-    fn around<'a>(&'a self, request: &RequestOptions<'a>) -> Result<Around<'a>, TextError> {
+    pub(crate) fn around<'a>(&'a self, request: &RequestOptions<'a>) -> Result<Around<'a>, TextError> {
         let ours = |own: &'a Option<String>| own.as_deref();
         let longest = self.sides.max_length(role(request), self.max_length);
         let around = Around::new(&self.options, request, longest, self.truncation_side)?;
@@ -398,7 +412,7 @@ impl TextTokenizer {
     }
 
     /// The length to which rows are padded.
-    fn padded_length(&self, rows: &[Row]) -> Result<usize, TextError> {
+    pub(crate) fn padded_length(&self, rows: &[Row]) -> Result<usize, TextError> {
         let longest = rows.iter().map(|r| r.ids.len()).max().unwrap_or(0);
         let length = match self.options.padding {
             Padding::None => {

@@ -296,6 +296,7 @@ const EXTRAS: Extras = Extras {
     special_tokens_mask: true,
     pooling_mask: true,
     scoring_mask: true,
+    spans: false,
     windows: false,
     token_lists: false,
     decoded: false,

@@ -176,6 +176,12 @@ fn tensor(encoded: &mut Encoded, declared: &Declared, batches: bool) -> Result<T
         let shape = if batches { Shape::from([rows, 1]) } else { Shape::from([rows]) };
         return Ok(Tensor::from_bytes_elements(name, shape, texts)?);
     }
+    let spans = &mut encoded.spans;
+    let (words, all) = (spans.words as i64, (spans.words * spans.widths) as i64);
+    if output == Output::SpanMask {
+        let mask: Vec<u8> = spans.span_mask.iter().map(|&is_whole| u8::from(is_whole)).collect();
+        return Ok(Tensor::new(name, DataType::Bool, Shape::from([rows, all]), mask.into())?);
+    }
     let values = match output {
         Output::InputIds => std::mem::take(&mut encoded.input_ids),
         Output::AttentionMask => std::mem::take(&mut encoded.attention_mask),
@@ -184,15 +190,22 @@ fn tensor(encoded: &mut Encoded, declared: &Declared, batches: bool) -> Result<T
         Output::Offsets => std::mem::take(&mut encoded.offsets),
         Output::SpecialTokensMask => std::mem::take(&mut encoded.special_tokens_mask),
         Output::Windows => std::mem::take(&mut encoded.windows),
+        Output::WordsMask => std::mem::take(&mut spans.words_mask),
+        Output::TextLengths => std::mem::take(&mut spans.text_lengths),
+        Output::SpanIdx => std::mem::take(&mut spans.span_idx),
+        Output::WordOffsets => std::mem::take(&mut spans.word_offsets),
         Output::PoolingMask => std::mem::take(&mut encoded.pooling_mask),
         Output::ScoringMask => std::mem::take(&mut encoded.scoring_mask),
-        Output::Tokens | Output::DecodedText => Vec::new(),
+        Output::SpanMask | Output::Tokens | Output::DecodedText => Vec::new(),
         Output::ForcedBosTokenId => vec![encoded.forced_bos_token_id.unwrap_or(NO_TOKEN); encoded.rows],
     };
     let shape = match output {
         Output::ForcedBosTokenId => Shape::from([rows, 1]),
         Output::Offsets => Shape::from([rows, length, 2]),
         Output::Windows => Shape::from([rows, 6]),
+        Output::TextLengths => Shape::from([rows, 1]),
+        Output::SpanIdx => Shape::from([rows, all, 2]),
+        Output::WordOffsets => Shape::from([rows, words, 2]),
         _ => Shape::from([rows, length]),
     };
     let tensor = match datatype {

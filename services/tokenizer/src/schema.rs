@@ -15,6 +15,11 @@ pub(crate) enum Output {
     Offsets,
     SpecialTokensMask,
     Windows,
+    WordsMask,
+    TextLengths,
+    SpanIdx,
+    SpanMask,
+    WordOffsets,
     PoolingMask,
     ScoringMask,
     ForcedBosTokenId,
@@ -54,7 +59,7 @@ pub(crate) struct Pairs {
 // === impl Output ===
 
 impl Output {
-    const ALL: [Output; 12] = [
+    const ALL: [Output; 17] = [
         Output::InputIds,
         Output::AttentionMask,
         Output::TokenTypeIds,
@@ -62,6 +67,11 @@ impl Output {
         Output::Offsets,
         Output::SpecialTokensMask,
         Output::Windows,
+        Output::WordsMask,
+        Output::TextLengths,
+        Output::SpanIdx,
+        Output::SpanMask,
+        Output::WordOffsets,
         Output::PoolingMask,
         Output::ScoringMask,
         Output::ForcedBosTokenId,
@@ -82,6 +92,11 @@ impl Output {
             Output::Offsets => "offsets",
             Output::SpecialTokensMask => "special_tokens_mask",
             Output::Windows => "windows",
+            Output::WordsMask => "words_mask",
+            Output::TextLengths => "text_lengths",
+            Output::SpanIdx => "span_idx",
+            Output::SpanMask => "span_mask",
+            Output::WordOffsets => "word_offsets",
             Output::PoolingMask => "pooling_mask",
             Output::ScoringMask => "scoring_mask",
             Output::ForcedBosTokenId => "forced_bos_token_id",
@@ -97,6 +112,12 @@ impl Output {
             "segment_ids" => Some(Output::TokenTypeIds),
             _ => Output::ALL.into_iter().find(|known| known.name() == name),
         }
+    }
+
+    /// Whether it is of the words and spans of rows behind labels.
+    const fn is_of_spans(self) -> bool {
+        use Output::{SpanIdx, SpanMask, TextLengths, WordOffsets, WordsMask};
+        matches!(self, WordsMask | TextLengths | SpanIdx | SpanMask | WordOffsets)
     }
 
     /// Whether it holds a text for each row.
@@ -180,6 +201,7 @@ impl Schema {
             offsets: has(Output::Offsets),
             special_tokens_mask: has(Output::SpecialTokensMask),
             windows: has(Output::Windows),
+            spans: Output::ALL.into_iter().any(|output| output.is_of_spans() && has(output)),
             pooling_mask: has(Output::PoolingMask),
             scoring_mask: has(Output::ScoringMask),
             token_lists: has(Output::Tokens),
@@ -222,6 +244,9 @@ fn check_text(config: &ModelConfig, tensor: &TensorSpec, side: &str) -> Option<S
 /// `known` is the output, where its name tells.
 fn check_output(config: &ModelConfig, output: &TensorSpec, known: Option<Output>) -> Option<String> {
     let TensorSpec { name, datatype, shape, .. } = output;
+    if known.is_some_and(Output::is_of_spans) {
+        return check_span_output(config, output, known);
+    }
     if !matches!(datatype, DataType::Int64 | DataType::Int32) {
         let found = datatype.config_name();
         return Some(format!(
@@ -247,6 +272,31 @@ fn check_output(config: &ModelConfig, output: &TensorSpec, known: Option<Output>
     };
     let fits = if is_pairs { matches!(**shape, [_, _, 2 | -1]) } else { shape.len() == 2 };
     (!fits).then(|| format!("output '{name}' has full shape {shape}, expected dims {expected}"))
+}
+
+/// Rows of words are windows of texts, of which a text may have several.
+fn check_span_output(config: &ModelConfig, output: &TensorSpec, known: Option<Output>) -> Option<String> {
+    let TensorSpec { name, datatype, shape, .. } = output;
+    let (expected, dims) = match known {
+        Some(Output::SpanMask) => (DataType::Bool, "[ -1, -1 ]"),
+        Some(Output::SpanIdx | Output::WordOffsets) => (DataType::Int64, "[ -1, -1, 2 ]"),
+        Some(Output::TextLengths) => (DataType::Int64, "[ -1, 1 ]"),
+        _ => (DataType::Int64, "[ -1, -1 ]"),
+    };
+    let fits = match known {
+        Some(Output::SpanIdx | Output::WordOffsets) => matches!(**shape, [_, _, 2 | -1]),
+        Some(Output::TextLengths) => matches!(**shape, [_, 1 | -1]),
+        _ => shape.len() == 2,
+    };
+    let is_right = fits && config.max_batch_size == 0 && *datatype == expected;
+    (!is_right).then(|| {
+        format!(
+            "output '{name}' is {} of full shape {shape} beside max_batch_size {}, expected {} of dims {dims} and max_batch_size 0",
+            datatype.config_name(),
+            config.max_batch_size,
+            expected.config_name()
+        )
+    })
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use axum::response::Response;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use trireme_operations::{ScoredLabel, TextOptions};
 use trireme_protocol::json::Writer;
 use utoipa::ToSchema;
@@ -30,6 +30,10 @@ const TOKEN_CLASSIFY: &[Field] = &[
         read("aggregation_strategy", &[r#""first""#]),
         read("ignore_labels", fields::TEXTS),
         read("stride", fields::NUMBER),
+        ours("labels", &[r#"["a"]"#, r#"{"a": 0.5}"#]),
+        ours("threshold", &["0.5"]),
+        ours("flat_ner", fields::FLAG),
+        ours("multi_label", fields::FLAG),
     ]]),
 ];
 
@@ -71,6 +75,19 @@ struct TokenClassifyParameters {
     aggregation_strategy: Option<String>,
     ignore_labels: Option<Vec<String>>,
     stride: Option<u64>,
+    /// For models that find entities of any labels: an array of labels, or an object of labels with their thresholds.
+    #[schema(value_type = Option<Object>)]
+    labels: Option<Labels>,
+    threshold: Option<f64>,
+    flat_ner: Option<bool>,
+    multi_label: Option<bool>,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(untagged)]
+enum Labels {
+    Names(Vec<String>),
+    Thresholds(std::collections::BTreeMap<String, Option<f64>>),
 }
 
 pub(super) async fn predict(call: DialectCall) -> Result<Response, Refusal> {
@@ -132,13 +149,28 @@ pub(super) async fn token_classify(mut call: DialectCall) -> Result<Response, Re
     let body: TokenClassify = call.read()?;
     let treatment: Treatment = call.read()?;
     let (texts, one) = body.inputs.texts("inputs", "send texts")?;
-    let TokenClassifyParameters { aggregation_strategy, ignore_labels, stride } = body.parameters.unwrap_or_default();
+    let TokenClassifyParameters {
+        aggregation_strategy,
+        ignore_labels,
+        stride,
+        labels,
+        threshold,
+        flat_ner,
+        multi_label,
+    } = body.parameters.unwrap_or_default();
     // Labels that are left out unless a request says otherwise: those of tokens that are in no entity.
     if ignore_labels.is_some_and(|labels| labels != ["O"]) {
         return Err(Refusal::unsupported("parameters.ignore_labels", "is not [\"O\"]: leave entities out yourself"));
     }
-    let options =
-        TextOptions { aggregation_strategy, overlap: stride.filter(|&stride| stride > 0), ..treatment.options() };
+    let options = TextOptions {
+        aggregation_strategy,
+        overlap: stride.filter(|&stride| stride > 0),
+        labels: labels.map(|labels| serde_json::json!(labels).to_string()),
+        threshold,
+        flat_ner,
+        multi_label,
+        ..treatment.options()
+    };
     let ask = ask(&call, treatment.model.as_deref(), options);
     let entities = call.operations.token_classify(&texts, &ask).await?;
     let size = entities.rows.iter().map(|row| row.len() + 1).sum();

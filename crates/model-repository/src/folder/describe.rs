@@ -20,6 +20,7 @@ use super::modules::{self, Module, ModuleKind};
 use super::origin::Derived;
 use super::precision::Precision;
 use super::scores::{scores, sparse};
+use super::spans;
 use super::tables;
 use super::task::{self, Purpose, Task, architecture};
 use super::tokenizer::{self, Prompts, Tokenizer};
@@ -31,6 +32,9 @@ const HEADS: [(&str, &str, &str); 2] = [
 ];
 
 pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
+    if spans::is_here(reader) {
+        return spans::describe(reader);
+    }
     let mut modules = modules::read(reader);
     let own = reader.json("config_sentence_transformers.json");
     late::complete(own.as_ref(), &mut modules);

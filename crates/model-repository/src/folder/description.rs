@@ -12,6 +12,7 @@ use super::heads;
 use super::late::Late;
 use super::origin::Derived;
 use super::routes::Routes;
+use super::spans::Spans;
 use super::task::Task;
 use super::tokenizer::{Prompts, Tokenizer};
 use crate::Nli;
@@ -36,6 +37,8 @@ pub struct FolderDescription {
     pub(crate) labels: Option<Derived<Vec<String>>>,
     pub(crate) problem: Option<Derived<&'static str>>,
     pub(crate) prompts: Prompts,
+    /// How labels of requests stand before texts, where the graph scores spans of words.
+    pub(crate) spans: Option<Derived<Spans>>,
     /// How queries and documents are treated, for models with a vector for each token.
     pub(crate) late: Late,
     /// Further results that are made of the same states.
@@ -109,6 +112,7 @@ impl FolderDescription {
             labels: None,
             problem: None,
             prompts,
+            spans: None,
             late: Late::default(),
             heads: Vec::new(),
             unserved: None,

@@ -11,6 +11,7 @@ use super::files::Reader;
 use super::graphs::{self, is_generation_part};
 use super::modules;
 use super::routes;
+use super::spans;
 use super::task::{self, Task};
 
 /// How the ONNX file of a folder is made.
@@ -59,6 +60,15 @@ impl Export {
 }
 
 fn plan(reader: &Reader<'_>) -> Option<Export> {
+    if spans::is_here(reader) {
+        let place = reader.path("");
+        if let Some(file) = graphs::listed(reader, "").first() {
+            reader
+                .fault(format_args!("{file} is there already: serve the folder as it is, or move the file away first"));
+        }
+        let (task, export_task) = (Task::TokenClassify, spans::EXPORT);
+        return Some(Export { output: place.join("onnx"), folder: place, task, export_task, made: "model.onnx" });
+    }
     let modules = modules::read(reader);
     let own = reader.json("config_sentence_transformers.json");
     let folder = modules::base(modules.as_deref()).unwrap_or_default();

@@ -44,8 +44,8 @@ const TASK: &str = "which chooses one of several adapters for each row; those th
 const DECODER: &str = "which only the decoder of an encoder-decoder model has: export the model again with --task \
                        text2text-generation-with-past, which makes encoder_model.onnx and decoder_model_merged.onnx";
 
-const GLINER: &str = "which GLiNER's own library makes of a text and the labels of a request: serve it with a model.py that uses the \
-                      library gliner (docs/python.md)";
+const GLINER: &str = "which GLiNER makes of a text and the labels of a request: put its gliner_config.json and tokenizer.json into the folder, which tell how, \
+                      or serve it with a model.py that uses the library gliner (docs/python.md)";
 
 const CAST: &str = "python -c \"import onnx; m = onnx.load('GRAPH'); g = m.graph; i = next(i for i in g.input if i.name == 'INPUT'); \
                     [n.input.__setitem__(k, 'INPUT_cast') for n in g.node for k, x in enumerate(n.input) if x == 'INPUT']; \

@@ -40,6 +40,7 @@ mod routed;
 mod routes;
 mod rows;
 mod scores;
+mod spans;
 mod special;
 mod table;
 mod tables;
@@ -70,7 +71,8 @@ pub use self::repository::DerivedModel;
 pub use self::table::Row;
 
 /// Files that only model folders have at their top.
-const MARKS: [&str; 6] = [
+const MARKS: [&str; 7] = [
+    spans::FILE,
     "config.json",
     "modules.json",
     "config_sentence_transformers.json",

@@ -14,6 +14,7 @@ use super::graphs::{self, Choice};
 use super::heads;
 use super::modules;
 use super::routes;
+use super::spans;
 use super::task::{self, Task};
 use super::tokenizer;
 
@@ -173,6 +174,22 @@ fn of_chain(reader: &Reader<'_>, listed: &[&str], mut needed: Vec<String>) -> Re
     let folder = base.unwrap_or_default();
     let own = reader.json("config_sentence_transformers.json");
     let files = FolderFiles { config: reader.json_or_empty(&format!("{folder}config.json")), own, modules };
+    if spans::is_here(reader) {
+        let graphs: Vec<String> = listed
+            .iter()
+            .filter(|name| name.ends_with(".onnx") && !is_hidden(name))
+            .map(|name| (*name).to_owned())
+            .collect();
+        let graph = match graphs::preferred(&graphs, choices) {
+            Choice::None => return Err(no_graph(listed, "", spans::EXPORT)),
+            Choice::Lacking(lacking) => return Err(NeededError::Lacking(lacking)),
+            Choice::Unclear => return Err(NeededError::SeveralGraphs(graphs.join(", "))),
+            Choice::Only(graph) | Choice::Best(graph) => graph.to_owned(),
+        };
+        needed.extend(weights_of(local, &graph, listed));
+        needed.push(graph);
+        return Ok(needed);
+    }
     let purpose = task::purpose(reader, files.modules.as_deref(), files.own.as_ref(), &files.config, &folder);
     if purpose.is_static {
         needed.push(format!("{folder}{WEIGHTS}"));

@@ -199,6 +199,10 @@ impl FolderDescription {
         if self.task.value == Task::Classify && self.fold().is_ok() {
             text.parameter("windows_of", "longer", "of a pair the longer text has windows");
         }
+        if let Some(spans) = &self.spans {
+            let what = "labels before each text, and the longest rows and spans, in words";
+            text.parameter("spans", &spans.value.parameter(), &format!("{what}; {}", spans.origin));
+        }
         if self.task.value != Task::Generate {
             let side = self.padding_side();
             text.parameter("padding_side", side.value.name(), &side.origin);
@@ -310,6 +314,10 @@ impl FolderDescription {
     /// Texts of different lengths may share a run where a mask marks the padding for the model, and the graph keeps rows apart.
     fn batching(&self, text: &mut Text, wiring: &Wiring) {
         text.blank();
+        if self.spans.is_some() {
+            text.line("# No pad_inputs: requests have labels of their own, so that each has a run of its own.", "");
+            return;
+        }
         let has_mask = wiring.inputs.iter().any(|input| input.name == "attention_mask");
         let is_fixed = self.fixed_length().is_some() || self.tokenizer.pads_to_longest.is_some();
         if is_fixed || !has_mask {
@@ -397,7 +405,7 @@ impl FolderDescription {
                 }
             }
         }
-        if matches!(self.task.value, Task::Generate | Task::TokenClassify) {
+        if matches!(self.task.value, Task::Generate | Task::TokenClassify) && self.spans.is_none() {
             model.files.extend(self.tokenizer_files());
         }
         if let Some(labels) =

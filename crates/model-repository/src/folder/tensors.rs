@@ -53,6 +53,12 @@ pub(super) fn side(description: &FolderDescription) -> Vec<Tensor> {
     if description.fold().is_ok() {
         side.push(windows());
     }
+    if description.spans.is_some() {
+        side.push(Tensor::new("word_offsets", INT64, &[-1, -1, 2]).origin("the characters of words"));
+        side.push(windows());
+        side.push(Tensor::new(TEXT, STRING, &[-1]));
+        return side;
+    }
     if description.task.value == Task::TokenClassify {
         side.push(tokens("input_ids"));
         side.push(Tensor::new("offsets", INT64, &[-1, -1, 2]));

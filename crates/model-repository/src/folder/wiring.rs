@@ -89,15 +89,12 @@ impl Wiring {
             Task::Rerank | Task::Classify => [texts, vec![pair.optional()]].concat(),
             _ => texts,
         };
-        Wiring {
-            texts,
-            tokens: given,
-            inputs,
-            result,
-            side,
-            outputs: outputs(description.task.value, &description.width),
-            branches,
+        let mut results = outputs(description.task.value, &description.width);
+        if description.spans.is_some() {
+            // The labels are those of requests.
+            results.iter_mut().for_each(|result| result.label_file = None);
         }
+        Wiring { texts, tokens: given, inputs, result, side, outputs: results, branches }
     }
 
     /// The model's outputs.

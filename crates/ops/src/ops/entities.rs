@@ -20,12 +20,12 @@ use std::ops::Range;
 
 use ndarray::{Array1, ArrayView2, Axis, Ix3};
 use serde::Serialize;
-use trireme_inference::{InferError, Tensor};
+use trireme_inference::InferError;
 use trireme_text::{Extras, Padding, TextTokenizer, TokenizeOptions, texts_of};
 
 use super::op::{Op, OpEntry, Resources, compare_scores};
 use super::windows::{Owned, owned_of};
-use crate::inputs::Side;
+use crate::inputs::{Side, integers};
 use crate::options::Aggregation;
 use crate::{Form, Labels, Signature, Value};
 
@@ -393,19 +393,6 @@ fn offset(value: i64) -> Result<usize, InferError> {
     usize::try_from(value).map_err(|_| {
         InferError::invalid_arg(format!("tensor 'offsets' holds {value}, expected positions of characters from 0"))
     })
-}
-
-/// The values of an input, row by row.
-fn integers(tensor: Option<&Tensor>, name: &str, shape: &[usize]) -> Result<Vec<i64>, InferError> {
-    let tensor = tensor.ok_or_else(|| InferError::invalid_arg(format!("input '{name}' is missing")))?;
-    match Value::from_tensor(tensor)? {
-        Value::Ints(values) if values.shape() == shape => Ok(values.iter().copied().collect()),
-        _ => Err(InferError::invalid_arg(format!(
-            "tensor '{name}' is {} of shape {}, expected INT64 or INT32 of shape {shape:?}",
-            tensor.datatype(),
-            tensor.shape()
-        ))),
-    }
 }
 
 #[cfg(test)]

@@ -13,9 +13,11 @@ pub mod mask;
 pub mod normalize;
 mod op;
 pub mod pool;
+pub mod redact;
 pub mod sigmoid;
 pub mod slice;
 pub mod softmax;
+pub mod spans;
 pub mod sparse;
 pub mod splade;
 pub mod tanh;
@@ -44,6 +46,8 @@ pub static OPS: &[OpEntry] = &[
     distinct::ENTRY,
     fold::ENTRY,
     entities::ENTRY,
+    spans::ENTRY,
+    redact::ENTRY,
     decode::ENTRY,
 ];
 
@@ -73,6 +77,8 @@ mod tests {
             "mask" | "splade" => (None, Signature::new(Form::Floats, [2, 3, 4])),
             "lexical" | "distinct" => (None, Signature::new(Form::Floats, [2, 3, 1])),
             "fold" => (Some("mean"), Signature::new(Form::Floats, [2, 4])),
+            "redact" => (None, Signature::new(Form::Texts, [2])),
+            "spans" => (Some("0.5"), Signature::new(Form::Floats, [2, 3, 2, 2])),
             "entities" => (Some("simple"), Signature::new(Form::Floats, [2, 3, 2])),
             _ => (None, Signature::new(Form::Floats, [2, 4])),
         }
@@ -82,6 +88,7 @@ mod tests {
         let dims: Vec<usize> = signature.dims.iter().map(|&d| d.max(0) as usize).collect();
         match signature.form {
             Form::Ints => Value::Ints(CowArray::from(ArrayD::from_elem(IxDyn(&dims), 7))),
+            Form::Texts => Value::Texts(ArrayD::from_elem(IxDyn(&dims), "[]".to_owned())),
             _ => Value::Floats(CowArray::from(ArrayD::from_elem(IxDyn(&dims), 0.5))),
         }
     }
@@ -107,6 +114,7 @@ mod tests {
             offsets: some("offsets"),
             special_tokens_mask: some("special_tokens_mask"),
             windows: some("windows"),
+            word_offsets: some("word_offsets"),
             texts: some("TEXT"),
             ..SideInputs::default()
         };
@@ -133,12 +141,15 @@ mod tests {
             texts: Some(&texts),
             ..Side::default()
         };
+        let parameters = [("labels".to_owned(), "a, b".into())].into();
+        let side = Side { word_offsets: Some(&offsets), parameters: Some(&parameters), ..side };
         let mut refused = Vec::new();
         for entry in OPS {
             let (argument, input) = sample(entry.name);
             let op = (entry.build)(argument, &resources).unwrap();
             let mut dims = input.dims.to_vec();
-            (dims[0], dims[1]) = (rows, 0);
+            dims[0] = rows;
+            dims.iter_mut().skip(1).take(1).for_each(|length| *length = 0);
             if let Some(width @ 4) = dims.get_mut(2) {
                 *width = 384;
             }
@@ -178,6 +189,7 @@ mod tests {
                 let special = Tensor::from_values("special_tokens_mask", [rows, 3], vec![0i64; 3 * rows as usize]);
                 let special = special.unwrap();
                 let texts = Tensor::from_bytes_elements("TEXT", [rows], &vec!["hello"; rows as usize]).unwrap();
+                let parameters = [("labels".to_owned(), "a, b".into())].into();
                 let windows = (0..rows).flat_map(|row| [row, 0, 5, 0, 5, 3]).collect();
                 let windows = Tensor::from_values("windows", [rows, 6], windows).unwrap();
                 let side = Side {
@@ -187,6 +199,8 @@ mod tests {
                     offsets: Some(&offsets),
                     special_tokens_mask: Some(&special),
                     windows: Some(&windows),
+                    word_offsets: Some(&offsets),
+                    parameters: Some(&parameters),
                     texts: Some(&texts),
                     ..Side::default()
                 };
@@ -200,7 +214,8 @@ mod tests {
                     entry.name
                 );
             }
-            assert!(op.signature(&Signature::new(Form::Texts, [2])).is_err(), "{} takes texts", entry.name);
+            let takes_texts = op.signature(&Signature::new(Form::Texts, [2])).is_ok();
+            assert_eq!(takes_texts, entry.name == "redact", "{}", entry.name);
         }
     }
 

@@ -20,6 +20,7 @@ const EXTRAS: Extras = Extras {
     special_tokens_mask: true,
     pooling_mask: false,
     scoring_mask: false,
+    spans: false,
     windows: true,
     token_lists: false,
     decoded: false,

@@ -1,0 +1,209 @@
+//! Folders of GLiNER: the labels of a request stand before its text, and the graph scores spans of the text's words.
+
+use serde_json::{Value, json};
+use trireme_inference::DataType;
+
+use super::description::{Executor, FolderDescription};
+use super::files::{Json, Reader};
+use super::graphs::{self, GraphFile};
+use super::origin::Derived;
+use super::task::Task;
+use super::tokenizer::{self, Prompts};
+
+/// The file by which such a folder is known.
+pub(super) const FILE: &str = "gliner_config.json";
+
+/// The word for `trireme export` of the graph.
+pub(super) const EXPORT: &str = "gliner";
+
+/// The graph's inputs with their datatypes and dimensions.
+const INPUTS: [(&str, DataType, usize); 6] = [
+    ("input_ids", DataType::Int64, 2),
+    ("attention_mask", DataType::Int64, 2),
+    ("words_mask", DataType::Int64, 2),
+    ("text_lengths", DataType::Int64, 2),
+    ("span_idx", DataType::Int64, 3),
+    ("span_mask", DataType::Bool, 2),
+];
+
+/// Fields that tell another architecture, each with its name.
+const OTHERS: [(&str, &str); 3] =
+    [("labels_encoder", "a bi-encoder"), ("labels_decoder", "a decoder of labels"), ("relations_layer", "relations")];
+
+/// Tokens that a word has at most on the average: rows of models without a longest row have no more for each word.
+const TOKENS_PER_WORD: u64 = 4;
+
+/// How rows are made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Spans {
+    label_token: String,
+    separator: String,
+    max_words: u64,
+    max_width: u64,
+}
+
+// === impl Spans ===
+
+impl Spans {
+    /// The tokenizer's parameter `spans`.
+    pub(super) fn parameter(&self) -> String {
+        let Spans { label_token, separator, max_words, max_width } = self;
+        json!({"label_token": label_token, "separator": separator, "max_words": max_words, "max_width": max_width})
+            .to_string()
+    }
+}
+
+/// Whether the folder has a model of this kind.
+pub(super) fn is_here(reader: &Reader<'_>) -> bool {
+    reader.has(FILE)
+}
+
+/// The description of the folder.
+pub(super) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
+    let config = reader.json(FILE)?;
+    if refuse_others(reader, &config) {
+        return None;
+    }
+    let encoder = config.object(reader, "encoder_config").unwrap_or_default();
+    let encoder = Json::of(&format!("{FILE}: encoder_config"), encoder);
+    let mut tokenizer = tokenizer::read(reader, "", &encoder, false)?;
+    if !tokenizer.files.iter().any(|file| file == "tokenizer.json") {
+        let root = reader.root().display();
+        reader.lacks(format_args!(
+            "{root} has no tokenizer.json, which tells the words of tokens; save the tokenizer with the library: python -c \"from gliner import GLiNER; \
+             GLiNER.from_pretrained('{root}').save_pretrained('{root}')\""
+        ));
+        return None;
+    }
+    let number = |key: &str, usual: u64| {
+        let told = config.number(reader, key).filter(|number| number.value > 0);
+        told.unwrap_or_else(|| Derived::default_of(usual, "gliner 0.2", "no field says it"))
+    };
+    let (words, width) = (number("max_len", 384), number("max_width", 12));
+    let text = |key: &str, usual: &str| config.text(reader, key).map_or_else(|| usual.to_owned(), |text| text.value);
+    let spans = Spans {
+        label_token: text("ent_token", "<<ENT>>"),
+        separator: text("sep_token", "<<SEP>>"),
+        max_words: words.value,
+        max_width: width.value,
+    };
+    check_label_token(reader, &config, &spans.label_token)?;
+    // The library cuts rows at the tokenizer's length, and at no other where positions are relative.
+    if tokenizer.max_length.as_ref().is_none_or(|length| !is_hard(reader, &encoder, length)) {
+        let origin = format!("{TOKENS_PER_WORD} tokens for each word, {}", words.origin);
+        tokenizer.max_length = Some(Derived::from(TOKENS_PER_WORD * words.value, origin));
+    }
+    if graphs::listed(reader, "").is_empty() {
+        let root = reader.root().display();
+        reader.lacks(format_args!(
+            "{root} holds no ONNX file; make one with: trireme export {root}, by a Python that has gliner: pip install gliner onnx"
+        ));
+        return None;
+    }
+    let file = graphs::find(reader, "", EXPORT)?;
+    check_graph(reader, &file)?;
+    let output = file.logits(4).cloned();
+    let Some(output) = output else {
+        reader.fault(format_args!(
+            "{} gives {}, expected logits of rank 4: words, widths and labels of each row",
+            file.file.value,
+            file.outputs()
+        ));
+        return None;
+    };
+    let output = Derived::from(output.clone(), file.place(&output));
+    let executor = Executor::Onnx { file: Box::new(file), output };
+    let task = Derived::from(Task::TokenClassify, format!("{FILE} is there"));
+    Some(FolderDescription {
+        special_tokens: tokenizer.adds_special.clone(),
+        ops: vec![Derived::from("spans".to_owned(), "entities of the labels that a request names")],
+        spans: Some(Derived::from(spans, format!("{FILE}: ent_token, sep_token, max_len, max_width"))),
+        ..FolderDescription::plain(reader, task, tokenizer, Prompts::default(), executor)
+    })
+}
+
+/// Whether a longer row fails in the model, or is cut by the library.
+fn is_hard(reader: &Reader<'_>, encoder: &Json, length: &Derived<u64>) -> bool {
+    let relative = ["deberta", "deberta-v2"];
+    let is_relative = encoder.get("model_type").and_then(Value::as_str).is_none_or(|kind| relative.contains(&kind));
+    !is_relative
+        || reader
+            .json("tokenizer_config.json")
+            .is_some_and(|own| own.get("model_max_length").and_then(Value::as_u64) == Some(length.value))
+}
+
+/// Refuses models of GLiNER that have other graphs. Gives whether it is one.
+fn refuse_others(reader: &Reader<'_>, config: &Json) -> bool {
+    let instead = "serve it with a model.py that uses the library gliner (docs/python.md)";
+    let mut is_other = false;
+    for (key, what) in OTHERS.iter().filter(|(key, _)| config.get(key).is_some()) {
+        reader.fault(format_args!("{FILE}: {key} tells {what}, expected a model of spans with one encoder: {instead}"));
+        is_other = true;
+    }
+    if config.get("span_mode").is_some_and(|mode| mode == "token_level") {
+        reader.fault(format_args!("{FILE}: span_mode is token_level, expected a model of spans: {instead}"));
+        is_other = true;
+    }
+    if config.get("precomputed_prompts_mode").is_some_and(|mode| mode == true) {
+        reader.fault(format_args!("{FILE}: precomputed_prompts_mode is true, whose labels are fixed: {instead}"));
+        is_other = true;
+    }
+    if let Some(splitter) = config.text(reader, "words_splitter_type").filter(|splitter| splitter.value != "whitespace")
+    {
+        reader.fault(format_args!(
+            "{} is {}, expected whitespace, the only way to split words here: {instead}",
+            splitter.origin, splitter.value
+        ));
+        is_other = true;
+    }
+    is_other
+}
+
+/// The graph looks for labels at the token with the number in the configuration.
+fn check_label_token(reader: &Reader<'_>, config: &Json, token: &str) -> Option<()> {
+    let json = reader.json("tokenizer.json")?;
+    let added = json.get("added_tokens").and_then(Value::as_array);
+    let named = added.into_iter().flatten().find(|added| added.get("content").is_some_and(|found| found == token));
+    let id = named.and_then(|added| added.get("id")?.as_i64());
+    let told = config.get("class_token_index").and_then(Value::as_i64).filter(|&id| id >= 0);
+    match (id, told) {
+        (None, _) => reader.fault(format_args!("tokenizer.json: added_tokens has no '{token}', which {FILE} puts before labels")),
+        (Some(id), Some(told)) if id != told => reader.fault(format_args!(
+            "{FILE}: class_token_index is {told}, but tokenizer.json gives '{token}' the id {id}: the graph would find no label"
+        )),
+        _ => return Some(()),
+    }
+    None
+}
+
+fn check_graph(reader: &Reader<'_>, file: &GraphFile) -> Option<()> {
+    let graph = &file.graph;
+    let is_input = |&&(name, datatype, rank): &&(&str, DataType, usize)| {
+        let found = graph.input(name);
+        found.is_some_and(|found| {
+            found.datatype.is_none_or(|own| own == datatype) && found.rank().is_none_or(|own| own == rank)
+        })
+    };
+    let lacking: Vec<_> = INPUTS.iter().filter(|input| !is_input(input)).map(|(name, ..)| *name).collect();
+    let others: Vec<_> = graph
+        .inputs
+        .iter()
+        .map(|input| input.name.as_str())
+        .filter(|name| INPUTS.iter().all(|(own, ..)| own != name))
+        .collect();
+    if lacking.is_empty() && others.is_empty() {
+        return Some(());
+    }
+    let said = |what: &str, names: &[&str]| {
+        if names.is_empty() { String::new() } else { format!(" {what} {}", names.join(", ")) }
+    };
+    reader.fault(format_args!(
+        "{}: its inputs are not those of a model of spans, {}:{}{}; export it again with trireme export {}",
+        file.file.value,
+        INPUTS.map(|(name, ..)| name).join(", "),
+        said("it lacks or has otherwise", &lacking),
+        said("it has", &others),
+        reader.root().display()
+    ));
+    None
+}

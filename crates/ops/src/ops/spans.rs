@@ -1,0 +1,232 @@
+//! `spans` or `spans:THRESHOLD`: the entities of a text whose labels the request names, from the logits of spans of words `[rows, words, widths, labels]` to one JSON
+//! array for each text, as the library `gliner` finds them.
+//!
+//! The last op of a chain. It takes these inputs of the model besides the data: `word_offsets` (the characters of words), `windows` (rows are windows of texts,
+//! [`super::windows`]) and the texts (TYPE_STRING).
+//!
+//! A span counts where the sigmoid of its logit is above the threshold: that of the label in parameter `labels`, else parameter `threshold`, else the op's argument, 0.5
+//! by default. Of spans that overlap the one with the higher score stays; `flat_ner: false` lets spans lie within others, and
+//! `multi_label: true` lets a span have several labels. A span belongs to the window that owns its first word, so an entity is found once, wherever windows meet.
+//!
+//! An object is `entity_group`, `score`, `word`, `start`, `end`; `start` and `end` count characters of the text.
+
+use std::collections::{BTreeMap, HashMap};
+
+use ndarray::{Array1, ArrayView3, Axis, Ix4};
+use serde::Serialize;
+use trireme_inference::{InferError, ParameterValue, Parameters};
+use trireme_text::{SpanLabels, texts_of};
+
+use super::op::{Op, OpEntry, Resources, compare_scores};
+use super::windows::{Owned, owned_of};
+use crate::inputs::{Side, integers};
+use crate::{Form, Signature, Value};
+
+/// The op in the table.
+pub const ENTRY: OpEntry = OpEntry {
+    name: "spans",
+    usage: "spans",
+    doc: "entities of the labels of a request, as JSON: [rows, words, widths, labels] to [rows]; last in a chain",
+    inputs: &["word_offsets", "windows", "TEXT"],
+    embeds: false,
+    reduces: true,
+    build,
+};
+
+/// The threshold that the library has by default.
+const THRESHOLD: f32 = 0.5;
+
+struct Spans {
+    threshold: f32,
+}
+
+/// The options of a request for its spans.
+struct Options {
+    labels: SpanLabels,
+    /// By label.
+    thresholds: Vec<f32>,
+    flat: bool,
+    multi_label: bool,
+}
+
+/// A span of words with a label, by the places of its words in the text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Span {
+    first: usize,
+    last: usize,
+    label: usize,
+    score: f32,
+}
+
+/// An entity in the answer.
+#[derive(Serialize)]
+struct Entity<'a> {
+    entity_group: &'a str,
+    score: f32,
+    word: &'a str,
+    start: usize,
+    end: usize,
+}
+
+fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
+    let number = |argument: &str| argument.parse().ok().filter(|number| (0.0..=1.0).contains(number));
+    let threshold = argument.map(|argument| {
+        number(argument).ok_or_else(|| format!("argument is '{argument}', expected a threshold from 0 to 1"))
+    });
+    let inputs = resources.inputs;
+    let needed = [("'word_offsets'", &inputs.word_offsets), ("the texts (TYPE_STRING)", &inputs.texts)];
+    let missing: Vec<&str> = needed.iter().filter(|(_, found)| found.is_none()).map(|(name, _)| *name).collect();
+    match missing.is_empty() {
+        true => Ok(Box::new(Spans { threshold: threshold.transpose()?.unwrap_or(THRESHOLD) })),
+        false => Err(format!("needs inputs that the model does not declare: {}", missing.join(", "))),
+    }
+}
+
+// === impl Spans ===
+
+impl Op for Spans {
+    fn signature(&self, input: &Signature) -> Result<Signature, String> {
+        input.expect(Form::Floats, 4..=4)?;
+        Ok(Signature::new(Form::Texts, [-1]))
+    }
+
+    fn apply<'a>(&self, value: Value<'a>, side: &Side<'_>) -> Result<Value<'a>, InferError> {
+        let logits = value.into_floats()?.into_dimensionality::<Ix4>();
+        let logits = logits.map_err(|_| InferError::internal("spans takes numbers of rank 4"))?;
+        let (rows, words, _, classes) = logits.dim();
+        let options = Options::of(side.parameters, self.threshold)?;
+        if classes != options.thresholds.len() {
+            let labels = options.thresholds.len();
+            return Err(InferError::invalid_arg(format!(
+                "spans has {labels} labels of the request, got {classes} classes"
+            )));
+        }
+        let offsets = integers(side.word_offsets, "word_offsets", &[rows, words, 2])?;
+        let missing = || InferError::invalid_arg("the input of texts is missing");
+        let texts = texts_of(side.texts.ok_or_else(missing)?)?;
+        let windows = owned_of(side.windows, rows, texts.len())?;
+        let answer = |(text, windows): (&&str, &Vec<Owned>)| {
+            let rows = windows.iter().map(|window| {
+                let of = 2 * window.row * words..2 * (window.row + 1) * words;
+                (logits.index_axis(Axis(0), window.row), characters(&offsets[of]), window)
+            });
+            entities(text, &rows.collect::<Vec<_>>(), &options)
+        };
+        let answers: Vec<String> = texts.iter().zip(&windows).map(answer).collect::<Result<_, _>>()?;
+        Ok(Value::Texts(Array1::from(answers).into_dyn()))
+    }
+}
+
+/// The characters of the words of a row: the pairs before the first one without characters.
+fn characters(offsets: &[i64]) -> Vec<(usize, usize)> {
+    let pair = |pair: &[i64]| {
+        let (start, end) = (usize::try_from(pair[0]).ok()?, usize::try_from(pair[1]).ok()?);
+        (start < end).then_some((start, end))
+    };
+    offsets.chunks_exact(2).map_while(pair).collect()
+}
+
+/// The entities of a text, of whose rows there are the logits, the characters of words and the part of the text that each owns.
+fn entities(
+    text: &str,
+    rows: &[(ArrayView3<'_, f32>, Vec<(usize, usize)>, &Owned)],
+    options: &Options,
+) -> Result<String, InferError> {
+    // Windows share words: a word is known by its characters.
+    let words: BTreeMap<usize, usize> = rows.iter().flat_map(|(_, words, _)| words.iter().copied()).collect();
+    let words: Vec<(usize, usize)> = words.into_iter().collect();
+    let places: HashMap<usize, usize> = words.iter().enumerate().map(|(place, word)| (word.0, place)).collect();
+    let mut found = Vec::new();
+    for (logits, own, owned) in rows {
+        for (first, (start, _)) in own.iter().enumerate().filter(|(_, word)| owned.characters.contains(&word.0)) {
+            let place = places[start];
+            for width in 0..logits.dim().1.min(own.len() - first) {
+                for (label, &threshold) in options.thresholds.iter().enumerate() {
+                    let score = 1.0 / (1.0 + (-logits[[first, width, label]]).exp());
+                    if score > threshold {
+                        found.push(Span { first: place, last: place + width, label, score });
+                    }
+                }
+            }
+        }
+    }
+    let names = options.labels.names();
+    let bytes: Vec<usize> = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
+    let entity = |span: Span| {
+        let (start, end) = (words[span.first].0, words[span.last].1);
+        let at = |character: usize| bytes.get(character).copied().unwrap_or(text.len());
+        Entity { entity_group: &names[span.label], score: span.score, word: &text[at(start)..at(end)], start, end }
+    };
+    let entities: Vec<Entity<'_>> = options.best(found).into_iter().map(entity).collect();
+    serde_json::to_string(&entities).map_err(|error| InferError::internal(error.to_string()))
+}
+
+// === impl Options ===
+
+impl Options {
+    fn of(parameters: Option<&Parameters>, usual: f32) -> Result<Options, InferError> {
+        let find = |name: &str| parameters.and_then(|parameters| parameters.get(name));
+        let wrong = |name: &str, value: &ParameterValue, expected: &str| {
+            InferError::invalid_arg(format!("parameter '{name}' is {value}, expected {expected}"))
+        };
+        let flag = |name: &str, usual: bool| match find(name) {
+            None => Ok(usual),
+            Some(ParameterValue::Bool(flag)) => Ok(*flag),
+            Some(other) => Err(wrong(name, other, "true or false")),
+        };
+        let threshold = match find("threshold") {
+            None => usual,
+            Some(value) => {
+                let number = match *value {
+                    ParameterValue::Double(number) => Some(number as f32),
+                    _ => value.as_u64().map(|number| number as f32),
+                };
+                let number = number.filter(|number| (0.0..=1.0).contains(number));
+                number.ok_or_else(|| wrong("threshold", value, "a number from 0 to 1"))?
+            }
+        };
+        if let Some(ParameterValue::Bool(true)) = find("token_scores") {
+            return Err(InferError::unsupported("this model scores spans of words, not tokens: ask for entities"));
+        }
+        let labels = find("labels").and_then(ParameterValue::as_str);
+        let labels = SpanLabels::parse(labels.ok_or(trireme_text::TextError::NoLabels)?)?;
+        let thresholds = (0..labels.names().len()).map(|label| labels.threshold(label).unwrap_or(threshold)).collect();
+        Ok(Options { labels, thresholds, flat: flag("flat_ner", true)?, multi_label: flag("multi_label", false)? })
+    }
+
+    /// The spans that stay, by their first word; of equal first words the one with the higher score comes first.
+    fn best(&self, mut spans: Vec<Span>) -> Vec<Span> {
+        spans.sort_by(|one, other| compare_scores(other.score, one.score));
+        let widest = spans.iter().map(|span| span.last - span.first).max().unwrap_or(0);
+        // By the first word, the last words of those that stay.
+        let mut taken = BTreeMap::<usize, Vec<usize>>::new();
+        spans.retain(|span| {
+            // Others begin before its end, and no further before it than the widest is long.
+            let near = taken.range(span.first.saturating_sub(widest)..=span.last);
+            let meets = near.flat_map(|(&first, ends)| ends.iter().map(move |&last| (first, last)));
+            let stays = !meets.into_iter().any(|other| self.excludes(span, other));
+            if stays {
+                let ends = taken.entry(span.first).or_default();
+                if !ends.contains(&span.last) {
+                    ends.push(span.last);
+                }
+            }
+            stays
+        });
+        spans.sort_by_key(|span| span.first);
+        spans
+    }
+
+    /// Whether a span that stays leaves no place for this one.
+    fn excludes(&self, span: &Span, (first, last): (usize, usize)) -> bool {
+        if (span.first, span.last) == (first, last) {
+            return !self.multi_label;
+        }
+        let meets = span.first <= last && first <= span.last;
+        let within = (span.first <= first && last <= span.last) || (first <= span.first && span.last <= last);
+        meets && (self.flat || !within)
+    }
+}
+
+#[cfg(test)]
+mod tests;
