@@ -34,7 +34,7 @@ use trireme_runtime::{FolderArgs, local_folder, service};
 use trireme_telemetry::TelemetryArgs;
 
 use crate::client::{Client, ServerArgs};
-use crate::serve::{ServeArgs, Server};
+use crate::serve::{ServeArgs, Server, own_args};
 use again::{Mended, Only};
 use ask::{Embed, Own, Remote};
 use errors::ErrorFile;
@@ -122,13 +122,6 @@ pub struct BulkArgs {
     telemetry: TelemetryArgs,
 }
 
-/// The flags of the server in this process.
-#[derive(clap::Parser)]
-struct OwnServer {
-    #[command(flatten)]
-    serve: ServeArgs,
-}
-
 /// Embeds a file. A failure says what to do.
 pub fn run(args: &BulkArgs) -> ExitCode {
     service::block_on("bulk", &args.telemetry, async {
@@ -209,10 +202,8 @@ fn own_server(args: &BulkArgs, folder: &Path) -> anyhow::Result<(Option<String>,
     };
     let choices = args.choices.words();
     let ports = ["--allow-http=false", "--allow-grpc=false", "--allow-metrics=false", TIMEOUT_MS];
-    let flags = ["trireme"].into_iter().chain(model.iter().chain(&choices).map(String::as_str)).chain(ports);
-    let OwnServer { mut serve } = clap::Parser::try_parse_from(flags)?;
-    serve.onnxruntime = args.onnxruntime.clone();
-    Ok((name, serve))
+    let flags = model.iter().chain(&choices).map(String::as_str).chain(ports);
+    Ok((name, own_args(flags, &args.onnxruntime)?))
 }
 
 /// The outcome of the rows.
