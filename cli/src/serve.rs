@@ -158,6 +158,7 @@ pub fn own_server(models: &[&str], onnxruntime: &OnnxRuntimeArgs) -> anyhow::Res
 
 /// The flags of a server that a command starts for itself. Variables of the environment that name models, ports, keys and limits have no
 /// effect, because they are those of the server that others ask. With its `TRIREME_ADMIN_ADDRESS` this one would answer probes in its place.
+/// Those that tell what the machine has stay.
 pub fn own_args<'a>(
     flags: impl IntoIterator<Item = &'a str>,
     onnxruntime: &OnnxRuntimeArgs,
@@ -165,8 +166,10 @@ pub fn own_args<'a>(
     let others =
         AdminArgs::augment_args(QueueArgs::augment_args(GatewayArgs::augment_args(clap::Command::new("others"))));
     let others = WorkerArgs::augment_args(others);
-    let ids = others.get_arguments().map(|arg| arg.get_id().as_str()).chain(["data_dir"]);
-    let command = ids.fold(OwnServer::command(), |command, id| command.mut_arg(id, |arg| arg.env(Resettable::Reset)));
+    let ids = others.get_arguments().map(|arg| arg.get_id().as_str()).filter(|id| *id != "gpu_groups_on_cpu");
+    let command = ids
+        .chain(["data_dir"])
+        .fold(OwnServer::command(), |command, id| command.mut_arg(id, |arg| arg.env(Resettable::Reset)));
     let matches = command.try_get_matches_from(std::iter::once("trireme").chain(flags))?;
     let OwnServer { mut serve } = OwnServer::from_arg_matches(&matches)?;
     serve.onnxruntime = onnxruntime.clone();
