@@ -254,7 +254,7 @@ image: ## Builds the image trireme, which has every stage: docker run -p 8000:80
 
 .PHONY: image-test
 image-test: setup-demo ## The same with the programs of the debug profile: no rights, a read-only file system, healthy, an answer (needs docker; TARGET=export fetches gigabytes)
-	cargo build -p trireme
+	cargo build --workspace
 	@python3 -B tests/installed/image_test.py target/debug/trireme $(TARGET)
 
 .PHONY: book

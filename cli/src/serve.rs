@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::builder::BoolishValueParser;
-use clap::{ArgAction, Args, ValueEnum};
+use clap::builder::{BoolishValueParser, Resettable};
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, ValueEnum};
 use trireme_bus::{Bus, InProcess};
 use trireme_bus_disk::OnDisk;
 use trireme_gateway::{Embedder, Gateway, GatewayArgs, ModelOptions, TritonFlags};
@@ -153,8 +153,25 @@ pub fn run(
 /// that name its models.
 pub fn own_server(models: &[&str], onnxruntime: &OnnxRuntimeArgs) -> anyhow::Result<ServeArgs> {
     let ports = ["--http-address=127.0.0.1", "--http-port=0", "--allow-grpc=false", "--allow-metrics=false"];
-    let flags = ["trireme"].iter().chain(models).chain(&ports);
-    let OwnServer { mut serve } = clap::Parser::try_parse_from(flags)?;
+    own_args(models.iter().copied().chain(ports), onnxruntime)
+}
+
+/// The flags of a server that a command starts for itself. Variables of the environment that name models, ports, keys and limits have no
+/// effect, because they are those of the server that others ask. With its `TRIREME_ADMIN_ADDRESS` this one would answer probes in its place.
+/// Those that tell what the machine has stay.
+pub fn own_args<'a>(
+    flags: impl IntoIterator<Item = &'a str>,
+    onnxruntime: &OnnxRuntimeArgs,
+) -> anyhow::Result<ServeArgs> {
+    let others =
+        AdminArgs::augment_args(QueueArgs::augment_args(GatewayArgs::augment_args(clap::Command::new("others"))));
+    let others = WorkerArgs::augment_args(others);
+    let ids = others.get_arguments().map(|arg| arg.get_id().as_str()).filter(|id| *id != "gpu_groups_on_cpu");
+    let command = ids
+        .chain(["data_dir"])
+        .fold(OwnServer::command(), |command, id| command.mut_arg(id, |arg| arg.env(Resettable::Reset)));
+    let matches = command.try_get_matches_from(std::iter::once("trireme").chain(flags))?;
+    let OwnServer { mut serve } = OwnServer::from_arg_matches(&matches)?;
     serve.onnxruntime = onnxruntime.clone();
     Ok(serve)
 }

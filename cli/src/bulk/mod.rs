@@ -35,7 +35,7 @@ use trireme_runtime::{FolderArgs, local_folder, service};
 use trireme_telemetry::TelemetryArgs;
 
 use crate::client::{Client, ServerArgs};
-use crate::serve::{ServeArgs, Server};
+use crate::serve::{ServeArgs, Server, own_args};
 use again::{Mended, Only};
 use ask::{Asker, Embed, Own, Remote};
 use errors::ErrorFile;
@@ -128,13 +128,6 @@ pub struct BulkArgs {
     telemetry: TelemetryArgs,
 }
 
-/// The flags of the server in this process.
-#[derive(clap::Parser)]
-struct OwnServer {
-    #[command(flatten)]
-    serve: ServeArgs,
-}
-
 /// Spaces as the header `If-Space` has them.
 fn spaces(text: &str) -> Result<String, String> {
     text.parse::<AskedSpaces>().map(|_| text.to_owned()).map_err(|error| error.message)
@@ -220,10 +213,8 @@ fn own_server(args: &BulkArgs, folder: &Path) -> anyhow::Result<(Option<String>,
     };
     let choices = args.choices.words();
     let ports = ["--allow-http=false", "--allow-grpc=false", "--allow-metrics=false", TIMEOUT_MS];
-    let flags = ["trireme"].into_iter().chain(model.iter().chain(&choices).map(String::as_str)).chain(ports);
-    let OwnServer { mut serve } = clap::Parser::try_parse_from(flags)?;
-    serve.onnxruntime = args.onnxruntime.clone();
-    Ok((name, serve))
+    let flags = model.iter().chain(&choices).map(String::as_str).chain(ports);
+    Ok((name, own_args(flags, &args.onnxruntime)?))
 }
 
 /// The outcome of the rows.

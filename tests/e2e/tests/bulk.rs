@@ -3,6 +3,7 @@
 //! Not here: outputs that no job knows, and rows that are tried again (`bulk/tests.rs` of the cli).
 
 use std::fs;
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -93,7 +94,15 @@ fn one_process_embeds_between_all_formats() {
     let lines: Vec<String> =
         (0..3000).map(|n| json!({"id": n, "text": format!("text {n} again")}).to_string()).collect();
     fs::write(path("in.jsonl"), lines.join("\n")).expect("the input is written");
-    let said = run(alone(&path("in.jsonl"), &path("lines.jsonl")));
+    // Variables of a server that others ask, as images set them, are not meant for the one in this process.
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = taken.local_addr().expect("its address").to_string();
+    let mut first = alone(&path("in.jsonl"), &path("lines.jsonl"));
+    first
+        .env("TRIREME_ADMIN_ADDRESS", address)
+        .env("TRIREME_MODEL_REPOSITORY", path("none"))
+        .env("TRIREME_HTTPS_KEY", path("none"));
+    let said = run(first);
     assert!(said.contains("3000 of 3000 texts"), "{said}");
     for (name, format) in [("out.parquet", Format::Parquet), ("out.feather", Format::Arrow)] {
         run(alone(&path("in.jsonl"), &path(name)));
