@@ -87,9 +87,7 @@ impl Likeness {
 
     /// The figures for programs.
     pub fn to_json(&self) -> Value {
-        let figures = |figures: &Figures| {
-            json!({"texts": figures.texts, "lowest": number(figures.lowest), "mean": number(figures.mean), "overlap": figures.overlap})
-        };
+        let figures = |figures: &Figures| json!({"texts": figures.texts, "lowest": number(figures.lowest), "mean": number(figures.mean), "overlap": figures.overlap});
         let kinds: serde_json::Map<String, Value> =
             self.kinds.iter().map(|(kind, of_kind)| (kind.name().replace(' ', "_"), figures(of_kind))).collect();
         json!({"all": figures(&self.all), "kinds": kinds, "first": self.first})
@@ -188,7 +186,8 @@ mod tests {
         let (one, mut other) = (vectors(&[0.0, 1.0, 2.0, 3.0]), vectors(&[0.0, 1.0, 2.0, 3.0]));
         other[2] = vectors(&[2.5])[0].clone();
         let found = Likeness::of(&texts, &one, &other);
-        let kinds: Vec<_> = found.kinds.iter().map(|(kind, figures)| (*kind, figures.texts, figures.lowest > 0.99)).collect();
+        let kinds: Vec<_> =
+            found.kinds.iter().map(|(kind, figures)| (*kind, figures.texts, figures.lowest > 0.99)).collect();
         assert_eq!(kinds, [(Kind::Short, 2, true), (Kind::OtherScripts, 1, false), (Kind::Empty, 1, true)]);
         let json = found.to_json();
         assert_eq!(json["kinds"]["other_scripts"]["texts"], 1);

@@ -210,13 +210,22 @@ impl Two {
         let figures = worst.map(|(task, likeness)| {
             let text = self.texts.get(likeness.all.worst).map_or("", String::as_str);
             let lowest = likeness.all.lowest;
-            format!("lowest {} {lowest:.7} over {} texts, of a text that is {}", measure(*task), self.texts.len(), Kind::of(text).name())
+            format!(
+                "lowest {} {lowest:.7} over {} texts, of a text that is {}",
+                measure(*task),
+                self.texts.len(),
+                Kind::of(text).name()
+            )
         });
         let figures = format!("{}, expected at least {}", figures.unwrap_or_default(), self.bar);
         let spaces = match spaces {
             [Some(one), Some(other)] if one == other => format!("both have space {}", harmless(one)),
             [Some(one), Some(other)] if passed => {
-                format!("their spaces are two: clients that take both send 'If-Space: {}, {}'", harmless(one), harmless(other))
+                format!(
+                    "their spaces are two: clients that take both send 'If-Space: {}, {}'",
+                    harmless(one),
+                    harmless(other)
+                )
             }
             [Some(one), Some(other)] => format!("their spaces are {} and {}", harmless(one), harmless(other)),
             _ => "the space of one of them is not known".to_owned(),
@@ -236,7 +245,9 @@ impl Two {
             Some(tasks) => {
                 let missing = tasks.iter().find(|task| !own.contains(task) && self.tasks.is_empty());
                 if let Some(task) = missing {
-                    bail!("model '{name}' does not do '{task}', which the other one does: name a task of both by --task");
+                    bail!(
+                        "model '{name}' does not do '{task}', which the other one does: name a task of both by --task"
+                    );
                 }
                 tasks.to_vec()
             }

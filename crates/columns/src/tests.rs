@@ -82,7 +82,9 @@ fn the_space_of_vectors_is_in_the_metadata_of_the_schema() {
         writer.write(&ids.with_vectors(&layout, &[Ok(vec![1.0; 4])]).unwrap()).unwrap();
         let bytes: Bytes = writer.finish().unwrap().into();
         let schema = match format {
-            Format::Arrow => arrow_ipc::reader::FileReader::try_new(std::io::Cursor::new(bytes), None).unwrap().schema(),
+            Format::Arrow => {
+                arrow_ipc::reader::FileReader::try_new(std::io::Cursor::new(bytes), None).unwrap().schema()
+            }
             Format::Parquet => {
                 let builder = parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder::try_new(bytes).unwrap();
                 // Also for readers that know nothing of Arrow's schema.

@@ -163,7 +163,8 @@ pub async fn join(
                 from += own.len();
                 let rows = match width {
                     Some(width) => {
-                        let vectors: Vec<_> = own.into_iter().map(|answer| vector(of_space(answer?, space.as_deref())?, width)).collect();
+                        let vectors: Vec<_> =
+                            own.into_iter().map(|answer| vector(of_space(answer?, space.as_deref())?, width)).collect();
                         rows.with_vectors(&layout, &vectors)?
                     }
                     None => {
@@ -190,8 +191,12 @@ fn of_space(answer: Value, space: Option<&str>) -> Result<Value, String> {
     let found = answer["response"]["space"].as_str();
     match space {
         Some(space) if found != Some(space) => Err(match found {
-            Some(found) => format!("the answer has space '{found}', expected '{space}' as in the first row: ask for this row again"),
-            None => format!("the answer does not tell its space, expected '{space}' as in the first row: ask for this row again"),
+            Some(found) => format!(
+                "the answer has space '{found}', expected '{space}' as in the first row: ask for this row again"
+            ),
+            None => format!(
+                "the answer does not tell its space, expected '{space}' as in the first row: ask for this row again"
+            ),
         }),
         _ => Ok(answer),
     }

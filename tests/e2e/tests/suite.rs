@@ -67,6 +67,7 @@ mod torch_models;
 mod trace_files;
 mod traces;
 mod translation;
+mod two_models;
 mod up;
 mod usage;
 mod waking;
