@@ -53,8 +53,34 @@ def tokenizer(folder):
     return fast
 
 
+def is_clear(model, text, ask):
+    """Whether no two scores of the text, nor a score and the threshold, are nearly alike: rounding would decide between them."""
+    rivals = model.predict_entities(text, ask["labels"], threshold=ask["threshold"] - 0.01, flat_ner=False, multi_label=True)
+    scores = sorted([rival["score"] for rival in rivals] + [ask["threshold"]])
+    return all(more - less > 2e-5 for less, more in zip(scores, scores[1:]))
+
+
+def make(seed, base, encoder):
+    """A model with random weights, and what it finds in the texts whose scores are clear."""
+    torch.manual_seed(seed)
+    config = GLiNERConfig(
+        model_name=str(base), encoder_config=dict(encoder), hidden_size=8, max_width=4, max_len=24, dropout=0.0, num_rnn_layers=1, name="spans"
+    )
+    model = GLiNER.from_config(config, backbone_from_pretrained=False)
+    with torch.no_grad():
+        # Random weights give scores that are all alike.
+        for name, weights in model.model.named_parameters():
+            if "prompt_rep" in name or "span_rep" in name:
+                weights.mul_(4.0)
+            elif "token_rep" in name and weights.dim() == 2:
+                weights.mul_(4.0)
+    model.eval()
+    clear = [(ask, text) for ask in ASKS for text in TEXTS if is_clear(model, text, ask)]
+    return model, [{**ask, "text": text, "entities": model.predict_entities(text, **ask)} for ask, text in clear]
+
+
 def main():
-    torch.manual_seed(7)
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as work:
         base = Path(work) / "backbone"
         encoder = dict(
@@ -63,24 +89,19 @@ def main():
             type_vocab_size=0, position_biased_input=False, norm_rel_ebd="layer_norm", share_att_key=True,
         )
         DebertaV2Config(**encoder).save_pretrained(base)
-        config = GLiNERConfig(
-            model_name=str(base), encoder_config=encoder, hidden_size=8, max_width=4, max_len=24, dropout=0.0, num_rnn_layers=1, name="spans"
-        )
-        model = GLiNER.from_config(config, backbone_from_pretrained=False)
-        with torch.no_grad():
-            # Random weights give scores that are all alike.
-            for name, weights in model.model.named_parameters():
-                if "prompt_rep" in name or "span_rep" in name:
-                    weights.mul_(4.0)
-        model.eval()
+        # The first model that finds something in many texts.
+        for seed in range(100):
+            model, cases = make(seed, base, encoder)
+            found = sum(len(case["entities"]) for case in cases)
+            print(f"seed {seed}: {len(cases)} texts, {found} entities", flush=True)
+            if len(cases) >= 20 and 25 <= found <= 120 and cases[0]["entities"]:
+                break
         model.config.model_name = "spans"
         model.export_to_onnx(work)
         FOLDER.mkdir(exist_ok=True)
         for name in ["model.onnx", "gliner_config.json", "tokenizer.json", "tokenizer_config.json"]:
             shutil.copy(Path(work) / name, FOLDER / name)
-        cases = [{**ask, "text": text, "entities": model.predict_entities(text, **ask)} for ask in ASKS for text in TEXTS]
     (FOLDER / "expected.json").write_text(json.dumps(cases, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(cases)} texts, {sum(len(case['entities']) for case in cases)} entities")
 
 
 if __name__ == "__main__":

@@ -257,7 +257,8 @@ impl Comparing {
     }
 
     fn parameters(&self, tasks: &[Task]) -> Map<String, Value> {
-        let mut parameters = Map::new();
+        // The library reads a text as one row, also where the server reads long ones in windows.
+        let mut parameters = Map::from_iter([("windows".to_owned(), json!(false))]);
         if let Some(name) = &self.prompt_name {
             parameters.insert("prompt_name".to_owned(), json!(name));
         }
@@ -265,8 +266,6 @@ impl Comparing {
             parameters.insert("aggregation_strategy".to_owned(), json!(self.aggregation));
             // For a model that finds entities of any labels; others pass it over.
             parameters.insert("labels".to_owned(), json!("person, organization, place, date"));
-            // The library reads a text as one row.
-            parameters.insert("windows".to_owned(), json!(false));
         }
         parameters
     }

@@ -173,8 +173,8 @@ fn configurations_that_do_not_fit_are_refused_with_the_reason() {
             .contains("output 'y' has full shape [-1,3], expected [-1,2]")
     );
     assert!(
-        fault(&config("softmax", &["{ name: 'x' data_type: TYPE_STRING dims: [ 2 ] }"], &[y]))
-            .contains("unexpected datatype TYPE_STRING for inference input 'x'")
+        fault(&config("softmax", &["{ name: 'x' data_type: TYPE_BOOL dims: [ 2 ] }"], &[y]))
+            .contains("unexpected datatype TYPE_BOOL for inference input 'x'")
     );
     assert!(fault(&config("softmax", &[LOGITS, HIDDEN], &[y])).contains("input 'last_hidden_state' is used by no op"));
     let extra = "parameters { key: 'op' value { string_value: 'x' } }";

@@ -8,7 +8,7 @@ use trireme_inference::nearest;
 
 use crate::TextError;
 use crate::expansion::QueryExpansion;
-use crate::spans::SpanPrompt;
+use crate::span_prompt::SpanPrompt;
 
 /// Options for encoding texts. The default equals `AutoTokenizer(texts, padding=True, truncation=True)`.
 ///

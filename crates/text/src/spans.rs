@@ -4,10 +4,8 @@
 //! each word is tokenized alone. A text of more words or tokens than a row may have becomes windows of whole words. Each window owns some of
 //! its words; a span belongs to the window that owns its first word, and that window has all words of it.
 
-use std::num::NonZeroUsize;
 use std::ops::Range;
 
-use serde::Deserialize;
 use tokenizers::{Encoding, Tokenizer};
 use trireme_inference::MOST_WINDOWS;
 
@@ -16,6 +14,7 @@ use crate::core::Core;
 use crate::encoded::{Encoded, Extras, SpanTensors, extend_padded};
 use crate::part::part;
 use crate::row::Row;
+use crate::span_prompt::SpanPrompt;
 use crate::window::Window;
 use crate::{LongTexts, RequestOptions, Side, TextError, TextTokenizer};
 
@@ -34,20 +33,6 @@ const LONGEST_WORD: usize = 4 << 10;
 
 /// What stands for the words of a text that has none: a row without words is none that graphs take.
 const NO_WORD: &str = ".";
-
-/// How the rows of a span model are made: the value of parameter `spans`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SpanPrompt {
-    /// The token before each label.
-    pub label_token: String,
-    /// The token between the labels and the text.
-    pub separator: String,
-    /// Most words of a row.
-    pub max_words: NonZeroUsize,
-    /// Most words of a span.
-    pub max_width: NonZeroUsize,
-}
 
 /// The words of a text and their tokens.
 struct Text<'t> {
@@ -80,14 +65,6 @@ struct Room {
     /// Most tokens that neighbours share.
     overlap: usize,
     width: usize,
-}
-
-// === impl SpanPrompt ===
-
-impl SpanPrompt {
-    /// The form of the parameter, for messages.
-    pub(crate) const EXPECTED: &str =
-        r#"a JSON object, as {"label_token": "<<ENT>>", "separator": "<<SEP>>", "max_words": 384, "max_width": 12}"#;
 }
 
 // === impl TextTokenizer ===

@@ -41,6 +41,9 @@ fn a_model_reads_texts_without_the_names_in_them(mode: Mode) {
     for name in ["redact", "guarded"] {
         let config = workspace().join("examples/guarded").join(name).join("config.pbtxt");
         let config = std::fs::read_to_string(config).expect("a configuration");
-        assert!(page.contains(config.trim_end()), "docs/guards-and-personal-data.md has another configuration of {name}");
+        assert!(
+            page.contains(config.trim_end()),
+            "docs/guards-and-personal-data.md has another configuration of {name}"
+        );
     }
 }

@@ -12,7 +12,7 @@ use super::heads;
 use super::late::Late;
 use super::origin::Derived;
 use super::routes::Routes;
-use super::spans::Spans;
+use super::span_rows::SpanRows;
 use super::task::Task;
 use super::tokenizer::{Prompts, Tokenizer};
 use crate::Nli;
@@ -38,7 +38,7 @@ pub struct FolderDescription {
     pub(crate) problem: Option<Derived<&'static str>>,
     pub(crate) prompts: Prompts,
     /// How labels of requests stand before texts, where the graph scores spans of words.
-    pub(crate) spans: Option<Derived<Spans>>,
+    pub(crate) spans: Option<Derived<SpanRows>>,
     /// How queries and documents are treated, for models with a vector for each token.
     pub(crate) late: Late,
     /// Further results that are made of the same states.

@@ -40,6 +40,7 @@ mod routed;
 mod routes;
 mod rows;
 mod scores;
+mod span_rows;
 mod spans;
 mod special;
 mod table;

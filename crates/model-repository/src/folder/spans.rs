@@ -1,12 +1,13 @@
 //! Folders of GLiNER: the labels of a request stand before its text, and the graph scores spans of the text's words.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use trireme_inference::DataType;
 
 use super::description::{Executor, FolderDescription};
 use super::files::{Json, Reader};
 use super::graphs::{self, GraphFile};
 use super::origin::Derived;
+use super::span_rows::SpanRows;
 use super::task::Task;
 use super::tokenizer::{self, Prompts};
 
@@ -30,28 +31,9 @@ const INPUTS: [(&str, DataType, usize); 6] = [
 const OTHERS: [(&str, &str); 3] =
     [("labels_encoder", "a bi-encoder"), ("labels_decoder", "a decoder of labels"), ("relations_layer", "relations")];
 
-/// Tokens that a word has at most on the average: rows of models without a longest row have no more for each word.
+/// The length of rows of models without a longest row: so many tokens for each word, and not less than a usual row.
 const TOKENS_PER_WORD: u64 = 4;
-
-/// How rows are made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Spans {
-    label_token: String,
-    separator: String,
-    max_words: u64,
-    max_width: u64,
-}
-
-// === impl Spans ===
-
-impl Spans {
-    /// The tokenizer's parameter `spans`.
-    pub(super) fn parameter(&self) -> String {
-        let Spans { label_token, separator, max_words, max_width } = self;
-        json!({"label_token": label_token, "separator": separator, "max_words": max_words, "max_width": max_width})
-            .to_string()
-    }
-}
+const USUAL_LENGTH: u64 = 512;
 
 /// Whether the folder has a model of this kind.
 pub(super) fn is_here(reader: &Reader<'_>) -> bool {
@@ -81,7 +63,7 @@ pub(super) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     };
     let (words, width) = (number("max_len", 384), number("max_width", 12));
     let text = |key: &str, usual: &str| config.text(reader, key).map_or_else(|| usual.to_owned(), |text| text.value);
-    let spans = Spans {
+    let spans = SpanRows {
         label_token: text("ent_token", "<<ENT>>"),
         separator: text("sep_token", "<<SEP>>"),
         max_words: words.value,
@@ -90,8 +72,8 @@ pub(super) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     check_label_token(reader, &config, &spans.label_token)?;
     // The library cuts rows at the tokenizer's length, and at no other where positions are relative.
     if tokenizer.max_length.as_ref().is_none_or(|length| !is_hard(reader, &encoder, length)) {
-        let origin = format!("{TOKENS_PER_WORD} tokens for each word, {}", words.origin);
-        tokenizer.max_length = Some(Derived::from(TOKENS_PER_WORD * words.value, origin));
+        let origin = format!("{TOKENS_PER_WORD} tokens for each word, {USUAL_LENGTH} at least; {}", words.origin);
+        tokenizer.max_length = Some(Derived::from((TOKENS_PER_WORD * words.value).max(USUAL_LENGTH), origin));
     }
     if graphs::listed(reader, "").is_empty() {
         let root = reader.root().display();

@@ -7,6 +7,9 @@ use crate::TextError;
 /// Most labels of a request: each is in every row, and has a score for each span.
 pub const MOST_LABELS: usize = 256;
 
+/// Most bytes of parameter `labels`.
+const LONGEST: usize = 64 << 10;
+
 /// The form of parameter `labels`, for messages.
 const EXPECTED: &str = "a JSON array of labels, a JSON object of labels with their thresholds from 0 to 1, or labels with commas between them";
 
@@ -36,6 +39,9 @@ impl SpanLabels {
     /// # Errors
     /// It has another form, no label, an empty one, more than [`MOST_LABELS`], or a threshold that is not from 0 to 1.
     pub fn parse(text: &str) -> Result<SpanLabels, TextError> {
+        if text.len() > LONGEST {
+            return Err(TextError::LongText { parameter: "labels", bytes: text.len(), most: LONGEST });
+        }
         let wrong = || TextError::Parameter { parameter: "labels", found: format!("'{text}'"), expected: EXPECTED };
         let alone = |name: String| (name, None);
         let given: Vec<(String, Option<f32>)> = match text.trim_start().as_bytes().first() {

@@ -25,6 +25,35 @@ pub fn rows(padding: &Padding, inputs: &[Tensor]) -> Result<Option<Vec<Vec<Tenso
     Ok(Some(rows))
 }
 
+/// The most tokens of a run of one request, padding included. More bring no more tokens a second, and need memory for all of them at once.
+const MOST_TOKENS: u32 = 8192;
+
+/// The rows of a request in parts of at most 8192 tokens each, or of one row. `None` where the request is no longer than that, or its rows are not
+/// padded alike.
+pub fn parts(padding: &Padding, inputs: &[Tensor]) -> Result<Option<Vec<Vec<Tensor>>>, InferError> {
+    let rows = inputs.first().and_then(|input| input.shape().first().copied());
+    let rows = rows.and_then(|rows| u32::try_from(rows).ok());
+    let Some((rows, length)) = rows.zip(padding.length(inputs)) else { return Ok(None) };
+    let counts = counts(rows, length);
+    if counts.len() < 2 {
+        return Ok(None);
+    }
+    let mut parts = vec![Vec::with_capacity(inputs.len()); counts.len()];
+    for input in inputs {
+        for (part, own) in parts.iter_mut().zip(merge::split(input.clone(), &counts, None)?) {
+            part.push(own);
+        }
+    }
+    Ok(Some(parts))
+}
+
+/// How many rows of this length each run of a request takes: about the same number, so that none is small.
+fn counts(rows: u32, length: u32) -> Vec<u32> {
+    let most = (MOST_TOKENS / length.max(1)).max(1);
+    let runs = rows.div_ceil(most).max(1);
+    (0..runs).map(|run| rows / runs + u32::from(run < rows % runs)).collect()
+}
+
 /// The rows of a request as they are, all of one length. `None` for a lone row.
 pub fn whole(inputs: &[Tensor]) -> Result<Option<Vec<Vec<Tensor>>>, InferError> {
     let count = inputs.first().and_then(|input| input.shape().first().copied()).unwrap_or(0);
@@ -107,6 +136,26 @@ mod tests {
         assert_eq!(rows[0], [ints("ids", [1, 2], &[7, 0]), ints(MASK, [1, 2], &[1, 0])]);
         assert_eq!(rows[1], [ints("ids", [1, 2], &[8, 9]), ints(MASK, [1, 2], &[1, 1])]);
         assert_eq!(whole(&rows[0]).unwrap(), None);
+    }
+
+    #[test]
+    fn many_tokens_are_several_runs() {
+        assert_eq!(counts(128, 512), [16; 8]);
+        assert_eq!(counts(17, 512), [9, 8]);
+        assert_eq!(counts(16, 512), [16]);
+        assert_eq!(counts(3, 9000), [1, 1, 1]);
+        assert_eq!((counts(0, 0), counts(1, 9000)), (vec![0], vec![1]));
+        let request = |rows: i64| {
+            let values: Vec<i64> = (0..rows * 4096).collect();
+            [ints("ids", [rows, 4096], &values), ints(MASK, [rows, 4096], &vec![1; values.len()])]
+        };
+        let request = request(5);
+        let parts = parts(&padding(false), &request).unwrap().unwrap();
+        let rows: Vec<i64> = parts.iter().map(|part| part[0].shape()[0]).collect();
+        assert_eq!((parts.len(), rows.as_slice()), (3, &[2, 2, 1][..]));
+        let all: Vec<&[Tensor]> = parts.iter().map(Vec::as_slice).collect();
+        assert_eq!(merge::join(&all, &[], None).unwrap().into_owned(), request, "no row is lost or moved");
+        assert_eq!(super::parts(&padding(false), &parts[0]).unwrap(), None);
     }
 
     #[test]

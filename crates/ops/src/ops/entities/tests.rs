@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use serde_json::Value as Json;
 
+use trireme_inference::Tensor;
+
 use super::*;
 use crate::SideInputs;
 use crate::options::RequestOptions;

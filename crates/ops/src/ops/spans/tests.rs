@@ -54,11 +54,11 @@ fn answer(parameters: &[(&str, ParameterValue)], high: &[[usize; 4]]) -> Result<
 #[test]
 fn a_span_is_found_in_the_window_that_owns_its_first_word() {
     let labels = ("labels", r#"["city", "ship"]"#.into());
-    let found = answer(&[labels.clone()], &[[0, 0, 1, 0], [0, 1, 0, 1], [1, 0, 0, 0]]).unwrap();
+    let found = answer(std::slice::from_ref(&labels), &[[0, 0, 1, 0], [0, 1, 0, 1], [1, 0, 0, 0]]).unwrap();
     // The second word is of the second window, and overlaps the first span.
     assert_eq!(found, r#"[{"entity_group":"city","score":0.880797,"word":"né 京都","start":0,"end":5}]"#);
     // A span may not be longer than the window.
-    let found = answer(&[labels.clone()], &[[1, 0, 1, 1], [1, 1, 1, 0]]).unwrap();
+    let found = answer(std::slice::from_ref(&labels), &[[1, 0, 1, 1], [1, 1, 1, 0]]).unwrap();
     assert_eq!(found, r#"[{"entity_group":"ship","score":0.880797,"word":"京都 x","start":3,"end":7}]"#);
     let high = answer(&[labels.clone(), ("threshold", ParameterValue::Double(0.9))], &[[1, 0, 0, 0]]);
     assert_eq!(high.unwrap(), "[]");

@@ -178,7 +178,7 @@ impl OnnxInstance {
         Ok(parts.into_iter().map(|outputs| ExecuteResponse { outputs, timing, ..ExecuteResponse::default() }).collect())
     }
 
-    /// Runs each row of a request alone.
+    /// Runs each row of a request alone, or so many rows as share a run.
     fn execute_rows(
         &mut self,
         request: &ExecuteRequest,
@@ -191,7 +191,7 @@ impl OnnxInstance {
             timing.compute_input += ran.timing.compute_input;
             timing.compute_infer += ran.timing.compute_infer;
             timing.compute_output += ran.timing.compute_output;
-            timing.batch_size += 1;
+            timing.batch_size = timing.batch_size.saturating_add(ran.timing.batch_size);
             outputs.push(std::mem::take(&mut ran.outputs));
         }
         let outputs = match &self.apart {
@@ -333,7 +333,11 @@ impl ModelInstance for OnnxInstance {
             let rows = match &self.apart {
                 Some(padding) => apart::rows(padding, &request.inputs),
                 None if self.rows_apart => apart::whole(&request.inputs),
-                None => Ok(None),
+                // Windows of a long text are many rows.
+                None => match self.padding.as_ref().filter(|_| self.batch == Batching::Declared) {
+                    Some(padding) => apart::parts(padding, &request.inputs),
+                    None => Ok(None),
+                },
             };
             match rows {
                 Ok(Some(rows)) => return vec![self.execute_rows(request, rows)],
