@@ -12,9 +12,11 @@ mod answer_headers;
 pub mod body;
 pub mod budget;
 pub mod connections;
+mod context;
 pub mod http;
 pub mod owners;
 mod request_times;
 
 pub use answer_headers::answer_headers;
+pub use context::{REQUEST_ID, RequestContext};
 pub use request_times::RequestTimes;

@@ -11,7 +11,7 @@ use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
 use axum::http::header::{CONTENT_LENGTH, HOST, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
+use axum::http::{HeaderValue, Method, StatusCode, Version};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use chrono::{SecondsFormat, Utc};
@@ -26,12 +26,7 @@ use super::response;
 use crate::access::Access;
 use crate::answer_headers::{TOKENS, TRUNCATED};
 use crate::connections::Peer;
-
-/// The header with a request's id.
-pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Longest id that is taken, in bytes.
-const LONGEST_ID: usize = 128;
+use crate::{REQUEST_ID, RequestContext};
 
 /// The form of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -42,35 +37,17 @@ pub enum LineFormat {
     Text,
 }
 
-/// The id that a client has given its request, in the extensions of the request. One that was made here is in the header only.
-#[derive(Clone)]
-pub struct GivenId(HeaderValue);
-
-/// The model that a request asks for, where its path does not name it. In the extensions of an answer.
-#[derive(Clone)]
-pub struct AskedModel(pub String);
-
 /// The ids under which workers log what ran for a request. In the extensions of an answer.
 #[derive(Clone, Default)]
 pub struct MessageIds(pub Vec<String>);
 
-/// The route of a path, and the model that the path names.
-pub struct Place {
-    /// The route, with its parameters in braces.
-    pub route: &'static str,
-    /// The model.
-    pub model: Option<String>,
-}
-
 /// Counts an answer, by its route (empty: none), method and status.
-pub type Count = dyn Fn(&'static str, &str, u16) + Send + Sync;
+pub type Count = dyn Fn(&str, &str, u16) + Send + Sync;
 
 /// The parts by which requests are logged and counted.
 pub struct Observer {
     /// The form of a line, and who writes it; `None`: no lines.
     pub log: Option<(LineFormat, LogWriter)>,
-    /// Finds the route of a path.
-    pub place: fn(&Method, &str) -> Option<Place>,
     /// Knows the owner of a key.
     pub access: Arc<Access>,
     /// Counts the answers.
@@ -83,10 +60,9 @@ struct Line {
     writer: LogWriter,
     started: Instant,
     method: Method,
-    place: Option<Place>,
+    context: Arc<RequestContext>,
     owner: Option<Arc<str>>,
     client: Option<IpAddr>,
-    id: HeaderValue,
     status: u16,
     bytes_in: u64,
     bytes_out: u64,
@@ -107,14 +83,10 @@ impl Observer {
 }
 
 async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, next: Next) -> Response {
-    let given = taken(request.headers());
-    if let Some(given) = given.clone() {
-        request.extensions_mut().insert(GivenId(given));
-    }
-    let id = given.unwrap_or_else(made);
-    request.headers_mut().insert(REQUEST_ID, id.clone());
-    let place = (observer.place)(request.method(), request.uri().path());
-    let (route, method) = (place.as_ref().map_or("", |place| place.route), request.method().clone());
+    let context = RequestContext::begin(request.headers());
+    request.headers_mut().insert(REQUEST_ID, context.id().clone());
+    request.extensions_mut().insert(context.clone());
+    let method = request.method().clone();
     let line = observer.log.as_ref().map(|(format, writer)| {
         let headers = request.headers();
         Line {
@@ -122,10 +94,9 @@ async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, ne
             writer: writer.clone(),
             started: Instant::now(),
             method: method.clone(),
-            place,
+            context: context.clone(),
             owner: observer.access.owner(|name| headers.get(name).map(HeaderValue::as_bytes)),
             client: request.extensions().get().map(|&Peer(address)| address),
-            id: id.clone(),
             status: 0,
             bytes_in: announced(headers).unwrap_or_default(),
             bytes_out: 0,
@@ -138,18 +109,14 @@ async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, ne
         true => response::error(StatusCode::BAD_REQUEST, "header Host is missing"),
         false => next.run(request).await,
     };
-    response.headers_mut().insert(REQUEST_ID, id);
+    response.headers_mut().insert(REQUEST_ID, context.id().clone());
     response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    (observer.count)(route, counted(&method), response.status().as_u16());
+    (observer.count)(context.route().map_or("", |route| &**route), counted(&method), response.status().as_u16());
     let Some(mut line) = line else { return response };
     line.status = response.status().as_u16();
     let told = |name: &str| response.headers().get(name)?.to_str().ok()?.parse().ok();
     line.messages = response.extensions().get::<MessageIds>().cloned().unwrap_or_default().0;
     (line.tokens, line.truncated) = (told(TOKENS), told(TRUNCATED));
-    let asked = response.extensions().get::<AskedModel>().cloned();
-    if let (Some(place), Some(AskedModel(model))) = (&mut line.place, asked) {
-        place.model.get_or_insert(model);
-    }
     let (mut parts, body) = response.into_parts();
     // The body that is wrapped below has no known length, so the header is set before. An answer to HEAD has no body and gets no header.
     if let Some(length) = body.size_hint().exact().filter(|_| has_body(&method, parts.status)) {
@@ -182,34 +149,6 @@ fn counted(method: &Method) -> &str {
     if KNOWN.contains(method) { method.as_str() } else { "_OTHER" }
 }
 
-/// The id that the client gives: printable ASCII without spaces.
-fn taken(headers: &HeaderMap) -> Option<HeaderValue> {
-    let given = headers.get(REQUEST_ID)?;
-    let is_fit = (1..=LONGEST_ID).contains(&given.len()) && given.as_bytes().iter().all(u8::is_ascii_graphic);
-    is_fit.then(|| given.clone())
-}
-
-fn made() -> HeaderValue {
-    let id = format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
-    HeaderValue::from_str(&id).unwrap_or(HeaderValue::from_static("-"))
-}
-
-// === impl GivenId ===
-
-impl GivenId {
-    /// The id of a request with these extensions; empty where its client gave none.
-    pub fn of(extensions: &Extensions) -> String {
-        let given = extensions.get().and_then(|GivenId(id)| id.to_str().ok());
-        given.unwrap_or_default().to_owned()
-    }
-
-    /// The id in headers, if it is one; else empty.
-    pub fn in_headers(headers: &HeaderMap) -> String {
-        let given = taken(headers);
-        given.as_ref().and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned()
-    }
-}
-
 // === impl Line ===
 
 impl Line {
@@ -219,11 +158,11 @@ impl Line {
 
     fn text(&self) -> String {
         let time = Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true);
-        let route = self.place.as_ref().map_or("-", |place| place.route);
-        let model = self.place.as_ref().and_then(|place| place.model.as_deref()).map(cut);
+        let route = self.context.route().map_or("-", |route| &**route);
+        let model = self.context.model().map(cut);
         let owner = self.owner.as_deref().filter(|owner| !owner.is_empty());
         let seconds = (self.started.elapsed().as_secs_f64() * 1e6).round() / 1e6;
-        let id = self.id.to_str().unwrap_or("-");
+        let id = self.context.id().to_str().unwrap_or("-");
         match self.format {
             LineFormat::Json => json!({
                 "time": time, "method": self.method.as_str(), "route": route, "model": model, "status": self.status,
@@ -264,21 +203,9 @@ impl Drop for Line {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use axum::http::HeaderMap;
 
-    #[test]
-    fn ids_are_printable_and_not_too_long() {
-        let given = |id: &[u8]| {
-            let headers = HeaderMap::from_iter([(REQUEST_ID, HeaderValue::from_bytes(id).unwrap())]);
-            taken(&headers)
-        };
-        assert_eq!(given(b"a-1/b").unwrap(), "a-1/b");
-        for unfit in [&b""[..], b"a b", b"\xc3\xa9", &[b'a'; LONGEST_ID + 1]] {
-            assert_eq!(given(unfit), None, "{unfit:?}");
-        }
-        assert_eq!(made().len(), 32);
-        assert_ne!(made(), made());
-    }
+    use super::*;
 
     #[test]
     fn answers_that_have_no_body_get_no_length() {
@@ -290,15 +217,17 @@ mod tests {
     #[test]
     fn lines_have_names_and_numbers() {
         let (writer, _thread) = LogWriter::to(std::io::sink()).unwrap();
+        let context = RequestContext::begin(&HeaderMap::from_iter([(REQUEST_ID, HeaderValue::from_static("id-1"))]));
+        context.is_for("/v1/embeddings".into(), None);
+        context.asks("a\nb".to_owned());
         let line = |format| Line {
             format,
             writer: writer.clone(),
             started: Instant::now(),
             method: Method::POST,
-            place: Some(Place { route: "/v1/embeddings", model: Some("a\nb".to_owned()) }),
+            context: context.clone(),
             owner: Some("alice".into()),
             client: Some("2001:db8::1".parse().unwrap()),
-            id: HeaderValue::from_static("id-1"),
             status: 200,
             bytes_in: 5,
             bytes_out: 7,

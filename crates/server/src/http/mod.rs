@@ -10,8 +10,9 @@ mod incoming;
 pub mod json;
 mod log_writer;
 pub mod openapi;
+pub mod paths;
 pub mod response;
-pub mod root;
+pub mod route;
 mod traffic;
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use trireme_inference::{InferError, InferRequest, InferResponse, Lane, Parameter
 use trireme_operations::{OperationRequest, TextOptions, Waits};
 use trireme_protocol::grpc::wire::ModelInferRequest;
 use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
+use trireme_server::RequestContext;
 use trireme_server::budget::BytesPermit;
-use trireme_server::http::access_log::GivenId;
 use trireme_server::http::body;
 
 use super::deadline::Deadline;
@@ -47,7 +47,7 @@ impl RpcCall {
         forward::if_space(request.metadata().as_ref(), &mut forwarded);
         RpcCall {
             deadline: request.extensions().get().copied(),
-            given_id: GivenId::in_headers(request.metadata().as_ref()),
+            given_id: RequestContext::begin(request.metadata().as_ref()).given_id().to_owned(),
             traceparent: body::traceparent(request.metadata().as_ref()),
             lane: request.extensions().get().copied().unwrap_or_default(),
             forwarded,

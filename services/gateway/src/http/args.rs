@@ -11,7 +11,7 @@ use regex::Regex;
 use trireme_dialects::{EmptyText, TokenInput};
 use trireme_server::connections::{Pem, Tls, TlsFiles};
 use trireme_server::http::access_log::LineFormat;
-use trireme_server::http::root;
+use trireme_server::http::paths;
 
 use crate::forward;
 
@@ -73,7 +73,7 @@ pub struct HttpArgs {
 
     /// The path under which a proxy offers this server, such as /embeddings. Requests are taken with it and without it. The console,
     /// the places that answers name (Location) and /openapi.json are under it
-    #[arg(long, env = "TRIREME_ROOT_PATH", value_name = "PATH", default_value = "", value_parser = root::parse)]
+    #[arg(long, env = "TRIREME_ROOT_PATH", value_name = "PATH", default_value = "", value_parser = paths::parse)]
     pub root_path: String,
 
     /// The dialect that answers where the path and the fields of a request leave several

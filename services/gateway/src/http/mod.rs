@@ -1,13 +1,10 @@
 //! The v2 protocol over HTTP/1.1 and HTTP/2. Routes are in [`routes`], one file per resource; those of other servers' clients in
 //! [`dialects`]. [`HttpListener::serve`] has the layers that every request passes before a route, from the last one to the first.
 
-mod access;
 mod args;
 mod dialects;
 mod jobs;
-mod names;
 mod prefer;
-mod resource;
 mod routes;
 mod routing;
 mod state;
@@ -25,7 +22,8 @@ use trireme_runtime::TaskSet;
 use trireme_server::access::Access;
 use trireme_server::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol, Tls};
 use trireme_server::http::access_log::Observer;
-use trireme_server::http::{Intake, LogWriter, cors, root};
+use trireme_server::http::paths::Paths;
+use trireme_server::http::{Intake, LogWriter, cors};
 
 use crate::handlers::SharedHandlers;
 pub use args::HttpArgs;
@@ -98,15 +96,14 @@ impl HttpListener {
             None => (None, None),
         };
         let counting = handlers.clone();
-        let count = Box::new(move |route, method: &str, status| counting.counts.answered(route, method, status));
-        let observer = Observer { log, place: routes::place, access: access.clone(), count };
+        let count = Box::new(move |route: &str, method: &str, status| counting.counts.answered(route, method, status));
+        let observer = Observer { log, access: access.clone(), count };
         let (limiter, tasks) = (ConnectionLimiter::new(limits), TaskSet::new());
         let (registry, names_of) = (handlers.registry.clone(), handlers.registry.clone());
         let mut state = HttpState {
             handlers,
+            table: Arc::new(routes::table(&self.options)),
             options: Arc::new(self.options),
-            traffic: routes::traffic,
-            entries: routes::entries,
             document: Arc::default(),
             jobs: None,
             webhooks: None,
@@ -130,9 +127,11 @@ impl HttpListener {
             state.jobs = Some(jobs);
         }
         let is_tls = tls.is_some();
-        let intake = Intake { traffic: routes::traffic, idle_timeout, budget, is_tls, access, tasks: tasks.clone() };
-        let router = names::by_every_name(observer.watch(intake.guard(routes::router(state))), names_of);
-        let router = cors::allow(root::under(router, &root), &origins);
+        let intake = Arc::new(Intake { idle_timeout, budget, is_tls, access, tasks: tasks.clone() });
+        let own =
+            move |path: &str| routing::known_path(path, |name| names_of.catalog().own_name(name).map(str::to_owned));
+        let router = observer.watch(routes::router(state, &intake));
+        let router = cors::allow(Paths { root, known: Arc::new(known) }.lead_to(router), &origins);
         let connections =
             Connections { router, protocol: Protocol::Either(Http2::default()), idle_timeout, tls, limiter, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;

@@ -1,8 +1,5 @@
-//! `/openapi.json` as data: the entries of routes, the schemas of their bodies and answers, and the document of all of them.
-//!
-//! Not here: which routes there are (`routes`, `dialects`).
+//! `/openapi.json` as data: the schemas of bodies and answers, and the document of a table of routes.
 
-mod entry;
 pub mod schema;
 
 use utoipa::openapi::content::Content;
@@ -14,23 +11,25 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement
 use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder, RefOr, Required, ResponseBuilder, Server};
 
 use crate::access::Category;
-pub use entry::{Entry, Verb};
+use crate::http::route::{Route, Shapes, Table, Verb};
 
 /// The document of these routes, which are under the path `root`; empty for the server's own root.
-pub fn document(entries: Vec<Entry>, root: &str) -> OpenApi {
+pub fn document<S: Clone + Send + Sync + 'static>(table: &Table<S>, root: &str) -> OpenApi {
     let (mut paths, mut components) = (PathsBuilder::new(), ComponentsBuilder::new());
-    for entry in entries {
-        // A wildcard is an ordinary parameter of the document.
-        let entry = Entry { path: entry.path.replace("{*", "{"), ..entry };
-        for (name, part) in entry.bodies.iter().flat_map(|body| &body.parts) {
+    for route in table.routes() {
+        let shapes = (route.shapes)();
+        for (name, part) in shapes.bodies.iter().flat_map(|body| &body.parts) {
             components = components.schema(name, part.clone());
         }
-        let method = match entry.verb {
+        let method = match route.verb {
             Verb::Get => HttpMethod::Get,
             Verb::Post => HttpMethod::Post,
             Verb::Delete => HttpMethod::Delete,
         };
-        paths = paths.path(entry.path.clone(), PathItem::new(method, entry.operation()));
+        // A wildcard is an ordinary parameter of the document.
+        let path = route.path.replace("{*", "{");
+        let item = PathItem::new(method, operation(route, &path, &shapes));
+        paths = paths.path(path, item);
     }
     let bearer = HttpBuilder::new()
         .scheme(HttpAuthScheme::Bearer)
@@ -53,57 +52,47 @@ pub fn document(entries: Vec<Entry>, root: &str) -> OpenApi {
 /// The name of the way in which keys are sent.
 const KEY: &str = "api_key";
 
-// === impl Entry ===
-
-impl Entry {
-    /// The route as the document has it.
-    pub fn operation(&self) -> utoipa::openapi::path::Operation {
-        let verb = match self.verb {
-            Verb::Get => "get",
-            Verb::Post => "post",
-            Verb::Delete => "delete",
-        };
-        let words = self.path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
-        let end = self.path.ends_with('/').then_some("index");
-        let id = std::iter::once(verb).chain(words).chain(end).collect::<Vec<_>>().join("_");
-        let parameters: Vec<_> = parameters(&self.path).map(parameter).collect();
-        let body = (!self.bodies.is_empty()).then(|| {
-            let schemas = self.bodies.iter().map(|body| body.schema.clone());
-            let content = Content::new(Some(one_of(schemas.collect())));
-            let required = self.bodies.iter().all(|body| !is_empty(&body.schema));
-            let required = if required { Required::True } else { Required::False };
-            RequestBodyBuilder::new().content(JSON, content).required(Some(required)).build()
-        });
-        let answer = ResponseBuilder::new().description("the answer");
-        let answer = match self.answers.as_slice() {
-            [] => answer,
-            answers => {
-                answer.content(JSON, Content::new(Some(one_of(answers.iter().cloned().map(RefOr::T).collect()))))
-            }
-        };
-        let answer = match self.gives_bytes {
-            true => answer.content(BYTES, Content::new(None::<RefOr<Schema>>)),
-            false => answer,
-        };
-        let refusal = ResponseBuilder::new().description("why the request is refused");
-        let refusal = match self.errors.as_slice() {
-            [] => refusal,
-            errors => refusal.content(JSON, Content::new(Some(one_of(errors.iter().cloned().map(RefOr::T).collect())))),
-        };
-        // Pages and health checks need no key.
-        let is_open = matches!(self.category, None | Some(Category::Health));
-        OperationBuilder::new()
-            .operation_id(Some(id))
-            .tag(self.group)
-            .summary(Some(&self.summary))
-            .parameters((!parameters.is_empty()).then_some(parameters))
-            .request_body(body)
-            .securities(is_open.then(Vec::<SecurityRequirement>::new))
-            .response("200", answer)
-            .response("default", refusal)
-            .extensions(self.fields.clone().map(|fields| Extensions::builder().add("x-fields", fields).build()))
-            .build()
-    }
+/// A route as the document has it.
+fn operation<S>(route: &Route<S>, path: &str, shapes: &Shapes) -> utoipa::openapi::path::Operation {
+    let verb = route.verb.name().to_ascii_lowercase();
+    let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    let end = path.ends_with('/').then_some("index");
+    let id = std::iter::once(&*verb).chain(words).chain(end).collect::<Vec<_>>().join("_");
+    let parameters: Vec<_> = parameters(path).map(parameter).collect();
+    let body = (!shapes.bodies.is_empty()).then(|| {
+        let schemas = shapes.bodies.iter().map(|body| body.schema.clone());
+        let content = Content::new(Some(one_of(schemas.collect())));
+        let required = shapes.bodies.iter().all(|body| !is_empty(&body.schema));
+        let required = if required { Required::True } else { Required::False };
+        RequestBodyBuilder::new().content(JSON, content).required(Some(required)).build()
+    });
+    let answer = ResponseBuilder::new().description("the answer");
+    let answer = match shapes.answers.as_slice() {
+        [] => answer,
+        answers => answer.content(JSON, Content::new(Some(one_of(answers.iter().cloned().map(RefOr::T).collect())))),
+    };
+    let answer = match shapes.gives_bytes {
+        true => answer.content(BYTES, Content::new(None::<RefOr<Schema>>)),
+        false => answer,
+    };
+    let refusal = ResponseBuilder::new().description("why the request is refused");
+    let refusal = match shapes.errors.as_slice() {
+        [] => refusal,
+        errors => refusal.content(JSON, Content::new(Some(one_of(errors.iter().cloned().map(RefOr::T).collect())))),
+    };
+    // Pages and health checks need no key.
+    let is_open = matches!(route.category, None | Some(Category::Health));
+    OperationBuilder::new()
+        .operation_id(Some(id))
+        .tag(route.group)
+        .summary(Some(&route.summary))
+        .parameters((!parameters.is_empty()).then_some(parameters))
+        .request_body(body)
+        .securities(is_open.then(Vec::<SecurityRequirement>::new))
+        .response("200", answer)
+        .response("default", refusal)
+        .extensions(shapes.fields.clone().map(|fields| Extensions::builder().add("x-fields", fields).build()))
+        .build()
 }
 
 const JSON: &str = "application/json";
