@@ -10,8 +10,8 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::MethodRouter;
 use futures_util::FutureExt;
-use trireme_engine::TaskSet;
 use trireme_inference::cut;
+use trireme_tasks::TaskSet;
 
 use super::access_log::MessageIds;
 use super::route::Route;

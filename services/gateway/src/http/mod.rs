@@ -128,7 +128,7 @@ impl HttpListener {
         }
         let is_tls = tls.is_some();
         let intake = Arc::new(Intake { idle_timeout, budget, is_tls, access, tasks: tasks.clone() });
-        let own =
+        let known =
             move |path: &str| routing::known_path(path, |name| names_of.catalog().own_name(name).map(str::to_owned));
         let router = observer.watch(routes::router(state, &intake));
         let router = cors::allow(Paths { root, known: Arc::new(known) }.lead_to(router), &origins);
