@@ -1,5 +1,6 @@
 //! What is known of a request on its way, from the first layer on.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue};
@@ -18,6 +19,8 @@ pub struct RequestContext {
     is_given: bool,
     route: OnceLock<Arc<str>>,
     model: OnceLock<String>,
+    /// Bytes of its body that have come.
+    received: AtomicU64,
 }
 
 // === impl RequestContext ===
@@ -27,8 +30,8 @@ impl RequestContext {
     pub fn begin(headers: &HeaderMap) -> Arc<RequestContext> {
         let given = taken(headers);
         let is_given = given.is_some();
-        let (route, model) = Default::default();
-        Arc::new(RequestContext { id: given.unwrap_or_else(made), is_given, route, model })
+        let (route, model, received) = Default::default();
+        Arc::new(RequestContext { id: given.unwrap_or_else(made), is_given, route, model, received })
     }
 
     /// The context in a request's extensions. Requests that came through no listener, such as those of durable work, have none.
@@ -68,6 +71,16 @@ impl RequestContext {
     /// The route, with its parameters in braces; `None` until the router has found it, and where there is none.
     pub fn route(&self) -> Option<&Arc<str>> {
         self.route.get()
+    }
+
+    /// So many more bytes of its body have come.
+    pub fn receive(&self, bytes: u64) {
+        self.received.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The bytes of its body that have come.
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
     }
 
     /// The model that it asks for, where that is known.

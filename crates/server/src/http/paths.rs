@@ -4,12 +4,11 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::header::LOCATION;
 use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderValue, Uri};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::Next;
 use axum::response::Response;
 
 /// The path that the routes know, where a request asks for another one.
@@ -34,17 +33,8 @@ pub fn parse(path: &str) -> Result<String, String> {
     }
 }
 
-// === impl Paths ===
-
-impl Paths {
-    /// The router, which requests ask by all of these paths.
-    pub fn lead_to(self, router: Router) -> Router {
-        // A layer of the router itself would come after it has chosen the route.
-        Router::new().fallback_service(router).layer(from_fn_with_state(self, serve))
-    }
-}
-
-async fn serve(State(Paths { root, known }): State<Paths>, mut request: Request, next: Next) -> Response {
+/// The layer that rewrites paths.
+pub(crate) async fn lead(State(Paths { root, known }): State<Paths>, mut request: Request, next: Next) -> Response {
     let asked = request.uri().path();
     let inner = if root.is_empty() { None } else { inner(asked, &root) };
     if let Some(path) = known(inner.unwrap_or(asked)).or(inner.map(str::to_owned)) {

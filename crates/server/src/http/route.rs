@@ -14,8 +14,8 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, delete as on_delete, get as on_get, post as on_post};
 use utoipa::openapi::schema::Schema;
 
-use super::openapi::schema::Described;
 use super::response;
+use super::schema::Described;
 use super::traffic::Traffic;
 use crate::access::{Access, Category, Credentials, Denied, Sender};
 

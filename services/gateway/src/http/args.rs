@@ -81,7 +81,7 @@ pub struct HttpArgs {
     #[arg(value_parser = clap::builder::PossibleValuesParser::new(trireme_dialects::names()))]
     pub dialect: String,
 
-    /// Write a line on standard output for each request: method, route, model, status, bytes, seconds, the key's owner, the client's address and
+    /// Write a line on standard output for each request, over HTTP and gRPC: method, route, model, status, bytes, seconds, the key's owner, the client's address and
     /// the X-Request-Id; never a text
     #[arg(long, env = "TRIREME_ACCESS_LOG", value_name = "FORMAT", value_enum)]
     pub access_log: Option<LineFormat>,
@@ -128,8 +128,6 @@ pub struct HttpOptions {
     pub root_path: String,
     /// The dialect that answers where several could.
     pub dialect: String,
-    /// The form of the access log's lines, if there is one.
-    pub access_log: Option<LineFormat>,
     /// Which headers models get as parameters.
     pub header_forward: Option<Regex>,
     /// Speaks TLS, if it is given.
@@ -169,7 +167,6 @@ impl HttpArgs {
             cors_origins: self.cors_origin.clone(),
             root_path: self.root_path.clone(),
             dialect: self.dialect.clone(),
-            access_log: self.access_log,
             header_forward,
             tls,
         })

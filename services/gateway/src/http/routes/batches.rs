@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use trireme_inference::AskedSpaces;
 use trireme_jobs::{Batch, BatchState, NewBatch, Page, RowRequest, Usage, now};
 use trireme_server::access::Category;
-use trireme_server::http::openapi::schema::{any_of, integer, nullable, object_with, plain, text};
 use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{any_of, integer, nullable, object_with, plain, text};
 use trireme_server::http::{Traffic, body};
 use utoipa::openapi::schema::Schema;
 

@@ -4,9 +4,9 @@ use axum::extract::State;
 use axum::response::Response;
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::anything;
 use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::Resource;
+use trireme_server::http::schema::anything;
 
 use crate::http::routing::ModelPath;
 use crate::http::state::{HttpState, Route};

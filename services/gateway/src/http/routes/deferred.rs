@@ -10,9 +10,9 @@ use trireme_jobs::{JobAnswer, JobCall, JobError, RequestState, Webhook, now};
 use trireme_server::access::{Category, Sender};
 use trireme_server::http::Traffic;
 use trireme_server::http::body::{self, text};
-use trireme_server::http::openapi::schema::{self, integer, nullable, object_with};
 use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{self, integer, nullable, object_with};
 use utoipa::openapi::schema::Schema;
 
 use crate::http::jobs::KEPT_HEADERS;

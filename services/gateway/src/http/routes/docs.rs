@@ -8,9 +8,9 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::document;
-use trireme_server::http::openapi::schema::plain;
+use trireme_server::http::document;
 use trireme_server::http::route::Resource;
+use trireme_server::http::schema::plain;
 
 use super::page::file;
 use crate::http::state::{HttpState, Route};

@@ -18,9 +18,9 @@ use trireme_server::access::Category;
 use trireme_server::http::Traffic;
 use trireme_server::http::coding::Coding;
 use trireme_server::http::json;
-use trireme_server::http::openapi::schema::{self, integer, nullable, object_with, plain, text};
 use trireme_server::http::response;
 use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{self, integer, nullable, object_with, plain, text};
 use utoipa::openapi::schema::Schema;
 
 use super::deferred;

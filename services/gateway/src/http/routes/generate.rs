@@ -19,9 +19,9 @@ use trireme_server::access::Category;
 use trireme_server::body::work;
 use trireme_server::http::Traffic;
 use trireme_server::http::coding::Coding;
-use trireme_server::http::openapi::schema::plain;
 use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::Resource;
+use trireme_server::http::schema::plain;
 use trireme_server::http::{body, json};
 
 use crate::caller::Caller;

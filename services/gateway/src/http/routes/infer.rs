@@ -10,9 +10,9 @@ use trireme_server::access::Category;
 use trireme_server::body::work;
 use trireme_server::http::Traffic;
 use trireme_server::http::coding::Coding;
-use trireme_server::http::openapi::schema::{anything, integer, list, object_with, plain, text};
 use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{anything, integer, list, object_with, plain, text};
 use trireme_server::http::{body, json};
 use utoipa::openapi::schema::Schema;
 

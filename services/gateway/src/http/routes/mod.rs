@@ -122,7 +122,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use trireme_server::http::Traffic;
-    use trireme_server::http::openapi::document;
+    use trireme_server::http::document;
     use trireme_server::http::route::Verb;
 
     use super::*;

@@ -9,9 +9,9 @@ use trireme_protocol::repository;
 use trireme_server::access::Category;
 use trireme_server::body::work;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::{flag, list, object_with, plain, text};
 use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{flag, list, object_with, plain, text};
 use utoipa::openapi::schema::Schema;
 
 use crate::http::state::{HttpState, Route};

@@ -8,9 +8,9 @@ use trireme_inference::InferError;
 use trireme_protocol::shared_memory::{decode_register_request, encode_status};
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::{integer, list, object, object_with, plain, text};
 use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{integer, list, object, object_with, plain, text};
 use utoipa::openapi::schema::Schema;
 
 use crate::http::state::{HttpState, Route};

@@ -5,9 +5,9 @@ use axum::response::Response;
 use trireme_protocol::statistics;
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::{list, object, plain, text};
 use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{list, object, plain, text};
 use utoipa::openapi::schema::Schema;
 
 use crate::http::routing::ModelPath;

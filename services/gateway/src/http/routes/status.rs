@@ -6,9 +6,9 @@ use axum::http::header::CACHE_CONTROL;
 use axum::response::Response;
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::{flag, integer, list, nullable, number, object, object_with, plain, text};
 use trireme_server::http::response;
 use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{flag, integer, list, nullable, number, object, object_with, plain, text};
 use utoipa::openapi::schema::Schema;
 
 use crate::http::state::{HttpState, Route};

@@ -5,9 +5,9 @@ use axum::response::Response;
 use trireme_protocol::tracing;
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::plain;
 use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::Resource;
+use trireme_server::http::schema::plain;
 
 use crate::http::routing::ModelPath;
 use crate::http::state::{HttpState, Route};

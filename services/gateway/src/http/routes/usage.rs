@@ -9,9 +9,9 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::{integer, list, number, object, text};
 use trireme_server::http::response;
 use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{integer, list, number, object, text};
 use utoipa::openapi::schema::Schema;
 
 use crate::http::state::{HttpState, Route};

@@ -1,6 +1,4 @@
-//! `/openapi.json` as data: the schemas of bodies and answers, and the document of a table of routes.
-
-pub mod schema;
+//! `/openapi.json` as data: the document of a table of routes.
 
 use utoipa::openapi::content::Content;
 use utoipa::openapi::extensions::Extensions;
@@ -12,6 +10,7 @@ use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder, RefOr, Required, Res
 
 use crate::access::Category;
 use crate::http::route::{Route, Shapes, Table, Verb};
+use crate::http::schema;
 
 /// The document of these routes, which are under the path `root`; empty for the server's own root.
 pub fn document<S: Clone + Send + Sync + 'static>(table: &Table<S>, root: &str) -> OpenApi {
