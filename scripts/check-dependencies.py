@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # A member may use members of layers above its own, but none of its own layer.
 LAYERS = [
-    ("domain", ["trireme-inference", "trireme-telemetry"]),
+    ("domain", ["trireme-inference", "trireme-tasks", "trireme-telemetry"]),
     ("formats", ["trireme-model-files", "trireme-packing"]),
     ("libraries", ["trireme-protocol", "trireme-model-repository", "trireme-text", "trireme-bus", "trireme-columns"]),
     ("execution", ["trireme-bus-disk", "trireme-model-source", "trireme-engine"]),

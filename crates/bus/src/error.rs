@@ -1,11 +1,8 @@
 //! Why a call of the bus fails, and the error code of a request that fails because of it.
 
-use trireme_inference::{Cause, ErrorCode, InferError, ModelKey};
+use trireme_inference::{Cause, ErrorCode, InferError, ModelKey, QUEUE_FULL};
 
 use crate::envelope::EnvelopeError;
-
-/// The error message for a full queue, in Triton's words.
-pub const QUEUE_FULL: &str = "Exceeds maximum queue size";
 
 /// Why a bus call failed.
 ///

@@ -54,7 +54,7 @@ pub use envelope::{
     CONTRACT_VERSION, EnvelopeError, ReplyHeaders, WorkHeaders, decode_body, decode_reply, decode_work, encode_reply,
     encode_work,
 };
-pub use error::{BusError, QUEUE_FULL};
+pub use error::BusError;
 pub use fault::{BusFault, FaultKind};
 pub use in_process::InProcess;
 pub use inbox::{Inbox, PendingReplies};

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use trireme_inference::Ledger;
 use trireme_operations::{Scores, TextModel};
 use trireme_protocol::json::Writer;
-use trireme_server::http::openapi::schema;
 use trireme_server::http::response;
+use trireme_server::http::schema;
 use utoipa::openapi::schema::Schema;
 
 /// How vectors are written.

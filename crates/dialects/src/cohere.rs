@@ -11,7 +11,7 @@ use serde::Deserialize;
 use trireme_inference::{Ledger, MOST_WINDOWS};
 use trireme_operations::{Prompt, Side, TextOptions};
 use trireme_protocol::json::Writer;
-use trireme_server::http::openapi::schema;
+use trireme_server::http::schema;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 

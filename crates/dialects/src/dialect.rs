@@ -9,8 +9,8 @@ use trireme_inference::{Parameters, TraceParent};
 use trireme_operations::{OperationRequest, Operations, TextOptions, Waits};
 use trireme_server::access::Category;
 use trireme_server::budget::BytesPermit;
-use trireme_server::http::openapi::Verb;
-use trireme_server::http::openapi::schema::{self, Described};
+use trireme_server::http::route::Verb;
+use trireme_server::http::schema::{self, Described};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 

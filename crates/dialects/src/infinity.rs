@@ -8,7 +8,7 @@ use serde::Deserialize;
 use trireme_inference::Ledger;
 use trireme_operations::{Task, TextOptions};
 use trireme_protocol::json::Writer;
-use trireme_server::http::openapi::schema;
+use trireme_server::http::schema;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 

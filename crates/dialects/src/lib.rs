@@ -35,16 +35,17 @@ mod tests;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use axum::handler::Handler;
 use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::response::Response;
 use bytes::Bytes;
 use trireme_inference::InferError;
+use trireme_server::RequestContext;
 use trireme_server::access::Category;
 use trireme_server::body::work;
 use trireme_server::budget::BytesPermit;
-use trireme_server::http::access_log::AskedModel;
-use trireme_server::http::openapi::{Entry, Verb};
+use trireme_server::http::route::{Resource, Route, Shapes, Verb};
 use trireme_server::http::{Traffic, response};
 
 use dialect::{Dialect, DialectRoute};
@@ -102,7 +103,7 @@ struct Chosen {
 }
 
 /// Every path and method of all dialects, of which `first` answers where several could.
-pub fn paths(first: &str) -> Vec<DialectPath> {
+fn paths(first: &str) -> Vec<DialectPath> {
     let path = |((path, verb), contenders): (_, Vec<_>)| DialectPath { path, verb, contenders: contenders.into() };
     table(first).into_iter().map(path).collect()
 }
@@ -129,44 +130,59 @@ fn table(first: &str) -> BTreeMap<(String, Verb), Vec<Contender>> {
     table
 }
 
-/// The routes as the document has them, of which the dialect `first` answers where several could.
-pub fn entries(first: &str) -> Vec<Entry> {
-    let entry = |((path, verb), contenders): ((String, Verb), Vec<Contender>)| {
-        let category = category(&contenders);
-        let summaries: Vec<&str> = contenders.iter().map(|(_, route)| route.summary).collect();
-        Entry {
-            verb,
-            category: Some(category),
-            changes: false,
-            traffic: match category {
-                Category::Inference => Traffic::Work,
-                Category::Health => Traffic::Watch,
-                _ => Traffic::Server,
-            },
-            path,
-            group: contenders.first().map_or("", |(dialect, _)| dialect.name),
-            summary: summaries
-                .iter()
-                .enumerate()
-                .filter(|(at, it)| !summaries[..*at].contains(it))
-                .map(|(_, it)| *it)
-                .collect::<Vec<_>>()
-                .join("; "),
-            // Behind a name there is one dialect, whose fields these are.
-            fields: match contenders.as_slice() {
-                [(_, route)] if !route.fields.is_empty() => Some(fields::described(route.fields)),
-                _ => None,
-            },
-            bodies: contenders.iter().filter_map(|(_, route)| route.takes.map(|takes| takes())).collect(),
-            answers: contenders.iter().filter_map(|(_, route)| route.gives.map(|gives| gives())).collect(),
-            gives_bytes: contenders.iter().any(|(_, route)| route.gives_bytes),
-            errors: contenders
-                .iter()
-                .map(|(dialect, route)| route.refuse.map_or(dialect.refusals, |(_, refusals)| refusals)())
-                .collect(),
-        }
+/// Every route of all dialects, of which `first` answers where several could. `answer` makes the handler of a path.
+pub fn routes<S, H, T>(first: &str, answer: impl Fn(DialectPath) -> H) -> Vec<Route<S>>
+where
+    S: Clone + Send + Sync + 'static,
+    H: Handler<T, S>,
+    T: 'static,
+{
+    paths(first).into_iter().map(|path| route(path.clone(), answer(path))).collect()
+}
+
+fn route<S, H, T>(path: DialectPath, handler: H) -> Route<S>
+where
+    S: Clone + Send + Sync + 'static,
+    H: Handler<T, S>,
+    T: 'static,
+{
+    let category = path.category();
+    let traffic = match category {
+        Category::Inference => Traffic::Work,
+        Category::Health => Traffic::Watch,
+        _ => Traffic::Server,
     };
-    table(first).into_iter().map(entry).collect()
+    let group = path.contenders.first().map_or("", |(dialect, _)| dialect.name);
+    let mut summaries = Vec::new();
+    for (_, route) in &*path.contenders {
+        if !summaries.contains(&route.summary) {
+            summaries.push(route.summary);
+        }
+    }
+    let of = Resource { group, category: Some(category), traffic };
+    let mut route = of.route(path.verb, &path.path, &summaries.join("; "), handler);
+    let contenders = path.contenders.clone();
+    route.shapes = Arc::new(move || shapes(&contenders));
+    route.refuse = Arc::new(move |denied| path.refused(&denied.clone().into()));
+    route
+}
+
+/// The shapes of a path for which these routes contend.
+fn shapes(contenders: &[Contender]) -> Shapes {
+    Shapes {
+        // Behind a name there is one dialect, whose fields these are.
+        fields: match contenders {
+            [(_, route)] if !route.fields.is_empty() => Some(fields::described(route.fields)),
+            _ => None,
+        },
+        bodies: contenders.iter().filter_map(|(_, route)| route.takes.map(|takes| takes())).collect(),
+        answers: contenders.iter().filter_map(|(_, route)| route.gives.map(|gives| gives())).collect(),
+        gives_bytes: contenders.iter().any(|(_, route)| route.gives_bytes),
+        errors: contenders
+            .iter()
+            .map(|(dialect, route)| route.refuse.map_or(dialect.refusals, |(_, refusals)| refusals)())
+            .collect(),
+    }
 }
 
 // === impl DialectPath ===
@@ -184,26 +200,31 @@ impl DialectPath {
 
     /// Answers a request with this body, which `permit` has to cover as it is read. `call` makes the call of the route that the request is
     /// for, of the route's path and the body as the route reads it. A large body is read, and a large answer written, beside the runtime's
-    /// threads.
+    /// threads. `context` learns which model the body names.
     pub async fn answer(
         &self,
         body: Bytes,
         permit: &BytesPermit,
+        context: Option<&RequestContext>,
         call: impl FnOnce(&'static str, Bytes) -> Result<DialectCall, InferError>,
     ) -> Response {
-        work::aside(body.len(), self.answer_here(body, permit, call)).await
+        work::aside(body.len(), self.answer_here(body, permit, context, call)).await
     }
 
     async fn answer_here(
         &self,
         body: Bytes,
         permit: &BytesPermit,
+        context: Option<&RequestContext>,
         call: impl FnOnce(&'static str, Bytes) -> Result<DialectCall, InferError>,
     ) -> Response {
         if let Err(refusal) = permit.cover(input::memory(&body)) {
             return self.refused(&InferError::from(refusal).into());
         }
         let Chosen { contender, also, body, model } = choose(&self.contenders, body);
+        if let (Some(context), Some(model)) = (context, model) {
+            context.asks(model);
+        }
         let (_, route) = contender;
         let answered = match body.and_then(|body| Ok(call(route.path, body)?)) {
             Ok(call) => (route.run)(call).await,
@@ -213,11 +234,7 @@ impl DialectPath {
             Category::Health => Refusal { message: NOT_READY.to_owned(), ..refusal },
             _ => refusal,
         });
-        let mut response = answered.unwrap_or_else(|refusal| refused(contender, &also, &refusal));
-        if let Some(model) = model {
-            response.extensions_mut().insert(AskedModel(model));
-        }
-        response
+        answered.unwrap_or_else(|refusal| refused(contender, &also, &refusal))
     }
 }
 

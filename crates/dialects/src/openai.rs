@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use trireme_operations::{Prompt, TextModel, Vectors};
 use trireme_protocol::json::Writer;
-use trireme_server::http::openapi::schema;
+use trireme_server::http::schema;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 

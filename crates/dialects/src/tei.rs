@@ -23,7 +23,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use trireme_operations::{Task, TextOptions};
 use trireme_protocol::json::{self, Writer};
-use trireme_server::http::openapi::schema;
+use trireme_server::http::schema;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 

@@ -90,7 +90,7 @@ fn routes_that_contend_for_a_path_have_one_category() {
                 categories.collect::<Vec<_>>()
             );
         }
-        for Entry { verb, path, traffic, .. } in entries(first) {
+        for Route { verb, path, traffic, .. } in routes::<(), _, _>(first, |_| async || ()) {
             let is_work = verb == Verb::Post && !path.ends_with("/ping");
             assert_eq!(is_work, traffic == Traffic::Work, "{path}");
         }
@@ -141,7 +141,7 @@ async fn large_bodies_are_read_beside_the_runtimes_threads() {
                 let word = if held.unwrap().1.timed_out() { "nothing else went on" } else { "passed" };
                 Err(InferError::invalid_arg(word))
             };
-            let answer = path.answer(body, &permit, call).await;
+            let answer = path.answer(body, &permit, None, call).await;
             String::from_utf8(to_bytes(answer.into_body(), 1 << 20).await.unwrap().to_vec()).unwrap()
         });
     }

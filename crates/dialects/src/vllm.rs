@@ -17,7 +17,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use serde::Deserialize;
 use trireme_operations::{Task, TextOptions};
-use trireme_server::http::openapi::schema;
+use trireme_server::http::schema;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 

@@ -20,8 +20,8 @@ use crate::outage::is_out;
 use crate::queue::WorkQueue;
 use crate::runs::executed;
 use crate::statistics::ModelStatistics;
-use crate::task_set::TaskSet;
 use crate::watchdog::{Callers, ExecutionLimit, Executions};
+use trireme_tasks::TaskSet;
 
 /// How often an instance that is out checks whether its queue is closed.
 const LOOK: Duration = Duration::from_millis(100);
@@ -80,7 +80,8 @@ const CANARY_FAILURE: &str = "canary request";
 /// # use std::sync::Arc;
 /// # use std::time::Instant;
 /// # use tokio_util::sync::CancellationToken;
-/// # use trireme_engine::{Candidate, Executions, Guests, Instance, OneAtATime, TaskSet, WorkQueue};
+/// # use trireme_engine::{Candidate, Executions, Guests, Instance, OneAtATime, WorkQueue};
+/// # use trireme_tasks::TaskSet;
 /// # use trireme_inference::{Lane, ModelKey};
 /// use trireme_engine::{Model, Work};
 ///

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::TensorError;
 
+/// The error message for a full queue, in Triton's words.
+pub const QUEUE_FULL: &str = "Exceeds maximum queue size";
+
 /// Triton's error codes (`TRITONSERVER_Error_Code`). HTTP and gRPC statuses are derived from these in one table in
 /// `protocol`, acknowledgements in one table in `runtime`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

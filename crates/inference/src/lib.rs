@@ -35,7 +35,7 @@ pub use action::Action;
 pub use buffer::Buffer;
 pub use callers::{Callers, MAX_CALLERS};
 pub use datatype::DataType;
-pub use error::{Cause, ErrorCode, InferError};
+pub use error::{Cause, ErrorCode, InferError, QUEUE_FULL};
 pub use lane::Lane;
 pub use latencies::Latencies;
 pub use ledger::{Hop, Ledger, TextFacts, space_of};

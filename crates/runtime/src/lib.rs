@@ -42,6 +42,7 @@ pub use trireme_engine::{
     Appetite, Backend, BatchPolicy, Calls, CancelFlag, Candidate, Decision, Description, DynamicBatcher,
     ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError, LoadOptions, LoadedModel, ModelInstance,
     ModelSnapshot, ModelSource, ModelStatistics, Nested, OneAtATime, Outage, Progress, QueueLoad, SequenceSupport,
-    StepwiseInstance, Stop, TaskSet, Ticket, backend_of, doing, instead, load_version, one_response,
+    StepwiseInstance, Stop, Ticket, backend_of, doing, instead, load_version, one_response,
 };
 pub use trireme_model_source::is_remote;
+pub use trireme_tasks::TaskSet;

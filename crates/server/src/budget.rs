@@ -19,7 +19,7 @@ use axum::http::Response;
 use bytes::{Buf, Bytes};
 use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
-use trireme_bus::QUEUE_FULL;
+use trireme_inference::QUEUE_FULL;
 use trireme_inference::{Cause, InferError, Lane, UnixMicros};
 
 use crate::owners::Account;

@@ -14,7 +14,7 @@ pub const EMBEDDINGS: &str = "embeddings";
 pub const PROVIDER: &str = "trireme";
 
 /// An HTTP route with a method and a status.
-type Answered = (&'static str, String, u16);
+type Answered = (String, String, u16);
 
 /// A model, and the code of an error.
 type Embedded = (String, Option<String>);
@@ -30,8 +30,8 @@ pub struct RequestCounts {
 
 impl RequestCounts {
     /// Counts an answer. `route` is one of the routes, so that clients cannot make names of series.
-    pub fn answered(&self, route: &'static str, method: &str, status: u16) {
-        *self.answered.lock().entry((route, method.to_owned(), status)).or_default() += 1;
+    pub fn answered(&self, route: &str, method: &str, status: u16) {
+        *self.answered.lock().entry((route.to_owned(), method.to_owned(), status)).or_default() += 1;
     }
 
     /// Counts a request for vectors of texts.

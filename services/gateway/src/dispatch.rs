@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use trireme_bus::{Bus, BusError, QUEUE_FULL, QueueStatus, Reply, WorkMessage};
-use trireme_inference::{Cause, InferError, Lane, ModelKey};
+use trireme_bus::{Bus, BusError, QueueStatus, Reply, WorkMessage};
+use trireme_inference::{Cause, InferError, Lane, ModelKey, QUEUE_FULL};
 use trireme_runtime::TaskSet;
 
 pub use self::exchange::{Exchange, no_answer};

@@ -55,6 +55,7 @@ use trireme_runtime::{ControlArgs, Health, LAST_WORDS, ModelArgs, ShownCertifica
 use trireme_server::access::Access;
 use trireme_server::budget::Budget;
 use trireme_server::connections::Pem;
+use trireme_server::http::LogThread;
 use trireme_telemetry::TelemetryArgs;
 
 use dispatch::{Dispatcher, RouteContents};
@@ -207,6 +208,8 @@ pub struct Gateway {
     serving: TaskSet,
     exit_timeout: Duration,
     rereading: Arc<Rereading>,
+    /// Writes the access log.
+    log_thread: Option<LogThread>,
 }
 
 // === impl Gateway ===
@@ -310,21 +313,21 @@ impl Gateway {
             });
 
             calls::serve(bus.as_ref(), handlers.clone(), &tasks).await?;
+            let (log, log_thread) = http::open_access_log(&args.http);
             let (stop, serving, limits) = (CancellationToken::new(), TaskSet::new(), args.connections.limits());
             if let Some(listener) = http {
                 tracing::info!(address = %listener.address, "HTTP listener");
-                let (shared, raised) = (handlers.clone(), stop.clone());
+                let (shared, raised, log) = (handlers.clone(), stop.clone(), log.clone());
                 let (bus, own, options) = (bus.clone(), name.to_owned(), args.jobs.options(args.max_bytes_in_flight));
                 let jobs_setup = keeps_jobs.then_some(JobsSetup { bus, own, options, webhooks });
-                serving.spawn(
-                    "http",
-                    async move { listener.serve(shared, jobs_setup, limits, raised, exit_timeout).await },
-                );
+                serving.spawn("http", async move {
+                    listener.serve(shared, jobs_setup, log, limits, raised, exit_timeout).await
+                });
             }
             if let Some(listener) = grpc {
                 tracing::info!(address = %listener.address, "gRPC listener");
                 let (shared, raised) = (handlers.clone(), stop.clone());
-                serving.spawn("grpc", async move { listener.serve(shared, limits, raised, exit_timeout).await });
+                serving.spawn("grpc", async move { listener.serve(shared, log, limits, raised, exit_timeout).await });
             }
             if let Some(listener) = metrics {
                 tracing::info!(address = %listener.address, "metrics listener");
@@ -344,6 +347,7 @@ impl Gateway {
                 serving,
                 exit_timeout,
                 rereading,
+                log_thread,
             })
         })
     }
@@ -402,6 +406,10 @@ impl Gateway {
             let served = tokio::time::timeout(self.exit_timeout + LAST_WORDS, self.serving.join());
             if served.await.is_err() {
                 tracing::warn!("stopped before all connections were closed");
+            }
+            if let Some(thread) = self.log_thread {
+                // The last lines are written when the last answers are dropped.
+                let _ = tokio::time::timeout(LAST_WORDS, tokio::task::spawn_blocking(|| thread.join())).await;
             }
             let handlers = self.handlers.clone();
             let traces = tokio::task::spawn_blocking(move || handlers.tracing.finish());

@@ -51,7 +51,7 @@ const OPEN: [&str; 33] = [
 ];
 
 /// Sends a request with these lines in its head; the status and the whole answer.
-async fn send(address: SocketAddr, method: &str, path: &str, lines: &[&str]) -> (u16, String) {
+pub async fn send(address: SocketAddr, method: &str, path: &str, lines: &[&str]) -> (u16, String) {
     let more: String = lines.iter().map(|line| format!("{line}\r\n")).collect();
     let host = if lines.iter().any(|line| line.starts_with("Host:")) { "" } else { "Host: localhost\r\n" };
     let head = format!("{method} {path} HTTP/1.1\r\n{host}{more}Connection: close\r\nContent-Length: 2\r\n\r\n{{}}");

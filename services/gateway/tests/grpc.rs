@@ -234,6 +234,32 @@ fn assert_status<T: std::fmt::Debug>(outcome: Result<T, Status>, code: Code, tex
     assert!(status.message().contains(text), "{:?} does not contain {text:?}", status.message());
 }
 
+/// Refusals have it in their metadata, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_id_of_a_call_comes_back() {
+    let Server { gateway, worker, mut client, .. } = Server::start(&["--api-key=k"]).await;
+    let call = |id: Option<&'static str>| {
+        let mut call = Request::new(ServerLiveRequest {});
+        if let Some(id) = id {
+            call.metadata_mut().insert("x-request-id", id.parse().unwrap());
+        }
+        call
+    };
+    let given = client.server_live(call(Some("id-1"))).await.unwrap();
+    assert_eq!(given.metadata().get("x-request-id").unwrap(), "id-1");
+    let made = client.server_live(call(None)).await.unwrap();
+    assert_eq!(made.metadata().get("x-request-id").unwrap().len(), 32);
+    let mut metadata = Request::new(ServerMetadataRequest {});
+    metadata.metadata_mut().insert("x-request-id", "id-2".parse().unwrap());
+    let refused = client.server_metadata(metadata).await.unwrap_err();
+    assert_eq!(
+        (refused.code(), refused.metadata().get("x-request-id").unwrap().as_bytes()),
+        (Code::Unauthenticated, &b"id-2"[..])
+    );
+    gateway.drain().await;
+    worker.drain(PATIENCE).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn describes_the_server_and_its_models() {
     let Server { gateway, mut client, .. } = Server::start(&["--id", "trireme-1"]).await;

@@ -12,6 +12,7 @@ use trireme_protocol::grpc::wire::model_infer_request::InferInputTensor;
 use trireme_protocol::grpc::wire::*;
 
 use crate::control::{PATIENCE, Server, entry};
+use crate::exposure::send;
 
 /// A worker's entry for model `m`, which tells this space.
 fn telling(worker: &str, space: Option<&str>, since: u64) -> WorkerEntry {
@@ -55,19 +56,21 @@ async fn host(server: &mut Server, told: Option<&str>, answered: Option<&'static
     begun
 }
 
-/// Sends a request whose answer has to be of one of these spaces.
-async fn infer(server: &mut Server, if_space: Option<&'static str>) -> Result<(), tonic::Status> {
-    let mut request = tonic::Request::new(ModelInferRequest {
+/// A request for the model.
+fn message() -> ModelInferRequest {
+    let input =
+        InferInputTensor { name: "X".to_owned(), datatype: "FP32".to_owned(), shape: vec![1], ..Default::default() };
+    ModelInferRequest {
         model_name: "m".to_owned(),
-        inputs: vec![InferInputTensor {
-            name: "X".to_owned(),
-            datatype: "FP32".to_owned(),
-            shape: vec![1],
-            ..Default::default()
-        }],
+        inputs: vec![input],
         raw_input_contents: vec![vec![0; 4].into()],
         ..Default::default()
-    });
+    }
+}
+
+/// Sends a request whose answer has to be of one of these spaces.
+async fn infer(server: &mut Server, if_space: Option<&'static str>) -> Result<(), tonic::Status> {
+    let mut request = tonic::Request::new(message());
     if let Some(spaces) = if_space {
         request.metadata_mut().insert("if-space", spaces.parse().expect("a value of metadata"));
     }
@@ -143,4 +146,22 @@ async fn an_answer_of_another_space_than_was_admitted_is_not_given() {
         assert!(refused.message().contains(words), "{refused}");
         server.stop().await;
     }
+}
+
+/// Over a stream, where answers come one by one. The worker has done its part, but the client got no answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_usage_counts_a_refused_answer_of_a_stream_as_an_error() {
+    let mut server = Server::start().await;
+    host(&mut server, Some("0123456789abcdef"), Some("fedcba9876543210")).await;
+    let mut request = tonic::Request::new(futures_util::stream::iter([message()]));
+    request.metadata_mut().insert("if-space", "0123456789ab".parse().expect("a value of metadata"));
+    let mut answers = server.client.model_stream_infer(request).await.expect("a stream").into_inner();
+    let answer = tokio::time::timeout(PATIENCE, answers.message()).await.expect("an answer");
+    let answer = answer.expect("the stream goes on").expect("an answer");
+    assert!(answer.error_message.contains("its answer has space 'fedcba987654'"), "{}", answer.error_message);
+    let (status, usage) = send(server.http, "GET", "/v2/trireme/usage", &[]).await;
+    let usage: serde_json::Value = serde_json::from_str(usage.split("\r\n\r\n").nth(1).expect("a body")).expect("JSON");
+    let line = &usage["usage"][0];
+    assert_eq!((status, &line["requests"], &line["errors"]), (200, &1.into(), &1.into()), "{usage}");
+    server.stop().await;
 }

@@ -4,7 +4,7 @@ use axum::response::Response;
 use serde::Deserialize;
 use trireme_operations::{Task, TextModel, TextOptions};
 use trireme_protocol::json::Writer;
-use trireme_server::http::openapi::schema::{flag, integer, list, nullable, number, object, object_with, text};
+use trireme_server::http::schema::{flag, integer, list, nullable, number, object, object_with, text};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 

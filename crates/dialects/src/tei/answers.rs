@@ -2,8 +2,8 @@
 
 use utoipa::openapi::schema::Schema;
 
-pub(super) use trireme_server::http::openapi::schema::anything;
-use trireme_server::http::openapi::schema::{any_of, flag, integer, list, nullable, number, object, object_with, text};
+pub(super) use trireme_server::http::schema::anything;
+use trireme_server::http::schema::{any_of, flag, integer, list, nullable, number, object, object_with, text};
 
 pub(super) fn numbers() -> Schema {
     list(number())

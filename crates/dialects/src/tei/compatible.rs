@@ -4,7 +4,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use serde::Deserialize;
 use trireme_operations::TextOptions;
-use trireme_server::http::openapi::schema::{integer, object, text};
+use trireme_server::http::schema::{integer, object, text};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 

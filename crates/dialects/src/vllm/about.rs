@@ -1,7 +1,7 @@
 //! vLLM's routes about the server and its models.
 
 use axum::response::{IntoResponse, Response};
-use trireme_server::http::openapi::schema::{integer, list, nullable, object, object_with, text};
+use trireme_server::http::schema::{integer, list, nullable, object, object_with, text};
 use utoipa::openapi::schema::Schema;
 
 use super::super::answer;

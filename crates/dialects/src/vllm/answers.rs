@@ -2,7 +2,7 @@
 
 use trireme_inference::Ledger;
 use trireme_protocol::json::Writer;
-use trireme_server::http::openapi::schema::{any_of, integer, list, nullable, number, object, text};
+use trireme_server::http::schema::{any_of, integer, list, nullable, number, object, text};
 use utoipa::openapi::schema::Schema;
 
 use super::super::answer;

@@ -21,9 +21,10 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
 use trireme_bus::{Acker, Bus, BusError, MessageName, QueueOptions, WaitingRooms, WorkMessage};
-use trireme_engine::{Description, Model, Permit, TaskSet};
+use trireme_engine::{Description, Model, Permit};
 use trireme_inference::{ModelKey, Name, Tensor, UnixMicros};
 use trireme_model_repository::ModelConfig;
+use trireme_tasks::TaskSet;
 use trireme_telemetry::steps::StepSpan;
 
 use crate::observe::statistics::Statistics;

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use trireme_bus::{Bus, BusError, Connection, WorkerEntry};
-use trireme_engine::TaskSet;
+use trireme_tasks::TaskSet;
 
 /// Bounds of the pause before a failed write is repeated. The pause doubles with each failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);

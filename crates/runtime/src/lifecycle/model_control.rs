@@ -26,7 +26,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::mpsc;
 use trireme_bus::{Bucket, Bus, BusError, Change as Stored, TopicMessage, decode_body};
-use trireme_engine::TaskSet;
+use trireme_tasks::TaskSet;
 
 use super::turns::Turns;
 use message::{Command, ControlReply, TOPIC};

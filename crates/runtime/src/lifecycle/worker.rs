@@ -9,8 +9,9 @@ use std::sync::{Arc, OnceLock};
 use futures_util::future::BoxFuture;
 use parking_lot::RwLock;
 use trireme_bus::{Bus, BusError, WaitingRooms};
-use trireme_engine::{Backend, TaskSet, ThreadLimits};
+use trireme_engine::{Backend, ThreadLimits};
 use trireme_inference::ModelKey;
+use trireme_tasks::TaskSet;
 
 use super::announce::Announcer;
 use super::models::Models;

@@ -17,8 +17,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use trireme_bus::{Bus, BusError, TopicMessage, WorkMessage, original_id};
-use trireme_engine::{TaskSet, stage};
+use trireme_engine::stage;
 use trireme_inference::{DataType, Hop, ModelKey, Tensor, UnixMicros};
+use trireme_tasks::TaskSet;
 
 /// The topic on which processes ask for taps.
 pub const TAP: &str = "tap";

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use bytes::buf::{Buf, Reader};
 use flate2::bufread::MultiGzDecoder;
 use flate2::{Decompress, FlushDecompress, Status};
-use trireme_bus::QUEUE_FULL;
 use trireme_inference::Buffer;
+use trireme_inference::QUEUE_FULL;
 
 use super::work;
 use crate::budget::{BytesPermit, NoRoom};
@@ -213,7 +213,7 @@ mod tests {
 
     use flate2::Compression;
     use flate2::write::{GzEncoder, ZlibEncoder};
-    use trireme_engine::TaskSet;
+    use trireme_tasks::TaskSet;
 
     use super::work::testing::{LARGE_TEST, fill_large, waiting};
     use super::*;

@@ -166,7 +166,7 @@ mod tests {
     use std::sync::{Condvar, Mutex};
     use std::time::Duration;
 
-    use trireme_engine::TaskSet;
+    use trireme_tasks::TaskSet;
 
     use super::testing::{LARGE_TEST, fill_large};
     use super::*;

@@ -41,7 +41,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
-use trireme_engine::TaskSet;
+use trireme_tasks::TaskSet;
 
 use frames::FrameLimit;
 pub use limiter::{ConnectionArgs, ConnectionLimiter, Limits, Peer, Place, Spare};

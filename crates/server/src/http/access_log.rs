@@ -1,37 +1,31 @@
-//! The id of a request, `X-Request-Id`, which is taken or made and sent back, and the access log: with `--access-log` a line on standard output
-//! for each request. A line never has a text, nor a path or a query as they came: the route stands for them. Answers are counted by their
-//! route and status, with or without the log. A request without `Host` goes no further, and no answer is taken for something else than its
-//! `Content-Type` says.
+//! The access log: with `--access-log` a line on standard output for each request, over HTTP and gRPC. A line never has a text, nor a path or
+//! a query as they came: the route stands for them. Answers are counted by their route and status, with or without the log. The id of a
+//! request, `X-Request-Id`, is taken or made here, and sent back.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::Router;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
-use axum::http::header::{CONTENT_LENGTH, HOST, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::http::header::CONTENT_LENGTH;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
+use axum::middleware::Next;
 use axum::response::Response;
+use bytes::Bytes;
 use chrono::{SecondsFormat, Utc};
 use clap::ValueEnum;
+use http_body::Frame;
 use http_body_util::BodyExt;
 use serde_json::json;
 use trireme_inference::cut;
 
 use super::body::announced;
 use super::log_writer::LogWriter;
-use super::response;
 use crate::access::Access;
 use crate::answer_headers::{TOKENS, TRUNCATED};
 use crate::connections::Peer;
-
-/// The header with a request's id.
-pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Longest id that is taken, in bytes.
-const LONGEST_ID: usize = 128;
+use crate::{REQUEST_ID, RequestContext};
 
 /// The form of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -42,37 +36,30 @@ pub enum LineFormat {
     Text,
 }
 
-/// The id that a client has given its request, in the extensions of the request. One that was made here is in the header only.
-#[derive(Clone)]
-pub struct GivenId(HeaderValue);
-
-/// The model that a request asks for, where its path does not name it. In the extensions of an answer.
-#[derive(Clone)]
-pub struct AskedModel(pub String);
-
 /// The ids under which workers log what ran for a request. In the extensions of an answer.
 #[derive(Clone, Default)]
 pub struct MessageIds(pub Vec<String>);
 
-/// The route of a path, and the model that the path names.
-pub struct Place {
-    /// The route, with its parameters in braces.
-    pub route: &'static str,
-    /// The model.
-    pub model: Option<String>,
+/// Where lines are written, and in which form. Clones write to the same place.
+#[derive(Clone)]
+pub struct AccessLog {
+    /// The form of a line.
+    pub format: LineFormat,
+    /// Takes the lines.
+    pub writer: LogWriter,
 }
 
 /// Counts an answer, by its route (empty: none), method and status.
-pub type Count = dyn Fn(&'static str, &str, u16) + Send + Sync;
+pub type Count = dyn Fn(&str, &str, u16) + Send + Sync;
 
 /// The parts by which requests are logged and counted.
 pub struct Observer {
     /// The form of a line, and who writes it; `None`: no lines.
-    pub log: Option<(LineFormat, LogWriter)>,
-    /// Finds the route of a path.
-    pub place: fn(&Method, &str) -> Option<Place>,
+    pub log: Option<AccessLog>,
     /// Knows the owner of a key.
     pub access: Arc<Access>,
+    /// Whether the requests are calls of gRPC, whose status comes behind their answers.
+    pub is_grpc: bool,
     /// Counts the answers.
     pub count: Box<Count>,
 }
@@ -83,13 +70,15 @@ struct Line {
     writer: LogWriter,
     started: Instant,
     method: Method,
-    place: Option<Place>,
+    context: Arc<RequestContext>,
     owner: Option<Arc<str>>,
     client: Option<IpAddr>,
-    id: HeaderValue,
     status: u16,
-    bytes_in: u64,
+    /// Bytes of the request's body as they were announced; `None`: those that have come count.
+    announced: Option<u64>,
     bytes_out: u64,
+    /// The status of a call of gRPC, once it is known.
+    grpc_status: Option<u16>,
     /// Tokens of its texts, and texts that were cut, where the answer says so.
     tokens: Option<u64>,
     truncated: Option<u64>,
@@ -97,76 +86,74 @@ struct Line {
     messages: Vec<String>,
 }
 
-// === impl Observer ===
-
-impl Observer {
-    /// The router, whose requests have ids and lines.
-    pub fn watch(self, router: Router) -> Router {
-        router.layer(from_fn_with_state(Arc::new(self), observe))
-    }
-}
-
-async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, next: Next) -> Response {
-    let given = taken(request.headers());
-    if let Some(given) = given.clone() {
-        request.extensions_mut().insert(GivenId(given));
-    }
-    let id = given.unwrap_or_else(made);
-    request.headers_mut().insert(REQUEST_ID, id.clone());
-    let place = (observer.place)(request.method(), request.uri().path());
-    let (route, method) = (place.as_ref().map_or("", |place| place.route), request.method().clone());
-    let line = observer.log.as_ref().map(|(format, writer)| {
+/// The layer of the access log, and of the id that it is the first to know.
+pub(crate) async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, next: Next) -> Response {
+    let context = RequestContext::begin(request.headers());
+    request.headers_mut().insert(REQUEST_ID, context.id().clone());
+    request.extensions_mut().insert(context.clone());
+    let method = request.method().clone();
+    let line = observer.log.as_ref().map(|AccessLog { format, writer }| {
         let headers = request.headers();
         Line {
             format: *format,
             writer: writer.clone(),
             started: Instant::now(),
             method: method.clone(),
-            place,
+            context: context.clone(),
             owner: observer.access.owner(|name| headers.get(name).map(HeaderValue::as_bytes)),
             client: request.extensions().get().map(|&Peer(address)| address),
-            id: id.clone(),
             status: 0,
-            bytes_in: announced(headers).unwrap_or_default(),
+            announced: announced(headers),
             bytes_out: 0,
+            grpc_status: None,
             tokens: None,
             truncated: None,
             messages: Vec::new(),
         }
     });
-    let mut response = match lacks_host(&request) {
-        true => response::error(StatusCode::BAD_REQUEST, "header Host is missing"),
-        false => next.run(request).await,
+    let request = match &line {
+        Some(Line { announced: None, .. }) => request.map(|body| received_by(context.clone(), body)),
+        _ => request,
     };
-    response.headers_mut().insert(REQUEST_ID, id);
-    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    (observer.count)(route, counted(&method), response.status().as_u16());
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(REQUEST_ID, context.id().clone());
+    (observer.count)(context.route().map_or("", |route| &**route), counted(&method), response.status().as_u16());
     let Some(mut line) = line else { return response };
     line.status = response.status().as_u16();
     let told = |name: &str| response.headers().get(name)?.to_str().ok()?.parse().ok();
     line.messages = response.extensions().get::<MessageIds>().cloned().unwrap_or_default().0;
     (line.tokens, line.truncated) = (told(TOKENS), told(TRUNCATED));
-    let asked = response.extensions().get::<AskedModel>().cloned();
-    if let (Some(place), Some(AskedModel(model))) = (&mut line.place, asked) {
-        place.model.get_or_insert(model);
-    }
     let (mut parts, body) = response.into_parts();
+    if observer.is_grpc {
+        line.grpc_status = grpc_status(&parts.headers);
+    }
     // The body that is wrapped below has no known length, so the header is set before. An answer to HEAD has no body and gets no header.
-    if let Some(length) = body.size_hint().exact().filter(|_| has_body(&method, parts.status)) {
+    let has_length = !observer.is_grpc && has_body(&method, parts.status);
+    if let Some(length) = body.size_hint().exact().filter(|_| has_length) {
         parts.headers.entry(CONTENT_LENGTH).or_insert(length.into());
     }
     let body = body.map_frame(move |frame| {
-        line.sent(frame.data_ref().map_or(0, |data| data.len() as u64));
+        // The whole line moves into the closure: it is written when the body is dropped.
+        line.sent(&frame);
         frame
     });
     Response::from_parts(parts, Body::new(body))
 }
 
-/// Whether a request names no host, as requests have to from HTTP/1.1 on (RFC 9112).
-fn lacks_host(request: &Request) -> bool {
-    request.version() >= Version::HTTP_11
-        && request.uri().authority().is_none()
-        && !request.headers().contains_key(HOST)
+/// A body whose bytes the context counts as they come.
+fn received_by(context: Arc<RequestContext>, body: Body) -> Body {
+    if body.is_end_stream() {
+        return body;
+    }
+    Body::new(body.map_frame(move |frame| {
+        context.receive(frame.data_ref().map_or(0, |data| data.len() as u64));
+        frame
+    }))
+}
+
+/// The status of a call, which is in the head of an answer that has no body, else behind the body.
+fn grpc_status(headers: &HeaderMap) -> Option<u16> {
+    headers.get("grpc-status")?.to_str().ok()?.parse().ok()
 }
 
 /// Whether an answer has a body, of which the header says the length.
@@ -182,54 +169,33 @@ fn counted(method: &Method) -> &str {
     if KNOWN.contains(method) { method.as_str() } else { "_OTHER" }
 }
 
-/// The id that the client gives: printable ASCII without spaces.
-fn taken(headers: &HeaderMap) -> Option<HeaderValue> {
-    let given = headers.get(REQUEST_ID)?;
-    let is_fit = (1..=LONGEST_ID).contains(&given.len()) && given.as_bytes().iter().all(u8::is_ascii_graphic);
-    is_fit.then(|| given.clone())
-}
-
-fn made() -> HeaderValue {
-    let id = format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
-    HeaderValue::from_str(&id).unwrap_or(HeaderValue::from_static("-"))
-}
-
-// === impl GivenId ===
-
-impl GivenId {
-    /// The id of a request with these extensions; empty where its client gave none.
-    pub fn of(extensions: &Extensions) -> String {
-        let given = extensions.get().and_then(|GivenId(id)| id.to_str().ok());
-        given.unwrap_or_default().to_owned()
-    }
-
-    /// The id in headers, if it is one; else empty.
-    pub fn in_headers(headers: &HeaderMap) -> String {
-        let given = taken(headers);
-        given.as_ref().and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned()
-    }
-}
-
 // === impl Line ===
 
 impl Line {
-    fn sent(&mut self, bytes: u64) {
-        self.bytes_out += bytes;
+    fn sent(&mut self, frame: &Frame<Bytes>) {
+        self.bytes_out += frame.data_ref().map_or(0, |data| data.len() as u64);
+        if let Some(trailers) = frame.trailers_ref() {
+            self.grpc_status = grpc_status(trailers);
+        }
+    }
+
+    fn bytes_in(&self) -> u64 {
+        self.announced.unwrap_or_else(|| self.context.received())
     }
 
     fn text(&self) -> String {
         let time = Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true);
-        let route = self.place.as_ref().map_or("-", |place| place.route);
-        let model = self.place.as_ref().and_then(|place| place.model.as_deref()).map(cut);
+        let route = self.context.route().map_or("-", |route| &**route);
+        let model = self.context.model().map(cut);
         let owner = self.owner.as_deref().filter(|owner| !owner.is_empty());
         let seconds = (self.started.elapsed().as_secs_f64() * 1e6).round() / 1e6;
-        let id = self.id.to_str().unwrap_or("-");
+        let id = self.context.id().to_str().unwrap_or("-");
         match self.format {
             LineFormat::Json => json!({
                 "time": time, "method": self.method.as_str(), "route": route, "model": model, "status": self.status,
-                "bytes_in": self.bytes_in, "bytes_out": self.bytes_out, "seconds": seconds, "owner": owner,
+                "bytes_in": self.bytes_in(), "bytes_out": self.bytes_out, "seconds": seconds, "owner": owner,
                 "client": self.client, "request_id": id, "tokens": self.tokens, "truncated_texts": self.truncated,
-                "messages": self.messages,
+                "messages": self.messages, "grpc_status": self.grpc_status,
             })
             .to_string(),
             LineFormat::Text => {
@@ -241,11 +207,16 @@ impl Line {
                     [] => String::new(),
                     messages => format!(" messages={}", messages.join(",")),
                 };
-                let counts = number("tokens", self.tokens) + &number("truncated_texts", self.truncated);
+                let counts = number("grpc_status", self.grpc_status.map(u64::from))
+                    + &number("tokens", self.tokens)
+                    + &number("truncated_texts", self.truncated);
                 let client = self.client.map_or(String::new(), |client| format!(" client={client}"));
                 format!(
                     "{time} {} {route} {} {seconds}s in={} out={}{client} id={id}{model}{owner}{counts}{messages}",
-                    self.method, self.status, self.bytes_in, self.bytes_out
+                    self.method,
+                    self.status,
+                    self.bytes_in(),
+                    self.bytes_out
                 )
             }
         }
@@ -267,20 +238,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_printable_and_not_too_long() {
-        let given = |id: &[u8]| {
-            let headers = HeaderMap::from_iter([(REQUEST_ID, HeaderValue::from_bytes(id).unwrap())]);
-            taken(&headers)
-        };
-        assert_eq!(given(b"a-1/b").unwrap(), "a-1/b");
-        for unfit in [&b""[..], b"a b", b"\xc3\xa9", &[b'a'; LONGEST_ID + 1]] {
-            assert_eq!(given(unfit), None, "{unfit:?}");
-        }
-        assert_eq!(made().len(), 32);
-        assert_ne!(made(), made());
-    }
-
-    #[test]
     fn answers_that_have_no_body_get_no_length() {
         assert!(has_body(&Method::GET, StatusCode::OK) && has_body(&Method::POST, StatusCode::NOT_FOUND));
         assert!(!has_body(&Method::HEAD, StatusCode::OK) && !has_body(&Method::DELETE, StatusCode::NO_CONTENT));
@@ -290,18 +247,21 @@ mod tests {
     #[test]
     fn lines_have_names_and_numbers() {
         let (writer, _thread) = LogWriter::to(std::io::sink()).unwrap();
+        let context = RequestContext::begin(&HeaderMap::from_iter([(REQUEST_ID, HeaderValue::from_static("id-1"))]));
+        context.is_for("/v1/embeddings".into(), None);
+        context.asks("a\nb".to_owned());
         let line = |format| Line {
             format,
             writer: writer.clone(),
             started: Instant::now(),
             method: Method::POST,
-            place: Some(Place { route: "/v1/embeddings", model: Some("a\nb".to_owned()) }),
+            context: context.clone(),
             owner: Some("alice".into()),
             client: Some("2001:db8::1".parse().unwrap()),
-            id: HeaderValue::from_static("id-1"),
             status: 200,
-            bytes_in: 5,
+            announced: Some(5),
             bytes_out: 7,
+            grpc_status: Some(14),
             tokens: Some(12),
             truncated: None,
             messages: vec!["g-1".to_owned(), "g-2".to_owned()],
@@ -310,14 +270,14 @@ mod tests {
         assert!(text.contains(" POST /v1/embeddings 200 "), "{text}");
         assert!(
             text.ends_with(
-                r#"in=5 out=7 client=2001:db8::1 id=id-1 model="a\nb" owner="alice" tokens=12 messages=g-1,g-2"#
+                r#"in=5 out=7 client=2001:db8::1 id=id-1 model="a\nb" owner="alice" grpc_status=14 tokens=12 messages=g-1,g-2"#
             ),
             "{text}"
         );
         let read: serde_json::Value = serde_json::from_str(&line(LineFormat::Json).text()).unwrap();
         assert_eq!((&read["model"], &read["status"], &read["bytes_out"]), (&json!("a\nb"), &json!(200), &json!(7)));
         assert_eq!((&read["owner"], &read["request_id"]), (&json!("alice"), &json!("id-1")));
-        assert_eq!(read["messages"], json!(["g-1", "g-2"]));
+        assert_eq!((&read["messages"], &read["grpc_status"]), (&json!(["g-1", "g-2"]), &json!(14)));
         assert_eq!((&read["tokens"], &read["truncated_texts"]), (&json!(12), &json!(null)));
         assert_eq!(read["client"], json!("2001:db8::1"));
     }

@@ -14,8 +14,8 @@ use axum::http::{HeaderMap, Request};
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
-use trireme_engine::TaskSet;
 use trireme_inference::{Buffer, Cause, InferError, TraceParent};
+use trireme_tasks::TaskSet;
 
 use crate::body::{Overdue, ReadTimeout, size};
 use crate::budget::NoRoom;

@@ -2,20 +2,17 @@
 
 use std::time::Duration;
 
-use axum::Router;
 use axum::http::HeaderValue;
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, Any, CorsLayer};
 
 /// How long a browser remembers what a page may ask.
 const REMEMBERED: Duration = Duration::from_secs(3600);
 
-/// The router, which pages of these origins may ask; `*` stands for all of them. Preflight requests are answered without a key, because
-/// browsers send none with them.
-pub fn allow(router: Router, origins: &[HeaderValue]) -> Router {
-    if origins.is_empty() {
-        return router;
-    }
+/// The layer by which pages of these origins may ask; `*` stands for all of them, and without an origin there is none. Preflight requests are
+/// answered without a key, because browsers send none with them.
+pub fn layer(origins: &[HeaderValue]) -> Option<CorsLayer> {
     let origin = match origins.iter().any(|origin| origin == "*") {
+        _ if origins.is_empty() => return None,
         true => AllowOrigin::any(),
         false => AllowOrigin::list(origins.iter().cloned()),
     };
@@ -25,5 +22,5 @@ pub fn allow(router: Router, origins: &[HeaderValue]) -> Router {
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers(Any)
         .max_age(REMEMBERED);
-    router.layer(cors)
+    Some(cors)
 }

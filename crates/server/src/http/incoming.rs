@@ -4,26 +4,26 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
+use axum::routing::MethodRouter;
 use futures_util::FutureExt;
-use trireme_engine::TaskSet;
 use trireme_inference::cut;
+use trireme_tasks::TaskSet;
 
 use super::access_log::MessageIds;
+use super::route::Route;
 use super::traffic::Traffic;
-use super::{body, response};
+use super::{body, response, route};
+use crate::RequestContext;
 use crate::access::Access;
 use crate::budget::{self, Budget, BytesPermit};
 use crate::connections::Spare;
 
 /// The limits that requests are held to.
 pub struct Intake {
-    /// The traffic that a request to a path belongs to.
-    pub traffic: fn(&Method, &str) -> Traffic,
     /// Longest silence of a client that has a request to send.
     pub idle_timeout: Duration,
     /// The budget for the bytes of requests and answers.
@@ -36,17 +36,33 @@ pub struct Intake {
     pub tasks: TaskSet,
 }
 
+/// The limits with the route that they are before.
+#[derive(Clone)]
+struct Gate {
+    intake: Arc<Intake>,
+    route: Option<Arc<str>>,
+    traffic: Traffic,
+}
+
 // === impl Intake ===
 
 impl Intake {
-    /// Holds the requests of all routes to the limits.
-    pub fn guard(self, router: Router) -> Router {
-        router.layer(from_fn_with_state(Arc::new(self), answer))
+    /// Holds the requests of a route to the limits; `None` stands for requests that are for no route.
+    pub fn guard<S>(self: &Arc<Intake>, route: Option<&Route<S>>, handler: MethodRouter<S>) -> MethodRouter<S>
+    where
+        S: Clone + Send + Sync + 'static,
+    {
+        let traffic = route.map_or(Traffic::Server, |route| route.traffic);
+        let gate = Gate { intake: self.clone(), route: route.map(|route| route.path.clone()), traffic };
+        handler.layer(from_fn_with_state(gate, answer))
     }
 }
 
-async fn answer(State(intake): State<Arc<Intake>>, request: Request, next: Next) -> Response {
-    let traffic = (intake.traffic)(request.method(), request.uri().path());
+async fn answer(State(Gate { intake, route, traffic }): State<Gate>, request: Request, next: Next) -> Response {
+    if let (Some(context), Some(route)) = (RequestContext::of(request.extensions()), route) {
+        let model = route::model(&route, request.uri().path());
+        context.is_for(route, model);
+    }
     if traffic != Traffic::Watch && request.extensions().get::<Spare>().is_some() {
         let message = "there are too many connections (--max-connections)";
         return response::error(StatusCode::SERVICE_UNAVAILABLE, message);

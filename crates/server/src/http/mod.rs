@@ -6,17 +6,21 @@ pub mod access_log;
 pub mod body;
 pub mod coding;
 pub mod cors;
+mod document;
+pub(crate) mod host;
 mod incoming;
 pub mod json;
 mod log_writer;
-pub mod openapi;
+pub mod paths;
 pub mod response;
-pub mod root;
+pub mod route;
+pub mod schema;
 mod traffic;
 
 #[cfg(test)]
 mod tests;
 
+pub use document::document;
 pub use incoming::Intake;
 pub use log_writer::{LogThread, LogWriter};
 pub use traffic::Traffic;

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, RETRY_AFTER};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -16,6 +16,7 @@ use trireme_protocol::infer::{EncodedResponse, HEADER_LENGTH};
 use trireme_protocol::{metadata, status};
 
 use super::coding::Coding;
+use crate::access::Denied;
 use crate::answer_headers::answer_headers;
 
 /// An error as a response. Triton always sends errors as JSON, but names JSON in `Content-Type` only once it has begun to read
@@ -31,7 +32,7 @@ pub struct HttpError {
 struct QueueFull;
 
 /// Answers 429 for a full queue, instead of Triton's 503.
-pub async fn full_queue_as_429(mut response: Response) -> Response {
+pub fn full_queue_as_429(mut response: Response) -> Response {
     if response.extensions().get::<QueueFull>().is_some() {
         *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
     }
@@ -94,6 +95,23 @@ pub fn error(status: StatusCode, message: &str) -> Response {
 pub fn plain_error(status: StatusCode, message: &str) -> Response {
     let body = metadata::error_body(message);
     (status, [(CONTENT_TYPE, HeaderValue::from_static("text/plain"))], body).into_response()
+}
+
+/// The answer to a request that is not admitted.
+pub fn denied(denied: &Denied) -> Response {
+    match denied {
+        Denied::Key => {
+            let message = "a valid API key is required, as 'Authorization: Bearer <key>' or 'X-API-Key: <key>'";
+            let mut response = error(StatusCode::UNAUTHORIZED, message);
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            response
+        }
+        Denied::Restricted(header) => {
+            let message = format!("This API is restricted, expecting header '{header}'");
+            plain_error(StatusCode::FORBIDDEN, &message)
+        }
+        Denied::Foreign(foreign) => error(StatusCode::FORBIDDEN, &foreign.to_string()),
+    }
 }
 
 // === impl HttpError ===

@@ -4,25 +4,26 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
-use axum::http::{Method, StatusCode};
-use axum::routing::{get, post};
+use axum::http::StatusCode;
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
-use trireme_engine::TaskSet;
+use trireme_tasks::TaskSet;
 
 mod http2;
 
+use super::route::{Resource, Table};
 use super::{Intake, Traffic, body};
 use crate::budget::Budget;
 use crate::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol};
 
 /// More connections than a test has.
 const ROOM: Limits = Limits { port: 1000, address: 1000 };
+
+const ROUTES: Resource = Resource { group: "test", category: None, traffic: Traffic::Server };
 
 struct Server {
     address: SocketAddr,
@@ -54,33 +55,30 @@ async fn serve_within(idle_timeout: Duration, limits: Limits) -> Server {
         std::future::pending::<()>().await;
         drop(body);
     };
-    let router = Router::new()
-        .route("/panic", get(doomed))
-        .route("/now", get(|| async { "now" }))
-        .route("/v2/health/live", get(|| async {}))
-        .route("/slow", get(|| tokio::time::sleep(Duration::from_secs(2))))
-        .route("/echo", post(echo))
-        .route("/echo/infer", post(echo))
-        .route("/keep/infer", post(keep))
-        .route("/early", post(|| async { "no need" }));
+    let table = Table::new([
+        ROUTES.get("/panic", "", doomed),
+        ROUTES.get("/now", "", || async { "now" }),
+        ROUTES.get("/v2/health/live", "", || async {}).asks(Traffic::Watch),
+        ROUTES.get("/slow", "", || tokio::time::sleep(Duration::from_secs(2))),
+        ROUTES.post("/echo", "", echo),
+        ROUTES.post("/echo/infer", "", echo).asks(Traffic::Work),
+        ROUTES.post("/keep/infer", "", keep).asks(Traffic::Work),
+        ROUTES.post("/early", "", || async { "no need" }),
+    ]);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
     let (tasks, listening) = (TaskSet::new(), TaskSet::new());
-    let connections = connections(router, idle_timeout, limits, tasks.clone());
+    let connections = connections(&table, idle_timeout, limits, tasks.clone());
     let raised = stop.clone();
     listening.spawn("listener", async move { connections.serve(listener, raised, Duration::from_secs(60)).await });
     Server { address, stop, tasks, listening, kept }
 }
 
-fn connections(router: Router, idle_timeout: Duration, limits: Limits, tasks: TaskSet) -> Connections {
-    let traffic = |_: &Method, path: &str| match path {
-        "/v2/health/live" => Traffic::Watch,
-        path if path.ends_with("/infer") => Traffic::Work,
-        _ => Traffic::Server,
-    };
+fn connections(table: &Table<()>, idle_timeout: Duration, limits: Limits, tasks: TaskSet) -> Connections {
     let budget = Budget::new(8 << 20);
-    let router = Intake { traffic, idle_timeout, budget, is_tls: false, access: Arc::default(), tasks: tasks.clone() }
-        .guard(router);
+    let intake = Intake { idle_timeout, budget, is_tls: false, access: Arc::default(), tasks: tasks.clone() };
+    let intake = Arc::new(intake);
+    let router = table.router(|route, handler| intake.guard(Some(route), handler));
     Connections {
         router,
         protocol: Protocol::Either(Http2::default()),
@@ -202,9 +200,9 @@ async fn connections_that_wait_when_it_stops_are_answered() {
         client.write_all(b"GET /slow HTTP/1.1\r\n\r\n").await.unwrap();
         clients.push(client);
     }
-    let router = Router::new().route("/slow", get(|| tokio::time::sleep(Duration::from_millis(100))));
+    let table = Table::new([ROUTES.get("/slow", "", || tokio::time::sleep(Duration::from_millis(100)))]);
     let tasks = TaskSet::new();
-    let connections = connections(router, Duration::from_secs(60), ROOM, TaskSet::new());
+    let connections = connections(&table, Duration::from_secs(60), ROOM, TaskSet::new());
     let stop = CancellationToken::new();
     stop.cancel();
     tasks.spawn("listener", async move { connections.serve(listener, stop, Duration::from_secs(60)).await });

@@ -1,5 +1,6 @@
 //! How much an owner may ask for, as flags and the file of keys say it.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -31,6 +32,37 @@ pub struct OwnerLimits {
 pub struct OwnerRule {
     pub(crate) owner: Arc<str>,
     pub(crate) limits: OwnerLimits,
+}
+
+/// The limits of all owners.
+#[derive(Debug, Default)]
+pub(crate) struct Limits {
+    own: HashMap<Arc<str>, OwnerLimits>,
+    /// The limits of owners without limits of their own.
+    every: OwnerLimits,
+}
+
+// === impl Limits ===
+
+impl Limits {
+    /// The limits of the flags; those of the file have the last word about its owners.
+    pub(crate) fn new(rules: &[OwnerRule], file: BTreeMap<String, OwnerLimits>) -> anyhow::Result<Limits> {
+        let mut limits = Limits::default();
+        let mut seen = BTreeSet::new();
+        for rule in rules {
+            anyhow::ensure!(seen.insert(&rule.owner), "--owner names '{}' more than once", rule.owner);
+            match rule.is_for_every() {
+                true => limits.every = rule.limits,
+                false => drop(limits.own.insert(rule.owner.clone(), rule.limits)),
+            }
+        }
+        limits.own.extend(file.into_iter().map(|(owner, limits)| (owner.into(), limits)));
+        Ok(limits)
+    }
+
+    pub(crate) fn of(&self, owner: &str) -> OwnerLimits {
+        self.own.get(owner).copied().unwrap_or(self.every)
+    }
 }
 
 // === impl OwnerLimits ===

@@ -9,9 +9,7 @@ mod name;
 mod owner;
 mod window;
 
+pub(crate) use limits::Limits;
 pub use limits::{OwnerLimits, OwnerRule};
-pub use name::{LONGEST_NAME, is_owner_name};
+pub use name::{ADMINISTRATOR, LONGEST_NAME, is_owner_name};
 pub use owner::{Account, Admitted, LimitReached, Owner, Owners, RateState};
-
-/// The name under which an administrator's requests are counted. No owner of a key has parentheses in its name.
-pub const ADMINISTRATOR: &str = "(administrator)";

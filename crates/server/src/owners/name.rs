@@ -1,5 +1,8 @@
 //! Names of owners.
 
+/// The name under which an administrator's requests are counted. No owner of a key has parentheses in its name.
+pub const ADMINISTRATOR: &str = "(administrator)";
+
 /// Longest name of an owner, in bytes.
 pub const LONGEST_NAME: usize = 64;
 

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use trireme_inference::Lane;
 
-use super::limits::OwnerLimits;
+use super::limits::{Limits, OwnerLimits};
+use super::name::ADMINISTRATOR;
 use super::window::Window;
 
 /// The `Retry-After` of a client whose owner has too many requests in flight.
@@ -78,8 +79,21 @@ pub struct RateState {
 // === impl Owners ===
 
 impl Owners {
+    /// The account of a request by the key of this owner; `None` is an administrator, who has no limits.
+    pub(crate) fn account(&self, owner: Option<&Arc<str>>, limits: &Limits, lane: Lane) -> Account {
+        match owner {
+            Some(name) => Account { owner: self.named(name), limits: limits.of(name), lane },
+            None => self.unlimited(&ADMINISTRATOR.into(), lane),
+        }
+    }
+
+    /// The account of a request that no limit of this owner counts.
+    pub(crate) fn unlimited(&self, owner: &Arc<str>, lane: Lane) -> Account {
+        Account { owner: self.named(owner), limits: OwnerLimits::default(), lane }
+    }
+
     /// The owner of this name.
-    pub(crate) fn named(&self, name: &Arc<str>) -> Arc<Owner> {
+    fn named(&self, name: &Arc<str>) -> Arc<Owner> {
         let mut owners = self.0.lock();
         if let Some(owner) = owners.get(name) {
             return owner.clone();

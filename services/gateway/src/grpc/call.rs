@@ -1,5 +1,6 @@
 //! A call's metadata, and the path from an infer message to a response.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use regex::Regex;
@@ -8,8 +9,8 @@ use trireme_inference::{InferError, InferRequest, InferResponse, Lane, Parameter
 use trireme_operations::{OperationRequest, TextOptions, Waits};
 use trireme_protocol::grpc::wire::ModelInferRequest;
 use trireme_protocol::grpc::{decode_infer_request, parse_model_version};
+use trireme_server::RequestContext;
 use trireme_server::budget::BytesPermit;
-use trireme_server::http::access_log::GivenId;
 use trireme_server::http::body;
 
 use super::deadline::Deadline;
@@ -22,8 +23,8 @@ use crate::handlers::{Handlers, Responses, Rows, SharedHandlers, Traced};
 pub struct RpcCall {
     /// When the client stops waiting.
     pub deadline: Option<Deadline>,
-    /// The id in its metadata (`x-request-id`), which is that of its requests without one; empty where there is none.
-    given_id: String,
+    /// What the listener knows of it. The id in its metadata (`x-request-id`) is that of its requests without one.
+    context: Option<Arc<RequestContext>>,
     /// The client's W3C trace context.
     traceparent: Option<TraceParent>,
     /// Its requests' lane.
@@ -47,22 +48,37 @@ impl RpcCall {
         forward::if_space(request.metadata().as_ref(), &mut forwarded);
         RpcCall {
             deadline: request.extensions().get().copied(),
-            given_id: GivenId::in_headers(request.metadata().as_ref()),
+            context: request.extensions().get().cloned(),
             traceparent: body::traceparent(request.metadata().as_ref()),
             lane: request.extensions().get().copied().unwrap_or_default(),
             forwarded,
         }
     }
 
+    /// The id that the client has given; empty where it gave none.
+    fn given_id(&self) -> String {
+        self.context.as_ref().map_or_else(String::new, |context| context.given_id().to_owned())
+    }
+
+    /// Tells the listener which model is asked for.
+    fn asks(&self, model: &str) {
+        if let Some(context) = &self.context {
+            context.asks(model.to_owned());
+        }
+    }
+
     /// A request for an operation on texts, as this call asks for it. It ends with the call, which its client or its deadline ends.
     pub fn operation(&self, model: Option<String>, options: TextOptions, permit: BytesPermit) -> OperationRequest {
+        if let Some(model) = &model {
+            self.asks(model);
+        }
         OperationRequest {
             model,
             options,
             permit,
             parameters: self.forwarded.clone(),
             traceparent: self.traceparent.clone(),
-            request_id: self.given_id.clone(),
+            request_id: self.given_id(),
             waits: Waits { lane: self.lane, ..Waits::default() },
             route: Some("/tei.v1"),
         }
@@ -110,6 +126,7 @@ impl RpcCall {
         method: &'static str,
         permit: &BytesPermit,
     ) -> Result<Traced, InferError> {
+        self.asks(&message.model_name);
         let request = decode_infer_request(message, inputs)?;
         // Typed contents take more room in memory than on the wire.
         permit.cover(request.inputs.iter().map(|input| input.data.len() as u64).sum())?;
@@ -118,7 +135,7 @@ impl RpcCall {
         let traceparent = self.traceparent.clone();
         Ok(Traced {
             request,
-            given_id: self.given_id.clone(),
+            given_id: self.given_id(),
             traceparent,
             caller: Caller::Grpc(method),
             waits: Waits { lane: self.lane, ..Waits::default() },
@@ -148,7 +165,7 @@ mod tests {
         let (short, long) = (Duration::from_secs(1), Duration::from_secs(9));
         let call = |deadline: Option<Duration>| RpcCall {
             deadline: deadline.map(|left| Deadline(tokio::time::Instant::now() + left)),
-            given_id: String::new(),
+            context: None,
             traceparent: None,
             lane: Lane::Live,
             forwarded: Parameters::new(),

@@ -17,6 +17,7 @@ use trireme_protocol::grpc::status;
 use trireme_server::access::{Access, Category};
 use trireme_server::budget::{self, Budget};
 use trireme_server::connections::Spare;
+use trireme_server::http::access_log::MessageIds;
 
 use super::access;
 use super::body::{self, Rules};
@@ -79,5 +80,7 @@ pub async fn count(State(counting): State<Counting>, request: Request, next: Nex
     for span in permit.followed() {
         trireme_telemetry::set_count(&span, "rpc.grpc.status_code", code);
     }
+    let mut answer = answer;
+    answer.extensions_mut().insert(MessageIds(permit.messages()));
     budget::until_sent(answer, permit)
 }

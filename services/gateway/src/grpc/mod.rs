@@ -49,6 +49,8 @@ use trireme_protocol::grpc::{DESCRIPTORS, METHODS};
 use trireme_runtime::TaskSet;
 use trireme_server::access::Access;
 use trireme_server::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol, Tls};
+use trireme_server::http::access_log::{AccessLog, Observer};
+use trireme_server::{RequestContext, Stack};
 
 use crate::handlers::SharedHandlers;
 use health::HealthService;
@@ -96,18 +98,22 @@ impl GrpcListener {
     pub async fn serve(
         self,
         handlers: SharedHandlers,
+        log: Option<AccessLog>,
         limits: Limits,
         stop: CancellationToken,
         exit_timeout: Duration,
     ) {
+        let access = Arc::new(handlers.access.clone());
+        let observer = Observer { log, access: access.clone(), is_grpc: true, count: Box::new(|_, _, _| ()) };
         let counting = Counting {
             budget: handlers.budget.clone(),
-            access: Arc::new(handlers.access.clone()),
+            access,
             largest: self.args.max_message_size().min(usize::try_from(handlers.budget.limit()).unwrap_or(usize::MAX)),
             pause: self.pause,
         };
+        let routes = routes(&self.args, self.restricted, self.forward, handlers, stop.clone(), counting);
         let connections = Connections {
-            router: routes(&self.args, self.restricted, self.forward, handlers, stop.clone(), counting),
+            router: Stack { observer, http: None }.before(routes),
             protocol: Protocol::Http2(Http2 {
                 keepalive_time: self.args.keepalive_time(),
                 keepalive_timeout: self.args.keepalive_timeout(),
@@ -153,14 +159,27 @@ async fn unknown_service(uri: Uri) -> Response {
         .into_http()
 }
 
+/// The service and the method that a path names, with all methods of the service; `None` where there is no such service.
+fn called(path: &str) -> Option<(&'static str, &str, &'static [&'static str])> {
+    let (asked, method) = path.trim_start_matches('/').split_once('/')?;
+    let (service, methods) = METHODS.iter().find(|(service, _)| *service == asked)?;
+    Some((service, method, methods))
+}
+
+/// Tells the context of a call which method it is for.
+async fn name_method(request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    if let (Some(context), Some((_, method, methods))) = (RequestContext::of(request.extensions()), called(path))
+        && methods.contains(&method)
+    {
+        context.is_for(path.into(), None);
+    }
+    next.run(request).await
+}
+
 /// Answers calls of methods that their service does not have: tonic's answer has no words.
 async fn unknown_method(request: Request, next: Next) -> Response {
-    let asked = request.uri().path().trim_start_matches('/').split_once('/');
-    let known = asked.and_then(|(asked, method)| {
-        let (service, methods) = METHODS.iter().find(|(service, _)| *service == asked)?;
-        Some((service, method, methods))
-    });
-    match known {
+    match called(request.uri().path()) {
         Some((service, method, methods)) if !methods.contains(&method) => {
             let (method, methods) = (trireme_inference::shown(method), methods.join(", "));
             Status::unimplemented(format!("service '{service}' has no method '{method}'; its methods are {methods}"))
@@ -205,5 +224,10 @@ fn routes(
     serve!(InfoServer, EmbedServer, PredictServer, RerankServer, TokenizeServer);
     let router = reflect(router).into_axum_router().fallback(unknown_service);
     let count = from_fn_with_state(counting, incoming::count);
-    router.layer(from_fn(unknown_method)).layer(count).layer(admit).layer(from_fn(deadline::enforce))
+    router
+        .layer(from_fn(unknown_method))
+        .layer(count)
+        .layer(admit)
+        .layer(from_fn(deadline::enforce))
+        .layer(from_fn(name_method))
 }

@@ -11,7 +11,7 @@ use regex::Regex;
 use trireme_dialects::{EmptyText, TokenInput};
 use trireme_server::connections::{Pem, Tls, TlsFiles};
 use trireme_server::http::access_log::LineFormat;
-use trireme_server::http::root;
+use trireme_server::http::paths;
 
 use crate::forward;
 
@@ -73,7 +73,7 @@ pub struct HttpArgs {
 
     /// The path under which a proxy offers this server, such as /embeddings. Requests are taken with it and without it. The console,
     /// the places that answers name (Location) and /openapi.json are under it
-    #[arg(long, env = "TRIREME_ROOT_PATH", value_name = "PATH", default_value = "", value_parser = root::parse)]
+    #[arg(long, env = "TRIREME_ROOT_PATH", value_name = "PATH", default_value = "", value_parser = paths::parse)]
     pub root_path: String,
 
     /// The dialect that answers where the path and the fields of a request leave several
@@ -81,7 +81,7 @@ pub struct HttpArgs {
     #[arg(value_parser = clap::builder::PossibleValuesParser::new(trireme_dialects::names()))]
     pub dialect: String,
 
-    /// Write a line on standard output for each request: method, route, model, status, bytes, seconds, the key's owner, the client's address and
+    /// Write a line on standard output for each request, over HTTP and gRPC: method, route, model, status, bytes, seconds, the key's owner, the client's address and
     /// the X-Request-Id; never a text
     #[arg(long, env = "TRIREME_ACCESS_LOG", value_name = "FORMAT", value_enum)]
     pub access_log: Option<LineFormat>,
@@ -128,8 +128,6 @@ pub struct HttpOptions {
     pub root_path: String,
     /// The dialect that answers where several could.
     pub dialect: String,
-    /// The form of the access log's lines, if there is one.
-    pub access_log: Option<LineFormat>,
     /// Which headers models get as parameters.
     pub header_forward: Option<Regex>,
     /// Speaks TLS, if it is given.
@@ -169,7 +167,6 @@ impl HttpArgs {
             cors_origins: self.cors_origin.clone(),
             root_path: self.root_path.clone(),
             dialect: self.dialect.clone(),
-            access_log: self.access_log,
             header_forward,
             tls,
         })

@@ -1,46 +1,39 @@
-//! The routes of other servers' clients, in the router: key, body and headers of a request before its dialect reads it.
+//! The routes of other servers' clients in the table: body and headers of a request before its dialect reads it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::{Path, Request, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
-use axum::routing::{delete as on_delete, get as on_get, post as on_post};
 use bytes::Bytes;
 use trireme_dialects::{DialectCall, DialectPath, Kind, Refusal};
 use trireme_inference::Parameters;
 use trireme_operations::Operations;
-use trireme_server::access::{Category, Sender};
+use trireme_server::access::Category;
 use trireme_server::budget::BytesPermit;
-use trireme_server::http::access_log::REQUEST_ID;
 use trireme_server::http::body::{self, text, traceparent};
 use trireme_server::http::coding::Coding;
 use trireme_server::http::json;
-use trireme_server::http::openapi::Verb;
+use trireme_server::{REQUEST_ID, RequestContext};
 
-use super::state::HttpState;
-use super::{jobs, routing};
+use super::routing;
+use super::state::{HttpState, Route};
 use crate::forward;
 
 /// The routes of all dialects, of which `first` answers where several could.
-pub fn routes(first: &str) -> Router<HttpState> {
-    trireme_dialects::paths(first).into_iter().fold(Router::new(), add)
-}
-
-fn add(router: Router<HttpState>, path: DialectPath) -> Router<HttpState> {
-    let (name, verb) = (path.path.clone(), path.verb);
-    let handler = async move |State(http): State<HttpState>,
-                              Path(parts): Path<BTreeMap<String, String>>,
-                              request: Request| { answer(&http, &path, parts, request).await };
-    let method = match verb {
-        Verb::Get => on_get(handler),
-        // Only GET and POST have something at the root.
-        Verb::Post if name == "/" => on_post(handler).fallback(routing::not_found),
-        Verb::Post => on_post(handler),
-        Verb::Delete => on_delete(handler),
+pub fn routes(first: &str) -> Vec<Route> {
+    let answer = |path: DialectPath| {
+        async move |State(http): State<HttpState>, Path(parts): Path<BTreeMap<String, String>>, request: Request| {
+            answer(&http, &path, parts, request).await
+        }
     };
-    router.route(&name, method)
+    let mut routes = trireme_dialects::routes(first, answer);
+    for route in routes.iter_mut().filter(|route| &*route.path == "/") {
+        // Only GET and POST have something at the root.
+        route.handler = std::mem::take(&mut route.handler).fallback(routing::not_found);
+    }
+    routes
 }
 
 async fn answer(
@@ -50,12 +43,6 @@ async fn answer(
     request: Request,
 ) -> Response {
     let (parts, body) = request.into_parts();
-    let sender = Sender::of(&parts.uri, &parts.headers, &parts.extensions);
-    if !jobs::is_admitted(&parts.extensions)
-        && let Err(denied) = http.handlers.access.check(path.category(), &sender)
-    {
-        return path.refused(&denied.into());
-    }
     let permit = http.permit(&parts.extensions);
     let body = match path.category() {
         // Health checks need no key.
@@ -86,7 +73,7 @@ async fn answer(
             empty_text: http.options.empty_text,
         })
     };
-    path.answer(body, &permit, call).await
+    path.answer(body, &permit, RequestContext::of(&parts.extensions).map(Arc::as_ref), call).await
 }
 
 async fn read(
@@ -103,16 +90,4 @@ async fn read(
     let limited = body::Limit::json(limit).within(http.handlers.budget.limit());
     let body = body::read(headers, body, limited).await?;
     Ok(json::without_mark(coding.decode(body, limit, permit).await?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_router_takes_every_path_whichever_dialect_is_first() {
-        for first in trireme_dialects::names() {
-            assert!(routes(first).has_routes(), "{first}");
-        }
-    }
 }

@@ -1,13 +1,10 @@
 //! The v2 protocol over HTTP/1.1 and HTTP/2. Routes are in [`routes`], one file per resource; those of other servers' clients in
 //! [`dialects`]. [`HttpListener::serve`] has the layers that every request passes before a route, from the last one to the first.
 
-mod access;
 mod args;
 mod dialects;
 mod jobs;
-mod names;
 mod prefer;
-mod resource;
 mod routes;
 mod routing;
 mod state;
@@ -24,8 +21,10 @@ use trireme_jobs::Jobs;
 use trireme_runtime::TaskSet;
 use trireme_server::access::Access;
 use trireme_server::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol, Tls};
-use trireme_server::http::access_log::Observer;
-use trireme_server::http::{Intake, LogWriter, cors, root};
+use trireme_server::http::access_log::{AccessLog, Observer};
+use trireme_server::http::paths::Paths;
+use trireme_server::http::{Intake, LogThread, LogWriter};
+use trireme_server::{HttpLayers, Stack};
 
 use crate::handlers::SharedHandlers;
 pub use args::HttpArgs;
@@ -45,6 +44,18 @@ pub struct JobsSetup {
     pub options: trireme_jobs::Options,
     /// Calls webhooks, if this gateway does.
     pub webhooks: Option<Webhooks>,
+}
+
+/// The access log, if these flags want one, and the thread that writes it.
+pub fn open_access_log(args: &HttpArgs) -> (Option<AccessLog>, Option<LogThread>) {
+    let Some(format) = args.access_log else { return (None, None) };
+    match LogWriter::to(std::io::stdout()) {
+        Ok((writer, thread)) => (Some(AccessLog { format, writer }), Some(thread)),
+        Err(error) => {
+            tracing::error!(%error, "there is no access log: its thread cannot start");
+            (None, None)
+        }
+    }
 }
 
 /// A bound HTTP listener, not yet serving.
@@ -81,6 +92,7 @@ impl HttpListener {
         self,
         handlers: SharedHandlers,
         jobs_setup: Option<JobsSetup>,
+        log: Option<AccessLog>,
         limits: Limits,
         stop: CancellationToken,
         exit_timeout: Duration,
@@ -88,25 +100,15 @@ impl HttpListener {
         let (idle_timeout, tls) = (self.options.idle_timeout, self.options.tls.clone());
         let (origins, root) = (self.options.cors_origins.clone(), self.options.root_path.clone());
         let (budget, access) = (handlers.budget.clone(), Arc::new(handlers.access.clone()));
-        let written = self.options.access_log.map(|format| (format, LogWriter::to(std::io::stdout())));
-        let (log, log_thread) = match written {
-            Some((format, Ok((writer, thread)))) => (Some((format, writer)), Some(thread)),
-            Some((_, Err(error))) => {
-                tracing::error!(%error, "there is no access log: its thread cannot start");
-                (None, None)
-            }
-            None => (None, None),
-        };
         let counting = handlers.clone();
-        let count = Box::new(move |route, method: &str, status| counting.counts.answered(route, method, status));
-        let observer = Observer { log, place: routes::place, access: access.clone(), count };
+        let count = Box::new(move |route: &str, method: &str, status| counting.counts.answered(route, method, status));
+        let observer = Observer { log, access: access.clone(), is_grpc: false, count };
         let (limiter, tasks) = (ConnectionLimiter::new(limits), TaskSet::new());
         let (registry, names_of) = (handlers.registry.clone(), handlers.registry.clone());
         let mut state = HttpState {
             handlers,
+            table: Arc::new(routes::table(&self.options)),
             options: Arc::new(self.options),
-            traffic: routes::traffic,
-            entries: routes::entries,
             document: Arc::default(),
             jobs: None,
             webhooks: None,
@@ -130,15 +132,13 @@ impl HttpListener {
             state.jobs = Some(jobs);
         }
         let is_tls = tls.is_some();
-        let intake = Intake { traffic: routes::traffic, idle_timeout, budget, is_tls, access, tasks: tasks.clone() };
-        let router = names::by_every_name(observer.watch(intake.guard(routes::router(state))), names_of);
-        let router = cors::allow(root::under(router, &root), &origins);
+        let intake = Arc::new(Intake { idle_timeout, budget, is_tls, access, tasks: tasks.clone() });
+        let known =
+            move |path: &str| routing::known_path(path, |name| names_of.catalog().own_name(name).map(str::to_owned));
+        let layers = HttpLayers { origins, paths: Paths { root, known: Arc::new(known) } };
+        let router = Stack { observer, http: Some(layers) }.before(routes::router(state, &intake));
         let connections =
             Connections { router, protocol: Protocol::Either(Http2::default()), idle_timeout, tls, limiter, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
-        if let Some(thread) = log_thread {
-            // The last lines are written when the last answers are dropped.
-            let _ = tokio::time::timeout(exit_timeout, tokio::task::spawn_blocking(|| thread.join())).await;
-        }
     }
 }

@@ -5,15 +5,14 @@ use std::sync::{Arc, OnceLock};
 use axum::extract::FromRequestParts;
 use axum::extract::Request;
 use axum::http::request::Parts;
-use axum::http::{Extensions, HeaderMap, HeaderValue, Method};
+use axum::http::{Extensions, HeaderMap, HeaderValue};
 use bytes::Bytes;
 use trireme_inference::InferError;
 use trireme_jobs::{Client, Jobs};
 use trireme_operations::Waits;
 use trireme_server::budget::BytesPermit;
-use trireme_server::http::Traffic;
 use trireme_server::http::coding::Coding;
-use trireme_server::http::openapi::Entry;
+use trireme_server::http::route::{self, Table};
 use trireme_server::http::{body, json};
 
 use super::args::HttpOptions;
@@ -27,10 +26,8 @@ use crate::handlers::SharedHandlers;
 pub struct HttpState {
     pub handlers: SharedHandlers,
     pub options: Arc<HttpOptions>,
-    /// The traffic that a request to a path belongs to.
-    pub traffic: fn(&Method, &str) -> Traffic,
-    /// Every route as the document has it.
-    pub entries: fn(&str) -> Vec<Entry>,
+    /// Every route of the port.
+    pub table: Arc<Table<HttpState>>,
     /// The document of the routes, once somebody has asked for it.
     pub document: Arc<OnceLock<Bytes>>,
     /// Durable work, if this gateway keeps jobs.
@@ -38,6 +35,9 @@ pub struct HttpState {
     /// Calls webhooks, if this gateway does.
     pub webhooks: Option<Webhooks>,
 }
+
+/// A route of the port.
+pub type Route = route::Route<HttpState>;
 
 /// The durable work that the sender of a request sees.
 pub struct Own(pub Jobs);

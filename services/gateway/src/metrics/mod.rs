@@ -13,11 +13,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use axum::Router;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
-use axum::routing::get;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -27,6 +25,7 @@ use trireme_runtime::TaskSet;
 use trireme_runtime::statistics::export;
 use trireme_server::connections::{ConnectionLimiter, Limits};
 use trireme_server::connections::{Connections, Protocol};
+use trireme_server::http::route::{Resource, Table};
 use trireme_server::http::{Intake, Traffic};
 use trireme_telemetry::metrics::{self, Exposition, Metric, Samples};
 
@@ -43,6 +42,9 @@ use triton::Model;
 
 /// Longest silence on a connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Metrics are shown to everybody.
+const ROUTES: Resource = Resource { group: "metrics", category: None, traffic: Traffic::Watch };
 
 /// A bound listener, not yet serving.
 pub struct MetricsListener {
@@ -90,21 +92,13 @@ impl MetricsListener {
         stop: CancellationToken,
         exit_timeout: Duration,
     ) {
-        // Metrics are shown to everybody.
         let (budget, access) = (handlers.budget.clone(), Arc::default());
         let metrics = Arc::new(Metrics { handlers, options: self.options, seen: Mutex::default() });
-        let router = Router::new().route("/metrics", get(show)).with_state(metrics);
         let (limiter, tasks) = (ConnectionLimiter::new(limits), TaskSet::new());
         let (idle_timeout, protocol) = (IDLE_TIMEOUT, Protocol::Http1);
-        let router = Intake {
-            traffic: |_, _| Traffic::Watch,
-            idle_timeout,
-            budget,
-            is_tls: false,
-            access,
-            tasks: tasks.clone(),
-        }
-        .guard(router);
+        let intake = Arc::new(Intake { idle_timeout, budget, is_tls: false, access, tasks: tasks.clone() });
+        let table = Table::new([ROUTES.get("/metrics", "The metrics of the whole system", show)]);
+        let router = table.router(|route, handler| intake.guard(Some(route), handler)).with_state(metrics);
         let connections = Connections { router, protocol, idle_timeout, tls: None, limiter, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }
@@ -175,7 +169,7 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
     out.family(Metric::HttpRequests, |samples| {
         for ((route, method, status), count) in handlers.counts.all_answered() {
             let status = status.to_string();
-            samples.value(&[("method", &method), ("route", route), ("status", &status)], count as f64);
+            samples.value(&[("method", &method), ("route", &route), ("status", &status)], count as f64);
         }
     });
     out.family(Metric::EmbeddingsDuration, |samples| {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior};
 use trireme_bus::{Bus, Connection, Heartbeat};
-use trireme_engine::TaskSet;
 use trireme_inference::UnixMicros;
+use trireme_tasks::TaskSet;
 
 use super::Statistics;
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use trireme_bus::{Bus, BusError, decode_body};
-use trireme_engine::TaskSet;
+use trireme_tasks::TaskSet;
 use trireme_telemetry::LogLevels;
 
 use super::{Snapshot, Statistics};

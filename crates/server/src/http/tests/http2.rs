@@ -88,9 +88,9 @@ async fn the_tls_handshake_chooses_the_protocol() {
     let tls = Tls::new(files, &[b"h2", b"http/1.1"]).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, stop, listening) = (listener.local_addr().unwrap(), CancellationToken::new(), TaskSet::new());
-    let router = Router::new().route("/now", get(|| async { "now" }));
+    let table = Table::new([ROUTES.get("/now", "", || async { "now" })]);
     let connections =
-        Connections { tls: Some(tls), ..connections(router, Duration::from_secs(60), ROOM, TaskSet::new()) };
+        Connections { tls: Some(tls), ..connections(&table, Duration::from_secs(60), ROOM, TaskSet::new()) };
     let raised = stop.clone();
     listening.spawn("listener", async move { connections.serve(listener, raised, Duration::from_secs(60)).await });
 

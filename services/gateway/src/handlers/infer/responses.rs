@@ -134,23 +134,24 @@ impl Responses {
     pub async fn next(&mut self) -> Option<Result<Next, InferError>> {
         let span = self.request.span.clone();
         let next = self.handlers.next(&mut self.request, &mut self.exchange).instrument(span).await?;
-        match &next {
-            Ok(Next { response, last, .. }) => {
-                self.request.meter_part(response);
-                if *last {
-                    self.request.metered.answered();
-                }
-            }
-            Err(_) => self.request.metered.failed(),
+        if let Ok(Next { response, .. }) = &next {
+            self.request.meter_part(response);
         }
-        Some(next.and_then(|mut next| {
+        let next = next.and_then(|mut next| {
             if !next.empty {
                 next.response = self.request.of_asked_space(next.response)?;
             }
             next.response = self.request.named(next.response);
             self.outputs.write(&mut next.response)?;
             Ok(next)
-        }))
+        });
+        match &next {
+            Ok(Next { last: true, .. }) => self.request.metered.answered(),
+            Ok(_) => {}
+            // Also one whose answer came and is refused here: of another space than was asked for, or too large for its region.
+            Err(_) => self.request.metered.failed(),
+        }
+        Some(next)
     }
 }
 

@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use axum::Router;
 use axum::body::Body;
 use axum::http::header::{CONNECTION, CONTENT_LENGTH, DATE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
-use axum::http::{Extensions, HeaderName, HeaderValue, Request, StatusCode};
+use axum::http::{HeaderName, HeaderValue, Request, StatusCode};
 use bytes::Bytes;
 use clap::builder::{BoolishValueParser, RangedU64ValueParser};
 use clap::{ArgAction, Args};
@@ -91,15 +91,6 @@ pub struct JobArgs {
 
 /// The beginning of the paths that name a model.
 const MODELS: &str = "/v2/models/";
-
-/// A call of durable work, which was checked when it was accepted. Only this process can put the mark on a request.
-#[derive(Clone, Copy, Debug)]
-struct Admitted;
-
-/// Whether a request is a call of durable work.
-pub fn is_admitted(extensions: &Extensions) -> bool {
-    extensions.get::<Admitted>().is_some()
-}
 
 /// Runs calls on the routes of this gateway.
 pub struct Runner {
@@ -234,7 +225,7 @@ fn executed(answer: JobAnswer, permit: &BytesPermit) -> Executed {
 
 fn request(call: JobCall, permit: BytesPermit) -> Result<Request<Body>, axum::http::Error> {
     // Durable work waits in the bulk lane.
-    let mut request = Request::post(&call.path).extension(Admitted).extension(permit).header("priority", "u=7");
+    let mut request = Request::post(&call.path).extension(permit).header("priority", "u=7");
     for (name, value) in &call.headers {
         request = request.header(name, value.as_ref());
     }

@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use axum::extract::{Path, RawQuery, Request, State};
-use axum::http::Method;
 use axum::response::Response;
-use axum::routing::{get as on_get, post as on_post};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use trireme_inference::AskedSpaces;
 use trireme_jobs::{Batch, BatchState, NewBatch, Page, RowRequest, Usage, now};
 use trireme_server::access::Category;
-use trireme_server::http::openapi::schema::{any_of, integer, nullable, object_with, plain, text};
+use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{any_of, integer, nullable, object_with, plain, text};
 use trireme_server::http::{Traffic, body};
 use utoipa::openapi::schema::Schema;
 
@@ -22,9 +21,7 @@ use crate::forward;
 use crate::http::jobs::MAX_ERROR_BYTES;
 use crate::http::jobs::options::{self, Time};
 use crate::http::jobs::refused::Refused;
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::state::HttpState;
-use crate::http::state::Own;
+use crate::http::state::{HttpState, Own, Route};
 
 /// Batches in a page of a list if the client names no number, and most of them.
 const BATCHES_PAGE: (usize, usize) = (20, 100);
@@ -57,20 +54,21 @@ struct CreateBatch {
     columns: Option<BTreeMap<String, String>>,
 }
 
+/// What they have in common.
+const RESOURCE: Resource = Resource { group: "jobs", category: Some(Category::Inference), traffic: Traffic::Server };
+
 /// The routes.
-pub const RESOURCE: Resource = Resource {
-    category: Some(Category::Inference),
-    traffic: Traffic::Server,
-    group: "jobs",
-    endpoints: &[
-        Endpoint::get("/v1/batches", "All batches", || on_get(list)).gives(page_schema),
-        Endpoint::post("/v1/batches", "Begins a batch: every line of a file is a request", || on_post(begin))
+pub fn routes() -> Vec<Route> {
+    vec![
+        RESOURCE.get("/v1/batches", "All batches", list).gives(page_schema),
+        RESOURCE
+            .post("/v1/batches", "Begins a batch: every line of a file is a request", begin)
             .takes(new_batch_schema)
             .gives(batch_schema),
-        Endpoint::get("/v1/batches/{id}", "The state of a batch", || on_get(show)).gives(batch_schema),
-        Endpoint::post("/v1/batches/{id}/cancel", "Cancels a batch", || on_post(cancel)).gives(batch_schema),
-    ],
-};
+        RESOURCE.get("/v1/batches/{id}", "The state of a batch", show).gives(batch_schema),
+        RESOURCE.post("/v1/batches/{id}/cancel", "Cancels a batch", cancel).gives(batch_schema),
+    ]
+}
 
 async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) -> Result<Response, Refused> {
     let key = deferred::key(request.headers()).map_err(|why| Refused::invalid(&why))?.map(str::to_owned);
@@ -81,7 +79,7 @@ async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) 
     }
     let sent = read_body(&http, request).await?;
     let asked: CreateBatch = parse(&sent)?;
-    if !executes(http.traffic, &asked.endpoint) {
+    if !http.table.executes(&asked.endpoint) {
         return Err(Refused::invalid(&format!(
             "'endpoint' is '{}', expected the path of a route that executes a model, such as /v1/embeddings or \
              /v2/models/NAME/infer",
@@ -143,11 +141,6 @@ fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// Whether a path is that of a route that executes a model and answers in one piece.
-fn executes(traffic: fn(&Method, &str) -> Traffic, path: &str) -> bool {
-    path.starts_with('/') && traffic(&Method::POST, path) == Traffic::Work
 }
 
 /// A time such as `24h` or `7d`.
@@ -247,7 +240,6 @@ fn batch_schema() -> Schema {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::routes;
 
     #[test]
     fn a_window_is_hours_or_days() {
@@ -266,15 +258,5 @@ mod tests {
         assert!(refusal(vec![pair(65, 1)]).unwrap().contains("a key of 65 characters"));
         assert_eq!(refusal(vec![pair(1, 513)]).unwrap(), "'metadata.k' has 513 characters, expected at most 512");
         assert!(refusal((0..17).map(|at| (at.to_string(), String::new())).collect()).unwrap().contains("17 pairs"));
-    }
-
-    #[test]
-    fn a_batch_goes_to_routes_that_execute_models() {
-        for path in ["/v1/embeddings", "/v2/models/m/infer", "/tei/embed", "/v2/models/m/versions/1/generate"] {
-            assert!(executes(routes::traffic, path), "{path}");
-        }
-        for path in ["", "v1/embeddings", "/v1/batches", "/v1/files", "/v2/repository/index", "/v2/models/m/load"] {
-            assert!(!executes(routes::traffic, path), "{path}");
-        }
     }
 }

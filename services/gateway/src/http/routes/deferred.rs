@@ -5,25 +5,21 @@ use axum::http::header::{LOCATION, RETRY_AFTER};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::routing::delete as on_delete;
 use serde_json::{Value, json};
 use trireme_jobs::{JobAnswer, JobCall, JobError, RequestState, Webhook, now};
 use trireme_server::access::{Category, Sender};
 use trireme_server::http::Traffic;
 use trireme_server::http::body::{self, text};
-use trireme_server::http::openapi::schema::{self, integer, nullable, object_with};
 use trireme_server::http::response::{self, HttpError};
+use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{self, integer, nullable, object_with};
 use utoipa::openapi::schema::Schema;
 
-use crate::http::access;
 use crate::http::jobs::KEPT_HEADERS;
 use crate::http::jobs::options;
 use crate::http::jobs::refused::status;
 use crate::http::prefer::Preference;
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::routing::get;
-use crate::http::state::HttpState;
-use crate::http::state::Own;
+use crate::http::state::{HttpState, Own, Route};
 
 const APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
@@ -31,31 +27,23 @@ const IDEMPOTENCY_KEY: &str = "idempotency-key";
 /// Longest key of a client, in bytes.
 const LONGEST_KEY: usize = 255;
 
-/// The routes.
-pub const RESOURCE: Resource = Resource {
-    category: Some(Category::Inference),
-    traffic: Traffic::Server,
-    group: "jobs",
-    endpoints: &[
-        Endpoint::get("/v1/requests/{id}", "The state of a durable request", || get(show)).gives(schema),
-        Endpoint::delete("/v1/requests/{id}", "Cancels a durable request, or deletes one that has ended", || {
-            on_delete(cancel)
-        }),
-        Endpoint::get("/v1/requests/{id}/response", "The answer to a durable request", || get(answer)),
-    ],
-};
+/// What they have in common.
+const RESOURCE: Resource = Resource { group: "jobs", category: Some(Category::Inference), traffic: Traffic::Server };
 
-/// Middleware: [`accept_or_pass`].
-pub async fn defer(State(http): State<HttpState>, request: Request, next: Next) -> Response {
-    accept_or_pass(&http, request, next).await
+/// The routes.
+pub fn routes() -> Vec<Route> {
+    vec![
+        RESOURCE.get("/v1/requests/{id}", "The state of a durable request", show).gives(schema),
+        RESOURCE.delete("/v1/requests/{id}", "Cancels a durable request, or deletes one that has ended", cancel),
+        RESOURCE.get("/v1/requests/{id}/response", "The answer to a durable request", answer),
+    ]
 }
 
-/// Accepts a request that prefers to be answered later; lets others pass.
-pub async fn accept_or_pass(http: &HttpState, request: Request, next: Next) -> Response {
+/// Accepts a request of this traffic that prefers to be answered later; lets others pass.
+pub async fn accept_or_pass(http: &HttpState, traffic: Traffic, request: Request, next: Next) -> Response {
     let preference = Preference::of(request.headers());
     // Other routes have no answer that is worth waiting for: they are answered at once.
-    let executes = (http.traffic)(request.method(), request.uri().path()).executes();
-    if !preference.is_async || !executes {
+    if !preference.is_async || !traffic.executes() {
         if request.method() == Method::POST && options::are_in(request.headers()) {
             let message =
                 "Not-Before and Webhook-Url are headers of durable requests: send 'Prefer: respond-async' with them";
@@ -72,9 +60,6 @@ pub async fn accept_or_pass(http: &HttpState, request: Request, next: Next) -> R
 async fn accept(http: &HttpState, request: Request, preference: Preference) -> Result<Response, Response> {
     let (parts, body) = request.into_parts();
     let sender = Sender::of(&parts.uri, &parts.headers, &parts.extensions);
-    if let Err(denied) = http.handlers.access.check(Category::Inference, &sender) {
-        return Err(access::refuse(&denied));
-    }
     let jobs = http.own_jobs(&parts.headers)?;
     let key = key(&parts.headers).map_err(|why| response::error(StatusCode::BAD_REQUEST, &why))?;
     let terms = options::of_headers(&parts.headers, http.webhooks.as_ref())

@@ -8,46 +8,39 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::document;
-use trireme_server::http::openapi::schema::plain;
+use trireme_server::http::document;
+use trireme_server::http::route::Resource;
+use trireme_server::http::schema::plain;
 
 use super::page::file;
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::routing::get;
-use crate::http::state::HttpState;
+use crate::http::state::{HttpState, Route};
 
 const PAGE: &str = include_str!("../../../console/docs.html");
 const STYLE: &str = include_str!("../../../console/docs.css");
 const SCRIPT: &str = include_str!("../../../console/docs.js");
 
+/// What they have in common.
+const RESOURCE: Resource = Resource { group: "pages", category: None, traffic: Traffic::Server };
+
 /// The route of the document.
-pub const RESOURCE: Resource = Resource {
-    category: None,
-    traffic: Traffic::Server,
-    group: "pages",
-    endpoints: &[Endpoint::get("/openapi.json", "This document", || get(openapi)).gives(plain)],
-};
+pub fn routes() -> Vec<Route> {
+    vec![RESOURCE.get("/openapi.json", "This document", openapi).gives(plain)]
+}
+
+/// What they have in common.
+const PAGES: Resource = Resource { group: "pages", category: None, traffic: Traffic::Server };
 
 /// The routes of the page.
-pub const PAGES: Resource = Resource {
-    category: None,
-    traffic: Traffic::Server,
-    group: "pages",
-    endpoints: &[
-        Endpoint::get("/docs", "A page that shows this document", || {
-            get(async || file("text/html; charset=utf-8", PAGE))
-        }),
-        Endpoint::get("/docs/docs.css", "The style of that page", || {
-            get(async || file("text/css; charset=utf-8", STYLE))
-        }),
-        Endpoint::get("/docs/docs.js", "The script of that page", || {
-            get(async || file("text/javascript; charset=utf-8", SCRIPT))
-        }),
-    ],
-};
+pub fn pages() -> Vec<Route> {
+    vec![
+        PAGES.get("/docs", "A page that shows this document", async || file("text/html; charset=utf-8", PAGE)),
+        PAGES.get("/docs/docs.css", "The style of that page", async || file("text/css; charset=utf-8", STYLE)),
+        PAGES.get("/docs/docs.js", "The script of that page", async || file("text/javascript; charset=utf-8", SCRIPT)),
+    ]
+}
 
 async fn openapi(State(http): State<HttpState>) -> Response {
-    let document = || document((http.entries)(&http.options.dialect), &http.options.root_path);
+    let document = || document(&http.table, &http.options.root_path);
     let json = http.document.get_or_init(|| Bytes::from(serde_json::to_vec(&document()).unwrap_or_default()));
     let headers = [
         (CONTENT_TYPE, HeaderValue::from_static("application/json")),

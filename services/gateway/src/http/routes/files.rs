@@ -7,7 +7,6 @@ use axum::extract::{Path, RawQuery, Request, State};
 use axum::http::header::{ACCEPT_RANGES, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete as on_delete, get as on_get, post as on_post};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use serde::Deserialize;
@@ -19,17 +18,16 @@ use trireme_server::access::Category;
 use trireme_server::http::Traffic;
 use trireme_server::http::coding::Coding;
 use trireme_server::http::json;
-use trireme_server::http::openapi::schema::{self, integer, nullable, object_with, plain, text};
 use trireme_server::http::response;
+use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{self, integer, nullable, object_with, plain, text};
 use utoipa::openapi::schema::Schema;
 
 use super::deferred;
 use crate::http::jobs::form;
 use crate::http::jobs::ranges::{self, Range};
 use crate::http::jobs::refused::Refused;
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::state::HttpState;
-use crate::http::state::Own;
+use crate::http::state::{HttpState, Own, Route};
 
 /// How long an upload may take, and how long its parts are kept until then.
 const UPLOAD_TIME: Duration = Duration::from_secs(24 * 3600);
@@ -63,27 +61,27 @@ struct Complete {
     md5: Option<String>,
 }
 
+/// What they have in common.
+const RESOURCE: Resource = Resource { group: "jobs", category: Some(Category::Inference), traffic: Traffic::Server };
+
 /// The routes.
-pub const RESOURCE: Resource = Resource {
-    category: Some(Category::Inference),
-    traffic: Traffic::Server,
-    group: "jobs",
-    endpoints: &[
-        Endpoint::get("/v1/files", "All files", || on_get(list)).gives(page_schema),
-        Endpoint::post("/v1/files", "Uploads a file, as multipart/form-data with purpose and file", || on_post(upload))
+pub fn routes() -> Vec<Route> {
+    vec![
+        RESOURCE.get("/v1/files", "All files", list).gives(page_schema),
+        RESOURCE
+            .post("/v1/files", "Uploads a file, as multipart/form-data with purpose and file", upload)
             .asks(Traffic::Upload),
-        Endpoint::get("/v1/files/{id}", "A file's name and size", || on_get(show)).gives(file_schema),
-        Endpoint::delete("/v1/files/{id}", "Deletes a file", || on_delete(delete)).gives(plain),
-        Endpoint::get("/v1/files/{id}/content", "The bytes of a file", || on_get(content)),
-        Endpoint::post("/v1/uploads", "Begins an upload in parts", || on_post(begin)).takes(upload_schema).gives(plain),
-        Endpoint::post("/v1/uploads/{id}/parts", "Uploads a part, as multipart/form-data with data", || on_post(part))
+        RESOURCE.get("/v1/files/{id}", "A file's name and size", show).gives(file_schema),
+        RESOURCE.delete("/v1/files/{id}", "Deletes a file", delete).gives(plain),
+        RESOURCE.get("/v1/files/{id}/content", "The bytes of a file", content),
+        RESOURCE.post("/v1/uploads", "Begins an upload in parts", begin).takes(upload_schema).gives(plain),
+        RESOURCE
+            .post("/v1/uploads/{id}/parts", "Uploads a part, as multipart/form-data with data", part)
             .asks(Traffic::Upload),
-        Endpoint::post("/v1/uploads/{id}/complete", "Makes a file of parts", || on_post(complete))
-            .takes(parts_schema)
-            .gives(plain),
-        Endpoint::post("/v1/uploads/{id}/cancel", "Gives an upload up", || on_post(cancel)).gives(plain),
-    ],
-};
+        RESOURCE.post("/v1/uploads/{id}/complete", "Makes a file of parts", complete).takes(parts_schema).gives(plain),
+        RESOURCE.post("/v1/uploads/{id}/cancel", "Gives an upload up", cancel).gives(plain),
+    ]
+}
 
 async fn upload(State(http): State<HttpState>, Own(jobs): Own, request: Request) -> Result<Response, Refused> {
     let key = deferred::key(request.headers()).map_err(|why| Refused::invalid(&why))?.map(str::to_owned);

@@ -14,42 +14,44 @@ use futures_util::stream::{self, StreamExt};
 use trireme_inference::{InferError, InferResponse};
 use trireme_protocol::generate::{decode_generate_request, encode_generate_response};
 use trireme_protocol::metadata;
+use trireme_server::RequestContext;
 use trireme_server::access::Category;
 use trireme_server::body::work;
 use trireme_server::http::Traffic;
-use trireme_server::http::access_log::GivenId;
 use trireme_server::http::coding::Coding;
-use trireme_server::http::openapi::schema::plain;
 use trireme_server::http::response::{self, HttpError};
+use trireme_server::http::route::Resource;
+use trireme_server::http::schema::plain;
 use trireme_server::http::{body, json};
 
 use crate::caller::Caller;
 use crate::forward;
 use crate::handlers::{Responses, Rows, Traced};
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::routing::{ModelPath, post};
-use crate::http::state::HttpState;
+use crate::http::routing::ModelPath;
+use crate::http::state::{HttpState, Route};
+
+/// What they have in common.
+const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Inference), traffic: Traffic::Work };
 
 /// The routes.
-pub const RESOURCE: Resource = Resource {
-    category: Some(Category::Inference),
-    traffic: Traffic::Work,
-    group: "v2",
-    endpoints: &[
-        Endpoint::post("/v2/models/{model}/generate", "Runs a model on plain JSON", || post(generate))
+pub fn routes() -> Vec<Route> {
+    vec![
+        RESOURCE
+            .post("/v2/models/{model}/generate", "Runs a model on plain JSON", generate)
             .of_versions()
             .takes(plain)
             .gives(plain),
-        Endpoint::post(
-            "/v2/models/{model}/generate_stream",
-            "Runs a model on plain JSON; its answers come as events",
-            || post(generate_stream),
-        )
-        .of_versions()
-        .asks(Traffic::Stream)
-        .takes(plain),
-    ],
-};
+        RESOURCE
+            .post(
+                "/v2/models/{model}/generate_stream",
+                "Runs a model on plain JSON; its answers come as events",
+                generate_stream,
+            )
+            .of_versions()
+            .asks(Traffic::Stream)
+            .takes(plain),
+    ]
+}
 
 async fn generate(State(http): State<HttpState>, path: ModelPath, request: Request) -> Result<Response, HttpError> {
     let response = http.handlers.infer(read(&http, path, "/v2/models/{model}/generate", request).await?).await?;
@@ -126,7 +128,7 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
     let traceparent = body::traceparent(headers);
     Ok(Traced {
         request,
-        given_id: GivenId::of(&parts.extensions),
+        given_id: RequestContext::given_id_in(&parts.extensions),
         traceparent,
         caller: Caller::Http(route),
         waits: http.waits(headers),

@@ -11,22 +11,22 @@ use trireme_protocol::metadata;
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
 use trireme_server::http::response::{self, HttpError};
+use trireme_server::http::route::Resource;
 
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::routing::{ModelPath, get};
-use crate::http::state::HttpState;
+use crate::http::routing::ModelPath;
+use crate::http::state::{HttpState, Route};
+
+/// What they have in common.
+const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Health), traffic: Traffic::Watch };
 
 /// The routes.
-pub const RESOURCE: Resource = Resource {
-    category: Some(Category::Health),
-    traffic: Traffic::Watch,
-    group: "v2",
-    endpoints: &[
-        Endpoint::get("/v2/health/live", "Whether the server lives", || get(live)),
-        Endpoint::get("/v2/health/ready", "Whether all models are ready", || get(ready)),
-        Endpoint::get("/v2/models/{model}/ready", "Whether a model is ready", || get(model_ready)).of_versions(),
-    ],
-};
+pub fn routes() -> Vec<Route> {
+    vec![
+        RESOURCE.get("/v2/health/live", "Whether the server lives", live),
+        RESOURCE.get("/v2/health/ready", "Whether all models are ready", ready),
+        RESOURCE.get("/v2/models/{model}/ready", "Whether a model is ready", model_ready).of_versions(),
+    ]
+}
 
 async fn live(State(http): State<HttpState>) -> Response {
     let live = http.handlers.server_live();

@@ -9,37 +9,35 @@ use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
 use trireme_server::access::Category;
 use trireme_server::body::work;
 use trireme_server::http::Traffic;
-use trireme_server::http::access_log::GivenId;
 use trireme_server::http::coding::Coding;
-use trireme_server::http::openapi::schema::{anything, integer, list, object_with, plain, text};
 use trireme_server::http::response::{self, HttpError};
+use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{anything, integer, list, object_with, plain, text};
 use trireme_server::http::{body, json};
 use utoipa::openapi::schema::Schema;
 
 use crate::caller::Caller;
 use crate::forward;
 use crate::handlers::{Rows, Traced};
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::routing::{ModelPath, post};
-use crate::http::state::HttpState;
+use crate::http::routing::ModelPath;
+use crate::http::state::{HttpState, Route};
 
 /// Largest body with tensors behind its JSON, where there is room for it.
 const MAX_BINARY_BODY: usize = i32::MAX as usize;
 
+/// What they have in common.
+const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Inference), traffic: Traffic::Work };
+
 /// The routes.
-pub const RESOURCE: Resource = Resource {
-    category: Some(Category::Inference),
-    traffic: Traffic::Work,
-    group: "v2",
-    endpoints: &[Endpoint::post(
-        "/v2/models/{model}/infer",
-        "Runs a model: tensors in JSON, or behind it in binary",
-        || post(run),
-    )
-    .of_versions()
-    .takes(request_schema)
-    .gives(response_schema)],
-};
+pub fn routes() -> Vec<Route> {
+    vec![
+        RESOURCE
+            .post("/v2/models/{model}/infer", "Runs a model: tensors in JSON, or behind it in binary", run)
+            .of_versions()
+            .takes(request_schema)
+            .gives(response_schema),
+    ]
+}
 
 async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -> Result<Response, HttpError> {
     let (parts, body) = request.into_parts();
@@ -96,7 +94,7 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     let caller = Caller::Http("/v2/models/{model}/infer");
     let traced = Traced {
         request: decoded.request,
-        given_id: GivenId::of(&parts.extensions),
+        given_id: trireme_server::RequestContext::given_id_in(&parts.extensions),
         traceparent,
         caller,
         waits: http.waits(headers),

@@ -5,26 +5,22 @@ use axum::response::Response;
 use trireme_protocol::logging;
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::plain;
 use trireme_server::http::response::{self, HttpError};
+use trireme_server::http::route::Resource;
+use trireme_server::http::schema::plain;
 
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::routing::{get, post};
-use crate::http::state::HttpState;
+use crate::http::state::{HttpState, Route};
+
+/// What they have in common.
+const RESOURCE: Resource = Resource { group: "control", category: Some(Category::Logging), traffic: Traffic::Server };
 
 /// The routes.
-pub const RESOURCE: Resource = Resource {
-    category: Some(Category::Logging),
-    traffic: Traffic::Server,
-    group: "control",
-    endpoints: &[
-        Endpoint::get("/v2/logging", "Log settings", || get(show)).gives(plain),
-        Endpoint::post("/v2/logging", "Changes log settings", || post(change))
-            .takes(plain)
-            .gives(plain)
-            .changes_the_server(),
-    ],
-};
+pub fn routes() -> Vec<Route> {
+    vec![
+        RESOURCE.get("/v2/logging", "Log settings", show).gives(plain),
+        RESOURCE.post("/v2/logging", "Changes log settings", change).takes(plain).gives(plain).changes_the_server(),
+    ]
+}
 
 async fn show(State(http): State<HttpState>) -> Response {
     response::json(logging::encode_log_settings(&http.handlers.log_settings()))

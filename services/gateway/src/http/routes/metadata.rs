@@ -5,27 +5,25 @@ use axum::response::Response;
 use trireme_protocol::metadata;
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::{integer, list, object, object_with, text};
 use trireme_server::http::response::{self, HttpError};
+use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{integer, list, object, object_with, text};
 use utoipa::openapi::schema::Schema;
 
 use crate::handlers::ModelMetadata;
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::routing::{ModelPath, get};
-use crate::http::state::HttpState;
+use crate::http::routing::ModelPath;
+use crate::http::state::{HttpState, Route};
+
+/// What they have in common.
+const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Metadata), traffic: Traffic::Server };
 
 /// The routes.
-pub const RESOURCE: Resource = Resource {
-    category: Some(Category::Metadata),
-    traffic: Traffic::Server,
-    group: "v2",
-    endpoints: &[
-        Endpoint::get("/v2", "The server's name, version and extensions", || get(server)).gives(server_schema),
-        Endpoint::get("/v2/models/{model}", "A model's inputs and outputs", || get(model))
-            .of_versions()
-            .gives(model_schema),
-    ],
-};
+pub fn routes() -> Vec<Route> {
+    vec![
+        RESOURCE.get("/v2", "The server's name, version and extensions", server).gives(server_schema),
+        RESOURCE.get("/v2/models/{model}", "A model's inputs and outputs", model).of_versions().gives(model_schema),
+    ]
+}
 
 async fn server(State(http): State<HttpState>) -> Response {
     let (version, extensions) = http.handlers.server_metadata();

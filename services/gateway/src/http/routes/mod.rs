@@ -1,4 +1,4 @@
-//! The table of HTTP routes: one file per resource, which has a line in [`RESOURCES`].
+//! The routes of this server: one file per resource, which has a line in [`RESOURCES`]. What a route says is in `trireme_server::http::route`.
 
 mod batches;
 mod config;
@@ -19,85 +19,86 @@ mod trace;
 mod ui;
 mod usage;
 
-use std::collections::BTreeMap;
-use std::sync::LazyLock;
+use std::sync::Arc;
 
+use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode, Uri};
-use axum::middleware::Next;
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::MethodRouter;
-use axum::{Router, middleware};
+use axum::routing::any;
 use trireme_server::access::Category;
-use trireme_server::http::Traffic;
-use trireme_server::http::access_log::Place;
-use trireme_server::http::openapi::{Entry, Verb};
-use trireme_server::http::response;
+use trireme_server::http::route::Table;
+use trireme_server::http::{Intake, response};
 
-use super::resource::{Guarded, Resource};
-use super::routing;
-use super::state::HttpState;
-use super::{access, dialects};
+use super::args::HttpOptions;
+use super::state::{HttpState, Route};
+use super::{dialects, routing};
 
-/// Every resource but the pages and those of the dialects.
-const RESOURCES: &[&Resource] = &[
-    &health::RESOURCE,
-    &metadata::RESOURCE,
-    &status::RESOURCE,
-    &config::RESOURCE,
-    &infer::RESOURCE,
-    &generate::RESOURCE,
-    &repository::RESOURCE,
-    &statistics::RESOURCE,
-    &usage::RESOURCE,
-    &logging::RESOURCE,
-    &trace::RESOURCE,
-    &shared_memory::RESOURCE,
-    &deferred::RESOURCE,
-    &files::RESOURCE,
-    &batches::RESOURCE,
-    &docs::RESOURCE,
+/// The routes of every resource but the pages and the dialects.
+const RESOURCES: &[fn() -> Vec<Route>] = &[
+    health::routes,
+    metadata::routes,
+    status::routes,
+    config::routes,
+    infer::routes,
+    generate::routes,
+    repository::routes,
+    statistics::routes,
+    usage::routes,
+    logging::routes,
+    trace::routes,
+    shared_memory::routes,
+    deferred::routes,
+    files::routes,
+    batches::routes,
+    docs::routes,
 ];
 
 /// Pages for people. They hold no data of the server; they send requests for it like any client.
-const PAGES: &[&Resource] = &[&ui::RESOURCE, &docs::PAGES];
+const PAGES: &[fn() -> Vec<Route>] = &[ui::routes, docs::pages];
 
-/// All routes, each with the category that access rules know it by.
-pub fn router(state: HttpState) -> Router {
-    // The middleware's refusals have the dialect's own shape.
-    let dialects = dialects::routes(&state.options.dialect)
-        .route_layer(middleware::from_fn_with_state(state.clone(), deferred::defer));
-    let pages = if state.options.ui { PAGES } else { &[] };
-    let guard = |guarded: Guarded, route: MethodRouter<HttpState>| {
-        route.route_layer(middleware::from_fn_with_state((guarded, state.clone()), admit))
-    };
-    let resources = RESOURCES.iter().chain(pages);
-    let routes = resources.fold(Router::new(), |all, resource| all.merge(resource.guarded_router(guard)));
-    let full_queue_is_429 = state.options.full_queue_is_429;
-    let routes = routes.merge(dialects).fallback(no_route).method_not_allowed_fallback(no_method).with_state(state);
-    match full_queue_is_429 {
-        true => routes.layer(middleware::map_response(response::full_queue_as_429)),
-        false => routes,
-    }
+/// The table of all routes: resources, pages where they are wanted, and dialects, of which the chosen one comes first.
+pub fn table(options: &HttpOptions) -> Table<HttpState> {
+    table_of(if options.ui { PAGES } else { &[] }, &options.dialect)
+}
+
+fn table_of(pages: &[fn() -> Vec<Route>], dialect: &str) -> Table<HttpState> {
+    let own = RESOURCES.iter().chain(pages).flat_map(|routes| routes());
+    Table::new(own.chain(dialects::routes(dialect)))
+}
+
+/// The router of the table. A request passes the limits of `intake` first, then the rules for its route.
+pub fn router(state: HttpState, intake: &Arc<Intake>) -> Router {
+    let routes = state.table.router(|route, handler| {
+        let admit = from_fn_with_state((route.clone(), state.clone()), admit);
+        intake.guard(Some(route), handler.layer(admit))
+    });
+    let (unknown, method_unknown) = (intake.guard(None, any(no_route)), intake.guard(None, any(no_method)));
+    routes.fallback(unknown).method_not_allowed_fallback(method_unknown).with_state(state)
 }
 
 /// Runs a route, unless the rules for its category refuse the request or the request is to be answered later. One middleware for
-/// both, because each takes memory for every request.
-async fn admit(State((guarded, http)): State<(Guarded, HttpState)>, request: Request, next: Next) -> Response {
-    if let Some(refusal) = access::refusal(guarded, &http.handlers, &request) {
-        return refusal;
-    }
-    match guarded.category {
-        Category::Inference => deferred::accept_or_pass(&http, request, next).await,
-        _ => next.run(request).await,
+/// all, because each takes memory for every request.
+async fn admit(State((route, http)): State<(Arc<Route>, HttpState)>, request: Request, next: Next) -> Response {
+    let response = match route.refusal(&http.handlers.access, &request) {
+        Some(refusal) => refusal,
+        None if route.category == Some(Category::Inference) => {
+            deferred::accept_or_pass(&http, route.traffic, request, next).await
+        }
+        None => next.run(request).await,
+    };
+    match http.options.full_queue_is_429 {
+        true => response::full_queue_as_429(response),
+        false => response,
     }
 }
 
-/// The routes that execute models, for calls that were admitted before.
+/// The handlers of the routes that execute models, for calls that were admitted before.
 pub fn work(state: HttpState) -> Router {
-    let own = RESOURCES.iter().filter(|resource| resource.traffic.executes());
-    let own = own.fold(Router::new(), |all, resource| all.merge(resource.router()));
-    own.merge(dialects::routes(&state.options.dialect)).fallback(no_route).with_state(state)
+    let routes = state.table.routes().filter(|route| route.traffic.executes());
+    let router = routes.fold(Router::new(), |router, route| router.route(&route.path, route.handler.clone()));
+    router.fallback(no_route).with_state(state)
 }
 
 /// No route has the path. Behind a dialect's name, and under `/v1`, the answer is the dialect's.
@@ -116,65 +117,49 @@ async fn no_method(method: Method, uri: Uri) -> Response {
     }
 }
 
-/// Every route by its path, with its path and its traffic.
-fn matched<'p>(method: &Method, path: &'p str) -> Option<matchit::Match<'static, 'p, &'static (String, Traffic)>> {
-    static ROUTES: LazyLock<BTreeMap<Verb, matchit::Router<(String, Traffic)>>> = LazyLock::new(|| {
-        let mut routes = BTreeMap::<Verb, matchit::Router<(String, Traffic)>>::new();
-        for Entry { verb, path, traffic, .. } in trireme_dialects::names().flat_map(entries) {
-            let routes = routes.entry(verb).or_default();
-            // A path is there once for each dialect that may be the first.
-            let _ = routes.insert(path.clone(), (path, traffic));
-        }
-        routes
-    });
-    let verb = match *method {
-        Method::POST => Verb::Post,
-        Method::DELETE => Verb::Delete,
-        _ => Verb::Get,
-    };
-    ROUTES.get(&verb)?.at(path).ok()
-}
-
-/// The traffic that a request to this path belongs to.
-pub fn traffic(method: &Method, path: &str) -> Traffic {
-    matched(method, path).map_or(Traffic::Server, |found| found.value.1)
-}
-
-/// The route of a path, and the model that the path names.
-pub fn place(method: &Method, path: &str) -> Option<Place> {
-    let found = matched(method, path)?;
-    Some(Place { route: &found.value.0, model: found.params.get("model").map(str::to_owned) })
-}
-
-/// Every route as the document has it, with this dialect for the first one.
-pub fn entries(dialect: &str) -> Vec<Entry> {
-    let own = RESOURCES.iter().chain(PAGES).flat_map(|resource| resource.entries());
-    own.chain(trireme_dialects::entries(dialect)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use utoipa::openapi::RefOr;
-    use utoipa::openapi::schema::Schema;
+    use trireme_server::http::Traffic;
+    use trireme_server::http::document;
+    use trireme_server::http::route::Verb;
 
     use super::*;
-    use trireme_server::http::openapi::document;
+
+    /// The traffic of the route with this method and path.
+    fn traffic(verb: Verb, path: &str) -> Option<Traffic> {
+        let table = table_of(PAGES, "openai");
+        table.routes().find(|route| route.verb == verb && &*route.path == path).map(|route| route.traffic)
+    }
+
+    #[test]
+    fn the_router_takes_every_path_whichever_dialect_is_first() {
+        for first in trireme_dialects::names() {
+            assert!(table_of(PAGES, first).router(|_, handler| handler).has_routes(), "{first}");
+        }
+    }
 
     #[test]
     fn names_of_schemas_and_operations_are_unique_and_known() {
-        let (mut parts, mut ids): (BTreeMap<String, RefOr<Schema>>, BTreeSet<String>) = Default::default();
-        for entry in entries("openai") {
-            for (name, part) in entry.bodies.iter().flat_map(|body| body.parts.clone()) {
+        let document = serde_json::to_value(document(&table_of(PAGES, "openai"), "")).expect("JSON");
+        let mut ids = BTreeSet::new();
+        for operation in
+            document["paths"].as_object().expect("paths").values().flat_map(|path| path.as_object()).flatten()
+        {
+            let (_, operation) = operation;
+            let id = operation["operationId"].as_str().expect("an id");
+            assert!(ids.insert(id.to_owned()), "two operations '{id}'");
+            assert!(operation["summary"].as_str().is_some_and(|summary| !summary.is_empty()), "{id}");
+        }
+        let mut parts = std::collections::BTreeMap::new();
+        for route in table_of(PAGES, "openai").routes() {
+            for (name, part) in (route.shapes)().bodies.into_iter().flat_map(|body| body.parts) {
                 let known = parts.entry(name.clone()).or_insert_with(|| part.clone());
                 assert!(*known == part, "two schemas '{name}'");
             }
-            let id = entry.operation().operation_id.expect("an id");
-            assert!(ids.insert(id.clone()), "two operations '{id}'");
-            assert!(!entry.summary.is_empty(), "{id}");
         }
-        let text = serde_json::to_string(&document(entries("openai"), "")).expect("JSON");
+        let text = document.to_string();
         for (at, _) in text.match_indices("#/components/schemas/") {
             let name = text[at..].split(['/', '"']).nth(3).expect("a name");
             assert!(parts.contains_key(name), "no schema '{name}'");
@@ -183,34 +168,47 @@ mod tests {
 
     #[test]
     fn routes_that_change_the_server_say_so() {
-        for Entry { verb, path, category, changes, .. } in entries("openai") {
+        for route in table_of(PAGES, "openai").routes() {
             let is_control = matches!(
-                category,
+                route.category,
                 Some(Category::Logging | Category::Trace | Category::ModelRepository | Category::SharedMemory)
             );
-            let shows = verb == Verb::Get || path.ends_with("/index");
-            assert_eq!(changes, is_control && !shows, "{path}");
+            let shows = route.verb == Verb::Get || route.path.ends_with("/index");
+            assert_eq!(route.changes, is_control && !shows, "{}", route.path);
         }
     }
 
     #[test]
     fn requests_that_execute_models_are_told_from_those_about_the_server() {
-        let asks = |path| traffic(&Method::POST, path);
+        let posts = |path| traffic(Verb::Post, path);
+        let infer = "/v2/models/{model}/infer";
+        for path in [infer, "/v2/models/{model}/versions/{version}/generate", "/v1/embeddings", "/tei/{model}/embed"] {
+            assert_eq!(posts(path), Some(Traffic::Work), "{path}");
+        }
+        assert_eq!(posts("/v2/models/{model}/versions/{version}/generate_stream"), Some(Traffic::Stream));
+        for path in ["/v2/health/live", "/v2/models/{model}/ready", "/health", "/tei/health"] {
+            assert_eq!(traffic(Verb::Get, path), Some(Traffic::Watch), "{path}");
+        }
+        for path in ["/v1/files", "/v1/uploads/{id}/parts"] {
+            assert_eq!(posts(path), Some(Traffic::Upload), "{path}");
+        }
+        for path in ["/v2/repository/index", "/v2/logging", "/v1/uploads"] {
+            assert_eq!(posts(path), Some(Traffic::Server), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_batch_goes_to_routes_that_execute_models() {
+        let table = table_of(PAGES, "openai");
         for path in
-            ["/v2/models/m/infer", "/v2/models/m/versions/1/generate", "/v1/embeddings", "/tei/embed", "/tei/m/embed"]
+            ["/v1/embeddings", "/v2/models/m/infer", "/tei/embed", "/tei/m/embed", "/v2/models/m/versions/1/generate"]
         {
-            assert_eq!(asks(path), Traffic::Work, "{path}");
+            assert!(table.executes(path), "{path}");
         }
-        assert_eq!(asks("/v2/models/m/versions/1/generate_stream"), Traffic::Stream);
-        for path in ["/v2/health/live", "/v2/models/m/ready", "/health", "/tei/health"] {
-            assert_eq!(traffic(&Method::GET, path), Traffic::Watch, "{path}");
-        }
-        assert!(!traffic(&Method::GET, "/tei/embed").executes(), "nothing answers it");
-        for path in ["/v1/files", "/v1/uploads/u/parts"] {
-            assert_eq!(asks(path), Traffic::Upload, "{path}");
-        }
-        for path in ["/v2/repository/index", "/v2/models/m/config", "/v2/logging", "/v1/uploads", "/infer"] {
-            assert_eq!(asks(path), Traffic::Server, "{path}");
+        for path in
+            ["", "v1/embeddings", "/v1/batches", "/v1/files", "/v2/repository/index", "/v2/models/m/load", "/infer"]
+        {
+            assert!(!table.executes(path), "{path}");
         }
     }
 }

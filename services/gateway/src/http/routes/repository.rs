@@ -9,41 +9,46 @@ use trireme_protocol::repository;
 use trireme_server::access::Category;
 use trireme_server::body::work;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::{flag, list, object_with, plain, text};
 use trireme_server::http::response::{self, HttpError};
+use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{flag, list, object_with, plain, text};
 use utoipa::openapi::schema::Schema;
 
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::routing::post;
-use crate::http::state::HttpState;
+use crate::http::state::{HttpState, Route};
 
 /// Summary of the routes with a repository in their path.
 const NAMED: &str = "Always refused: repositories have no names";
 
+/// What they have in common.
+const RESOURCE: Resource =
+    Resource { group: "control", category: Some(Category::ModelRepository), traffic: Traffic::Server };
+
 /// The routes.
-pub const RESOURCE: Resource = Resource {
-    category: Some(Category::ModelRepository),
-    traffic: Traffic::Server,
-    group: "control",
-    endpoints: &[
-        Endpoint::post("/v2/repository/index", "All models and versions", || post(index))
+pub fn routes() -> Vec<Route> {
+    vec![
+        RESOURCE
+            .post("/v2/repository/index", "All models and versions", index)
             .takes(index_schema)
             .gives(indexed_schema),
-        Endpoint::post("/v2/repository/models/{model}/load", "Loads a model", || post(load))
+        RESOURCE
+            .post("/v2/repository/models/{model}/load", "Loads a model", load)
             .takes(load_schema)
             .changes_the_server(),
-        Endpoint::post("/v2/repository/models/{model}/unload", "Unloads a model", || post(unload))
+        RESOURCE
+            .post("/v2/repository/models/{model}/unload", "Unloads a model", unload)
             .takes(unload_schema)
             .changes_the_server(),
-        Endpoint::post("/v2/repository/{repository}/index", NAMED, || post(index)).takes(index_schema),
-        Endpoint::post("/v2/repository/{repository}/models/{model}/load", NAMED, || post(named))
+        RESOURCE.post("/v2/repository/{repository}/index", NAMED, index).takes(index_schema),
+        RESOURCE
+            .post("/v2/repository/{repository}/models/{model}/load", NAMED, named)
             .takes(load_schema)
             .changes_the_server(),
-        Endpoint::post("/v2/repository/{repository}/models/{model}/unload", NAMED, || post(named))
+        RESOURCE
+            .post("/v2/repository/{repository}/models/{model}/unload", NAMED, named)
             .takes(unload_schema)
             .changes_the_server(),
-    ],
-};
+    ]
+}
 
 async fn index(State(http): State<HttpState>, request: Request) -> Result<Response, HttpError> {
     let body = http.read(request).await?;

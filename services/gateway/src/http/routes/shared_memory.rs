@@ -8,48 +8,48 @@ use trireme_inference::InferError;
 use trireme_protocol::shared_memory::{decode_register_request, encode_status};
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::{integer, list, object, object_with, plain, text};
 use trireme_server::http::response::{self, HttpError};
+use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{integer, list, object, object_with, plain, text};
 use utoipa::openapi::schema::Schema;
 
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::routing::{get, post};
-use crate::http::state::HttpState;
+use crate::http::state::{HttpState, Route};
+
+/// What they have in common.
+const RESOURCE: Resource =
+    Resource { group: "control", category: Some(Category::SharedMemory), traffic: Traffic::Server };
 
 /// The routes.
-pub const RESOURCE: Resource = Resource {
-    category: Some(Category::SharedMemory),
-    traffic: Traffic::Server,
-    group: "control",
-    endpoints: &[
-        Endpoint::get("/v2/systemsharedmemory/status", "Regions of system memory that clients share", || {
-            get(system_status)
-        })
-        .of_regions()
-        .gives(regions_schema),
-        Endpoint::post("/v2/systemsharedmemory/register", "Shares a region of system memory", || post(register_system))
+pub fn routes() -> Vec<Route> {
+    vec![
+        RESOURCE
+            .get("/v2/systemsharedmemory/status", "Regions of system memory that clients share", system_status)
+            .of_regions()
+            .gives(regions_schema),
+        RESOURCE
+            .post("/v2/systemsharedmemory/register", "Shares a region of system memory", register_system)
             .of_regions()
             .changes_the_server()
             .takes(region_schema),
-        Endpoint::post("/v2/systemsharedmemory/unregister", "Ends the sharing of system memory", || {
-            post(unregister_system)
-        })
-        .of_regions()
-        .changes_the_server(),
-        Endpoint::get("/v2/cudasharedmemory/status", "Regions of CUDA memory that clients share", || get(cuda_status))
-            .of_regions()
-            .gives(regions_schema),
-        Endpoint::post("/v2/cudasharedmemory/register", "Always refused: CUDA memory is not shared", || {
-            post(register_cuda)
-        })
-        .of_regions()
-        .changes_the_server()
-        .takes(plain),
-        Endpoint::post("/v2/cudasharedmemory/unregister", "Ends the sharing of CUDA memory", || post(unregister_cuda))
+        RESOURCE
+            .post("/v2/systemsharedmemory/unregister", "Ends the sharing of system memory", unregister_system)
             .of_regions()
             .changes_the_server(),
-    ],
-};
+        RESOURCE
+            .get("/v2/cudasharedmemory/status", "Regions of CUDA memory that clients share", cuda_status)
+            .of_regions()
+            .gives(regions_schema),
+        RESOURCE
+            .post("/v2/cudasharedmemory/register", "Always refused: CUDA memory is not shared", register_cuda)
+            .of_regions()
+            .changes_the_server()
+            .takes(plain),
+        RESOURCE
+            .post("/v2/cudasharedmemory/unregister", "Ends the sharing of CUDA memory", unregister_cuda)
+            .of_regions()
+            .changes_the_server(),
+    ]
+}
 
 async fn system_status(State(http): State<HttpState>, uri: Uri) -> Result<Response, HttpError> {
     let regions = http.handlers.system_regions(named(&uri))?;

@@ -5,24 +5,24 @@ use axum::response::Response;
 use trireme_protocol::statistics;
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::{list, object, plain, text};
 use trireme_server::http::response::{self, HttpError};
+use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{list, object, plain, text};
 use utoipa::openapi::schema::Schema;
 
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::routing::{ModelPath, get};
-use crate::http::state::HttpState;
+use crate::http::routing::ModelPath;
+use crate::http::state::{HttpState, Route};
+
+/// What they have in common.
+const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Statistics), traffic: Traffic::Server };
 
 /// The routes.
-pub const RESOURCE: Resource = Resource {
-    category: Some(Category::Statistics),
-    traffic: Traffic::Server,
-    group: "v2",
-    endpoints: &[
-        Endpoint::get("/v2/models/stats", "The statistics of all models", || get(all)).gives(schema),
-        Endpoint::get("/v2/models/{model}/stats", "A model's statistics", || get(model)).of_versions().gives(schema),
-    ],
-};
+pub fn routes() -> Vec<Route> {
+    vec![
+        RESOURCE.get("/v2/models/stats", "The statistics of all models", all).gives(schema),
+        RESOURCE.get("/v2/models/{model}/stats", "A model's statistics", model).of_versions().gives(schema),
+    ]
+}
 
 async fn all(State(http): State<HttpState>) -> Result<Response, HttpError> {
     answer(&http, None, None).await

@@ -6,21 +6,20 @@ use axum::http::header::CACHE_CONTROL;
 use axum::response::Response;
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::{flag, integer, list, nullable, number, object, object_with, plain, text};
 use trireme_server::http::response;
+use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{flag, integer, list, nullable, number, object, object_with, plain, text};
 use utoipa::openapi::schema::Schema;
 
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::routing::get;
-use crate::http::state::HttpState;
+use crate::http::state::{HttpState, Route};
+
+/// What they have in common.
+const RESOURCE: Resource = Resource { group: "control", category: Some(Category::Metadata), traffic: Traffic::Server };
 
 /// The routes.
-pub const RESOURCE: Resource = Resource {
-    category: Some(Category::Metadata),
-    traffic: Traffic::Server,
-    group: "control",
-    endpoints: &[Endpoint::get("/v2/trireme/status", "The state of the whole system", || get(status)).gives(schema)],
-};
+pub fn routes() -> Vec<Route> {
+    vec![RESOURCE.get("/v2/trireme/status", "The state of the whole system", status).gives(schema)]
+}
 
 async fn status(State(http): State<HttpState>) -> Response {
     let mut response = response::json(http.handlers.status().await);

@@ -5,31 +5,33 @@ use axum::response::Response;
 use trireme_protocol::tracing;
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::plain;
 use trireme_server::http::response::{self, HttpError};
+use trireme_server::http::route::Resource;
+use trireme_server::http::schema::plain;
 
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::routing::{ModelPath, get, post};
-use crate::http::state::HttpState;
+use crate::http::routing::ModelPath;
+use crate::http::state::{HttpState, Route};
+
+/// What they have in common.
+const RESOURCE: Resource = Resource { group: "control", category: Some(Category::Trace), traffic: Traffic::Server };
 
 /// The routes.
-pub const RESOURCE: Resource = Resource {
-    category: Some(Category::Trace),
-    traffic: Traffic::Server,
-    group: "control",
-    endpoints: &[
-        Endpoint::get("/v2/trace/setting", "Trace settings", || get(show_all)).gives(plain),
-        Endpoint::post("/v2/trace/setting", "Changes trace settings", || post(change_all))
+pub fn routes() -> Vec<Route> {
+    vec![
+        RESOURCE.get("/v2/trace/setting", "Trace settings", show_all).gives(plain),
+        RESOURCE
+            .post("/v2/trace/setting", "Changes trace settings", change_all)
             .takes(plain)
             .gives(plain)
             .changes_the_server(),
-        Endpoint::get("/v2/models/{model}/trace/setting", "Trace settings of a model", || get(show_model)).gives(plain),
-        Endpoint::post("/v2/models/{model}/trace/setting", "Changes trace settings of a model", || post(change_model))
+        RESOURCE.get("/v2/models/{model}/trace/setting", "Trace settings of a model", show_model).gives(plain),
+        RESOURCE
+            .post("/v2/models/{model}/trace/setting", "Changes trace settings of a model", change_model)
             .takes(plain)
             .gives(plain)
             .changes_the_server(),
-    ],
-};
+    ]
+}
 
 async fn show_all(State(http): State<HttpState>) -> Result<Response, HttpError> {
     show(&http, None)

@@ -5,35 +5,32 @@
 
 use axum::response::Redirect;
 use trireme_server::http::Traffic;
+use trireme_server::http::route::Resource;
 
 use super::page::file;
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::routing::get;
+use crate::http::state::Route;
 
 const PAGE: &str = include_str!("../../../console/index.html");
 const STYLE: &str = include_str!("../../../console/console.css");
 const SCRIPT: &str = include_str!("../../../console/console.js");
 const CLIENT: &str = include_str!("../../../console/client.js");
 
+/// What they have in common.
+const RESOURCE: Resource = Resource { group: "pages", category: None, traffic: Traffic::Server };
+
 /// The routes.
-pub const RESOURCE: Resource = Resource {
-    category: None,
-    traffic: Traffic::Server,
-    group: "pages",
-    endpoints: &[
-        Endpoint::get("/ui", "The console: a page that shows what runs", || {
-            get(async || file("text/html; charset=utf-8", PAGE))
+pub fn routes() -> Vec<Route> {
+    vec![
+        RESOURCE
+            .get("/ui", "The console: a page that shows what runs", async || file("text/html; charset=utf-8", PAGE)),
+        RESOURCE.get("/", "Leads to the console", async || Redirect::temporary("/ui")),
+        RESOURCE.get("/ui/", "Leads to the console", async || Redirect::permanent("/ui")),
+        RESOURCE.get("/ui/console.css", "The style of the console", async || file("text/css; charset=utf-8", STYLE)),
+        RESOURCE.get("/ui/console.js", "The script of the console", async || {
+            file("text/javascript; charset=utf-8", SCRIPT)
         }),
-        Endpoint::get("/", "Leads to the console", || get(async || Redirect::temporary("/ui"))),
-        Endpoint::get("/ui/", "Leads to the console", || get(async || Redirect::permanent("/ui"))),
-        Endpoint::get("/ui/console.css", "The style of the console", || {
-            get(async || file("text/css; charset=utf-8", STYLE))
+        RESOURCE.get("/ui/client.js", "The script of the console that writes code for clients", async || {
+            file("text/javascript; charset=utf-8", CLIENT)
         }),
-        Endpoint::get("/ui/console.js", "The script of the console", || {
-            get(async || file("text/javascript; charset=utf-8", SCRIPT))
-        }),
-        Endpoint::get("/ui/client.js", "The script of the console that writes code for clients", || {
-            get(async || file("text/javascript; charset=utf-8", CLIENT))
-        }),
-    ],
-};
+    ]
+}

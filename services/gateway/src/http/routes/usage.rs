@@ -9,25 +9,24 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use trireme_server::access::Category;
 use trireme_server::http::Traffic;
-use trireme_server::http::openapi::schema::{integer, list, number, object, text};
 use trireme_server::http::response;
+use trireme_server::http::route::Resource;
+use trireme_server::http::schema::{integer, list, number, object, text};
 use utoipa::openapi::schema::Schema;
 
-use crate::http::resource::{Endpoint, Resource};
-use crate::http::routing::get;
-use crate::http::state::HttpState;
+use crate::http::state::{HttpState, Route};
 use crate::usage::{Hour, Line, Query, WRITE_EVERY, time_text};
 
+/// What they have in common.
+const RESOURCE: Resource =
+    Resource { group: "control", category: Some(Category::Statistics), traffic: Traffic::Server };
+
 /// The routes.
-pub const RESOURCE: Resource = Resource {
-    category: Some(Category::Statistics),
-    traffic: Traffic::Server,
-    group: "control",
-    endpoints: &[Endpoint::get("/v2/trireme/usage", "What owners of keys have used, by model, lane and day", || {
-        get(usage)
-    })
-    .gives(schema)],
-};
+pub fn routes() -> Vec<Route> {
+    vec![
+        RESOURCE.get("/v2/trireme/usage", "What owners of keys have used, by model, lane and day", usage).gives(schema),
+    ]
+}
 
 /// A key shows its owner's usage; that of an administrator everybody's.
 async fn usage(State(http): State<HttpState>, headers: HeaderMap, RawQuery(asked): RawQuery) -> Response {

@@ -1,4 +1,4 @@
-//! Starts the async tasks of the engine and of the crates that stand on it: every task has a name, gets a signal to stop, and
+//! Starts async tasks: every task has a name, gets a signal to stop, and
 //! is waited for. The panic of a task is kept, so that the process can end instead of going on without the task.
 
 use std::panic::AssertUnwindSafe;
@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use trireme_engine::TaskSet;
+/// use trireme_tasks::TaskSet;
 ///
 /// let (tasks, (sender, ended)) = (TaskSet::new(), tokio::sync::oneshot::channel());
 /// let stopping = tasks.stopping().clone();

@@ -14,6 +14,15 @@ pub struct Described {
     pub parts: Vec<(String, RefOr<Schema>)>,
 }
 
+// === impl Described ===
+
+impl Described {
+    /// A schema that refers to no other.
+    pub fn alone(schema: Schema) -> Described {
+        Described { schema: RefOr::T(schema), parts: Vec::new() }
+    }
+}
+
 /// The schema of a type.
 pub fn of<T: ToSchema>() -> Described {
     let mut parts = Vec::new();

@@ -1,13 +1,27 @@
-//! `--root-path`: the path under which a proxy offers this server. Requests are taken with it and without it, as proxies pass them on, and
-//! places that answers name are under it.
+//! The paths that clients ask for become those of routes, before the router looks at them. `--root-path` is the path under which a proxy
+//! offers this server: requests are taken with it and without it, as proxies pass them on, and places that answers name are under it. What
+//! else stands for a path of a route, the service knows.
 
-use axum::Router;
+use std::sync::Arc;
+
 use axum::extract::{Request, State};
 use axum::http::header::LOCATION;
 use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderValue, Uri};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::Next;
 use axum::response::Response;
+
+/// The path that the routes know, where a request asks for another one.
+pub type KnownPath = dyn Fn(&str) -> Option<String> + Send + Sync;
+
+/// How paths are rewritten.
+#[derive(Clone)]
+pub struct Paths {
+    /// The path of a proxy, empty for the server's own root.
+    pub root: String,
+    /// What else stands for a path of a route.
+    pub known: Arc<KnownPath>,
+}
 
 /// The path without a slash at its end; the empty one is the root itself.
 pub fn parse(path: &str) -> Result<String, String> {
@@ -19,17 +33,11 @@ pub fn parse(path: &str) -> Result<String, String> {
     }
 }
 
-/// The router, under this path.
-pub fn under(router: Router, root: &str) -> Router {
-    if root.is_empty() {
-        return router;
-    }
-    // A layer of the router itself would come after it has chosen the route.
-    Router::new().fallback_service(router).layer(from_fn_with_state(root.to_owned(), serve))
-}
-
-async fn serve(State(root): State<String>, mut request: Request, next: Next) -> Response {
-    if let Some(path) = inner(request.uri().path(), &root) {
+/// The layer that rewrites paths.
+pub(crate) async fn lead(State(Paths { root, known }): State<Paths>, mut request: Request, next: Next) -> Response {
+    let asked = request.uri().path();
+    let inner = if root.is_empty() { None } else { inner(asked, &root) };
+    if let Some(path) = known(inner.unwrap_or(asked)).or(inner.map(str::to_owned)) {
         let query = request.uri().query().map_or(String::new(), |query| format!("?{query}"));
         let mut parts = request.uri().clone().into_parts();
         if let Ok(path) = PathAndQuery::try_from(format!("{path}{query}")) {
@@ -38,6 +46,9 @@ async fn serve(State(root): State<String>, mut request: Request, next: Next) -> 
         }
     }
     let mut response = next.run(request).await;
+    if root.is_empty() {
+        return response;
+    }
     let place = response.headers().get(LOCATION).and_then(|place| outer(place.to_str().ok()?, &root));
     if let Some(place) = place.and_then(|place| HeaderValue::try_from(place).ok()) {
         response.headers_mut().insert(LOCATION, place);

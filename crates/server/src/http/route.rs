@@ -1,0 +1,307 @@
+//! The table of routes. A route says once how it is asked for, the category that access rules know it by, the traffic that its requests are,
+//! its shapes in `/openapi.json`, and its handler. The router, the document and the layers before a handler read this table; nothing else
+//! knows a path.
+//!
+//! Not here: which routes there are.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::handler::Handler;
+use axum::http::StatusCode;
+use axum::response::Response;
+use axum::routing::{MethodRouter, delete as on_delete, get as on_get, post as on_post};
+use utoipa::openapi::schema::Schema;
+
+use super::response;
+use super::schema::Described;
+use super::traffic::Traffic;
+use crate::access::{Access, Category, Credentials, Denied, Sender};
+
+/// How a route is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "HTTP's own words")]
+pub enum Verb {
+    Get,
+    Post,
+    Delete,
+}
+
+/// Routes that belong together: what they have in common, unless one of them says otherwise.
+#[derive(Clone, Copy, Debug)]
+pub struct Resource {
+    /// Their group in the document, such as a dialect.
+    pub group: &'static str,
+    /// The category that access rules know them by; `None` for pages, which say nothing themselves.
+    pub category: Option<Category>,
+    /// The traffic that requests to them belong to.
+    pub traffic: Traffic,
+}
+
+/// A route with one method.
+pub struct Route<S> {
+    /// How it is asked for.
+    pub verb: Verb,
+    /// Its path, parameters in braces, as the router has it.
+    pub path: Arc<str>,
+    /// The category that access rules know it by; `None` for pages, which say nothing themselves.
+    pub category: Option<Category>,
+    /// Whether it changes the server; the other requests of a category only show something.
+    pub changes: bool,
+    /// The traffic that requests to it belong to.
+    pub traffic: Traffic,
+    /// The group of routes that it belongs to, such as a dialect.
+    pub group: &'static str,
+    /// Its purpose, in a few words.
+    pub summary: String,
+    /// Makes its shapes for the document.
+    pub shapes: Arc<dyn Fn() -> Shapes + Send + Sync>,
+    /// The answer to a request that the rules for its category do not admit.
+    pub refuse: Arc<dyn Fn(&Denied) -> Response + Send + Sync>,
+    /// Answers its requests.
+    pub handler: MethodRouter<S>,
+    /// Makes the other path at which it is there, too.
+    variant: Option<fn(&str) -> String>,
+}
+
+/// The shapes of a route in the document.
+#[derive(Default)]
+pub struct Shapes {
+    /// The shapes of its bodies; none: it takes no body.
+    pub bodies: Vec<Described>,
+    /// The effects of the fields of its bodies, where a table lists them.
+    pub fields: Option<serde_json::Value>,
+    /// The shapes of its answers; none: they are empty or no JSON.
+    pub answers: Vec<Schema>,
+    /// Whether its answers may be bytes, too.
+    pub gives_bytes: bool,
+    /// How it refuses; none: some refusals are plain text, as Triton has them.
+    pub errors: Vec<Schema>,
+}
+
+/// All routes of a port.
+pub struct Table<S>(Vec<Arc<Route<S>>>);
+
+// === impl Verb ===
+
+impl Verb {
+    /// HTTP's word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::Get => "GET",
+            Verb::Post => "POST",
+            Verb::Delete => "DELETE",
+        }
+    }
+}
+
+// === impl Resource ===
+
+impl Resource {
+    /// A route with GET, which answers HEAD, too. `summary` is one sentence about it.
+    pub fn get<S, H, T>(self, path: &str, summary: &str, handler: H) -> Route<S>
+    where
+        H: Handler<T, S>,
+        T: 'static,
+        S: Clone + Send + Sync + 'static,
+    {
+        self.route(Verb::Get, path, summary, handler)
+    }
+
+    /// A route with POST.
+    pub fn post<S, H, T>(self, path: &str, summary: &str, handler: H) -> Route<S>
+    where
+        H: Handler<T, S>,
+        T: 'static,
+        S: Clone + Send + Sync + 'static,
+    {
+        self.route(Verb::Post, path, summary, handler)
+    }
+
+    /// A route with DELETE.
+    pub fn delete<S, H, T>(self, path: &str, summary: &str, handler: H) -> Route<S>
+    where
+        H: Handler<T, S>,
+        T: 'static,
+        S: Clone + Send + Sync + 'static,
+    {
+        self.route(Verb::Delete, path, summary, handler)
+    }
+
+    /// A route with this method.
+    pub fn route<S, H, T>(self, verb: Verb, path: &str, summary: &str, handler: H) -> Route<S>
+    where
+        H: Handler<T, S>,
+        T: 'static,
+        S: Clone + Send + Sync + 'static,
+    {
+        let handler = match verb {
+            Verb::Get => on_get(handler),
+            Verb::Post => on_post(handler),
+            Verb::Delete => on_delete(handler),
+        };
+        Route {
+            verb,
+            path: path.into(),
+            category: self.category,
+            changes: false,
+            traffic: self.traffic,
+            group: self.group,
+            summary: summary.to_owned(),
+            shapes: Arc::new(Shapes::default),
+            refuse: Arc::new(response::denied),
+            handler,
+            variant: None,
+        }
+    }
+}
+
+// === impl Route ===
+
+impl<S: 'static> Route<S> {
+    /// The same, there with `/versions/{version}` behind the model, too.
+    pub fn of_versions(self) -> Route<S> {
+        Route { variant: Some(|path| path.replacen("{model}", "{model}/versions/{version}", 1)), ..self }
+    }
+
+    /// The same, there with `/region/{region}` before the last word, too.
+    pub fn of_regions(self) -> Route<S> {
+        let with_region = |path: &str| {
+            let (all, word) = path.rsplit_once('/').unwrap_or_default();
+            format!("{all}/region/{{region}}/{word}")
+        };
+        Route { variant: Some(with_region), ..self }
+    }
+
+    /// The same with requests that ask for something else than those of its resource.
+    pub fn asks(self, traffic: Traffic) -> Route<S> {
+        Route { traffic, ..self }
+    }
+
+    /// The same with requests that change the server.
+    pub fn changes_the_server(self) -> Route<S> {
+        Route { changes: true, ..self }
+    }
+
+    /// The same with bodies of this shape.
+    pub fn takes(self, takes: fn() -> Schema) -> Route<S> {
+        let shapes = self.shapes;
+        Route { shapes: Arc::new(move || Shapes { bodies: vec![Described::alone(takes())], ..shapes() }), ..self }
+    }
+
+    /// The same with answers of this shape.
+    pub fn gives(self, gives: fn() -> Schema) -> Route<S> {
+        let shapes = self.shapes;
+        Route { shapes: Arc::new(move || Shapes { answers: vec![gives()], ..shapes() }), ..self }
+    }
+
+    /// The answer to a request that the rules for this route refuse; `None` if its handler may run.
+    pub fn refusal(&self, access: &Access, request: &Request) -> Option<Response> {
+        let category = self.category?;
+        let sender = Sender::of(request.uri(), request.headers(), request.extensions());
+        match access.check(category, &sender) {
+            Ok(()) if self.changes => {
+                let is_proven = access.proves(category, |name| sender.header(name));
+                let refused = access.check_control(Credentials { is_local: sender.is_local(), is_proven }).err();
+                refused.map(|refused| response::error(StatusCode::FORBIDDEN, &refused.to_string()))
+            }
+            Ok(()) => None,
+            Err(denied) => Some((self.refuse)(&denied)),
+        }
+    }
+
+    /// Whether a path is one of this route.
+    fn is_at(&self, path: &str) -> bool {
+        let (mut names, mut parts) = (self.path.split('/'), path.split('/'));
+        loop {
+            match (names.next(), parts.next()) {
+                (None, None) => return true,
+                (Some(name), Some(_)) if name.starts_with("{*") => return true,
+                (Some(name), Some(part)) if name == part || (name.starts_with('{') && !part.is_empty()) => {}
+                _ => return false,
+            }
+        }
+    }
+}
+
+/// The model that a path of this route names.
+pub(super) fn model(route: &str, path: &str) -> Option<String> {
+    let (_, model) = route.split('/').zip(path.split('/')).find(|(name, _)| *name == "{model}")?;
+    Some(model.to_owned())
+}
+
+// === impl Table ===
+
+impl<S: Clone + Send + Sync + 'static> Table<S> {
+    /// The table of these routes, each at both of its paths where it has two.
+    pub fn new(routes: impl IntoIterator<Item = Route<S>>) -> Table<S> {
+        let mut all = Vec::new();
+        for route in routes {
+            let other = route.variant.map(|variant| Route {
+                path: variant(&route.path).into(),
+                summary: route.summary.clone(),
+                shapes: route.shapes.clone(),
+                refuse: route.refuse.clone(),
+                handler: route.handler.clone(),
+                ..route
+            });
+            all.extend([Some(route), other].into_iter().flatten().map(Arc::new));
+        }
+        Table(all)
+    }
+
+    /// All routes.
+    pub fn routes(&self) -> impl Iterator<Item = &Arc<Route<S>>> {
+        self.0.iter()
+    }
+
+    /// The router of all routes, each with the layers that `layer` puts around its handler.
+    pub fn router(&self, layer: impl Fn(&Arc<Route<S>>, MethodRouter<S>) -> MethodRouter<S>) -> Router<S> {
+        self.0
+            .iter()
+            .fold(Router::new(), |router, route| router.route(&route.path, layer(route, route.handler.clone())))
+    }
+
+    /// Whether a request with POST to this path, which a client names elsewhere than in its URL, executes a model for one answer.
+    pub fn executes(&self, path: &str) -> bool {
+        let asks = |route: &Arc<Route<S>>| route.verb == Verb::Post && route.traffic == Traffic::Work;
+        self.0.iter().any(|route| asks(route) && route.is_at(path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Inference), traffic: Traffic::Work };
+
+    fn table() -> Table<()> {
+        Table::new([
+            RESOURCE.post("/v2/models/{model}/infer", "", async || ()).of_versions(),
+            RESOURCE.get("/v1/models/{*rest}", "", async || ()),
+            RESOURCE.post("/v1/files", "", async || ()).asks(Traffic::Upload),
+        ])
+    }
+
+    #[test]
+    fn a_route_with_two_paths_is_there_twice() {
+        let paths: Vec<_> = table().routes().map(|route| route.path.to_string()).collect();
+        let versions = "/v2/models/{model}/versions/{version}/infer";
+        assert_eq!(paths, ["/v2/models/{model}/infer", versions, "/v1/models/{*rest}", "/v1/files"]);
+    }
+
+    #[test]
+    fn a_path_is_found_part_by_part() {
+        let table = table();
+        assert!(table.executes("/v2/models/m/infer") && table.executes("/v2/models/m/versions/1/infer"));
+        for path in
+            ["", "/", "v2/models/m/infer", "/v2/models//infer", "/v2/models/m/infer/", "/v1/files", "/v1/models/m"]
+        {
+            assert!(!table.executes(path), "{path}");
+        }
+        let [infer, _, listed, _] = table.0.as_slice() else { panic!("four routes") };
+        assert_eq!(model(&infer.path, "/v2/models/a%20b/infer").as_deref(), Some("a%20b"));
+        assert!(listed.is_at("/v1/models/org/name") && model(&listed.path, "/v1/models/org/name").is_none());
+    }
+}
