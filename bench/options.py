@@ -60,11 +60,17 @@ def processor():
     return names[0] if names else platform.machine()
 
 
+def memory():
+    """The machine's memory in GiB."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
 def facts(chosen, texts, **more):
     """What a table says of its run, and what `more` adds."""
     return {
         "date": datetime.date.today().isoformat(),
         "processor": f"{processor()}, {len(os.sched_getaffinity(0))} CPUs",
+        "memory": f"{memory():.1f} GiB",
         "model": Path(chosen.model).name,
         "texts": f"{len(texts)} of {Path(chosen.texts).name}",
         **({"rounds": f"{chosen.rounds} of {chosen.seconds:g} s"} if "rounds" in chosen else {}),

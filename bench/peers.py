@@ -208,14 +208,14 @@ class Table:
     def show(self, row, what, field, digits):
         return f"{statistics.median(self.values(row, what, field)):,.{digits}f}"
 
-    def spread(self, row, what):
-        values = self.values(row, what, "requests_per_second")
-        return f"{statistics.median(values):,.1f} ({min(values):,.1f} to {max(values):,.1f})"
+    def spread(self, row, what, field, digits):
+        values = self.values(row, what, field)
+        return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
 
     def markdown(self):
         lines = ["# Trireme beside its peers", "", *(f"- {name}: {value}" for name, value in self.facts.items()), ""]
         lines += [
-            "Medians of the rounds, rates with the lowest and the highest. One server at a time, in one run. Each request has one text. The",
+            "Medians of the rounds, rates and latencies with the lowest and the highest. One server at a time, in one run. Each request has one text. The",
             "memory is that of all processes of a server, the broker included, after the load; pages that processes share count for each of",
             f"them in RSS, and once in PSS. The cosine is the lowest of {COMPARED_TEXTS} texts with Trireme's vectors. The CPU time is that of",
             "a request.", "",
@@ -241,8 +241,9 @@ class Table:
         return [*lines, ""]
 
     def line(self, row, in_flight):
-        fields = [("p50_ms", 2), ("p99_ms", 2), ("server_cpu_us", 0), ("client_cpu_us", 0)]
-        cells = [row.name, str(in_flight), self.spread(row, in_flight), *(self.show(row, in_flight, *field) for field in fields)]
+        spreads = [("requests_per_second", 1), ("p50_ms", 2), ("p99_ms", 2)]
+        cells = [row.name, str(in_flight), *(self.spread(row, in_flight, *field) for field in spreads)]
+        cells += [self.show(row, in_flight, field, 0) for field in ("server_cpu_us", "client_cpu_us")]
         if in_flight == CONCURRENCY[-1]:
             cells += [self.show(row, "memory", field, 0) for field in ("rss_mib", "peak_mib", "pss_mib")]
             cells.append(self.similarity(row))

@@ -97,6 +97,46 @@ fn a_graph_that_does_not_fit_says_why() {
     assert!(pack(Bytes::from_static(b"version https://git-lfs.github.com/spec/v1"), 2).is_err());
 }
 
+/// The page with the table of architectures, and the lines around it.
+const PAGE: &str = "../../docs/batching.md";
+const BEGIN: &str = "| encoder | exporter |";
+const END: &str = "<!-- the end of the architectures -->";
+
+/// The table of docs/batching.md: a line for each graph of tests/models/packing.
+fn table() -> String {
+    let folder = std::path::Path::new(ENCODER).parent().unwrap();
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    let mut table = format!("{BEGIN} served |\n|---|---|---|\n");
+    for file in files {
+        let name = file.file_stem().unwrap().to_str().unwrap();
+        let (name, exporter) = name.strip_suffix("_dynamo").map_or((name, "tracer"), |name| (name, "dynamo"));
+        let served = match pack(std::fs::read(&file).unwrap().into(), 3) {
+            Ok(Packed { share, .. }) => {
+                format!("packed; {:.0} % of the weights work on each token alone", 100.0 * share)
+            }
+            // The node at which the reason ends has a name that the exporter made.
+            Err(Unfit(reason)) => format!("as it is: {}", reason.split(": the largest").next().unwrap_or(&reason)),
+        };
+        table += &format!("| {name} | {exporter} | {served} |\n");
+    }
+    table
+}
+
+#[test]
+fn the_page_lists_the_architectures() {
+    let page = std::fs::read_to_string(PAGE).unwrap();
+    let (before, rest) = page.split_once(BEGIN).unwrap();
+    let (listed, after) = rest.split_once(END).unwrap();
+    let table = table();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(PAGE, format!("{before}{table}{END}{after}")).unwrap();
+    } else {
+        let listed = format!("{BEGIN}{listed}");
+        assert_eq!(listed, table, "renew it: UPDATE_DOCS=1 cargo test -p trireme-packing the_page_lists");
+    }
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_packed_or_refused(bytes: Vec<u8>) {

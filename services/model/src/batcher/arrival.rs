@@ -9,7 +9,6 @@ use trireme_model_repository::ModelConfig;
 
 use super::declaration::Declaration;
 use super::length::USUAL_LENGTH;
-use super::packing::TOKEN_BUDGET;
 use super::padding::Padding;
 
 /// A worker takes requests that its instances can begin within this time: nothing is gained by choosing among more.
@@ -33,8 +32,9 @@ pub struct PackedBatcher {
 // === impl PackedBatcher ===
 
 impl PackedBatcher {
-    /// A batcher for the model of `config` with this `declaration`.
-    pub fn new(config: &ModelConfig, declaration: &Declaration) -> PackedBatcher {
+    /// A batcher for the model of `config` with this `declaration`. `budget` are the most tokens of a run, where the configuration does not
+    /// say.
+    pub fn new(config: &ModelConfig, declaration: &Declaration, budget: u32) -> PackedBatcher {
         let settings = config.dynamic_batching.as_ref();
         let max_rows = declaration.max_rows.max(1);
         let preferred = settings.map_or(&[][..], |settings| &settings.preferred_batch_sizes);
@@ -42,7 +42,7 @@ impl PackedBatcher {
         PackedBatcher {
             padding: declaration.padding.clone(),
             max_rows,
-            token_budget: declaration.token_budget.unwrap_or(TOKEN_BUDGET).max(1),
+            token_budget: declaration.token_budget.unwrap_or(budget).max(1),
             delay: settings.map_or(Duration::ZERO, |settings| settings.max_queue_delay),
             enough_rows: enough_rows.unwrap_or(max_rows),
         }

@@ -7,7 +7,7 @@
 /// (docs/adr/0038-packed-graphs.md).
 pub const GROUPS: usize = 3;
 
-/// Most tokens of a run, where the configuration does not say: activations of more tokens leave the caches.
+/// Most tokens of a run where nothing was measured: activations of more tokens leave the caches.
 pub const TOKEN_BUDGET: u32 = 384;
 
 /// Whether a model is served by its packed graph.

@@ -20,6 +20,9 @@ const HEADER: &str = "trireme cost model 3";
 /// First line of an entry about a choice by two rates.
 const RATES: &str = "trireme rates 1";
 
+/// First line of an entry about a packed graph: the two rates, and its budget of tokens.
+const PACKING: &str = "trireme packing 1";
+
 /// The entry of one model in the cache.
 #[derive(Clone, Debug)]
 pub struct Entry {
@@ -88,6 +91,17 @@ impl Entry {
     /// Stores rates.
     pub fn write_rates(&self, Rates { plain, other }: Rates) -> std::io::Result<()> {
         self.store(&format!("{RATES}\n{}\nplain: {plain}\nother: {other}\n", self.key))
+    }
+
+    /// The stored rates of a packed graph and the most tokens of its runs, if they have the same key.
+    pub fn read_packing(&self) -> Option<(Rates, u32)> {
+        let [plain, other, budget] = self.numbers(PACKING)?;
+        (budget >= 1.0).then_some((Rates { plain, other }, budget as u32))
+    }
+
+    /// Stores the rates of a packed graph and the most tokens of its runs.
+    pub fn write_packing(&self, Rates { plain, other }: Rates, budget: u32) -> std::io::Result<()> {
+        self.store(&format!("{PACKING}\n{}\nplain: {plain}\nother: {other}\nbudget: {budget}\n", self.key))
     }
 
     /// The numbers of an entry with this first line and the same key.

@@ -155,7 +155,7 @@ impl Backend for OnnxRuntime {
             None if plain_first => drop(made),
             None => first = Some(made),
         }
-        let mut packs = false;
+        let mut packs = None;
         if let Some(declaration) = &declaration
             && !declaration.alone
             && packing::wanted(declaration, &self.options) != Packing::Off
@@ -171,7 +171,7 @@ impl Backend for OnnxRuntime {
                 path: &path,
             };
             if let Some(packed) = candidate.choose(plain)? {
-                (sessions, packs) = (packed, true);
+                (sessions, packs) = (packed.sessions, Some(packed.token_budget));
             }
         }
         if lack_profiles {
@@ -185,7 +185,7 @@ impl Backend for OnnxRuntime {
             let share = (place.is_gpu() && settings.share_sessions || settings.wide_only).then_some(&mut shared);
             let held = InstanceSession::at(place, share, make).map_err(refused)?;
             let mut instance = new_instance(held, padding.as_ref());
-            if packs {
+            if packs.is_some() {
                 instance.pack(GROUPS);
             }
             if let InstanceDevice::Gpu(gpu) = place
@@ -262,10 +262,10 @@ impl Backend for OnnxRuntime {
             loaded.iter_mut().for_each(OnnxInstance::keep_requests_apart);
             declaration = None;
         }
-        let policy: Box<dyn BatchPolicy> = match (&declaration, tried) {
-            (_, Some(tried)) => Box::new(tried),
-            (Some(declaration), None) if packs => Box::new(PackedBatcher::new(&config, declaration)),
-            (Some(declaration), None) => {
+        let policy: Box<dyn BatchPolicy> = match (&declaration, tried, packs) {
+            (_, Some(tried), _) => Box::new(tried),
+            (Some(declaration), None, Some(budget)) => Box::new(PackedBatcher::new(&config, declaration, budget)),
+            (Some(declaration), None, None) => {
                 let directory = self.options.cost_model_cache.as_deref();
                 let kept = |place: InstanceDevice| {
                     let makes = if place.is_gpu() { gpus::makes() } else { String::new() };
@@ -280,7 +280,7 @@ impl Backend for OnnxRuntime {
                 }
                 Box::new(LengthBatcher::new(&config, declaration, fit.as_ref()))
             }
-            (None, None) => batcher::policy(&config),
+            (None, None, _) => batcher::policy(&config),
         };
         if let Some(threads) = settings.wide_threads {
             // Added last, because the measured costs are those of runs beside others.
@@ -296,7 +296,7 @@ impl Backend for OnnxRuntime {
         let canary = warmup::first(&config, source.model_path)?;
         let config = Arc::new(config);
         let background = match settings.has_background() {
-            true => background(sessions, &settings, config.clone(), schema, (padding, until, packs)),
+            true => background(sessions, &settings, config.clone(), schema, (padding, until, packs.is_some())),
             false => Vec::new(),
         };
         Ok(LoadedModel { config, instances, background, guests: Vec::new(), policy, canary })

@@ -34,12 +34,19 @@ const COMPARED: [u32; 4] = [3, 8, 5, 2];
 const TIMED: [u32; 24] =
     [31, 18, 9, 60, 14, 24, 41, 110, 12, 27, 22, 7, 75, 19, 35, 16, 20, 48, 11, 29, 90, 15, 25, 38];
 
-/// Most tokens of a timed run of the plain graph, padding included.
-const PLAIN_BUDGET: u32 = 512;
+/// Most tokens of a timed run of the plain graph, padding included: larger runs of so few texts would pad too much.
+const PLAIN_BUDGETS: [u32; 3] = [128, 256, 512];
 
-/// The least time of so many rounds counts. No round begins after the limit.
+/// Most tokens of a timed run of the packed graph. The smallest of these budgets serves that is nearly as fast as the fastest one, because
+/// the next request waits for the run under way.
+const PACKED_BUDGETS: [u32; 4] = [192, 256, 384, 576];
+const NEARLY: f64 = 0.98;
+
+/// The least time of so many rounds counts. Behind the first round nothing begins after the limit, and a slow model is timed with
+/// fewer texts, though with so many of them.
 const ROUNDS: usize = 4;
 const TIME_LIMIT: Duration = Duration::from_millis(2500);
+const FEWEST_TEXTS: usize = 8;
 
 /// A model whose graph may be packed.
 pub struct Candidate<'a> {
@@ -53,6 +60,21 @@ pub struct Candidate<'a> {
     pub path: &'a Path,
 }
 
+/// A packed graph that is to serve.
+pub struct Chosen {
+    pub sessions: Sessions,
+    /// Most tokens of a run, as measured.
+    pub token_budget: u32,
+}
+
+/// Runs of one graph up to a budget of tokens, and the least time that they took.
+struct Timed {
+    is_packed: bool,
+    budget: u32,
+    runs: Vec<Vec<ExecuteRequest>>,
+    seconds: f64,
+}
+
 /// Whether a packed graph is wanted for this model.
 pub fn wanted(declaration: &Declaration, options: &OnnxRuntimeOptions) -> Packing {
     declaration.packing.unwrap_or(options.packing)
@@ -61,12 +83,12 @@ pub fn wanted(declaration: &Declaration, options: &OnnxRuntimeOptions) -> Packin
 // === impl Candidate ===
 
 impl Candidate<'_> {
-    /// The packed graph's sessions, if it is to serve. `plain` is an instance of the plain graph; none where its sessions have
+    /// The packed graph, if it is to serve. `plain` is an instance of the plain graph; none where its sessions have
     /// accelerators, or settings that may round.
-    pub fn choose(&self, plain: Option<OnnxInstance>) -> Result<Option<Sessions>, LoadError> {
+    pub fn choose(&self, plain: Option<OnnxInstance>) -> Result<Option<Chosen>, LoadError> {
         let model = &self.config.name;
         match self.try_choose(plain) {
-            Ok(sessions) => Ok(Some(sessions)),
+            Ok(chosen) => Ok(Some(chosen)),
             Err(reason) if wanted(self.declaration, self.options) == Packing::On => Err(LoadError::Config(format!(
                 "model '{model}': packing is on, but the graph cannot be served packed: {reason}. Set parameter 'packing' to auto, which \
                  serves the plain graph then"
@@ -78,29 +100,29 @@ impl Candidate<'_> {
         }
     }
 
-    fn try_choose(&self, plain: Option<OnnxInstance>) -> Result<Sessions, String> {
+    fn try_choose(&self, plain: Option<OnnxInstance>) -> Result<Chosen, String> {
         let mut plain = self.possible(plain)?;
         let auto = wanted(self.declaration, self.options) == Packing::Auto;
         let kept = self.options.cost_model_cache.as_deref().map(|directory| {
             let circumstances = format!("packing {GROUPS} {:?} {:?} {}", self.settings, self.declaration, ort::info());
             Entry::new(directory, &self.config.name, self.path, &circumstances)
         });
-        let known = kept.as_ref().and_then(Entry::read_rates);
-        if let Some(rates) = known.filter(|rates| auto && rates.other <= rates.plain) {
+        let known = kept.as_ref().and_then(Entry::read_packing);
+        if let Some((rates, _)) = known.filter(|(rates, _)| auto && rates.other <= rates.plain) {
             return Err(slower(rates));
         }
         doing("packing the graph");
         let (sessions, share) = self.sessions()?;
         let mut packed = self.instance(&sessions)?;
         self.compare(&mut plain, &mut packed)?;
-        let rates = match known {
-            Some(rates) => rates,
+        let (rates, token_budget) = match known {
+            Some(known) => known,
             None => {
                 doing("measuring the packed graph beside the plain one");
                 self.rates(&mut plain, &mut packed)?
             }
         };
-        if let (None, Some(Err(error))) = (known, kept.map(|entry| entry.write_rates(rates))) {
+        if let (None, Some(Err(error))) = (known, kept.map(|entry| entry.write_packing(rates, token_budget))) {
             tracing::warn!(model = self.config.name, %error, "the choice of the packed graph could not be kept");
         }
         if auto && rates.other <= rates.plain {
@@ -110,12 +132,13 @@ impl Candidate<'_> {
             model = self.config.name,
             groups = GROUPS,
             share,
+            token_budget,
             source = if known.is_some() { "cache" } else { "measured" },
             plain_tokens_per_second = rates.plain.round(),
             packed_tokens_per_second = rates.other.round(),
             "the packed graph serves: texts of different lengths share a run without padding"
         );
-        Ok(sessions)
+        Ok(Chosen { sessions, token_budget })
     }
 
     /// The plain instance, if the model's configuration lets a packed graph serve.
@@ -157,6 +180,8 @@ impl Candidate<'_> {
                 (path, Some(folder))
             }
         };
+        // A session may be made now, which reads the file: the graph need not be in memory twice.
+        drop(model);
         let mut sessions = Sessions::prepare(name, self.environment, self.settings, self.options, &path);
         sessions.keep(folder);
         Ok((sessions, share))
@@ -205,8 +230,9 @@ impl Candidate<'_> {
         Ok(())
     }
 
-    /// Tokens per second of texts in the order of arrival: sorted and padded on the plain graph, and as they come on the packed one.
-    fn rates(&self, plain: &mut OnnxInstance, packed: &mut OnnxInstance) -> Result<Rates, String> {
+    /// Tokens per second of texts in the order of arrival: sorted and padded on the plain graph, and as they come on the packed one; and the packed
+    /// graph's budget of tokens.
+    fn rates(&self, plain: &mut OnnxInstance, packed: &mut OnnxInstance) -> Result<(Rates, u32), String> {
         let mut lengths = TIMED.to_vec();
         while plain.execute_together(&[self.request(lengths.iter().copied().max().unwrap_or(1))?]).is_err() {
             // The model has fewer positions.
@@ -215,31 +241,61 @@ impl Candidate<'_> {
             }
             lengths.iter_mut().for_each(|length| *length = length.div_ceil(2));
         }
-        let most = self.declaration.token_budget.unwrap_or(TOKEN_BUDGET);
-        let as_they_come = self.runs(&lengths, |lengths| lengths.iter().sum::<u32>() <= most)?;
-        let tokens: u32 = lengths.iter().sum();
-        lengths.sort_unstable();
-        let sorted = self.runs(&lengths, |lengths| {
-            lengths.len() as u32 * lengths.last().copied().unwrap_or(0)
-                <= self.declaration.token_budget.unwrap_or(PLAIN_BUDGET)
-        })?;
         let _alone = measure::alone();
-        let (began, mut least) = (Instant::now(), [f64::INFINITY; 2]);
+        lengths.truncate(self.texts_in_time(plain, lengths[0])?);
+        let tokens: u32 = lengths.iter().sum();
+        let mut timed = Vec::new();
+        for budget in self.budgets(&PACKED_BUDGETS, tokens) {
+            let runs = self.runs(&lengths, |lengths| lengths.iter().sum::<u32>() <= budget)?;
+            timed.push(Timed { is_packed: true, budget, runs, seconds: f64::INFINITY });
+        }
+        lengths.sort_unstable();
+        for budget in self.budgets(&PLAIN_BUDGETS, tokens) {
+            let padded = |lengths: &[u32]| lengths.len() as u32 * lengths.last().copied().unwrap_or(0);
+            let runs = self.runs(&lengths, |lengths| padded(lengths) <= budget)?;
+            timed.push(Timed { is_packed: false, budget, runs, seconds: f64::INFINITY });
+        }
+        let began = Instant::now();
         for round in 0..ROUNDS {
-            if round > 1 && began.elapsed() > TIME_LIMIT {
-                break;
-            }
-            let turns = [(&mut *plain, &sorted), (&mut *packed, &as_they_come)];
-            for ((instance, runs), least) in turns.into_iter().zip(&mut least) {
+            for own in &mut timed {
+                if round > 0 && began.elapsed() > TIME_LIMIT {
+                    break;
+                }
+                let instance = if own.is_packed { &mut *packed } else { &mut *plain };
                 let began = Instant::now();
-                for run in runs {
+                for run in &own.runs {
                     instance.execute_together(run).map_err(|error| error.message)?;
                 }
-                *least = least.min(began.elapsed().as_secs_f64());
+                own.seconds = own.seconds.min(began.elapsed().as_secs_f64());
             }
         }
-        let [plain, other] = least.map(|seconds| f64::from(tokens) / seconds.max(1e-9));
-        Ok(Rates { plain, other })
+        for Timed { is_packed, budget, runs, seconds } in &timed {
+            tracing::debug!(model = self.config.name, is_packed, budget, runs = runs.len(), seconds, "timed");
+        }
+        let of = |is_packed: bool| timed.iter().filter(move |own| own.is_packed == is_packed);
+        let [plain, other] = [false, true].map(|is_packed| {
+            let least = of(is_packed).map(|own| own.seconds).fold(f64::INFINITY, f64::min);
+            f64::from(tokens) / least.max(1e-9)
+        });
+        let is_near = |own: &&Timed| f64::from(tokens) / own.seconds.max(1e-9) >= NEARLY * other;
+        let budget = of(true).find(is_near).map_or(TOKEN_BUDGET, |own| own.budget);
+        Ok((Rates { plain, other }, budget))
+    }
+
+    /// How many texts are timed, so that a round takes about as long as it may, by the time of one row of this length.
+    fn texts_in_time(&self, plain: &mut OnnxInstance, length: u32) -> Result<usize, String> {
+        let row = [self.request(length)?];
+        let began = Instant::now();
+        plain.execute_together(&row).map_err(|error| error.message)?;
+        let rounds = TIME_LIMIT.as_secs_f64() / began.elapsed().as_secs_f64().max(1e-9);
+        let texts = rounds / (PACKED_BUDGETS.len() + PLAIN_BUDGETS.len()) as f64;
+        Ok((texts as usize).clamp(FEWEST_TEXTS, TIMED.len()))
+    }
+
+    /// The budgets to time with so many tokens: the configured one, or these up to the first that takes all.
+    fn budgets(&self, budgets: &[u32], tokens: u32) -> Vec<u32> {
+        let all = budgets.iter().position(|&budget| budget >= tokens).map_or(budgets.len(), |at| at + 1);
+        self.declaration.token_budget.map_or_else(|| budgets[..all].to_vec(), |budget| vec![budget])
     }
 
     /// Rows of these lengths in runs that `fit`.

@@ -6,7 +6,7 @@ const PADDED: &str = "backend: 'onnxruntime' max_batch_size: 8 input [{ name: 'x
 
 fn batcher(more: &str) -> PackedBatcher {
     let config = ModelConfig::parse(&format!("{PADDED} {more}"), "m").unwrap();
-    PackedBatcher::new(&config, &Declaration::parse(&config).unwrap().unwrap())
+    PackedBatcher::new(&config, &Declaration::parse(&config).unwrap().unwrap(), 384)
 }
 
 fn waiting(batcher: &PackedBatcher, arrived: Instant, requests: &[(u32, u32, u32)]) -> Vec<Candidate> {

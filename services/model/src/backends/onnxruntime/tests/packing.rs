@@ -66,7 +66,19 @@ fn compare(name: &str, dims: &str, more: &str) {
 
 #[test]
 fn rows_of_all_lengths_give_what_they_give_alone() {
-    for name in ["bert", "bert_dynamo", "roberta", "mpnet_dynamo", "deberta", "modernbert", "qwen3", "t5_encoder"] {
+    for name in [
+        "bert",
+        "bert_dynamo",
+        "roberta",
+        "mpnet_dynamo",
+        "distilbert",
+        "electra_dynamo",
+        "albert",
+        "deberta",
+        "modernbert",
+        "qwen3",
+        "t5_encoder",
+    ] {
         compare(name, "-1, 8", "");
     }
     compare("classifier", "2", "");
@@ -119,26 +131,28 @@ fn the_faster_graph_is_found_once_and_kept() {
     };
     let mut config = packed("auto", "-1, 8", "");
     config.parameters.remove("packing");
-    let is_packed = || {
+    // The requests that fill a run, if the packed graph serves.
+    let batch = || {
         let mut model = conformance::load(&OnnxRuntime::new(options.clone()), &config, &directory).unwrap();
         let requests = [5, 20, 9].map(|length| texts(1, length));
         assert_eq!(runs(&mut model, &requests)[1].shape()[1], 20);
         // Batches by length look further ahead, to choose among more requests.
-        model.policy.appetite().look_ahead < Duration::from_millis(100)
+        let appetite = model.policy.appetite();
+        (appetite.look_ahead < Duration::from_millis(100)).then_some(appetite.batch)
     };
-    is_packed();
+    batch();
     let entries = || std::fs::read_dir(costs.path()).unwrap().map(|entry| entry.unwrap().path());
-    let kept = entries().find(|path| std::fs::read_to_string(path).unwrap().starts_with("trireme rates"));
+    let kept = entries().find(|path| std::fs::read_to_string(path).unwrap().starts_with("trireme packing"));
     let kept = kept.expect("the rates are kept");
     let text = std::fs::read_to_string(&kept).unwrap();
     let rates = |plain: &str, other: &str| {
         let key = text.lines().take(2).collect::<Vec<_>>().join("\n");
-        std::fs::write(&kept, format!("{key}\nplain: {plain}\nother: {other}\n")).unwrap();
+        std::fs::write(&kept, format!("{key}\nplain: {plain}\nother: {other}\nbudget: 64\n")).unwrap();
     };
     rates("1", "2");
-    assert!(is_packed(), "the packed graph is the faster one");
+    assert_eq!(batch(), Some(2), "the packed graph is the faster one, and 64 tokens are two usual texts");
     rates("2", "1");
-    assert!(!is_packed(), "the plain graph is the faster one");
+    assert_eq!(batch(), None, "the plain graph is the faster one");
 }
 
 #[test]
