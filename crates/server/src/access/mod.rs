@@ -183,9 +183,10 @@ impl Access {
         }
     }
 
-    /// The account of an owner whose requests have no limits here: they are durable work, which has limits of its own.
+    /// The account of an owner whose requests have no limits here, but their share: they are durable work, which has limits of its own.
     pub fn account_of(&self, owner: &Arc<str>, lane: Lane) -> Account {
-        Account { owner: self.owners.named(owner), limits: OwnerLimits::default(), lane }
+        let limits = OwnerLimits { weight: self.secrets().limits.of(owner).weight, ..OwnerLimits::default() };
+        Account { owner: self.owners.named(owner), limits, lane }
     }
 
     /// Whether a header of this name holds the secret of a restricted category.

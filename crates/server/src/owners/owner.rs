@@ -106,11 +106,16 @@ impl Owner {
 // === impl Account ===
 
 impl Account {
+    /// The owner in the order of requests that wait.
+    pub fn share(&self) -> trireme_inference::Owner {
+        trireme_inference::Owner::new(&*self.owner.name, self.limits.share())
+    }
+
     /// Takes a request in, if its owner's limits have room for it and for at most this many tokens. More tokens than the limit of a minute
     /// have room when no others count. `is_new`: it is no further part of a request that was taken in.
     pub fn begin(&self, is_new: bool, tokens: u64) -> Result<Admitted, LimitReached> {
         let owner = &self.owner;
-        let OwnerLimits { requests_per_minute, tokens_per_minute, in_flight } = self.limits;
+        let OwnerLimits { requests_per_minute, tokens_per_minute, in_flight, weight: _ } = self.limits;
         let (now, mut counts) = (owner.since.elapsed(), owner.counts.lock());
         if let Some(limit) = in_flight.filter(|&limit| counts.in_flight >= limit) {
             let what = format!("has {} requests in flight, {limit} may be", counts.in_flight);
