@@ -8,14 +8,14 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::sync::Arc;
 use trireme_inference::{
-    Callers, DataType, InferError, Ledger, ModelKey, Name, Parameters, Route, Shape, Step, Tensor, TensorError,
+    Callers, DataType, InferError, Ledger, ModelKey, Name, Owner, Parameters, Route, Shape, Step, Tensor, TensorError,
     TooMany, TraceParent, UnixMicros, check_listed, read_list, read_parameters,
 };
 
 use crate::message::{AnswerForm, Output, Reply, SequenceStates, WorkMessage};
 
 /// The contract's version, sent with every message. A worker sets messages of another one aside.
-pub const CONTRACT_VERSION: u32 = 3;
+pub const CONTRACT_VERSION: u32 = 4;
 
 /// Bytes of the longest name of a request, gateway, model or claim in a message. Names become tokens of subjects, with
 /// up to three bytes for each byte, and a broker closes the connection of a client that sends a line longer than its
@@ -168,6 +168,8 @@ pub struct WorkHeaders {
     pub answer: AnswerForm,
     #[serde(default)]
     pub job: Option<Name>,
+    #[serde(default)]
+    pub owner: Owner,
 }
 
 /// The fields of a [`Reply`] that travel in headers.
@@ -193,6 +195,7 @@ impl WorkHeaders {
             tracestate: trace.and_then(|trace| trace.state.clone()),
             answer: message.answer,
             job: message.job.clone(),
+            owner: message.owner.clone(),
         }
     }
 }
@@ -255,6 +258,7 @@ pub fn decode_work(headers: WorkHeaders, body: &Bytes) -> Result<WorkMessage, En
         answer: headers.answer,
         callers: wire.callers.into_owned(),
         job: headers.job,
+        owner: headers.owner,
     })
 }
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use trireme_inference::{
-    Callers, InferError, Lane, Ledger, ModelKey, Name, Parameters, Route, Tensor, TraceParent, UnixMicros, format_name,
+    Callers, InferError, Lane, Ledger, ModelKey, Name, Owner, Parameters, Route, Tensor, TraceParent, UnixMicros,
+    format_name,
 };
 
 /// A request on its way through the stages.
@@ -38,6 +39,8 @@ pub struct WorkMessage {
     pub callers: Callers,
     /// The job that the request belongs to, and its line in a batch; `None` for a client's own request. For people only.
     pub job: Option<Name>,
+    /// Whose request it is. Owners share what a lane is served.
+    pub owner: Owner,
 }
 
 /// How the answer to a request comes.
@@ -197,7 +200,7 @@ impl WorkMessage {
         let hops = self.ledger.0.iter().map(|hop| 2 * ENTRY + hop.model.len() + hop.worker.len());
         let callers = self.callers.models().iter().map(|model| ENTRY + model.name.len());
         let own = ENTRY + self.request_id.len() + self.gateway.len() + self.client_id.len();
-        let own = own + self.job.as_ref().map_or(0, |job| job.len());
+        let own = own + self.job.as_ref().map_or(0, |job| job.len()) + self.owner.name.len();
         let lists = tensors_size(&self.tensors) + parameters_size(&self.parameters);
         (own + lists + steps.chain(hops).chain(callers).sum::<usize>()) as u64
     }

@@ -350,7 +350,7 @@ async fn a_message_of_another_contract_version_is_set_aside_at_once() {
     let jetstream = jetstream::new(async_nats::connect(server.url()).await.unwrap());
     let sent = message(&model, 1);
     let (mut headers, body) = (work_headers(&sent), encode_work(&sent).unwrap());
-    headers.insert("Trireme-Contract", "4");
+    headers.insert("Trireme-Contract", "5");
     let subject = "trireme.work.version.1.0.gateway.r";
     jetstream.publish_with_headers(subject, headers, body.clone()).await.unwrap().await.unwrap();
     bus.publish(&message(&model, 2)).await.unwrap();
@@ -370,7 +370,7 @@ async fn a_message_of_another_contract_version_is_set_aside_at_once() {
     .await;
     let trireme_bus::DeadLetter { message, reason, attempts } = stored.letter;
     assert_eq!((message.queue(), &message.request_id, attempts), (Some(&model), &sent.request_id, 1));
-    assert_eq!(reason.message, "message of contract version 4, expected 3");
+    assert_eq!(reason.message, "message of contract version 5, expected 4");
     assert_eq!(message.tensors[0].data(), &body, "its bytes are kept");
     let mut stream = jetstream.get_stream("trireme_work_version_1").await.unwrap();
     within("the end of it in the queue", async {
@@ -390,7 +390,7 @@ async fn a_reply_that_cannot_be_read_is_the_failure_of_its_worker() {
     let raw = async_nats::connect(server.url()).await.unwrap();
     let headers = |sequence: &str, last: &str| {
         let mut headers = HeaderMap::new();
-        headers.insert("Trireme-Contract", "3");
+        headers.insert("Trireme-Contract", "4");
         headers.insert("Trireme-Request", "r");
         headers.insert("Trireme-Gateway", "gateway");
         headers.insert("Trireme-Sequence", sequence);
@@ -545,7 +545,7 @@ async fn messages_are_on_the_wire_as_the_golden_vectors_say() {
 /// A work message's headers, written from the contract.
 fn work_headers(message: &WorkMessage) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    headers.insert("Trireme-Contract", "3");
+    headers.insert("Trireme-Contract", "4");
     headers.insert("Trireme-Request", message.request_id.as_str());
     headers.insert("Trireme-Gateway", message.gateway.as_str());
     headers.insert("Trireme-Deadline", message.deadline.to_string());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use trireme_inference::{InferError, Name, Parameters, Tensor, TextFacts, UnixMicros};
+use trireme_inference::{InferError, Name, Owner, Parameters, Tensor, TextFacts, UnixMicros};
 use trireme_model_repository::{InstanceKind, ModelConfig, Uploaded};
 
 use crate::batching::BatchPolicy;
@@ -356,6 +356,8 @@ pub struct ExecuteRequest {
     pub in_parts: bool,
     /// The way for the model's code to send requests to other models.
     pub calls: Calls,
+    /// Whose request it is.
+    pub owner: Owner,
 }
 
 // === impl ExecuteRequest ===
@@ -377,6 +379,7 @@ impl ExecuteRequest {
             cancelled: CancelFlag::default(),
             in_parts: false,
             calls: Calls::default(),
+            owner: Owner::default(),
         }
     }
 

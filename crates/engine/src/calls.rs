@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::DropGuard;
-use trireme_inference::{Action, Callers, InferError, Lane, ModelKey, Parameters, Tensor, TraceParent, UnixMicros};
+use trireme_inference::{
+    Action, Callers, InferError, Lane, ModelKey, Owner, Parameters, Tensor, TraceParent, UnixMicros,
+};
 
 /// A request's way to other models. The default leads nowhere, and refuses every request.
 #[derive(Clone, Default)]
@@ -29,6 +31,8 @@ pub struct Origin {
     pub lane: Lane,
     /// W3C trace context of its span.
     pub traceparent: Option<TraceParent>,
+    /// Whose request it is.
+    pub owner: Owner,
 }
 
 /// The way to other models of a model's code that executes no request, such as while it is loaded. The default leads nowhere.
@@ -91,7 +95,7 @@ pub type Answered = Box<dyn Fn(NestedResponse) + Send + Sync>;
 /// }
 ///
 /// # let (callers, deadline) = (Callers::default(), UnixMicros::NEVER);
-/// # let origin = Origin { callers, deadline, priority: 0, lane: Lane::Live, traceparent: None };
+/// # let origin = Origin { callers, deadline, priority: 0, lane: Lane::Live, traceparent: None, owner: Owner::default() };
 /// # let (sender, answers) = std::sync::mpsc::sync_channel(1);
 /// let calls = Calls::of(Arc::new(Echo(ModelKey { name: "router".into(), version: 1 })), origin);
 /// let nested = Nested { model: "encoder".to_owned(), ..Nested::default() };
@@ -146,7 +150,14 @@ impl IdleCalls {
     /// The way of requests that have to be answered within `limit` from now.
     pub fn within(&self, limit: Duration) -> Calls {
         let deadline = UnixMicros::now().after(limit);
-        let origin = Origin { callers: Callers::default(), deadline, priority: 0, lane: Lane::Live, traceparent: None };
+        let origin = Origin {
+            callers: Callers::default(),
+            deadline,
+            priority: 0,
+            lane: Lane::Live,
+            traceparent: None,
+            owner: Owner::default(),
+        };
         Calls(self.0.clone().map(|caller| (caller, origin)))
     }
 }

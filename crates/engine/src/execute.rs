@@ -18,6 +18,7 @@ use crate::completion::Completion;
 use crate::guests::{Guest, Nested, Place, SHORT_RUN, reserve_thread};
 use crate::model::{Model, Threads, Work, conclude};
 use crate::outage::is_out;
+use crate::queue::Seat;
 use crate::queue::{Role, Taken};
 use crate::runs::Runs;
 use crate::stepwise::Stepper;
@@ -88,8 +89,14 @@ impl<C: Completion> Model<C> {
         let threads = || self.tasks.runtime().metrics().num_workers();
         match passes.then(|| self.guests.take(threads())).flatten() {
             Some((guest, place)) => self.run_guest(guest, place, work),
-            None => self.queue.push(lane, candidate, work),
+            None => self.wait(lane, candidate, work),
         }
+    }
+
+    /// Puts a request into the queue, in its owner's part of the lane.
+    pub fn wait(&self, lane: Lane, candidate: Candidate, work: Work<C>) {
+        let seat = Seat { owner: work.request.owner.clone(), deadline: work.request.deadline };
+        self.queue.push_at(lane, candidate, seat, work);
     }
 
     fn run_guest(&self, mut guest: Guest, place: Place, work: Work<C>) {

@@ -32,6 +32,10 @@ const PORTION: f64 = 1.0 / 8.0;
 /// more of them.
 const BACKGROUND_HORIZON: u32 = 5;
 
+/// The horizon while several owners have requests. In the shared queue requests wait in the order in which they came, so a worker gives owners
+/// their shares among the requests that it has taken.
+const SHARED_HORIZON: Duration = Duration::from_secs(1);
+
 /// Differences up to this size count as rounding errors, in seconds and in requests.
 const ROUNDED: f64 = 1e-6;
 
@@ -78,6 +82,8 @@ pub struct Intake {
     last: u64,
     /// Number of fetches seen, and the mean of their seconds.
     fetches: (f64, f64),
+    /// Until when the worker looks as far ahead as [`SHARED_HORIZON`].
+    contested: Option<Instant>,
 }
 
 /// A run under way.
@@ -165,7 +171,16 @@ impl Intake {
     /// The intake of this many idle instances, from a queue that other workers pull from, too.
     pub fn new(instances: usize, appetite: Appetite) -> Intake {
         let (pace, running) = (RunTimes::default(), Vec::new());
-        Intake { instances: instances.max(1), appetite, shared: true, pace, running, last: 0, fetches: (0.0, 0.0) }
+        Intake {
+            instances: instances.max(1),
+            appetite,
+            shared: true,
+            pace,
+            running,
+            last: 0,
+            fetches: (0.0, 0.0),
+            contested: None,
+        }
     }
 
     /// The same for one idle background instance, before anything was measured.
@@ -193,8 +208,14 @@ impl Intake {
 
     /// The horizon in seconds: the worker takes work for an instance that will be free within it. It is the policy's
     /// look-ahead, or twice the mean fetch time if that is longer.
-    fn horizon(&self) -> f64 {
-        self.appetite.look_ahead.as_secs_f64().max(2.0 * self.fetches.1)
+    fn horizon(&self, now: Instant) -> f64 {
+        let usual = self.appetite.look_ahead.as_secs_f64().max(2.0 * self.fetches.1);
+        if self.contested.is_some_and(|until| now < until) { usual.max(SHARED_HORIZON.as_secs_f64()) } else { usual }
+    }
+
+    /// Several owners have requests until this time: the worker takes more of them, so that it can choose among all owners.
+    pub fn contest(&mut self, until: Instant) {
+        self.contested = Some(until);
     }
 
     /// An instance begins a run; `cost` is in the batch policy's unit.
@@ -246,7 +267,7 @@ impl Intake {
         if !self.shared {
             return Room::Now(usize::MAX);
         }
-        let horizon = self.horizon();
+        let horizon = self.horizon(now);
         // Seconds until a running instance is free; infinite while the pace is unknown.
         let busy = |run: &Running| match self.pace.run(run.cost) {
             Some(takes) => (takes - now.saturating_duration_since(run.started).as_secs_f64()).max(0.0),
@@ -270,7 +291,7 @@ impl Intake {
 
     /// When there will be room if only time passes.
     fn later(&self, waiting: usize, busy: &[f64], time: f64, now: Instant) -> Room {
-        let horizon = self.horizon();
+        let horizon = self.horizon(now);
         let enters = busy.iter().filter(|left| left.is_finite() && **left >= horizon).map(|left| left - horizon);
         let ending = busy.iter().filter(|left| **left > 0.0 && **left < horizon);
         // While these runs go on, the free time within the horizon grows by each second that passes, for each of them.

@@ -53,7 +53,7 @@ pub use intake::{Intake, Room, RunId, allowance, most_in_hand};
 pub use load::{LoadOptions, Loaded, backend_of, instead, load_version, load_watched, stage};
 pub use model::{Model, Work};
 pub use outage::all_out;
-pub use queue::{Permit, WorkQueue};
+pub use queue::{Permit, Seat, WorkQueue};
 pub use statistics::{ModelSnapshot, ModelStatistics, QueueLoad};
 pub use threads::{Promise, ThreadLimits, on_thread, promise, spawn, with_limits};
 pub use watchdog::Executions;

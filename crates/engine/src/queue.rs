@@ -1,6 +1,6 @@
 //! A model's queue in this worker, between the async tasks that admit work and the instance threads that take batches.
 //! The policy decides what makes a batch; this file has the lock, `taking` the waiting for batches,
-//! `state` the requests and the counting.
+//! `state` the requests and the counting, `seats` whose requests wait, and which of them the policy sees.
 //!
 //! Requests wait in two lanes. Where a model has background instances ([`Role`]), those execute bulk requests and the main instances
 //! live ones; the operating system gives the background the time that is left. Where there are none, or where other processes leave
@@ -8,6 +8,7 @@
 //! before them or with them. Bulk requests run when no live request waits, and after 15 runs that have passed them over. A
 //! live request may have to wait for the run under way, so runs of bulk requests are short while there are live requests now and then.
 
+mod seats;
 mod state;
 mod taking;
 
@@ -25,6 +26,7 @@ use crate::intake::{self, Intake, Room, RunId};
 use crate::statistics::QueueLoad;
 use state::{Past, State, Waiting, is_beyond};
 
+pub use seats::Seat;
 pub use state::Role;
 
 /// The most requests to ask for at a time in place of requests that came too late.
@@ -245,13 +247,24 @@ impl<T> WorkQueue<T> {
         passes
     }
 
-    /// Puts a request into a lane of the queue.
+    /// Puts a request of no owner into a lane of the queue.
     pub fn push(&self, lane: Lane, candidate: Candidate, item: T) {
+        self.push_at(lane, candidate, Seat::default(), item);
+    }
+
+    /// Puts a request into its owner's part of a lane.
+    pub fn push_at(&self, lane: Lane, candidate: Candidate, seat: Seat, item: T) {
         let mut state = self.state.lock();
         state.late = 0;
-        state.lanes[lane as usize].candidates.push(candidate);
-        state.lanes[lane as usize].items.push_back(item);
+        let waiting = &mut state.lanes[lane as usize];
+        waiting.candidates.push(candidate);
+        waiting.items.push_back(item);
         let role = state.role_for(lane);
+        if let Some(until) = state.lanes[lane as usize].seats.push(seat, Instant::now())
+            && let Some(intake) = state.intake_of(role)
+        {
+            intake.contest(until);
+        }
         let is_first = lane == Lane::Bulk && !std::mem::replace(&mut state.bulk_came, true);
         drop(state);
         self.arrived[role as usize].notify_one();
@@ -329,7 +342,7 @@ impl<T> WorkQueue<T> {
     /// Moves the waiting requests for which `late` is true behind all others of their level.
     pub fn delay_where(&self, late: impl Fn(&T) -> bool) {
         let mut state = self.state.lock();
-        for Waiting { candidates, items } in &mut state.lanes {
+        for Waiting { candidates, items, .. } in &mut state.lanes {
             for (candidate, item) in candidates.iter_mut().zip(items.iter()) {
                 candidate.priority |= u32::from(late(item));
             }

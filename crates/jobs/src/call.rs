@@ -81,6 +81,11 @@ pub trait Execute: Send + Sync + 'static {
         call.path.clone()
     }
 
+    /// The weight of an owner among the owners whose calls wait.
+    fn weight(&self, _owner: &str) -> u32 {
+        1
+    }
+
     /// Calls the URL of a webhook once.
     async fn call(&self, _call: WebhookCall) -> WebhookAnswer {
         WebhookAnswer::failed("this gateway calls no webhooks")

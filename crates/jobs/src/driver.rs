@@ -13,7 +13,7 @@ use crate::call::Execute;
 use crate::index::Index;
 use crate::jobs::{Client, Jobs, Options, Shared};
 use crate::pace::Paces;
-use crate::record::{BatchState, Counts, Record, Step};
+use crate::record::{Asked, BatchState, Counts, Record, Step};
 use crate::room::Rooms;
 use crate::statistics::Statistics;
 use crate::store::new_id;
@@ -313,9 +313,10 @@ impl Driver {
             self.trial = Some((id.clone(), Instant::now()));
         }
         match step {
-            Step::Request(destination) => {
+            Step::Request(asked) => {
                 self.open.insert(id.clone(), Open::Waits);
-                self.turns.push(destination, id);
+                let owner = self.jobs.owner(&asked.client);
+                self.turns.push(asked.destination, owner, asked.bytes, id);
             }
             Step::Batch => self.run_batch(id),
             Step::Webhook => {}
@@ -374,7 +375,9 @@ impl Driver {
             if !matches!(self.open.get(&id), Some(Open::Waits)) {
                 continue;
             }
-            let (jobs, step) = (self.jobs.clone(), Step::Request(turn.destination.clone()));
+            let (destination, client) = (turn.destination.clone(), turn.owner.name.clone());
+            let step = Step::Request(Asked { destination, client, bytes: turn.cost as u64 });
+            let jobs = self.jobs.clone();
             let task = self.running.spawn(async move {
                 let refused = jobs.run_request(&turn.item, &slot).await.unwrap_or_else(|error| {
                     tracing::warn!(request = &*turn.item, %error, "a durable request could not be run; trying again");

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use trireme_bus::Bus;
+use trireme_inference::Owner;
 
 use crate::call::Execute;
 use crate::index::Index;
@@ -67,6 +68,11 @@ impl Jobs {
             Client::Everybody => true,
             Client::Owner(name) => name.as_ref() == owner,
         }
+    }
+
+    /// An owner with its weight now.
+    pub(crate) fn owner(&self, name: &str) -> Owner {
+        Owner::new(name, self.0.execute.weight(name))
     }
 
     /// The owner of what this client makes.

@@ -1,5 +1,6 @@
-//! How many calls of durable work are in flight: for each destination as many as its workers take, shared evenly between jobs, and for all
-//! destinations together a fixed number.
+//! How many calls of durable work are in flight: for each destination as many as its workers take, and for all destinations together a fixed
+//! number. Where more calls want to begin, the owners of their jobs take turns by their weights ([`Shares`]), and the jobs of an owner one
+//! after the other. A call costs its bytes: its tokens are not known before it ends, and workers count those.
 //!
 //! Until something is refused the limit of a destination grows by one with each answer. It is halved when a queue was full or no worker was
 //! there, and grows by one for as many answers as it allows from then on. This is how TCP finds the speed of a line (slow start, additive
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
-use trireme_inference::Name;
+use trireme_inference::{Name, Owner, Shares};
 
 /// The limit of a destination at the start.
 const FIRST: f64 = 32.0;
@@ -45,12 +46,12 @@ struct State {
     most: usize,
     /// Calls in flight to all destinations.
     running: usize,
-    /// The shares that exist.
-    shares: usize,
+    /// The destinations that have shares.
+    used: usize,
     /// The number of the next share.
     next: u64,
-    /// Shares that found all calls taken, in their order: a call that ends leaves its place to the first of them.
-    waiting: VecDeque<u64>,
+    /// Destinations with room of their own whose shares found all calls taken: a call that ends leaves its place to the first of them.
+    waiting: VecDeque<Name>,
     destinations: HashMap<Name, Destination>,
 }
 
@@ -58,6 +59,11 @@ struct State {
 struct Destination {
     limit: f64,
     shares: usize,
+    running: usize,
+    /// Shares that have a call to begin and found no room, in the order in which they asked.
+    waiting: Vec<(u64, Owner)>,
+    /// Whose turn it is.
+    order: Shares,
     halved: Option<Instant>,
     /// The time before which no call begins, and the pause that ends then.
     rest: Option<(Instant, Duration)>,
@@ -67,6 +73,7 @@ struct Destination {
 pub(crate) struct Share {
     paces: Paces,
     destination: Name,
+    owner: Owner,
     number: u64,
     running: Arc<AtomicUsize>,
 }
@@ -83,7 +90,8 @@ pub(crate) struct Slot {
 impl Destination {
     /// The pace of a destination that nothing is known of, at most `most` calls.
     fn new(most: usize) -> Destination {
-        Destination { limit: FIRST.min(most as f64), shares: 0, halved: None, rest: None }
+        let (waiting, order) = (Vec::new(), Shares::default());
+        Destination { limit: FIRST.min(most as f64), shares: 0, running: 0, waiting, order, halved: None, rest: None }
     }
 
     /// Counts an answer. Returns whether a rest has ended with it.
@@ -119,7 +127,7 @@ impl Paces {
         let state = State {
             most: most.max(1),
             running: 0,
-            shares: 0,
+            used: 0,
             next: 0,
             waiting: VecDeque::new(),
             destinations: HashMap::new(),
@@ -127,15 +135,17 @@ impl Paces {
         Paces(Arc::new(Shared { state: Mutex::new(state), changed: Notify::new() }))
     }
 
-    /// Counts another job that has calls to a destination.
-    pub fn share(&self, destination: &Name) -> Share {
-        let mut state = self.0.state.lock();
-        state.shares += 1;
+    /// Counts another job of this owner that has calls to a destination.
+    pub fn share(&self, destination: &Name, owner: &Owner) -> Share {
+        let mut guard = self.0.state.lock();
+        let state = &mut *guard;
         state.next += 1;
         let most = state.most;
-        state.destinations.entry(destination.clone()).or_insert_with(|| Destination::new(most)).shares += 1;
+        let pace = state.destinations.entry(destination.clone()).or_insert_with(|| Destination::new(most));
+        pace.shares += 1;
+        state.used += usize::from(pace.shares == 1);
         let (paces, number) = (self.clone(), state.next);
-        Share { paces, destination: destination.clone(), number, running: Arc::default() }
+        Share { paces, destination: destination.clone(), owner: owner.clone(), number, running: Arc::default() }
     }
 
     /// Ends when a share may have a call that it could not have before. Created before the look at the shares, it misses nothing.
@@ -160,28 +170,45 @@ impl Share {
         self.running.load(Ordering::Relaxed)
     }
 
-    /// Begins a call, unless the job has its part already, the destination rests, or all calls are taken. The part is an even one of the
-    /// destination's limit and of all calls, and at least one call.
-    pub fn begin(&self, now: Instant) -> Option<Slot> {
+    /// The weight of the job's owner may have changed.
+    pub fn weighs(&mut self, weight: u32) {
+        self.owner.weight = weight.max(1);
+    }
+
+    /// Begins a call of this cost, unless the destination rests or has as many calls as it may, all calls are taken, or it is the turn of others.
+    /// Where several destinations are used, each has an even part of all calls, and at least one.
+    pub fn begin(&self, cost: f64, now: Instant) -> Option<Slot> {
         let mut guard = self.paces.0.state.lock();
         let state = &mut *guard;
-        let pace = state.destinations.get(&self.destination)?;
-        let part = (pace.limit as usize / pace.shares.max(1)).min(state.most / state.shares.max(1)).max(1);
-        if pace.rests_until(now).is_some() || self.running() >= part {
+        let pace = state.destinations.get_mut(&self.destination)?;
+        if pace.rests_until(now).is_some() {
             self.leave(state);
             return None;
         }
+        if !pace.waiting.iter().any(|(number, _)| *number == self.number) {
+            pace.waiting.push((self.number, self.owner.clone()));
+        }
+        let part = (pace.limit as usize).min(state.most / state.used.max(1)).max(1);
+        let turns = pace.order.ranked(pace.waiting.iter().map(|(_, owner)| owner));
+        let before = turns.iter().position(|&place| pace.waiting[place].0 == self.number)?;
+        if before >= part.saturating_sub(pace.running) {
+            return None;
+        }
         let free = state.most.saturating_sub(state.running);
-        let place = state.waiting.iter().position(|number| *number == self.number);
+        let place = state.waiting.iter().position(|waits| *waits == self.destination);
         if place.unwrap_or(state.waiting.len()) >= free {
             if place.is_none() {
-                state.waiting.push_back(self.number);
+                state.waiting.push_back(self.destination.clone());
             }
             return None;
         }
         if let Some(place) = place {
             state.waiting.remove(place);
         }
+        let Destination { waiting, order, .. } = pace;
+        order.serve(waiting.iter().map(|(_, owner)| owner), [(&self.owner, cost)]);
+        waiting.retain(|(number, _)| *number != self.number);
+        pace.running += 1;
         state.running += 1;
         self.running.fetch_add(1, Ordering::Relaxed);
         let (paces, destination) = (self.paces.clone(), self.destination.clone());
@@ -199,9 +226,13 @@ impl Share {
     }
 
     fn leave(&self, state: &mut State) {
-        let before = state.waiting.len();
-        state.waiting.retain(|number| *number != self.number);
-        if state.waiting.len() < before {
+        let Some(pace) = state.destinations.get_mut(&self.destination) else { return };
+        let before = pace.waiting.len();
+        pace.waiting.retain(|(number, _)| *number != self.number);
+        if pace.waiting.is_empty() {
+            state.waiting.retain(|waits| *waits != self.destination);
+        }
+        if pace.waiting.len() < before {
             self.paces.0.changed.notify_waiters();
         }
     }
@@ -212,11 +243,13 @@ impl Drop for Share {
         let mut guard = self.paces.0.state.lock();
         let state = &mut *guard;
         self.leave(state);
-        state.shares -= 1;
         let others = state.destinations.len() > KEPT;
         if let Some(pace) = state.destinations.get_mut(&self.destination) {
             pace.shares -= 1;
-            if others && pace.shares == 0 {
+            state.used -= usize::from(pace.shares == 0);
+            // The others have a larger part now.
+            self.paces.0.changed.notify_waiters();
+            if others && pace.shares == 0 && pace.running == 0 {
                 state.destinations.remove(&self.destination);
             }
         }
@@ -248,7 +281,12 @@ impl Drop for Slot {
         let mut state = self.paces.0.state.lock();
         state.running -= 1;
         self.running.fetch_sub(1, Ordering::Relaxed);
-        if !state.waiting.is_empty() {
+        let pace = state.destinations.get_mut(&self.destination);
+        let waits = pace.is_some_and(|pace| {
+            pace.running -= 1;
+            !pace.waiting.is_empty()
+        });
+        if waits || !state.waiting.is_empty() {
             self.paces.0.changed.notify_waiters();
         }
     }
@@ -266,7 +304,7 @@ mod tests {
 
     /// As many calls as a share may begin.
     fn begun(share: &Share, now: Instant) -> Vec<Slot> {
-        std::iter::from_fn(|| share.begin(now)).collect()
+        std::iter::from_fn(|| share.begin(1.0, now)).collect()
     }
 
     #[test]
@@ -308,35 +346,74 @@ mod tests {
     #[test]
     fn refusals_of_one_destination_leave_the_others_alone() {
         let (paces, now) = (Paces::new(64), Instant::now());
-        let (stuck, other) = (paces.share(&name("stuck")), paces.share(&name("other")));
+        let (stuck, other) =
+            (paces.share(&name("stuck"), &Owner::default()), paces.share(&name("other"), &Owner::default()));
         for time in 0..10 {
-            let slot = stuck.begin(now + LONGEST_PAUSE * 2 * time).expect("a call after a rest");
+            let slot = stuck.begin(1.0, now + LONGEST_PAUSE * 2 * time).expect("a call after a rest");
             slot.refused(now + LONGEST_PAUSE * 2 * time);
         }
-        assert!(stuck.begin(now + LONGEST_PAUSE * 18).is_none(), "it rests");
+        assert!(stuck.begin(1.0, now + LONGEST_PAUSE * 18).is_none(), "it rests");
         assert_eq!(stuck.rests_until(now + LONGEST_PAUSE * 18).map(|until| until > now), Some(true));
         assert_eq!(begun(&other, now).len(), 32);
     }
 
+    /// Lets all of these shares begin calls, and ends the oldest one, again and again. Returns how many each has begun.
+    fn served(shares: &[(Share, f64)], paces: &Paces, times: usize) -> Vec<usize> {
+        let (mut slots, mut counts) = (VecDeque::new(), vec![0; shares.len()]);
+        for _ in 0..times {
+            for (index, (share, cost)) in shares.iter().enumerate() {
+                while let Some(slot) = share.begin(*cost, Instant::now()) {
+                    slots.push_back(slot);
+                    counts[index] += 1;
+                }
+            }
+            slots.pop_front();
+        }
+        assert!(paces.0.state.lock().running <= 8);
+        counts
+    }
+
     #[test]
-    fn jobs_share_a_destination_and_all_calls_evenly() {
+    fn owners_share_calls_by_their_weights_and_jobs_of_an_owner_evenly() {
+        let (paces, model) = (Paces::new(8), name("m"));
+        let of = |owner: &str, weight| paces.share(&model, &Owner::new(owner, weight));
+        // The first owner has one job, the second three, the third has four times the weight.
+        let jobs = [of("one", 1), of("two", 1), of("two", 1), of("two", 1), of("four", 4)];
+        let counts = served(&jobs.map(|share| (share, 1.0)), &paces, 6000);
+        let near = |count: usize, expected: usize| assert!(count.abs_diff(expected) < 30, "{counts:?}");
+        near(counts[0], 1000);
+        near(counts[1] + counts[2] + counts[3], 1000);
+        near(counts[4], 4000);
+        assert!(counts[1..4].iter().all(|count| count.abs_diff(333) < 30), "{counts:?}");
+    }
+
+    #[test]
+    fn a_call_that_costs_more_has_fewer_turns() {
+        let (paces, model) = (Paces::new(8), name("m"));
+        let of = |owner: &str| paces.share(&model, &Owner::new(owner, 1));
+        let counts = served(&[(of("long"), 9.0), (of("short"), 1.0)], &paces, 5000);
+        assert!(counts[0].abs_diff(500) < 20 && counts[1].abs_diff(4500) < 20, "{counts:?}");
+    }
+
+    #[test]
+    fn a_job_alone_has_all_calls_and_destinations_share_them_evenly() {
         let (paces, now) = (Paces::new(64), Instant::now());
-        let one = paces.share(&name("a"));
-        assert_eq!(begun(&one, now).len(), 32);
-        let two = paces.share(&name("a"));
-        assert_eq!((begun(&one, now).len(), begun(&two, now).len()), (16, 16));
-        let others: Vec<_> = (0..6).map(|number| paces.share(&name(&format!("b{number}")))).collect();
-        assert_eq!(begun(&others[0], now).len(), 64 / 8);
-        drop((two, others));
-        assert_eq!(begun(&one, now).len(), 32);
+        let one = paces.share(&name("a"), &Owner::default());
+        let begun_alone = begun(&one, now);
+        assert_eq!(begun_alone.len(), 32);
+        let other = paces.share(&name("b"), &Owner::default());
+        assert_eq!(begun(&other, now).len(), 32);
+        let _others: Vec<_> = (0..6).map(|n| paces.share(&name(&format!("c{n}")), &Owner::default())).collect();
+        assert_eq!(begun(&other, now).len(), 64 / 8);
     }
 
     #[tokio::test]
     async fn all_calls_together_are_bounded_and_each_job_has_its_turn() {
         let (paces, now) = (Paces::new(8), Instant::now());
-        let shares: Vec<_> = (0..18).map(|number| paces.share(&name(&format!("m{number}")))).collect();
+        let shares: Vec<_> =
+            (0..18).map(|number| paces.share(&name(&format!("m{number}")), &Owner::default())).collect();
         let mut slots: VecDeque<_> =
-            shares.iter().flat_map(|share| share.begin(now).map(|slot| (share.number, slot))).collect();
+            shares.iter().flat_map(|share| share.begin(1.0, now).map(|slot| (share.number, slot))).collect();
         assert_eq!(slots.len(), 8);
         // Each end gives the place to the share that has waited longest, in whichever order they ask.
         let mut seen: Vec<u64> = slots.iter().map(|(number, _)| *number).collect();
@@ -345,7 +422,7 @@ mod tests {
             drop(slots.pop_front());
             tokio::time::timeout(NO_TIME, changed).await.expect("the others hear of it");
             let mut begun: Vec<_> =
-                shares.iter().rev().flat_map(|share| share.begin(now).map(|slot| (share.number, slot))).collect();
+                shares.iter().rev().flat_map(|share| share.begin(1.0, now).map(|slot| (share.number, slot))).collect();
             assert_eq!(begun.len(), 1);
             seen.push(begun[0].0);
             slots.append(&mut begun.drain(..).collect());
@@ -357,14 +434,18 @@ mod tests {
     #[tokio::test]
     async fn a_job_without_calls_to_begin_is_no_obstacle_to_others() {
         let (paces, now) = (Paces::new(1), Instant::now());
-        let (one, two, three) = (paces.share(&name("a")), paces.share(&name("b")), paces.share(&name("c")));
-        let slot = one.begin(now).expect("the only call");
-        assert!(two.begin(now).is_none() && three.begin(now).is_none());
+        let (one, two, three) = (
+            paces.share(&name("a"), &Owner::default()),
+            paces.share(&name("b"), &Owner::default()),
+            paces.share(&name("c"), &Owner::default()),
+        );
+        let slot = one.begin(1.0, now).expect("the only call");
+        assert!(two.begin(1.0, now).is_none() && three.begin(1.0, now).is_none());
         drop(slot);
-        assert!(three.begin(now).is_none(), "it is the second one's turn");
+        assert!(three.begin(1.0, now).is_none(), "it is the second one's turn");
         let changed = paces.changed();
         two.wants_none();
         tokio::time::timeout(NO_TIME, changed).await.expect("the others hear of it");
-        assert!(three.begin(now).is_some());
+        assert!(three.begin(1.0, now).is_some());
     }
 }

@@ -13,7 +13,7 @@ pub(crate) use batch::Checkpoint;
 pub use batch::{Batch, BatchState, Counts, RowRequest, Usage};
 pub use file::File;
 pub(crate) use file::Purpose;
-pub(crate) use job::{Record, Step};
+pub(crate) use job::{Asked, Record, Step};
 pub(crate) use object::{Body, Object};
 pub use request::{Request, RequestState};
 pub use terms::{Webhook, WebhookState};

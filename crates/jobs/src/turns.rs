@@ -6,20 +6,20 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use trireme_inference::Name;
+use trireme_inference::{Name, Owner};
 
 use crate::pace::{FIRST_PAUSE, LONGEST_PAUSE, Paces, Share, Slot};
 
 /// The calls of a job that are not in flight.
 pub(crate) struct Turns<T> {
     paces: Paces,
-    lines: HashMap<Name, Line<T>>,
+    lines: HashMap<(Name, Name), Line<T>>,
     /// Refused calls by the end of their pauses. The number tells those of one moment apart.
     refused: BTreeMap<(Instant, u64), Turn<T>>,
     next: u64,
 }
 
-/// The calls to one destination.
+/// The calls of one owner to one destination.
 struct Line<T> {
     share: Share,
     turns: VecDeque<Turn<T>>,
@@ -29,6 +29,10 @@ struct Line<T> {
 pub(crate) struct Turn<T> {
     pub item: T,
     pub destination: Name,
+    /// Whose call it is.
+    pub owner: Owner,
+    /// Its part of what its owner is served.
+    pub cost: f64,
     /// The pause after its next refusal.
     pause: Duration,
 }
@@ -48,9 +52,10 @@ impl<T> Turns<T> {
         Turns { paces: paces.clone(), lines: HashMap::new(), refused: BTreeMap::new(), next: 0 }
     }
 
-    /// Adds a call behind those to the same destination.
-    pub fn push(&mut self, destination: Name, item: T) {
-        self.wait(Turn { item, destination, pause: FIRST_PAUSE });
+    /// Adds a call behind its owner's others to the same destination. It costs its bytes.
+    pub fn push(&mut self, destination: Name, owner: Owner, bytes: u64, item: T) {
+        let cost = bytes.max(1) as f64;
+        self.wait(Turn { item, destination, owner, cost, pause: FIRST_PAUSE });
     }
 
     /// Adds a call that was refused: it waits for its pause first, which is longer each time.
@@ -65,8 +70,9 @@ impl<T> Turns<T> {
         let paces = &self.paces;
         let line = self
             .lines
-            .entry(turn.destination.clone())
-            .or_insert_with_key(|destination| Line { share: paces.share(destination), turns: VecDeque::new() });
+            .entry((turn.destination.clone(), turn.owner.name.clone()))
+            .or_insert_with(|| Line { share: paces.share(&turn.destination, &turn.owner), turns: VecDeque::new() });
+        line.share.weighs(turn.owner.weight);
         line.turns.push_back(turn);
     }
 
@@ -83,7 +89,7 @@ impl<T> Turns<T> {
             !line.turns.is_empty() || line.share.running() > 0
         });
         self.lines.values_mut().filter(|line| !line.turns.is_empty()).find_map(|line| {
-            let slot = line.share.begin(now)?;
+            let slot = line.share.begin(line.turns.front()?.cost, now)?;
             Some((line.turns.pop_front()?, slot))
         })
     }
@@ -109,10 +115,10 @@ mod tests {
     fn a_call_that_is_always_refused_keeps_no_other_one_from_its_turn() {
         let (mut turns, mut now) = (Turns::new(&Paces::new(8)), Instant::now());
         let (one, other) = (Name::from("one"), Name::from("other"));
-        turns.push(one.clone(), "stuck");
-        (0..50).for_each(|_| turns.push(one.clone(), "fine"));
-        turns.push(other.clone(), "stuck");
-        (0..50).for_each(|_| turns.push(other.clone(), "fine"));
+        turns.push(one.clone(), Owner::default(), 1, "stuck");
+        (0..50).for_each(|_| turns.push(one.clone(), Owner::default(), 1, "fine"));
+        turns.push(other.clone(), Owner::default(), 1, "stuck");
+        (0..50).for_each(|_| turns.push(other.clone(), Owner::default(), 1, "fine"));
         let (mut fine, mut tries, began) = (0, 0, now);
         while fine < 100 {
             while let Some((turn, slot)) = turns.begin(now) {
@@ -138,7 +144,7 @@ mod tests {
     #[test]
     fn a_refused_call_waits_longer_each_time_and_holds_no_slot() {
         let (mut turns, mut now) = (Turns::new(&Paces::new(1)), Instant::now());
-        turns.push(Name::from("m"), ());
+        turns.push(Name::from("m"), Owner::default(), 1, ());
         let mut pauses = Vec::new();
         for _ in 0..8 {
             let (turn, slot) = turns.begin(now).expect("its turn");
@@ -157,7 +163,7 @@ mod tests {
     fn calls_to_one_destination_begin_in_their_order_and_lines_without_calls_go() {
         let paces = Paces::new(64);
         let (mut turns, now) = (Turns::new(&paces), Instant::now());
-        (0..3).for_each(|number| turns.push(Name::from("m"), number));
+        (0..3).for_each(|number| turns.push(Name::from("m"), Owner::default(), 1, number));
         let begun: Vec<_> = std::iter::from_fn(|| turns.begin(now)).map(|(turn, _)| turn.item).collect();
         assert_eq!(begun, [0, 1, 2]);
         assert!(turns.begin(now).is_none() && turns.lines.is_empty());

@@ -43,5 +43,6 @@ pub fn message(id: &str, models: &[&str], input: Tensor, answer: AnswerForm) -> 
         answer,
         callers: Callers::default(),
         job: None,
+        owner: trireme_inference::Owner::default(),
     }
 }

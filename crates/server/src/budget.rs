@@ -20,7 +20,7 @@ use bytes::{Buf, Bytes};
 use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use trireme_inference::QUEUE_FULL;
-use trireme_inference::{Cause, InferError, Lane, UnixMicros};
+use trireme_inference::{Cause, InferError, Lane, Owner, UnixMicros};
 
 use crate::owners::Account;
 use crate::request_times::RequestTimes;
@@ -71,6 +71,8 @@ struct PermitInner {
     kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
     /// Whose the request is; nobody's is one of this process itself, or of a model.
     account: OnceLock<Account>,
+    /// Whose model's request it is.
+    on_behalf: OnceLock<Owner>,
     /// Whether a model was asked for the request.
     has_begun: AtomicBool,
 }
@@ -180,6 +182,7 @@ impl Budget {
             spans,
             kept,
             account: OnceLock::new(),
+            on_behalf: OnceLock::new(),
             has_begun: AtomicBool::new(false),
         }))
     }
@@ -277,6 +280,17 @@ impl BytesPermit {
     /// Whose the request is; `None` for one of this process itself, or of a model.
     pub fn account(&self) -> Option<&Account> {
         self.0.account.get()
+    }
+
+    /// Says whose request a model has sent this one for: it has that owner's turn, and counts for nobody.
+    pub fn on_behalf_of(&self, owner: Owner) {
+        let _ = self.0.on_behalf.set(owner);
+    }
+
+    /// The owner whose turn it takes where requests wait.
+    pub fn share(&self) -> Owner {
+        let own = self.account().map(Account::share);
+        own.or_else(|| self.0.on_behalf.get().cloned()).unwrap_or_default()
     }
 
     /// Begins with the request; whether this is the first part of it.

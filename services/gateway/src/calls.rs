@@ -108,6 +108,7 @@ fn read(handlers: &Handlers, message: &WorkMessage) -> Result<Traced, InferError
     let permit = handlers.budget.permit();
     let bytes = message.tensors.iter().map(|tensor| tensor.data().len() as u64).sum();
     permit.cover(bytes).map_err(InferError::from)?;
+    permit.on_behalf_of(message.owner.clone());
     let (model, now) = (message.route.model(), UnixMicros::now());
     let outputs = message.route.current().map_or(&[][..], |step| &step.outputs);
     let wanted = |name: &str| RequestedOutput { name: name.to_owned(), classification: 0 };

@@ -45,7 +45,7 @@ fn a_reply_whose_body_is_lost_is_no_answer() {
     let header = |name| work.header(name).unwrap_or_else(|| panic!("work has {name}")).to_owned();
     let (request, gateway) = (header("Trireme-Request"), header("Trireme-Gateway"));
     let headers = [
-        ("Trireme-Contract", "3"),
+        ("Trireme-Contract", "4"),
         ("Trireme-Request", &request),
         ("Trireme-Gateway", &gateway),
         ("Trireme-Sequence", "0"),

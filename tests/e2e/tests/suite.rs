@@ -52,6 +52,7 @@ mod rubbish;
 mod runs;
 mod security;
 mod sequences;
+mod shares;
 mod signals;
 mod space_options;
 mod spaces;

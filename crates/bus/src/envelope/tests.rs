@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use trireme_inference::{ErrorCode, Hop, ParameterValue, StepInput, StepOutput, TextFacts, TraceParent};
+use trireme_inference::{ErrorCode, Hop, Owner, ParameterValue, StepInput, StepOutput, TextFacts, TraceParent};
 
 use super::*;
 use crate::fixtures::full_message;
@@ -135,6 +135,7 @@ fn any_work() -> impl Strategy<Value = WorkMessage> {
                 answer: AnswerForm::Whole,
                 callers: Callers::default(),
                 job: None,
+                owner: Owner::default(),
             }
         },
     )

@@ -11,7 +11,7 @@ use async_nats::jetstream::{self, AckKind};
 use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::task::JoinSet;
-use trireme_inference::{Callers, DataType, InferError, Ledger, ModelKey, Route, Step, Tensor, UnixMicros};
+use trireme_inference::{Callers, DataType, InferError, Ledger, ModelKey, Owner, Route, Step, Tensor, UnixMicros};
 
 use super::claims::{BodyStore, Claim, GetObjectError};
 use super::connection::Nats;
@@ -164,6 +164,7 @@ fn letter(model: &ModelKey, message: &jetstream::Message, reason: String) -> Dea
         answer: AnswerForm::Whole,
         callers: Callers::default(),
         job: None,
+        owner: Owner::default(),
     };
     let attempts = info.map_or(0, |info| u32::try_from(info.delivered).unwrap_or(u32::MAX));
     DeadLetter { message: unread, reason: InferError::unsupported(reason).at(model, ""), attempts }

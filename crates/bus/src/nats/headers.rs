@@ -1,7 +1,7 @@
 //! NATS headers: the fields that routing needs and that people want to see.
 
 use async_nats::{HeaderMap, HeaderValue, Message};
-use trireme_inference::{Name, TraceParent, UnixMicros};
+use trireme_inference::{Name, Owner, TraceParent, UnixMicros};
 
 use super::claims::Claim;
 use super::subjects;
@@ -17,6 +17,8 @@ const IN_PARTS: &str = "Trireme-In-Parts";
 const SEQUENCE: &str = "Trireme-Sequence";
 const FINAL: &str = "Trireme-Final";
 const JOB: &str = "Trireme-Job";
+const OWNER: &str = "Trireme-Owner";
+const WEIGHT: &str = "Trireme-Weight";
 const TRACEPARENT: &str = "traceparent";
 const TRACESTATE: &str = "tracestate";
 
@@ -40,6 +42,12 @@ pub fn write_work(message: &WorkMessage) -> Result<HeaderMap, EnvelopeError> {
     if let Some(job) = &message.job {
         headers.insert(JOB, one_line(JOB, job)?);
     }
+    if !message.owner.name.is_empty() {
+        headers.insert(OWNER, one_line(OWNER, &message.owner.name)?);
+    }
+    if message.owner.weight > 1 {
+        headers.insert(WEIGHT, message.owner.weight.to_string());
+    }
     match message.answer {
         AnswerForm::Whole => {}
         AnswerForm::InParts => headers.insert(IN_PARTS, "true"),
@@ -60,6 +68,7 @@ pub fn read_work(message: &Message) -> Result<WorkHeaders, EnvelopeError> {
         tracestate: get(message, TRACESTATE).map(Name::new),
         answer: read_answer(message)?,
         job: get(message, JOB).map(Name::new),
+        owner: read_owner(message)?,
     })
 }
 
@@ -98,6 +107,12 @@ fn write_part(headers: &mut HeaderMap, part: Part) {
 
 fn read_part(message: &Message) -> Result<Part, EnvelopeError> {
     Ok(Part { sequence: number(message, SEQUENCE)?, last: flag(message, FINAL)? })
+}
+
+/// The owner of a work message. One without a weight has the usual one.
+fn read_owner(message: &Message) -> Result<Owner, EnvelopeError> {
+    let weight = get(message, WEIGHT).map_or(Ok(1), |weight| parse_number(WEIGHT, weight))?;
+    Ok(Owner::new(get(message, OWNER).unwrap_or_default(), weight))
 }
 
 fn read_answer(message: &Message) -> Result<AnswerForm, EnvelopeError> {
@@ -246,15 +261,16 @@ mod tests {
             (traceparent, state, job) in (optional_text(), optional_text(), optional_text()),
             (deadline, priority, sequence, last) in any::<(u64, u64, u32, bool)>(),
             kind in 0usize..3,
+            (owner, weight) in ("(?s).{0,4}", 0u32..9),
         ) {
             let answer = [AnswerForm::Whole, AnswerForm::InParts, AnswerForm::Part(Part { sequence, last })][kind];
             let message = WorkMessage {
-                request_id: request_id.into(), gateway: gateway.into(), traceparent: traceparent.map(|parent| TraceParent::new(parent, state)), job: job.map(Name::from), deadline: UnixMicros(deadline), priority, answer, ..work()
+                request_id: request_id.into(), gateway: gateway.into(), traceparent: traceparent.map(|parent| TraceParent::new(parent, state)), job: job.map(Name::from), deadline: UnixMicros(deadline), priority, answer, owner: Owner::new(owner, weight), ..work()
             };
             let unfit = |text: &str| text.is_empty() || text.contains(['\r', '\n']);
             let (request_id, gateway) = (&message.request_id, &message.gateway);
             let trace: Vec<&str> = message.traceparent.iter().flat_map(TraceParent::headers).map(|(_, value)| value.as_str()).collect();
-            let optional_unfit = trace.into_iter().chain(message.job.as_deref()).any(unfit);
+            let optional_unfit = trace.into_iter().chain(message.job.as_deref()).any(unfit) || message.owner.name.contains(['\r', '\n']);
 
             match write_work(&message) {
                 Ok(headers) => prop_assert_eq!(read_work(&received(headers)).unwrap(), WorkHeaders::of(&message)),
@@ -277,7 +293,7 @@ mod tests {
             headers.insert(name, value);
             read_work(&received(headers)).unwrap_err().to_string()
         };
-        assert_eq!(text(CONTRACT, "1"), "message of contract version 1, expected 3");
+        assert_eq!(text(CONTRACT, "1"), "message of contract version 1, expected 4");
         assert_eq!(text(GATEWAY, ""), "message header 'Trireme-Gateway' is missing, expected a value");
         assert_eq!(
             text(REQUEST, &"r".repeat(MAX_NAME + 1)),

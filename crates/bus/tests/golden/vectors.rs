@@ -127,6 +127,7 @@ fn single() -> WorkMessage {
         answer: AnswerForm::Whole,
         callers: Callers::default(),
         job: None,
+        owner: trireme_inference::Owner::default(),
     }
 }
 
@@ -192,6 +193,7 @@ fn ensemble() -> WorkMessage {
         answer: AnswerForm::Whole,
         callers: Callers::default(),
         job: None,
+        owner: trireme_inference::Owner::default(),
     }
 }
 
@@ -295,7 +297,7 @@ impl Message {
                 }
                 let mut headers = vec![
                     ("Nats-Msg-Id", id),
-                    ("Trireme-Contract", "3".to_owned()),
+                    ("Trireme-Contract", "4".to_owned()),
                     ("Trireme-Request", message.request_id.to_string()),
                     ("Trireme-Gateway", message.gateway.to_string()),
                     ("Trireme-Deadline", message.deadline.0.to_string()),
@@ -307,7 +309,7 @@ impl Message {
                 headers
             }
             Message::Reply(reply) => vec![
-                ("Trireme-Contract", "3".to_owned()),
+                ("Trireme-Contract", "4".to_owned()),
                 ("Trireme-Request", reply.request_id.to_string()),
                 ("Trireme-Gateway", reply.gateway.to_string()),
                 ("Trireme-Sequence", reply.sequence.to_string()),

@@ -24,7 +24,7 @@ async fn reply_by_claim(server: &NatsServer, id: &str, claim: &str, bytes: usize
     let client = async_nats::connect(server.url()).await.expect("the server was started");
     let mut headers = HeaderMap::new();
     for (name, value) in [
-        ("Trireme-Contract", "3"),
+        ("Trireme-Contract", "4"),
         ("Trireme-Request", id),
         ("Trireme-Gateway", "gateway"),
         ("Trireme-Sequence", "0"),

@@ -10,6 +10,7 @@ use trireme_inference::Lane;
 
 use crate::batching::Candidate;
 use crate::intake::{Intake, Room};
+use crate::queue::seats::Seats;
 
 /// How long after a run of live requests those of bulk requests stay short, and their most cost as a multiple of a usual run of live
 /// requests.
@@ -81,6 +82,8 @@ pub(super) struct Waiting<T> {
     /// The policy's view of `items`, in the same order.
     pub candidates: Vec<Candidate>,
     pub items: VecDeque<T>,
+    /// Whose they are, in the same order.
+    pub seats: Seats,
 }
 
 // === impl State ===
@@ -147,7 +150,8 @@ impl<T> State<T> {
         match (lane, &self.intake) {
             // The requests of a stepwise instance stay long: half of its places is left to live requests.
             (Lane::Bulk, None) => capacity.div_ceil(2),
-            _ => capacity,
+            (_, None) => capacity,
+            (_, Some(_)) => self.lanes[lane as usize].seats.most(capacity),
         }
     }
 
@@ -220,8 +224,15 @@ impl<T> State<T> {
         })
     }
 
-    /// Takes requests of a lane out.
+    /// Takes requests of a lane out that are executed now: they count in their owners' shares.
     pub fn take(&mut self, lane: Lane, indices: &[usize]) -> Vec<T> {
+        let waiting = &mut self.lanes[lane as usize];
+        waiting.seats.serve(indices, &waiting.candidates, Instant::now());
+        self.take_out(lane, indices)
+    }
+
+    /// Takes requests of a lane out.
+    pub fn take_out(&mut self, lane: Lane, indices: &[usize]) -> Vec<T> {
         let taken = self.lanes[lane as usize].remove(indices);
         let is_passed_over = lane == Lane::Live && !self.lanes[Lane::Bulk as usize].items.is_empty();
         self.passed_over = if is_passed_over { self.passed_over + 1 } else { 0 };
@@ -233,12 +244,13 @@ impl<T> State<T> {
 
 impl<T> Default for Waiting<T> {
     fn default() -> Self {
-        Waiting { candidates: Vec::new(), items: VecDeque::new() }
+        Waiting { candidates: Vec::new(), items: VecDeque::new(), seats: Seats::default() }
     }
 }
 
 impl<T> Waiting<T> {
     pub fn remove(&mut self, indices: &[usize]) -> Vec<T> {
+        self.seats.remove(indices);
         if let [index] = *indices {
             self.candidates.remove(index);
             return self.items.remove(index).into_iter().collect();

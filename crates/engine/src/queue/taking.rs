@@ -44,7 +44,7 @@ impl<T> WorkQueue<T> {
                 let is_late = |index: &usize| late(&waiting.items[*index], takes);
                 let indices: Vec<_> = indices.iter().copied().filter(is_late).collect();
                 if !indices.is_empty() {
-                    return (Taken::Late(state.take(lane, &indices)), [false; 2]);
+                    return (Taken::Late(state.take_out(lane, &indices)), [false; 2]);
                 }
             }
             if lane == Lane::Live && !indices.is_empty() {
@@ -83,6 +83,7 @@ impl<T> WorkQueue<T> {
                 let live = &mut state.lanes[Lane::Live as usize];
                 live.candidates.insert(0, candidate);
                 live.items.push_front(item);
+                live.seats.push_front();
                 let removed = remove(&mut state, Lane::Live, vec![0]);
                 self.wake_for_rest(&state);
                 return Some(removed);
@@ -137,7 +138,21 @@ impl<T> WorkQueue<T> {
     /// The lane whose turn it is, and the policy's decision about its requests; `None` if no request waits for instances of this role.
     fn decide(&self, role: Role, state: &State<T>) -> Option<(Lane, Decision)> {
         let now = Instant::now();
-        let decide = |lane: Lane| (lane, self.policy.decide(&state.lanes[lane as usize].candidates, now));
+        let decide = |lane: Lane| {
+            let waiting = &state.lanes[lane as usize];
+            let Some(view) = waiting.seats.view(&waiting.candidates, self.policy.max_rows()) else {
+                return (lane, self.policy.decide(&waiting.candidates, now));
+            };
+            let mut seen: Vec<_> = view.iter().map(|&index| waiting.candidates[index].clone()).collect();
+            // For the policy, the order of turns is that of arrival.
+            let mut arrivals: Vec<_> = seen.iter().map(|candidate| candidate.arrived).collect();
+            arrivals.sort_unstable();
+            seen.iter_mut().zip(arrivals).for_each(|(candidate, arrived)| candidate.arrived = arrived);
+            match self.policy.decide(&seen, now) {
+                Decision::Run(chosen) => (lane, Decision::Run(chosen.into_iter().map(|place| view[place]).collect())),
+                waits => (lane, waits),
+            }
+        };
         match (state.waits_for(role, Lane::Live), state.waits_for(role, Lane::Bulk)) {
             (false, false) => None,
             (false, true) => Some(decide(Lane::Bulk)),

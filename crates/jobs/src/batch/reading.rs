@@ -180,7 +180,8 @@ impl Run<'_> {
         let left = tasks.len();
         for task in tasks {
             let destination = Name::from(self.jobs.0.execute.destination(&task.call));
-            self.turns.push(destination, task);
+            let bytes = task.call.body.len() as u64;
+            self.turns.push(destination, self.jobs.owner(&self.batch.client), bytes, task);
         }
         self.chunks.push_back(Chunk { outcomes, left, end: self.place });
         Ok(())

@@ -21,11 +21,22 @@ pub(crate) enum Record {
     File(File),
 }
 
+/// A request that waits for its turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// The queue that its call goes to.
+    pub destination: Name,
+    /// Whose it is.
+    pub client: Name,
+    /// The bytes of its body.
+    pub bytes: u64,
+}
+
 /// The next act of a job's owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Runs the request, whose call goes to this destination.
-    Request(Name),
+    /// Runs the request.
+    Request(Asked),
     /// Runs the batch.
     Batch,
     /// Calls the webhook of a job that has ended.
@@ -50,7 +61,9 @@ impl Record {
     pub fn step(&self) -> Option<(Step, u64)> {
         match self {
             Record::Request(request) if request.state == RequestState::Queued => {
-                Some((Step::Request(Name::from(&request.destination)), request.not_before.unwrap_or_default()))
+                let (destination, client) = (Name::from(&request.destination), Name::from(&request.client));
+                let asked = Asked { destination, client, bytes: request.body.bytes() };
+                Some((Step::Request(asked), request.not_before.unwrap_or_default()))
             }
             Record::Batch(batch) if !batch.state.is_end() => {
                 let waits = batch.state == BatchState::Validating;

@@ -12,6 +12,16 @@ pub(crate) enum Body {
     Stored(Object),
 }
 
+impl Body {
+    /// How many bytes it has.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Body::Here(bytes) => bytes.len() as u64,
+            Body::Stored(object) => object.bytes,
+        }
+    }
+}
+
 /// Bytes in the store of objects: parts with numbers from 0.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Object {

@@ -112,6 +112,7 @@ impl HostedModel {
             cancelled,
             in_parts: self.config.decoupled && message.answer == AnswerForm::InParts,
             calls: Calls::of(self.clone(), origin(message)),
+            owner: message.owner.clone(),
             inputs,
         };
         let Some(mut pending) = self.answer_from_cache(pending, &request) else { return };
@@ -133,7 +134,7 @@ impl HostedModel {
         match (alone, here) {
             (true, _) => self.queue.push_alone(candidate, work),
             (false, true) => self.enter(lane, candidate, work),
-            (false, false) => self.queue.push(lane, candidate, work),
+            (false, false) => self.wait(lane, candidate, work),
         }
     }
 
@@ -288,5 +289,6 @@ fn origin(message: &WorkMessage) -> Origin {
         priority: message.priority,
         lane: message.lane(),
         traceparent: message.traceparent.clone(),
+        owner: message.owner.clone(),
     }
 }

@@ -113,5 +113,6 @@ fn message(nested: Nested, origin: &Origin, callers: Callers, worker: &str) -> W
         answer: if nested.in_parts { AnswerForm::InParts } else { AnswerForm::Whole },
         callers,
         job: None,
+        owner: origin.owner.clone(),
     }
 }

@@ -172,9 +172,9 @@ impl Access {
         self.owners.account(known.map_or(Some(&nobody), |known| known.owner.as_ref()), &secrets.limits, lane)
     }
 
-    /// The account of an owner whose requests have no limits here: they are durable work, which has limits of its own.
+    /// The account of an owner whose requests have no limits here, but their share: they are durable work, which has limits of its own.
     pub fn account_of(&self, owner: &Arc<str>, lane: Lane) -> Account {
-        self.owners.unlimited(owner, lane)
+        self.owners.unlimited(owner, self.secrets().limits.of(owner).weight, lane)
     }
 
     /// Whether a header of this name holds the secret of a restricted category.

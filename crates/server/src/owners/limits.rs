@@ -13,9 +13,12 @@ use super::name::is_owner_name;
 const EVERY: &str = "*";
 
 /// The form of limits, for errors.
-const LIMITS: &str = "rpm=NUMBER, tpm=NUMBER or in-flight=NUMBER, separated by commas, each at least 1";
+const LIMITS: &str = "rpm=NUMBER, tpm=NUMBER, in-flight=NUMBER or weight=NUMBER, separated by commas, each at least 1, a weight at most 1000";
 
-/// Most of each that an owner may ask for at one gateway; `None` is no limit. Its text is `rpm=60,tpm=100000,in-flight=8`.
+/// The greatest weight of an owner.
+const HEAVIEST: u64 = 1000;
+
+/// Most of each that an owner may ask for at one gateway; `None` is no limit. Its text is `rpm=60,tpm=100000,in-flight=8,weight=4`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct OwnerLimits {
@@ -25,6 +28,8 @@ pub struct OwnerLimits {
     pub tokens_per_minute: Option<u64>,
     /// Requests that have begun and not ended.
     pub in_flight: Option<u64>,
+    /// Its part beside other owners whose requests wait in the same lane; 1 without it. It refuses nothing.
+    pub weight: Option<u64>,
 }
 
 /// The limits of one owner, or of every owner without limits of its own, as `--owner` has them.
@@ -68,6 +73,11 @@ impl Limits {
 // === impl OwnerLimits ===
 
 impl OwnerLimits {
+    /// The owner's part beside others whose requests wait.
+    pub fn share(&self) -> u32 {
+        u32::try_from(self.weight.unwrap_or(1)).unwrap_or(u32::MAX)
+    }
+
     /// Whether anything has a limit.
     pub fn are_some(&self) -> bool {
         *self != OwnerLimits::default()
@@ -89,6 +99,8 @@ impl FromStr for OwnerLimits {
                 "rpm" => &mut limits.requests_per_minute,
                 "tpm" => &mut limits.tokens_per_minute,
                 "in-flight" => &mut limits.in_flight,
+                "weight" if number <= HEAVIEST => &mut limits.weight,
+                "weight" => return Err(format!("'weight={number}' is no limit, expected {LIMITS}")),
                 other => return Err(format!("'{other}' is no limit, expected {LIMITS}")),
             };
             if limit.replace(number).is_some() {
@@ -101,7 +113,12 @@ impl FromStr for OwnerLimits {
 
 impl fmt::Display for OwnerLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all = [("rpm", self.requests_per_minute), ("tpm", self.tokens_per_minute), ("in-flight", self.in_flight)];
+        let all = [
+            ("rpm", self.requests_per_minute),
+            ("tpm", self.tokens_per_minute),
+            ("in-flight", self.in_flight),
+            ("weight", self.weight),
+        ];
         let given = all.into_iter().filter_map(|(name, limit)| Some(format!("{name}={}", limit?)));
         f.write_str(&given.collect::<Vec<_>>().join(","))
     }
@@ -134,8 +151,9 @@ impl FromStr for OwnerRule {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (owner, limits) =
-            text.split_once(':').ok_or("expected NAME:rpm=NUMBER,tpm=NUMBER,in-flight=NUMBER, one limit or more")?;
+        let (owner, limits) = text
+            .split_once(':')
+            .ok_or("expected NAME:rpm=NUMBER,tpm=NUMBER,in-flight=NUMBER,weight=NUMBER, one of them or more")?;
         if owner != EVERY && !is_owner_name(owner) {
             return Err(format!("'{owner}' is no owner, expected the NAME of a key, or {EVERY} for every other owner"));
         }
@@ -149,7 +167,8 @@ mod tests {
 
     #[test]
     fn limits_are_written_as_they_are_read() {
-        for text in ["rpm=60", "tpm=100000", "rpm=1,tpm=2,in-flight=3", "in-flight=8"] {
+        for text in ["rpm=60", "tpm=100000", "rpm=1,tpm=2,in-flight=3", "in-flight=8", "rpm=1,weight=4", "weight=1000"]
+        {
             assert_eq!(text.parse::<OwnerLimits>().unwrap().to_string(), text);
             let json = serde_json::to_string(&text.parse::<OwnerLimits>().unwrap()).unwrap();
             assert_eq!(json, format!("\"{text}\""));
@@ -160,7 +179,9 @@ mod tests {
             ("rpm", "'rpm' is no limit"),
             ("rpm=0", "'rpm=0' is no limit"),
             ("rpm=-1", "'rpm=-1' is no limit"),
-            ("weight=4", "'weight' is no limit"),
+            ("share=4", "'share' is no limit"),
+            ("weight=0", "'weight=0' is no limit"),
+            ("weight=1001", "'weight=1001' is no limit"),
             ("rpm=1,rpm=2", "'rpm' is there twice"),
         ] {
             assert!(text.parse::<OwnerLimits>().unwrap_err().starts_with(found), "{text}");

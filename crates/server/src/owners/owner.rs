@@ -83,13 +83,13 @@ impl Owners {
     pub(crate) fn account(&self, owner: Option<&Arc<str>>, limits: &Limits, lane: Lane) -> Account {
         match owner {
             Some(name) => Account { owner: self.named(name), limits: limits.of(name), lane },
-            None => self.unlimited(&ADMINISTRATOR.into(), lane),
+            None => self.unlimited(&ADMINISTRATOR.into(), None, lane),
         }
     }
 
-    /// The account of a request that no limit of this owner counts.
-    pub(crate) fn unlimited(&self, owner: &Arc<str>, lane: Lane) -> Account {
-        Account { owner: self.named(owner), limits: OwnerLimits::default(), lane }
+    /// The account of a request that no limit of this owner counts; it has its share beside other owners.
+    pub(crate) fn unlimited(&self, owner: &Arc<str>, weight: Option<u64>, lane: Lane) -> Account {
+        Account { owner: self.named(owner), limits: OwnerLimits { weight, ..OwnerLimits::default() }, lane }
     }
 
     /// The owner of this name.
@@ -120,11 +120,16 @@ impl Owner {
 // === impl Account ===
 
 impl Account {
+    /// The owner in the order of requests that wait.
+    pub fn share(&self) -> trireme_inference::Owner {
+        trireme_inference::Owner::new(&*self.owner.name, self.limits.share())
+    }
+
     /// Takes a request in, if its owner's limits have room for it and for at most this many tokens. More tokens than the limit of a minute
     /// have room when no others count. `is_new`: it is no further part of a request that was taken in.
     pub fn begin(&self, is_new: bool, tokens: u64) -> Result<Admitted, LimitReached> {
         let owner = &self.owner;
-        let OwnerLimits { requests_per_minute, tokens_per_minute, in_flight } = self.limits;
+        let OwnerLimits { requests_per_minute, tokens_per_minute, in_flight, weight: _ } = self.limits;
         let (now, mut counts) = (owner.since.elapsed(), owner.counts.lock());
         if let Some(limit) = in_flight.filter(|&limit| counts.in_flight >= limit) {
             let what = format!("has {} requests in flight, {limit} may be", counts.in_flight);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use tracing::Instrument;
 use trireme_bus::{AnswerForm, WorkMessage};
 use trireme_inference::{
-    AskedSpaces, Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, Name, ParameterValue, Parameters,
-    REQUEST_TIMEOUT, Tensor, TraceParent, UnixMicros, request_timeout, shown,
+    AskedSpaces, Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, Name, Owner, ParameterValue,
+    Parameters, REQUEST_TIMEOUT, Tensor, TraceParent, UnixMicros, request_timeout, shown,
 };
 use trireme_operations::{Capabilities, Waits};
 use trireme_runtime::response_cache::Key;
@@ -91,6 +91,7 @@ struct InferOptions {
     traceparent: Option<TraceParent>,
     callers: Callers,
     job: Option<String>,
+    owner: Owner,
     trace: Option<Arc<OpenTrace>>,
     labels: Option<LabelScores>,
     spaces: Option<AskedSpaces>,
@@ -230,11 +231,12 @@ impl Handlers {
             traced.permit.ends_at(UnixMicros::now().after(timeout));
         }
         let (waits, rows, callers, job) = (traced.waits, traced.rows, traced.callers, traced.permit.job());
+        let owner = traced.permit.share();
         let mut prepared = span.in_scope(|| {
             self.repeat_query(&mut traced.request, &traced.permit)?;
             let labels = self.pair_with_labels(&mut traced.request, &traced.permit)?;
             let mut metered = self.meter(&traced.request, &traced.permit, waits.lane)?;
-            let terms = InferOptions { waits, rows, answer, traceparent, callers, job, trace, labels, spaces };
+            let terms = InferOptions { waits, rows, answer, traceparent, callers, job, owner, trace, labels, spaces };
             match self.admit(traced.request, terms, &span) {
                 Ok(mut prepared) => {
                     prepared.request.metered = metered;
@@ -263,7 +265,7 @@ impl Handlers {
         terms: InferOptions,
         span: &tracing::Span,
     ) -> Result<Prepared, InferError> {
-        let InferOptions { waits, rows, answer, traceparent, callers, job, trace, labels: label_scores, spaces } =
+        let InferOptions { waits, rows, answer, traceparent, callers, job, owner, trace, labels: label_scores, spaces } =
             terms;
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
@@ -342,6 +344,7 @@ impl Handlers {
             answer,
             callers,
             job: job.map(Name::from),
+            owner,
         };
         // Responses of a decoupled model are sent at once, so they keep no order among requests.
         let keeps_order = served.config.dynamic_batching.as_ref().is_some_and(|batching| batching.preserve_ordering);

@@ -198,6 +198,10 @@ impl Execute for Runner {
         serde_json::from_slice(&call.body).map_or_else(|_| call.path.clone(), |Named { model }| model)
     }
 
+    fn weight(&self, owner: &str) -> u32 {
+        self.access.account_of(&owner.into(), Lane::Bulk).limits.share()
+    }
+
     fn count_bytes(&self, before: u64, now: u64) {
         self.batches.add(now.saturating_sub(before));
         self.batches.give_back(before.saturating_sub(now));
