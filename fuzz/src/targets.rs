@@ -7,7 +7,7 @@ use bytes::Bytes;
 use prost::Message;
 use trireme_bus::{AnswerForm, ReplyHeaders, WorkHeaders, decode_reply, decode_work, encode_reply, encode_work};
 use trireme_columns::{Format, Table};
-use trireme_inference::{InferRequest, UnixMicros};
+use trireme_inference::{InferRequest, Owner, UnixMicros};
 use trireme_model_repository::ModelConfig;
 use trireme_protocol::infer::RequestContext;
 use trireme_protocol::logging::LogSettings;
@@ -180,6 +180,7 @@ fn envelope_work(body: &[u8]) -> String {
         tracestate: None,
         answer: AnswerForm::Whole,
         job: None,
+        owner: Owner::default(),
     };
     match decode_work(headers(), &Bytes::copy_from_slice(body)) {
         Ok(message) => {

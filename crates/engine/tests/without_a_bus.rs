@@ -10,10 +10,11 @@ use tokio_util::sync::CancellationToken;
 use trireme_engine::{
     BackgroundInstance, Candidate, Completion, Description, DynamicBatcher, ExecuteRequest, ExecuteResponse,
     Executions, Guests, Instance, LoadError, Model, ModelInstance, ModelStatistics, OneAtATime, Progress, SendParts,
-    StepwiseInstance, TaskSet, Ticket, Work, WorkQueue, in_background,
+    StepwiseInstance, Ticket, Work, WorkQueue, in_background,
 };
 use trireme_inference::{FailureReason, InferError, Lane, ModelKey, Tensor};
 use trireme_model_repository::ModelConfig;
+use trireme_tasks::TaskSet;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
