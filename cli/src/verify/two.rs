@@ -60,7 +60,7 @@ impl Place {
             let is_whole = url.matches('/').count() == 2;
             ensure!(
                 is_whole && !name.is_empty(),
-                "{word} names no model of a server: write URL/NAME, such as http://127.0.0.1:8000/my-model"
+                "expected URL/NAME, such as http://127.0.0.1:8000/my-model, found {word}"
             );
             return Ok(Place::Server { url: url.to_owned(), name: name.to_owned() });
         }
@@ -126,7 +126,7 @@ fn texts(file: Option<&Path>) -> anyhow::Result<Vec<String>> {
     let Some(path) = file else { return Ok(built_in()) };
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let texts: Vec<String> = text.lines().map(str::to_owned).collect();
-    ensure!(!texts.is_empty(), "{} has no texts", path.display());
+    ensure!(!texts.is_empty(), "{} is empty: expected a text on each line", path.display());
     Ok(texts)
 }
 
@@ -236,7 +236,7 @@ impl Two {
 
     /// The answers of a model, for these tasks or its own.
     fn answers(&self, place: &Place, tasks: Option<&[Task]>) -> anyhow::Result<Answered> {
-        let Place::Server { url, name } = place else { bail!("a folder is served before it is asked") };
+        let Place::Server { url, name } = place else { bail!("expected a model of a server, found a folder") };
         let model = Model::new(url, name, self.headers.clone(), self.timeout_secs)?;
         let own = tasks_of(&model.config)?;
         let tasks = match tasks {
@@ -277,7 +277,7 @@ impl Two {
         }
         let refused = answers.iter().any(|all| all.iter().all(Option::is_none));
         if let Some(error) = refusal.filter(|_| refused) {
-            return Err(error.context(format!("model '{name}' answers none of the texts")));
+            return Err(error.context(format!("model '{name}' answers none of the texts: check its log")));
         }
         Ok(Answered { tasks, answers, space: model.space })
     }
