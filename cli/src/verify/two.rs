@@ -299,7 +299,7 @@ mod tests {
         }
         assert_eq!(Place::of("hf://org/model", Some("http://h")).unwrap(), folder("hf://org/model"));
         let error = Place::of("http://h:8000", None).unwrap_err().to_string();
-        assert!(error.contains("write URL/NAME"), "{error}");
+        assert!(error.contains("expected URL/NAME"), "{error}");
         assert!(Place::is_one("http://h/m") && !Place::is_one("tiny_embedding"));
     }
 }

@@ -80,7 +80,7 @@ pub type Answered = Box<dyn Fn(NestedResponse) + Send + Sync>;
 /// # use std::sync::Arc;
 /// # use tokio_util::sync::{CancellationToken, DropGuard};
 /// # use trireme_engine::{Answered, Caller, Calls, Nested, NestedResponse, Origin};
-/// # use trireme_inference::{Callers, Lane, ModelKey, UnixMicros};
+/// # use trireme_inference::{Callers, Lane, ModelKey, Owner, UnixMicros};
 /// struct Echo(ModelKey);
 ///
 /// impl Caller for Echo {

@@ -260,7 +260,8 @@ impl<T> WorkQueue<T> {
         waiting.candidates.push(candidate);
         waiting.items.push_back(item);
         let role = state.role_for(lane);
-        if let Some(until) = state.lanes[lane as usize].seats.push(seat, Instant::now())
+        let busy = state.in_hand() > 1;
+        if let Some(until) = state.lanes[lane as usize].seats.push(seat, busy, Instant::now())
             && let Some(intake) = state.intake_of(role)
         {
             intake.contest(until);

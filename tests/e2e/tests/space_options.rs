@@ -255,8 +255,15 @@ const PARAMETERS: [StepOption; 42] = [
 ];
 
 /// Documented parameters that need another model. All of them count, because they are not among those that do not.
-const OF_OTHER_MODELS: [&str; 6] =
-    ["long_texts", "windows_of", "source_language", "target_language", "message_format", "chat_template_kwargs"];
+const OF_OTHER_MODELS: [&str; 7] = [
+    "long_texts",
+    "spans",
+    "windows_of",
+    "source_language",
+    "target_language",
+    "message_format",
+    "chat_template_kwargs",
+];
 
 /// The parameters of these backends that docs/model-repository.md lists.
 fn documented() -> BTreeSet<String> {

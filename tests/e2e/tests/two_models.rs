@@ -132,5 +132,5 @@ fn people_read_a_table_and_what_to_do_and_bring_their_own_texts() {
     let mut wrong = product("trireme");
     let wrong = wrong.arg("verify").arg(plain.path()).arg("http://127.0.0.1:1").output().expect("the command runs");
     let said = String::from_utf8_lossy(&wrong.stderr);
-    assert!(wrong.status.code() == Some(2) && said.contains("write URL/NAME"), "{said}");
+    assert!(wrong.status.code() == Some(2) && said.contains("expected URL/NAME"), "{said}");
 }

@@ -10,7 +10,7 @@
 
 use std::time::{Duration, Instant};
 
-use trireme_inference::{Owner, Shares, UnixMicros};
+use trireme_inference::{Name, Owner, Shares, UnixMicros};
 
 use crate::batching::{Candidate, Description};
 
@@ -38,6 +38,8 @@ pub(super) struct Seats {
     seats: Vec<Seat>,
     /// Whether they are of several owners.
     mixed: bool,
+    /// Whose request came last.
+    last: Option<Name>,
     shares: Shares,
     /// Until when costs are counted.
     contested: Option<Instant>,
@@ -54,14 +56,21 @@ impl Default for Seat {
 // === impl Seats ===
 
 impl Seats {
-    /// Adds a request behind all others. If several owners wait now, returns until when that counts.
-    pub fn push(&mut self, seat: Seat, now: Instant) -> Option<Instant> {
+    /// Adds a request behind all others. If several owners have requests now, returns until when that counts: their requests wait together,
+    /// or this one waits for a run (`busy`) and the one before it was another owner's. A worker that holds only the next request would never
+    /// see two owners wait.
+    pub fn push(&mut self, seat: Seat, busy: bool, now: Instant) -> Option<Instant> {
         self.mixed = self.mixed || self.seats.first().is_some_and(|first| first.owner.name != seat.owner.name);
+        let follows_another = self.last.as_ref().is_some_and(|last| *last != seat.owner.name);
+        if self.last.is_none() || follows_another {
+            self.last = Some(seat.owner.name.clone());
+        }
         self.seats.push(seat);
-        if self.mixed {
+        let several = self.mixed || (busy && follows_another);
+        if several {
             self.contested = Some(now + CONTEST);
         }
-        self.contested.filter(|_| self.mixed)
+        self.contested.filter(|_| several)
     }
 
     /// Adds a request that is taken out at once.

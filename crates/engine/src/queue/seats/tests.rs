@@ -142,12 +142,21 @@ fn a_queue_takes_more_from_the_shared_one_while_several_owners_wait() {
     let mut state = queue.state.lock();
     let seats = &mut state.lanes[Lane::Live as usize].seats;
     let seat = |name: &str| Seat { owner: Owner::new(name, 1), ..Seat::default() };
-    assert_eq!(seats.push(seat("one"), Instant::now()), None);
+    assert_eq!(seats.push(seat("one"), false, Instant::now()), None);
     assert_eq!(seats.most(4), 4);
-    assert!(seats.push(seat("two"), Instant::now()).is_some());
+    assert!(seats.push(seat("two"), false, Instant::now()).is_some());
     assert_eq!(seats.most(4), HELD);
     seats.remove(&[0, 1]);
     assert!(!seats.mixed);
+
+    // A worker that holds one request beside the one that it executes.
+    let mut seats = Seats::default();
+    for (name, busy) in [("one", false), ("one", true), ("two", false)] {
+        assert_eq!(seats.push(seat(name), busy, Instant::now()), None, "{name}");
+        seats.remove(&[0]);
+    }
+    assert!(seats.push(seat("one"), true, Instant::now()).is_some());
+    assert_eq!(seats.most(4), HELD);
 }
 
 /// An owner's high priority, and requests that the policy prefers, do not keep another owner from its turns.
