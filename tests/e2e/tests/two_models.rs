@@ -54,7 +54,10 @@ fn renamed(folder: &TempDir) {
     fs::write(path, graph).expect("it can be written");
 }
 
-const CASES: [(&str, Said, fn(&TempDir)); 6] = [
+/// What happens to a copy of the model folder.
+type Change = fn(&TempDir);
+
+const CASES: [(&str, Said, Change); 6] = [
     ("the same weights with other names of nodes", Said::Same, renamed),
     ("weights of half precision", Said::Alike, half_precision),
     ("a prompt", Said::Other, |folder| {

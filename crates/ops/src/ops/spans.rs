@@ -58,6 +58,16 @@ struct Span {
     score: f32,
 }
 
+/// A row of a text.
+struct Row<'a> {
+    /// For each first word, each width and each label.
+    logits: ArrayView3<'a, f32>,
+    /// The characters of its words, in the order of the text.
+    words: Vec<(usize, usize)>,
+    /// The part of the text whose entities it has.
+    owned: &'a Owned,
+}
+
 /// An entity in the answer.
 #[derive(Serialize)]
 struct Entity<'a> {
@@ -108,7 +118,7 @@ impl Op for Spans {
         let answer = |(text, windows): (&&str, &Vec<Owned>)| {
             let rows = windows.iter().map(|window| {
                 let of = 2 * window.row * words..2 * (window.row + 1) * words;
-                (logits.index_axis(Axis(0), window.row), characters(&offsets[of]), window)
+                Row { logits: logits.index_axis(Axis(0), window.row), words: characters(&offsets[of]), owned: window }
             });
             entities(text, &rows.collect::<Vec<_>>(), &options)
         };
@@ -117,34 +127,33 @@ impl Op for Spans {
     }
 }
 
-/// The characters of the words of a row: the pairs before the first one without characters.
+/// The characters of the words of a row: the pairs before the first one without characters, or whose characters do not follow those before.
 fn characters(offsets: &[i64]) -> Vec<(usize, usize)> {
+    let mut before = 0;
     let pair = |pair: &[i64]| {
         let (start, end) = (usize::try_from(pair[0]).ok()?, usize::try_from(pair[1]).ok()?);
-        (start < end).then_some((start, end))
+        let follows = start >= before && start < end;
+        before = end;
+        follows.then_some((start, end))
     };
     offsets.chunks_exact(2).map_while(pair).collect()
 }
 
-/// The entities of a text, of whose rows there are the logits, the characters of words and the part of the text that each owns.
-fn entities(
-    text: &str,
-    rows: &[(ArrayView3<'_, f32>, Vec<(usize, usize)>, &Owned)],
-    options: &Options,
-) -> Result<String, InferError> {
+/// The entities of a text that has these rows.
+fn entities(text: &str, rows: &[Row<'_>], options: &Options) -> Result<String, InferError> {
     // Windows share words: a word is known by its characters.
-    let words: BTreeMap<usize, usize> = rows.iter().flat_map(|(_, words, _)| words.iter().copied()).collect();
+    let words: BTreeMap<usize, usize> = rows.iter().flat_map(|row| row.words.iter().copied()).collect();
     let words: Vec<(usize, usize)> = words.into_iter().collect();
     let places: HashMap<usize, usize> = words.iter().enumerate().map(|(place, word)| (word.0, place)).collect();
     let mut found = Vec::new();
-    for (logits, own, owned) in rows {
+    for Row { logits, words: own, owned } in rows {
         for (first, (start, _)) in own.iter().enumerate().filter(|(_, word)| owned.characters.contains(&word.0)) {
             let place = places[start];
-            for width in 0..logits.dim().1.min(own.len() - first) {
+            for (width, (last, _)) in own[first..].iter().enumerate().take(logits.dim().1) {
                 for (label, &threshold) in options.thresholds.iter().enumerate() {
                     let score = 1.0 / (1.0 + (-logits[[first, width, label]]).exp());
                     if score > threshold {
-                        found.push(Span { first: place, last: place + width, label, score });
+                        found.push(Span { first: place, last: places[last], label, score });
                     }
                 }
             }

@@ -81,3 +81,11 @@ fn wrong_parameters_are_named() {
     );
     assert!(refused(&[labels, ("token_scores", ParameterValue::Bool(true))]).contains("scores spans of words"));
 }
+
+#[test]
+fn words_that_are_not_in_the_order_of_the_text_are_left_out() {
+    assert_eq!(characters(&[0, 2, 3, 5, 0, 0]), [(0, 2), (3, 5)]);
+    assert_eq!(characters(&[5, 6, 1, 2]), [(5, 6)]);
+    assert_eq!(characters(&[0, 4, 3, 5]), [(0, 4)]);
+    assert_eq!(characters(&[-1, 4, 3, 5]), []);
+}
