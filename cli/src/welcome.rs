@@ -62,7 +62,8 @@ pub fn welcome(status: &Value, reach: &Reach) -> String {
     };
     let Reach { url, curl, .. } = reach;
     let mut text = format!("\n{named} at {url}\n");
-    let request = models.iter().find_map(|model| request(model)).filter(|_| reach.shows_request);
+    let request = models.iter().find_map(|model| request(model, takes_labels(status, model)));
+    let request = request.filter(|_| reach.shows_request);
     if let Some((path, body)) = request {
         let _ = write!(text, "\n  curl{curl} {url}{path} -d {}\n", quoted(&body.to_string()));
     }
@@ -89,8 +90,18 @@ fn task(model: &Value) -> Option<Task> {
     tasks.filter_map(|task| Task::named(task.as_str()?)).find(|task| !task.is_tokenizers())
 }
 
-/// The path and the body of a request that the model answers.
-fn request(model: &Value) -> Option<(String, Value)> {
+/// Whether a step of the model scores spans (GLiNER). Such models take their labels from the request.
+fn takes_labels(status: &Value, model: &Value) -> bool {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let steps: Vec<Value> = list(&model["steps"]).iter().map(|step| step["model"].clone()).collect();
+    let models = list(&status["models"]);
+    let mut inputs =
+        models.iter().filter(|model| steps.contains(&model["name"])).flat_map(|model| list(&model["inputs"]));
+    inputs.any(|input| input["name"] == "span_idx")
+}
+
+/// The path and the body of a request that the model answers. A model that `takes_labels` is asked for two.
+fn request(model: &Value, takes_labels: bool) -> Option<(String, Value)> {
     let name = model["name"].as_str()?;
     let escaped = utf8_percent_encode(name, ESCAPED);
     let text = "The crew rows to the harbour.";
@@ -109,7 +120,11 @@ fn request(model: &Value) -> Option<(String, Value)> {
         Some(Task::MultiVector) => plain("/v1/multi-vector", json!({"model": name, "input": [text]})),
         Some(Task::Sparse) => Some((format!("/tei/{escaped}/embed_sparse"), json!({"inputs": text}))),
         Some(Task::TokenClassify) => {
-            Some((format!("/tei/{escaped}"), json!({"inputs": "Wanjiru lives in Addis Ababa."})))
+            let mut body = json!({"inputs": "Wanjiru lives in Addis Ababa."});
+            if takes_labels {
+                body["parameters"] = json!({"labels": ["person", "place"]});
+            }
+            Some((format!("/tei/{escaped}"), body))
         }
         Some(Task::Generate | Task::Tokenize | Task::Decode) | None => {
             let inputs = model["inputs"].as_array()?.iter().filter(|input| input["optional"] != true);
@@ -160,13 +175,25 @@ mod tests {
     fn every_task_has_a_request() {
         for task in Task::ALL {
             let model = model("it's", &[task.name()]);
-            let (path, body) = request(&model).unwrap();
+            let (path, body) = request(&model, false).unwrap();
             assert!(path.starts_with('/') && body.is_object(), "{path} {body}");
             assert!(path.contains("it%27s") || body["model"] == "it's", "{task}: {path} {body}");
         }
-        let (path, body) = request(&model("m", &[])).unwrap();
+        let (path, body) = request(&model("m", &[]), false).unwrap();
         let tensor = json!({"name": "A", "datatype": "FP32", "shape": [1, 2], "data": [1, 1]});
         assert_eq!((path.as_str(), body), ("/v2/models/m/infer", json!({"inputs": [tensor]})));
+    }
+
+    #[test]
+    fn models_of_spans_are_asked_for_labels() {
+        let mut spans = model("graph", &[]);
+        spans["inputs"] = json!([{"name": "input_ids"}, {"name": "span_idx"}]);
+        let mut whole = model("any", &["token_classify"]);
+        whole["steps"] = json!([{"model": "graph"}]);
+        let said = welcome(&json!({"models": [spans, whole, model("other", &["token_classify"])]}), &REACH);
+        assert!(said.contains("/tei/any -d") && said.contains(r#""labels":["person","place"]"#), "{said}");
+        let (_, body) = request(&model("m", &["token_classify"]), false).unwrap();
+        assert!(body["parameters"].is_null(), "{body}");
     }
 
     #[test]
