@@ -11,6 +11,7 @@ mod folds;
 mod messages;
 mod origins;
 mod shown;
+mod spans;
 mod strange;
 
 /// A folder of these files; an object is written as JSON.

@@ -1,0 +1,94 @@
+//! Folders of GLiNER, and those of its kinds that are not served.
+
+use super::*;
+use crate::Task;
+
+const FILES: [&str; 4] = ["gliner_config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json"];
+
+/// The folder of the end-to-end tests without these files.
+fn without(left_out: &[&str]) -> TempDir {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/models/spans");
+    let folder = tempfile::tempdir().unwrap();
+    for file in FILES.iter().filter(|file| !left_out.contains(file)) {
+        fs::copy(from.join(file), folder.path().join(file)).unwrap();
+    }
+    folder
+}
+
+/// The folder with another value of a field of a JSON file.
+fn with(file: &str, field: &str, value: Value) -> TempDir {
+    let folder = without(&[]);
+    let path = folder.path().join(file);
+    let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    json[field] = value;
+    fs::write(path, json.to_string()).unwrap();
+    folder
+}
+
+fn configured(field: &str, value: Value) -> TempDir {
+    with("gliner_config.json", field, value)
+}
+
+/// The folder has one fault, with all of these words.
+#[track_caller]
+fn refused(folder: &TempDir, words: &[&str]) {
+    let found = faults(folder);
+    assert!(found.len() == 1 && words.iter().all(|word| found[0].contains(word)), "{words:?}: {found:?}");
+}
+
+#[test]
+fn a_folder_of_spans_is_a_token_classifier_with_the_librarys_bounds() {
+    let folder = without(&[]);
+    let description =
+        FolderDescription::read(folder.path(), Precision::Exact).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(description.tasks(), [Task::TokenClassify]);
+    let spans = description.spans.as_ref().expect("rows of spans");
+    assert_eq!((spans.value.max_words, spans.value.max_width), (24, 4));
+    let folder = configured("max_width", Value::Null);
+    let description =
+        FolderDescription::read(folder.path(), Precision::Exact).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(description.spans.as_ref().expect("rows of spans").value.max_width, 12, "the library's default");
+}
+
+#[test]
+fn other_kinds_of_gliner_are_refused_with_what_to_do_instead() {
+    let instead = "a model.py that uses the library gliner";
+    for (field, value, what) in [
+        ("labels_encoder", json!("bert-base-uncased"), "tells a bi-encoder"),
+        ("labels_decoder", json!("gpt2"), "tells a decoder of labels"),
+        ("relations_layer", json!("dot"), "tells relations"),
+        ("span_mode", json!("token_level"), "span_mode is token_level"),
+        ("precomputed_prompts_mode", json!(true), "precomputed_prompts_mode is true"),
+        ("words_splitter_type", json!("mecab"), "is mecab, expected whitespace"),
+    ] {
+        refused(&configured(field, value), &["gliner_config.json", field, what, instead]);
+    }
+}
+
+#[test]
+fn the_label_token_is_the_one_that_the_graph_looks_for() {
+    refused(&configured("ent_token", json!("[ENT]")), &["added_tokens has no '[ENT]'", "gliner_config.json"]);
+    refused(
+        &configured("class_token_index", json!(7)),
+        &["class_token_index is 7", "the id 201", "would find no label"],
+    );
+    // The library's value for "not known".
+    let folder = configured("class_token_index", json!(-1));
+    assert!(FolderDescription::read(folder.path(), Precision::Exact).is_ok());
+}
+
+#[test]
+fn what_a_folder_of_spans_lacks_is_named_with_a_command() {
+    refused(&without(&["tokenizer.json"]), &["no tokenizer.json", "save_pretrained"]);
+    refused(&without(&["model.onnx"]), &["no ONNX file", "trireme export", "pip install gliner onnx"]);
+}
+
+#[test]
+fn a_graph_of_another_kind_is_refused_by_its_inputs_and_outputs() {
+    let folder = without(&["model.onnx"]);
+    write(folder.path(), "model.onnx", &onnx(&IDS, &[("logits", &[-1, -1, -1, -1])]));
+    refused(&folder, &["model.onnx", "lacks", "words_mask", "span_idx", "trireme export"]);
+    let inputs: Vec<(&str, &[i64])> = [("token_type_ids", &[-1, -1][..])].into_iter().chain(IDS).collect();
+    write(folder.path(), "model.onnx", &onnx(&inputs, &[("logits", &[-1, -1, -1, -1])]));
+    refused(&folder, &["it has token_type_ids"]);
+}
