@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that each error of the gateway and of the command `trireme` can be understood by the person who gets it.
+"""Checks that each error of the gateway, of downloads and of the command `trireme` can be understood by the person who gets it.
 
 check-errors.py [--write]
 
@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("services/gateway/src", "cli/src", *(f"crates/{name}/src" for name in ("server", "protocol", "dialects", "operations", "jobs")))
+CRATES = ("server", "protocol", "dialects", "operations", "jobs", "model-source")
+FOLDERS = ("services/gateway/src", "cli/src", *(f"crates/{name}/src" for name in CRATES))
 LISTED = ROOT / "scripts" / "plain-errors.txt"
 PAGE = ROOT / "docs" / "troubleshooting.md"
 

@@ -26,7 +26,9 @@ impl Address {
     /// Reads a word. `hub` is the hub's own URL: pages of models there are models of the hub.
     pub(crate) fn parse(word: &str, hub: &str) -> Result<Address, FetchError> {
         let bad = |why: &str| FetchError::Address { word: word.to_owned(), why: why.to_owned() };
-        let (scheme, rest) = word.split_once("://").ok_or_else(|| bad("it has no scheme"))?;
+        let (scheme, rest) = word
+            .split_once("://")
+            .ok_or_else(|| bad("it has no scheme, expected hf://, s3://, gs://, az:// or https://"))?;
         if let Some(page) = word.strip_prefix(hub).and_then(|page| page.strip_prefix('/')) {
             let (repository, revision) = match page.trim_end_matches('/').split_once("/tree/") {
                 Some((repository, revision)) => (repository, Some(revision.to_owned())),

@@ -21,11 +21,24 @@ pub enum FetchError {
     /// The server does not answer, or the connection ends early, again and again.
     #[error("{url}: {why}")]
     Unreachable { url: String, why: String },
+    /// The hub does not answer, or does not from here, and the cache lacks the model. `fault` names the URL that was asked.
+    #[error(
+        "{word} cannot be downloaded: {fault}; the cache {} has not all of its files: on a machine that reaches the hub run \
+         `{download} --local-dir FOLDER` and serve that folder, or copy the cache of that machine and name it by HF_HUB_CACHE; HF_ENDPOINT \
+         names a mirror of the hub, HTTPS_PROXY a proxy",
+        cache.display()
+    )]
+    HubAway { word: String, fault: Box<FetchError>, cache: PathBuf, download: String },
+    /// A web server does not answer, or does not from here, and the cache lacks the model. `fault` names the URL that was asked.
+    #[error(
+        "{word} cannot be downloaded: {fault}; check the URL, or copy the folder to this machine and serve its path; HTTPS_PROXY names a proxy"
+    )]
+    WebAway { word: String, fault: Box<FetchError> },
     /// An object store says no.
     #[error("{url}: {why}{}", hint(.advice))]
     Store { url: String, why: String, advice: Option<String>, transient: bool },
     /// Nothing lies there.
-    #[error("{url}: there are no files")]
+    #[error("{url}: there are no files; check the name")]
     Empty { url: String },
     /// A server that does not say which files it has.
     #[error(
@@ -42,7 +55,11 @@ pub enum FetchError {
     #[error("{url}: expected {expected}, found {found}")]
     Answer { url: String, expected: &'static str, found: String },
     /// Offline, and the cache does not have it.
-    #[error("{word} is not in the cache {}, and HF_HUB_OFFLINE forbids to download it: unset HF_HUB_OFFLINE", cache.display())]
+    #[error(
+        "{word} is not in the cache {}, and HF_HUB_OFFLINE forbids to download it: name a cache that has it by HF_HUB_CACHE, serve the path of \
+         its folder, or unset HF_HUB_OFFLINE",
+        cache.display()
+    )]
     Offline { word: String, cache: PathBuf },
     /// The model lacks a file that serving it needs, such as an ONNX file.
     #[error("{word}: {source}")]
@@ -70,6 +87,8 @@ impl FetchError {
             FetchError::Refused { status: 404, .. } => ErrorCode::NotFound,
             FetchError::Refused { .. }
             | FetchError::Unreachable { .. }
+            | FetchError::HubAway { .. }
+            | FetchError::WebAway { .. }
             | FetchError::Store { .. }
             | FetchError::Size { .. }
             | FetchError::Digest { .. }

@@ -10,6 +10,7 @@ use crate::FetchError;
 use crate::address::Address;
 use crate::cache::{CachePlace, add_versions, gather, missing};
 use crate::folder_cache::{FolderCache, state};
+use crate::http::shown;
 use crate::hub::{Hub, MAIN};
 use crate::hub_cache::HubCache;
 use crate::lock::Lock;
@@ -26,9 +27,13 @@ pub fn fetch<'a>(word: &'a str, settings: &'a Settings) -> BoxFuture<'a, Result<
         let address = Address::parse(word, &settings.hub_endpoint)?;
         match &address {
             Address::Hub { repository, revision } => {
-                fetch_hub(word, settings, repository, revision.as_deref().unwrap_or(MAIN)).await
+                let fetched = fetch_hub(word, settings, repository, revision.as_deref().unwrap_or(MAIN)).await;
+                fetched.map_err(|fault| hub_away(word, settings, repository, revision.as_deref(), fault))
             }
-            Address::Store(url) | Address::Web(url) => fetch_folder(word, settings, &address, url).await,
+            Address::Store(url) => fetch_folder(word, settings, &address, url).await,
+            Address::Web(url) => {
+                fetch_folder(word, settings, &address, url).await.map_err(|fault| web_away(word, fault))
+            }
         }
     })
 }
@@ -98,6 +103,34 @@ async fn list(address: &Address, url: &Url) -> Result<(Source, Vec<RemoteFile>),
     let store = Store::new(url)?;
     let listed = store.list().await?;
     Ok((Source::Store(store), listed))
+}
+
+/// A fault with what helps where the hub cannot be reached.
+fn hub_away(
+    word: &str,
+    settings: &Settings,
+    repository: &str,
+    revision: Option<&str>,
+    fault: FetchError,
+) -> FetchError {
+    if !matches!(fault, FetchError::Unreachable { .. }) {
+        return fault;
+    }
+    let revision = revision.map(|revision| format!(" --revision {revision}")).unwrap_or_default();
+    FetchError::HubAway {
+        word: word.to_owned(),
+        fault: Box::new(fault),
+        cache: settings.hub_cache.clone(),
+        download: format!("hf download {repository}{revision}"),
+    }
+}
+
+/// A fault with what helps where a web server cannot be reached.
+fn web_away(word: &str, fault: FetchError) -> FetchError {
+    match fault {
+        FetchError::Unreachable { .. } => FetchError::WebAway { word: shown(word), fault: Box::new(fault) },
+        other => other,
+    }
 }
 
 /// The copy in the cache, where the place does not answer; otherwise the fault.

@@ -1,9 +1,11 @@
 //! Models of the Hugging Face hub, from a server with its routes: which files are downloaded, their places, and the effects of faults.
 
 use std::fs;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
+use trireme_inference::ErrorCode;
 use trireme_model_repository::Choices;
 use trireme_model_source::{FetchError, Settings, fetch};
 use trireme_testkit::{HUB_COMMIT, HubFault, HubServer};
@@ -140,6 +142,39 @@ async fn a_private_model_needs_the_token_and_the_error_says_so() {
     assert_model(&fetch(WORD, &with_token).await.unwrap());
     let error = fetch("hf://org/other", &with_token).await.unwrap_err().to_string();
     assert!(error.contains("answered 404") && error.contains("'org/other'"), "{error}");
+}
+
+#[tokio::test]
+async fn a_machine_without_the_hub_is_told_what_to_do() {
+    let (hub, cache, settings) = start();
+    // A port that was free just now.
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let away = Settings { hub_endpoint: format!("http://{closed}"), ..settings.clone() };
+    for (word, download) in [
+        (WORD, "`hf download org/name --local-dir FOLDER`"),
+        ("hf://org/name@v1", "`hf download org/name --revision v1 --local-dir FOLDER`"),
+    ] {
+        let error = fetch(word, &away).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Unavailable, "{error}");
+        let (error, asked) = (error.to_string(), format!("http://{closed}/api/models/org/name/revision/"));
+        for part in [word, &asked, "Connection refused", download, "HF_HUB_CACHE", "HF_ENDPOINT", "HTTPS_PROXY"] {
+            assert!(error.contains(part), "expected {part:?} in: {error}");
+        }
+    }
+    let folder = format!("http://{closed}/models/minilm?signature=secret");
+    let error = fetch(&folder, &away).await.unwrap_err().to_string();
+    assert!(error.contains("Connection refused") && error.contains("serve its path"), "{error}");
+    assert!(error.contains(&format!("{closed}/models/minilm")) && !error.contains("secret"), "{error}");
+
+    // Two of the cures: a mirror, and a cache that was copied.
+    let mirror = Settings { hub_endpoint: hub.url(), ..away.clone() };
+    assert_model(&fetch(WORD, &mirror).await.unwrap());
+    let copied = Settings { hub_cache: cache.path().join("copied"), ..away };
+    fs::rename(&settings.hub_cache, &copied.hub_cache).unwrap();
+    assert_model(&fetch(WORD, &copied).await.unwrap());
+    let offline = Settings { hub_offline: true, ..settings };
+    let error = fetch(WORD, &offline).await.unwrap_err().to_string();
+    assert!(error.contains("HF_HUB_CACHE") && error.contains("serve the path"), "{error}");
 }
 
 #[tokio::test]
