@@ -32,23 +32,24 @@ pub struct HttpLayers {
 // === impl Stack ===
 
 impl Stack {
-    /// The routes behind the layers. A request passes the layers in the order of their numbers; the code adds the last one first.
+    /// The routes behind the layers, which stand here in the order in which a request passes them.
     pub fn before(self, routes: Router) -> Router {
         let Stack { observer, http } = self;
         // A layer of the router itself would come after it has chosen the route.
-        let mut port = Router::new().fallback_service(routes);
-        if let Some(HttpLayers { origins, paths }) = http {
-            // 4. The path: without that of a proxy (`--root-path`), and with the names that routes know.
-            port = port.layer(from_fn_with_state(paths, paths::lead));
-            // 3. Pages of other origins: their preflight requests are answered here (`--cors-origin`).
-            if let Some(cors) = cors::layer(&origins) {
-                port = port.layer(cors);
-            }
-            // 2. Rules of HTTP: `Host` in a request, `X-Content-Type-Options` in an answer.
-            port = port.layer(from_fn(host::require));
+        let port = Router::new().fallback_service(routes);
+        // The request's context with its id, and its line in the access log, whatever becomes of it behind this.
+        let observe = from_fn_with_state(Arc::new(observer), access_log::observe);
+        let Some(HttpLayers { origins, paths }) = http else { return port.layer(observe) };
+        // Rules of HTTP: `Host` in a request, `X-Content-Type-Options` in an answer.
+        let require = from_fn(host::require);
+        // Pages of other origins: their preflight requests are answered here (`--cors-origin`).
+        let cors = cors::layer(&origins);
+        // The path: without that of a proxy (`--root-path`), and with the names that routes know.
+        let lead = from_fn_with_state(paths, paths::lead);
+        match cors {
+            Some(cors) => port.layer((observe, require, cors, lead)),
+            None => port.layer((observe, require, lead)),
         }
-        // 1. The request's context with its id, and its line in the access log, whatever becomes of it behind this.
-        port.layer(from_fn_with_state(Arc::new(observer), access_log::observe))
     }
 }
 

@@ -49,6 +49,14 @@ pub(crate) struct Row {
     pub(crate) window: Window,
 }
 
+// === impl Row ===
+
+impl AsRef<Row> for Row {
+    fn as_ref(&self) -> &Row {
+        self
+    }
+}
+
 // === impl RowEncoder ===
 
 impl RowEncoder {

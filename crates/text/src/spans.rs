@@ -16,7 +16,7 @@ use crate::part::part;
 use crate::row::Row;
 use crate::span_prompt::SpanPrompt;
 use crate::window::Window;
-use crate::{LongTexts, RequestOptions, Side, TextError, TextTokenizer};
+use crate::{RequestOptions, Side, TextError, TextTokenizer};
 
 use self::words::{Word, words};
 
@@ -120,17 +120,11 @@ impl TextTokenizer {
             overlap: request.overlap.unwrap_or(room.min(prompt.max_words.get()) / 4),
             width: prompt.max_width.get(),
         };
-        let in_windows = request.windows.unwrap_or(self.options.long_texts == LongTexts::Windows);
-        let mut rows = Vec::with_capacity(texts.len());
-        let mut windowed = 0;
-        for (index, &text) in texts.iter().enumerate() {
-            let own =
-                self.span_rows((index, text), tokenizer, &before, &around, room, in_windows.then_some(request))?;
-            windowed += if own.len() > 1 { own.len() as u64 } else { 0 };
-            rows.extend(own);
-            let length = rows.last().map_or(0, |row| row.row.ids.len());
-            self.check_size(rows.len().max(texts.len()), length.max(1))?;
-        }
+        let windows = self.is_in_windows(request).then_some(request);
+        let (rows, windowed) = self.rows_of(texts, |index, text, rows| {
+            rows.extend(self.span_rows((index, text), tokenizer, &before, &around, room, windows)?);
+            Ok(())
+        })?;
         self.span_tensors(rows, labels.names().len(), room.width, windowed, extras)
     }
 
@@ -290,18 +284,9 @@ impl TextTokenizer {
         let mut spans = SpanTensors { words, widths, ..SpanTensors::default() };
         rows.iter().for_each(|row| spans.add(&row.characters));
         let (rows, masks): (Vec<Row>, Vec<Vec<i64>>) = rows.into_iter().map(|row| (row.row, row.words_mask)).unzip();
-        let length = self.padded_length(&rows)?;
-        self.check_size(rows.len(), length)?;
-        let mut encoded = Encoded {
-            rows: rows.len(),
-            length,
-            tokens: rows.iter().map(|row| row.ids.len() as u64).sum(),
-            windowed,
-            truncated: rows.iter().filter(|row| row.truncated).count() as u64,
-            ..Encoded::default()
-        };
+        let mut encoded = self.matrices_of(&rows, windowed)?;
         for (row, words_mask) in rows.into_iter().zip(masks) {
-            let (left, right) = self.sides_of_padding(length - row.ids.len());
+            let (left, right) = self.sides_of_padding(encoded.length - row.ids.len());
             encoded.extend(&row, (left, right), 0, extras, i64::from(self.options.first_position));
             extend_padded(&mut encoded.attention_mask, row.ids.iter().map(|_| 1), left, right, 0);
             extend_padded(&mut encoded.input_ids, row.ids.iter().map(|&id| i64::from(id)), left, right, self.pad_id);
@@ -311,6 +296,14 @@ impl TextTokenizer {
         }
         encoded.spans = spans;
         Ok(encoded)
+    }
+}
+
+// === impl SpanRow ===
+
+impl AsRef<Row> for SpanRow {
+    fn as_ref(&self) -> &Row {
+        &self.row
     }
 }
 

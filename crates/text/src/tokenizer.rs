@@ -256,49 +256,29 @@ impl TextTokenizer {
                 return Err(TextError::NoWindows { parameter });
             }
         }
-        let in_windows = extras.windows && request.windows.unwrap_or(self.options.long_texts == LongTexts::Windows);
-        let mut rows = Vec::with_capacity(texts.len());
-        let mut windowed = 0;
-        for (index, &text) in texts.iter().enumerate() {
+        let in_windows = extras.windows && self.is_in_windows(request);
+        let cutting = Cutting { overlap: request.overlap, of: self.options.windows_of, most: request.max_windows };
+        let (mut rows, windowed) = self.rows_of(texts, |index, text, rows: &mut Vec<Row>| {
+            let pair = pairs.map(|pairs| pairs[index]);
             if in_windows {
-                let cutting =
-                    Cutting { overlap: request.overlap, of: self.options.windows_of, most: request.max_windows };
-                let own = self.encoder.encode_windows(index, text, pairs.map(|p| p[index]), cutting, &around)?;
-                windowed += if own.len() > 1 { own.len() as u64 } else { 0 };
-                rows.extend(own);
-            } else {
-                let mut row = self.encoder.encode_row(index, text, pairs.map(|p| p[index]), &around)?;
-                if extras.windows {
-                    row.window = Window::whole(index, pairs.map_or(text, |pairs| pairs[index]));
-                }
-                rows.push(row);
+                rows.extend(self.encoder.encode_windows(index, text, pair, cutting, &around)?);
+                return Ok(());
             }
-            // All rows get the length of the longest, so one that is too long for that ends the work early.
-            let length = rows.last().map_or(0, |row| row.ids.len());
-            self.check_size(rows.len().max(texts.len()), length.max(1))?;
-        }
-        let tokens = rows.iter().map(|row| row.ids.len() as u64).sum();
+            let mut row = self.encoder.encode_row(index, text, pair, &around)?;
+            if extras.windows {
+                row.window = Window::whole(index, pair.unwrap_or(text));
+            }
+            rows.push(row);
+            Ok(())
+        })?;
         rows.iter_mut().for_each(|row| self.sides.expand(around.role, row));
-        let length = self.padded_length(&rows)?;
-
-        let size = self.check_size(rows.len(), length)?;
-        let mut encoded = Encoded {
-            rows: rows.len(),
-            length,
-            tokens,
-            windowed,
-            truncated: rows.iter().filter(|row| row.truncated).count() as u64,
-            input_ids: Vec::with_capacity(size),
-            attention_mask: Vec::with_capacity(size),
-            token_type_ids: Vec::with_capacity(size),
-            forced_bos_token_id: around.forced_bos.map(i64::from),
-            ..Encoded::default()
-        };
+        let mut encoded =
+            Encoded { forced_bos_token_id: around.forced_bos.map(i64::from), ..self.matrices_of(&rows, windowed)? };
         let prompt_tokens = if extras.pooling_mask { self.encoder.prompt_tokens(&around)? } else { 0 };
         for (index, row) in rows.into_iter().enumerate() {
             // Lists and decoded texts are asked for without windows.
             let index = if extras.windows { row.window.text } else { index };
-            let (left, right) = self.sides_of_padding(length - row.ids.len());
+            let (left, right) = self.sides_of_padding(encoded.length - row.ids.len());
             if extras.token_lists {
                 encoded.token_lists.push(self.list(&row, texts[index], pairs.map(|pairs| pairs[index])));
             }
@@ -319,6 +299,47 @@ impl TextTokenizer {
             extend_padded(&mut encoded.token_type_ids, type_ids, left, right, self.pad_type_id);
         }
         Ok(encoded)
+    }
+
+    /// Whether a long text of the request becomes windows, where the model takes them.
+    pub(crate) fn is_in_windows(&self, request: &RequestOptions<'_>) -> bool {
+        request.windows.unwrap_or(self.options.long_texts == LongTexts::Windows)
+    }
+
+    /// The rows of all texts, to which `add_rows` adds those of one text, and how many of them share their text with others.
+    pub(crate) fn rows_of<R: AsRef<Row>>(
+        &self,
+        texts: &[&str],
+        add_rows: impl Fn(usize, &str, &mut Vec<R>) -> Result<(), TextError>,
+    ) -> Result<(Vec<R>, u64), TextError> {
+        let (mut rows, mut windowed) = (Vec::with_capacity(texts.len()), 0);
+        for (index, &text) in texts.iter().enumerate() {
+            let before = rows.len();
+            add_rows(index, text, &mut rows)?;
+            let own = rows.len() - before;
+            windowed += if own > 1 { own as u64 } else { 0 };
+            // All rows get the length of the longest, so one that is too long for that ends the work early.
+            let length = rows.last().map_or(0, |row| row.as_ref().ids.len());
+            self.check_size(rows.len().max(texts.len()), length.max(1))?;
+        }
+        Ok((rows, windowed))
+    }
+
+    /// The counts of these rows, and matrices with room for them.
+    pub(crate) fn matrices_of(&self, rows: &[Row], windowed: u64) -> Result<Encoded, TextError> {
+        let length = self.padded_length(rows)?;
+        let size = self.check_size(rows.len(), length)?;
+        Ok(Encoded {
+            rows: rows.len(),
+            length,
+            tokens: rows.iter().map(|row| (row.ids.len() - row.expansion) as u64).sum(),
+            windowed,
+            truncated: rows.iter().filter(|row| row.truncated).count() as u64,
+            input_ids: Vec::with_capacity(size),
+            attention_mask: Vec::with_capacity(size),
+            token_type_ids: Vec::with_capacity(size),
+            ..Encoded::default()
+        })
     }
 
     /// How much of the padding of a row is on its left, and on its right.
