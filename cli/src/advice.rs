@@ -9,7 +9,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use crate::Cli;
 
 /// Flags in texts that belong to other programs, with the program.
-const OF_OTHERS: [(&str, &str); 12] = [
+const OF_OTHERS: [(&str, &str); 13] = [
     ("--addr", "nats-server"),
     ("--config", "nats-server"),
     ("--gpus", "docker"),
@@ -20,6 +20,7 @@ const OF_OTHERS: [(&str, &str); 12] = [
     ("--log_format", "a text of Triton"),
     ("--pids-limit", "docker"),
     ("--port", "nats-server"),
+    ("--revision", "hf"),
     ("--saved-model", "tf2onnx"),
     ("--store_dir", "nats-server"),
 ];
