@@ -92,12 +92,12 @@ fn task(model: &Value) -> Option<Task> {
 
 /// Whether a step of the model scores spans (GLiNER). Such models take their labels from the request.
 fn takes_labels(status: &Value, model: &Value) -> bool {
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let steps: Vec<Value> = list(&model["steps"]).iter().map(|step| step["model"].clone()).collect();
-    let models = list(&status["models"]);
-    let mut inputs =
-        models.iter().filter(|model| steps.contains(&model["name"])).flat_map(|model| list(&model["inputs"]));
-    inputs.any(|input| input["name"] == "span_idx")
+    fn list(value: &Value) -> impl Iterator<Item = &Value> {
+        value.as_array().into_iter().flatten()
+    }
+    let is_step = |name: &Value| list(&model["steps"]).any(|step| step["model"] == *name);
+    let steps = list(&status["models"]).filter(|model| is_step(&model["name"]));
+    steps.flat_map(|step| list(&step["inputs"])).any(|input| input["name"] == "span_idx")
 }
 
 /// The path and the body of a request that the model answers. A model that `takes_labels` is asked for two.
