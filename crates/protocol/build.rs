@@ -1,5 +1,5 @@
-//! Compiles the gRPC interfaces in `proto/` to Rust: messages, server traits and, for tests, clients; to the descriptors that
-//! clients without these files ask for; and to a table of all methods.
+//! Compiles the gRPC interfaces in `proto/` to Rust: messages, server traits and, for tests, clients; and to the descriptors
+//! that clients without these files ask for.
 
 use std::error::Error;
 use std::path::Path;
@@ -16,15 +16,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     compiler.include_imports(true).open_files(FILES)?;
     let out = env::var("OUT_DIR")?;
     fs::write(Path::new(&out).join("services.bin"), compiler.encode_file_descriptor_set())?;
-    let (set, mut services) = (compiler.file_descriptor_set(), Vec::new());
-    for file in &set.file {
-        for service in &file.service {
-            let methods: Vec<&str> = service.method.iter().map(|method| method.name()).collect();
-            services.push((format!("{}.{}", file.package(), service.name()), methods));
-        }
-    }
-    let table: Vec<String> = services.iter().map(|(name, methods)| format!("({name:?}, &{methods:?})")).collect();
-    fs::write(Path::new(&out).join("methods.rs"), format!("&[{}]", table.join(", ")))?;
     tonic_prost_build::configure()
         // Tensors stay slices of the received message.
         .bytes(".")

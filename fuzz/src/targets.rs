@@ -9,7 +9,7 @@ use trireme_bus::{AnswerForm, ReplyHeaders, WorkHeaders, decode_reply, decode_wo
 use trireme_columns::{Format, Table};
 use trireme_inference::{InferRequest, Owner, UnixMicros};
 use trireme_model_repository::ModelConfig;
-use trireme_protocol::infer::RequestContext;
+use trireme_protocol::infer::InferTarget;
 use trireme_protocol::logging::LogSettings;
 use trireme_protocol::{generate, grpc, infer, json, logging, repository};
 
@@ -101,8 +101,8 @@ fn admit(request: InferRequest) -> String {
 
 fn infer_http(body: &[u8], header_length: Option<&str>) -> String {
     let inputs = MODEL.input_specs();
-    let context = RequestContext { model: "m", inputs: &inputs, max_batch_size: 8, max_json_size: 1 << 20 };
-    match infer::decode_infer_request(&context, &Bytes::copy_from_slice(body), header_length, &mut |_| Ok(())) {
+    let target = InferTarget { model: "m", inputs: &inputs, max_batch_size: 8, max_json_size: 1 << 20 };
+    match infer::decode_infer_request(&target, &Bytes::copy_from_slice(body), header_length, &mut |_| Ok(())) {
         Ok(decoded) => admit(decoded.request),
         Err(error) => error.to_string(),
     }

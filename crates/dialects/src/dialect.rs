@@ -1,14 +1,16 @@
 //! The parts of a dialect: routes, and the request that a route gets.
 
+use std::sync::Arc;
+
 use axum::response::Response;
 use bytes::Bytes;
 use clap::ValueEnum;
 use futures_util::future::BoxFuture;
 use serde::de::DeserializeOwned;
-use trireme_inference::{Parameters, TraceParent};
-use trireme_operations::{OperationRequest, Operations, TextOptions, Waits};
+use trireme_inference::Parameters;
+use trireme_operations::{OperationRequest, Operations, TextOptions};
+use trireme_server::RequestContext;
 use trireme_server::access::Category;
-use trireme_server::budget::BytesPermit;
 use trireme_server::http::route::Verb;
 use trireme_server::http::schema::{self, Described};
 use utoipa::ToSchema;
@@ -83,18 +85,10 @@ pub struct DialectCall {
     pub query: Option<String>,
     /// Its body, without its coding.
     pub body: Bytes,
-    /// The request's part of the memory for requests.
-    pub permit: BytesPermit,
+    /// The request that it is.
+    pub context: Arc<RequestContext>,
     /// The parameters that models get of the headers.
     pub parameters: Parameters,
-    /// The client's W3C trace context.
-    pub traceparent: Option<TraceParent>,
-    /// The id of the request.
-    pub request_id: String,
-    /// How it waits.
-    pub waits: Waits,
-    /// The path of the route, as the dialect's clients ask for it.
-    pub route: &'static str,
     /// The meaning of token ids in place of texts.
     pub token_input: TokenInput,
     /// The answer to an empty text in OpenAI's dialect.
@@ -251,12 +245,9 @@ impl DialectCall {
         OperationRequest {
             model: self.model.as_deref().or(model).map(str::to_owned),
             options,
-            permit: self.permit.clone(),
+            context: self.context.clone(),
             parameters: self.parameters.clone(),
-            traceparent: self.traceparent.clone(),
-            request_id: self.request_id.clone(),
-            waits: self.waits,
-            route: Some(self.route),
+            request_id: self.context.id().to_str().unwrap_or_default().to_owned(),
         }
     }
 }

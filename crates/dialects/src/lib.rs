@@ -42,11 +42,11 @@ use axum::response::Response;
 use bytes::Bytes;
 use trireme_inference::InferError;
 use trireme_server::RequestContext;
+use trireme_server::Traffic;
 use trireme_server::access::Category;
 use trireme_server::body::work;
-use trireme_server::budget::BytesPermit;
+use trireme_server::http::response;
 use trireme_server::http::route::{Resource, Route, Shapes, Verb};
-use trireme_server::http::{Traffic, response};
 
 use dialect::{Dialect, DialectRoute};
 use fields::Members;
@@ -198,35 +198,33 @@ impl DialectPath {
         refused(self.contenders[0], &self.contenders[1..], refusal)
     }
 
-    /// Answers a request with this body, which `permit` has to cover as it is read. `call` makes the call of the route that the request is
-    /// for, of the route's path and the body as the route reads it. A large body is read, and a large answer written, beside the runtime's
-    /// threads. `context` learns which model the body names.
+    /// Answers a request with this body, which the permit of `context` has to cover as it is read. `call` makes the call of the route that the
+    /// request is for, of the body as the route reads it. A large body is read, and a large answer written, beside the runtime's threads.
+    /// `context` learns which model the body names.
     pub async fn answer(
         &self,
         body: Bytes,
-        permit: &BytesPermit,
-        context: Option<&RequestContext>,
-        call: impl FnOnce(&'static str, Bytes) -> Result<DialectCall, InferError>,
+        context: &RequestContext,
+        call: impl FnOnce(Bytes) -> Result<DialectCall, InferError>,
     ) -> Response {
-        work::aside(body.len(), self.answer_here(body, permit, context, call)).await
+        work::aside(body.len(), self.answer_here(body, context, call)).await
     }
 
     async fn answer_here(
         &self,
         body: Bytes,
-        permit: &BytesPermit,
-        context: Option<&RequestContext>,
-        call: impl FnOnce(&'static str, Bytes) -> Result<DialectCall, InferError>,
+        context: &RequestContext,
+        call: impl FnOnce(Bytes) -> Result<DialectCall, InferError>,
     ) -> Response {
-        if let Err(refusal) = permit.cover(input::memory(&body)) {
+        if let Err(refusal) = context.permit().cover(input::memory(&body)) {
             return self.refused(&InferError::from(refusal).into());
         }
         let Chosen { contender, also, body, model } = choose(&self.contenders, body);
-        if let (Some(context), Some(model)) = (context, model) {
+        if let Some(model) = model {
             context.asks(model);
         }
         let (_, route) = contender;
-        let answered = match body.and_then(|body| Ok(call(route.path, body)?)) {
+        let answered = match body.and_then(|body| Ok(call(body)?)) {
             Ok(call) => (route.run)(call).await,
             Err(refusal) => Err(refusal),
         };

@@ -132,16 +132,17 @@ async fn large_bodies_are_read_beside_the_runtimes_threads() {
     let body = Bytes::from(format!(r#"{{"model": "m", "input": "{}"}}"#, "a".repeat(100_000)));
     let (budget, mut requests) = (Budget::new(1 << 24), JoinSet::new());
     for _ in 0..4 {
-        let (gate, path, body, permit) = (gate.clone(), path.clone(), body.clone(), budget.permit());
+        let (gate, path, body) = (gate.clone(), path.clone(), body.clone());
+        let context = RequestContext::of_process(budget.permit());
         requests.spawn(async move {
-            let call = |_, _| {
+            let call = |_| {
                 gate.read.fetch_add(1, Ordering::SeqCst);
                 let is_open = gate.is_open.lock().unwrap();
                 let held = gate.opened.wait_timeout_while(is_open, Duration::from_secs(10), |is_open| !*is_open);
                 let word = if held.unwrap().1.timed_out() { "nothing else went on" } else { "passed" };
                 Err(InferError::invalid_arg(word))
             };
-            let answer = path.answer(body, &permit, None, call).await;
+            let answer = path.answer(body, &context, call).await;
             String::from_utf8(to_bytes(answer.into_body(), 1 << 20).await.unwrap().to_vec()).unwrap()
         });
     }

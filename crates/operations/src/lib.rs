@@ -35,7 +35,7 @@ pub use classify::{Classified, ScoredLabel};
 pub use embed::{SparseVectors, TokenVectors, Vectors};
 pub use options::{Prompt, Side, TextOptions};
 pub use pipelines::{Origin, Pipeline, Pipelines};
-pub use request::{OperationRequest, Waits};
+pub use request::OperationRequest;
 pub use rerank::Scores;
 pub use tokenize::{Token, TokenLists, ids};
 pub use tokens::{Entities, TokenScores};
@@ -180,7 +180,7 @@ impl Operations {
             options::check_read(&pipeline.name, &parameters, &backends)?;
         }
         // A query goes along with each of its documents.
-        ask.permit.take(size_of(texts) + pairs.map_or(0, size_of)).map_err(InferError::from)?;
+        ask.context.permit().take(size_of(texts) + pairs.map_or(0, size_of)).map_err(InferError::from)?;
         let mut inputs = Vec::with_capacity(2);
         let specs = &pipeline.capabilities.inputs;
         inputs.push(found.input(specs.first().map(|spec| (&spec.name, &spec.shape)), texts)?);

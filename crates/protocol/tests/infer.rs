@@ -3,12 +3,9 @@
 use bytes::Bytes;
 use proptest::prelude::*;
 use trireme_inference::{DataType, InferResponse, Ledger, ModelKey, Parameters, Shape, Tensor, TensorSpec};
-use trireme_protocol::infer::{
-    OutputFormat, RequestContext, TensorFormat, decode_infer_request, encode_infer_response,
-};
+use trireme_protocol::infer::{InferTarget, OutputFormat, TensorFormat, decode_infer_request, encode_infer_response};
 
-const CONTEXT: RequestContext<'_> =
-    RequestContext { model: "m", inputs: &[], max_batch_size: 0, max_json_size: 64 << 20 };
+const CONTEXT: InferTarget<'_> = InferTarget { model: "m", inputs: &[], max_batch_size: 0, max_json_size: 64 << 20 };
 
 /// The bytes of `count` elements that survive any format: BOOL is 0 or 1, and NaN has the one bit pattern that JSON
 /// preserves.
@@ -117,8 +114,8 @@ proptest! {
         body in prop::collection::vec(any::<u8>(), 0..32),
     ) {
         let spec = TensorSpec { name: "x".into(), datatype, shape: shape.into(), optional: false };
-        let context = RequestContext { model: "m", inputs: &[spec], max_batch_size, max_json_size: 64 << 20 };
-        if let Ok(decoded) = decode_infer_request(&context, &body.into(), Some("0"), &mut |_| Ok(())) {
+        let target = InferTarget { model: "m", inputs: &[spec], max_batch_size, max_json_size: 64 << 20 };
+        if let Ok(decoded) = decode_infer_request(&target, &body.into(), Some("0"), &mut |_| Ok(())) {
             let _tensor = decoded.request.inputs[0].clone().check();
         }
     }

@@ -8,22 +8,16 @@
 //! Not here: the largest size of a request (`http`, `grpc`), the number of requests (`dispatch`), the time that a request may
 //! take to arrive (`ReadTimeout`).
 
-use std::any::Any;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use axum::body::{Body, HttpBody};
 use axum::http::Response;
 use bytes::{Buf, Bytes};
 use http_body::{Frame, SizeHint};
-use parking_lot::Mutex;
-use trireme_inference::QUEUE_FULL;
-use trireme_inference::{Cause, InferError, Lane, Owner, UnixMicros};
-
-use crate::owners::Account;
-use crate::request_times::RequestTimes;
+use trireme_inference::{Cause, InferError, Lane, QUEUE_FULL};
 
 /// Most bytes of an answer that the HTTP library gets at a time: it takes a piece whole, even if its client reads nothing.
 const PIECE: usize = 64 << 10;
@@ -41,9 +35,6 @@ struct Shared {
     used: AtomicU64,
 }
 
-/// Most messages of a request whose ids are kept.
-const MOST_MESSAGES: usize = 8;
-
 /// A request's part of the budget. Clones share it; the last one gives it back.
 #[derive(Clone, Debug)]
 pub struct BytesPermit(Arc<PermitInner>);
@@ -56,25 +47,8 @@ struct PermitInner {
     free: u64,
     /// The lane of the request.
     lane: Lane,
-    /// The job that the request belongs to.
-    job: Option<String>,
     /// Whether the request alone has more bytes than the budget.
     is_too_large: AtomicBool,
-    /// When the time is over that the client gave the request.
-    deadline: OnceLock<UnixMicros>,
-    times: Arc<RequestTimes>,
-    /// The ids under which processes know what runs for the request.
-    messages: Mutex<Vec<String>>,
-    /// The spans of what runs for the request, until its answer is there.
-    spans: Mutex<Vec<tracing::Span>>,
-    /// Values that are dropped when the answer is sent.
-    kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
-    /// Whose the request is; nobody's is one of this process itself, or of a model.
-    account: OnceLock<Account>,
-    /// Whose model's request it is.
-    on_behalf: OnceLock<Owner>,
-    /// Whether a model was asked for the request.
-    has_begun: AtomicBool,
 }
 
 /// No bytes are left for a request.
@@ -96,14 +70,14 @@ struct Counted {
 pub type Refuse = fn(NoRoom) -> axum::BoxError;
 
 /// A response's body that holds its request's bytes, and its own, until it is sent.
-struct Sent {
+struct Sent<H> {
     body: Body,
     /// The part of a piece that was not sent yet.
     rest: Bytes,
-    _permit: BytesPermit,
+    _held: H,
 }
 
-/// Wraps a request's body: its bytes are counted in `hold`. Its first read fails if there is no room for the announced length.
+/// Wraps a request's body: its bytes are counted in `permit`. Its first read fails if there is no room for the announced length.
 pub fn count(body: Body, announced: u64, permit: &BytesPermit, refuse: Refuse) -> Body {
     if body.is_end_stream() {
         return body;
@@ -111,11 +85,10 @@ pub fn count(body: Body, announced: u64, permit: &BytesPermit, refuse: Refuse) -
     Body::new(Counted { body, permit: permit.clone(), announced, refuse })
 }
 
-/// Frees `hold` when the response has been sent.
-pub fn until_sent(response: Response<Body>, permit: BytesPermit) -> Response<Body> {
+/// Counts the bytes of a response in `permit`, and drops `held`, which holds the permit, when the response has been sent.
+pub fn until_sent(response: Response<Body>, permit: &BytesPermit, held: impl Send + Unpin + 'static) -> Response<Body> {
     permit.add(response.body().size_hint().exact().unwrap_or_default());
-    permit.0.times.send();
-    response.map(|body| Body::new(Sent { body, rest: Bytes::new(), _permit: permit }))
+    response.map(|body| Body::new(Sent { body, rest: Bytes::new(), _held: held }))
 }
 
 // === impl Budget ===
@@ -143,48 +116,18 @@ impl Budget {
 
     /// A new request's hold, without bytes.
     pub fn permit_in(&self, lane: Lane) -> BytesPermit {
-        self.holding(0, 0, lane, None)
-    }
-
-    /// A new request's hold, without bytes, that is counted for its owner.
-    pub fn permit_of(&self, account: Account) -> BytesPermit {
-        let permit = self.permit_in(account.lane);
-        permit.belongs_to(account);
-        permit
-    }
-
-    /// The hold of a job's request, without bytes. `job` names the job, and the line in a batch.
-    pub fn permit_for_job(&self, job: Option<String>) -> BytesPermit {
-        self.holding(0, 0, Lane::Bulk, job)
+        self.holding(0, 0, lane)
     }
 
     /// The hold of a request about the server, which has to be answered even if there is no room for others: as many bytes as
     /// such requests need are counted and not refused.
     pub fn permit_about_server(&self) -> BytesPermit {
-        self.holding(0, ABOUT_SERVER, Lane::Live, None)
+        self.holding(0, ABOUT_SERVER, Lane::Live)
     }
 
-    fn holding(&self, bytes: u64, free: u64, lane: Lane, job: Option<String>) -> BytesPermit {
-        let (budget, bytes) = (self.clone(), AtomicU64::new(bytes));
-        let (times, messages, spans, kept) =
-            (RequestTimes::begin(), Mutex::default(), Mutex::default(), Mutex::default());
-        let (is_too_large, deadline) = (AtomicBool::new(false), OnceLock::new());
-        BytesPermit(Arc::new(PermitInner {
-            budget,
-            bytes,
-            free,
-            lane,
-            job,
-            is_too_large,
-            deadline,
-            times,
-            messages,
-            spans,
-            kept,
-            account: OnceLock::new(),
-            on_behalf: OnceLock::new(),
-            has_begun: AtomicBool::new(false),
-        }))
+    fn holding(&self, bytes: u64, free: u64, lane: Lane) -> BytesPermit {
+        let (bytes, is_too_large) = (AtomicU64::new(bytes), AtomicBool::new(false));
+        BytesPermit(Arc::new(PermitInner { budget: self.clone(), bytes, free, lane, is_too_large }))
     }
 }
 
@@ -267,97 +210,15 @@ impl BytesPermit {
         self.give_back(self.bytes().saturating_sub(bytes));
     }
 
-    /// The job that the request belongs to, and the line in a batch.
-    pub fn job(&self) -> Option<String> {
-        self.0.job.clone()
-    }
-
-    /// Says whose the request is. The first owner stays.
-    pub fn belongs_to(&self, account: Account) {
-        let _ = self.0.account.set(account);
-    }
-
-    /// Whose the request is; `None` for one of this process itself, or of a model.
-    pub fn account(&self) -> Option<&Account> {
-        self.0.account.get()
-    }
-
-    /// Says whose request a model has sent this one for: it has that owner's turn, and counts for nobody.
-    pub fn on_behalf_of(&self, owner: Owner) {
-        let _ = self.0.on_behalf.set(owner);
-    }
-
-    /// The owner whose turn it takes where requests wait.
-    pub fn share(&self) -> Owner {
-        let own = self.account().map(Account::share);
-        own.or_else(|| self.0.on_behalf.get().cloned()).unwrap_or_default()
-    }
-
-    /// Begins with the request; whether this is the first part of it.
-    pub fn begin(&self) -> bool {
-        !self.0.has_begun.swap(true, Ordering::Relaxed)
-    }
-
-    /// Whether a model was asked for the request.
-    pub fn has_begun(&self) -> bool {
-        self.0.has_begun.load(Ordering::Relaxed)
-    }
-
-    /// Notes when the time is over that the client itself gave the request.
-    pub fn ends_at(&self, deadline: UnixMicros) {
-        // The client gives one time only.
-        let _ = self.0.deadline.set(deadline);
-    }
-
-    /// Whether a refusal is owed to what the client has set, its time or its size, so that another try would end in the same way.
-    pub fn is_final(&self) -> bool {
-        let is_over = self.0.deadline.get().is_some_and(|deadline| *deadline <= UnixMicros::now());
-        is_over || self.0.is_too_large.load(Ordering::Relaxed)
-    }
-
-    /// When the request came and its answer goes.
-    pub fn times(&self) -> Arc<RequestTimes> {
-        self.0.times.clone()
-    }
-
-    /// Notes the id of a message that runs for the request; of many only the first ones.
-    pub fn note_message(&self, id: &str) {
-        let mut messages = self.0.messages.lock();
-        if messages.len() < MOST_MESSAGES {
-            messages.push(id.to_owned());
-        }
-    }
-
-    /// The ids of the messages that ran for the request.
-    pub fn messages(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.messages.lock())
-    }
-
-    /// Has a span open until the answer is there, so that it gets the answer's status.
-    pub fn follow(&self, span: &tracing::Span) {
-        if !span.is_disabled() {
-            self.0.spans.lock().push(span.clone());
-        }
-    }
-
-    /// The spans of what ran for the request; they end when they are dropped.
-    pub fn followed(&self) -> Vec<tracing::Span> {
-        std::mem::take(&mut self.0.spans.lock())
-    }
-
-    /// Keeps a value, such as an open trace, until the answer is sent.
-    pub fn keep(&self, value: Arc<dyn Any + Send + Sync>) {
-        self.0.kept.lock().push(value);
+    /// Whether the request alone has asked for more bytes than the budget: another try would end in the same way.
+    pub fn is_too_large(&self) -> bool {
+        self.0.is_too_large.load(Ordering::Relaxed)
     }
 
     /// Moves all bytes of this hold into a new one: for a message of a stream.
     pub fn split(&self) -> BytesPermit {
-        let PermitInner { budget, bytes, free, lane, job, .. } = self.0.as_ref();
-        let split = budget.holding(bytes.swap(0, Ordering::Relaxed), *free, *lane, job.clone());
-        if let Some(account) = self.account() {
-            split.belongs_to(account.clone());
-        }
-        split
+        let PermitInner { budget, bytes, free, lane, .. } = self.0.as_ref();
+        budget.holding(bytes.swap(0, Ordering::Relaxed), *free, *lane)
     }
 }
 
@@ -388,7 +249,6 @@ impl HttpBody for Counted {
         let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)?) else { return Poll::Ready(None) };
         let bytes = frame.data_ref().map_or(0, |data| data.remaining() as u64);
         self.permit.take(bytes).map_err(self.refuse)?;
-        self.permit.0.times.receive();
         Poll::Ready(Some(Ok(frame)))
     }
 
@@ -403,7 +263,7 @@ impl HttpBody for Counted {
 
 // === impl Sent ===
 
-impl HttpBody for Sent {
+impl<H: Send + Unpin + 'static> HttpBody for Sent<H> {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -466,7 +326,7 @@ mod tests {
         drop((chunked, third));
         assert_eq!(budget.used(), 60);
 
-        let answer = until_sent(Response::new(Body::from(vec![0; 50])), first.clone());
+        let answer = until_sent(Response::new(Body::from(vec![0; 50])), &first, first.clone());
         drop(first);
         assert_eq!(budget.used(), 110, "an answer is counted, too large or not");
         drop(answer);
@@ -477,7 +337,9 @@ mod tests {
     async fn an_answer_is_held_until_its_last_piece_is_taken() {
         let budget = Budget::new(1 << 20);
         let bytes: Vec<u8> = (0..=255u8).cycle().take(3 * PIECE + 1).collect();
-        let mut answer = until_sent(Response::new(Body::from(bytes.clone())), budget.permit()).into_body();
+        let permit = budget.permit();
+        let mut answer = until_sent(Response::new(Body::from(bytes.clone())), &permit, permit.clone()).into_body();
+        drop(permit);
         let mut taken = Vec::new();
         for size in [PIECE, PIECE, PIECE, 1] {
             assert_eq!(answer.size_hint().exact(), Some((bytes.len() - taken.len()) as u64));

@@ -1,7 +1,7 @@
 //! The stack: the layers that every request of a port passes before its route, over HTTP and gRPC alike.
 //!
-//! Behind them the router finds the route, and the layers that depend on it follow: the budget of bytes, the pauses of a body and a handler
-//! that panics (`http::Intake`; for calls, `grpc::incoming` of the gateway), then keys, categories and what changes the server.
+//! Behind them the router finds the route, and the layers that depend on it follow: the `Intake` with the budget of bytes, the pauses of a body
+//! and a handler that panics; keys, categories and what changes the server.
 
 use std::sync::Arc;
 
@@ -56,10 +56,12 @@ impl Stack {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::time::Duration;
 
     use axum::body::Body;
-    use axum::extract::Request;
+    use axum::extract::{Request, State};
     use axum::http::HeaderMap;
+    use axum::middleware::Next;
     use axum::response::Response;
     use http_body::Frame;
     use http_body_util::{BodyExt, StreamBody};
@@ -67,10 +69,13 @@ mod tests {
     use hyper_util::service::TowerToHyperService;
     use parking_lot::Mutex;
 
+    use trireme_tasks::TaskSet;
+
     use super::*;
-    use crate::RequestContext;
-    use crate::http::LogWriter;
+    use crate::budget::Budget;
     use crate::http::access_log::{AccessLog, LineFormat};
+    use crate::http::{HttpTransport, LogWriter};
+    use crate::{Intake, Port, RequestContext, Traffic};
 
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<u8>>>);
@@ -88,7 +93,7 @@ mod tests {
 
     /// A call that reads its messages and is answered with one, and this status behind it.
     async fn call(request: Request) -> Response {
-        let context = RequestContext::of(request.extensions()).expect("the first layer makes it").clone();
+        let context = RequestContext::of(request.extensions()).clone();
         context.is_for("/service/Call".into(), None);
         context.asks("m".to_owned());
         request.into_body().collect().await.expect("it is whole");
@@ -103,8 +108,13 @@ mod tests {
         let written = Written::default();
         let (writer, thread) = LogWriter::to(written.clone()).unwrap();
         let log = Some(AccessLog { format: LineFormat::Json, writer });
-        let observer = Observer { log, access: Arc::default(), is_grpc: true, count: Box::new(|_, _, _| ()) };
-        let routes = Router::new().fallback(call);
+        let observer = Observer { log, access: Arc::default(), port: Port::Grpc, count: Box::new(|_, _, _| ()) };
+        let transport = HttpTransport { idle_timeout: Duration::from_secs(9), is_tls: false, tasks: TaskSet::new() };
+        let intake = Arc::new(Intake { budget: Budget::new(100), access: Arc::default(), transport });
+        let take_in = async |State(intake): State<Arc<Intake<HttpTransport>>>, request: Request, next: Next| {
+            intake.take_in(Traffic::Work, request, next).await
+        };
+        let routes = Router::new().fallback(call).layer(from_fn_with_state(intake, take_in));
         let port = TowerToHyperService::new(Stack { observer, http: None }.before(routes));
         let pieces = futures_util::stream::iter(["one", "three"].map(Ok::<_, std::convert::Infallible>));
         let request = Request::post("/service/Call").header("x-request-id", "id-1").body(Body::from_stream(pieces));

@@ -6,12 +6,11 @@ use trireme_bus::{ALIVE, AnswerForm, Bus, BusError, Call, LATEST, Output, Reply,
 use trireme_inference::{
     Action, InferError, InferRequest, InferResponse, ParameterValue, RequestedOutput, SharedTensors, UnixMicros,
 };
-use trireme_operations::Waits;
 use trireme_protocol::repository::LoadRequest;
 use trireme_runtime::TaskSet;
+use trireme_server::RequestContext;
 
-use crate::caller::Caller;
-use crate::handlers::{Handlers, Next, Rows, Traced};
+use crate::handlers::{Handlers, Next, Traced};
 
 /// Takes calls until the tasks have to stop.
 pub async fn serve(bus: &dyn Bus, handlers: Arc<Handlers>, tasks: &TaskSet) -> Result<(), BusError> {
@@ -108,7 +107,6 @@ fn read(handlers: &Handlers, message: &WorkMessage) -> Result<Traced, InferError
     let permit = handlers.budget.permit();
     let bytes = message.tensors.iter().map(|tensor| tensor.data().len() as u64).sum();
     permit.cover(bytes).map_err(InferError::from)?;
-    permit.on_behalf_of(message.owner.clone());
     let (model, now) = (message.route.model(), UnixMicros::now());
     let outputs = message.route.current().map_or(&[][..], |step| &step.outputs);
     let wanted = |name: &str| RequestedOutput { name: name.to_owned(), classification: 0 };
@@ -123,17 +121,9 @@ fn read(handlers: &Handlers, message: &WorkMessage) -> Result<Traced, InferError
         outputs: outputs.iter().map(|output| wanted(&output.name)).collect(),
         shared: SharedTensors::default(),
     };
-    Ok(Traced {
-        request,
-        given_id: String::new(),
-        traceparent: message.traceparent.clone(),
-        caller: Caller::Model,
-        waits: Waits { lane: message.lane(), ..Waits::default() },
-        rows: Rows::Configured,
-        permit,
-        callers: message.callers.clone(),
-        embeds: false,
-    })
+    let (traceparent, owner) = (message.traceparent.clone(), message.owner.clone());
+    let context = RequestContext::of_model(traceparent, owner, message.lane(), permit);
+    Ok(Traced { callers: message.callers.clone(), ..Traced::new(request, context) })
 }
 
 fn reply(message: &WorkMessage, sequence: u32, last: bool, outcome: Result<InferResponse, InferError>) -> Reply {

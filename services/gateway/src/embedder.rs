@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use trireme_inference::{IF_SPACE, InferError, Lane, ParameterValue, Parameters, TextFacts};
-use trireme_operations::{OperationRequest, Operations, TextOptions, Waits};
+use trireme_inference::{IF_SPACE, InferError, ParameterValue, Parameters, TextFacts};
+use trireme_operations::{OperationRequest, Operations, TextOptions};
+use trireme_server::RequestContext;
 use trireme_server::budget::Budget;
 
 use crate::handlers::Handlers;
@@ -64,15 +65,14 @@ impl Embedder {
     }
 
     fn ask(&self, model: Option<&str>, patience: Duration) -> OperationRequest {
+        let context = RequestContext::of_process(self.budget.permit());
+        context.waits(patience);
         OperationRequest {
             model: model.map(str::to_owned),
             options: TextOptions::default(),
-            permit: self.budget.permit(),
+            context,
             parameters: Parameters::new(),
             request_id: String::new(),
-            traceparent: None,
-            waits: Waits { lane: Lane::Live, patience },
-            route: None,
         }
     }
 }

@@ -11,7 +11,7 @@ use trireme_inference::{IF_SPACE, IF_SPACE_HEADER, InferError, ParameterValue, P
 const OF_THE_REQUEST: &[&str] = &["x-request-id", "traceparent", "tracestate", IF_SPACE_HEADER];
 
 /// Parameters with a meaning of their own, which no header sets, and the prefix of further ones; Triton's list. Their
-/// names are those of headers, too: `priority` is one of HTTP, which gateways set for durable work.
+/// names are those of headers, too: `priority` is one of HTTP, which chooses the lane.
 const RESERVED: &[&str] = &[
     "sequence_id",
     "sequence_start",

@@ -11,7 +11,6 @@
 //! Not here: ports and the layers before routes (`server`), the shapes of other servers' clients (`dialects`), operations on texts
 //! (`operations`), wire formats (`protocol`), configurations (`model-repository`), queues (`bus`).
 
-mod caller;
 mod calls;
 mod contents;
 mod counts;

@@ -43,9 +43,6 @@ pub mod tei {
 /// The descriptors of all services, an encoded `FileDescriptorSet`, which server reflection shows.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/services.bin"));
 
-/// The services with their methods. The names of services have their package.
-pub const METHODS: &[(&str, &[&str])] = include!(concat!(env!("OUT_DIR"), "/methods.rs"));
-
 pub use decode::decode_infer_request;
 pub use encode::{
     Named, encode_infer_response, encode_stream_end, encode_stream_error, encode_stream_refusal, encode_stream_response,

@@ -11,9 +11,7 @@ use trireme_inference::{
     DataType, InferError, InferRequest, RequestedOutput, Shape, SharedMemoryPart, UncheckedTensor,
 };
 
-use super::{
-    HttpInferRequest, OutputFormat, RequestContext, Room, TensorFormat, data, parameters, raw, request_prefix,
-};
+use super::{HttpInferRequest, InferTarget, OutputFormat, Room, TensorFormat, data, parameters, raw, request_prefix};
 use crate::json::{self, JsonError, Value};
 use crate::refusal::unable_to_parse;
 use crate::shared_memory;
@@ -24,7 +22,7 @@ use crate::shared_memory;
 ///
 /// Errors have Triton's codes and texts. Malformed JSON is an internal error there, so it is one here.
 pub fn decode_infer_request(
-    context: &RequestContext<'_>,
+    target: &InferTarget<'_>,
     body: &Bytes,
     header_length: Option<&str>,
     room: Room<'_>,
@@ -34,19 +32,19 @@ pub fn decode_infer_request(
         None => body.len(),
     };
     if header_length == 0 {
-        return raw::decode(context, body);
+        return raw::decode(target, body);
     }
-    if header_length > context.max_json_size {
+    if header_length > target.max_json_size {
         return Err(InferError::invalid_arg(format!(
             "request JSON size of {header_length} bytes exceeds the maximum allowed input size of {} bytes. Use \
              --http-max-input-size to increase the limit.",
-            context.max_json_size
+            target.max_json_size
         )));
     }
     let document = json::parse(&body[..header_length])?;
     let [id, parameters, inputs, outputs] = document.pick(["id", "parameters", "inputs", "outputs"]);
 
-    let mut request = InferRequest { model: context.model.to_owned(), ..InferRequest::default() };
+    let mut request = InferRequest { model: target.model.to_owned(), ..InferRequest::default() };
     if let Some(id) = id {
         request.id = text(&id, "id")?;
     }
@@ -55,8 +53,8 @@ pub fn decode_infer_request(
         output_format.unlisted = parameters::decode(&parameters, &mut request)?;
     }
     let mut decoder = InputDecoder {
-        model: context.model,
-        max_json_size: context.max_json_size,
+        model: target.model,
+        max_json_size: target.max_json_size,
         id: &request.id,
         names: HashSet::new(),
         shared: Vec::new(),

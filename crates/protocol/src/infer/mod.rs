@@ -27,7 +27,7 @@ pub type Room<'a> = &'a mut dyn FnMut(u64) -> Result<(), InferError>;
 
 /// The properties of the requested model that decoding needs.
 #[derive(Clone, Copy, Debug)]
-pub struct RequestContext<'a> {
+pub struct InferTarget<'a> {
     /// The model's name.
     pub model: &'a str,
     /// Its inputs, batch dimension included. Only a raw request, which has no names itself, needs them.

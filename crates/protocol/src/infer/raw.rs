@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 use bytes::{BufMut, Bytes, BytesMut};
 use trireme_inference::{DataType, InferError, InferRequest, Shape, TensorSpec, UncheckedTensor};
 
-use super::{HttpInferRequest, OutputFormat, RequestContext, TensorFormat, request_prefix};
+use super::{HttpInferRequest, InferTarget, OutputFormat, TensorFormat, request_prefix};
 
 /// Decodes `body` to a request, if name, datatype and shape follow from the model.
-pub(super) fn decode(context: &RequestContext<'_>, body: &Bytes) -> Result<HttpInferRequest, InferError> {
-    let [spec] = context.inputs else {
+pub(super) fn decode(target: &InferTarget<'_>, body: &Bytes) -> Result<HttpInferRequest, InferError> {
+    let [spec] = target.inputs else {
         return Err(refusal(format!(
             "Raw request must only have 1 input (found 1) to be deduced but got {} inputs in '{}' model configuration",
-            context.inputs.len(),
-            context.model
+            target.inputs.len(),
+            target.model
         )));
     };
-    let batch_dimensions = usize::from(context.max_batch_size > 0);
+    let batch_dimensions = usize::from(target.max_batch_size > 0);
     let dimensions = spec.shape.get(batch_dimensions..).unwrap_or_default();
     let (shape, data) = match spec.datatype.element_size() {
         Some(size) => (deduce_shape(spec, dimensions, body.len() / size)?, body.clone()),
@@ -33,7 +33,7 @@ pub(super) fn decode(context: &RequestContext<'_>, body: &Bytes) -> Result<HttpI
         _ => Shape::from(shape).prepend(1),
     };
     let input = UncheckedTensor { name: spec.name.clone(), datatype: spec.datatype, shape, data };
-    let request = InferRequest { model: context.model.to_owned(), inputs: vec![input], ..InferRequest::default() };
+    let request = InferRequest { model: target.model.to_owned(), inputs: vec![input], ..InferRequest::default() };
     let output_format = OutputFormat { unlisted: TensorFormat::Binary, listed: BTreeMap::new() };
     Ok(HttpInferRequest { request, output_format })
 }

@@ -13,8 +13,8 @@ fn spec(name: &str, datatype: DataType, shape: &[i64]) -> TensorSpec {
 }
 
 fn decode_with(body: &[u8], header_length: Option<&str>) -> Result<HttpInferRequest, InferError> {
-    let context = RequestContext { model: "m", inputs: &[], max_batch_size: 0, max_json_size: 64 << 20 };
-    decode_infer_request(&context, &Bytes::copy_from_slice(body), header_length, &mut |_| Ok(()))
+    let target = InferTarget { model: "m", inputs: &[], max_batch_size: 0, max_json_size: 64 << 20 };
+    decode_infer_request(&target, &Bytes::copy_from_slice(body), header_length, &mut |_| Ok(()))
 }
 
 fn decode(body: &str) -> Result<HttpInferRequest, InferError> {
@@ -164,8 +164,8 @@ fn binary_inputs_are_slices_of_the_body_in_input_order() {
         br#"{"inputs":[{"name":"a","datatype":"UINT8","shape":[2],"parameters":{"binary_data_size":2}},{"name":"j","datatype":"UINT8","shape":[1],"data":[9]},{"name":"b","datatype":"UINT8","shape":[1],"parameters":{"binary_data_size":1}}]}abc"#,
     );
     let header_length = (body.len() - 3).to_string();
-    let context = RequestContext { model: "m", inputs: &[], max_batch_size: 0, max_json_size: 64 << 20 };
-    let inputs = decode_infer_request(&context, &body, Some(&header_length), &mut |_| Ok(())).unwrap().request.inputs;
+    let target = InferTarget { model: "m", inputs: &[], max_batch_size: 0, max_json_size: 64 << 20 };
+    let inputs = decode_infer_request(&target, &body, Some(&header_length), &mut |_| Ok(())).unwrap().request.inputs;
     let data: Vec<&[u8]> = inputs.iter().map(|input| &input.data[..]).collect();
     assert_eq!(data, [&b"ab"[..], &[9], b"c"]);
     assert!(body.as_ptr_range().contains(&inputs[0].data.as_ptr()));
@@ -174,7 +174,7 @@ fn binary_inputs_are_slices_of_the_body_in_input_order() {
     let (json, binary) = body.split_at(body.len() - 3);
     let long: Bytes = [json, &[b' '; 10_000], binary].concat().into();
     let header_length = (long.len() - 3).to_string();
-    let inputs = decode_infer_request(&context, &long, Some(&header_length), &mut |_| Ok(())).unwrap().request.inputs;
+    let inputs = decode_infer_request(&target, &long, Some(&header_length), &mut |_| Ok(())).unwrap().request.inputs;
     assert_eq!(&inputs[2].data[..], b"c");
     assert!(!long.as_ptr_range().contains(&inputs[2].data.as_ptr()));
 }
@@ -457,8 +457,8 @@ fn faulty_parameters_are_refused_in_tritons_words() {
 // --- raw requests ---
 
 fn raw(inputs: &[TensorSpec], max_batch_size: u32, body: &'static [u8]) -> Result<HttpInferRequest, InferError> {
-    let context = RequestContext { model: "m", inputs, max_batch_size, max_json_size: 64 << 20 };
-    decode_infer_request(&context, &Bytes::from_static(body), Some("0"), &mut |_| Ok(()))
+    let target = InferTarget { model: "m", inputs, max_batch_size, max_json_size: 64 << 20 };
+    decode_infer_request(&target, &Bytes::from_static(body), Some("0"), &mut |_| Ok(()))
 }
 
 #[test]

@@ -234,11 +234,6 @@ impl Access {
             false => Ok(()),
         }
     }
-
-    /// The lane of an admitted request with these headers: bulk if its key or its header `Priority` says so.
-    pub fn lane<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Lane {
-        lane(self.secrets().known(&header), header)
-    }
 }
 
 // === impl Known ===
@@ -289,7 +284,7 @@ impl Secrets {
     }
 }
 
-/// The lane of a request with this key and these headers.
+/// The lane of a request with this key and these headers: bulk if the key or the header `Priority` says so.
 fn lane<'a>(known: Option<&Known>, header: impl Fn(&str) -> Option<&'a [u8]>) -> Lane {
     let asked = header("priority").and_then(|value| std::str::from_utf8(value).ok()).map(Lane::of_header);
     asked.unwrap_or_default().max(known.map(|known| known.lane).unwrap_or_default())

@@ -71,7 +71,9 @@ fn keys_of_a_file_have_owners_roles_and_an_end() {
     let of = |owner: &str| {
         let key = format!("the key of {owner}");
         let header = |name: &str| (name == "x-api-key").then_some(key.as_bytes());
-        access.check_key(header).map(|()| (access.owner(header).map(|owner| owner.to_string()), access.lane(header)))
+        access
+            .check_key(header)
+            .map(|()| (access.owner(header).map(|owner| owner.to_string()), access.account(header).lane))
     };
     assert_eq!(of("alice"), Ok((Some("alice".to_owned()), Lane::Live)));
     assert_eq!(of("nightly"), Ok((Some("nightly".to_owned()), Lane::Bulk)));
@@ -140,7 +142,7 @@ fn a_key_or_a_header_chooses_the_bulk_lane() {
     let access = new(&AccessArgs { api_keys, bulk_api_keys, ..AccessArgs::default() });
     let of = |headers: &[(&str, &'static str)]| {
         let header = |name: &str| headers.iter().find(|(n, _)| *n == name).map(|(_, value)| value.as_bytes());
-        (access.check_key(header), access.lane(header))
+        (access.check_key(header), access.account(header).lane)
     };
     assert_eq!(of(&[("x-api-key", "live")]), (Ok(()), Lane::Live));
     assert_eq!(of(&[("authorization", "Bearer bulk")]), (Ok(()), Lane::Bulk));

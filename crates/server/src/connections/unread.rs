@@ -125,7 +125,7 @@ mod tests {
         let permit = budget.permit();
         permit.take(10).unwrap();
         let pieces = stream::iter(["one", "two"]).map(|piece| Ok::<_, Infallible>(Bytes::from(piece)));
-        budget::until_sent(Response::new(Body::from_stream(pieces.chain(stream::pending()))), permit)
+        budget::until_sent(Response::new(Body::from_stream(pieces.chain(stream::pending()))), &permit, permit.clone())
     }
 
     #[tokio::test(start_paused = true)]

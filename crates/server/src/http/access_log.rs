@@ -25,7 +25,7 @@ use super::log_writer::LogWriter;
 use crate::access::Access;
 use crate::answer_headers::{TOKENS, TRUNCATED};
 use crate::connections::Peer;
-use crate::{REQUEST_ID, RequestContext};
+use crate::{Port, REQUEST_ID, RequestContext};
 
 /// The form of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -35,10 +35,6 @@ pub enum LineFormat {
     /// Words, with names before those that may be missing
     Text,
 }
-
-/// The ids under which workers log what ran for a request. In the extensions of an answer.
-#[derive(Clone, Default)]
-pub struct MessageIds(pub Vec<String>);
 
 /// Where lines are written, and in which form. Clones write to the same place.
 #[derive(Clone)]
@@ -58,8 +54,8 @@ pub struct Observer {
     pub log: Option<AccessLog>,
     /// Knows the owner of a key.
     pub access: Arc<Access>,
-    /// Whether the requests are calls of gRPC, whose status comes behind their answers.
-    pub is_grpc: bool,
+    /// The kind of port. The status of a call over gRPC comes behind its answer.
+    pub port: Port,
     /// Counts the answers.
     pub count: Box<Count>,
 }
@@ -88,7 +84,7 @@ struct Line {
 
 /// The layer of the access log, and of the id that it is the first to know.
 pub(crate) async fn observe(State(observer): State<Arc<Observer>>, mut request: Request, next: Next) -> Response {
-    let context = RequestContext::begin(request.headers());
+    let context = RequestContext::begin(observer.port, request.headers());
     request.headers_mut().insert(REQUEST_ID, context.id().clone());
     request.extensions_mut().insert(context.clone());
     let method = request.method().clone();
@@ -111,24 +107,21 @@ pub(crate) async fn observe(State(observer): State<Arc<Observer>>, mut request: 
             messages: Vec::new(),
         }
     });
-    let request = match &line {
-        Some(Line { announced: None, .. }) => request.map(|body| received_by(context.clone(), body)),
-        _ => request,
-    };
     let mut response = next.run(request).await;
     response.headers_mut().insert(REQUEST_ID, context.id().clone());
     (observer.count)(context.route().map_or("", |route| &**route), counted(&method), response.status().as_u16());
     let Some(mut line) = line else { return response };
     line.status = response.status().as_u16();
     let told = |name: &str| response.headers().get(name)?.to_str().ok()?.parse().ok();
-    line.messages = response.extensions().get::<MessageIds>().cloned().unwrap_or_default().0;
+    line.messages = context.messages();
     (line.tokens, line.truncated) = (told(TOKENS), told(TRUNCATED));
     let (mut parts, body) = response.into_parts();
-    if observer.is_grpc {
+    let is_grpc = observer.port == Port::Grpc;
+    if is_grpc {
         line.grpc_status = grpc_status(&parts.headers);
     }
     // The body that is wrapped below has no known length, so the header is set before. An answer to HEAD has no body and gets no header.
-    let has_length = !observer.is_grpc && has_body(&method, parts.status);
+    let has_length = !is_grpc && has_body(&method, parts.status);
     if let Some(length) = body.size_hint().exact().filter(|_| has_length) {
         parts.headers.entry(CONTENT_LENGTH).or_insert(length.into());
     }
@@ -138,17 +131,6 @@ pub(crate) async fn observe(State(observer): State<Arc<Observer>>, mut request: 
         frame
     });
     Response::from_parts(parts, Body::new(body))
-}
-
-/// A body whose bytes the context counts as they come.
-fn received_by(context: Arc<RequestContext>, body: Body) -> Body {
-    if body.is_end_stream() {
-        return body;
-    }
-    Body::new(body.map_frame(move |frame| {
-        context.receive(frame.data_ref().map_or(0, |data| data.len() as u64));
-        frame
-    }))
 }
 
 /// The status of a call, which is in the head of an answer that has no body, else behind the body.
@@ -247,7 +229,8 @@ mod tests {
     #[test]
     fn lines_have_names_and_numbers() {
         let (writer, _thread) = LogWriter::to(std::io::sink()).unwrap();
-        let context = RequestContext::begin(&HeaderMap::from_iter([(REQUEST_ID, HeaderValue::from_static("id-1"))]));
+        let context =
+            RequestContext::begin(Port::Http, &HeaderMap::from_iter([(REQUEST_ID, HeaderValue::from_static("id-1"))]));
         context.is_for("/v1/embeddings".into(), None);
         context.asks("a\nb".to_owned());
         let line = |format| Line {

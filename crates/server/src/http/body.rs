@@ -14,7 +14,7 @@ use axum::http::{HeaderMap, Request};
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
-use trireme_inference::{Buffer, Cause, InferError, TraceParent};
+use trireme_inference::{Buffer, Cause, InferError};
 use trireme_tasks::TaskSet;
 
 use crate::body::{Overdue, ReadTimeout, size};
@@ -113,13 +113,6 @@ pub fn announced(headers: &HeaderMap) -> Option<u64> {
 /// A header's value, if it exists and is text.
 pub fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
-}
-
-/// The W3C trace context of a request: `traceparent`, and all its headers `tracestate` as one list. `None` without `traceparent`.
-pub fn traceparent(headers: &HeaderMap) -> Option<TraceParent> {
-    let parent = text(headers, "traceparent")?;
-    let states: Vec<&str> = headers.get_all("tracestate").iter().filter_map(|value| value.to_str().ok()).collect();
-    Some(TraceParent::new(parent, Some(states.join(","))))
 }
 
 // === impl Limit ===

@@ -1,108 +1,97 @@
-//! Every request on its way in: how it is counted, what a spare connection may ask, and a handler that panics.
+//! The intake of a port for HTTP, with the route that each request is for.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::MethodRouter;
-use futures_util::FutureExt;
-use trireme_inference::cut;
+use trireme_inference::{InferError, cut};
+use trireme_protocol::status::http_status;
 use trireme_tasks::TaskSet;
 
-use super::access_log::MessageIds;
 use super::route::Route;
-use super::traffic::Traffic;
 use super::{body, response, route};
-use crate::RequestContext;
-use crate::access::Access;
-use crate::budget::{self, Budget, BytesPermit};
-use crate::connections::Spare;
+use crate::budget::{self, BytesPermit};
+use crate::intake::{Intake, Transport};
+use crate::{Port, RequestContext, Traffic};
 
-/// The limits that requests are held to.
-pub struct Intake {
+/// What HTTP does in its own way.
+pub struct HttpTransport {
     /// Longest silence of a client that has a request to send.
     pub idle_timeout: Duration,
-    /// The budget for the bytes of requests and answers.
-    pub budget: Budget,
     /// Whether the port speaks TLS.
     pub is_tls: bool,
-    /// Knows the lane and the owner of a request.
-    pub access: Arc<Access>,
     /// The tasks that read on what a handler refuses.
     pub tasks: TaskSet,
 }
 
-/// The limits with the route that they are before.
+/// The intake with the route that it is before.
 #[derive(Clone)]
 struct Gate {
-    intake: Arc<Intake>,
+    intake: Arc<Intake<HttpTransport>>,
     route: Option<Arc<str>>,
     traffic: Traffic,
 }
 
 // === impl Intake ===
 
-impl Intake {
-    /// Holds the requests of a route to the limits; `None` stands for requests that are for no route.
-    pub fn guard<S>(self: &Arc<Intake>, route: Option<&Route<S>>, handler: MethodRouter<S>) -> MethodRouter<S>
+impl Intake<HttpTransport> {
+    /// Takes the requests of a route in before its handler; `None` stands for requests that are for no route.
+    pub fn before<S>(self: &Arc<Self>, route: Option<&Route<S>>, handler: MethodRouter<S>) -> MethodRouter<S>
     where
         S: Clone + Send + Sync + 'static,
     {
         let traffic = route.map_or(Traffic::Server, |route| route.traffic);
         let gate = Gate { intake: self.clone(), route: route.map(|route| route.path.clone()), traffic };
-        handler.layer(from_fn_with_state(gate, answer))
+        handler.layer(from_fn_with_state(gate, take_in))
     }
 }
 
-async fn answer(State(Gate { intake, route, traffic }): State<Gate>, request: Request, next: Next) -> Response {
-    if let (Some(context), Some(route)) = (RequestContext::of(request.extensions()), route) {
+async fn take_in(State(Gate { intake, route, traffic }): State<Gate>, request: Request, next: Next) -> Response {
+    if let (Some(context), Some(route)) = (request.extensions().get::<Arc<RequestContext>>(), route) {
         let model = route::model(&route, request.uri().path());
         context.is_for(route, model);
     }
-    if traffic != Traffic::Watch && request.extensions().get::<Spare>().is_some() {
-        let message = "there are too many connections (--max-connections)";
-        return response::error(StatusCode::SERVICE_UNAVAILABLE, message);
-    }
-    let budget = &intake.budget;
-    let permit = match traffic.executes() {
-        true => budget.permit_of(intake.access.account(|name| request.headers().get(name).map(HeaderValue::as_bytes))),
-        false => budget.permit_about_server(),
-    };
-    let path = request.uri().path().to_owned();
-    let (mut parts, body) = body::guard(request, intake.idle_timeout, &intake.tasks).into_parts();
-    // An upload is written as it comes, and needs no room for the whole of it.
-    let announced = body::announced(&parts.headers).filter(|_| traffic != Traffic::Upload).unwrap_or_default();
-    let body = budget::count(body, announced, &permit, |refusal| refusal.into());
-    parts.extensions.insert(permit.clone());
-    let answer = AssertUnwindSafe(next.run(Request::from_parts(parts, body))).catch_unwind().await;
-    let answer = answer.unwrap_or_else(|_| {
-        tracing::error!("the handler of a request panicked");
-        response::error(StatusCode::INTERNAL_SERVER_ERROR, "internal error")
-    });
-    let mut answer = answer;
-    tell_limits(&permit, answer.headers_mut());
-    answer.extensions_mut().insert(MessageIds(permit.messages()));
-    for span in permit.followed() {
-        let scheme = if intake.is_tls { "https" } else { "http" };
-        let names = [("url.path", cut(&path).to_string()), ("url.scheme", scheme.to_owned())];
-        trireme_telemetry::set_attributes(&span, names);
-        trireme_telemetry::set_count(&span, "http.response.status_code", answer.status().as_u16().into());
-    }
-    budget::until_sent(answer, permit)
+    intake.take_in(traffic, request, next).await
 }
 
-/// Adds the limits of a request's owner to the answer's headers, if a model was asked.
-fn tell_limits(permit: &BytesPermit, headers: &mut HeaderMap) {
-    let Some(account) = permit.account().filter(|_| permit.has_begun()) else { return };
-    let requests = account.requests().map(|state| state.headers("requests"));
-    let tokens = account.tokens().map(|state| state.headers("tokens"));
-    for (name, value) in requests.into_iter().chain(tokens).flatten() {
-        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
-            headers.insert(name, value);
+// === impl HttpTransport ===
+
+impl Transport for HttpTransport {
+    const PORT: Port = Port::Http;
+
+    fn guard(&self, request: Request, traffic: Traffic, permit: &BytesPermit) -> Request {
+        let (parts, body) = body::guard(request, self.idle_timeout, &self.tasks).into_parts();
+        // An upload is written as it comes, and needs no room for the whole of it.
+        let announced = body::announced(&parts.headers).filter(|_| traffic != Traffic::Upload).unwrap_or_default();
+        let body = budget::count(body, announced, permit, |refusal| refusal.into());
+        Request::from_parts(parts, body)
+    }
+
+    fn refuse(&self, error: &InferError) -> Response {
+        let status = StatusCode::from_u16(http_status(error)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        response::error(status, &error.message)
+    }
+
+    /// Adds the limits of the request's owner, if a model was asked.
+    fn tell(&self, context: &RequestContext, answer: &mut Response) {
+        let Some(account) = context.account().filter(|_| context.has_begun()) else { return };
+        let requests = account.requests().map(|state| state.headers("requests"));
+        let tokens = account.tokens().map(|state| state.headers("tokens"));
+        for (name, value) in requests.into_iter().chain(tokens).flatten() {
+            if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+                answer.headers_mut().insert(name, value);
+            }
         }
+    }
+
+    fn describe(&self, span: &tracing::Span, path: &str, answer: &Response) {
+        let scheme = if self.is_tls { "https" } else { "http" };
+        let names = [("url.path", cut(path).to_string()), ("url.scheme", scheme.to_owned())];
+        trireme_telemetry::set_attributes(span, names);
+        trireme_telemetry::set_count(span, "http.response.status_code", answer.status().as_u16().into());
     }
 }

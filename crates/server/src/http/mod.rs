@@ -15,12 +15,10 @@ pub mod paths;
 pub mod response;
 pub mod route;
 pub mod schema;
-mod traffic;
 
 #[cfg(test)]
 mod tests;
 
 pub use document::document;
-pub use incoming::Intake;
+pub use incoming::HttpTransport;
 pub use log_writer::{LogThread, LogWriter};
-pub use traffic::Traffic;

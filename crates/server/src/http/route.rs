@@ -16,7 +16,7 @@ use utoipa::openapi::schema::Schema;
 
 use super::response;
 use super::schema::Described;
-use super::traffic::Traffic;
+use crate::Traffic;
 use crate::access::{Access, Category, Credentials, Denied, Sender};
 
 /// How a route is asked for.

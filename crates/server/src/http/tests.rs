@@ -16,9 +16,10 @@ use trireme_tasks::TaskSet;
 mod http2;
 
 use super::route::{Resource, Table};
-use super::{Intake, Traffic, body};
+use super::{HttpTransport, body};
 use crate::budget::Budget;
 use crate::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol};
+use crate::{Intake, Traffic};
 
 /// More connections than a test has.
 const ROOM: Limits = Limits { port: 1000, address: 1000 };
@@ -75,10 +76,9 @@ async fn serve_within(idle_timeout: Duration, limits: Limits) -> Server {
 }
 
 fn connections(table: &Table<()>, idle_timeout: Duration, limits: Limits, tasks: TaskSet) -> Connections {
-    let budget = Budget::new(8 << 20);
-    let intake = Intake { idle_timeout, budget, is_tls: false, access: Arc::default(), tasks: tasks.clone() };
-    let intake = Arc::new(intake);
-    let router = table.router(|route, handler| intake.guard(Some(route), handler));
+    let transport = HttpTransport { idle_timeout, is_tls: false, tasks: tasks.clone() };
+    let intake = Arc::new(Intake { budget: Budget::new(8 << 20), access: Arc::default(), transport });
+    let router = table.router(|route, handler| intake.before(Some(route), handler));
     Connections {
         router,
         protocol: Protocol::Either(Http2::default()),

@@ -13,6 +13,7 @@ use trireme_inference::InferError;
 use trireme_protocol::grpc::status;
 use trireme_server::access::{Access, Category, Credentials, Denied, Given, Restriction, Sender, read_all};
 
+use super::methods::Method;
 use crate::handlers::{Handlers, SharedHandlers};
 
 /// The prefix of a restricted call's header.
@@ -51,39 +52,15 @@ pub fn restrict(restrictions: &[Given<ProtocolRestriction>]) -> anyhow::Result<A
     Ok(Access::restricting(restrictions.into_iter().map(|restriction| restriction.rule).collect()))
 }
 
-/// The access category of a call; `None` for calls that are not served.
-pub(super) fn category(path: &str) -> Option<Category> {
-    if path == "/grpc.health.v1.Health/Check" {
-        return Some(Category::Health);
-    }
-    if path.starts_with("/grpc.reflection.v1") {
-        return Some(Category::Metadata);
-    }
-    if let Some(call) = path.strip_prefix("/tei.v1.") {
-        return Some(if call == "Info/Info" { Category::Metadata } else { Category::Inference });
-    }
-    Some(match path.strip_prefix("/inference.GRPCInferenceService/")? {
-        "ServerLive" | "ServerReady" | "ModelReady" => Category::Health,
-        "ServerMetadata" | "ModelMetadata" => Category::Metadata,
-        "ModelConfig" => Category::ModelConfig,
-        "ModelInfer" | "ModelStreamInfer" => Category::Inference,
-        "ModelStatistics" => Category::Statistics,
-        "RepositoryIndex" | "RepositoryModelLoad" | "RepositoryModelUnload" => Category::ModelRepository,
-        "SystemSharedMemoryStatus" | "SystemSharedMemoryRegister" | "SystemSharedMemoryUnregister" => {
-            Category::SharedMemory
-        }
-        "CudaSharedMemoryStatus" | "CudaSharedMemoryRegister" | "CudaSharedMemoryUnregister" => Category::SharedMemory,
-        "TraceSetting" => Category::Trace,
-        "LogSettings" => Category::Logging,
-        _ => return None,
-    })
-}
-
-/// Whether a call to `path` carries the key and the header that it needs. Health checks need no key, because orchestrators send
+/// Whether a call of this category carries the key and the header that it needs. Health checks need no key, because orchestrators send
 /// none.
-fn check(handlers: &Handlers, restricted: &Access, path: &str, headers: &HeaderMap) -> Result<(), Denied> {
+fn check(
+    handlers: &Handlers,
+    restricted: &Access,
+    category: Option<Category>,
+    headers: &HeaderMap,
+) -> Result<(), Denied> {
     let header = |name: &str| headers.get(name).map(HeaderValue::as_bytes);
-    let category = category(path);
     if category != Some(Category::Health) {
         handlers.access.check_key(header)?;
     }
@@ -101,17 +78,15 @@ pub async fn admit(
     mut request: Request,
     next: Next,
 ) -> Response {
-    if let Some(category) = category(request.uri().path()) {
+    let category = request.extensions().get::<&Method>().and_then(|method| method.category);
+    if let Some(category) = category {
         let sender = Sender::of(request.uri(), request.headers(), request.extensions());
         let is_administrator = handlers.access.is_administrator(|name| sender.header(name));
         let is_proven = is_administrator || restricted.restricts(category);
         let is_local = sender.is_local();
         request.extensions_mut().insert(Credentials { is_local, is_proven });
     }
-    let headers = request.headers();
-    let lane = handlers.access.lane(|name| headers.get(name).map(HeaderValue::as_bytes));
-    request.extensions_mut().insert(lane);
-    match check(&handlers, &restricted, request.uri().path(), request.headers()) {
+    match check(&handlers, &restricted, category, request.headers()) {
         Ok(()) => next.run(request).await,
         Err(Denied::Key) => {
             let text = "a valid API key is required, as 'authorization: Bearer <key>' or 'x-api-key: <key>'";
@@ -129,18 +104,6 @@ pub async fn admit(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_call_of_the_service_has_a_category() {
-        let service = include_str!("../../../../proto/grpc_service.proto");
-        let calls = service.lines().filter_map(|line| line.trim().strip_prefix("rpc ")?.split('(').next());
-        let paths: Vec<_> = calls.map(|call| format!("/inference.GRPCInferenceService/{call}")).collect();
-        assert_eq!(paths.len(), 20);
-        for path in &paths {
-            assert!(category(path).is_some(), "{path}");
-        }
-        assert_eq!(category("/grpc.health.v1.Health/Watch"), None);
-    }
 
     #[test]
     fn faulty_restrictions_are_refused() {

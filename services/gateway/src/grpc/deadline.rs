@@ -9,20 +9,17 @@ use axum::middleware::Next;
 use axum::response::Response;
 use tokio::time::Instant;
 use tonic::Status;
+use trireme_server::RequestContext;
 
 /// How much earlier than the transport the gateway ends a call: the transport's own timer would call it cancelled.
 const HEAD_START: Duration = Duration::from_millis(1);
 
-/// When a call's client stops waiting. In the extensions of requests that have one.
-#[derive(Clone, Copy, Debug)]
-pub struct Deadline(pub Instant);
-
-/// Notes a call's deadline for its handler, and ends the call at it. For a stream that is until its first response: the
+/// Notes a call's deadline in its context, and ends the call at it. For a stream that is until its first response: the
 /// rest is up to the stream.
-pub async fn enforce(mut request: Request, next: Next) -> Response {
+pub async fn enforce(request: Request, next: Next) -> Response {
     let Some(timeout) = parse_timeout(request.headers()) else { return next.run(request).await };
     let now = Instant::now();
-    request.extensions_mut().insert(Deadline(now + timeout));
+    RequestContext::of(request.extensions()).ends_at(now + timeout);
     match tokio::time::timeout_at(now + timeout.saturating_sub(HEAD_START), next.run(request)).await {
         Ok(response) => response,
         Err(_) => exceeded().into_http(),
@@ -32,6 +29,11 @@ pub async fn enforce(mut request: Request, next: Next) -> Response {
 /// The status of a call that is over its deadline.
 pub fn exceeded() -> Status {
     Status::deadline_exceeded("Deadline Exceeded")
+}
+
+/// Whether a deadline has passed, or is about to.
+pub fn is_over(deadline: Instant) -> bool {
+    deadline.saturating_duration_since(Instant::now()) <= HEAD_START
 }
 
 /// `grpc-timeout`: at most eight digits and a unit. Any other value counts as no timeout.
@@ -51,20 +53,6 @@ fn parse_timeout(headers: &HeaderMap) -> Option<Duration> {
         "n" => Duration::from_nanos(number),
         _ => return None,
     })
-}
-
-// === impl Deadline ===
-
-impl Deadline {
-    /// The time left; zero after the deadline.
-    pub fn remaining(self) -> Duration {
-        self.0.saturating_duration_since(Instant::now())
-    }
-
-    /// Whether the deadline has passed, or is about to.
-    pub fn is_over(self) -> bool {
-        self.remaining() <= HEAD_START
-    }
 }
 
 #[cfg(test)]

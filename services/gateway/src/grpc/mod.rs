@@ -17,6 +17,7 @@ mod cost;
 mod deadline;
 mod health;
 mod incoming;
+mod methods;
 mod service;
 mod settings;
 mod stream;
@@ -28,7 +29,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::Uri;
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
@@ -38,23 +39,24 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::codec::CompressionEncoding::{Deflate, Gzip};
 use tonic::service::Routes;
-use trireme_protocol::grpc::health::health_server::{self, HealthServer};
-use trireme_protocol::grpc::tei::embed_server::{self, EmbedServer};
-use trireme_protocol::grpc::tei::info_server::{self, InfoServer};
-use trireme_protocol::grpc::tei::predict_server::{self, PredictServer};
-use trireme_protocol::grpc::tei::rerank_server::{self, RerankServer};
-use trireme_protocol::grpc::tei::tokenize_server::{self, TokenizeServer};
-use trireme_protocol::grpc::wire::grpc_inference_service_server::{self, GrpcInferenceServiceServer};
-use trireme_protocol::grpc::{DESCRIPTORS, METHODS};
+use trireme_protocol::grpc::DESCRIPTORS;
+use trireme_protocol::grpc::health::health_server::HealthServer;
+use trireme_protocol::grpc::tei::embed_server::EmbedServer;
+use trireme_protocol::grpc::tei::info_server::InfoServer;
+use trireme_protocol::grpc::tei::predict_server::PredictServer;
+use trireme_protocol::grpc::tei::rerank_server::RerankServer;
+use trireme_protocol::grpc::tei::tokenize_server::TokenizeServer;
+use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceServiceServer;
 use trireme_runtime::TaskSet;
 use trireme_server::access::Access;
 use trireme_server::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol, Tls};
 use trireme_server::http::access_log::{AccessLog, Observer};
-use trireme_server::{RequestContext, Stack};
+use trireme_server::{Intake, Port, RequestContext, Stack, Traffic};
 
 use crate::handlers::SharedHandlers;
 use health::HealthService;
-use incoming::Counting;
+use incoming::GrpcTransport;
+use methods::{Method, SERVICES};
 use service::InferenceService;
 use tei::TeiService;
 
@@ -104,14 +106,11 @@ impl GrpcListener {
         exit_timeout: Duration,
     ) {
         let access = Arc::new(handlers.access.clone());
-        let observer = Observer { log, access: access.clone(), is_grpc: true, count: Box::new(|_, _, _| ()) };
-        let counting = Counting {
-            budget: handlers.budget.clone(),
-            access,
-            largest: self.args.max_message_size().min(usize::try_from(handlers.budget.limit()).unwrap_or(usize::MAX)),
-            pause: self.pause,
-        };
-        let routes = routes(&self.args, self.restricted, self.forward, handlers, stop.clone(), counting);
+        let observer = Observer { log, access: access.clone(), port: Port::Grpc, count: Box::new(|_, _, _| ()) };
+        let largest = self.args.max_message_size().min(usize::try_from(handlers.budget.limit()).unwrap_or(usize::MAX));
+        let transport = GrpcTransport { largest, pause: self.pause };
+        let intake = Intake { budget: handlers.budget.clone(), access, transport };
+        let routes = routes(&self.args, self.restricted, self.forward, handlers, stop.clone(), intake);
         let connections = Connections {
             router: Stack { observer, http: None }.before(routes),
             protocol: Protocol::Http2(Http2 {
@@ -127,17 +126,6 @@ impl GrpcListener {
         connections.serve(self.listener, stop, exit_timeout).await;
     }
 }
-
-/// The services that are served.
-const SERVICES: [&str; 7] = [
-    grpc_inference_service_server::SERVICE_NAME,
-    health_server::SERVICE_NAME,
-    info_server::SERVICE_NAME,
-    embed_server::SERVICE_NAME,
-    predict_server::SERVICE_NAME,
-    rerank_server::SERVICE_NAME,
-    tokenize_server::SERVICE_NAME,
-];
 
 /// Adds server reflection, in the version that is current and the one that older clients ask for.
 fn reflect(router: Routes) -> Routes {
@@ -155,34 +143,33 @@ fn reflect(router: Routes) -> Routes {
 async fn unknown_service(uri: Uri) -> Response {
     let asked = uri.path().trim_start_matches('/').split('/').next().unwrap_or_default();
     let asked = trireme_inference::shown(asked);
-    Status::unimplemented(format!("there is no service '{asked}'; services here are {}", SERVICES.join(", ")))
-        .into_http()
+    let names: Vec<&str> = SERVICES.iter().map(|service| service.name).collect();
+    Status::unimplemented(format!("there is no service '{asked}'; services here are {}", names.join(", "))).into_http()
 }
 
-/// The service and the method that a path names, with all methods of the service; `None` where there is no such service.
-fn called(path: &str) -> Option<(&'static str, &str, &'static [&'static str])> {
-    let (asked, method) = path.trim_start_matches('/').split_once('/')?;
-    let (service, methods) = METHODS.iter().find(|(service, _)| *service == asked)?;
-    Some((service, method, methods))
-}
-
-/// Tells the context of a call which method it is for.
-async fn name_method(request: Request, next: Next) -> Response {
+/// Finds the method of a call in the table, for the layers behind this one and for the call's context.
+async fn find_method(mut request: Request, next: Next) -> Response {
     let path = request.uri().path();
-    if let (Some(context), Some((_, method, methods))) = (RequestContext::of(request.extensions()), called(path))
-        && methods.contains(&method)
-    {
-        context.is_for(path.into(), None);
+    if let Some(method) = methods::find(path) {
+        RequestContext::of(request.extensions()).is_for(path.into(), None);
+        request.extensions_mut().insert(method);
     }
     next.run(request).await
 }
 
+/// Takes a call in. One of an unknown method is about the server.
+async fn take_in(State(intake): State<Arc<Intake<GrpcTransport>>>, request: Request, next: Next) -> Response {
+    let traffic = request.extensions().get::<&Method>().map_or(Traffic::Server, |method| method.traffic());
+    intake.take_in(traffic, request, next).await
+}
+
 /// Answers calls of methods that their service does not have: tonic's answer has no words.
 async fn unknown_method(request: Request, next: Next) -> Response {
-    match called(request.uri().path()) {
-        Some((service, method, methods)) if !methods.contains(&method) => {
-            let (method, methods) = (trireme_inference::shown(method), methods.join(", "));
-            Status::unimplemented(format!("service '{service}' has no method '{method}'; its methods are {methods}"))
+    match methods::called(request.uri().path()) {
+        Some((service, method)) if request.extensions().get::<&Method>().is_none() => {
+            let names: Vec<&str> = service.methods.iter().map(|method| method.name).collect();
+            let (service, method, names) = (service.name, trireme_inference::shown(method), names.join(", "));
+            Status::unimplemented(format!("service '{service}' has no method '{method}'; its methods are {names}"))
                 .into_http()
         }
         _ => next.run(request).await,
@@ -195,9 +182,9 @@ fn routes(
     forward: Option<Regex>,
     handlers: SharedHandlers,
     stop: CancellationToken,
-    counting: Counting,
+    intake: Intake<GrpcTransport>,
 ) -> Router {
-    let largest = counting.largest;
+    let largest = intake.transport.largest;
     let admit = from_fn_with_state((handlers.clone(), Arc::new(restricted)), access::admit);
     let health = HealthServer::new(HealthService { handlers: handlers.clone() });
     let tei = TeiService { handlers: handlers.clone(), forward: forward.clone(), stop: stop.clone() };
@@ -223,11 +210,12 @@ fn routes(
     }
     serve!(InfoServer, EmbedServer, PredictServer, RerankServer, TokenizeServer);
     let router = reflect(router).into_axum_router().fallback(unknown_service);
-    let count = from_fn_with_state(counting, incoming::count);
+    let take_in = from_fn_with_state(Arc::new(intake), take_in);
+    // From the last one to the first.
     router
         .layer(from_fn(unknown_method))
-        .layer(count)
+        .layer(take_in)
         .layer(admit)
         .layer(from_fn(deadline::enforce))
-        .layer(from_fn(name_method))
+        .layer(from_fn(find_method))
 }

@@ -8,11 +8,10 @@ use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceSe
 use trireme_protocol::grpc::wire::*;
 use trireme_protocol::grpc::{self, encode_infer_response, parse_model_version};
 use trireme_server::answer_headers;
-use trireme_server::budget::BytesPermit;
 
 use super::access::credentials;
 use super::call::{RpcCall, named};
-use super::deadline::{self, Deadline};
+use super::deadline;
 use super::{settings, stream};
 use crate::handlers::{ModelMetadata, SharedHandlers};
 
@@ -62,11 +61,6 @@ impl InferenceService {
     fn own_name(&self, name: String) -> String {
         self.handlers.registry.catalog().own_name_or(name)
     }
-
-    /// The call's hold on the budget.
-    fn permit<T>(&self, request: &Request<T>) -> BytesPermit {
-        request.extensions().get().cloned().unwrap_or_else(|| self.handlers.budget.permit())
-    }
 }
 
 #[tonic::async_trait]
@@ -112,11 +106,10 @@ impl GrpcInferenceService for InferenceService {
 
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Reply<ModelInferResponse> {
         let call = RpcCall::of(&request, self.forward.as_ref());
-        let permit = self.permit(&request);
-        let response = call.infer(&self.handlers, request.into_inner(), &permit).await;
+        let response = call.infer(&self.handlers, request.into_inner()).await;
         match response {
             // The request's own time ran out with the call's: which of the two was noticed first means nothing.
-            Err(_) if call.deadline.is_some_and(Deadline::is_over) => Err(deadline::exceeded()),
+            Err(_) if call.deadline.is_some_and(deadline::is_over) => Err(deadline::exceeded()),
             response => reply(response).map(timed),
         }
     }
@@ -124,9 +117,8 @@ impl GrpcInferenceService for InferenceService {
     async fn model_stream_infer(&self, request: Request<Streaming<ModelInferRequest>>) -> Reply<stream::Replies> {
         let call = RpcCall::of(&request, self.forward.as_ref());
         let close_on_error = stream::closes_on_error(request.metadata());
-        let permit = self.permit(&request);
         let (handlers, stop) = (self.handlers.clone(), self.stop.clone());
-        reply(Ok(stream::answer(handlers, request.into_inner(), call, close_on_error, permit, stop)))
+        reply(Ok(stream::answer(handlers, request.into_inner(), call, close_on_error, stop)))
     }
 
     async fn repository_index(&self, request: Request<RepositoryIndexRequest>) -> Reply<RepositoryIndexResponse> {

@@ -20,7 +20,6 @@ use trireme_protocol::grpc::{
     Named, encode_stream_end, encode_stream_error, encode_stream_refusal, encode_stream_response, status,
     wants_empty_final,
 };
-use trireme_server::budget::BytesPermit;
 
 use super::call::RpcCall;
 use super::deadline;
@@ -56,8 +55,6 @@ struct Session {
     handlers: SharedHandlers,
     call: RpcCall,
     close_on_error: bool,
-    /// The bytes that the client has sent and no request has taken yet.
-    permit: BytesPermit,
     stop: Stop,
     /// The source of further requests; `None` after the last one.
     requests: Option<Streaming<ModelInferRequest>>,
@@ -83,14 +80,12 @@ pub fn answer(
     requests: Streaming<ModelInferRequest>,
     call: RpcCall,
     close_on_error: bool,
-    permit: BytesPermit,
     stop: CancellationToken,
 ) -> Replies {
     let session = Session {
         handlers,
         call,
         close_on_error,
-        permit,
         stop: Stop::new(stop),
         requests: Some(requests),
         begun: false,
@@ -155,18 +150,18 @@ impl Session {
         let close_on_error = self.close_on_error;
         let wants_end = wants_empty_final(&message);
         // The bytes so far belong to this message, or to the beginning of the next one.
-        let permit = self.permit.split();
-        match self.call.infer_stream(&self.handlers, message, &permit) {
+        let call = self.call.of_message();
+        match call.infer_stream(&self.handlers, message) {
             Ok((responses, true)) => {
                 let replies = all(responses, named, wants_end, close_on_error);
                 let held = replies.inspect(move |_| {
-                    let _ = &permit;
+                    let _ = &call;
                 });
                 self.interleaved.push(held.boxed());
             }
             Ok((mut responses, false)) => {
                 let reply = async move {
-                    let _permit = permit;
+                    let _call = call;
                     match responses.next().await {
                         Some(Ok(next)) => Ok(encode_stream_response(next.response, true)),
                         Some(Err(error)) => failed(named, error, close_on_error),
@@ -199,7 +194,7 @@ async fn read(
     let Some(requests) = requests else { return Ok(None) };
     let overdue = async {
         match call.deadline {
-            Some(deadline) => tokio::time::sleep_until(deadline.0).await,
+            Some(deadline) => tokio::time::sleep_until(deadline).await,
             None => std::future::pending().await,
         }
     };
@@ -248,8 +243,16 @@ fn failed(named: Named, error: InferError, close_on_error: bool) -> Reply {
 #[cfg(test)]
 mod tests {
     use tonic::Request;
+    use trireme_server::RequestContext;
+    use trireme_server::budget::Budget;
 
     use super::*;
+
+    fn call() -> RpcCall {
+        let mut request = Request::new(());
+        request.extensions_mut().insert(RequestContext::of_process(Budget::new(0).permit()));
+        RpcCall::of(&request, None)
+    }
 
     /// The result of reading from a stream after the server's stop, if the client's request comes `later`.
     async fn read_when_stopped(begun: bool, later: Duration) -> Result<Option<ModelInferRequest>, Status> {
@@ -261,7 +264,7 @@ mod tests {
             }
             Ok(ModelInferRequest::default())
         };
-        let call = RpcCall::of(&Request::new(()), None);
+        let call = call();
         read(&mut Some(stream::once(request).boxed()), begun, &call, &mut Stop::new(stop)).await
     }
 
@@ -277,7 +280,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_stop_ends_streams_that_always_have_another_request() {
         let raised = CancellationToken::new();
-        let (call, mut stop) = (RpcCall::of(&Request::new(()), None), Stop::new(raised.clone()));
+        let (call, mut stop) = (call(), Stop::new(raised.clone()));
         let mut requests = Some(stream::repeat_with(|| Ok(ModelInferRequest::default())));
         assert!(read(&mut requests, true, &call, &mut stop).await.is_ok());
         raised.cancel();

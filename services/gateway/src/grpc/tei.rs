@@ -19,7 +19,6 @@ use trireme_protocol::grpc::tei::predict_server::Predict;
 use trireme_protocol::grpc::tei::rerank_server::Rerank;
 use trireme_protocol::grpc::tei::tokenize_server::Tokenize;
 use trireme_protocol::grpc::tei::*;
-use trireme_server::budget::BytesPermit;
 
 use super::call::RpcCall;
 use crate::handlers::SharedHandlers;
@@ -52,7 +51,6 @@ struct Call {
     operations: Operations,
     rpc: RpcCall,
     model: Option<String>,
-    permit: BytesPermit,
 }
 
 type Reply<T> = Result<Response<T>, Status>;
@@ -65,10 +63,9 @@ type Run<M, R> = fn(Call, M) -> BoxFuture<'static, Result<R, Status>>;
 
 impl TeiService {
     fn call<T>(&self, request: &Request<T>) -> Call {
-        let permit = request.extensions().get().cloned().unwrap_or_else(|| self.handlers.budget.permit());
         let model = request.metadata().get(MODEL).and_then(|name| name.to_str().ok()).map(str::to_owned);
         let rpc = RpcCall::of(request, self.forward.as_ref());
-        Call { operations: Operations::new(self.handlers.clone()), rpc, model, permit }
+        Call { operations: Operations::new(self.handlers.clone()), rpc, model }
     }
 
     async fn one<M, R>(&self, request: Request<M>, run: Run<M, R>) -> Reply<R> {
@@ -84,7 +81,7 @@ impl TeiService {
         let call = self.call(&request);
         let messages = self.messages(request.into_inner());
         let answer = move |message: Result<M, Status>| {
-            let call = Call { permit: call.permit.split(), ..call.clone() };
+            let call = Call { rpc: call.rpc.of_message(), ..call.clone() };
             async move { run(call, message?).await }
         };
         Ok(Response::new(messages.map(answer).buffered(MAX_IN_FLIGHT).boxed()))
@@ -103,7 +100,7 @@ impl TeiService {
 
 impl Call {
     fn ask(&self, options: TextOptions) -> OperationRequest {
-        self.rpc.operation(self.model.clone(), options, self.permit.clone())
+        self.rpc.operation(self.model.clone(), options)
     }
 }
 

@@ -5,21 +5,21 @@ mod running;
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
 use tracing::Instrument;
 use trireme_bus::{AnswerForm, WorkMessage};
 use trireme_inference::{
-    AskedSpaces, Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, Name, Owner, ParameterValue,
-    Parameters, REQUEST_TIMEOUT, Tensor, TraceParent, UnixMicros, request_timeout, shown,
+    AskedSpaces, Callers, InferError, InferRequest, InferResponse, Ledger, ModelKey, Name, ParameterValue, Parameters,
+    REQUEST_TIMEOUT, Tensor, TraceParent, UnixMicros, request_timeout, shown,
 };
-use trireme_operations::{Capabilities, Waits};
+use trireme_operations::Capabilities;
 use trireme_runtime::response_cache::Key;
-use trireme_server::budget::BytesPermit;
+use trireme_server::RequestContext;
 
 use super::Handlers;
 use super::metering::Metered;
 use super::sequences::{self, InSequence, SequenceRequest};
 use super::zero_shot::LabelScores;
-use crate::caller::Caller;
 use crate::counts;
 use crate::dispatch::{Exchange, LinePlace, no_answer};
 use crate::rows;
@@ -28,23 +28,15 @@ use crate::traces::OpenTrace;
 pub use responses::{Next, Responses};
 use running::{Limit, Running, set_error, with_id};
 
-/// A request with what its transport said about tracing.
+/// A request of a context, and the conditions of its caller.
 #[derive(Debug)]
 pub struct Traced {
     /// The request.
     pub request: InferRequest,
-    /// The id that its transport gives it, for logs and errors; the request's own goes before it. Empty where there is none.
-    pub given_id: String,
-    /// The client's W3C trace context.
-    pub traceparent: Option<TraceParent>,
-    /// How it came in.
-    pub caller: Caller,
-    /// How it waits.
-    pub waits: Waits,
+    /// The way that it came. The id that the client has given there is for logs and errors; the request's own goes before it.
+    pub context: Arc<RequestContext>,
     /// Whether its rows may travel apart.
     pub rows: Rows,
-    /// The bytes of the gateway's budget that the request holds.
-    pub permit: BytesPermit,
     /// The models that wait for its answer, where a model has sent it.
     pub callers: Callers,
     /// Whether it asks for vectors of texts, which its span says in OpenTelemetry's words.
@@ -85,23 +77,29 @@ struct Cached {
 
 /// The conditions under which a request runs.
 struct InferOptions {
-    waits: Waits,
     rows: Rows,
     answer: AnswerForm,
     traceparent: Option<TraceParent>,
     callers: Callers,
-    job: Option<String>,
-    owner: Owner,
     trace: Option<Arc<OpenTrace>>,
     labels: Option<LabelScores>,
     spaces: Option<AskedSpaces>,
+}
+
+// === impl Traced ===
+
+impl Traced {
+    /// A request whose rows travel as its model's configuration says.
+    pub fn new(request: InferRequest, context: Arc<RequestContext>) -> Traced {
+        Traced { request, context, rows: Rows::Configured, callers: Callers::default(), embeds: false }
+    }
 }
 
 impl Handlers {
     /// Runs a request through the pipeline, with what of it lies in shared memory. Dropping the future cancels the request in
     /// every stage; nothing is written then.
     pub async fn infer(&self, mut traced: Traced) -> Result<InferResponse, InferError> {
-        let outputs = self.read_shared(&mut traced.request, &traced.permit)?;
+        let outputs = self.read_shared(&mut traced.request, traced.context.permit())?;
         let mut response = self.run(traced).await?;
         outputs.write(&mut response)?;
         Ok(response)
@@ -167,7 +165,7 @@ impl Handlers {
     /// any number of a decoupled one. Dropping the responses cancels the request in every stage. An `Err` means that the request
     /// was not sent.
     pub fn infer_stream(self: &Arc<Self>, mut traced: Traced) -> Result<Responses, InferError> {
-        let outputs = self.read_shared(&mut traced.request, &traced.permit)?;
+        let outputs = self.read_shared(&mut traced.request, traced.context.permit())?;
         let Prepared { mut request, message, place, .. } = self.prepare(traced, AnswerForm::InParts)?;
         let exchange = self.begin(&mut request, message).inspect_err(|_| request.metered.failed())?;
         let exchange = match place {
@@ -179,32 +177,34 @@ impl Handlers {
 
     /// The span of a request, and the trace context that goes to the stages.
     fn span(&self, traced: &Traced) -> (tracing::Span, Option<TraceParent>) {
-        if traced.traceparent.is_none() && !self.tracing.samples(&traced.request.model) {
+        let client = traced.context.traceparent();
+        if client.is_none() && !self.tracing.samples(&traced.request.model) {
             // The stages get this too, because they would begin a trace of their own otherwise.
             return (tracing::Span::none(), Some(trireme_telemetry::not_sampled().as_str().into()));
         }
         let request = &traced.request;
         let (model, id) = (shown(&request.model), shown(&request.id));
         let span = tracing::info_span!("infer", otel.kind = "server", model = &*model, id = &*id);
-        if let Some(traceparent) = &traced.traceparent {
+        if let Some(traceparent) = client {
             trireme_telemetry::set_parent(&span, &traceparent.parent, traceparent.state.as_deref());
         }
         let own = trireme_telemetry::traceparent(&span).map(|(parent, state)| TraceParent::new(parent, state));
-        let traceparent = own.or_else(|| traced.traceparent.clone());
+        let traceparent = own.or_else(|| client.cloned());
         (span, traceparent)
     }
 
     /// Prepares a request, within its span.
     fn prepare(&self, mut traced: Traced, answer: AnswerForm) -> Result<Prepared, InferError> {
+        let context = traced.context.clone();
         let answered_id = traced.request.id.clone();
         if answered_id.is_empty() {
-            traced.request.id = std::mem::take(&mut traced.given_id);
+            traced.request.id = context.given_id().to_owned();
         }
         let spaces = AskedSpaces::take(&mut traced.request.parameters);
         let spaces = spaces.map_err(|error| with_id(error, &traced.request.id))?;
         let (span, traceparent) = self.span(&traced);
-        trireme_telemetry::set_attributes(&span, traced.caller.attributes());
-        traced.permit.follow(&span);
+        trireme_telemetry::set_attributes(&span, context.attributes());
+        context.follow(&span);
         if traced.embeds {
             let names = [
                 ("gen_ai.operation.name", counts::EMBEDDINGS),
@@ -213,7 +213,7 @@ impl Handlers {
             ];
             trireme_telemetry::set_attributes(&span, names.map(|(name, value)| (name, value.to_owned())));
         }
-        let trace = self.tracing.begin(&traced.request, traced.caller, &traced.permit);
+        let trace = self.tracing.begin(&traced.request, &context);
         // The call's limit and that of the request's parameters: the shorter one.
         let asked = request_timeout(&traced.request.parameters);
         if let Some(asked) = asked.filter(|&asked| asked > self.max_timeout) {
@@ -228,16 +228,15 @@ impl Handlers {
         let limits = [traced.request.timeout.map(|timeout| timeout.min(self.max_timeout)), asked];
         traced.request.timeout = limits.into_iter().flatten().min();
         if let Some(timeout) = traced.request.timeout {
-            traced.permit.ends_at(UnixMicros::now().after(timeout));
+            context.ends_at(Instant::now() + timeout);
         }
-        let (waits, rows, callers, job) = (traced.waits, traced.rows, traced.callers, traced.permit.job());
-        let owner = traced.permit.share();
         let mut prepared = span.in_scope(|| {
-            self.repeat_query(&mut traced.request, &traced.permit)?;
-            let labels = self.pair_with_labels(&mut traced.request, &traced.permit)?;
-            let mut metered = self.meter(&traced.request, &traced.permit, waits.lane)?;
-            let terms = InferOptions { waits, rows, answer, traceparent, callers, job, owner, trace, labels, spaces };
-            match self.admit(traced.request, terms, &span) {
+            self.repeat_query(&mut traced.request, context.permit())?;
+            let labels = self.pair_with_labels(&mut traced.request, context.permit())?;
+            let mut metered = self.meter(&traced.request, &context)?;
+            let Traced { request, rows, callers, .. } = traced;
+            let options = InferOptions { rows, answer, traceparent, callers, trace, labels, spaces };
+            match self.admit(request, &context, options, &span) {
                 Ok(mut prepared) => {
                     prepared.request.metered = metered;
                     Ok(prepared)
@@ -251,7 +250,7 @@ impl Handlers {
         match &mut prepared {
             Ok(prepared) => {
                 prepared.request.answered_id = answered_id;
-                traced.permit.note_message(&prepared.message.request_id);
+                context.note_message(&prepared.message.request_id);
             }
             Err(error) => set_error(&span, error),
         }
@@ -262,11 +261,11 @@ impl Handlers {
     fn admit(
         &self,
         mut request: InferRequest,
-        terms: InferOptions,
+        context: &RequestContext,
+        options: InferOptions,
         span: &tracing::Span,
     ) -> Result<Prepared, InferError> {
-        let InferOptions { waits, rows, answer, traceparent, callers, job, owner, trace, labels: label_scores, spaces } =
-            terms;
+        let InferOptions { rows, answer, traceparent, callers, trace, labels: label_scores, spaces } = options;
         let catalog = self.registry.catalog();
         let (version, served) = catalog.find(&request.model, request.version)?;
         if let Ok(capabilities) = &served.capabilities {
@@ -288,7 +287,7 @@ impl Handlers {
         let level = |step: &ModelKey| {
             let found = catalog.find(&step.name, Some(step.version));
             let level = found.map_or(0, |(_, served)| served.config.priority_level(request.priority));
-            catalog.lane_at(step, waits.lane).level(level)
+            catalog.lane_at(step, context.lane()).level(level)
         };
         let route = catalog.for_contents(route.at_levels(level));
         let answer = if served.config.decoupled { answer } else { AnswerForm::Whole };
@@ -343,8 +342,8 @@ impl Handlers {
             ledger: Ledger::default(),
             answer,
             callers,
-            job: job.map(Name::from),
-            owner,
+            job: context.job().map(Name::from),
+            owner: context.share(),
         };
         // Responses of a decoupled model are sent at once, so they keep no order among requests.
         let keeps_order = served.config.dynamic_batching.as_ref().is_some_and(|batching| batching.preserve_ordering);
@@ -373,7 +372,7 @@ impl Handlers {
             label_scores,
             turn,
             rows_per_message,
-            patience: waits.patience,
+            patience: context.patience(),
             limit,
             span: span.clone(),
             metered: Metered::default(),

@@ -2,8 +2,8 @@
 //!
 //! Requests of models to other models, and of this process itself, belong to nobody: they have no limits and are not counted.
 
-use trireme_inference::{Cause, InferError, InferRequest, Lane, Ledger};
-use trireme_server::budget::BytesPermit;
+use trireme_inference::{Cause, InferError, InferRequest, Ledger};
+use trireme_server::RequestContext;
 use trireme_server::owners::{Account, Admitted, LimitReached};
 
 use super::Handlers;
@@ -29,26 +29,20 @@ struct Open {
 
 impl Handlers {
     /// Takes a request in within the limits of its owner.
-    pub(super) fn meter(
-        &self,
-        request: &InferRequest,
-        permit: &BytesPermit,
-        lane: Lane,
-    ) -> Result<Metered, InferError> {
-        let Some(account) = permit.account() else { return Ok(Metered(None)) };
+    pub(super) fn meter(&self, request: &InferRequest, context: &RequestContext) -> Result<Metered, InferError> {
+        let Some(account) = context.account() else { return Ok(Metered(None)) };
         let catalog = self.registry.catalog();
         let found = catalog.find(&request.model, request.version).ok();
-        let account = Account { lane, ..account.clone() };
         let mut open = Open {
             usage: self.usage.clone(),
             model: found.map(|_| request.model.clone()),
-            is_new: permit.begin(),
+            is_new: context.begin_part(),
             admitted: None,
             tokens: 0,
             compute_us: 0,
             rows: 0,
             is_cached: false,
-            account,
+            account: account.clone(),
         };
         let has_texts =
             found.is_some_and(|(_, served)| served.capabilities.as_ref().is_ok_and(|it| !it.tasks.is_empty()));

@@ -1,5 +1,5 @@
 //! The operations of the protocol, free of HTTP and gRPC, which both call them. A listener passes its knowledge of a request as plain
-//! values: [`crate::caller::Caller`], [`trireme_server::access::Access`], parameters.
+//! values: [`trireme_server::RequestContext`], [`trireme_server::access::Access`], parameters.
 
 mod bottleneck;
 mod health;
@@ -19,7 +19,7 @@ mod status;
 mod trace;
 mod zero_shot;
 
-pub use infer::{Next, Responses, Rows, Traced};
+pub use infer::{Next, Responses, Traced};
 pub use metadata::ModelMetadata;
 pub use sampling::Tracing;
 pub use state::{Handlers, SharedHandlers};

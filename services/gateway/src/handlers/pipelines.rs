@@ -9,7 +9,6 @@ use trireme_operations::{OperationRequest, Origin, Pipeline, Pipelines, Task};
 
 use super::infer::{Rows, Traced};
 use super::state::Handlers;
-use crate::caller::Caller;
 use crate::registry::{Catalog, ServedModel};
 
 impl Pipelines for Handlers {
@@ -68,17 +67,7 @@ impl Pipelines for Handlers {
         Box::pin(async move {
             let (model, started) = (request.model.clone(), Instant::now());
             let embeds = [Task::Embed, Task::Sparse, Task::MultiVector].contains(&task);
-            let traced = Traced {
-                request,
-                given_id: String::new(),
-                traceparent: operation.traceparent.clone(),
-                caller: operation.route.map_or(Caller::Process, Caller::Http),
-                waits: operation.waits,
-                rows: Rows::Independent,
-                permit: operation.permit.clone(),
-                callers: Default::default(),
-                embeds,
-            };
+            let traced = Traced { rows: Rows::Independent, embeds, ..Traced::new(request, operation.context.clone()) };
             let answered = Handlers::infer(self, traced).await;
             if embeds {
                 self.counts.embedded(&model, started.elapsed(), answered.as_ref().err());

@@ -8,9 +8,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use trireme_inference::{InferError, InferRequest, ModelKey};
 use trireme_protocol::tracing::{SettingChange, TraceChanges, TraceLevel, TraceMode, TraceSettings};
-use trireme_server::budget::BytesPermit;
+use trireme_server::RequestContext;
 
-use crate::caller::Caller;
 use crate::traces::{OpenTrace, Stream, TraceConfig, TraceTarget, Writer};
 
 /// Trace settings, and how far each of them has counted.
@@ -93,14 +92,15 @@ impl Tracing {
     }
 
     /// The trace of a request, if it is one that is written to a file. Counts it.
-    pub fn begin(&self, request: &InferRequest, caller: Caller, permit: &BytesPermit) -> Option<Arc<OpenTrace>> {
+    pub fn begin(&self, request: &InferRequest, context: &RequestContext) -> Option<Arc<OpenTrace>> {
         let Target::Files { writer: Some(writer), .. } = &self.target else { return None };
-        let protocol = caller.protocol()?;
+        // Files are about the requests of clients.
+        let port = context.port()?;
         let Picked { level, stream } = self.pick(&request.model)?;
         let model = ModelKey { name: request.model.as_str().into(), version: request.version.unwrap_or(-1) };
-        let (id, times) = (request.id.clone(), permit.times());
-        let trace = Arc::new(OpenTrace::begin(writer.clone(), stream?, level, protocol, model, id, times));
-        permit.keep(trace.clone());
+        let (id, times) = (request.id.clone(), context.times().clone());
+        let trace = Arc::new(OpenTrace::begin(writer.clone(), stream?, level, port, model, id, times));
+        context.keep(trace.clone());
         Some(trace)
     }
 

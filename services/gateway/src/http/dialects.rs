@@ -1,7 +1,6 @@
 //! The routes of other servers' clients in the table: body and headers of a request before its dialect reads it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use axum::extract::{Path, Request, State};
 use axum::http::HeaderMap;
@@ -10,12 +9,12 @@ use bytes::Bytes;
 use trireme_dialects::{DialectCall, DialectPath, Kind, Refusal};
 use trireme_inference::Parameters;
 use trireme_operations::Operations;
+use trireme_server::RequestContext;
 use trireme_server::access::Category;
 use trireme_server::budget::BytesPermit;
-use trireme_server::http::body::{self, text, traceparent};
+use trireme_server::http::body;
 use trireme_server::http::coding::Coding;
 use trireme_server::http::json;
-use trireme_server::{REQUEST_ID, RequestContext};
 
 use super::routing;
 use super::state::{HttpState, Route};
@@ -43,16 +42,16 @@ async fn answer(
     request: Request,
 ) -> Response {
     let (parts, body) = request.into_parts();
-    let permit = http.permit(&parts.extensions);
+    let context = RequestContext::of(&parts.extensions);
     let body = match path.category() {
         // Health checks need no key.
         Category::Health => Bytes::new(),
-        _ => match read(http, &parts.headers, body, &permit).await {
+        _ => match read(http, &parts.headers, body, context.permit()).await {
             Ok(body) => body,
             Err(refusal) => return path.refused(&refusal),
         },
     };
-    let call = |route, body| {
+    let call = |body| {
         let mut parameters = Parameters::new();
         let own = |name: &str| http.handlers.access.is_secret(name);
         forward::headers(&parts.headers, http.options.header_forward.as_ref(), own, &mut parameters);
@@ -63,17 +62,13 @@ async fn answer(
             model: named.remove("model"),
             query: parts.uri.query().map(str::to_owned),
             body,
-            permit: permit.clone(),
+            context: context.clone(),
             parameters,
-            traceparent: traceparent(&parts.headers),
-            waits: http.waits(&parts.headers),
-            request_id: text(&parts.headers, REQUEST_ID.as_str()).unwrap_or_default().to_owned(),
-            route,
             token_input: http.options.token_input,
             empty_text: http.options.empty_text,
         })
     };
-    path.answer(body, &permit, RequestContext::of(&parts.extensions).map(Arc::as_ref), call).await
+    path.answer(body, context, call).await
 }
 
 async fn read(

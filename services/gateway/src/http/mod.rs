@@ -17,14 +17,15 @@ use anyhow::Context;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::Bus;
+use trireme_inference::Lane;
 use trireme_jobs::Jobs;
 use trireme_runtime::TaskSet;
 use trireme_server::access::Access;
 use trireme_server::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol, Tls};
 use trireme_server::http::access_log::{AccessLog, Observer};
 use trireme_server::http::paths::Paths;
-use trireme_server::http::{Intake, LogThread, LogWriter};
-use trireme_server::{HttpLayers, Stack};
+use trireme_server::http::{HttpTransport, LogThread, LogWriter};
+use trireme_server::{HttpLayers, Intake, Port, Stack};
 
 use crate::handlers::SharedHandlers;
 pub use args::HttpArgs;
@@ -102,7 +103,7 @@ impl HttpListener {
         let (budget, access) = (handlers.budget.clone(), Arc::new(handlers.access.clone()));
         let counting = handlers.clone();
         let count = Box::new(move |route: &str, method: &str, status| counting.counts.answered(route, method, status));
-        let observer = Observer { log, access: access.clone(), is_grpc: false, count };
+        let observer = Observer { log, access: access.clone(), port: Port::Http, count };
         let (limiter, tasks) = (ConnectionLimiter::new(limits), TaskSet::new());
         let (registry, names_of) = (handlers.registry.clone(), handlers.registry.clone());
         let mut state = HttpState {
@@ -116,7 +117,7 @@ impl HttpListener {
         if let Some(setup) = jobs_setup {
             state.webhooks = setup.webhooks.clone();
             let (routes, budget) = (routes::work(state.clone()), budget.clone());
-            let batches = budget.permit_for_job(None);
+            let batches = budget.permit_in(Lane::Bulk);
             let access = Access::clone(&access);
             let runner = Runner { routes, registry, access, budget, batches, webhooks: setup.webhooks };
             let (jobs, run) = Jobs::open(setup.bus, &setup.own, Arc::new(runner), setup.options);
@@ -131,8 +132,8 @@ impl HttpListener {
             let _ = state.handlers.jobs.set(jobs.clone());
             state.jobs = Some(jobs);
         }
-        let is_tls = tls.is_some();
-        let intake = Arc::new(Intake { idle_timeout, budget, is_tls, access, tasks: tasks.clone() });
+        let transport = HttpTransport { idle_timeout, is_tls: tls.is_some(), tasks: tasks.clone() };
+        let intake = Arc::new(Intake { budget, access, transport });
         let known =
             move |path: &str| routing::known_path(path, |name| names_of.catalog().own_name(name).map(str::to_owned));
         let layers = HttpLayers { origins, paths: Paths { root, known: Arc::new(known) } };

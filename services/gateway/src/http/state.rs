@@ -5,12 +5,11 @@ use std::sync::{Arc, OnceLock};
 use axum::extract::FromRequestParts;
 use axum::extract::Request;
 use axum::http::request::Parts;
-use axum::http::{Extensions, HeaderMap, HeaderValue};
+use axum::http::{HeaderMap, HeaderValue};
 use bytes::Bytes;
 use trireme_inference::InferError;
 use trireme_jobs::{Client, Jobs};
-use trireme_operations::Waits;
-use trireme_server::budget::BytesPermit;
+use trireme_server::RequestContext;
 use trireme_server::http::coding::Coding;
 use trireme_server::http::route::{self, Table};
 use trireme_server::http::{body, json};
@@ -18,7 +17,6 @@ use trireme_server::http::{body, json};
 use super::args::HttpOptions;
 use super::jobs::refused::{NoJobs, Refused};
 use super::jobs::webhooks::Webhooks;
-use super::prefer::Preference;
 use crate::handlers::SharedHandlers;
 
 /// The state that routes share.
@@ -45,12 +43,6 @@ pub struct Own(pub Jobs);
 // === impl HttpState ===
 
 impl HttpState {
-    /// How a request with these headers waits.
-    pub fn waits(&self, headers: &HeaderMap) -> Waits {
-        let lane = self.handlers.access.lane(|name| headers.get(name).map(HeaderValue::as_bytes));
-        Waits { lane, patience: Preference::of(headers).wait }
-    }
-
     /// The durable work that the sender of a request with these headers sees: that of the owner of its API key, and everybody's with the
     /// administrator's key. The refusal names the flags, if the gateway keeps no jobs.
     pub fn own_jobs(&self, headers: &HeaderMap) -> Result<Jobs, NoJobs> {
@@ -64,14 +56,9 @@ impl HttpState {
         let (parts, body) = request.into_parts();
         // Triton looks at the coding of infer requests alone; JSON that is none says so. Routes that are not Triton's refuse it before.
         let coding = Coding::of_request(&parts.headers).unwrap_or(Coding::Identity);
-        let (limit, permit) = (self.options.max_input_size, self.permit(&parts.extensions));
+        let (limit, permit) = (self.options.max_input_size, RequestContext::of(&parts.extensions).permit());
         let body = body::read(&parts.headers, body, body::Limit::json(limit)).await?;
-        Ok(json::without_mark(coding.decode(body, limit, &permit).await?))
-    }
-
-    /// The bytes that a request holds of the budget.
-    pub fn permit(&self, extensions: &Extensions) -> BytesPermit {
-        extensions.get::<BytesPermit>().cloned().unwrap_or_else(|| self.handlers.budget.permit())
+        Ok(json::without_mark(coding.decode(body, limit, permit).await?))
     }
 }
 

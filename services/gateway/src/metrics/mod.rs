@@ -25,8 +25,9 @@ use trireme_runtime::TaskSet;
 use trireme_runtime::statistics::export;
 use trireme_server::connections::{ConnectionLimiter, Limits};
 use trireme_server::connections::{Connections, Protocol};
+use trireme_server::http::HttpTransport;
 use trireme_server::http::route::{Resource, Table};
-use trireme_server::http::{Intake, Traffic};
+use trireme_server::{Intake, Traffic};
 use trireme_telemetry::metrics::{self, Exposition, Metric, Samples};
 
 use crate::counts::{EMBEDDINGS, PROVIDER};
@@ -96,9 +97,10 @@ impl MetricsListener {
         let metrics = Arc::new(Metrics { handlers, options: self.options, seen: Mutex::default() });
         let (limiter, tasks) = (ConnectionLimiter::new(limits), TaskSet::new());
         let (idle_timeout, protocol) = (IDLE_TIMEOUT, Protocol::Http1);
-        let intake = Arc::new(Intake { idle_timeout, budget, is_tls: false, access, tasks: tasks.clone() });
+        let transport = HttpTransport { idle_timeout, is_tls: false, tasks: tasks.clone() };
+        let intake = Arc::new(Intake { budget, access, transport });
         let table = Table::new([ROUTES.get("/metrics", "The metrics of the whole system", show)]);
-        let router = table.router(|route, handler| intake.guard(Some(route), handler)).with_state(metrics);
+        let router = table.router(|route, handler| intake.before(Some(route), handler)).with_state(metrics);
         let connections = Connections { router, protocol, idle_timeout, tls: None, limiter, tasks };
         connections.serve(self.listener, stop, exit_timeout).await;
     }

@@ -16,5 +16,4 @@ mod writer;
 
 pub use args::{TraceArgs, TraceConfig, TraceTarget};
 pub use open_trace::OpenTrace;
-pub use trace::Protocol;
 pub use writer::{Stream, Writer};

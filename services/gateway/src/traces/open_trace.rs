@@ -6,9 +6,9 @@ use parking_lot::Mutex;
 use trireme_bus::WorkMessage;
 use trireme_inference::{Ledger, ModelKey, Tensor, UnixMicros};
 use trireme_protocol::tracing::TraceLevel;
-use trireme_server::RequestTimes;
+use trireme_server::{Port, RequestTimes};
 
-use super::trace::{Protocol, Trace};
+use super::trace::Trace;
 use super::writer::{Stream, Writer};
 
 /// The trace of a request under way. When it is dropped, with the end of sending the answer, it goes to the writer.
@@ -27,7 +27,7 @@ impl OpenTrace {
         writer: Arc<Writer>,
         stream: Arc<Stream>,
         level: TraceLevel,
-        protocol: Protocol,
+        port: Port,
         model: ModelKey,
         request_id: String,
         times: Arc<RequestTimes>,
@@ -35,7 +35,7 @@ impl OpenTrace {
         let now = UnixMicros::now();
         let trace = Trace {
             level,
-            protocol,
+            port,
             model,
             request_id,
             times,

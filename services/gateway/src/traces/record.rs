@@ -7,7 +7,7 @@ use bytes::Bytes;
 use trireme_inference::{Hop, ModelKey, Step, UnixMicros};
 use trireme_protocol::trace_file::{Activity, TraceRecords, TracedModel};
 
-use super::trace::Trace;
+use super::trace::{Trace, timestamps};
 
 /// A step's way through its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl Trace {
 
     /// When the request came. Readers of Triton's files expect these points before the record of the model.
     fn arrival(&self, id: u64, records: &mut TraceRecords) {
-        let [receive_start, receive_end, ..] = self.protocol.timestamps();
+        let [receive_start, receive_end, ..] = timestamps(self.port);
         let begun = self.times.begun();
         let received = self.times.received().clamp(begun, self.started.max(begun));
         records.timestamp(id, receive_start, begun);
@@ -115,7 +115,7 @@ impl Trace {
 
     /// The points in time between the request's arrival and the end of its answer, in their order.
     fn handling(&self, id: u64, steps: &[(&ModelKey, StepTimes)], records: &mut TraceRecords) {
-        let [.., send_start, send_end] = self.protocol.timestamps();
+        let [.., send_start, send_end] = timestamps(self.port);
         records.timestamp(id, "REQUEST_START", self.started);
         match (self.is_ensemble(), steps.first()) {
             (false, Some((_, times))) => executed(id, times, records),

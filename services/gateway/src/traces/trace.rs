@@ -4,22 +4,13 @@ use std::sync::Arc;
 
 use trireme_inference::{Ledger, ModelKey, Route, Tensor, UnixMicros};
 use trireme_protocol::tracing::TraceLevel;
-use trireme_server::RequestTimes;
-
-/// The protocol that a traced request came over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// HTTP.
-    Http,
-    /// gRPC.
-    Grpc,
-}
+use trireme_server::{Port, RequestTimes};
 
 /// The facts about a traced request.
 #[derive(Debug)]
 pub struct Trace {
     pub level: TraceLevel,
-    pub protocol: Protocol,
+    pub port: Port,
     /// The model, with the version that the client named, or -1, before the version is resolved.
     pub model: ModelKey,
     pub request_id: String,
@@ -36,14 +27,10 @@ pub struct Trace {
     pub sent_off: UnixMicros,
 }
 
-// === impl Protocol ===
-
-impl Protocol {
-    /// The names of the points in time: a request's first and last bytes, an answer's first and last bytes.
-    pub fn timestamps(self) -> [&'static str; 4] {
-        match self {
-            Protocol::Http => ["HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END"],
-            Protocol::Grpc => ["GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END"],
-        }
+/// The names of the points in time: a request's first and last bytes, an answer's first and last bytes.
+pub fn timestamps(port: Port) -> [&'static str; 4] {
+    match port {
+        Port::Http => ["HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END"],
+        Port::Grpc => ["GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END"],
     }
 }

@@ -266,9 +266,9 @@ mod tests {
     use trireme_inference::ModelKey;
     use trireme_protocol::tracing::TraceLevel;
 
-    use trireme_server::RequestTimes;
+    use trireme_server::{Port, RequestTimes};
 
-    use super::super::{OpenTrace, Protocol};
+    use super::super::OpenTrace;
     use super::*;
 
     /// The numbers of traces in a file, in their order; `None` where there is no file.
@@ -283,7 +283,7 @@ mod tests {
         let model = ModelKey { name: "m".into(), version: 1 };
         let level = TraceLevel { timestamps: true, tensors: false };
         let times = RequestTimes::begin();
-        OpenTrace::begin(writer.clone(), stream.clone(), level, Protocol::Http, model, String::new(), times)
+        OpenTrace::begin(writer.clone(), stream.clone(), level, Port::Http, model, String::new(), times)
     }
 
     #[test]

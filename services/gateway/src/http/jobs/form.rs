@@ -16,7 +16,8 @@ use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 use multer::Multipart;
 use trireme_jobs::Arrival;
-use trireme_server::budget::{Budget, BytesPermit};
+use trireme_server::RequestContext;
+use trireme_server::budget::BytesPermit;
 
 use super::refused::Refused;
 
@@ -70,12 +71,7 @@ pub fn check_anchor(field: &str, value: &str) -> Result<(), Refused> {
 }
 
 /// Reads a form; the bytes of its field `field` go into `arrival`.
-pub async fn read<'a>(
-    budget: &Budget,
-    arrival: Arrival<'a>,
-    request: Request,
-    field: &str,
-) -> Result<Form<'a>, Refused> {
+pub async fn read<'a>(arrival: Arrival<'a>, request: Request, field: &str) -> Result<Form<'a>, Refused> {
     let content_type = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let boundary = multer::parse_boundary(content_type).map_err(|_| {
         Refused::invalid(&format!("Content-Type is '{content_type}', expected multipart/form-data with a boundary"))
@@ -86,11 +82,11 @@ pub async fn read<'a>(
             "Content-Encoding is '{coding}', expected a form that is not compressed"
         )));
     }
-    let permit = request.extensions().get::<BytesPermit>().cloned().unwrap_or_else(|| budget.permit());
+    let context = RequestContext::of(request.extensions()).clone();
     let headers = Headers::default();
     let multipart = Multipart::new(headers.bound(request.into_body()), boundary);
     let (mut arrival, mut form) = (Some(arrival), Form { file: None, lapse: None });
-    match fields(multipart, &headers, &permit, field, &mut arrival, &mut form).await {
+    match fields(multipart, &headers, context.permit(), field, &mut arrival, &mut form).await {
         Ok(()) => Ok(form),
         Err(refusal) => {
             // The client's error is the one that counts.

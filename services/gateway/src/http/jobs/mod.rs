@@ -23,6 +23,7 @@ use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
 use trireme_inference::{IF_SPACE_HEADER, Lane};
 use trireme_jobs::{Execute, Executed, JOB, JobAnswer, JobCall, OWNER, Options, Quotas, WebhookAnswer, WebhookCall};
+use trireme_server::RequestContext;
 use trireme_server::access::{Access, Given, read_all};
 use trireme_server::budget::{Budget, BytesPermit};
 
@@ -164,15 +165,16 @@ impl Execute for Runner {
         let owner = call.header(OWNER).map(String::from_utf8_lossy).unwrap_or_default();
         let account = self.access.account_of(&owner.into(), Lane::Bulk);
         call.headers.retain(|(name, _)| name != JOB && name != OWNER);
-        let permit = self.budget.permit_for_job(job);
-        permit.belongs_to(account);
-        if let Err(no_room) = permit.take(call.body.len() as u64) {
-            return executed(refusal(StatusCode::SERVICE_UNAVAILABLE, &no_room.to_string()), &permit);
-        }
-        let request = match request(call, permit.clone()) {
+        let (size, permit) = (call.body.len() as u64, self.budget.permit_in(Lane::Bulk));
+        let mut request = match request(call) {
             Ok(request) => request,
             Err(error) => return Executed::Answered(refusal(StatusCode::BAD_REQUEST, &error.to_string())),
         };
+        let context = RequestContext::of_job(request.headers(), job, account, permit);
+        if let Err(no_room) = context.permit().take(size) {
+            return executed(refusal(StatusCode::SERVICE_UNAVAILABLE, &no_room.to_string()), &context);
+        }
+        request.extensions_mut().insert(context.clone());
         let Ok(response) = TowerToHyperService::new(self.routes.clone()).call(request).await;
         let (parts, body) = response.into_parts();
         let kept = |(name, value): (&HeaderName, &HeaderValue)| {
@@ -183,7 +185,7 @@ impl Execute for Runner {
             Ok(body) => JobAnswer { status: parts.status.as_u16(), headers, body },
             Err(error) => refusal(StatusCode::INTERNAL_SERVER_ERROR, &format!("the answer broke off: {error}")),
         };
-        executed(answer, &permit)
+        executed(answer, &context)
     }
 
     /// The model, with its version where the call names one; the route of a call that names no model.
@@ -220,16 +222,15 @@ impl Execute for Runner {
 }
 
 /// Whether an answer is one, or a refusal of a call that may be taken later. A refusal that is owed to what the client has set is an answer.
-fn executed(answer: JobAnswer, permit: &BytesPermit) -> Executed {
+fn executed(answer: JobAnswer, context: &RequestContext) -> Executed {
     match answer.status {
-        408 | 429 | 503 | 504 if !permit.is_final() => Executed::Refused,
+        408 | 429 | 503 | 504 if !context.is_final() => Executed::Refused,
         _ => Executed::Answered(answer),
     }
 }
 
-fn request(call: JobCall, permit: BytesPermit) -> Result<Request<Body>, axum::http::Error> {
-    // Durable work waits in the bulk lane.
-    let mut request = Request::post(&call.path).extension(permit).header("priority", "u=7");
+fn request(call: JobCall) -> Result<Request<Body>, axum::http::Error> {
+    let mut request = Request::post(&call.path);
     for (name, value) in &call.headers {
         request = request.header(name, value.as_ref());
     }

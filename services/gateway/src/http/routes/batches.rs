@@ -12,7 +12,7 @@ use trireme_jobs::{Batch, BatchState, NewBatch, Page, RowRequest, Usage, now};
 use trireme_server::access::Category;
 use trireme_server::http::route::Resource;
 use trireme_server::http::schema::{any_of, integer, nullable, object_with, plain, text};
-use trireme_server::http::{Traffic, body};
+use trireme_server::{RequestContext, Traffic};
 use utoipa::openapi::schema::Schema;
 
 use super::deferred::{self, as_webhook};
@@ -72,7 +72,7 @@ pub fn routes() -> Vec<Route> {
 
 async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) -> Result<Response, Refused> {
     let key = deferred::key(request.headers()).map_err(|why| Refused::invalid(&why))?.map(str::to_owned);
-    let traceparent = body::traceparent(request.headers());
+    let traceparent = RequestContext::of(request.extensions()).traceparent().cloned();
     let if_space = forward::asked_spaces(request.headers());
     if let Some(Err(error)) = if_space.as_deref().map(str::parse::<AskedSpaces>) {
         return Err(Refused::invalid(&error.message));

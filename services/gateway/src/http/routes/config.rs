@@ -2,8 +2,8 @@
 
 use axum::extract::State;
 use axum::response::Response;
+use trireme_server::Traffic;
 use trireme_server::access::Category;
-use trireme_server::http::Traffic;
 use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::Resource;
 use trireme_server::http::schema::anything;

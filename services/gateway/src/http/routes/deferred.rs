@@ -8,11 +8,11 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use trireme_jobs::{JobAnswer, JobCall, JobError, RequestState, Webhook, now};
 use trireme_server::access::{Category, Sender};
-use trireme_server::http::Traffic;
 use trireme_server::http::body::{self, text};
 use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::Resource;
 use trireme_server::http::schema::{self, integer, nullable, object_with};
+use trireme_server::{RequestContext, Traffic};
 use utoipa::openapi::schema::Schema;
 
 use crate::http::jobs::KEPT_HEADERS;
@@ -49,6 +49,7 @@ pub async fn accept_or_pass(http: &HttpState, traffic: Traffic, request: Request
                 "Not-Before and Webhook-Url are headers of durable requests: send 'Prefer: respond-async' with them";
             return response::error(StatusCode::BAD_REQUEST, message);
         }
+        RequestContext::of(request.extensions()).waits(preference.wait);
         return next.run(request).await;
     }
     // Boxed, because its state is much larger than that of a request which is answered now.

@@ -7,7 +7,7 @@ use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use trireme_server::http::Traffic;
+use trireme_server::Traffic;
 use trireme_server::http::document;
 use trireme_server::http::route::Resource;
 use trireme_server::http::schema::plain;

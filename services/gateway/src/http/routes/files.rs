@@ -14,8 +14,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use trireme_inference::shown;
 use trireme_jobs::{File, Listed, NewUpload, Page};
+use trireme_server::Traffic;
 use trireme_server::access::Category;
-use trireme_server::http::Traffic;
 use trireme_server::http::coding::Coding;
 use trireme_server::http::json;
 use trireme_server::http::response;
@@ -83,9 +83,9 @@ pub fn routes() -> Vec<Route> {
     ]
 }
 
-async fn upload(State(http): State<HttpState>, Own(jobs): Own, request: Request) -> Result<Response, Refused> {
+async fn upload(Own(jobs): Own, request: Request) -> Result<Response, Refused> {
     let key = deferred::key(request.headers()).map_err(|why| Refused::invalid(&why))?.map(str::to_owned);
-    let form = form::read(&http.handlers.budget, jobs.arrival(), request, "file").await?;
+    let form = form::read(jobs.arrival(), request, "file").await?;
     let Some((arrival, name)) = form.file else { return Err(Refused::invalid("the form has no field 'file'")) };
     let (id, file) = arrival.finish_once(&name, form.lapse, key.as_deref()).await?;
     Ok(found(&as_file(&id, &file)))
@@ -161,14 +161,9 @@ async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) 
     Ok(found(&as_upload(&id, &upload, "pending", None)))
 }
 
-async fn part(
-    State(http): State<HttpState>,
-    Own(jobs): Own,
-    Path(id): Path<String>,
-    request: Request,
-) -> Result<Response, Refused> {
+async fn part(Own(jobs): Own, Path(id): Path<String>, request: Request) -> Result<Response, Refused> {
     let (arrival, upload) = jobs.begin_part(&id).await?;
-    let form = form::read(&http.handlers.budget, arrival, request, "data").await?;
+    let form = form::read(arrival, request, "data").await?;
     let Some((arrival, _)) = form.file else { return Err(Refused::invalid("the form has no field 'data'")) };
     let (part, file) = jobs.finish_part(arrival, &id, &upload).await?;
     Ok(found(&json!({"id": part, "object": "upload.part", "created_at": file.created, "upload_id": id})))

@@ -15,18 +15,17 @@ use trireme_inference::{InferError, InferResponse};
 use trireme_protocol::generate::{decode_generate_request, encode_generate_response};
 use trireme_protocol::metadata;
 use trireme_server::RequestContext;
+use trireme_server::Traffic;
 use trireme_server::access::Category;
 use trireme_server::body::work;
-use trireme_server::http::Traffic;
 use trireme_server::http::coding::Coding;
 use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::Resource;
 use trireme_server::http::schema::plain;
 use trireme_server::http::{body, json};
 
-use crate::caller::Caller;
 use crate::forward;
-use crate::handlers::{Responses, Rows, Traced};
+use crate::handlers::{Responses, Traced};
 use crate::http::routing::ModelPath;
 use crate::http::state::{HttpState, Route};
 
@@ -54,7 +53,7 @@ pub fn routes() -> Vec<Route> {
 }
 
 async fn generate(State(http): State<HttpState>, path: ModelPath, request: Request) -> Result<Response, HttpError> {
-    let response = http.handlers.infer(read(&http, path, "/v2/models/{model}/generate", request).await?).await?;
+    let response = http.handlers.infer(read(&http, path, request).await?).await?;
     Ok(response::json(encode(&response).await?))
 }
 
@@ -63,7 +62,7 @@ async fn generate_stream(
     path: ModelPath,
     request: Request,
 ) -> Result<Response, HttpError> {
-    let request = read(&http, path, "/v2/models/{model}/generate_stream", request).await?;
+    let request = read(&http, path, request).await?;
     let mut responses = http.handlers.infer_stream(request)?;
     // Its status is up to the first response.
     let first = next_event(&mut responses).await.transpose()?;
@@ -109,7 +108,7 @@ fn event(json: &[u8]) -> Bytes {
 }
 
 /// Reads a request.
-async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: Request) -> Result<Traced, HttpError> {
+async fn read(http: &HttpState, path: ModelPath, request: Request) -> Result<Traced, HttpError> {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
     let (_, served) = http.handlers.find_model(&path.model, path.version)?;
@@ -117,24 +116,13 @@ async fn read(http: &HttpState, path: ModelPath, route: &'static str, request: R
         return Err(InferError::invalid_arg("Unsupported content-encoding, only 'identity' is supported.").into());
     }
     let body = body::read(headers, body, body::Limit::json(http.options.max_input_size)).await?;
-    let (body, permit) = (json::without_mark(body), http.permit(&parts.extensions));
-    let mut room = |bytes| permit.take(bytes).map_err(InferError::from);
+    let (body, context) = (json::without_mark(body), RequestContext::of(&parts.extensions));
+    let mut room = |bytes| context.permit().take(bytes).map_err(InferError::from);
     let decode = || decode_generate_request(&path.model, &served.inputs, &body, &mut room);
     let mut request = work::convert(body.len(), decode).await?;
     request.version = path.version;
     let own = |name: &str| http.handlers.access.is_secret(name);
     forward::headers(headers, http.options.header_forward.as_ref(), own, &mut request.parameters);
     forward::own(headers, &mut request.parameters)?;
-    let traceparent = body::traceparent(headers);
-    Ok(Traced {
-        request,
-        given_id: RequestContext::given_id_in(&parts.extensions),
-        traceparent,
-        caller: Caller::Http(route),
-        waits: http.waits(headers),
-        rows: Rows::Configured,
-        permit,
-        callers: Default::default(),
-        embeds: false,
-    })
+    Ok(Traced::new(request, context.clone()))
 }

@@ -5,20 +5,19 @@ use axum::http::HeaderValue;
 use axum::http::header::ACCEPT_ENCODING;
 use axum::response::{IntoResponse, Response};
 use trireme_inference::InferError;
-use trireme_protocol::infer::{self, HEADER_LENGTH, RequestContext};
+use trireme_protocol::infer::{self, HEADER_LENGTH, InferTarget};
 use trireme_server::access::Category;
 use trireme_server::body::work;
-use trireme_server::http::Traffic;
 use trireme_server::http::coding::Coding;
 use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::Resource;
 use trireme_server::http::schema::{anything, integer, list, object_with, plain, text};
 use trireme_server::http::{body, json};
+use trireme_server::{RequestContext, Traffic};
 use utoipa::openapi::schema::Schema;
 
-use crate::caller::Caller;
 use crate::forward;
-use crate::handlers::{Rows, Traced};
+use crate::handlers::Traced;
 use crate::http::routing::ModelPath;
 use crate::http::state::{HttpState, Route};
 
@@ -42,7 +41,8 @@ pub fn routes() -> Vec<Route> {
 async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -> Result<Response, HttpError> {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
-    let permit = http.permit(&parts.extensions);
+    let context = RequestContext::of(&parts.extensions);
+    let permit = context.permit();
     let (_, served) = http.handlers.find_model(&path.model, path.version).map_err(HttpError::plain)?;
     if served.config.decoupled {
         return Err(HttpError::plain(InferError::unsupported(
@@ -58,11 +58,11 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
         Some(_) => body::Limit::binary(limit.max(MAX_BINARY_BODY)),
     };
     let body = body::read(headers, body, most.within(http.handlers.budget.limit())).await?;
-    let body = coding.decode(body, limit, &permit).await.map_err(HttpError::plain)?;
+    let body = coding.decode(body, limit, permit).await.map_err(HttpError::plain)?;
     // The header counts the bytes of the JSON, so nothing is before them.
     let body = if headers.contains_key(HEADER_LENGTH) { body } else { json::without_mark(body) };
 
-    let context = RequestContext {
+    let target = InferTarget {
         model: &path.model,
         inputs: &served.inputs,
         max_batch_size: served.config.max_batch_size,
@@ -78,7 +78,7 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
         None => None,
     };
     let mut room = |bytes| permit.take(bytes).map_err(InferError::from);
-    let decode = || infer::decode_infer_request(&context, &body, header_length, &mut room);
+    let decode = || infer::decode_infer_request(&target, &body, header_length, &mut room);
     let mut decoded = work::convert(body.len(), decode).await?;
     drop(body);
     // Tensors behind the JSON share the memory of the body. Of other bodies only the tensors are left.
@@ -89,26 +89,12 @@ async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -
     let own = |name: &str| http.handlers.access.is_secret(name);
     forward::headers(headers, http.options.header_forward.as_ref(), own, &mut decoded.request.parameters);
     forward::own(headers, &mut decoded.request.parameters)?;
-    let traceparent = body::traceparent(headers);
-    let held = permit.clone();
-    let caller = Caller::Http("/v2/models/{model}/infer");
-    let traced = Traced {
-        request: decoded.request,
-        given_id: trireme_server::RequestContext::given_id_in(&parts.extensions),
-        traceparent,
-        caller,
-        waits: http.waits(headers),
-        rows: Rows::Configured,
-        permit,
-        callers: Default::default(),
-        embeds: false,
-    };
-    let response = http.handlers.infer(traced).await?;
+    let response = http.handlers.infer(Traced::new(decoded.request, context.clone())).await?;
     let size = response.outputs.iter().map(|output| output.data().len()).sum();
     // Until they are JSON, which counts when it is sent.
-    held.add(size as u64);
+    permit.add(size as u64);
     let encoded = work::convert(size, || infer::encode_infer_response(&response, &decoded.output_format)).await?;
-    held.give_back(size as u64);
+    permit.give_back(size as u64);
     Ok(response::infer(encoded, &response.ledger, Coding::of_response(headers)).await?)
 }
 

@@ -3,8 +3,8 @@
 use axum::extract::{Request, State};
 use axum::response::Response;
 use trireme_protocol::logging;
+use trireme_server::Traffic;
 use trireme_server::access::Category;
-use trireme_server::http::Traffic;
 use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::Resource;
 use trireme_server::http::schema::plain;

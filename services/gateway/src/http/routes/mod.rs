@@ -29,7 +29,8 @@ use axum::response::Response;
 use axum::routing::any;
 use trireme_server::access::Category;
 use trireme_server::http::route::Table;
-use trireme_server::http::{Intake, response};
+use trireme_server::http::{HttpTransport, response};
+use trireme_server::{Intake, RequestContext};
 
 use super::args::HttpOptions;
 use super::state::{HttpState, Route};
@@ -69,12 +70,12 @@ fn table_of(pages: &[fn() -> Vec<Route>], dialect: &str) -> Table<HttpState> {
 }
 
 /// The router of the table. A request passes the limits of `intake` first, then the rules for its route.
-pub fn router(state: HttpState, intake: &Arc<Intake>) -> Router {
+pub fn router(state: HttpState, intake: &Arc<Intake<HttpTransport>>) -> Router {
     let routes = state.table.router(|route, handler| {
         let admit = from_fn_with_state((route.clone(), state.clone()), admit);
-        intake.guard(Some(route), handler.layer(admit))
+        intake.before(Some(route), handler.layer(admit))
     });
-    let (unknown, method_unknown) = (intake.guard(None, any(no_route)), intake.guard(None, any(no_method)));
+    let (unknown, method_unknown) = (intake.before(None, any(no_route)), intake.before(None, any(no_method)));
     routes.fallback(unknown).method_not_allowed_fallback(method_unknown).with_state(state)
 }
 
@@ -94,11 +95,20 @@ async fn admit(State((route, http)): State<(Arc<Route>, HttpState)>, request: Re
     }
 }
 
-/// The handlers of the routes that execute models, for calls that were admitted before.
+/// The handlers of the routes that execute models, for calls that were admitted before. They have their contexts.
 pub fn work(state: HttpState) -> Router {
     let routes = state.table.routes().filter(|route| route.traffic.executes());
-    let router = routes.fold(Router::new(), |router, route| router.route(&route.path, route.handler.clone()));
+    let router = routes.fold(Router::new(), |router, route| {
+        let name = from_fn_with_state(route.path.clone(), name_route);
+        router.route(&route.path, route.handler.clone().layer(name))
+    });
     router.fallback(no_route).with_state(state)
+}
+
+/// Tells the context of a call its route.
+async fn name_route(State(path): State<Arc<str>>, request: Request, next: Next) -> Response {
+    RequestContext::of(request.extensions()).is_for(path, None);
+    next.run(request).await
 }
 
 /// No route has the path. Behind a dialect's name, and under `/v1`, the answer is the dialect's.
@@ -121,7 +131,7 @@ async fn no_method(method: Method, uri: Uri) -> Response {
 mod tests {
     use std::collections::BTreeSet;
 
-    use trireme_server::http::Traffic;
+    use trireme_server::Traffic;
     use trireme_server::http::document;
     use trireme_server::http::route::Verb;
 

@@ -4,7 +4,7 @@
 //! Everything it loads comes from here (`page`).
 
 use axum::response::Redirect;
-use trireme_server::http::Traffic;
+use trireme_server::Traffic;
 use trireme_server::http::route::Resource;
 
 use super::page::file;

@@ -1,4 +1,4 @@
-//! Kinds of requests that the listener treats differently, before a route runs.
+//! Kinds of requests that a port treats differently, before a route runs.
 
 /// A kind of requests, by the load that they are for the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
