@@ -28,12 +28,12 @@ use crate::traces::OpenTrace;
 pub use responses::{Next, Responses};
 use running::{Limit, Running, set_error, with_id};
 
-/// A request of a context, and the conditions of its caller.
+/// A request with its context, and how it runs.
 #[derive(Debug)]
 pub struct Traced {
     /// The request.
     pub request: InferRequest,
-    /// The way that it came. The id that the client has given there is for logs and errors; the request's own goes before it.
+    /// The context in which it came. The client's id there is for logs and errors; the request's own goes before it.
     pub context: Arc<RequestContext>,
     /// Whether its rows may travel apart.
     pub rows: Rows,

@@ -55,6 +55,17 @@ async fn services_and_their_messages_are_described() {
     assert!(SERVICES.iter().all(|name| text.contains(name)), "{text}");
 }
 
+/// As grpcurl asks: it ends its side of the call once it knows everything.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_will_ask_more_is_answered() {
+    let Server { gateway, .. } = Server::start(&[]).await;
+    let mut client = ServerReflectionClient::new(connect(&gateway).await);
+    let open = asked(MessageRequest::ListServices(String::new())).chain(stream::pending());
+    let answer = async { client.server_reflection_info(open).await.unwrap().into_inner().next().await };
+    let answer = tokio::time::timeout(Duration::from_secs(10), answer).await.expect("an answer before the call ends");
+    assert!(matches!(answer, Some(Ok(_))), "{answer:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_that_does_not_exist_names_those_that_do() {
     let Server { gateway, .. } = Server::start(&[]).await;
