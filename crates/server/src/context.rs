@@ -34,6 +34,8 @@ pub enum Port {
 
 /// What is known of a request on its way. The first layer of a port makes it and puts it in the request's extensions, and each layer adds its
 /// part. Requests that come by no port have a constructor of their own.
+///
+/// The bytes, the owner and the lane of a request are known once it is taken in. Its handler runs only then; to ask before is a panic.
 #[derive(Debug)]
 pub struct RequestContext {
     id: HeaderValue,
@@ -231,17 +233,11 @@ impl RequestContext {
     }
 
     /// Its bytes of the budget.
-    ///
-    /// # Panics
-    /// It has not been taken in.
     pub fn permit(&self) -> &BytesPermit {
         &self.taken_in().1
     }
 
     /// Whose it is; `None` for one about the server, of a model, or of this process itself.
-    ///
-    /// # Panics
-    /// It has not been taken in.
     pub fn account(&self) -> Option<&Account> {
         match &self.taken_in().0 {
             Whose::Client(account) => Some(account),
@@ -250,9 +246,6 @@ impl RequestContext {
     }
 
     /// Its lane.
-    ///
-    /// # Panics
-    /// It has not been taken in.
     pub fn lane(&self) -> Lane {
         match &self.taken_in().0 {
             Whose::Client(account) => account.lane,
@@ -262,9 +255,6 @@ impl RequestContext {
     }
 
     /// The owner whose turn it takes where requests wait.
-    ///
-    /// # Panics
-    /// It has not been taken in.
     pub fn share(&self) -> Owner {
         match &self.taken_in().0 {
             Whose::Client(account) => account.share(),

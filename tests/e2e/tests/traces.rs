@@ -501,7 +501,7 @@ fn embeddings_have_the_names_of_opentelemetry(mode: Mode) {
     ] {
         assert_eq!(embedded[name], value, "{embedded}");
     }
-    assert!(attributes("/predict")["gen_ai.operation.name"].is_null());
+    assert!(attributes("/tei/{model}/predict")["gen_ai.operation.name"].is_null());
     let events = sandbox.gateway.events();
     let listener = events.iter().find(|event| event["message"] == "metrics listener").expect("metrics are shown");
     let address = text(listener, "address").parse().expect("an address");

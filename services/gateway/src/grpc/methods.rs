@@ -1,14 +1,9 @@
 //! The methods that are served: what access rules, limits and the reading of messages know of each.
 
-use trireme_protocol::grpc::health::health_server;
-use trireme_protocol::grpc::tei::embed_server;
-use trireme_protocol::grpc::tei::info_server;
-use trireme_protocol::grpc::tei::predict_server;
-use trireme_protocol::grpc::tei::rerank_server;
-use trireme_protocol::grpc::tei::tokenize_server;
-use trireme_protocol::grpc::wire::grpc_inference_service_server;
 use trireme_server::Traffic;
-use trireme_server::access::Category;
+use trireme_server::access::Category::{
+    self, Health, Inference, Logging, Metadata, ModelConfig, ModelRepository, SharedMemory, Statistics, Trace,
+};
 
 /// A service with its methods.
 pub struct Service {
@@ -30,77 +25,74 @@ pub struct Method {
 
 /// The services that clients of this server's interfaces call.
 pub const SERVICES: &[Service] = &[
-    Service {
-        name: grpc_inference_service_server::SERVICE_NAME,
-        methods: &[
-            one("ServerLive", Category::Health),
-            one("ServerReady", Category::Health),
-            one("ModelReady", Category::Health),
-            one("ServerMetadata", Category::Metadata),
-            one("ModelMetadata", Category::Metadata),
-            one("ModelConfig", Category::ModelConfig),
-            one("ModelInfer", Category::Inference),
-            many("ModelStreamInfer", Category::Inference),
-            one("ModelStatistics", Category::Statistics),
-            one("RepositoryIndex", Category::ModelRepository),
-            one("RepositoryModelLoad", Category::ModelRepository),
-            one("RepositoryModelUnload", Category::ModelRepository),
-            one("SystemSharedMemoryStatus", Category::SharedMemory),
-            one("SystemSharedMemoryRegister", Category::SharedMemory),
-            one("SystemSharedMemoryUnregister", Category::SharedMemory),
-            one("CudaSharedMemoryStatus", Category::SharedMemory),
-            one("CudaSharedMemoryRegister", Category::SharedMemory),
-            one("CudaSharedMemoryUnregister", Category::SharedMemory),
-            one("TraceSetting", Category::Trace),
-            one("LogSettings", Category::Logging),
+    service(
+        "inference.GRPCInferenceService",
+        &[
+            one("ServerLive", Health),
+            one("ServerReady", Health),
+            one("ModelReady", Health),
+            one("ServerMetadata", Metadata),
+            one("ModelMetadata", Metadata),
+            one("ModelConfig", ModelConfig),
+            one("ModelInfer", Inference),
+            many("ModelStreamInfer", Inference),
+            one("ModelStatistics", Statistics),
+            one("RepositoryIndex", ModelRepository),
+            one("RepositoryModelLoad", ModelRepository),
+            one("RepositoryModelUnload", ModelRepository),
+            one("SystemSharedMemoryStatus", SharedMemory),
+            one("SystemSharedMemoryRegister", SharedMemory),
+            one("SystemSharedMemoryUnregister", SharedMemory),
+            one("CudaSharedMemoryStatus", SharedMemory),
+            one("CudaSharedMemoryRegister", SharedMemory),
+            one("CudaSharedMemoryUnregister", SharedMemory),
+            one("TraceSetting", Trace),
+            one("LogSettings", Logging),
         ],
-    },
-    Service {
-        name: health_server::SERVICE_NAME,
-        methods: &[one("Check", Category::Health), Method { name: "Watch", category: None, streams: false }],
-    },
-    Service { name: info_server::SERVICE_NAME, methods: &[one("Info", Category::Metadata)] },
-    Service {
-        name: embed_server::SERVICE_NAME,
-        methods: &[
-            one("Embed", Category::Inference),
-            many("EmbedStream", Category::Inference),
-            one("EmbedSparse", Category::Inference),
-            many("EmbedSparseStream", Category::Inference),
-            one("EmbedAll", Category::Inference),
-            many("EmbedAllStream", Category::Inference),
+    ),
+    service("grpc.health.v1.Health", &[one("Check", Health), Method { name: "Watch", category: None, streams: false }]),
+    service("tei.v1.Info", &[one("Info", Metadata)]),
+    service(
+        "tei.v1.Embed",
+        &[
+            one("Embed", Inference),
+            many("EmbedStream", Inference),
+            one("EmbedSparse", Inference),
+            many("EmbedSparseStream", Inference),
+            one("EmbedAll", Inference),
+            many("EmbedAllStream", Inference),
         ],
-    },
-    Service {
-        name: predict_server::SERVICE_NAME,
-        methods: &[
-            one("Predict", Category::Inference),
-            one("PredictPair", Category::Inference),
-            many("PredictStream", Category::Inference),
-            many("PredictPairStream", Category::Inference),
+    ),
+    service(
+        "tei.v1.Predict",
+        &[
+            one("Predict", Inference),
+            one("PredictPair", Inference),
+            many("PredictStream", Inference),
+            many("PredictPairStream", Inference),
         ],
-    },
-    Service {
-        name: rerank_server::SERVICE_NAME,
-        methods: &[one("Rerank", Category::Inference), many("RerankStream", Category::Inference)],
-    },
-    Service {
-        name: tokenize_server::SERVICE_NAME,
-        methods: &[
-            one("Tokenize", Category::Inference),
-            many("TokenizeStream", Category::Inference),
-            one("Decode", Category::Inference),
-            many("DecodeStream", Category::Inference),
+    ),
+    service("tei.v1.Rerank", &[one("Rerank", Inference), many("RerankStream", Inference)]),
+    service(
+        "tei.v1.Tokenize",
+        &[
+            one("Tokenize", Inference),
+            many("TokenizeStream", Inference),
+            one("Decode", Inference),
+            many("DecodeStream", Inference),
         ],
-    },
+    ),
 ];
 
 /// Server reflection, in the version that is current and the one that older clients ask for.
 const REFLECTION: &[Service] = &[
-    Service { name: "grpc.reflection.v1.ServerReflection", methods: REFLECTION_METHODS },
-    Service { name: "grpc.reflection.v1alpha.ServerReflection", methods: REFLECTION_METHODS },
+    service("grpc.reflection.v1.ServerReflection", &[many("ServerReflectionInfo", Metadata)]),
+    service("grpc.reflection.v1alpha.ServerReflection", &[many("ServerReflectionInfo", Metadata)]),
 ];
-const REFLECTION_METHODS: &[Method] = &[many("ServerReflectionInfo", Category::Metadata)];
+
+const fn service(name: &'static str, methods: &'static [Method]) -> Service {
+    Service { name, methods }
+}
 
 /// A method that takes one message.
 const fn one(name: &'static str, category: Category) -> Method {
@@ -131,8 +123,8 @@ impl Method {
     /// The traffic that its calls belong to.
     pub fn traffic(&self) -> Traffic {
         match self.category {
-            Some(Category::Inference) => Traffic::Work,
-            Some(Category::Health) => Traffic::Watch,
+            Some(Inference) => Traffic::Work,
+            Some(Health) => Traffic::Watch,
             _ => Traffic::Server,
         }
     }
