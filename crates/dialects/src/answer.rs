@@ -80,7 +80,16 @@ pub fn usage(out: &mut Writer, ledger: &Ledger) {
     out.name("usage").object(|out| {
         out.name("prompt_tokens").integer(tokens);
         out.name("total_tokens").integer(tokens);
+        cached_tokens(out, ledger);
     });
+}
+
+/// The part of a request's tokens that is of texts which the text cache had, as OpenAI has it; nothing where there are none.
+pub fn cached_tokens(out: &mut Writer, ledger: &Ledger) {
+    let cached = ledger.cached().tokens;
+    if cached > 0 {
+        out.name("prompt_tokens_details").object(|out| out.name("cached_tokens").integer(cached));
+    }
 }
 
 /// The body of an error about a body, as FastAPI has it.
@@ -142,7 +151,9 @@ pub fn vector_schema() -> Schema {
 
 /// The schema of the usage that OpenAI has.
 pub fn usage_schema() -> Schema {
-    schema::object([("prompt_tokens", schema::integer()), ("total_tokens", schema::integer())])
+    let tokens = [("prompt_tokens", schema::integer()), ("total_tokens", schema::integer())];
+    let details = schema::object([("cached_tokens", schema::integer())]);
+    schema::object_with(tokens, [("prompt_tokens_details", details)])
 }
 
 /// The schema of OpenAI's list of vectors.

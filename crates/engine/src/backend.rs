@@ -398,6 +398,8 @@ pub struct ExecuteResponse {
     pub timing: ExecuteTiming,
     /// The counts for the request's texts, where the model is a tokenizer.
     pub texts: Option<TextFacts>,
+    /// The same counts for each of several texts; empty where they are not known.
+    pub each_text: Vec<TextFacts>,
     /// Parameters of the response, which the client gets where this is the last step.
     pub parameters: Parameters,
 }

@@ -163,7 +163,7 @@ impl<C: Completion> Stepper<C> {
                     let sent = match &request.exit {
                         Exit::Canary => true,
                         Exit::InParts(parts) => {
-                            parts.send(ExecuteResponse { outputs, timing, texts: None, parameters })
+                            parts.send(ExecuteResponse { outputs, timing, parameters, ..ExecuteResponse::default() })
                         }
                         // The client takes one answer, but the model gives it in parts.
                         Exit::Whole(_) => {

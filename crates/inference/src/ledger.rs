@@ -1,8 +1,10 @@
 //! The time spent on a request, hop by hop.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use std::borrow::Cow;
 
-use crate::Name;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::{MAX_LISTED, Name};
 
 /// Characters of a step's space in that of an answer.
 const STEP_DIGITS: usize = 12;
@@ -38,6 +40,18 @@ pub struct Hop {
     /// A tokenizer's counts for the request's texts; `None` from other steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub texts: Option<TextFacts>,
+    /// The same counts for each text of the request, in the order of the texts. Empty for a single text, for more than [`MAX_LISTED`] texts, and
+    /// where a worker does not tell them.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        serialize_with = "write_each",
+        deserialize_with = "read_each"
+    )]
+    pub each_text: Vec<TextFacts>,
+    /// The texts whose answers came from the text cache of a gateway, which alone knows them: they are never sent.
+    #[serde(skip)]
+    pub cached: CachedTexts,
     /// The space of the step's answers, where its worker knows it: a digest of what decides each row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub space: Option<Name>,
@@ -55,8 +69,29 @@ pub struct TextFacts {
     pub windows: u64,
 }
 
+/// Texts of a request whose answers a gateway's text cache had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CachedTexts {
+    /// Their number.
+    pub texts: u64,
+    /// Their tokens, which count among those of the whole request too.
+    pub tokens: u64,
+}
+
 fn is_zero(number: &u64) -> bool {
     *number == 0
+}
+
+/// Facts as they travel in [`Hop::each_text`]: `[tokens, truncated, windows]`.
+type FactsOfText = (u64, u64, u64);
+
+fn write_each<S: Serializer>(each: &[TextFacts], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(each.iter().map(|facts| (facts.tokens, facts.truncated, facts.windows)))
+}
+
+fn read_each<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<TextFacts>, D::Error> {
+    let each: Vec<FactsOfText> = crate::read_list(deserializer, "texts of a step")?;
+    Ok(each.into_iter().map(|(tokens, truncated, windows)| TextFacts { tokens, truncated, windows }).collect())
 }
 
 // === impl Ledger ===
@@ -76,6 +111,35 @@ impl Ledger {
     /// The facts of all tokenizers together; `None` where no step was one.
     pub fn texts(&self) -> Option<TextFacts> {
         self.0.iter().filter_map(|hop| hop.texts).reduce(TextFacts::and)
+    }
+
+    /// The facts about each of the request's texts, which are so many, over all steps; `None` for a text where no step was a tokenizer. `None` for
+    /// all of them where a tokenizer does not tell the facts of each.
+    pub fn each_text(&self, texts: usize) -> Option<Vec<Option<TextFacts>>> {
+        let mut all = vec![None; texts];
+        for hop in self.0.iter().filter(|hop| hop.texts.is_some()) {
+            for (facts, more) in all.iter_mut().zip(hop.facts_of_each(texts)?.iter()) {
+                *facts = [*facts, Some(*more)].into_iter().flatten().reduce(TextFacts::and);
+            }
+        }
+        Some(all)
+    }
+
+    /// The texts whose answers came from a gateway's text cache.
+    pub fn cached(&self) -> CachedTexts {
+        let all = self.0.iter().map(|hop| hop.cached);
+        all.fold(CachedTexts::default(), |sum, more| CachedTexts {
+            texts: sum.texts.saturating_add(more.texts),
+            tokens: sum.tokens.saturating_add(more.tokens),
+        })
+    }
+
+    /// Adds texts whose answers came from a gateway's text cache, with the facts about them where a tokenizer counted them.
+    pub fn add_cached(&mut self, texts: u64, facts: Option<TextFacts>) {
+        let Some(hop) = self.0.first_mut() else { return };
+        hop.texts = hop.texts.into_iter().chain(facts).reduce(TextFacts::and);
+        hop.cached.texts = hop.cached.texts.saturating_add(texts);
+        hop.cached.tokens = hop.cached.tokens.saturating_add(facts.map_or(0, |facts| facts.tokens));
     }
 
     /// Adds the facts about other rows of the same request, which took the same steps in a message of their own.
@@ -105,12 +169,26 @@ impl Hop {
     pub fn ran(&self) -> bool {
         !self.worker.is_empty()
     }
+
+    /// The facts about each text of a tokenizer's step, where the request has so many; `None` where they are not told.
+    pub fn facts_of_each(&self, texts: usize) -> Option<Cow<'_, [TextFacts]>> {
+        match (self.texts, texts) {
+            (Some(facts), 1) => Some(Cow::Owned(vec![facts])),
+            _ => (self.each_text.len() == texts).then_some(Cow::Borrowed(&self.each_text)),
+        }
+    }
 }
 
 // === impl TextFacts ===
 
 impl TextFacts {
-    fn and(self, other: TextFacts) -> TextFacts {
+    /// The facts about each text, as a step tells them: all of `each`, if they are several and not too many for a message.
+    pub fn told(each: Vec<TextFacts>) -> Vec<TextFacts> {
+        if (2..=MAX_LISTED).contains(&each.len()) { each } else { Vec::new() }
+    }
+
+    /// The facts about the texts of both.
+    pub fn and(self, other: TextFacts) -> TextFacts {
         TextFacts {
             tokens: self.tokens.saturating_add(other.tokens),
             truncated: self.truncated.saturating_add(other.truncated),
@@ -126,6 +204,37 @@ mod tests {
     fn ledger(texts: &[Option<(u64, u64)>]) -> Ledger {
         let facts = |(tokens, truncated)| TextFacts { tokens, truncated, windows: 2 * truncated };
         Ledger(texts.iter().map(|texts| Hop { texts: texts.map(facts), ..Hop::default() }).collect())
+    }
+
+    #[test]
+    fn facts_about_each_text_are_known_where_every_tokenizer_tells_them() {
+        let facts = |tokens| TextFacts { tokens, truncated: 0, windows: 0 };
+        let hop = |each: &[u64]| Hop {
+            texts: Some(facts(each.iter().sum())),
+            each_text: TextFacts::told(each.iter().map(|&tokens| facts(tokens)).collect()),
+            ..Hop::default()
+        };
+        let each = |hops: &[Hop], texts| Ledger(hops.to_vec()).each_text(texts);
+        let known = |all: &[u64]| Some(all.iter().map(|&tokens| Some(facts(tokens))).collect::<Vec<_>>());
+        assert_eq!(each(&[hop(&[2, 3]), Hop::default(), hop(&[10, 20])], 2), known(&[12, 23]));
+        assert_eq!((hop(&[7]).each_text.len(), each(&[hop(&[7])], 1)), (0, known(&[7])), "one text needs no list");
+        assert_eq!(each(&[Hop::default()], 2), Some(vec![None, None]), "no step was a tokenizer");
+        assert_eq!(each(&[hop(&[2, 3]), hop(&[5])], 2), None);
+        assert_eq!(each(&[hop(&[2, 3])], 3), None);
+        let many = vec![1; MAX_LISTED + 1];
+        assert_eq!(each(&[hop(&many)], many.len()), None, "a message does not hold so many");
+    }
+
+    #[test]
+    fn cached_texts_count_among_all_and_apart() {
+        let mut all = ledger(&[Some((5, 1)), None]);
+        assert_eq!(all.cached(), CachedTexts::default());
+        all.add_cached(2, Some(TextFacts { tokens: 10, truncated: 1, windows: 0 }));
+        assert_eq!(all.texts(), Some(TextFacts { tokens: 15, truncated: 2, windows: 2 }));
+        assert_eq!(all.cached(), CachedTexts { texts: 2, tokens: 10 });
+        let mut uncounted = ledger(&[None]);
+        uncounted.add_cached(3, None);
+        assert_eq!((uncounted.texts(), uncounted.cached()), (None, CachedTexts { texts: 3, tokens: 0 }));
     }
 
     #[test]

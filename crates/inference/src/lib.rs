@@ -39,7 +39,7 @@ pub use datatype::DataType;
 pub use error::{Cause, ErrorCode, InferError, QUEUE_FULL};
 pub use lane::Lane;
 pub use latencies::Latencies;
-pub use ledger::{Hop, Ledger, TextFacts, space_of};
+pub use ledger::{CachedTexts, Hop, Ledger, TextFacts, space_of};
 pub use limits::{MAX_LISTED, MAX_MESSAGE_BYTES, MOST_WINDOWS, TooMany, check_listed, read_list, read_parameters};
 pub use names::{cut, nearest, shown};
 pub use parameters::{ParameterValue, Parameters, REQUEST_TIMEOUT, TIMEOUTS, queue_timeout, request_timeout};

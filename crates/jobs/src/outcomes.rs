@@ -34,13 +34,20 @@ fn counted<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Usage, D::Error
         #[serde(alias = "output_tokens")]
         completion_tokens: u64,
         total_tokens: u64,
+        prompt_tokens_details: Option<Details>,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Details {
+        cached_tokens: u64,
     }
     let value = Value::deserialize(deserializer)?;
     // A `usage` of another form is not counted.
     let counted = Counted::deserialize(value).unwrap_or_default();
     let output = counted.completion_tokens;
     let input = counted.prompt_tokens.max(counted.total_tokens.saturating_sub(output));
-    Ok(Usage { input, output })
+    let cached = counted.prompt_tokens_details.map_or(0, |details| details.cached_tokens).min(input);
+    Ok(Usage { input, cached, output })
 }
 
 /// The outcome of a line that ran. `None` is a line that had no answer in time.
@@ -107,13 +114,17 @@ mod tests {
             let answer = JobAnswer { status: 200, headers: Vec::new(), body: body.to_owned().into() };
             let outcome = outcome("batch_1", 1, &Value::Null, Some(answer));
             assert!(!outcome.is_error, "{body}");
-            (outcome.usage.input, outcome.usage.output)
+            let Usage { input, cached, output } = outcome.usage;
+            (input, cached, output)
         };
-        assert_eq!(usage(r#"{"data": [], "usage": {"prompt_tokens": 7, "total_tokens": 7}}"#), (7, 0));
-        assert_eq!(usage(r#"{"usage": {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}}"#), (3, 2));
-        assert_eq!(usage(r#"{"usage": {"total_tokens": 9}}"#), (9, 0));
+        assert_eq!(usage(r#"{"data": [], "usage": {"prompt_tokens": 7, "total_tokens": 7}}"#), (7, 0, 0));
+        let of_cache = r#"{"usage": {"prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 5}}}"#;
+        assert_eq!(usage(of_cache), (7, 5, 0));
+        assert_eq!(usage(r#"{"usage": {"prompt_tokens": 7, "prompt_tokens_details": null}}"#), (7, 0, 0));
+        assert_eq!(usage(r#"{"usage": {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}}"#), (3, 0, 2));
+        assert_eq!(usage(r#"{"usage": {"total_tokens": 9}}"#), (9, 0, 0));
         for none in ["[1]", "{}", r#"{"usage": null}"#, r#"{"usage": "none"}"#, r#"{"usage": {"total_tokens": -1}}"#] {
-            assert_eq!(usage(none), (0, 0), "{none}");
+            assert_eq!(usage(none), (0, 0, 0), "{none}");
         }
     }
 }

@@ -1,7 +1,9 @@
-//! The response cache: answers of models whose configuration has `response_cache`, for requests that were answered before.
+//! The response cache: answers of models whose configuration has `response_cache`, for requests that were answered before. A gateway's text
+//! cache is one of these too, whose answers are those of single texts.
 //!
 //! As in Triton a model version's inputs decide; unlike there the outputs asked for and the request's parameters do too,
-//! because an answer depends on them. Keys are whole, not hashes: no request ever gets another one's answer. A gateway looks
+//! because an answer depends on them. The keys of requests are whole, not hashes: no request ever gets another one's answer. Those of texts are
+//! digests of 256 bits. A gateway looks
 //! up the requests of clients, a worker those that reach a model as a step of an ensemble; each has a cache of its own.
 //!
 //! The cache keeps answers, never errors, up to a number of bytes; the entry that is used least goes first. A cache lives as long
@@ -71,6 +73,8 @@ pub struct StepAnswer {
     pub outputs: Vec<Tensor>,
     /// The tokens of its texts, and how many texts were cut.
     pub texts: Option<TextFacts>,
+    /// The same of each of several texts.
+    pub each_text: Vec<TextFacts>,
 }
 
 /// The cache.
@@ -127,12 +131,22 @@ impl Key {
         inputs.iter().for_each(|input| key.extend_from_slice(input.data()));
         Key(key.into())
     }
+
+    /// A key that is the digest of all that decides an answer. The digest has to be one of which no two texts with the same value are known.
+    pub fn of_digest(digest: &[u8]) -> Key {
+        Key(digest.into())
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 // === impl Cacheable ===
 
 /// Tensors in memory of their own.
-fn own(tensors: &[Tensor]) -> Vec<Tensor> {
+pub fn own(tensors: &[Tensor]) -> Vec<Tensor> {
     let own = |tensor: &Tensor| {
         let data = Bytes::copy_from_slice(tensor.data());
         Tensor::new(tensor.name(), tensor.datatype(), tensor.shape().clone(), data)
@@ -160,7 +174,7 @@ impl Cacheable for InferResponse {
 
 impl Cacheable for StepAnswer {
     fn kept(&self) -> StepAnswer {
-        StepAnswer { outputs: own(&self.outputs), texts: self.texts }
+        StepAnswer { outputs: own(&self.outputs), ..self.clone() }
     }
 
     fn outputs(&self) -> &[Tensor] {
@@ -187,6 +201,11 @@ impl<A: Cacheable> ResponseCache<A> {
     /// The answer that is kept under `key`.
     pub fn get(&self, key: &Key) -> Option<A> {
         self.cache.get(key).map(|found| A::clone(&found))
+    }
+
+    /// The bytes that its entries are assumed to occupy.
+    pub fn bytes(&self) -> u64 {
+        self.cache.weight()
     }
 
     /// Keeps an answer.
@@ -382,10 +401,11 @@ mod tests {
     fn the_answer_of_a_step_keeps_what_was_said_of_its_texts() {
         let cache = ResponseCache::new(CacheConfig { size: 1 << 20 }, false);
         let texts = Some(TextFacts { tokens: 9, truncated: 1, windows: 2 });
+        let each_text = vec![TextFacts { tokens: 4, ..TextFacts::default() }; 2];
         assert!(cache.get(&key(&[1])).is_none());
-        cache.keep(key(&[1]), &StepAnswer { outputs: vec![tensor("y", &[5])], texts });
-        let StepAnswer { outputs, texts: found } = cache.get(&key(&[1])).expect("it was kept");
-        assert_eq!((outputs[0].values::<i64>().unwrap().into_owned(), found), (vec![5], texts));
+        cache.keep(key(&[1]), &StepAnswer { outputs: vec![tensor("y", &[5])], texts, each_text: each_text.clone() });
+        let StepAnswer { outputs, texts: found, each_text: each } = cache.get(&key(&[1])).expect("it was kept");
+        assert_eq!((outputs[0].values::<i64>().unwrap().into_owned(), found, each), (vec![5], texts, each_text));
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,5 +1,5 @@
 //! Facts about a request in its answer's headers or gRPC metadata: its times, how many tokens its texts have, and how many texts
-//! were cut or read in windows.
+//! were cut, read in windows or found in the text cache.
 
 use std::fmt::Write;
 
@@ -13,6 +13,10 @@ pub const TRUNCATED: &str = "trireme-truncated-texts";
 
 /// Header that says how many windows a request's long texts were read in; left out if there were none.
 pub const WINDOWS: &str = "trireme-windows";
+
+/// Header that says how many texts of a request were not computed, because the text cache had their results or the request has them more than
+/// once; left out if there were none.
+pub const CACHED: &str = "trireme-cached-texts";
 
 /// Header that says which space an answer is of; left out where a step's is not known.
 pub const SPACE: &str = "trireme-space";
@@ -30,9 +34,11 @@ pub fn answer_headers(ledger: &Ledger) -> impl Iterator<Item = (&'static str, St
     let tokens = texts.map(|texts| (TOKENS, texts.tokens.to_string()));
     let truncated = texts.filter(|texts| texts.truncated > 0).map(|texts| (TRUNCATED, texts.truncated.to_string()));
     let windows = texts.filter(|texts| texts.windows > 0).map(|texts| (WINDOWS, texts.windows.to_string()));
+    let cached = Some(ledger.cached().texts).filter(|&texts| texts > 0).map(|texts| (CACHED, texts.to_string()));
     let space = ledger.space().filter(|space| space.len() <= LONGEST_SPACE && space.bytes().all(is_of_space));
     let space = space.map(|space| (SPACE, space));
-    [("server-timing", server_timing(ledger))].into_iter().chain(tokens).chain(truncated).chain(windows).chain(space)
+    let counts = tokens.into_iter().chain(truncated).chain(windows).chain(cached);
+    [("server-timing", server_timing(ledger))].into_iter().chain(counts).chain(space)
 }
 
 /// Whether a space may have this character: workers tell spaces, and not every worker is ours.
@@ -69,7 +75,7 @@ fn millis(micros: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use trireme_inference::{Hop, TextFacts};
+    use trireme_inference::{CachedTexts, Hop, TextFacts};
 
     use super::*;
 
@@ -110,5 +116,8 @@ mod tests {
         assert_eq!(told[1..], [(TOKENS, "12".to_owned())]);
         let told = names(Some(TextFacts { tokens: 12, truncated: 3, windows: 7 }));
         assert_eq!(told[1..], [(TOKENS, "12".to_owned()), (TRUNCATED, "3".to_owned()), (WINDOWS, "7".to_owned())]);
+        let hop = Hop { cached: CachedTexts { texts: 2, tokens: 0 }, ..Hop::default() };
+        let told: Vec<_> = answer_headers(&Ledger(vec![hop])).collect();
+        assert_eq!(told[1..], [(CACHED, "2".to_owned())]);
     }
 }

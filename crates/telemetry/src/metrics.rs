@@ -80,6 +80,9 @@ metrics! {
     GatewayInFlight = "trireme_gateway_in_flight_requests" Gauge "Requests that this gateway has in flight";
     HttpRequests = "trireme_http_requests_total" Counter "Answers of this gateway over HTTP, by route, method and status";
     EmbeddingsDuration = "gen_ai_server_request_duration_seconds" Histogram "Time that requests for vectors of texts took at this gateway; OpenTelemetry's gen_ai.server.request.duration";
+    TextCacheHits = "trireme_text_cache_hits_total" Counter "Texts of requests to this gateway that were not computed, because the text cache had their results or the request has them more than once";
+    TextCacheMisses = "trireme_text_cache_misses_total" Counter "Texts of requests to this gateway that the text cache had no results of";
+    TextCacheBytes = "trireme_text_cache_bytes" Gauge "Bytes of the results in this gateway's text cache, with their keys";
     TracesDropped = "trireme_gateway_traces_dropped_total" Counter "Traces of requests that are not in this gateway's trace files: more came than could be written, or writing failed";
     CertificateExpiry = "trireme_certificate_expiry_timestamp_seconds" Gauge "When a certificate that the process shows, by its flag, expires, since unix epoch in seconds";
     QueueWaiting = "trireme_queue_waiting_messages" Gauge "Messages in the model's queue on the bus that no worker has been given";
@@ -100,6 +103,7 @@ metrics! {
     UsageRequests = "trireme_usage_requests_total" Counter "Requests of this gateway that have ended, by owner of the key, model, lane and outcome: answered, cached (by the response cache), failed, refused (by a limit of the owner)";
     UsageRows = "trireme_usage_rows_total" Counter "Rows of requests that this gateway has answered, by owner of the key";
     UsageTokens = "trireme_usage_tokens_total" Counter "Tokens of requests that this gateway has answered, by owner of the key; the sum of the answers' usage";
+    UsageCachedTokens = "trireme_usage_cached_tokens_total" Counter "The part of trireme_usage_tokens_total that is of texts which the text cache had";
     UsageSeconds = "trireme_usage_model_seconds_total" Counter "Model time of requests that this gateway has answered, by owner of the key: of a batch the part of their rows";
 
     StageTransit = "trireme_stage_transit_seconds" Histogram "From being sent to the model's queue on the bus until this process received it";

@@ -1,5 +1,7 @@
 //! What a tokenizer makes of texts: rows of tokens, and what is known of them.
 
+use trireme_inference::TextFacts;
+
 use crate::row::Row;
 use crate::window::Window;
 
@@ -16,6 +18,8 @@ pub struct Encoded {
     pub truncated: u64,
     /// Rows of those texts that have several.
     pub windowed: u64,
+    /// By text, or pair of texts: the counts of its rows.
+    pub each_text: Vec<TextFacts>,
     /// Token ids.
     pub input_ids: Vec<i64>,
     /// 1 for a token, 0 for padding.

@@ -121,11 +121,11 @@ impl TextTokenizer {
             width: prompt.max_width.get(),
         };
         let windows = self.is_in_windows(request).then_some(request);
-        let (rows, windowed) = self.rows_of(texts, |index, text, rows| {
+        let (rows, rows_of_each) = self.rows_of(texts, |index, text, rows| {
             rows.extend(self.span_rows((index, text), tokenizer, &before, &around, room, windows)?);
             Ok(())
         })?;
-        self.span_tensors(rows, labels.names().len(), room.width, windowed, extras)
+        self.span_tensors(rows, labels.names().len(), room.width, &rows_of_each, extras)
     }
 
     /// The tokens before a text: each label behind its token, and the separator.
@@ -273,7 +273,7 @@ impl TextTokenizer {
         rows: Vec<SpanRow>,
         labels: usize,
         widths: usize,
-        windowed: u64,
+        rows_of_each: &[usize],
         extras: Extras,
     ) -> Result<Encoded, TextError> {
         let words = rows.iter().map(|row| row.characters.len()).max().unwrap_or(0);
@@ -284,7 +284,7 @@ impl TextTokenizer {
         let mut spans = SpanTensors { words, widths, ..SpanTensors::default() };
         rows.iter().for_each(|row| spans.add(&row.characters));
         let (rows, masks): (Vec<Row>, Vec<Vec<i64>>) = rows.into_iter().map(|row| (row.row, row.words_mask)).unzip();
-        let mut encoded = self.matrices_of(&rows, windowed)?;
+        let mut encoded = self.matrices_of(&rows, rows_of_each)?;
         for (row, words_mask) in rows.into_iter().zip(masks) {
             let (left, right) = self.sides_of_padding(encoded.length - row.ids.len());
             encoded.extend(&row, (left, right), 0, extras, i64::from(self.options.first_position));

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-use trireme_inference::Tensor;
+use trireme_inference::{Tensor, TextFacts};
 
 use crate::around::{Around, role};
 use crate::chat::Chat;
@@ -258,7 +258,7 @@ impl TextTokenizer {
         }
         let in_windows = extras.windows && self.is_in_windows(request);
         let cutting = Cutting { overlap: request.overlap, of: self.options.windows_of, most: request.max_windows };
-        let (mut rows, windowed) = self.rows_of(texts, |index, text, rows: &mut Vec<Row>| {
+        let (mut rows, rows_of_each) = self.rows_of(texts, |index, text, rows: &mut Vec<Row>| {
             let pair = pairs.map(|pairs| pairs[index]);
             if in_windows {
                 rows.extend(self.encoder.encode_windows(index, text, pair, cutting, &around)?);
@@ -272,8 +272,10 @@ impl TextTokenizer {
             Ok(())
         })?;
         rows.iter_mut().for_each(|row| self.sides.expand(around.role, row));
-        let mut encoded =
-            Encoded { forced_bos_token_id: around.forced_bos.map(i64::from), ..self.matrices_of(&rows, windowed)? };
+        let mut encoded = Encoded {
+            forced_bos_token_id: around.forced_bos.map(i64::from),
+            ..self.matrices_of(&rows, &rows_of_each)?
+        };
         let prompt_tokens = if extras.pooling_mask { self.encoder.prompt_tokens(&around)? } else { 0 };
         for (index, row) in rows.into_iter().enumerate() {
             // Lists and decoded texts are asked for without windows.
@@ -306,35 +308,43 @@ impl TextTokenizer {
         request.windows.unwrap_or(self.options.long_texts == LongTexts::Windows)
     }
 
-    /// The rows of all texts, to which `add_rows` adds those of one text, and how many of them share their text with others.
+    /// The rows of all texts, to which `add_rows` adds those of one text, and how many each text has.
     pub(crate) fn rows_of<R: AsRef<Row>>(
         &self,
         texts: &[&str],
         add_rows: impl Fn(usize, &str, &mut Vec<R>) -> Result<(), TextError>,
-    ) -> Result<(Vec<R>, u64), TextError> {
-        let (mut rows, mut windowed) = (Vec::with_capacity(texts.len()), 0);
+    ) -> Result<(Vec<R>, Vec<usize>), TextError> {
+        let (mut rows, mut rows_of_each) = (Vec::with_capacity(texts.len()), Vec::with_capacity(texts.len()));
         for (index, &text) in texts.iter().enumerate() {
             let before = rows.len();
             add_rows(index, text, &mut rows)?;
-            let own = rows.len() - before;
-            windowed += if own > 1 { own as u64 } else { 0 };
+            rows_of_each.push(rows.len() - before);
             // All rows get the length of the longest, so one that is too long for that ends the work early.
             let length = rows.last().map_or(0, |row| row.as_ref().ids.len());
             self.check_size(rows.len().max(texts.len()), length.max(1))?;
         }
-        Ok((rows, windowed))
+        Ok((rows, rows_of_each))
     }
 
     /// The counts of these rows, and matrices with room for them.
-    pub(crate) fn matrices_of(&self, rows: &[Row], windowed: u64) -> Result<Encoded, TextError> {
+    pub(crate) fn matrices_of(&self, rows: &[Row], rows_of_each: &[usize]) -> Result<Encoded, TextError> {
         let length = self.padded_length(rows)?;
         let size = self.check_size(rows.len(), length)?;
+        let mut rest = rows;
+        let each = rows_of_each.iter().map(|&count| {
+            let (own, others) = rest.split_at(count);
+            rest = others;
+            facts(own)
+        });
+        let each_text: Vec<TextFacts> = each.collect();
+        let all = each_text.iter().copied().reduce(TextFacts::and).unwrap_or_default();
         Ok(Encoded {
             rows: rows.len(),
             length,
-            tokens: rows.iter().map(|row| (row.ids.len() - row.expansion) as u64).sum(),
-            windowed,
-            truncated: rows.iter().filter(|row| row.truncated).count() as u64,
+            tokens: all.tokens,
+            windowed: all.windows,
+            truncated: all.truncated,
+            each_text,
             input_ids: Vec::with_capacity(size),
             attention_mask: Vec::with_capacity(size),
             token_type_ids: Vec::with_capacity(size),
@@ -462,6 +472,15 @@ impl TextTokenizer {
         };
         let multiple = self.options.pad_to_multiple_of.map_or(1, NonZeroUsize::get);
         length.checked_next_multiple_of(multiple).ok_or(TextError::TooManyTokens { rows: rows.len(), length })
+    }
+}
+
+/// The counts of the rows of one text.
+fn facts(rows: &[Row]) -> TextFacts {
+    TextFacts {
+        tokens: rows.iter().map(|row| (row.ids.len() - row.expansion) as u64).sum(),
+        truncated: rows.iter().filter(|row| row.truncated).count() as u64,
+        windows: if rows.len() > 1 { rows.len() as u64 } else { 0 },
     }
 }
 

@@ -29,6 +29,7 @@ mod reread;
 mod rows;
 mod shared_memory;
 mod statistics;
+mod text_cache;
 mod traces;
 mod triton_flags;
 mod usage;
@@ -67,6 +68,7 @@ use registry::Registry;
 use reread::Rereading;
 use shared_memory::SharedMemory;
 use statistics::Collector;
+use text_cache::TextCacheArgs;
 use usage::Usage;
 
 pub use embedder::{Embedded, Embedder};
@@ -152,6 +154,9 @@ pub struct GatewayArgs {
     #[arg(long, env = "TRIREME_COALESCE_REQUESTS", value_parser = clap::builder::FalseyValueParser::new())]
     pub coalesce_requests: bool,
 
+    #[command(flatten)]
+    pub text_cache: TextCacheArgs,
+
     /// Whether clients on this host may have tensors in shared memory. They then name any object of /dev/shm that this process
     /// may open, so they have to be trusted as it is
     #[arg(help_heading = "Access and connections")]
@@ -231,6 +236,7 @@ impl Gateway {
                 !args.coalesce_requests || args.cache.cache_config.is_some(),
                 "--coalesce-requests needs a cache: give --cache-config local,size=BYTES"
             );
+            let text_cache = args.text_cache.open()?;
             let webhooks = args.jobs.webhooks()?;
             let mut rereading = Rereading::default();
             rereading.access(&args.access, &access);
@@ -308,6 +314,7 @@ impl Gateway {
                 budget: Budget::new(args.max_bytes_in_flight),
                 shared_memory: SharedMemory::default(),
                 allow_client_shm: args.allow_client_shm,
+                text_cache,
                 cache: args.cache.cache_config.map(|config| ResponseCache::new(config, args.coalesce_requests)),
             });
 

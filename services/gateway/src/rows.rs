@@ -1,4 +1,4 @@
-//! Splits a request of many rows into several of few, and joins their answers. Pure.
+//! Splits a request of many rows into several of few, and joins their answers; cuts tensors into single rows. Pure.
 //!
 //! The model's configuration decides whether its requests may be split (`max_rows_per_message`): rows are the first dimension of
 //! every tensor, and no row's result depends on another row.
@@ -26,6 +26,13 @@ enum Starts {
     Even(usize),
     /// Where each row's bytes begin, and where the last one's end.
     Listed(Vec<usize>),
+}
+
+/// Tensors that have a row for each text of a request, or for each pair of texts.
+pub struct TextRows<'a> {
+    tensors: &'a [Tensor],
+    starts: Vec<Starts>,
+    rows: usize,
 }
 
 /// The order of a request's rows in its parts.
@@ -74,6 +81,12 @@ pub fn split(tensors: &[Tensor], max_rows: usize, max_bytes: usize) -> Result<Op
     Ok(Some(SplitRows { tensors, order }))
 }
 
+/// The outputs of requests of one row each, as those of one request.
+pub fn join_rows(rows: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>, InferError> {
+    let order = RowOrder { rows: rows.len(), sorted: None };
+    join(rows, &order)
+}
+
 /// The outputs of all parts as those of one request, with its rows in its order.
 pub fn join(parts: Vec<Vec<Tensor>>, order: &RowOrder) -> Result<Vec<Tensor>, InferError> {
     let Some(first) = parts.first() else { return Ok(Vec::new()) };
@@ -92,9 +105,67 @@ impl Starts {
     }
 }
 
+// === impl TextRows ===
+
+impl<'a> TextRows<'a> {
+    /// The rows of these tensors; `None` where there are none, or the tensors do not agree on their number.
+    pub fn of(tensors: &'a [Tensor]) -> Option<TextRows<'a>> {
+        let rows = tensors.first().and_then(row_count).filter(|&rows| rows > 0)?;
+        let agree = tensors.iter().all(|tensor| row_count(tensor) == Some(rows));
+        agree.then(|| TextRows {
+            tensors,
+            starts: tensors.iter().map(|tensor| row_starts(tensor, rows)).collect(),
+            rows,
+        })
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.rows
+    }
+
+    /// The bytes of a row in each tensor.
+    pub fn bytes_of(&self, row: usize) -> impl Iterator<Item = &[u8]> {
+        let each = self.tensors.iter().zip(&self.starts);
+        each.map(move |(tensor, starts)| &tensor.data()[starts.of(row)..starts.of(row + 1)])
+    }
+
+    /// Tensors of these rows, in this order.
+    pub fn gather(&self, rows: &[usize]) -> Result<Vec<Tensor>, InferError> {
+        self.tensors.iter().zip(&self.starts).map(|(tensor, starts)| gather(tensor, starts, rows)).collect()
+    }
+
+    /// Tensors of one row, which share its bytes. What fills an output up to the longest row of the request is left out; `None` where an
+    /// output has that and no other one tells how much it is.
+    pub fn single(&self, row: usize) -> Result<Option<Vec<Tensor>>, InferError> {
+        let cut = |(tensor, starts)| cut(tensor, starts, (row, row + 1));
+        let own: Vec<Tensor> = self.tensors.iter().zip(&self.starts).map(cut).collect::<Result<_, _>>()?;
+        let narrow = |tensor: &Tensor| match measure(tensor.name())
+            .filter(|_| filler(tensor.name(), tensor.datatype()).is_some())
+        {
+            None => Ok(Some(tensor.clone())),
+            Some(measure) => {
+                own.iter().find(|other| other.name() == measure).map_or(Ok(None), |measure| narrow(tensor, measure))
+            }
+        };
+        own.iter().map(narrow).collect()
+    }
+}
+
 // === impl RowOrder ===
 
 impl RowOrder {
+    /// Values of the rows of all parts, one for each, in the request's order. `None` where they are not so many.
+    pub fn restore_values<T: Clone>(&self, values: Vec<T>) -> Option<Vec<T>> {
+        if values.len() != self.rows {
+            return None;
+        }
+        Some(match self.places() {
+            Some(places) => places.iter().map(|&place| values[place].clone()).collect(),
+            None => values,
+        })
+    }
+
     /// An output of all parts with its rows in the request's order.
     fn restore(&self, output: Tensor) -> Result<Tensor, InferError> {
         let rows = row_count(&output).unwrap_or_default();
@@ -106,12 +177,18 @@ impl RowOrder {
                 self.rows
             )));
         }
-        let Some(sorted) = &self.sorted else { return Ok(output) };
-        let mut places = vec![0; rows];
+        let Some(places) = self.places() else { return Ok(output) };
+        gather(&output, &row_starts(&output, rows), &places)
+    }
+
+    /// For each row of the request, its place among the rows of the parts; `None` where that is the same.
+    fn places(&self) -> Option<Vec<usize>> {
+        let sorted = self.sorted.as_ref()?;
+        let mut places = vec![0; sorted.len()];
         for (place, &row) in sorted.iter().enumerate() {
             places[row] = place;
         }
-        gather(&output, &row_starts(&output, rows), &places)
+        Some(places)
     }
 }
 
@@ -153,13 +230,13 @@ fn cut(tensor: &Tensor, starts: &Starts, (from, to): (usize, usize)) -> Result<T
     Tensor::new(tensor.name(), tensor.datatype(), with_rows(tensor.shape(), to - from), data).map_err(unlike)
 }
 
-/// A tensor with its rows in another order.
+/// A tensor of these rows of another one, in this order.
 fn gather(tensor: &Tensor, starts: &Starts, order: &[usize]) -> Result<Tensor, InferError> {
-    let mut data = Vec::with_capacity(tensor.data().len());
+    let mut data = Vec::with_capacity(order.iter().map(|&row| starts.of(row + 1) - starts.of(row)).sum());
     for &row in order {
         data.extend_from_slice(&tensor.data()[starts.of(row)..starts.of(row + 1)]);
     }
-    Tensor::new(tensor.name(), tensor.datatype(), tensor.shape().clone(), data.into()).map_err(unlike)
+    Tensor::new(tensor.name(), tensor.datatype(), with_rows(tensor.shape(), order.len()), data.into()).map_err(unlike)
 }
 
 fn unlike(error: TensorError) -> InferError {
@@ -204,6 +281,30 @@ fn filler(name: &str, datatype: DataType) -> Option<&'static [u8]> {
         ("sparse_values" | "token_embeddings", DataType::Fp32) => Some(&[0; 4]),
         _ => None,
     }
+}
+
+/// The output that tells which places of this one, if it is as wide as its request's longest row, fill it up.
+fn measure(name: &str) -> Option<&'static str> {
+    match name {
+        "sparse_indices" | "sparse_values" => Some("sparse_indices"),
+        "token_mask" | "token_embeddings" => Some("token_mask"),
+        _ => None,
+    }
+}
+
+/// The tensor of a row without what fills it up behind the last place that `measure` counts; `None` where the two do not fit together.
+fn narrow(tensor: &Tensor, measure: &Tensor) -> Result<Option<Tensor>, InferError> {
+    let Some(filler) = filler(measure.name(), measure.datatype()) else { return Ok(None) };
+    let places = measure.data().chunks_exact(filler.len());
+    let all = places.len();
+    if tensor.shape().get(1) != Some(&(all as i64)) {
+        return Ok(None);
+    }
+    let width = all - places.rev().take_while(|place| *place == filler).count();
+    let shape: Vec<i64> = [&[1, width as i64], &tensor.shape()[2..]].concat();
+    let data = tensor.data().slice(..tensor.data().len() / all.max(1) * width);
+    let narrow = Tensor::new(tensor.name(), tensor.datatype(), Shape::from(shape.as_slice()), data);
+    narrow.map(Some).map_err(unlike)
 }
 
 /// Joins an output whose second dimension is each part's own: all rows are filled up to the widest part.

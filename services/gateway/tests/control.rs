@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 use trireme_bus::{Bus, InProcess, ModelState, WorkerEntry};
-use trireme_gateway::{Gateway, GatewayArgs, ModelOptions};
+use trireme_gateway::{Embedder, Gateway, GatewayArgs, ModelOptions};
 use trireme_inference::{ModelKey, UnixMicros};
 use trireme_protocol::grpc::wire::grpc_inference_service_client::GrpcInferenceServiceClient;
 use trireme_protocol::grpc::wire::*;
@@ -118,6 +118,11 @@ impl Server {
         self.client.repository_model_unload(request).await.expect("unloading is no error");
     }
 
+    /// Embeds texts without a listener.
+    pub fn embedder(&self) -> Embedder {
+        self.gateway.embedder()
+    }
+
     pub async fn is_ready(&mut self, model: &str) -> bool {
         let request = ModelReadyRequest { name: model.to_owned(), ..Default::default() };
         self.client.model_ready(request).await.is_ok_and(|answer| answer.into_inner().ready)
@@ -131,7 +136,7 @@ impl Server {
     }
 
     /// The bus brings this, and the gateway has taken it in when this returns.
-    async fn bring(&mut self, late: &WorkerEntry) {
+    pub async fn bring(&mut self, late: &WorkerEntry) {
         let bus: &dyn Bus = self.bus.as_ref();
         bus.announce(late).await.expect("in process nothing refuses");
         let marker = format!("after-{}-{}", late.model.name, late.since);

@@ -5,3 +5,4 @@ mod control;
 mod exposure;
 mod grpc;
 mod spaces;
+mod text_cache;

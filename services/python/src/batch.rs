@@ -130,7 +130,7 @@ impl ModelInstance for BatchInstance {
         let results = batch.results.into_iter().map(|result| result.unwrap_or_else(|| Err(lost())));
         let response = |(result, request): (Result<ResponseOutputs, InferError>, _)| {
             let (outputs, parameters) = result?;
-            Ok(ExecuteResponse { outputs, timing: timing_of(request), texts: None, parameters })
+            Ok(ExecuteResponse { outputs, timing: timing_of(request), parameters, ..ExecuteResponse::default() })
         };
         results.zip(requests).map(response).collect()
     }

@@ -143,7 +143,8 @@ impl TokenizerModel {
             batch_size: if self.batches { encoded.rows as u32 } else { 1 },
         };
         let texts = TextFacts { tokens: encoded.tokens, truncated: encoded.truncated, windows: encoded.windowed };
-        Ok(ExecuteResponse { outputs, timing, texts: Some(texts), ..ExecuteResponse::default() })
+        let each_text = TextFacts::told(encoded.each_text);
+        Ok(ExecuteResponse { outputs, timing, texts: Some(texts), each_text, ..ExecuteResponse::default() })
     }
 
     /// The texts of an input, one for each row.

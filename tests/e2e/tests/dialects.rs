@@ -53,7 +53,7 @@ fn apart(value: &Value) -> (Vec<f32>, Value) {
 
 /// Asserts that two answers are the same except for the last bits of their numbers, which differ between batches.
 #[track_caller]
-fn assert_alike(one: &Value, two: &Value) {
+pub fn assert_alike(one: &Value, two: &Value) {
     let ((one, this), (two, that)) = (apart(one), apart(two));
     assert_eq!(this, that);
     assert_close(&one, &two, 1e-5);

@@ -33,7 +33,8 @@ const TOKENS: &str = "backend: 'postprocess'
     ]
     parameters { key: 'ops' value { string_value: 'normalize, mask' } }";
 
-fn models() -> ModelFolder {
+/// A model `everything`, whose one run gives all three.
+pub fn models() -> ModelFolder {
     let map = |kind: &str, pairs: &[(&str, &str)]| -> String {
         pairs.iter().map(|(key, value)| format!("{kind} {{ key: '{key}' value: '{value}' }} ")).collect()
     };

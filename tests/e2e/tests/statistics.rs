@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use trireme_e2e::{
-    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, basic_repository, golden, in_one_mode, load,
+    Mode, ModelFolder, Process, Request, Sandbox, Setup, Stage, answer, basic_repository, golden, in_one_mode, load,
     wait_until, workspace,
 };
 
@@ -152,15 +152,16 @@ fn one_call_changes_what_every_process_logs() {
 // === Metrics ===
 
 /// The exported metrics of a process.
-struct Scrape {
+pub struct Scrape {
     /// Kind and help of each family.
     families: BTreeMap<String, (String, String)>,
     /// Samples by name and labels, as written.
-    samples: BTreeMap<String, f64>,
+    pub samples: BTreeMap<String, f64>,
 }
 
+/// The metrics of a process, at the address that its log names.
 #[track_caller]
-fn scrape(process: &Process, listener: &str) -> Scrape {
+pub fn scrape(process: &Process, listener: &str) -> Scrape {
     let address: SocketAddr = wait_until(listener, SOON, || {
         let events = process.events();
         let listening = events.iter().find(|event| event["message"] == listener)?;
@@ -232,7 +233,9 @@ fn cached() -> ModelFolder {
 }
 
 /// Arguments of a gateway with a cache and with all metrics.
-const EVERYTHING: [&str; 6] = [
+const EVERYTHING: [&str; 8] = [
+    "--text-cache",
+    "1000000",
     "--cache-config",
     "local,size=1000000",
     "--metrics-config",
@@ -286,13 +289,14 @@ fn the_page_names_what_is_exported() {
         .worker_arguments(&["--admin-address", "127.0.0.1:0"])
         .start();
     assert_eq!(sandbox.infer("tiny_embedding", &text(0)).status, 200);
+    answer(&sandbox, "/v1/embeddings", json!({"model": "tiny_embedding", "input": "a"}));
     let gateway = scrape(&sandbox.gateway, "metrics listener");
     let worker = scrape(sandbox.worker(Stage::Model, 0), "admin listener");
     let stage = r#"model="tiny_encoder",stage="model",version="1""#;
     for name in
         ["trireme_stage_transit_seconds_count", "trireme_stage_queue_seconds_count", "trireme_stage_batch_rows_count"]
     {
-        assert_eq!(worker.samples.get(&format!("{name}{{{stage}}}")), Some(&1.0), "{:#?}", worker.samples);
+        assert_eq!(worker.samples.get(&format!("{name}{{{stage}}}")), Some(&2.0), "{:#?}", worker.samples);
     }
 
     let mut table = String::from("| metric | kind | from | labels | meaning |\n|---|---|---|---|---|\n");

@@ -63,6 +63,7 @@ mod step_cache;
 mod streams;
 mod teams;
 mod tei_grpc;
+mod text_cache;
 mod tools;
 mod torch_models;
 mod trace_files;

@@ -87,9 +87,10 @@ fn any_ledger() -> impl Strategy<Value = Ledger> {
     let texts = any::<Option<(u64, u64, u64)>>();
     let facts = |(tokens, truncated, windows)| TextFacts { tokens, truncated, windows };
     let texts = texts.prop_map(move |texts| texts.map(facts));
+    let each_text = vec(any::<(u64, u64, u64)>().prop_map(facts), 0..4);
     let space = proptest::option::of(".{0,6}");
-    let hop = (".{0,6}", ".{0,6}", any::<[u64; 5]>(), any::<u32>(), texts, space);
-    let hop = hop.prop_map(|(model, worker, [a, b, c, d, e], batch_size, texts, space)| Hop {
+    let hop = (".{0,6}", ".{0,6}", any::<[u64; 5]>(), any::<u32>(), (texts, each_text), space);
+    let hop = hop.prop_map(|(model, worker, [a, b, c, d, e], batch_size, (texts, each_text), space)| Hop {
         model: model.into(),
         worker: worker.into(),
         transit_us: a,
@@ -99,6 +100,8 @@ fn any_ledger() -> impl Strategy<Value = Ledger> {
         compute_output_us: e,
         batch_size,
         texts,
+        each_text,
+        cached: Default::default(),
         space: space.map(Name::from),
     });
     vec(hop, 0..3).prop_map(Ledger)

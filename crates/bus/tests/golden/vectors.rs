@@ -162,6 +162,8 @@ fn ensemble() -> WorkMessage {
         compute_output_us: 6,
         batch_size: 1,
         texts: Some(TextFacts { tokens: 2, truncated: 0, windows: 0 }),
+        each_text: Vec::new(),
+        cached: Default::default(),
         space: Some("5d41402abc4b2a76b9719d911017c592".into()),
     };
     let parameters = [

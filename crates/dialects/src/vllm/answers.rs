@@ -70,5 +70,6 @@ pub fn usage(out: &mut Writer, ledger: &Ledger) {
         out.name("prompt_tokens").integer(tokens);
         out.name("total_tokens").integer(tokens);
         out.name("completion_tokens").integer(0);
+        answer::cached_tokens(out, ledger);
     });
 }

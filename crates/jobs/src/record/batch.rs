@@ -113,6 +113,9 @@ pub struct Counts {
 pub struct Usage {
     /// Tokens of requests.
     pub input: u64,
+    /// The part of those that is of texts which the text cache had.
+    #[serde(default)]
+    pub cached: u64,
     /// Tokens of answers.
     pub output: u64,
 }
@@ -134,6 +137,7 @@ impl Usage {
     /// Adds the tokens of a line.
     pub(crate) fn add(&mut self, line: Usage) {
         self.input = self.input.saturating_add(line.input);
+        self.cached = self.cached.saturating_add(line.cached);
         self.output = self.output.saturating_add(line.output);
     }
 }

@@ -29,14 +29,14 @@ impl HostedModel {
         let output = |name: &Name| RequestedOutput { name: name.to_string(), classification: 0 };
         let outputs: Vec<_> = request.outputs.iter().map(output).collect();
         let key = Key::new(&self.key, loaded, &request.inputs, &outputs, &request.parameters);
-        let Some(StepAnswer { outputs, texts }) = cache.get(&key) else {
+        let Some(StepAnswer { outputs, texts, each_text }) = cache.get(&key) else {
             pending.missed = Some(Missed { key, looked_up: started.elapsed() });
             return Some(pending);
         };
         let (looked_up, now) = (started.elapsed(), UnixMicros::now());
         pending.stay.span.begin();
         self.statistics.record(|counters| counters.hit(looked_up, now.since(pending.message.sent_at), now));
-        self.pass_on(pending, ExecuteResponse { outputs, texts, ..ExecuteResponse::default() });
+        self.pass_on(pending, ExecuteResponse { outputs, texts, each_text, ..ExecuteResponse::default() });
         None
     }
 
@@ -51,7 +51,8 @@ impl HostedModel {
             return;
         }
         let started = Instant::now();
-        cache.keep(key, &StepAnswer { outputs: response.outputs.clone(), texts: response.texts });
+        let ExecuteResponse { outputs, texts, each_text, .. } = response.clone();
+        cache.keep(key, &StepAnswer { outputs, texts, each_text });
         self.statistics.record(|counters| counters.cache_miss.record(looked_up + started.elapsed()));
     }
 }

@@ -49,6 +49,8 @@ impl HostedModel {
             compute_output_us: micros(timing.compute_output),
             batch_size: timing.batch_size,
             texts: response.texts,
+            each_text: response.each_text.clone(),
+            cached: Default::default(),
             space: self.standing.as_ref().and_then(|standing| standing.space.clone()),
         }
     }

@@ -5,6 +5,7 @@
 //! The common part is here: an error of one message is the request's error and cancels the other messages, which are
 //! dropped with the join.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -12,7 +13,9 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
 use trireme_bus::{AnswerForm, Output, Reply, WorkMessage};
-use trireme_inference::{Branch, Branches, InferError, Ledger, Parameters, Tensor, UnixMicros, format_name};
+use trireme_inference::{
+    Branch, Branches, Hop, InferError, Ledger, Parameters, Tensor, TextFacts, UnixMicros, format_name,
+};
 
 use super::exchange::{Exchange, no_answer};
 use super::flight::{Outbox, is_declined};
@@ -48,6 +51,8 @@ struct SplitRequest {
     parameters: Parameters,
     /// The ledger of the part that was answered last, with the facts about the texts of all parts.
     ledger: Ledger,
+    /// By part and hop, the facts about each text, where they are known.
+    each_text: Vec<Vec<Option<Vec<TextFacts>>>>,
 }
 
 /// Branches of a route, named `request.b<branch>`.
@@ -155,9 +160,9 @@ impl SplitRequest {
     fn new(message: &WorkMessage, parts: rows::SplitRows) -> SplitRequest {
         let whole = message.clone();
         let rows::SplitRows { tensors, order } = parts;
-        let outputs = vec![Vec::new(); tensors.len()];
+        let (outputs, each_text) = (vec![Vec::new(); tensors.len()], vec![Vec::new(); tensors.len()]);
         let (parameters, ledger) = (Parameters::default(), Ledger::default());
-        SplitRequest { whole, parts: tensors.into_iter().enumerate(), order, outputs, parameters, ledger }
+        SplitRequest { whole, parts: tensors.into_iter().enumerate(), order, outputs, parameters, ledger, each_text }
     }
 }
 
@@ -174,13 +179,21 @@ impl Pieces for SplitRequest {
     }
 
     fn answered(&mut self, number: usize, output: Output, ledger: Ledger) {
+        let rows = output.tensors.first().and_then(|tensor| usize::try_from(*tensor.shape().first()?).ok());
+        let known = |hop: &Hop| hop.facts_of_each(rows?).map(Cow::into_owned);
+        self.each_text[number] = ledger.0.iter().map(known).collect();
         self.outputs[number] = output.tensors;
         self.parameters.extend(output.parameters);
         let before = std::mem::replace(&mut self.ledger, ledger);
         self.ledger.add_texts_of(&before);
     }
 
-    fn finish(self) -> Result<Reply, InferError> {
+    fn finish(mut self) -> Result<Reply, InferError> {
+        for (at, hop) in self.ledger.0.iter_mut().enumerate() {
+            let parts = self.each_text.iter().map(|hops| hops.get(at).and_then(Option::as_deref));
+            let each = parts.collect::<Option<Vec<_>>>().map(|parts| parts.concat());
+            hop.each_text = each.and_then(|each| self.order.restore_values(each)).unwrap_or_default();
+        }
         let tensors = rows::join(self.outputs, &self.order)?;
         Ok(reply(&self.whole, tensors, self.parameters, self.ledger))
     }

@@ -2,6 +2,7 @@
 
 mod responses;
 mod running;
+mod texts;
 
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ use crate::statistics::CountedRequest;
 use crate::traces::OpenTrace;
 pub use responses::{Next, Responses};
 use running::{Limit, Running, set_error, with_id};
+use texts::TextsAsked;
 
 /// A request with its context, and how it runs.
 #[derive(Debug)]
@@ -318,6 +320,19 @@ impl Handlers {
         };
 
         let model = ModelKey { name: request.model.into(), version };
+        let asked = TextsAsked {
+            catalog: &catalog,
+            served,
+            model: &model,
+            route: &route,
+            outputs: &request.outputs,
+            parameters: &request.parameters,
+            owner: &owner,
+            by_user_code,
+        };
+        // The scores of several labels are those of one text together.
+        let by_text = rows == Rows::Independent && turn.is_none() && label_scores.is_none();
+        let texts = by_text.then_some(asked).and_then(|asked| self.terms_of_texts(&asked));
         let caches = self.cache.is_some() && served.config.response_cache;
         let origin = if caches { catalog.origin(served, &route, &request.outputs) } else { None };
         let cached = origin.map(|origin| Cached {
@@ -356,6 +371,7 @@ impl Handlers {
             0 => rows,
             largest => rows.min(largest),
         });
+        let all_rows = counted_rows(batch, rows, &message.tensors);
         let running = Running {
             answered_id: String::new(),
             id: request.id,
@@ -364,7 +380,9 @@ impl Handlers {
             other_name,
             served: served.clone(),
             rows: batch,
-            counted_rows: counted_rows(batch, rows, &message.tensors),
+            counted_rows: all_rows,
+            computed_rows: all_rows,
+            texts,
             dimensions: message.parameters.get("dimensions").and_then(ParameterValue::as_u64),
             steps: message.route.remaining().len(),
             by_user_code,
@@ -406,7 +424,7 @@ impl Handlers {
     }
 
     /// The one response that the pipeline makes to a request.
-    async fn compute(&self, request: &mut Running, message: WorkMessage) -> Result<InferResponse, InferError> {
+    async fn compute_all(&self, request: &mut Running, message: WorkMessage) -> Result<InferResponse, InferError> {
         let mut exchange = self.begin(request, message)?;
         let next = self.next(request, &mut exchange).await;
         next.unwrap_or_else(|| Err(no_answer())).map(|next| next.response)

@@ -23,8 +23,18 @@ struct Open {
     /// The highest count of any part of the answer so far.
     tokens: u64,
     compute_us: u64,
+    cached_tokens: u64,
     rows: u64,
     is_cached: bool,
+}
+
+/// The rows of a request that the pipeline computes.
+#[derive(Clone, Copy, Debug)]
+pub struct Computed {
+    /// Their number.
+    pub rows: u64,
+    /// The messages that they travel in.
+    pub messages: u64,
 }
 
 impl Handlers {
@@ -39,6 +49,7 @@ impl Handlers {
             is_new: context.begin_part(),
             admitted: None,
             tokens: 0,
+            cached_tokens: 0,
             compute_us: 0,
             rows: 0,
             is_cached: false,
@@ -71,13 +82,14 @@ fn refusal(reached: &LimitReached) -> InferError {
 // === impl Metered ===
 
 impl Metered {
-    /// A part of the answer, or all of it. `rows` are those of the request, and travelled in so many messages.
-    pub fn part(&mut self, ledger: &Ledger, rows: u64, messages: u64) {
+    /// A part of the answer, or all of it. `rows` are those of the request, of which some may come from the text cache.
+    pub fn part(&mut self, ledger: &Ledger, rows: u64, computed: Computed) {
         let Some(open) = &mut self.0 else { return };
         open.rows = rows;
         open.is_cached = !ledger.0.is_empty() && ledger.0.iter().all(|hop| !hop.ran());
         open.tokens = open.tokens.max(ledger.texts().map_or(0, |texts| texts.tokens));
-        open.compute_us = open.compute_us.max(model_time(ledger, rows, messages));
+        open.cached_tokens = open.cached_tokens.max(ledger.cached().tokens);
+        open.compute_us = open.compute_us.max(model_time(ledger, computed));
     }
 
     /// The request has its answer.
@@ -88,6 +100,7 @@ impl Metered {
                 cached: u64::from(open.is_cached),
                 rows: open.rows,
                 tokens: open.tokens,
+                cached_tokens: open.cached_tokens,
                 compute_us: open.compute_us,
                 ..Counts::default()
             });
@@ -133,7 +146,7 @@ impl Open {
 
 /// The time of all steps, in microseconds: of each batch the part of the request's rows, of a run without a batch all of it. Where the rows
 /// travelled in several messages, the ledger has the times of one, which stand for those of the others.
-fn model_time(ledger: &Ledger, rows: u64, messages: u64) -> u64 {
+fn model_time(ledger: &Ledger, Computed { rows, messages }: Computed) -> u64 {
     let share = |batch: u64, time: u64| match batch {
         0 | 1 => time.saturating_mul(messages),
         _ => (u128::from(time) * u128::from(rows) / u128::from(batch)) as u64,
@@ -161,10 +174,12 @@ mod tests {
             batch_size,
             ..Hop::default()
         };
+        let computed = |rows, messages| Computed { rows, messages };
         let ledger = Ledger(vec![hop("w", 96, 8), hop("w", 36, 2), hop("", 1_000_000, 1)]);
-        assert_eq!(model_time(&ledger, 2, 1), 25 + 40);
-        assert_eq!(model_time(&Ledger(vec![hop("w", 96, 32)]), 64, 2), 200, "rows in two messages");
-        assert_eq!(model_time(&Ledger(vec![hop("w", 96, 1)]), 64, 2), 200, "a step without batches ran twice");
-        assert_eq!(model_time(&Ledger(vec![hop("w", 96, 0)]), 1, 1), 100);
+        assert_eq!(model_time(&ledger, computed(2, 1)), 25 + 40);
+        assert_eq!(model_time(&Ledger(vec![hop("w", 96, 32)]), computed(64, 2)), 200, "rows in two messages");
+        let twice = model_time(&Ledger(vec![hop("w", 96, 1)]), computed(64, 2));
+        assert_eq!(twice, 200, "a step without batches ran twice");
+        assert_eq!(model_time(&Ledger(vec![hop("w", 96, 0)]), computed(1, 1)), 100);
     }
 }

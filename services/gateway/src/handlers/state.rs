@@ -17,6 +17,7 @@ use crate::models::ModelControl;
 use crate::registry::{Registry, ServedModel};
 use crate::shared_memory::SharedMemory;
 use crate::statistics::{Collector, Windows};
+use crate::text_cache::TextCache;
 use crate::usage::Usage;
 
 /// The state of the operations. One per gateway, shared by all its listeners.
@@ -56,6 +57,8 @@ pub struct Handlers {
     pub(crate) max_timeout: Duration,
     /// Answers of models with `response_cache`, if there is a cache.
     pub(crate) cache: Option<ResponseCache<InferResponse>>,
+    /// Results of single texts, if there is a cache of them.
+    pub(crate) text_cache: Option<TextCache>,
     /// The budget for the bytes of all requests.
     pub(crate) budget: Budget,
     /// Memory that clients share with this process.

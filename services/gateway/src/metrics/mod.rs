@@ -34,6 +34,7 @@ use crate::counts::{EMBEDDINGS, PROVIDER};
 use crate::handlers::{Handlers, Queues, SharedHandlers};
 use crate::http::HttpArgs;
 use crate::statistics::{Totals, Windows};
+use crate::text_cache::{Lookups, TextCache};
 use crate::usage::{self, Counts};
 
 pub use args::MetricsArgs;
@@ -186,6 +187,9 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
             export::times(samples, &labels, &times);
         }
     });
+    if let Some(cache) = &handlers.text_cache {
+        texts(cache, out);
+    }
     out.family(Metric::TracesDropped, |samples| samples.value(&[], handlers.tracing.dropped() as f64));
     usage(&handlers.usage.totals(), out);
     if let Some(jobs) = handlers.jobs.get() {
@@ -225,6 +229,17 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
     });
 }
 
+/// Adds the metrics of this gateway's text cache.
+fn texts(cache: &TextCache, out: &mut Exposition) {
+    let lookups = cache.lookups();
+    let each = |samples: &mut Samples<'_>, read: fn(&Lookups) -> u64| {
+        lookups.iter().for_each(|(key, counts)| with_labels(key, |labels| samples.value(labels, read(counts) as f64)));
+    };
+    out.family(Metric::TextCacheHits, |samples| each(samples, |counts| counts.hits));
+    out.family(Metric::TextCacheMisses, |samples| each(samples, |counts| counts.misses));
+    out.family(Metric::TextCacheBytes, |samples| samples.value(&[], cache.bytes() as f64));
+}
+
 /// Adds what owners of keys have used at this gateway since its start.
 fn usage(totals: &usage::Totals, out: &mut Exposition) {
     out.family(Metric::UsageRequests, |samples| {
@@ -246,6 +261,7 @@ fn usage(totals: &usage::Totals, out: &mut Exposition) {
     };
     out.family(Metric::UsageRows, |samples| each(samples, |counts| counts.rows as f64));
     out.family(Metric::UsageTokens, |samples| each(samples, |counts| counts.tokens as f64));
+    out.family(Metric::UsageCachedTokens, |samples| each(samples, |counts| counts.cached_tokens as f64));
     out.family(Metric::UsageSeconds, |samples| each(samples, |counts| counts.compute_us as f64 / 1e6));
 }
 

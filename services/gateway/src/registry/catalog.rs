@@ -1,8 +1,9 @@
 //! A snapshot of the served models. It is built as a whole from worker entries and ensembles, and then only read.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use ring::digest::{SHA256, digest};
 use trireme_inference::{InferError, Lane, ModelKey, Name, RequestedOutput, Route, RoutePlan, TensorSpec, shown};
 use trireme_model_repository::{
     CompiledEnsemble, EnsembleError, ModelConfig, Repository, compile_ensemble, plan_single,
@@ -86,8 +87,8 @@ pub struct ServedModel {
     pub plan: RoutePlan,
     /// The operations on texts that it offers, or the fault in its configuration of them.
     pub capabilities: Result<Arc<Capabilities>, String>,
-    /// The plan and the configuration of an ensemble with `response_cache`, by which its answers differ.
-    linked: String,
+    /// A digest of plan and configuration of an ensemble, by which its answers differ. Made when it is first asked for.
+    linked: OnceLock<String>,
 }
 
 pub(super) type Served<'a> = BTreeMap<&'a str, BTreeMap<i64, Arc<ModelConfig>>>;
@@ -229,7 +230,7 @@ impl Catalog {
     /// What the answer to a request with this route comes from, so that equal texts mean equal answers: the contents of its models, how its
     /// steps are linked, and the names of classes. `None` where the content of a model is not known.
     pub fn origin(&self, served: &ServedModel, route: &Route, outputs: &[RequestedOutput]) -> Option<String> {
-        let mut origin = served.linked.clone();
+        let mut origin = served.linked().to_owned();
         for output in outputs.iter().filter(|output| output.classification > 0) {
             origin += &format!("{:?}", self.labels.of_output(&route.model().name, &output.name));
         }
@@ -468,12 +469,19 @@ impl ServedModel {
     fn new(config: &Arc<ModelConfig>, plan: RoutePlan) -> Arc<ServedModel> {
         let (inputs, outputs) = (config.input_specs(), config.output_specs());
         let capabilities = Capabilities::of(config, &inputs, &outputs).map(Arc::new);
-        // Those of other models are in their contents.
-        let linked = match plan.ensemble && config.response_cache {
-            true => format!("{plan:?} {config:?}"),
-            false => String::new(),
-        };
+        let linked = OnceLock::new();
         Arc::new(ServedModel { inputs, outputs, config: config.clone(), plan, capabilities, linked })
+    }
+
+    /// What links the steps of an ensemble; nothing for other models, whose plans and configurations are in their contents.
+    fn linked(&self) -> &str {
+        self.linked.get_or_init(|| match self.plan.ensemble {
+            true => {
+                let digest = digest(&SHA256, format!("{:?} {:?}", self.plan, self.config).as_bytes());
+                digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+            }
+            false => String::new(),
+        })
     }
 
     /// The model's platform in the protocol.

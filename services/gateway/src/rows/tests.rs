@@ -149,7 +149,18 @@ proptest! {
         let along: Vec<usize> = parts.tensors.iter().flat_map(lengths).collect();
         prop_assert!(along.is_sorted_by(|a, b| a >= b), "the longest first: {:?}", along);
         prop_assert!(parts.tensors.iter().all(|part| part.iter().all(|t| row_count(t).unwrap() <= max_rows)));
-        prop_assert_eq!(join(parts.tensors, &parts.order).unwrap(), whole);
+        let numbers: Vec<i64> = parts.tensors.iter().flat_map(|part| part[0].values::<i64>().unwrap().into_owned()).collect();
+        prop_assert_eq!(parts.order.restore_values(numbers), Some((0..rows).collect()));
+        prop_assert_eq!(parts.order.restore_values(vec![0]), None);
+        prop_assert_eq!(join(parts.tensors, &parts.order).unwrap(), whole.clone());
+
+        let cut = TextRows::of(&whole).unwrap();
+        let single: Vec<_> = (0..cut.len()).map(|row| cut.single(row).unwrap().unwrap()).collect();
+        prop_assert_eq!(&join_rows(single).unwrap(), &whole);
+        let backwards: Vec<usize> = (0..cut.len()).rev().collect();
+        let gathered = cut.gather(&backwards).unwrap();
+        let again = TextRows::of(&gathered).unwrap().gather(&backwards).unwrap();
+        prop_assert_eq!((again, cut.gather(&[1]).unwrap()), (whole.clone(), cut.single(1).unwrap().unwrap()));
     }
 }
 

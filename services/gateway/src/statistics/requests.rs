@@ -40,6 +40,11 @@ impl CountedRequest {
         }
     }
 
+    /// The pipeline computes so many of its rows: the others are there.
+    pub fn compute_rows(&mut self, rows: u64) {
+        self.rows = u32::try_from(rows).unwrap_or(u32::MAX);
+    }
+
     /// The pipeline has replied. Single models are counted by the worker that replies, ensembles here.
     pub fn reply(&mut self, reply: &Reply) {
         let took = self.started.elapsed();
@@ -70,7 +75,7 @@ impl CountedRequest {
         });
     }
 
-    /// The result of looking it up in the response cache. A hit is not executed, and no worker counts it.
+    /// The result of looking it up in the response cache, or of looking all its texts up in the text cache. A hit is not executed, and no worker counts it.
     pub fn looked_up(&mut self, lookup: Lookup) {
         let took = self.started.elapsed();
         match lookup {

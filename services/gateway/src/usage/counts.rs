@@ -64,12 +64,14 @@ pub struct Counts {
     pub errors: u64,
     /// Requests that a limit of the owner has refused; they have not begun.
     pub refused: u64,
-    /// Requests whose answer the response cache had. They have no tokens.
+    /// Requests for which nothing was computed: the response cache had the answer, whose tokens are then 0, or the text cache had each text.
     pub cached: u64,
     /// Rows of requests that were answered.
     pub rows: u64,
     /// Tokens of requests that were answered.
     pub tokens: u64,
+    /// The part of those tokens that is of texts which the text cache had.
+    pub cached_tokens: u64,
     /// Model time of requests that were answered, in microseconds: of a batch the part of their rows.
     pub compute_us: u64,
 }
@@ -107,7 +109,7 @@ impl Used<'_> {
 impl Counts {
     /// Adds others.
     pub fn add(&mut self, other: &Counts) {
-        let Counts { requests, errors, refused, cached, rows, tokens, compute_us } = self;
+        let Counts { requests, errors, refused, cached, rows, tokens, cached_tokens, compute_us } = self;
         for (own, other) in [
             (requests, other.requests),
             (errors, other.errors),
@@ -115,6 +117,7 @@ impl Counts {
             (cached, other.cached),
             (rows, other.rows),
             (tokens, other.tokens),
+            (cached_tokens, other.cached_tokens),
             (compute_us, other.compute_us),
         ] {
             *own = own.saturating_add(other);

@@ -10,10 +10,11 @@ use trireme_model_repository::OtherName;
 use trireme_protocol::status::http_status;
 
 use crate::dispatch::{EXPIRED, Turn};
-use crate::handlers::metering::Metered;
+use crate::handlers::metering::{Computed, Metered};
 use crate::handlers::zero_shot::LabelScores;
 use crate::registry::{Labels, ServedModel};
 use crate::statistics::CountedRequest;
+use crate::text_cache::Terms;
 use crate::traces::OpenTrace;
 
 /// A request in the pipeline, as far as its responses depend on it.
@@ -32,6 +33,10 @@ pub struct Running {
     pub rows: Option<i64>,
     /// The rows that count as its owner's usage.
     pub counted_rows: u64,
+    /// The rows of those that the pipeline computes.
+    pub computed_rows: u64,
+    /// What its texts have in common, where the text cache looks them up.
+    pub texts: Option<Terms>,
     /// Its parameter `dimensions`, which cuts embeddings.
     pub dimensions: Option<u64>,
     /// The steps of its route.
@@ -130,9 +135,16 @@ impl Running {
 
     /// Notes what a part of its answer tells.
     pub fn meter_part(&mut self, response: &InferResponse) {
-        let rows = self.counted_rows;
-        let messages = self.rows_per_message.map_or(1, |most| rows.div_ceil(most.max(1).into()));
-        self.metered.part(&response.ledger, rows, messages);
+        let computed = self.computed_rows;
+        let messages = self.rows_per_message.map_or(1, |most| computed.div_ceil(most.max(1).into()));
+        self.metered.part(&response.ledger, self.counted_rows, Computed { rows: computed, messages });
+    }
+
+    /// The pipeline computes so many of its rows: the others are there.
+    pub fn compute_rows(&mut self, rows: u64) {
+        self.rows = self.rows.map(|_| i64::try_from(rows).unwrap_or(i64::MAX));
+        self.computed_rows = rows;
+        self.counted.compute_rows(rows);
     }
 
     /// Notes in its trace that nothing more is done for it, so far.

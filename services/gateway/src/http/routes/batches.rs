@@ -158,11 +158,11 @@ fn window(text: &str) -> Option<Duration> {
 fn as_batch(id: &str, batch: &Batch) -> Value {
     let ended = |state| (batch.state == state).then_some(batch.ended).flatten();
     let error = |message: &String| json!({"code": "invalid_file", "message": message, "param": null, "line": null});
-    let (counts, Usage { input, output }) = (batch.progress(), batch.usage);
+    let (counts, Usage { input, cached, output }) = (batch.progress(), batch.usage);
     let usage = (batch.usage != Usage::default()).then(|| {
         json!({
             "input_tokens": input,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": cached},
             "output_tokens": output,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": input + output,

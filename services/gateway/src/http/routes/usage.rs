@@ -66,6 +66,7 @@ fn shown(query: &Query, Line { start, key, counts }: &Line) -> Value {
         "cached_requests": counts.cached,
         "rows": counts.rows,
         "tokens": counts.tokens,
+        "cached_tokens": counts.cached_tokens,
         "model_seconds": counts.compute_us as f64 / 1e6,
     })
 }
@@ -83,6 +84,7 @@ fn schema() -> Schema {
         ("cached_requests", integer()),
         ("rows", integer()),
         ("tokens", integer()),
+        ("cached_tokens", integer()),
         ("model_seconds", number()),
     ]);
     object([("from", text()), ("until", text()), ("written_every_seconds", integer()), ("usage", list(line))])
