@@ -162,7 +162,7 @@ lint: ## Formatting, clippy, shell scripts, dependencies between crates and modu
 	@scripts/make-book.py --prepare
 	@if command -v cargo-deny >/dev/null; then cargo deny check; fi
 	@if command -v check-jsonschema >/dev/null; then check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml; fi
-	cargo clippy --workspace --all-targets -- -D warnings
+	@if [[ -z "$$RUSTC_WORKSPACE_WRAPPER" ]]; then cargo clippy --workspace --all-targets -- -D warnings; fi
 
 .PHONY: check
 check: setup ## Format, clippy, and the tests of crates that differ from BASE and of those that depend on them, without the end-to-end tests (BASE=origin/main); or one crate alone, with its own features (CRATE=trireme-bus)
