@@ -166,7 +166,6 @@ def by_gliner2(ask):
 
     model = GLiNER2.from_pretrained(ask["folder"]).eval()
     # Fused attention branches by the shapes of its inputs, which a trace does not record.
-    torch.backends.mha.set_fastpath_enabled(False)
     model.encoder.config._attn_implementation = "eager"
     token = model.processor.tokenizer.convert_tokens_to_ids
 
@@ -185,8 +184,21 @@ def by_gliner2(ask):
                 return counting(fields.reshape(rows * labels, width), 1)[0].reshape(rows, labels, width)
             # Attention is among the labels of a row.
             first = counting.pos_embedding(torch.zeros(1, rows * labels, dtype=torch.int64))
-            state = counting.gru(first, fields.reshape(rows * labels, width))[0]
-            return counting.transformer(state.reshape(rows, labels, width) + fields)
+            state = counting.gru(first, fields.reshape(rows * labels, width))[0].reshape(rows, labels, width) + fields
+            mixing, mixed = counting.transformer, counting.transformer.in_projector(state)
+            for layer in mixing.transformer.layers:
+                mixed = self.among_labels(layer, mixed)
+            return mixing.out_projector(torch.cat([mixed, state], dim=-1))
+
+        def among_labels(self, layer, vectors):
+            """A TransformerEncoderLayer as single ops: a trace of torch's own keeps the number of labels of the example."""
+            rows, labels, width = vectors.shape
+            attention = layer.self_attn
+            by_head = lambda part: part.reshape(rows, labels, attention.num_heads, attention.head_dim).transpose(1, 2)
+            query, key, value = map(by_head, torch.nn.functional.linear(vectors, attention.in_proj_weight, attention.in_proj_bias).chunk(3, -1))
+            weights = (query @ key.transpose(2, 3) * attention.head_dim**-0.5).softmax(-1)
+            vectors = layer.norm1(vectors + attention.out_proj((weights @ value).transpose(1, 2).reshape(rows, labels, width)))
+            return layer.norm2(vectors + layer.linear2(layer.activation(layer.linear1(vectors))))
 
         def forward(self, input_ids, attention_mask, words_mask, text_lengths, span_idx, span_mask):
             hidden = self.model.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
@@ -198,7 +210,8 @@ def by_gliner2(ask):
             places = torch.zeros(rows, words_mask.max() + 1, dtype=torch.int64)
             places = places.scatter(1, words_mask, torch.arange(length).expand(rows, -1))[:, 1:]
             words = hidden.gather(1, places.unsqueeze(-1).expand(-1, -1, width))
-            spans = self.model.span_rep(words, span_idx)
+            # A span that ends behind the words has no vector.
+            spans = self.model.span_rep(words, span_idx * span_mask.unsqueeze(-1))
             scores = torch.einsum("nwkd,nld->nwkl", spans, self.queries(hidden[:, labels]))
             is_word = torch.arange(words.shape[1]) < text_lengths
             counts = span_mask.view(rows, -1, self.model.max_width) & (is_word & finds).unsqueeze(-1)
@@ -209,7 +222,7 @@ def by_gliner2(ask):
     first = torch.arange(words).repeat_interleave(widths)
     last = first + torch.arange(widths).repeat(words)
     mask = (last < words).expand(2, -1)
-    idx = torch.stack([first, last], -1).expand(2, -1, -1) * mask.unsqueeze(-1)
+    idx = torch.stack([first, last], -1).expand(2, -1, -1)
     ids = torch.tensor([tokens] * 2)
     numbers = torch.tensor([[0] * (len(tokens) - words) + list(range(1, words + 1))] * 2)
     example = (ids, torch.ones_like(ids), numbers, torch.full((2, 1), words), idx, mask)

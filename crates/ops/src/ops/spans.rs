@@ -146,6 +146,11 @@ fn characters(offsets: &[i64]) -> Vec<(usize, usize)> {
     offsets.chunks_exact(2).map_while(pair).collect()
 }
 
+/// Whether an entity of a row may begin with this word: the row owns it, and it has characters.
+fn begins(&(start, end): &(usize, usize), owned: &Owned) -> bool {
+    start < end && owned.characters.contains(&start)
+}
+
 /// The entities of a text that has these rows.
 fn entities(text: &str, rows: &[Row<'_>], options: &Options) -> Result<String, InferError> {
     // Windows share words: a word is known by its characters.
@@ -154,7 +159,7 @@ fn entities(text: &str, rows: &[Row<'_>], options: &Options) -> Result<String, I
     let places: HashMap<usize, usize> = words.iter().enumerate().map(|(place, word)| (word.0, place)).collect();
     let mut found = Vec::new();
     for Row { logits, words: own, owned } in rows {
-        for (first, (start, _)) in own.iter().enumerate().filter(|(_, word)| owned.characters.contains(&word.0)) {
+        for (first, (start, _)) in own.iter().enumerate().filter(|(_, word)| begins(word, owned)) {
             let place = places[start];
             for (width, (last, _)) in own[first..].iter().enumerate().take(logits.dim().1) {
                 for (label, &threshold) in options.thresholds.iter().enumerate() {
