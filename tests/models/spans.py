@@ -17,7 +17,6 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 warnings.simplefilter("ignore")
 
 import torch
-from gliner import GLiNER, GLiNERConfig
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import DebertaV2Config, PreTrainedTokenizerFast
 
@@ -62,6 +61,8 @@ def is_clear(model, text, ask):
 
 def make(seed, base, encoder):
     """A model with random weights, and what it finds in the texts whose scores are clear."""
+    from gliner import GLiNER, GLiNERConfig
+
     torch.manual_seed(seed)
     config = GLiNERConfig(
         model_name=str(base), encoder_config=dict(encoder), hidden_size=8, max_width=4, max_len=24, dropout=0.0, num_rnn_layers=1, name="spans"

@@ -156,9 +156,90 @@ def by_gliner(ask):
     return f"gliner {version('gliner')}"
 
 
+def by_gliner2(ask):
+    if not has("gliner2"):
+        raise Refused(f"{sys.executable} has no gliner2, which makes the graph of its models: pip install 'gliner2[local]' onnx")
+    from importlib.metadata import version
+
+    import torch
+    from gliner2 import GLiNER2
+
+    model = GLiNER2.from_pretrained(ask["folder"]).eval()
+    # Fused attention branches by the shapes of its inputs, which a trace does not record.
+    model.encoder.config._attn_implementation = "eager"
+    token = model.processor.tokenizer.convert_tokens_to_ids
+
+    class Graph(torch.nn.Module):
+        """The scores of spans of words for the entities of a schema, [rows, words, widths, labels]. All rows have the same schema."""
+
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def queries(self, fields):
+            """What spans of the first instance are compared with, from the vectors of labels."""
+            rows, labels, width = fields.shape
+            counting = self.model.count_embed
+            if not hasattr(counting, "transformer"):
+                return counting(fields.reshape(rows * labels, width), 1)[0].reshape(rows, labels, width)
+            # Attention is among the labels of a row.
+            first = counting.pos_embedding(torch.zeros(1, rows * labels, dtype=torch.int64))
+            state = counting.gru(first, fields.reshape(rows * labels, width))[0].reshape(rows, labels, width) + fields
+            mixing, mixed = counting.transformer, counting.transformer.in_projector(state)
+            for layer in mixing.transformer.layers:
+                mixed = self.among_labels(layer, mixed)
+            return mixing.out_projector(torch.cat([mixed, state], dim=-1))
+
+        def among_labels(self, layer, vectors):
+            """A TransformerEncoderLayer as single ops: a trace of torch's own keeps the number of labels of the example."""
+            rows, labels, width = vectors.shape
+            attention = layer.self_attn
+            by_head = lambda part: part.reshape(rows, labels, attention.num_heads, attention.head_dim).transpose(1, 2)
+            query, key, value = map(by_head, torch.nn.functional.linear(vectors, attention.in_proj_weight, attention.in_proj_bias).chunk(3, -1))
+            weights = (query @ key.transpose(2, 3) * attention.head_dim**-0.5).softmax(-1)
+            vectors = layer.norm1(vectors + attention.out_proj((weights @ value).transpose(1, 2).reshape(rows, labels, width)))
+            return layer.norm2(vectors + layer.linear2(layer.activation(layer.linear1(vectors))))
+
+        def forward(self, input_ids, attention_mask, words_mask, text_lengths, span_idx, span_mask):
+            hidden = self.model.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            rows, length, width = hidden.shape
+            labels = (input_ids[0] == token("[E]")).nonzero()[:, 0]
+            schema = (input_ids[0] == token("[P]")).nonzero()[:1, 0]
+            finds = self.model.count_pred(hidden[:, schema]).argmax(-1) > 0
+            # The place of each word's first token. Place 0 of the scattered ones is that of all other tokens.
+            places = torch.zeros(rows, words_mask.max() + 1, dtype=torch.int64)
+            places = places.scatter(1, words_mask, torch.arange(length).expand(rows, -1))[:, 1:]
+            words = hidden.gather(1, places.unsqueeze(-1).expand(-1, -1, width))
+            # A span that ends behind the words has no vector.
+            spans = self.model.span_rep(words, span_idx * span_mask.unsqueeze(-1))
+            scores = torch.einsum("nwkd,nld->nwkl", spans, self.queries(hidden[:, labels]))
+            is_word = torch.arange(words.shape[1]) < text_lengths
+            counts = span_mask.view(rows, -1, self.model.max_width) & (is_word & finds).unsqueeze(-1)
+            return scores.masked_fill(~counts.unsqueeze(-1), -1e4)
+
+    tokens = [token(word) for word in ("(", "[P]", "entities", "(", "[E]", "a", "[E]", "b", ")", ")", "[SEP_TEXT]", "a", "b", "c")]
+    words, widths = 3, model.max_width
+    first = torch.arange(words).repeat_interleave(widths)
+    last = first + torch.arange(widths).repeat(words)
+    mask = (last < words).expand(2, -1)
+    idx = torch.stack([first, last], -1).expand(2, -1, -1)
+    ids = torch.tensor([tokens] * 2)
+    numbers = torch.tensor([[0] * (len(tokens) - words) + list(range(1, words + 1))] * 2)
+    example = (ids, torch.ones_like(ids), numbers, torch.full((2, 1), words), idx, mask)
+    row, length, spans = {0: "batch"}, {0: "batch", 1: "length"}, {0: "batch", 1: "spans"}
+    axes = dict(input_ids=length, attention_mask=length, words_mask=length, text_lengths=row, span_idx=spans, span_mask=spans)
+    names, path = list(axes), os.path.join(ask["output"], "model.onnx")
+    axes["logits"] = {0: "batch", 1: "words", 3: "labels"}
+    with torch.no_grad():
+        torch.onnx.export(Graph().eval(), example, path, input_names=names, output_names=["logits"], dynamic_axes=axes, dynamo=False, opset_version=17)
+    return f"gliner2 {version('gliner2')}"
+
+
 def export(ask):
     if ask["task"] == "gliner":
         return by_gliner(ask)
+    if ask["task"] == "gliner2":
+        return by_gliner2(ask)
     names = os.listdir(ask["folder"])
     if not any(name in WEIGHTS for name in names):
         traced = [name for name in names if name.endswith(".pt")]

@@ -152,9 +152,35 @@ def spans(ask):
     return found
 
 
+def spans_of_gliner2(ask):
+    from gliner2 import GLiNER2
+
+    model, labels = GLiNER2.from_pretrained(ask["folder"]).eval(), ["person", "organization", "place", "date"]
+    found = []
+    for text in ask["texts"]:
+        by_label = model.extract_entities(text, labels, include_confidence=True, include_spans=True)["entities"]
+        # The library counts the full stop that it puts behind a text.
+        every = [(label, e["confidence"], e["start"], min(e["end"], len(text))) for label in labels for e in by_label[label] if e["start"] < len(text)]
+        every.sort(key=lambda entity: (entity[2], -entity[1]))
+        found.append({"entities": [
+            {"entity_group": label, "score": score, "word": text[start:end], "start": start, "end": end} for label, score, start, end in every
+        ]})
+    return found
+
+
+def is_of_gliner2(folder):
+    try:
+        with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+            return json.load(file).get("model_type") == "extractor"
+    except OSError:
+        return False
+
+
 def token_classify(ask):
     if os.path.exists(os.path.join(ask["folder"], "gliner_config.json")):
         return spans(ask)
+    if is_of_gliner2(ask["folder"]):
+        return spans_of_gliner2(ask)
     from transformers import pipeline
 
     model = pipeline("token-classification", model=ask["folder"], device="cpu", aggregation_strategy=ask["aggregation"])

@@ -1,9 +1,11 @@
-//! Rows of span models (GLiNER): the labels of a request stand before each text, and the model scores spans of the text's words for each label.
+//! Rows of span models (GLiNER, GLiNER2): the labels of a request stand before each text, and the model scores spans of the text's words for
+//! each label.
 //!
-//! A row is the special tokens of the tokenizer around `label token, label, label token, label, …, separator, word, word, …`. Each label and
-//! each word is tokenized alone. A text of more words or tokens than a row may have becomes windows of whole words. Each window owns some of
+//! A row is the special tokens of the tokenizer around `label token, label, label token, label, …, separator, word, word, …`; rows of GLiNER2 have
+//! a schema around the labels ([`SpanForm`]). Each label and each word is tokenized alone. A text of more words or tokens than a row may have becomes windows of whole words. Each window owns some of
 //! its words; a span belongs to the window that owns its first word, and that window has all words of it.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use tokenizers::{Encoding, Tokenizer};
@@ -14,7 +16,7 @@ use crate::core::Core;
 use crate::encoded::{Encoded, Extras, SpanTensors, extend_padded};
 use crate::part::part;
 use crate::row::Row;
-use crate::span_prompt::SpanPrompt;
+use crate::span_prompt::{SpanForm, SpanPrompt};
 use crate::window::Window;
 use crate::{RequestOptions, Side, TextError, TextTokenizer};
 
@@ -60,6 +62,7 @@ struct SpanRow {
 /// The room of rows.
 #[derive(Clone, Copy, Debug)]
 struct Room {
+    form: SpanForm,
     words: usize,
     tokens: usize,
     /// Most tokens that neighbours share.
@@ -74,13 +77,9 @@ impl TextTokenizer {
     pub(crate) fn span_faults(&self) -> Vec<String> {
         let Some(prompt) = &self.options.spans else { return Vec::new() };
         let Core::Json(_) = &self.encoder.core else { return vec!["'spans' needs a tokenizer.json".to_owned()] };
-        let unknown = |token: &&String| self.encoder.core.token_to_id(token).is_none();
-        let tokens = [&prompt.label_token, &prompt.separator];
-        tokens
-            .into_iter()
-            .filter(unknown)
-            .map(|token| format!("'spans': the vocabulary has no token '{token}'"))
-            .collect()
+        let unknown = |token: &&str| self.encoder.core.token_to_id(token).is_none();
+        let tokens = [prompt.label_token.as_str(), &prompt.separator].into_iter().chain(prompt.form.schema_token());
+        tokens.filter(unknown).map(|token| format!("'spans': the vocabulary has no token '{token}'")).collect()
     }
 
     /// Rows of texts behind the labels of the request, with their words and spans.
@@ -115,6 +114,7 @@ impl TextTokenizer {
             return Err(TextError::Overlap { overlap, most: most_shared });
         }
         let room = Room {
+            form: prompt.form,
             words: prompt.max_words.get(),
             tokens: room,
             overlap: request.overlap.unwrap_or(room.min(prompt.max_words.get()) / 4),
@@ -128,7 +128,7 @@ impl TextTokenizer {
         self.span_tensors(rows, labels.names().len(), room.width, &rows_of_each, extras)
     }
 
-    /// The tokens before a text: each label behind its token, and the separator.
+    /// The tokens before a text: each label behind its token, with what stands around labels, and the separator.
     fn label_tokens(
         &self,
         tokenizer: &Tokenizer,
@@ -138,7 +138,9 @@ impl TextTokenizer {
         let failed = |reason: String| TextError::Labels { reason };
         let names = labels.names();
         let each = names.iter().flat_map(|name| [prompt.label_token.as_str(), name]);
-        let all: Vec<&str> = each.chain([prompt.separator.as_str()]).collect();
+        let (before, behind) = (prompt.form.before(), prompt.form.behind());
+        let all = before.iter().copied().chain(each).chain(behind.iter().copied());
+        let all: Vec<&str> = all.chain([prompt.separator.as_str()]).collect();
         let found = tokenizer.encode(all, false).map_err(|error| failed(error.to_string()))?;
         let id = self.encoder.core.token_to_id(&prompt.label_token);
         let count = found.get_ids().iter().filter(|&&token| Some(token) == id).count();
@@ -161,7 +163,7 @@ impl TextTokenizer {
     ) -> Result<Vec<SpanRow>, TextError> {
         let failed = |error: tokenizers::Error| TextError::Encode { index, reason: error.to_string() };
         let most = if windows.is_some() { MOST_WINDOWS.saturating_mul(room.words) } else { room.words };
-        let found = self.text_of(tokenizer, text, most, room.tokens).map_err(failed)?;
+        let found = self.text_of(tokenizer, text, room, most).map_err(failed)?;
         let mut slices = slices(&found.tokens, room);
         let mut is_cut = found.has_more || found.tokens.iter().any(|word| word.len() > room.tokens);
         let most = match windows {
@@ -204,15 +206,12 @@ impl TextTokenizer {
         &self,
         tokenizer: &Tokenizer,
         text: &'t str,
+        room: Room,
         most: usize,
-        room: usize,
     ) -> Result<Text<'t>, tokenizers::Error> {
-        let (words, has_more) = words(text, most);
-        let shortened = |word: &Word<'t>| match word.text.len() > LONGEST_WORD {
-            true => part(&self.encoder.core, word.text, room, Side::Right),
-            false => Ok(word.text),
-        };
-        let given: Vec<&str> = words.iter().map(shortened).collect::<Result<_, _>>()?;
+        let (words, has_more) = words(text, room.form, most);
+        let shortened = |word| shortened(&self.encoder.core, word, room.tokens);
+        let given: Vec<&str> = words.iter().map(|word| &*word.text).map(shortened).collect::<Result<_, _>>()?;
         let encoding = tokenizer.encode(given, false)?;
         let mut tokens = vec![Vec::new(); words.len()];
         for (&id, word) in encoding.get_ids().iter().zip(encoding.get_word_ids()) {
@@ -223,7 +222,7 @@ impl TextTokenizer {
         let (mut words, mut tokens): (Vec<_>, Vec<_>) =
             words.into_iter().zip(tokens).filter(|(_, tokens)| !tokens.is_empty()).unzip();
         if words.is_empty() {
-            words.push(Word { text: NO_WORD, characters: 0..0 });
+            words.push(Word { text: Cow::Borrowed(NO_WORD), characters: 0..0 });
             tokens.push(tokenizer.encode(vec![NO_WORD], false)?.get_ids().to_vec());
         }
         Ok(Text { words, tokens, has_more })
@@ -252,10 +251,17 @@ impl TextTokenizer {
         let text_of_row =
             Encoding::new(ids, zeros.clone(), tokens, words, offsets, zeros, ones, Vec::new(), Default::default());
         let row = self.encoder.joined(text_of_row, None, around.add_special_tokens)?;
-        let mut first = first.into_iter();
-        let of_token = |sequence: Option<usize>| sequence.and_then(|_| first.next()).unwrap_or(0);
+        let words_mask = match row.len() == first.len() {
+            true => first,
+            // The tokens around have no sequence.
+            false => {
+                let mut first = first.into_iter();
+                let of_token = |sequence: Option<usize>| sequence.and_then(|_| first.next()).unwrap_or(0);
+                row.get_sequence_ids().into_iter().map(of_token).collect()
+            }
+        };
         Ok(SpanRow {
-            words_mask: row.get_sequence_ids().into_iter().map(of_token).collect(),
+            words_mask,
             characters: text.words[slice.words.clone()].iter().map(|word| word.characters.clone()).collect(),
             row: Row {
                 ids: row.get_ids().to_vec(),
@@ -323,6 +329,14 @@ impl SpanTensors {
         }
         let offsets = characters.iter().flat_map(|word| [word.start as i64, word.end as i64]);
         self.word_offsets.extend(offsets.chain(std::iter::repeat_n(0, 2 * (self.words - count))));
+    }
+}
+
+/// The part of a word whose tokens a row has room for.
+fn shortened<'w>(core: &Core, word: &'w str, room: usize) -> Result<&'w str, tokenizers::Error> {
+    match word.len() > LONGEST_WORD {
+        true => part(core, word, room, Side::Right),
+        false => Ok(word),
     }
 }
 

@@ -1,11 +1,12 @@
-//! Entities of the labels that a request names, by a folder of GLiNER. The expected ones are those of its library (`tests/models/spans.py`).
+//! Entities of the labels that a request names, by folders of GLiNER and GLiNER2. The expected ones are those of their libraries
+//! (`tests/models/spans.py`, `tests/models/spans_of_gliner2.py`).
 
 use std::fs;
 
 use serde_json::{Value, json};
 use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, in_one_mode, workspace};
 
-in_one_mode!(entities_of_any_labels_are_those_of_the_library);
+in_one_mode!(entities_of_any_labels_are_those_of_the_library, entities_of_gliner2_are_those_of_its_library);
 
 fn post(sandbox: &Sandbox, path: &str, body: &Value) -> Response {
     sandbox.send(&Request::post(path, body.to_string().into_bytes()))
@@ -37,41 +38,64 @@ fn assert_alike(found: &[Value], expected: &[Value], by: usize, text: &str) {
     }
 }
 
-fn entities_of_any_labels_are_those_of_the_library(mode: Mode) {
-    let folder = workspace().join("tests/models/spans");
+/// A server of a folder of `tests/models`, and what the library finds.
+fn served(mode: Mode, folder: &str) -> (Sandbox, Vec<Value>) {
+    let folder = workspace().join("tests/models").join(folder);
     let named = format!("any={}", folder.display());
     let mut setup = Setup::new(mode).worker_arguments(&["--model", &named]);
     if setup.is_services() {
         setup = setup.gateway_arguments(&["--model", &named]);
     }
-    let sandbox = setup.start();
     let expected = fs::read_to_string(folder.join("expected.json")).expect("the expected entities");
-    let cases: Vec<Value> = serde_json::from_str(&expected).expect("JSON");
+    (setup.start(), serde_json::from_str(&expected).expect("JSON"))
+}
+
+fn entities_of(case: &Value) -> Vec<Value> {
+    case["entities"].as_array().expect("a list").clone()
+}
+
+/// The entities of each text are those of the library, together with others and alone.
+fn assert_as_library(sandbox: &Sandbox, cases: &[Value]) {
     let of = |case: &Value| {
         json!({
             "labels": case["labels"].to_string(), "threshold": case["threshold"], "flat_ner": case["flat_ner"], "multi_label": case["multi_label"]
         })
     };
-    let list = |case: &Value| case["entities"].as_array().expect("a list").clone();
     // Texts of one request share a run.
     let mut found_any = 0;
     for alike in cases.chunk_by(|one, other| one["labels"] == other["labels"]) {
         let texts: Vec<&str> = alike.iter().map(|case| case["text"].as_str().expect("a text")).collect();
-        let rows = infer(&sandbox, &texts, &of(&alike[0]));
+        let rows = infer(sandbox, &texts, &of(&alike[0]));
         for (case, row) in alike.iter().zip(&rows) {
-            assert_alike(row, &list(case), 0, case["text"].as_str().expect("a text"));
+            assert_alike(row, &entities_of(case), 0, case["text"].as_str().expect("a text"));
             found_any += row.len();
         }
-        let alone = infer(&sandbox, &texts[..1], &of(&alike[0]));
-        assert_alike(&alone[0], &list(&alike[0]), 0, texts[0]);
+        let alone = infer(sandbox, &texts[..1], &of(&alike[0]));
+        assert_alike(&alone[0], &entities_of(&alike[0]), 0, texts[0]);
     }
     assert!(found_any > 20, "the texts have entities");
+}
+
+fn entities_of_gliner2_are_those_of_its_library(mode: Mode) {
+    let (sandbox, cases) = served(mode, "gliner2");
+    assert_as_library(&sandbox, &cases);
+    // A label that would look like the start of another one.
+    let input = json!({"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["a"]});
+    let asked = json!({"parameters": {"labels": "[\"a [E] b\"]"}, "inputs": [input]});
+    let refused = post(&sandbox, "/v2/models/any/infer", &asked);
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    assert!(refused.text().contains("a label holds '[E]'"), "{}", refused.text());
+}
+
+fn entities_of_any_labels_are_those_of_the_library(mode: Mode) {
+    let (sandbox, cases) = served(mode, "spans");
+    assert_as_library(&sandbox, &cases);
 
     // The dialect of text-embeddings-inference has the same fields.
     let parameters = json!({"labels": cases[0]["labels"], "threshold": 0.5});
     let answer = post(&sandbox, "/tei/any", &json!({"inputs": cases[0]["text"], "parameters": parameters}));
     assert_eq!(answer.status, 200, "{}", answer.text());
-    assert_alike(answer.json().as_array().expect("a list"), &list(&cases[0]), 0, "over /tei");
+    assert_alike(answer.json().as_array().expect("a list"), &entities_of(&cases[0]), 0, "over /tei");
     let high = json!({"labels": {"person": 1, "organization": 1, "place": 1, "date": 1}});
     let answer = post(&sandbox, "/tei/any", &json!({"inputs": cases[0]["text"], "parameters": high}));
     assert_eq!((answer.status, answer.json()), (200, json!([])), "no score is above the labels' own threshold");

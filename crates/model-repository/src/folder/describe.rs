@@ -32,8 +32,8 @@ const HEADS: [(&str, &str, &str); 2] = [
 ];
 
 pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
-    if spans::is_here(reader) {
-        return spans::describe(reader);
+    if let Some(library) = spans::library(reader) {
+        return spans::describe(reader, library);
     }
     let mut modules = modules::read(reader);
     let own = reader.json("config_sentence_transformers.json");

@@ -60,13 +60,13 @@ impl Export {
 }
 
 fn plan(reader: &Reader<'_>) -> Option<Export> {
-    if spans::is_here(reader) {
+    if let Some(library) = spans::library(reader) {
         let place = reader.path("");
         if let Some(file) = graphs::listed(reader, "").first() {
             reader
                 .fault(format_args!("{file} is there already: serve the folder as it is, or move the file away first"));
         }
-        let (task, export_task) = (Task::TokenClassify, spans::EXPORT);
+        let (task, export_task) = (Task::TokenClassify, library.export());
         return Some(Export { output: place.join("onnx"), folder: place, task, export_task, made: "model.onnx" });
     }
     let modules = modules::read(reader);

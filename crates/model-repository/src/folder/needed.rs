@@ -174,14 +174,14 @@ fn of_chain(reader: &Reader<'_>, listed: &[&str], mut needed: Vec<String>) -> Re
     let folder = base.unwrap_or_default();
     let own = reader.json("config_sentence_transformers.json");
     let files = FolderFiles { config: reader.json_or_empty(&format!("{folder}config.json")), own, modules };
-    if spans::is_here(reader) {
+    if let Some(library) = spans::library(reader) {
         let graphs: Vec<String> = listed
             .iter()
             .filter(|name| name.ends_with(".onnx") && !is_hidden(name))
             .map(|name| (*name).to_owned())
             .collect();
         let graph = match graphs::preferred(&graphs, choices) {
-            Choice::None => return Err(no_graph(listed, "", spans::EXPORT)),
+            Choice::None => return Err(no_graph(listed, "", library.export())),
             Choice::Lacking(lacking) => return Err(NeededError::Lacking(lacking)),
             Choice::Unclear => return Err(NeededError::SeveralGraphs(graphs.join(", "))),
             Choice::Only(graph) | Choice::Best(graph) => graph.to_owned(),

@@ -1,4 +1,4 @@
-//! Folders of GLiNER: the labels of a request stand before its text, and the graph scores spans of the text's words.
+//! Folders of GLiNER and GLiNER2: the labels of a request stand before its text, and the graph scores spans of the text's words.
 
 use serde_json::Value;
 use trireme_inference::DataType;
@@ -9,13 +9,25 @@ use super::graphs::{self, GraphFile};
 use super::origin::Derived;
 use super::span_rows::SpanRows;
 use super::task::Task;
-use super::tokenizer::{self, Prompts};
+use super::tokenizer::{self, Prompts, Tokenizer};
 
 /// The file by which such a folder is known.
 pub(super) const FILE: &str = "gliner_config.json";
 
-/// The word for `trireme export` of the graph.
-pub(super) const EXPORT: &str = "gliner";
+/// The `model_type` of folders of GLiNER2, and the folder with their encoder's configuration.
+const EXTRACTOR: &str = "extractor";
+const ENCODER: &str = "encoder_config/";
+
+/// The tokens of GLiNER2 around labels.
+const LABEL_TOKEN: &str = "[E]";
+const SEPARATOR: &str = "[SEP_TEXT]";
+
+/// The library of a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Library {
+    Gliner,
+    Gliner2,
+}
 
 /// The graph's inputs with their datatypes and dimensions.
 const INPUTS: [(&str, DataType, usize); 6] = [
@@ -35,13 +47,61 @@ const OTHERS: [(&str, &str); 3] =
 const TOKENS_PER_WORD: u64 = 4;
 const USUAL_LENGTH: u64 = 512;
 
-/// Whether the folder has a model of this kind.
-pub(super) fn is_here(reader: &Reader<'_>) -> bool {
-    reader.has(FILE)
+/// The library of the folder's model, where it is of this kind.
+pub(super) fn library(reader: &Reader<'_>) -> Option<Library> {
+    if reader.has(FILE) {
+        return Some(Library::Gliner);
+    }
+    let config = reader.has("config.json").then(|| reader.json_or_empty("config.json"))?;
+    (config.get("model_type").is_some_and(|kind| kind == EXTRACTOR)).then_some(Library::Gliner2)
 }
 
 /// The description of the folder.
-pub(super) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
+pub(super) fn describe(reader: &Reader<'_>, library: Library) -> Option<FolderDescription> {
+    match library {
+        Library::Gliner => describe_gliner(reader),
+        Library::Gliner2 => describe_gliner2(reader),
+    }
+}
+
+fn describe_gliner2(reader: &Reader<'_>) -> Option<FolderDescription> {
+    let config = reader.json("config.json")?;
+    let instead = "serve it with a model.py that uses the library gliner2 (docs/python.md)";
+    for (field, wanted) in [("architecture", "span"), ("token_pooling", "first")] {
+        if let Some(other) = config.text(reader, field).filter(|found| found.value != wanted) {
+            reader.fault(format_args!("{} is {}, expected {wanted}: {instead}", other.origin, other.value));
+            return None;
+        }
+    }
+    let encoder = reader.json(&format!("{ENCODER}config.json"))?;
+    let mut tokenizer = tokenizer::read(reader, "", &encoder, false)?;
+    if !tokenizer.files.iter().any(|file| file == "tokenizer.json") {
+        reader
+            .lacks(format_args!("{} has no tokenizer.json, which tells the words of tokens", reader.root().display()));
+        return None;
+    }
+    let head = config.object(reader, "span_head").unwrap_or_default();
+    let head = Json::of("config.json: span_head", head);
+    let width = head.number(reader, "max_width").or_else(|| config.number(reader, "max_width"));
+    let width = width.unwrap_or_else(|| Derived::default_of(8, "gliner2 2.1", "no field says it"));
+    let words = config.number(reader, "max_len").filter(|number| number.value > 0);
+    let words = words.unwrap_or_else(|| Derived::from(USUAL_LENGTH, "no field says how many words a row may have"));
+    let spans = SpanRows {
+        form: "gliner2",
+        label_token: LABEL_TOKEN.to_owned(),
+        separator: SEPARATOR.to_owned(),
+        max_words: words.value,
+        max_width: width.value,
+    };
+    // The library cuts no row.
+    if tokenizer.max_length.as_ref().is_none_or(|length| !is_hard(reader, &encoder, length)) {
+        tokenizer.max_length = Some(length_of(&words));
+    }
+    tokenizer.adds_special = Some(Derived::from(false, "rows of gliner2 begin with their schema"));
+    described(reader, tokenizer, Derived::from(spans, format!("{}, {}", words.origin, width.origin)), Library::Gliner2)
+}
+
+fn describe_gliner(reader: &Reader<'_>) -> Option<FolderDescription> {
     let config = reader.json(FILE)?;
     if refuse_others(reader, &config) {
         return None;
@@ -64,6 +124,7 @@ pub(super) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     let (words, width) = (number("max_len", 384), number("max_width", 12));
     let text = |key: &str, usual: &str| config.text(reader, key).map_or_else(|| usual.to_owned(), |text| text.value);
     let spans = SpanRows {
+        form: "gliner",
         label_token: text("ent_token", "<<ENT>>"),
         separator: text("sep_token", "<<SEP>>"),
         max_words: words.value,
@@ -72,17 +133,33 @@ pub(super) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     check_label_token(reader, &config, &spans.label_token)?;
     // The library cuts rows at the tokenizer's length, and at no other where positions are relative.
     if tokenizer.max_length.as_ref().is_none_or(|length| !is_hard(reader, &encoder, length)) {
-        let origin = format!("{TOKENS_PER_WORD} tokens for each word, {USUAL_LENGTH} at least; {}", words.origin);
-        tokenizer.max_length = Some(Derived::from((TOKENS_PER_WORD * words.value).max(USUAL_LENGTH), origin));
+        tokenizer.max_length = Some(length_of(&words));
     }
+    let spans = Derived::from(spans, format!("{FILE}: ent_token, sep_token, max_len, max_width"));
+    described(reader, tokenizer, spans, Library::Gliner)
+}
+
+/// The length of rows of so many words.
+fn length_of(words: &Derived<u64>) -> Derived<u64> {
+    let origin = format!("{TOKENS_PER_WORD} tokens for each word, {USUAL_LENGTH} at least; {}", words.origin);
+    Derived::from((TOKENS_PER_WORD * words.value).max(USUAL_LENGTH), origin)
+}
+
+fn described(
+    reader: &Reader<'_>,
+    tokenizer: Tokenizer,
+    spans: Derived<SpanRows>,
+    library: Library,
+) -> Option<FolderDescription> {
     if graphs::listed(reader, "").is_empty() {
-        let root = reader.root().display();
+        let (root, package) = (reader.root().display(), library.export());
         reader.lacks(format_args!(
-            "{root} holds no ONNX file; make one with: trireme export {root}, by a Python that has gliner: pip install gliner onnx"
+            "{root} holds no ONNX file; make one with: trireme export {root}, by a Python that has {package}: pip install {} onnx",
+            library.package()
         ));
         return None;
     }
-    let file = graphs::find(reader, "", EXPORT)?;
+    let file = graphs::find(reader, "", library.export())?;
     check_graph(reader, &file)?;
     let output = file.logits(4).cloned();
     let Some(output) = output else {
@@ -95,12 +172,21 @@ pub(super) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     };
     let output = Derived::from(output.clone(), file.place(&output));
     let executor = Executor::Onnx { file: Box::new(file), output };
-    let task = Derived::from(Task::TokenClassify, format!("{FILE} is there"));
+    let (place, op) = match library {
+        Library::Gliner => (format!("{FILE} is there"), "spans"),
+        Library::Gliner2 => (format!("config.json: model_type is {EXTRACTOR}"), "spans:by_label"),
+    };
     Some(FolderDescription {
         special_tokens: tokenizer.adds_special.clone(),
-        ops: vec![Derived::from("spans".to_owned(), "entities of the labels that a request names")],
-        spans: Some(Derived::from(spans, format!("{FILE}: ent_token, sep_token, max_len, max_width"))),
-        ..FolderDescription::plain(reader, task, tokenizer, Prompts::default(), executor)
+        ops: vec![Derived::from(op.to_owned(), "entities of the labels that a request names")],
+        spans: Some(spans),
+        ..FolderDescription::plain(
+            reader,
+            Derived::from(Task::TokenClassify, place),
+            tokenizer,
+            Prompts::default(),
+            executor,
+        )
     })
 }
 
@@ -188,4 +274,24 @@ fn check_graph(reader: &Reader<'_>, file: &GraphFile) -> Option<()> {
         reader.root().display()
     ));
     None
+}
+
+// === impl Library ===
+
+impl Library {
+    /// The word for `trireme export` of the graph.
+    pub(super) const fn export(self) -> &'static str {
+        match self {
+            Library::Gliner => "gliner",
+            Library::Gliner2 => "gliner2",
+        }
+    }
+
+    /// What pip installs.
+    const fn package(self) -> &'static str {
+        match self {
+            Library::Gliner => "gliner",
+            Library::Gliner2 => "'gliner2[local]'",
+        }
+    }
 }

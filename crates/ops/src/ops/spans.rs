@@ -1,12 +1,12 @@
-//! `spans` or `spans:THRESHOLD`: the entities of a text whose labels the request names, from the logits of spans of words `[rows, words, widths, labels]` to one JSON
-//! array for each text, as the library `gliner` finds them.
+//! `spans`, `spans:THRESHOLD` or `spans:by_label`: the entities of a text whose labels the request names, from the logits of spans of words
+//! `[rows, words, widths, labels]` to one JSON array for each text, as the libraries `gliner` and, with `by_label`, `gliner2` find them.
 //!
 //! The last op of a chain. It takes these inputs of the model besides the data: `word_offsets` (the characters of words), `windows` (rows are windows of texts,
 //! [`super::windows`]) and the texts (TYPE_STRING).
 //!
 //! A span counts where the sigmoid of its logit is above the threshold: that of the label in parameter `labels`, else parameter `threshold`, else the op's argument, 0.5
 //! by default. Of spans that overlap the one with the higher score stays; `flat_ner: false` lets spans lie within others, and
-//! `multi_label: true` lets a span have several labels. A span belongs to the window that owns its first word, so an entity is found once, wherever windows meet.
+//! `multi_label: true` lets a span have several labels. With `by_label` only spans of one label exclude each other. A span belongs to the window that owns its first word, so an entity is found once, wherever windows meet.
 //!
 //! An object is `entity_group`, `score`, `word`, `start`, `end`; `start` and `end` count characters of the text.
 
@@ -26,7 +26,7 @@ use crate::{Form, Signature, Value};
 pub const ENTRY: OpEntry = OpEntry {
     name: "spans",
     usage: "spans",
-    doc: "entities of the labels of a request, as JSON: [rows, words, widths, labels] to [rows]; last in a chain",
+    doc: "entities of the labels of a request, as JSON: [rows, words, widths, labels] to [rows]; last in a chain. `spans:by_label`: entities of different labels may overlap",
     inputs: &["word_offsets", "windows", "TEXT"],
     embeds: false,
     reduces: true,
@@ -36,8 +36,12 @@ pub const ENTRY: OpEntry = OpEntry {
 /// The threshold that the library has by default.
 const THRESHOLD: f32 = 0.5;
 
+/// The argument with which spans of different labels do not exclude each other.
+const BY_LABEL: &str = "by_label";
+
 struct Spans {
     threshold: f32,
+    by_label: bool,
 }
 
 /// The options of a request for its spans.
@@ -47,6 +51,7 @@ struct Options {
     thresholds: Vec<f32>,
     flat: bool,
     multi_label: bool,
+    by_label: bool,
 }
 
 /// A span of words with a label, by the places of its words in the text.
@@ -80,14 +85,16 @@ struct Entity<'a> {
 
 fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op>, String> {
     let number = |argument: &str| argument.parse().ok().filter(|number| (0.0..=1.0).contains(number));
-    let threshold = argument.map(|argument| {
-        number(argument).ok_or_else(|| format!("argument is '{argument}', expected a threshold from 0 to 1"))
+    let by_label = argument == Some(BY_LABEL);
+    let threshold = argument.filter(|_| !by_label).map(|argument| {
+        number(argument)
+            .ok_or_else(|| format!("argument is '{argument}', expected a threshold from 0 to 1, or {BY_LABEL}"))
     });
     let inputs = resources.inputs;
     let needed = [("'word_offsets'", &inputs.word_offsets), ("the texts (TYPE_STRING)", &inputs.texts)];
     let missing: Vec<&str> = needed.iter().filter(|(_, found)| found.is_none()).map(|(name, _)| *name).collect();
     match missing.is_empty() {
-        true => Ok(Box::new(Spans { threshold: threshold.transpose()?.unwrap_or(THRESHOLD) })),
+        true => Ok(Box::new(Spans { threshold: threshold.transpose()?.unwrap_or(THRESHOLD), by_label })),
         false => Err(format!("needs inputs that the model does not declare: {}", missing.join(", "))),
     }
 }
@@ -104,7 +111,7 @@ impl Op for Spans {
         let logits = value.into_floats()?.into_dimensionality::<Ix4>();
         let logits = logits.map_err(|_| InferError::internal("spans takes numbers of rank 4"))?;
         let (rows, words, _, classes) = logits.dim();
-        let options = Options::of(side.parameters, self.threshold)?;
+        let options = Options::of(side.parameters, self)?;
         if classes != options.thresholds.len() {
             let labels = options.thresholds.len();
             return Err(InferError::invalid_arg(format!(
@@ -127,16 +134,21 @@ impl Op for Spans {
     }
 }
 
-/// The characters of the words of a row: the pairs before the first one without characters, or whose characters do not follow those before.
+/// The characters of the words of a row: the pairs before the first one that ends at 0, or whose characters do not follow those before.
 fn characters(offsets: &[i64]) -> Vec<(usize, usize)> {
     let mut before = 0;
     let pair = |pair: &[i64]| {
         let (start, end) = (usize::try_from(pair[0]).ok()?, usize::try_from(pair[1]).ok()?);
-        let follows = start >= before && start < end;
+        let follows = start >= before && start <= end && end > 0;
         before = end;
         follows.then_some((start, end))
     };
     offsets.chunks_exact(2).map_while(pair).collect()
+}
+
+/// Whether an entity of a row may begin with this word: the row owns it, and it has characters.
+fn begins(&(start, end): &(usize, usize), owned: &Owned) -> bool {
+    start < end && owned.characters.contains(&start)
 }
 
 /// The entities of a text that has these rows.
@@ -147,7 +159,7 @@ fn entities(text: &str, rows: &[Row<'_>], options: &Options) -> Result<String, I
     let places: HashMap<usize, usize> = words.iter().enumerate().map(|(place, word)| (word.0, place)).collect();
     let mut found = Vec::new();
     for Row { logits, words: own, owned } in rows {
-        for (first, (start, _)) in own.iter().enumerate().filter(|(_, word)| owned.characters.contains(&word.0)) {
+        for (first, (start, _)) in own.iter().enumerate().filter(|(_, word)| begins(word, owned)) {
             let place = places[start];
             for (width, (last, _)) in own[first..].iter().enumerate().take(logits.dim().1) {
                 for (label, &threshold) in options.thresholds.iter().enumerate() {
@@ -173,7 +185,7 @@ fn entities(text: &str, rows: &[Row<'_>], options: &Options) -> Result<String, I
 // === impl Options ===
 
 impl Options {
-    fn of(parameters: Option<&Parameters>, usual: f32) -> Result<Options, InferError> {
+    fn of(parameters: Option<&Parameters>, usual: &Spans) -> Result<Options, InferError> {
         let find = |name: &str| parameters.and_then(|parameters| parameters.get(name));
         let wrong = |name: &str, value: &ParameterValue, expected: &str| {
             InferError::invalid_arg(format!("parameter '{name}' is {value}, expected {expected}"))
@@ -184,7 +196,7 @@ impl Options {
             Some(other) => Err(wrong(name, other, "true or false")),
         };
         let threshold = match find("threshold") {
-            None => usual,
+            None => usual.threshold,
             Some(value) => {
                 let number = match *value {
                     ParameterValue::Double(number) => Some(number as f32),
@@ -200,11 +212,24 @@ impl Options {
         let labels = find("labels").and_then(ParameterValue::as_str);
         let labels = SpanLabels::parse(labels.ok_or(trireme_text::TextError::NoLabels)?)?;
         let thresholds = (0..labels.names().len()).map(|label| labels.threshold(label).unwrap_or(threshold)).collect();
-        Ok(Options { labels, thresholds, flat: flag("flat_ner", true)?, multi_label: flag("multi_label", false)? })
+        let (flat, multi_label) = (flag("flat_ner", true)?, flag("multi_label", false)?);
+        Ok(Options { labels, thresholds, flat, multi_label, by_label: usual.by_label })
     }
 
     /// The spans that stay, by their first word; of equal first words the one with the higher score comes first.
-    fn best(&self, mut spans: Vec<Span>) -> Vec<Span> {
+    fn best(&self, spans: Vec<Span>) -> Vec<Span> {
+        if !self.by_label {
+            return self.best_of_rivals(spans);
+        }
+        let of_label = |label| spans.iter().copied().filter(|span| span.label == label).collect();
+        let each = (0..self.thresholds.len()).flat_map(|label| self.best_of_rivals(of_label(label)));
+        let mut best: Vec<Span> = each.collect();
+        best.sort_by(|one, other| one.first.cmp(&other.first).then(compare_scores(other.score, one.score)));
+        best
+    }
+
+    /// The spans that stay, of spans that exclude each other.
+    fn best_of_rivals(&self, mut spans: Vec<Span>) -> Vec<Span> {
         spans.sort_by(|one, other| compare_scores(other.score, one.score));
         let widest = spans.iter().map(|span| span.last - span.first).max().unwrap_or(0);
         // By the first word, the last words of those that stay.

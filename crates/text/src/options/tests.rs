@@ -78,6 +78,7 @@ fn every_parameter_is_read() {
         long_texts: LongTexts::Windows,
         windows_of: WindowsOf::Longer,
         spans: Some(crate::SpanPrompt {
+            form: crate::SpanForm::Gliner,
             label_token: "<<ENT>>".to_owned(),
             separator: "<<SEP>>".to_owned(),
             max_words: NonZeroUsize::new(384).unwrap(),

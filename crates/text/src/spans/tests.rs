@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn room(words: usize, tokens: usize, overlap: usize, width: usize) -> Room {
-    Room { words, tokens, overlap, width }
+    Room { form: SpanForm::Gliner, words, tokens, overlap, width }
 }
 
 #[test]

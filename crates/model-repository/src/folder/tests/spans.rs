@@ -5,11 +5,20 @@ use crate::Task;
 
 const FILES: [&str; 4] = ["gliner_config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json"];
 
+/// Of a folder of GLiNER2.
+const FILES_2: [&str; 5] =
+    ["config.json", "encoder_config/config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json"];
+
 /// The folder of the end-to-end tests without these files.
 fn without(left_out: &[&str]) -> TempDir {
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/models/spans");
+    copied("spans", &FILES, left_out)
+}
+
+fn copied(name: &str, files: &[&str], left_out: &[&str]) -> TempDir {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/models").join(name);
     let folder = tempfile::tempdir().unwrap();
-    for file in FILES.iter().filter(|file| !left_out.contains(file)) {
+    fs::create_dir(folder.path().join("encoder_config")).unwrap();
+    for file in files.iter().filter(|file| !left_out.contains(file)) {
         fs::copy(from.join(file), folder.path().join(file)).unwrap();
     }
     folder
@@ -17,7 +26,10 @@ fn without(left_out: &[&str]) -> TempDir {
 
 /// The folder with another value of a field of a JSON file.
 fn with(file: &str, field: &str, value: Value) -> TempDir {
-    let folder = without(&[]);
+    changed(without(&[]), file, field, value)
+}
+
+fn changed(folder: TempDir, file: &str, field: &str, value: Value) -> TempDir {
     let path = folder.path().join(file);
     let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     json[field] = value;
@@ -91,4 +103,30 @@ fn a_graph_of_another_kind_is_refused_by_its_inputs_and_outputs() {
     let inputs: Vec<(&str, &[i64])> = [("token_type_ids", &[-1, -1][..])].into_iter().chain(IDS).collect();
     write(folder.path(), "model.onnx", &onnx(&inputs, &[("logits", &[-1, -1, -1, -1])]));
     refused(&folder, &["it has token_type_ids"]);
+}
+
+#[test]
+fn a_folder_of_gliner2_has_rows_with_a_schema_and_entities_by_label() {
+    let folder = copied("gliner2", &FILES_2, &[]);
+    let description =
+        FolderDescription::read(folder.path(), Precision::Exact).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(description.tasks(), [Task::TokenClassify]);
+    assert_eq!(description.ops[0].value, "spans:by_label");
+    let spans = &description.spans.as_ref().expect("rows of spans").value;
+    assert_eq!((spans.form, spans.max_words, spans.max_width), ("gliner2", 512, 4));
+    assert_eq!(description.special_tokens.as_ref().map(|flag| flag.value), Some(false));
+    assert_eq!(description.tokenizer.max_length.as_ref().map(|length| length.value), Some(2048));
+}
+
+#[test]
+fn other_kinds_of_gliner2_and_what_a_folder_lacks_are_refused() {
+    for (field, value, what) in
+        [("architecture", "boundary", "expected span"), ("token_pooling", "mean", "expected first")]
+    {
+        let folder = changed(copied("gliner2", &FILES_2, &[]), "config.json", field, json!(value));
+        refused(&folder, &["config.json", field, value, what, "a model.py that uses the library gliner2"]);
+    }
+    refused(&copied("gliner2", &FILES_2, &["tokenizer.json"]), &["no tokenizer.json", "tells the words of tokens"]);
+    refused(&copied("gliner2", &FILES_2, &["model.onnx"]), &["no ONNX file", "trireme export", "'gliner2[local]'"]);
+    refused(&copied("gliner2", &FILES_2, &["encoder_config/config.json"]), &["encoder_config/config.json"]);
 }

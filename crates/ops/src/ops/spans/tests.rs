@@ -10,7 +10,7 @@ type Given = (usize, usize, usize, f32);
 
 fn options(flat: bool, multi_label: bool) -> Options {
     let labels = SpanLabels::parse("a, b").unwrap();
-    Options { labels, thresholds: vec![0.5; 2], flat, multi_label }
+    Options { labels, thresholds: vec![0.5; 2], flat, multi_label, by_label: false }
 }
 
 fn best(options: &Options, given: &[Given]) -> Vec<(usize, usize, usize)> {
@@ -29,6 +29,22 @@ fn the_best_of_spans_that_overlap_stays() {
     assert_eq!(best(&options(true, false), &[(0, 0, 0, 0.7), (0, 1, 0, 0.7), (1, 2, 1, 0.7)]), [(0, 0, 0), (1, 2, 1)]);
 }
 
+#[test]
+fn by_label_only_spans_of_one_label_exclude_each_other() {
+    let by_label = Options { by_label: true, ..options(true, false) };
+    let given = [(0, 2, 0, 0.6), (2, 3, 0, 0.9), (2, 3, 1, 0.8), (3, 3, 1, 0.7), (5, 5, 1, 0.51), (5, 6, 0, 0.9)];
+    assert_eq!(best(&by_label, &given), [(2, 3, 0), (2, 3, 1), (5, 6, 0), (5, 5, 1)]);
+    let nested = Options { flat: false, ..by_label };
+    assert_eq!(best(&nested, &given), [(2, 3, 0), (2, 3, 1), (3, 3, 1), (5, 6, 0), (5, 5, 1)]);
+}
+
+#[test]
+fn a_word_without_characters_ends_a_span_and_begins_none() {
+    // The full stop that GLiNER2 puts behind a text.
+    assert_eq!(characters(&[0, 3, 4, 7, 7, 7, 0, 0]), [(0, 3), (4, 7), (7, 7)]);
+    assert_eq!(characters(&[0, 0, 0, 0]), []);
+}
+
 /// The answer for two windows of `né 京都 x`, which share the second word; by window, the spans with a logit of 2.
 fn answer(parameters: &[(&str, ParameterValue)], high: &[[usize; 4]]) -> Result<String, String> {
     let mut logits = Array4::from_elem((2, 2, 2, 2), -1.0f32);
@@ -44,7 +60,7 @@ fn answer(parameters: &[(&str, ParameterValue)], high: &[[usize; 4]]) -> Result<
         parameters: Some(&parameters),
         ..Side::default()
     };
-    let value = Spans { threshold: THRESHOLD }.apply(Value::Floats(logits.into_dyn().into()), &side);
+    let value = Spans { threshold: THRESHOLD, by_label: false }.apply(Value::Floats(logits.into_dyn().into()), &side);
     match value.map_err(|error| error.message)? {
         Value::Texts(texts) => Ok(texts[[0]].clone()),
         other => panic!("{:?}", other.form()),

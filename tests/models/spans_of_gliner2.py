@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Makes tests/models/gliner2: a small GLiNER2 model with random weights, and what its library finds in texts.
+
+    pip install 'gliner2[local]==2.1.0' onnx
+    python tests/models/spans_of_gliner2.py
+"""
+
+import itertools
+import json
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import spans
+import torch
+from gliner2.configuration import ExtractorConfig
+from gliner2.models.span import SpanExtractorModel
+from gliner2 import GLiNER2
+from transformers import DebertaV2Config
+
+logging.disable(logging.WARNING)
+warnings.simplefilter("ignore")
+FOLDER = spans.ROOT / "tests" / "models" / "gliner2"
+EXPORT = spans.ROOT / "cli" / "src" / "export" / "export.py"
+TEXTS = [
+    "Ada Lovelace was born in London, in 1815", "Ask A.B@ex.org, @Ada or https://EX.org/a?b", "The crew of the ship is in Addis Ababa; who sleeps?",
+    "東京は日本の首都です。 雨が降る", "👩‍🚀 on the ISS 🚀 with 👨‍👩‍👧!", "e\u0301te\u0301 nai\u0308ve Ame\u0301lie", "Москва — столица России.",
+    "ทดสอบ กรุงเทพ नमस्ते दिल्ली", "İstanbul ve Iğdır", "x.",
+]
+ASKS = [(["person", "organization", "place", "date"], 0.5), (["ship", "東京"], 0.4), (["a b c", "person", "x-y"], 0.45)]
+COUNTING = ["count_lstm", "count_lstm_v2", "count_lstm_moe"]
+
+
+def entities(model, text, labels, threshold):
+    """The entities of a text in the order of their characters. The full stop that the library puts behind a text is none of them, and in none of them."""
+    found = model.extract_entities(text, labels, threshold=threshold, include_confidence=True, include_spans=True)["entities"]
+    every = [
+        dict(label=label, text=text[entity["start"]:entity["end"]], score=entity["confidence"], start=entity["start"], end=min(entity["end"], len(text)))
+        for label in labels for entity in found.get(label, []) if entity["start"] < len(text)
+    ]
+    return sorted(every, key=lambda entity: (entity["start"], -entity["score"]))
+
+
+def is_clear(model, text, labels, threshold):
+    """Whether the scores of spans that meet, and each score and the threshold, differ: rounding would decide between them otherwise."""
+    found = model.extract_entities(text, labels, threshold=threshold - 0.01, include_confidence=True, include_spans=True, overlap_policy="allow")["entities"]
+    every = [entity for label in labels for entity in found.get(label, [])]
+    meets = lambda one, other: one["start"] < other["end"] and other["start"] < one["end"]
+    pairs = ((one["confidence"], other["confidence"]) for one, other in itertools.combinations(every, 2) if meets(one, other))
+    beside = ((entity["confidence"], threshold) for entity in every)
+    return all(abs(one - other) > 2e-5 for one, other in itertools.chain(pairs, beside))
+
+
+def make(seed, base, encoder, work):
+    """A model with random weights, and what it finds in the texts whose scores are clear."""
+    torch.manual_seed(seed)
+    shutil.rmtree(work, ignore_errors=True)
+    tokenizer = spans.PreTrainedTokenizerFast.from_pretrained(base)
+    config = ExtractorConfig(model_name=str(base), max_width=4, counting_layer=COUNTING[1])
+    made = SpanExtractorModel(config, encoder_config=DebertaV2Config(**encoder), tokenizer=tokenizer)
+    with torch.no_grad():
+        # Random weights give scores that are all alike.
+        for name, weights in made.named_parameters():
+            if ("span_rep" in name or "count_embed" in name) and weights.dim() == 2:
+                weights.mul_(1.8)
+            elif "attention" in name or "intermediate" in name or "output.dense" in name:
+                weights.mul_(10.0)
+        # Of few texts the model finds nothing at all.
+        made.count_pred[-1].bias[1] += 0.5
+    made.eval().save_pretrained(str(work))
+    model = GLiNER2.from_pretrained(str(work)).eval()
+    cases = []
+    for labels, threshold in ASKS:
+        for text in TEXTS:
+            if is_clear(model, text, labels, threshold):
+                found = entities(model, text, labels, threshold)
+                cases.append(dict(labels=labels, threshold=threshold, flat_ner=True, multi_label=False, text=text, entities=found))
+    return cases
+
+
+def main():
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        base, work = Path(scratch) / "backbone", Path(scratch) / "model"
+        # 10 tokens are added by the library.
+        encoder = dict(
+            model_type="deberta-v2", vocab_size=len(spans.tokenizer(base)) + 10, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=32, max_position_embeddings=64, relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"],
+            type_vocab_size=0, position_biased_input=False, norm_rel_ebd="layer_norm", share_att_key=True,
+        )
+        DebertaV2Config(**encoder).save_pretrained(base)
+        # The first model that finds something in many texts.
+        for seed in range(200):
+            cases = make(seed, base, encoder, work)
+            found = sum(len(case["entities"]) for case in cases)
+            print(f"seed {seed}: {len(cases)} texts, {found} entities", flush=True)
+            if len(cases) >= 18 and 25 <= found <= 150 and cases[0]["entities"]:
+                break
+        ask = dict(folder=str(work), task="gliner2", output=str(work))
+        made = subprocess.run([sys.executable, EXPORT], input=json.dumps(ask), capture_output=True, text=True, check=True)
+        if "by" not in json.loads(made.stdout):
+            sys.exit(made.stdout)
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        (FOLDER / "encoder_config").mkdir(parents=True)
+        for name in ["model.onnx", "config.json", "encoder_config/config.json", "tokenizer.json", "tokenizer_config.json"]:
+            shutil.copy(work / name, FOLDER / name)
+    (FOLDER / "expected.json").write_text(json.dumps(cases, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
