@@ -65,7 +65,7 @@ use crate::batcher::packing::{GROUPS, Packing};
 use crate::batcher::{self, Declaration, LengthBatcher, PackedBatcher, Padding};
 use crate::cpus;
 
-pub use self::cost_cache::default_directory as default_cost_model_cache;
+pub use self::cost_cache::{default_directory as default_cost_model_cache, processor};
 pub use self::graphs::GraphSessions;
 pub use self::options::OnnxRuntimeOptions;
 pub use self::proof::TRACED;
