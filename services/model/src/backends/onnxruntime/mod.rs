@@ -67,6 +67,7 @@ use crate::cpus;
 
 pub use self::cost_cache::{default_directory as default_cost_model_cache, processor};
 pub use self::graphs::GraphSessions;
+pub use self::library::{FoundLibrary, LibraryError, find as find_library};
 pub use self::options::OnnxRuntimeOptions;
 pub use self::proof::TRACED;
 
