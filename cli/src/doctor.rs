@@ -1,4 +1,5 @@
-//! `trireme doctor`: what a deployment needs on a NATS account, beside what the account allows, before anything starts.
+//! `trireme doctor`: what a deployment needs on a NATS account, beside what the account allows, before anything starts; and whether this
+//! machine's ONNX Runtime is as new as it should be.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -6,8 +7,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use serde_json::json;
 use trireme_bus::{Examination, LevelPolicy, QueueOptions};
 use trireme_inference::ModelKey;
+use trireme_model::{FoundLibrary, LibraryError, find_library};
 use trireme_model_repository::{ModelSources, Repository};
 use trireme_runtime::service::{self, NatsArgs};
 use trireme_runtime::{FolderArgs, local_folder};
@@ -27,6 +30,10 @@ pub struct DoctorArgs {
     /// Copies of each stream, if the deployment is new; by default three on a cluster of brokers, and one on a single broker
     #[arg(long, env = "TRIREME_QUEUE_REPLICAS", value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=5))]
     queue_replicas: Option<u64>,
+
+    /// The ONNX Runtime library whose version is looked at; by default the one that `trireme serve` would find
+    #[arg(long, env = "TRIREME_ONNXRUNTIME_LIBRARY", value_name = "FILE")]
+    onnxruntime_library: Option<PathBuf>,
 
     /// Print JSON
     #[arg(long)]
@@ -55,9 +62,17 @@ async fn examine(args: &DoctorArgs) -> anyhow::Result<(String, bool)> {
     let replicas = args.queue_replicas.map(|count| count as usize);
     let found = args.nats.examine(&service::process_name("doctor"), &queues, replicas).await?;
     let is_well = found.faults.is_empty();
+    let library = find_library(args.onnxruntime_library.as_deref());
     let text = match args.json {
-        true => format!("{}\n", serde_json::to_string_pretty(&found).context("writing JSON")?),
-        false => report(args, &found, colours()),
+        true => {
+            let mut all = serde_json::to_value(&found).context("writing JSON")?;
+            all["onnxruntime"] = match &library {
+                Ok(found) => json!({ "version": found.version, "path": found.path, "advice": found.advice() }),
+                Err(error) => json!({ "error": error.to_string() }),
+            };
+            format!("{all:#}\n")
+        }
+        false => report(args, &found, colours()) + &of_library(&library, colours()),
     };
     Ok((text, is_well))
 }
@@ -140,6 +155,18 @@ fn report(args: &DoctorArgs, found: &Examination, colours: bool) -> String {
         );
     }
     out
+}
+
+/// The line about ONNX Runtime. A machine without it is none of the deployment's faults: only workers of ONNX models need it.
+fn of_library(library: &Result<FoundLibrary, LibraryError>, colours: bool) -> String {
+    let advice = |text: String| format!("{} {text}\n", paint("advice:", Style::Strong, colours));
+    match library {
+        Ok(found) => match found.advice() {
+            Some(text) => advice(text),
+            None => format!("ONNX Runtime {} at {}\n", found.version, found.path.display()),
+        },
+        Err(error) => advice(format!("workers of ONNX models could not run on this machine: {error}")),
+    }
 }
 
 /// A number of bytes for people.

@@ -1,5 +1,6 @@
 //! `trireme optimize`: a variant of a folder's ONNX file with 8-bit weights, made by ONNX Runtime's own tools in the user's Python.
-//! Matrices that cost fidelity are left out until the answers hold the bar; speed is measured beside the original's in the same run.
+//! Matrices that cost fidelity are left out until the answers hold the bar; speed is measured beside the original's in the same run, each
+//! model with the provider that is chosen for it on this processor.
 //! Exit code 0: a variant was written; 1: none holds the bar.
 //!
 //! Answers and speed are those of the served pipeline ([`stand`]); which matrices to leave out is [`search`].
@@ -16,7 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::json;
-use trireme_model::OnnxRuntimeArgs;
+use trireme_model::{OnnxRuntimeArgs, processor};
 use trireme_model_repository::{FolderChoices, ModelFolder, TemporaryFolder, is_model_folder};
 use trireme_runtime::service;
 use trireme_telemetry::TelemetryArgs;
@@ -144,7 +145,9 @@ async fn optimize(args: &OptimizeArgs) -> anyhow::Result<(String, bool)> {
     let (mut measured, mut quantizer, texts) = searched?;
     let chosen = measured.iter().enumerate().filter(|(_, found)| found.holds(&args.bars()));
     let chosen = chosen.max_by(|(_, a), (_, b)| a.speedup.total_cmp(&b.speedup)).map(|(index, _)| index);
+    let processor = processor();
     let mut out = report(args, &graph, &measured, chosen);
+    out.push_str(&format!("{}\n", scope(&processor)));
     let Some(chosen) = chosen else {
         let sentence = format!("no variant was written, by {texts} texts: {}", trial::failure(&measured, &args.bars()));
         out.push_str(&format!("{}\n", paint(&sentence, Style::Bad, colours())));
@@ -152,7 +155,7 @@ async fn optimize(args: &OptimizeArgs) -> anyhow::Result<(String, bool)> {
     };
     let Measured { variant, speedup, .. } = measured.swap_remove(chosen);
     let figures = format!(
-        "{}: {} over {texts} texts, {speedup:.2} times the texts/s, by {}",
+        "{}: {} over {texts} texts, {speedup:.2} times the texts/s on {processor}, by {}",
         variant.name,
         variant.fidelity.words(),
         quantizer.by
@@ -162,6 +165,14 @@ async fn optimize(args: &OptimizeArgs) -> anyhow::Result<(String, bool)> {
     out.push_str(&format!("{}\n", paint(&sentence, Style::Good, colours())));
     out.push_str(&format!("serve it: trireme serve {} --precision int8\n", path.display()));
     Ok((out, true))
+}
+
+/// The processors for which the figures hold.
+fn scope(processor: &str) -> String {
+    format!(
+        "texts/s on this processor, {processor}: measured, each model with the fastest provider that is installed. On other processors: not \
+         measured; run optimize there"
+    )
 }
 
 /// One table of the original and its variants.

@@ -13,4 +13,4 @@ pub mod batcher;
 mod cpus;
 
 pub use args::OnnxRuntimeArgs;
-pub use backends::{OnnxRuntimeOptions, TRACED, backends};
+pub use backends::{FoundLibrary, LibraryError, OnnxRuntimeOptions, TRACED, backends, find_library, processor};

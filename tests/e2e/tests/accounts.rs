@@ -70,9 +70,15 @@ fn the_doctor_says_what_an_account_lacks() {
     let (is_well, text) = examine("max_mem: 1GB, max_file: 1GB, max_streams: 15", &["--json"]);
     let found: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
     assert!(is_well && found["faults"] == json!([]), "{text}");
+    let library = &found["onnxruntime"];
+    assert!(library["version"].as_str().is_some_and(|version| version.starts_with("1.")), "{text}");
     let names: Vec<_> = found["streams"].as_array().expect("streams").iter().map(|stream| &stream["name"]).collect();
     assert!(names.len() == 15 && names.contains(&&json!("trireme_work_four_1")), "{text}");
     assert!(found["streams"].as_array().expect("streams").iter().all(|stream| stream["exists"] == false), "{text}");
     let (is_well, text) = examine("max_mem: 1GB, max_file: 1GB", &["--queue-replicas", "3"]);
     assert!(!is_well && text.contains("3 copies of each stream need as many brokers"), "{text}");
+    let (is_well, text) =
+        examine("max_mem: 1GB, max_file: 1GB", &["--onnxruntime-library", "/nowhere/libonnxruntime.so"]);
+    let advice = "advice: workers of ONNX models could not run on this machine: no ONNX Runtime library found, looked for /nowhere/";
+    assert!(is_well && text.contains(advice), "a machine without the library is no fault of the account: {text}");
 }

@@ -20,7 +20,10 @@ use trireme_ops::Reductions;
 
 #[cfg(feature = "test-backends")]
 pub use identity::Identity;
-pub use onnxruntime::{OnnxRuntime, OnnxRuntimeOptions, TRACED, default_cost_model_cache};
+pub use onnxruntime::{
+    FoundLibrary, LibraryError, OnnxRuntime, OnnxRuntimeOptions, TRACED, default_cost_model_cache, find_library,
+    processor,
+};
 #[cfg(feature = "test-backends")]
 pub use repeat::Repeat;
 pub use static_embedding::StaticEmbedding;

@@ -135,7 +135,7 @@ fn files_beside(model_file: &Path) -> String {
     files.iter().filter_map(describe).collect::<Vec<_>>().join(" ")
 }
 
-/// The processor's name. The cache may be on a disk shared by different machines.
+/// The processor's name, as the kernel has it, or its architecture. The cache may be on a disk shared by different machines.
 pub fn processor() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':')).map(|(_, name)| name);

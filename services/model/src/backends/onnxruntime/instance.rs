@@ -113,6 +113,11 @@ impl OnnxInstance {
         }
     }
 
+    /// The instance's session, for another instance.
+    pub fn into_session(self) -> InstanceSession {
+        self.runner.into_session()
+    }
+
     /// From now on runs have these lengths.
     pub fn pad_to(&mut self, steps: Steps) {
         if let Some(padding) = &mut self.padding {

@@ -3,7 +3,7 @@
 //! If a path is configured (option or `ORT_DYLIB_PATH`), no other is tried: using another library would hide the
 //! mistake. A failed attempt may be repeated; a loaded library stays until the process ends.
 
-use std::ffi::OsString;
+use std::ffi::{CStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,6 +23,18 @@ const WHEEL_PREFIX: &str = "libonnxruntime.so.";
 const SYSTEM_NAME: &str = "libonnxruntime.so";
 const HOW_TO_GET: &str = "get one with `make setup` or from the Python wheel `onnxruntime`, and name it with \
                           --onnxruntime-library or ORT_DYLIB_PATH";
+
+/// The oldest recommended version is 1.30: its attention is faster where texts are padded (microsoft/onnxruntime 29719).
+const RECOMMENDED_MINOR: u32 = 30;
+
+/// A library that would run models, and its version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundLibrary {
+    /// Its file, or a bare name that the system's loader looks up.
+    pub path: PathBuf,
+    /// As it tells it: `1.31.1`.
+    pub version: String,
+}
 
 /// Why ONNX Runtime cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +67,37 @@ pub fn environment(explicit: Option<&Path>) -> Result<Environment, LibraryError>
     Ok(slot.insert(environment).clone())
 }
 
+/// The library at `explicit`, or else the one that this process would find for its first model. It is loaded to ask for its version.
+pub fn find(explicit: Option<&Path>) -> Result<FoundLibrary, LibraryError> {
+    let candidates = Surroundings::of_this_process().candidates(explicit);
+    let path = choose(&candidates)?;
+    let version = version(path).map_err(|error| match path.as_os_str() == SYSTEM_NAME {
+        true => LibraryError::NotFound { looked_at: candidates.clone(), reason: error.to_string() },
+        false => LibraryError::Unusable { reason: error.to_string() },
+    })?;
+    let found = FoundLibrary { path: path.to_owned(), version };
+    match found.minor().is_some_and(|minor| minor < ort::MINOR_VERSION) {
+        true => {
+            Err(LibraryError::Unusable { reason: format!("{} is version {}", found.path.display(), found.version) })
+        }
+        false => Ok(found),
+    }
+}
+
+/// The version that the library at `path` tells.
+#[allow(unsafe_code, reason = "ort has no function for the version")]
+fn version(path: &Path) -> Result<String, libloading::Error> {
+    // SAFETY: the file is one that `ort` would load, and it stays loaded. The symbol has the type of ONNX Runtime's C header. Its
+    // result is valid as long as the library, and so is the version, a string that ends with a zero.
+    unsafe {
+        let library = libloading::Library::new(path)?;
+        let base = library.get::<unsafe extern "C" fn() -> *const ort::sys::OrtApiBase>(b"OrtGetApiBase")?;
+        let version = CStr::from_ptr(((*base()).GetVersionString)()).to_string_lossy().into_owned();
+        std::mem::forget(library);
+        Ok(version)
+    }
+}
+
 /// A file that the setup scripts put into the checkout, if it exists.
 pub fn beside_setup(file: &str) -> Option<PathBuf> {
     Surroundings::of_this_process().beside_setup(file).into_iter().find(|path| path.is_file())
@@ -65,6 +108,27 @@ struct Surroundings {
     variable: Option<OsString>,
     directory: Option<PathBuf>,
     executable: Option<PathBuf>,
+}
+
+// === impl FoundLibrary ===
+
+impl FoundLibrary {
+    /// The number behind the first point; `None` of a version that is no 1.x.
+    fn minor(&self) -> Option<u32> {
+        self.version.strip_prefix("1.")?.split('.').next()?.parse().ok()
+    }
+
+    /// What to do about a version that is older than recommended.
+    pub fn advice(&self) -> Option<String> {
+        self.minor().filter(|minor| *minor < RECOMMENDED_MINOR).map(|_| {
+            format!(
+                "ONNX Runtime {} at {} is older than 1.{RECOMMENDED_MINOR}, from which on attention over padded texts is faster; \
+                 {HOW_TO_GET}",
+                self.version,
+                self.path.display()
+            )
+        })
+    }
 }
 
 // === impl Surroundings ===
@@ -207,6 +271,25 @@ mod tests {
         let found = Surroundings { executable: Some(executable), ..surroundings(None) }.candidates(None);
         let place = found.iter().position(|path| *path == capi.join("libonnxruntime.so.1.31.1"));
         assert_eq!(place, Some(found.len() - 2), "before the system's: {found:?}");
+    }
+
+    #[test]
+    fn the_version_is_told_and_an_old_one_has_advice() {
+        let found = find(None).unwrap();
+        assert!(found.minor() >= Some(ort::MINOR_VERSION), "{found:?}");
+        let advice = |version: &str| {
+            FoundLibrary { path: "/lib/libonnxruntime.so".into(), version: version.to_owned() }.advice()
+        };
+        let old = advice("1.29.2").unwrap();
+        assert!(old.starts_with("ONNX Runtime 1.29.2 at /lib/libonnxruntime.so is older than 1.30, "), "{old}");
+        assert!(old.ends_with(HOW_TO_GET), "{old}");
+        assert_eq!((advice("1.30.0"), advice("1.31.1"), advice("2.0.0")), (None, None, None));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = find(Some(file.path())).unwrap_err().to_string();
+        assert!(
+            error.starts_with("cannot use the ONNX Runtime library: ") && error.contains("or newer is needed"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -49,6 +49,9 @@ const ODD_LENGTHS: [u32; 5] = [19, 37, 53, 75, 101];
 const MULTIPLES: [u32; 3] = [8, 16, 32];
 const ROWS_OF_STEPS: u32 = 4;
 
+/// Rounds in which the multiples are measured, at most.
+const ROUNDS_OF_STEPS: usize = 4;
+
 /// Filling up pays where it takes this part of the time at most.
 const STEPS_PAY: f64 = 0.97;
 
@@ -59,7 +62,7 @@ const COMPILES: f64 = 1.25;
 /// A multiple that takes so many times as long as the fastest one is as fast. The largest of them makes the fewest shapes.
 const AS_FAST: f64 = 1.05;
 
-/// How many seconds the first run of a shape takes, and the fastest later run.
+/// How many seconds the first run of a shape takes, and a later run.
 #[derive(Clone, Copy)]
 struct Took {
     first: f64,
@@ -77,30 +80,47 @@ pub fn alone() -> MutexGuard<'static, ()> {
 /// The lengths of runs with which `instance` takes the least time for rows whose lengths are no multiples.
 pub fn steps(config: &ModelConfig, declaration: &Declaration, instance: &mut dyn ModelInstance) -> Steps {
     let _alone = alone();
-    let mut seconds = |rows: u32, length: u32| {
-        let request = request(config, declaration, rows, length).ok()?;
-        let mut run = || {
-            let begun = Instant::now();
-            let ran = instance.execute(std::slice::from_ref(&request)).pop()?;
-            ran.ok().map(|_| begun.elapsed().as_secs_f64())
-        };
-        let first = run()?;
-        let later = (0..FIRST_RUNS + 1).filter_map(|_| run()).min_by(f64::total_cmp)?;
-        Some(Took { first, later })
-    };
-    let Some(longest) = LONGEST.into_iter().find(|&length| seconds(1, length).is_some()) else {
-        return Steps::default();
-    };
-    choose_steps(longest, |length| seconds(ROWS_OF_STEPS.min(declaration.max_rows), length))
+    let rows = ROWS_OF_STEPS.min(declaration.max_rows);
+    let mut seconds = |rows, length| run(config, declaration, instance, rows, length).ok();
+    let longest = LONGEST.into_iter().find(|&length| seconds(1, length).is_some());
+    longest.map_or_else(Steps::default, |longest| agreed_steps(longest, |length| seconds(rows, length)))
+}
+
+/// The steps on which two rounds agree, by the seconds of runs with rows of a length. Only the first run of a length compiles it. Without
+/// agreement the least times of all rounds decide.
+fn agreed_steps(longest: u32, mut seconds: impl FnMut(u32) -> Option<f64>) -> Steps {
+    let mut all: HashMap<u32, Option<Took>> = HashMap::new();
+    let mut chosen = Vec::new();
+    for _ in 0..ROUNDS_OF_STEPS {
+        let mut round: HashMap<u32, Option<Took>> = HashMap::new();
+        let steps = choose_steps(longest, |length| {
+            *round.entry(length).or_insert_with(|| {
+                let before = all.get(&length).copied();
+                let first = match before {
+                    Some(took) => took?.first,
+                    None => seconds(length)?,
+                };
+                Some(Took { first, later: seconds(length)? })
+            })
+        });
+        for (length, took) in round {
+            let least = |before: Took, took: Took| Took { later: before.later.min(took.later), ..before };
+            all.entry(length).and_modify(|before| *before = before.zip(took).map(|(a, b)| least(a, b))).or_insert(took);
+        }
+        if chosen.contains(&steps) {
+            return steps;
+        }
+        chosen.push(steps);
+    }
+    choose_steps(longest, |length| all.get(&length).copied().flatten())
 }
 
 /// The steps by the seconds of runs with rows of a length; `None`: a length that the model does not take.
 fn choose_steps(longest: u32, mut seconds: impl FnMut(u32) -> Option<Took>) -> Steps {
-    let mut known: HashMap<u32, Option<Took>> = HashMap::new();
     let mut total = |steps: Steps| {
         let mut lengths = ODD_LENGTHS.into_iter().filter(|length| *length <= longest).map(|length| steps.of(length));
         lengths.try_fold(Took { first: 0.0, later: 0.0 }, |sum, length| {
-            let took = (*known.entry(length).or_insert_with(|| seconds(length)))?;
+            let took = seconds(length)?;
             Some(Took { first: sum.first + took.first, later: sum.later + took.later })
         })
     };
@@ -136,12 +156,7 @@ pub fn measure(
         if !wanted() {
             return Err("the model is unloaded".to_owned());
         }
-        let request = request(config, declaration, rows, length)?;
-        let result = instance.execute(std::slice::from_ref(&request)).pop();
-        let result = result.ok_or("an execution without a result")?.map_err(|error| error.message)?;
-        // Without the time before the run, in which it may wait for its turn.
-        let took = result.timing.compute_infer + result.timing.compute_output;
-        Ok(took.as_secs_f64().max(1e-9))
+        run(config, declaration, instance, rows, length)
     };
     let mut points: Vec<Point> = Vec::new();
     // A model may accept only as many tokens as it has positions.
@@ -174,6 +189,22 @@ pub fn measure(
     }
     let count = points.len();
     cost::fit(&points).ok_or_else(|| format!("only {count} sizes could be run: {why}"))
+}
+
+/// The seconds of one run of `instance` with `rows` rows of `length` tokens. Errors if the model does not take them.
+pub fn run(
+    config: &ModelConfig,
+    declaration: &Declaration,
+    instance: &mut dyn ModelInstance,
+    rows: u32,
+    length: u32,
+) -> Result<f64, String> {
+    let request = request(config, declaration, rows, length)?;
+    let result = instance.execute(std::slice::from_ref(&request)).pop();
+    let result = result.ok_or("an execution without a result")?.map_err(|error| error.message)?;
+    // Without the time before the run, in which it may wait for its turn.
+    let took = result.timing.compute_infer + result.timing.compute_output;
+    Ok(took.as_secs_f64().max(1e-9))
 }
 
 /// Runs the points once more, as long as there is time. Whether there was enough for all.
@@ -315,6 +346,29 @@ mod tests {
         assert_eq!(choose_steps(512, missing), Steps::default(), "not measured");
         let compiled = |length: u32| Some(Took { first: 2.0 * f64::from(length), later: f64::from(length) });
         assert_eq!(choose_steps(512, compiled), Steps { multiple: 8, longest: 512 }, "each length costs a compilation");
+    }
+
+    #[test]
+    fn multiples_are_measured_until_two_rounds_agree() {
+        // In each round a run of a length takes its time by the round's factor for lengths that are no multiples of 16.
+        let found = |factors: &[f64], first: f64| {
+            let mut runs: HashMap<u32, usize> = HashMap::new();
+            let steps = agreed_steps(512, |length| {
+                let run = runs.entry(length).or_default();
+                let factor = match *run {
+                    0 => first,
+                    run if length.is_multiple_of(16) || run > factors.len() => 1.0,
+                    run => factors[run - 1],
+                };
+                *run += 1;
+                Some(f64::from(length) * factor)
+            });
+            (steps.multiple, runs[&19] - 1)
+        };
+        assert_eq!(found(&[1.4, 1.4], 1.0), (16, 2));
+        assert_eq!(found(&[1.0, 1.0], 1.0), (1, 2));
+        assert_eq!(found(&[1.0, 1.4, 1.4], 1.0), (16, 3), "the first round was disturbed");
+        assert_eq!(found(&[1.0, 1.0], 2.0), (8, 2), "the compilation of the first run counts in each round");
     }
 
     #[test]

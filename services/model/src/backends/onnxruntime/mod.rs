@@ -65,8 +65,9 @@ use crate::batcher::packing::{GROUPS, Packing};
 use crate::batcher::{self, Declaration, LengthBatcher, PackedBatcher, Padding};
 use crate::cpus;
 
-pub use self::cost_cache::default_directory as default_cost_model_cache;
+pub use self::cost_cache::{default_directory as default_cost_model_cache, processor};
 pub use self::graphs::GraphSessions;
+pub use self::library::{FoundLibrary, LibraryError, find as find_library};
 pub use self::options::OnnxRuntimeOptions;
 pub use self::proof::TRACED;
 
@@ -109,8 +110,13 @@ impl Backend for OnnxRuntime {
         say_what_is_not_served(&config.name, &path);
         let environment =
             library::environment(self.options.library.as_deref()).map_err(|error| refused(error.to_string()))?;
-        let settings = auto::choose(source, &mut config, settings, &self.options, &environment, &path)?;
-        let mut sessions = Sessions::prepare(&source.config.name, &environment, &settings, &self.options, &path);
+        let chosen = auto::choose(source, &mut config, settings, &self.options, &environment, &path)?;
+        let auto::Chosen { settings, measured } = chosen;
+        let prepare = || Sessions::prepare(&source.config.name, &environment, &settings, &self.options, &path);
+        let (mut sessions, measured) = match measured {
+            Some(auto::Measured { sessions, session }) => (sessions, session),
+            None => (prepare(), None),
+        };
 
         let each_place = accelerators::firsts(&settings.places, |place| place);
         // The plain model runs and goes before the others are made, so that the model is in memory once.
@@ -118,12 +124,14 @@ impl Backend for OnnxRuntime {
         let lack_profiles = settings.accelerators.lack_profiles();
         let plain_first = settings.precision.is_some() || lack_profiles;
         doing(format!("making a session of {}", path.display()));
-        let made = match plain_first {
-            true => {
+        let made = match (plain_first, measured) {
+            (true, measured) => {
+                drop(measured);
                 let missing = each_place.iter().try_for_each(|&at| sessions.try_providers(settings.places[at]));
                 missing.and_then(|()| sessions.make_plain())
             }
-            false => sessions.make(settings.places[0], settings.intra_threads),
+            (false, Some(session)) => Ok(session),
+            (false, None) => sessions.make(settings.places[0], settings.intra_threads),
         };
         let made = made.map_err(refused)?;
         let schema = Schema::new(&config.name, made.inputs(), made.outputs())?;

@@ -56,6 +56,11 @@ impl Runner {
         Runner { model, session, wide: None, staging: None, reshapes, arena_shrinkage, stopper: Arc::default() }
     }
 
+    /// The session of the runs.
+    pub fn into_session(self) -> InstanceSession {
+        self.session
+    }
+
     /// Lets the instance use `wide` when it runs alone.
     pub fn share(&mut self, wide: Arc<Wide>) {
         self.wide = Some(wide);

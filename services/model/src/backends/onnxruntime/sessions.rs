@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use ort::environment::Environment;
 use ort::session::Session;
@@ -20,6 +21,12 @@ use super::options::OnnxRuntimeOptions;
 use super::providers;
 use super::settings::Settings;
 use super::weights::{SharedWeights, write_beside};
+
+#[cfg(test)]
+thread_local! {
+    /// How many sessions this thread has opened.
+    pub static OPENED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
 
 /// Makes the sessions of a model.
 pub struct Sessions {
@@ -58,6 +65,34 @@ impl Sessions {
         options: &OnnxRuntimeOptions,
         path: &Path,
     ) -> Sessions {
+        Sessions::prepare_with(model, environment, settings, options, path, &mut drop)
+    }
+
+    /// The same, with a session for the first place: the one that wrote the optimised model, and true, or one that is made for it.
+    pub fn prepare_and_make(
+        model: &str,
+        environment: &Environment,
+        settings: &Settings,
+        options: &OnnxRuntimeOptions,
+        path: &Path,
+    ) -> Result<(Sessions, Session, bool), String> {
+        let mut made = None;
+        let sessions =
+            Sessions::prepare_with(model, environment, settings, options, path, &mut |session| made = Some(session));
+        let wrote = made.is_some();
+        let session = made.map_or_else(|| sessions.make(settings.places[0], settings.intra_threads), Ok)?;
+        Ok((sessions, session, wrote))
+    }
+
+    /// `wrote` gets the session that optimised the model.
+    fn prepare_with(
+        model: &str,
+        environment: &Environment,
+        settings: &Settings,
+        options: &OnnxRuntimeOptions,
+        path: &Path,
+        wrote: &mut dyn FnMut(Session),
+    ) -> Sessions {
         let (environment, settings, options) = (environment.clone(), settings.clone(), options.clone());
         let (model, path) = (model.to_owned(), path.to_owned());
         let (optimised, profiles, described) = (Mutex::default(), Mutex::default(), Mutex::default());
@@ -74,7 +109,7 @@ impl Sessions {
             && settings.accelerators.at(InstanceDevice::Cpu).is_empty()
             && settings.places.contains(&InstanceDevice::Cpu)
         {
-            match sessions.optimise(entry.as_ref()) {
+            match sessions.optimise(entry.as_ref(), wrote) {
                 Ok(optimised) => *sessions.optimised.lock() = Some(Arc::new(optimised)),
                 Err(reason) => {
                     tracing::warn!(model, reason, "no optimised model is kept or shared: each session makes its own");
@@ -118,10 +153,13 @@ impl Sessions {
         }
     }
 
-    fn optimise(&self, entry: Option<&Entry>) -> Result<Optimised, String> {
-        let write = |path: &Path| {
-            let builder = write_beside(self.builder(&self.settings, InstanceDevice::Cpu, 1)?, path);
-            builder.map_err(message)?.commit_from_file(&self.path).map(drop).map_err(message)
+    fn optimise(&self, entry: Option<&Entry>, wrote: &mut dyn FnMut(Session)) -> Result<Optimised, String> {
+        let threads = self.settings.intra_threads;
+        let mut write = |path: &Path| {
+            let _room = self.room(threads)?;
+            let builder = write_beside(self.builder(&self.settings, InstanceDevice::Cpu, threads)?, path);
+            wrote(self.open(builder.map_err(message)?, &self.path)?);
+            Ok(())
         };
         let (path, directory) = match entry {
             Some(entry) => (entry.get_or_make(write)?, None),
@@ -180,8 +218,8 @@ impl Sessions {
             }
             None => {}
         }
-        let session = self.builder(&self.settings, place, threads)?.commit_from_file(&self.path);
-        self.verify(session.map_err(message)?, self.settings.accelerators.at(place))
+        let session = self.open(self.builder(&self.settings, place, threads)?, &self.path)?;
+        self.verify(session, self.settings.accelerators.at(place))
     }
 
     fn of_optimised(&self, optimised: &Optimised, place: InstanceDevice, threads: usize) -> Result<Session, String> {
@@ -191,15 +229,25 @@ impl Sessions {
         if let Some(weights) = &optimised.weights {
             builder = weights.give(builder).map_err(message)?;
         }
-        builder.commit_from_file(&optimised.path).map_err(message)
+        self.open(builder, &optimised.path)
     }
 
     /// A session on the plain CPU provider, without any setting that trades precision for speed.
     pub fn make_plain(&self) -> Result<Session, String> {
         let (settings, threads) = (self.settings.plain(), crate::cpus::available());
         let _room = self.room(threads)?;
-        let session = self.builder(&settings, InstanceDevice::Cpu, threads)?.commit_from_file(&self.path);
-        self.verify(session.map_err(message)?, &[])
+        let session = self.open(self.builder(&settings, InstanceDevice::Cpu, threads)?, &self.path)?;
+        self.verify(session, &[])
+    }
+
+    /// Opens the graph at `path`. All sessions of a model are made here, and each has a line in the debug log.
+    fn open(&self, mut builder: SessionBuilder, path: &Path) -> Result<Session, String> {
+        let began = Instant::now();
+        let session = builder.commit_from_file(path).map_err(message)?;
+        tracing::debug!(model = self.model, path = %path.display(), seconds = began.elapsed().as_secs_f64(), "session opened");
+        #[cfg(test)]
+        OPENED.set(OPENED.get() + 1);
+        Ok(session)
     }
 
     /// Room for the threads of a session, beside the one that runs it: the library hangs where it cannot start them.

@@ -179,6 +179,11 @@ impl Settings {
         })
     }
 
+    /// The same, for sessions whose precision was checked already.
+    pub fn checked(&self) -> Settings {
+        Settings { precision: None, ..self.clone() }
+    }
+
     /// Whether bulk requests can run in the background: not on accelerators, which know no priorities of threads.
     pub fn has_background(&self) -> bool {
         let plain = self.accelerators == Accelerators::default();

@@ -53,6 +53,14 @@ impl InstanceSession {
         Ok(InstanceSession::Shared(session))
     }
 
+    /// The session, if it is the instance's own.
+    pub fn into_own(self) -> Option<Session> {
+        match self {
+            InstanceSession::Own(session) => Some(session),
+            InstanceSession::Shared(_) => None,
+        }
+    }
+
     /// Uses the session when no other instance does.
     pub fn with<T>(&mut self, task: impl FnOnce(&mut Session) -> T) -> T {
         match self {
