@@ -49,7 +49,7 @@ const RESPITE: Duration = Duration::from_secs(5);
 /// let permit = queue.permit(Lane::Live, false);
 /// let candidate = Candidate { arrived: Instant::now(), priority: 0, description: Description::exact(&[]) };
 /// queue.push(Lane::Live, candidate, "a request");
-/// assert_eq!(queue.load(), QueueLoad { waiting: 1, in_hand: 1 });
+/// assert_eq!(queue.load(), QueueLoad { waiting: 1, in_hand: 1, waiting_tokens: [1, 0] });
 ///
 /// assert_eq!(queue.remove_where(|request| *request == "a request"), ["a request"]);
 /// drop(permit);
@@ -137,7 +137,11 @@ impl<T> WorkQueue<T> {
     /// Number of requests waiting, and in this worker.
     pub fn load(&self) -> QueueLoad {
         let state = self.state.lock();
-        QueueLoad { waiting: state.waiting() as u64, in_hand: state.in_hand() as u64 }
+        QueueLoad {
+            waiting: state.waiting() as u64,
+            in_hand: state.in_hand() as u64,
+            waiting_tokens: state.waiting_tokens(),
+        }
     }
 
     /// Waits until the room for a lane's requests from the shared queue is at least twice as much as `asked` or, for live

@@ -93,6 +93,16 @@ impl<T> State<T> {
         self.lanes.iter().map(|waiting| waiting.items.len()).sum::<usize>() + self.alone.len()
     }
 
+    /// Tokens of the waiting requests of each lane. Those that run alone count as live ones.
+    pub fn waiting_tokens(&self) -> [u64; 2] {
+        let mut tokens = [0, 1].map(|lane: usize| {
+            self.lanes[lane].candidates.iter().map(|candidate| candidate.description.tokens()).sum::<u64>()
+        });
+        tokens[Lane::Live as usize] +=
+            self.alone.iter().map(|(candidate, _)| candidate.description.tokens()).sum::<u64>();
+        tokens
+    }
+
     /// Number of waiting requests that go before a new one of this lane.
     pub fn waiting_before(&self, lane: Lane) -> usize {
         match self.role_for(lane) {
