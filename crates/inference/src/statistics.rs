@@ -114,6 +114,8 @@ pub struct Counters {
     pub dropped: [u64; 2],
     /// Answers that a gateway sent, errors included.
     pub answered: Latencies,
+    /// Loads of a model that was not in memory, for a request.
+    pub waking: Latencies,
     /// The work of requests that succeeded, by lane.
     pub work: [LaneWork; 2],
     /// How much of their time requests had left when their runs began, by lane.
@@ -279,6 +281,7 @@ impl Counters {
             (&mut self.compute_output, &other.compute_output),
             (&mut self.first_response, &other.first_response),
             (&mut self.answered, &other.answered),
+            (&mut self.waking, &other.waking),
             (&mut self.cache_hit, &other.cache_hit),
             (&mut self.cache_miss, &other.cache_miss),
         ];

@@ -115,6 +115,8 @@ metrics! {
     StageTruncated = "trireme_stage_truncated_texts_total" Counter "Texts that this process cut because they were too long";
     StageWaiting = "trireme_stage_waiting_requests" Gauge "Requests that wait in this process for their batch";
     StageInFlight = "trireme_stage_in_flight_requests" Gauge "Requests in this process: waiting, running, being sent on";
+    StageAsleep = "trireme_stage_asleep" Gauge "1 while the model is not in this process's memory, because it had no request for --keep-alive; its next request loads it";
+    StageWaking = "trireme_stage_waking_seconds" Histogram "Loads of models that were asleep, each for a request that waited for it";
     StageRedeliveries = "trireme_stage_redeliveries_total" Counter "Deliveries to this process that were not the first of their message";
     StageDeadLetters = "trireme_stage_dead_letters_total" Counter "Messages that this process gave up after their last attempt";
     StageDropped = "trireme_stage_dropped_requests_total" Counter "Requests that this process let go because no client waits for them any more";

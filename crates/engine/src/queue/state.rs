@@ -62,6 +62,10 @@ pub(super) struct State<T> {
     pub calls: u64,
     /// Whether no instance can execute: no more is taken in.
     pub paused: bool,
+    /// Whether the instances have to end, and the queue goes on to take requests until others come.
+    pub dismissed: bool,
+    /// When the last request left this worker.
+    pub idle_since: Instant,
     pub closed: bool,
 }
 
@@ -149,6 +153,11 @@ impl<T> State<T> {
     /// See [`Intake::outlook`].
     pub fn outlook(&self, lane: Lane, cost: f64, now: Instant) -> Option<(Duration, Duration)> {
         self.intake_for(lane)?.outlook(cost, self.waiting_before(lane), now)
+    }
+
+    /// How long this worker has had no request; `None` while it has one.
+    pub fn idle(&self) -> Option<Duration> {
+        (self.in_hand() == 0).then(|| self.idle_since.elapsed())
     }
 
     pub fn in_hand(&self) -> usize {

@@ -109,7 +109,7 @@ mod tests {
         let model = ModelSnapshot {
             model: key(),
             counters: Counters { inferences, ..Counters::default() },
-            load: QueueLoad { waiting: 1, in_hand: 2, waiting_tokens: [7, 0] },
+            load: QueueLoad { waiting: 1, in_hand: 2, waiting_tokens: [7, 0], asleep: false },
             load_duration: Duration::from_secs(1),
             stage: "model".to_owned(),
         };
@@ -139,7 +139,7 @@ mod tests {
         sources.hear(snapshot("a", 1, 0, 5), start);
         sources.hear(snapshot("b", 1, 0, 7), start);
         let totals = sources.totals(&HashSet::from(["b".to_owned()]));
-        assert_eq!(totals[&key()].load, QueueLoad { waiting: 1, in_hand: 2, waiting_tokens: [7, 0] });
+        assert_eq!(totals[&key()].load, QueueLoad { waiting: 1, in_hand: 2, waiting_tokens: [7, 0], asleep: false });
         assert_eq!(totals[&key()].counters.inferences, 12);
     }
 
