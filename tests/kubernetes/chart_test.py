@@ -135,12 +135,15 @@ def check_values(check):
     check(variables["TRIREME_MODEL_REPOSITORY"] == "hf://org/name" and "models" not in volumes and "emptyDir" in volumes["cache"], f"chart: a URL, and {pod}")
     check("PersistentVolumeClaim" not in {thing["kind"] for thing in objects}, "chart: a URL, and a claim for models")
 
-    odd = render({"keda": {"enabled": True, "model": {"models": ["bge-small-en-v1.5/2"]}}, "deployment": "staging"})
+    odd = render({"keda": {"enabled": True, "model": {"models": ["bge-small-en-v1.5/2"], "seconds": 0.5}}, "deployment": "staging"})
     triggers = next(thing for thing in odd if thing["kind"] == "ScaledObject")["spec"]["triggers"]
     streams = [trigger["metadata"].get("stream") for trigger in triggers]
-    expected = ["trireme-staging_work_bge-small-en-v1=2E5_2", "trireme-staging_work_bge-small-en-v1=2E5_2-10000", None]
+    expected = ["trireme-staging_work_bge-small-en-v1=2E5_2", "trireme-staging_work_bge-small-en-v1=2E5_2-10000", None, None, None]
     check(streams == expected, f"chart: streams {streams}, expected {expected}")
-    check('model="bge-small-en-v1.5"' in triggers[2]["metadata"]["query"], f"chart: {triggers[2]}")
+    asked = [trigger["metadata"] for trigger in triggers[2:]]
+    check(all('model="bge-small-en-v1.5"' in metadata["query"] for metadata in asked), f"chart: {asked}")
+    thresholds = [metadata["threshold"] for metadata in asked]
+    check(thresholds == ["1000000", "0.5", "30"], f"chart: the thresholds at Prometheus are {thresholds}")
 
     objects = render({"monitoring": {"monitors": True, "rules": True, "dashboard": True, "labels": {"release": "prometheus"}}})
     ports = {(t["kind"], t["metadata"]["name"]): {port["name"] for port in t["spec"]["ports"]} for t in objects if t["kind"] == "Service"}

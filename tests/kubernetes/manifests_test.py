@@ -96,6 +96,8 @@ def check_scaled_object(thing, workloads, queues):
         check(metadata["natsServerMonitoringEndpoint"].startswith("nats.trireme."), f"{where}: another broker")
     streams = {trigger["metadata"]["stream"] for trigger in lags}
     used = {f"trireme_work_{scaling.model_of(metadata)}_1" for metadata in usage}
+    lanes = {metadata["query"]: scaling.lane_of(metadata) for metadata in usage if scaling.lane_of(metadata)}
+    check(sorted(lanes.values()) == ["bulk", "live"] * len(used), f"{where}: asks for the waiting work of {lanes}")
     check(used == {stream for stream in streams if not stream.endswith(BULK)}, f"{where}: asks Prometheus about {sorted(used)}")
     METRICS.update(scaling.metric_of(metadata) for metadata in usage)
     FAULTS.extend(f"{where}: {fault}" for fault in scaling.faults(spec))

@@ -34,11 +34,12 @@ pub(crate) struct StreamSequence {
 /// How full a queue is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueStatus {
-    /// Messages that wait for a worker, those that wait to be delivered again included.
-    pub waiting: u64,
+    /// By lane ([`Lane::ALL`](trireme_inference::Lane::ALL)): messages that wait for a worker, those that wait to be delivered again
+    /// included.
+    pub waiting: [u64; 2],
     /// Messages that workers hold.
     pub delivered: u64,
-    /// By lane ([`Lane::ALL`](trireme_inference::Lane::ALL)): the age of the oldest message that no worker was given yet; zero if there is none. A message that a worker
+    /// By lane: the age of the oldest message that no worker was given yet; zero if there is none. A message that a worker
     /// holds may have left its step: its result may wait elsewhere in that worker.
     pub oldest: [Duration; 2],
 }
@@ -46,10 +47,15 @@ pub struct QueueStatus {
 // === impl QueueStatus ===
 
 impl QueueStatus {
+    /// The messages of both lanes that wait for a worker.
+    pub fn all_waiting(&self) -> u64 {
+        self.waiting.iter().sum()
+    }
+
     /// Adds up two parts of a queue.
     pub(crate) fn and(self, other: QueueStatus) -> QueueStatus {
         QueueStatus {
-            waiting: self.waiting + other.waiting,
+            waiting: [0, 1].map(|lane| self.waiting[lane] + other.waiting[lane]),
             delivered: self.delivered + other.delivered,
             oldest: [0, 1].map(|lane| self.oldest[lane].max(other.oldest[lane])),
         }

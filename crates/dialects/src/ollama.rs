@@ -58,7 +58,8 @@ pub(super) static DIALECT: Dialect = Dialect {
     model_in_path: false,
 };
 
-const KEEP_ALIVE: Field = idle("keep_alive", &[r#""5m""#, "1"], "the operator decides which models stay loaded");
+const KEEP_ALIVE: Field =
+    idle("keep_alive", &[r#""5m""#, "1"], "the operator decides which models stay loaded (--keep-alive)");
 /// Of them `num_ctx` is read; the others are about how a model is loaded, and about generated texts.
 const OPTIONS: Field = read("options", fields::OBJECT);
 

@@ -274,7 +274,7 @@ pub static WORDS: &[Word] = &[
     idle("timeout", "is a proxy's"),
     idle("wait_for_model", "a model that is not ready is 503"),
     idle("options", "are about how a model is loaded and answers are cached"),
-    idle("keep_alive", "the operator decides which models stay loaded"),
+    idle("keep_alive", "the operator decides which models stay loaded (--keep-alive)"),
     idle("verbose", "there is no more to tell"),
     idle("batch_size", "texts travel in batches of the server's own"),
     idle("webhook", "the answer comes to the client"),

@@ -142,6 +142,11 @@ impl Description {
         let rows = rows.map_or(1, |rows| u32::try_from(rows).unwrap_or(u32::MAX));
         Description { rows, length: 1, signature: hasher.finish() }
     }
+
+    /// Its tokens, or its rows where lengths do not matter to the model's policy; at least 1.
+    pub fn tokens(&self) -> u64 {
+        u64::from(self.rows.max(1)) * u64::from(self.length.max(1))
+    }
 }
 
 /// Runs every request alone, by priority, then by age.

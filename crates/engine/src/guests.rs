@@ -84,6 +84,17 @@ impl Guests {
         Some((self.idle.lock().pop()?, place))
     }
 
+    /// Takes all guests out. No guest executes a request now.
+    pub(crate) fn clear(&self) -> Vec<Guest> {
+        std::mem::take(&mut self.idle.lock())
+    }
+
+    /// Puts guests in the place of those that were taken out.
+    pub(crate) fn refill(&self, instances: Vec<Box<dyn ModelInstance>>) {
+        let guests = instances.into_iter().map(|instance| Guest { instance, streak: Streak::default() });
+        *self.idle.lock() = guests.collect();
+    }
+
     /// The guest has executed its request.
     pub(crate) fn put_back(&self, guest: Guest) {
         self.idle.lock().push(guest);

@@ -51,7 +51,7 @@ pub use dynamic_batching::{DynamicBatcher, policy};
 pub use guests::{Guests, SHORT_RUN};
 pub use intake::{Intake, Room, RunId, allowance, most_in_hand};
 pub use load::{LoadOptions, Loaded, backend_of, instead, load_version, load_watched, stage};
-pub use model::{Model, Work};
+pub use model::{Model, Threads, Work};
 pub use outage::all_out;
 pub use queue::{Permit, Seat, WorkQueue};
 pub use statistics::{ModelSnapshot, ModelStatistics, QueueLoad};

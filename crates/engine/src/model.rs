@@ -11,7 +11,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use trireme_inference::{ErrorCode, FailureReason, InferError, ModelKey};
 
-use crate::backend::{ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Outage};
+use crate::backend::{
+    BackgroundInstance, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, ModelInstance, Outage,
+};
 use crate::canary::{self, Canary, Streak};
 use crate::cancel::refused;
 use crate::completion::Completion;
@@ -144,12 +146,35 @@ pub struct Work<C> {
 // === impl Model ===
 
 impl<C: Completion> Model<C> {
-    /// Waits on an instance's thread until the instance can execute or the queue is closed.
+    /// Drops the guests, after the queue has dismissed the other instances.
+    pub fn drop_guests(&self) {
+        drop(self.guests.clear());
+    }
+
+    /// Starts instances in the place of those that were dismissed; they take the requests that wait.
+    ///
+    /// # Errors
+    /// Threads cannot be started. The requests wait on.
+    pub fn restart(
+        self: &Arc<Self>,
+        instances: Vec<Instance>,
+        background: Vec<BackgroundInstance>,
+        guests: Vec<Box<dyn ModelInstance>>,
+    ) -> Result<Threads, std::io::Error> {
+        self.guests.refill(guests);
+        self.queue.recall();
+        self.start(instances, background).inspect_err(|_| {
+            self.queue.dismiss();
+            self.drop_guests();
+        })
+    }
+
+    /// Waits on an instance's thread until the instance can execute, or has to end.
     #[allow(clippy::disallowed_methods, reason = "the thread is the instance's own")]
     pub(crate) fn wait_out(&self, outage: Option<&watch::Receiver<Outage>>) {
         let Some(mut outage) = outage.filter(|_| is_out(outage)).cloned() else { return };
         self.tasks.runtime().block_on(async {
-            while !self.queue.is_closed() {
+            while !self.queue.lets_go() {
                 let over = outage.wait_for(Option::is_none);
                 if tokio::time::timeout(LOOK, over).await.is_ok() {
                     return;

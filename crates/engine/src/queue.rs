@@ -8,6 +8,7 @@
 //! before them or with them. Bulk requests run when no live request waits, and after 15 runs that have passed them over. A
 //! live request may have to wait for the run under way, so runs of bulk requests are short while there are live requests now and then.
 
+mod dismissal;
 mod seats;
 mod state;
 mod taking;
@@ -49,7 +50,7 @@ const RESPITE: Duration = Duration::from_secs(5);
 /// let permit = queue.permit(Lane::Live, false);
 /// let candidate = Candidate { arrived: Instant::now(), priority: 0, description: Description::exact(&[]) };
 /// queue.push(Lane::Live, candidate, "a request");
-/// assert_eq!(queue.load(), QueueLoad { waiting: 1, in_hand: 1 });
+/// assert_eq!(queue.load(), QueueLoad { waiting: 1, in_hand: 1, waiting_tokens: [1, 0], asleep: false });
 ///
 /// assert_eq!(queue.remove_where(|request| *request == "a request"), ["a request"]);
 /// drop(permit);
@@ -61,6 +62,8 @@ pub struct WorkQueue<T> {
     state: Mutex<State<T>>,
     /// For each role: signalled when work has arrived, the queue was closed, or idle instances were called.
     arrived: [Condvar; 2],
+    /// Signalled when a request has come that no instance is there for.
+    called: Notify,
     /// Signalled when the room of a lane may have changed: a permit was given back, or a run began or ended.
     room_changed: [Notify; 2],
 }
@@ -111,6 +114,8 @@ impl<T> WorkQueue<T> {
             late: 0,
             calls: 0,
             paused: false,
+            dismissed: false,
+            idle_since: Instant::now(),
             closed: false,
         };
         Arc::new(WorkQueue {
@@ -118,6 +123,7 @@ impl<T> WorkQueue<T> {
             capacity,
             state: Mutex::new(state),
             arrived: [Condvar::new(), Condvar::new()],
+            called: Notify::new(),
             room_changed: [Notify::new(), Notify::new()],
         })
     }
@@ -137,7 +143,12 @@ impl<T> WorkQueue<T> {
     /// Number of requests waiting, and in this worker.
     pub fn load(&self) -> QueueLoad {
         let state = self.state.lock();
-        QueueLoad { waiting: state.waiting() as u64, in_hand: state.in_hand() as u64 }
+        QueueLoad {
+            waiting: state.waiting() as u64,
+            in_hand: state.in_hand() as u64,
+            waiting_tokens: state.waiting_tokens(),
+            asleep: state.dismissed,
+        }
     }
 
     /// Waits until the room for a lane's requests from the shared queue is at least twice as much as `asked` or, for live
@@ -267,20 +278,24 @@ impl<T> WorkQueue<T> {
             intake.contest(until);
         }
         let is_first = lane == Lane::Bulk && !std::mem::replace(&mut state.bulk_came, true);
+        let calls = state.dismissed;
         drop(state);
+        if calls {
+            self.called.notify_one();
+        }
         self.arrived[role as usize].notify_one();
         if is_first {
             self.arrived[Role::Background as usize].notify_all();
         }
     }
 
-    /// Waits until the first bulk request has come. `false` once the queue is closed.
+    /// Waits until the first bulk request has come. `false` once the queue is closed, or its instances were dismissed.
     pub fn bulk_comes(&self) -> bool {
         let mut state = self.state.lock();
-        while !state.bulk_came && !state.closed {
+        while !state.bulk_came && !state.closed && !state.dismissed {
             self.arrived[Role::Background as usize].wait(&mut state);
         }
-        !state.closed
+        !state.closed && !state.dismissed
     }
 
     /// Background instances got too little of the CPUs: the main instances execute bulk requests for a while.
@@ -292,6 +307,9 @@ impl<T> WorkQueue<T> {
     /// A background instance is ready. From the first one on, the main instances take no bulk requests.
     pub fn add_background(&self) {
         let mut state = self.state.lock();
+        if state.dismissed {
+            return;
+        }
         state.background = match (state.background.take(), &state.intake) {
             (Some(mut intake), _) => {
                 intake.add_instance();
@@ -304,6 +322,7 @@ impl<T> WorkQueue<T> {
     /// Puts a request into the queue that has to run in a batch of its own.
     pub fn push_alone(&self, candidate: Candidate, item: T) {
         self.state.lock().alone.push_back((candidate, item));
+        self.called.notify_one();
         self.arrived[Role::Main as usize].notify_one();
     }
 
@@ -380,6 +399,9 @@ impl<T> Drop for Permit<T> {
     fn drop(&mut self) {
         let mut state = self.queue.state.lock();
         state.permits_out[self.lane as usize] -= 1;
+        if state.in_hand() == 0 {
+            state.idle_since = Instant::now();
+        }
         let wrong = state.is_asked_wrongly(self.queue.capacity, Instant::now());
         drop(state);
         self.queue.wake(wrong);

@@ -18,7 +18,7 @@ use trireme_inference::{Counters, ModelKey};
 /// let (statistics, key) = (ModelStatistics::default(), ModelKey { name: "encoder".into(), version: 1 });
 /// assert!(statistics.snapshot(&key).is_none());
 ///
-/// statistics.host("model", Duration::from_secs(2), || QueueLoad { waiting: 3, in_hand: 5 });
+/// statistics.host("model", Duration::from_secs(2), || QueueLoad { waiting: 3, in_hand: 5, ..QueueLoad::default() });
 /// statistics.record(|counters| counters.tokens += 12);
 /// let snapshot = statistics.snapshot(&key).expect("it is hosted");
 /// assert_eq!((snapshot.counters.tokens, snapshot.load.waiting), (12, 3));
@@ -44,6 +44,10 @@ pub struct QueueLoad {
     pub waiting: u64,
     /// Requests in this worker: these, those being executed, and those whose results are being sent on.
     pub in_hand: u64,
+    /// Tokens of the requests that wait to be executed, by lane; their rows for a model without tokens.
+    pub waiting_tokens: [u64; 2],
+    /// Whether the instances were dismissed, and no others are there yet.
+    pub asleep: bool,
 }
 
 /// A model version in the snapshot of a process.

@@ -1,6 +1,7 @@
 //! The time spent on a request, hop by hop.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -106,6 +107,16 @@ impl Ledger {
     pub fn without_times(&self) -> Ledger {
         let hop = |hop: &Hop| Hop { model: hop.model.clone(), space: hop.space.clone(), ..Hop::default() };
         Ledger(self.0.iter().map(hop).collect())
+    }
+
+    /// The time of all hops, on the bus and in workers.
+    pub fn spent(&self) -> Duration {
+        let hops = self.0.iter().map(|hop| {
+            let times =
+                [hop.transit_us, hop.queue_us, hop.compute_input_us, hop.compute_infer_us, hop.compute_output_us];
+            times.into_iter().fold(0, u64::saturating_add)
+        });
+        Duration::from_micros(hops.fold(0, u64::saturating_add))
     }
 
     /// The facts of all tokenizers together; `None` where no step was one.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Lane, Latencies, UnixMicros};
+use crate::{Lane, LaneWork, Latencies, TimeLeft, UnixMicros};
 
 /// Batch sizes with an entry of their own; a further size is counted with the next smaller one.
 const MAX_BATCH_SIZES: usize = 1024;
@@ -114,6 +114,12 @@ pub struct Counters {
     pub dropped: [u64; 2],
     /// Answers that a gateway sent, errors included.
     pub answered: Latencies,
+    /// Loads of a model that was not in memory, for a request.
+    pub waking: Latencies,
+    /// The work of requests that succeeded, by lane.
+    pub work: [LaneWork; 2],
+    /// How much of their time requests had left when their runs began, by lane.
+    pub time_left: [TimeLeft; 2],
 }
 
 /// The counted data of a successful request.
@@ -123,6 +129,10 @@ pub struct Completed {
     pub lane: Lane,
     /// Its rows.
     pub rows: u32,
+    /// Its tokens without padding; its rows for a model without tokens.
+    pub tokens: u64,
+    /// The rows of its batch.
+    pub batch_size: u32,
     /// Its time on the bus.
     pub transit: Duration,
     /// Its time in the worker's queue.
@@ -191,6 +201,17 @@ impl DropReason {
         [(DropReason::Deadline, "deadline"), (DropReason::Cancelled, "cancelled")];
 }
 
+// === impl Completed ===
+
+impl Completed {
+    /// The request's part of its batch.
+    fn work(&self) -> LaneWork {
+        let batch = self.compute_input + self.compute_infer + self.compute_output;
+        let ns = batch.as_nanos() * u128::from(self.rows) / u128::from(self.batch_size.max(self.rows).max(1));
+        LaneWork { requests: 1, tokens: self.tokens, ns: u64::try_from(ns).unwrap_or(u64::MAX) }
+    }
+}
+
 // === impl Counters ===
 
 impl Counters {
@@ -204,8 +225,9 @@ impl Counters {
 
     /// Counts a successful request.
     pub fn complete(&mut self, request: &Completed, now: UnixMicros) {
-        let Completed { lane, rows, transit, worker_queue, compute_input, compute_infer, compute_output, total } =
-            *request;
+        let Completed {
+            lane, rows, transit, worker_queue, compute_input, compute_infer, compute_output, total, ..
+        } = *request;
         self.request.record(total);
         self.queue.record(transit + worker_queue);
         if lane == Lane::Bulk {
@@ -214,6 +236,7 @@ impl Counters {
         self.transit.record(transit);
         self.worker_queue.record(worker_queue);
         self.compute.record(compute_input + compute_infer + compute_output);
+        self.work[lane as usize].add(request.work());
         self.compute_input.record(compute_input);
         self.compute_infer.record(compute_infer);
         self.compute_output.record(compute_output);
@@ -258,6 +281,7 @@ impl Counters {
             (&mut self.compute_output, &other.compute_output),
             (&mut self.first_response, &other.first_response),
             (&mut self.answered, &other.answered),
+            (&mut self.waking, &other.waking),
             (&mut self.cache_hit, &other.cache_hit),
             (&mut self.cache_miss, &other.cache_miss),
         ];
@@ -270,6 +294,8 @@ impl Counters {
         self.last_inference_ms = self.last_inference_ms.max(other.last_inference_ms);
         self.tokens += other.tokens;
         self.padding_tokens += other.padding_tokens;
+        self.work.iter_mut().zip(other.work).for_each(|(sum, more)| sum.add(more));
+        self.time_left.iter_mut().zip(&other.time_left).for_each(|(sum, more)| sum.add(more));
         self.truncated_texts += other.truncated_texts;
         self.redeliveries += other.redeliveries;
         self.dead_letters += other.dead_letters;
@@ -298,6 +324,7 @@ mod tests {
             counters.drop_request(DropReason::Cancelled);
         }
         counters.tokens = seed;
+        counters.time_left[1].record(Duration::from_secs(seed), Duration::from_secs(10));
         counters.answered.record(Duration::from_secs(seed));
         counters
     }
@@ -310,6 +337,19 @@ mod tests {
         assert_eq!(counters.failures.iter().sum::<u64>(), counters.fail.count);
         assert_eq!(counters.batches.values().map(|batch| batch.compute_infer.count).sum::<u64>(), counters.executions);
         assert_eq!((counters.inferences, counters.last_inference_ms), (28, 7));
+    }
+
+    #[test]
+    fn the_requests_of_a_batch_share_its_time_by_their_rows() {
+        let mut counters = Counters::default();
+        let (compute_input, compute_infer) = (Duration::from_millis(2), Duration::from_millis(6));
+        for (lane, rows, tokens) in [(Lane::Live, 1, 10), (Lane::Bulk, 3, 90)] {
+            let request =
+                Completed { lane, rows, tokens, batch_size: 4, compute_input, compute_infer, ..Default::default() };
+            counters.complete(&request, UnixMicros(1));
+        }
+        assert_eq!(counters.work[0], LaneWork { requests: 1, tokens: 10, ns: 2_000_000 });
+        assert_eq!(counters.work[1], LaneWork { requests: 1, tokens: 90, ns: 6_000_000 });
     }
 
     #[test]

@@ -69,7 +69,6 @@ mod tests {
         let ns = Duration::from_nanos;
         let mut counters = Counters::default();
         let request = Completed {
-            lane: Default::default(),
             rows: 2,
             transit: ns(1),
             worker_queue: ns(2),
@@ -77,6 +76,7 @@ mod tests {
             compute_infer: ns(5),
             compute_output: ns(6),
             total: ns(20),
+            ..Completed::default()
         };
         counters.complete(&request, UnixMicros(7_000));
         let (compute_input, compute_infer, compute_output) = (ns(4), ns(5), ns(6));

@@ -78,6 +78,12 @@ pub struct WorkerArgs {
     #[arg(long, env = "TRIREME_MODEL_LOAD_LIMIT_SECS", value_name = "SECONDS", default_value_t = 600)]
     pub model_load_limit_secs: u64,
 
+    /// How long a model without requests stays in memory, such as 90s, 5m or 1h; for ever by default. Then it is unloaded from memory and
+    /// served on: its next request loads it again, and waits for that up to its deadline
+    #[arg(help_heading = "Models")]
+    #[arg(long, env = "TRIREME_KEEP_ALIVE", value_name = "DURATION", value_parser = keep_alive)]
+    pub keep_alive: Option<Duration>,
+
     /// Seconds that one execution may take; a worker past it counts as hung, gives its work back and ends; 0 is no limit
     #[arg(help_heading = "Worker")]
     #[arg(long, env = "TRIREME_EXECUTION_LIMIT_SECS", value_name = "SECONDS", default_value_t = 120)]
@@ -141,6 +147,7 @@ impl WorkerArgs {
                 load_threads: self.model_load_thread_count,
                 load_limit: (self.model_load_limit_secs > 0).then(|| Duration::from_secs(self.model_load_limit_secs)),
                 execution_limit: self.execution_limit(),
+                keep_alive: self.keep_alive,
                 canary: (self.canary_secs > 0).then(|| Duration::from_secs(self.canary_secs)),
                 other_content: self.other_content,
                 ..defaults
@@ -156,6 +163,17 @@ impl WorkerArgs {
     /// The time limit of a drain.
     pub fn exit_timeout(&self) -> Duration {
         Duration::from_secs(self.exit_timeout_secs)
+    }
+}
+
+/// A duration with its unit that is not zero.
+fn keep_alive(text: &str) -> Result<Duration, String> {
+    let expected = |found: String| format!("expected a duration such as 90s, 5m or 1h, found '{text}': {found}");
+    match humantime::parse_duration(text) {
+        Ok(Duration::ZERO) => {
+            Err(expected("a model that no request keeps would be loaded for each of them".to_owned()))
+        }
+        parsed => parsed.map_err(|error| expected(error.to_string())),
     }
 }
 
@@ -342,6 +360,17 @@ mod tests {
     #[test]
     fn an_error_steers_no_terminal() {
         assert_eq!(harmless("a\x1b[2J\u{9b}b\r\nc"), "a\\u{1b}[2J\\u{9b}b\\r\nc");
+    }
+
+    #[test]
+    fn a_model_is_kept_for_a_duration_with_a_unit() {
+        assert_eq!(keep_alive("5m"), Ok(Duration::from_secs(300)));
+        for (text, fault) in
+            [("5", "found '5': time unit needed"), ("0s", "would be loaded for each"), ("-1s", "found '-1s'")]
+        {
+            let error = keep_alive(text).unwrap_err();
+            assert!(error.contains(fault) && error.contains("such as 90s, 5m or 1h"), "{error}");
+        }
     }
 
     #[test]

@@ -193,7 +193,11 @@ impl Stage {
         for model in models {
             let model = ModelKey { name: (*model).into(), version: 1 };
             let rest = async {
-                while self.bus.queue_status(&model, &[]).await.is_ok_and(|status| status.waiting + status.delivered > 0)
+                while self
+                    .bus
+                    .queue_status(&model, &[])
+                    .await
+                    .is_ok_and(|status| status.all_waiting() + status.delivered > 0)
                 {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }

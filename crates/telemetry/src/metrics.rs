@@ -88,6 +88,7 @@ metrics! {
     QueueWaiting = "trireme_queue_waiting_messages" Gauge "Messages in the model's queue on the bus that no worker has been given";
     QueueDelivered = "trireme_queue_delivered_messages" Gauge "Messages of the model's queue on the bus that workers hold";
     QueueOldest = "trireme_queue_oldest_age_seconds" Gauge "Age of the oldest message in a lane of the model's queue on the bus that no worker has been given";
+    QueueWork = "trireme_queue_work_seconds" Gauge "Model time of the requests that wait, on the bus and in workers, by lane: their tokens or rows, at the pace of an instance in the last minute. A message on the bus counts as the lane's mean request, and as 1 s until a run has been measured";
     RefusedWorkers = "trireme_refused_workers" Gauge "Workers of the model that take no work, because other files under its name are served";
     ModelInfo = "trireme_model_info" Gauge "1 for each model version that is served and whose workers tell its space; the space is a label";
     Workers = "trireme_workers" Gauge "Workers that serve the model, as the registry has them";
@@ -109,6 +110,7 @@ metrics! {
     StageTransit = "trireme_stage_transit_seconds" Histogram "From being sent to the model's queue on the bus until this process received it";
     StageQueue = "trireme_stage_queue_seconds" Histogram "From being received by this process until its batch began to run";
     StageLane = "trireme_stage_lane_queue_seconds" Histogram "From being sent to the model's queue until its batch began to run, by the request's lane";
+    StageTimeLeft = "trireme_stage_time_left_ratio" Histogram "The part of the time until its deadline that a request had left when its run began, by lane: 1 is all of it, 0 none";
     StageCompute = "trireme_stage_compute_seconds" Histogram "What running the request's batch took: inputs, run and outputs";
     StageFailures = "trireme_stage_failures_total" Counter "Requests that failed in this process";
     StageBatch = "trireme_stage_batch_rows" Histogram "Rows of the batches that this process ran";
@@ -117,6 +119,8 @@ metrics! {
     StageTruncated = "trireme_stage_truncated_texts_total" Counter "Texts that this process cut because they were too long";
     StageWaiting = "trireme_stage_waiting_requests" Gauge "Requests that wait in this process for their batch";
     StageInFlight = "trireme_stage_in_flight_requests" Gauge "Requests in this process: waiting, running, being sent on";
+    StageAsleep = "trireme_stage_asleep" Gauge "1 while the model is not in this process's memory, because it had no request for --keep-alive; its next request loads it";
+    StageWaking = "trireme_stage_waking_seconds" Histogram "Loads of models that were asleep, each for a request that waited for it";
     StageRedeliveries = "trireme_stage_redeliveries_total" Counter "Deliveries to this process that were not the first of their message";
     StageDeadLetters = "trireme_stage_dead_letters_total" Counter "Messages that this process gave up after their last attempt";
     StageDropped = "trireme_stage_dropped_requests_total" Counter "Requests that this process let go because no client waits for them any more";

@@ -50,6 +50,15 @@ fn gateway(name: &str, nats: &str, folder: &Path) -> (Process, SocketAddr) {
     (gateway, address)
 }
 
+/// The model time of the bulk requests that wait for a model, as a gateway's metrics say it.
+fn work_seconds(gateway: &Process, model: &str) -> Option<f64> {
+    let events = gateway.events();
+    let listener = events.iter().find(|event| event["message"] == "metrics listener")?;
+    let metrics = Request::get("/metrics").send(listener["address"].as_str()?.parse().ok()?).ok()?.text();
+    let name = format!(r#"trireme_queue_work_seconds{{lane="bulk",model="{model}",version="1"}} "#);
+    metrics.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok())
+}
+
 #[test]
 fn a_batch_wakes_a_model_that_has_no_worker() {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -78,7 +87,7 @@ fn a_batch_wakes_a_model_that_has_no_worker() {
     }
     sandbox.gateway.terminate();
     assert_eq!(sandbox.gateway.wait_exit(LIMIT).code(), Some(0));
-    let (_gateway, address) = gateway("restarted-gateway", &nats, folder.path());
+    let (restarted, address) = gateway("restarted-gateway", &nats, folder.path());
 
     let line = |number: usize| {
         json!({"custom_id": number.to_string(), "method": "POST", "url": "/v1/embeddings", "body": body}).to_string()
@@ -104,6 +113,9 @@ fn a_batch_wakes_a_model_that_has_no_worker() {
     let (_, called) = numbers(&nats, first).expect("the stream is there");
     wait_until("the first calls are over", LIMIT, || (numbers(&nats, first)?.0 > called).then_some(()));
     wait_until("work is still seen", LIMIT, || (lag(&nats, first) > Some(0)).then_some(()));
+    // The seconds of work that wait are there without a worker, too.
+    let model = first.trim_start_matches("trireme_work_").trim_end_matches("_1-10000");
+    wait_until("seconds of work", LIMIT, || (work_seconds(&restarted, model)? > 0.0).then_some(()));
     for stage in stages {
         sandbox.start_worker(stage);
     }

@@ -131,10 +131,14 @@ impl Queue {
 
     pub fn status(&self) -> QueueStatus {
         let state = self.state.lock();
-        let waiting = state.levels.values().map(|level| level.ready.len()).sum::<usize>() + state.delayed.len();
+        let waiting = Lane::ALL.map(|(lane, _)| {
+            let levels = state.levels.iter().filter(|&(&level, _)| Lane::of_level(level) == lane);
+            let delayed = state.delayed.iter().filter(|delayed| delayed.queued.message.lane() == lane);
+            (levels.map(|(_, level)| level.ready.len()).sum::<usize>() + delayed.count()) as u64
+        });
         QueueStatus {
-            waiting: waiting as u64,
-            delivered: state.unsettled.len().saturating_sub(waiting) as u64,
+            waiting,
+            delivered: (state.unsettled.len() as u64).saturating_sub(waiting.iter().sum()),
             oldest: Lane::ALL.map(|(lane, _)| {
                 let levels = state.levels.iter().filter(|&(&level, _)| Lane::of_level(level) == lane);
                 levels.filter_map(|(_, level)| level.oldest()).max().unwrap_or_default()

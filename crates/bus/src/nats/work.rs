@@ -255,11 +255,13 @@ async fn stream_status(nats: &Nats, model: &ModelKey, level: u32) -> Result<Queu
         last = last.max(consumer.delivered.stream_sequence);
     }
     let waiting = state.messages.saturating_sub(delivered);
-    let mut oldest = [Duration::ZERO; 2];
+    let mut status = QueueStatus { delivered, ..QueueStatus::default() };
     if waiting > 0 {
-        oldest[Lane::of_level(level) as usize] = UnixMicros::now().since(published(state, last + 1));
+        let lane = Lane::of_level(level) as usize;
+        status.waiting[lane] = waiting;
+        status.oldest[lane] = UnixMicros::now().since(published(state, last + 1));
     }
-    Ok(QueueStatus { waiting, delivered, oldest })
+    Ok(status)
 }
 
 /// About when the message with this sequence number was published, as if those of a stream came at a steady rate. A gateway may not read

@@ -140,9 +140,9 @@ impl Seats {
     }
 }
 
-/// The cost of a request: its tokens, or its rows where lengths do not matter to the model's policy.
+/// The cost of a request.
 fn cost(description: &Description) -> f64 {
-    f64::from(description.rows.max(1)) * f64::from(description.length.max(1))
+    description.tokens() as f64
 }
 
 #[cfg(test)]

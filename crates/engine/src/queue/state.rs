@@ -62,6 +62,10 @@ pub(super) struct State<T> {
     pub calls: u64,
     /// Whether no instance can execute: no more is taken in.
     pub paused: bool,
+    /// Whether the instances have to end, and the queue goes on to take requests until others come.
+    pub dismissed: bool,
+    /// When the last request left this worker.
+    pub idle_since: Instant,
     pub closed: bool,
 }
 
@@ -91,6 +95,16 @@ pub(super) struct Waiting<T> {
 impl<T> State<T> {
     pub fn waiting(&self) -> usize {
         self.lanes.iter().map(|waiting| waiting.items.len()).sum::<usize>() + self.alone.len()
+    }
+
+    /// Tokens of the waiting requests of each lane. Those that run alone count as live ones.
+    pub fn waiting_tokens(&self) -> [u64; 2] {
+        let mut tokens = [0, 1].map(|lane: usize| {
+            self.lanes[lane].candidates.iter().map(|candidate| candidate.description.tokens()).sum::<u64>()
+        });
+        tokens[Lane::Live as usize] +=
+            self.alone.iter().map(|(candidate, _)| candidate.description.tokens()).sum::<u64>();
+        tokens
     }
 
     /// Number of waiting requests that go before a new one of this lane.
@@ -139,6 +153,11 @@ impl<T> State<T> {
     /// See [`Intake::outlook`].
     pub fn outlook(&self, lane: Lane, cost: f64, now: Instant) -> Option<(Duration, Duration)> {
         self.intake_for(lane)?.outlook(cost, self.waiting_before(lane), now)
+    }
+
+    /// How long this worker has had no request; `None` while it has one.
+    pub fn idle(&self) -> Option<Duration> {
+        (self.in_hand() == 0).then(|| self.idle_since.elapsed())
     }
 
     pub fn in_hand(&self) -> usize {

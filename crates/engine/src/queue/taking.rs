@@ -19,7 +19,7 @@ pub(super) const PASSED_OVER: u32 = 15;
 
 impl<T> WorkQueue<T> {
     /// Waits for a batch to execute, in the order that the policy gave; the run ends when it is dropped. `None` once
-    /// the queue is closed and empty. When no request waits and [`WorkQueue::call_idle`] was called more than `calls`
+    /// the queue is closed and empty, or the instances were dismissed. When no request waits and [`WorkQueue::call_idle`] was called more than `calls`
     /// times, returns an empty batch and updates `calls`. If some of the batch's requests are too `late` for its
     /// expected duration, returns only those.
     pub fn take_run(
@@ -75,6 +75,9 @@ impl<T> WorkQueue<T> {
     ) -> Option<R> {
         let mut state = self.state.lock();
         loop {
+            if state.dismissed {
+                return None;
+            }
             if role == Role::Main
                 && let Some((candidate, item)) = state.alone.pop_front()
             {

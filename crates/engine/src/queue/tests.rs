@@ -1,3 +1,5 @@
+use futures_util::FutureExt;
+
 use super::taking::PASSED_OVER;
 use super::*;
 use crate::batching::Decision;
@@ -408,4 +410,32 @@ fn main_instances_execute_bulk_requests_while_the_background_starves() {
     assert_eq!(take(Role::Main), ["bulk"], "a short run, because a live request has just run");
     queue.state.lock().starves_until = Some(Instant::now());
     assert_eq!(take(Role::Background).len(), 8, "that is over");
+}
+
+#[test]
+fn an_idle_queue_dismisses_its_instances_and_keeps_what_comes() {
+    let queue = WorkQueue::new(Box::new(OneAtATime), 8, None);
+    let waits = {
+        let queue = queue.clone();
+        std::thread::spawn(move || queue.take(1, &mut 0).is_none())
+    };
+    let keep = Duration::from_secs(3600);
+    assert!(queue.dismiss_if_idle(keep).is_err_and(|at| at > Instant::now()), "it was in use");
+    queue.pause(true);
+    assert!(queue.dismiss_if_idle(Duration::ZERO).is_err(), "its backend is about to replace an instance");
+    queue.pause(false);
+    assert!(queue.dismiss_if_idle(Duration::ZERO).is_ok());
+    assert!(waits.join().unwrap(), "the instance ends");
+    assert!(!queue.bulk_comes(), "and so do those for bulk requests");
+
+    let permit = queue.permit(Lane::Live, false);
+    queue.push(Lane::Live, candidate(), 1);
+    assert!(queue.called().now_or_never().is_some());
+    assert_eq!((queue.load().asleep, queue.take(1, &mut 0)), (true, None));
+    queue.recall();
+    assert_eq!((queue.load().asleep, queue.take(1, &mut 0)), (false, Some(vec![1])));
+    assert!(queue.dismiss_if_idle(Duration::ZERO).is_err(), "the request is still in this worker");
+    drop(permit);
+    assert!(queue.dismiss_if_idle(Duration::ZERO).is_ok());
+    assert!(queue.called().now_or_never().is_none(), "no request waits");
 }

@@ -93,7 +93,8 @@ impl HostedModel {
             Err(error) => return self.fail(pending, error, FailureReason::Other),
             Ok(checked) => checked,
         };
-        let description = self.queue.describe(&inputs);
+        let described = self.queue.describe(&inputs);
+        let description = Description { rows: if self.batched { described.rows } else { 1 }, ..described };
         if self.is_late(&pending.message, &description, received_at) {
             self.queue.came_late();
             return self.drop_late(pending);
@@ -125,8 +126,7 @@ impl HostedModel {
         };
         let (lane, priority) = (message.lane(), level.saturating_mul(2) | u32::from(delayed));
         let candidate = Candidate { arrived, priority, description };
-        let rows = if self.batched { description.rows } else { 1 };
-        pending.description = Description { rows, ..description };
+        pending.description = description;
         // Attempts of a suspect are noted before it begins, and parts of an answer wait for their reader: both would block here.
         let here = here && pending.delivery.suspect.is_none() && !request.in_parts;
         let alone = pending.delivery.is_alone();

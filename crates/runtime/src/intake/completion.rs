@@ -61,7 +61,9 @@ impl Completion for Box<Pending> {
 
     fn begin_batch(batch: Vec<(ExecuteRequest, Self)>) -> Vec<(ExecuteRequest, Self)> {
         let Some(model) = batch.first().map(|(_, pending)| pending.model.clone()) else { return batch };
-        model.count_attempts(batch)
+        let batch = model.count_attempts(batch);
+        model.count_time_left(batch.iter().map(|(_, pending)| &**pending));
+        batch
     }
 
     fn ran_together(batch: &mut [Self]) {

@@ -52,6 +52,8 @@ pub struct WorkerOptions {
     pub load_limit: Option<Duration>,
     /// How long one execution may take before the worker counts as hung; `None` is for ever.
     pub execution_limit: Option<Duration>,
+    /// An idle model leaves the memory after this time; `None` is never.
+    pub keep_alive: Option<Duration>,
     /// The canary request is executed after a model had no traffic for this time; `None` is never.
     pub canary: Option<Duration>,
     /// The cache for answers of steps, if there is one.
@@ -101,6 +103,7 @@ impl WorkerOptions {
             load_threads: LOAD_THREADS,
             load_limit: None,
             execution_limit: None,
+            keep_alive: None,
             canary: None,
             cache: None,
             other_content: OtherContent::default(),

@@ -20,6 +20,8 @@ impl HostedModel {
         let completed = Completed {
             lane: pending.message.lane(),
             rows: pending.description.rows,
+            tokens: pending.description.tokens(),
+            batch_size: timing.batch_size,
             transit,
             worker_queue: pending.queued,
             compute_input: timing.compute_input,
@@ -32,6 +34,17 @@ impl HostedModel {
             counters.truncated_texts += response.texts.map_or(0, |texts| texts.truncated);
             if first {
                 counters.first_response.record(completed.total);
+            }
+        });
+    }
+
+    /// Counts how much of their time the requests of a batch have left that begins now.
+    pub(crate) fn count_time_left<'a>(&self, batch: impl Iterator<Item = &'a Pending>) {
+        let now = UnixMicros::now();
+        self.statistics.record(|counters| {
+            for Pending { message, .. } in batch {
+                let granted = message.deadline.since(message.sent_at) + message.ledger.spent();
+                counters.time_left[message.lane() as usize].record(message.deadline.since(now), granted);
             }
         });
     }

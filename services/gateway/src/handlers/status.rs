@@ -127,7 +127,7 @@ fn models(
         let before = windows.before(Instant::now(), &key).unwrap_or(&none);
         let median = |of: Of| lately(of, now, before).quantile(0.5).unwrap_or_default();
         StepLoad {
-            waiting: queues.get(&key).map_or(0, |queue| queue.waiting),
+            waiting: queues.get(&key).map_or(0, QueueStatus::all_waiting),
             transit: median(|counters| &counters.transit),
             worker_queue: median(|counters| &counters.worker_queue),
             compute: median(|counters| &counters.compute),
@@ -220,8 +220,8 @@ fn step(step: &PlanStep) -> Value {
 }
 
 fn queue(status: &QueueStatus) -> Value {
-    let QueueStatus { waiting, delivered, oldest } = *status;
-    json!({"waiting": waiting, "delivered": delivered, "oldest_seconds": seconds(oldest.into_iter().max().unwrap_or_default())})
+    let oldest = status.oldest.into_iter().max().unwrap_or_default();
+    json!({"waiting": status.all_waiting(), "delivered": status.delivered, "oldest_seconds": seconds(oldest)})
 }
 
 fn counters(counters: &Counters) -> Value {

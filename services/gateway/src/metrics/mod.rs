@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::QueueStatus;
-use trireme_inference::{Lane, ModelKey};
+use trireme_inference::{Counters, Lane, ModelKey};
 use trireme_runtime::TaskSet;
 use trireme_runtime::statistics::export;
 use trireme_server::connections::{ConnectionLimiter, Limits};
@@ -33,7 +33,7 @@ use trireme_telemetry::metrics::{self, Exposition, Metric, Samples};
 use crate::counts::{EMBEDDINGS, PROVIDER};
 use crate::handlers::{Handlers, Queues, SharedHandlers};
 use crate::http::HttpArgs;
-use crate::statistics::{Totals, Windows};
+use crate::statistics::{Total, Totals, Windows};
 use crate::text_cache::{Lookups, TextCache};
 use crate::usage::{self, Counts};
 
@@ -119,13 +119,13 @@ impl Metrics {
         let models = models(&self.handlers, &totals, &queues);
         let mut out = Exposition::default();
         let mut seen = self.seen.lock();
-        if self.options.summaries {
-            seen.windows.advance(Instant::now(), &totals);
-        }
+        let now = Instant::now();
+        seen.windows.advance(now, &totals);
         triton::export(&models, self.handlers.cache.is_some(), &seen.windows, &self.options, &mut out);
         if self.options.cpu {
             seen.cpus.export(self.options.interval, &mut out);
         }
+        waiting_work(&queues, &totals, |key| seen.windows.before(now, key), &mut out);
         drop(seen);
         own(&self.handlers, &queues, &mut out);
         export::process_metrics(self.handlers.collector.own(), &mut out);
@@ -155,7 +155,7 @@ fn models(handlers: &Handlers, totals: &Totals, queues: &Queues) -> Vec<Model> {
             None => triton::labels(&key, &BTreeMap::new()),
         };
         let total = totals.get(&key).cloned().unwrap_or_default();
-        Model { labels, total, queued: queues.get(&key).map_or(0, |queue| queue.waiting), config, key }
+        Model { labels, total, queued: queues.get(&key).map_or(0, QueueStatus::all_waiting), config, key }
     };
     catalog.known().into_iter().map(model).collect()
 }
@@ -198,7 +198,7 @@ fn own(handlers: &Handlers, queues: &Queues, out: &mut Exposition) {
     let queue = |samples: &mut Samples<'_>, read: fn(&QueueStatus) -> f64| {
         queues.iter().for_each(|(key, status)| with_labels(key, |labels| samples.value(labels, read(status))));
     };
-    out.family(Metric::QueueWaiting, |samples| queue(samples, |status| status.waiting as f64));
+    out.family(Metric::QueueWaiting, |samples| queue(samples, |status| status.all_waiting() as f64));
     out.family(Metric::QueueDelivered, |samples| queue(samples, |status| status.delivered as f64));
     out.family(Metric::QueueOldest, |samples| {
         for (key, status) in queues {
@@ -238,6 +238,25 @@ fn texts(cache: &TextCache, out: &mut Exposition) {
     out.family(Metric::TextCacheHits, |samples| each(samples, |counts| counts.hits));
     out.family(Metric::TextCacheMisses, |samples| each(samples, |counts| counts.misses));
     out.family(Metric::TextCacheBytes, |samples| samples.value(&[], cache.bytes() as f64));
+}
+
+/// Adds the model time of the requests that wait; `before` are a model version's counters of a minute ago.
+fn waiting_work<'a>(
+    queues: &Queues,
+    totals: &Totals,
+    before: impl Fn(&ModelKey) -> Option<&'a Counters>,
+    out: &mut Exposition,
+) {
+    let none = Total::default();
+    out.family(Metric::QueueWork, |samples| {
+        for (key, status) in queues {
+            let waiting = totals.get(key).unwrap_or(&none).waiting_time(status.waiting, before(key));
+            for ((_, lane), time) in Lane::ALL.iter().zip(waiting) {
+                let labels = [("lane", *lane), ("model", &key.name), ("version", &key.version.to_string())];
+                samples.value(&labels, time.as_secs_f64());
+            }
+        }
+    });
 }
 
 /// Adds what owners of keys have used at this gateway since its start.

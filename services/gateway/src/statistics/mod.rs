@@ -6,6 +6,7 @@
 
 mod requests;
 mod sources;
+mod waiting;
 mod windows;
 
 use std::collections::HashSet;

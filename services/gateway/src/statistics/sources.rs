@@ -86,6 +86,8 @@ impl Sources {
                 if there {
                     total.load.waiting += model.load.waiting;
                     total.load.in_hand += model.load.in_hand;
+                    let tokens = total.load.waiting_tokens.iter_mut().zip(model.load.waiting_tokens);
+                    tokens.for_each(|(sum, more)| *sum += more);
                     total.load_duration = total.load_duration.max(model.load_duration);
                 }
             }
@@ -107,7 +109,7 @@ mod tests {
         let model = ModelSnapshot {
             model: key(),
             counters: Counters { inferences, ..Counters::default() },
-            load: QueueLoad { waiting: 1, in_hand: 2 },
+            load: QueueLoad { waiting: 1, in_hand: 2, waiting_tokens: [7, 0], asleep: false },
             load_duration: Duration::from_secs(1),
             stage: "model".to_owned(),
         };
@@ -137,7 +139,7 @@ mod tests {
         sources.hear(snapshot("a", 1, 0, 5), start);
         sources.hear(snapshot("b", 1, 0, 7), start);
         let totals = sources.totals(&HashSet::from(["b".to_owned()]));
-        assert_eq!(totals[&key()].load, QueueLoad { waiting: 1, in_hand: 2 });
+        assert_eq!(totals[&key()].load, QueueLoad { waiting: 1, in_hand: 2, waiting_tokens: [7, 0], asleep: false });
         assert_eq!(totals[&key()].counters.inferences, 12);
     }
 

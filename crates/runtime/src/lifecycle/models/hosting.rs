@@ -10,12 +10,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use trireme_bus::{BusError, Content, ModelState, Reopening};
 use trireme_engine::{
-    Executions, Guests, Instance, LoadedModel, Model, Outage, WorkQueue, allowance, most_in_hand, stage,
+    Backend, Executions, Guests, Instance, LoadedModel, Model, Outage, WorkQueue, allowance, most_in_hand, stage,
 };
 use trireme_inference::ModelKey;
 use trireme_model_repository::RepositoryModel;
 
 use super::super::options::OtherContent;
+use super::keep_alive::KeepAlive;
 use super::proving::Proven;
 use super::{Instances, Models, Pull, Running, Version, outage};
 use crate::hosted::standing::Standing;
@@ -87,6 +88,7 @@ impl Models {
         self: &Arc<Self>,
         model: &RepositoryModel,
         version: i64,
+        backend: &Arc<dyn Backend>,
         Proven { loaded, initial_states, canary, took, content }: Proven,
     ) -> Result<(), NotHosted> {
         let key = ModelKey { name: model.name.as_str().into(), version };
@@ -174,9 +176,16 @@ impl Models {
         if goes_on {
             self.shared.remember(&hosted);
         }
-        self.look_after(&hosted, outages.filter(|outages| !outages.is_empty()));
+        let (threads, fingerprint) = (Arc::new(Mutex::new(threads)), model.fingerprint(version));
+        let keep_alive = self.options.keep_alive.map(|keep| KeepAlive {
+            models: self.clone(),
+            hosted: hosted.clone(),
+            source: (model.clone(), backend.clone(), fingerprint),
+            threads: threads.clone(),
+            keep,
+        });
+        self.look_after(&hosted, outages.filter(|outages| !outages.is_empty()), keep_alive);
         let (instances, asking) = (Instances { model: hosted.clone(), threads }, hosted.clone());
-        let fingerprint = model.fingerprint(version);
         let replaced = {
             let mut versions = self.versions.lock();
             let before = versions.remove(&key).and_then(|before| before.running);
@@ -238,7 +247,12 @@ impl Models {
     }
 
     /// Starts the tasks that a version needs. They end when the version is gone, or the worker.
-    fn look_after(self: &Arc<Self>, model: &Arc<HostedModel>, outages: Option<Vec<watch::Receiver<Outage>>>) {
+    fn look_after(
+        self: &Arc<Self>,
+        model: &Arc<HostedModel>,
+        outages: Option<Vec<watch::Receiver<Outage>>>,
+        keep_alive: Option<KeepAlive>,
+    ) {
         let tasks = &self.shared.tasks;
         let spawn = |name, task: Pin<Box<dyn Future<Output = ()> + Send>>| {
             let gone = model.gone.clone();
@@ -253,8 +267,14 @@ impl Models {
         if model.standing.is_some() {
             spawn("content", Box::pin(self.clone().look_after_content(model.clone())));
         }
-        if let Some(outages) = outages {
-            spawn("outages", Box::pin(outage::watch(self.clone(), model.clone(), outages)));
+        match (keep_alive, outages) {
+            (Some(keep_alive), outages) => {
+                let gone = model.gone.clone();
+                // It ends by itself: a load may have to end first.
+                tasks.spawn("keep alive", async move { _ = gone.run_until_cancelled(keep_alive.run(outages)).await });
+            }
+            (None, Some(outages)) => spawn("outages", Box::pin(outage::watch(self.clone(), model.clone(), outages))),
+            (None, None) => {}
         }
         if has_timeouts(&model.config) {
             spawn("queue timeouts", Box::pin(watch_timeouts(model.clone())));

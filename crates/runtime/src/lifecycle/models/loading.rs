@@ -12,15 +12,12 @@ use trireme_model_repository::RepositoryModel;
 
 use super::hosting::NotHosted;
 use super::retire::QUIET;
-use super::{Applied, Models, Version};
+use super::{Applied, LAST_LOADS, Models, Version};
 use crate::intake::IdleModel;
 use crate::lifecycle::WorkerOptions;
 
 /// A model that waits for this time for other loads is announced in the registry.
 const SAID_AFTER: Duration = Duration::from_secs(1);
-
-/// How long a worker that ends waits for its last loads: a library that is torn down while it loads may crash.
-const LAST_LOADS: Duration = Duration::from_secs(5);
 
 fn no_more_work() -> BusError {
     BusError::Unreachable("the worker takes no more work".to_owned())
@@ -55,17 +52,14 @@ impl Models {
         let changed: Vec<i64> =
             model.versions.iter().copied().filter(|version| !self.is_current(model, *version, retry)).collect();
         let place = if changed.is_empty() { None } else { Some(self.place(model, &changed).await?) };
-        let WorkerOptions { auto_complete, gpu_groups_on_cpu, load_limit: limit, .. } = self.options;
         let asks_for_gpus = |version: &i64| model.config_of(*version).with_gpu_groups_on_cpu().is_some();
-        if gpu_groups_on_cpu && changed.iter().any(asks_for_gpus) {
+        if self.options.gpu_groups_on_cpu && changed.iter().any(asks_for_gpus) {
             tracing::warn!(model = model.name, "its instance groups of KIND_GPU run on the CPU (--gpu-groups-on-cpu)");
         }
         let loading = changed.iter().map(|&version| {
             let announce = async move |doing| self.announce_load(model, version, doing).await;
             let key = ModelKey { name: model.name.as_str().into(), version };
-            let calls = IdleCalls::of(Arc::new(IdleModel { key, worker: self.shared.clone() }));
-            let options = LoadOptions { auto_complete, gpu_groups_on_cpu, limit, calls };
-            let loading = load_watched(model, version, backend.clone(), options, announce);
+            let loading = load_watched(model, version, backend.clone(), self.load_options(key), announce);
             try_join(loading, self.read_content(model, version, backend.clone()))
         });
         let given_up = async {
@@ -95,7 +89,7 @@ impl Models {
         }
         for (version, instance) in loaded {
             let name = model.name.clone();
-            let fault = match self.host(model, version, instance).await {
+            let fault = match self.host(model, version, &backend, instance).await {
                 Ok(()) => continue,
                 Err(NotHosted::Threads(error)) => LoadError::Backend { model: name, reason: error.to_string() },
                 Err(NotHosted::Bus(BusError::OverLimit { reason })) => LoadError::NoQueue { model: name, reason },
@@ -110,6 +104,13 @@ impl Models {
         };
         entries.extend(self.entries_of(&model.name));
         Ok(Applied { mine: true, entries, faults })
+    }
+
+    /// How a version is loaded.
+    pub(super) fn load_options(&self, key: ModelKey) -> LoadOptions {
+        let WorkerOptions { auto_complete, gpu_groups_on_cpu, load_limit: limit, .. } = self.options;
+        let calls = IdleCalls::of(Arc::new(IdleModel { key, worker: self.shared.clone() }));
+        LoadOptions { auto_complete, gpu_groups_on_cpu, limit, calls }
     }
 
     /// Stops serving the model. `None` if it is not hosted here.

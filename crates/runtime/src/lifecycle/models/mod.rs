@@ -5,11 +5,12 @@
 //! which then drain. If a version fails to load, the version that serves stays.
 //!
 //! How versions are loaded is in `loading`, how a loaded one is tried in `proving`, how it takes work in `hosting`, whether its
-//! content may be served in `content`, and how it is unloaded in `retire`. Not here: the decision which models are served (`scheduler`), and the path of work through a version
+//! content may be served in `content`, how it leaves the memory while it is idle in `keep_alive`, and how it is unloaded in `retire`. Not here: the decision which models are served (`scheduler`), and the path of work through a version
 //! (`intake`, `settle`).
 
 mod content;
 mod hosting;
+mod keep_alive;
 mod loading;
 mod outage;
 mod proving;
@@ -25,7 +26,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use trireme_bus::{BusError, ModelState, WorkerEntry};
-use trireme_engine::{Backend, LoadError};
+use trireme_engine::{Backend, LoadError, Threads};
 use trireme_inference::{ModelKey, Name, UnixMicros};
 use trireme_model_repository::ModelConfig;
 
@@ -36,6 +37,9 @@ use crate::host::hostname;
 use crate::hosted::standing::Obstacles;
 use crate::hosted::{HostedModel, Shared};
 use crate::intake::{Current, queue_levels};
+
+/// How long a worker that ends waits for its last loads: a library that is torn down while it loads may crash.
+const LAST_LOADS: Duration = Duration::from_secs(5);
 
 /// The model versions that a worker hosts.
 pub(crate) struct Models {
@@ -52,7 +56,7 @@ pub(crate) struct Models {
     pub hopeless: CancellationToken,
     versions: Arc<Mutex<BTreeMap<ModelKey, Version>>>,
     /// Threads of versions that were replaced or unloaded.
-    retired: Mutex<Vec<JoinHandle<()>>>,
+    retired: Mutex<Vec<SharedThreads>>,
     /// The tasks that pull work.
     pub pulls: TaskTracker,
     /// Loads and unloads of one model are done one after the other.
@@ -77,11 +81,14 @@ struct Running {
     pull: Pull,
 }
 
-/// A loaded version with its threads.
+/// A loaded version with its threads; without any while it is not in memory.
 struct Instances {
     model: Arc<HostedModel>,
-    threads: Vec<JoinHandle<()>>,
+    threads: SharedThreads,
 }
+
+/// The threads of a version. The task that takes it out of memory and loads it again changes them.
+type SharedThreads = Arc<Mutex<Threads>>;
 
 /// The task that pulls work for a version. It stays when the version's instances are replaced: deliveries on their way
 /// go to the current instances.
@@ -187,15 +194,15 @@ impl Models {
 
     /// Closes all queues and returns all threads, to be joined.
     pub fn close(&self) -> Vec<JoinHandle<()>> {
-        let mut threads = std::mem::take(&mut *self.retired.lock());
+        let mut all = std::mem::take(&mut *self.retired.lock());
         for version in std::mem::take(&mut *self.versions.lock()).into_values() {
             if let Some(running) = version.running {
                 running.instances.model.queue.close();
-                threads.extend(running.instances.threads);
+                all.push(running.instances.threads);
             }
         }
         self.shared.forget_all();
-        threads
+        all.iter().flat_map(|threads| std::mem::take(&mut *threads.lock())).collect()
     }
 
     /// Announces that a served version may take work or may not. Announces nothing of a version that is unloaded or was replaced.

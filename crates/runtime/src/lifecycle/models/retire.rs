@@ -3,13 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use trireme_bus::{ModelState, WorkerEntry};
 use trireme_inference::ModelKey;
 
-use super::{Instances, Models, Running, Version};
+use super::{Instances, Models, Running, SharedThreads, Version};
 use crate::hosted::{HostedModel, Shared};
 
 /// A version that is unloaded is pulled for until no work has arrived for this long. So requests whose earlier steps
@@ -88,10 +87,11 @@ impl Models {
     }
 
     /// Keeps the handles of threads that end when their queue is closed.
-    fn keep(&self, threads: Vec<JoinHandle<()>>) {
+    fn keep(&self, threads: SharedThreads) {
         let mut retired = self.retired.lock();
-        retired.retain(|thread| !thread.is_finished());
-        retired.extend(threads);
+        let may_have_more = |threads: &SharedThreads| Arc::strong_count(threads) > 1;
+        retired.retain(|threads| may_have_more(threads) || threads.lock().iter().any(|thread| !thread.is_finished()));
+        retired.push(threads);
     }
 }
 

@@ -66,6 +66,12 @@ fn stages(hosted: &[&ModelSnapshot], out: &mut Exposition) {
             times(samples, &[&[("lane", *lane)][..], labels].concat(), waits);
         }
     });
+    each(Metric::StageTimeLeft, &|samples, labels, model| {
+        for ((_, lane), left) in Lane::ALL.iter().zip(&model.counters.time_left) {
+            let labels = [&[("lane", *lane)][..], labels].concat();
+            samples.histogram(&labels, left.buckets(), left.count(), left.sum());
+        }
+    });
     each(Metric::StageCompute, &|samples, labels, model| times(samples, labels, &model.counters.compute));
     each(Metric::StageBatch, &|samples, labels, model| batches(samples, labels, &model.counters));
     each(Metric::StageTokens, &|samples, labels, model| samples.value(labels, model.counters.tokens as f64));
@@ -86,6 +92,8 @@ fn stages(hosted: &[&ModelSnapshot], out: &mut Exposition) {
     });
     each(Metric::StageDeadLetters, &|samples, labels, model| samples.value(labels, model.counters.dead_letters as f64));
     each(Metric::StageWaiting, &|samples, labels, model| samples.value(labels, model.load.waiting as f64));
+    each(Metric::StageAsleep, &|samples, labels, model| samples.value(labels, f64::from(u8::from(model.load.asleep))));
+    each(Metric::StageWaking, &|samples, labels, model| times(samples, labels, &model.counters.waking));
     each(Metric::StageInFlight, &|samples, labels, model| samples.value(labels, model.load.in_hand as f64));
 }
 
@@ -120,7 +128,7 @@ mod tests {
         let statistics = Statistics::new("worker");
         statistics.model(&ModelKey { name: "elsewhere".into(), version: 1 });
         let model = statistics.model(&ModelKey { name: "m".into(), version: 2 });
-        model.host("model", Duration::ZERO, || QueueLoad { waiting: 3, in_hand: 5 });
+        model.host("model", Duration::ZERO, || QueueLoad { waiting: 3, in_hand: 5, ..QueueLoad::default() });
         model.record(|counters| {
             let ms = Duration::from_millis;
             let (transit, worker_queue, compute_infer) = (ms(2), ms(4), ms(30));
@@ -129,6 +137,7 @@ mod tests {
             counters.complete(&request, UnixMicros(1));
             counters.execute(&Executed { batch_size: 3, ..Default::default() });
             counters.drop_request(DropReason::Deadline);
+            counters.time_left[1].record(ms(250), ms(1000));
         });
         let mut out = Exposition::default();
         process_metrics(&statistics, &mut out);
@@ -139,6 +148,10 @@ mod tests {
             r#"trireme_stage_queue_seconds_sum{model="m",stage="model",version="2"} 0.004"#,
             r#"trireme_stage_lane_queue_seconds_count{lane="live",model="m",stage="model",version="2"} 0"#,
             r#"trireme_stage_lane_queue_seconds_sum{lane="bulk",model="m",stage="model",version="2"} 0.006"#,
+            r#"trireme_stage_time_left_ratio_bucket{lane="bulk",model="m",stage="model",version="2",le="0.2"} 0"#,
+            r#"trireme_stage_time_left_ratio_bucket{lane="bulk",model="m",stage="model",version="2",le="0.3"} 1"#,
+            r#"trireme_stage_time_left_ratio_sum{lane="bulk",model="m",stage="model",version="2"} 0.25"#,
+            r#"trireme_stage_time_left_ratio_count{lane="live",model="m",stage="model",version="2"} 0"#,
             r#"trireme_stage_compute_seconds_count{model="m",stage="model",version="2"} 1"#,
             r#"trireme_stage_batch_rows_bucket{model="m",stage="model",version="2",le="2"} 0"#,
             r#"trireme_stage_batch_rows_bucket{model="m",stage="model",version="2",le="4"} 1"#,

@@ -159,7 +159,12 @@ mod tests {
         let statistics = Statistics::new("worker");
         let key = ModelKey { name: "m".into(), version: 3 };
         let model = statistics.model(&key);
-        model.host("model", Duration::from_millis(1500), || QueueLoad { waiting: 2, in_hand: 3 });
+        model.host("model", Duration::from_millis(1500), || QueueLoad {
+            waiting: 2,
+            in_hand: 3,
+            waiting_tokens: [5, 6],
+            asleep: true,
+        });
         let request = Completed { rows: 4, total: Duration::from_millis(7), ..Completed::default() };
         model.record(|counters| counters.complete(&request, UnixMicros(5_000_000)));
         statistics.model(&key).record(|counters| counters.fail(FailureReason::Backend, Duration::from_secs(1)));
