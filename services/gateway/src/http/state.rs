@@ -12,6 +12,7 @@ use trireme_jobs::{Client, Jobs};
 use trireme_operations::Waits;
 use trireme_server::budget::BytesPermit;
 use trireme_server::http::coding::Coding;
+use trireme_server::http::describe::Describe;
 use trireme_server::http::route::{self, Table};
 use trireme_server::http::{body, json};
 
@@ -76,6 +77,8 @@ impl HttpState {
 }
 
 // === impl Own ===
+
+impl Describe for Own {}
 
 impl FromRequestParts<HttpState> for Own {
     type Rejection = Refused;
