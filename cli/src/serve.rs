@@ -11,7 +11,6 @@ use anyhow::Context;
 use clap::builder::{BoolishValueParser, Resettable};
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, ValueEnum};
 use trireme_bus::{Bus, InProcess};
-use trireme_bus_disk::OnDisk;
 use trireme_gateway::{Embedder, Gateway, GatewayArgs, ModelOptions, TritonFlags};
 use trireme_inference::ModelKey;
 use trireme_model::OnnxRuntimeArgs;
@@ -237,12 +236,12 @@ impl Server {
         let models =
             ModelOptions { model_repository: options.model_repository.clone(), control: options.control.clone() };
         let settings = args.queue.options();
-        let bus: Arc<dyn Bus> = match &args.data_dir {
-            Some(directory) => Arc::new(OnDisk::open(&settings, directory).with_context(|| {
+        let bus: Arc<dyn Bus> = Arc::new(match &args.data_dir {
+            Some(directory) => trireme_bus_disk::open(&settings, directory).with_context(|| {
                 format!("--data-dir {}: name a directory that this user may write", directory.display())
-            })?),
-            None => Arc::new(InProcess::new(&settings)),
-        };
+            })?,
+            None => InProcess::new(&settings),
+        });
         let exit_timeout = args.worker.exit_timeout();
         let gateway =
             Gateway::start(bus.clone(), options.statistics.clone(), models, &args.gateway, exit_timeout).await?;

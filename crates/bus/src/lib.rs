@@ -56,7 +56,7 @@ pub use envelope::{
 };
 pub use error::BusError;
 pub use fault::{BusFault, FaultKind};
-pub use in_process::InProcess;
+pub use in_process::{InProcess, KeptStores};
 pub use inbox::{Inbox, PendingReplies};
 pub use message::{AnswerForm, Output, Part, Reply, SequenceStates, WorkMessage, original_id};
 pub use nats::{

@@ -129,6 +129,11 @@ impl Bucket {
         }
     }
 
+    /// Whether its values outlive the process of a bus that keeps jobs ([`Bus::keeps_jobs`](crate::Bus::keeps_jobs)).
+    pub(crate) fn is_durable(self) -> bool {
+        matches!(self, Bucket::Jobs | Bucket::Objects | Bucket::Usage)
+    }
+
     /// The number of tokens in its keys.
     pub fn tokens(self) -> usize {
         match self {

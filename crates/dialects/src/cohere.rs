@@ -46,6 +46,7 @@ pub(super) static DIALECT: Dialect = Dialect {
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
             Box::pin(about::models(call))
         })
+        .asks::<about::ModelsQuery>()
         .gives(about::models_answer)
         .behind_name(),
         DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(about::model(call)))

@@ -11,10 +11,13 @@ use trireme_inference::Parameters;
 use trireme_operations::{OperationRequest, Operations, TextOptions};
 use trireme_server::RequestContext;
 use trireme_server::access::Category;
+use trireme_server::http::describe::Describe;
+use trireme_server::http::query::{self, ParameterFault, Query};
 use trireme_server::http::route::Verb;
 use trireme_server::http::schema::{self, Described};
-use utoipa::ToSchema;
+use trireme_server::http::shapes::Shapes;
 use utoipa::openapi::schema::Schema;
+use utoipa::{IntoParams, ToSchema};
 
 use super::fields::{Field, Members, Others};
 use super::input;
@@ -53,6 +56,8 @@ pub struct DialectRoute {
     pub fields: &'static [&'static [Field]],
     /// A sentence about the route for the document.
     pub summary: &'static str,
+    /// Describes the parameters of its query.
+    pub query: Option<fn(&mut Shapes)>,
     /// The shape of its bodies.
     pub takes: Option<fn() -> Described>,
     /// The shape of its answers, if they are JSON.
@@ -131,6 +136,7 @@ impl DialectRoute {
             is_never_bare: false,
             fields: &[],
             summary,
+            query: None,
             takes: None,
             gives: None,
             gives_bytes: false,
@@ -153,6 +159,11 @@ impl DialectRoute {
     /// The same as a health check: it needs no key, its body is not read, and its refusals name no model.
     pub const fn checks_health(self) -> DialectRoute {
         DialectRoute { category: Category::Health, ..self }
+    }
+
+    /// The same with the parameters of a query that this type reads ([`DialectCall::query`]).
+    pub const fn asks<T: IntoParams>(self) -> DialectRoute {
+        DialectRoute { query: Some(Query::<T>::describe), ..self }
     }
 
     /// The same with a body of this shape and these fields.
@@ -220,6 +231,12 @@ impl DialectCall {
     /// The body, as a type reads it.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, Refusal> {
         input::read(&self.body)
+    }
+
+    /// The query of the URL, as a type reads it.
+    pub fn query<T: DeserializeOwned>(&self) -> Result<T, Refusal> {
+        let fault = |fault: ParameterFault| Refusal::new(Kind::Invalid, fault.0);
+        query::read(self.query.as_deref().unwrap_or_default()).map_err(fault)
     }
 
     /// Answers as another route with POST of the same dialect, whose tables the body is checked by.

@@ -45,8 +45,10 @@ use trireme_server::RequestContext;
 use trireme_server::Traffic;
 use trireme_server::access::Category;
 use trireme_server::body::work;
+use trireme_server::http::describe::Describe;
 use trireme_server::http::response;
-use trireme_server::http::route::{Resource, Route, Shapes, Verb};
+use trireme_server::http::route::{Resource, Route, Verb};
+use trireme_server::http::shapes::Shapes;
 
 use dialect::{Dialect, DialectRoute};
 use fields::Members;
@@ -135,7 +137,7 @@ pub fn routes<S, H, T>(first: &str, answer: impl Fn(DialectPath) -> H) -> Vec<Ro
 where
     S: Clone + Send + Sync + 'static,
     H: Handler<T, S>,
-    T: 'static,
+    T: Describe + 'static,
 {
     paths(first).into_iter().map(|path| route(path.clone(), answer(path))).collect()
 }
@@ -144,7 +146,7 @@ fn route<S, H, T>(path: DialectPath, handler: H) -> Route<S>
 where
     S: Clone + Send + Sync + 'static,
     H: Handler<T, S>,
-    T: 'static,
+    T: Describe + 'static,
 {
     let category = path.category();
     let traffic = match category {
@@ -169,7 +171,7 @@ where
 
 /// The shapes of a path for which these routes contend.
 fn shapes(contenders: &[Contender]) -> Shapes {
-    Shapes {
+    let mut shapes = Shapes {
         // Behind a name there is one dialect, whose fields these are.
         fields: match contenders {
             [(_, route)] if !route.fields.is_empty() => Some(fields::described(route.fields)),
@@ -182,7 +184,10 @@ fn shapes(contenders: &[Contender]) -> Shapes {
             .iter()
             .map(|(dialect, route)| route.refuse.map_or(dialect.refusals, |(_, refusals)| refusals)())
             .collect(),
-    }
+        ..Shapes::default()
+    };
+    contenders.iter().filter_map(|(_, route)| route.query).for_each(|describe| describe(&mut shapes));
+    shapes
 }
 
 // === impl DialectPath ===

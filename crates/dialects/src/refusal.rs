@@ -156,16 +156,8 @@ impl From<Fault> for Refusal {
 
 impl From<Denied> for Refusal {
     fn from(denied: Denied) -> Refusal {
-        match denied {
-            Denied::Key => Refusal::new(
-                Kind::Key,
-                "a valid API key is required, as 'Authorization: Bearer <key>' or 'X-API-Key: <key>'",
-            ),
-            Denied::Restricted(header) => {
-                Refusal::new(Kind::Forbidden, format!("this API is restricted, expected header '{header}'"))
-            }
-            Denied::Foreign(foreign) => Refusal::new(Kind::Forbidden, foreign.to_string()),
-        }
+        let kind = if denied == Denied::Key { Kind::Key } else { Kind::Forbidden };
+        Refusal::new(kind, denied.to_string())
     }
 }
 

@@ -23,7 +23,6 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use trireme_bus::fixtures::refusing::{Call, Refusing};
 use trireme_bus::{Bucket, Bus, InProcess, QueueOptions};
-use trireme_bus_disk::OnDisk;
 use trireme_columns::{Batch, Format, Layout, Writer};
 use trireme_jobs::{
     BatchState, Client, Execute, Executed, JobAnswer, JobCall, JobError, JobOptions, Jobs, NewBatch, NewUpload,
@@ -165,8 +164,8 @@ impl Gateway {
     }
 }
 
-fn open(directory: &Path) -> OnDisk {
-    OnDisk::open(&QueueOptions::default(), directory).unwrap()
+fn open(directory: &Path) -> InProcess {
+    trireme_bus_disk::open(&QueueOptions::default(), directory).unwrap()
 }
 
 fn call(body: &str) -> JobCall {
@@ -364,8 +363,8 @@ async fn requests_outlive_their_process() {
 }
 
 /// The bus on a directory whose last user has just been killed.
-async fn reopened(directory: &Path) -> OnDisk {
-    until("the file is free", async || OnDisk::open(&QueueOptions::default(), directory).ok()).await
+async fn reopened(directory: &Path) -> InProcess {
+    until("the file is free", async || trireme_bus_disk::open(&QueueOptions::default(), directory).ok()).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

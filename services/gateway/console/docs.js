@@ -39,8 +39,15 @@ function short(schema, parts, depth = 0) {
 }
 
 function content(title, place, parts) {
-  const schema = place?.content?.["application/json"]?.schema;
+  const schema = place?.content?.["application/json"]?.schema ?? place?.content?.["multipart/form-data"]?.schema;
   return schema ? [make("h3", title), make("pre", short(schema, parts))] : [];
+}
+
+// The parameters of the query, or the headers.
+function parameters(title, place, operation, parts) {
+  const own = (operation.parameters ?? []).filter((parameter) => parameter.in === place);
+  const line = ({ name, description, schema }) => `${name}: ${short(schema, parts)}${description ? `  // ${description.split("\n").join(" ")}` : ""}`;
+  return own.length ? [make("h3", title), make("pre", own.map(line).join("\n"))] : [];
 }
 
 function route(path, verb, operation, parts) {
@@ -53,8 +60,11 @@ function route(path, verb, operation, parts) {
   details.addEventListener("toggle", () => {
     if (details.childElementCount > 1) return;
     details.append(
-      ...content("Body", operation.requestBody, parts),
+      ...parameters("Query", "query", operation, parts),
+      ...parameters("Headers", "header", operation, parts),
+      ...content(operation.requestBody?.content?.["multipart/form-data"] ? "Form" : "Body", operation.requestBody, parts),
       ...content("Answer", operation.responses?.["200"], parts),
+      ...content("Answer 202", operation.responses?.["202"], parts),
       ...content("Refusal", operation.responses?.default, parts),
     );
     if (details.childElementCount === 1) details.append(make("p", "Neither body nor answer is JSON of a fixed shape.", "faint"));
@@ -65,7 +75,7 @@ function route(path, verb, operation, parts) {
 function show(api) {
   const groups = new Map();
   for (const [path, item] of Object.entries(api.paths)) {
-    for (const verb of ["get", "post"]) {
+    for (const verb of ["get", "post", "delete"]) {
       const operation = item[verb];
       if (!operation) continue;
       const group = operation.tags?.[0] ?? "";

@@ -83,7 +83,11 @@ impl Server {
     }
 
     pub async fn start_with(flags: &[&str]) -> Server {
-        let (bus, tasks) = (Arc::new(InProcess::default()), TaskSet::new());
+        Server::start_on(InProcess::default(), flags).await
+    }
+
+    pub async fn start_on(bus: InProcess, flags: &[&str]) -> Server {
+        let (bus, tasks) = (Arc::new(bus), TaskSet::new());
         let worker =
             Participation::join(bus.clone(), "mute/worker".to_owned()).await.expect("in process nothing refuses");
         worker.serve(Arc::new(Mute::default()), &tasks);

@@ -50,11 +50,19 @@ const OPEN: [&str; 33] = [
     "POST /vllm/ping",
 ];
 
-/// Sends a request with these lines in its head; the status and the whole answer.
+/// Sends a request with these lines in its head and an empty object as its body; the status and the whole answer.
 pub async fn send(address: SocketAddr, method: &str, path: &str, lines: &[&str]) -> (u16, String) {
+    send_body(address, method, path, lines, "{}").await
+}
+
+/// The same with another body.
+pub async fn send_body(address: SocketAddr, method: &str, path: &str, lines: &[&str], body: &str) -> (u16, String) {
     let more: String = lines.iter().map(|line| format!("{line}\r\n")).collect();
     let host = if lines.iter().any(|line| line.starts_with("Host:")) { "" } else { "Host: localhost\r\n" };
-    let head = format!("{method} {path} HTTP/1.1\r\n{host}{more}Connection: close\r\nContent-Length: 2\r\n\r\n{{}}");
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\n{host}{more}Connection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
     let mut stream = TcpStream::connect(address).await.expect("the port is open");
     stream.write_all(head.as_bytes()).await.expect("it reads");
     let mut answer = Vec::new();

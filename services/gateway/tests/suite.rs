@@ -2,6 +2,7 @@
 
 mod answers;
 mod control;
+mod document;
 mod exposure;
 mod grpc;
 mod spaces;

@@ -7,12 +7,12 @@ const TEXT: Bytes = Bytes::from_static(b"text");
 #[tokio::test]
 async fn values_outlive_the_process_and_revisions_go_on() {
     let directory = tempfile::tempdir().unwrap();
-    let disk = Disk::open(directory.path(), watch::channel(None).0).unwrap();
+    let disk = Disk::open(directory.path()).unwrap();
     let first = disk.put(Bucket::Jobs, "a", TEXT, Some(0), None).await.unwrap();
     let gone = disk.put(Bucket::Jobs, "b", TEXT, None, None).await.unwrap();
     assert!(disk.delete(Bucket::Jobs, "b", Some(gone)).await.unwrap());
     drop(disk);
-    let disk = Disk::open(directory.path(), watch::channel(None).0).unwrap();
+    let disk = Disk::open(directory.path()).unwrap();
     assert_eq!(disk.get(Bucket::Jobs, "a").await.unwrap().unwrap().revision, first);
     assert_eq!(disk.get(Bucket::Jobs, "b").await.unwrap(), None);
     assert!(disk.put(Bucket::Jobs, "a", TEXT, Some(first), None).await.unwrap() > gone + 1);
@@ -25,14 +25,14 @@ async fn only_the_owner_reads_what_is_kept() {
     let parent = tempfile::tempdir().unwrap();
     let (directory, file) = (parent.path().join("new/data"), parent.path().join("new/data/jobs.redb"));
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    drop(Disk::open(&directory, watch::channel(None).0).unwrap());
+    drop(Disk::open(&directory).unwrap());
     assert_eq!((mode(&directory), mode(&file)), (0o700, 0o600));
 }
 
 #[tokio::test]
 async fn a_watch_reads_values_and_changes_in_order() {
     let directory = tempfile::tempdir().unwrap();
-    let disk = Disk::open(directory.path(), watch::channel(None).0).unwrap();
+    let disk = Disk::open(directory.path()).unwrap();
     for number in 0..5 {
         disk.put(Bucket::Jobs, &format!("{number}"), TEXT, None, None).await.unwrap();
     }
@@ -55,7 +55,7 @@ async fn a_watch_reads_values_and_changes_in_order() {
 #[tokio::test]
 async fn writes_that_wait_share_a_transaction_and_keep_their_own_results() {
     let directory = tempfile::tempdir().unwrap();
-    let disk = Disk::open(directory.path(), watch::channel(None).0).unwrap();
+    let disk = Disk::open(directory.path()).unwrap();
     let puts = (0..300).map(|number| {
         let disk = disk.clone();
         // Every third one is for the same new key.
@@ -74,21 +74,10 @@ async fn writes_that_wait_share_a_transaction_and_keep_their_own_results() {
     assert_eq!(disk.next(Bucket::Jobs, revisions[199]).await.unwrap().unwrap().revision, revisions[200]);
 }
 
-#[test]
-fn a_disk_that_cannot_be_written_is_a_fault_until_it_can() {
-    let fault = watch::channel(None).0;
-    note(&fault, Some(&failed("No space left on device")));
-    note(&fault, Some(&failed("Previous I/O error occurred")));
-    let words = fault.borrow().as_ref().map(BusFault::to_string).unwrap_or_default();
-    assert!(words.contains("--data-dir") && words.contains("No space left on device"), "{words}");
-    note(&fault, None);
-    assert_eq!(*fault.borrow(), None);
-}
-
 #[tokio::test]
 async fn a_value_lapses_and_is_swept() {
     let directory = tempfile::tempdir().unwrap();
-    let disk = Disk::open(directory.path(), watch::channel(None).0).unwrap();
+    let disk = Disk::open(directory.path()).unwrap();
     disk.put(Bucket::Objects, "a.0", TEXT, None, Some(Duration::from_millis(1))).await.unwrap();
     disk.put(Bucket::Objects, "a.1", TEXT, None, Some(Duration::from_secs(60))).await.unwrap();
     tokio::time::sleep(Duration::from_millis(5)).await;

@@ -3,7 +3,10 @@
 //! It keeps the promises of the NATS bus: a delivery that a worker drops or returns comes again as a later delivery, a
 //! queue counts messages until they are settled, and a second message with the same name is not delivered beside the
 //! first.
+//!
+//! Its stores end with the process, except those that [`InProcess::keeping`] is given others for ([`KeptStores`]).
 
+mod kept;
 mod queue;
 mod store;
 
@@ -19,6 +22,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use trireme_inference::{Lane, ModelKey, UnixMicros};
 
+pub use self::kept::KeptStores;
 use self::queue::Queue;
 use self::store::Stores;
 use crate::cancel::CANCEL;
@@ -38,6 +42,8 @@ struct Shared {
     queues: Mutex<HashMap<ModelKey, Arc<Queue>>>,
     inboxes: Mutex<HashMap<String, Weak<Inbox>>>,
     stores: Mutex<Stores>,
+    /// The stores of durable work, if they outlive the process.
+    kept: Option<Arc<dyn KeptStores>>,
     /// Microseconds by which the clock of the stores in memory is ahead. Only tests move it.
     ahead: AtomicU64,
     listeners: Mutex<HashMap<String, Vec<mpsc::Sender<TopicMessage>>>>,
@@ -59,10 +65,20 @@ impl Default for InProcess {
 impl InProcess {
     /// A bus with these settings. No other process has to write them.
     pub fn new(settings: &QueueOptions) -> InProcess {
+        InProcess::with(settings, None)
+    }
+
+    /// The same, whose stores of durable work outlive the process: they are `kept`.
+    pub fn keeping(settings: &QueueOptions, kept: Arc<dyn KeptStores>) -> InProcess {
+        InProcess::with(settings, Some(kept))
+    }
+
+    fn with(settings: &QueueOptions, kept: Option<Arc<dyn KeptStores>>) -> InProcess {
         let bus = InProcess(Arc::new(Shared {
             queues: Mutex::default(),
             inboxes: Mutex::default(),
             stores: Mutex::default(),
+            kept,
             ahead: AtomicU64::new(0),
             listeners: Mutex::default(),
             in_turn: Mutex::default(),
@@ -78,6 +94,11 @@ impl InProcess {
     #[cfg(any(test, feature = "fixtures"))]
     pub fn advance(&self, time: Duration) {
         self.0.ahead.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// The stores that outlive the process, for a bucket that is there.
+    fn kept(&self, bucket: Bucket) -> Option<&dyn KeptStores> {
+        self.0.kept.as_deref().filter(|_| bucket.is_durable())
     }
 
     fn queue(&self, model: &ModelKey) -> Result<Arc<Queue>, BusError> {
@@ -167,10 +188,16 @@ impl Bus for InProcess {
 
     async fn open_inbox(&self, gateway: &str) -> Result<Arc<Inbox>, BusError> {
         let inbox = Inbox::new(gateway);
-        let bus = self.clone();
+        // The task must not hold the stores open.
+        let bus = Arc::downgrade(&self.0);
         inbox.keep_deadlines(move |request_id| {
-            let bus = bus.clone();
-            async move { (&bus as &dyn Bus).cancel(&request_id).await }
+            let bus = bus.upgrade().map(InProcess);
+            async move {
+                match bus {
+                    Some(bus) => (&bus as &dyn Bus).cancel(&request_id).await,
+                    None => Ok(()),
+                }
+            }
         });
         self.0.inboxes.lock().insert(gateway.to_owned(), Arc::downgrade(&inbox));
         Ok(inbox)
@@ -192,23 +219,38 @@ impl Bus for InProcess {
         expect: Option<u64>,
         lapse: Option<Duration>,
     ) -> Result<u64, BusError> {
-        self.0.stores.lock().put(bucket, key, value, expect, lapse, self.now())
+        match self.kept(bucket) {
+            Some(kept) => kept.put(bucket, key, value, expect, lapse).await,
+            None => self.0.stores.lock().put(bucket, key, value, expect, lapse, self.now()),
+        }
     }
 
     async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
-        Ok(self.0.stores.lock().get(bucket, key, self.now()))
+        match self.kept(bucket) {
+            Some(kept) => kept.get(bucket, key).await,
+            None => Ok(self.0.stores.lock().get(bucket, key, self.now())),
+        }
     }
 
     async fn next(&self, bucket: Bucket, revision: u64) -> Result<Option<Entry>, BusError> {
-        Ok(self.0.stores.lock().next(bucket, revision, self.now()))
+        match self.kept(bucket) {
+            Some(kept) => kept.next(bucket, revision).await,
+            None => Ok(self.0.stores.lock().next(bucket, revision, self.now())),
+        }
     }
 
     async fn delete(&self, bucket: Bucket, key: &str, expect: Option<u64>) -> Result<bool, BusError> {
-        self.0.stores.lock().delete(bucket, key, expect)
+        match self.kept(bucket) {
+            Some(kept) => kept.delete(bucket, key, expect).await,
+            None => self.0.stores.lock().delete(bucket, key, expect),
+        }
     }
 
     async fn watch(&self, bucket: Bucket) -> Result<mpsc::Receiver<Change>, BusError> {
-        Ok(self.0.stores.lock().watch(bucket, self.now()))
+        Ok(match self.kept(bucket) {
+            Some(kept) => kept.watch(bucket),
+            None => self.0.stores.lock().watch(bucket, self.now()),
+        })
     }
 
     fn now(&self) -> UnixMicros {
@@ -246,7 +288,7 @@ impl Bus for InProcess {
     }
 
     fn keeps_jobs(&self) -> bool {
-        false
+        self.0.kept.is_some()
     }
 
     fn connection(&self) -> watch::Receiver<Connection> {
@@ -254,7 +296,10 @@ impl Bus for InProcess {
     }
 
     fn fault(&self) -> watch::Receiver<Option<BusFault>> {
-        self.0.fault.subscribe()
+        match &self.0.kept {
+            Some(kept) => kept.fault(),
+            None => self.0.fault.subscribe(),
+        }
     }
 
     async fn close(&self) {}

@@ -5,8 +5,8 @@ use serde::Deserialize;
 use trireme_operations::{Task, TextModel, TextOptions};
 use trireme_protocol::json::Writer;
 use trireme_server::http::schema::{flag, integer, list, nullable, number, object, object_with, text};
-use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
+use utoipa::{IntoParams, ToSchema};
 
 use super::super::answer;
 use super::super::dialect::DialectCall;
@@ -28,6 +28,15 @@ pub(super) struct Tokenize {
 pub(super) struct Detokenize {
     tokens: Vec<u32>,
     model: String,
+}
+
+/// The query of the list of models.
+#[derive(Default, Deserialize, IntoParams)]
+#[serde(default)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ModelsQuery {
+    /// Only models that do this, in the original's words: `embed`, `rerank` or `classify`.
+    endpoint: Option<String>,
 }
 
 /// The tokens of a text, without special ones, as the original gives them.
@@ -66,8 +75,7 @@ fn version(out: &mut Writer) {
 
 pub(super) async fn models(call: DialectCall) -> Result<Response, Refusal> {
     let mut models = call.operations.text_models();
-    let asked = call.query.as_deref().unwrap_or_default().split('&');
-    if let Some(endpoint) = asked.filter_map(|part| part.strip_prefix("endpoint=")).next_back() {
+    if let Some(endpoint) = call.query::<ModelsQuery>()?.endpoint {
         models.retain(|model| endpoints(model).any(|own| own == endpoint));
     }
     Ok(answer::json(answer::object(|out| {

@@ -70,13 +70,16 @@ struct Secrets {
 }
 
 /// Why a request is not admitted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// It carries no valid key.
+    #[error("a valid API key is required, as 'Authorization: Bearer <key>' or 'X-API-Key: <key>'")]
     Key,
     /// It does not carry this header with its value.
+    #[error("this API is restricted, expected header '{0}'")]
     Restricted(String),
     /// No key is asked for, and a page of another site may have sent it.
+    #[error(transparent)]
     Foreign(Foreign),
 }
 

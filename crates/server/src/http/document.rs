@@ -3,21 +3,22 @@
 use utoipa::openapi::content::Content;
 use utoipa::openapi::extensions::Extensions;
 use utoipa::openapi::path::{HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathsBuilder};
-use utoipa::openapi::request_body::RequestBodyBuilder;
+use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
 use utoipa::openapi::schema::{ComponentsBuilder, ObjectBuilder, Schema, SchemaType, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder, RefOr, Required, ResponseBuilder, Server};
 
 use crate::access::Category;
-use crate::http::route::{Route, Shapes, Table, Verb};
-use crate::http::schema;
+use crate::http::route::{Route, Table, Verb};
+use crate::http::shapes::Shapes;
+use crate::http::{response, schema};
 
 /// The document of these routes, which are under the path `root`; empty for the server's own root.
 pub fn document<S: Clone + Send + Sync + 'static>(table: &Table<S>, root: &str) -> OpenApi {
     let (mut paths, mut components) = (PathsBuilder::new(), ComponentsBuilder::new());
     for route in table.routes() {
         let shapes = (route.shapes)();
-        for (name, part) in shapes.bodies.iter().flat_map(|body| &body.parts) {
+        for (name, part) in shapes.bodies.iter().chain(&shapes.form).flat_map(|body| &body.parts) {
             components = components.schema(name, part.clone());
         }
         let method = match route.verb {
@@ -57,18 +58,11 @@ fn operation<S>(route: &Route<S>, path: &str, shapes: &Shapes) -> utoipa::openap
     let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     let end = path.ends_with('/').then_some("index");
     let id = std::iter::once(&*verb).chain(words).chain(end).collect::<Vec<_>>().join("_");
-    let parameters: Vec<_> = parameters(path).map(parameter).collect();
-    let body = (!shapes.bodies.is_empty()).then(|| {
-        let schemas = shapes.bodies.iter().map(|body| body.schema.clone());
-        let content = Content::new(Some(one_of(schemas.collect())));
-        let required = shapes.bodies.iter().all(|body| !is_empty(&body.schema));
-        let required = if required { Required::True } else { Required::False };
-        RequestBodyBuilder::new().content(JSON, content).required(Some(required)).build()
-    });
+    let parameters: Vec<_> = parameters(path).map(parameter).chain(shapes.parameters.iter().cloned()).collect();
     let answer = ResponseBuilder::new().description("the answer");
     let answer = match shapes.answers.as_slice() {
         [] => answer,
-        answers => answer.content(JSON, Content::new(Some(one_of(answers.iter().cloned().map(RefOr::T).collect())))),
+        answers => answer.content(JSON, any_of(answers)),
     };
     let answer = match shapes.gives_bytes {
         true => answer.content(BYTES, Content::new(None::<RefOr<Schema>>)),
@@ -76,26 +70,59 @@ fn operation<S>(route: &Route<S>, path: &str, shapes: &Shapes) -> utoipa::openap
     };
     let refusal = ResponseBuilder::new().description("why the request is refused");
     let refusal = match shapes.errors.as_slice() {
-        [] => refusal,
-        errors => refusal.content(JSON, Content::new(Some(one_of(errors.iter().cloned().map(RefOr::T).collect())))),
+        // Triton names JSON in an error's content type only once it has begun to read the body.
+        [] => refusal.content(JSON, any_of(&[response::error_schema()])).content(TEXT, any_of(&[schema::text()])),
+        errors => refusal.content(JSON, any_of(errors)),
     };
     // Pages and health checks need no key.
     let is_open = matches!(route.category, None | Some(Category::Health));
-    OperationBuilder::new()
+    let operation = OperationBuilder::new()
         .operation_id(Some(id))
         .tag(route.group)
         .summary(Some(&route.summary))
         .parameters((!parameters.is_empty()).then_some(parameters))
-        .request_body(body)
+        .request_body(body(shapes))
         .securities(is_open.then(Vec::<SecurityRequirement>::new))
         .response("200", answer)
         .response("default", refusal)
-        .extensions(shapes.fields.clone().map(|fields| Extensions::builder().add("x-fields", fields).build()))
-        .build()
+        .extensions(shapes.fields.clone().map(|fields| Extensions::builder().add("x-fields", fields).build()));
+    let others = shapes.others.iter().map(|other| {
+        let answer = ResponseBuilder::new().description(other.description);
+        let answer = match &other.schema {
+            Some(schema) => answer.content(JSON, any_of(std::slice::from_ref(schema))),
+            None => answer,
+        };
+        (other.status.as_str().to_owned(), answer)
+    });
+    others.fold(operation, |operation, (status, answer)| operation.response(status, answer)).build()
 }
 
 const JSON: &str = "application/json";
 const BYTES: &str = "application/octet-stream";
+const FORM: &str = "multipart/form-data";
+const TEXT: &str = "text/plain";
+
+/// The body of a route's requests: JSON or a form.
+fn body(shapes: &Shapes) -> Option<RequestBody> {
+    let required = shapes.bodies.iter().chain(&shapes.form).all(|body| !is_empty(&body.schema));
+    let body = RequestBodyBuilder::new().required(Some(if required { Required::True } else { Required::False }));
+    let body = match shapes.bodies.as_slice() {
+        [] if shapes.form.is_none() => return None,
+        [] => body,
+        bodies => {
+            body.content(JSON, Content::new(Some(one_of(bodies.iter().map(|body| body.schema.clone()).collect()))))
+        }
+    };
+    let body = match &shapes.form {
+        Some(form) => body.content(FORM, Content::new(Some(form.schema.clone()))),
+        None => body,
+    };
+    Some(body.build())
+}
+
+fn any_of(schemas: &[Schema]) -> Content {
+    Content::new(Some(one_of(schemas.iter().cloned().map(RefOr::T).collect())))
+}
 
 fn is_empty(schema: &RefOr<Schema>) -> bool {
     matches!(schema, RefOr::T(Schema::Object(object)) if object.required.is_empty() && object.additional_properties.is_none())

@@ -6,15 +6,18 @@ pub mod access_log;
 pub mod body;
 pub mod coding;
 pub mod cors;
+pub mod describe;
 mod document;
 pub(crate) mod host;
 mod incoming;
 pub mod json;
 mod log_writer;
 pub mod paths;
+pub mod query;
 pub mod response;
 pub mod route;
 pub mod schema;
+pub mod shapes;
 
 #[cfg(test)]
 mod tests;

@@ -14,8 +14,10 @@ use bytes::Bytes;
 use trireme_inference::{Cause, InferError, Ledger};
 use trireme_protocol::infer::{EncodedResponse, HEADER_LENGTH};
 use trireme_protocol::{metadata, status};
+use utoipa::openapi::schema::Schema;
 
 use super::coding::Coding;
+use super::schema;
 use crate::access::Denied;
 use crate::answer_headers::answer_headers;
 
@@ -91,6 +93,11 @@ pub fn error(status: StatusCode, message: &str) -> Response {
     (status, [(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
 }
 
+/// The shape of [`error`].
+pub fn error_schema() -> Schema {
+    schema::object([("error", schema::text())])
+}
+
 /// As [`error`], with the content type `text/plain`.
 pub fn plain_error(status: StatusCode, message: &str) -> Response {
     let body = metadata::error_body(message);
@@ -101,16 +108,16 @@ pub fn plain_error(status: StatusCode, message: &str) -> Response {
 pub fn denied(denied: &Denied) -> Response {
     match denied {
         Denied::Key => {
-            let message = "a valid API key is required, as 'Authorization: Bearer <key>' or 'X-API-Key: <key>'";
-            let mut response = error(StatusCode::UNAUTHORIZED, message);
+            let mut response = error(StatusCode::UNAUTHORIZED, &denied.to_string());
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             response
         }
         Denied::Restricted(header) => {
+            // Triton's words.
             let message = format!("This API is restricted, expecting header '{header}'");
             plain_error(StatusCode::FORBIDDEN, &message)
         }
-        Denied::Foreign(foreign) => error(StatusCode::FORBIDDEN, &foreign.to_string()),
+        Denied::Foreign(_) => error(StatusCode::FORBIDDEN, &denied.to_string()),
     }
 }
 

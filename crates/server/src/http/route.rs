@@ -12,10 +12,13 @@ use axum::handler::Handler;
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{MethodRouter, delete as on_delete, get as on_get, post as on_post};
+use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
+use super::describe::Describe;
 use super::response;
-use super::schema::Described;
+use super::schema::{self, Described};
+use super::shapes::{OtherAnswer, Shapes};
 use crate::Traffic;
 use crate::access::{Access, Category, Credentials, Denied, Sender};
 
@@ -65,21 +68,6 @@ pub struct Route<S> {
     variant: Option<fn(&str) -> String>,
 }
 
-/// The shapes of a route in the document.
-#[derive(Default)]
-pub struct Shapes {
-    /// The shapes of its bodies; none: it takes no body.
-    pub bodies: Vec<Described>,
-    /// The effects of the fields of its bodies, where a table lists them.
-    pub fields: Option<serde_json::Value>,
-    /// The shapes of its answers; none: they are empty or no JSON.
-    pub answers: Vec<Schema>,
-    /// Whether its answers may be bytes, too.
-    pub gives_bytes: bool,
-    /// How it refuses; none: some refusals are plain text, as Triton has them.
-    pub errors: Vec<Schema>,
-}
-
 /// All routes of a port.
 pub struct Table<S>(Vec<Arc<Route<S>>>);
 
@@ -103,7 +91,7 @@ impl Resource {
     pub fn get<S, H, T>(self, path: &str, summary: &str, handler: H) -> Route<S>
     where
         H: Handler<T, S>,
-        T: 'static,
+        T: Describe + 'static,
         S: Clone + Send + Sync + 'static,
     {
         self.route(Verb::Get, path, summary, handler)
@@ -113,7 +101,7 @@ impl Resource {
     pub fn post<S, H, T>(self, path: &str, summary: &str, handler: H) -> Route<S>
     where
         H: Handler<T, S>,
-        T: 'static,
+        T: Describe + 'static,
         S: Clone + Send + Sync + 'static,
     {
         self.route(Verb::Post, path, summary, handler)
@@ -123,7 +111,7 @@ impl Resource {
     pub fn delete<S, H, T>(self, path: &str, summary: &str, handler: H) -> Route<S>
     where
         H: Handler<T, S>,
-        T: 'static,
+        T: Describe + 'static,
         S: Clone + Send + Sync + 'static,
     {
         self.route(Verb::Delete, path, summary, handler)
@@ -133,7 +121,7 @@ impl Resource {
     pub fn route<S, H, T>(self, verb: Verb, path: &str, summary: &str, handler: H) -> Route<S>
     where
         H: Handler<T, S>,
-        T: 'static,
+        T: Describe + 'static,
         S: Clone + Send + Sync + 'static,
     {
         let handler = match verb {
@@ -149,7 +137,11 @@ impl Resource {
             traffic: self.traffic,
             group: self.group,
             summary: summary.to_owned(),
-            shapes: Arc::new(Shapes::default),
+            shapes: Arc::new(|| {
+                let mut shapes = Shapes::default();
+                T::describe(&mut shapes);
+                shapes
+            }),
             refuse: Arc::new(response::denied),
             handler,
             variant: None,
@@ -184,16 +176,53 @@ impl<S: 'static> Route<S> {
         Route { changes: true, ..self }
     }
 
+    /// The same with further shapes in the document, which `add` adds.
+    pub fn shows(self, add: impl Fn(&mut Shapes) + Send + Sync + 'static) -> Route<S> {
+        let before = self.shapes;
+        let shapes = move || {
+            let mut shapes = before();
+            add(&mut shapes);
+            shapes
+        };
+        Route { shapes: Arc::new(shapes), ..self }
+    }
+
     /// The same with bodies of this shape.
     pub fn takes(self, takes: fn() -> Schema) -> Route<S> {
-        let shapes = self.shapes;
-        Route { shapes: Arc::new(move || Shapes { bodies: vec![Described::alone(takes())], ..shapes() }), ..self }
+        self.shows(move |shapes| shapes.bodies.push(Described::alone(takes())))
+    }
+
+    /// The same with bodies that this type reads.
+    pub fn reads<T: ToSchema>(self) -> Route<S> {
+        self.shows(|shapes| shapes.bodies.push(schema::of::<T>()))
+    }
+
+    /// The same with forms (multipart/form-data): `file` is the field with the file's bytes, and this type reads the fields beside it.
+    pub fn reads_form<T: ToSchema>(self, file: &'static str) -> Route<S> {
+        self.shows(move |shapes| shapes.form = Some(schema::form::<T>(file)))
     }
 
     /// The same with answers of this shape.
     pub fn gives(self, gives: fn() -> Schema) -> Route<S> {
-        let shapes = self.shapes;
-        Route { shapes: Arc::new(move || Shapes { answers: vec![gives()], ..shapes() }), ..self }
+        self.shows(move |shapes| shapes.answers.push(gives()))
+    }
+
+    /// The same, whose answers are bytes, or may be.
+    pub fn gives_bytes(self) -> Route<S> {
+        self.shows(|shapes| shapes.gives_bytes = true)
+    }
+
+    /// The same with answers of another status than 200, too.
+    pub fn or_gives(self, status: StatusCode, description: &'static str, gives: Option<fn() -> Schema>) -> Route<S> {
+        self.shows(move |shapes| {
+            shapes.others.push(OtherAnswer { status, description, schema: gives.map(|gives| gives()) });
+        })
+    }
+
+    /// The same, which refuses in another shape than Triton's: also requests that the rules for its category do not admit.
+    pub fn refuses(self, refuse: fn(&Denied) -> Response, refusals: fn() -> Schema) -> Route<S> {
+        let route = self.shows(move |shapes| shapes.errors.push(refusals()));
+        Route { refuse: Arc::new(refuse), ..route }
     }
 
     /// The answer to a request that the rules for this route refuse; `None` if its handler may run.

@@ -40,6 +40,16 @@ pub fn of_three<A: ToSchema, B: ToSchema, C: ToSchema>() -> Described {
     all_of([of::<A>(), of::<B>(), of::<C>()])
 }
 
+/// The schema of a form (multipart/form-data): `file` is the field with the bytes of a file, and `T` reads the other fields.
+pub fn form<T: ToSchema>(file: &str) -> Described {
+    let mut form = of::<T>();
+    if let RefOr::T(Schema::Object(object)) = &mut form.schema {
+        object.properties.insert(file.to_owned(), RefOr::T(bytes()));
+        object.required.push(file.to_owned());
+    }
+    form
+}
+
 fn all_of(types: impl IntoIterator<Item = Described>) -> Described {
     let (mut all, mut parts) = (AllOfBuilder::new(), Vec::new());
     for described in types {
@@ -57,6 +67,12 @@ pub fn anything() -> Schema {
 /// A string.
 pub fn text() -> Schema {
     kind(Type::String)
+}
+
+/// The bytes of a file.
+fn bytes() -> Schema {
+    let text = ObjectBuilder::new().schema_type(SchemaType::Type(Type::String));
+    Schema::Object(text.content_media_type("application/octet-stream").build())
 }
 
 /// A whole number.

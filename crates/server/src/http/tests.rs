@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::extract::Request;
 use axum::http::StatusCode;
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -39,8 +39,10 @@ async fn doomed() -> StatusCode {
     panic!("as planned")
 }
 
-async fn echo(body: Body) -> Result<Bytes, String> {
-    body::read(&Default::default(), body, body::Limit::json(1 << 20)).await.map_err(|error| error.message)
+async fn echo(request: Request) -> Result<Bytes, String> {
+    body::read(&Default::default(), request.into_body(), body::Limit::json(1 << 20))
+        .await
+        .map_err(|error| error.message)
 }
 
 async fn serve(idle_timeout: Duration) -> Server {
@@ -50,8 +52,8 @@ async fn serve(idle_timeout: Duration) -> Server {
 async fn serve_within(idle_timeout: Duration, limits: Limits) -> Server {
     let kept = Arc::new(Semaphore::new(0));
     let keeper = kept.clone();
-    let keep = async move |body: Body| {
-        let body = echo(body).await.unwrap();
+    let keep = async move |request: Request| {
+        let body = echo(request).await.unwrap();
         keeper.add_permits(1);
         std::future::pending::<()>().await;
         drop(body);

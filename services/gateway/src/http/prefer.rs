@@ -3,6 +3,9 @@
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderName};
+use trireme_server::http::describe::{Describe, header};
+use trireme_server::http::shapes::Shapes;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaType, Type};
 
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 
@@ -37,6 +40,16 @@ impl Preference {
             }
         }
         found
+    }
+}
+
+impl Describe for Preference {
+    fn describe(shapes: &mut Shapes) {
+        let about = "respond-async: the request is kept and answered later; wait=SECONDS: how long the client waits for the answer \
+                     itself, or for room in a full queue";
+        let prefer = ObjectBuilder::new().schema_type(SchemaType::Type(Type::String));
+        let prefer = Schema::Object(prefer.examples(["respond-async, wait=10"]).build());
+        shapes.parameters.push(header("Prefer", about, prefer));
     }
 }
 

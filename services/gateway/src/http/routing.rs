@@ -5,6 +5,7 @@
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use trireme_inference::InferError;
+use trireme_server::http::describe::Describe;
 use trireme_server::http::response::{self, HttpError};
 
 /// The path before a model's name.
@@ -101,6 +102,8 @@ impl ModelPath {
         Ok(ModelPath { model, version })
     }
 }
+
+impl Describe for ModelPath {}
 
 impl<S: Send + Sync> axum::extract::FromRequestParts<S> for ModelPath {
     type Rejection = Response;

@@ -11,6 +11,7 @@ use trireme_inference::InferError;
 use trireme_jobs::{Client, Jobs};
 use trireme_server::RequestContext;
 use trireme_server::http::coding::Coding;
+use trireme_server::http::describe::Describe;
 use trireme_server::http::route::{self, Table};
 use trireme_server::http::{body, json};
 
@@ -63,6 +64,8 @@ impl HttpState {
 }
 
 // === impl Own ===
+
+impl Describe for Own {}
 
 impl FromRequestParts<HttpState> for Own {
     type Rejection = Refused;

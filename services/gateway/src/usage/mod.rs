@@ -25,7 +25,7 @@ use trireme_runtime::TaskSet;
 
 use counts::Hours;
 pub use counts::{Counts, Hour, Line, Used};
-pub use query::{Query, text as time_text};
+pub use query::{Asked, Query, text as time_text};
 pub use totals::Totals;
 
 /// How often counts are written that have changed.

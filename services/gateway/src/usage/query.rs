@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chrono::{DateTime, NaiveDate, Utc};
-use trireme_inference::Name;
+use serde::Deserialize;
+use trireme_inference::{Name, shown};
+use utoipa::{IntoParams, ToSchema};
 
 use super::counts::{Counts, Hour, Line};
 
@@ -23,8 +25,34 @@ pub struct Span {
     pub until: u64,
 }
 
+/// The parameters of a question, as a client sends them.
+#[derive(Clone, Debug, Default, Deserialize, IntoParams)]
+#[serde(default)]
+#[into_params(parameter_in = Query)]
+pub struct Asked {
+    /// The time from whose hour on usage is shown, such as 2026-11-28, 2026-11-28T20:00:00Z or seconds since 1970. Today, by UTC, if it is
+    /// left out.
+    #[param(inline)]
+    from: Option<Time>,
+    /// The time up to which usage is shown, to the end of its hour. Now, if it is left out.
+    #[param(inline)]
+    until: Option<Time>,
+    /// The pieces of time by which usage is summed.
+    #[param(inline)]
+    by: Piece,
+    /// The owner of the usage; everybody, if it is left out. A key that has an owner shows the usage of that one only.
+    owner: Option<String>,
+}
+
+/// Seconds since 1970, as a client writes them.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(try_from = "String")]
+#[schema(value_type = String)]
+struct Time(i64);
+
 /// The pieces of time by which usage is summed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Piece {
     /// Each hour.
     Hour,
@@ -58,38 +86,26 @@ impl Span {
 // === impl Query ===
 
 impl Query {
-    /// Reads the parameters of a request. Without `from` it is today, by UTC and `now`. Hours are whole: `from` is taken from the beginning of
-    /// its hour, `until` to the end of its own. Errors name the parameter.
-    pub fn read<'a>(
-        parameters: impl Fn(&str) -> Option<&'a str>,
-        now: u64,
-        owner: Option<Arc<str>>,
-    ) -> Result<Query, String> {
-        let time = |name: &str| {
-            let text = parameters(name).filter(|text| !text.is_empty());
-            text.map(|text| seconds(text).ok_or_else(|| wrong(name, text))).transpose()
-        };
+    /// The question of a request. Without `from` it is today, by UTC and `now`. Hours are whole: `from` is taken from the beginning of
+    /// its hour, `until` to the end of its own. `owner` is that of the request's key.
+    ///
+    /// # Errors
+    /// They name the parameter.
+    pub fn of(asked: Asked, now: u64, owner: Option<Arc<str>>) -> Result<Query, String> {
         let hour = |seconds: i64| u64::try_from(seconds.div_euclid(HOUR)).unwrap_or_default();
-        let from = time("from")?.map_or(now / DAY * DAY, hour);
-        let until = time("until")?.map_or(now + 1, |seconds| hour(seconds + HOUR - 1));
+        let from = asked.from.map_or(now / DAY * DAY, |Time(seconds)| hour(seconds));
+        let until = asked.until.map_or(now + 1, |Time(seconds)| hour(seconds + HOUR - 1));
         if from >= until {
             return Err("'until' is not after 'from', expected a later time".to_owned());
         }
-        let piece = match parameters("by") {
-            None | Some("" | "day") => Piece::Day,
-            Some("hour") => Piece::Hour,
-            Some("total") => Piece::Total,
-            Some(other) => return Err(format!("'by' is '{}', expected hour, day or total", shown(other))),
-        };
-        let asked = parameters("owner").filter(|owner| !owner.is_empty());
-        let owner = match (owner, asked) {
+        let owner = match (owner, asked.owner) {
             (Some(own), Some(asked)) if *own != *asked => {
-                return Err(format!("'owner' is '{}', but the key is of another owner: leave it out", shown(asked)));
+                return Err(format!("'owner' is '{}', but the key is of another owner: leave it out", shown(&asked)));
             }
             (Some(own), _) => Some(Name::from(&*own)),
-            (None, asked) => asked.map(Name::from),
+            (None, asked) => asked.map(|asked| Name::from(&*asked)),
         };
-        Ok(Query { span: Span { from, until }, piece, owner })
+        Ok(Query { span: Span { from, until }, piece: asked.by, owner })
     }
 
     /// The sums of lines by owner, model, lane and piece, in the order of time.
@@ -126,30 +142,28 @@ pub fn text(hour: u64) -> String {
     DateTime::from_timestamp(seconds, 0).unwrap_or_default().to_rfc3339_opts(chrono::SecondsFormat::Secs, true)
 }
 
-fn seconds(text: &str) -> Option<i64> {
-    let of_day = |day: NaiveDate| Some(day.and_hms_opt(0, 0, 0)?.and_utc().timestamp());
-    let seconds = match (text.parse::<i64>(), text.parse::<NaiveDate>()) {
-        (Ok(seconds), _) => Some(seconds),
-        (_, Ok(day)) => of_day(day),
-        _ => text.parse::<DateTime<Utc>>().ok().map(|time| time.timestamp()),
-    };
-    // Years of four digits.
-    seconds.filter(|seconds| (0..253_402_300_800).contains(seconds))
-}
+// === impl Time ===
 
-fn wrong(name: &str, text: &str) -> String {
-    format!(
-        "'{name}' is '{}', expected a time such as 2026-11-28, 2026-11-28T20:00:00Z or seconds since 1970",
-        shown(text)
-    )
-}
+impl TryFrom<String> for Time {
+    type Error = &'static str;
 
-fn shown(text: &str) -> std::borrow::Cow<'_, str> {
-    trireme_inference::shown(text)
+    fn try_from(text: String) -> Result<Time, &'static str> {
+        let of_day = |day: NaiveDate| Some(day.and_hms_opt(0, 0, 0)?.and_utc().timestamp());
+        let seconds = match (text.parse::<i64>(), text.parse::<NaiveDate>()) {
+            (Ok(seconds), _) => Some(seconds),
+            (_, Ok(day)) => of_day(day),
+            _ => text.parse::<DateTime<Utc>>().ok().map(|time| time.timestamp()),
+        };
+        // Years of four digits.
+        let seconds = seconds.filter(|seconds| (0..253_402_300_800).contains(seconds));
+        seconds.map(Time).ok_or("expected a time such as 2026-11-28, 2026-11-28T20:00:00Z or seconds since 1970")
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use trireme_server::http::query;
+
     use super::super::counts::Key;
     use super::*;
 
@@ -157,8 +171,8 @@ mod tests {
     const NOW: u64 = 498_860;
 
     fn read(parameters: &[(&str, &str)]) -> Result<Query, String> {
-        let parameters = parameters.to_vec();
-        Query::read(|name| parameters.iter().find(|(own, _)| *own == name).map(|(_, value)| *value), NOW, None)
+        let parameters = parameters.iter().map(|&(name, value)| (name.into(), value.into())).collect();
+        Query::of(query::of_pairs(&parameters).map_err(|fault| fault.0)?, NOW, None)
     }
 
     #[test]
@@ -191,8 +205,9 @@ mod tests {
 
     #[test]
     fn an_owner_asks_for_its_own() {
-        let read = |own: Option<&str>, asked: Option<&'static str>| {
-            Query::read(|name| asked.filter(|_| name == "owner"), NOW, own.map(Arc::from)).map(|query| query.owner)
+        let read = |own: Option<&str>, asked: Option<&str>| {
+            let asked = Asked { owner: asked.map(str::to_owned), ..Asked::default() };
+            Query::of(asked, NOW, own.map(Arc::from)).map(|query| query.owner)
         };
         assert_eq!(read(Some("alice"), None), Ok(Some("alice".into())));
         assert_eq!(read(Some("alice"), Some("alice")), Ok(Some("alice".into())));

@@ -1,5 +1,4 @@
 use trireme_bus::{InProcess, QueueOptions};
-use trireme_bus_disk::OnDisk;
 use trireme_inference::Lane;
 
 use super::query::{Piece, Span};
@@ -19,7 +18,7 @@ fn count(usage: &Usage, owner: &str, lane: Lane, tokens: u64) {
 #[tokio::test]
 async fn the_usage_of_a_deployment_is_the_sum_of_its_gateways() {
     let folder = tempfile::tempdir().unwrap();
-    let open = || OnDisk::open(&QueueOptions::default(), folder.path());
+    let open = || trireme_bus_disk::open(&QueueOptions::default(), folder.path());
     let bus: Arc<dyn Bus> = Arc::new(open().unwrap());
     let tasks = TaskSet::new();
     let (one, two) = (Usage::keep(bus.clone(), "one", &tasks), Usage::keep(bus.clone(), "two", &tasks));

@@ -3,7 +3,9 @@
 //! Invariants: a field's headers and the fields beside the file are bounded before they are in memory; a form that is refused leaves nothing
 //! in the store.
 
+use std::collections::BTreeMap;
 use std::future::poll_fn;
+use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,9 +17,15 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 use multer::Multipart;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use trireme_jobs::Arrival;
 use trireme_server::RequestContext;
 use trireme_server::budget::BytesPermit;
+use trireme_server::http::query;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaType, Type};
+use utoipa::{PartialSchema, ToSchema};
 
 use super::refused::Refused;
 
@@ -33,45 +41,75 @@ const MOST_FIELDS: usize = 64;
 const LONGEST_NAME: usize = 1024;
 
 /// How long a file may be asked to live, in seconds: as OpenAI has it.
-const LIVES: std::ops::RangeInclusive<u64> = 3600..=30 * 24 * 3600;
-
-/// The time that the life of a file counts from.
-pub const ANCHOR: &str = "created_at";
+const LIVES: RangeInclusive<u64> = 3600..=30 * 24 * 3600;
 
 /// A form whose file has arrived.
-pub struct Form<'a> {
+pub struct Form<'a, T> {
     /// The file and its name.
     pub file: Option<(Arrival<'a>, String)>,
-    /// How long the file lives, from `expires_after`.
-    pub lapse: Option<Duration>,
+    /// The fields beside it.
+    pub fields: T,
 }
+
+/// The fields of the form of a file, beside its bytes.
+#[derive(Default, Deserialize, ToSchema)]
+#[schema(as = FileFields)]
+pub struct FileFields {
+    #[serde(rename = "purpose")]
+    #[schema(inline)]
+    _purpose: Option<Purpose>,
+    #[serde(rename = "expires_after[anchor]")]
+    #[schema(inline)]
+    _anchor: Option<Anchor>,
+    #[serde(rename = "expires_after[seconds]")]
+    #[schema(inline)]
+    seconds: Option<Lives>,
+}
+
+/// The fields of the form of a part, beside its bytes: none.
+#[derive(Default, Deserialize, ToSchema)]
+#[schema(as = PartFields)]
+pub struct NoFields {}
+
+/// What a file is for.
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Purpose {
+    Batch,
+}
+
+/// How long a file is kept.
+#[derive(Deserialize, ToSchema)]
+pub struct ExpiresAfter {
+    #[serde(default, rename = "anchor")]
+    #[schema(inline)]
+    _anchor: Option<Anchor>,
+    #[schema(inline)]
+    seconds: Lives,
+}
+
+/// The time that the life of a file counts from.
+#[derive(Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum Anchor {
+    CreatedAt,
+}
+
+/// How long a file lives, in seconds.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "u64")]
+struct Lives(Duration);
 
 /// A body that ends with an error when too much of it is read for the headers of a field.
 #[derive(Clone, Default)]
 struct Headers(Arc<AtomicUsize>);
 
-/// The time that `expires_after[seconds]` or the same field of JSON asks for.
-pub fn lives(seconds: u64) -> Result<Duration, Refused> {
-    match LIVES.contains(&seconds) {
-        true => Ok(Duration::from_secs(seconds)),
-        false => Err(Refused::invalid(&format!(
-            "'expires_after' has {seconds} seconds, expected {} to {}",
-            LIVES.start(),
-            LIVES.end()
-        ))),
-    }
-}
-
-/// Refuses a time that a file's life counts from other than its beginning.
-pub fn check_anchor(field: &str, value: &str) -> Result<(), Refused> {
-    match value {
-        ANCHOR => Ok(()),
-        _ => Err(Refused::invalid(&format!("'{field}' is '{value}', expected '{ANCHOR}'"))),
-    }
-}
-
 /// Reads a form; the bytes of its field `field` go into `arrival`.
-pub async fn read<'a>(arrival: Arrival<'a>, request: Request, field: &str) -> Result<Form<'a>, Refused> {
+pub async fn read<'a, T: Default + DeserializeOwned>(
+    arrival: Arrival<'a>,
+    request: Request,
+    field: &str,
+) -> Result<Form<'a, T>, Refused> {
     let content_type = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let boundary = multer::parse_boundary(content_type).map_err(|_| {
         Refused::invalid(&format!("Content-Type is '{content_type}', expected multipart/form-data with a boundary"))
@@ -85,7 +123,7 @@ pub async fn read<'a>(arrival: Arrival<'a>, request: Request, field: &str) -> Re
     let context = RequestContext::of(request.extensions()).clone();
     let headers = Headers::default();
     let multipart = Multipart::new(headers.bound(request.into_body()), boundary);
-    let (mut arrival, mut form) = (Some(arrival), Form { file: None, lapse: None });
+    let (mut arrival, mut form) = (Some(arrival), Form { file: None, fields: T::default() });
     match fields(multipart, &headers, context.permit(), field, &mut arrival, &mut form).await {
         Ok(()) => Ok(form),
         Err(refusal) => {
@@ -98,14 +136,15 @@ pub async fn read<'a>(arrival: Arrival<'a>, request: Request, field: &str) -> Re
     }
 }
 
-async fn fields<'a>(
+async fn fields<'a, T: DeserializeOwned>(
     mut multipart: Multipart<'_>,
     headers: &Headers,
     permit: &BytesPermit,
     field: &str,
     arrival: &mut Option<Arrival<'a>>,
-    form: &mut Form<'a>,
+    form: &mut Form<'a, T>,
 ) -> Result<(), Refused> {
+    let mut given = BTreeMap::new();
     for _ in 0..MOST_FIELDS {
         headers.begin();
         let Some(mut part) = multipart.next_field().await.map_err(|error| broken(&error))? else { return Ok(()) };
@@ -134,19 +173,9 @@ async fn fields<'a>(
             }
         }
         let value = String::from_utf8_lossy(&value).into_owned();
-        match name.as_str() {
-            "purpose" if value != "batch" => {
-                return Err(Refused::invalid(&format!("'purpose' is '{value}', but files here are for 'batch'")));
-            }
-            "expires_after[seconds]" => {
-                let seconds = value.parse().map_err(|_| {
-                    Refused::invalid(&format!("'expires_after[seconds]' is '{value}', expected a number"))
-                })?;
-                form.lapse = Some(lives(seconds)?);
-            }
-            "expires_after[anchor]" => check_anchor(&name, &value)?,
-            _ => {}
-        }
+        given.insert(name.into(), value.into());
+        // A form that is refused is so before the file's bytes, where they come later.
+        form.fields = query::of_pairs(&given)?;
     }
     Err(Refused::invalid(&format!("the form has more than {MOST_FIELDS} fields")))
 }
@@ -160,6 +189,44 @@ fn broken(error: &multer::Error) -> Refused {
     }
     Refused::invalid(&format!("the form cannot be read: {words}"))
 }
+
+// === impl FileFields ===
+
+impl FileFields {
+    /// How long the file lives, if it does not live until it is deleted.
+    pub fn lapse(&self) -> Option<Duration> {
+        self.seconds.map(|Lives(time)| time)
+    }
+}
+
+// === impl ExpiresAfter ===
+
+impl ExpiresAfter {
+    /// How long the file lives.
+    pub fn lapse(&self) -> Duration {
+        self.seconds.0
+    }
+}
+
+// === impl Lives ===
+
+impl TryFrom<u64> for Lives {
+    type Error = String;
+
+    fn try_from(seconds: u64) -> Result<Lives, String> {
+        let wrong = || format!("{seconds} seconds, expected {} to {}", LIVES.start(), LIVES.end());
+        LIVES.contains(&seconds).then_some(Lives(Duration::from_secs(seconds))).ok_or_else(wrong)
+    }
+}
+
+impl PartialSchema for Lives {
+    fn schema() -> RefOr<Schema> {
+        let seconds = ObjectBuilder::new().schema_type(SchemaType::Type(Type::Integer));
+        RefOr::T(Schema::Object(seconds.minimum(Some(*LIVES.start())).maximum(Some(*LIVES.end())).build()))
+    }
+}
+
+impl ToSchema for Lives {}
 
 // === impl Headers ===
 

@@ -3,6 +3,8 @@
 //! Not here: what a job is and who runs it (`trireme-jobs`), the routes of jobs (`http::routes`).
 
 pub mod form;
+pub mod idempotency;
+pub mod lists;
 pub mod options;
 pub mod ranges;
 pub mod refused;

@@ -7,12 +7,16 @@ use axum::http::HeaderMap;
 use chrono::DateTime;
 use serde::Deserialize;
 use trireme_jobs::{JobOptions, now};
+use trireme_server::http::describe::header;
+use trireme_server::http::schema::text;
+use trireme_server::http::shapes::Shapes;
+use utoipa::ToSchema;
 
 use super::webhooks::{self, Webhooks};
 
 /// The headers of a durable request.
-const NOT_BEFORE: &str = "not-before";
-const WEBHOOK: &str = "webhook-url";
+const NOT_BEFORE: &str = "Not-Before";
+const WEBHOOK: &str = "Webhook-Url";
 
 /// How far ahead a job may begin, in seconds.
 const LONGEST: u64 = 365 * 24 * 3600;
@@ -21,7 +25,7 @@ const LONGEST: u64 = 365 * 24 * 3600;
 const FIRST: u64 = 1_000_000_000;
 
 /// A time in JSON.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum Time {
     /// Seconds since 1970.
@@ -35,6 +39,18 @@ pub fn are_in(headers: &HeaderMap) -> bool {
     headers.contains_key(NOT_BEFORE) || headers.contains_key(WEBHOOK)
 }
 
+/// Describes those headers.
+pub fn describe(shapes: &mut Shapes) {
+    let about =
+        "with respond-async: the time before which the request does not begin, in RFC 3339 or seconds since 1970";
+    shapes.parameters.push(header(NOT_BEFORE, about, text()));
+    shapes.parameters.push(header(
+        WEBHOOK,
+        "with respond-async: the URL that is called when the answer is there",
+        text(),
+    ));
+}
+
 /// The terms that the headers of a durable request name. The client gets the error.
 pub fn of_headers(headers: &HeaderMap, webhooks: Option<&Webhooks>) -> Result<JobOptions, String> {
     let text = |name: &str| match headers.get(name).map(|value| value.to_str()) {
@@ -42,8 +58,8 @@ pub fn of_headers(headers: &HeaderMap, webhooks: Option<&Webhooks>) -> Result<Jo
         Some(Err(_)) => Err(format!("header {name} is no text")),
         None => Ok(None),
     };
-    let not_before = text(NOT_BEFORE)?.map(|value| time("Not-Before", value)).transpose()?;
-    let webhook = text(WEBHOOK)?.map(|url| webhooks::check(webhooks, "Webhook-Url", url)).transpose()?;
+    let not_before = text(NOT_BEFORE)?.map(|value| time(NOT_BEFORE, value)).transpose()?;
+    let webhook = text(WEBHOOK)?.map(|url| webhooks::check(webhooks, WEBHOOK, url)).transpose()?;
     Ok(JobOptions { not_before, webhook })
 }
 

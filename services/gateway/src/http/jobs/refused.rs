@@ -1,11 +1,16 @@
 //! How the routes of durable work refuse a request.
 
-use axum::http::StatusCode;
+use axum::http::header::WWW_AUTHENTICATE;
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use trireme_bus::BusError;
 use trireme_jobs::JobError;
+use trireme_server::access::Denied;
+use trireme_server::http::query::ParameterFault;
 use trireme_server::http::response;
+use trireme_server::http::schema::{nullable, object, text};
+use utoipa::openapi::schema::Schema;
 
 const NO_JOBS: &str = "this server keeps no jobs: start it with --data-dir DIR (one process) or with a broker, and \
                        without --allow-jobs=false";
@@ -52,9 +57,30 @@ impl Refused {
         Refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, message.to_owned())
     }
 
+    /// The answer to a request that the rules for its category do not admit.
+    pub fn denied(denied: &Denied) -> Response {
+        if *denied != Denied::Key {
+            return Refused(StatusCode::FORBIDDEN, denied.to_string()).into_response();
+        }
+        let bearer = [(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))];
+        (bearer, Refused(StatusCode::UNAUTHORIZED, denied.to_string())).into_response()
+    }
+
+    /// The shape of a refusal.
+    pub fn schema() -> Schema {
+        let error = [("message", text()), ("type", text()), ("param", nullable(text())), ("code", nullable(text()))];
+        object([("error", object(error))])
+    }
+
     /// A part of a file that it does not have.
     pub fn out_of_range(message: &str) -> Refused {
         Refused(StatusCode::RANGE_NOT_SATISFIABLE, message.to_owned())
+    }
+}
+
+impl From<ParameterFault> for Refused {
+    fn from(fault: ParameterFault) -> Refused {
+        Refused::invalid(&fault.0)
     }
 }
 

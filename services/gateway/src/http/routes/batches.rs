@@ -3,28 +3,33 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use axum::extract::{Path, RawQuery, Request, State};
+use axum::extract::{Path, Request, State};
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use trireme_inference::AskedSpaces;
-use trireme_jobs::{Batch, BatchState, NewBatch, Page, RowRequest, Usage, now};
+use trireme_jobs::{Batch, BatchState, NewBatch, RowRequest, Usage, now};
 use trireme_server::access::Category;
+use trireme_server::http::query::Query;
 use trireme_server::http::route::Resource;
-use trireme_server::http::schema::{any_of, integer, nullable, object_with, plain, text};
+use trireme_server::http::schema::{integer, nullable, object_with, plain, text};
 use trireme_server::{RequestContext, Traffic};
+use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
-use super::deferred::{self, as_webhook};
-use super::files::{ExpiresAfter, as_list, found, page, page_schema, parse, read_body};
+use super::deferred::as_webhook;
+use super::files::{found, parse, read_body};
 use crate::forward;
 use crate::http::jobs::MAX_ERROR_BYTES;
+use crate::http::jobs::form::ExpiresAfter;
+use crate::http::jobs::idempotency::IdempotencyKey;
+use crate::http::jobs::lists::{Asked, Limit, PageQuery, as_list, page_schema};
 use crate::http::jobs::options::{self, Time};
 use crate::http::jobs::refused::Refused;
 use crate::http::state::{HttpState, Own, Route};
 
-/// Batches in a page of a list if the client names no number, and most of them.
-const BATCHES_PAGE: (usize, usize) = (20, 100);
+/// The page of batches that a query asks for.
+type BatchesPage = PageQuery<Limit<20, 100>>;
 
 /// Most pairs of `metadata`, and most characters of a key and of a value, as OpenAI has them: each record of a batch has them, too.
 const METADATA: (usize, usize, usize) = (16, 64, 512);
@@ -33,23 +38,30 @@ const METADATA: (usize, usize, usize) = (16, 64, 512);
 const LONGEST_ROWS: usize = 64 << 10;
 
 /// The body of `POST /v1/batches`.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 struct CreateBatch {
     input_file_id: String,
+    /// The path of a route that executes a model, such as /v1/embeddings.
     endpoint: String,
+    /// Hours or days, such as 24h or 7d.
     completion_window: String,
     #[serde(default)]
+    #[schema(inline)]
     output_expires_after: Option<ExpiresAfter>,
     #[serde(default)]
     metadata: Option<BTreeMap<String, String>>,
-    /// Beside OpenAI's fields: when it may begin, and the URL that is called when it has ended.
+    /// The time before which it does not begin.
     #[serde(default)]
+    #[schema(inline)]
     not_before: Option<Time>,
+    /// The URL that is called when it has ended.
     #[serde(default)]
     webhook: Option<String>,
-    /// For files of columns: the fields that all bodies have, and the column of each further field.
+    /// For files of columns: the fields that all bodies have.
     #[serde(default)]
+    #[schema(value_type = Option<Object>)]
     body: Option<serde_json::Map<String, Value>>,
+    /// For files of columns: the column of each further field.
     #[serde(default)]
     columns: Option<BTreeMap<String, String>>,
 }
@@ -59,19 +71,24 @@ const RESOURCE: Resource = Resource { group: "jobs", category: Some(Category::In
 
 /// The routes.
 pub fn routes() -> Vec<Route> {
-    vec![
+    let routes = [
         RESOURCE.get("/v1/batches", "All batches", list).gives(page_schema),
         RESOURCE
             .post("/v1/batches", "Begins a batch: every line of a file is a request", begin)
-            .takes(new_batch_schema)
+            .reads::<CreateBatch>()
             .gives(batch_schema),
         RESOURCE.get("/v1/batches/{id}", "The state of a batch", show).gives(batch_schema),
         RESOURCE.post("/v1/batches/{id}/cancel", "Cancels a batch", cancel).gives(batch_schema),
-    ]
+    ];
+    routes.into_iter().map(|route| route.refuses(Refused::denied, Refused::schema)).collect()
 }
 
-async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) -> Result<Response, Refused> {
-    let key = deferred::key(request.headers()).map_err(|why| Refused::invalid(&why))?.map(str::to_owned);
+async fn begin(
+    State(http): State<HttpState>,
+    Own(jobs): Own,
+    IdempotencyKey(key): IdempotencyKey,
+    request: Request,
+) -> Result<Response, Refused> {
     let traceparent = RequestContext::of(request.extensions()).traceparent().cloned();
     let if_space = forward::asked_spaces(request.headers());
     if let Some(Err(error)) = if_space.as_deref().map(str::parse::<AskedSpaces>) {
@@ -94,7 +111,7 @@ async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) 
     })?;
     let terms = options::of_fields(asked.not_before, asked.webhook.as_deref(), http.webhooks.as_ref())
         .map_err(|why| Refused::invalid(&why))?;
-    let output_lapse = asked.output_expires_after.map(ExpiresAfter::lapse).transpose()?;
+    let output_lapse = asked.output_expires_after.map(|after| after.lapse());
     let metadata = asked.metadata.unwrap_or_default();
     check_metadata(&metadata).map_err(|why| Refused::invalid(&why))?;
     let rows = RowRequest { body: asked.body.unwrap_or_default(), columns: asked.columns };
@@ -110,10 +127,10 @@ async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) 
     Ok(found(&as_batch(&id, &batch)))
 }
 
-async fn list(Own(jobs): Own, RawQuery(query): RawQuery) -> Result<Response, Refused> {
-    let page = Page { purpose: None, ..page(query.as_deref().unwrap_or_default(), BATCHES_PAGE)? };
-    let batches = jobs.batches(&page).await?;
-    Ok(found(&as_list(&batches, as_batch)))
+async fn list(Own(jobs): Own, page: Asked<BatchesPage>) -> Result<Response, Refused> {
+    let Query(page) = page?;
+    let batches = jobs.batches(&page.page(None)).await?;
+    Ok(as_list(&batches, as_batch))
 }
 
 async fn show(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
@@ -200,20 +217,6 @@ fn as_batch(id: &str, batch: &Batch) -> Value {
         "if_space": batch.if_space,
         "webhook": batch.webhook.as_ref().map(as_webhook),
     })
-}
-
-fn new_batch_schema() -> Schema {
-    object_with(
-        [("input_file_id", text()), ("endpoint", text()), ("completion_window", text())],
-        [
-            ("metadata", nullable(plain())),
-            ("output_expires_after", nullable(plain())),
-            ("body", nullable(plain())),
-            ("columns", nullable(plain())),
-            ("not_before", nullable(any_of([integer(), text()]))),
-            ("webhook", nullable(text())),
-        ],
-    )
 }
 
 fn batch_schema() -> Schema {

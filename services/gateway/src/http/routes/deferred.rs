@@ -8,7 +8,8 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use trireme_jobs::{JobAnswer, JobCall, JobError, RequestState, Webhook, now};
 use trireme_server::access::{Category, Sender};
-use trireme_server::http::body::{self, text};
+use trireme_server::http::body;
+use trireme_server::http::describe::Describe;
 use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::Resource;
 use trireme_server::http::schema::{self, integer, nullable, object_with};
@@ -16,16 +17,13 @@ use trireme_server::{RequestContext, Traffic};
 use utoipa::openapi::schema::Schema;
 
 use crate::http::jobs::KEPT_HEADERS;
+use crate::http::jobs::idempotency::IdempotencyKey;
 use crate::http::jobs::options;
-use crate::http::jobs::refused::status;
+use crate::http::jobs::refused::{Refused, status};
 use crate::http::prefer::Preference;
 use crate::http::state::{HttpState, Own, Route};
 
 const APPLIED: HeaderName = HeaderName::from_static("preference-applied");
-const IDEMPOTENCY_KEY: &str = "idempotency-key";
-
-/// Longest key of a client, in bytes.
-const LONGEST_KEY: usize = 255;
 
 /// What they have in common.
 const RESOURCE: Resource = Resource { group: "jobs", category: Some(Category::Inference), traffic: Traffic::Server };
@@ -33,10 +31,38 @@ const RESOURCE: Resource = Resource { group: "jobs", category: Some(Category::In
 /// The routes.
 pub fn routes() -> Vec<Route> {
     vec![
-        RESOURCE.get("/v1/requests/{id}", "The state of a durable request", show).gives(schema),
-        RESOURCE.delete("/v1/requests/{id}", "Cancels a durable request, or deletes one that has ended", cancel),
-        RESOURCE.get("/v1/requests/{id}/response", "The answer to a durable request", answer),
+        RESOURCE
+            .get("/v1/requests/{id}", "The state of a durable request", show)
+            .gives(schema)
+            .shows(|shapes| shapes.errors = refusals()),
+        RESOURCE
+            .delete("/v1/requests/{id}", "Cancels a durable request, or deletes one that has ended", cancel)
+            .gives(schema)
+            .or_gives(StatusCode::NO_CONTENT, "the request had ended, and is deleted", None)
+            .shows(|shapes| shapes.errors = refusals()),
+        RESOURCE
+            .get("/v1/requests/{id}/response", "The answer to a durable request", answer)
+            .or_gives(StatusCode::ACCEPTED, "there is no answer yet", Some(schema))
+            // The answer may be a refusal of the route that the request was for.
+            .shows(|shapes| shapes.errors.push(schema::anything())),
     ]
+}
+
+/// A route of the table, which says so if its requests may be answered later.
+pub fn offered(route: Route) -> Route {
+    if route.category != Some(Category::Inference) || !route.traffic.executes() {
+        return route;
+    }
+    let accepted = "with respond-async: the request is kept, and answered later";
+    route.or_gives(StatusCode::ACCEPTED, accepted, Some(schema)).shows(|shapes| {
+        Preference::describe(shapes);
+        IdempotencyKey::describe(shapes);
+        options::describe(shapes);
+        // These headers are the same in all dialects, and so is what is wrong with them.
+        if !shapes.errors.is_empty() {
+            shapes.errors.push(response::error_schema());
+        }
+    })
 }
 
 /// Accepts a request of this traffic that prefers to be answered later; lets others pass.
@@ -62,14 +88,15 @@ async fn accept(http: &HttpState, request: Request, preference: Preference) -> R
     let (parts, body) = request.into_parts();
     let sender = Sender::of(&parts.uri, &parts.headers, &parts.extensions);
     let jobs = http.own_jobs(&parts.headers)?;
-    let key = key(&parts.headers).map_err(|why| response::error(StatusCode::BAD_REQUEST, &why))?;
+    let IdempotencyKey(key) =
+        IdempotencyKey::of(&parts.headers).map_err(|why| response::error(StatusCode::BAD_REQUEST, &why))?;
     let terms = options::of_headers(&parts.headers, http.webhooks.as_ref())
         .map_err(|why| response::error(StatusCode::BAD_REQUEST, &why))?;
     let limit = body::Limit::binary(http.options.max_input_size);
     let body = body::read(&parts.headers, body, limit).await.map_err(|error| HttpError::from(error).into_response())?;
     let headers = KEPT_HEADERS.iter().filter_map(|&name| Some((name.to_owned(), sender.header(name)?.to_vec().into())));
     let call = JobCall { path: parts.uri.path().to_owned(), headers: headers.collect(), body };
-    let accepted = jobs.accept_on(call, key, terms).await.map_err(|error| refused(&error))?;
+    let accepted = jobs.accept_on(call, key.as_deref(), terms).await.map_err(|error| refused(&error))?;
     let mut request = accepted.request;
     if !preference.wait.is_zero() {
         request = jobs.wait(&accepted.id, preference.wait).await.map_err(|error| refused(&error))?;
@@ -86,14 +113,6 @@ async fn accept(http: &HttpState, request: Request, preference: Preference) -> R
     headers.insert(APPLIED, HeaderValue::from_static("respond-async"));
     headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
     Ok(response)
-}
-
-/// The key under which a client's request is the same when it is sent again.
-pub fn key(headers: &HeaderMap) -> Result<Option<&str>, String> {
-    match text(headers, IDEMPOTENCY_KEY).filter(|key| !key.is_empty()) {
-        Some(key) if key.len() > LONGEST_KEY => Err(format!("Idempotency-Key has more than {LONGEST_KEY} bytes")),
-        key => Ok(key),
-    }
 }
 
 async fn show(State(http): State<HttpState>, Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Response> {
@@ -169,6 +188,11 @@ fn replay(answer: JobAnswer) -> Response {
 
 fn refused(error: &JobError) -> Response {
     response::error(status(error), &error.to_string())
+}
+
+/// The shapes of refusals: those of these routes, and that of a gateway that keeps no jobs.
+fn refusals() -> Vec<Schema> {
+    vec![response::error_schema(), Refused::schema()]
 }
 
 fn schema() -> Schema {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{Path, RawQuery, Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::header::{ACCEPT_RANGES, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -13,18 +13,21 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use trireme_inference::shown;
-use trireme_jobs::{File, Listed, NewUpload, Page};
+use trireme_jobs::{File, NewUpload};
 use trireme_server::Traffic;
 use trireme_server::access::Category;
 use trireme_server::http::coding::Coding;
 use trireme_server::http::json;
+use trireme_server::http::query::Query;
 use trireme_server::http::response;
 use trireme_server::http::route::Resource;
-use trireme_server::http::schema::{self, integer, nullable, object_with, plain, text};
+use trireme_server::http::schema::{integer, nullable, object_with, plain, text};
 use utoipa::openapi::schema::Schema;
+use utoipa::{IntoParams, ToSchema};
 
-use super::deferred;
-use crate::http::jobs::form;
+use crate::http::jobs::form::{self, ExpiresAfter, FileFields, Form, NoFields, Purpose};
+use crate::http::jobs::idempotency::IdempotencyKey;
+use crate::http::jobs::lists::{Asked, Limit, PageQuery, as_list, page_schema};
 use crate::http::jobs::ranges::{self, Range};
 use crate::http::jobs::refused::Refused;
 use crate::http::state::{HttpState, Own, Route};
@@ -32,29 +35,35 @@ use crate::http::state::{HttpState, Own, Route};
 /// How long an upload may take, and how long its parts are kept until then.
 const UPLOAD_TIME: Duration = Duration::from_secs(24 * 3600);
 
-/// Files in a page of a list if the client names no number, and most of them.
-const FILES_PAGE: (usize, usize) = (10_000, 10_000);
+/// The page of files that a query asks for.
+type FilesPage = PageQuery<Limit<10_000, 10_000>>;
+
+/// The files that a query asks for.
+#[derive(Default, Deserialize, IntoParams)]
+#[serde(default)]
+#[into_params(parameter_in = Query)]
+struct FilesQuery {
+    /// Only files with this purpose.
+    purpose: Option<String>,
+}
 
 /// The body of `POST /v1/uploads`.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = CreateUpload)]
 struct Announced {
     filename: String,
-    purpose: String,
+    #[serde(rename = "purpose")]
+    #[schema(inline)]
+    _purpose: Purpose,
     bytes: u64,
     #[serde(default)]
+    #[schema(inline)]
     expires_after: Option<ExpiresAfter>,
 }
 
-/// How long the file is kept once it is complete. The anchor is always `created_at`.
-#[derive(Deserialize)]
-pub struct ExpiresAfter {
-    #[serde(default)]
-    anchor: Option<String>,
-    seconds: u64,
-}
-
 /// The body of `POST /v1/uploads/{id}/complete`.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = CompleteUpload)]
 struct Complete {
     part_ids: Vec<String>,
     #[serde(default)]
@@ -66,35 +75,47 @@ const RESOURCE: Resource = Resource { group: "jobs", category: Some(Category::In
 
 /// The routes.
 pub fn routes() -> Vec<Route> {
-    vec![
+    let routes = [
         RESOURCE.get("/v1/files", "All files", list).gives(page_schema),
         RESOURCE
-            .post("/v1/files", "Uploads a file, as multipart/form-data with purpose and file", upload)
-            .asks(Traffic::Upload),
+            .post("/v1/files", "Uploads a file", upload)
+            .asks(Traffic::Upload)
+            .reads_form::<FileFields>("file")
+            .gives(file_schema),
         RESOURCE.get("/v1/files/{id}", "A file's name and size", show).gives(file_schema),
         RESOURCE.delete("/v1/files/{id}", "Deletes a file", delete).gives(plain),
-        RESOURCE.get("/v1/files/{id}/content", "The bytes of a file", content),
-        RESOURCE.post("/v1/uploads", "Begins an upload in parts", begin).takes(upload_schema).gives(plain),
+        RESOURCE.get("/v1/files/{id}/content", "The bytes of a file", content).gives_bytes().or_gives(
+            StatusCode::PARTIAL_CONTENT,
+            "the bytes that the header Range asks for",
+            None,
+        ),
+        RESOURCE.post("/v1/uploads", "Begins an upload in parts", begin).reads::<Announced>().gives(plain),
         RESOURCE
-            .post("/v1/uploads/{id}/parts", "Uploads a part, as multipart/form-data with data", part)
-            .asks(Traffic::Upload),
-        RESOURCE.post("/v1/uploads/{id}/complete", "Makes a file of parts", complete).takes(parts_schema).gives(plain),
+            .post("/v1/uploads/{id}/parts", "Uploads a part", part)
+            .asks(Traffic::Upload)
+            .reads_form::<NoFields>("data")
+            .gives(plain),
+        RESOURCE.post("/v1/uploads/{id}/complete", "Makes a file of parts", complete).reads::<Complete>().gives(plain),
         RESOURCE.post("/v1/uploads/{id}/cancel", "Gives an upload up", cancel).gives(plain),
-    ]
+    ];
+    routes.into_iter().map(|route| route.refuses(Refused::denied, Refused::schema)).collect()
 }
 
-async fn upload(Own(jobs): Own, request: Request) -> Result<Response, Refused> {
-    let key = deferred::key(request.headers()).map_err(|why| Refused::invalid(&why))?.map(str::to_owned);
-    let form = form::read(jobs.arrival(), request, "file").await?;
+async fn upload(
+    Own(jobs): Own,
+    IdempotencyKey(key): IdempotencyKey,
+    request: Request,
+) -> Result<Response, Refused> {
+    let form: Form<'_, FileFields> = form::read(jobs.arrival(), request, "file").await?;
     let Some((arrival, name)) = form.file else { return Err(Refused::invalid("the form has no field 'file'")) };
-    let (id, file) = arrival.finish_once(&name, form.lapse, key.as_deref()).await?;
+    let (id, file) = arrival.finish_once(&name, form.fields.lapse(), key.as_deref()).await?;
     Ok(found(&as_file(&id, &file)))
 }
 
-async fn list(Own(jobs): Own, RawQuery(query): RawQuery) -> Result<Response, Refused> {
-    let page = page(query.as_deref().unwrap_or_default(), FILES_PAGE)?;
-    let files = jobs.files(&page).await?;
-    Ok(found(&as_list(&files, as_file)))
+async fn list(Own(jobs): Own, page: Asked<FilesPage>, files: Asked<FilesQuery>) -> Result<Response, Refused> {
+    let (Query(page), Query(FilesQuery { purpose })) = (page?, files?);
+    let files = jobs.files(&page.page(purpose)).await?;
+    Ok(as_list(&files, as_file))
 }
 
 async fn show(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
@@ -152,10 +173,7 @@ async fn delete(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refu
 /// An upload in parts. Neither it nor a part is a file until it is complete.
 async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) -> Result<Response, Refused> {
     let asked: Announced = read_json(&http, request).await?;
-    if asked.purpose != "batch" {
-        return Err(Refused::invalid(&format!("'purpose' is '{}', but files here are for 'batch'", asked.purpose)));
-    }
-    let lapse = asked.expires_after.map(ExpiresAfter::lapse).transpose()?;
+    let lapse = asked.expires_after.map(|after| after.lapse());
     let new = NewUpload { name: asked.filename, bytes: asked.bytes, time: UPLOAD_TIME, lapse };
     let (id, upload) = jobs.begin_upload(new).await?;
     Ok(found(&as_upload(&id, &upload, "pending", None)))
@@ -163,7 +181,7 @@ async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) 
 
 async fn part(Own(jobs): Own, Path(id): Path<String>, request: Request) -> Result<Response, Refused> {
     let (arrival, upload) = jobs.begin_part(&id).await?;
-    let form = form::read(arrival, request, "data").await?;
+    let form: Form<'_, NoFields> = form::read(arrival, request, "data").await?;
     let Some((arrival, _)) = form.file else { return Err(Refused::invalid("the form has no field 'data'")) };
     let (part, file) = jobs.finish_part(arrival, &id, &upload).await?;
     Ok(found(&json!({"id": part, "object": "upload.part", "created_at": file.created, "upload_id": id})))
@@ -183,54 +201,6 @@ async fn complete(
 async fn cancel(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
     let upload = jobs.cancel_upload(&id).await?;
     Ok(found(&as_upload(&id, &upload, "cancelled", None)))
-}
-
-// === impl ExpiresAfter ===
-
-impl ExpiresAfter {
-    /// The time, if it is one that is allowed.
-    pub fn lapse(self) -> Result<Duration, Refused> {
-        form::check_anchor("anchor", self.anchor.as_deref().unwrap_or(form::ANCHOR))?;
-        form::lives(self.seconds)
-    }
-}
-
-/// The page that a query asks for: `after`, `limit`, `order` and `purpose`, as OpenAI has them.
-pub fn page(query: &str, (usual, most): (usize, usize)) -> Result<Page, Refused> {
-    let mut page = Page { limit: usual, ..Page::default() };
-    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
-        match name.as_ref() {
-            "after" if !value.is_empty() => page.after = Some(value.into_owned()),
-            "purpose" if !value.is_empty() => page.purpose = Some(value.into_owned()),
-            "limit" => {
-                let limit = value
-                    .parse()
-                    .map_err(|_| Refused::invalid(&format!("'limit' is '{value}', expected a number up to {most}")))?;
-                page.limit = usize::clamp(limit, 1, most);
-            }
-            "order" => {
-                page.is_ascending = match value.as_ref() {
-                    "asc" => true,
-                    "desc" | "" => false,
-                    _ => return Err(Refused::invalid(&format!("'order' is '{value}', expected 'asc' or 'desc'"))),
-                };
-            }
-            _ => {}
-        }
-    }
-    Ok(page)
-}
-
-/// A page of a list.
-pub fn as_list<T>(page: &Listed<T>, show: impl Fn(&str, &T) -> Value) -> Value {
-    let data: Vec<Value> = page.items.iter().map(|(id, item)| show(id, item)).collect();
-    json!({
-        "object": "list",
-        "data": data,
-        "first_id": page.items.first().map(|(id, _)| id),
-        "last_id": page.items.last().map(|(id, _)| id),
-        "has_more": page.has_more,
-    })
 }
 
 fn as_file(id: &str, file: &File) -> Value {
@@ -285,28 +255,9 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refused> {
     json::read(body).map_err(|fault| Refused::invalid(&fault.message))
 }
 
-/// The shape of a page of a list.
-pub fn page_schema() -> Schema {
-    object_with(
-        [("object", text()), ("data", schema::list(plain())), ("has_more", schema::flag())],
-        [("first_id", nullable(text())), ("last_id", nullable(text()))],
-    )
-}
-
 fn file_schema() -> Schema {
     object_with(
         [("id", text()), ("bytes", integer()), ("created_at", integer()), ("filename", text()), ("purpose", text())],
         [("expires_at", nullable(integer()))],
     )
-}
-
-fn upload_schema() -> Schema {
-    object_with(
-        [("filename", text()), ("purpose", text()), ("bytes", integer())],
-        [("expires_after", nullable(plain()))],
-    )
-}
-
-fn parts_schema() -> Schema {
-    object_with([("part_ids", schema::list(text()))], [("md5", nullable(text()))])
 }

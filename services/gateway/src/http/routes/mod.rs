@@ -66,7 +66,7 @@ pub fn table(options: &HttpOptions) -> Table<HttpState> {
 
 fn table_of(pages: &[fn() -> Vec<Route>], dialect: &str) -> Table<HttpState> {
     let own = RESOURCES.iter().chain(pages).flat_map(|routes| routes());
-    Table::new(own.chain(dialects::routes(dialect)))
+    Table::new(own.chain(dialects::routes(dialect)).map(deferred::offered))
 }
 
 /// The router of the table. A request passes the limits of `intake` first, then the rules for its route.

@@ -1,21 +1,20 @@
 //! `/v2/trireme/usage`: what owners of keys have used.
 
-use std::collections::BTreeMap;
-
-use axum::extract::{RawQuery, State};
+use axum::extract::State;
 use axum::http::header::CACHE_CONTROL;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 use serde_json::{Value, json};
 use trireme_server::Traffic;
 use trireme_server::access::Category;
+use trireme_server::http::query;
 use trireme_server::http::response;
 use trireme_server::http::route::Resource;
 use trireme_server::http::schema::{integer, list, number, object, text};
 use utoipa::openapi::schema::Schema;
 
 use crate::http::state::{HttpState, Route};
-use crate::usage::{Hour, Line, Query, WRITE_EVERY, time_text};
+use crate::usage::{Asked, Hour, Line, Query, WRITE_EVERY, time_text};
 
 /// What they have in common.
 const RESOURCE: Resource =
@@ -29,12 +28,14 @@ pub fn routes() -> Vec<Route> {
 }
 
 /// A key shows its owner's usage; that of an administrator everybody's.
-async fn usage(State(http): State<HttpState>, headers: HeaderMap, RawQuery(asked): RawQuery) -> Response {
+async fn usage(
+    State(http): State<HttpState>,
+    headers: HeaderMap,
+    query::Query(asked): query::Query<Asked>,
+) -> Response {
     let usage = &http.handlers.usage;
-    let given: BTreeMap<_, _> = form_urlencoded::parse(asked.as_deref().unwrap_or_default().as_bytes()).collect();
     let owner = http.handlers.access.owner(|name| headers.get(name).map(HeaderValue::as_bytes));
-    let parameter = |name: &str| given.get(name).map(|value| &**value);
-    let query = match Query::read(parameter, Hour::of(usage.now()).0, owner) {
+    let query = match Query::of(asked, Hour::of(usage.now()).0, owner) {
         Ok(query) => query,
         Err(why) => return response::error(StatusCode::BAD_REQUEST, &why),
     };
