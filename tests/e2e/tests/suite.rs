@@ -28,6 +28,7 @@ mod folds;
 mod full_disk;
 mod fuzz;
 mod guarded;
+mod kept;
 mod lanes;
 mod lifecycle;
 mod limits;

@@ -9,6 +9,7 @@ use trireme_inference::{
 use trireme_model_repository::OtherName;
 use trireme_protocol::status::http_status;
 
+use super::kept::KeptWindows;
 use crate::dispatch::{EXPIRED, Turn};
 use crate::handlers::metering::Metered;
 use crate::handlers::zero_shot::LabelScores;
@@ -32,6 +33,8 @@ pub struct Running {
     pub rows: Option<i64>,
     /// The rows that count as its owner's usage.
     pub counted_rows: u64,
+    /// Where its answer keeps the rows of all windows of its texts.
+    pub kept: Option<KeptWindows>,
     /// Its parameter `dimensions`, which cuts embeddings.
     pub dimensions: Option<u64>,
     /// The steps of its route.
