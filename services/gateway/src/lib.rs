@@ -70,7 +70,7 @@ use shared_memory::SharedMemory;
 use statistics::Collector;
 use usage::Usage;
 
-pub use embedder::{Embedded, Embedder};
+pub use embedder::{Chunking, Embedded, Embedder};
 pub use grpc::{CompressionLevel, GrpcArgs};
 pub use http::{HttpArgs, JobArgs, Target, WebhookSecret};
 pub use metrics::MetricsArgs;
