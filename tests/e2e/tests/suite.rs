@@ -30,6 +30,7 @@ mod fuzz;
 mod guarded;
 mod kept;
 mod lanes;
+mod late_chunks;
 mod lifecycle;
 mod limits;
 mod litellm;
