@@ -178,8 +178,8 @@ impl Operations {
         match windows.as_deref().and_then(second_window) {
             None => Ok((tensors, ledger)),
             Some(Window { text, .. }) => Err(InferError::unsupported(format!(
-                "model '{}' keeps a row for each window of text {text}, which this operation or dialect does not answer: ask for \
-                 another 'fold', or for vectors at /openai/v1/embeddings",
+                "model '{}' keeps a row for each window of text {text}, expected one for the text: /openai/v1/embeddings answers them \
+                 all, and a model whose configuration says 'fold:mean' makes one of them",
                 found.pipeline.name
             ))),
         }

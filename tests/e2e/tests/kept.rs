@@ -1,7 +1,9 @@
 //! Long texts whose windows keep their rows (`fold` is `keep`): a vector or scores for each window, with the characters that it stands for.
 
+use std::fs;
+
 use serde_json::{Value, json};
-use trireme_e2e::{Request, Response, Sandbox};
+use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, product};
 use trireme_testkit::assert_close;
 
 use crate::folds::{LONG, QUERY, header, infer, tensor};
@@ -151,4 +153,44 @@ fn limits(sandbox: &Sandbox) {
     let refused = infer(sandbox, "boats", &[tensor("TEXT", &[&endless])], &json!({"windows": true, "fold": "keep"}));
     assert_eq!(refused.status, 400);
     assert!(refused.text().contains(" windows of 14 tokens, expected at most 128"), "{}", refused.text());
+}
+
+#[test]
+fn a_model_may_keep_windows_by_its_configuration() {
+    let (model, models) = (crate::folders::tiny(), tempfile::tempdir().expect("a temporary folder"));
+    let mut init = product("trireme");
+    init.arg("init").arg(format!("boats={}", model.path().display())).arg(models.path());
+    assert!(init.output().expect("the command runs").status.success());
+    let change = |model: &str, change: &dyn Fn(String) -> String| {
+        let config = models.path().join(model).join("config.pbtxt");
+        let text = fs::read_to_string(&config).expect("the model has a configuration");
+        fs::write(config, change(text)).expect("the configuration is written");
+    };
+    change("boats_postprocess", &|text| text.replace("fold:mean", "fold:keep"));
+    let windows = "parameters { key: 'long_texts' value { string_value: 'windows' } }";
+    change("boats_tokenizer", &|text| format!("{text}\n{windows}\n"));
+    let sandbox = Setup::new(Mode::AllInOne).repository(models.path()).start();
+    let embed = |parameters: Value| infer(&sandbox, "boats", &[tensor("TEXT", &["the sea", LONG])], &parameters);
+    let kept = embed(json!({}));
+    assert!(places(&kept).len() > 4, "{}", kept.text());
+    // The vectors are the first output, as without windows.
+    assert_eq!(kept.json()["outputs"][0]["name"], "sentence_embedding");
+    // A request has the last word.
+    let folded = embed(json!({"fold": "mean"}));
+    assert_eq!(folded.json()["outputs"].as_array().expect("outputs").len(), 1);
+    assert_eq!(folded.numbers("sentence_embedding").len(), 2 * 8);
+
+    let post = |path: &str, body: Value| sandbox.send(&Request::post(path, body.to_string().into_bytes()));
+    let entries = post("/openai/v1/embeddings", json!({"model": "boats", "input": ["the sea", LONG]})).json();
+    assert_eq!(entries["data"].as_array().expect("a list").len(), places(&kept).len());
+    // A route that has one vector for a text answers a short one, and refuses a long one.
+    let short = post("/tei/embed", json!({"inputs": ["the sea"]})).json();
+    assert_close(&trireme_e2e::numbers(&short[0]), &kept.numbers("sentence_embedding")[..8], 1e-6);
+    let refused = post("/tei/embed", json!({"inputs": ["the sea", LONG]}));
+    assert!(
+        (400..500).contains(&refused.status)
+            && refused.text().contains("keeps a row for each window of text 1, expected one for the text"),
+        "{}",
+        refused.text()
+    );
 }

@@ -41,15 +41,13 @@ impl KeptWindows {
         asked.iter().copied().chain(all).chain([self.tensor.as_str()]).collect()
     }
 
-    /// The tensors of an answer, with the one that tells windows under the name and datatype that clients know.
-    pub fn named(&self, tensors: Vec<Tensor>) -> Result<Vec<Tensor>, InferError> {
-        let named = |tensor: Tensor| match self.tensor == tensor.name() {
-            true => {
-                let texts: Vec<usize> = Window::read(&tensor)?.iter().map(|window| window.text).collect();
-                Ok(Window::renumbered(&tensor, &texts)?.renamed(WINDOWS))
-            }
-            false => Ok(tensor),
-        };
-        tensors.into_iter().map(named).collect()
+    /// The tensors of an answer, with the one that tells windows at their end, under the name and datatype that clients know.
+    pub fn named(&self, mut tensors: Vec<Tensor>) -> Result<Vec<Tensor>, InferError> {
+        if let Some(place) = tensors.iter().position(|tensor| self.tensor == tensor.name()) {
+            let windows = tensors.remove(place);
+            let texts: Vec<usize> = Window::read(&windows)?.iter().map(|window| window.text).collect();
+            tensors.push(Window::renumbered(&windows, &texts)?.renamed(WINDOWS));
+        }
+        Ok(tensors)
     }
 }
