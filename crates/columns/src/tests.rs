@@ -108,7 +108,7 @@ fn the_space_of_vectors_is_in_the_metadata_of_the_schema() {
         let layout = Layout::of_ids(4).unwrap().with_space(Some("other")).with_space(space);
         let ids = Batch::of_texts(vec![("id", vec![Some("a".to_owned())])]).unwrap();
         let mut writer = Writer::new(format, &layout, Vec::new()).unwrap();
-        writer.write(&ids.with_vectors(&layout, &[Ok(vec![1.0; 4])]).unwrap()).unwrap();
+        writer.write(&ids.with_vectors(&layout, &[Ok::<_, String>(vec![1.0; 4])]).unwrap()).unwrap();
         let bytes: Bytes = writer.finish().unwrap().into();
         let schema = match format {
             Format::Arrow => {
