@@ -29,7 +29,13 @@ def a_long_text_has_the_fold_of_its_windows(client):
         found = vector(LONG, windows=True, overlap=0, fold=fold)[0]
         expect(np.abs(found - expected).max() < 1e-6, f"the fold {fold}, {expected}, found {found}")
     expect_equal("without words for it the text is cut", vector(LONG).tolist(), vector(LONG, windows=False).tolist())
-    expect_error("an unknown fold", lambda: vector(LONG, fold="keep"), "StatusCode.INVALID_ARGUMENT", "expected 'mean', 'first' or 'max'")
+    expect_error("an unknown fold", lambda: vector(LONG, fold="median"), "StatusCode.INVALID_ARGUMENT", "expected 'mean', 'first', 'max' or 'keep'")
+    texts = triton.InferInput("TEXT", [2], "BYTES").set_data_from_numpy(np.array(["the sea", LONG], dtype=object))
+    kept = client.infer("boats", [texts], parameters={"windows": True, "overlap": 0, "fold": "keep"})
+    found, windows = kept.as_numpy("sentence_embedding"), kept.as_numpy("windows")
+    expect_equal("the texts of the rows", windows[:, 0].tolist(), [0] + [1] * len(places))
+    expect_equal("their characters", windows[1:, 1:3].tolist(), places[:, 1:3].tolist())
+    expect(np.abs(found - np.concatenate([vector("the sea"), alone])).max() < 1e-6, "a vector for each window")
 
 
 if __name__ == "__main__":

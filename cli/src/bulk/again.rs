@@ -6,13 +6,13 @@ use std::io::{BufRead, Write};
 use std::iter::Peekable;
 
 use anyhow::{Context, ensure};
-use trireme_columns::{Batch, Batches, Format, Layout, Reader, Table, Writer};
+use trireme_columns::{Batch, Batches, Format, Layout, Reader, Table, WindowRow, Writer};
 
 use super::errors::ErrorFile;
 use super::job::Job;
-use super::output::{line, note_error, note_errors, read_line};
+use super::output::{line, note_error, note_errors, read_line, row_of, rows_of, written};
 use super::place::{Place, Sink};
-use super::rows::{Outcome, Rest, Totals, Window};
+use super::rows::{Outcome, OutputRow, Rest, Totals, Window, rows_of_text};
 use super::work::{Input, Output};
 
 /// Rows of a batch that is read from the output.
@@ -30,7 +30,9 @@ pub struct Only {
 /// The output, written anew.
 pub struct Mended {
     old: Old,
-    /// Rows that are written.
+    /// Whether each window of a text has a row.
+    is_chunked: bool,
+    /// Rows of the input that are written.
     rows: u64,
     errors: ErrorFile,
     output: Place,
@@ -82,8 +84,14 @@ impl Input for Only {
 // === impl Mended ===
 
 impl Mended {
-    /// The output at `output` of a job, whose vectors have `width` numbers.
-    pub fn open(output: Place, format: Option<Format>, width: usize, mut job: Job) -> anyhow::Result<Mended> {
+    /// The output at `output` of a job, whose vectors have `width` numbers. `is_chunked`: its rows are those of windows.
+    pub fn open(
+        output: Place,
+        format: Option<Format>,
+        width: usize,
+        is_chunked: bool,
+        mut job: Job,
+    ) -> anyhow::Result<Mended> {
         job.check_output()?;
         let source = output.open()?;
         let old = match format {
@@ -103,22 +111,26 @@ impl Mended {
                 Old::Columns { batches, layout, writer, outcomes: BTreeMap::new(), next: None }
             }
         };
-        Ok(Mended { old, rows: 0, errors: ErrorFile::of(&output, &job.folder)?, output, job })
+        Ok(Mended { old, is_chunked, rows: 0, errors: ErrorFile::of(&output, &job.folder)?, output, job })
     }
 
-    /// Writes the rows up to `last` with the outcomes that are known; all rows where it is `None`.
+    /// Writes the rows up to `last` with the outcomes that are known; all rows where it is `None`. A row without a vector is one row of the output, also
+    /// where other texts have a row for each window.
     fn write_until(&mut self, last: Option<u64>, mut new: impl FnMut(u64) -> Option<Outcome>) -> anyhow::Result<()> {
         let cannot = || format!("cannot write {} anew", self.output);
+        let is_chunked = self.is_chunked;
         match &mut self.old {
             Old::Lines { lines, sink } => {
                 while last.is_none_or(|last| self.rows < last)
                     && let Some(old) = lines.next()
                 {
                     let mut old = old.with_context(cannot)?;
-                    self.rows += 1;
+                    self.rows = if is_chunked { row_of(&old).with_context(cannot)? } else { self.rows + 1 };
                     if let Some(outcome) = new(self.rows) {
                         let (id, _) = read_line(&old).with_context(cannot)?;
-                        old = line(&id, &outcome, self.job.space()).into_bytes();
+                        let rows = rows_of_text(0, self.rows, &outcome);
+                        let lines = rows.iter().map(|row| line(&id, row, is_chunked, self.job.space()));
+                        old = lines.collect::<String>().into_bytes();
                         old.pop();
                     }
                     note_error(&mut self.errors, self.rows, &old)?;
@@ -130,23 +142,39 @@ impl Mended {
                 if next.is_none() {
                     *next = batches.next().transpose()?;
                 }
-                let Some(batch) = next.take_if(|next| last.is_none_or(|last| self.rows + next.rows() as u64 <= last))
-                else {
+                let numbers =
+                    next.as_ref().map(|next| rows_of(next, self.rows, is_chunked)).transpose()?.unwrap_or_default();
+                let end = numbers.last().copied().unwrap_or_default();
+                let Some(batch) = next.take_if(|_| last.is_none_or(|last| end <= last)) else {
                     // The batch has rows whose outcomes are not known yet.
                     if let Some(last) = last {
                         outcomes.extend((self.rows + 1..=last).filter_map(|row| Some((row, new(row)?))));
                     }
                     break;
                 };
-                let (rest, mut found) = batch.without_vectors()?;
-                for (row, outcome) in (self.rows + 1..).zip(&mut found) {
-                    if let Some(mended) = outcomes.remove(&row).or_else(|| new(row)) {
-                        *outcome = mended;
+                let (rest, found) = batch.without_vectors()?;
+                let (rest, rows) = match is_chunked {
+                    true => rest.without_windows()?,
+                    false => {
+                        let row = |(place, row)| WindowRow { place, row, window: None };
+                        (rest, numbers.into_iter().enumerate().map(row).collect())
+                    }
+                };
+                let mut mended = |row: u64| outcomes.remove(&row).or_else(|| new(row));
+                let new: Vec<Option<Outcome>> =
+                    rows.iter().map(|of| if of.window.is_none() { mended(of.row) } else { None }).collect();
+                let mut all = Vec::with_capacity(rows.len());
+                for ((of, found), new) in rows.into_iter().zip(&found).zip(&new) {
+                    match new {
+                        Some(outcome) => all.extend(rows_of_text(of.place, of.row, outcome)),
+                        None => all
+                            .push(OutputRow { of, outcome: found.as_ref().map(Vec::as_slice).map_err(String::as_str) }),
                     }
                 }
-                let batch = rest.with_vectors(layout, &found)?;
-                note_errors(&mut self.errors, self.rows, &batch)?;
-                self.rows += batch.rows() as u64;
+                let batch = written(&rest, layout, &all, is_chunked)?;
+                let numbers: Vec<u64> = all.iter().map(|row| row.of.row).collect();
+                note_errors(&mut self.errors, &numbers, &batch)?;
+                self.rows = end;
                 writer.write(&batch)?;
             },
         }

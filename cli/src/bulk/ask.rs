@@ -9,10 +9,10 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
-use trireme_gateway::{Embedded, Embedder};
-use trireme_inference::{Cause, ErrorCode, IF_SPACE_HEADER, InferError};
+use trireme_gateway::{Chunking, Embedded, Embedder};
+use trireme_inference::{Cause, ErrorCode, IF_SPACE_HEADER, InferError, KEEP};
 
-use super::rows::{Facts, Outcome};
+use super::rows::{Embedding, Facts, Outcome};
 use crate::client::{Answer, Client};
 use crate::output;
 
@@ -55,8 +55,8 @@ pub enum Refused {
 /// Vectors of texts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Vectors {
-    /// The vector of each text.
-    pub rows: Vec<Vec<f32>>,
+    /// By text its vectors: one, or those of its windows.
+    pub rows: Vec<Vec<Embedding>>,
     /// The counts of the texts.
     pub facts: Facts,
     /// The space of the vectors, as `trireme-space` tells it.
@@ -65,7 +65,7 @@ pub struct Vectors {
 
 /// Embeds texts.
 pub trait Embed: Sync {
-    /// The vector of each text, of one of these spaces: the value of the header `If-Space`.
+    /// The vectors of each text, of one of these spaces: the value of the header `If-Space`.
     fn ask(&self, texts: &[String], if_space: Option<&str>) -> Result<Vectors, Refused>;
 
     /// Most tokens of a text, where that is known: longer ones are cut.
@@ -84,6 +84,7 @@ pub struct Asker<'a> {
 pub struct Remote {
     pub client: Client,
     pub model: String,
+    pub chunking: Option<Chunking>,
 }
 
 /// The pipeline in this process.
@@ -91,6 +92,7 @@ pub struct Own {
     pub embedder: Embedder,
     /// The model's name; `None` is the only one that embeds.
     pub model: Option<String>,
+    pub chunking: Option<Chunking>,
     pub runtime: Handle,
 }
 
@@ -98,7 +100,15 @@ pub struct Own {
 
 impl Embed for Remote {
     fn ask(&self, texts: &[String], if_space: Option<&str>) -> Result<Vectors, Refused> {
-        let body = json!({"model": self.model, "input": texts, "encoding_format": "base64"});
+        let mut body = json!({"model": self.model, "input": texts, "encoding_format": "base64"});
+        if let Some(Chunking { max_tokens, overlap }) = self.chunking {
+            body["chunking"] = json!({"fold": KEEP});
+            let numbers = [("max_tokens", max_tokens), ("overlap", overlap)];
+            numbers
+                .iter()
+                .filter(|(_, number)| number.is_some())
+                .for_each(|(name, number)| body["chunking"][name] = json!(number));
+        }
         let headers: Vec<_> = [BULK].into_iter().chain(if_space.map(|spaces| (IF_SPACE_HEADER, spaces))).collect();
         match self.client.try_post("/v1/embeddings", &headers, &body) {
             Ok(Answer { status: 200, body, tokens, truncated, space, .. }) => {
@@ -121,16 +131,24 @@ impl Embed for Remote {
     }
 }
 
-fn read_vectors(body: &Value, count: usize) -> anyhow::Result<Vec<Vec<f32>>> {
+fn read_vectors(body: &Value, count: usize) -> anyhow::Result<Vec<Vec<Embedding>>> {
     let data = body["data"].as_array().context("the server's answer has no 'data'")?;
-    ensure!(data.len() == count, "the server gave {} vectors for {count} texts", data.len());
-    let vector = |row: &Value| {
+    let mut rows = vec![Vec::new(); count];
+    for (place, row) in data.iter().enumerate() {
         let text = row["embedding"].as_str().context("the server gave a vector that is not in base64")?;
         let bytes = BASE64_STANDARD.decode(text).context("the server gave a vector that is not in base64")?;
-        let numbers = bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]));
-        Ok(numbers.collect())
-    };
-    data.iter().map(vector).collect()
+        let vector =
+            bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]])).collect();
+        let characters = row["start"].as_u64().zip(row["end"].as_u64()).map(|(start, end)| start..end);
+        // An entry of a window has the number of its text.
+        let number = if characters.is_some() { row["index"].as_u64().unwrap_or(u64::MAX) as usize } else { place };
+        let of = rows.get_mut(number);
+        of.with_context(|| format!("the server gave a vector of text {number}, expected one of {count} texts"))?
+            .push(Embedding { characters, vector });
+    }
+    let found = rows.iter().filter(|vectors| !vectors.is_empty()).count();
+    ensure!(found == count, "the server gave vectors of {found} texts, expected those of {count}");
+    Ok(rows)
 }
 
 // === impl Own ===
@@ -138,15 +156,24 @@ fn read_vectors(body: &Value, count: usize) -> anyhow::Result<Vec<Vec<f32>>> {
 #[allow(clippy::disallowed_methods, reason = "the threads are the command's own")]
 impl Embed for Own {
     fn ask(&self, texts: &[String], if_space: Option<&str>) -> Result<Vectors, Refused> {
-        let asking = self.embedder.embed(self.model.as_deref(), texts, PATIENCE, if_space);
+        let asking = self.embedder.embed(self.model.as_deref(), texts, self.chunking, PATIENCE, if_space);
         let asked = self.runtime.block_on(asking).map_err(|InferError { code, message, cause, .. }| match code {
             _ if cause == Some(Cause::OtherSpace) => Refused::Everything(message),
             ErrorCode::NotFound => Refused::Everything(message),
             ErrorCode::Unavailable => Refused::Later(message, None),
             _ => Refused::Texts(message),
         });
-        let Embedded { vectors: rows, texts, space } = asked?;
-        let facts = texts.map(|facts| Facts { tokens: facts.tokens, cut: facts.truncated });
+        let Embedded { vectors, windows, texts: counts, space } = asked?;
+        let mut rows = vec![Vec::new(); texts.len()];
+        for (place, vector) in vectors.into_iter().enumerate() {
+            let window = windows.as_ref().and_then(|windows| windows.get(place));
+            let characters = window.map(|window| window.start..window.end);
+            let text = window.map_or(place, |window| window.text);
+            if let Some(of) = rows.get_mut(text) {
+                of.push(Embedding { characters, vector });
+            }
+        }
+        let facts = counts.map(|facts| Facts { tokens: facts.tokens, cut: facts.truncated });
         Ok(Vectors { rows, facts: facts.unwrap_or_default(), space })
     }
 
@@ -162,7 +189,8 @@ pub fn probe(asker: &Asker<'_>) -> anyhow::Result<(Vec<f32>, Option<String>)> {
         anyhow::bail!(why);
     }
     let found = insist(asker, &texts, &AtomicBool::new(false))?;
-    match found.map(|Vectors { rows, space, .. }| (rows.into_iter().next().unwrap_or_default(), space)) {
+    let first = |rows: Vec<Vec<Embedding>>| rows.into_iter().flatten().next().map(|embedding| embedding.vector);
+    match found.map(|Vectors { rows, space, .. }| (first(rows).unwrap_or_default(), space)) {
         Ok((vector, space)) if !vector.is_empty() => Ok((vector, space)),
         Err(why) => anyhow::bail!("the model does not embed the text '{PROBE}': {why}"),
         _ => anyhow::bail!("the model gives no vector for the text '{PROBE}'"),
@@ -252,7 +280,7 @@ mod tests {
                 }
                 texts => {
                     let facts = Facts { tokens: texts.len() as u64, cut: 0 };
-                    let rows = texts.iter().map(|text| vec![text.len() as f32]).collect();
+                    let rows = texts.iter().map(|text| vec![Embedding::of_text(vec![text.len() as f32])]).collect();
                     Ok(Vectors { rows, facts, space: None })
                 }
             }
@@ -266,7 +294,8 @@ mod tests {
     #[test]
     fn one_bad_text_costs_no_other_its_vector() {
         let (found, facts) = asked(&["a", "bad", "bb"]).unwrap();
-        assert_eq!(found, [Ok(vec![1.0]), Err("a bad text".to_owned()), Ok(vec![2.0])]);
+        let vector = |number| Ok(vec![Embedding::of_text(vec![number])]);
+        assert_eq!(found, [vector(1.0), Err("a bad text".to_owned()), vector(2.0)]);
         assert_eq!(facts.tokens, 2, "those of texts with vectors are counted");
         assert_eq!(probe(&PICKY).unwrap_err().to_string(), "no server", "it is not waited for");
     }
@@ -288,10 +317,21 @@ mod tests {
 
     #[test]
     fn vectors_are_read_from_base64() {
-        let body =
-            json!({"data": [{"embedding": BASE64_STANDARD.encode([1.5f32, -2.0].map(f32::to_le_bytes).concat())}]});
-        assert_eq!(read_vectors(&body, 1).unwrap(), [vec![1.5, -2.0]]);
-        assert!(read_vectors(&body, 2).unwrap_err().to_string().contains("1 vectors for 2 texts"));
-        assert!(read_vectors(&json!({"data": [{"embedding": [1.5]}]}), 1).unwrap_err().to_string().contains("base64"));
+        let encoded = BASE64_STANDARD.encode([1.5f32, -2.0].map(f32::to_le_bytes).concat());
+        let body = json!({"data": [{"embedding": encoded}]});
+        assert_eq!(read_vectors(&body, 1).unwrap(), [vec![Embedding::of_text(vec![1.5, -2.0])]]);
+        let fault = |body: &Value, count| read_vectors(body, count).unwrap_err().to_string();
+        assert_eq!(fault(&body, 2), "the server gave vectors of 1 texts, expected those of 2");
+        assert_eq!(fault(&body, 0), "the server gave a vector of text 0, expected one of 0 texts");
+        assert!(fault(&json!({"data": [{"embedding": [1.5]}]}), 1).contains("base64"));
+        // Windows are those of the text that they name.
+        let window =
+            |index, start, end| json!({"index": index, "window": 0, "start": start, "end": end, "embedding": encoded});
+        let body = json!({"data": [window(0, 0, 5), window(1, 0, 7), window(1, 6, 9)]});
+        let found = read_vectors(&body, 2).unwrap();
+        let characters: Vec<Vec<_>> =
+            found.iter().map(|rows| rows.iter().map(|row| row.characters.clone()).collect()).collect();
+        assert_eq!(characters, [vec![Some(0..5)], vec![Some(0..7), Some(6..9)]]);
+        assert_eq!(fault(&body, 1), "the server gave a vector of text 1, expected one of 1 texts");
     }
 }

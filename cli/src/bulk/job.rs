@@ -31,7 +31,7 @@ const VERSION: u64 = 1;
 const SPACE: &str = "space";
 
 /// The terms of a job, in the order in which they are compared: a choice comes before the content that it changes.
-const TERMS: [&str; 18] = [
+const TERMS: [&str; 19] = [
     FORM,
     "format",
     "model",
@@ -44,6 +44,7 @@ const TERMS: [&str; 18] = [
     "choices.padding_side",
     "choices.long_texts",
     "choices.accept",
+    "chunk",
     "content",
     SPACE,
     "width",
@@ -65,6 +66,8 @@ pub struct Terms {
     pub model: Option<String>,
     /// The flags about the model folder; null without one.
     pub choices: Value,
+    /// How texts become windows; null where each text has one vector.
+    pub chunk: Value,
     /// The digest of the model's files; `None` where a server has them.
     pub content: Option<String>,
     /// The space of the vectors, where the model tells it.
@@ -113,10 +116,10 @@ pub fn folder(output: &Place) -> anyhow::Result<Place> {
 
 impl Terms {
     fn to_json(&self) -> Value {
-        let Terms { format, model, choices, content, space, probe, width, text_column, id_column, input } = self;
+        let Terms { format, model, choices, chunk, content, space, probe, width, text_column, id_column, input } = self;
         let probe: Vec<u8> = probe.iter().flat_map(|number| number.to_le_bytes()).collect();
         json!({
-            FORM: VERSION, "format": format, "model": model, "choices": choices, "content": content, "space": space, "width": width,
+            FORM: VERSION, "format": format, "model": model, "choices": choices, "chunk": chunk, "content": content, "space": space, "width": width,
             "probe": BASE64_STANDARD.encode(probe), "text_column": text_column, "id_column": id_column, "input": input.to_string(),
         })
     }

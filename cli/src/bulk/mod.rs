@@ -26,6 +26,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use trireme_columns::Layout;
+use trireme_gateway::Chunking;
 use trireme_inference::AskedSpaces;
 use trireme_model::OnnxRuntimeArgs;
 use trireme_model_repository::{
@@ -107,6 +108,19 @@ pub struct BulkArgs {
     #[arg(long, value_name = "NAME")]
     id_column: Option<String>,
 
+    /// Gives each window of a text that is longer than the model's longest row a vector and a row of OUT. `row` is the row of IN from 1, `window` the number
+    /// of the window, `start` and `end` are its characters in the text
+    #[arg(long)]
+    chunk: bool,
+
+    /// Most tokens of a window, special ones included; by default the model's longest row
+    #[arg(long, value_name = "COUNT", requires = "chunk", value_parser = clap::value_parser!(u64).range(1..))]
+    chunk_tokens: Option<u64>,
+
+    /// Tokens that two neighbouring windows share, at most; by default a quarter of a window
+    #[arg(long, value_name = "COUNT", requires = "chunk")]
+    chunk_overlap: Option<u64>,
+
     /// Texts of a request; 32 at most by default
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     texts: Option<u64>,
@@ -133,6 +147,21 @@ fn spaces(text: &str) -> Result<String, String> {
     text.parse::<AskedSpaces>().map(|_| text.to_owned()).map_err(|error| error.message)
 }
 
+// === impl BulkArgs ===
+
+impl BulkArgs {
+    /// How texts become windows, where each window gets a vector.
+    fn chunking(&self) -> Option<Chunking> {
+        self.chunk.then_some(Chunking { max_tokens: self.chunk_tokens, overlap: self.chunk_overlap })
+    }
+
+    /// The same as a term of a job.
+    fn chunk_term(&self) -> Value {
+        let term = |Chunking { max_tokens, overlap }| json!({"tokens": max_tokens, "overlap": overlap});
+        self.chunking().map_or(Value::Null, term)
+    }
+}
+
 /// Embeds a file. A failure says what to do.
 pub fn run(args: &BulkArgs) -> ExitCode {
     service::block_on("bulk", &args.telemetry, async {
@@ -140,7 +169,8 @@ pub fn run(args: &BulkArgs) -> ExitCode {
         let summary = match &args.server {
             Some(url) => {
                 let server = ServerArgs::at(url, args.headers.clone(), args.timeout_secs);
-                let remote = Remote { client: Client::new(&server)?, model: args.model.clone() };
+                let (client, model) = (Client::new(&server)?, args.model.clone());
+                let remote = Remote { client, model, chunking: args.chunking() };
                 run.embed(&remote, SERVER, &Model::Named(&args.model))?
             }
             None => run.alone().await?,
@@ -260,7 +290,8 @@ impl<'a> Run<'a> {
         let server = Server::open(&server).await?;
         let outcome = match server.load().await {
             Ok(()) => {
-                let own = Own { embedder: server.embedder(), model: name.clone(), runtime: Handle::current() };
+                let (embedder, runtime) = (server.embedder(), Handle::current());
+                let own = Own { embedder, model: name.clone(), chunking: args.chunking(), runtime };
                 self.embed(&own, OWN, &Model::Local { folder, name })
             }
             Err(error) => Err(error),
@@ -289,6 +320,7 @@ impl<'a> Run<'a> {
             format: format!("{format:?}").to_lowercase(),
             model: model.name().map(str::to_owned),
             choices,
+            chunk: args.chunk_term(),
             probe: if content.is_none() { probe } else { Vec::new() },
             content,
             space,
@@ -313,7 +345,11 @@ impl<'a> Run<'a> {
             eprintln!("{target} is whole; tries its {} rows without a vector again", rows.len());
             let progress = Progress::new(Some(rows.len() as u64), 0, Totals::default());
             let rest = Only::of(input.rest(0, &columns, true)?, rows);
-            (Box::new(Mended::open(target.clone(), format.columns(), width, job)?), Box::new(rest), progress)
+            (
+                Box::new(Mended::open(target.clone(), format.columns(), width, args.chunk, job)?),
+                Box::new(rest),
+                progress,
+            )
         } else {
             let layout = match (format.columns(), &input.table) {
                 (None, _) => None,
@@ -322,7 +358,13 @@ impl<'a> Run<'a> {
                     Some((format, Layout::of(table, width).with_context(|| args.input.clone())?))
                 }
             };
-            let (parts, before, totals) = Parts::open(target.clone(), layout, job)?;
+            let layout = match layout {
+                Some((format, layout)) if args.chunk => {
+                    Some((format, layout.with_windows().with_context(|| args.input.clone())?))
+                }
+                layout => layout,
+            };
+            let (parts, before, totals) = Parts::open(target.clone(), layout, args.chunk, job)?;
             let rest = input.rest(before, &columns, format == FileFormat::Jsonl)?;
             (Box::new(parts), rest, Progress::new(input.rows()?, before, totals))
         };

@@ -1,15 +1,30 @@
 //! Rows of a file, as they are read and written.
 
 use std::fmt;
-use std::ops::AddAssign;
+use std::ops::{AddAssign, Range};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use trireme_columns::Batch;
-pub use trireme_columns::Outcome;
+use trireme_columns::{Batch, WindowRow};
 
 /// The text of a row, or the reason why the row has no text.
 pub type Text = Result<String, String>;
+
+/// The vectors of a row in the order of its text: one, or with `--chunk` one for each window; or the reason why the row has none.
+pub type Outcome = Result<Vec<Embedding>, String>;
+
+/// A vector, and the characters of the text that it stands for; `None` for the whole text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Embedding {
+    pub characters: Option<Range<u64>>,
+    pub vector: Vec<f32>,
+}
+
+/// A row of the output: its place among the rows of a window, its window where the rows are those of windows, and what it has.
+pub struct OutputRow<'a> {
+    pub of: WindowRow,
+    pub outcome: Result<&'a [f32], &'a str>,
+}
 
 /// The id of a row: a JSON value as it is written in the input. A number keeps all its digits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +65,36 @@ pub enum Rest {
     Batches(Vec<Batch>),
     /// Rows of an output that is there already, by their numbers from 1.
     Numbers(Vec<u64>),
+}
+
+/// The rows of the output for these rows of the input, of which `before` is the number of the one before the first.
+pub fn output_rows(outcomes: &[Outcome], before: u64) -> impl Iterator<Item = OutputRow<'_>> {
+    let rows = outcomes.iter().enumerate();
+    rows.flat_map(move |(place, outcome)| rows_of_text(place, before + 1 + place as u64, outcome))
+}
+
+/// The rows of the output for a text, in this place among others and this row of the input.
+pub fn rows_of_text(place: usize, row: u64, outcome: &Outcome) -> Vec<OutputRow<'_>> {
+    match outcome {
+        Err(why) => vec![OutputRow { of: WindowRow { place, row, window: None }, outcome: Err(why) }],
+        Ok(vectors) => (0..)
+            .zip(vectors)
+            .map(|(number, Embedding { characters, vector })| {
+                let window = characters.as_ref().map(|characters| (number, characters.start, characters.end));
+                OutputRow { of: WindowRow { place, row, window }, outcome: Ok(vector.as_slice()) }
+            })
+            .collect(),
+    }
+}
+
+// === impl Embedding ===
+
+impl Embedding {
+    /// The vector of a whole text.
+    #[cfg(test)]
+    pub fn of_text(vector: Vec<f32>) -> Embedding {
+        Embedding { characters: None, vector }
+    }
 }
 
 // === impl Id ===

@@ -1,5 +1,7 @@
 //! Runs with a model of the tests: what is continued, what is tried again, and that nothing else is touched.
 
+mod chunked;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,7 +14,7 @@ use trireme_columns::{Format, Table};
 
 use super::ask::{Refused, Vectors};
 use super::*;
-use crate::bulk::rows::Facts;
+use crate::bulk::rows::{Embedding, Facts};
 
 /// Rows of the input: more than a first window has.
 const ROWS: usize = 5000;
@@ -27,8 +29,9 @@ struct Command {
 }
 
 /// A model whose vectors are the lengths of texts in this direction. It takes this many texts, and never one that is `bad`. It tells its
-/// space where it has one.
+/// space where it has one. With windows it gives a vector for each so many characters.
 struct Lengths {
+    windows: Option<usize>,
     space: Option<&'static str>,
     direction: [f32; 2],
     left: AtomicUsize,
@@ -37,7 +40,7 @@ struct Lengths {
 
 impl Lengths {
     fn new() -> Lengths {
-        Lengths { space: None, direction: [1.0, 2.0], left: AtomicUsize::new(usize::MAX), bad: "" }
+        Lengths { windows: None, space: None, direction: [1.0, 2.0], left: AtomicUsize::new(usize::MAX), bad: "" }
     }
 }
 
@@ -54,8 +57,18 @@ impl Embed for Lengths {
         if texts.iter().any(|text| text == self.bad) {
             return Err(Refused::Texts("a bad text".to_owned()));
         }
-        let vector = |text: &String| self.direction.map(|number| number * (1 + text.len()) as f32).to_vec();
-        let (rows, facts) = (texts.iter().map(vector).collect(), Facts { tokens: texts.len() as u64, cut: 0 });
+        let vector = |text: &str| self.direction.map(|number| number * (1 + text.len()) as f32).to_vec();
+        let embeddings = |text: &String| match self.windows {
+            None => vec![Embedding::of_text(vector(text))],
+            Some(most) => (0..text.len())
+                .step_by(most)
+                .map(|start| {
+                    let end = text.len().min(start + most);
+                    Embedding { characters: Some(start as u64..end as u64), vector: vector(&text[start..end]) }
+                })
+                .collect(),
+        };
+        let (rows, facts) = (texts.iter().map(embeddings).collect(), Facts { tokens: texts.len() as u64, cut: 0 });
         Ok(Vectors { rows, facts, space: self.space.map(str::to_owned) })
     }
 }

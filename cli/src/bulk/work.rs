@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::ask::{Asker, outcomes};
 use super::progress::Progress;
-use super::rows::{Facts, Outcome, Totals, Window};
+use super::rows::{Embedding, Facts, Outcome, Totals, Window};
 
 /// How long the model should need for a window.
 const WINDOW_TIME: Duration = Duration::from_secs(15);
@@ -190,8 +190,7 @@ fn write(
     progress: &mut Progress,
 ) -> anyhow::Result<()> {
     let (mut unfinished, mut next) = (BTreeMap::<u64, Unfinished>::new(), 0);
-    let most = (MOST_BYTES / (4 * width).max(1)).clamp(FEWEST_ROWS, MOST_ROWS);
-    let (began, mut answered) = (Instant::now(), 0);
+    let (began, mut answered, mut vectors) = (Instant::now(), 0, 0);
     let mut totals = progress.totals;
     let before = totals.took;
     for event in events {
@@ -210,6 +209,7 @@ fn write(
                 for (place, outcome) in outcomes {
                     let outcome = fitting(outcome, width);
                     errors += u64::from(outcome.is_err());
+                    vectors += outcome.as_ref().map_or(0, Vec::len);
                     unfinished.outcomes[place] = Some(outcome);
                 }
                 progress.answered(count as u64, errors, facts);
@@ -229,6 +229,9 @@ fn write(
             output.write(&window, &outcomes, &totals)?;
             let _ = leave.recv();
             next += 1;
+            // A row with windows has a vector for each.
+            let bytes = 4 * width * usize::div_ceil(vectors, answered.max(1));
+            let most = (MOST_BYTES / bytes.max(1)).clamp(FEWEST_ROWS, MOST_ROWS);
             let rate = answered as f64 / began.elapsed().as_secs_f64().max(1e-3);
             rows.store(((rate * WINDOW_TIME.as_secs_f64()) as usize).clamp(FEWEST_ROWS, most), Ordering::Relaxed);
         }
@@ -238,11 +241,12 @@ fn write(
 
 /// A vector of another width than the first one would not fit into the output.
 fn fitting(outcome: Outcome, width: usize) -> Outcome {
-    match outcome {
-        Ok(vector) if vector.len() != width => {
+    let vectors = outcome?;
+    match vectors.iter().find(|embedding| embedding.vector.len() != width) {
+        Some(Embedding { vector, .. }) => {
             Err(format!("the model gave a vector of {} numbers, expected {width} as for other texts", vector.len()))
         }
-        outcome => outcome,
+        None => Ok(vectors),
     }
 }
 
@@ -260,7 +264,7 @@ mod tests {
             match texts.iter().any(|text| text == "wrong model") {
                 true => Err(Refused::Everything("no such model".to_owned())),
                 false => {
-                    let rows = texts.iter().map(|text| vec![text.len() as f32]).collect();
+                    let rows = texts.iter().map(|text| vec![Embedding::of_text(vec![text.len() as f32])]).collect();
                     Ok(Vectors { rows, facts, space: None })
                 }
             }
@@ -311,7 +315,7 @@ mod tests {
         for (text, outcome) in texts.iter().zip(found) {
             match text.len() {
                 0 => assert_eq!(outcome, Err("an empty text".to_owned())),
-                length => assert_eq!(outcome, Ok(vec![length as f32])),
+                length => assert_eq!(outcome, Ok(vec![Embedding::of_text(vec![length as f32])])),
             }
         }
     }

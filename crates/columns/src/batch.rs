@@ -3,14 +3,18 @@
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::Float32Type;
-use arrow_array::{Array, ArrayRef, FixedSizeListArray, PrimitiveArray, RecordBatch, RecordBatchOptions, StringArray};
+use arrow_array::types::{Float32Type, Int64Type};
+use arrow_array::{
+    Array, ArrayRef, FixedSizeListArray, Int64Array, PrimitiveArray, RecordBatch, RecordBatchOptions, StringArray,
+    UInt64Array,
+};
 use arrow_buffer::NullBuffer;
 use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
+use arrow_select::take::take;
 use serde_json::Value;
 
 use crate::rows::written_out;
-use crate::{ColumnsError, EMBEDDING, ERROR, Format, Outcome, RESPONSE, SPACE, Table};
+use crate::{ColumnsError, EMBEDDING, ERROR, Format, Outcome, RESPONSE, SPACE, Table, WINDOW, WindowRow};
 
 /// Rows of a table.
 #[derive(Clone)]
@@ -81,11 +85,15 @@ impl Batch {
 
     /// These rows with their vectors, or the reasons why they have none. There is one outcome for each row, and each vector
     /// has the layout's width.
-    pub fn with_vectors(&self, layout: &Layout, outcomes: &[Outcome]) -> Result<Batch, ColumnsError> {
+    pub fn with_vectors<V: AsRef<[f32]>, E: AsRef<str>>(
+        &self,
+        layout: &Layout,
+        outcomes: &[Result<V, E>],
+    ) -> Result<Batch, ColumnsError> {
         let mut numbers = Vec::with_capacity(outcomes.len() * layout.width);
         for outcome in outcomes {
             match outcome {
-                Ok(vector) => numbers.extend_from_slice(vector),
+                Ok(vector) => numbers.extend_from_slice(vector.as_ref()),
                 Err(_) => numbers.resize(numbers.len() + layout.width, 0.0),
             }
         }
@@ -109,10 +117,60 @@ impl Batch {
             None => Err(error.unwrap_or_default()),
         };
         let outcomes = lists.iter().zip(self.texts(ERROR)?).map(outcome).collect();
+        Ok((self.without(&[EMBEDDING, ERROR])?, outcomes))
+    }
+
+    /// All columns but these.
+    fn without(&self, columns: &[&str]) -> Result<Batch, ColumnsError> {
         let fields = self.0.schema_ref().fields().iter().enumerate();
-        let others = fields.filter(|(_, field)| ![EMBEDDING, ERROR].contains(&field.name().as_str()));
+        let others = fields.filter(|(_, field)| !columns.contains(&field.name().as_str()));
         let others: Vec<usize> = others.map(|(place, _)| place).collect();
-        Ok((Batch(self.0.project(&others).map_err(unreadable)?), outcomes))
+        self.0.project(&others).map(Batch).map_err(unreadable)
+    }
+
+    /// Rows of these, each with the window that its vector will stand for ([`WINDOW`]).
+    pub fn with_windows(&self, rows: &[WindowRow]) -> Result<Batch, ColumnsError> {
+        let places = UInt64Array::from_iter_values(rows.iter().map(|row| row.place as u64));
+        let taken = self.0.columns().iter().map(|column| take(column, &places, None));
+        let mut columns = taken.collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
+        let mut fields = self.0.schema_ref().fields().to_vec();
+        let numbers: [&dyn Fn(&WindowRow) -> Option<u64>; 4] = [
+            &|row| Some(row.row),
+            &|row| row.window.map(|(number, ..)| number),
+            &|row| row.window.map(|(_, start, _)| start),
+            &|row| row.window.map(|(.., end)| end),
+        ];
+        for (field, number) in window_fields().into_iter().zip(numbers) {
+            let array =
+                Int64Array::from_iter(rows.iter().map(|row| number(row).and_then(|number| i64::try_from(number).ok())));
+            fields.push(field);
+            columns.push(Arc::new(array));
+        }
+        RecordBatch::try_new(Arc::new(Schema::new(fields)), columns).map(Batch).map_err(unreadable)
+    }
+
+    /// The inverse of [`Batch::with_windows`]: the other columns, and the window of each row.
+    pub fn without_windows(&self) -> Result<(Batch, Vec<WindowRow>), ColumnsError> {
+        let [rows, numbers, starts, ends] = WINDOW.map(|column| self.counts(column));
+        let (rows, numbers, starts, ends) = (rows?, numbers?, starts?, ends?);
+        let row = |place: usize| WindowRow {
+            place,
+            row: rows[place].unwrap_or_default(),
+            window: numbers[place]
+                .zip(starts[place])
+                .zip(ends[place])
+                .map(|((number, start), end)| (number, start, end)),
+        };
+        let others = self.without(&WINDOW)?;
+        Ok((others, (0..self.rows()).map(row).collect()))
+    }
+
+    /// The numbers from 0 of a column of INT64; `None` where it has null.
+    pub fn counts(&self, column: &str) -> Result<Vec<Option<u64>>, ColumnsError> {
+        let array = self.column(column)?;
+        let numbers = array.as_primitive_opt::<Int64Type>();
+        let numbers = numbers.ok_or_else(|| wrong(column, array.data_type(), "whole numbers (Int64)"))?;
+        Ok(numbers.iter().map(|number| u64::try_from(number?).ok()).collect())
     }
 
     /// These rows with their answers as texts of JSON, or the reasons why they have none. There is one outcome for each row.
@@ -137,7 +195,7 @@ impl Batch {
 /// The cells of an array as JSON.
 fn cells(column: &str, array: &ArrayRef) -> Result<Vec<Value>, ColumnsError> {
     use arrow_array::types::{
-        Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
+        Float64Type, Int8Type, Int16Type, Int32Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
     };
     macro_rules! numbers {
         ($type:ty) => {
@@ -183,6 +241,11 @@ fn item() -> FieldRef {
     Arc::new(Field::new("item", DataType::Float32, true))
 }
 
+/// The columns of windows.
+fn window_fields() -> [FieldRef; 4] {
+    WINDOW.map(|name| Arc::new(Field::new(name, DataType::Int64, true)))
+}
+
 // === impl Layout ===
 
 impl Layout {
@@ -216,6 +279,17 @@ impl Layout {
     /// Numbers of each vector.
     pub fn width(&self) -> usize {
         self.width
+    }
+
+    /// The same columns with those of windows ([`WINDOW`]) before the vectors.
+    pub fn with_windows(self) -> Result<Layout, ColumnsError> {
+        if let Some(column) = WINDOW.into_iter().find(|column| self.schema.column_with_name(column).is_some()) {
+            return Err(ColumnsError::Taken { column });
+        }
+        let mut fields = self.schema.fields().to_vec();
+        let vectors = fields.len().saturating_sub(2);
+        fields.splice(vectors..vectors, window_fields());
+        Ok(Layout { schema: Arc::new(Schema::new_with_metadata(fields, self.schema.metadata.clone())), ..self })
     }
 
     /// The same columns in a file whose metadata says which space its vectors are of ([`SPACE`]); `None` says nothing.

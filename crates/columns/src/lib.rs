@@ -52,6 +52,22 @@ pub use writer::Writer;
 /// The vector of a row, or the reason why the row has none.
 pub type Outcome = Result<Vec<f32>, String>;
 
+/// The columns of an output with a row for each window of a text, whole numbers (INT64): the number of the text's row in the input from 1, the
+/// number of the window in the text from 0, the first character of the text that the vector stands for, and the one after the last. The last
+/// three are null in rows without a vector.
+pub const WINDOW: [&str; 4] = ["row", "window", "start", "end"];
+
+/// A row of such an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowRow {
+    /// The row of the batch whose other columns it has.
+    pub place: usize,
+    /// The number of the text's row in the input, from 1.
+    pub row: u64,
+    /// The number of the window, its first character and the one after the last; `None` in a row without a vector.
+    pub window: Option<(u64, u64, u64)>,
+}
+
 /// The column of vectors: `FixedSizeList<Float32>`, null in rows without a vector.
 pub const EMBEDDING: &str = "embedding";
 

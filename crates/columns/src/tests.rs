@@ -11,7 +11,7 @@ use arrow_schema::{DataType, Field, Schema};
 use bytes::Bytes;
 use serde_json::json;
 
-use crate::{Batch, ColumnsError, Format, Layout, SPACE, Source, Table, Writer};
+use crate::{Batch, ColumnsError, Format, Layout, SPACE, Source, Table, WindowRow, Writer};
 
 const FORMATS: [Format; 2] = [Format::Parquet, Format::Arrow];
 
@@ -74,12 +74,41 @@ fn vectors_and_errors_are_taken_off_and_put_on_again() {
 }
 
 #[test]
+fn a_row_may_have_several_windows_each_in_a_row_of_its_own() {
+    let row = |place, row, window| WindowRow { place, row, window };
+    let windows =
+        [row(0, 21, Some((0, 0, 5))), row(0, 21, Some((1, 4, 9))), row(1, 22, None), row(3, 24, Some((0, 0, 6)))];
+    let outcomes = [Ok(vec![1.0, 0.0]), Ok(vec![2.0, 0.0]), Err("why".to_owned()), Ok(vec![3.0, 0.0])];
+    for format in FORMATS {
+        let input = open(file(format), format).unwrap();
+        let layout = Layout::of(&input, 2).unwrap().with_space(Some("ab.cd")).with_windows().unwrap();
+        let batch = input.batches(20, 20).unwrap().next().unwrap().unwrap();
+        let mut writer = Writer::new(format, &layout, Vec::new()).unwrap();
+        let rows = batch.with_windows(&windows).unwrap();
+        writer.write(&rows.with_vectors(&layout, &outcomes).unwrap()).unwrap();
+        let table = open(writer.finish().unwrap().into(), format).unwrap();
+        assert_eq!(table.columns(), "'id', 'text', 'kind', 'row', 'window', 'start', 'end', 'embedding', 'error'");
+        let whole = table.batches(0, 20).unwrap().next().unwrap().unwrap();
+        assert_eq!(whole.ids("id").unwrap(), [json!(20), json!(20), json!(21), json!(23)]);
+        assert_eq!(whole.counts("end").unwrap(), [Some(5), Some(9), None, Some(6)]);
+        let (rest, found) = whole.without_vectors().unwrap();
+        assert_eq!(found, outcomes);
+        let (others, found) = rest.without_windows().unwrap();
+        let places = windows.iter().enumerate().map(|(place, window)| WindowRow { place, ..*window });
+        assert_eq!(found, places.collect::<Vec<_>>());
+        assert_eq!(others.0.schema(), batch.0.schema());
+        let taken = Layout::with_vectors(&table).unwrap().with_windows().err().unwrap();
+        assert!(matches!(taken, ColumnsError::Taken { column: "row" }), "{taken}");
+    }
+}
+
+#[test]
 fn the_space_of_vectors_is_in_the_metadata_of_the_schema() {
     for (format, space) in FORMATS.into_iter().flat_map(|format| [(format, Some("ab.cd")), (format, None)]) {
         let layout = Layout::of_ids(4).unwrap().with_space(Some("other")).with_space(space);
         let ids = Batch::of_texts(vec![("id", vec![Some("a".to_owned())])]).unwrap();
         let mut writer = Writer::new(format, &layout, Vec::new()).unwrap();
-        writer.write(&ids.with_vectors(&layout, &[Ok(vec![1.0; 4])]).unwrap()).unwrap();
+        writer.write(&ids.with_vectors(&layout, &[Ok::<_, String>(vec![1.0; 4])]).unwrap()).unwrap();
         let bytes: Bytes = writer.finish().unwrap().into();
         let schema = match format {
             Format::Arrow => {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::{ColumnsError, Format, Outcome, Source};
+use crate::{ColumnsError, Format, Outcome, Source, WindowRow};
 
 /// A file of columns.
 pub struct Table(Infallible);
@@ -71,6 +71,18 @@ impl Batch {
         match self.0 {}
     }
 
+    pub fn with_windows(&self, _: &[WindowRow]) -> Result<Batch, ColumnsError> {
+        match self.0 {}
+    }
+
+    pub fn without_windows(&self) -> Result<(Batch, Vec<WindowRow>), ColumnsError> {
+        match self.0 {}
+    }
+
+    pub fn counts(&self, _: &str) -> Result<Vec<Option<u64>>, ColumnsError> {
+        match self.0 {}
+    }
+
     pub fn with_answers(&self, _: &Layout, _: &[Result<String, String>]) -> Result<Batch, ColumnsError> {
         match self.0 {}
     }
@@ -79,7 +91,7 @@ impl Batch {
         Err(ColumnsError::NotBuilt { format: Format::Parquet })
     }
 
-    pub fn with_vectors(&self, _: &Layout, _: &[Outcome]) -> Result<Batch, ColumnsError> {
+    pub fn with_vectors<V, E>(&self, _: &Layout, _: &[Result<V, E>]) -> Result<Batch, ColumnsError> {
         match self.0 {}
     }
 
@@ -99,6 +111,10 @@ impl Layout {
     }
 
     pub fn width(&self) -> usize {
+        match self.0 {}
+    }
+
+    pub fn with_windows(self) -> Result<Layout, ColumnsError> {
         match self.0 {}
     }
 

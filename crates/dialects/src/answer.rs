@@ -159,9 +159,10 @@ pub fn usage_schema() -> Schema {
 /// The schema of OpenAI's list of vectors.
 pub fn embeddings_schema() -> Schema {
     let vector = [("object", schema::text()), ("index", schema::integer()), ("embedding", vector_schema())];
+    let window = ["window", "start", "end"].map(|name| (name, schema::integer()));
     schema::object([
         ("object", schema::text()),
-        ("data", schema::list(schema::object(vector))),
+        ("data", schema::list(schema::object_with(vector, window))),
         ("model", schema::text()),
         ("usage", usage_schema()),
         ("id", schema::text()),

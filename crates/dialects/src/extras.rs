@@ -36,7 +36,7 @@ pub struct Extras {
     chunking: Option<Chunking>,
 }
 
-/// Whether a text that is too long is read in windows, of whose vectors one is made.
+/// Whether a text that is too long is read in windows. One vector is made of theirs, or each of them has one (`fold` is `keep`).
 #[derive(Deserialize, ToSchema)]
 #[serde(untagged)]
 #[schema(as = Chunking)]

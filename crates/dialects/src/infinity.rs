@@ -17,7 +17,7 @@ use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::extras::{self, Extras};
 use super::fields::{self, Field, idle, only, read};
 use super::input::Input;
-use super::openai::error;
+use super::openai::{self, error};
 use super::refusal::{Kind, Refusal};
 
 pub(super) static DIALECT: Dialect = Dialect {
@@ -116,21 +116,12 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let form = extras.form(body.encoding_format);
     // 0 is how the original says all of them.
     let options = extras.options(body.dimensions.filter(|&d| d > 0))?;
-    let vectors = call.operations.embed(&texts, &call.ask(named(body.model.as_deref()), options)).await?;
+    let vectors = call.operations.embed_windows(&texts, &call.ask(named(body.model.as_deref()), options)).await?;
     form.check(&vectors)?;
-    let numbers = vectors.numbers();
-    Ok(answer::told(&vectors.ledger, answer::capacity(form.format, numbers.len()), |out| {
+    Ok(answer::told(&vectors.ledger, answer::capacity(form.format, vectors.numbers().len()), |out| {
         out.object(|out| {
             out.name("object").string("list");
-            out.name("data").array(|out| {
-                for (index, row) in numbers.chunks_exact(vectors.width.max(1)).enumerate() {
-                    out.object(|out| {
-                        out.name("object").string("embedding");
-                        form.write(out.name("embedding"), row);
-                        out.name("index").integer(index);
-                    });
-                }
-            });
+            openai::data(out, &vectors, form);
             tail(out, named(body.model.as_deref()).unwrap_or(&vectors.model), &vectors.ledger);
         });
     }))

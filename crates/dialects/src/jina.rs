@@ -1,12 +1,15 @@
 //! Jina: `/v1/rerank`, `/v1/embeddings`, `/v1/multi-vector` and `/v1/models`.
 //!
 //! `task` (and `input_type` of `/v1/multi-vector`) chooses the prompt: queries and passages have the model's prompts for queries and
-//! documents, other tasks are prompts of that name where the model has them. Images and late chunking are refused.
+//! documents, other tasks are prompts of that name where the model has them. Images are refused.
+
+mod late_chunking;
 
 use axum::response::Response;
 use bytes::Bytes;
 use serde::Deserialize;
-use trireme_operations::{Prompt, TextOptions};
+use trireme_inference::Ledger;
+use trireme_operations::{Prompt, TextOptions, TokenVectors};
 use trireme_server::http::schema;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
@@ -18,6 +21,7 @@ use super::input::{self, Document, OneOrMany};
 use super::openai;
 use super::quantize::EmbeddingType;
 use super::refusal::{Kind, Refusal};
+use late_chunking::LateChunks;
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "jina",
@@ -50,12 +54,7 @@ const EMBEDDINGS: &[Field] = &[
     read("task", &[r#""text-matching""#]),
     read("dimensions", fields::NUMBER),
     read("normalized", fields::FLAG),
-    only(
-        "late_chunking",
-        fields::FLAG,
-        &["false"],
-        "each text is embedded by itself here; /vllm/v1/embeddings has 'late_chunking_params', and /openai/v1/embeddings 'chunking'",
-    ),
+    read("late_chunking", fields::FLAG),
     read("embedding_type", &[r#""float""#, r#"["float"]"#]),
     read("encoding_type", &[r#""float""#, r#"["float"]"#]),
     read("encoding_format", &[r#""float""#]),
@@ -96,6 +95,9 @@ struct Embeddings {
     #[schema(required = false, schema_with = input::one_or_many::<EmbeddingType>)]
     embedding_type: Option<OneOrMany<EmbeddingType>>,
     truncate: Option<bool>,
+    /// Whether the texts are parts of one document, which the model reads as one text.
+    #[serde(default)]
+    late_chunking: bool,
     return_multivector: Option<bool>,
     /// Ours: what the model shall do with the texts.
     instruction: Option<String>,
@@ -125,6 +127,7 @@ struct EmbedRequest {
     texts: Vec<String>,
     types: Vec<EmbeddingType>,
     model: String,
+    is_late: bool,
     /// Whether each token has a vector, if the body says it.
     is_multi_vector: Option<bool>,
     /// Whether vectors get length 1, if the body says it.
@@ -170,8 +173,8 @@ impl EmbedRequest {
             dimensions: body.dimensions,
             ..TextOptions::default()
         };
-        let (is_multi_vector, normalized) = (body.return_multivector, body.normalized);
-        Ok(EmbedRequest { texts, types, model: body.model, is_multi_vector, normalized, options })
+        let (is_late, is_multi_vector, normalized) = (body.late_chunking, body.return_multivector, body.normalized);
+        Ok(EmbedRequest { texts, types, model: body.model, is_late, is_multi_vector, normalized, options })
     }
 }
 
@@ -180,25 +183,42 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     if asked.is_multi_vector == Some(true) {
         return token_vectors(call, asked).await;
     }
-    let EmbedRequest { texts, types, model, options, .. } = asked;
+    let EmbedRequest { texts, types, model, is_late, normalized, options, .. } = asked;
     let &[form] = types.as_slice() else {
         return Err(Refusal::unsupported("embedding_type", "names several types, expected one"));
     };
+    if is_late {
+        let ask = call.ask(Some(&model), TextOptions { normalize: Some(false), ..options });
+        let chunks = LateChunks::of(&call, &texts, &ask).await?;
+        return text_vectors(&model, &chunks.ledger, form, &chunks.means(normalized.unwrap_or(true)));
+    }
     let vectors = call.operations.embed(&texts, &call.ask(Some(&model), options)).await?;
     let numbers = vectors.numbers();
-    form.check("embedding_type", &numbers)?;
-    Ok(answer::told(&vectors.ledger, 512 + numbers.len() * 13, |out| {
+    let rows: Vec<&[f32]> = numbers.chunks_exact(vectors.width.max(1)).collect();
+    text_vectors(&model, &vectors.ledger, form, &rows)
+}
+
+/// The answer with a vector for each text.
+fn text_vectors(
+    model: &str,
+    ledger: &Ledger,
+    form: EmbeddingType,
+    rows: &[impl AsRef<[f32]>],
+) -> Result<Response, Refusal> {
+    rows.iter().try_for_each(|row| form.check("embedding_type", row.as_ref()))?;
+    let numbers: usize = rows.iter().map(|row| row.as_ref().len()).sum();
+    Ok(answer::told(ledger, 512 + numbers * 13, |out| {
         out.object(|out| {
-            out.name("model").string(&model);
+            out.name("model").string(model);
             out.name("object").string("list");
             out.name("id").string(answer::id());
-            answer::usage(out, &vectors.ledger);
+            answer::usage(out, ledger);
             out.name("data").array(|out| {
-                for (index, row) in numbers.chunks_exact(vectors.width.max(1)).enumerate() {
+                for (index, row) in rows.iter().enumerate() {
                     out.object(|out| {
                         out.name("object").string("embedding");
                         out.name("index").integer(index);
-                        form.write(out.name("embedding"), row);
+                        form.write(out.name("embedding"), row.as_ref());
                     });
                 }
             });
@@ -219,27 +239,34 @@ async fn multi_vector(call: DialectCall) -> Result<Response, Refusal> {
 }
 
 async fn token_vectors(call: DialectCall, asked: EmbedRequest) -> Result<Response, Refusal> {
-    let EmbedRequest { texts, types, model, normalized, options, .. } = asked;
+    let EmbedRequest { texts, types, model, is_late, normalized, options, .. } = asked;
     // Vectors of tokens are as the model makes them, unless the body says otherwise.
     let options = TextOptions { normalize: normalized, ..options };
     if types != [EmbeddingType::Float] {
         return Err(Refusal::unsupported("embedding_type", "expected 'float'"));
     }
-    let vectors = call.operations.multi_vector(&texts, &call.ask(Some(&model), options)).await?;
-    let numbers: usize = vectors.rows.iter().map(Vec::len).sum();
-    Ok(answer::told(&vectors.ledger, 512 + numbers * 13, |out| {
+    let ask = call.ask(Some(&model), options);
+    let LateChunks { width, rows, ledger } = match is_late {
+        true => LateChunks::of(&call, &texts, &ask).await?,
+        false => {
+            let TokenVectors { width, rows, ledger, .. } = call.operations.multi_vector(&texts, &ask).await?;
+            LateChunks { width: width.max(1), rows, ledger }
+        }
+    };
+    let numbers: usize = rows.iter().map(Vec::len).sum();
+    Ok(answer::told(&ledger, 512 + numbers * 13, |out| {
         out.object(|out| {
             out.name("model").string(&model);
             out.name("object").string("list");
             out.name("id").string(answer::id());
-            answer::usage(out, &vectors.ledger);
+            answer::usage(out, &ledger);
             out.name("data").array(|out| {
-                for (index, row) in vectors.rows.iter().enumerate() {
+                for (index, row) in rows.iter().enumerate() {
                     out.object(|out| {
                         out.name("object").string("embeddings");
                         out.name("index").integer(index);
                         out.name("embeddings").array(|out| {
-                            row.chunks_exact(vectors.width.max(1)).for_each(|token| answer::floats(out, token));
+                            row.chunks_exact(width).for_each(|token| answer::floats(out, token));
                         });
                     });
                 }

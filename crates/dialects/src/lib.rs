@@ -25,6 +25,7 @@ mod quantize;
 mod refusal;
 mod tei;
 mod together;
+mod token_rows;
 mod vllm;
 mod voyage;
 mod words;

@@ -6,7 +6,7 @@
 use axum::response::Response;
 use bytes::Bytes;
 use serde::Deserialize;
-use trireme_operations::{Prompt, TextModel, Vectors};
+use trireme_operations::{Prompt, TextModel, Vectors, Window};
 use trireme_protocol::json::Writer;
 use trireme_server::http::schema;
 use utoipa::ToSchema;
@@ -79,32 +79,42 @@ pub(super) async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     if let (Prompt::Default, Some(prompt)) = (&options.prompt, of_name.flatten()) {
         options.prompt = prompt;
     }
-    let found = call.operations.embed(&texts, &call.ask(model, options)).await?;
+    let found = call.operations.embed_windows(&texts, &call.ask(model, options)).await?;
     vectors(&found, body.model.as_deref(), form)
 }
 
 /// The list of vectors in this form, for dialects that have OpenAI's.
 pub(super) fn vectors(vectors: &Vectors, model: Option<&str>, form: Form) -> Result<Response, Refusal> {
     form.check(vectors)?;
-    let numbers = vectors.numbers();
-    Ok(answer::told(&vectors.ledger, answer::capacity(form.format, numbers.len()), |out| {
+    Ok(answer::told(&vectors.ledger, answer::capacity(form.format, vectors.numbers().len()), |out| {
         out.object(|out| {
             out.name("object").string("list");
-            out.name("data").array(|out| {
-                for (index, row) in numbers.chunks_exact(vectors.width.max(1)).enumerate() {
-                    out.object(|out| {
-                        out.name("object").string("embedding");
-                        out.name("index").integer(index);
-                        form.write(out.name("embedding"), row);
-                    });
-                }
-            });
+            data(out, vectors, form);
             out.name("model").string(model.unwrap_or(&vectors.model));
             answer::usage(out, &vectors.ledger);
             // Mistral's clients read no answer without.
             out.name("id").string(format!("embd-{}", answer::id()));
         });
     }))
+}
+
+/// The vectors. `index` is the number of the text; one of a window says which window of the text it is, and its characters.
+pub(super) fn data(out: &mut Writer, vectors: &Vectors, form: Form) {
+    out.name("data").array(|out| {
+        for (row, vector) in vectors.numbers().chunks_exact(vectors.width.max(1)).enumerate() {
+            let window = vectors.windows.as_ref().and_then(|windows| windows.get(row));
+            out.object(|out| {
+                out.name("object").string("embedding");
+                out.name("index").integer(window.map_or(row, |window| window.text));
+                if let Some(Window { number, start, end, .. }) = window {
+                    out.name("window").integer(*number);
+                    out.name("start").integer(*start);
+                    out.name("end").integer(*end);
+                }
+                form.write(out.name("embedding"), vector);
+            });
+        }
+    });
 }
 
 pub(super) async fn models(call: DialectCall) -> Result<Response, Refusal> {

@@ -99,7 +99,7 @@ const HYPOTHESES: &str = "/tei/MODEL takes labels of a request in 'parameters', 
 const SCORES: &str = "scores are as the model's configuration says; leave it out";
 const CLASSES: &str = "all classes are given; leave it out, or send a model that finds entities to /tei/MODEL";
 const VECTORS: &str = "this route gives a vector for each text; /embed_sparse and /embed_all give others";
-const CHUNKS: &str = "each text is embedded by itself; /vllm/v1/embeddings has 'late_chunking_params'";
+const CHUNKS: &str = "each text is embedded by itself; /jina/v1/embeddings has 'late_chunking', and /vllm/v1/embeddings 'late_chunking_params'";
 const CHUNKING: &str =
     "a long text is treated as the server is told by --long-texts; /v1/embeddings of /openai reads 'chunking'";
 

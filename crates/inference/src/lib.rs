@@ -32,6 +32,7 @@ mod statistics;
 mod tensor;
 mod time;
 mod trace;
+mod windows;
 
 pub use action::Action;
 pub use buffer::Buffer;
@@ -56,6 +57,7 @@ pub use statistics::{BatchTimes, Completed, Counters, DropReason, Executed, Fail
 pub use tensor::{BytesElements, Element, Tensor, TensorError, TensorSpec, UncheckedTensor, room_for};
 pub use time::UnixMicros;
 pub use trace::TraceParent;
+pub use windows::{KEEP, WINDOWS, Window};
 
 /// The type of names in messages: of models, tensors, requests and processes. Short ones need no memory of their own, and a clone of a
 /// long one shares it, so that a message can be cloned for each step.

@@ -204,6 +204,13 @@ fn of_space(answer: Value, space: Option<&str>) -> Result<Value, String> {
 
 /// The vector of an answer to an embedding request, as numbers or in base64.
 fn vector(answer: Value, width: usize) -> Result<Vec<f32>, String> {
+    let data = &answer["response"]["body"]["data"];
+    if data[0]["window"].is_u64() && data.as_array().is_some_and(|rows| rows.len() > 1) {
+        return Err(format!(
+            "the answer has {} vectors, one for each window, expected one for the row: ask for another 'fold' than 'keep', or send lines (JSONL)",
+            data.as_array().map_or(0, Vec::len)
+        ));
+    }
     let found = embedding(&answer).ok_or("the answer has no vector")?;
     match found.len() == width {
         true => Ok(found),
@@ -342,5 +349,25 @@ fn reason(line: &Value) -> String {
     match said.into_iter().find_map(Value::as_str) {
         Some(message) => message.to_owned(),
         None => line["response"].to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_one_vector() {
+        let answer = |rows: Value| json!({"response": {"body": {"data": rows}}});
+        let of_window =
+            |window: u64| json!({"index": 0, "window": window, "start": 0, "end": 3, "embedding": [1.0, 2.0]});
+        assert_eq!(vector(answer(json!([of_window(0)])), 2), Ok(vec![1.0, 2.0]));
+        let error = vector(answer(json!([of_window(0), of_window(1)])), 2).unwrap_err();
+        assert!(
+            error.starts_with("the answer has 2 vectors, one for each window, expected one for the row"),
+            "{error}"
+        );
+        let narrow = vector(answer(json!([{"embedding": [1.0]}])), 2).unwrap_err();
+        assert_eq!(narrow, "the answer has a vector of 1 numbers, expected 2 as in other rows");
     }
 }

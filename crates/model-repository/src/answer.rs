@@ -1,7 +1,7 @@
 //! Checks the tensors of an answer against the model's configuration. The bytes of a tensor were checked against its datatype and shape
 //! when it was made.
 
-use trireme_inference::{InferError, RequestedOutput, Shape, Tensor};
+use trireme_inference::{InferError, RequestedOutput, Shape, Tensor, WINDOWS, Window};
 
 use crate::{KnownBackend, ModelConfig, ModelOutput};
 
@@ -14,6 +14,8 @@ pub struct ExpectedAnswer<'a> {
     pub rows: Option<i64>,
     /// The request's parameter `dimensions`: embeddings are cut to so many components.
     pub dimensions: Option<u64>,
+    /// The texts of the request, where the answer has a row for each window of them, and the tensor [`WINDOWS`] beside its outputs.
+    pub windows_of: Option<usize>,
     /// Whether it may be one of several responses, with some of the outputs.
     pub in_parts: bool,
     /// Whether a step's outputs are made by code of the model's author: as in Triton, nobody checks their datatypes and dimensions,
@@ -36,7 +38,13 @@ impl ModelConfig {
         };
         let wanted: Vec<&ModelOutput> = self.outputs.iter().filter(|output| is_requested(&output.name)).collect();
         let names = || wanted.iter().map(|output| format!("'{}'", output.name)).collect::<Vec<_>>().join(", ");
+        let windows = expected.windows_of.map(|texts| self.check_windows(tensors, texts)).transpose()?;
+        let expected = &ExpectedAnswer { rows: windows.or(expected.rows), ..*expected };
+        let is_beside = |name: &str| windows.is_some() && name == WINDOWS && wanted.iter().all(|own| own.name != name);
         for (number, tensor) in tensors.iter().enumerate() {
+            if is_beside(tensor.name()) {
+                continue;
+            }
             let is_twice = tensors[..number].iter().any(|before| before.name() == tensor.name());
             let Some(output) = wanted.iter().find(|output| output.name == tensor.name() && !is_twice) else {
                 let what = if is_twice { "twice" } else { "that the request did not ask for" };
@@ -50,6 +58,20 @@ impl ModelConfig {
                 Err(self.fault(&format!("has no output '{}', expected {}", missing.name, names())))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// The rows of an answer with a row for each window of so many texts.
+    fn check_windows(&self, tensors: &[Tensor], texts: usize) -> Result<i64, InferError> {
+        let tensor = tensors.iter().find(|tensor| tensor.name() == WINDOWS);
+        let tensor = tensor
+            .ok_or_else(|| self.fault(&format!("has no tensor '{WINDOWS}', which tells the text of each row")))?;
+        let windows = Window::read(tensor)?;
+        match windows.last().map_or(0, |last| last.text + 1) {
+            found if found == texts => Ok(windows.len() as i64),
+            found => {
+                Err(self.fault(&format!("has windows of {found} texts, expected those of the {texts} in the request")))
+            }
         }
     }
 
@@ -95,8 +117,14 @@ impl ModelConfig {
 mod tests {
     use super::*;
 
-    const ASKED: ExpectedAnswer<'static> =
-        ExpectedAnswer { requested: &[], rows: Some(2), dimensions: None, in_parts: false, by_user_code: false };
+    const ASKED: ExpectedAnswer<'static> = ExpectedAnswer {
+        requested: &[],
+        rows: Some(2),
+        windows_of: None,
+        dimensions: None,
+        in_parts: false,
+        by_user_code: false,
+    };
 
     fn config() -> ModelConfig {
         let text = "backend: 'identity' max_batch_size: 8 input { name: 'X' data_type: TYPE_FP32 dims: 1 }
@@ -159,5 +187,21 @@ mod tests {
         refused(&[y(1, 1)], &free, "has output 'Y' of shape [1,1], expected 2 rows as in the request");
         let part = ExpectedAnswer { in_parts: true, rows: None, ..ASKED };
         config().check_answer(&[y(1, 1)], &part).unwrap();
+    }
+    #[test]
+    fn an_answer_of_windows_has_a_row_for_each_and_says_of_which_text() {
+        let kept = ExpectedAnswer { rows: None, windows_of: Some(2), ..ASKED };
+        let windows = |texts: [i64; 3]| {
+            let numbers: Vec<i64> = texts.iter().flat_map(|&text| [text, 0, 5, 0, 5, 3]).collect();
+            Tensor::from_values(WINDOWS, [3, 6], numbers).unwrap()
+        };
+        config().check_answer(&[y(3, 5), z(3), windows([0, 0, 1])], &kept).unwrap();
+        refused(&[y(3, 5), z(3)], &kept, "has no tensor 'windows', which tells the text of each row");
+        let few = "has output 'Y' of shape [2,5], expected 3 rows as in the request";
+        refused(&[y(2, 5), z(3), windows([0, 0, 1])], &kept, few);
+        let texts = "has windows of 1 texts, expected those of the 2 in the request";
+        refused(&[y(3, 5), z(3), windows([0, 0, 0])], &kept, texts);
+        let other = "has output 'windows' that the request did not ask for, expected 'Y', 'Z'";
+        refused(&[y(2, 5), z(2), windows([0, 0, 1])], &ASKED, other);
     }
 }

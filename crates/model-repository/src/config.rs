@@ -261,6 +261,14 @@ impl ModelConfig {
         inputs.chain(outputs).next().map(String::as_str)
     }
 
+    /// What the model's op `fold` makes of the rows of a text's windows, where a request does not say it: `mean`, `first`, `max` or `keep`.
+    /// `None` where it has no such op.
+    pub fn fold(&self) -> Option<&str> {
+        let ops = self.parameters.get("ops").filter(|_| self.backend == "postprocess")?;
+        let argument = ops.split(',').find_map(|op| op.trim().strip_prefix("fold:"))?;
+        argument.split('+').next().map(str::trim)
+    }
+
     /// The levels of the model's queue, the highest first; 0 alone where it has no priorities.
     pub fn queue_levels(&self) -> Vec<u32> {
         match self.dynamic_batching.as_ref().map_or(0, |batching| batching.priority_levels) {

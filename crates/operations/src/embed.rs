@@ -4,9 +4,9 @@ use std::borrow::Cow;
 
 use trireme_inference::{InferError, Ledger, Tensor};
 
-use crate::{Found, OperationRequest, Operations, Task};
+use crate::{Answered, Found, OperationRequest, Operations, Task, Window};
 
-/// A vector for each text.
+/// A vector for each text, or for each window of a text.
 #[derive(Clone, Debug)]
 pub struct Vectors {
     /// The model's own name.
@@ -14,6 +14,8 @@ pub struct Vectors {
     /// Numbers of each vector.
     pub width: usize,
     tensor: Tensor,
+    /// By vector, the window that it stands for; `None` where each vector stands for a text.
+    pub windows: Option<Vec<Window>>,
     /// The steps of the request and their times.
     pub ledger: Ledger,
 }
@@ -45,14 +47,15 @@ impl Operations {
     pub async fn embed(&self, texts: &[String], ask: &OperationRequest) -> Result<Vectors, InferError> {
         let found = self.find_for(Task::Embed, ask)?;
         let (tensors, ledger) = self.run_texts(&found, texts, None::<&[String]>, ask).await?;
-        let tensor = tensors.into_iter().next().ok_or_else(|| found.fault("gave no vectors".to_owned()))?;
-        let (_, width) = found.numbers(&tensor)?;
-        found.check_width(width, ask)?;
-        let tensor = match ask.options.normalize {
-            Some(true) => normalized(tensor, width)?,
-            Some(false) | None => tensor,
-        };
-        Ok(Vectors { model: found.pipeline.name, width, tensor, ledger })
+        found.vectors(Answered { tensors, windows: None, ledger }, ask)
+    }
+
+    /// A vector for each text, or for each window where the request or the model keeps those of the windows (`fold` is `keep`). The windows of a
+    /// text follow one another.
+    pub async fn embed_windows(&self, texts: &[String], ask: &OperationRequest) -> Result<Vectors, InferError> {
+        let found = self.find_for(Task::Embed, ask)?;
+        let answered = self.run_windows(&found, texts, None::<&[String]>, ask).await?;
+        found.vectors(answered, ask)
     }
 
     /// A sparse vector for each text.
@@ -132,6 +135,19 @@ fn length(row: &[f32]) -> f64 {
 // === impl Found ===
 
 impl Found {
+    /// The vectors of an answer.
+    fn vectors(self, answered: Answered, ask: &OperationRequest) -> Result<Vectors, InferError> {
+        let Answered { tensors, windows, ledger } = answered;
+        let tensor = tensors.into_iter().next().ok_or_else(|| self.fault("gave no vectors".to_owned()))?;
+        let (_, width) = self.numbers(&tensor)?;
+        self.check_width(width, ask)?;
+        let tensor = match ask.options.normalize {
+            Some(true) => normalized(tensor, width)?,
+            Some(false) | None => tensor,
+        };
+        Ok(Vectors { model: self.pipeline.name, width, tensor, windows, ledger })
+    }
+
     /// Whether vectors of this width are those that a request asks for.
     fn check_width(&self, width: usize, ask: &OperationRequest) -> Result<(), InferError> {
         match ask.options.dimensions {

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use trireme_inference::{
     DataType, InferError, InferRequest, InferResponse, Ledger, Name, ParameterValue, RequestedOutput, Shape, Tensor,
-    UncheckedTensor, shown,
+    UncheckedTensor, WINDOWS, shown,
 };
 use trireme_server::body::work;
 
@@ -39,6 +39,7 @@ pub use request::OperationRequest;
 pub use rerank::Scores;
 pub use tokenize::{Token, TokenLists, ids};
 pub use tokens::{Entities, TokenScores};
+pub use trireme_inference::Window;
 pub use zero_shot::Candidates;
 
 /// Bytes of a number as digits for each of its own.
@@ -52,6 +53,14 @@ pub struct Operations(Arc<dyn Pipelines>);
 struct Found {
     pipeline: Pipeline,
     task: Task,
+}
+
+/// The answer to texts.
+struct Answered {
+    tensors: Vec<Tensor>,
+    /// The window that each row is of, where the rows of all windows are kept.
+    windows: Option<Vec<Window>>,
+    ledger: Ledger,
 }
 
 /// A model that does something with texts, under one of its names.
@@ -157,7 +166,7 @@ impl Operations {
         Ok(Found { pipeline: self.0.offering(task, ask.model.as_deref())?, task })
     }
 
-    /// Runs texts, or pairs of texts, through a model. Gives the tensors of the result in the operation's order.
+    /// Runs texts, or pairs of texts, through a model. Gives the tensors of the result in the operation's order, with a row for each text.
     async fn run_texts(
         &self,
         found: &Found,
@@ -165,6 +174,25 @@ impl Operations {
         pairs: Option<&[impl AsRef<[u8]>]>,
         ask: &OperationRequest,
     ) -> Result<(Vec<Tensor>, Ledger), InferError> {
+        let Answered { tensors, windows, ledger } = self.run_windows(found, texts, pairs, ask).await?;
+        match windows.as_deref().and_then(second_window) {
+            None => Ok((tensors, ledger)),
+            Some(Window { text, .. }) => Err(InferError::unsupported(format!(
+                "model '{}' keeps a row for each window of text {text}, expected one for the text: /openai/v1/embeddings answers them \
+                 all, and a model whose configuration says 'fold:mean' makes one of them",
+                found.pipeline.name
+            ))),
+        }
+    }
+
+    /// Likewise, with a row for each window of a text where the request or the model keeps them.
+    async fn run_windows(
+        &self,
+        found: &Found,
+        texts: &[impl AsRef<[u8]>],
+        pairs: Option<&[impl AsRef<[u8]>]>,
+        ask: &OperationRequest,
+    ) -> Result<Answered, InferError> {
         let pipeline = &found.pipeline;
         let mut parameters = ask.options.parameters(&pipeline.capabilities)?;
         if let Some(most) = ask.options.max_windows.filter(|_| pipeline.folds()) {
@@ -202,10 +230,18 @@ impl Operations {
         let InferResponse { outputs: mut tensors, ledger, .. } = answered?;
         // What follows reads and writes them, as digits in most answers.
         work::much(DIGITS * tensors.iter().map(|tensor| tensor.data().len()).sum::<usize>()).await;
-        let tensors =
-            outputs.iter().map(|name| found.output(&mut tensors, name, texts.len())).collect::<Result<_, _>>()?;
-        Ok((tensors, ledger))
+        let windows =
+            tensors.iter().position(|tensor| tensor.name() == WINDOWS && !outputs.iter().any(|own| own == WINDOWS));
+        let windows = windows.map(|place| Window::read(&tensors.swap_remove(place))).transpose()?;
+        let rows = windows.as_ref().map_or(texts.len(), Vec::len);
+        let tensors = outputs.iter().map(|name| found.output(&mut tensors, name, rows)).collect::<Result<_, _>>()?;
+        Ok(Answered { tensors, windows, ledger })
     }
+}
+
+/// The first window that is not the only one of its text.
+fn second_window(windows: &[Window]) -> Option<&Window> {
+    windows.iter().find(|window| window.number > 0)
 }
 
 /// Bytes of texts as a tensor.
@@ -268,15 +304,15 @@ impl Found {
         })
     }
 
-    /// Takes an output of a response, if it has a row for each text.
-    fn output(&self, outputs: &mut Vec<Tensor>, name: &str, texts: usize) -> Result<Tensor, InferError> {
+    /// Takes an output of a response, if it has so many rows: one for each text or window.
+    fn output(&self, outputs: &mut Vec<Tensor>, name: &str, expected: usize) -> Result<Tensor, InferError> {
         let place = outputs.iter().position(|tensor| tensor.name() == name);
         let place = place.ok_or_else(|| self.fault(format!("gave no output '{name}'")))?;
         let tensor = outputs.swap_remove(place);
         match tensor.shape().first() {
-            Some(&rows) if rows == texts as i64 => Ok(tensor),
+            Some(&rows) if rows == expected as i64 => Ok(tensor),
             _ => Err(self.fault(format!(
-                "gave output '{name}' of shape {} for {texts} texts, expected a row for each",
+                "gave output '{name}' of shape {} for {expected} texts, expected a row for each",
                 tensor.shape()
             ))),
         }

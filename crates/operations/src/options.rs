@@ -29,7 +29,7 @@ pub struct TextOptions {
     pub overlap: Option<u64>,
     /// Most rows that a text has, where the model makes one of those of a text; what follows is cut. It asks for several rows of such a model.
     pub max_windows: Option<u64>,
-    /// How the rows of a text become one: mean, first or max.
+    /// How the rows of a text become one: mean, first or max; or that they are kept: keep.
     pub fold: Option<String>,
     /// Whether vectors get length 1.
     pub normalize: Option<bool>,

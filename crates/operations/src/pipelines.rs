@@ -87,10 +87,8 @@ impl Pipeline {
         self.steps.iter().any(has_prompt)
     }
 
-    /// Whether a step makes one row of those of a text's windows.
+    /// Whether a step folds the rows of a text's windows.
     pub(crate) fn folds(&self) -> bool {
-        let chains = self.steps.iter().filter(|step| step.backend == "postprocess");
-        let mut ops = chains.filter_map(|step| step.parameters.get("ops")).flat_map(|ops| ops.split(','));
-        ops.any(|op| op.trim().starts_with("fold:"))
+        self.steps.iter().any(|step| step.fold().is_some())
     }
 }

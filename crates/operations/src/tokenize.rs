@@ -1,9 +1,9 @@
 //! Texts to tokens and back. The tokenizer of a model does it: the gateway itself knows no vocabulary but OpenAI's.
 
 use serde::Deserialize;
-use trireme_inference::{InferError, Ledger};
+use trireme_inference::{InferError, Ledger, ParameterValue};
 
-use crate::{Found, OperationRequest, Operations, Task};
+use crate::{Found, OperationRequest, Operations, Prompt, Task, TextOptions};
 
 /// The tokens of each text.
 #[derive(Clone, Debug)]
@@ -41,6 +41,27 @@ impl Operations {
             None => Ok(TokenLists { rows, max_length, ledger }),
             Some(row) => Err(found.fault(format!("gave tokens of text {row} that are no JSON array of tokens"))),
         }
+    }
+
+    /// The tokens of each text as the model that does `task` reads them: with its prompt. An error where a text is longer than a row.
+    pub async fn tokenize_for(
+        &self,
+        task: Task,
+        texts: &[String],
+        ask: &OperationRequest,
+    ) -> Result<TokenLists, InferError> {
+        let found = self.find_for(task, ask)?;
+        let parameters = ask.options.parameters(&found.pipeline.capabilities)?;
+        let prompt = parameters.get("prompt_name").and_then(ParameterValue::as_str);
+        let options = TextOptions {
+            prompt: prompt.map_or(Prompt::Default, |name| Prompt::Named(name.to_owned())),
+            instruction: ask.options.instruction.clone(),
+            add_special_tokens: ask.options.add_special_tokens,
+            truncate: Some(false),
+            ..TextOptions::default()
+        };
+        let model = Some(found.pipeline.name);
+        self.tokenize(texts, &OperationRequest { model, options, ..ask.clone() }).await
     }
 
     /// The texts of rows of token ids.

@@ -27,13 +27,13 @@ pub struct RequestOptions {
     pub dimensions: Option<usize>,
     /// `aggregation_strategy`: how the op `entities` joins tokens, instead of its argument.
     pub aggregation_strategy: Option<Aggregation>,
-    /// `fold`: how the op `fold` makes one row of a text's windows, instead of its argument.
+    /// `fold`: how the op `fold` makes one row of a text's windows, or that it keeps them, instead of its argument.
     pub fold: Option<Fold>,
     /// `token_scores`: `true` has the op `entities` give the scores of every class for each token, in place of entities.
     pub token_scores: bool,
 }
 
-/// How the rows of a text's windows become one.
+/// What becomes of the rows of a text's windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fold {
     /// The mean, in which each window counts by its tokens.
@@ -42,6 +42,8 @@ pub enum Fold {
     First,
     /// The highest value of each component; NaN when one window has it.
     Max,
+    /// None: the row of every window is kept.
+    Keep,
 }
 
 /// How tokens become entities: the strategies of transformers' `TokenClassificationPipeline`.
@@ -120,7 +122,7 @@ fn flag(value: &ParameterValue, option: &mut bool) -> Result<(), &'static str> {
 
 impl Fold {
     /// The accepted names, for messages.
-    pub const EXPECTED: &str = "'mean', 'first' or 'max'";
+    pub const EXPECTED: &str = "'mean', 'first', 'max' or 'keep'";
 
     /// The fold of this name.
     pub fn named(name: &str) -> Option<Fold> {
@@ -128,6 +130,7 @@ impl Fold {
             "mean" => Fold::Mean,
             "first" => Fold::First,
             "max" => Fold::Max,
+            "keep" => Fold::Keep,
             _ => return None,
         })
     }
@@ -192,7 +195,10 @@ mod tests {
         for value in [ParameterValue::Int64(0), ParameterValue::Int64(-3), ParameterValue::Double(2.5), "64".into()] {
             assert!(refused("dimensions", value).ends_with("expected a whole number from 1"));
         }
-        assert_eq!(refused("fold", "keep".into()), "parameter 'fold' is 'keep', expected 'mean', 'first' or 'max'");
+        assert_eq!(
+            refused("fold", "median".into()),
+            "parameter 'fold' is 'median', expected 'mean', 'first', 'max' or 'keep'"
+        );
         assert_eq!(
             refused("aggregation_strategy", "mean".into()),
             "parameter 'aggregation_strategy' is 'mean', expected 'none', 'simple', 'first', 'average' or 'max'"

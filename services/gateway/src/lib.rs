@@ -71,7 +71,7 @@ use statistics::Collector;
 use text_cache::TextCacheArgs;
 use usage::Usage;
 
-pub use embedder::{Embedded, Embedder};
+pub use embedder::{Chunking, Embedded, Embedder};
 pub use grpc::{CompressionLevel, GrpcArgs};
 pub use http::{HttpArgs, JobArgs, Target, WebhookSecret};
 pub use metrics::MetricsArgs;

@@ -1,11 +1,11 @@
 //! Splits a request of many rows into several of few, and joins their answers; cuts tensors into single rows. Pure.
 //!
 //! The model's configuration decides whether its requests may be split (`max_rows_per_message`): rows are the first dimension of
-//! every tensor, and no row's result depends on another row.
+//! every tensor, and no row's result depends on another row. Where an answer keeps the rows of all windows, those of a text stay together.
 
 use std::cmp::Reverse;
 
-use trireme_inference::{DataType, InferError, Shape, Tensor, TensorError, room_for};
+use trireme_inference::{DataType, InferError, Name, Shape, Tensor, TensorError, Window, room_for};
 
 /// The most parts of one request: each is a message of its own, even if it is small.
 const MAX_PARTS: usize = 1 << 14;
@@ -41,6 +41,8 @@ pub struct RowOrder {
     rows: usize,
     /// For each row of the parts, one part after the other, its number in the request; `None` where that is the same.
     sorted: Option<Vec<usize>>,
+    /// The output that tells the text of each row, where the outputs have a row for each window of the texts.
+    windows: Option<Name>,
 }
 
 /// Cuts tensors into parts of at most `max_rows` rows, and of at most `max_bytes` bytes where a part has more than one row.
@@ -67,7 +69,7 @@ pub fn split(tensors: &[Tensor], max_rows: usize, max_bytes: usize) -> Result<Op
     if rows <= max_rows && bytes(&starts, 0, rows) <= max_bytes {
         return Ok(None);
     }
-    let order = RowOrder { rows, sorted: by_length(&starts, rows) };
+    let order = RowOrder { rows, sorted: by_length(&starts, rows), windows: None };
     let mut ordered = tensors.to_vec();
     if let Some(sorted) = &order.sorted {
         for (tensor, starts) in ordered.iter_mut().zip(&mut starts) {
@@ -90,7 +92,40 @@ pub fn join_rows(rows: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>, InferError> {
 /// The outputs of all parts as those of one request, with its rows in its order.
 pub fn join(parts: Vec<Vec<Tensor>>, order: &RowOrder) -> Result<Vec<Tensor>, InferError> {
     let Some(first) = parts.first() else { return Ok(Vec::new()) };
+    if let Some(windows) = &order.windows {
+        let texts = order.texts(&parts, windows)?;
+        return first.iter().map(|tensor| restore_windows(join_output(tensor, &parts)?, windows, &texts)).collect();
+    }
     first.iter().map(|tensor| order.restore(join_output(tensor, &parts)?)).collect()
+}
+
+/// An output of all parts, with the rows of the texts in their order. `texts` are those of its rows.
+fn restore_windows(output: Tensor, windows: &str, texts: &[usize]) -> Result<Tensor, InferError> {
+    let output = if output.name() == windows { Window::renumbered(&output, texts)? } else { output };
+    match row_count(&output) {
+        Some(rows) if rows == texts.len() => {
+            let mut order: Vec<usize> = (0..rows).collect();
+            // Stable: the windows of a text stay in their order.
+            order.sort_by_key(|&row| texts[row]);
+            gather(&output, &row_starts(&output, rows), &order)
+        }
+        rows => Err(InferError::internal(format!(
+            "output '{}' of a request sent in parts has {} rows, expected one for each of {} windows",
+            output.name(),
+            rows.unwrap_or_default(),
+            texts.len()
+        ))),
+    }
+}
+
+// === impl SplitRows ===
+
+impl SplitRows {
+    /// The same parts where this output tells the text of each row of an answer; `None`: each text has one row.
+    pub fn with_windows(mut self, windows: Option<Name>) -> SplitRows {
+        self.order.windows = windows;
+        self
+    }
 }
 
 // === impl Starts ===
@@ -163,6 +198,31 @@ impl RowOrder {
         Some(match self.places() {
             Some(places) => places.iter().map(|&place| values[place].clone()).collect(),
             None => values,
+        })
+    }
+
+    /// The text of each row of the parts, by its number in the request.
+    fn texts(&self, parts: &[Vec<Tensor>], windows: &str) -> Result<Vec<usize>, InferError> {
+        let (mut texts, mut before) = (Vec::new(), 0);
+        for (number, part) in parts.iter().enumerate() {
+            let tensor = part.iter().find(|tensor| tensor.name() == windows).ok_or_else(|| {
+                InferError::internal(format!(
+                    "output '{windows}' is missing in part {number} of a request sent in parts"
+                ))
+            })?;
+            let own = Window::read(tensor)?;
+            texts.extend(own.iter().map(|window| before + window.text));
+            before += own.last().map_or(0, |last| last.text + 1);
+        }
+        if before != self.rows {
+            return Err(InferError::internal(format!(
+                "output '{windows}' of a request sent in parts has windows of {before} texts, expected those of {}",
+                self.rows
+            )));
+        }
+        Ok(match &self.sorted {
+            Some(sorted) => texts.into_iter().map(|text| sorted[text]).collect(),
+            None => texts,
         })
     }
 

@@ -47,7 +47,7 @@ CLIENTS = {
     "products": ("RAGFlow, Dify, Milvus, Spring AI, Semantic Kernel, txtai: their requests", []),
 }
 #: By script and check, what the client asks for that is not there.
-MISSES = {("llama_index_jina", "chunks_know_of_each_other"): "`late_chunking` is refused: each text is embedded by itself"}
+MISSES = {}
 
 
 def versions():

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use trireme_columns::{Format, Table};
 use trireme_e2e::{Mode, Request, Sandbox, Setup, basic_repository, product, texts_repository, workspace};
+use trireme_testkit::assert_close;
+
+use crate::folds::{LONG, infer, tensor};
 
 fn bulk(sandbox: &Sandbox, folder: &std::path::Path) -> Output {
     let mut command = product("trireme");
@@ -239,4 +242,61 @@ fn two_runs_never_write_one_output() {
     first.wait().expect("the first run ends");
     drop(connection);
     run(alone(&input, &output));
+}
+
+#[test]
+fn each_window_of_a_long_text_has_a_row_in_every_format() {
+    let model = crate::folders::tiny();
+    let named = format!("boats={}", model.path().display());
+    let sandbox = Setup::new(Mode::AllInOne).worker_arguments(&["--model", &named]).start();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name);
+    let japanese = "東京は日本の首都です。".repeat(5);
+    let texts = ["the sea is calm", LONG, &japanese, "e\u{301}te\u{301} 👩\u{200d}👧 🙂"];
+    let lines: Vec<String> = texts.iter().map(|text| json!({"id": "x", "text": text}).to_string()).collect();
+    // The last row has no text.
+    fs::write(path("in.jsonl"), lines.join("\n") + "\n\n").expect("the input is written");
+    let asked = json!({"windows": true, "fold": "keep", "overlap": 0, "max_tokens": 12});
+    let expected = infer(&sandbox, "boats", &[tensor("TEXT", &texts)], &asked);
+    let (windows, vectors) = (expected.numbers("windows"), expected.numbers("sentence_embedding"));
+    let places: Vec<[f32; 3]> = windows.chunks(6).map(|window| [window[0] + 1.0, window[1], window[2]]).collect();
+    assert!(places.len() > 2 * texts.len(), "{places:?}");
+
+    let url = format!("http://{}", sandbox.address);
+    for name in ["own.jsonl", "own.parquet", "own.arrow", "asked.jsonl", "asked.parquet"] {
+        let mut command = product("trireme");
+        command.arg("bulk").args([path("in.jsonl"), path(name)]);
+        command.args(["--chunk", "--chunk-overlap", "0", "--chunk-tokens", "12", "--model"]);
+        match name.starts_with("asked") {
+            true => command.args(["boats", "--server", &url]),
+            false => command.arg(model.path()),
+        };
+        let output = command.output().expect("the command runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && said.contains("5 of 5 texts"), "{name}: {said}");
+        let column = |column: &str| -> Vec<Value> {
+            let Some(format) = Format::of_name(name) else {
+                let text = fs::read_to_string(path(name)).expect("lines");
+                let line = |line: &str| serde_json::from_str::<Value>(line).expect("JSON")[column].take();
+                return text.lines().map(line).collect();
+            };
+            let batches = table(&path(name), format).batches(0, 4096).expect("rows");
+            batches.flat_map(|batch| batch.expect("rows").json(column).expect("a column")).collect()
+        };
+        let [mut rows, numbers, starts, ends, mut embeddings] =
+            ["row", "window", "start", "end", "embedding"].map(column);
+        assert_eq!((rows.pop(), embeddings.pop()), (Some(json!(5)), Some(Value::Null)), "{name}");
+        let number = |value: &Value| value.as_f64().expect("a number") as f32;
+        let found: Vec<[f32; 3]> = rows
+            .iter()
+            .zip(starts.iter().zip(&ends))
+            .map(|(row, (start, end))| [number(row), number(start), number(end)])
+            .collect();
+        assert_eq!(found, places, "{name}");
+        assert_eq!(numbers[..3], [json!(0), json!(0), json!(1)], "{name}");
+        let found: Vec<f32> = embeddings.iter().flat_map(trireme_e2e::numbers).collect();
+        assert_close(&found, &vectors, 1e-5);
+        let errors = fs::read_to_string(path(&format!("{name}.errors.jsonl"))).expect("the file of errors");
+        assert!(errors.contains("{\"row\":5,") && errors.contains("an empty text"), "{errors}");
+    }
 }

@@ -78,6 +78,7 @@ fn values(name: &str) -> (Vec<Value>, Value) {
         "rank_fields" => plain(&[json!(["title"])]),
         "parameters" => plain(&[json!({"top_k": 1}), json!({"prompt_name": "query"})]),
         "modality" => plain(&[json!("image")]),
+        "late_chunking" => (vec![json!(true)], json!({"input": ["the oar", "is on the ship"]})),
         "late_chunking_params" => plain(&[json!({"chunk_size": 1})]),
         "messages" => plain(&[json!([{"role": "user", "content": "a"}])]),
         "instruction" => plain(&[json!("Find bugs")]),

@@ -7,12 +7,12 @@ use trireme_testkit::assert_close;
 in_one_mode!(a_long_text_has_the_fold_of_its_windows);
 
 /// Sentences that are longer together than the longest row of any model here.
-const LONG: &str = "The ship is on the sea. The harbour is calm and the crew is on the boat. Who beats the drum? The captain of the ship! \
+pub const LONG: &str = "The ship is on the sea. The harbour is calm and the crew is on the boat. Who beats the drum? The captain of the ship! \
                     The boat is in the harbour, and the sea is deep. The crew is calm. The report is late, and the captain is \
                     on the boat with the drum. The oars are on the ship. Who is in the harbour? The crew of the boat is in the harbour. \
                     The sea is calm, and it is good to row to the harbour.";
 const SHORT: &str = "the sea is calm";
-const QUERY: &str = "where is the ship";
+pub const QUERY: &str = "where is the ship";
 
 /// A window: its text, and how many tokens its row has.
 struct Window {
@@ -20,15 +20,15 @@ struct Window {
     tokens: f32,
 }
 
-fn tensor(name: &str, texts: &[&str]) -> Value {
+pub fn tensor(name: &str, texts: &[&str]) -> Value {
     json!({"name": name, "datatype": "BYTES", "shape": [texts.len()], "data": texts})
 }
 
-fn infer(sandbox: &Sandbox, model: &str, inputs: &[Value], parameters: &Value) -> Response {
+pub fn infer(sandbox: &Sandbox, model: &str, inputs: &[Value], parameters: &Value) -> Response {
     sandbox.infer(model, &json!({"parameters": parameters, "inputs": inputs}))
 }
 
-fn header(response: &Response, name: &str) -> usize {
+pub fn header(response: &Response, name: &str) -> usize {
     response.header(name).map_or(0, |number| number.parse().expect("a number"))
 }
 
@@ -84,6 +84,7 @@ fn a_long_text_has_the_fold_of_its_windows(mode: Mode) {
     scores(&sandbox);
     classes(&sandbox);
     dialects(&sandbox);
+    crate::kept::windows_are_kept(&sandbox);
     refusals(&sandbox);
     crate::clients::run_at(sandbox.grpc_address(), "grpc_folds.py", &[]);
 }
@@ -182,7 +183,7 @@ fn dialects(sandbox: &Sandbox) {
     assert_close(&vector(&embed(json!(false))), &over_v2(json!({})), 1e-6);
     let refused = embed(json!({"fold": "median"}));
     assert!(
-        refused.status == 400 && refused.text().contains("expected 'mean', 'first' or 'max'"),
+        refused.status == 400 && refused.text().contains("expected 'mean', 'first', 'max' or 'keep'"),
         "{}",
         refused.text()
     );
@@ -227,8 +228,8 @@ fn refusals(sandbox: &Sandbox) {
     refused(embed(&"the sea ".repeat(2000), json!({"windows": true})), " windows of 14 tokens, expected at most 128");
     refused(embed(LONG, json!({"windows": true, "overlap": 8})), "parameter 'overlap' is 8, expected at most 7");
     refused(
-        embed(LONG, json!({"windows": true, "fold": "keep"})),
-        "parameter 'fold' is 'keep', expected 'mean', 'first' or 'max'",
+        embed(LONG, json!({"windows": true, "fold": "median"})),
+        "parameter 'fold' is 'median', expected 'mean', 'first', 'max' or 'keep'",
     );
     let by_hand = infer(sandbox, "tiny_embedding", &[tensor("TEXT", &[LONG])], &json!({"windows": true}));
     refused(by_hand, "but this model does not fold those of a text");

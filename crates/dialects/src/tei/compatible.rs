@@ -43,7 +43,7 @@ pub(super) async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let form = extras.form(body.encoding_format);
     let options = extras.options(body.dimensions)?;
     let options = TextOptions { normalize: options.normalize.or(Some(true)), token_ids, ..options };
-    let vectors = call.operations.embed(&texts, &ask(&call, body.model.as_deref(), options)).await?;
+    let vectors = call.operations.embed_windows(&texts, &ask(&call, body.model.as_deref(), options)).await?;
     openai::vectors(&vectors, body.model.as_deref(), form)
 }
 

@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 
 use super::super::dialect::DialectCall;
 use super::super::refusal::Refusal;
+use super::super::token_rows::{TokenRows, mean};
 
 const FIELD: &str = "late_chunking_params";
 
@@ -59,37 +60,18 @@ impl LateChunking {
         if options.truncate.is_some() {
             return Err(Refusal::unsupported(FIELD, "goes with whole texts: leave out 'truncate_prompt_tokens'"));
         }
-        let whole = TextOptions { normalize: Some(false), ..options.clone() };
-        let vectors = call.operations.multi_vector(texts, &OperationRequest { options: whole, ..ask.clone() }).await?;
-        let plain = TextOptions { add_special_tokens: options.add_special_tokens, ..TextOptions::default() };
-        let lists = call.operations.tokenize(texts, &OperationRequest { options: plain, ..ask.clone() }).await?;
+        let plain = TextOptions { normalize: Some(false), ..options.clone() };
+        let ask = OperationRequest { options: plain, ..ask.clone() };
+        let TokenRows { vectors, tokens } = TokenRows::of(call, texts, &ask, FIELD).await?;
         let width = vectors.width.max(1);
         let (mut rows, mut ranges) = (Vec::new(), Vec::new());
-        for (index, row) in vectors.rows.iter().enumerate() {
-            let tokens = lists.tokens(index);
-            let found = row.len() / width;
-            if tokens.len() != found {
-                let why =
-                    format!("needs a vector for each token: text {index} has {} tokens and {found}", tokens.len());
-                return Err(Refusal::unsupported(FIELD, why));
-            }
+        for (row, tokens) in vectors.rows.iter().zip(&tokens) {
             rows.push(row.chunks(size.saturating_mul(width)).flat_map(|chunk| mean(chunk, width, normalize)).collect());
             let characters = tokens.chunks(size).map(characters).collect();
-            ranges.push(Ranges { chunk_size: size, tokens: found, characters });
+            ranges.push(Ranges { chunk_size: size, tokens: tokens.len(), characters });
         }
         Ok(Chunked { model: vectors.model, width, rows, ranges, ledger: vectors.ledger })
     }
-}
-
-/// The mean of vectors of this width, which come one after the other; of length 1 if it is to be.
-fn mean(vectors: &[f32], width: usize, normalize: bool) -> Vec<f32> {
-    let count = (vectors.len() / width).max(1) as f64;
-    let column =
-        |at: usize| vectors.iter().skip(at).step_by(width).map(|&number| f64::from(number)).sum::<f64>() / count;
-    let means: Vec<f64> = (0..width).map(column).collect();
-    let length = means.iter().map(|number| number * number).sum::<f64>().sqrt();
-    let divisor = if normalize && length > 0.0 { length } else { 1.0 };
-    means.iter().map(|number| (number / divisor) as f32).collect()
 }
 
 /// The characters that tokens stand for, from the first to the last.
@@ -135,9 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_has_the_mean_of_its_tokens_and_their_characters() {
-        assert_eq!(mean(&[1.0, 2.0, 3.0, 4.0], 2, false), [2.0, 3.0]);
-        assert_eq!(mean(&[3.0, 4.0], 2, true), [0.6, 0.8]);
+    fn a_chunk_has_the_characters_of_its_tokens() {
         let token = |start, stop| Token { id: 1, text: String::new(), start, stop };
         let tokens = [token(None, None), token(Some(0), Some(3)), token(Some(4), Some(7)), token(Some(0), Some(0))];
         assert_eq!(characters(&tokens), Some((0, 7)));

@@ -1,5 +1,5 @@
 //! `fold:KIND`: one row for each text, of those of its windows: the input `windows` of a tokenizer ([`super::windows`]). A request may choose the
-//! kind by its parameter `fold`.
+//! kind by its parameter `fold`. The kind `keep` leaves every row: the answer has one for each window.
 //!
 //! The row of a text that has one window stays as it is. With `+normalize` folded rows get length 1, as those of the windows have.
 
@@ -16,8 +16,8 @@ use crate::{Form, Signature, Value};
 /// The op in the table.
 pub const ENTRY: OpEntry = OpEntry {
     name: "fold",
-    usage: "fold:mean|first|max[+normalize]",
-    doc: "one row for each text, of those of its windows: [rows, width] to [texts, width]",
+    usage: "fold:mean|first|max|keep[+normalize]",
+    doc: "one row for each text, of those of its windows: [rows, width] to [texts, width]; 'keep' leaves the rows",
     inputs: &["windows"],
     embeds: true,
     reduces: false,
@@ -58,10 +58,14 @@ impl Op for Folding {
         let (count, width) = rows.dim();
         let windows = side.windows.ok_or_else(|| InferError::invalid_arg("input 'windows' is missing"))?;
         let texts = owned(windows, count)?;
-        if texts.len() == count {
-            return Ok(Value::Floats(CowArray::from(rows.into_dyn())));
-        }
-        let fold = side.options.fold.unwrap_or(self.fold);
+        let fold = match side.options.fold.unwrap_or(self.fold) {
+            _ if texts.len() == count => None,
+            Fold::Keep => None,
+            Fold::Mean => Some(mean as OneRow),
+            Fold::First => Some(first as OneRow),
+            Fold::Max => Some(highest as OneRow),
+        };
+        let Some(fold) = fold else { return Ok(Value::Floats(CowArray::from(rows.into_dyn()))) };
         let normalizes = self.normalizes && side.options.normalize;
         let mut folded = Array2::zeros((texts.len(), width));
         for (of, mut row) in texts.iter().zip(folded.outer_iter_mut()) {
@@ -69,7 +73,8 @@ impl Op for Folding {
                 row.assign(&rows.row(only.row));
                 continue;
             }
-            fold.fold(of.iter().map(|Owned { row, tokens, .. }| (rows.row(*row), *tokens)), row.view_mut());
+            let windows: Vec<_> = of.iter().map(|Owned { row, tokens, .. }| (rows.row(*row), *tokens)).collect();
+            fold(&windows, row.view_mut());
             if normalizes {
                 normalize_vector(row);
             }
@@ -78,44 +83,36 @@ impl Op for Folding {
     }
 }
 
-// === impl Fold ===
+/// Makes one row of those of a text's windows, each with its number of tokens.
+type OneRow = fn(&[(ArrayView1<'_, f32>, usize)], ArrayViewMut1<'_, f32>);
 
-impl Fold {
-    /// Makes one row of those of a text's windows, each with its number of tokens.
-    fn fold<'r>(
-        self,
-        mut rows: impl Iterator<Item = (ArrayView1<'r, f32>, usize)>,
-        mut folded: ArrayViewMut1<'_, f32>,
-    ) {
-        match self {
-            Fold::First => {
-                if let Some((first, _)) = rows.next() {
-                    folded.assign(&first);
-                }
-            }
-            Fold::Max => {
-                folded.fill(f32::NEG_INFINITY);
-                for (row, _) in rows {
-                    // A number that is none shows.
-                    folded.zip_mut_with(&row, |high, &value| {
-                        if value > *high || value.is_nan() {
-                            *high = value;
-                        }
-                    });
-                }
-            }
-            Fold::Mean => {
-                let (mut sums, mut all) = (vec![0.0f64; folded.len()], 0.0f64);
-                for (row, tokens) in rows {
-                    // Rows without tokens weigh as little as rows can.
-                    let weight = tokens.max(1) as f64;
-                    sums.iter_mut().zip(row).for_each(|(sum, &value)| *sum += weight * f64::from(value));
-                    all += weight;
-                }
-                folded.iter_mut().zip(sums).for_each(|(value, sum)| *value = (sum / all) as f32);
-            }
-        }
+fn first(rows: &[(ArrayView1<'_, f32>, usize)], mut folded: ArrayViewMut1<'_, f32>) {
+    if let Some((first, _)) = rows.first() {
+        folded.assign(first);
     }
+}
+
+fn highest(rows: &[(ArrayView1<'_, f32>, usize)], mut folded: ArrayViewMut1<'_, f32>) {
+    folded.fill(f32::NEG_INFINITY);
+    for (row, _) in rows {
+        // A number that is none shows.
+        folded.zip_mut_with(row, |high, &value| {
+            if value > *high || value.is_nan() {
+                *high = value;
+            }
+        });
+    }
+}
+
+fn mean(rows: &[(ArrayView1<'_, f32>, usize)], mut folded: ArrayViewMut1<'_, f32>) {
+    let (mut sums, mut all) = (vec![0.0f64; folded.len()], 0.0f64);
+    for (row, tokens) in rows {
+        // Rows without tokens weigh as little as rows can.
+        let weight = (*tokens).max(1) as f64;
+        sums.iter_mut().zip(row).for_each(|(sum, &value)| *sum += weight * f64::from(value));
+        all += weight;
+    }
+    folded.iter_mut().zip(sums).for_each(|(value, sum)| *value = (sum / all) as f32);
 }
 
 #[cfg(test)]

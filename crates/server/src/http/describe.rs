@@ -4,7 +4,7 @@
 //! ```compile_fail
 //! use axum::extract::RawQuery;
 //! use trireme_server::access::Category;
-//! use trireme_server::http::Traffic;
+//! use trireme_server::Traffic;
 //! use trireme_server::http::route::{Resource, Route};
 //!
 //! const LISTS: Resource = Resource { group: "lists", category: Some(Category::Metadata), traffic: Traffic::Server };

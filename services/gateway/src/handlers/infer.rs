@@ -1,5 +1,6 @@
 //! Inference: from a decoded request to its response.
 
+mod kept;
 mod responses;
 mod running;
 mod texts;
@@ -26,6 +27,7 @@ use crate::dispatch::{Exchange, LinePlace, no_answer};
 use crate::rows;
 use crate::statistics::CountedRequest;
 use crate::traces::OpenTrace;
+use kept::KeptWindows;
 pub use responses::{Next, Responses};
 use running::{Limit, Running, set_error, with_id};
 use texts::TextsAsked;
@@ -284,7 +286,11 @@ impl Handlers {
         let outputs: Vec<&str> = request.outputs.iter().map(|output| output.name.as_str()).collect();
         let resolve = |model: &str, version| catalog.find(model, version).map(|(version, _)| version);
         let plan = catalog.plan(version, served, &request.parameters)?;
-        let route = plan.route(version, &outputs, &inputs, resolve)?;
+        let mut route = plan.route(version, &outputs, &inputs, resolve)?;
+        let kept = KeptWindows::of(&catalog, &route, &request.parameters, rows_of(&tensors));
+        if let Some(kept) = &kept {
+            route = plan.route(version, &kept.outputs(&outputs, &plan), &inputs, resolve)?;
+        }
         route.remaining().iter().try_for_each(|step| callers.check(&step.model))?;
         let level = |step: &ModelKey| {
             let found = catalog.find(&step.name, Some(step.version));
@@ -330,8 +336,8 @@ impl Handlers {
             owner: &owner,
             by_user_code,
         };
-        // The scores of several labels are those of one text together.
-        let by_text = rows == Rows::Independent && turn.is_none() && label_scores.is_none();
+        // The scores of several labels are those of one text together, and kept windows are several rows of one.
+        let by_text = rows == Rows::Independent && turn.is_none() && label_scores.is_none() && kept.is_none();
         let texts = by_text.then_some(asked).and_then(|asked| self.terms_of_texts(&asked));
         let caches = self.cache.is_some() && served.config.response_cache;
         let origin = if caches { catalog.origin(served, &route, &request.outputs) } else { None };
@@ -383,6 +389,7 @@ impl Handlers {
             counted_rows: all_rows,
             computed_rows: all_rows,
             texts,
+            kept,
             dimensions: message.parameters.get("dimensions").and_then(ParameterValue::as_u64),
             steps: message.route.remaining().len(),
             by_user_code,
@@ -411,6 +418,8 @@ impl Handlers {
             Some(rows) => rows::split(&message.tensors, rows as usize, self.dispatcher.message_bytes()),
             None => Ok(None),
         };
+        let windows = request.kept.as_ref().map(|kept| kept.tensor.clone());
+        let parts = parts.map(|parts| parts.map(|parts| parts.with_windows(windows)));
         let exchange = parts.and_then(|parts| match (parts, turn) {
             (Some(parts), _) => self.dispatcher.start_split(message, parts),
             (None, Some(turn)) => self.dispatcher.start_in_sequence(message, turn),

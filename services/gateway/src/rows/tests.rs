@@ -96,7 +96,7 @@ fn an_output_has_room_for_what_there_is() {
 
 /// The order of that many rows as they are.
 fn as_they_are(rows: usize) -> RowOrder {
-    RowOrder { rows, sorted: None }
+    RowOrder { rows, sorted: None, windows: None }
 }
 
 #[test]
@@ -164,9 +164,42 @@ proptest! {
     }
 }
 
+/// The answer to texts, whose windows have as many rows as `counts` says: the number of the text in each row, and the windows.
+fn of_windows(texts: &Tensor, counts: &[usize]) -> Vec<Tensor> {
+    let (mut names, mut windows) = (Vec::new(), Vec::new());
+    for (text, name) in texts.bytes_elements().unwrap().enumerate() {
+        let number: usize = std::str::from_utf8(name).unwrap().trim().parse().unwrap();
+        for window in 0..counts[number] as i64 {
+            names.extend([number as f32, window as f32]);
+            windows.extend([text as i64, 10 * window, 10 * window + 10, 0, 0, 3]);
+        }
+    }
+    let rows = windows.len() as i64 / 6;
+    vec![Tensor::from_values("y", [rows, 2], names).unwrap(), Tensor::from_values("of", [rows, 6], windows).unwrap()]
+}
+
+proptest! {
+    /// Texts whose answers have a row for each window: those of a text stay together, in the request's order of texts.
+    #[test]
+    fn windows_come_back_with_the_numbers_of_their_texts(
+        texts in proptest::collection::vec((1usize..5, 0usize..9), 2..40),
+        max_rows in 1usize..9,
+    ) {
+        let (counts, blanks): (Vec<usize>, Vec<usize>) = texts.into_iter().unzip();
+        let names: Vec<String> = blanks.iter().enumerate().map(|(text, &blanks)| format!("{text}{}", " ".repeat(blanks))).collect();
+        let whole = Tensor::from_bytes_elements("texts", [names.len() as i64], &names).unwrap();
+        let Some(parts) = split(std::slice::from_ref(&whole), max_rows, NO_LIMIT) else { return Ok(()) };
+        let parts = parts.with_windows(Some("of".into()));
+        let answers: Vec<_> = parts.tensors.iter().map(|part| of_windows(&part[0], &counts)).collect();
+        prop_assert_eq!(join(answers.clone(), &parts.order).unwrap(), of_windows(&whole, &counts));
+        let error = join(answers[1..].to_vec(), &parts.order).unwrap_err().message;
+        prop_assert!(error.contains("of a request sent in parts has windows of"), "{}", error);
+    }
+}
+
 #[test]
 fn outputs_as_wide_as_their_longest_row_are_filled_up() {
-    let order = RowOrder { rows: 3, sorted: None };
+    let order = RowOrder { rows: 3, sorted: None, windows: None };
     let indices = |shape, values| Tensor::from_values::<i64>("sparse_indices", shape, values).unwrap();
     let tokens = |shape, values| Tensor::from_values::<f32>("token_embeddings", shape, values).unwrap();
     let one = vec![indices([1, 3], vec![1, 2, 3]), tokens([1, 1, 2], vec![0.5, 1.5])];
@@ -184,7 +217,7 @@ fn one_long_row_does_not_fill_up_many_short_ones_without_limit() {
         let values = vec![0f32; (rows * width * 4) as usize];
         vec![Tensor::from_values("token_embeddings", [rows, width, 4], values).unwrap()]
     };
-    let order = RowOrder { rows: 1 + (1 << 15), sorted: None };
+    let order = RowOrder { rows: 1 + (1 << 15), sorted: None, windows: None };
     let error = join(vec![tokens(1, 512), tokens(1 << 15, 1)], &order).unwrap_err();
     assert!(
         error.message.starts_with("tensor 'token_embeddings' of shape [32769,512,4] takes 268443648 bytes"),

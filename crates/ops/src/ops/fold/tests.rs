@@ -35,12 +35,18 @@ fn fold(argument: &str, options: RequestOptions, windows: &[[i64; 6]]) -> Result
 }
 
 #[test]
-fn each_kind_makes_one_row_of_the_windows_of_a_text() {
+fn each_kind_makes_one_row_of_the_windows_of_a_text_or_keeps_them() {
     let folded = |argument| fold(argument, RequestOptions::default(), &WINDOWS).unwrap();
     assert_eq!(folded("mean"), array![[0.75, 0.25], [5.0, -5.0], [-2.25, 1.75]].into_dyn());
     assert_eq!(folded("first"), array![[1.0, 0.0], [5.0, -5.0], [-1.0, 2.0]].into_dyn());
     assert_eq!(folded("max"), array![[1.0, 1.0], [5.0, -5.0], [-1.0, 4.0]].into_dyn());
+    assert_eq!(folded("keep"), rows());
+    assert_eq!(folded("keep+normalize"), rows(), "each row is as its window has it");
     // A request may choose another one.
+    let kept = RequestOptions { fold: Some(Fold::Keep), ..RequestOptions::default() };
+    assert_eq!(fold("mean", kept, &WINDOWS).unwrap(), rows());
+    let error = fold("mean", kept, &WINDOWS[..5]).unwrap_err();
+    assert_eq!(error, "tensor 'windows' is INT64 of shape [5,6], expected INT64 or INT32 of shape [6,6]");
     let asked = RequestOptions { fold: Some(Fold::First), ..RequestOptions::default() };
     assert_eq!(fold("mean", asked, &WINDOWS).unwrap(), folded("first"));
 }
@@ -48,7 +54,9 @@ fn each_kind_makes_one_row_of_the_windows_of_a_text() {
 #[test]
 fn folded_vectors_get_their_length_again_and_single_rows_stay_as_they_are() {
     let folded = fold("mean + normalize", RequestOptions::default(), &WINDOWS);
-    assert!(folded.unwrap_err().starts_with("argument is 'mean + normalize', expected 'mean', 'first' or 'max'"));
+    assert!(
+        folded.unwrap_err().starts_with("argument is 'mean + normalize', expected 'mean', 'first', 'max' or 'keep'")
+    );
     let folded = fold("mean+normalize", RequestOptions::default(), &WINDOWS).unwrap();
     assert_eq!(folded[[1, 0]], 5.0);
     for text in [0, 2] {

@@ -109,11 +109,15 @@ fn checked(request: &Running, mut reply: Reply) -> Result<Reply, InferError> {
         let tensors = std::mem::take(&mut output.tensors).into_iter().map(shaped);
         output.tensors = tensors.collect::<Result<_, _>>()?;
     }
+    if let Some(kept) = &request.kept {
+        output.tensors = kept.named(std::mem::take(&mut output.tensors)).map_err(fault)?;
+    }
     // As in Triton, user code may answer with other rows; not where rows are put together, or belong to the texts of an operation.
     let may_have_other_rows = config.decoupled || (request.by_user_code && request.rows_per_message.is_none());
     let expected = ExpectedAnswer {
         requested: &request.outputs,
         rows: request.rows.filter(|_| !may_have_other_rows),
+        windows_of: request.kept.as_ref().map(|kept| kept.texts),
         dimensions: request.dimensions,
         in_parts: config.decoupled,
         by_user_code: request.by_user_code,

@@ -9,6 +9,7 @@ use trireme_inference::{
 use trireme_model_repository::OtherName;
 use trireme_protocol::status::http_status;
 
+use super::kept::KeptWindows;
 use crate::dispatch::{EXPIRED, Turn};
 use crate::handlers::metering::{Computed, Metered};
 use crate::handlers::zero_shot::LabelScores;
@@ -37,6 +38,8 @@ pub struct Running {
     pub computed_rows: u64,
     /// What its texts have in common, where the text cache looks them up.
     pub texts: Option<Terms>,
+    /// Where its answer keeps the rows of all windows of its texts.
+    pub kept: Option<KeptWindows>,
     /// Its parameter `dimensions`, which cuts embeddings.
     pub dimensions: Option<u64>,
     /// The steps of its route.
