@@ -85,7 +85,7 @@ pub fn split(tensors: &[Tensor], max_rows: usize, max_bytes: usize) -> Result<Op
 
 /// The outputs of requests of one row each, as those of one request.
 pub fn join_rows(rows: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>, InferError> {
-    let order = RowOrder { rows: rows.len(), sorted: None };
+    let order = RowOrder { rows: rows.len(), sorted: None, windows: None };
     join(rows, &order)
 }
 

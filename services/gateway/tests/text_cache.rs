@@ -42,7 +42,7 @@ async fn answer(
 
 async fn embed(embedder: &Embedder, texts: &[&str]) -> Vec<Vec<f32>> {
     let texts: Vec<String> = texts.iter().map(|&text| text.to_owned()).collect();
-    let embedded = tokio::time::timeout(PATIENCE, embedder.embed(Some("m"), &texts, Duration::ZERO, None)).await;
+    let embedded = tokio::time::timeout(PATIENCE, embedder.embed(Some("m"), &texts, None, Duration::ZERO, None)).await;
     embedded.expect("an answer").expect("vectors").vectors
 }
 

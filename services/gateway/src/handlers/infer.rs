@@ -333,7 +333,7 @@ impl Handlers {
             route: &route,
             outputs: &request.outputs,
             parameters: &request.parameters,
-            owner: &owner,
+            owner: &context.share(),
             by_user_code,
         };
         // The scores of several labels are those of one text together, and kept windows are several rows of one.

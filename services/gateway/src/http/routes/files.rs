@@ -101,11 +101,7 @@ pub fn routes() -> Vec<Route> {
     routes.into_iter().map(|route| route.refuses(Refused::denied, Refused::schema)).collect()
 }
 
-async fn upload(
-    Own(jobs): Own,
-    IdempotencyKey(key): IdempotencyKey,
-    request: Request,
-) -> Result<Response, Refused> {
+async fn upload(Own(jobs): Own, IdempotencyKey(key): IdempotencyKey, request: Request) -> Result<Response, Refused> {
     let form: Form<'_, FileFields> = form::read(jobs.arrival(), request, "file").await?;
     let Some((arrival, name)) = form.file else { return Err(Refused::invalid("the form has no field 'file'")) };
     let (id, file) = arrival.finish_once(&name, form.fields.lapse(), key.as_deref()).await?;
