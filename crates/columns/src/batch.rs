@@ -134,11 +134,11 @@ impl Batch {
         let taken = self.0.columns().iter().map(|column| take(column, &places, None));
         let mut columns = taken.collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
         let mut fields = self.0.schema_ref().fields().to_vec();
-        let numbers: [&dyn Fn(&WindowRow) -> Option<u64>; 4] = [
-            &|row| Some(row.row),
-            &|row| row.window.map(|(number, ..)| number),
-            &|row| row.window.map(|(_, start, _)| start),
-            &|row| row.window.map(|(.., end)| end),
+        let numbers: [fn(&WindowRow) -> Option<u64>; 4] = [
+            |row| Some(row.row),
+            |row| row.window.map(|(number, ..)| number),
+            |row| row.window.map(|(_, start, _)| start),
+            |row| row.window.map(|(.., end)| end),
         ];
         for (field, number) in window_fields().into_iter().zip(numbers) {
             let array =

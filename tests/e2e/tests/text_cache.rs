@@ -177,8 +177,8 @@ fn a_result_is_of_its_owner_its_parameters_and_its_content(mode: Mode) {
     let usage = |owner: &str| {
         let request = Request::get("/v2/trireme/usage?by=total").header("X-API-Key", "the-key-of-root");
         let document = sandbox.send(&request).json();
-        let lines = document["usage"].as_array().expect("a list").iter();
-        let line = lines.filter(|line| line["owner"] == owner).next_back().expect("a line");
+        let mut lines = document["usage"].as_array().expect("a list").iter();
+        let line = lines.rfind(|line| line["owner"] == owner).expect("a line");
         ["tokens", "cached_tokens", "rows", "cached_requests"].map(|name| line[name].as_u64().expect("a number"))
     };
     let [tokens, cached_tokens, rows, requests] = usage("alice");

@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(total.waiting_time([10, 10], Some(&before)), [MS * 100, MS * 100], "the pace of the last minute");
         assert_eq!(
             total.waiting_time([10, 0], Some(&total.counters)),
-            [MS * 550, MS * 0],
+            [MS * 550, Duration::ZERO],
             "an idle minute: of all time"
         );
     }
@@ -81,9 +81,9 @@ mod tests {
     #[test]
     fn a_queue_that_was_never_served_has_work() {
         let none = Total::default();
-        assert_eq!(none.waiting_time([2, 0], None), [MS * 2000, MS * 0]);
+        assert_eq!(none.waiting_time([2, 0], None), [MS * 2000, Duration::ZERO]);
         assert_eq!(none.waiting_time([u64::MAX, 0], None)[0], UNMEASURED * u32::MAX);
         // Runs of no time at all.
-        assert_eq!(total([work(1, 0, 0), work(0, 0, 0)], [0, 0]).waiting_time([5, 0], None), [MS * 0; 2]);
+        assert_eq!(total([work(1, 0, 0), work(0, 0, 0)], [0, 0]).waiting_time([5, 0], None), [Duration::ZERO; 2]);
     }
 }
