@@ -300,7 +300,7 @@ fn the_page_names_what_is_exported() {
     }
 
     let left = r#"trireme_stage_time_left_ratio_count{lane="live",model="tiny_encoder",stage="model",version="1"}"#;
-    assert_eq!(worker.samples.get(left), Some(&1.0), "{:#?}", worker.samples);
+    assert_eq!(worker.samples.get(left), Some(&2.0), "{:#?}", worker.samples);
 
     let mut table = String::from("| metric | kind | from | labels | meaning |\n|---|---|---|---|---|\n");
     let names: BTreeSet<_> = gateway.families.keys().chain(worker.families.keys()).collect();

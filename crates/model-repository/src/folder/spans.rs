@@ -73,13 +73,17 @@ fn describe_gliner2(reader: &Reader<'_>) -> Option<FolderDescription> {
             return None;
         }
     }
-    let encoder = reader.json(&format!("{ENCODER}config.json"))?;
-    let mut tokenizer = tokenizer::read(reader, "", &encoder, false)?;
-    if !tokenizer.files.iter().any(|file| file == "tokenizer.json") {
-        reader
-            .lacks(format_args!("{} has no tokenizer.json, which tells the words of tokens", reader.root().display()));
+    let file = format!("{ENCODER}config.json");
+    if !reader.has(&file) {
+        let root = reader.root().display();
+        reader.lacks(format_args!(
+            "{root} has no {file}, the encoder's configuration, which the library saves: download the folder again"
+        ));
         return None;
     }
+    let encoder = reader.json(&file)?;
+    let mut tokenizer = tokenizer::read(reader, "", &encoder, false)?;
+    has_tokens(reader, &tokenizer, Library::Gliner2)?;
     let head = config.object(reader, "span_head").unwrap_or_default();
     let head = Json::of("config.json: span_head", head);
     let width = head.number(reader, "max_width").or_else(|| config.number(reader, "max_width"));
@@ -109,14 +113,7 @@ fn describe_gliner(reader: &Reader<'_>) -> Option<FolderDescription> {
     let encoder = config.object(reader, "encoder_config").unwrap_or_default();
     let encoder = Json::of(&format!("{FILE}: encoder_config"), encoder);
     let mut tokenizer = tokenizer::read(reader, "", &encoder, false)?;
-    if !tokenizer.files.iter().any(|file| file == "tokenizer.json") {
-        let root = reader.root().display();
-        reader.lacks(format_args!(
-            "{root} has no tokenizer.json, which tells the words of tokens; save the tokenizer with the library: python -c \"from gliner import GLiNER; \
-             GLiNER.from_pretrained('{root}').save_pretrained('{root}')\""
-        ));
-        return None;
-    }
+    has_tokens(reader, &tokenizer, Library::Gliner)?;
     let number = |key: &str, usual: u64| {
         let told = config.number(reader, key).filter(|number| number.value > 0);
         told.unwrap_or_else(|| Derived::default_of(usual, "gliner 0.2", "no field says it"))
@@ -137,6 +134,19 @@ fn describe_gliner(reader: &Reader<'_>) -> Option<FolderDescription> {
     }
     let spans = Derived::from(spans, format!("{FILE}: ent_token, sep_token, max_len, max_width"));
     described(reader, tokenizer, spans, Library::Gliner)
+}
+
+/// Refuses a tokenizer that does not tell the words of its tokens.
+fn has_tokens(reader: &Reader<'_>, tokenizer: &Tokenizer, library: Library) -> Option<()> {
+    if tokenizer.files.iter().any(|file| file == "tokenizer.json") {
+        return Some(());
+    }
+    let (root, module, class) = (reader.root().display(), library.export(), library.class());
+    reader.lacks(format_args!(
+        "{root} has no tokenizer.json, which tells the words of tokens; save the tokenizer with the library: python -c \"from {module} import {class}; \
+         {class}.from_pretrained('{root}').save_pretrained('{root}')\""
+    ));
+    None
 }
 
 /// The length of rows of so many words.
@@ -284,6 +294,14 @@ impl Library {
         match self {
             Library::Gliner => "gliner",
             Library::Gliner2 => "gliner2",
+        }
+    }
+
+    /// The class that reads and writes folders.
+    const fn class(self) -> &'static str {
+        match self {
+            Library::Gliner => "GLiNER",
+            Library::Gliner2 => "GLiNER2",
         }
     }
 

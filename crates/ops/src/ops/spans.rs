@@ -146,11 +146,6 @@ fn characters(offsets: &[i64]) -> Vec<(usize, usize)> {
     offsets.chunks_exact(2).map_while(pair).collect()
 }
 
-/// Whether an entity of a row may begin with this word: the row owns it, and it has characters.
-fn begins(&(start, end): &(usize, usize), owned: &Owned) -> bool {
-    start < end && owned.characters.contains(&start)
-}
-
 /// The entities of a text that has these rows.
 fn entities(text: &str, rows: &[Row<'_>], options: &Options) -> Result<String, InferError> {
     // Windows share words: a word is known by its characters.
@@ -159,7 +154,7 @@ fn entities(text: &str, rows: &[Row<'_>], options: &Options) -> Result<String, I
     let places: HashMap<usize, usize> = words.iter().enumerate().map(|(place, word)| (word.0, place)).collect();
     let mut found = Vec::new();
     for Row { logits, words: own, owned } in rows {
-        for (first, (start, _)) in own.iter().enumerate().filter(|(_, word)| begins(word, owned)) {
+        for (first, (start, _)) in own.iter().enumerate().filter(|(_, word)| owned.characters.contains(&word.0)) {
             let place = places[start];
             for (width, (last, _)) in own[first..].iter().enumerate().take(logits.dim().1) {
                 for (label, &threshold) in options.thresholds.iter().enumerate() {
@@ -178,7 +173,9 @@ fn entities(text: &str, rows: &[Row<'_>], options: &Options) -> Result<String, I
         let at = |character: usize| bytes.get(character).copied().unwrap_or(text.len());
         Entity { entity_group: &names[span.label], score: span.score, word: &text[at(start)..at(end)], start, end }
     };
-    let entities: Vec<Entity<'_>> = options.best(found).into_iter().map(entity).collect();
+    // A full stop that was put behind the text has no characters. Its span takes part in the choice, and is no entity.
+    let entities = options.best(found).into_iter().map(entity).filter(|entity| entity.start < entity.end);
+    let entities: Vec<Entity<'_>> = entities.collect();
     serde_json::to_string(&entities).map_err(|error| InferError::internal(error.to_string()))
 }
 

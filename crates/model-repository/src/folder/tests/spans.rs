@@ -126,7 +126,10 @@ fn other_kinds_of_gliner2_and_what_a_folder_lacks_are_refused() {
         let folder = changed(copied("gliner2", &FILES_2, &[]), "config.json", field, json!(value));
         refused(&folder, &["config.json", field, value, what, "a model.py that uses the library gliner2"]);
     }
-    refused(&copied("gliner2", &FILES_2, &["tokenizer.json"]), &["no tokenizer.json", "tells the words of tokens"]);
+    let pieces = copied("gliner2", &FILES_2, &["tokenizer.json"]);
+    let pieces = changed(pieces, "tokenizer_config.json", "tokenizer_class", json!("T5Tokenizer"));
+    fs::write(pieces.path().join("spiece.model"), b"").unwrap();
+    refused(&pieces, &["no tokenizer.json", "tells the words of tokens", "from gliner2 import GLiNER2"]);
     refused(&copied("gliner2", &FILES_2, &["model.onnx"]), &["no ONNX file", "trireme export", "'gliner2[local]'"]);
     refused(&copied("gliner2", &FILES_2, &["encoder_config/config.json"]), &["encoder_config/config.json"]);
 }
