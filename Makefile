@@ -162,6 +162,7 @@ lint: ## Formatting, clippy, shell scripts, dependencies between crates and modu
 	@scripts/make-book.py --prepare
 	@if command -v cargo-deny >/dev/null; then cargo deny check; fi
 	@if command -v check-jsonschema >/dev/null; then check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml; fi
+	@# .ci/run has clippy compile the crates, which finds the same.
 	@if [[ -z "$$RUSTC_WORKSPACE_WRAPPER" ]]; then cargo clippy --workspace --all-targets -- -D warnings; fi
 
 .PHONY: check
