@@ -133,8 +133,7 @@ impl Embed for Remote {
 
 fn read_vectors(body: &Value, count: usize) -> anyhow::Result<Vec<Vec<Embedding>>> {
     let data = body["data"].as_array().context("the server's answer has no 'data'")?;
-    let mut rows = vec![Vec::new(); count];
-    for (place, row) in data.iter().enumerate() {
+    let row = |(place, row): (usize, &Value)| {
         let text = row["embedding"].as_str().context("the server gave a vector that is not in base64")?;
         let bytes = BASE64_STANDARD.decode(text).context("the server gave a vector that is not in base64")?;
         let vector =
@@ -142,9 +141,18 @@ fn read_vectors(body: &Value, count: usize) -> anyhow::Result<Vec<Vec<Embedding>
         let characters = row["start"].as_u64().zip(row["end"].as_u64()).map(|(start, end)| start..end);
         // An entry of a window has the number of its text.
         let number = if characters.is_some() { row["index"].as_u64().unwrap_or(u64::MAX) as usize } else { place };
+        Ok((number, Embedding { characters, vector }))
+    };
+    by_text(data.iter().enumerate().map(row).collect::<anyhow::Result<Vec<_>>>()?, count)
+}
+
+/// The vectors by text, each of which has one at least. They come with the numbers of their texts.
+fn by_text(vectors: Vec<(usize, Embedding)>, count: usize) -> anyhow::Result<Vec<Vec<Embedding>>> {
+    let mut rows = vec![Vec::new(); count];
+    for (number, vector) in vectors {
         let of = rows.get_mut(number);
         of.with_context(|| format!("the server gave a vector of text {number}, expected one of {count} texts"))?
-            .push(Embedding { characters, vector });
+            .push(vector);
     }
     let found = rows.iter().filter(|vectors| !vectors.is_empty()).count();
     ensure!(found == count, "the server gave vectors of {found} texts, expected those of {count}");
@@ -164,15 +172,13 @@ impl Embed for Own {
             _ => Refused::Texts(message),
         });
         let Embedded { vectors, windows, texts: counts, space } = asked?;
-        let mut rows = vec![Vec::new(); texts.len()];
-        for (place, vector) in vectors.into_iter().enumerate() {
+        let row = |(place, vector): (usize, Vec<f32>)| {
             let window = windows.as_ref().and_then(|windows| windows.get(place));
             let characters = window.map(|window| window.start..window.end);
-            let text = window.map_or(place, |window| window.text);
-            if let Some(of) = rows.get_mut(text) {
-                of.push(Embedding { characters, vector });
-            }
-        }
+            (window.map_or(place, |window| window.text), Embedding { characters, vector })
+        };
+        let rows = by_text(vectors.into_iter().enumerate().map(row).collect(), texts.len());
+        let rows = rows.map_err(|error| Refused::Texts(format!("{error:#}")))?;
         let facts = counts.map(|facts| Facts { tokens: facts.tokens, cut: facts.truncated });
         Ok(Vectors { rows, facts: facts.unwrap_or_default(), space })
     }
