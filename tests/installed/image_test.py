@@ -150,6 +150,7 @@ def main(binary, target="trireme"):
         text, expected = folder_without_graph(folder) if target == "export" else small_folder(folder)
         words = ["serve", "/mini", *(["--export"] if target == "export" else [])]
         rights = ["--read-only", "--tmpfs=/tmp", "--tmpfs=/cache:uid=65532,gid=65532", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
+        starting = time.monotonic()
         started = docker("run", "--detach", *rights, "--publish=127.0.0.1::8000", f"--volume={folder}:/mini:ro", IMAGE, *words)
         try:
             give_up = time.monotonic() + HEALTHY_LIMIT
@@ -164,7 +165,8 @@ def main(binary, target="trireme"):
             request = urllib.request.Request(f"http://{place}/v1/embeddings", body, {"Content-Type": "application/json"})
             with tiny.DIRECT.open(request, timeout=60) as response:
                 found = json.load(response)["data"][0]["embedding"]
-            tiny.check(f"docker run IMAGE {' '.join(words)} answers", tiny.close(found, expected))
+            seconds = time.monotonic() - starting
+            tiny.check(f"docker run IMAGE {' '.join(words)} answers {seconds:.1f} s after its start", tiny.close(found, expected))
             docker("stop", started)
             code = json.loads(docker("inspect", started))[0]["State"]["ExitCode"]
             tiny.check(f"it ends in order: {code}", code == 0)

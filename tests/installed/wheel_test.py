@@ -78,14 +78,16 @@ def main(wheel):
         environment = scratch / "environment"
         venv.create(environment, with_pip=True)
         pip = [environment / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        began = time.monotonic()
         subprocess.run([*pip, wheel], check=True)
+        installed = time.monotonic()
         tools = scratch / "tools"
         tools.mkdir()
         (tools / "curl").symlink_to(shutil.which("curl"))
         variables = {"PATH": f"{environment}/bin:{tools}", "HOME": str(scratch)}
         binary = environment / "bin/trireme"
         version = subprocess.run([binary, "--version"], env=variables, check=True, capture_output=True, text=True)
-        tiny.check(f"pip installed {version.stdout.strip()}", version.stdout.startswith("trireme "))
+        tiny.check(f"pip installed {version.stdout.strip()} in {installed - began:.1f} s", version.stdout.startswith("trireme "))
         nats = subprocess.run([environment / "bin/nats-server", "--version"], env=variables, capture_output=True, text=True, check=False)
         tiny.check(f"and {nats.stdout.strip()}", nats.returncode == 0)
         folder = scratch / FOLDER
@@ -93,8 +95,10 @@ def main(wheel):
         text, expected = tiny.golden()
         told = commands()
         tiny.check(f"README.md has {len(told)} commands of the wheel", told[0] == f"trireme serve {FOLDER}" and len(told) >= 3)
+        starting = time.monotonic()
         with tiny.Served(binary, [folder], variables, scratch / "serve.log") as server:
-            tiny.check("trireme serve FOLDER answers", tiny.close(server.embed(FOLDER, text), expected))
+            vector = server.embed(FOLDER, text)
+            tiny.check(f"trireme serve FOLDER answers {time.monotonic() - starting:.1f} s after its start", tiny.close(vector, expected))
             loaded = [event["path"] for event in server.events() if event.get("message") == "loaded ONNX Runtime"]
             in_wheel = len(loaded) == 1 and Path(loaded[0]).is_relative_to(environment.resolve())
             tiny.check(f"ONNX Runtime is that of the environment: {', '.join(loaded)}", in_wheel)
