@@ -372,6 +372,11 @@ pub(super) mod tests {
             let said = [ask(), ask()];
             assert!(matches!(said, [Attempt::Said(_), Attempt::Said(_)]), "{said:?}");
             is_closed.recv().expect("the server goes on");
+            // The kernel may still hold back the end of the connection; the next request must not be sent before it is there.
+            if let Some(mut kept) = door.reuse() {
+                assert_eq!(kept.read(&mut [0]).expect("the connection ends in order"), 0);
+                door.keep(kept);
+            }
         }
         assert!(door.reuse().is_none(), "its server had said that it would close it");
         assert!(matches!(ask(), Attempt::Said(_)));
