@@ -12,6 +12,7 @@ pub(crate) mod host;
 mod incoming;
 pub mod json;
 mod log_writer;
+pub mod endpoint;
 pub mod paths;
 pub mod query;
 pub mod response;

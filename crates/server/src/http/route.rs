@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::handler::Handler;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -16,6 +16,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::describe::Describe;
+use super::endpoint::{Endpoint, Work};
 use super::response;
 use super::schema::{self, Described};
 use super::shapes::{OtherAnswer, Shapes};
@@ -62,10 +63,18 @@ pub struct Route<S> {
     pub shapes: Arc<dyn Fn() -> Shapes + Send + Sync>,
     /// The answer to a request that the rules for its category do not admit.
     pub refuse: Arc<dyn Fn(&Denied) -> Response + Send + Sync>,
-    /// Answers its requests.
-    pub handler: MethodRouter<S>,
+    answerer: Answerer<S>,
     /// Makes the other path at which it is there, too.
     variant: Option<fn(&str) -> String>,
+}
+
+/// Answers the requests of a route.
+#[derive(Clone)]
+enum Answerer<S> {
+    /// For requests of the port only.
+    Handler(MethodRouter<S>),
+    /// For durable work, too.
+    Endpoint(Endpoint<S>),
 }
 
 /// All routes of a port.
@@ -80,6 +89,20 @@ impl Verb {
             Verb::Get => "GET",
             Verb::Post => "POST",
             Verb::Delete => "DELETE",
+        }
+    }
+
+    /// A handler that answers this method.
+    fn on<S, H, T>(self, handler: H) -> MethodRouter<S>
+    where
+        H: Handler<T, S>,
+        T: 'static,
+        S: Clone + Send + Sync + 'static,
+    {
+        match self {
+            Verb::Get => on_get(handler),
+            Verb::Post => on_post(handler),
+            Verb::Delete => on_delete(handler),
         }
     }
 }
@@ -124,11 +147,20 @@ impl Resource {
         T: Describe + 'static,
         S: Clone + Send + Sync + 'static,
     {
-        let handler = match verb {
-            Verb::Get => on_get(handler),
-            Verb::Post => on_post(handler),
-            Verb::Delete => on_delete(handler),
+        let shapes = || {
+            let mut shapes = Shapes::default();
+            T::describe(&mut shapes);
+            shapes
         };
+        Route { shapes: Arc::new(shapes), ..self.with(verb, path, summary, Answerer::Handler(verb.on(handler))) }
+    }
+
+    /// A route with this method and endpoint. Its shapes are those that the route says.
+    pub fn endpoint<S>(self, verb: Verb, path: &str, summary: &str, endpoint: Endpoint<S>) -> Route<S> {
+        self.with(verb, path, summary, Answerer::Endpoint(endpoint))
+    }
+
+    fn with<S>(self, verb: Verb, path: &str, summary: &str, answerer: Answerer<S>) -> Route<S> {
         Route {
             verb,
             path: path.into(),
@@ -137,13 +169,9 @@ impl Resource {
             traffic: self.traffic,
             group: self.group,
             summary: summary.to_owned(),
-            shapes: Arc::new(|| {
-                let mut shapes = Shapes::default();
-                T::describe(&mut shapes);
-                shapes
-            }),
+            shapes: Arc::new(Shapes::default),
             refuse: Arc::new(response::denied),
-            handler,
+            answerer,
             variant: None,
         }
     }
@@ -240,6 +268,26 @@ impl<S: 'static> Route<S> {
         }
     }
 
+    /// The handler that answers its requests, for the router.
+    fn handler(&self) -> MethodRouter<S>
+    where
+        S: Clone + Send + Sync,
+    {
+        match &self.answerer {
+            Answerer::Handler(handler) => handler.clone(),
+            Answerer::Endpoint(run) => {
+                let (run, path) = (run.clone(), self.path.clone());
+                self.verb.on(move |State(state): State<S>, request: Request| run(state, Work::of(request, path.clone())))
+            }
+        }
+    }
+
+    /// Which parts of its path are words (0), parameters (1) and the rest (2).
+    fn openness(&self) -> Vec<u8> {
+        let openness = |part: &str| u8::from(part.starts_with('{')) + u8::from(part.starts_with("{*"));
+        self.path.split('/').map(openness).collect()
+    }
+
     /// Whether a path is one of this route.
     fn is_at(&self, path: &str) -> bool {
         let (mut names, mut parts) = (self.path.split('/'), path.split('/'));
@@ -272,7 +320,7 @@ impl<S: Clone + Send + Sync + 'static> Table<S> {
                 summary: route.summary.clone(),
                 shapes: route.shapes.clone(),
                 refuse: route.refuse.clone(),
-                handler: route.handler.clone(),
+                answerer: route.answerer.clone(),
                 ..route
             });
             all.extend([Some(route), other].into_iter().flatten().map(Arc::new));
@@ -289,13 +337,22 @@ impl<S: Clone + Send + Sync + 'static> Table<S> {
     pub fn router(&self, layer: impl Fn(&Arc<Route<S>>, MethodRouter<S>) -> MethodRouter<S>) -> Router<S> {
         self.0
             .iter()
-            .fold(Router::new(), |router, route| router.route(&route.path, layer(route, route.handler.clone())))
+            .fold(Router::new(), |router, route| router.route(&route.path, layer(route, route.handler())))
     }
 
-    /// Whether a request with POST to this path, which a client names elsewhere than in its URL, executes a model for one answer.
+    /// The route that executes a model for a path with POST, with its endpoint. A client names the path elsewhere than in its URL. Of several
+    /// routes it is the one that the router would take: that with words where the others have parameters.
+    pub fn endpoint(&self, path: &str) -> Option<(&Route<S>, &Endpoint<S>)> {
+        let executing = self.0.iter().filter_map(|route| match &route.answerer {
+            Answerer::Endpoint(run) if route.verb == Verb::Post && route.traffic.executes() => Some((&**route, run)),
+            _ => None,
+        });
+        executing.filter(|(route, _)| route.is_at(path)).min_by_key(|(route, _)| route.openness())
+    }
+
+    /// Whether a request with POST to this path executes a model for one answer.
     pub fn executes(&self, path: &str) -> bool {
-        let asks = |route: &Arc<Route<S>>| route.verb == Verb::Post && route.traffic == Traffic::Work;
-        self.0.iter().any(|route| asks(route) && route.is_at(path))
+        self.endpoint(path).is_some_and(|(route, _)| route.traffic == Traffic::Work)
     }
 }
 

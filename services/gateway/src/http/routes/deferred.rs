@@ -6,6 +6,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use trireme_inference::IF_SPACE_HEADER;
 use trireme_jobs::{JobAnswer, JobCall, JobError, RequestState, Webhook, now};
 use trireme_server::access::{Category, Sender};
 use trireme_server::http::body;
@@ -16,12 +17,22 @@ use trireme_server::http::schema::{self, integer, nullable, object_with};
 use trireme_server::{RequestContext, Traffic};
 use utoipa::openapi::schema::Schema;
 
-use crate::http::jobs::KEPT_HEADERS;
 use crate::http::jobs::idempotency::IdempotencyKey;
 use crate::http::jobs::options;
 use crate::http::jobs::refused::{Refused, status};
 use crate::http::prefer::Preference;
 use crate::http::state::{HttpState, Own, Route};
+
+/// The headers of a request that its endpoint reads, and that are kept with it. Others are about the connection, or secrets.
+const KEPT: [&str; 7] = [
+    "content-type",
+    "content-encoding",
+    "inference-header-content-length",
+    "traceparent",
+    "tracestate",
+    "trireme-timeout-ms",
+    IF_SPACE_HEADER,
+];
 
 const APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
@@ -94,7 +105,7 @@ async fn accept(http: &HttpState, request: Request, preference: Preference) -> R
         .map_err(|why| response::error(StatusCode::BAD_REQUEST, &why))?;
     let limit = body::Limit::binary(http.options.max_input_size);
     let body = body::read(&parts.headers, body, limit).await.map_err(|error| HttpError::from(error).into_response())?;
-    let headers = KEPT_HEADERS.iter().filter_map(|&name| Some((name.to_owned(), sender.header(name)?.to_vec().into())));
+    let headers = KEPT.iter().filter_map(|&name| Some((name.to_owned(), sender.header(name)?.to_vec().into())));
     let call = JobCall { path: parts.uri.path().to_owned(), headers: headers.collect(), body };
     let accepted = jobs.accept_on(call, key.as_deref(), terms).await.map_err(|error| refused(&error))?;
     let mut request = accepted.request;

@@ -30,7 +30,7 @@ use axum::routing::any;
 use trireme_server::access::Category;
 use trireme_server::http::route::Table;
 use trireme_server::http::{HttpTransport, response};
-use trireme_server::{Intake, RequestContext};
+use trireme_server::Intake;
 
 use super::args::HttpOptions;
 use super::state::{HttpState, Route};
@@ -95,35 +95,21 @@ async fn admit(State((route, http)): State<(Arc<Route>, HttpState)>, request: Re
     }
 }
 
-/// The handlers of the routes that execute models, for calls that were admitted before. They have their contexts.
-pub fn work(state: HttpState) -> Router {
-    let routes = state.table.routes().filter(|route| route.traffic.executes());
-    let router = routes.fold(Router::new(), |router, route| {
-        let name = from_fn_with_state(route.path.clone(), name_route);
-        router.route(&route.path, route.handler.clone().layer(name))
-    });
-    router.fallback(no_route).with_state(state)
-}
-
-/// Tells the context of a call its route.
-async fn name_route(State(path): State<Arc<str>>, request: Request, next: Next) -> Response {
-    RequestContext::of(request.extensions()).is_for(path, None);
-    next.run(request).await
-}
-
 /// No route has the path. Behind a dialect's name, and under `/v1`, the answer is the dialect's.
 async fn no_route(method: Method, uri: Uri) -> Response {
-    match trireme_dialects::no_route(&method, uri.path(), StatusCode::NOT_FOUND) {
-        Some(refused) => refused,
-        None => routing::not_found().await,
-    }
+    no_route_at(&method, uri.path())
+}
+
+/// The answer to a request with this method where no route has the path.
+pub fn no_route_at(method: &Method, path: &str) -> Response {
+    trireme_dialects::no_route(method, path, StatusCode::NOT_FOUND).unwrap_or_else(routing::not_found)
 }
 
 /// No route has the path with the method.
 async fn no_method(method: Method, uri: Uri) -> Response {
     match trireme_dialects::no_route(&method, uri.path(), StatusCode::METHOD_NOT_ALLOWED) {
         Some(refused) => refused,
-        None => routing::method_not_allowed(uri).await,
+        None => routing::method_not_allowed(&uri),
     }
 }
 
