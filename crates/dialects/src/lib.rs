@@ -46,7 +46,7 @@ use trireme_server::Traffic;
 use trireme_server::access::Category;
 use trireme_server::body::work;
 use trireme_server::http::endpoint::Endpoint;
-use trireme_server::http::response;
+use trireme_server::http::response::{self, Unanswered};
 use trireme_server::http::route::{Resource, Route, Verb};
 use trireme_server::http::shapes::Shapes;
 
@@ -155,7 +155,12 @@ fn route<S: 'static>(path: DialectPath, endpoint: Endpoint<S>) -> Route<S> {
     let mut route = of.endpoint(path.verb, &path.path, &summaries.join("; "), endpoint);
     let contenders = path.contenders.clone();
     route.shapes = Arc::new(move || shapes(&contenders));
-    route.refuse = Arc::new(move |denied| path.refused(&denied.clone().into()));
+    route.refuse = Arc::new(move |why| {
+        path.refused(&match why {
+            Unanswered::Denied(denied) => denied.clone().into(),
+            Unanswered::Failed(error) => error.clone().into(),
+        })
+    });
     route
 }
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -32,6 +33,18 @@ pub struct HttpError {
 /// Marks the answer to a request that found a queue full.
 #[derive(Clone, Copy, Debug)]
 struct QueueFull;
+
+/// Makes the answer to a request that the handler of a route does not answer.
+pub type Refuse = Arc<dyn Fn(Unanswered<'_>) -> Response + Send + Sync>;
+
+/// Why the handler of a route does not answer a request.
+#[derive(Clone, Copy, Debug)]
+pub enum Unanswered<'a> {
+    /// The rules for its category do not admit it.
+    Denied(&'a Denied),
+    /// The server has no connection for it, or the handler panicked.
+    Failed(&'a InferError),
+}
 
 /// Answers 429 for a full queue, instead of Triton's 503.
 pub fn full_queue_as_429(mut response: Response) -> Response {
@@ -104,8 +117,16 @@ pub fn plain_error(status: StatusCode, message: &str) -> Response {
     (status, [(CONTENT_TYPE, HeaderValue::from_static("text/plain"))], body).into_response()
 }
 
+/// The answer to a request that the handler of a route does not answer, in Triton's shape.
+pub fn unanswered(why: Unanswered<'_>) -> Response {
+    match why {
+        Unanswered::Denied(why) => denied(why),
+        Unanswered::Failed(error) => HttpError::from(error.clone()).into_response(),
+    }
+}
+
 /// The answer to a request that is not admitted.
-pub fn denied(denied: &Denied) -> Response {
+fn denied(denied: &Denied) -> Response {
     match denied {
         Denied::Key => {
             let mut response = error(StatusCode::UNAUTHORIZED, &denied.to_string());

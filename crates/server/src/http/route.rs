@@ -17,11 +17,11 @@ use utoipa::openapi::schema::Schema;
 
 use super::describe::Describe;
 use super::endpoint::{Endpoint, Work};
-use super::response;
+use super::response::{self, Refuse, Unanswered};
 use super::schema::{self, Described};
 use super::shapes::{OtherAnswer, Shapes};
 use crate::Traffic;
-use crate::access::{Access, Category, Credentials, Denied, Sender};
+use crate::access::{Access, Category, Credentials, Sender};
 
 /// How a route is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,8 +61,8 @@ pub struct Route<S> {
     pub summary: String,
     /// Makes its shapes for the document.
     pub shapes: Arc<dyn Fn() -> Shapes + Send + Sync>,
-    /// The answer to a request that the rules for its category do not admit.
-    pub refuse: Arc<dyn Fn(&Denied) -> Response + Send + Sync>,
+    /// The answer to a request that its handler does not answer, in the form of its errors.
+    pub refuse: Refuse,
     answerer: Answerer<S>,
     /// Makes the other path at which it is there, too.
     variant: Option<fn(&str) -> String>,
@@ -170,7 +170,7 @@ impl Resource {
             group: self.group,
             summary: summary.to_owned(),
             shapes: Arc::new(Shapes::default),
-            refuse: Arc::new(response::denied),
+            refuse: Arc::new(response::unanswered),
             answerer,
             variant: None,
         }
@@ -247,8 +247,8 @@ impl<S: 'static> Route<S> {
         })
     }
 
-    /// The same, which refuses in another shape than Triton's: also requests that the rules for its category do not admit.
-    pub fn refuses(self, refuse: fn(&Denied) -> Response, refusals: fn() -> Schema) -> Route<S> {
+    /// The same, which refuses in another shape than Triton's: also requests that its handler does not answer.
+    pub fn refuses(self, refuse: fn(Unanswered<'_>) -> Response, refusals: fn() -> Schema) -> Route<S> {
         let route = self.shows(move |shapes| shapes.errors.push(refusals()));
         Route { refuse: Arc::new(refuse), ..route }
     }
@@ -264,7 +264,7 @@ impl<S: 'static> Route<S> {
                 refused.map(|refused| response::error(StatusCode::FORBIDDEN, &refused.to_string()))
             }
             Ok(()) => None,
-            Err(denied) => Some((self.refuse)(&denied)),
+            Err(denied) => Some((self.refuse)(Unanswered::Denied(&denied))),
         }
     }
 

@@ -80,7 +80,7 @@ pub fn routes() -> Vec<Route> {
         RESOURCE.get("/v1/batches/{id}", "The state of a batch", show).gives(batch_schema),
         RESOURCE.post("/v1/batches/{id}/cancel", "Cancels a batch", cancel).gives(batch_schema),
     ];
-    routes.into_iter().map(|route| route.refuses(Refused::denied, Refused::schema)).collect()
+    routes.into_iter().map(|route| route.refuses(Refused::unanswered, Refused::schema)).collect()
 }
 
 async fn begin(

@@ -98,7 +98,7 @@ pub fn routes() -> Vec<Route> {
         RESOURCE.post("/v1/uploads/{id}/complete", "Makes a file of parts", complete).reads::<Complete>().gives(plain),
         RESOURCE.post("/v1/uploads/{id}/cancel", "Gives an upload up", cancel).gives(plain),
     ];
-    routes.into_iter().map(|route| route.refuses(Refused::denied, Refused::schema)).collect()
+    routes.into_iter().map(|route| route.refuses(Refused::unanswered, Refused::schema)).collect()
 }
 
 async fn upload(Own(jobs): Own, IdempotencyKey(key): IdempotencyKey, request: Request) -> Result<Response, Refused> {

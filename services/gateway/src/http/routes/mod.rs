@@ -65,8 +65,11 @@ pub fn table(options: &HttpOptions) -> Table<HttpState> {
 }
 
 fn table_of(pages: &[fn() -> Vec<Route>], dialect: &str) -> Table<HttpState> {
-    let own = RESOURCES.iter().chain(pages).flat_map(|routes| routes());
-    Table::new(own.chain(dialects::routes(dialect)).map(deferred::offered))
+    Table::new(rows(pages, dialect).map(deferred::offered))
+}
+
+fn rows(pages: &[fn() -> Vec<Route>], dialect: &str) -> impl Iterator<Item = Route> {
+    RESOURCES.iter().chain(pages).flat_map(|routes| routes()).chain(dialects::routes(dialect))
 }
 
 /// The router of the table. A request passes the limits of `intake` first, then the rules for its route.
@@ -116,8 +119,16 @@ async fn no_method(method: Method, uri: Uri) -> Response {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::time::Duration;
 
+    use axum::body::Body;
+    use hyper::service::Service;
+    use hyper_util::service::TowerToHyperService;
+    use serde_json::Value;
+    use trireme_runtime::TaskSet;
     use trireme_server::Traffic;
+    use trireme_server::budget::Budget;
+    use trireme_server::connections::Spare;
     use trireme_server::http::document;
     use trireme_server::http::route::Verb;
 
@@ -134,6 +145,66 @@ mod tests {
         for first in trireme_dialects::names() {
             assert!(table_of(PAGES, first).router(|_, handler| handler).has_routes(), "{first}");
         }
+    }
+
+    /// Whether a value has the members that a schema requires, each of its type.
+    fn is_of(value: &Value, schema: &Value) -> bool {
+        let name = match value {
+            Value::Null => "null",
+            Value::Bool(_) => "boolean",
+            Value::Number(_) => "integer",
+            Value::String(_) => "string",
+            Value::Array(_) => "array",
+            Value::Object(_) => "object",
+        };
+        let is_of_type = |own: &Value| own == name || own.as_array().is_some_and(|all| all.iter().any(|it| it == name));
+        let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let has = |member: &str| value.get(member).is_some_and(|own| is_of(own, &schema["properties"][member]));
+        schema.get("type").is_none_or(is_of_type) && required.into_iter().all(has)
+    }
+
+    /// Asks the routes of a port whose handlers panic. `is_spare`: by a connection above the limit.
+    async fn refused(route: &Arc<Route>, is_spare: bool) -> (StatusCode, Value) {
+        let doomed = async || -> Response { panic!("the handler's fault") };
+        let tasks = TaskSet::new();
+        let transport = HttpTransport { idle_timeout: Duration::from_secs(9), is_tls: false, tasks };
+        let intake = Arc::new(Intake { budget: Budget::new(1 << 20), access: Arc::default(), transport });
+        let port = Router::new().route("/", intake.before(Some(&**route), any(doomed))).with_state(());
+        let mut request = Request::new(Body::empty());
+        if is_spare {
+            request.extensions_mut().insert(Spare);
+        }
+        let (parts, body) = TowerToHyperService::new(port).call(request).await.unwrap().into_parts();
+        let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        (parts.status, serde_json::from_slice(&body).expect("JSON"))
+    }
+
+    /// An answer that a layer gives in place of the handler has the form of the route's errors, as `/openapi.json` has it.
+    #[tokio::test]
+    async fn what_a_handler_does_not_answer_is_refused_in_the_form_of_its_route() {
+        let mut forms = BTreeSet::new();
+        for first in trireme_dialects::names() {
+            for route in Table::new(rows(PAGES, first)).routes() {
+                let mut errors = (route.shapes)().errors;
+                if errors.is_empty() {
+                    errors.push(response::error_schema());
+                }
+                let errors = serde_json::to_value(&errors).unwrap();
+                for is_spare in [false, true] {
+                    if is_spare && route.traffic == Traffic::Watch {
+                        continue;
+                    }
+                    let (status, body) = refused(route, is_spare).await;
+                    let at = format!("{} {} {is_spare} with {first}: {status} {body}", route.verb.name(), route.path);
+                    assert!(status.is_server_error(), "{at}");
+                    assert!(errors.as_array().unwrap().iter().any(|schema| is_of(&body, schema)), "{at}, not {errors}");
+                    let message = if is_spare { "--max-connections" } else { "internal error" };
+                    assert!(body.to_string().contains(message), "{at}");
+                    forms.insert(errors.to_string());
+                }
+            }
+        }
+        assert!(forms.len() > 5, "there are several forms: {forms:?}");
     }
 
     #[test]
