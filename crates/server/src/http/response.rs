@@ -138,7 +138,7 @@ fn denied(denied: &Denied) -> Response {
             let message = format!("This API is restricted, expecting header '{header}'");
             plain_error(StatusCode::FORBIDDEN, &message)
         }
-        Denied::Foreign(_) => error(StatusCode::FORBIDDEN, &denied.to_string()),
+        Denied::Foreign(_) | Denied::Control(_) => error(StatusCode::FORBIDDEN, &denied.to_string()),
     }
 }
 

@@ -21,7 +21,7 @@ use super::response::{self, Refuse, Unanswered};
 use super::schema::{self, Described};
 use super::shapes::{OtherAnswer, Shapes};
 use crate::Traffic;
-use crate::access::{Access, Category, Credentials, Sender};
+use crate::access::{Access, Category, Changes, PortRules, Rule, Sender};
 
 /// How a route is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,8 +51,8 @@ pub struct Route<S> {
     pub path: Arc<str>,
     /// The category that access rules know it by; `None` for pages, which say nothing themselves.
     pub category: Option<Category>,
-    /// Whether it changes the server; the other requests of a category only show something.
-    pub changes: bool,
+    /// Whether it changes the server.
+    pub changes: Changes,
     /// The traffic that requests to it belong to.
     pub traffic: Traffic,
     /// The group of routes that it belongs to, such as a dialect.
@@ -165,7 +165,7 @@ impl Resource {
             verb,
             path: path.into(),
             category: self.category,
-            changes: false,
+            changes: Changes::Never,
             traffic: self.traffic,
             group: self.group,
             summary: summary.to_owned(),
@@ -201,7 +201,7 @@ impl<S: 'static> Route<S> {
 
     /// The same with requests that change the server.
     pub fn changes_the_server(self) -> Route<S> {
-        Route { changes: true, ..self }
+        Route { changes: Changes::Always, ..self }
     }
 
     /// The same with further shapes in the document, which `add` adds.
@@ -255,17 +255,10 @@ impl<S: 'static> Route<S> {
 
     /// The answer to a request that the rules for this route refuse; `None` if its handler may run.
     pub fn refusal(&self, access: &Access, request: &Request) -> Option<Response> {
-        let category = self.category?;
+        let rule = Rule { category: Some(self.category?), changes: self.changes };
         let sender = Sender::of(request.uri(), request.headers(), request.extensions());
-        match access.check(category, &sender) {
-            Ok(()) if self.changes => {
-                let is_proven = access.proves(category, |name| sender.header(name));
-                let refused = access.check_control(Credentials { is_local: sender.is_local(), is_proven }).err();
-                refused.map(|refused| response::error(StatusCode::FORBIDDEN, &refused.to_string()))
-            }
-            Ok(()) => None,
-            Err(denied) => Some((self.refuse)(Unanswered::Denied(&denied))),
-        }
+        let denied = access.admit(rule, &sender, PortRules { restrictions: access, has_pages: true }).err()?;
+        Some((self.refuse)(Unanswered::Denied(&denied)))
     }
 
     /// The handler that answers its requests, for the router.

@@ -127,6 +127,7 @@ mod tests {
     use serde_json::Value;
     use trireme_runtime::TaskSet;
     use trireme_server::Traffic;
+    use trireme_server::access::Changes;
     use trireme_server::budget::Budget;
     use trireme_server::connections::Spare;
     use trireme_server::http::document;
@@ -241,7 +242,7 @@ mod tests {
                 Some(Category::Logging | Category::Trace | Category::ModelRepository | Category::SharedMemory)
             );
             let shows = route.verb == Verb::Get || route.path.ends_with("/index");
-            assert_eq!(route.changes, is_control && !shows, "{}", route.path);
+            assert_eq!(route.changes == Changes::Always, is_control && !shows, "{}", route.path);
         }
     }
 
