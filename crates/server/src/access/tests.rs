@@ -168,11 +168,19 @@ fn restricted_categories_want_their_header() {
 fn may(args: &AccessArgs, is_local: bool, category: Category, key: &'static str) -> Result<(), ControlRefused> {
     let access = new(args);
     let header = |name: &str| (name == "x-api-key").then_some(key.as_bytes());
-    access.check_control(Credentials { is_local, is_proven: access.is_administrator(header) || access.restricts(category) })
+    access.check_control(Credentials {
+        is_local,
+        is_proven: access.is_administrator(header) || access.restricts(category),
+    })
 }
 
 /// What a port with restrictions of its own, which no page asks, says to a request with this header.
-fn ask(access: &Access, restrictions: &Access, rule: Rule, header: (&'static str, &'static str)) -> Result<bool, Denied> {
+fn ask(
+    access: &Access,
+    restrictions: &Access,
+    rule: Rule,
+    header: (&'static str, &'static str),
+) -> Result<bool, Denied> {
     let headers = [header].map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
     let headers = headers.into_iter().collect();
     let sender = Sender::of(&Uri::default(), &headers, &Extensions::new());

@@ -91,7 +91,10 @@ mod tests {
         assert_eq!(part(versions, "/v2/models/a%20b/versions/2/infer", "model").as_deref(), Some("a b"));
         assert_eq!(part(versions, "/v2/models/a%20b/versions/2/infer", "version").as_deref(), Some("2"));
         assert_eq!(part(versions, "/v2/models/m/versions/2/infer", "rest"), None);
-        assert_eq!(part("/v1/models/{*rest}", "/v1/models/org%2Fname/ready", "rest").as_deref(), Some("org/name/ready"));
+        assert_eq!(
+            part("/v1/models/{*rest}", "/v1/models/org%2Fname/ready", "rest").as_deref(),
+            Some("org/name/ready")
+        );
         assert_eq!(part("/tei/{model}", "/tei/%FF", "model").as_deref(), Some("\u{fffd}"));
         assert_eq!(part("/tei/embed", "/tei/embed", "model"), None);
     }

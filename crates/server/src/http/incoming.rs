@@ -11,8 +11,8 @@ use axum::routing::MethodRouter;
 use trireme_inference::cut;
 use trireme_tasks::TaskSet;
 
-use super::route::Route;
 use super::response::{self, Refuse, Unanswered};
+use super::route::Route;
 use super::{body, route};
 use crate::budget::{self, BytesPermit};
 use crate::intake::{Intake, Transport};

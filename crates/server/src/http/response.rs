@@ -12,6 +12,7 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, RETRY_AFTER
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use serde::Serialize;
 use trireme_inference::{Cause, InferError, Ledger};
 use trireme_protocol::infer::{EncodedResponse, HEADER_LENGTH};
 use trireme_protocol::{metadata, status};
@@ -65,6 +66,11 @@ struct Pieces(VecDeque<Bytes>);
 /// A JSON body with status 200.
 pub fn json(body: Bytes) -> Response {
     ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
+}
+
+/// An answer that this value writes as JSON, with status 200.
+pub fn written(value: &impl Serialize) -> Response {
+    json(serde_json::to_vec(value).expect("names and plain values are JSON").into())
 }
 
 /// The answer to an infer request in `coding`: JSON, then the binary tensors; with the request's times in its headers.

@@ -270,7 +270,8 @@ impl<S: 'static> Route<S> {
             Answerer::Handler(handler) => handler.clone(),
             Answerer::Endpoint(run) => {
                 let (run, path) = (run.clone(), self.path.clone());
-                self.verb.on(move |State(state): State<S>, request: Request| run(state, Work::of(request, path.clone())))
+                self.verb
+                    .on(move |State(state): State<S>, request: Request| run(state, Work::of(request, path.clone())))
             }
         }
     }
@@ -328,9 +329,7 @@ impl<S: Clone + Send + Sync + 'static> Table<S> {
 
     /// The router of all routes, each with the layers that `layer` puts around its handler.
     pub fn router(&self, layer: impl Fn(&Arc<Route<S>>, MethodRouter<S>) -> MethodRouter<S>) -> Router<S> {
-        self.0
-            .iter()
-            .fold(Router::new(), |router, route| router.route(&route.path, layer(route, route.handler())))
+        self.0.iter().fold(Router::new(), |router, route| router.route(&route.path, layer(route, route.handler())))
     }
 
     /// The route that executes a model for a path with POST, with its endpoint. A client names the path elsewhere than in its URL. Of several

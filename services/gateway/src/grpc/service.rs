@@ -190,7 +190,7 @@ impl GrpcInferenceService for InferenceService {
 
     async fn cuda_shared_memory_unregister(
         &self,
-        request: Request<CudaSharedMemoryUnregisterRequest>,
+        _: Request<CudaSharedMemoryUnregisterRequest>,
     ) -> Reply<CudaSharedMemoryUnregisterResponse> {
         empty(self.handlers.unregister_cuda_regions())
     }

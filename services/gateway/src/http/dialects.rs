@@ -12,8 +12,8 @@ use trireme_server::access::Category;
 use trireme_server::budget::BytesPermit;
 use trireme_server::http::body;
 use trireme_server::http::coding::Coding;
-use trireme_server::http::json;
 use trireme_server::http::endpoint::{Work, endpoint};
+use trireme_server::http::json;
 
 use super::state::{HttpState, Route};
 use crate::forward;

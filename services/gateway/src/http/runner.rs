@@ -46,8 +46,11 @@ impl Execute for Runner {
             Some((route, run)) => {
                 context.is_for(route.path.clone(), None);
                 let (route, query) = (route.path.clone(), None);
-                run(self.http.clone(), Work { context: context.clone(), route, path, query, headers, body: body.into() })
-                    .await
+                run(
+                    self.http.clone(),
+                    Work { context: context.clone(), route, path, query, headers, body: body.into() },
+                )
+                .await
             }
             // Another gateway has accepted it, which serves other routes.
             None => routes::no_route_at(&Method::POST, &path),

@@ -8,6 +8,7 @@ pub mod lists;
 pub mod options;
 pub mod ranges;
 pub mod refused;
+pub mod shown;
 pub mod webhooks;
 
 use std::time::Duration;

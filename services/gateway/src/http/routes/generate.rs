@@ -35,12 +35,7 @@ const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Infe
 pub fn routes() -> Vec<Route> {
     vec![
         RESOURCE
-            .endpoint(
-                Verb::Post,
-                "/v2/models/{model}/generate",
-                "Runs a model on plain JSON",
-                of_model(generate),
-            )
+            .endpoint(Verb::Post, "/v2/models/{model}/generate", "Runs a model on plain JSON", of_model(generate))
             .of_versions()
             .takes(plain)
             .gives(plain),

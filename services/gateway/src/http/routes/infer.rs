@@ -5,6 +5,7 @@ use axum::http::header::ACCEPT_ENCODING;
 use axum::response::{IntoResponse, Response};
 use trireme_inference::InferError;
 use trireme_protocol::infer::{self, HEADER_LENGTH, InferTarget};
+use trireme_server::Traffic;
 use trireme_server::access::Category;
 use trireme_server::body::work;
 use trireme_server::http::coding::Coding;
@@ -13,7 +14,6 @@ use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::{Resource, Verb};
 use trireme_server::http::schema::{anything, integer, list, object_with, plain, text};
 use trireme_server::http::{body, json};
-use trireme_server::Traffic;
 use utoipa::openapi::schema::Schema;
 
 use crate::forward;
