@@ -18,7 +18,8 @@ fn new(args: &AccessArgs) -> Access {
 fn check(access: &Access, category: Category, headers: &[(&'static str, &'static str)]) -> Result<(), Denied> {
     let parsed = headers.iter().map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
     let (headers, rule) = (parsed.collect(), Rule { category: Some(category), changes: Changes::Never });
-    let sender = Sender::of(&Uri::default(), &headers, &Extensions::new());
+    let uri = Uri::default();
+    let sender = Sender::of(&uri, &headers, &Extensions::new());
     let proven = access.admit(rule, &sender, PortRules { restrictions: access, has_pages: true })?;
     assert_eq!(proven, None, "nobody asks");
     Ok(())
@@ -183,7 +184,8 @@ fn ask(
 ) -> Result<bool, Denied> {
     let headers = [header].map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
     let headers = headers.into_iter().collect();
-    let sender = Sender::of(&Uri::default(), &headers, &Extensions::new());
+    let uri = Uri::default();
+    let sender = Sender::of(&uri, &headers, &Extensions::new());
     let proven = access.admit(rule, &sender, PortRules { restrictions, has_pages: false })?;
     Ok(proven.is_some_and(|proven| proven.is_proven))
 }

@@ -41,7 +41,7 @@ struct Gate {
 
 impl Intake<HttpTransport> {
     /// Takes the requests of a route in before its handler; `None` stands for requests that are for no route.
-    pub fn before<S>(self: &Arc<Self>, route: Option<&Route<S>>, handler: MethodRouter<S>) -> MethodRouter<S>
+    pub fn before<R, S>(self: &Arc<Self>, route: Option<&Route<R>>, handler: MethodRouter<S>) -> MethodRouter<S>
     where
         S: Clone + Send + Sync + 'static,
     {

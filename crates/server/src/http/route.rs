@@ -350,15 +350,30 @@ impl<S: Clone + Send + Sync + 'static> Table<S> {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Body;
+    use axum::http::HeaderMap;
+    use hyper::service::Service;
+    use hyper_util::service::TowerToHyperService;
+
     use super::*;
+    use crate::RequestContext;
+    use crate::budget::Budget;
+    use crate::http::endpoint::endpoint;
 
     const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Inference), traffic: Traffic::Work };
 
     fn table() -> Table<()> {
+        let runs = |path: &str| {
+            RESOURCE.endpoint(Verb::Post, path, "", endpoint(async |(), work: Work| work.route.to_string()))
+        };
         Table::new([
-            RESOURCE.post("/v2/models/{model}/infer", "", async || ()).of_versions(),
+            runs("/v2/models/{model}/infer").of_versions(),
             RESOURCE.get("/v1/models/{*rest}", "", async || ()),
             RESOURCE.post("/v1/files", "", async || ()).asks(Traffic::Upload),
+            runs("/tei/{model}"),
+            runs("/tei/{model}/embed"),
+            runs("/tei/embed"),
+            runs("/v2/models/{model}/generate_stream").asks(Traffic::Stream),
         ])
     }
 
@@ -366,7 +381,7 @@ mod tests {
     fn a_route_with_two_paths_is_there_twice() {
         let paths: Vec<_> = table().routes().map(|route| route.path.to_string()).collect();
         let versions = "/v2/models/{model}/versions/{version}/infer";
-        assert_eq!(paths, ["/v2/models/{model}/infer", versions, "/v1/models/{*rest}", "/v1/files"]);
+        assert_eq!(paths[..4], ["/v2/models/{model}/infer", versions, "/v1/models/{*rest}", "/v1/files"]);
     }
 
     #[test]
@@ -378,8 +393,36 @@ mod tests {
         {
             assert!(!table.executes(path), "{path}");
         }
-        let [infer, _, listed, _] = table.0.as_slice() else { panic!("four routes") };
+        let [infer, _, listed, ..] = table.0.as_slice() else { panic!("four routes") };
         assert_eq!(model(&infer.path, "/v2/models/a%20b/infer").as_deref(), Some("a%20b"));
         assert!(listed.is_at("/v1/models/org/name") && model(&listed.path, "/v1/models/org/name").is_none());
+    }
+
+    #[tokio::test]
+    async fn a_path_has_the_endpoint_that_the_router_takes() {
+        let table = table();
+        for (path, expected) in [
+            ("/v2/models/m/infer", "/v2/models/{model}/infer"),
+            ("/tei/embed", "/tei/embed"),
+            ("/tei/other", "/tei/{model}"),
+            ("/tei/embed/embed", "/tei/{model}/embed"),
+            ("/v2/models/m/generate_stream", "/v2/models/{model}/generate_stream"),
+        ] {
+            let (route, run) = table.endpoint(path).expect("a route");
+            assert_eq!(&*route.path, expected, "{path}");
+            let context = RequestContext::of_process(Budget::new(0).permit());
+            let (query, headers, body) = (None, HeaderMap::new(), Body::empty());
+            let work = Work { context, route: route.path.clone(), path: path.to_owned(), query, headers, body };
+            let answer = run((), work).await;
+            let body = axum::body::to_bytes(answer.into_body(), usize::MAX).await.expect("it is whole");
+            assert_eq!(body, expected.as_bytes());
+            let router = table.router(|_, handler| handler);
+            let mut request = Request::post(path).body(Body::empty()).expect("a request");
+            request.extensions_mut().insert(RequestContext::of_process(Budget::new(0).permit()));
+            let Ok(routed) = TowerToHyperService::new(router).call(request).await;
+            let routed = axum::body::to_bytes(routed.into_body(), usize::MAX).await.expect("it is whole");
+            assert_eq!(routed, body, "{path} by the router");
+        }
+        assert!(!table.executes("/v2/models/m/generate_stream"), "its answer comes as events");
     }
 }

@@ -78,7 +78,8 @@ pub fn router(state: HttpState, intake: &Arc<Intake<HttpTransport>>) -> Router {
         let admit = from_fn_with_state((route.clone(), state.clone()), admit);
         intake.before(Some(route), handler.layer(admit))
     });
-    let (unknown, method_unknown) = (intake.before(None, any(no_route)), intake.before(None, any(no_method)));
+    let (unknown, method_unknown) =
+        (intake.before(None::<&Route>, any(no_route)), intake.before(None::<&Route>, any(no_method)));
     routes.fallback(unknown).method_not_allowed_fallback(method_unknown).with_state(state)
 }
 
