@@ -20,7 +20,7 @@ LAYERS = [
     ("libraries", ["trireme-protocol", "trireme-model-repository", "trireme-text", "trireme-bus", "trireme-columns"]),
     ("execution", ["trireme-bus-disk", "trireme-model-source", "trireme-engine"]),
     ("runtime", ["trireme-runtime", "trireme-generation", "trireme-jobs", "trireme-ops", "trireme-server"]),
-    ("operations", ["trireme-operations"]),
+    ("operations", ["trireme-operations", "trireme-triton-compat"]),
     ("dialects", ["trireme-dialects"]),
     ("services", []),  # the members in the folder services
     ("cli", ["trireme"]),

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CRATES = ("server", "protocol", "dialects", "operations", "jobs", "model-source")
+CRATES = ("server", "protocol", "dialects", "operations", "jobs", "model-source", "triton-compat")
 FOLDERS = ("services/gateway/src", "cli/src", *(f"crates/{name}/src" for name in CRATES))
 LISTED = ROOT / "scripts" / "plain-errors.txt"
 PAGE = ROOT / "docs" / "troubleshooting.md"

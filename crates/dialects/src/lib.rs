@@ -36,7 +36,6 @@ mod tests;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::handler::Handler;
 use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::response::Response;
@@ -46,8 +45,8 @@ use trireme_server::RequestContext;
 use trireme_server::Traffic;
 use trireme_server::access::Category;
 use trireme_server::body::work;
-use trireme_server::http::describe::Describe;
-use trireme_server::http::response;
+use trireme_server::http::endpoint::Endpoint;
+use trireme_server::http::response::{self, Unanswered};
 use trireme_server::http::route::{Resource, Route, Verb};
 use trireme_server::http::shapes::Shapes;
 
@@ -133,22 +132,12 @@ fn table(first: &str) -> BTreeMap<(String, Verb), Vec<Contender>> {
     table
 }
 
-/// Every route of all dialects, of which `first` answers where several could. `answer` makes the handler of a path.
-pub fn routes<S, H, T>(first: &str, answer: impl Fn(DialectPath) -> H) -> Vec<Route<S>>
-where
-    S: Clone + Send + Sync + 'static,
-    H: Handler<T, S>,
-    T: Describe + 'static,
-{
+/// Every route of all dialects, of which `first` answers where several could. `answer` makes the endpoint of a path.
+pub fn routes<S: 'static>(first: &str, answer: impl Fn(DialectPath) -> Endpoint<S>) -> Vec<Route<S>> {
     paths(first).into_iter().map(|path| route(path.clone(), answer(path))).collect()
 }
 
-fn route<S, H, T>(path: DialectPath, handler: H) -> Route<S>
-where
-    S: Clone + Send + Sync + 'static,
-    H: Handler<T, S>,
-    T: Describe + 'static,
-{
+fn route<S: 'static>(path: DialectPath, endpoint: Endpoint<S>) -> Route<S> {
     let category = path.category();
     let traffic = match category {
         Category::Inference => Traffic::Work,
@@ -163,10 +152,15 @@ where
         }
     }
     let of = Resource { group, category: Some(category), traffic };
-    let mut route = of.route(path.verb, &path.path, &summaries.join("; "), handler);
+    let mut route = of.endpoint(path.verb, &path.path, &summaries.join("; "), endpoint);
     let contenders = path.contenders.clone();
     route.shapes = Arc::new(move || shapes(&contenders));
-    route.refuse = Arc::new(move |denied| path.refused(&denied.clone().into()));
+    route.refuse = Arc::new(move |why| {
+        path.refused(&match why {
+            Unanswered::Denied(denied) => denied.clone().into(),
+            Unanswered::Failed(error) => error.clone().into(),
+        })
+    });
     route
 }
 

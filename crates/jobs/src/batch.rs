@@ -9,13 +9,14 @@ mod finish;
 mod reading;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::call::JobCall;
+use crate::call::{CallOf, JobCall};
 use crate::error::JobError;
 use crate::files::Content;
 use crate::jobs::Jobs;
@@ -204,9 +205,11 @@ impl<'a> Run<'a> {
             let room = paces.changed();
             while let Some((turn, slot)) = self.turns.begin(Instant::now()) {
                 let (jobs, expires, batch) = (self.jobs.clone(), self.batch.expires, self.id.to_owned());
+                let owner = Arc::from(&*self.batch.client);
                 running.spawn(async move {
                     let task = &turn.item;
-                    let answer = match jobs.attempt(&task.call, expires, &slot).await {
+                    let of = CallOf { job: format!("{batch} line {}", task.number), owner };
+                    let answer = match jobs.attempt(&task.call, of, expires, &slot).await {
                         Tried::Answered(answer) => Some(answer),
                         Tried::Refused => return Called::Refused(turn),
                         Tried::Expired => None,

@@ -1,16 +1,20 @@
 //! The requests that jobs send, and the system that answers them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// The header of a [`JobCall`] that names its job, and the line in a batch. For people only; clients cannot set it.
-pub const JOB: &str = "trireme-job";
-
-/// The header of a [`JobCall`] that names the client whose job it is; clients cannot set it.
-pub const OWNER: &str = "trireme-owner";
+/// The job that a [`JobCall`] belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallOf {
+    /// Its id, and the line in a batch. For people only.
+    pub job: String,
+    /// The client whose job it is.
+    pub owner: Arc<str>,
+}
 
 /// A request to one of the gateway's routes, without the client's credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +78,7 @@ pub enum WebhookAnswer {
 #[async_trait]
 pub trait Execute: Send + Sync + 'static {
     /// Runs a call. The caller may drop the future, which cancels the call.
-    async fn execute(&self, call: JobCall) -> Executed;
+    async fn execute(&self, call: JobCall, of: CallOf) -> Executed;
 
     /// The queue that a call goes to, as far as the call tells: calls to one destination are refused together.
     fn destination(&self, call: &JobCall) -> String {
@@ -98,27 +102,11 @@ pub trait Execute: Send + Sync + 'static {
     fn lives(&self, gateway: &str) -> bool;
 }
 
-// === impl JobCall ===
-
-impl JobCall {
-    /// The call of a job, and of its line in a batch, of this client.
-    pub(crate) fn of(mut self, job: String, client: &str) -> JobCall {
-        self.headers.push((JOB.to_owned(), job.into()));
-        self.headers.push((OWNER.to_owned(), Bytes::copy_from_slice(client.as_bytes())));
-        self
-    }
-
-    /// The value of a header.
-    pub fn header(&self, name: &str) -> Option<&[u8]> {
-        self.headers.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_ref())
-    }
-}
-
 // === impl JobAnswer ===
 
 impl JobAnswer {
     /// An answer that says what went wrong, as JSON.
-    pub(crate) fn error(status: u16, why: &str) -> JobAnswer {
+    pub fn error(status: u16, why: &str) -> JobAnswer {
         let json = ("content-type".to_owned(), Bytes::from_static(b"application/json"));
         let body = serde_json::json!({ "error": why }).to_string();
         JobAnswer { status, headers: vec![json], body: body.into() }

@@ -44,7 +44,7 @@ mod uploads;
 mod webhook;
 
 pub use batches::NewBatch;
-pub use call::{Execute, Executed, JOB, JobAnswer, JobCall, OWNER, WebhookAnswer, WebhookCall};
+pub use call::{CallOf, Execute, Executed, JobAnswer, JobCall, WebhookAnswer, WebhookCall};
 pub use clock::now;
 pub use error::JobError;
 pub use files::{Arrival, Content};

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use ring::digest::{Context, SHA256};
 use trireme_bus::BusError;
 
-use crate::call::{Executed, JobAnswer, JobCall};
+use crate::call::{CallOf, Executed, JobAnswer, JobCall};
 use crate::error::JobError;
 use crate::jobs::{JobOptions, Jobs};
 use crate::pace::Slot;
@@ -226,8 +226,9 @@ impl Jobs {
                 &format!("{ATTEMPTS} gateways have ended while they worked on this request, so it is set aside"),
             )),
             Ok(body) => {
-                let call = JobCall { body, ..request.call.clone() }.of(id.to_owned(), &request.client);
-                let attempt = self.attempt(&call, request.expires, slot);
+                let call = JobCall { body, ..request.call.clone() };
+                let of = CallOf { job: id.to_owned(), owner: request.client.as_str().into() };
+                let attempt = self.attempt(&call, of, request.expires, slot);
                 tokio::pin!(attempt);
                 match tokio::time::timeout(SETTLED, &mut attempt).await {
                     Ok(tried) => tried,
@@ -281,10 +282,10 @@ impl Jobs {
     }
 
     /// Tries a call once, until `expires` at most.
-    pub(crate) async fn attempt(&self, call: &JobCall, expires: u64, slot: &Slot) -> Tried {
+    pub(crate) async fn attempt(&self, call: &JobCall, of: CallOf, expires: u64, slot: &Slot) -> Tried {
         let left = Duration::from_secs(expires.saturating_sub(self.now()));
         let _in_flight = self.0.counters.call();
-        match tokio::time::timeout(left, self.0.execute.execute(call.clone())).await {
+        match tokio::time::timeout(left, self.0.execute.execute(call.clone(), of)).await {
             Ok(Executed::Answered(answer)) => {
                 slot.answered();
                 Tried::Answered(answer)

@@ -108,14 +108,14 @@ mod tests {
     use async_trait::async_trait;
 
     use super::*;
-    use crate::call::{Executed, JobCall};
+    use crate::call::{CallOf, Executed, JobCall};
 
     #[derive(Default)]
     struct Counting(AtomicU64);
 
     #[async_trait]
     impl Execute for Counting {
-        async fn execute(&self, _: JobCall) -> Executed {
+        async fn execute(&self, _: JobCall, _: CallOf) -> Executed {
             Executed::Refused
         }
 

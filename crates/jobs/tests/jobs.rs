@@ -25,7 +25,7 @@ use trireme_bus::fixtures::refusing::{Call, Refusing};
 use trireme_bus::{Bucket, Bus, InProcess, QueueOptions};
 use trireme_columns::{Batch, Format, Layout, Writer};
 use trireme_jobs::{
-    BatchState, Client, Execute, Executed, JobAnswer, JobCall, JobError, JobOptions, Jobs, NewBatch, NewUpload,
+    BatchState, CallOf, Client, Execute, Executed, JobAnswer, JobCall, JobError, JobOptions, Jobs, NewBatch, NewUpload,
     Options, Page, Quotas, RequestState, WebhookAnswer, WebhookCall, WebhookState,
 };
 
@@ -48,7 +48,7 @@ struct Upper {
 
 #[async_trait]
 impl Execute for Upper {
-    async fn execute(&self, call: JobCall) -> Executed {
+    async fn execute(&self, call: JobCall, _: CallOf) -> Executed {
         let is_refused = [b"refused".as_slice(), b"{\"refused"].iter().any(|start| call.body.starts_with(start));
         if self.full.load(Ordering::Relaxed) || is_refused || call.path == "/away" {
             self.refused.fetch_add(1, Ordering::Relaxed);

@@ -39,9 +39,6 @@ pub trait Transport: Send + Sync + 'static {
     /// The request with a body that its handler may read: the body's pauses and its size are limited, and its bytes are counted in `permit`.
     fn guard(&self, request: Request, traffic: Traffic, permit: &BytesPermit) -> Request;
 
-    /// The answer to a request that fails with this error.
-    fn refuse(&self, error: &InferError) -> Response;
-
     /// Adds what the context knows to the head of an answer.
     fn tell(&self, context: &RequestContext, answer: &mut Response);
 
@@ -52,11 +49,17 @@ pub trait Transport: Send + Sync + 'static {
 // === impl Intake ===
 
 impl<T: Transport> Intake<T> {
-    /// Takes a request of this traffic in, and lets `next` answer it.
-    pub async fn take_in(&self, traffic: Traffic, mut request: Request, next: Next) -> Response {
+    /// Takes a request of this traffic in, and lets `next` answer it. `refuse` makes the answer to a request that fails with an error.
+    pub async fn take_in(
+        &self,
+        traffic: Traffic,
+        refuse: impl Fn(&InferError) -> Response + Send,
+        mut request: Request,
+        next: Next,
+    ) -> Response {
         if traffic != Traffic::Watch && request.extensions().get::<Spare>().is_some() {
             let error = InferError::unavailable("there are too many connections (--max-connections)");
-            return self.transport.refuse(&error);
+            return refuse(&error);
         }
         // A port without a stack, such as that of metrics, has contexts from here on.
         let begin = || RequestContext::begin(T::PORT, request.headers());
@@ -76,7 +79,7 @@ impl<T: Transport> Intake<T> {
         let answer = AssertUnwindSafe(next.run(request)).catch_unwind().await;
         let mut answer = answer.unwrap_or_else(|_| {
             tracing::error!("the handler of a request panicked");
-            self.transport.refuse(&InferError::internal("internal error"))
+            refuse(&InferError::internal("internal error"))
         });
         self.transport.tell(&context, &mut answer);
         for span in context.followed() {

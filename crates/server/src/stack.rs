@@ -112,7 +112,7 @@ mod tests {
         let transport = HttpTransport { idle_timeout: Duration::from_secs(9), is_tls: false, tasks: TaskSet::new() };
         let intake = Arc::new(Intake { budget: Budget::new(100), access: Arc::default(), transport });
         let take_in = async |State(intake): State<Arc<Intake<HttpTransport>>>, request: Request, next: Next| {
-            intake.take_in(Traffic::Work, request, next).await
+            intake.take_in(Traffic::Work, |_| Response::default(), request, next).await
         };
         let routes = Router::new().fallback(call).layer(from_fn_with_state(intake, take_in));
         let port = TowerToHyperService::new(Stack { observer, http: None }.before(routes));

@@ -27,11 +27,8 @@ mod queues;
 mod registry;
 mod reread;
 mod rows;
-mod shared_memory;
 mod statistics;
 mod text_cache;
-mod traces;
-mod triton_flags;
 mod usage;
 
 use std::collections::BTreeMap;
@@ -57,6 +54,7 @@ use trireme_server::budget::Budget;
 use trireme_server::connections::Pem;
 use trireme_server::http::LogThread;
 use trireme_telemetry::TelemetryArgs;
+use trireme_triton_compat::shared_memory::SharedMemory;
 
 use dispatch::{Dispatcher, RouteContents};
 use grpc::GrpcListener;
@@ -66,7 +64,6 @@ use metrics::MetricsListener;
 use models::ModelControl;
 use registry::Registry;
 use reread::Rereading;
-use shared_memory::SharedMemory;
 use statistics::Collector;
 use text_cache::TextCacheArgs;
 use usage::Usage;
@@ -76,11 +73,11 @@ pub use grpc::{CompressionLevel, GrpcArgs};
 pub use http::{HttpArgs, JobArgs, Target, WebhookSecret};
 pub use metrics::MetricsArgs;
 pub use models::ModelOptions;
-pub use traces::TraceArgs;
 pub use trireme_dialects::TokenInput;
 pub use trireme_server::access::{AccessArgs, ControlAccess, Given, Restriction, Secret};
 pub use trireme_server::connections::ConnectionArgs;
-pub use triton_flags::TritonFlags;
+pub use trireme_triton_compat::TritonFlags;
+pub use trireme_triton_compat::traces::TraceArgs;
 
 /// Flags about listening and requests; Triton's names where it has them.
 #[derive(Args, Clone, Debug)]

@@ -152,8 +152,7 @@ impl Run<'_> {
             self.place = (offset, number);
             let BatchLine { custom_id, call } = line.asked(&self.batch.endpoint);
             match call {
-                Ok(call) => {
-                    let mut call = call.of(format!("{} line {number}", self.id), &self.batch.client);
+                Ok(mut call) => {
                     let trace = self.batch.traceparent.iter().flat_map(|trace| trace.headers());
                     call.headers.extend(trace.map(|(name, value)| (name.to_owned(), value.to_string().into())));
                     let spaces =

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use trireme_bus::InProcess;
 
 use super::*;
-use crate::call::{Execute, Executed, JobCall};
+use crate::call::{CallOf, Execute, Executed, JobCall};
 use crate::jobs::Options;
 use crate::quotas::Quotas;
 
@@ -16,7 +16,7 @@ struct Nobody;
 
 #[async_trait]
 impl Execute for Nobody {
-    async fn execute(&self, _: JobCall) -> Executed {
+    async fn execute(&self, _: JobCall, _: CallOf) -> Executed {
         Executed::Refused
     }
 

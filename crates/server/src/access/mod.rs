@@ -29,6 +29,35 @@ pub use keys::{KeyDigest, OwnedKey, Secret};
 pub use restriction::{Category, Restriction};
 pub use sender::{Foreign, Sender};
 
+/// What the rules know requests by: those of a route of HTTP, or of a method of gRPC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// The category; `None`: only the key counts.
+    pub category: Option<Category>,
+    /// Whether its requests change the server.
+    pub changes: Changes,
+}
+
+/// Whether requests change the server; the others of a category only show something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Changes {
+    /// None does.
+    Never,
+    /// Each does.
+    Always,
+    /// Those whose message says so. Who reads the message asks [`Access::check_control`].
+    ByMessage,
+}
+
+/// What a port adds to the rules of the server.
+#[derive(Clone, Copy, Debug)]
+pub struct PortRules<'a> {
+    /// Knows the headers that requests of a category have to carry.
+    pub restrictions: &'a Access,
+    /// Whether pages in browsers can ask the port.
+    pub has_pages: bool,
+}
+
 /// The listeners' knowledge of a request's sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
@@ -81,6 +110,9 @@ pub enum Denied {
     /// No key is asked for, and a page of another site may have sent it.
     #[error(transparent)]
     Foreign(Foreign),
+    /// It may not change the server.
+    #[error(transparent)]
+    Control(#[from] ControlRefused),
 }
 
 /// Why a request may not change the server.
@@ -149,13 +181,8 @@ impl Access {
         self.secrets.read().clone()
     }
 
-    /// Whether an admitted request of this category carried an administrator's key or a required header.
-    pub fn proves<'a>(&self, category: Category, header: impl Fn(&str) -> Option<&'a [u8]>) -> bool {
-        self.is_administrator(header) || self.restricts(category)
-    }
-
     /// Whether these headers hold an administrator's key.
-    pub fn is_administrator<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> bool {
+    fn is_administrator<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> bool {
         self.secrets().known(header).is_some_and(|known| known.owner.is_none())
     }
 
@@ -186,7 +213,7 @@ impl Access {
     }
 
     /// Whether requests of this category need a header.
-    pub fn restricts(&self, category: Category) -> bool {
+    fn restricts(&self, category: Category) -> bool {
         self.secrets().restrictions.iter().any(|restriction| restriction.categories.contains(&category))
     }
 
@@ -204,19 +231,32 @@ impl Access {
     }
 
     /// Whether a request of this sender is admitted: by its key, or, where no key is asked for, unless a page of another site may have sent
-    /// it; and by the header of its category.
-    pub fn check(&self, category: Category, sender: &Sender<'_>) -> Result<(), Denied> {
+    /// it; by the header of its category; and, if it changes the server, by what it proves. Health checks need no key, because
+    /// orchestrators send none. Returns what the request proves, where its message says whether it changes the server.
+    pub fn admit(&self, rule: Rule, sender: &Sender<'_>, port: PortRules<'_>) -> Result<Option<Credentials>, Denied> {
         let header = |name: &str| sender.header(name);
-        match category {
-            Category::Health => {}
-            _ if self.secrets().asks_for_key() => self.check_key(header)?,
-            _ => self.names.check(sender).map_err(Denied::Foreign)?,
+        match rule.category {
+            Some(Category::Health) => {}
+            _ if port.has_pages && !self.secrets().asks_for_key() => {
+                self.names.check(sender).map_err(Denied::Foreign)?;
+            }
+            _ => self.check_key(header)?,
         }
-        self.check_restriction(category, header)
+        let Some(category) = rule.category else { return Ok(None) };
+        port.restrictions.check_restriction(category, header)?;
+        if rule.changes == Changes::Never {
+            return Ok(None);
+        }
+        let is_proven = self.is_administrator(header) || port.restrictions.restricts(category);
+        let credentials = Credentials { is_local: sender.is_local(), is_proven };
+        if rule.changes == Changes::Always {
+            self.check_control(credentials)?;
+        }
+        Ok(Some(credentials))
     }
 
     /// Whether these headers hold the one that requests of this category have to carry.
-    pub fn check_restriction<'a>(
+    fn check_restriction<'a>(
         &self,
         category: Category,
         header: impl Fn(&str) -> Option<&'a [u8]>,
@@ -230,7 +270,7 @@ impl Access {
     }
 
     /// Whether these headers hold a valid key, where one is needed.
-    pub fn check_key<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Result<(), Denied> {
+    fn check_key<'a>(&self, header: impl Fn(&str) -> Option<&'a [u8]>) -> Result<(), Denied> {
         let secrets = self.secrets();
         match secrets.asks_for_key() && secrets.known(&header).is_none() {
             true => Err(Denied::Key),

@@ -17,7 +17,12 @@ fn new(args: &AccessArgs) -> Access {
 
 fn check(access: &Access, category: Category, headers: &[(&'static str, &'static str)]) -> Result<(), Denied> {
     let parsed = headers.iter().map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
-    access.check(category, &Sender::of(&Uri::default(), &parsed.collect(), &Extensions::new()))
+    let (headers, rule) = (parsed.collect(), Rule { category: Some(category), changes: Changes::Never });
+    let uri = Uri::default();
+    let sender = Sender::of(&uri, &headers, &Extensions::new());
+    let proven = access.admit(rule, &sender, PortRules { restrictions: access, has_pages: true })?;
+    assert_eq!(proven, None, "nobody asks");
+    Ok(())
 }
 
 #[test]
@@ -164,7 +169,49 @@ fn restricted_categories_want_their_header() {
 fn may(args: &AccessArgs, is_local: bool, category: Category, key: &'static str) -> Result<(), ControlRefused> {
     let access = new(args);
     let header = |name: &str| (name == "x-api-key").then_some(key.as_bytes());
-    access.check_control(Credentials { is_local, is_proven: access.proves(category, header) })
+    access.check_control(Credentials {
+        is_local,
+        is_proven: access.is_administrator(header) || access.restricts(category),
+    })
+}
+
+/// What a port with restrictions of its own, which no page asks, says to a request with this header.
+fn ask(
+    access: &Access,
+    restrictions: &Access,
+    rule: Rule,
+    header: (&'static str, &'static str),
+) -> Result<bool, Denied> {
+    let headers = [header].map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+    let headers = headers.into_iter().collect();
+    let uri = Uri::default();
+    let sender = Sender::of(&uri, &headers, &Extensions::new());
+    let proven = access.admit(rule, &sender, PortRules { restrictions, has_pages: false })?;
+    Ok(proven.is_some_and(|proven| proven.is_proven))
+}
+
+#[test]
+fn a_port_has_restrictions_of_its_own_and_a_message_may_say_whether_it_changes_the_server() {
+    let keyed = access(&["alice=one"], &[]);
+    let restrictions = Access::restricting(vec!["logging,trace:x-admin=secret".parse().unwrap()]);
+    let open = new(&AccessArgs::default());
+    let rule = |category, changes| Rule { category, changes };
+    let key = ("x-api-key", "one");
+    // A category is missing where there is no such method: only the key counts.
+    assert_eq!(ask(&keyed, &restrictions, rule(None, Changes::Never), key), Ok(false));
+    assert_eq!(ask(&keyed, &restrictions, rule(None, Changes::Never), ("x-api-key", "two")), Err(Denied::Key));
+    let host = ("host", "models.example.org");
+    assert_eq!(ask(&open, &restrictions, rule(Some(Category::Inference), Changes::Never), host), Ok(false), "no page");
+    let logging = |changes| rule(Some(Category::Logging), changes);
+    let restricted = Err(Denied::Restricted("x-admin".to_owned()));
+    assert_eq!(ask(&open, &restrictions, logging(Changes::ByMessage), host), restricted);
+    for changes in [Changes::ByMessage, Changes::Always] {
+        assert_eq!(ask(&open, &restrictions, logging(changes), ("x-admin", "secret")), Ok(true));
+    }
+    let load = |changes| rule(Some(Category::ModelRepository), changes);
+    assert_eq!(ask(&keyed, &restrictions, load(Changes::ByMessage), key), Ok(false), "its message is not read yet");
+    let refused = Err(Denied::Control(ControlRefused::Remote));
+    assert_eq!(ask(&keyed, &restrictions, load(Changes::Always), key), refused);
 }
 
 #[test]

@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::MethodRouter;
-use trireme_inference::{InferError, cut};
-use trireme_protocol::status::http_status;
+use trireme_inference::cut;
 use trireme_tasks::TaskSet;
 
+use super::response::{self, Refuse, Unanswered};
 use super::route::Route;
-use super::{body, response, route};
+use super::{body, route};
 use crate::budget::{self, BytesPermit};
 use crate::intake::{Intake, Transport};
 use crate::{Port, RequestContext, Traffic};
@@ -34,28 +34,31 @@ struct Gate {
     intake: Arc<Intake<HttpTransport>>,
     route: Option<Arc<str>>,
     traffic: Traffic,
+    refuse: Refuse,
 }
 
 // === impl Intake ===
 
 impl Intake<HttpTransport> {
     /// Takes the requests of a route in before its handler; `None` stands for requests that are for no route.
-    pub fn before<S>(self: &Arc<Self>, route: Option<&Route<S>>, handler: MethodRouter<S>) -> MethodRouter<S>
+    pub fn before<R, S>(self: &Arc<Self>, route: Option<&Route<R>>, handler: MethodRouter<S>) -> MethodRouter<S>
     where
         S: Clone + Send + Sync + 'static,
     {
         let traffic = route.map_or(Traffic::Server, |route| route.traffic);
-        let gate = Gate { intake: self.clone(), route: route.map(|route| route.path.clone()), traffic };
+        let refuse = route.map_or_else(|| Arc::new(response::unanswered) as Refuse, |route| route.refuse.clone());
+        let gate = Gate { intake: self.clone(), route: route.map(|route| route.path.clone()), traffic, refuse };
         handler.layer(from_fn_with_state(gate, take_in))
     }
 }
 
-async fn take_in(State(Gate { intake, route, traffic }): State<Gate>, request: Request, next: Next) -> Response {
+async fn take_in(State(gate): State<Gate>, request: Request, next: Next) -> Response {
+    let Gate { intake, route, traffic, refuse } = gate;
     if let (Some(context), Some(route)) = (request.extensions().get::<Arc<RequestContext>>(), route) {
         let model = route::model(&route, request.uri().path());
         context.is_for(route, model);
     }
-    intake.take_in(traffic, request, next).await
+    intake.take_in(traffic, |error| refuse(Unanswered::Failed(error)), request, next).await
 }
 
 // === impl HttpTransport ===
@@ -69,11 +72,6 @@ impl Transport for HttpTransport {
         let announced = body::announced(&parts.headers).filter(|_| traffic != Traffic::Upload).unwrap_or_default();
         let body = budget::count(body, announced, permit, |refusal| refusal.into());
         Request::from_parts(parts, body)
-    }
-
-    fn refuse(&self, error: &InferError) -> Response {
-        let status = StatusCode::from_u16(http_status(error)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        response::error(status, &error.message)
     }
 
     /// Adds the limits of the request's owner, if a model was asked.

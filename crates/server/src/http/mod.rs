@@ -8,6 +8,7 @@ pub mod coding;
 pub mod cors;
 pub mod describe;
 mod document;
+pub mod endpoint;
 pub(crate) mod host;
 mod incoming;
 pub mod json;

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, RETRY_AFTER
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use serde::Serialize;
 use trireme_inference::{Cause, InferError, Ledger};
 use trireme_protocol::infer::{EncodedResponse, HEADER_LENGTH};
 use trireme_protocol::{metadata, status};
@@ -33,6 +35,18 @@ pub struct HttpError {
 #[derive(Clone, Copy, Debug)]
 struct QueueFull;
 
+/// Makes the answer to a request that the handler of a route does not answer.
+pub type Refuse = Arc<dyn Fn(Unanswered<'_>) -> Response + Send + Sync>;
+
+/// Why the handler of a route does not answer a request.
+#[derive(Clone, Copy, Debug)]
+pub enum Unanswered<'a> {
+    /// The rules for its category do not admit it.
+    Denied(&'a Denied),
+    /// The server has no connection for it, or the handler panicked.
+    Failed(&'a InferError),
+}
+
 /// Answers 429 for a full queue, instead of Triton's 503.
 pub fn full_queue_as_429(mut response: Response) -> Response {
     if response.extensions().get::<QueueFull>().is_some() {
@@ -52,6 +66,11 @@ struct Pieces(VecDeque<Bytes>);
 /// A JSON body with status 200.
 pub fn json(body: Bytes) -> Response {
     ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
+}
+
+/// An answer that this value writes as JSON, with status 200.
+pub fn written(value: &impl Serialize) -> Response {
+    json(serde_json::to_vec(value).expect("names and plain values are JSON").into())
 }
 
 /// The answer to an infer request in `coding`: JSON, then the binary tensors; with the request's times in its headers.
@@ -104,8 +123,16 @@ pub fn plain_error(status: StatusCode, message: &str) -> Response {
     (status, [(CONTENT_TYPE, HeaderValue::from_static("text/plain"))], body).into_response()
 }
 
+/// The answer to a request that the handler of a route does not answer, in Triton's shape.
+pub fn unanswered(why: Unanswered<'_>) -> Response {
+    match why {
+        Unanswered::Denied(why) => denied(why),
+        Unanswered::Failed(error) => HttpError::from(error.clone()).into_response(),
+    }
+}
+
 /// The answer to a request that is not admitted.
-pub fn denied(denied: &Denied) -> Response {
+fn denied(denied: &Denied) -> Response {
     match denied {
         Denied::Key => {
             let mut response = error(StatusCode::UNAUTHORIZED, &denied.to_string());
@@ -117,7 +144,7 @@ pub fn denied(denied: &Denied) -> Response {
             let message = format!("This API is restricted, expecting header '{header}'");
             plain_error(StatusCode::FORBIDDEN, &message)
         }
-        Denied::Foreign(_) => error(StatusCode::FORBIDDEN, &denied.to_string()),
+        Denied::Foreign(_) | Denied::Control(_) => error(StatusCode::FORBIDDEN, &denied.to_string()),
     }
 }
 

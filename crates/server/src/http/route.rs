@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::handler::Handler;
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -16,11 +16,12 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
 use super::describe::Describe;
-use super::response;
+use super::endpoint::{Endpoint, Work};
+use super::response::{self, Refuse, Unanswered};
 use super::schema::{self, Described};
 use super::shapes::{OtherAnswer, Shapes};
 use crate::Traffic;
-use crate::access::{Access, Category, Credentials, Denied, Sender};
+use crate::access::{Access, Category, Changes, PortRules, Rule, Sender};
 
 /// How a route is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,8 +51,8 @@ pub struct Route<S> {
     pub path: Arc<str>,
     /// The category that access rules know it by; `None` for pages, which say nothing themselves.
     pub category: Option<Category>,
-    /// Whether it changes the server; the other requests of a category only show something.
-    pub changes: bool,
+    /// Whether it changes the server.
+    pub changes: Changes,
     /// The traffic that requests to it belong to.
     pub traffic: Traffic,
     /// The group of routes that it belongs to, such as a dialect.
@@ -60,12 +61,20 @@ pub struct Route<S> {
     pub summary: String,
     /// Makes its shapes for the document.
     pub shapes: Arc<dyn Fn() -> Shapes + Send + Sync>,
-    /// The answer to a request that the rules for its category do not admit.
-    pub refuse: Arc<dyn Fn(&Denied) -> Response + Send + Sync>,
-    /// Answers its requests.
-    pub handler: MethodRouter<S>,
+    /// The answer to a request that its handler does not answer, in the form of its errors.
+    pub refuse: Refuse,
+    answerer: Answerer<S>,
     /// Makes the other path at which it is there, too.
     variant: Option<fn(&str) -> String>,
+}
+
+/// Answers the requests of a route.
+#[derive(Clone)]
+enum Answerer<S> {
+    /// For requests of the port only.
+    Handler(MethodRouter<S>),
+    /// For durable work, too.
+    Endpoint(Endpoint<S>),
 }
 
 /// All routes of a port.
@@ -80,6 +89,20 @@ impl Verb {
             Verb::Get => "GET",
             Verb::Post => "POST",
             Verb::Delete => "DELETE",
+        }
+    }
+
+    /// A handler that answers this method.
+    fn on<S, H, T>(self, handler: H) -> MethodRouter<S>
+    where
+        H: Handler<T, S>,
+        T: 'static,
+        S: Clone + Send + Sync + 'static,
+    {
+        match self {
+            Verb::Get => on_get(handler),
+            Verb::Post => on_post(handler),
+            Verb::Delete => on_delete(handler),
         }
     }
 }
@@ -124,26 +147,31 @@ impl Resource {
         T: Describe + 'static,
         S: Clone + Send + Sync + 'static,
     {
-        let handler = match verb {
-            Verb::Get => on_get(handler),
-            Verb::Post => on_post(handler),
-            Verb::Delete => on_delete(handler),
+        let shapes = || {
+            let mut shapes = Shapes::default();
+            T::describe(&mut shapes);
+            shapes
         };
+        Route { shapes: Arc::new(shapes), ..self.with(verb, path, summary, Answerer::Handler(verb.on(handler))) }
+    }
+
+    /// A route with this method and endpoint. Its shapes are those that the route says.
+    pub fn endpoint<S>(self, verb: Verb, path: &str, summary: &str, endpoint: Endpoint<S>) -> Route<S> {
+        self.with(verb, path, summary, Answerer::Endpoint(endpoint))
+    }
+
+    fn with<S>(self, verb: Verb, path: &str, summary: &str, answerer: Answerer<S>) -> Route<S> {
         Route {
             verb,
             path: path.into(),
             category: self.category,
-            changes: false,
+            changes: Changes::Never,
             traffic: self.traffic,
             group: self.group,
             summary: summary.to_owned(),
-            shapes: Arc::new(|| {
-                let mut shapes = Shapes::default();
-                T::describe(&mut shapes);
-                shapes
-            }),
-            refuse: Arc::new(response::denied),
-            handler,
+            shapes: Arc::new(Shapes::default),
+            refuse: Arc::new(response::unanswered),
+            answerer,
             variant: None,
         }
     }
@@ -173,7 +201,7 @@ impl<S: 'static> Route<S> {
 
     /// The same with requests that change the server.
     pub fn changes_the_server(self) -> Route<S> {
-        Route { changes: true, ..self }
+        Route { changes: Changes::Always, ..self }
     }
 
     /// The same with further shapes in the document, which `add` adds.
@@ -219,25 +247,39 @@ impl<S: 'static> Route<S> {
         })
     }
 
-    /// The same, which refuses in another shape than Triton's: also requests that the rules for its category do not admit.
-    pub fn refuses(self, refuse: fn(&Denied) -> Response, refusals: fn() -> Schema) -> Route<S> {
+    /// The same, which refuses in another shape than Triton's: also requests that its handler does not answer.
+    pub fn refuses(self, refuse: fn(Unanswered<'_>) -> Response, refusals: fn() -> Schema) -> Route<S> {
         let route = self.shows(move |shapes| shapes.errors.push(refusals()));
         Route { refuse: Arc::new(refuse), ..route }
     }
 
     /// The answer to a request that the rules for this route refuse; `None` if its handler may run.
     pub fn refusal(&self, access: &Access, request: &Request) -> Option<Response> {
-        let category = self.category?;
+        let rule = Rule { category: Some(self.category?), changes: self.changes };
         let sender = Sender::of(request.uri(), request.headers(), request.extensions());
-        match access.check(category, &sender) {
-            Ok(()) if self.changes => {
-                let is_proven = access.proves(category, |name| sender.header(name));
-                let refused = access.check_control(Credentials { is_local: sender.is_local(), is_proven }).err();
-                refused.map(|refused| response::error(StatusCode::FORBIDDEN, &refused.to_string()))
+        let denied = access.admit(rule, &sender, PortRules { restrictions: access, has_pages: true }).err()?;
+        Some((self.refuse)(Unanswered::Denied(&denied)))
+    }
+
+    /// The handler that answers its requests, for the router.
+    fn handler(&self) -> MethodRouter<S>
+    where
+        S: Clone + Send + Sync,
+    {
+        match &self.answerer {
+            Answerer::Handler(handler) => handler.clone(),
+            Answerer::Endpoint(run) => {
+                let (run, path) = (run.clone(), self.path.clone());
+                self.verb
+                    .on(move |State(state): State<S>, request: Request| run(state, Work::of(request, path.clone())))
             }
-            Ok(()) => None,
-            Err(denied) => Some((self.refuse)(&denied)),
         }
+    }
+
+    /// Which parts of its path are words (0), parameters (1) and the rest (2).
+    fn openness(&self) -> Vec<u8> {
+        let openness = |part: &str| u8::from(part.starts_with('{')) + u8::from(part.starts_with("{*"));
+        self.path.split('/').map(openness).collect()
     }
 
     /// Whether a path is one of this route.
@@ -272,7 +314,7 @@ impl<S: Clone + Send + Sync + 'static> Table<S> {
                 summary: route.summary.clone(),
                 shapes: route.shapes.clone(),
                 refuse: route.refuse.clone(),
-                handler: route.handler.clone(),
+                answerer: route.answerer.clone(),
                 ..route
             });
             all.extend([Some(route), other].into_iter().flatten().map(Arc::new));
@@ -287,29 +329,51 @@ impl<S: Clone + Send + Sync + 'static> Table<S> {
 
     /// The router of all routes, each with the layers that `layer` puts around its handler.
     pub fn router(&self, layer: impl Fn(&Arc<Route<S>>, MethodRouter<S>) -> MethodRouter<S>) -> Router<S> {
-        self.0
-            .iter()
-            .fold(Router::new(), |router, route| router.route(&route.path, layer(route, route.handler.clone())))
+        self.0.iter().fold(Router::new(), |router, route| router.route(&route.path, layer(route, route.handler())))
     }
 
-    /// Whether a request with POST to this path, which a client names elsewhere than in its URL, executes a model for one answer.
+    /// The route that executes a model for a path with POST, with its endpoint. A client names the path elsewhere than in its URL. Of several
+    /// routes it is the one that the router would take: that with words where the others have parameters.
+    pub fn endpoint(&self, path: &str) -> Option<(&Route<S>, &Endpoint<S>)> {
+        let executing = self.0.iter().filter_map(|route| match &route.answerer {
+            Answerer::Endpoint(run) if route.verb == Verb::Post && route.traffic.executes() => Some((&**route, run)),
+            _ => None,
+        });
+        executing.filter(|(route, _)| route.is_at(path)).min_by_key(|(route, _)| route.openness())
+    }
+
+    /// Whether a request with POST to this path executes a model for one answer.
     pub fn executes(&self, path: &str) -> bool {
-        let asks = |route: &Arc<Route<S>>| route.verb == Verb::Post && route.traffic == Traffic::Work;
-        self.0.iter().any(|route| asks(route) && route.is_at(path))
+        self.endpoint(path).is_some_and(|(route, _)| route.traffic == Traffic::Work)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Body;
+    use axum::http::HeaderMap;
+    use hyper::service::Service;
+    use hyper_util::service::TowerToHyperService;
+
     use super::*;
+    use crate::RequestContext;
+    use crate::budget::Budget;
+    use crate::http::endpoint::endpoint;
 
     const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Inference), traffic: Traffic::Work };
 
     fn table() -> Table<()> {
+        let runs = |path: &str| {
+            RESOURCE.endpoint(Verb::Post, path, "", endpoint(async |(), work: Work| work.route.to_string()))
+        };
         Table::new([
-            RESOURCE.post("/v2/models/{model}/infer", "", async || ()).of_versions(),
+            runs("/v2/models/{model}/infer").of_versions(),
             RESOURCE.get("/v1/models/{*rest}", "", async || ()),
             RESOURCE.post("/v1/files", "", async || ()).asks(Traffic::Upload),
+            runs("/tei/{model}"),
+            runs("/tei/{model}/embed"),
+            runs("/tei/embed"),
+            runs("/v2/models/{model}/generate_stream").asks(Traffic::Stream),
         ])
     }
 
@@ -317,7 +381,7 @@ mod tests {
     fn a_route_with_two_paths_is_there_twice() {
         let paths: Vec<_> = table().routes().map(|route| route.path.to_string()).collect();
         let versions = "/v2/models/{model}/versions/{version}/infer";
-        assert_eq!(paths, ["/v2/models/{model}/infer", versions, "/v1/models/{*rest}", "/v1/files"]);
+        assert_eq!(paths[..4], ["/v2/models/{model}/infer", versions, "/v1/models/{*rest}", "/v1/files"]);
     }
 
     #[test]
@@ -329,8 +393,36 @@ mod tests {
         {
             assert!(!table.executes(path), "{path}");
         }
-        let [infer, _, listed, _] = table.0.as_slice() else { panic!("four routes") };
+        let [infer, _, listed, ..] = table.0.as_slice() else { panic!("four routes") };
         assert_eq!(model(&infer.path, "/v2/models/a%20b/infer").as_deref(), Some("a%20b"));
         assert!(listed.is_at("/v1/models/org/name") && model(&listed.path, "/v1/models/org/name").is_none());
+    }
+
+    #[tokio::test]
+    async fn a_path_has_the_endpoint_that_the_router_takes() {
+        let table = table();
+        for (path, expected) in [
+            ("/v2/models/m/infer", "/v2/models/{model}/infer"),
+            ("/tei/embed", "/tei/embed"),
+            ("/tei/other", "/tei/{model}"),
+            ("/tei/embed/embed", "/tei/{model}/embed"),
+            ("/v2/models/m/generate_stream", "/v2/models/{model}/generate_stream"),
+        ] {
+            let (route, run) = table.endpoint(path).expect("a route");
+            assert_eq!(&*route.path, expected, "{path}");
+            let context = RequestContext::of_process(Budget::new(0).permit());
+            let (query, headers, body) = (None, HeaderMap::new(), Body::empty());
+            let work = Work { context, route: route.path.clone(), path: path.to_owned(), query, headers, body };
+            let answer = run((), work).await;
+            let body = axum::body::to_bytes(answer.into_body(), usize::MAX).await.expect("it is whole");
+            assert_eq!(body, expected.as_bytes());
+            let router = table.router(|_, handler| handler);
+            let mut request = Request::post(path).body(Body::empty()).expect("a request");
+            request.extensions_mut().insert(RequestContext::of_process(Budget::new(0).permit()));
+            let Ok(routed) = TowerToHyperService::new(router).call(request).await;
+            let routed = axum::body::to_bytes(routed.into_body(), usize::MAX).await.expect("it is whole");
+            assert_eq!(routed, body, "{path} by the router");
+        }
+        assert!(!table.executes("/v2/models/m/generate_stream"), "its answer comes as events");
     }
 }

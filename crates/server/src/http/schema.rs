@@ -30,6 +30,14 @@ pub fn of<T: ToSchema>() -> Described {
     Described { schema: T::schema(), parts }
 }
 
+/// The schema of an answer that this type writes. The schemas of its parts are inline.
+pub fn answer<T: ToSchema>() -> Schema {
+    match T::schema() {
+        RefOr::T(schema) => schema,
+        RefOr::Ref(_) => anything(),
+    }
+}
+
 /// The schema of a body that two types read, each its own fields.
 pub fn of_both<A: ToSchema, B: ToSchema>() -> Described {
     all_of([of::<A>(), of::<B>()])

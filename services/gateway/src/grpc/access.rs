@@ -5,16 +5,17 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
 use tonic::Status;
 use trireme_inference::InferError;
 use trireme_protocol::grpc::status;
-use trireme_server::access::{Access, Category, Credentials, Denied, Given, Restriction, Sender, read_all};
+use trireme_server::access::{
+    Access, Changes, Credentials, Denied, Given, PortRules, Restriction, Rule, Sender, read_all,
+};
 
 use super::methods::Method;
-use crate::handlers::{Handlers, SharedHandlers};
+use crate::handlers::SharedHandlers;
 
 /// The prefix of a restricted call's header.
 const HEADER_PREFIX: &str = "triton-grpc-protocol-";
@@ -52,22 +53,10 @@ pub fn restrict(restrictions: &[Given<ProtocolRestriction>]) -> anyhow::Result<A
     Ok(Access::restricting(restrictions.into_iter().map(|restriction| restriction.rule).collect()))
 }
 
-/// Whether a call of this category carries the key and the header that it needs. Health checks need no key, because orchestrators send
-/// none.
-fn check(
-    handlers: &Handlers,
-    restricted: &Access,
-    category: Option<Category>,
-    headers: &HeaderMap,
-) -> Result<(), Denied> {
-    let header = |name: &str| headers.get(name).map(HeaderValue::as_bytes);
-    if category != Some(Category::Health) {
-        handlers.access.check_key(header)?;
-    }
-    category.map_or(Ok(()), |category| restricted.check_restriction(category, header))
-}
+/// What the rules know of a call of a method that there is not.
+const UNKNOWN: Rule = Rule { category: None, changes: Changes::Never };
 
-/// Whether the sender of an admitted call may change the server. A call that did not pass [`admit`] has proven nothing.
+/// What an admitted call proves whose message says whether it changes the server. A call that did not pass [`admit`] has proven nothing.
 pub(super) fn credentials<T>(call: &tonic::Request<T>) -> Credentials {
     call.extensions().get().copied().unwrap_or(Credentials { is_local: false, is_proven: false })
 }
@@ -78,16 +67,17 @@ pub async fn admit(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let category = request.extensions().get::<&Method>().and_then(|method| method.category);
-    if let Some(category) = category {
-        let sender = Sender::of(request.uri(), request.headers(), request.extensions());
-        let is_administrator = handlers.access.is_administrator(|name| sender.header(name));
-        let is_proven = is_administrator || restricted.restricts(category);
-        let is_local = sender.is_local();
-        request.extensions_mut().insert(Credentials { is_local, is_proven });
-    }
-    match check(&handlers, &restricted, category, request.headers()) {
-        Ok(()) => next.run(request).await,
+    let rule = request.extensions().get::<&Method>().map_or(UNKNOWN, |method| method.rule());
+    let sender = Sender::of(request.uri(), request.headers(), request.extensions());
+    // Pages in browsers do not speak gRPC.
+    let admitted = handlers.access.admit(rule, &sender, PortRules { restrictions: &restricted, has_pages: false });
+    match admitted {
+        Ok(credentials) => {
+            if let Some(credentials) = credentials {
+                request.extensions_mut().insert(credentials);
+            }
+            next.run(request).await
+        }
         Err(Denied::Key) => {
             let text = "a valid API key is required, as 'authorization: Bearer <key>' or 'x-api-key: <key>'";
             Status::unauthenticated(text).into_http()
@@ -96,8 +86,9 @@ pub async fn admit(
             let text = format!("This protocol is restricted, expecting header '{header}'");
             status(&InferError::unavailable(text)).into_http()
         }
-        // Pages in browsers do not speak gRPC.
-        Err(Denied::Foreign(foreign)) => Status::permission_denied(foreign.to_string()).into_http(),
+        Err(denied @ (Denied::Foreign(_) | Denied::Control(_))) => {
+            Status::permission_denied(denied.to_string()).into_http()
+        }
     }
 }
 

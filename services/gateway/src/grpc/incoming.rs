@@ -6,8 +6,6 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::response::Response;
 use http_body_util::Limited;
-use trireme_inference::InferError;
-use trireme_protocol::grpc::status;
 use trireme_server::budget::BytesPermit;
 use trireme_server::{Port, RequestContext, Traffic, Transport};
 
@@ -44,10 +42,6 @@ impl Transport for GrpcTransport {
         let body = if traffic == Traffic::Watch { Body::new(Limited::new(body, HEALTH)) } else { body };
         let rules = Rules { streams, coded, largest: self.largest, pause: self.pause };
         Request::from_parts(parts, body::guard(body, rules, permit))
-    }
-
-    fn refuse(&self, error: &InferError) -> Response {
-        status(error).into_http()
     }
 
     fn tell(&self, _: &RequestContext, _: &mut Response) {}

@@ -4,6 +4,7 @@ use trireme_server::Traffic;
 use trireme_server::access::Category::{
     self, Health, Inference, Logging, Metadata, ModelConfig, ModelRepository, SharedMemory, Statistics, Trace,
 };
+use trireme_server::access::{Changes, Rule};
 
 /// A service with its methods.
 pub struct Service {
@@ -19,6 +20,8 @@ pub struct Method {
     pub name: &'static str,
     /// The category that access rules know its calls by; `None`: it is not offered.
     pub category: Option<Category>,
+    /// Whether its calls change the server.
+    pub changes: Changes,
     /// Whether a client may send several messages on one call.
     pub streams: bool,
 }
@@ -38,19 +41,19 @@ pub const SERVICES: &[Service] = &[
             many("ModelStreamInfer", Inference),
             one("ModelStatistics", Statistics),
             one("RepositoryIndex", ModelRepository),
-            one("RepositoryModelLoad", ModelRepository),
-            one("RepositoryModelUnload", ModelRepository),
+            one("RepositoryModelLoad", ModelRepository).changes(Changes::Always),
+            one("RepositoryModelUnload", ModelRepository).changes(Changes::Always),
             one("SystemSharedMemoryStatus", SharedMemory),
-            one("SystemSharedMemoryRegister", SharedMemory),
-            one("SystemSharedMemoryUnregister", SharedMemory),
+            one("SystemSharedMemoryRegister", SharedMemory).changes(Changes::Always),
+            one("SystemSharedMemoryUnregister", SharedMemory).changes(Changes::Always),
             one("CudaSharedMemoryStatus", SharedMemory),
-            one("CudaSharedMemoryRegister", SharedMemory),
-            one("CudaSharedMemoryUnregister", SharedMemory),
-            one("TraceSetting", Trace),
-            one("LogSettings", Logging),
+            one("CudaSharedMemoryRegister", SharedMemory).changes(Changes::Always),
+            one("CudaSharedMemoryUnregister", SharedMemory).changes(Changes::Always),
+            one("TraceSetting", Trace).changes(Changes::ByMessage),
+            one("LogSettings", Logging).changes(Changes::ByMessage),
         ],
     ),
-    service("grpc.health.v1.Health", &[one("Check", Health), Method { name: "Watch", category: None, streams: false }]),
+    service("grpc.health.v1.Health", &[one("Check", Health), Method { category: None, ..one("Watch", Health) }]),
     service("tei.v1.Info", &[one("Info", Metadata)]),
     service(
         "tei.v1.Embed",
@@ -96,12 +99,12 @@ const fn service(name: &'static str, methods: &'static [Method]) -> Service {
 
 /// A method that takes one message.
 const fn one(name: &'static str, category: Category) -> Method {
-    Method { name, category: Some(category), streams: false }
+    Method { name, category: Some(category), changes: Changes::Never, streams: false }
 }
 
 /// A method that takes any number of messages.
 const fn many(name: &'static str, category: Category) -> Method {
-    Method { name, category: Some(category), streams: true }
+    Method { streams: true, ..one(name, category) }
 }
 
 /// The service that a path names, and the name of the method; `None` where there is no such service.
@@ -120,6 +123,16 @@ pub fn find(path: &str) -> Option<&'static Method> {
 // === impl Method ===
 
 impl Method {
+    /// The same with calls that change the server.
+    const fn changes(self, changes: Changes) -> Method {
+        Method { changes, ..self }
+    }
+
+    /// What the rules know its calls by.
+    pub fn rule(&self) -> Rule {
+        Rule { category: self.category, changes: self.changes }
+    }
+
     /// The traffic that its calls belong to.
     pub fn traffic(&self) -> Traffic {
         match self.category {

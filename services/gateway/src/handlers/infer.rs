@@ -17,6 +17,7 @@ use trireme_inference::{
 use trireme_operations::Capabilities;
 use trireme_runtime::response_cache::Key;
 use trireme_server::RequestContext;
+use trireme_triton_compat::traces::OpenTrace;
 
 use super::Handlers;
 use super::metering::Metered;
@@ -26,7 +27,6 @@ use crate::counts;
 use crate::dispatch::{Exchange, LinePlace, no_answer};
 use crate::rows;
 use crate::statistics::CountedRequest;
-use crate::traces::OpenTrace;
 use kept::KeptWindows;
 pub use responses::{Next, Responses};
 use running::{Limit, Running, set_error, with_id};

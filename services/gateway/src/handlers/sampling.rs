@@ -9,8 +9,7 @@ use parking_lot::Mutex;
 use trireme_inference::{InferError, InferRequest, ModelKey};
 use trireme_protocol::tracing::{SettingChange, TraceChanges, TraceLevel, TraceMode, TraceSettings};
 use trireme_server::RequestContext;
-
-use crate::traces::{OpenTrace, Stream, TraceConfig, TraceTarget, Writer};
+use trireme_triton_compat::traces::{OpenTrace, Stream, TraceConfig, TraceTarget, Writer};
 
 /// Trace settings, and how far each of them has counted.
 pub struct Tracing {
@@ -279,8 +278,9 @@ impl Own {
 
 #[cfg(test)]
 mod tests {
+    use trireme_triton_compat::traces::TraceArgs;
+
     use super::*;
-    use crate::traces::TraceArgs;
 
     fn tracing(options: &[&str]) -> Tracing {
         let options = options.iter().map(|option| option.parse().expect("a setting")).collect();

@@ -6,9 +6,9 @@
 use trireme_inference::{InferError, InferRequest, InferResponse};
 use trireme_protocol::shared_memory::SystemRegion;
 use trireme_server::budget::BytesPermit;
+use trireme_triton_compat::shared_memory::RegionPart;
 
 use super::Handlers;
-use crate::shared_memory::RegionPart;
 
 /// Most bytes of a request that are read from shared memory: as many as the largest gRPC message has.
 const MAX_SHARED: u64 = i32::MAX as u64;

@@ -9,13 +9,13 @@ use trireme_runtime::Health;
 use trireme_runtime::response_cache::ResponseCache;
 use trireme_server::access::Access;
 use trireme_server::budget::Budget;
+use trireme_triton_compat::shared_memory::SharedMemory;
 
 use super::sampling::Tracing;
 use crate::counts::RequestCounts;
 use crate::dispatch::Dispatcher;
 use crate::models::ModelControl;
 use crate::registry::{Registry, ServedModel};
-use crate::shared_memory::SharedMemory;
 use crate::statistics::{Collector, Windows};
 use crate::text_cache::TextCache;
 use crate::usage::Usage;

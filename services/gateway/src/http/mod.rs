@@ -7,6 +7,7 @@ mod jobs;
 mod prefer;
 mod routes;
 mod routing;
+mod runner;
 mod state;
 
 use std::net::SocketAddr;
@@ -20,7 +21,6 @@ use trireme_bus::Bus;
 use trireme_inference::Lane;
 use trireme_jobs::Jobs;
 use trireme_runtime::TaskSet;
-use trireme_server::access::Access;
 use trireme_server::connections::{ConnectionLimiter, Connections, Http2, Limits, Protocol, Tls};
 use trireme_server::http::access_log::{AccessLog, Observer};
 use trireme_server::http::paths::Paths;
@@ -31,8 +31,8 @@ use crate::handlers::SharedHandlers;
 pub use args::HttpArgs;
 use args::HttpOptions;
 pub use jobs::JobArgs;
-use jobs::Runner;
 pub use jobs::webhooks::{Target, WebhookSecret, Webhooks};
+use runner::Runner;
 use state::HttpState;
 
 /// Where durable work is kept.
@@ -105,7 +105,7 @@ impl HttpListener {
         let count = Box::new(move |route: &str, method: &str, status| counting.counts.answered(route, method, status));
         let observer = Observer { log, access: access.clone(), port: Port::Http, count };
         let (limiter, tasks) = (ConnectionLimiter::new(limits), TaskSet::new());
-        let (registry, names_of) = (handlers.registry.clone(), handlers.registry.clone());
+        let names_of = handlers.registry.clone();
         let mut state = HttpState {
             handlers,
             table: Arc::new(routes::table(&self.options)),
@@ -115,11 +115,8 @@ impl HttpListener {
             webhooks: None,
         };
         if let Some(setup) = jobs_setup {
-            state.webhooks = setup.webhooks.clone();
-            let (routes, budget) = (routes::work(state.clone()), budget.clone());
-            let batches = budget.permit_in(Lane::Bulk);
-            let access = Access::clone(&access);
-            let runner = Runner { routes, registry, access, budget, batches, webhooks: setup.webhooks };
+            state.webhooks = setup.webhooks;
+            let runner = Runner { http: state.clone(), batches: budget.permit_in(Lane::Bulk) };
             let (jobs, run) = Jobs::open(setup.bus, &setup.own, Arc::new(runner), setup.options);
             let stopped = stop.clone();
             // Another gateway goes on with the jobs of this one.

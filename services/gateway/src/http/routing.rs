@@ -6,7 +6,10 @@ use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use trireme_inference::InferError;
 use trireme_server::http::describe::Describe;
+use trireme_server::http::endpoint::{Endpoint, Work, endpoint};
 use trireme_server::http::response::{self, HttpError};
+
+use super::state::HttpState;
 
 /// The path before a model's name.
 const PLACES: [&str; 4] = ["/v2/models/", "/tei/", "/nim/", "/openai/deployments/"];
@@ -48,20 +51,33 @@ fn own_path(path: &str, own: impl Fn(&str) -> Option<String>) -> Option<String> 
 }
 
 /// No route has the path.
-pub async fn not_found() -> Response {
+pub fn not_found() -> Response {
     response::plain_error(StatusCode::NOT_FOUND, "Not Found")
 }
 
 /// Triton matches a whole path before it looks at the method: a version that is no number is no path at all.
-pub async fn method_not_allowed(uri: Uri) -> Response {
+pub fn method_not_allowed(uri: &Uri) -> Response {
     const MESSAGE: &str = "Method Not Allowed";
     match ModelPath::parse(uri.path()) {
-        Err(PathError::NoSuchPath) => not_found().await,
+        Err(PathError::NoSuchPath) => not_found(),
+        // Only GET and POST have something at the root.
+        _ if uri.path() == "/" => not_found(),
         _ if ["/infer", "/ready", "/live"].iter().any(|end| uri.path().ends_with(end)) => {
             response::plain_error(StatusCode::METHOD_NOT_ALLOWED, MESSAGE)
         }
         _ => response::error(StatusCode::METHOD_NOT_ALLOWED, MESSAGE),
     }
+}
+
+/// The endpoint of a route under a model's path.
+pub fn of_model<R>(run: fn(HttpState, ModelPath, Work) -> R) -> Endpoint<HttpState>
+where
+    R: Future<Output: IntoResponse> + Send + 'static,
+{
+    endpoint(move |http, work: Work| async move {
+        let path = ModelPath::of(&work.path)?;
+        Ok::<_, Response>(run(http, path, work).await)
+    })
 }
 
 /// A model and, where the path names one, a version.
@@ -85,6 +101,18 @@ enum PathError {
 // === impl ModelPath ===
 
 impl ModelPath {
+    /// The model and the version that a path names, or the answer to a request for a path that names none.
+    pub fn of(path: &str) -> Result<ModelPath, Response> {
+        ModelPath::parse(path).map_err(|error| match error {
+            PathError::NoSuchPath => not_found(),
+            PathError::Version(version) => HttpError::plain(InferError::invalid_arg(format!(
+                "failed to get model version from specified version string '{version}' (details: stol), version should be \
+                 an integral value > 0"
+            )))
+            .into_response(),
+        })
+    }
+
     /// Reads `/v2/models/{model}[/versions/{version}]...`, taking the name as it stands: Triton decodes no `%20`. Paths that
     /// are not of this form are named by no model, which is no error of theirs.
     fn parse(path: &str) -> Result<ModelPath, PathError> {
@@ -109,15 +137,7 @@ impl<S: Send + Sync> axum::extract::FromRequestParts<S> for ModelPath {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut axum::http::request::Parts, _: &S) -> Result<Self, Response> {
-        match ModelPath::parse(parts.uri.path()) {
-            Ok(path) => Ok(path),
-            Err(PathError::NoSuchPath) => Err(not_found().await),
-            Err(PathError::Version(version)) => Err(HttpError::plain(InferError::invalid_arg(format!(
-                "failed to get model version from specified version string '{version}' (details: stol), version should be \
-                 an integral value > 0"
-            )))
-            .into_response()),
-        }
+        ModelPath::of(parts.uri.path())
     }
 }
 

@@ -8,6 +8,7 @@ use trireme_inference::{
 };
 use trireme_model_repository::OtherName;
 use trireme_protocol::status::http_status;
+use trireme_triton_compat::traces::OpenTrace;
 
 use super::kept::KeptWindows;
 use crate::dispatch::{EXPIRED, Turn};
@@ -16,7 +17,6 @@ use crate::handlers::zero_shot::LabelScores;
 use crate::registry::{Labels, ServedModel};
 use crate::statistics::CountedRequest;
 use crate::text_cache::Terms;
-use crate::traces::OpenTrace;
 
 /// A request in the pipeline, as far as its responses depend on it.
 pub struct Running {

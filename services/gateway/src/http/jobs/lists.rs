@@ -1,12 +1,9 @@
 //! Lists of durable work, as OpenAI has them: the page that a query asks for, and the page in the answer.
 
-use axum::response::Response;
-use serde::{Deserialize, Deserializer, de};
-use serde_json::{Value, json};
+use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::json;
 use trireme_jobs::{Listed, Page};
 use trireme_server::http::query::{ParameterFault, Query};
-use trireme_server::http::response;
-use trireme_server::http::schema::{flag, list, nullable, object_with, plain, text};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaType, Type};
 use utoipa::{IntoParams, PartialSchema, ToSchema};
@@ -43,24 +40,29 @@ enum Order {
 }
 
 /// The answer with a page of a list.
-pub fn as_list<T>(page: &Listed<T>, show: impl Fn(&str, &T) -> Value) -> Response {
-    let data: Vec<Value> = page.items.iter().map(|(id, item)| show(id, item)).collect();
-    let list = json!({
-        "object": "list",
-        "data": data,
-        "first_id": page.items.first().map(|(id, _)| id),
-        "last_id": page.items.last().map(|(id, _)| id),
-        "has_more": page.has_more,
-    });
-    response::json(list.to_string().into())
+#[derive(Serialize, ToSchema)]
+pub struct ListPage<'a, T: ToSchema> {
+    object: &'static str,
+    #[schema(inline)]
+    data: Vec<T>,
+    first_id: Option<&'a str>,
+    last_id: Option<&'a str>,
+    has_more: bool,
 }
 
-/// The shape of a page of a list.
-pub fn page_schema() -> Schema {
-    object_with(
-        [("object", text()), ("data", list(plain())), ("has_more", flag())],
-        [("first_id", nullable(text())), ("last_id", nullable(text()))],
-    )
+// === impl ListPage ===
+
+impl<'a, T: ToSchema> ListPage<'a, T> {
+    /// The page of these items, each as `show` shows it.
+    pub fn of<I>(page: &'a Listed<I>, show: impl Fn(&'a str, &'a I) -> T) -> ListPage<'a, T> {
+        ListPage {
+            object: "list",
+            data: page.items.iter().map(|(id, item)| show(id, item)).collect(),
+            first_id: page.items.first().map(|(id, _)| &**id),
+            last_id: page.items.last().map(|(id, _)| &**id),
+            has_more: page.has_more,
+        }
+    }
 }
 
 // === impl PageQuery ===

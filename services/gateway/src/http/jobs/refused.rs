@@ -6,9 +6,10 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 use trireme_bus::BusError;
 use trireme_jobs::JobError;
+use trireme_protocol::status::http_status;
 use trireme_server::access::Denied;
 use trireme_server::http::query::ParameterFault;
-use trireme_server::http::response;
+use trireme_server::http::response::{self, Unanswered};
 use trireme_server::http::schema::{nullable, object, text};
 use utoipa::openapi::schema::Schema;
 
@@ -57,8 +58,18 @@ impl Refused {
         Refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, message.to_owned())
     }
 
-    /// The answer to a request that the rules for its category do not admit.
-    pub fn denied(denied: &Denied) -> Response {
+    /// The answer to a request that the handler of a route does not answer.
+    pub fn unanswered(why: Unanswered<'_>) -> Response {
+        match why {
+            Unanswered::Denied(denied) => Refused::denied(denied),
+            Unanswered::Failed(error) => {
+                let status = StatusCode::from_u16(http_status(error)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+                Refused(status, error.message.clone()).into_response()
+            }
+        }
+    }
+
+    fn denied(denied: &Denied) -> Response {
         if *denied != Denied::Key {
             return Refused(StatusCode::FORBIDDEN, denied.to_string()).into_response();
         }

@@ -8,24 +8,22 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use trireme_inference::AskedSpaces;
-use trireme_jobs::{Batch, BatchState, NewBatch, RowRequest, Usage, now};
+use trireme_jobs::{NewBatch, RowRequest};
 use trireme_server::access::Category;
 use trireme_server::http::query::Query;
 use trireme_server::http::route::Resource;
-use trireme_server::http::schema::{integer, nullable, object_with, plain, text};
+use trireme_server::http::{response, schema};
 use trireme_server::{RequestContext, Traffic};
 use utoipa::ToSchema;
-use utoipa::openapi::schema::Schema;
 
-use super::deferred::as_webhook;
-use super::files::{found, parse, read_body};
+use super::files::{parse, read_body};
 use crate::forward;
-use crate::http::jobs::MAX_ERROR_BYTES;
 use crate::http::jobs::form::ExpiresAfter;
 use crate::http::jobs::idempotency::IdempotencyKey;
-use crate::http::jobs::lists::{Asked, Limit, PageQuery, as_list, page_schema};
+use crate::http::jobs::lists::{Asked, Limit, ListPage, PageQuery};
 use crate::http::jobs::options::{self, Time};
 use crate::http::jobs::refused::Refused;
+use crate::http::jobs::shown::ShownBatch;
 use crate::http::state::{HttpState, Own, Route};
 
 /// The page of batches that a query asks for.
@@ -72,15 +70,15 @@ const RESOURCE: Resource = Resource { group: "jobs", category: Some(Category::In
 /// The routes.
 pub fn routes() -> Vec<Route> {
     let routes = [
-        RESOURCE.get("/v1/batches", "All batches", list).gives(page_schema),
+        RESOURCE.get("/v1/batches", "All batches", list).gives(schema::answer::<ListPage<'_, ShownBatch<'_>>>),
         RESOURCE
             .post("/v1/batches", "Begins a batch: every line of a file is a request", begin)
             .reads::<CreateBatch>()
-            .gives(batch_schema),
-        RESOURCE.get("/v1/batches/{id}", "The state of a batch", show).gives(batch_schema),
-        RESOURCE.post("/v1/batches/{id}/cancel", "Cancels a batch", cancel).gives(batch_schema),
+            .gives(schema::answer::<ShownBatch<'_>>),
+        RESOURCE.get("/v1/batches/{id}", "The state of a batch", show).gives(schema::answer::<ShownBatch<'_>>),
+        RESOURCE.post("/v1/batches/{id}/cancel", "Cancels a batch", cancel).gives(schema::answer::<ShownBatch<'_>>),
     ];
-    routes.into_iter().map(|route| route.refuses(Refused::denied, Refused::schema)).collect()
+    routes.into_iter().map(|route| route.refuses(Refused::unanswered, Refused::schema)).collect()
 }
 
 async fn begin(
@@ -124,23 +122,23 @@ async fn begin(
     let (input, endpoint) = (asked.input_file_id, asked.endpoint);
     let new = NewBatch { input, endpoint, window, output_lapse, traceparent, if_space, metadata, rows };
     let (id, batch) = jobs.begin_batch_on(new, terms, key.as_deref().map(|key| (key, sent.as_ref()))).await?;
-    Ok(found(&as_batch(&id, &batch)))
+    Ok(response::written(&ShownBatch::of(&id, &batch)))
 }
 
 async fn list(Own(jobs): Own, page: Asked<BatchesPage>) -> Result<Response, Refused> {
     let Query(page) = page?;
     let batches = jobs.batches(&page.page(None)).await?;
-    Ok(as_list(&batches, as_batch))
+    Ok(response::written(&ListPage::of(&batches, ShownBatch::of)))
 }
 
 async fn show(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
     let batch = jobs.batch(&id).await?;
-    Ok(found(&as_batch(&id, &batch)))
+    Ok(response::written(&ShownBatch::of(&id, &batch)))
 }
 
 async fn cancel(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
     let batch = jobs.cancel_batch(&id).await?;
-    Ok(found(&as_batch(&id, &batch)))
+    Ok(response::written(&ShownBatch::of(&id, &batch)))
 }
 
 fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), String> {
@@ -170,74 +168,6 @@ fn window(text: &str) -> Option<Duration> {
     };
     let count: u64 = text[..text.len() - 1].parse().ok().filter(|count| (1..=365 * 24).contains(count))?;
     Some(Duration::from_secs(count * unit))
-}
-
-fn as_batch(id: &str, batch: &Batch) -> Value {
-    let ended = |state| (batch.state == state).then_some(batch.ended).flatten();
-    let error = |message: &String| json!({"code": "invalid_file", "message": message, "param": null, "line": null});
-    let (counts, Usage { input, cached, output }) = (batch.progress(), batch.usage);
-    let usage = (batch.usage != Usage::default()).then(|| {
-        json!({
-            "input_tokens": input,
-            "input_tokens_details": {"cached_tokens": cached},
-            "output_tokens": output,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": input + output,
-        })
-    });
-    let errors = batch.failure.as_ref().map(|message| json!({"object": "list", "data": [error(message)]}));
-    json!({
-        "id": id,
-        "object": "batch",
-        "endpoint": batch.endpoint,
-        "errors": errors,
-        "input_file_id": batch.input,
-        "completion_window": format!("{}h", batch.expires.saturating_sub(batch.start()) / 3600),
-        "status": batch.state_name(now()),
-        "output_file_id": batch.output,
-        "error_file_id": batch.errors,
-        "error_file_max_bytes": MAX_ERROR_BYTES,
-        "created_at": batch.created,
-        "in_progress_at": batch.begun,
-        "expires_at": batch.expires,
-        "finalizing_at": batch.ended.filter(|_| batch.state == BatchState::Completed),
-        "completed_at": ended(BatchState::Completed),
-        "failed_at": ended(BatchState::Failed),
-        "expired_at": ended(BatchState::Expired),
-        "cancelling_at": batch.cancelling,
-        "cancelled_at": ended(BatchState::Cancelled),
-        "request_counts": {
-            "total": counts.total,
-            "completed": counts.completed,
-            "failed": counts.failed,
-        },
-        "usage": usage,
-        "metadata": batch.metadata,
-        "not_before": batch.not_before,
-        "if_space": batch.if_space,
-        "webhook": batch.webhook.as_ref().map(as_webhook),
-    })
-}
-
-fn batch_schema() -> Schema {
-    object_with(
-        [
-            ("id", text()),
-            ("endpoint", text()),
-            ("input_file_id", text()),
-            ("status", text()),
-            ("created_at", integer()),
-            ("request_counts", plain()),
-        ],
-        [
-            ("output_file_id", nullable(text())),
-            ("error_file_id", nullable(text())),
-            ("error_file_max_bytes", integer()),
-            ("not_before", nullable(integer())),
-            ("if_space", nullable(text())),
-            ("webhook", nullable(plain())),
-        ],
-    )
 }
 
 #[cfg(test)]

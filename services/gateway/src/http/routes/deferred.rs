@@ -5,23 +5,34 @@ use axum::http::header::{LOCATION, RETRY_AFTER};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
-use trireme_jobs::{JobAnswer, JobCall, JobError, RequestState, Webhook, now};
+use trireme_inference::IF_SPACE_HEADER;
+use trireme_jobs::{JobAnswer, JobCall, JobError, RequestState};
 use trireme_server::access::{Category, Sender};
 use trireme_server::http::body;
 use trireme_server::http::describe::Describe;
 use trireme_server::http::response::{self, HttpError};
 use trireme_server::http::route::Resource;
-use trireme_server::http::schema::{self, integer, nullable, object_with};
+use trireme_server::http::schema;
 use trireme_server::{RequestContext, Traffic};
 use utoipa::openapi::schema::Schema;
 
-use crate::http::jobs::KEPT_HEADERS;
 use crate::http::jobs::idempotency::IdempotencyKey;
 use crate::http::jobs::options;
 use crate::http::jobs::refused::{Refused, status};
+use crate::http::jobs::shown::ShownRequest;
 use crate::http::prefer::Preference;
 use crate::http::state::{HttpState, Own, Route};
+
+/// The headers of a request that its endpoint reads, and that are kept with it. Others are about the connection, or secrets.
+const KEPT: [&str; 7] = [
+    "content-type",
+    "content-encoding",
+    "inference-header-content-length",
+    "traceparent",
+    "tracestate",
+    "trireme-timeout-ms",
+    IF_SPACE_HEADER,
+];
 
 const APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
@@ -33,16 +44,16 @@ pub fn routes() -> Vec<Route> {
     vec![
         RESOURCE
             .get("/v1/requests/{id}", "The state of a durable request", show)
-            .gives(schema)
+            .gives(schema::answer::<ShownRequest<'_>>)
             .shows(|shapes| shapes.errors = refusals()),
         RESOURCE
             .delete("/v1/requests/{id}", "Cancels a durable request, or deletes one that has ended", cancel)
-            .gives(schema)
+            .gives(schema::answer::<ShownRequest<'_>>)
             .or_gives(StatusCode::NO_CONTENT, "the request had ended, and is deleted", None)
             .shows(|shapes| shapes.errors = refusals()),
         RESOURCE
             .get("/v1/requests/{id}/response", "The answer to a durable request", answer)
-            .or_gives(StatusCode::ACCEPTED, "there is no answer yet", Some(schema))
+            .or_gives(StatusCode::ACCEPTED, "there is no answer yet", Some(schema::answer::<ShownRequest<'_>>))
             // The answer may be a refusal of the route that the request was for.
             .shows(|shapes| shapes.errors.push(schema::anything())),
     ]
@@ -54,7 +65,7 @@ pub fn offered(route: Route) -> Route {
         return route;
     }
     let accepted = "with respond-async: the request is kept, and answered later";
-    route.or_gives(StatusCode::ACCEPTED, accepted, Some(schema)).shows(|shapes| {
+    route.or_gives(StatusCode::ACCEPTED, accepted, Some(schema::answer::<ShownRequest<'_>>)).shows(|shapes| {
         Preference::describe(shapes);
         IdempotencyKey::describe(shapes);
         options::describe(shapes);
@@ -94,7 +105,7 @@ async fn accept(http: &HttpState, request: Request, preference: Preference) -> R
         .map_err(|why| response::error(StatusCode::BAD_REQUEST, &why))?;
     let limit = body::Limit::binary(http.options.max_input_size);
     let body = body::read(&parts.headers, body, limit).await.map_err(|error| HttpError::from(error).into_response())?;
-    let headers = KEPT_HEADERS.iter().filter_map(|&name| Some((name.to_owned(), sender.header(name)?.to_vec().into())));
+    let headers = KEPT.iter().filter_map(|&name| Some((name.to_owned(), sender.header(name)?.to_vec().into())));
     let call = JobCall { path: parts.uri.path().to_owned(), headers: headers.collect(), body };
     let accepted = jobs.accept_on(call, key.as_deref(), terms).await.map_err(|error| refused(&error))?;
     let mut request = accepted.request;
@@ -104,7 +115,7 @@ async fn accept(http: &HttpState, request: Request, preference: Preference) -> R
             return Ok(replay(answer));
         }
     }
-    let mut response = response::json(state(http, &accepted.id, &request).to_string().into());
+    let mut response = state(http, &accepted.id, &request);
     *response.status_mut() = StatusCode::ACCEPTED;
     let headers = response.headers_mut();
     if let Ok(location) = HeaderValue::from_str(&format!("/v1/requests/{}", accepted.id)) {
@@ -117,7 +128,7 @@ async fn accept(http: &HttpState, request: Request, preference: Preference) -> R
 
 async fn show(State(http): State<HttpState>, Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Response> {
     let request = jobs.request(&id).await.map_err(|error| refused(&error))?;
-    Ok(response::json(state(&http, &id, &request).to_string().into()))
+    Ok(state(&http, &id, &request))
 }
 
 /// The answer as the route gave it; 202 while there is none.
@@ -128,7 +139,7 @@ async fn answer(State(http): State<HttpState>, Own(jobs): Own, Path(id): Path<St
     }
     match request.state {
         RequestState::Queued => {
-            let mut response = response::json(state(&http, &id, &request).to_string().into());
+            let mut response = state(&http, &id, &request);
             *response.status_mut() = StatusCode::ACCEPTED;
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
             Ok(response)
@@ -147,31 +158,12 @@ async fn cancel(State(http): State<HttpState>, Own(jobs): Own, Path(id): Path<St
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     let request = jobs.request(&id).await.map_err(|error| refused(&error))?;
-    Ok(response::json(state(&http, &id, &request).to_string().into()))
+    Ok(state(&http, &id, &request))
 }
 
-fn state(http: &HttpState, id: &str, request: &trireme_jobs::Request) -> Value {
-    json!({
-        "id": id,
-        "object": "request",
-        "status": request.state_name(now()),
-        "created_at": request.created,
-        "expires_at": request.expires,
-        "ended_at": request.ended,
-        "not_before": request.not_before,
-        "webhook": request.webhook.as_ref().map(as_webhook),
-        "response": format!("{}/v1/requests/{id}/response", http.options.root_path),
-    })
-}
-
-/// A webhook as jobs show it.
-pub(super) fn as_webhook(webhook: &Webhook) -> Value {
-    json!({
-        "url": webhook.url,
-        "status": webhook.state,
-        "attempts": webhook.attempts,
-        "last_error": webhook.failure,
-    })
+/// The answer that shows a request.
+fn state(http: &HttpState, id: &str, request: &trireme_jobs::Request) -> Response {
+    response::written(&ShownRequest::of(id, request, &http.options.root_path))
 }
 
 /// An answer, as it was given.
@@ -193,21 +185,4 @@ fn refused(error: &JobError) -> Response {
 /// The shapes of refusals: those of these routes, and that of a gateway that keeps no jobs.
 fn refusals() -> Vec<Schema> {
     vec![response::error_schema(), Refused::schema()]
-}
-
-fn schema() -> Schema {
-    object_with(
-        [
-            ("id", schema::text()),
-            ("status", schema::text()),
-            ("created_at", integer()),
-            ("expires_at", integer()),
-            ("response", schema::text()),
-        ],
-        [
-            ("ended_at", nullable(integer())),
-            ("not_before", nullable(integer())),
-            ("webhook", nullable(schema::plain())),
-        ],
-    )
 }

@@ -11,9 +11,8 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
 use trireme_inference::shown;
-use trireme_jobs::{File, NewUpload};
+use trireme_jobs::NewUpload;
 use trireme_server::Traffic;
 use trireme_server::access::Category;
 use trireme_server::http::coding::Coding;
@@ -21,15 +20,15 @@ use trireme_server::http::json;
 use trireme_server::http::query::Query;
 use trireme_server::http::response;
 use trireme_server::http::route::Resource;
-use trireme_server::http::schema::{integer, nullable, object_with, plain, text};
-use utoipa::openapi::schema::Schema;
+use trireme_server::http::schema;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::http::jobs::form::{self, ExpiresAfter, FileFields, Form, NoFields, Purpose};
 use crate::http::jobs::idempotency::IdempotencyKey;
-use crate::http::jobs::lists::{Asked, Limit, PageQuery, as_list, page_schema};
+use crate::http::jobs::lists::{Asked, Limit, ListPage, PageQuery};
 use crate::http::jobs::ranges::{self, Range};
 use crate::http::jobs::refused::Refused;
+use crate::http::jobs::shown::{DeletedFile, ShownFile, ShownPart, ShownUpload};
 use crate::http::state::{HttpState, Own, Route};
 
 /// How long an upload may take, and how long its parts are kept until then.
@@ -76,47 +75,53 @@ const RESOURCE: Resource = Resource { group: "jobs", category: Some(Category::In
 /// The routes.
 pub fn routes() -> Vec<Route> {
     let routes = [
-        RESOURCE.get("/v1/files", "All files", list).gives(page_schema),
+        RESOURCE.get("/v1/files", "All files", list).gives(schema::answer::<ListPage<'_, ShownFile<'_>>>),
         RESOURCE
             .post("/v1/files", "Uploads a file", upload)
             .asks(Traffic::Upload)
             .reads_form::<FileFields>("file")
-            .gives(file_schema),
-        RESOURCE.get("/v1/files/{id}", "A file's name and size", show).gives(file_schema),
-        RESOURCE.delete("/v1/files/{id}", "Deletes a file", delete).gives(plain),
+            .gives(schema::answer::<ShownFile<'_>>),
+        RESOURCE.get("/v1/files/{id}", "A file's name and size", show).gives(schema::answer::<ShownFile<'_>>),
+        RESOURCE.delete("/v1/files/{id}", "Deletes a file", delete).gives(schema::answer::<DeletedFile<'_>>),
         RESOURCE.get("/v1/files/{id}/content", "The bytes of a file", content).gives_bytes().or_gives(
             StatusCode::PARTIAL_CONTENT,
             "the bytes that the header Range asks for",
             None,
         ),
-        RESOURCE.post("/v1/uploads", "Begins an upload in parts", begin).reads::<Announced>().gives(plain),
+        RESOURCE
+            .post("/v1/uploads", "Begins an upload in parts", begin)
+            .reads::<Announced>()
+            .gives(schema::answer::<ShownUpload<'_>>),
         RESOURCE
             .post("/v1/uploads/{id}/parts", "Uploads a part", part)
             .asks(Traffic::Upload)
             .reads_form::<NoFields>("data")
-            .gives(plain),
-        RESOURCE.post("/v1/uploads/{id}/complete", "Makes a file of parts", complete).reads::<Complete>().gives(plain),
-        RESOURCE.post("/v1/uploads/{id}/cancel", "Gives an upload up", cancel).gives(plain),
+            .gives(schema::answer::<ShownPart<'_>>),
+        RESOURCE
+            .post("/v1/uploads/{id}/complete", "Makes a file of parts", complete)
+            .reads::<Complete>()
+            .gives(schema::answer::<ShownUpload<'_>>),
+        RESOURCE.post("/v1/uploads/{id}/cancel", "Gives an upload up", cancel).gives(schema::answer::<ShownUpload<'_>>),
     ];
-    routes.into_iter().map(|route| route.refuses(Refused::denied, Refused::schema)).collect()
+    routes.into_iter().map(|route| route.refuses(Refused::unanswered, Refused::schema)).collect()
 }
 
 async fn upload(Own(jobs): Own, IdempotencyKey(key): IdempotencyKey, request: Request) -> Result<Response, Refused> {
     let form: Form<'_, FileFields> = form::read(jobs.arrival(), request, "file").await?;
     let Some((arrival, name)) = form.file else { return Err(Refused::invalid("the form has no field 'file'")) };
     let (id, file) = arrival.finish_once(&name, form.fields.lapse(), key.as_deref()).await?;
-    Ok(found(&as_file(&id, &file)))
+    Ok(response::written(&ShownFile::of(&id, &file)))
 }
 
 async fn list(Own(jobs): Own, page: Asked<FilesPage>, files: Asked<FilesQuery>) -> Result<Response, Refused> {
     let (Query(page), Query(FilesQuery { purpose })) = (page?, files?);
     let files = jobs.files(&page.page(purpose)).await?;
-    Ok(as_list(&files, as_file))
+    Ok(response::written(&ListPage::of(&files, ShownFile::of)))
 }
 
 async fn show(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
     let file = jobs.file(&id).await?;
-    Ok(found(&as_file(&id, &file)))
+    Ok(response::written(&ShownFile::of(&id, &file)))
 }
 
 async fn content(
@@ -163,7 +168,7 @@ async fn content(
 
 async fn delete(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
     jobs.delete_file(&id).await?;
-    Ok(found(&json!({"id": id, "object": "file", "deleted": true})))
+    Ok(response::written(&DeletedFile::of(&id)))
 }
 
 /// An upload in parts. Neither it nor a part is a file until it is complete.
@@ -172,7 +177,7 @@ async fn begin(State(http): State<HttpState>, Own(jobs): Own, request: Request) 
     let lapse = asked.expires_after.map(|after| after.lapse());
     let new = NewUpload { name: asked.filename, bytes: asked.bytes, time: UPLOAD_TIME, lapse };
     let (id, upload) = jobs.begin_upload(new).await?;
-    Ok(found(&as_upload(&id, &upload, "pending", None)))
+    Ok(response::written(&ShownUpload::of(&id, &upload, "pending", None)))
 }
 
 async fn part(Own(jobs): Own, Path(id): Path<String>, request: Request) -> Result<Response, Refused> {
@@ -180,7 +185,7 @@ async fn part(Own(jobs): Own, Path(id): Path<String>, request: Request) -> Resul
     let form: Form<'_, NoFields> = form::read(arrival, request, "data").await?;
     let Some((arrival, _)) = form.file else { return Err(Refused::invalid("the form has no field 'data'")) };
     let (part, file) = jobs.finish_part(arrival, &id, &upload).await?;
-    Ok(found(&json!({"id": part, "object": "upload.part", "created_at": file.created, "upload_id": id})))
+    Ok(response::written(&ShownPart::of(&part, &file, &id)))
 }
 
 async fn complete(
@@ -191,44 +196,12 @@ async fn complete(
 ) -> Result<Response, Refused> {
     let asked: Complete = read_json(&http, request).await?;
     let (upload, (file, record)) = jobs.complete_upload(&id, &asked.part_ids, asked.md5.as_deref()).await?;
-    Ok(found(&as_upload(&id, &upload, "completed", Some(as_file(&file, &record)))))
+    Ok(response::written(&ShownUpload::of(&id, &upload, "completed", Some(ShownFile::of(&file, &record)))))
 }
 
 async fn cancel(Own(jobs): Own, Path(id): Path<String>) -> Result<Response, Refused> {
     let upload = jobs.cancel_upload(&id).await?;
-    Ok(found(&as_upload(&id, &upload, "cancelled", None)))
-}
-
-fn as_file(id: &str, file: &File) -> Value {
-    json!({
-        "id": id,
-        "object": "file",
-        "bytes": file.bytes,
-        "created_at": file.created,
-        "expires_at": file.expires,
-        "filename": file.name,
-        "purpose": file.purpose_name(),
-        "status": "processed",
-    })
-}
-
-fn as_upload(id: &str, upload: &File, status: &str, file: Option<Value>) -> Value {
-    json!({
-        "id": id,
-        "object": "upload",
-        "bytes": upload.bytes,
-        "created_at": upload.created,
-        "expires_at": upload.expires,
-        "filename": upload.name,
-        "purpose": "batch",
-        "status": status,
-        "file": file,
-    })
-}
-
-/// A JSON answer.
-pub fn found(value: &Value) -> Response {
-    response::json(value.to_string().into())
+    Ok(response::written(&ShownUpload::of(&id, &upload, "cancelled", None)))
 }
 
 /// Reads a small JSON body.
@@ -249,11 +222,4 @@ pub async fn read_body(http: &HttpState, request: Request) -> Result<Bytes, Refu
 /// The fields of a JSON body.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refused> {
     json::read(body).map_err(|fault| Refused::invalid(&fault.message))
-}
-
-fn file_schema() -> Schema {
-    object_with(
-        [("id", text()), ("bytes", integer()), ("created_at", integer()), ("filename", text()), ("purpose", text())],
-        [("expires_at", nullable(integer()))],
-    )
 }

@@ -5,7 +5,6 @@
 use std::convert::Infallible;
 
 use axum::body::Body;
-use axum::extract::{Request, State};
 use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
@@ -14,19 +13,19 @@ use futures_util::stream::{self, StreamExt};
 use trireme_inference::{InferError, InferResponse};
 use trireme_protocol::generate::{decode_generate_request, encode_generate_response};
 use trireme_protocol::metadata;
-use trireme_server::RequestContext;
 use trireme_server::Traffic;
 use trireme_server::access::Category;
 use trireme_server::body::work;
 use trireme_server::http::coding::Coding;
+use trireme_server::http::endpoint::Work;
 use trireme_server::http::response::{self, HttpError};
-use trireme_server::http::route::Resource;
+use trireme_server::http::route::{Resource, Verb};
 use trireme_server::http::schema::plain;
 use trireme_server::http::{body, json};
 
 use crate::forward;
 use crate::handlers::{Responses, Traced};
-use crate::http::routing::ModelPath;
+use crate::http::routing::{ModelPath, of_model};
 use crate::http::state::{HttpState, Route};
 
 /// What they have in common.
@@ -36,15 +35,16 @@ const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Infe
 pub fn routes() -> Vec<Route> {
     vec![
         RESOURCE
-            .post("/v2/models/{model}/generate", "Runs a model on plain JSON", generate)
+            .endpoint(Verb::Post, "/v2/models/{model}/generate", "Runs a model on plain JSON", of_model(generate))
             .of_versions()
             .takes(plain)
             .gives(plain),
         RESOURCE
-            .post(
+            .endpoint(
+                Verb::Post,
                 "/v2/models/{model}/generate_stream",
                 "Runs a model on plain JSON; its answers come as events",
-                generate_stream,
+                of_model(generate_stream),
             )
             .of_versions()
             .asks(Traffic::Stream)
@@ -52,17 +52,13 @@ pub fn routes() -> Vec<Route> {
     ]
 }
 
-async fn generate(State(http): State<HttpState>, path: ModelPath, request: Request) -> Result<Response, HttpError> {
-    let response = http.handlers.infer(read(&http, path, request).await?).await?;
+async fn generate(http: HttpState, path: ModelPath, work: Work) -> Result<Response, HttpError> {
+    let response = http.handlers.infer(read(&http, path, work).await?).await?;
     Ok(response::json(encode(&response).await?))
 }
 
-async fn generate_stream(
-    State(http): State<HttpState>,
-    path: ModelPath,
-    request: Request,
-) -> Result<Response, HttpError> {
-    let request = read(&http, path, request).await?;
+async fn generate_stream(http: HttpState, path: ModelPath, work: Work) -> Result<Response, HttpError> {
+    let request = read(&http, path, work).await?;
     let mut responses = http.handlers.infer_stream(request)?;
     // Its status is up to the first response.
     let first = next_event(&mut responses).await.transpose()?;
@@ -108,15 +104,15 @@ fn event(json: &[u8]) -> Bytes {
 }
 
 /// Reads a request.
-async fn read(http: &HttpState, path: ModelPath, request: Request) -> Result<Traced, HttpError> {
-    let (parts, body) = request.into_parts();
-    let headers = &parts.headers;
+async fn read(http: &HttpState, path: ModelPath, work: Work) -> Result<Traced, HttpError> {
+    let Work { context, headers, body, .. } = work;
+    let headers = &headers;
     let (_, served) = http.handlers.find_model(&path.model, path.version)?;
     if Coding::of_request(headers) != Some(Coding::Identity) {
         return Err(InferError::invalid_arg("Unsupported content-encoding, only 'identity' is supported.").into());
     }
     let body = body::read(headers, body, body::Limit::json(http.options.max_input_size)).await?;
-    let (body, context) = (json::without_mark(body), RequestContext::of(&parts.extensions));
+    let body = json::without_mark(body);
     let mut room = |bytes| context.permit().take(bytes).map_err(InferError::from);
     let decode = || decode_generate_request(&path.model, &served.inputs, &body, &mut room);
     let mut request = work::convert(body.len(), decode).await?;

@@ -1,24 +1,24 @@
 //! `/v2/models/{model}[/versions/{version}]/infer`.
 
-use axum::extract::{Request, State};
 use axum::http::HeaderValue;
 use axum::http::header::ACCEPT_ENCODING;
 use axum::response::{IntoResponse, Response};
 use trireme_inference::InferError;
 use trireme_protocol::infer::{self, HEADER_LENGTH, InferTarget};
+use trireme_server::Traffic;
 use trireme_server::access::Category;
 use trireme_server::body::work;
 use trireme_server::http::coding::Coding;
+use trireme_server::http::endpoint::Work;
 use trireme_server::http::response::{self, HttpError};
-use trireme_server::http::route::Resource;
+use trireme_server::http::route::{Resource, Verb};
 use trireme_server::http::schema::{anything, integer, list, object_with, plain, text};
 use trireme_server::http::{body, json};
-use trireme_server::{RequestContext, Traffic};
 use utoipa::openapi::schema::Schema;
 
 use crate::forward;
 use crate::handlers::Traced;
-use crate::http::routing::ModelPath;
+use crate::http::routing::{ModelPath, of_model};
 use crate::http::state::{HttpState, Route};
 
 /// Largest body with tensors behind its JSON, where there is room for it.
@@ -31,17 +31,21 @@ const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Infe
 pub fn routes() -> Vec<Route> {
     vec![
         RESOURCE
-            .post("/v2/models/{model}/infer", "Runs a model: tensors in JSON, or behind it in binary", run)
+            .endpoint(
+                Verb::Post,
+                "/v2/models/{model}/infer",
+                "Runs a model: tensors in JSON, or behind it in binary",
+                of_model(run),
+            )
             .of_versions()
             .takes(request_schema)
             .gives(response_schema),
     ]
 }
 
-async fn run(State(http): State<HttpState>, path: ModelPath, request: Request) -> Result<Response, HttpError> {
-    let (parts, body) = request.into_parts();
-    let headers = &parts.headers;
-    let context = RequestContext::of(&parts.extensions);
+async fn run(http: HttpState, path: ModelPath, work: Work) -> Result<Response, HttpError> {
+    let Work { context, headers, body, .. } = work;
+    let headers = &headers;
     let permit = context.permit();
     let (_, served) = http.handlers.find_model(&path.model, path.version).map_err(HttpError::plain)?;
     if served.config.decoupled {

@@ -27,10 +27,10 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::any;
+use trireme_server::Intake;
 use trireme_server::access::Category;
 use trireme_server::http::route::Table;
 use trireme_server::http::{HttpTransport, response};
-use trireme_server::{Intake, RequestContext};
 
 use super::args::HttpOptions;
 use super::state::{HttpState, Route};
@@ -65,8 +65,11 @@ pub fn table(options: &HttpOptions) -> Table<HttpState> {
 }
 
 fn table_of(pages: &[fn() -> Vec<Route>], dialect: &str) -> Table<HttpState> {
-    let own = RESOURCES.iter().chain(pages).flat_map(|routes| routes());
-    Table::new(own.chain(dialects::routes(dialect)).map(deferred::offered))
+    Table::new(rows(pages, dialect).map(deferred::offered))
+}
+
+fn rows(pages: &[fn() -> Vec<Route>], dialect: &str) -> impl Iterator<Item = Route> {
+    RESOURCES.iter().chain(pages).flat_map(|routes| routes()).chain(dialects::routes(dialect))
 }
 
 /// The router of the table. A request passes the limits of `intake` first, then the rules for its route.
@@ -75,7 +78,8 @@ pub fn router(state: HttpState, intake: &Arc<Intake<HttpTransport>>) -> Router {
         let admit = from_fn_with_state((route.clone(), state.clone()), admit);
         intake.before(Some(route), handler.layer(admit))
     });
-    let (unknown, method_unknown) = (intake.before(None, any(no_route)), intake.before(None, any(no_method)));
+    let (unknown, method_unknown) =
+        (intake.before(None::<&Route>, any(no_route)), intake.before(None::<&Route>, any(no_method)));
     routes.fallback(unknown).method_not_allowed_fallback(method_unknown).with_state(state)
 }
 
@@ -95,43 +99,38 @@ async fn admit(State((route, http)): State<(Arc<Route>, HttpState)>, request: Re
     }
 }
 
-/// The handlers of the routes that execute models, for calls that were admitted before. They have their contexts.
-pub fn work(state: HttpState) -> Router {
-    let routes = state.table.routes().filter(|route| route.traffic.executes());
-    let router = routes.fold(Router::new(), |router, route| {
-        let name = from_fn_with_state(route.path.clone(), name_route);
-        router.route(&route.path, route.handler.clone().layer(name))
-    });
-    router.fallback(no_route).with_state(state)
-}
-
-/// Tells the context of a call its route.
-async fn name_route(State(path): State<Arc<str>>, request: Request, next: Next) -> Response {
-    RequestContext::of(request.extensions()).is_for(path, None);
-    next.run(request).await
-}
-
 /// No route has the path. Behind a dialect's name, and under `/v1`, the answer is the dialect's.
 async fn no_route(method: Method, uri: Uri) -> Response {
-    match trireme_dialects::no_route(&method, uri.path(), StatusCode::NOT_FOUND) {
-        Some(refused) => refused,
-        None => routing::not_found().await,
-    }
+    no_route_at(&method, uri.path())
+}
+
+/// The answer to a request with this method where no route has the path.
+pub fn no_route_at(method: &Method, path: &str) -> Response {
+    trireme_dialects::no_route(method, path, StatusCode::NOT_FOUND).unwrap_or_else(routing::not_found)
 }
 
 /// No route has the path with the method.
 async fn no_method(method: Method, uri: Uri) -> Response {
     match trireme_dialects::no_route(&method, uri.path(), StatusCode::METHOD_NOT_ALLOWED) {
         Some(refused) => refused,
-        None => routing::method_not_allowed(uri).await,
+        None => routing::method_not_allowed(&uri),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::time::Duration;
 
+    use axum::body::Body;
+    use hyper::service::Service;
+    use hyper_util::service::TowerToHyperService;
+    use serde_json::Value;
+    use trireme_runtime::TaskSet;
     use trireme_server::Traffic;
+    use trireme_server::access::Changes;
+    use trireme_server::budget::Budget;
+    use trireme_server::connections::Spare;
     use trireme_server::http::document;
     use trireme_server::http::route::Verb;
 
@@ -148,6 +147,70 @@ mod tests {
         for first in trireme_dialects::names() {
             assert!(table_of(PAGES, first).router(|_, handler| handler).has_routes(), "{first}");
         }
+    }
+
+    /// Whether a value has the members that a schema requires, each of its type.
+    fn is_of(value: &Value, schema: &Value) -> bool {
+        if let Some(several) = schema["anyOf"].as_array() {
+            return several.iter().any(|one| is_of(value, one));
+        }
+        let name = match value {
+            Value::Null => "null",
+            Value::Bool(_) => "boolean",
+            Value::Number(_) => "integer",
+            Value::String(_) => "string",
+            Value::Array(_) => "array",
+            Value::Object(_) => "object",
+        };
+        let is_of_type = |own: &Value| own == name || own.as_array().is_some_and(|all| all.iter().any(|it| it == name));
+        let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let has = |member: &str| value.get(member).is_some_and(|own| is_of(own, &schema["properties"][member]));
+        schema.get("type").is_none_or(is_of_type) && required.into_iter().all(has)
+    }
+
+    /// Asks the routes of a port whose handlers panic. `is_spare`: by a connection above the limit.
+    async fn refused(route: &Arc<Route>, is_spare: bool) -> (StatusCode, Value) {
+        let doomed = async || -> Response { panic!("the handler's fault") };
+        let tasks = TaskSet::new();
+        let transport = HttpTransport { idle_timeout: Duration::from_secs(9), is_tls: false, tasks };
+        let intake = Arc::new(Intake { budget: Budget::new(1 << 20), access: Arc::default(), transport });
+        let port = Router::new().route("/", intake.before(Some(&**route), any(doomed))).with_state(());
+        let mut request = Request::new(Body::empty());
+        if is_spare {
+            request.extensions_mut().insert(Spare);
+        }
+        let (parts, body) = TowerToHyperService::new(port).call(request).await.unwrap().into_parts();
+        let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        (parts.status, serde_json::from_slice(&body).expect("JSON"))
+    }
+
+    /// An answer that a layer gives in place of the handler has the form of the route's errors, as `/openapi.json` has it.
+    #[tokio::test]
+    async fn what_a_handler_does_not_answer_is_refused_in_the_form_of_its_route() {
+        let mut forms = BTreeSet::new();
+        for first in trireme_dialects::names() {
+            for route in Table::new(rows(PAGES, first)).routes() {
+                let mut errors = (route.shapes)().errors;
+                if errors.is_empty() {
+                    errors.push(response::error_schema());
+                }
+                let errors = serde_json::to_value(&errors).unwrap();
+                for is_spare in [false, true] {
+                    if is_spare && route.traffic == Traffic::Watch {
+                        continue;
+                    }
+                    let (status, body) = refused(route, is_spare).await;
+                    let at = format!("{} {} {is_spare} with {first}: {status} {body}", route.verb.name(), route.path);
+                    // TEI has a status of clients' errors for faults of its models.
+                    assert!(status.is_server_error() || status.as_u16() == 424, "{at}");
+                    assert!(errors.as_array().unwrap().iter().any(|schema| is_of(&body, schema)), "{at}, not {errors}");
+                    let message = if is_spare { "--max-connections" } else { "internal error" };
+                    assert!(body.to_string().contains(message), "{at}");
+                    forms.insert(errors.to_string());
+                }
+            }
+        }
+        assert!(forms.len() > 5, "there are several forms: {forms:?}");
     }
 
     #[test]
@@ -184,7 +247,7 @@ mod tests {
                 Some(Category::Logging | Category::Trace | Category::ModelRepository | Category::SharedMemory)
             );
             let shows = route.verb == Verb::Get || route.path.ends_with("/index");
-            assert_eq!(route.changes, is_control && !shows, "{}", route.path);
+            assert_eq!(route.changes == Changes::Always, is_control && !shows, "{}", route.path);
         }
     }
 

@@ -8,7 +8,7 @@
 //! - Bytes are read and written only within the registered region, and within the file's current length.
 //! - A part that was found stays usable until it is dropped, whatever is unregistered meanwhile.
 //!
-//! Not here: the places of a request's tensors (`handlers`), the protocol's messages (`protocol`).
+//! Not here: the places of a request's tensors (the gateway's `handlers`), the protocol's messages (`protocol`).
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};

@@ -5,7 +5,7 @@
 //!
 //! Invariant: requests never wait for files. A trace for which the writer has no room is dropped and counted.
 //!
-//! Not here: which requests are picked (`handlers::sampling`), spans (`telemetry`), the records' format (`protocol`).
+//! Not here: which requests are picked (the gateway's `handlers::sampling`), spans (`telemetry`), the records' format (`protocol`).
 
 mod args;
 mod files;
