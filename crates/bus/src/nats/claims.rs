@@ -16,6 +16,7 @@ use async_nats::jetstream::stream::DirectGetErrorKind;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::sync::Semaphore;
+use trireme_inference::Backoff;
 
 use super::buckets;
 use super::connection::Nats;
@@ -46,8 +47,8 @@ static READING: Semaphore = Semaphore::const_new(READING_BYTES >> 10);
 /// a part that the others have confirmed.
 const ASK_AGAIN: u32 = 4;
 
-/// Pause before a part is asked for again the first time; each pause is twice the last.
-const BEHIND: Duration = Duration::from_millis(20);
+/// The pauses before a part is asked for again.
+const BEHIND: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(160));
 
 /// Pause before a half-stored claim is discarded after its sender stopped: a last part may still be on its way.
 const LEFT_PAUSE: Duration = Duration::from_secs(2);
@@ -278,8 +279,8 @@ async fn read_part(nats: Nats, place: BodyStore, name: String, part: usize) -> R
                 if asked == ASK_AGAIN || !nats.is_clustered() {
                     return Err(GetObjectError::Gone { name, part });
                 }
-                tokio::time::sleep(BEHIND * 2u32.pow(asked)).await;
                 asked += 1;
+                tokio::time::sleep(BEHIND.after(asked)).await;
             }
             // There are no responders for a stream that does not exist.
             Err(error) if says_no_responders(&error) => return Err(GetObjectError::Gone { name, part }),

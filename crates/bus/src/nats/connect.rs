@@ -15,6 +15,7 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
+use trireme_inference::Backoff;
 
 use super::address::NatsUrl;
 use super::buckets;
@@ -27,8 +28,8 @@ use super::streams::Needed;
 use super::subjects::{DeploymentName, Names, is_token};
 use crate::{Bucket, Bus, BusError, Change, Connection, QueueOptions, Reopening};
 
-/// The longest pause between attempts to reconnect. Requests wait meanwhile.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
+/// The pauses between attempts to reconnect. Requests wait meanwhile.
+const RECONNECTS: Backoff = Backoff::new(Duration::from_millis(2), Duration::from_millis(500));
 
 /// The client pings a broker that was silent for this long. If three pings in a row go unanswered, which is a constant
 /// of the client, the connection counts as lost. That is well before a silent process counts as gone
@@ -183,7 +184,7 @@ impl Nats {
             .custom_inbox_prefix(names.inboxes(prefix, &options.service))
             .ping_interval(PING_INTERVAL)
             .subscription_capacity(SUBSCRIPTION_CAPACITY)
-            .reconnect_delay_callback(|attempts| RECONNECT_PAUSE.min(Duration::from_millis(1 << attempts.min(16))))
+            .reconnect_delay_callback(|attempts| RECONNECTS.after(u32::try_from(attempts).unwrap_or(u32::MAX)))
             .request_timeout(Some(REQUEST_TIMEOUT));
         let complaints = complained.clone();
         let aside = connect.clone().name(format!("{} (pulse)", options.name)).event_callback(move |event| {
