@@ -10,7 +10,7 @@ mod kept;
 mod queue;
 mod store;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -168,8 +168,8 @@ impl Bus for InProcess {
         Ok(self.queue(model)?.unsettled(gateway))
     }
 
-    async fn queues(&self) -> Result<Vec<ModelKey>, BusError> {
-        Ok(self.0.queues.lock().keys().cloned().collect())
+    async fn queues(&self) -> Result<BTreeMap<ModelKey, BTreeSet<u32>>, BusError> {
+        Ok(self.0.queues.lock().iter().map(|(model, queue)| (model.clone(), queue.levels())).collect())
     }
 
     async fn remove_queue(&self, model: &ModelKey) -> Result<bool, BusError> {

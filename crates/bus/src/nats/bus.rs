@@ -1,6 +1,6 @@
 //! The bus of this crate's traits, each call by its part.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,7 +12,6 @@ use trireme_inference::{Lane, ModelKey};
 
 use super::connection::Nats;
 use super::limits::{CLOSE_TIMEOUT, LONGEST, REQUEST_TIMEOUT, limited};
-use super::streams::Needed;
 use super::{bulk, consumer, topics, work};
 use crate::{
     Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, Entry, Inbox, MessagePosition, QueueOptions,
@@ -29,7 +28,10 @@ impl Bus for Nats {
     async fn declare_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
         self.queues.lock().insert(model.clone(), options.clone());
         self.set_ack_wait(options.ack_wait);
-        limited(LONGEST, self.need(Needed::Queue(model, options))).await
+        match self.makes_streams {
+            true => limited(LONGEST, self.make_or_tell(model, options)).await,
+            false => limited(LONGEST, self.await_queue(model, options)).await,
+        }
     }
 
     async fn publish(&self, message: &WorkMessage) -> Result<MessagePosition, BusError> {
@@ -71,7 +73,7 @@ impl Bus for Nats {
         limited(REQUEST_TIMEOUT, work::unsettled(self, model, levels, gateway)).await
     }
 
-    async fn queues(&self) -> Result<Vec<ModelKey>, BusError> {
+    async fn queues(&self) -> Result<BTreeMap<ModelKey, BTreeSet<u32>>, BusError> {
         limited(LONGEST, self.queue_names()).await
     }
 

@@ -8,7 +8,7 @@
 //! have arrived, and the bytes that a process reads at a time are bounded.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::context::PublishError;
@@ -21,6 +21,7 @@ use trireme_inference::Backoff;
 use super::buckets;
 use super::connection::Nats;
 use super::errors::{chain, failure, is_full, is_no_stream, says_no_responders};
+use super::limits::REQUEST_TIMEOUT;
 use super::streams::Needed;
 use super::subjects::Names;
 use crate::{Bucket, BusError, WorkMessage, escape_token};
@@ -193,7 +194,8 @@ impl Nats {
             )
         };
         let mut sent = first().await;
-        if sent.as_ref().is_err_and(is_no_stream) {
+        let give_up = Instant::now() + REQUEST_TIMEOUT;
+        while sent.as_ref().is_err_and(is_no_stream) && Instant::now() < give_up {
             self.need(place.needed()).await?;
             sent = first().await;
         }

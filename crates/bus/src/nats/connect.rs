@@ -278,7 +278,7 @@ impl Nats {
         };
         if let Some(wanted) = &options.deployment {
             nats.found_deployment(wanted).await?;
-            nats.keep_streams().await?;
+            nats.keep_stores();
             nats.follow_settings().await?;
         }
         nats.keep_alive();
@@ -302,7 +302,7 @@ impl Nats {
             Err(error) => return Err(failure("looking for the deployment's settings", &error)),
         };
         self.take_settings(found.unwrap_or_else(|| wanted.clone()));
-        self.make(Needed::Bucket(Bucket::Settings), false).await.map_err(|error| match &error {
+        self.make(Needed::Bucket(Bucket::Settings)).await.map_err(|error| match &error {
             // This passes when the brokers of a cluster start one after the other.
             BusError::Refused { action, reason } if is_cluster && !is_permission(reason) => BusError::Unreachable(format!(
                 "{action}: {reason}; {replicas} copies of each stream need {replicas} brokers with JetStream: start them, \
@@ -331,11 +331,10 @@ impl Nats {
 
     /// Creates the streams of the stores and claims. Dead letters come last, because they take most of a small disk and need it least.
     async fn make_all(&self) -> Result<(), BusError> {
-        let others = Bucket::ALL.into_iter().filter(|bucket| *bucket != Bucket::Dead);
-        let needed = others.map(Needed::Bucket).chain([Needed::Claims]);
-        let made = futures_util::future::join_all(needed.map(|needed| self.make(needed, false))).await;
+        let needed = Needed::stores().filter(|needed| !matches!(needed, Needed::Bucket(Bucket::Dead)));
+        let made = futures_util::future::join_all(needed.map(|needed| self.make(needed))).await;
         made.into_iter().collect::<Result<(), _>>()?;
-        self.make(Needed::Bucket(Bucket::Dead), false).await
+        self.make(Needed::Bucket(Bucket::Dead)).await
     }
 
     /// Follows changes of the deployment's settings. If the broker loses the settings, writes them again.
@@ -378,7 +377,7 @@ impl Nats {
 
     /// Makes all streams as the settings have them. A cluster that has just elected a leader refuses some for a while, so
     /// this tries again, up to [`MAKE_ALL`] times.
-    async fn make_all_or_warn(&self) {
+    pub(super) async fn make_all_or_warn(&self) {
         let mut attempts = Reopening::default();
         for _ in 0..MAKE_ALL {
             let Err(error) = self.make_all().await else { return };
