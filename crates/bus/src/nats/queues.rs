@@ -213,7 +213,7 @@ impl Nats {
 
     /// Waits for a limited time until a gateway has made the queue of a model version, or says why it cannot.
     pub(super) async fn await_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
-        let mut refusals = self.subscribe(self.names.queue_refused(model)).await?;
+        let refusals = self.subscribe(self.names.queue_refused(model)).await?;
         let patience = REQUEST_TIMEOUT + LEVEL_PATIENCE * options.levels.len() as u32;
         let made = async {
             for (level, _) in options.policies() {
@@ -227,14 +227,16 @@ impl Nats {
             }
             Ok(())
         };
+        // Anything else on this subject says nothing.
+        let refused = refusals.filter_map(async |refusal| serde_json::from_slice::<QueueRefusal>(&refusal.payload).ok());
+        let mut refused = std::pin::pin!(refused);
         tokio::select! {
             made = tokio::time::timeout(patience, made) => {
                 made.unwrap_or_else(|_| Err(BusError::Unreachable(format!("{MAKING}: no gateway has done it yet"))))
             }
-            Some(refusal) = refusals.next() => Err(match serde_json::from_slice(&refusal.payload) {
-                Ok(QueueRefusal::OverLimit(reason)) => BusError::OverLimit { reason },
-                Ok(QueueRefusal::Refused(reason)) => BusError::Refused { action: MAKING, reason },
-                Err(error) => BusError::Refused { action: MAKING, reason: format!("a gateway's reason cannot be read: {error}") },
+            Some(refusal) = refused.next() => Err(match refusal {
+                QueueRefusal::OverLimit(reason) => BusError::OverLimit { reason },
+                QueueRefusal::Refused(reason) => BusError::Refused { action: MAKING, reason },
             }),
         }
     }

@@ -228,7 +228,7 @@ impl State {
             return Ok(live.config.clone());
         }
         let model = ModelConfig::from_json(&entry.config).map(Arc::new).map_err(|error| error.to_string())?;
-        queues::check_levels(&model)?;
+        State::check_levels(&model)?;
         Ok(Arc::new(Config { text: entry.config.clone(), model }))
     }
 

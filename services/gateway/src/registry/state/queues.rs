@@ -41,13 +41,13 @@ impl State {
         }
         queues
     }
-}
 
-/// Errors if a model's queue would have too many levels.
-pub(super) fn check_levels(config: &ModelConfig) -> Result<(), String> {
-    let levels = config.dynamic_batching.as_ref().map_or(0, |batching| batching.priority_levels);
-    match levels > MAX_LEVELS {
-        true => Err(format!("its queue has {levels} levels (priority_levels), expected {MAX_LEVELS} at most")),
-        false => Ok(()),
+    /// Errors if a model's queue would have too many levels.
+    pub(super) fn check_levels(config: &ModelConfig) -> Result<(), String> {
+        let levels = config.dynamic_batching.as_ref().map_or(0, |batching| batching.priority_levels);
+        match levels > MAX_LEVELS {
+            true => Err(format!("its queue has {levels} levels (priority_levels), expected {MAX_LEVELS} at most")),
+            false => Ok(()),
+        }
     }
 }
