@@ -133,13 +133,17 @@ async fn who_may_make_no_streams_has_a_gateway_make_them() {
     let server = NatsServer::start();
     let (stage, model) = (connect_stage(&server).await, model("asked"));
     let alone = within("an answer", stage.declare_queue(&model, &options())).await;
-    assert!(matches!(&alone, Err(BusError::Unreachable(reason)) if reason.contains("no gateway has done it")), "{alone:?}");
+    assert!(
+        matches!(&alone, Err(BusError::Unreachable(reason)) if reason.contains("no gateway has done it")),
+        "{alone:?}"
+    );
     let announced = within("an answer", stage.announce(&entry("asked"))).await;
     assert!(matches!(announced, Err(BusError::Unreachable(_))), "{announced:?}");
 
     let gateway = connect(&server).await;
     let waiting = stage.declare_queue(&model, &options());
-    let (there, made) = within("a queue", async { tokio::join!(waiting, gateway.declare_queue(&model, &options())) }).await;
+    let (there, made) =
+        within("a queue", async { tokio::join!(waiting, gateway.declare_queue(&model, &options())) }).await;
     made.unwrap();
     there.unwrap();
     within("the registry", stage.announce(&entry("asked"))).await.unwrap();

@@ -33,9 +33,9 @@ const KEPT: usize = 256;
 
 /// The calls that may be in flight, by destination. Clones are the same.
 #[derive(Clone)]
-pub(crate) struct Paces(Arc<Shared>);
+pub(crate) struct Paces(Arc<PaceTable>);
 
-struct Shared {
+struct PaceTable {
     state: Mutex<State>,
     changed: Notify,
 }
@@ -131,7 +131,7 @@ impl Paces {
             waiting: VecDeque::new(),
             destinations: HashMap::new(),
         };
-        Paces(Arc::new(Shared { state: Mutex::new(state), changed: Notify::new() }))
+        Paces(Arc::new(PaceTable { state: Mutex::new(state), changed: Notify::new() }))
     }
 
     /// Counts another job of this owner that has calls to a destination.

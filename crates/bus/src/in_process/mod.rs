@@ -36,9 +36,9 @@ const BACKLOG: usize = 4096;
 
 /// The in-process bus. Clones are the same bus.
 #[derive(Clone)]
-pub struct InProcess(Arc<Shared>);
+pub struct InProcess(Arc<InProcessState>);
 
-struct Shared {
+struct InProcessState {
     queues: Mutex<HashMap<ModelKey, Arc<Queue>>>,
     inboxes: Mutex<HashMap<String, Weak<Inbox>>>,
     stores: Mutex<Stores>,
@@ -74,7 +74,7 @@ impl InProcess {
     }
 
     fn with(settings: &QueueOptions, kept: Option<Arc<dyn KeptStores>>) -> InProcess {
-        let bus = InProcess(Arc::new(Shared {
+        let bus = InProcess(Arc::new(InProcessState {
             queues: Mutex::default(),
             inboxes: Mutex::default(),
             stores: Mutex::default(),

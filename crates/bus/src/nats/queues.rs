@@ -84,11 +84,7 @@ impl Nats {
     }
 
     /// Creates a stream for each level, and the consumer that workers share.
-    pub(super) async fn make_queue(
-        &self,
-        model: &ModelKey,
-        options: &QueueOptions,
-    ) -> Result<(), BusError> {
+    pub(super) async fn make_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
         let account = self.account();
         let ack_pending = i64::try_from(options.max_messages).unwrap_or(i64::MAX);
         for (level, policy) in options.policies() {
@@ -228,7 +224,8 @@ impl Nats {
             Ok(())
         };
         // Anything else on this subject says nothing.
-        let refused = refusals.filter_map(async |refusal| serde_json::from_slice::<QueueRefusal>(&refusal.payload).ok());
+        let refused =
+            refusals.filter_map(async |refusal| serde_json::from_slice::<QueueRefusal>(&refusal.payload).ok());
         let mut refused = std::pin::pin!(refused);
         tokio::select! {
             made = tokio::time::timeout(patience, made) => {

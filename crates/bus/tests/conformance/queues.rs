@@ -197,14 +197,14 @@ pub async fn a_worker_that_stops_gets_what_was_sent_to_it(setup: &Setup) {
     let mut numbers = HashSet::new();
     while let Some(deliveries) = within("the end of a worker", stopping.stop()).await {
         for delivery in deliveries {
-            assert_eq!(delivery.deliveries, 1, "nothing was handed back");
+            assert_eq!(delivery.deliveries, 1, "nothing was given back");
             numbers.insert(number(&delivery));
             delivery.acker.ack().await.expect("acknowledged");
         }
     }
     while numbers.len() < 6 {
         let delivery = take(&mut peer, "what the worker that stopped was not sent").await;
-        assert_eq!(delivery.deliveries, 1, "nothing was handed back");
+        assert_eq!(delivery.deliveries, 1, "nothing was given back");
         assert!(numbers.insert(number(&delivery)), "message {} came twice", number(&delivery));
         delivery.acker.ack().await.expect("acknowledged");
     }

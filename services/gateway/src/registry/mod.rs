@@ -57,9 +57,9 @@ const PUBLISH_PERIOD: Duration = Duration::from_millis(20);
 
 /// The gateway's view of the registry. Clones share it.
 #[derive(Clone)]
-pub struct Registry(Arc<Shared>);
+pub struct Registry(Arc<RegistryView>);
 
-struct Shared {
+struct RegistryView {
     catalog: RwLock<Arc<Catalog>>,
     changed: watch::Sender<()>,
     /// Notified of every event of the store.
@@ -84,7 +84,7 @@ impl Registry {
         tasks: &TaskSet,
     ) -> Result<Registry, BusError> {
         let state = State::new(own, repository, control, keep_models);
-        let registry = Registry(Arc::new(Shared {
+        let registry = Registry(Arc::new(RegistryView {
             catalog: RwLock::new(Arc::new(state.catalog())),
             changed: watch::channel(()).0,
             seen: watch::channel(()).0,

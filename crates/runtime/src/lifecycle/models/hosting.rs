@@ -119,7 +119,7 @@ impl Models {
         // A version that goes on with the same content need not ask.
         let goes_on = content.is_none() || before == Some((content.clone(), true));
         let standing = content.map(|content| Standing::new(content, switch && !goes_on));
-        standing.iter().for_each(|standing| standing.settled.store(goes_on, Ordering::Relaxed));
+        standing.iter().for_each(|standing| standing.is_served.store(goes_on, Ordering::Relaxed));
         let engine = Arc::new(Model {
             key: key.clone(),
             queue,
@@ -218,7 +218,7 @@ impl Models {
             self.finish(replaced);
         }
         if !goes_on {
-            self.settle(&asking).await;
+            self.follow_verdict(&asking).await;
         }
         Ok(())
     }
@@ -226,9 +226,11 @@ impl Models {
     /// Announces which queue a version needs, and waits until it is there, as long as no gateway makes it: loading the model may have
     /// taken minutes. Errors with the reason of a gateway that cannot make it.
     async fn until_queue_is_there(&self, hosted: &HostedModel, entry: &WorkerEntry) -> Result<(), BusError> {
-        let running = self.versions.lock().get(&hosted.key).and_then(|known| {
-            known.running.as_ref().map(|running| running.serves_queue_of(&hosted.config))
-        });
+        let running = self
+            .versions
+            .lock()
+            .get(&hosted.key)
+            .and_then(|known| known.running.as_ref().map(|running| running.serves_queue_of(&hosted.config)));
         let state = match running {
             None => Some(ModelState::Loading("waiting for its queue".to_owned())),
             // The version that it replaces goes on serving meanwhile, at levels of its own.

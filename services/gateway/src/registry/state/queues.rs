@@ -36,7 +36,9 @@ impl State {
                 wanted.in_hand = wanted.in_hand.saturating_add(entry.capacity as u64);
             }
         }
-        for wanted in queues.values_mut().filter(|wanted| wanted.levels.values().all(|level| level.max_waiting.is_none())) {
+        for wanted in
+            queues.values_mut().filter(|wanted| wanted.levels.values().all(|level| level.max_waiting.is_none()))
+        {
             wanted.in_hand = 0;
         }
         queues

@@ -93,7 +93,7 @@ fn configurations_go_with_the_last_entry_that_has_them() {
     assert_eq!(parsed.strong_count(), 0, "lapsed");
     let parsed = Arc::downgrade(&state.entries[&of("a", "2").key()].config);
     assert!(state.delete(&of("a", "2").key()));
-    assert_eq!(parsed.strong_count(), 0, "taken back");
+    assert_eq!(parsed.strong_count(), 0, "dropped");
 }
 
 #[test]
