@@ -131,8 +131,8 @@ async fn the_end_of_the_broker_leaves_what_the_table_says() {
 #[tokio::test]
 async fn who_may_make_no_streams_has_a_gateway_make_them() {
     let server = NatsServer::start();
-    let (stage, model) = (connect_stage(&server).await, model("asked"));
-    let alone = within("an answer", stage.declare_queue(&model, &options())).await;
+    let (stage, model, wanted) = (connect_stage(&server).await, model("asked"), options());
+    let alone = within("an answer", stage.declare_queue(&model, &wanted)).await;
     assert!(
         matches!(&alone, Err(BusError::Unreachable(reason)) if reason.contains("no gateway has done it")),
         "{alone:?}"
@@ -141,9 +141,9 @@ async fn who_may_make_no_streams_has_a_gateway_make_them() {
     assert!(matches!(announced, Err(BusError::Unreachable(_))), "{announced:?}");
 
     let gateway = connect(&server).await;
-    let waiting = stage.declare_queue(&model, &options());
+    let waiting = stage.declare_queue(&model, &wanted);
     let (there, made) =
-        within("a queue", async { tokio::join!(waiting, gateway.declare_queue(&model, &options())) }).await;
+        within("a queue", async { tokio::join!(waiting, gateway.declare_queue(&model, &wanted)) }).await;
     made.unwrap();
     there.unwrap();
     within("the registry", stage.announce(&entry("asked"))).await.unwrap();
@@ -159,10 +159,10 @@ async fn who_may_make_no_streams_has_a_gateway_make_them() {
 
     // A stage that waits for a queue learns why the gateway cannot make it.
     let waited_for = ModelKey { name: "é".repeat(128).into(), version: 1 };
-    let waiting = stage.declare_queue(&waited_for, &options());
+    let waiting = stage.declare_queue(&waited_for, &wanted);
     let making = async {
         loop {
-            gateway.declare_queue(&waited_for, &options()).await.unwrap_err();
+            gateway.declare_queue(&waited_for, &wanted).await.unwrap_err();
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };

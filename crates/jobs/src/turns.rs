@@ -4,7 +4,7 @@
 //! Pure but for the shared pace: time is passed in.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use trireme_inference::{Name, Owner};
 
@@ -108,6 +108,8 @@ impl<T> Turns<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
