@@ -12,7 +12,7 @@ use trireme_inference::{Lane, ModelKey};
 
 use super::connection::Nats;
 use super::limits::{CLOSE_TIMEOUT, LONGEST, REQUEST_TIMEOUT, limited};
-use super::{bulk, consumer, topics, work};
+use super::{buckets, bulk, consumer, topics, work};
 use crate::{
     Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, Entry, Inbox, MessagePosition, QueueOptions,
     QueueStatus, Reply, TopicMessage, WorkMessage,
@@ -105,7 +105,14 @@ impl Bus for Nats {
         expect: Option<u64>,
         lapse: Option<Duration>,
     ) -> Result<u64, BusError> {
-        limited(LONGEST, self.put_value(bucket, key, value, expect, lapse)).await
+        let subject = format!("{}\"", buckets::subject(&self.names, bucket, key));
+        tokio::select! {
+            put = limited(LONGEST, self.put_value(bucket, key, value, expect, lapse)) => put,
+            // A worker that may not announce a model learns that at once: the broker answers nothing.
+            reason = self.refused(|refusal| refusal.contains(&subject)), if bucket == Bucket::Registry => {
+                Err(BusError::Refused { action: "writing to a store", reason })
+            }
+        }
     }
 
     async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {
