@@ -69,7 +69,7 @@ SETTINGS = ["$JS.API.DIRECT.GET.KV_~_settings.$KV.~_settings.*"]
 
 # Topics on which stages send, and those that they listen to.
 SAID = [f"~.control.{topic}" for topic in ("heartbeat", "statistics_told", "content")]
-HEARD = ["cancel", "announce", "models", "statistics", "tap", "logging", "pulse", "bulk.*.*", "content_chosen"]
+HEARD = ["cancel", "announce", "models", "statistics", "tap", "logging", "pulse", "bulk.*.*", "content_chosen", "queue_refused.*.*"]
 HEARD = [f"~.control.{topic}" for topic in HEARD]
 
 # The code of models in Python may send requests to other models: gateways run them and answer to the stage's inbox.
@@ -267,16 +267,16 @@ def gateway(stages):
     denied = [f"$JS.API.STREAM.MSG.DELETE.{name}" for name in kept] + [f"$JS.API.STREAM.DELETE.{name}" for name in ON_DISK]
     return (
         [*ours, *made, *stores, *CLAIMS, *SEQUENCES, *JOBS, *USAGE, *queues],
-        ["~.reply.>", "~.control.>", "~.streams.>"],
+        ["~.reply.>", "~.control.>"],
         denied if names == ["*"] else [],
     )
 
 
 def worker(stage, calls=()):
     """A worker reads and acknowledges its queues, publishes to the next ones, replies to gateways, sends heartbeats, writes its
-    registry entries, follows the models loaded by request, and asks gateways for its streams. `None`: any models. `calls` are
+    registry entries, and follows the models loaded by request. Gateways make its streams. `None`: any models. `calls` are
     the subjects of requests to other models, where its models may send any."""
-    work, mine, names, needs = ["~.work.>"], [], ["*"], ["~.streams.>"]
+    work, names = ["~.work.>"], ["*"]
     own = ["~.dead.>", "$JS.API.DIRECT.GET.~_dead.>"]
     own += ["$KV.~_registry.>", "$JS.API.DIRECT.GET.KV_~_registry.>"]
     denied = [f"$JS.API.STREAM.MSG.GET.{name}" for name in [*ON_DISK, *IN_MEMORY]]
@@ -290,7 +290,6 @@ def worker(stage, calls=()):
                 own += [subject, f"$JS.API.DIRECT.GET.{stream}.{subject}"]
         work = [f"~.work.{token(name)}.>" for name in stage.next_models]
         names = [stream for model in stage.models for stream in streams(model)]
-        needs = ["~.streams.*", *(f"~.streams.work.{name}.*" for name in mine)]
     queues = []
     for name in names:
         queues += [f"$JS.API.CONSUMER.MSG.NEXT.{name}.workers", *answered("ACK", f"{name}.workers.>")]
@@ -298,7 +297,7 @@ def worker(stage, calls=()):
         queues += [f"$JS.API.CONSUMER.INFO.{name}.workers", f"$JS.API.STREAM.MSG.GET.{name}"]
     models = ["$JS.API.DIRECT.GET.KV_~_models.$KV.~_models.>", *followed("KV_~_models")]
     return (
-        [*work, "~.reply.>", *own, *SAID, *calls, *EVERYBODY, *SETTINGS, *models, *CLAIMS, *ATTEMPTS, *needs, *queues],
+        [*work, "~.reply.>", *own, *SAID, *calls, *EVERYBODY, *SETTINGS, *models, *CLAIMS, *ATTEMPTS, *queues],
         HEARD,
         denied,
     )

@@ -10,7 +10,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use trireme_gateway::{Chunking, Embedded, Embedder};
-use trireme_inference::{Cause, ErrorCode, IF_SPACE_HEADER, InferError, KEEP};
+use trireme_inference::{Backoff, Cause, ErrorCode, IF_SPACE_HEADER, InferError, KEEP};
 
 use super::rows::{Embedding, Facts, Outcome};
 use crate::client::{Answer, Client};
@@ -19,9 +19,8 @@ use crate::output;
 /// The header that puts requests into the bulk lane.
 const BULK: (&str, &str) = ("priority", "u=7");
 
-/// The pause before texts are asked for again that could not be taken: the first one, which then doubles, and the longest.
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// The pauses before texts are asked for again that could not be taken.
+const ASK_AGAIN: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(10));
 
 /// The longest pause that a server may ask for.
 const LONGEST_ASKED: Duration = Duration::from_secs(60);
@@ -226,7 +225,7 @@ pub fn outcomes(asker: &Asker<'_>, texts: &[String], stop: &AtomicBool) -> anyho
 
 /// The vectors of texts, or why there are none. Asks again for as long as they may be taken later.
 fn insist(asker: &Asker<'_>, texts: &[String], stop: &AtomicBool) -> anyhow::Result<Result<Vectors, String>> {
-    let mut pause = FIRST_PAUSE;
+    let mut refusals = 0u32;
     loop {
         let (why, after) = match asker.embed.ask(texts, asker.if_space.as_deref()) {
             Ok(vectors) if vectors.rows.len() == texts.len() => return Ok(Ok(vectors)),
@@ -241,7 +240,8 @@ fn insist(asker: &Asker<'_>, texts: &[String], stop: &AtomicBool) -> anyhow::Res
             Err(Refused::Absent(why)) => (why, None),
         };
         ensure!(!stop.load(Ordering::Relaxed), "{why}");
-        let wait = pause_of(pause, after);
+        refusals = refusals.saturating_add(1);
+        let wait = pause_of(ASK_AGAIN.after(refusals), after);
         if wait >= WORTH_SAYING {
             say(&format!("no request is taken now ({why}): asks again in {} s", wait.as_secs()));
         }
@@ -249,7 +249,6 @@ fn insist(asker: &Asker<'_>, texts: &[String], stop: &AtomicBool) -> anyhow::Res
         while Instant::now() < until && !stop.load(Ordering::Relaxed) {
             std::thread::sleep(LOOK.min(wait));
         }
-        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 

@@ -10,15 +10,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use trireme_inference::Backoff;
 use trireme_runtime::service::NatsArgs;
 
 use super::tied;
 
-/// Pause before the first start after an end; it doubles with each further end.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-
-/// The longest pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// The pauses before a process is started again after so many ends in a row.
+const START_AGAIN: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
 
 /// A process that has run for so long ends for another reason than the one before it.
 const STEADY: Duration = Duration::from_secs(60);
@@ -109,7 +107,7 @@ impl Fleet {
                 bail!("{process} ended before all processes were ready ({how}): its own lines above say why");
             }
             member.ends = if now - member.started < STEADY { member.ends + 1 } else { 1 };
-            let pause = pause(member.ends);
+            let pause = START_AGAIN.after(member.ends);
             member.due = Some(now + pause);
             tracing::warn!(
                 process,
@@ -203,22 +201,5 @@ impl Member {
             let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
             let _ = child.wait();
         }
-    }
-}
-
-/// The pause before the start after this many ends in a row.
-fn pause(ends: u32) -> Duration {
-    FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(ends.saturating_sub(1))).min(LONGEST_PAUSE)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pauses_double_up_to_half_a_minute() {
-        let pauses: Vec<u64> = (1..=8).map(|ends| pause(ends).as_millis() as u64).collect();
-        assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000]);
-        assert_eq!(pause(u32::MAX), LONGEST_PAUSE);
     }
 }

@@ -1,6 +1,6 @@
 //! The traits that a bus implements.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -101,8 +101,9 @@ pub enum Connection {
 pub trait Bus: Send + Sync + 'static {
     // === Work queues ===
 
-    /// Makes sure that the queue of `model` exists and has these `options`. Any number of workers may call this at the
-    /// same time.
+    /// Makes sure that the queue of `model` exists and has these `options`. Any number of processes may call this at the
+    /// same time. A process that may make no streams waits for a limited time until a gateway has made the queue; an error tells the
+    /// gateway's reason, if it cannot.
     async fn declare_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError>;
 
     /// Publishes a message into the queue of its route's current step. Once this returns, the queue has the message,
@@ -129,8 +130,8 @@ pub trait Bus: Send + Sync + 'static {
     /// The ids of the requests of `gateway` that are in the queue of `model`, waiting or delivered, and not settled.
     async fn unsettled(&self, model: &ModelKey, levels: &[u32], gateway: &str) -> Result<HashSet<String>, BusError>;
 
-    /// The model versions that have a queue, whether or not a worker serves them.
-    async fn queues(&self) -> Result<Vec<ModelKey>, BusError>;
+    /// The model versions that have a queue, whether or not a worker serves them, each with the levels that there are.
+    async fn queues(&self) -> Result<BTreeMap<ModelKey, BTreeSet<u32>>, BusError>;
 
     /// Removes the queue of `model` if it is empty. Returns whether it did.
     async fn remove_queue(&self, model: &ModelKey) -> Result<bool, BusError>;

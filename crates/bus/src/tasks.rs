@@ -4,6 +4,10 @@ use std::fmt;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use trireme_inference::Backoff;
+
+/// See [`queue_pause`].
+const QUEUE: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
 
 /// The pause before a message is published again to a queue that is full or missing. `time` counts the pauses from 0:
 /// the first is about 50 ms, and each is twice the last, up to about a second. The pause is random, so that waiting
@@ -17,9 +21,7 @@ use tokio::time::Instant;
 /// assert!(queue_pause(20) >= Duration::from_millis(500));
 /// ```
 pub fn queue_pause(time: u32) -> Duration {
-    const FIRST: Duration = Duration::from_millis(50);
-    const LONGEST: Duration = Duration::from_secs(1);
-    (FIRST * 2u32.pow(time.min(10))).min(LONGEST).mul_f64(0.5 + fastrand::f64())
+    QUEUE.scattered_after(time.saturating_add(1))
 }
 
 /// The pause before the first message in a waiting room is published again: 5 to 100 ms on average. It is the only one of its process

@@ -187,11 +187,12 @@ fn queue_options(replicas: usize) -> QueueOptions {
     QueueOptions { replicas, ack_wait: Duration::from_secs(2), ..options() }
 }
 
-/// A worker that answers every delivery until `stop` is set.
-async fn work(bus: Arc<dyn Bus>, model: ModelKey, options: QueueOptions, stop: Arc<AtomicBool>) {
+/// A worker that answers every delivery until `stop` is set, and its gateway, which makes the queue again.
+async fn work(bus: Arc<dyn Bus>, gateway: Arc<dyn Bus>, model: ModelKey, stop: Arc<AtomicBool>) {
+    let options = queue_options(3);
     'declared: while !stop.load(Ordering::SeqCst) {
         // The queue may exist again before a gateway confirms it.
-        let declaring = passing("declaring", bus.declare_queue(&model, &options));
+        let declaring = passing("declaring", gateway.declare_queue(&model, &options));
         let _ = tokio::time::timeout(Duration::from_secs(1), declaring).await;
         let Some(mut consumer) = passing("opening", bus.pull(&model)).await else { continue };
         while !stop.load(Ordering::SeqCst) {
@@ -250,7 +251,7 @@ async fn each_broker_may_go(replace: bool) {
     let settings = gateway.settings().await.expect("this gateway wrote them");
     assert_eq!(settings.replicas, 3);
     let model = model("cluster");
-    done("declaring", async || stage.declare_queue(&model, &queue_options(3)).await).await;
+    done("declaring", async || gateway.declare_queue(&model, &queue_options(3)).await).await;
     assert_replicas(&cluster, 3).await;
 
     let stop = Arc::new(AtomicBool::new(false));
@@ -304,7 +305,7 @@ async fn each_broker_may_go(replace: bool) {
         }
         stop.store(true, Ordering::SeqCst);
     };
-    let working = work(worker.clone(), model.clone(), queue_options(3), stop.clone());
+    let working = work(worker.clone(), gateway.clone(), model.clone(), stop.clone());
     let ((), last, (), ()) = tokio::join!(requesting, storing, breaking, working);
     println!("{requests:?} requests, the slowest took {slowest:?} ms");
 
@@ -321,7 +322,7 @@ async fn each_broker_may_go(replace: bool) {
     within("an empty queue", async {
         // A broker that has just come back may still report that the queue does not exist.
         let options = queue_options(3);
-        done("declaring", async || worker.declare_queue(&model, &options).await).await;
+        done("declaring", async || gateway.declare_queue(&model, &options).await).await;
         let mut consumer = done("opening", async || worker.pull(&model).await).await;
         loop {
             match passing("status", gateway.queue_status(&model, &[0])).await {
@@ -405,7 +406,7 @@ async fn one_copy_of_each_stream_is_enough_where_that_is_wanted() {
     let (gateway, stage) = (cluster.gateway(Some(1)).await, cluster.stage().await);
     assert_eq!(stage.settings().await.expect("the gateway wrote them").replicas, 1);
     let model = model("single");
-    done("declaring", async || stage.declare_queue(&model, &queue_options(1)).await).await;
+    done("declaring", async || gateway.declare_queue(&model, &queue_options(1)).await).await;
     assert_replicas(&cluster, 1).await;
     // A second gateway uses the settings that the first one wrote.
     let _second = cluster.gateway(None).await;
@@ -417,7 +418,7 @@ async fn one_copy_of_each_stream_is_enough_where_that_is_wanted() {
     // An operator asks for more copies.
     let settings = QueueOptions { replicas: 3, ..gateway.settings().await.expect("settings") };
     done("changing the settings", async || gateway.change_settings(&settings).await).await;
-    done("declaring", async || stage.declare_queue(&model, &queue_options(3)).await).await;
+    done("declaring", async || gateway.declare_queue(&model, &queue_options(3)).await).await;
     within("three copies of each stream", async {
         use futures_util::TryStreamExt;
         let raw = cluster.raw().await;
@@ -445,7 +446,7 @@ async fn queues_that_are_out_of_reach_are_made_anew() {
     let (mut streams, mut queues, mut node) = (HashSet::new(), Vec::new(), None);
     for number in 0.. {
         let model = model(&format!("gone{number}"));
-        done("declaring", async || stage.declare_queue(&model, &options).await).await;
+        done("declaring", async || gateway.declare_queue(&model, &options).await).await;
         let names: Vec<_> = raw.stream_names().try_collect().await.expect("a list");
         let mut queue = names.into_iter().filter(|name| name.starts_with("trireme_work_") && !streams.contains(name));
         let name = queue.next().expect("the queue was made");
@@ -466,7 +467,7 @@ async fn queues_that_are_out_of_reach_are_made_anew() {
     let mut taken = Vec::new();
     for model in &queues {
         within("a queue anew", async {
-            while passing("declaring", stage.declare_queue(model, &options)).await.is_none() {
+            while passing("declaring", gateway.declare_queue(model, &options)).await.is_none() {
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
         })
@@ -504,7 +505,7 @@ async fn queues_whose_broker_does_not_answer_are_kept() {
     }
     assert_eq!(work_streams(&cluster).await.len(), 1, "the cluster has it");
     cluster.signal(node, "-CONT");
-    done("declaring", async || stage.declare_queue(&model, &options).await).await;
+    done("declaring", async || gateway.declare_queue(&model, &options).await).await;
     let mut consumer = done("opening", async || stage.pull(&model).await).await;
     let delivery = take(&mut consumer, "the message from before").await;
     assert_eq!(number(&delivery), 7);
@@ -520,7 +521,7 @@ async fn large_answers_arrive_though_a_broker_is_a_moment_behind() {
     let model = model("large");
     // A lost answer would come again only after `ack_wait`.
     let options = QueueOptions { ack_wait: Duration::from_secs(600), ..queue_options(3) };
-    done("declaring", async || stage.declare_queue(&model, &options).await).await;
+    done("declaring", async || gateway.declare_queue(&model, &options).await).await;
     let inbox = gateway.open_inbox("gateway").await.expect("an inbox");
     let mut consumer = stage.pull(&model).await.expect("a hold on the queue");
     let output = Output { tensors: heavy_message(&model, 9 << 20).tensors, ..Output::default() };
@@ -577,7 +578,7 @@ async fn what_was_confirmed_outlives_each_broker() {
     let mut cluster = Cluster::start().await;
     let (gateway, stage) = (cluster.gateway(None).await, cluster.stage().await);
     let model = model("confirmed");
-    done("declaring", async || stage.declare_queue(&model, &queue_options(3)).await).await;
+    done("declaring", async || gateway.declare_queue(&model, &queue_options(3)).await).await;
     for n in 0..MESSAGES {
         let message = message(&model, n);
         done("publishing", async || gateway.publish(&message).await).await;

@@ -131,14 +131,21 @@ async fn the_end_of_the_broker_leaves_what_the_table_says() {
 #[tokio::test]
 async fn who_may_make_no_streams_has_a_gateway_make_them() {
     let server = NatsServer::start();
-    let (stage, model) = (connect_stage(&server).await, model("asked"));
-    let alone = within("an answer", stage.declare_queue(&model, &options())).await.unwrap_err().to_string();
-    assert!(alone.contains("making a work queue: no gateway is there to do it"), "{alone}");
-    let announced = within("an answer", stage.announce(&entry("asked"))).await.unwrap_err().to_string();
-    assert!(announced.contains("making the registry: no gateway is there to do it"), "{announced}");
+    let (stage, model, wanted) = (connect_stage(&server).await, model("asked"), options());
+    let alone = within("an answer", stage.declare_queue(&model, &wanted)).await;
+    assert!(
+        matches!(&alone, Err(BusError::Unreachable(reason)) if reason.contains("no gateway has done it")),
+        "{alone:?}"
+    );
+    let announced = within("an answer", stage.announce(&entry("asked"))).await;
+    assert!(matches!(announced, Err(BusError::Unreachable(_))), "{announced:?}");
 
-    let _gateway = connect(&server).await;
-    within("a queue", stage.declare_queue(&model, &options())).await.unwrap();
+    let gateway = connect(&server).await;
+    let waiting = stage.declare_queue(&model, &wanted);
+    let (there, made) =
+        within("a queue", async { tokio::join!(waiting, gateway.declare_queue(&model, &wanted)) }).await;
+    made.unwrap();
+    there.unwrap();
     within("the registry", stage.announce(&entry("asked"))).await.unwrap();
     stage.publish(&message(&model, 1)).await.unwrap();
     let mut consumer = stage.pull(&model).await.unwrap();
@@ -150,10 +157,43 @@ async fn who_may_make_no_streams_has_a_gateway_make_them() {
     stage.dead_letter(letter).await.unwrap();
     assert!(stage.dead_letter_after(0).await.unwrap().is_some());
 
-    // A stream in memory cannot be moved to disk, and the gateway's answer says so.
-    let on_disk = QueueOptions { file_storage: true, ..options() };
-    let refused = within("an answer", stage.declare_queue(&model, &on_disk)).await;
+    // A stage that waits for a queue learns why the gateway cannot make it.
+    let waited_for = ModelKey { name: "é".repeat(128).into(), version: 1 };
+    let waiting = stage.declare_queue(&waited_for, &wanted);
+    let making = async {
+        loop {
+            gateway.declare_queue(&waited_for, &wanted).await.unwrap_err();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let refused = within("the reason", async {
+        tokio::select! {
+            refused = waiting => refused,
+            () = making => unreachable!("it goes on"),
+        }
+    });
+    let refused = refused.await;
     assert!(matches!(refused, Err(BusError::Refused { action: "making a work queue", .. })), "{refused:?}");
+}
+
+/// Nobody asks for them: the worker's next write succeeds.
+#[tokio::test]
+async fn stores_that_were_removed_are_made_again() {
+    let server = NatsServer::start();
+    let (_gateway, stage) = (connect(&server).await, connect_stage(&server).await);
+    stage.announce(&entry("kept")).await.unwrap();
+    let raw = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    for stream in ["KV_trireme_registry", "trireme_attempts", "trireme_claims"] {
+        raw.delete_stream(stream).await.unwrap();
+    }
+    within("the stores", async {
+        let there = |names: Vec<String>| names.iter().any(|name| name == "trireme_attempts");
+        while !there(raw.stream_names().try_collect().await.unwrap()) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    within("the registry", stage.announce(&entry("kept"))).await.unwrap();
 }
 
 /// A process that may write one entry of the registry cannot remove the others.
@@ -175,6 +215,7 @@ async fn a_broker_that_lost_everything_is_served_again() {
     let mut server = NatsServer::start();
     let (gateway, worker) = (connect(&server).await, connect_stage(&server).await);
     let model = model("lost");
+    gateway.declare_queue(&model, &options()).await.unwrap();
     worker.declare_queue(&model, &options()).await.unwrap();
     let mut consumer = worker.pull(&model).await.unwrap();
     let inbox = gateway.open_inbox("gateway").await.unwrap();
@@ -204,7 +245,7 @@ async fn a_broker_that_lost_everything_is_served_again() {
     let pulled = within("word that the queue is gone", consumer.next(1)).await;
     assert!(matches!(pulled, Err(BusError::NoQueue { .. })), "{pulled:?}");
 
-    declare(&*worker, &model, &options()).await;
+    declare(&*gateway, &model, &options()).await;
     gateway.publish(&message(&model, 4)).await.unwrap();
     let delivery = take(&mut consumer, "a message for the consumer from before").await;
     assert_eq!((number(&delivery), delivery.deliveries), (4, 1));
@@ -626,9 +667,9 @@ async fn names_that_are_too_long_are_refused_and_disturb_nothing() {
     let (gateway, stage) = (connect(&server).await, connect_stage(&server).await);
     let before = *gateway.connection().borrow();
     let long = ModelKey { name: "é".repeat(128).into(), version: 1 };
+    let declared = within("an answer", gateway.declare_queue(&long, &options())).await;
+    assert!(matches!(declared, Err(BusError::Refused { action: "making a work queue", .. })), "{declared:?}");
     for bus in [&gateway, &stage] {
-        let declared = within("an answer", bus.declare_queue(&long, &options())).await;
-        assert!(matches!(declared, Err(BusError::Refused { action: "making a work queue", .. })), "{declared:?}");
         let published = within("an answer", bus.publish(&message(&long, 1))).await;
         assert!(matches!(published, Err(BusError::NoQueue { .. })), "{published:?}");
     }
@@ -700,25 +741,6 @@ async fn a_thousand_workers_can_wait_at_one_queue() {
         assert_eq!(delivery.deliveries, 1);
         delivery.acker.ack().await.unwrap();
     }
-}
-
-/// Gateways know all workers of a queue; a worker knows only itself.
-#[tokio::test]
-async fn a_stage_leaves_the_limit_of_a_queue_as_it_is() {
-    let server = NatsServer::start();
-    let (gateway, stage, model) = (connect(&server).await, connect_stage(&server).await, model("limit"));
-    let limited = |most| {
-        let policy = LevelPolicy { max_waiting: Some(most), ..LevelPolicy::default() };
-        QueueOptions { levels: [(0, policy)].into(), ..options() }
-    };
-    gateway.declare_queue(&model, &limited(3)).await.unwrap();
-    stage.declare_queue(&model, &limited(1)).await.unwrap();
-    for n in 0..3 {
-        stage.publish(&message(&model, n)).await.unwrap();
-    }
-    assert!(matches!(stage.publish(&message(&model, 3)).await, Err(BusError::Full { .. })));
-    gateway.declare_queue(&model, &limited(4)).await.unwrap();
-    stage.publish(&message(&model, 3)).await.unwrap();
 }
 
 /// Watches end with the process's connection, and are not retried forever.

@@ -102,7 +102,7 @@ impl<C: Completion> Model<C> {
     fn run_guest(&self, mut guest: Guest, place: Place, work: Work<C>) {
         let executed = self.execute_batch(Role::Main, guest.instance.as_mut(), None, &mut guest.streak, vec![work]);
         if !guest.streak.is_due() || self.run_canary(guest.instance.as_mut()) {
-            self.guests.put_back(guest);
+            self.guests.return_guest(guest);
         }
         drop(place);
         let _nested = Nested::begin();

@@ -96,7 +96,7 @@ impl Guests {
     }
 
     /// The guest has executed its request.
-    pub(crate) fn put_back(&self, guest: Guest) {
+    pub(crate) fn return_guest(&self, guest: Guest) {
         self.idle.lock().push(guest);
     }
 }

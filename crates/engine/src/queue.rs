@@ -64,7 +64,7 @@ pub struct WorkQueue<T> {
     arrived: [Condvar; 2],
     /// Signalled when a request has come that no instance is there for.
     called: Notify,
-    /// Signalled when the room of a lane may have changed: a permit was given back, or a run began or ended.
+    /// Signalled when the room of a lane may have changed: a permit was dropped, or a run began or ended.
     room_changed: [Notify; 2],
 }
 

@@ -77,7 +77,7 @@ impl<C: Completion> Stepper<C> {
     /// more requests will come.
     fn take_in(&mut self) -> bool {
         if self.model.executions.broken() {
-            // The requests that wait are handed back to the bus.
+            // The requests that wait are given back to the bus.
             return !self.in_hand.is_empty();
         }
         if self.streak.is_due() {
@@ -182,7 +182,7 @@ impl<C: Completion> Stepper<C> {
         }
     }
 
-    /// Settles a request that has left the instance.
+    /// Completes a request that has left the instance.
     fn conclude(&mut self, ticket: Ticket, result: Result<ExecuteResponse, InferError>) {
         let Some(request) = self.in_hand.remove(&ticket) else {
             return tracing::warn!(model = %self.model.key, ticket, "model instance answered a request that it does not have");

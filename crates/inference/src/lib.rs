@@ -1,5 +1,5 @@
 //! Domain types that all other crates use: tensors and their datatypes, infer requests and responses, routes, errors,
-//! the ledger of time spent, counters, and memory for bytes.
+//! the ledger of time spent, counters, memory for bytes, and the pauses between attempts.
 //!
 //! Invariants:
 //! - A [`Tensor`] is always consistent: its bytes have the length that its datatype and shape require, and the length
@@ -10,6 +10,7 @@
 //! Not here: I/O, clocks that block, wire formats (`protocol`, `bus`), configuration files (`model-repository`).
 
 mod action;
+mod backoff;
 mod buffer;
 mod callers;
 mod datatype;
@@ -35,6 +36,7 @@ mod trace;
 mod windows;
 
 pub use action::Action;
+pub use backoff::Backoff;
 pub use buffer::Buffer;
 pub use callers::{Callers, MAX_CALLERS};
 pub use datatype::DataType;

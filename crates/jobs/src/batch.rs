@@ -25,7 +25,7 @@ use crate::objects::{Lease, Writer};
 use crate::outcomes::{Outcome, outcome};
 use crate::record::{ATTEMPTS, Checkpoint, Object, Record};
 use crate::record::{Batch, BatchState, Counts};
-use crate::requests::{SETTLED, Tried};
+use crate::requests::{GETS_ON, Tried};
 use crate::room::{Held, Room};
 use crate::store::StoredRecord;
 use crate::turns::{Turn, Turns, until};
@@ -192,7 +192,7 @@ impl<'a> Run<'a> {
     async fn work(mut self, mut stop: watch::Receiver<bool>) -> Result<(), JobError> {
         let paces = self.jobs.0.paces.clone();
         let mut running: JoinSet<Called> = JoinSet::new();
-        let mut settles = Some(Instant::now() + SETTLED);
+        let mut gets_on = Some(Instant::now() + GETS_ON);
         let mut told = Instant::now();
         loop {
             while self.reads_on() {
@@ -268,8 +268,8 @@ impl<'a> Run<'a> {
                         }
                     }
                 }
-                () = until(settles) => {
-                    settles = None;
+                () = until(gets_on) => {
+                    gets_on = None;
                     self.batch.attempts.get_on();
                     if !self.save(None).await? {
                         return Ok(());

@@ -11,7 +11,7 @@ use trireme_bus::{Bucket, Bus, Change, Entry, queue_pause};
 
 use crate::call::Execute;
 use crate::index::Index;
-use crate::jobs::{Client, Jobs, Options, Shared};
+use crate::jobs::{Client, Jobs, JobsState, Options};
 use crate::pace::Paces;
 use crate::record::{Asked, BatchState, Counts, Record, Step};
 use crate::room::Rooms;
@@ -116,7 +116,7 @@ impl Jobs {
         let index = Arc::new(Index::new(bus.clone(), options.time_to_live, options.quotas.requests.is_some()));
         let (ended, _) = tokio::sync::broadcast::channel(1024);
         let jobs = Jobs(
-            Arc::new(Shared {
+            Arc::new(JobsState {
                 bus,
                 own: own.to_owned(),
                 process: new_id("").split_off(16),

@@ -42,7 +42,7 @@ pub struct JobOptions {
 
 /// Durable work on one bus. Clones are the same.
 #[derive(Clone)]
-pub struct Jobs(pub(crate) Arc<Shared>, pub(crate) Client);
+pub struct Jobs(pub(crate) Arc<JobsState>, pub(crate) Client);
 
 /// The client: a record of another client is not there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -84,7 +84,7 @@ impl Jobs {
     }
 }
 
-pub(crate) struct Shared {
+pub(crate) struct JobsState {
     pub bus: Arc<dyn Bus>,
     /// The name of this gateway.
     pub own: String,

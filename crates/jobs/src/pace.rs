@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
-use trireme_inference::{Name, Owner, Shares};
+use trireme_inference::{Backoff, Name, Owner, Shares};
 
 /// The limit of a destination at the start.
 const FIRST: f64 = 32.0;
@@ -25,18 +25,17 @@ const FIRST: f64 = 32.0;
 /// The limit is halved at most once in this time, because many refusals have one cause.
 const HALVE_AGAIN: Duration = Duration::from_millis(200);
 
-/// The pause after a refusal: the first, which then doubles, and the longest.
-pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(100);
-pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The pauses after refusals in a row.
+pub(crate) const REFUSED: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 
 /// Destinations without a job whose limits are remembered.
 const KEPT: usize = 256;
 
 /// The calls that may be in flight, by destination. Clones are the same.
 #[derive(Clone)]
-pub(crate) struct Paces(Arc<Shared>);
+pub(crate) struct Paces(Arc<PaceTable>);
 
-struct Shared {
+struct PaceTable {
     state: Mutex<State>,
     changed: Notify,
 }
@@ -66,7 +65,7 @@ struct Destination {
     order: Shares,
     halved: Option<Instant>,
     /// The time before which no call begins, and the pause that ends then.
-    rest: Option<(Instant, Duration)>,
+    rest: Option<(Instant, u32)>,
 }
 
 /// A job's part of the pace of a destination, until it is dropped.
@@ -105,8 +104,8 @@ impl Destination {
     fn refused(&mut self, now: Instant) {
         if self.limit <= 1.0 {
             if self.rests_until(now).is_none() {
-                let pause = self.rest.map_or(FIRST_PAUSE, |(_, pause)| (pause * 2).min(LONGEST_PAUSE));
-                self.rest = Some((now + pause, pause));
+                let refusals = self.rest.map_or(1, |(_, refusals)| refusals.saturating_add(1));
+                self.rest = Some((now + REFUSED.after(refusals), refusals));
             }
         } else if self.halved.is_none_or(|halved| now.saturating_duration_since(halved) > HALVE_AGAIN) {
             self.limit = (self.limit / 2.0).max(1.0);
@@ -132,7 +131,7 @@ impl Paces {
             waiting: VecDeque::new(),
             destinations: HashMap::new(),
         };
-        Paces(Arc::new(Shared { state: Mutex::new(state), changed: Notify::new() }))
+        Paces(Arc::new(PaceTable { state: Mutex::new(state), changed: Notify::new() }))
     }
 
     /// Counts another job of this owner that has calls to a destination.
@@ -335,12 +334,12 @@ mod tests {
             assert_eq!(pace.rests_until(until), None);
             now = until;
         }
-        assert_eq!((rests[0], rests[1], rests[7]), (FIRST_PAUSE, FIRST_PAUSE * 2, LONGEST_PAUSE));
+        assert_eq!((rests[0], rests[1], rests[7]), (REFUSED.after(1), REFUSED.after(2), REFUSED.longest()));
         pace.refused(now);
         assert!(pace.answered(8.0) && pace.rests_until(now).is_none(), "an answer ends the rest");
         pace.limit = 1.0;
         pace.refused(now);
-        assert_eq!(pace.rests_until(now), Some(now + FIRST_PAUSE));
+        assert_eq!(pace.rests_until(now), Some(now + REFUSED.after(1)));
     }
 
     #[test]
@@ -349,11 +348,11 @@ mod tests {
         let (stuck, other) =
             (paces.share(&name("stuck"), &Owner::default()), paces.share(&name("other"), &Owner::default()));
         for time in 0..10 {
-            let slot = stuck.begin(1.0, now + LONGEST_PAUSE * 2 * time).expect("a call after a rest");
-            slot.refused(now + LONGEST_PAUSE * 2 * time);
+            let slot = stuck.begin(1.0, now + REFUSED.longest() * 2 * time).expect("a call after a rest");
+            slot.refused(now + REFUSED.longest() * 2 * time);
         }
-        assert!(stuck.begin(1.0, now + LONGEST_PAUSE * 18).is_none(), "it rests");
-        assert_eq!(stuck.rests_until(now + LONGEST_PAUSE * 18).map(|until| until > now), Some(true));
+        assert!(stuck.begin(1.0, now + REFUSED.longest() * 18).is_none(), "it rests");
+        assert_eq!(stuck.rests_until(now + REFUSED.longest() * 18).map(|until| until > now), Some(true));
         assert_eq!(begun(&other, now).len(), 32);
     }
 

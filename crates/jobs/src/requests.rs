@@ -28,7 +28,7 @@ const KEYED: [&str; 3] = [PREFIX, "file-", "batch_"];
 const SLACK: Duration = Duration::from_secs(3600);
 
 /// A job that has run for so long has not ended its gateway: whatever ends gateways does so early.
-pub(crate) const SETTLED: Duration = Duration::from_secs(20);
+pub(crate) const GETS_ON: Duration = Duration::from_secs(20);
 
 /// How a call was tried.
 pub(crate) enum Tried {
@@ -230,7 +230,7 @@ impl Jobs {
                 let of = CallOf { job: id.to_owned(), owner: request.client.as_str().into() };
                 let attempt = self.attempt(&call, of, request.expires, slot);
                 tokio::pin!(attempt);
-                match tokio::time::timeout(SETTLED, &mut attempt).await {
+                match tokio::time::timeout(GETS_ON, &mut attempt).await {
                     Ok(tried) => tried,
                     Err(_) => {
                         // A store that is away for a moment is no reason to end the call.

@@ -12,9 +12,9 @@ use crate::call::Execute;
 
 /// The room of all batches. Clones are the same.
 #[derive(Clone)]
-pub(crate) struct Rooms(Arc<Shared>);
+pub(crate) struct Rooms(Arc<RoomTable>);
 
-struct Shared {
+struct RoomTable {
     most: u64,
     execute: Arc<dyn Execute>,
     state: Mutex<State>,
@@ -44,7 +44,7 @@ pub(crate) struct Held {
 impl Rooms {
     /// Room for `most` bytes.
     pub fn new(most: u64, execute: Arc<dyn Execute>) -> Rooms {
-        Rooms(Arc::new(Shared { most, execute, state: Mutex::default() }))
+        Rooms(Arc::new(RoomTable { most, execute, state: Mutex::default() }))
     }
 
     /// Counts another batch.

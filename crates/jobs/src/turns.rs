@@ -4,11 +4,11 @@
 //! Pure but for the shared pace: time is passed in.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use trireme_inference::{Name, Owner};
 
-use crate::pace::{FIRST_PAUSE, LONGEST_PAUSE, Paces, Share, Slot};
+use crate::pace::{Paces, REFUSED, Share, Slot};
 
 /// The calls of a job that are not in flight.
 pub(crate) struct Turns<T> {
@@ -33,8 +33,8 @@ pub(crate) struct Turn<T> {
     pub owner: Owner,
     /// Its part of what its owner is served.
     pub cost: f64,
-    /// The pause after its next refusal.
-    pause: Duration,
+    /// How often it was refused.
+    refusals: u32,
 }
 
 /// Ends at a time; without one never.
@@ -55,15 +55,14 @@ impl<T> Turns<T> {
     /// Adds a call behind its owner's others to the same destination. It costs its bytes.
     pub fn push(&mut self, destination: Name, owner: Owner, bytes: u64, item: T) {
         let cost = bytes.max(1) as f64;
-        self.wait(Turn { item, destination, owner, cost, pause: FIRST_PAUSE });
+        self.wait(Turn { item, destination, owner, cost, refusals: 0 });
     }
 
     /// Adds a call that was refused: it waits for its pause first, which is longer each time.
     pub fn push_refused(&mut self, turn: Turn<T>, now: Instant) {
         self.next += 1;
-        let pause = turn.pause.mul_f64(0.5 + fastrand::f64());
-        let turn = Turn { pause: (turn.pause * 2).min(LONGEST_PAUSE), ..turn };
-        self.refused.insert((now + pause, self.next), turn);
+        let turn = Turn { refusals: turn.refusals.saturating_add(1), ..turn };
+        self.refused.insert((now + REFUSED.scattered_after(turn.refusals), self.next), turn);
     }
 
     fn wait(&mut self, turn: Turn<T>) {
@@ -109,6 +108,8 @@ impl<T> Turns<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -155,8 +156,8 @@ mod tests {
             pauses.push(at - now);
             now = at;
         }
-        assert!(pauses[0] < FIRST_PAUSE * 2 && pauses[7] >= LONGEST_PAUSE / 2, "{pauses:?}");
-        assert!(pauses.iter().all(|pause| *pause < LONGEST_PAUSE * 3 / 2), "{pauses:?}");
+        assert!(pauses[0] < REFUSED.after(1) * 2 && pauses[7] >= REFUSED.longest() / 2, "{pauses:?}");
+        assert!(pauses.iter().all(|pause| *pause < REFUSED.longest() * 3 / 2), "{pauses:?}");
     }
 
     #[test]

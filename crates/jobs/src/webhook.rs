@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use serde_json::json;
+use trireme_inference::Backoff;
 
 use crate::call::{WebhookAnswer, WebhookCall};
 use crate::error::JobError;
@@ -15,9 +16,8 @@ use crate::record::{Record, Step, Webhook, WebhookState};
 use crate::statistics::WebhookCounts;
 use crate::store::StoredRecord;
 
-/// The pause after a failed call: the first, which then doubles, and the longest.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
+/// The pauses after failed calls.
+const CALL_AGAIN: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(3600));
 
 /// Longest reason of a failed call that a record keeps, in bytes.
 const LONGEST_REASON: usize = 500;
@@ -40,10 +40,9 @@ fn event(id: &str, record: &Record, now: u64) -> Option<WebhookCall> {
     Some(WebhookCall { url: record.webhook()?.url.clone(), id: event, body: body.to_string().into() })
 }
 
-/// The pause after so many failed calls, which is half of its length to one and a half by `jitter`, from 0 to 1.
-fn pause(attempts: u32, jitter: f64, at_least: Option<Duration>) -> Duration {
-    let doubled = FIRST_PAUSE.saturating_mul(1 << attempts.saturating_sub(1).min(20)).min(LONGEST_PAUSE);
-    doubled.mul_f64(0.5 + jitter).max(at_least.unwrap_or_default().min(LONGEST_PAUSE))
+/// The pause after so many failed calls. The receiver may have asked for a longer one.
+fn pause(attempts: u32, at_least: Option<Duration>) -> Duration {
+    CALL_AGAIN.scattered_after(attempts).max(at_least.unwrap_or_default().min(CALL_AGAIN.longest()))
 }
 
 // === impl Webhook ===
@@ -55,7 +54,7 @@ impl Webhook {
         match answer {
             WebhookAnswer::Delivered => (self.state, self.failure) = (WebhookState::Delivered, None),
             WebhookAnswer::Failed { mut why, is_final, after } => {
-                self.next = now + pause(self.attempts, fastrand::f64(), after).as_secs_f64().ceil() as u64;
+                self.next = now + pause(self.attempts, after).as_secs_f64().ceil() as u64;
                 if is_final || self.next >= last {
                     self.state = WebhookState::Failed;
                 }
@@ -128,12 +127,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_an_hour_and_a_receiver_may_ask_for_longer_ones() {
-        let seconds = |attempts, after| pause(attempts, 0.5, after).as_secs();
-        assert_eq!([1, 2, 3, 10, 13, 1000].map(|attempts| seconds(attempts, None)), [1, 2, 4, 512, 3600, 3600]);
+    fn pauses_grow_up_to_about_an_hour_and_a_receiver_may_ask_for_longer_ones() {
+        let seconds = |attempts, after| pause(attempts, after).as_secs();
+        assert!((256..768).contains(&seconds(10, None)) && (1800..5400).contains(&seconds(1000, None)));
         assert_eq!(seconds(1, Some(Duration::from_secs(60))), 60);
         assert_eq!(seconds(1, Some(Duration::from_secs(1_000_000))), 3600);
-        assert_eq!((pause(1, 0.0, None), pause(1, 1.0, None)), (FIRST_PAUSE / 2, FIRST_PAUSE * 3 / 2));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use futures_util::{StreamExt, TryStreamExt};
 use reqwest::header::{AUTHORIZATION, CONTENT_RANGE, RANGE};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Method, Response, StatusCode};
+use trireme_inference::Backoff;
 
 use crate::FetchError;
 use crate::remote::Body;
@@ -21,8 +22,8 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a short request is sent.
 const ATTEMPTS: u32 = 3;
 
-/// The wait before it is sent again; it doubles then.
-const WAIT: Duration = Duration::from_millis(500);
+/// The pauses before it is sent again.
+const SEND_AGAIN: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(1));
 
 /// The expected answer, in errors about a server that sends files as a whole only.
 const WHOLE_ONLY: &str = "the part of the file that was asked for (download the file first)";
@@ -159,14 +160,14 @@ pub(crate) fn install_ring() {
 
 /// Repeats a short request while that may help.
 async fn repeat<T, F: Future<Output = Result<T, FetchError>>>(request: impl Fn() -> F) -> Result<T, FetchError> {
-    let (mut wait, mut attempt) = (WAIT, 1);
+    let mut failures = 0;
     loop {
         match request().await {
-            Err(fault) if fault.is_transient() && attempt < ATTEMPTS => {
-                tracing::warn!("{fault}; asking again in {} ms", wait.as_millis());
-                tokio::time::sleep(wait).await;
-                wait *= 2;
-                attempt += 1;
+            Err(fault) if fault.is_transient() && failures + 1 < ATTEMPTS => {
+                failures += 1;
+                let pause = SEND_AGAIN.after(failures);
+                tracing::warn!("{fault}; asking again in {} ms", pause.as_millis());
+                tokio::time::sleep(pause).await;
             }
             outcome => return outcome,
         }

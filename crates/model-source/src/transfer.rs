@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use ring::digest::{Context, SHA256};
+use trireme_inference::Backoff;
 
 use crate::FetchError;
 use crate::progress::Progress;
@@ -16,8 +17,8 @@ use crate::source::Source;
 /// Failures in a row, without a byte between them, that end a download.
 const ATTEMPTS: u32 = 5;
 
-/// The wait after the first failure; it doubles with each further one.
-const FIRST_WAIT: Duration = Duration::from_millis(500);
+/// The pauses before a download goes on after failures in a row.
+const GO_ON: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(8));
 
 /// Puts the content of `file` at `target`. Meanwhile it lies at `partial`, from where a later call goes on.
 pub(crate) async fn download(
@@ -58,9 +59,9 @@ pub(crate) async fn download(
         if failures >= ATTEMPTS {
             return Err(failed);
         }
-        let wait = FIRST_WAIT * 2u32.pow(failures) + Duration::from_millis(fastrand::u64(..100));
-        tracing::warn!(received = length(partial), "the download is continued in {} ms: {failed}", wait.as_millis());
-        tokio::time::sleep(wait).await;
+        let pause = GO_ON.scattered_after(failures + 1);
+        tracing::warn!(received = length(partial), "the download is continued in {} ms: {failed}", pause.as_millis());
+        tokio::time::sleep(pause).await;
     }
 }
 

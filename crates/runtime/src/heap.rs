@@ -1,8 +1,8 @@
-//! How the allocator of the C library keeps the memory that this process has given back.
+//! How the allocator of the C library keeps the memory that this process has freed.
 //!
-//! Large allocations are mappings, which the system gets back at once ([`give_back_large_allocations`]). Small ones lie in heaps. After
+//! Large allocations are mappings, which the system gets back at once ([`return_large_allocations`]). Small ones lie in heaps. After
 //! a flood of requests a heap is mostly free, but something small at its end keeps all of it; a thread asks the C library for those pages
-//! ([`give_back_free_pages`]).
+//! ([`return_free_pages`]).
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 use std::time::Duration;
@@ -15,11 +15,11 @@ const OWN_MAPPING: i32 = 1 << 20;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const KEPT: i32 = 2 << 20;
 
-/// Has large allocations given back to the system, for good. By itself glibc raises its threshold to the size of the largest allocation that
+/// Has large allocations returned to the system, for good. By itself glibc raises its threshold to the size of the largest allocation that
 /// was freed, up to 32 MiB; from then on such allocations lie among small ones in its heaps, which keep what they once had.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[allow(unsafe_code, reason = "the C library's settings have no safe function")]
-pub fn give_back_large_allocations() {
+pub fn return_large_allocations() {
     for (setting, value) in [(libc::M_MMAP_THRESHOLD, OWN_MAPPING), (libc::M_TRIM_THRESHOLD, KEPT)] {
         // SAFETY: takes two numbers and no pointer; glibc locks its settings against other threads.
         let taken = unsafe { libc::mallopt(setting, value) };
@@ -29,7 +29,7 @@ pub fn give_back_large_allocations() {
 
 /// Other C libraries give large allocations back by themselves.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-pub fn give_back_large_allocations() {}
+pub fn return_large_allocations() {}
 
 /// How often the heaps are looked at.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -44,7 +44,7 @@ const CHANGE: usize = 64 << 20;
 /// # Errors
 /// The system has no room for a thread.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-pub fn give_back_free_pages() -> std::io::Result<()> {
+pub fn return_free_pages() -> std::io::Result<()> {
     let look = || {
         let mut heaps = Heaps { last: resident_bytes().unwrap_or_default() };
         loop {
@@ -57,7 +57,7 @@ pub fn give_back_free_pages() -> std::io::Result<()> {
 
 /// Other C libraries have no such call.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-pub fn give_back_free_pages() -> std::io::Result<()> {
+pub fn return_free_pages() -> std::io::Result<()> {
     Ok(())
 }
 
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn the_memory_of_mixed_sizes_goes_back_to_the_system() {
         let _alone = ALONE.lock();
-        give_back_large_allocations();
+        return_large_allocations();
         // From then on glibc would have all of these in a heap.
         drop(vec![1u8; 16 * MEBIBYTE]);
         let before = resident_bytes();

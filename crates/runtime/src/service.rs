@@ -293,9 +293,9 @@ fn block_on_boxed(
         return code;
     }
     raise_file_limit();
-    heap::give_back_large_allocations();
+    heap::return_large_allocations();
     trireme_model_repository::remove_leftovers();
-    let outcome = heap::give_back_free_pages()
+    let outcome = heap::return_free_pages()
         .and_then(|()| {
             tokio::runtime::Builder::new_multi_thread()
                 .thread_name(service)

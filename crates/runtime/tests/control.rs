@@ -46,7 +46,7 @@ impl Participant for Host {
         Outcome::Done(Vec::new())
     }
 
-    async fn settled(&self, model: &str, wanted: Option<&Override>) {
+    async fn wanted_changed(&self, model: &str, wanted: Option<&Override>) {
         match wanted {
             Some(with) => self.load(model, with).await,
             None => self.unload(model).await,
@@ -70,18 +70,18 @@ impl Process {
         let host = Arc::new(Host { is_gateway: name.starts_with("gateway"), ..Host::default() });
         let memory = joined.memory().clone();
         for change in memory.changes() {
-            host.settled(&change.model, change.wanted.as_ref()).await;
+            host.wanted_changed(&change.model, change.wanted.as_ref()).await;
         }
         joined.serve(host.clone(), tasks);
         Process { host, memory }
     }
 
-    /// Sends a command and settles it, as a gateway does for a client.
+    /// Sends a command and writes what is wanted, as a gateway does for a client.
     async fn order(&self, bus: &InProcess, model: &str, wanted: Option<Override>, expected: &BTreeSet<String>) {
         let answers =
             model_control::command(bus, &self.memory, model, wanted.as_ref(), expected).await.expect("answers");
         assert_eq!(answers.into_keys().collect::<BTreeSet<_>>(), *expected);
-        model_control::settle(bus, &self.memory, model, wanted, false).await.expect("the store takes it");
+        model_control::write_wanted(bus, &self.memory, model, wanted, false).await.expect("the store takes it");
     }
 
     /// The wanted configurations that this process knows.
@@ -174,7 +174,7 @@ async fn a_load_that_hangs_holds_up_no_other_model() {
     assert!(futures_util::poll!(&mut hanging).is_pending());
     // A change in the store hangs, too.
     let stored = async {
-        let _ = model_control::settle(&*bus, &gateway.memory, "stored", Some(hangs.clone()), false).await;
+        let _ = model_control::write_wanted(&*bus, &gateway.memory, "stored", Some(hangs.clone()), false).await;
         std::future::pending::<()>().await;
     };
     let others = async {

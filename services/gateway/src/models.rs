@@ -111,7 +111,7 @@ impl ModelControl {
             Inner { bus, participant, options, registry, memory: memory.clone(), tasks: tasks.clone(), started };
         let control = ModelControl(Arc::new(inner));
         for change in memory.changes() {
-            control.settled(&change.model, change.wanted.as_ref()).await;
+            control.wanted_changed(&change.model, change.wanted.as_ref()).await;
         }
         if let Some(joined) = joined {
             joined.serve(Arc::new(control.clone()), &tasks);
@@ -162,7 +162,7 @@ impl ModelControl {
             // A model that cannot be loaded is named in the ensemble's own error.
             let answers = self.command(&part, Some(&Override::default())).await?;
             if self.judge(&part, &answers).await.is_ok() {
-                self.settle(&part, Some(Override::default()), true).await?;
+                self.write_wanted(&part, Some(Override::default()), true).await?;
             }
         }
         let mut answers = self.command(model, Some(&with)).await?;
@@ -175,7 +175,7 @@ impl ModelControl {
             answers = self.command(model, Some(&with)).await?;
         }
         self.judge(model, &answers).await?;
-        self.settle(model, Some(with), false).await
+        self.write_wanted(model, Some(with), false).await
     }
 
     /// The earlier configuration that a load without one keeps, as Triton does: until config.pbtxt is changed or the model is
@@ -213,7 +213,7 @@ impl ModelControl {
         for model in leaving {
             let answers = self.command(&model, None).await?;
             if answers.values().any(|outcome| matches!(outcome, Outcome::Done(_))) {
-                self.settle(&model, None, false).await?;
+                self.write_wanted(&model, None, false).await?;
             }
         }
         Ok(())
@@ -260,8 +260,8 @@ impl ModelControl {
     }
 
     /// Writes the wanted state into the store, for all processes and for those that start later.
-    async fn settle(&self, model: &str, wanted: Option<Override>, implied: bool) -> Result<(), InferError> {
-        model_control::settle(self.0.bus.as_ref(), &self.0.memory, model, wanted, implied)
+    async fn write_wanted(&self, model: &str, wanted: Option<Override>, implied: bool) -> Result<(), InferError> {
+        model_control::write_wanted(self.0.bus.as_ref(), &self.0.memory, model, wanted, implied)
             .await
             .map_err(|error| InferError::from(&error))
     }
@@ -314,7 +314,7 @@ impl Participant for ModelControl {
         }
     }
 
-    async fn settled(&self, model: &str, wanted: Option<&Override>) {
+    async fn wanted_changed(&self, model: &str, wanted: Option<&Override>) {
         let found = match wanted {
             Some(with) => self.find(model, with).await.unwrap_or_else(|error| {
                 tracing::error!(model, %error, "a model that workers have loaded is broken in this gateway's repository");

@@ -1,5 +1,9 @@
-//! Maintenance of queues by gateways. They remove the queues of versions that no worker serves any more. For queues
-//! with a limit on waiting messages, they write to the stream how many messages workers hold besides.
+//! Makes the queues that workers need, and removes those that none needs.
+//!
+//! The registry says which queues there have to be: one for each model version that a worker serves or is about to serve. A gateway compares
+//! that with what it has made and with what the broker has, whenever the registry or the connection changes, and every few seconds. So a
+//! queue that was removed by hand, or lost with its broker, is made again without a request for it. For queues with a limit on waiting
+//! messages the limit adds the messages that workers hold.
 //!
 //! Every gateway does this; doing it twice changes nothing.
 
@@ -7,43 +11,64 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use trireme_bus::{Bus, BusError, LevelPolicy, QueueOptions};
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::Instant;
+use trireme_bus::{Bus, BusError, Connection, QueueOptions};
 use trireme_inference::ModelKey;
-use trireme_runtime::{TaskSet, queue_levels};
+use trireme_runtime::TaskSet;
 
-use crate::registry::Registry;
+use crate::registry::{Registry, WantedQueue};
 
-/// Average time between two looks for unneeded queues.
-const LOOK_PERIOD: Duration = Duration::from_secs(60);
+/// Average time between two looks at the queues that there are.
+const LOOK_PERIOD: Duration = Duration::from_secs(2);
 const LOOK_JITTER: f64 = 0.2;
 
+/// After so many looks, unneeded queues are removed, and some of the others are made once more, which changes what was changed by hand.
+const LOOKS_A_ROUND: u32 = 30;
+
+/// Of 256 queues, how many are made once more in a round.
+const MADE_AGAIN: u8 = 64;
+
 /// How long to wait for further changes of the workers' capacities before they are written.
-const SETTLE: Duration = Duration::from_millis(500);
+const FURTHER_CHANGES: Duration = Duration::from_millis(500);
 
-/// Pause before a failed write is repeated.
-const TELL_AGAIN: Duration = Duration::from_secs(2);
+/// Pause before a queue is tried again that could not be made.
+const MAKE_AGAIN: Duration = Duration::from_secs(2);
 
-/// Of 256 queues, how many are written again after each look for unneeded queues.
-const TOLD_AGAIN: u8 = 25;
+/// Queues that are made at a time.
+const MAKING: usize = 16;
 
-/// For each queue with a limit on waiting messages: the number of messages that workers hold, as last written.
-type Told = BTreeMap<ModelKey, u64>;
-
-/// A queue whose settings have to be written: its levels, and the number of messages that all workers hold together.
-type Untold = (ModelKey, BTreeMap<u32, LevelPolicy>, u64);
-
-/// Maintains the queues for as long as `tasks` runs.
+/// Looks after the queues for as long as `tasks` runs.
 pub fn look_after(bus: Arc<dyn Bus>, registry: Registry, tasks: &TaskSet) {
-    let mut this = Queues { bus, registry, unneeded: BTreeSet::new(), told: Told::new(), is_refused: false };
+    let mut this = Queues {
+        bus,
+        registry,
+        made: BTreeMap::new(),
+        in_making: BTreeSet::new(),
+        making: FuturesUnordered::new(),
+        due: BTreeMap::new(),
+        unneeded: BTreeSet::new(),
+        is_refused: false,
+    };
     tasks.spawn_until_stop("queues", async move { this.run().await });
 }
+
+type Made = (ModelKey, WantedQueue, Result<(), BusError>);
 
 struct Queues {
     bus: Arc<dyn Bus>,
     registry: Registry,
-    /// Queues that were unneeded at the last look.
+    /// The queues as this gateway has made them.
+    made: BTreeMap<ModelKey, WantedQueue>,
+    /// Those that it is making.
+    in_making: BTreeSet<ModelKey>,
+    making: FuturesUnordered<BoxFuture<'static, Made>>,
+    /// When a queue is to be made that is not as it should be.
+    due: BTreeMap<ModelKey, Instant>,
+    /// Queues that were unneeded at the last round.
     unneeded: BTreeSet<ModelKey>,
-    told: Told,
     /// Whether it was logged that queues cannot be removed.
     is_refused: bool,
 }
@@ -53,45 +78,89 @@ struct Queues {
 impl Queues {
     async fn run(&mut self) {
         let mut changes = self.registry.changes();
-        let mut look = tokio::time::Instant::now() + look_period();
-        let mut again = None;
+        let mut connection = self.bus.connection();
+        let (mut look, mut looks) = (Instant::now() + look_period(), 0);
         loop {
-            let untold = async {
-                match again {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let now = Instant::now();
+            let next = self.due.values().copied().filter(|due| *due > now).min();
             tokio::select! {
-                changed = changes.changed() => match changed {
-                    Ok(()) => {
-                        tokio::time::sleep(SETTLE.mul_f64(1.0 + fastrand::f64())).await;
-                        changes.mark_unchanged();
-                    }
-                    Err(_) => return,
-                },
-                () = untold => {}
+                changed = changes.changed() => if changed.is_err() { return },
+                // A broker that was away may have lost all queues.
+                Ok(()) = connection.changed() => look = now,
                 () = tokio::time::sleep_until(look) => {
-                    look = tokio::time::Instant::now() + look_period();
-                    self.remove_unneeded().await;
-                    // A worker that had a lost queue created again knew only its own capacity.
-                    self.told.retain(|_, _| fastrand::u8(..) > TOLD_AGAIN);
+                    looks += 1;
+                    look = Instant::now() + look_period();
+                    if *connection.borrow_and_update() != Connection::Down {
+                        tokio::select! {
+                            () = self.look(looks % LOOKS_A_ROUND == 0) => {}
+                            Ok(()) = connection.changed() => look = now,
+                        }
+                    }
                 }
+                Some(made) = self.making.next() => self.note(made),
+                () = tokio::time::sleep_until(next.unwrap_or(now)), if next.is_some() => {}
             }
-            let is_told = self.publish().await;
-            again = (!is_told).then(|| tokio::time::Instant::now() + TELL_AGAIN);
+            self.make();
         }
     }
 
-    /// Removes the queues that are unneeded now and were unneeded at the last look.
-    async fn remove_unneeded(&mut self) {
-        let Some(named) = self.registry.capacities() else { return };
+    /// Begins to make the queues that are not as they should be.
+    fn make(&mut self) {
+        let Some(wanted) = self.registry.queues() else { return };
+        self.made.retain(|model, _| wanted.contains_key(model));
+        self.due.retain(|model, _| wanted.contains_key(model));
+        let now = Instant::now();
+        for (model, wanted) in wanted {
+            let made = self.made.get(&model);
+            if made == Some(&wanted) || self.in_making.contains(&model) {
+                continue;
+            }
+            let pause = match made {
+                Some(made) if made.levels == wanted.levels => FURTHER_CHANGES.mul_f64(1.0 + fastrand::f64()),
+                _ => Duration::ZERO,
+            };
+            let due = *self.due.entry(model.clone()).or_insert(now + pause);
+            if due <= now && self.in_making.len() < MAKING {
+                self.in_making.insert(model.clone());
+                let bus = self.bus.clone();
+                self.making.push(Box::pin(async move {
+                    let made = make(bus.as_ref(), &model, &wanted).await;
+                    (model, wanted, made)
+                }));
+            }
+        }
+    }
+
+    fn note(&mut self, (model, wanted, made): Made) {
+        self.in_making.remove(&model);
+        match made {
+            Ok(()) => {
+                self.due.remove(&model);
+                self.made.insert(model, wanted);
+            }
+            Err(error) => {
+                tracing::debug!(%model, %error, "a queue could not be made; trying on");
+                self.due.insert(model, Instant::now() + MAKE_AGAIN.mul_f64(0.5 + fastrand::f64()));
+            }
+        }
+    }
+
+    /// Looks which queues there are. In a round, removes those that are unneeded now and were unneeded at the last one.
+    async fn look(&mut self, is_round: bool) {
         let there = match self.bus.queues().await {
             Ok(there) => there,
             Err(error) => return self.not_removed(&error),
         };
-        let is_needed = |model: &ModelKey| named.contains_key(model) || self.registry.keeps(model);
-        let (to_remove, unneeded) = to_remove(there, is_needed, &self.unneeded);
+        self.made.retain(|model, made| {
+            there.get(model).is_some_and(|levels| made.levels.keys().all(|level| levels.contains(level)))
+        });
+        if !is_round {
+            return;
+        }
+        self.made.retain(|_, _| fastrand::u8(..) >= MADE_AGAIN);
+        let Some(wanted) = self.registry.queues() else { return };
+        let is_needed = |model: &ModelKey| wanted.contains_key(model) || self.registry.keeps(model);
+        let (to_remove, unneeded) = to_remove(there.into_keys().collect(), is_needed, &self.unneeded);
         self.unneeded = unneeded;
         for model in to_remove {
             match self.bus.remove_queue(&model).await {
@@ -107,35 +176,11 @@ impl Queues {
             tracing::debug!(%error, "unneeded queues could not be removed");
         }
     }
+}
 
-    /// Writes the number of messages that workers hold to the queues for which it has changed. Returns whether all
-    /// writes succeeded.
-    async fn publish(&mut self) -> bool {
-        let Some(capacities) = self.registry.capacities() else { return true };
-        let catalog = self.registry.catalog();
-        let levels = |model: &ModelKey| {
-            let (_, served) = catalog.find(&model.name, Some(model.version)).ok()?;
-            Some(queue_levels(&served.config))
-        };
-        self.told.retain(|model, _| capacities.contains_key(model));
-        let untold = untold(&capacities, levels, &self.told);
-        if untold.is_empty() {
-            return true;
-        }
-        let Ok(settings) = self.bus.settings().await else { return false };
-        let mut is_told = true;
-        for (model, levels, in_hand) in untold {
-            let options = QueueOptions { levels, in_hand, ..settings.clone() };
-            match self.bus.declare_queue(&model, &options).await {
-                Ok(()) => drop(self.told.insert(model, in_hand)),
-                Err(error) => {
-                    tracing::debug!(%model, %error, "the number of messages that workers hold could not be written to a queue's limit");
-                    is_told = false;
-                }
-            }
-        }
-        is_told
-    }
+async fn make(bus: &dyn Bus, model: &ModelKey, WantedQueue { levels, in_hand }: &WantedQueue) -> Result<(), BusError> {
+    let options = QueueOptions { levels: levels.clone(), in_hand: *in_hand, ..bus.settings().await? };
+    bus.declare_queue(model, &options).await
 }
 
 fn look_period() -> Duration {
@@ -153,20 +198,14 @@ fn to_remove(
     (unneeded.intersection(before).cloned().collect(), unneeded)
 }
 
-/// The queues with a limit on waiting messages for which the written number differs from the number that workers hold
-/// now.
-fn untold(
-    capacities: &BTreeMap<ModelKey, u64>,
-    levels: impl Fn(&ModelKey) -> Option<BTreeMap<u32, LevelPolicy>>,
-    told: &Told,
-) -> Vec<Untold> {
-    let changed = capacities.iter().filter(|&(model, in_hand)| told.get(model) != Some(in_hand));
-    let with_levels = changed.filter_map(|(model, &in_hand)| Some((model.clone(), levels(model)?, in_hand)));
-    with_levels.filter(|(_, levels, _)| levels.values().any(|level| level.max_waiting.is_some())).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use trireme_bus::fixtures::message;
+    use trireme_bus::{InProcess, ModelState, WorkerEntry};
+    use trireme_inference::UnixMicros;
+    use trireme_model_repository::Repository;
+    use trireme_runtime::ControlOptions;
+
     use super::*;
 
     fn key(name: &str) -> ModelKey {
@@ -186,19 +225,47 @@ mod tests {
         assert_eq!(third, [key("gone")], "what could not be removed is tried again, what came back is left");
         assert_eq!(unneeded, BTreeSet::from([key("gone")]));
     }
-
-    #[test]
-    fn queues_with_a_limit_are_told_when_what_workers_take_in_changes() {
-        let limited = BTreeMap::from([(0, LevelPolicy { max_waiting: Some(3), timeout: None })]);
-        let levels = |model: &ModelKey| match model.name.as_str() {
-            "limited" => Some(limited.clone()),
-            "free" => Some(BTreeMap::from([(0, LevelPolicy::default())])),
-            _ => None,
+    #[tokio::test(start_paused = true)]
+    async fn queues_follow_the_registry_and_are_made_again_when_they_are_gone() {
+        let (bus, tasks) = (InProcess::default(), TaskSet::new());
+        let shared: Arc<dyn Bus> = Arc::new(bus.clone());
+        let control = ControlOptions::default();
+        let registry = Registry::follow(shared.clone(), "g", Repository::default(), &control, false, &tasks);
+        let registry = registry.await.expect("in process nothing refuses");
+        look_after(shared.clone(), registry, &tasks);
+        let config = r#"{"name":"m","backend":"identity","max_batch_size":8,"dynamic_batching":{"default_queue_policy":{"max_queue_size":3}}}"#;
+        let entry = WorkerEntry {
+            worker: "w".to_owned(),
+            service: "model".to_owned(),
+            host: "h".to_owned(),
+            model: key("m"),
+            state: ModelState::Loading("waiting for its queue".to_owned()),
+            config: config.to_owned(),
+            capacity: 2,
+            bulk: true,
+            content: None,
+            since: UnixMicros(7),
         };
-        let capacities = BTreeMap::from([(key("limited"), 8), (key("free"), 8), (key("unready"), 8)]);
-        let expected = [(key("limited"), limited.clone(), 8)];
-        assert_eq!(untold(&capacities, levels, &Told::new()), expected);
-        assert_eq!(untold(&capacities, levels, &Told::from([(key("limited"), 8)])), []);
-        assert_eq!(untold(&capacities, levels, &Told::from([(key("limited"), 4)])), expected);
+        let there = async || shared.queues().await.expect("in process nothing refuses").contains_key(&key("m"));
+        let until_there = async || {
+            tokio::time::timeout(LOOK_PERIOD * 2, async {
+                while !there().await {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            })
+            .await
+            .expect("it is made");
+        };
+        assert!(!there().await, "nobody needs it");
+        shared.announce(&entry).await.expect("in process nothing refuses");
+        until_there().await;
+        assert!(shared.remove_queue(&key("m")).await.expect("it is empty"));
+        until_there().await;
+        let mut taken = 0;
+        while bus.publish(&message(&key("m"), taken)).await.is_ok() {
+            taken += 1;
+        }
+        assert_eq!(taken, 3, "the limit is that of the entry's configuration");
+        tasks.join().await;
     }
 }

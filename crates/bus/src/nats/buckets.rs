@@ -1,7 +1,6 @@
 //! The streams behind the stores, and the stream for large bodies: their subjects, size limits and ages.
 //!
-//! The number of copies is a setting of the deployment. Not here: creating the streams (`streams`), and which process does
-//! it (`makers`).
+//! The number of copies is a setting of the deployment. Not here: creating the streams (`streams`).
 
 use std::time::Duration;
 

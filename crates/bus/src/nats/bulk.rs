@@ -72,7 +72,7 @@ impl Nats {
             if self.out_of_reach.is_due(&stream, Instant::now()) {
                 lane.refused = None;
                 let options = options(self.settings.lock().clone().unwrap_or_default());
-                match limited(LONGEST, self.make(Needed::Queue(model, &options), false)).await {
+                match limited(LONGEST, self.make(Needed::Queue(model, &options))).await {
                     Ok(()) => {
                         taken(self.client.publish(self.names.bulk_made(model), Bytes::new())).await?;
                         lane.made_over = Some(connection);

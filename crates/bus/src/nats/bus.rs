@@ -1,6 +1,6 @@
 //! The bus of this crate's traits, each call by its part.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,8 +12,7 @@ use trireme_inference::{Lane, ModelKey};
 
 use super::connection::Nats;
 use super::limits::{CLOSE_TIMEOUT, LONGEST, REQUEST_TIMEOUT, limited};
-use super::streams::Needed;
-use super::{bulk, consumer, topics, work};
+use super::{buckets, bulk, consumer, topics, work};
 use crate::{
     Bucket, Bus, BusError, BusFault, Change, Connection, Consumer, Entry, Inbox, MessagePosition, QueueOptions,
     QueueStatus, Reply, TopicMessage, WorkMessage,
@@ -29,7 +28,10 @@ impl Bus for Nats {
     async fn declare_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
         self.queues.lock().insert(model.clone(), options.clone());
         self.set_ack_wait(options.ack_wait);
-        limited(LONGEST, self.need(Needed::Queue(model, options))).await
+        match self.makes_streams {
+            true => limited(LONGEST, self.make_or_tell(model, options)).await,
+            false => limited(LONGEST, self.await_queue(model, options)).await,
+        }
     }
 
     async fn publish(&self, message: &WorkMessage) -> Result<MessagePosition, BusError> {
@@ -71,7 +73,7 @@ impl Bus for Nats {
         limited(REQUEST_TIMEOUT, work::unsettled(self, model, levels, gateway)).await
     }
 
-    async fn queues(&self) -> Result<Vec<ModelKey>, BusError> {
+    async fn queues(&self) -> Result<BTreeMap<ModelKey, BTreeSet<u32>>, BusError> {
         limited(LONGEST, self.queue_names()).await
     }
 
@@ -103,7 +105,14 @@ impl Bus for Nats {
         expect: Option<u64>,
         lapse: Option<Duration>,
     ) -> Result<u64, BusError> {
-        limited(LONGEST, self.put_value(bucket, key, value, expect, lapse)).await
+        let subject = format!("{}\"", buckets::subject(&self.names, bucket, key));
+        tokio::select! {
+            put = limited(LONGEST, self.put_value(bucket, key, value, expect, lapse)) => put,
+            // A worker that may not announce a model learns that at once: the broker answers nothing.
+            reason = self.refused(|refusal| refusal.contains(&subject)), if bucket == Bucket::Registry => {
+                Err(BusError::Refused { action: "writing to a store", reason })
+            }
+        }
     }
 
     async fn get(&self, bucket: Bucket, key: &str) -> Result<Option<Entry>, BusError> {

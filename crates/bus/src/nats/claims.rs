@@ -8,7 +8,7 @@
 //! have arrived, and the bytes that a process reads at a time are bounded.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::context::PublishError;
@@ -16,10 +16,12 @@ use async_nats::jetstream::stream::DirectGetErrorKind;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::sync::Semaphore;
+use trireme_inference::Backoff;
 
 use super::buckets;
 use super::connection::Nats;
 use super::errors::{chain, failure, is_full, is_no_stream, says_no_responders};
+use super::limits::REQUEST_TIMEOUT;
 use super::streams::Needed;
 use super::subjects::Names;
 use crate::{Bucket, BusError, WorkMessage, escape_token};
@@ -46,8 +48,8 @@ static READING: Semaphore = Semaphore::const_new(READING_BYTES >> 10);
 /// a part that the others have confirmed.
 const ASK_AGAIN: u32 = 4;
 
-/// Pause before a part is asked for again the first time; each pause is twice the last.
-const BEHIND: Duration = Duration::from_millis(20);
+/// The pauses before a part is asked for again.
+const BEHIND: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_millis(160));
 
 /// Pause before a half-stored claim is discarded after its sender stopped: a last part may still be on its way.
 const LEFT_PAUSE: Duration = Duration::from_secs(2);
@@ -192,7 +194,8 @@ impl Nats {
             )
         };
         let mut sent = first().await;
-        if sent.as_ref().is_err_and(is_no_stream) {
+        let give_up = Instant::now() + REQUEST_TIMEOUT;
+        while sent.as_ref().is_err_and(is_no_stream) && Instant::now() < give_up {
             self.need(place.needed()).await?;
             sent = first().await;
         }
@@ -278,8 +281,8 @@ async fn read_part(nats: Nats, place: BodyStore, name: String, part: usize) -> R
                 if asked == ASK_AGAIN || !nats.is_clustered() {
                     return Err(GetObjectError::Gone { name, part });
                 }
-                tokio::time::sleep(BEHIND * 2u32.pow(asked)).await;
                 asked += 1;
+                tokio::time::sleep(BEHIND.after(asked)).await;
             }
             // There are no responders for a stream that does not exist.
             Err(error) if says_no_responders(&error) => return Err(GetObjectError::Gone { name, part }),

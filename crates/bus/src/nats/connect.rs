@@ -15,6 +15,7 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
+use trireme_inference::Backoff;
 
 use super::address::NatsUrl;
 use super::buckets;
@@ -27,8 +28,8 @@ use super::streams::Needed;
 use super::subjects::{DeploymentName, Names, is_token};
 use crate::{Bucket, Bus, BusError, Change, Connection, QueueOptions, Reopening};
 
-/// The longest pause between attempts to reconnect. Requests wait meanwhile.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
+/// The pauses between attempts to reconnect. Requests wait meanwhile.
+const RECONNECTS: Backoff = Backoff::new(Duration::from_millis(2), Duration::from_millis(500));
 
 /// The client pings a broker that was silent for this long. If three pings in a row go unanswered, which is a constant
 /// of the client, the connection counts as lost. That is well before a silent process counts as gone
@@ -183,7 +184,7 @@ impl Nats {
             .custom_inbox_prefix(names.inboxes(prefix, &options.service))
             .ping_interval(PING_INTERVAL)
             .subscription_capacity(SUBSCRIPTION_CAPACITY)
-            .reconnect_delay_callback(|attempts| RECONNECT_PAUSE.min(Duration::from_millis(1 << attempts.min(16))))
+            .reconnect_delay_callback(|attempts| RECONNECTS.after(u32::try_from(attempts).unwrap_or(u32::MAX)))
             .request_timeout(Some(REQUEST_TIMEOUT));
         let complaints = complained.clone();
         let aside = connect.clone().name(format!("{} (pulse)", options.name)).event_callback(move |event| {
@@ -277,7 +278,7 @@ impl Nats {
         };
         if let Some(wanted) = &options.deployment {
             nats.found_deployment(wanted).await?;
-            nats.keep_streams().await?;
+            nats.keep_stores();
             nats.follow_settings().await?;
         }
         nats.keep_alive();
@@ -301,7 +302,7 @@ impl Nats {
             Err(error) => return Err(failure("looking for the deployment's settings", &error)),
         };
         self.take_settings(found.unwrap_or_else(|| wanted.clone()));
-        self.make(Needed::Bucket(Bucket::Settings), false).await.map_err(|error| match &error {
+        self.make(Needed::Bucket(Bucket::Settings)).await.map_err(|error| match &error {
             // This passes when the brokers of a cluster start one after the other.
             BusError::Refused { action, reason } if is_cluster && !is_permission(reason) => BusError::Unreachable(format!(
                 "{action}: {reason}; {replicas} copies of each stream need {replicas} brokers with JetStream: start them, \
@@ -330,11 +331,10 @@ impl Nats {
 
     /// Creates the streams of the stores and claims. Dead letters come last, because they take most of a small disk and need it least.
     async fn make_all(&self) -> Result<(), BusError> {
-        let others = Bucket::ALL.into_iter().filter(|bucket| *bucket != Bucket::Dead);
-        let needed = others.map(Needed::Bucket).chain([Needed::Claims]);
-        let made = futures_util::future::join_all(needed.map(|needed| self.make(needed, false))).await;
+        let needed = Needed::stores().filter(|needed| !matches!(needed, Needed::Bucket(Bucket::Dead)));
+        let made = futures_util::future::join_all(needed.map(|needed| self.make(needed))).await;
         made.into_iter().collect::<Result<(), _>>()?;
-        self.make(Needed::Bucket(Bucket::Dead), false).await
+        self.make(Needed::Bucket(Bucket::Dead)).await
     }
 
     /// Follows changes of the deployment's settings. If the broker loses the settings, writes them again.
@@ -377,7 +377,7 @@ impl Nats {
 
     /// Makes all streams as the settings have them. A cluster that has just elected a leader refuses some for a while, so
     /// this tries again, up to [`MAKE_ALL`] times.
-    async fn make_all_or_warn(&self) {
+    pub(super) async fn make_all_or_warn(&self) {
         let mut attempts = Reopening::default();
         for _ in 0..MAKE_ALL {
             let Err(error) = self.make_all().await else { return };

@@ -60,7 +60,7 @@ pub struct Nats {
     /// The beginning of all inboxes of the deployment, with a dot at its end. The broker's permissions do not cover reply
     /// subjects, so answers go to inboxes only.
     pub(super) inboxes: Arc<str>,
-    /// Whether this process creates streams itself, or asks a gateway.
+    /// Whether this process creates streams, as gateways do.
     pub(super) makes_streams: bool,
     /// The account as it was last read.
     pub(super) account: Arc<Mutex<Account>>,

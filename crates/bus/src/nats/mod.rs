@@ -8,7 +8,7 @@
 //! - [`replies`] and [`topics`];
 //! - [`store`], with [`reads`], and with [`groups`] and [`batches`] for records that are written at the same time;
 //! - [`streams`] (creating streams), with [`queues`] for those of work, and [`buckets`] (their configurations), fitted into
-//!   the limits of an [`account`], which [`examine`] shows before; [`makers`] creates them for stages; [`reach`] counts how
+//!   the limits of an [`account`], which [`examine`] shows before; [`reach`] counts how
 //!   long one is out of reach;
 //! - the broker's [`clock`] and [`pulse`].
 //!
@@ -33,7 +33,6 @@ mod groups;
 mod headers;
 mod limits;
 mod login;
-mod makers;
 mod pulls;
 mod pulse;
 mod queues;

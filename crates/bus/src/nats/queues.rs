@@ -2,19 +2,21 @@
 //!
 //! Not here: making any stream (`streams`), publishing to a queue (`work`) and pulling from it (`consumer`).
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use async_nats::jetstream::{ErrorCode, consumer, stream};
 use futures_util::{StreamExt, TryStreamExt};
+use serde::{Deserialize, Serialize};
 use trireme_inference::{Lane, ModelKey};
 
 use super::account;
 use super::connection::Nats;
 use super::errors::{failure, is_not_found};
-use super::streams::Lead;
+use super::limits::{REQUEST_TIMEOUT, taken};
+use super::streams::{Lead, Needed};
 use super::subjects::WORKERS;
-use crate::{BusError, LevelPolicy, QueueOptions};
+use crate::{BusError, LevelPolicy, QueueOptions, queue_pause};
 
 /// How long the broker remembers message ids. It is longer than a few redeliveries; the memory it takes is rate times
 /// window.
@@ -26,13 +28,27 @@ const MAX_WAITING: i64 = 65_536;
 /// Work queues that a gateway looks at at the same time.
 const WATCHED_AT_ONCE: usize = 16;
 
-/// The action, for an error.
+/// How much more time a queue gets for each of its levels, because a stream on the disks of several brokers takes time
+/// to create.
+const LEVEL_PATIENCE: Duration = Duration::from_millis(100);
+
+/// Actions, for errors.
+const MAKING: &str = "making a work queue";
 const LISTING: &str = "listing work queues";
 
 /// Average time between two looks at all work queues while one is out of reach, and the number of looks. Every gateway looks.
 const WATCH_PERIOD: Duration = Duration::from_secs(4);
 const WATCH_JITTER: f64 = 0.5;
 const WATCH_LOOKS: usize = 15;
+
+/// A gateway's word to the workers of a queue that it cannot make.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum QueueRefusal {
+    Refused(String),
+    /// A limit of the account.
+    OverLimit(String),
+}
 
 // === impl Nats ===
 
@@ -68,13 +84,7 @@ impl Nats {
     }
 
     /// Creates a stream for each level, and the consumer that workers share.
-    pub(super) async fn make_queue(
-        &self,
-        model: &ModelKey,
-        options: &QueueOptions,
-        for_stage: bool,
-    ) -> Result<(), BusError> {
-        const ACTION: &str = "making a work queue";
+    pub(super) async fn make_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
         let account = self.account();
         let ack_pending = i64::try_from(options.max_messages).unwrap_or(i64::MAX);
         for (level, policy) in options.policies() {
@@ -83,14 +93,12 @@ impl Nats {
             let name = &config.name;
             // A change of a cluster's stream is a vote of its brokers, and most workers change nothing.
             let changed = |there: &stream::Config| {
-                let keeps_limit = for_stage && policy.max_waiting.is_some();
-                let max_messages = if keeps_limit { there.max_messages } else { config.max_messages };
                 // A broker without memory for streams has it on disk.
                 let storage = if there.storage == stream::StorageType::File { there.storage } else { config.storage };
-                let config = stream::Config { max_messages, storage, ..config.clone() };
+                let config = stream::Config { storage, ..config.clone() };
                 differs(there, &config).then_some(config)
             };
-            let there = self.create_or_update(ACTION, &config, changed).await?;
+            let there = self.create_or_update(MAKING, &config, changed).await?;
             let workers = consumer::pull::Config {
                 durable_name: Some(WORKERS.to_owned()),
                 description: Some(format!("workers of {model}")),
@@ -130,7 +138,7 @@ impl Nats {
                 stream::ConsumerErrorKind::JetStream(answer) if answer.error_code() == ErrorCode::STREAM_NOT_FOUND => {
                     BusError::Unreachable(format!("stream {name} is gone"))
                 }
-                stream::ConsumerErrorKind::JetStream(answer) => match failure(ACTION, &answer) {
+                stream::ConsumerErrorKind::JetStream(answer) => match failure(MAKING, &answer) {
                     BusError::Refused { reason, .. } => BusError::Refused {
                         action: "making a work queue's consumer",
                         reason: format!("stream {name}: {reason}"),
@@ -190,10 +198,57 @@ impl Nats {
         Ok(names.into_iter().filter_map(|name| Some((self.names.model_of(&name)?, name))).collect())
     }
 
-    /// The model versions that have a queue.
-    pub(super) async fn queue_names(&self) -> Result<Vec<ModelKey>, BusError> {
-        let queues = self.queue_streams(LISTING).await?;
-        Ok(queues.into_iter().map(|(model, _)| model).collect::<BTreeSet<_>>().into_iter().collect())
+    /// The model versions that have a queue, with its levels.
+    pub(super) async fn queue_names(&self) -> Result<BTreeMap<ModelKey, BTreeSet<u32>>, BusError> {
+        let mut queues = BTreeMap::<_, BTreeSet<_>>::new();
+        for (model, name) in self.queue_streams(LISTING).await? {
+            queues.entry(model).or_default().extend(self.names.level_of(&name));
+        }
+        Ok(queues)
+    }
+
+    /// Waits for a limited time until a gateway has made the queue of a model version, or says why it cannot.
+    pub(super) async fn await_queue(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
+        let refusals = self.subscribe(self.names.queue_refused(model)).await?;
+        let patience = REQUEST_TIMEOUT + LEVEL_PATIENCE * options.levels.len() as u32;
+        let made = async {
+            for (level, _) in options.policies() {
+                let stream = self.jetstream.get_stream_no_info(self.names.work_stream(model, level)).await;
+                let stream = stream.map_err(|error| failure(MAKING, &error))?;
+                let mut looks = 0;
+                while stream.consumer_info(WORKERS).await.is_err() {
+                    tokio::time::sleep(queue_pause(looks)).await;
+                    looks += 1;
+                }
+            }
+            Ok(())
+        };
+        // Anything else on this subject says nothing.
+        let refused =
+            refusals.filter_map(async |refusal| serde_json::from_slice::<QueueRefusal>(&refusal.payload).ok());
+        let mut refused = std::pin::pin!(refused);
+        tokio::select! {
+            made = tokio::time::timeout(patience, made) => {
+                made.unwrap_or_else(|_| Err(BusError::Unreachable(format!("{MAKING}: no gateway has done it yet"))))
+            }
+            Some(refusal) = refused.next() => Err(match refusal {
+                QueueRefusal::OverLimit(reason) => BusError::OverLimit { reason },
+                QueueRefusal::Refused(reason) => BusError::Refused { action: MAKING, reason },
+            }),
+        }
+    }
+
+    /// Makes a queue, and tells its workers if the broker refuses it.
+    pub(super) async fn make_or_tell(&self, model: &ModelKey, options: &QueueOptions) -> Result<(), BusError> {
+        let made = self.make(Needed::Queue(model, options)).await;
+        let refusal = match &made {
+            Err(BusError::Refused { reason, .. }) => QueueRefusal::Refused(reason.clone()),
+            Err(BusError::OverLimit { reason }) => QueueRefusal::OverLimit(reason.clone()),
+            _ => return made,
+        };
+        let told = serde_json::to_vec(&refusal).expect("texts are JSON");
+        let _ = taken(self.client.publish(self.names.queue_refused(model), told.into())).await;
+        made
     }
 
     /// The model versions whose queue has a bulk lane.

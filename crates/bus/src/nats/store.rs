@@ -21,6 +21,7 @@ use super::claims::{BodyStore, wire_size};
 use super::connection::Nats;
 use super::errors::{self, failure};
 use super::groups::Message;
+use super::limits::REQUEST_TIMEOUT;
 use super::streams::Needed;
 use super::work::LONGEST_LAPSE;
 use super::{buckets, clock, headers};
@@ -215,7 +216,12 @@ impl Nats {
         attempt: impl Fn() -> F,
         is_missing: impl Fn(&E) -> bool,
     ) -> Result<Result<T, E>, BusError> {
-        let patience = if matches!(bucket, Bucket::Jobs | Bucket::Objects) { LEADER } else { Duration::ZERO };
+        let patience = match bucket {
+            Bucket::Jobs | Bucket::Objects => LEADER,
+            _ if self.makes_streams => Duration::ZERO,
+            // A gateway makes it soon.
+            _ => REQUEST_TIMEOUT,
+        };
         let give_up = Instant::now() + patience;
         let mut made = attempt().await;
         while made.as_ref().is_err_and(&is_missing) {

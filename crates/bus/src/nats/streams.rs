@@ -3,8 +3,12 @@
 //! A stream of a cluster may be out of reach because its brokers are slow, or because none of them leads it. Only the
 //! latter, which the brokers have to say, makes a gateway replace the stream.
 //!
-//! Not here: requests from stages (`makers`), and the configurations of the streams of stores and claims (`buckets`).
+//! Gateways make the streams, and a stage waits for them: the broker's permissions cover the name of a stream but not its subjects,
+//! so a stage that may create a stream could read the replies there.
+//!
+//! Not here: the configurations of the streams of stores and claims (`buckets`), and which queues a deployment needs (the gateway).
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use async_nats::client::RequestErrorKind;
@@ -13,12 +17,12 @@ use async_nats::jetstream::context::{CreateStreamError, CreateStreamErrorKind};
 use async_nats::jetstream::stream;
 use async_nats::{HeaderMap, header};
 use bytes::Bytes;
+use futures_util::TryStreamExt;
 use trireme_inference::{ModelKey, UnixMicros};
 
 use super::account::{self, refit};
 use super::connection::Nats;
 use super::errors::{failure, is_not_found};
-use super::limits::REQUEST_TIMEOUT;
 use super::subjects::Names;
 use super::{buckets, clock};
 use crate::{Bucket, BusError, QueueOptions, WorkMessage};
@@ -37,9 +41,12 @@ const CLAIMS: &str = "claims";
 pub const STORES: [&str; 9] =
     ["settings", "registry", "models", "attempts", "dead", "sequences", "jobs", "objects", CLAIMS];
 
-/// How much more time a queue gets for each of its levels, because a stream on the disks of several brokers takes time
-/// to create.
-const LEVEL_PATIENCE: Duration = Duration::from_millis(100);
+/// Time between two looks of a stage whether a store is there.
+const LOOK_FOR_STORE: Duration = Duration::from_millis(250);
+
+/// Average time between two looks of a gateway whether all stores are there, and how much it varies.
+const STORES_PERIOD: Duration = Duration::from_secs(5);
+const STORES_JITTER: f64 = 0.2;
 
 /// A stream that a process needs.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +69,11 @@ pub enum Lead {
 // === impl Needed ===
 
 impl Needed<'_> {
+    /// Everything but queues.
+    pub(super) fn stores() -> impl Iterator<Item = Needed<'static>> {
+        Bucket::ALL.into_iter().map(Needed::Bucket).chain([Needed::Claims])
+    }
+
     /// The name of a store.
     fn store(self) -> Option<&'static str> {
         match self {
@@ -100,20 +112,12 @@ impl Needed<'_> {
         }
     }
 
-    /// How long a gateway may take to create it.
-    pub(super) fn patience(self) -> Duration {
+    /// The name of its stream, or of that of its level 0.
+    fn stream(self, names: &Names) -> String {
         match self {
-            Needed::Queue(_, options) => REQUEST_TIMEOUT + LEVEL_PATIENCE * options.levels.len() as u32,
-            _ => REQUEST_TIMEOUT,
-        }
-    }
-
-    /// The subject on which a stage asks a gateway for it.
-    pub(super) fn subject(self, names: &Names) -> String {
-        match self {
-            Needed::Bucket(bucket) => names.stream_request(bucket.name()),
-            Needed::Claims => names.stream_request("claims"),
-            Needed::Queue(model, _) => names.queue_request(model),
+            Needed::Bucket(bucket) => buckets::stream(names, bucket),
+            Needed::Claims => names.claim_stream(),
+            Needed::Queue(model, _) => names.work_stream(model, 0),
         }
     }
 }
@@ -136,22 +140,46 @@ impl Nats {
         }
     }
 
-    /// Creates a stream or updates its configuration. For a queue that is made `for_stage`, the limit of a level with a
-    /// `max_waiting` is left as it is: only gateways know all workers, and set it. Errors at once if this process has no
-    /// permission. Otherwise the request would only time out.
-    pub(super) async fn make(&self, needed: Needed<'_>, for_stage: bool) -> Result<(), BusError> {
-        let stream = match needed {
-            Needed::Bucket(bucket) => buckets::stream(&self.names, bucket),
-            Needed::Claims => self.names.claim_stream(),
-            Needed::Queue(model, _) => self.names.work_stream(model, 0),
-        };
+    /// Makes sure that the stream of a store exists, if this process makes streams. Another one gives a gateway time to make a store, and its next
+    /// attempt shows whether that is done.
+    pub(super) async fn need(&self, needed: Needed<'_>) -> Result<(), BusError> {
+        if self.makes_streams {
+            return self.make(needed).await;
+        }
+        tokio::time::sleep(LOOK_FOR_STORE).await;
+        Ok(())
+    }
+
+    /// Makes the stores again that the broker has lost, for as long as the connection is open.
+    pub(super) fn keep_stores(&self) {
+        let (nats, mut connection) = (self.clone(), self.connection.follow());
+        crate::spawn("nats stores", async move {
+            while !nats.is_closed() {
+                let period = STORES_PERIOD.mul_f64(1.0 - STORES_JITTER + 2.0 * STORES_JITTER * fastrand::f64());
+                let _ = tokio::time::timeout(period, connection.changed()).await;
+                if nats.is_down() {
+                    continue;
+                }
+                let Ok(there) = nats.jetstream.stream_names().try_collect::<HashSet<String>>().await else { continue };
+                let is_there = |needed: Needed<'_>| there.contains(&needed.stream(&nats.names));
+                if !Needed::stores().all(is_there) {
+                    nats.make_all_or_warn().await;
+                }
+            }
+        });
+    }
+
+    /// Creates a stream or updates its configuration. Errors at once if this process has no permission. Otherwise the request would only
+    /// time out.
+    pub(super) async fn make(&self, needed: Needed<'_>) -> Result<(), BusError> {
+        let stream = needed.stream(&self.names);
         // In the report, the name is followed by `-` for a level and by `.` for a consumer.
         let ends = ['"', '-', '.'].map(|end| format!(".{stream}{end}"));
         let make = async {
             let config = match needed {
                 Needed::Bucket(bucket) => buckets::config(&self.names, bucket),
                 Needed::Claims => buckets::claims(&self.names),
-                Needed::Queue(model, options) => return self.make_queue(model, options, for_stage).await,
+                Needed::Queue(model, options) => return self.make_queue(model, options).await,
             };
             let config = stream::Config { num_replicas: self.replicas(), ..config };
             let mut config = account::fit(needed.share(), config, &self.account());

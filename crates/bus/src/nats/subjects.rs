@@ -75,11 +75,6 @@ impl Names {
         }
     }
 
-    /// Subjects on which stages ask gateways for streams.
-    pub fn stream_requests(&self) -> String {
-        format!("{self}.streams.>")
-    }
-
     /// Stream of bodies above `max_payload`.
     pub fn claim_stream(&self) -> String {
         format!("{self}_claims")
@@ -146,14 +141,9 @@ impl Names {
         format!("{self}.reply.{}.*", Token(gateway))
     }
 
-    /// The subject on which stages ask for the stream of a store, or of claims.
-    pub fn stream_request(&self, name: &str) -> String {
-        format!("{self}.streams.{name}")
-    }
-
-    /// The subject on which stages ask for the queue of a model version.
-    pub fn queue_request(&self, model: &ModelKey) -> String {
-        format!("{self}.streams.work.{}.{}", Token(&model.name), model.version)
+    /// The subject on which gateways say why they cannot make the queue of a model version.
+    pub fn queue_refused(&self, model: &ModelKey) -> String {
+        format!("{self}.control.queue_refused.{}.{}", Token(&model.name), model.version)
     }
 
     /// Subject of a topic.
@@ -221,7 +211,7 @@ mod tests {
     fn deployments_have_no_name_in_common() {
         let model = ModelKey { name: "m".into(), version: 1 };
         let all = |names: &Names| {
-            let subjects = [names.work_at(&model, 0), names.replies_to("g"), names.topic("t"), names.stream_requests()];
+            let subjects = [names.work_at(&model, 0), names.replies_to("g"), names.topic("t")];
             [&subjects[..], &[names.work_stream(&model, 0), names.claim_stream(), names.inboxes("_INBOX", "gateway")]]
                 .concat()
         };

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use trireme_inference::ModelKey;
 
+use super::queues::declare;
 use super::setup::Setup;
 use trireme_bus::fixtures::{assert_idle, message, model, number, options, take, within};
 use trireme_bus::{AttemptNote, Bus, Consumer, QueueOptions};
@@ -53,7 +54,7 @@ async fn queue_with_one(
     options: &QueueOptions,
 ) -> (Arc<dyn Bus>, Box<dyn Consumer>, ModelKey) {
     let (bus, model) = (setup.connect().await, model(name));
-    within("a queue", bus.declare_queue(&model, options)).await.expect("a queue is made");
+    declare(setup, &*bus, &model, options).await;
     within("a publish", bus.publish(&message(&model, 1))).await.expect("the queue takes the message");
     let consumer = within("a hold on the queue", bus.pull(&model)).await.expect("the queue can be worked on");
     (bus, consumer, model)

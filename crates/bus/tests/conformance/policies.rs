@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use trireme_inference::{Lane, ModelKey};
 
-use super::queues::{A_WHILE, declared, open, publish};
+use super::queues::{A_WHILE, declare, declared, open, publish};
 use super::setup::Setup;
 use trireme_bus::fixtures::{assert_idle, message_at, number, patient_options, take, within};
 use trireme_bus::{Bus, BusError, Delivery, LevelPolicy, QueueOptions, WaitTimeout};
@@ -47,7 +47,7 @@ pub async fn the_bulk_lane_comes_with_its_first_message(setup: &Setup) {
     let (bus, model) = declared(setup, "lanes", &patient_options()).await;
     let bulk = |n| message_at(&model, Lane::Bulk.level(0), n);
     let worker = setup.connect().await;
-    worker.declare_queue(&model, &patient_options()).await.expect("declared");
+    declare(setup, &*worker, &model, &patient_options()).await;
     let mut later =
         within("a hold on the lane", worker.pull_bulk(&model)).await.expect("a hold on a lane that may come");
     assert_idle(&mut later, A_WHILE, "there is no such lane").await;

@@ -136,7 +136,7 @@ impl Case {
     /// Brings a message into the state of a row.
     async fn arrange(row: Row, lane: Lane, gateway: Arc<dyn Bus>, worker: Arc<dyn Bus>) -> Case {
         let model = model("state");
-        within("a queue", worker.declare_queue(&model, &options())).await.expect("a queue is made");
+        within("a queue", gateway.declare_queue(&model, &options())).await.expect("a queue is made");
         let message = WorkMessage { gateway: unique("gateway").into(), ..message_at(&model, lane.level(0), 1) };
         let position = within("a publish", gateway.publish(&message)).await.expect("the queue takes the message");
         let begun = Instant::now();

@@ -56,12 +56,11 @@ async fn a_deployment_fits_into_the_limits_of_its_account() {
         let (gateway, worker) = (connect(&server).await, connect_stage(&server).await);
         let model = model("fits");
         let options = QueueOptions { max_messages: 10_000, max_bytes: 0, ..options() };
-        let declared = within(limits, worker.declare_queue(&model, &options)).await;
-        declared.unwrap_or_else(|error| panic!("{limits}: {error}"));
         // Nothing is to be changed the second time.
-        within(limits, gateway.declare_queue(&model, &options))
-            .await
-            .unwrap_or_else(|error| panic!("{limits}: {error}"));
+        for _ in 0..2 {
+            let declared = within(limits, gateway.declare_queue(&model, &options)).await;
+            declared.unwrap_or_else(|error| panic!("{limits}: {error}"));
+        }
         for number in 0..MESSAGES {
             within(limits, gateway.publish(&message(&model, number))).await.unwrap();
         }
@@ -106,11 +105,11 @@ async fn an_operator_sets_the_size_of_a_store() {
 #[tokio::test]
 async fn a_queue_beyond_the_account_s_streams_is_refused_with_the_figure() {
     let server = account("max_mem: 1GB, max_file: 1GB, max_streams: 11");
-    let (gateway, worker) = (connect(&server).await, connect_stage(&server).await);
+    let gateway = connect(&server).await;
     let mut refused = None;
     let models: Vec<_> = (0..4).map(|number| model(&format!("m{number}"))).collect();
     for model in &models {
-        let declared = within("a queue", worker.declare_queue(model, &options())).await;
+        let declared = within("a queue", gateway.declare_queue(model, &options())).await;
         refused = refused.or(declared.err());
     }
     let Some(BusError::OverLimit { reason }) = refused else { panic!("expected a limit, got {refused:?}") };

@@ -67,8 +67,11 @@ async fn claims_are(server: &NatsServer, count: Option<u64>, why: &str) {
     .await;
 }
 
-/// A broker that does not answer for the stream of claims. The stream does not exist, but this subscription keeps the broker from
-/// reporting "no responders".
+/// A stream that has the subjects of claims.
+const OTHER: &str = "OTHER";
+
+/// A broker that does not answer for the stream of claims. The stream does not exist, and another one with its subjects keeps gateways from
+/// making it. This subscription keeps the broker from reporting "no responders".
 pub struct Silence {
     questions: async_nats::Subscriber,
 }
@@ -76,7 +79,11 @@ pub struct Silence {
 impl Silence {
     pub async fn of_claims(server: &NatsServer) -> Silence {
         let client = async_nats::connect(server.url()).await.expect("the server was started");
-        jetstream::new(client.clone()).delete_stream("trireme_claims").await.expect("a gateway made it");
+        let raw = jetstream::new(client.clone());
+        raw.delete_stream("trireme_claims").await.expect("a gateway made it");
+        let subjects = vec!["trireme.claim.>".to_owned()];
+        let other = jetstream::stream::Config { name: OTHER.to_owned(), subjects, ..Default::default() };
+        raw.create_stream(other).await.expect("the server was started");
         let questions = client.subscribe("$JS.API.DIRECT.GET.trireme_claims.>").await.expect("the server was started");
         jetstream::new(client).query_account().await.expect("the server was started");
         Silence { questions }
@@ -91,7 +98,7 @@ impl Silence {
     }
 }
 
-/// Creates the stream of claims, with a claim of one part.
+/// Creates the stream of claims, unless a gateway is faster, with a claim of one part.
 pub async fn put_object_by_hand(server: &NatsServer, claim: &str, body: Bytes) {
     let raw = jetstream::new(async_nats::connect(server.url()).await.expect("the server was started"));
     let config = jetstream::stream::Config {
@@ -101,7 +108,8 @@ pub async fn put_object_by_hand(server: &NatsServer, claim: &str, body: Bytes) {
         storage: jetstream::stream::StorageType::Memory,
         ..Default::default()
     };
-    raw.create_stream(config).await.expect("the server was started");
+    let _ = raw.delete_stream(OTHER).await;
+    raw.get_or_create_stream(config).await.expect("the server was started");
     raw.publish(format!("trireme.claim.{claim}.0"), body)
         .await
         .expect("the server was started")

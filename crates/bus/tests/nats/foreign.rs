@@ -180,9 +180,9 @@ async fn a_stream_with_our_subjects_is_named() {
 #[tokio::test]
 async fn no_acknowledgement_of_a_stream_is_an_answer() {
     let server = NatsServer::start();
-    foreign_stream(&server, &["trireme.control.>", "trireme.streams.>", "trireme.reply.>"]).await;
+    foreign_stream(&server, &["trireme.control.>", "trireme.reply.>"]).await;
     let (gateway, stage, model) = (connect(&server).await, connect_stage(&server).await, model("audited"));
-    within("a queue", stage.declare_queue(&model, &options())).await.unwrap();
+    within("a queue", gateway.declare_queue(&model, &options())).await.unwrap();
 
     let mut questions = stage.subscribe("audited").await.unwrap();
     let mut answers = gateway.request("audited", "?".into()).await.unwrap();

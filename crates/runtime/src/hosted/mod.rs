@@ -36,7 +36,7 @@ use standing::{Obstacles, Standing};
 use suspects::{Suspect, Suspects};
 
 /// State that all parts of a worker share.
-pub(crate) struct Shared {
+pub(crate) struct WorkerState {
     pub name: Name,
     pub bus: Arc<dyn Bus>,
     pub tasks: TaskSet,
@@ -58,14 +58,14 @@ pub(crate) struct Shared {
     pub next_step: NextStep,
 }
 
-/// Takes a request into a model of this process. Gives it back if there is no room for it.
+/// Takes a request into a model of this process. Returns it if there is no room for it.
 pub(crate) type NextStep = fn(&Arc<HostedModel>, WorkMessage, HeldDelivery) -> Option<(WorkMessage, HeldDelivery)>;
 
 /// A model version of the engine with its place in this worker.
 pub(crate) struct HostedModel {
     pub engine: Arc<Model<Box<Pending>>>,
     pub config: Arc<ModelConfig>,
-    pub worker: Arc<Shared>,
+    pub worker: Arc<WorkerState>,
     /// Number of requests admitted so far.
     pub admitted: AtomicU64,
     /// How many requests in this worker the limits of its queue policy allow for; without a policy, the most that it holds.
@@ -158,9 +158,9 @@ impl HeldDelivery {
     }
 }
 
-// === impl Shared ===
+// === impl WorkerState ===
 
-impl Shared {
+impl WorkerState {
     /// Waits for the deployment's settings, which its first gateway writes.
     pub async fn learn_settings(&self) -> Result<(), BusError> {
         if self.settings.get().is_none() {

@@ -14,7 +14,7 @@ pub(crate) struct Standing {
     /// Whether its content is to be chosen although live workers have another one, until that was said.
     pub switch: AtomicBool,
     /// Whether a gateway has said that it is served, and nothing has changed since.
-    pub settled: AtomicBool,
+    pub is_served: AtomicBool,
     /// Notified when a gateway has to be asked again.
     pub recheck: Notify,
     /// Held while a gateway is asked, and until its verdict holds.
@@ -46,7 +46,7 @@ impl Standing {
             space: content.space.as_deref().map(Name::from),
             content,
             switch: AtomicBool::new(switch),
-            settled: AtomicBool::new(false),
+            is_served: AtomicBool::new(false),
             recheck: Notify::new(),
             asking: tokio::sync::Mutex::default(),
         }

@@ -252,7 +252,7 @@ fn other_content(model: &ModelKey) -> InferError {
     InferError::unavailable(text).because(Cause::OtherContent)
 }
 
-/// Takes a request of a step in this process into a model. Gives it back if it is for another content of the model, if there is no room,
+/// Takes a request of a step in this process into a model. Returns it if it is for another content of the model, if there is no room,
 /// if older requests wait in the shared queue, or if the model has a queue policy: then the request has to wait in the shared queue.
 pub(crate) fn hand_over(
     model: &Arc<HostedModel>,

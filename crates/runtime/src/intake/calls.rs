@@ -10,7 +10,7 @@ use trireme_inference::{
     Action, Callers, InferError, Ledger, ModelKey, Route, Step, StepOutput, UnixMicros, request_timeout,
 };
 
-use crate::hosted::{HostedModel, Shared};
+use crate::hosted::{HostedModel, WorkerState};
 
 // === impl HostedModel ===
 
@@ -27,7 +27,7 @@ impl Caller for HostedModel {
 /// A model version whose code executes no request, such as while it is loaded.
 pub(crate) struct IdleModel {
     pub key: ModelKey,
-    pub worker: Arc<Shared>,
+    pub worker: Arc<WorkerState>,
 }
 
 impl Caller for IdleModel {
@@ -40,7 +40,7 @@ impl Caller for IdleModel {
     }
 }
 
-fn send(worker: &Shared, nested: Nested, origin: &Origin, callers: Callers, answered: Answered) -> DropGuard {
+fn send(worker: &WorkerState, nested: Nested, origin: &Origin, callers: Callers, answered: Answered) -> DropGuard {
     let action = nested.action;
     let message = message(nested, origin, callers, &worker.name);
     let guard = CancellationToken::new();

@@ -12,7 +12,7 @@ use crate::hosted::Pending;
 use crate::hosted::held::{Holding, give_back};
 use crate::settle::{PartSender, start_parts};
 
-/// How long the bus may take to take back the deliveries of an execution that does not end.
+/// How long the bus may take for giving back the deliveries of an execution that does not end.
 const LET_GO_LIMIT: Duration = Duration::from_secs(1);
 
 /// Pause before a delivery that was given back is delivered again.
@@ -81,6 +81,6 @@ impl Completion for Box<Pending> {
 
     fn give_back(batch: Vec<Self>) {
         let Some(model) = batch.first().map(|pending| pending.model.clone()) else { return };
-        model.clone().settle(async move { model.hand_back_work(batch, AGAIN).await });
+        model.clone().settle(async move { model.give_back_work(batch, AGAIN).await });
     }
 }

@@ -1,7 +1,7 @@
 //! Pulls a model's work from its queue, as long as the version takes work.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
@@ -12,9 +12,6 @@ use trireme_inference::Lane;
 use super::bounds;
 use crate::hosted::HostedModel;
 
-/// How long a worker waits for a gateway to create a lost queue before it pulls again. The gateway goes on creating it.
-const DECLARE_LIMIT: Duration = Duration::from_secs(1);
-
 /// The current instances behind a pulling task; they may be replaced.
 pub(crate) type Current = Arc<RwLock<Arc<HostedModel>>>;
 
@@ -23,7 +20,7 @@ pub(crate) async fn pull(current: Current, pulling: CancellationToken) {
     tokio::join!(pull_lane(Lane::Live, current.clone(), pulling.clone()), pull_lane(Lane::Bulk, current, pulling));
 }
 
-/// Pulls work of a lane. Opens the queue again if the bus has lost it.
+/// Pulls work of a lane. Where the bus has lost the queue, it tries again until a gateway has made it again.
 async fn pull_lane(lane: Lane, current: Current, pulling: CancellationToken) {
     let (shared, key) = {
         let model = current.read();
@@ -69,20 +66,6 @@ async fn pull_lane(lane: Lane, current: Current, pulling: CancellationToken) {
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             () = pulling.cancelled() => return,
-        }
-        if lane == Lane::Bulk {
-            // The task of the live lane has the queue made again.
-            continue;
-        }
-        let options = current.read().queue_options();
-        let declared = tokio::select! {
-            declared = tokio::time::timeout(DECLARE_LIMIT, shared.bus.declare_queue(&key, &options)) => declared,
-            () = pulling.cancelled() => return,
-        };
-        // Pull in any case: it shows whether the queue exists. On a cluster, a queue exists again once a leader is
-        // elected.
-        if let Ok(Err(error)) = declared {
-            tracing::debug!(model = %key, %error, "the queue could not be made again yet");
         }
     }
 }

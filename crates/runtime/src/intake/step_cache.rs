@@ -15,7 +15,7 @@ use crate::response_cache::{Key, StepAnswer};
 // === impl HostedModel ===
 
 impl HostedModel {
-    /// Answers a request from the cache. Gives it back if it has to be executed.
+    /// Answers a request from the cache. Returns it if it has to be executed.
     pub(crate) fn answer_from_cache(
         self: &Arc<Self>,
         mut pending: Box<Pending>,

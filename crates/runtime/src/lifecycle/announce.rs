@@ -14,11 +14,11 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use trireme_bus::{Bus, BusError, Connection, WorkerEntry};
+use trireme_inference::Backoff;
 use trireme_tasks::TaskSet;
 
-/// Bounds of the pause before a failed write is repeated. The pause doubles with each failure.
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The pauses before a failed write is repeated.
+const WRITE_AGAIN: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(4));
 
 /// Bounds of the random delay between a gateway's question and the worker's writes, so that the workers of a deployment do
 /// not all write at once.
@@ -152,11 +152,10 @@ impl Announcer {
                 Err(error) => {
                     tracing::debug!(key, %error, "an entry could not be written to the registry; trying on");
                     self.entries.lock().failed(&key, error);
-                    let pause = (FIRST_PAUSE * 2u32.pow(failures.min(8))).min(LONGEST_PAUSE);
                     failures += 1;
                     // A caller of `announce` waits for an attempt of its own.
-                    let _ =
-                        tokio::time::timeout(pause.mul_f64(0.5 + fastrand::f64() / 2.0), self.changed.notified()).await;
+                    let pause = WRITE_AGAIN.scattered_after(failures);
+                    let _ = tokio::time::timeout(pause, self.changed.notified()).await;
                 }
             }
         }

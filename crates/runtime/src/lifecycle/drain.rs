@@ -69,7 +69,7 @@ impl Worker {
                 self.shared.hosted.read().values().filter(|m| m.executions.broken()).cloned().collect();
             for model in broken {
                 // The instances of this model execute nothing any more.
-                model.hand_back(GIVE_BACK_PAUSE).await;
+                model.give_back_waiting(GIVE_BACK_PAUSE).await;
             }
             // In this order: a pull counts the deliveries that it has taken before it ends.
             if self.models.pulls.is_empty() && self.shared.held.count() == 0 {

@@ -2,7 +2,7 @@
 //!
 //! A gateway sends a command to all processes on one topic of the bus ([`command`]). Each process with a model
 //! repository is a [`Participant`]: it carries the command out if the command concerns it, and answers. When no
-//! participant failed, the gateway writes the model's wanted state into a store of the bus ([`settle`]), under one key
+//! participant failed, the gateway writes the model's wanted state into a store of the bus ([`write_wanted`]), under one key
 //! per model. Every process follows the store, so a process that starts knows which models were loaded by request, and a process
 //! that missed a command catches up. [`Participation`] does all of that for one process.
 //!
@@ -32,7 +32,7 @@ use super::turns::Turns;
 use message::{Command, ControlReply, TOPIC};
 
 pub use gather::{Outcomes, command};
-pub use memory::{Memory, settle};
+pub use memory::{Memory, write_wanted};
 pub use message::{ModelChange, Outcome, Override};
 
 /// Time between two progress answers of a participant that carries out a command.
@@ -55,7 +55,7 @@ pub trait Participant: Send + Sync + 'static {
 
     /// The store has a change: all participants have carried out the command, or it was sent while this process did not
     /// listen.
-    async fn settled(&self, model: &str, wanted: Option<&Override>);
+    async fn wanted_changed(&self, model: &str, wanted: Option<&Override>);
 
     /// Whether this process writes changes again that the store has lost. Gateways do; workers may not write there.
     fn restores(&self) -> bool {
@@ -181,7 +181,7 @@ impl Listener {
         if self.memory.number(&change.model) > change.number {
             return;
         }
-        self.participant.settled(&change.model, change.wanted.as_ref()).await;
+        self.participant.wanted_changed(&change.model, change.wanted.as_ref()).await;
         self.memory.keep(change);
     }
 

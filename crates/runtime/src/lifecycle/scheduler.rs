@@ -115,7 +115,7 @@ impl Participant for Scheduler {
         }
     }
 
-    async fn settled(&self, model: &str, wanted: Option<&Override>) {
+    async fn wanted_changed(&self, model: &str, wanted: Option<&Override>) {
         // Usually this process has already carried out the command, and nothing is left to do.
         match wanted {
             Some(with) => {

@@ -17,7 +17,7 @@ use super::announce::Announcer;
 use super::models::Models;
 use super::options::{StartError, WorkerOptions};
 use super::scheduler::Scheduler;
-use crate::hosted::Shared;
+use crate::hosted::WorkerState;
 use crate::hosted::cancellations::Cancellations;
 use crate::hosted::held::HeldDeliveries;
 use crate::hosted::suspects::Suspects;
@@ -27,7 +27,7 @@ use crate::response_cache::ResponseCache;
 
 /// A running worker.
 pub struct Worker {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<WorkerState>,
     pub(crate) models: Arc<Models>,
 }
 
@@ -63,7 +63,7 @@ impl Worker {
             let threads = ThreadLimits::of_this_process();
             tracing::info!(%threads, loads = options.load_threads, "this worker's limits");
             let tasks = TaskSet::new();
-            let shared = Arc::new(Shared {
+            let shared = Arc::new(WorkerState {
                 name: options.name.clone().into(),
                 bus: bus.clone(),
                 tasks: tasks.clone(),
@@ -115,9 +115,9 @@ impl Worker {
     }
 }
 
-// === impl Shared ===
+// === impl WorkerState ===
 
-impl Shared {
+impl WorkerState {
     /// Cancels a request: its messages that wait in this worker are removed at once.
     fn cancel(&self, request_id: &str) {
         if self.cancellations.cancel(request_id) {

@@ -43,14 +43,14 @@ impl HostedModel {
 
     /// Gives the requests that wait in this worker back to the bus, which delivers them again after `pause`. Notes that
     /// they were not begun.
-    pub(crate) async fn hand_back(&self, pause: Duration) {
+    pub(crate) async fn give_back_waiting(&self, pause: Duration) {
         let work = self.queue.remove_where(|_| true);
-        self.hand_back_work(work.into_iter().map(|work| work.pending).collect(), pause).await;
+        self.give_back_work(work.into_iter().map(|work| work.pending).collect(), pause).await;
     }
 
     /// Gives requests that were not begun back to the bus, which delivers them again after `pause`.
     #[allow(clippy::vec_box, reason = "the engine has them boxed")]
-    pub(crate) async fn hand_back_work(&self, requests: Vec<Box<Pending>>, pause: Duration) {
+    pub(crate) async fn give_back_work(&self, requests: Vec<Box<Pending>>, pause: Duration) {
         let giving = requests.into_iter().map(async |pending| {
             let Pending { message, delivery, stay, .. } = *pending;
             let _stay = stay;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use trireme_inference::{ErrorCode, InferError};
+use trireme_inference::{Backoff, ErrorCode, InferError};
 
-/// Pause before the first redelivery; it doubles with each attempt.
-const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+/// The pauses before a message is delivered again after a failed attempt.
+const RETRIES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_millis(6400));
 
 /// How a delivery whose work failed is settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,9 +34,9 @@ pub fn disposition(error: &InferError, attempt: u32, max_attempts: u32, remainin
         }
         ErrorCode::Cancelled => Disposition::Drop,
         ErrorCode::Unavailable | ErrorCode::Internal | ErrorCode::Unknown => {
-            let backoff = FIRST_BACKOFF * 2u32.saturating_pow(attempt.saturating_sub(1).min(6));
+            let pause = RETRIES.after(attempt);
             match remaining {
-                Some(remaining) if attempt < max_attempts && remaining > backoff => Disposition::Retry(backoff),
+                Some(remaining) if attempt < max_attempts && remaining > pause => Disposition::Retry(pause),
                 _ => Disposition::GiveUp,
             }
         }
@@ -72,10 +72,10 @@ mod tests {
     #[test]
     fn faults_of_ours_are_tried_again_while_attempts_and_time_last() {
         for code in [ErrorCode::Unavailable, ErrorCode::Internal, ErrorCode::Unknown] {
-            assert_eq!(disposition(&error(code), 1, 3, MINUTE), Disposition::Retry(FIRST_BACKOFF));
-            assert_eq!(disposition(&error(code), 2, 3, MINUTE), Disposition::Retry(FIRST_BACKOFF * 2));
+            assert_eq!(disposition(&error(code), 1, 3, MINUTE), Disposition::Retry(Duration::from_millis(100)));
+            assert_eq!(disposition(&error(code), 2, 3, MINUTE), Disposition::Retry(Duration::from_millis(200)));
             assert_eq!(disposition(&error(code), 3, 3, MINUTE), Disposition::GiveUp);
-            assert_eq!(disposition(&error(code), 1, 3, Some(FIRST_BACKOFF / 2)), Disposition::GiveUp);
+            assert_eq!(disposition(&error(code), 1, 3, Some(Duration::from_millis(50))), Disposition::GiveUp);
             assert_eq!(disposition(&error(code), 1, 3, None), Disposition::GiveUp);
             assert_eq!(disposition(&error(code), u32::MAX, u32::MAX, MINUTE), Disposition::GiveUp);
         }

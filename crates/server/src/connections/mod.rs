@@ -41,6 +41,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
+use trireme_inference::Backoff;
 use trireme_tasks::TaskSet;
 
 use frames::FrameLimit;
@@ -72,8 +73,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The first bytes of a connection of HTTP/2.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// The pauses between looks at a connection that has sent only a part of [`PREFACE`]: each is twice the one before.
-const LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(1)];
+/// The pauses between looks at a connection that has sent only a part of [`PREFACE`].
+const LOOKS: Backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(1));
 
 /// The name of HTTP/2 in TLS handshakes (ALPN).
 const ALPN_HTTP2: &[u8] = b"h2";
@@ -368,7 +369,7 @@ impl Connections {
 
 /// Whether a connection begins as HTTP/2 does. All bytes stay in it.
 async fn begins_http2(stream: &TcpStream) -> bool {
-    let (mut first, [mut pause, longest]) = ([0; PREFACE.len()], LOOKS);
+    let (mut first, mut looks) = ([0; PREFACE.len()], 0);
     loop {
         match stream.peek(&mut first).await {
             Ok(_) if first == PREFACE => return true,
@@ -376,8 +377,8 @@ async fn begins_http2(stream: &TcpStream) -> bool {
             _ => return false,
         }
         // Nothing tells when there is more than what is there already.
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(longest);
+        looks += 1;
+        tokio::time::sleep(LOOKS.after(looks)).await;
     }
 }
 

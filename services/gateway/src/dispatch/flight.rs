@@ -11,7 +11,7 @@ use trireme_bus::{
     AnswerForm, Bus, BusError, BusFault, Connection, First, Inbox, MessagePosition, PendingReplies, Reply,
     WaitingRooms, WorkMessage, queue_pause, room_pause,
 };
-use trireme_inference::{Cause, InferError, Route, UnixMicros};
+use trireme_inference::{Backoff, Cause, InferError, Route, UnixMicros};
 use trireme_runtime::TaskSet;
 use trireme_telemetry::trace_id;
 
@@ -27,12 +27,9 @@ const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
 /// shorter than most clients wait, so that they learn the reason.
 const OUTAGE_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Pause before a request is published for the content that is served by then, where a worker has declined it; it doubles with each time.
-/// Meanwhile the registry learns of the change.
-const ANEW_PAUSE: Duration = Duration::from_millis(20);
-
-/// The longest of these pauses.
-const LONGEST_ANEW_PAUSE: Duration = Duration::from_secs(1);
+/// The pauses before a request is published for the content that is served by then, where workers have declined it. Meanwhile the
+/// registry learns of the change.
+const ANEW: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
 
 /// The error of a request that was not answered by its deadline.
 pub const EXPIRED: &str = "Request timeout expired";
@@ -129,7 +126,7 @@ impl Outbox {
     /// Admits a request anew, for the contents that are served now, after its workers have declined it this many times. `false` if its
     /// deadline has passed meanwhile.
     pub async fn admit_anew(&self, message: &mut WorkMessage, declined: u32) -> bool {
-        tokio::time::sleep(anew_pause(declined)).await;
+        tokio::time::sleep(ANEW.after(declined.saturating_add(1))).await;
         message.route = (self.contents)(message.route.clone());
         message.deadline.remaining(UnixMicros::now()).is_some()
     }
@@ -302,7 +299,7 @@ impl Flight {
         self.again += 1;
         self.message.request_id = self.message.id_when_sent_again(self.again);
         self.search = None;
-        self.publishing = Publishing::DueAt(Instant::now() + anew_pause(times));
+        self.publishing = Publishing::DueAt(Instant::now() + ANEW.after(times.saturating_add(1)));
         None
     }
 
@@ -395,10 +392,6 @@ impl Drop for Flight {
 /// Whether a worker has declined the request because it serves another content of the model.
 pub fn is_declined(reply: &Reply) -> bool {
     reply.outcome.as_ref().is_err_and(|error| error.cause == Some(Cause::OtherContent))
-}
-
-fn anew_pause(declined: u32) -> Duration {
-    ANEW_PAUSE.saturating_mul(1 << declined.min(10)).min(LONGEST_ANEW_PAUSE)
 }
 
 /// Waits until publishing is due again, by the clock or because a sibling has left its queue. If it is not due, waits

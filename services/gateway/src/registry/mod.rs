@@ -41,6 +41,7 @@ pub use catalog::{Catalog, ServedModel};
 pub use contents::Judgement;
 pub use labels::Labels;
 pub use processes::Process;
+pub use state::WantedQueue;
 
 /// Time between two looks for entries whose workers are silent.
 const SWEEP: Duration = Duration::from_millis(500);
@@ -56,9 +57,9 @@ const PUBLISH_PERIOD: Duration = Duration::from_millis(20);
 
 /// The gateway's view of the registry. Clones share it.
 #[derive(Clone)]
-pub struct Registry(Arc<Shared>);
+pub struct Registry(Arc<RegistryView>);
 
-struct Shared {
+struct RegistryView {
     catalog: RwLock<Arc<Catalog>>,
     changed: watch::Sender<()>,
     /// Notified of every event of the store.
@@ -83,7 +84,7 @@ impl Registry {
         tasks: &TaskSet,
     ) -> Result<Registry, BusError> {
         let state = State::new(own, repository, control, keep_models);
-        let registry = Registry(Arc::new(Shared {
+        let registry = Registry(Arc::new(RegistryView {
             catalog: RwLock::new(Arc::new(state.catalog())),
             changed: watch::channel(()).0,
             seen: watch::channel(()).0,
@@ -200,10 +201,10 @@ impl Registry {
         !state.processes.hears_itself(now) || !state.processes.is_silent(process, now)
     }
 
-    /// The sum of workers' capacities for each model version that has entries. `None` until all entries were read.
-    pub fn capacities(&self) -> Option<BTreeMap<ModelKey, u64>> {
+    /// The queues that workers need. `None` until all entries were read.
+    pub fn queues(&self) -> Option<BTreeMap<ModelKey, WantedQueue>> {
         let state = self.0.state.lock();
-        state.is_complete.then(|| state.capacities())
+        state.is_complete.then(|| state.queues())
     }
 
     /// Whether a model version counts as served although it has no entries.

@@ -13,7 +13,10 @@ use super::catalog::{Catalog, Served, Sources, Unready};
 use super::contents::Choices;
 use super::processes::Processes;
 
+mod queues;
 mod serving;
+
+pub use queues::WantedQueue;
 
 /// Most model versions, and most entries of workers, that are remembered: more than any deployment has, so that forged
 /// entries cannot use up the memory.
@@ -225,6 +228,7 @@ impl State {
             return Ok(live.config.clone());
         }
         let model = ModelConfig::from_json(&entry.config).map(Arc::new).map_err(|error| error.to_string())?;
+        State::check_levels(&model)?;
         Ok(Arc::new(Config { text: entry.config.clone(), model }))
     }
 
@@ -341,15 +345,6 @@ impl State {
         if let Some(live) = self.entries.get_mut(key) {
             (live.is_being_deleted, live.tried) = (false, Some(now));
         }
-    }
-
-    /// The sum of workers' capacities for each model version that has entries.
-    pub fn capacities(&self) -> BTreeMap<ModelKey, u64> {
-        let mut capacities = BTreeMap::new();
-        for Live { entry, .. } in self.entries.values() {
-            *capacities.entry(entry.model.clone()).or_default() += entry.capacity as u64;
-        }
-        capacities
     }
 
     /// Whether a model version counts as served although it has no entries.

@@ -225,7 +225,7 @@ impl Display for Place {
         f.write_str(match self {
             Place::Waiting => "waits",
             Place::Held => "is with a worker",
-            Place::Paused => "was returned with a pause",
+            Place::Paused => "was given back with a pause",
         })
     }
 }
@@ -238,9 +238,9 @@ impl Display for Event {
             Event::TakenBack => "the client leaves, or the deadline passes, and the gateway takes it back",
             Event::WorkGoesOn => "the work lasts longer than `ack_wait`",
             Event::Settled => "the result was published or answered, or the work is of no use any more",
-            Event::Returned => "the worker returns it with a pause",
+            Event::Returned => "the worker gives it back with a pause",
             Event::PauseEnds => "the pause ends",
-            Event::ReturnedTooOften => "workers return it more often than the queue delivers it",
+            Event::ReturnedTooOften => "workers give it back more often than the queue delivers it",
             Event::LetGo => "the worker drops the delivery unsettled",
             Event::WorkerEnds => "the worker's process, or its connection, ends",
             Event::QueuesEnd => "the queues end: with the process, or with the broker",

@@ -53,7 +53,7 @@ impl Memory {
 
 /// Writes a model's wanted state to the store after all participants carried the command out. Returns when this process
 /// knows the change, too.
-pub async fn settle(
+pub async fn write_wanted(
     bus: &dyn Bus,
     memory: &Memory,
     model: &str,

@@ -5,7 +5,7 @@ use super::*;
 
 const MODEL: &str = "a.model";
 
-/// Keeps the last change that `settled` was called with.
+/// Keeps the last change that `wanted_changed` was called with.
 struct Keeper {
     last: parking_lot::Mutex<Option<Option<Override>>>,
     restores: bool,
@@ -21,7 +21,7 @@ impl Participant for Keeper {
         Outcome::NotMine
     }
 
-    async fn settled(&self, _: &str, wanted: Option<&Override>) {
+    async fn wanted_changed(&self, _: &str, wanted: Option<&Override>) {
         *self.last.lock() = Some(wanted.cloned());
     }
 
@@ -40,7 +40,7 @@ fn entry(change: &ModelChange, revision: u64) -> Entry {
 }
 
 /// Lets a process that knows `known` read the store again, which lists `listed`. `meanwhile` is written by another
-/// gateway. Returns the change in the store, and the change that `settled` was called with.
+/// gateway. Returns the change in the store, and the change that `wanted_changed` was called with.
 async fn read_again(
     known: &ModelChange,
     listed: Option<&ModelChange>,

@@ -99,8 +99,8 @@ impl Models {
                     let standing =
                         version.running.as_ref().and_then(|running| running.instances.model.standing.as_ref());
                     let Some(standing) = standing.filter(|standing| standing.content.of == choice.of) else { continue };
-                    let settled = standing.settled.load(Ordering::Relaxed);
-                    if key.version == choice.version && (!settled || standing.content.digest != choice.digest) {
+                    let is_served = standing.is_served.load(Ordering::Relaxed);
+                    if key.version == choice.version && (!is_served || standing.content.digest != choice.digest) {
                         standing.recheck.notify_one();
                     }
                 }
@@ -116,20 +116,20 @@ impl Models {
         let mut connection = self.shared.bus.connection();
         connection.borrow_and_update();
         loop {
-            let settled = standing.settled.load(Ordering::Relaxed);
+            let is_served = standing.is_served.load(Ordering::Relaxed);
             let waits = model.obstacles.lock().content.as_ref().is_some_and(|refusal| refusal.yields_to.is_none());
             let pause = if waits { ASK_SOON } else { ASK_AGAIN };
             tokio::select! {
                 () = standing.recheck.notified() => {}
                 Ok(()) = connection.changed() => if *connection.borrow_and_update() == Connection::Down { continue },
-                () = tokio::time::sleep(pause), if !settled => {}
+                () = tokio::time::sleep(pause), if !is_served => {}
             }
-            self.settle(&model).await;
+            self.follow_verdict(&model).await;
         }
     }
 
     /// Asks a gateway whether the version's content is served, and acts on the verdict.
-    pub(super) async fn settle(self: &Arc<Self>, model: &Arc<HostedModel>) {
+    pub(super) async fn follow_verdict(self: &Arc<Self>, model: &Arc<HostedModel>) {
         let Some(standing) = &model.standing else { return };
         let _asking = standing.asking.lock().await;
         let Some((key, since)) = self.announced(model) else { return };
@@ -138,7 +138,7 @@ impl Models {
         if let Ok(Some(_)) = answered {
             standing.switch.store(false, Ordering::Relaxed);
         }
-        standing.settled.store(matches!(answered, Ok(Some(Verdict::Serve))), Ordering::Relaxed);
+        standing.is_served.store(matches!(answered, Ok(Some(Verdict::Serve))), Ordering::Relaxed);
         let before = model.obstacles.lock().content.clone();
         let refusal = match answered {
             Ok(Some(Verdict::Serve)) => None,
@@ -172,7 +172,7 @@ impl Models {
     async fn park(&self, model: &Arc<HostedModel>) {
         self.stop_pull(model).await;
         while self.in_hand_with(model) > 0 && !self.shared.tasks.stopping().is_cancelled() {
-            model.hand_back(AGAIN).await;
+            model.give_back_waiting(AGAIN).await;
             tokio::time::sleep(TICK).await;
         }
         self.shared.forget(model);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use trireme_bus::{BusError, Content, ModelState, Reopening};
+use trireme_bus::{BusError, Content, ModelState, Reopening, WorkerEntry};
 use trireme_engine::{
     Backend, Executions, Guests, Instance, LoadedModel, Model, Outage, WorkQueue, allowance, most_in_hand, stage,
 };
@@ -119,7 +119,7 @@ impl Models {
         // A version that goes on with the same content need not ask.
         let goes_on = content.is_none() || before == Some((content.clone(), true));
         let standing = content.map(|content| Standing::new(content, switch && !goes_on));
-        standing.iter().for_each(|standing| standing.settled.store(goes_on, Ordering::Relaxed));
+        standing.iter().for_each(|standing| standing.is_served.store(goes_on, Ordering::Relaxed));
         let engine = Arc::new(Model {
             key: key.clone(),
             queue,
@@ -146,7 +146,7 @@ impl Models {
         let mut unhosted = Unhosted(Some(hosted.queue.clone()));
         let outages: Option<Vec<_>> = instances.iter().map(Instance::outage).collect();
         let threads = hosted.engine.start(instances, background).map_err(NotHosted::Threads)?;
-        self.declare(&hosted).await?;
+        self.until_queue_is_there(&hosted, &entry).await?;
         if !goes_on {
             let replaced = self.versions.lock().get(&key).and_then(|known| {
                 let running = known.running.as_ref()?;
@@ -218,13 +218,46 @@ impl Models {
             self.finish(replaced);
         }
         if !goes_on {
-            self.settle(&asking).await;
+            self.follow_verdict(&asking).await;
         }
         Ok(())
     }
 
-    /// Declares the queue of a version. Waits as long as the bus, or the gateway that creates the stream, cannot be
-    /// reached: loading the model may have taken minutes.
+    /// Announces which queue a version needs, and waits until it is there, as long as no gateway makes it: loading the model may have
+    /// taken minutes. Errors with the reason of a gateway that cannot make it.
+    async fn until_queue_is_there(&self, hosted: &HostedModel, entry: &WorkerEntry) -> Result<(), BusError> {
+        let running = self
+            .versions
+            .lock()
+            .get(&hosted.key)
+            .and_then(|known| known.running.as_ref().map(|running| running.serves_queue_of(&hosted.config)));
+        let state = match running {
+            None => Some(ModelState::Loading("waiting for its queue".to_owned())),
+            // The version that it replaces goes on serving meanwhile, at levels of its own.
+            Some(false) => Some(ModelState::Ready),
+            Some(true) => None,
+        };
+        let Some(state) = state.filter(|_| self.shared.bus.is_shared()) else { return self.declare(hosted).await };
+        let mut entry = WorkerEntry { state, ..entry.clone() };
+        let before = || self.versions.lock().get(&hosted.key).map(|known| known.entry.clone());
+        match self.announce(&mut *self.said.lock().await, &mut entry).await {
+            Err(BusError::Unreachable(_)) | Ok(()) => {}
+            Err(error) => {
+                self.announcer.forget(&entry, before());
+                return Err(error);
+            }
+        }
+        let declared = self.declare(hosted).await;
+        if declared.is_err() {
+            let _ = match before() {
+                Some(mut before) => self.announce(&mut *self.said.lock().await, &mut before).await,
+                None => self.announcer.withdraw(&entry).await,
+            };
+        }
+        declared
+    }
+
+    /// Waits for the queue of a version.
     async fn declare(&self, hosted: &HostedModel) -> Result<(), BusError> {
         let mut attempts = Reopening::default();
         tokio::select! {

@@ -112,7 +112,7 @@ impl KeepAlive {
                 }
                 // The bus delivers the requests that wait to other workers.
                 Err(NotLoaded::Stopping) => return Err(Stopping),
-                Err(NotLoaded::Replaced) => self.hosted.hand_back(AGAIN).await,
+                Err(NotLoaded::Replaced) => self.hosted.give_back_waiting(AGAIN).await,
                 Err(NotLoaded::Failed(reason)) => self.fail(&reason),
             }
         }

@@ -35,7 +35,7 @@ use super::options::WorkerOptions;
 use super::turns::Turns;
 use crate::host::hostname;
 use crate::hosted::standing::Obstacles;
-use crate::hosted::{HostedModel, Shared};
+use crate::hosted::{HostedModel, WorkerState};
 use crate::intake::{Current, queue_levels};
 
 /// How long a worker that ends waits for its last loads: a library that is torn down while it loads may crash.
@@ -43,7 +43,7 @@ const LAST_LOADS: Duration = Duration::from_secs(5);
 
 /// The model versions that a worker hosts.
 pub(crate) struct Models {
-    pub shared: Arc<Shared>,
+    pub shared: Arc<WorkerState>,
     pub announcer: Arc<Announcer>,
     /// The `since` of the last registry entry that was announced. A task holds the lock while it announces an entry.
     said: Arc<tokio::sync::Mutex<UnixMicros>>,
@@ -131,7 +131,7 @@ impl Applied {
 
 impl Models {
     pub fn new(
-        shared: Arc<Shared>,
+        shared: Arc<WorkerState>,
         announcer: Arc<Announcer>,
         options: WorkerOptions,
         backends: Vec<Arc<dyn Backend>>,

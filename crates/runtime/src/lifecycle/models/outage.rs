@@ -31,7 +31,7 @@ pub(crate) async fn watch(models: Arc<Models>, model: Arc<HostedModel>, mut outa
             told = now;
         }
         if told.is_some() {
-            model.hand_back(AGAIN).await;
+            model.give_back_waiting(AGAIN).await;
         }
         let changed = futures_util::future::select_all(outages.iter_mut().map(|outage| Box::pin(outage.changed())));
         let limit = if told.is_some() { LOOK } else { Duration::MAX };

@@ -9,7 +9,7 @@ use trireme_bus::{ModelState, WorkerEntry};
 use trireme_inference::ModelKey;
 
 use super::{Instances, Models, Running, SharedThreads, Version};
-use crate::hosted::{HostedModel, Shared};
+use crate::hosted::{HostedModel, WorkerState};
 
 /// A version that is unloaded is pulled for until no work has arrived for this long. So requests whose earlier steps
 /// still run find it.
@@ -97,7 +97,7 @@ impl Models {
 
 /// Waits until a version that takes no more work holds no requests, or until the worker ends. Then closes its queue, so
 /// that its threads end.
-async fn let_go(shared: &Shared, model: &Arc<HostedModel>) {
+async fn let_go(shared: &WorkerState, model: &Arc<HostedModel>) {
     let _gone = model.gone.clone().drop_guard();
     shared.forget(model);
     while !model.queue.close_if_idle() {

@@ -31,9 +31,9 @@ use super::certificates::{self, ShownCertificate};
 
 /// The statistics of a process. Clones are the same.
 #[derive(Clone)]
-pub struct Statistics(Arc<Shared>);
+pub struct Statistics(Arc<ProcessStatistics>);
 
-struct Shared {
+struct ProcessStatistics {
     process: String,
     started: UnixMicros,
     models: RwLock<BTreeMap<ModelKey, Arc<ModelStatistics>>>,
@@ -76,7 +76,7 @@ pub struct Snapshot {
 impl Statistics {
     /// Statistics without counts. `process` must be unique among processes.
     pub fn new(process: impl Into<String>) -> Statistics {
-        Statistics(Arc::new(Shared {
+        Statistics(Arc::new(ProcessStatistics {
             process: process.into(),
             started: UnixMicros::now(),
             models: RwLock::default(),

@@ -22,14 +22,14 @@ const MAX_BOUNDS: usize = 100;
 const RESERVED: [&str; 3] = ["trireme_", "nv_", "process_"];
 
 /// The metrics of all models in this process.
-static ALL: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+static ALL: Mutex<Vec<Weak<ModelMetrics>>> = Mutex::new(Vec::new());
 
 /// The metrics of a model. Clones are the same. They are gone with the last clone.
 #[derive(Clone, Debug)]
-pub struct OwnMetrics(Arc<Shared>);
+pub struct OwnMetrics(Arc<ModelMetrics>);
 
 #[derive(Debug)]
-struct Shared {
+struct ModelMetrics {
     model: String,
     families: Mutex<BTreeMap<String, Family>>,
 }
@@ -79,7 +79,7 @@ pub enum What {
 impl OwnMetrics {
     /// The metrics of a model, which are none so far.
     pub fn new(model: &str) -> OwnMetrics {
-        let shared = Arc::new(Shared { model: model.to_owned(), families: Mutex::default() });
+        let shared = Arc::new(ModelMetrics { model: model.to_owned(), families: Mutex::default() });
         let mut all = ALL.lock();
         all.retain(|known| known.strong_count() > 0);
         all.push(Arc::downgrade(&shared));

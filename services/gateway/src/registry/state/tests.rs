@@ -93,7 +93,7 @@ fn configurations_go_with_the_last_entry_that_has_them() {
     assert_eq!(parsed.strong_count(), 0, "lapsed");
     let parsed = Arc::downgrade(&state.entries[&of("a", "2").key()].config);
     assert!(state.delete(&of("a", "2").key()));
-    assert_eq!(parsed.strong_count(), 0, "taken back");
+    assert_eq!(parsed.strong_count(), 0, "dropped");
 }
 
 #[test]
@@ -240,4 +240,36 @@ fn bulk_requests_go_to_the_bulk_lane_where_a_worker_takes_from_it() {
     assert_eq!(lane(&state), Lane::Live);
     state.delete(&of("older", false, 1).key());
     assert_eq!(lane(&state), Lane::Bulk, "requests wait for the next worker");
+}
+
+#[test]
+fn queues_are_wanted_for_what_workers_serve_or_are_about_to_serve() {
+    let mut state = state();
+    let of = |worker: &str, model: &str, status: ModelState, batching: &str| WorkerEntry {
+        worker: worker.to_owned(),
+        model: ModelKey { name: model.into(), version: 1 },
+        config: format!(r#"{{"name":"{model}","backend":"identity","max_batch_size":8{batching}}}"#),
+        capacity: 4,
+        ..entry(status, 1)
+    };
+    let limited = r#","dynamic_batching":{"default_queue_policy":{"max_queue_size":3}}"#;
+    let levels = r#","dynamic_batching":{"priority_levels":2,"default_priority_level":1}"#;
+    let many = r#","dynamic_batching":{"priority_levels":1025,"default_priority_level":1}"#;
+    let loading = || ModelState::Loading("waiting for its queue".to_owned());
+    for entry in [
+        of("w", "limited", loading(), limited),
+        of("v", "limited", ModelState::Ready, limited),
+        of("w", "plain", ModelState::Ready, ""),
+        of("v", "plain", ModelState::Ready, levels),
+        of("w", "broken", ModelState::Unavailable("why".to_owned()), ""),
+        of("w", "many", ModelState::Ready, many),
+    ] {
+        bring(&mut state, entry);
+    }
+    let queues = state.queues();
+    let of = |name: &str| &queues[&ModelKey { name: name.into(), version: 1 }];
+    assert_eq!(queues.len(), 2, "{queues:?}");
+    assert_eq!((of("limited").in_hand, of("limited").levels[&0].max_waiting), (8, Some(3)));
+    assert_eq!(of("plain").levels.keys().copied().collect::<Vec<_>>(), [0, 1, 2], "during a change workers have both");
+    assert_eq!(of("plain").in_hand, 0, "nothing is limited");
 }
