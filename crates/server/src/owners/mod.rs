@@ -15,5 +15,5 @@ pub(crate) use limits::Limits;
 pub use limits::{OwnerLimits, OwnerRule};
 pub use name::{ADMINISTRATOR, LONGEST_NAME, is_owner_name};
 pub use owner::{Account, Admitted, LimitReached, Owner, Owners, RateState};
-pub use rate::Amount;
-pub use sharing::{Others, Tally};
+pub use rate::{Amount, Tally};
+pub use sharing::Others;

@@ -10,11 +10,13 @@ use trireme_inference::Lane;
 
 use super::limits::{Limits, OwnerLimits};
 use super::name::ADMINISTRATOR;
-use super::rate::{Amount, Rate};
-use super::sharing::{TIMES_TOLD, Tally};
+use super::rate::{Amount, Rate, Tally};
 
 /// The `Retry-After` of a client whose owner has too many requests in flight.
 const IN_FLIGHT_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often a change is told to other gateways: a message may be lost.
+const TIMES_TOLD: u8 = 2;
 
 /// An owner.
 #[derive(Debug)]

@@ -15,6 +15,17 @@ pub struct Amount {
     pub recent: u64,
 }
 
+/// How much a gateway has admitted of an owner.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tally {
+    /// The name of the owner.
+    pub owner: String,
+    /// Its requests.
+    pub requests: Amount,
+    /// Their tokens, those that are reserved for requests that run among them.
+    pub tokens: Amount,
+}
+
 /// An amount within a minute, at all gateways.
 #[derive(Debug, Default)]
 pub(super) struct Rate {

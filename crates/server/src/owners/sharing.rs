@@ -8,31 +8,15 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
 use super::name::LONGEST_NAME;
 use super::owner::Owners;
-use super::rate::Amount;
-
-/// How often a change is told.
-pub(super) const TIMES_TOLD: u8 = 2;
+use super::rate::Tally;
 
 /// After this time what a gateway has told of an owner is forgotten: all of it has lapsed.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(120);
 
 /// Most owners of all other gateways together: more than any deployment has, so that made-up messages do not use up the memory.
 const MOST_HEARD: usize = 100_000;
-
-/// How much a gateway has admitted of an owner.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tally {
-    /// The name of the owner.
-    pub owner: String,
-    /// Its requests.
-    pub requests: Amount,
-    /// Their tokens, those that are reserved for requests that run among them.
-    pub tokens: Amount,
-}
 
 /// What other gateways have told.
 #[derive(Debug, Default)]
