@@ -36,6 +36,9 @@ const RESOURCE: Resource =
 /// Seconds of an hour.
 const HOUR: u64 = 3600;
 
+/// Hours of a day.
+const DAY: u64 = 24;
+
 /// What usage is grouped by.
 const GROUPS: [&str; 4] = ["project_id", "api_key_id", "user_id", "model"];
 
@@ -44,8 +47,7 @@ const GROUPS: [&str; 4] = ["project_id", "api_key_id", "user_id", "model"];
 #[serde(default)]
 #[into_params(parameter_in = Query)]
 struct Asked {
-    /// The time from whose hour on usage is shown, in seconds since 1970.
-    #[param(required = true)]
+    /// The time from whose hour on usage is shown, in seconds since 1970. Today, by UTC, if it is left out.
     start_time: Option<u64>,
     /// The time up to which usage is shown, to the end of its hour, in seconds since 1970. Now, if it is left out.
     end_time: Option<u64>,
@@ -148,7 +150,7 @@ impl Asked {
     /// # Errors
     /// They name the parameter.
     fn page(&self, now: u64, owner: Option<Name>) -> Result<Page, String> {
-        let start = self.start_time.ok_or("'start_time' is missing, expected seconds since 1970")?;
+        let start = self.start_time.unwrap_or(now / DAY * DAY * HOUR);
         if let Some(unknown) = self.group_by.0.iter().find(|name| !GROUPS.contains(&name.as_str())) {
             return Err(format!("'group_by' has '{unknown}', expected some of {}", GROUPS.join(", ")));
         }
@@ -234,19 +236,19 @@ mod tests {
     use super::*;
 
     /// 2026-11-28T00:00:00Z, as an hour and in seconds.
-    const DAY: u64 = 498_840;
-    const START: u64 = DAY * HOUR;
+    const TODAY: u64 = 498_840;
+    const START: u64 = TODAY * HOUR;
 
     fn page(query: &str) -> Result<(u64, u64, Option<u64>), String> {
         let asked: Asked = query::read_lists(query).map_err(|fault| fault.0)?;
-        let Page { query, next } = asked.page(DAY + 20, None)?;
-        Ok((query.span.from - DAY, query.span.until - DAY, next.map(|next| next / HOUR - DAY)))
+        let Page { query, next } = asked.page(TODAY + 20, None)?;
+        Ok((query.span.from - TODAY, query.span.until - TODAY, next.map(|next| next / HOUR - TODAY)))
     }
 
     #[test]
     fn pages_have_as_many_buckets_as_openais() {
         let of = |rest: &str| page(&format!("start_time={START}{rest}"));
-        assert_eq!(of(""), Ok((0, 21, None)));
+        assert_eq!((of(""), page("")), (Ok((0, 21, None)), Ok((0, 21, None))));
         assert_eq!(of("&bucket_width=1h&limit=5"), Ok((0, 5, Some(5))));
         assert_eq!(of(&format!("&bucket_width=1h&limit=5&page={}", START + 5 * HOUR)), Ok((5, 10, Some(10))));
         let later = format!("&end_time={}", START + 40 * 24 * HOUR);
@@ -254,7 +256,6 @@ mod tests {
         assert_eq!(of(&format!("{later}&limit=1000")), Ok((0, 31 * 24, Some(31 * 24))));
         assert_eq!(page(&format!("start_time={}{later}&limit=2", START + 90 * 60)), Ok((1, 48, Some(48))));
         for (query, name) in [
-            (String::new(), "'start_time' is missing"),
             (format!("start_time={START}&bucket_width=1m"), "'bucket_width' is '1m', expected '1h' or '1d'"),
             (format!("start_time={START}&group_by[]=line_item"), "'group_by' has 'line_item'"),
             (format!("start_time={START}&end_time={START}"), "'end_time' is not after"),
@@ -268,14 +269,14 @@ mod tests {
     #[test]
     fn results_are_grouped_and_chosen() {
         let line = |hour, owner: &str, model: &str, tokens| Line {
-            start: DAY + hour,
+            start: TODAY + hour,
             key: Key { owner: owner.into(), model: model.into(), lane: "live".into() },
             counts: Counts { tokens, requests: 1, ..Counts::default() },
         };
         let lines = [line(0, "a", "m", 1), line(0, "b", "m", 2), line(1, "a", "m", 4), line(1, "a", "n", 8)];
         let results = |rest: &str| {
             let asked: Asked = query::read_lists(&format!("start_time={START}&bucket_width=1h&{rest}")).unwrap();
-            let shown = asked.shown(&asked.page(DAY + 1, None).unwrap(), &lines);
+            let shown = asked.shown(&asked.page(TODAY + 1, None).unwrap(), &lines);
             let buckets = shown["data"].as_array().unwrap().clone();
             assert_eq!(buckets.len(), 2);
             let sums = buckets.iter().flat_map(|bucket| bucket["results"].as_array().unwrap()).map(|result| {
