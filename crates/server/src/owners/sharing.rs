@@ -152,7 +152,7 @@ mod tests {
     fn a_gateway_that_was_silent_is_forgotten_and_heard_again() {
         let (there, here, mut others) = (Owners::default(), Owners::default(), Others::default());
         let (sender, receiver) = (account(&there, "a", "rpm=10"), account(&here, "a", "rpm=10"));
-        let mut tell = |others: &mut Others, now| others.hear(&here, "there", there.tell(true).0, now);
+        let tell = |others: &mut Others, now| others.hear(&here, "there", there.tell(true).0, now);
         let begun = Instant::now();
         drop(sender.begin(true, 0).unwrap());
         tell(&mut others, begun);
