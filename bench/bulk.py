@@ -4,6 +4,7 @@
 - batch: a batch of OpenAI's Batch API, and `trireme bulk`, each alone, beside the best offline run of raw ONNX Runtime on the same texts.
 - beside: live traffic at 30 % of capacity, with and without a batch of short lines beside it.
 - queued: durable requests (`Prefer: respond-async`) for a model that is too slow for them, so that they queue.
+- owners: the small job of one owner beside the large one of another, and live traffic beside the jobs of both.
 
 Each in one process and as services. Nothing else should run on the machine meanwhile.
 """
@@ -17,11 +18,12 @@ from pathlib import Path
 
 import clients
 import options
+import owners
 from plan import BUDGETS, MODEL, ROOT, STAGES, Bench
 from raw import read_texts
 from servers import BenchError, free_port, load, run_script
 
-PARTS = ["batch", "beside", "queued"]
+PARTS = ["batch", "beside", "owners", "queued"]
 WHERE = ["all in one", "services"]
 LIVE_SHARE = 0.3
 SHORT_WORDS = 8
@@ -49,11 +51,13 @@ class BulkBench(Bench):
         if {"batch", "beside"} & self.parts:
             repository = self.repository("plain")
             self.deploy("", repository, MODEL, STAGES)
+        if "owners" in self.parts:
+            self.deploy("owners ", self.repository("owners"), MODEL, STAGES, extra=owners.flags(limits=False))
 
-    def deploy(self, prefix, repository, model, stages, broker=""):
+    def deploy(self, prefix, repository, model, stages, broker="", extra=()):
         for where in self.where:
             name, port = f"{prefix}{where}", free_port()
-            metrics = ["--metrics-port", port]
+            metrics = ["--metrics-port", port, *extra]
             self.metrics[name] = port
             if where == "all in one":
                 data = ["--data-dir", self.work / f"data-{name}"]
@@ -66,6 +70,8 @@ class BulkBench(Bench):
             self.batch()
         for where in self.where if "beside" in self.parts else []:
             self.beside(where)
+        for where in self.where if "owners" in self.parts else []:
+            owners.beside(self, where, MODEL)
         print(f"    round {number} of {self.options.rounds}", flush=True)
 
     def batch(self):
@@ -214,6 +220,12 @@ def bars(results):
                 (f"p99 of live requests, {where}, with a job / without", value("p99_ratio"), "<=", P99_BAR),
                 (f"job and live together, {where} / the job alone", value("used"), ">=", USED_BAR),
             ]
+        if f"{where} / owners" in results:
+            value = lambda field: median(results, f"{where} / owners", field)
+            found += [
+                (f"time of a small job beside another owner's large one, {where} / alone at half the machine", value("time_ratio"), "<=", owners.TIME_BAR),
+                (f"p99 of live requests, {where}, with the jobs of two owners / without", value("p99_ratio"), "<=", owners.P99_BAR),
+            ]
     for key in (key for key in results if key.startswith("queued")):
         found.append((f"accepted/s, {key}", median(results, key, "accepted_per_second"), ">=", ACCEPTED_BAR))
         for stage, each in results[key][0]["bytes_per_request"].items():
@@ -240,6 +252,12 @@ def markdown(results, facts):
         for key in besides:
             cells = " | ".join(f"{median(results, key, field):,.1f}" for field in fields)
             lines.append(f"| {key} | {cells} |")
+    small = [key for key in results if key.endswith("/ owners")]
+    if small:
+        lines += ["", "| | small lines | large lines | small alone, s | beside the large, s | live/s | p99 alone, ms | with both jobs |"]
+        lines.append("|---|---|---|---|---|---|---|---|")
+        fields = ["small_lines", "large_lines", "alone_seconds", "together_seconds", "live_per_second", "p99_none_ms", "p99_both_ms"]
+        lines += [f"| {key} | {' | '.join(f'{median(results, key, field):,.4g}' for field in fields)} |" for key in small]
     queued = [key for key in results if key.startswith("queued")]
     if queued:
         lines += ["", "| | accepted/s | process | CPU us/request | MiB before | MiB after |", "|---|---|---|---|---|---|"]
@@ -253,7 +271,8 @@ def markdown(results, facts):
 
 def parse():
     parser = options.parser_of_rounds(__doc__, seconds=20)
-    parser.add_argument("--lines", type=int, default=1_000_000, help="lines of the job beside live traffic")
+    parser.add_argument("--lines", type=int, default=1_000_000, help="lines of the job beside live traffic, and of the large job of an owner")
+    parser.add_argument("--small", type=int, default=1_000, help="lines of the small job of another owner")
     parser.add_argument("--queued", type=int, default=100_000, help="durable requests")
     parser.add_argument("--connections", type=int, default=256, help="connections that send durable requests")
     parser.add_argument("--only", choices=PARTS, help="one part alone: its table is printed, nothing is written")
@@ -269,7 +288,7 @@ def main():
         try:
             bench.start()
             print(f"==> measuring: {chosen.rounds} rounds, {chosen.seconds:g} s each measurement", flush=True)
-            for number in range(1, chosen.rounds + 1 if {"batch", "beside"} & bench.parts else 1):
+            for number in range(1, chosen.rounds + 1 if {"batch", "beside", "owners"} & bench.parts else 1):
                 bench.round(number)
             if "queued" in bench.parts:
                 for name in list(bench.deployments):

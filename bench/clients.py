@@ -41,32 +41,32 @@ def write_lines(path, model, texts, count):
             file.write(f'{{"custom_id":"{number}","method":"POST","url":"{ENDPOINT}","body":{body}}}\n')
 
 
-def upload(deployment, path):
+def upload(deployment, path, headers=None):
     edge = "edge-of-the-parts"
     head = f'--{edge}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--{edge}\r\nContent-Disposition: '
     head += 'form-data; name="file"; filename="lines.jsonl"\r\nContent-Type: application/jsonl\r\n\r\n'
     body = head.encode() + path.read_bytes() + f"\r\n--{edge}--\r\n".encode()
-    return ask(deployment, "POST", "/v1/files", body, {"Content-Type": f"multipart/form-data; boundary={edge}"})["id"]
+    return ask(deployment, "POST", "/v1/files", body, {"Content-Type": f"multipart/form-data; boundary={edge}", **(headers or {})})["id"]
 
 
-def begin_batch(deployment, file):
+def begin_batch(deployment, file, headers=None):
     body = json.dumps({"input_file_id": file, "endpoint": ENDPOINT, "completion_window": "24h"})
-    return ask(deployment, "POST", "/v1/batches", body.encode())["id"]
+    return ask(deployment, "POST", "/v1/batches", body.encode(), headers)["id"]
 
 
-def batch(deployment, id):
-    return ask(deployment, "GET", f"/v1/batches/{id}")
+def batch(deployment, id, headers=None):
+    return ask(deployment, "GET", f"/v1/batches/{id}", headers=headers)
 
 
-def cancel_batch(deployment, id):
-    ask(deployment, "POST", f"/v1/batches/{id}/cancel")
-    wait_batch(deployment, id)
+def cancel_batch(deployment, id, headers=None):
+    ask(deployment, "POST", f"/v1/batches/{id}/cancel", headers=headers)
+    wait_batch(deployment, id, headers)
 
 
-def wait_batch(deployment, id):
+def wait_batch(deployment, id, headers=None):
     """The record of a batch that has ended."""
     until = time.monotonic() + PATIENCE_SECONDS
-    while (found := batch(deployment, id))["status"] not in ("completed", "failed", "expired", "cancelled"):
+    while (found := batch(deployment, id, headers))["status"] not in ("completed", "failed", "expired", "cancelled"):
         if time.monotonic() > until:
             raise BenchError(f"{deployment.name}: batch {id} has not ended after {PATIENCE_SECONDS} s: {found}")
         time.sleep(0.05)
@@ -98,8 +98,9 @@ def lines_done(metrics_port):
 class Live:
     """Live requests of one text each, sent at a rate whatever the answers do. A latency counts from the time at which its request was due."""
 
-    def __init__(self, deployment, model, texts, rate):
+    def __init__(self, deployment, model, texts, rate, headers=None):
         self.deployment, self.rate = deployment, rate
+        self.headers = {"Content-Type": "application/json", **(headers or {})}
         self.bodies = [json.dumps({"model": model, "input": text, "encoding_format": "base64"}).encode() for text in texts]
         self.due, self.latencies, self.failed = queue.SimpleQueue(), [], []
 
@@ -127,7 +128,7 @@ class Live:
         while (item := self.due.get()) is not None:
             due, body = item
             try:
-                connection.request("POST", ENDPOINT, body, {"Content-Type": "application/json"})
+                connection.request("POST", ENDPOINT, body, self.headers)
                 answer = connection.getresponse()
                 content = answer.read()
                 if answer.status != 200:

@@ -134,6 +134,10 @@ class Report:
                 ("p50 at 1, a python step - an identity step, ms", self.values("python / lone step, less identity", "p50_ms"), "<=", 0.15),
                 ("16 MiB through a python step, GB/s", self.values("python / 16 MiB through a step", "gb_per_second"), ">=", 2.0),
             ]
+        for name in ("all in one", "services"):
+            if has(f"{name} / with owners"):
+                ratio = self.ratio(f"{name} / with owners", f"{name} / without owners")
+                bars.append((f"texts/s of two clients, {name}, with keys, limits and shares / without", ratio, ">=", 0.98))
         if has(most := f"simulated / {WORKERS[-1]} workers"):
             ideal = [one["requests_per_second"] / one["ideal"] for one in self.results[most]]
             bars += [(f"simulated model, {WORKERS[-1]} workers / ideal", ideal, ">=", 0.95)]

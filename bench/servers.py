@@ -153,11 +153,12 @@ class Deployment:
         self.processes = []
 
 
-def load(trireme, deployment, model, seconds, concurrency, texts=None, dimension=1, form="binary"):
+def load(trireme, deployment, model, seconds, concurrency, texts=None, dimension=1, form="binary", headers=None):
     """One measurement with `trireme bench`, including the CPU time of each process."""
     argv = [trireme, "bench", "--server", deployment.address, "--model", model, "--json", "--seconds", seconds]
     argv += ["--concurrency", concurrency, "--warmup-seconds", min(1, seconds / 4), "--dimension", dimension, "--form", form]
     argv += ["--texts", texts] if texts else []
+    argv += [word for name, value in (headers or {}).items() for word in ("--header", f"{name}: {value}")]
     before, threads, crossed = deployment.cpu(), deployment.processes[0].cpu_by_thread(), deployment.broker_bytes()
     done = subprocess.run([str(word) for word in argv], capture_output=True, text=True)
     if done.returncode:

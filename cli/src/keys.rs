@@ -93,7 +93,7 @@ struct LimitArgs {
     #[arg(value_parser = owner)]
     owner: String,
 
-    /// Requests and tokens per minute and requests in flight at each gateway, such as rpm=60,tpm=100000,in-flight=8; `none` removes the
+    /// Requests and tokens per minute over all gateways, and requests in flight at each, such as rpm=60,tpm=100000,in-flight=8; `none` removes the
     /// owner's limits from the file, and those of --owner hold
     #[arg(value_name = "LIMITS", value_parser = limits)]
     limits: Limits,

@@ -245,13 +245,14 @@ fn worker(worker: &Value) -> Vec<Vec<Cell>> {
     let line = |(i, hosted): (usize, &Value)| {
         let own = |value: String| if i == 0 { cell(value) } else { cell("") };
         let state = text(&hosted["state"]);
+        let style = if ["READY", "ASLEEP"].contains(&state) { Style::Good } else { Style::Bad };
         vec![
             own(text(&worker["name"]).to_owned()),
             own(text(&worker["service"]).to_owned()),
             own(text(&worker["host"]).to_owned()),
             own(age(&worker["uptime_seconds"])),
             cell(format!("{}:{}", text(&hosted["model"]), hosted["version"])),
-            (state.to_lowercase(), if state == "READY" { Style::Good } else { Style::Bad }),
+            (state.to_lowercase() + &asleep(hosted), style),
             cell(&hosted["capacity"]),
             cell(age(&hosted["age_seconds"])),
         ]
@@ -280,7 +281,11 @@ fn model(model: &Value, since: Option<(&Value, f64)>) -> Vec<Cell> {
     let failed = failures(counters);
     vec![
         cell(key(model)),
-        if ready { ("ready".to_owned(), Style::Good) } else { ("not ready".to_owned(), Style::Bad) },
+        match (ready, asleep(model)) {
+            (true, asleep) if !asleep.is_empty() => (format!("asleep{asleep}"), Style::Good),
+            (true, _) => ("ready".to_owned(), Style::Good),
+            (false, _) => ("not ready".to_owned(), Style::Bad),
+        },
         cell(&model["workers"]),
         of_queue("waiting"),
         of_queue("delivered"),
@@ -293,6 +298,11 @@ fn model(model: &Value, since: Option<(&Value, f64)>) -> Vec<Cell> {
         cell(millis(&latencies["worker_queue"]["p50_seconds"])),
         cell(millis(&latencies["compute"]["p50_seconds"])),
     ]
+}
+
+/// How long a model has been out of memory; empty where it is in it.
+fn asleep(model: &Value) -> String {
+    model["asleep_seconds"].as_f64().map(|seconds| format!(" {}", style::age(seconds))).unwrap_or_default()
 }
 
 fn failures(counters: &Value) -> f64 {
@@ -382,6 +392,16 @@ mod tests {
         };
         assert_eq!(first("triton"), "trireme 1 is not ready");
         assert_eq!(first("edge\u{1b}[2J"), "trireme 1 'edge\\u{1b}[2J' is not ready");
+    }
+
+    #[test]
+    fn models_that_sleep_say_since_when() {
+        let mut document = document(10.0, 1);
+        document["workers"][0]["models"][0]["state"] = json!("ASLEEP");
+        document["workers"][0]["models"][0]["asleep_seconds"] = json!(7200.0);
+        document["models"][0]["asleep_seconds"] = json!(90.0);
+        let shown = render(&document, None, false);
+        assert!(shown.contains("asleep 2 h") && shown.contains("asleep 2 min"), "{shown}");
     }
 
     #[test]

@@ -50,7 +50,7 @@ const RESPITE: Duration = Duration::from_secs(5);
 /// let permit = queue.permit(Lane::Live, false);
 /// let candidate = Candidate { arrived: Instant::now(), priority: 0, description: Description::exact(&[]) };
 /// queue.push(Lane::Live, candidate, "a request");
-/// assert_eq!(queue.load(), QueueLoad { waiting: 1, in_hand: 1, waiting_tokens: [1, 0], asleep: false });
+/// assert_eq!(queue.load(), QueueLoad { waiting: 1, in_hand: 1, waiting_tokens: [1, 0], asleep: None });
 ///
 /// assert_eq!(queue.remove_where(|request| *request == "a request"), ["a request"]);
 /// drop(permit);
@@ -114,7 +114,8 @@ impl<T> WorkQueue<T> {
             late: 0,
             calls: 0,
             paused: false,
-            dismissed: false,
+            dismissed: None,
+            expects: false,
             idle_since: Instant::now(),
             closed: false,
         };
@@ -147,7 +148,7 @@ impl<T> WorkQueue<T> {
             waiting: state.waiting() as u64,
             in_hand: state.in_hand() as u64,
             waiting_tokens: state.waiting_tokens(),
-            asleep: state.dismissed,
+            asleep: state.dismissed.map(|since| since.elapsed()),
         }
     }
 
@@ -278,7 +279,7 @@ impl<T> WorkQueue<T> {
             intake.contest(until);
         }
         let is_first = lane == Lane::Bulk && !std::mem::replace(&mut state.bulk_came, true);
-        let calls = state.dismissed;
+        let calls = state.dismissed.is_some();
         drop(state);
         if calls {
             self.called.notify_one();
@@ -292,10 +293,10 @@ impl<T> WorkQueue<T> {
     /// Waits until the first bulk request has come. `false` once the queue is closed, or its instances were dismissed.
     pub fn bulk_comes(&self) -> bool {
         let mut state = self.state.lock();
-        while !state.bulk_came && !state.closed && !state.dismissed {
+        while !state.bulk_came && !state.closed && state.dismissed.is_none() {
             self.arrived[Role::Background as usize].wait(&mut state);
         }
-        !state.closed && !state.dismissed
+        !state.closed && state.dismissed.is_none()
     }
 
     /// Background instances got too little of the CPUs: the main instances execute bulk requests for a while.
@@ -307,7 +308,7 @@ impl<T> WorkQueue<T> {
     /// A background instance is ready. From the first one on, the main instances take no bulk requests.
     pub fn add_background(&self) {
         let mut state = self.state.lock();
-        if state.dismissed {
+        if state.dismissed.is_some() {
             return;
         }
         state.background = match (state.background.take(), &state.intake) {

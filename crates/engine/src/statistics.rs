@@ -46,8 +46,8 @@ pub struct QueueLoad {
     pub in_hand: u64,
     /// Tokens of the requests that wait to be executed, by lane; their rows for a model without tokens.
     pub waiting_tokens: [u64; 2],
-    /// Whether the instances were dismissed, and no others are there yet.
-    pub asleep: bool,
+    /// How long ago the instances were dismissed, while no others are there.
+    pub asleep: Option<Duration>,
 }
 
 /// A model version in the snapshot of a process.

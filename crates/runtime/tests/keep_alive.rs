@@ -120,7 +120,7 @@ impl Stage {
         let (bus, backend): (Arc<dyn Bus>, _) = (Arc::new(InProcess::default()), Watched::default());
         bus.init_settings(&QueueOptions::default()).await.expect("in process nothing refuses");
         let repository = tempfile::tempdir().expect("a temporary directory");
-        write_model(repository.path(), "first");
+        write_model(repository.path(), "m", "first");
         let statistics = Statistics::new("worker");
         let control =
             ControlOptions { mode: ControlMode::Poll, poll: LOOK, exit_on_error: false, ..ControlOptions::default() };
@@ -146,7 +146,9 @@ impl Stage {
 
     async fn until_asleep(&self) {
         self.until("waited for the model to leave the memory", |stage| {
-            stage.load().asleep && stage.backend.0.alive.load(Ordering::SeqCst) == 0
+            let models = stage.statistics.snapshot().models;
+            let asleep = models.iter().all(|model| model.load.asleep.is_some());
+            asleep && stage.backend.0.alive.load(Ordering::SeqCst) == 0
         })
         .await;
     }
@@ -156,8 +158,13 @@ impl Stage {
     }
 
     async fn ask(&self, id: &str) -> Reply {
+        self.ask_models(id, &["m"]).await
+    }
+
+    /// A request to these models, one after the other.
+    async fn ask_models(&self, id: &str, models: &[&str]) -> Reply {
         let input = Tensor::from_bytes_elements("t0", [1], &["a"]).expect("one element");
-        let message = message(id, &["m"], input, AnswerForm::Whole);
+        let message = message(id, models, input, AnswerForm::Whole);
         let mut replies = self.inbox.expect(&message);
         self.bus.publish(&message).await.expect("in process nothing refuses");
         tokio::time::timeout(PATIENCE, replies.next()).await.expect("an answer")
@@ -182,8 +189,8 @@ async fn next_state(events: &mut RegistryEvents) -> Option<ModelState> {
     }
 }
 
-fn write_model(repository: &Path, says: &str) {
-    let directory = repository.join("m");
+fn write_model(repository: &Path, name: &str, says: &str) {
+    let directory = repository.join(name);
     std::fs::create_dir_all(directory.join("1")).expect("a directory");
     let config = format!(
         "backend: 'identity' parameters {{ key: 'says' value {{ string_value: '{says}' }} }}
@@ -217,6 +224,27 @@ async fn requests_for_a_model_that_sleeps_load_it_once_and_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn later_steps_of_a_request_are_loaded_beside_the_first_one() {
+    let (stage, worker) = Stage::start().await;
+    write_model(stage.repository.path(), "n", "last");
+    stage.until("waited for the second model", |_| worker.models().len() == 2).await;
+    stage.until_asleep().await;
+    let loads = stage.backend.loads();
+    stage.backend.close_gate();
+    let opening = async {
+        // No request has come to the second model yet.
+        stage.until("waited for both loads", |stage| stage.backend.loads() == loads + 2).await;
+        stage.backend.open_gate();
+    };
+    let (reply, ()) = tokio::join!(stage.ask_models("both", &["m", "n"]), opening);
+    let output = reply.outcome.expect("an answer");
+    assert_eq!(output.tensors[0].bytes_elements().expect("text").next().expect("one element"), b"last");
+    // A request that does not come keeps a model awake no longer than others.
+    stage.until_asleep().await;
+    assert_eq!(worker.drain(PATIENCE).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_load_that_fails_is_the_answer_and_the_next_request_tries_it_again() {
     let (stage, worker) = Stage::start().await;
     stage.until_asleep().await;
@@ -239,7 +267,7 @@ async fn a_model_that_sleeps_is_reloaded_and_unloaded() {
     let mut events = stage.bus.watch_registry().await.expect("in process nothing refuses");
     stage.until_asleep().await;
     stage.backend.close_gate();
-    write_model(stage.repository.path(), "a second text");
+    write_model(stage.repository.path(), "m", "a second text");
     stage.until("waited for the load of the new files", |stage| stage.backend.loads() == 2).await;
     // The request comes to the content that is about to be replaced, and is answered by the new one.
     let answer = stage.said("between");

@@ -20,6 +20,7 @@ mod forward;
 mod grpc;
 mod handlers;
 mod http;
+mod limits;
 mod metrics;
 mod model_cache;
 mod models;
@@ -316,6 +317,7 @@ impl Gateway {
             });
 
             calls::serve(bus.as_ref(), handlers.clone(), &tasks).await?;
+            limits::share(bus.clone(), name, handlers.access.owners(), &tasks).await?;
             let (log, log_thread) = http::open_access_log(&args.http);
             let (stop, serving, limits) = (CancellationToken::new(), TaskSet::new(), args.connections.limits());
             if let Some(listener) = http {

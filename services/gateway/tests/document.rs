@@ -9,10 +9,24 @@ use crate::control::Server;
 use crate::exposure::{send, send_body};
 
 /// The routes that read a query, and its parameters.
-const QUERIES: [(&str, &[&str]); 4] = [
+const QUERIES: [(&str, &[&str]); 5] = [
     ("/cohere/v1/models", &["endpoint"]),
     ("/v1/batches", &["after", "limit", "order"]),
     ("/v1/files", &["after", "limit", "order", "purpose"]),
+    (
+        "/v1/organization/usage/embeddings",
+        &[
+            "api_key_ids",
+            "bucket_width",
+            "end_time",
+            "group_by",
+            "limit",
+            "models",
+            "page",
+            "project_ids",
+            "start_time",
+        ],
+    ),
     ("/v2/trireme/usage", &["by", "from", "owner", "until"]),
 ];
 
@@ -151,6 +165,7 @@ async fn refusals_have_the_shape_that_the_document_has() {
         ("POST", "/v1/files", "/v1/files"),
         ("POST", "/v1/batches", "/v1/batches"),
         ("GET", "/v2/trireme/usage", "/v2/trireme/usage?by=week"),
+        ("GET", "/v1/organization/usage/embeddings", "/v1/organization/usage/embeddings?bucket_width=1m"),
         ("GET", "/v2/models/{model}", "/v2/models/none"),
         ("POST", "/openai/v1/embeddings", "/openai/v1/embeddings"),
         ("POST", "/tei/embed", "/tei/embed"),

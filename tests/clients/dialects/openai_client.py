@@ -59,6 +59,16 @@ def models_are_listed(url, key):
     expect_equal("a model", client(url, key).models.retrieve("embedding").id, "embedding")
 
 
+def usage_is_read_by_administrators(url, key):
+    # The library has a key of its own for these routes.
+    client(url, key).embeddings.create(model="embedding", input="a")
+    usage = openai.OpenAI(base_url=f"{url}/v1", admin_api_key=key, max_retries=0).admin.organization.usage
+    page = usage.embeddings(start_time=int(time.time()) - 3600, bucket_width="1h", group_by=["model", "project_id"])
+    results = [result for bucket in page.data for result in bucket.results if result.model == "embedding"]
+    expect(results and all(result.input_tokens and result.num_model_requests for result in results), f"usage: {page}")
+    expect_raised("a bucket of a minute", openai.BadRequestError, lambda: usage.embeddings(start_time=0, bucket_width="1m"), "bucket_width")
+
+
 def errors_are_the_librarys(url, key):
     embed = client(url, key).embeddings.create
     expect_raised("an empty list", openai.BadRequestError, lambda: embed(model="embedding", input=[]), "empty")
@@ -139,6 +149,7 @@ run(
         token_ids_are_openais,
         models_are_listed,
         batches_are_answered,
+        usage_is_read_by_administrators,
         errors_are_the_librarys,
     ],
     full=[a_full_queue_is_a_rate_limit],

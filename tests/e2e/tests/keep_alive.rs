@@ -63,6 +63,15 @@ fn an_idle_model_gives_its_memory_back_and_answers_as_before(mode: Mode) {
     let listed = index.as_array().expect("a list").iter().any(|entry| entry["name"] == MODEL);
     assert!(listed, "{index}");
 
+    // People do.
+    let status = sandbox.get("/v2/trireme/status").json();
+    let hosted = status["workers"].as_array().expect("workers").iter().flat_map(|worker| worker["models"].as_array());
+    let hosted = hosted.flatten().find(|hosted| hosted["model"] == MODEL).expect("it is served");
+    let model = status["models"].as_array().expect("models").iter().find(|model| model["name"] == MODEL);
+    let model = model.expect("it is known");
+    assert_eq!((&hosted["state"], &model["ready"]), (&json!("ASLEEP"), &json!(true)));
+    assert!([hosted, model].iter().all(|of| of["asleep_seconds"].as_f64() > Some(0.0)), "{status}");
+
     // Several requests at once load it once.
     load(16, 8, |number| assert_eq!(answer(number).len(), before.len()), || {}).assert_all_right(16);
     assert_eq!(of_host(&sandbox, |process| logged(process, "loaded again") as u64), 1);

@@ -55,6 +55,7 @@ mod rubbish;
 mod runs;
 mod security;
 mod sequences;
+mod shared_limits;
 mod shares;
 mod signals;
 mod space_options;

@@ -117,6 +117,14 @@ fn what_owners_use_is_counted_limited_and_kept(mode: Mode) {
     assert_eq!(used(&sandbox, "root", "bob"), bob);
     assert_eq!(used(&sandbox, "bob", "bob"), bob);
     assert_eq!(used(&sandbox, "bob", "alice"), json!({}), "a key shows its owner's usage only");
+    for (key, path) in [("bob", ""), ("root", "?project_ids[]=bob")] {
+        let path = format!("/v1/organization/usage/embeddings{path}");
+        let answer = sandbox.send(&Request::get(&path).header("Authorization", &format!("Bearer the-key-of-{key}")));
+        let page = answer.json();
+        let result = &page["data"][0]["results"][0];
+        let found = (&result["input_tokens"], &result["num_model_requests"], &page["has_more"]);
+        assert_eq!(found, (&json!(of_bob), &json!(FEW), &json!(false)), "{page}");
+    }
     let alice = used(&sandbox, "root", "alice");
     assert_eq!((&alice["tokens"], &alice["rows"]), (&json!(of_alice), &json!(14)));
 

@@ -23,7 +23,7 @@ impl<T> WorkQueue<T> {
     ///
     /// drop(permit);
     /// assert!(queue.dismiss_if_idle(Duration::ZERO).is_ok());
-    /// assert!(queue.load().asleep);
+    /// assert!(queue.load().asleep.is_some());
     /// ```
     pub fn dismiss_if_idle(&self, keep: Duration) -> Result<(), Instant> {
         let mut state = self.state.lock();
@@ -32,7 +32,7 @@ impl<T> WorkQueue<T> {
         if idle.is_none_or(|idle| idle < keep) {
             return Err(Instant::now() + keep.saturating_sub(idle.unwrap_or_default()));
         }
-        state.dismissed = true;
+        state.dismissed = Some(Instant::now());
         // The next instances for bulk requests make themselves known.
         state.background = None;
         drop(state);
@@ -40,13 +40,31 @@ impl<T> WorkQueue<T> {
         Ok(())
     }
 
-    /// Waits until a request waits that no instance is there for.
+    /// A request is on its way to this queue: where no instance is there for it, others are called before it comes.
+    pub fn expect(&self) {
+        let mut state = self.state.lock();
+        if state.dismissed.is_some() {
+            state.expects = true;
+            drop(state);
+            self.called.notify_one();
+        }
+    }
+
+    /// Shows the requests that wait.
+    pub fn look(&self, mut see: impl FnMut(&T)) {
+        let state = self.state.lock();
+        let alone = state.alone.iter().map(|(_, item)| item);
+        state.lanes.iter().flat_map(|lane| &lane.items).chain(alone).for_each(&mut see);
+    }
+
+    /// Waits until a request waits, or is on its way, that no instance is there for.
     pub async fn called(&self) {
         loop {
             let called = self.called.notified();
             let is_called = {
-                let state = self.state.lock();
-                state.dismissed && state.waiting() > 0
+                let mut state = self.state.lock();
+                let expects = std::mem::take(&mut state.expects);
+                state.dismissed.is_some() && (expects || state.waiting() > 0)
             };
             if is_called {
                 return;
@@ -58,17 +76,21 @@ impl<T> WorkQueue<T> {
     /// Whether instances have to end: the queue was closed, or they were dismissed.
     pub(crate) fn lets_go(&self) -> bool {
         let state = self.state.lock();
-        state.closed || state.dismissed
+        state.closed || state.dismissed.is_some()
     }
 
     /// Other instances are about to take batches: [`WorkQueue::dismiss_if_idle`] is over.
     pub fn recall(&self) {
-        self.state.lock().dismissed = false;
+        let mut state = self.state.lock();
+        state.dismissed = None;
+        state.expects = false;
+        // The request that they were called for may still be on its way.
+        state.idle_since = Instant::now();
     }
 
     /// Instances could not be started after [`WorkQueue::recall`]: those that were end again, and their requests wait.
     pub fn dismiss(&self) {
-        self.state.lock().dismissed = true;
+        self.state.lock().dismissed = Some(Instant::now());
         self.wake_all();
     }
 }

@@ -62,8 +62,10 @@ pub(super) struct State<T> {
     pub calls: u64,
     /// Whether no instance can execute: no more is taken in.
     pub paused: bool,
-    /// Whether the instances have to end, and the queue goes on to take requests until others come.
-    pub dismissed: bool,
+    /// Since when the instances have to end, and the queue goes on to take requests until others come.
+    pub dismissed: Option<Instant>,
+    /// Whether others are to come before the first request does.
+    pub expects: bool,
     /// When the last request left this worker.
     pub idle_since: Instant,
     pub closed: bool,

@@ -75,7 +75,7 @@ impl<T> WorkQueue<T> {
     ) -> Option<R> {
         let mut state = self.state.lock();
         loop {
-            if state.dismissed {
+            if state.dismissed.is_some() {
                 return None;
             }
             if role == Role::Main

@@ -431,11 +431,21 @@ fn an_idle_queue_dismisses_its_instances_and_keeps_what_comes() {
     let permit = queue.permit(Lane::Live, false);
     queue.push(Lane::Live, candidate(), 1);
     assert!(queue.called().now_or_never().is_some());
-    assert_eq!((queue.load().asleep, queue.take(1, &mut 0)), (true, None));
+    assert_eq!((queue.load().asleep.is_some(), queue.take(1, &mut 0)), (true, None));
     queue.recall();
-    assert_eq!((queue.load().asleep, queue.take(1, &mut 0)), (false, Some(vec![1])));
+    assert_eq!((queue.load().asleep, queue.take(1, &mut 0)), (None, Some(vec![1])));
     assert!(queue.dismiss_if_idle(Duration::ZERO).is_err(), "the request is still in this worker");
     drop(permit);
     assert!(queue.dismiss_if_idle(Duration::ZERO).is_ok());
     assert!(queue.called().now_or_never().is_none(), "no request waits");
+
+    queue.expect();
+    assert!(queue.called().now_or_never().is_some(), "one is on its way");
+    assert!(queue.called().now_or_never().is_none(), "it calls once");
+    queue.recall();
+    let keep = Duration::from_secs(3600);
+    assert!(queue.dismiss_if_idle(keep).is_err(), "instances wait for it as long as after a request");
+    queue.expect();
+    assert!(queue.dismiss_if_idle(Duration::ZERO).is_ok());
+    assert!(queue.called().now_or_never().is_none(), "instances were there");
 }

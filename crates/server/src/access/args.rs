@@ -32,10 +32,11 @@ pub struct AccessArgs {
     #[arg(long, env = "TRIREME_API_KEY_FILE", value_name = "PATH")]
     pub api_key_file: Option<PathBuf>,
 
-    /// Limits of the owner NAME of keys at this gateway: rpm, requests that begin within a minute; tpm, their tokens; in-flight, requests that have
+    /// Limits of the owner NAME of keys: rpm, requests that begin within a minute; tpm, their tokens; in-flight, requests that have
     /// not ended. And its weight: where requests of several owners wait, an owner with weight=4 is served four times as many tokens as one with 1,
-    /// the default. May be given several times; the name * is every other owner. A request beyond them is answered 429. With N gateways an
-    /// owner has N times as much. Durable work has limits of its own (--jobs-owner-requests)
+    /// the default. May be given several times; the name * is every other owner. A request beyond them is answered 429. Limits per minute hold
+    /// over all gateways: an owner exceeds them at most by what the others admit within 250 ms. Those in flight hold at each gateway. Durable
+    /// work has limits of its own (--jobs-owner-requests)
     #[arg(long = "owner", env = "TRIREME_OWNER", value_name = "NAME:LIMIT=NUMBER,...", value_delimiter = ';')]
     pub owners: Vec<OwnerRule>,
 

@@ -207,6 +207,11 @@ impl Access {
         self.owners.unlimited(owner, self.secrets().limits.of(owner).weight, lane)
     }
 
+    /// The owners of keys, as far as their requests have come.
+    pub fn owners(&self) -> &Owners {
+        &self.owners
+    }
+
     /// Whether a header of this name holds the secret of a restricted category.
     pub fn is_secret(&self, header: &str) -> bool {
         self.secrets().restrictions.iter().any(|restriction| restriction.header == header)

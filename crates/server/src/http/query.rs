@@ -54,6 +54,37 @@ pub fn read<T: DeserializeOwned>(query: &str) -> Result<T, ParameterFault> {
     of_pairs(&given.collect())
 }
 
+/// Like [`read`], where a list comes as OpenAI's clients send it: `T` reads its items, separated by commas.
+///
+/// ```
+/// use trireme_server::http::query;
+///
+/// #[derive(Debug, Default, PartialEq, serde::Deserialize)]
+/// #[serde(default)]
+/// struct Asked {
+///     models: String,
+/// }
+///
+/// for sent in ["models[]=a&models[]=b", "models=a&models=b", "models=a,b"] {
+///     assert_eq!(query::read_lists::<Asked>(sent)?.models, "a,b");
+/// }
+/// # Ok::<(), trireme_server::http::query::ParameterFault>(())
+/// ```
+///
+/// # Errors
+/// `T` does not take a value.
+pub fn read_lists<T: DeserializeOwned>(query: &str) -> Result<T, ParameterFault> {
+    let mut given = BTreeMap::<Cow<'_, str>, Cow<'_, str>>::new();
+    for (name, value) in form_urlencoded::parse(query.as_bytes()).filter(|(_, value)| !value.is_empty()) {
+        let name = name.strip_suffix("[]").map(|name| name.to_owned().into()).unwrap_or(name);
+        match given.get_mut(&name) {
+            Some(before) => *before = format!("{before},{value}").into(),
+            None => drop(given.insert(name, value)),
+        }
+    }
+    of_pairs(&given)
+}
+
 /// Parameters with their values, by name.
 ///
 /// # Errors

@@ -18,15 +18,15 @@ const LIMITS: &str = "rpm=NUMBER, tpm=NUMBER, in-flight=NUMBER or weight=NUMBER,
 /// The greatest weight of an owner.
 const HEAVIEST: u64 = 1000;
 
-/// Most of each that an owner may ask for at one gateway; `None` is no limit. Its text is `rpm=60,tpm=100000,in-flight=8,weight=4`.
+/// Most of each that an owner may ask for; `None` is no limit. Its text is `rpm=60,tpm=100000,in-flight=8,weight=4`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct OwnerLimits {
-    /// Requests that begin within a minute.
+    /// Requests that begin within a minute, at all gateways.
     pub requests_per_minute: Option<u64>,
-    /// Tokens of requests that begin within a minute.
+    /// Tokens of requests that begin within a minute, at all gateways.
     pub tokens_per_minute: Option<u64>,
-    /// Requests that have begun and not ended.
+    /// Requests that have begun and not ended, at each gateway.
     pub in_flight: Option<u64>,
     /// Its part beside other owners whose requests wait in the same lane; 1 without it. It refuses nothing.
     pub weight: Option<u64>,

@@ -1,18 +1,22 @@
-//! An owner's requests at one gateway, as far as limits count them.
+//! An owner's requests, as far as limits count them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use trireme_inference::Lane;
 
 use super::limits::{Limits, OwnerLimits};
 use super::name::ADMINISTRATOR;
-use super::window::Window;
+use super::rate::{Amount, Rate, Tally};
 
 /// The `Retry-After` of a client whose owner has too many requests in flight.
 const IN_FLIGHT_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often a change is told to other gateways: a message may be lost.
+const TIMES_TOLD: u8 = 2;
 
 /// An owner.
 #[derive(Debug)]
@@ -20,18 +24,28 @@ pub struct Owner {
     name: Arc<str>,
     since: Instant,
     counts: Mutex<Counts>,
+    /// Notified when other gateways have to be told of the counts of any owner.
+    changed: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
 struct Counts {
-    requests: Window,
-    tokens: Window,
+    requests: Rate,
+    tokens: Rate,
     in_flight: u64,
+    /// How often other gateways have to be told of them.
+    untold: u8,
 }
 
 /// All owners whose keys were used. Clones are the same. Nobody but the operator makes names of owners.
 #[derive(Clone, Debug, Default)]
-pub struct Owners(Arc<Mutex<HashMap<Arc<str>, Arc<Owner>>>>);
+pub struct Owners(Arc<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    owners: Mutex<HashMap<Arc<str>, Arc<Owner>>>,
+    changed: Arc<Notify>,
+}
 
 /// The owner of a request, with the limits and the lane that it counts in.
 #[derive(Clone, Debug)]
@@ -92,13 +106,23 @@ impl Owners {
         Account { owner: self.named(owner), limits: OwnerLimits { weight, ..OwnerLimits::default() }, lane }
     }
 
+    /// Waits until other gateways have to be told of an owner's counts.
+    pub async fn changed(&self) {
+        self.0.changed.notified().await;
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Owner>> {
+        self.0.owners.lock().values().cloned().collect()
+    }
+
     /// The owner of this name.
-    fn named(&self, name: &Arc<str>) -> Arc<Owner> {
-        let mut owners = self.0.lock();
+    pub(super) fn named(&self, name: &Arc<str>) -> Arc<Owner> {
+        let mut owners = self.0.owners.lock();
         if let Some(owner) = owners.get(name) {
             return owner.clone();
         }
-        let owner = Arc::new(Owner { name: name.clone(), since: Instant::now(), counts: Mutex::default() });
+        let changed = self.0.changed.clone();
+        let owner = Arc::new(Owner { name: name.clone(), since: Instant::now(), counts: Mutex::default(), changed });
         owners.insert(name.clone(), owner.clone());
         owner
     }
@@ -110,6 +134,22 @@ impl Owner {
     /// The owner's name; empty where no key is asked for.
     pub fn name(&self) -> &Arc<str> {
         &self.name
+    }
+
+    /// What other gateways have to know of it; with `all`, also what they were told before. The flag says whether to tell it again.
+    pub(super) fn tell(&self, all: bool) -> Option<(Tally, bool)> {
+        let (now, mut counts) = (self.since.elapsed(), self.counts.lock());
+        let (requests, tokens) = (counts.requests.told(now), counts.tokens.told(now));
+        let is_wanted = counts.untold > 0 || all && (requests.recent > 0 || tokens.recent > 0);
+        counts.untold = counts.untold.saturating_sub(1);
+        is_wanted.then(|| (Tally { owner: self.name.to_string(), requests, tokens }, counts.untold > 0))
+    }
+
+    /// Takes in what another gateway has admitted; `before` are the totals of requests and tokens that it has told last.
+    pub(super) fn hear(&self, before: Option<(u64, u64)>, requests: Amount, tokens: Amount) {
+        let (now, mut counts) = (self.since.elapsed(), self.counts.lock());
+        counts.requests.hear(now, before.map(|before| before.0), requests);
+        counts.tokens.hear(now, before.map(|before| before.1), tokens);
     }
 
     fn reached(&self, what: String, limit: String, retry_after: Duration) -> LimitReached {
@@ -156,6 +196,10 @@ impl Account {
         let reserved = reserved.map(|(_, wanted)| (wanted, counts.tokens.add(now, wanted)));
         let is_in_flight = in_flight.is_some();
         counts.in_flight += u64::from(is_in_flight);
+        if requests_per_minute.is_some() && is_new || reserved.is_some() {
+            counts.untold = TIMES_TOLD;
+            owner.changed.notify_one();
+        }
         Ok(Admitted { owner: owner.clone(), reserved, is_in_flight })
     }
 
@@ -169,10 +213,10 @@ impl Account {
         Some(self.state(self.limits.tokens_per_minute?, |counts| &mut counts.tokens))
     }
 
-    fn state(&self, limit: u64, window: fn(&mut Counts) -> &mut Window) -> RateState {
+    fn state(&self, limit: u64, rate: fn(&mut Counts) -> &mut Rate) -> RateState {
         let (now, mut counts) = (self.owner.since.elapsed(), self.owner.counts.lock());
-        let window = window(&mut counts);
-        RateState { limit, remaining: limit.saturating_sub(window.sum(now)), reset: window.until(now, 0) }
+        let rate = rate(&mut counts);
+        RateState { limit, remaining: limit.saturating_sub(rate.sum(now)), reset: rate.until(now, 0) }
     }
 }
 
@@ -188,6 +232,8 @@ impl Admitted {
             Some(more) => drop(counts.tokens.add(now, more)),
             None => counts.tokens.take_back(second, reserved - tokens),
         }
+        counts.untold = TIMES_TOLD;
+        self.owner.changed.notify_one();
     }
 }
 

@@ -57,13 +57,35 @@ impl Window {
         self.now
     }
 
-    /// Takes back a part of an amount, by the second that `add` has returned; nothing if the second is forgotten.
-    pub fn take_back(&mut self, second: u64, amount: u64) {
-        if second + SECONDS >= self.now {
-            let taken = amount.min(self.slots[slot(second)]);
-            self.slots[slot(second)] -= taken;
-            self.sum -= taken;
+    /// Takes back a part of an amount, by the second that `add` has returned; nothing if the second is forgotten. Returns how much.
+    pub fn take_back(&mut self, second: u64, amount: u64) -> u64 {
+        if second + SECONDS < self.now {
+            return 0;
         }
+        let taken = amount.min(self.slots[slot(second)]);
+        self.slots[slot(second)] -= taken;
+        self.sum -= taken;
+        taken
+    }
+
+    /// Takes back a part of the newest amounts.
+    pub fn take_back_newest(&mut self, now: Duration, mut amount: u64) {
+        self.advance(now);
+        for second in (self.now.saturating_sub(SECONDS)..=self.now).rev() {
+            amount -= self.take_back(second, amount);
+        }
+    }
+
+    /// The amounts of this one and another one, whose times count from the same moment.
+    pub fn and(&mut self, other: &mut Window, now: Duration) -> Window {
+        self.advance(now);
+        other.advance(now);
+        let mut both = self.clone();
+        both.sum = both.sum.saturating_add(other.sum);
+        for (slot, more) in both.slots.iter_mut().zip(other.slots) {
+            *slot = slot.saturating_add(more);
+        }
+        both
     }
 
     /// After how long the sum has come down to `most`; zero if it has.
@@ -74,7 +96,7 @@ impl Window {
             return Duration::ZERO;
         }
         let is_enough = |second: &u64| {
-            left -= self.slots[slot(*second)];
+            left = left.saturating_sub(self.slots[slot(*second)]);
             left <= most
         };
         let last = (self.now.saturating_sub(SECONDS)..=self.now).find(is_enough).unwrap_or(self.now);

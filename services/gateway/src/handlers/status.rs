@@ -45,7 +45,7 @@ impl Handlers {
             "time": seconds(now.since(UnixMicros(0))),
             "latencies_since_start": last.windows.begin_at_the_start(Instant::now()),
             "gateways": gateways(&processes, now),
-            "workers": workers(&entries, &processes, now),
+            "workers": workers(&entries, &processes, &totals, now),
             "models": models(&catalog, &entries, &queues, &totals, &last.windows),
         });
         let told = Bytes::from(document.to_string());
@@ -74,14 +74,14 @@ fn offset(process: &Process) -> f64 {
     process.clock_offset_us as f64 / 1e6
 }
 
-fn workers(entries: &[(WorkerEntry, Duration)], processes: &[Process], now: UnixMicros) -> Vec<Value> {
+fn workers(entries: &[(WorkerEntry, Duration)], processes: &[Process], totals: &Totals, now: UnixMicros) -> Vec<Value> {
     let mut workers: BTreeMap<&str, Vec<&(WorkerEntry, Duration)>> = BTreeMap::new();
     entries.iter().for_each(|entry| workers.entry(&entry.0.worker).or_default().push(entry));
     let worker = |(name, mut entries): (&str, Vec<&(WorkerEntry, Duration)>)| {
         entries.sort_by(|left, right| left.0.model.cmp(&right.0.model));
         let first = &entries.first()?.0;
         let process = processes.iter().find(|process| process.name == name);
-        let models: Vec<_> = entries.iter().map(|(entry, age)| hosted(entry, *age)).collect();
+        let models: Vec<_> = entries.iter().map(|(entry, age)| hosted(entry, *age, asleep(totals, entry))).collect();
         Some(json!({
             "name": name,
             "service": first.service,
@@ -94,8 +94,16 @@ fn workers(entries: &[(WorkerEntry, Duration)], processes: &[Process], now: Unix
     workers.into_iter().filter_map(worker).collect()
 }
 
-fn hosted(entry: &WorkerEntry, age: Duration) -> Value {
+/// How long a worker has had a model out of memory, if it has.
+fn asleep(totals: &Totals, entry: &WorkerEntry) -> Option<Duration> {
+    let asleep = &totals.get(&entry.model)?.asleep;
+    asleep.iter().find(|(process, _)| *process == entry.worker).map(|(_, asleep)| *asleep)
+}
+
+fn hosted(entry: &WorkerEntry, age: Duration, asleep: Option<Duration>) -> Value {
+    let asleep = asleep.filter(|_| entry.state == ModelState::Ready);
     let (state, reason) = match &entry.state {
+        ModelState::Ready if asleep.is_some() => ("ASLEEP", None),
         ModelState::Ready => ("READY", None),
         ModelState::Recovering(reason) => ("RECOVERING", Some(reason)),
         ModelState::Unloading => ("UNLOADING", None),
@@ -107,6 +115,7 @@ fn hosted(entry: &WorkerEntry, age: Duration) -> Value {
         "version": entry.model.version,
         "state": state,
         "reason": reason,
+        "asleep_seconds": asleep.map(seconds),
         "capacity": entry.capacity,
         "age_seconds": seconds(age),
     })
@@ -153,7 +162,11 @@ fn models(
             }
         }
         let hosts = entries.iter().filter(|(entry, _)| entry.model == key && entry.state == ModelState::Ready);
-        model.insert("workers".to_owned(), json!(hosts.count()));
+        let sleep: Vec<_> = hosts.map(|(entry, _)| asleep(totals, entry)).collect();
+        model.insert("workers".to_owned(), json!(sleep.len()));
+        // Where one of them is awake, no request waits for a load.
+        let shortest = sleep.into_iter().collect::<Option<Vec<_>>>().and_then(|sleep| sleep.into_iter().min());
+        model.insert("asleep_seconds".to_owned(), json!(shortest.map(seconds)));
         model.insert("queue".to_owned(), json!(queues.get(&key).map(queue)));
         let total = totals.get(&key).map_or(&none, |total| &total.counters);
         let before = windows.before(Instant::now(), &key).unwrap_or(&none);
@@ -278,6 +291,7 @@ fn seconds(duration: Duration) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::statistics::Total;
 
     #[test]
     fn quantiles_are_of_lately_and_sums_of_ever() {
@@ -300,7 +314,7 @@ mod tests {
                 service: "model".to_owned(),
                 host: "h".to_owned(),
                 model: ModelKey { name: model.into(), version: 1 },
-                state: ModelState::Unavailable("broken".to_owned()),
+                state: if model == "z" { ModelState::Ready } else { ModelState::Unavailable("broken".to_owned()) },
                 config: String::new(),
                 capacity: 4,
                 bulk: true,
@@ -317,7 +331,16 @@ mod tests {
         };
         let processes = [process("a", None), process("g", Some(3))];
         let now = UnixMicros(2_000_000);
-        let workers = workers(&[entry("b", "y"), entry("a", "y"), entry("a", "x")], &processes, now);
+        let asleep = [("y", "a"), ("z", "c")].map(|(model, process)| {
+            let asleep = vec![(process.to_owned(), Duration::from_secs(90))];
+            (ModelKey { name: model.into(), version: 1 }, Total { asleep, ..Total::default() })
+        });
+        let entries = [entry("b", "y"), entry("a", "y"), entry("a", "x"), entry("c", "z"), entry("d", "z")];
+        let workers = workers(&entries, &processes, &Totals::from(asleep), now);
+        assert_eq!(workers[0]["models"][1]["state"], "UNAVAILABLE");
+        let states = [2, 3].map(|worker: usize| &workers[worker]["models"][0]);
+        assert_eq!((&states[0]["state"], &states[0]["asleep_seconds"]), (&json!("ASLEEP"), &json!(90.0)));
+        assert_eq!((&states[1]["state"], &states[1]["asleep_seconds"]), (&json!("READY"), &Value::Null));
         assert_eq!(workers[0]["uptime_seconds"], 2.0);
         assert_eq!(workers[0]["models"][0]["model"], "x");
         assert_eq!(workers[0]["models"][1]["reason"], "broken");

@@ -166,7 +166,7 @@ mod tests {
         let key = ModelKey { name: "m".into(), version: 2 };
         let labels = labels(&key, &BTreeMap::from([("team".to_owned(), "search".to_owned())]));
         let load = QueueLoad { waiting: 3, in_hand: 9, ..QueueLoad::default() };
-        let total = Total { counters, load, load_duration: ms(1500) };
+        let total = Total { counters, load, load_duration: ms(1500), ..Total::default() };
         let mut out = Exposition::default();
         let model = Model { key, labels, total, queued: 4, config: None };
         export(&[model], false, &Windows::default(), &options, &mut out);

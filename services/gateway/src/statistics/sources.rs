@@ -40,6 +40,8 @@ pub struct Total {
     pub counters: Counters,
     /// The load of the processes that exist.
     pub load: QueueLoad,
+    /// The processes that have the model out of memory until its next request, and how long already.
+    pub asleep: Vec<(String, Duration)>,
     /// The longest time that a process took to load the model.
     pub load_duration: Duration,
 }
@@ -89,6 +91,7 @@ impl Sources {
                     let tokens = total.load.waiting_tokens.iter_mut().zip(model.load.waiting_tokens);
                     tokens.for_each(|(sum, more)| *sum += more);
                     total.load_duration = total.load_duration.max(model.load_duration);
+                    total.asleep.extend(model.load.asleep.map(|asleep| (source.snapshot.process.clone(), asleep)));
                 }
             }
         }
@@ -109,7 +112,12 @@ mod tests {
         let model = ModelSnapshot {
             model: key(),
             counters: Counters { inferences, ..Counters::default() },
-            load: QueueLoad { waiting: 1, in_hand: 2, waiting_tokens: [7, 0], asleep: false },
+            load: QueueLoad {
+                waiting: 1,
+                in_hand: 2,
+                waiting_tokens: [7, 0],
+                asleep: Some(Duration::from_secs(number)),
+            },
             load_duration: Duration::from_secs(1),
             stage: "model".to_owned(),
         };
@@ -139,7 +147,8 @@ mod tests {
         sources.hear(snapshot("a", 1, 0, 5), start);
         sources.hear(snapshot("b", 1, 0, 7), start);
         let totals = sources.totals(&HashSet::from(["b".to_owned()]));
-        assert_eq!(totals[&key()].load, QueueLoad { waiting: 1, in_hand: 2, waiting_tokens: [7, 0], asleep: false });
+        assert_eq!(totals[&key()].load, QueueLoad { waiting: 1, in_hand: 2, waiting_tokens: [7, 0], asleep: None });
+        assert_eq!(totals[&key()].asleep, [("b".to_owned(), Duration::ZERO)]);
         assert_eq!(totals[&key()].counters.inferences, 12);
     }
 

@@ -24,8 +24,8 @@ use trireme_inference::UnixMicros;
 use trireme_runtime::TaskSet;
 
 use counts::Hours;
-pub use counts::{Counts, Hour, Line, Used};
-pub use query::{Asked, Query, text as time_text};
+pub use counts::{Counts, Hour, Key, Line, Used};
+pub use query::{Asked, Piece, Query, Span, text as time_text};
 pub use totals::Totals;
 
 /// How often counts are written that have changed.

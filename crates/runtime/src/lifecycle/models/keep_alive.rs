@@ -1,9 +1,10 @@
 //! Idle models leave the memory (`--keep-alive`): after some time without a request the instances of a version end, and its next request
 //! has others made. The version is served all the while: its queue, the task that pulls for it and its registry entry stay, so it is ready for
-//! clients, and requests wait in its queue while it is loaded.
+//! clients, and requests wait in its queue while it is loaded. The later steps of these requests that sleep in this worker are loaded beside it.
 //!
 //! Not here: how instances end and are started (`engine`).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -101,6 +102,7 @@ impl KeepAlive {
                 () = self.models.shared.tasks.stopping().cancelled() => return Err(Stopping),
                 () = self.hosted.queue.called() => {}
             }
+            self.expect_at_later_steps();
             let began = Instant::now();
             match self.load().await {
                 Ok(outages) => {
@@ -116,6 +118,17 @@ impl KeepAlive {
                 Err(NotLoaded::Failed(reason)) => self.fail(&reason),
             }
         }
+    }
+
+    /// Has the models of later steps loaded for which the requests that wait are on their way.
+    fn expect_at_later_steps(&self) {
+        let mut later = BTreeSet::new();
+        self.hosted.queue.look(|work| {
+            let steps = work.pending.message.route.remaining().iter().skip(1);
+            later.extend(steps.map(|step| step.model.clone()));
+        });
+        let hosted = self.models.shared.hosted.read();
+        later.iter().filter_map(|model| hosted.get(model)).for_each(|model| model.queue.expect());
     }
 
     async fn load(&self) -> Result<Outages, NotLoaded> {

@@ -92,7 +92,9 @@ fn stages(hosted: &[&ModelSnapshot], out: &mut Exposition) {
     });
     each(Metric::StageDeadLetters, &|samples, labels, model| samples.value(labels, model.counters.dead_letters as f64));
     each(Metric::StageWaiting, &|samples, labels, model| samples.value(labels, model.load.waiting as f64));
-    each(Metric::StageAsleep, &|samples, labels, model| samples.value(labels, f64::from(u8::from(model.load.asleep))));
+    each(Metric::StageAsleep, &|samples, labels, model| {
+        samples.value(labels, f64::from(u8::from(model.load.asleep.is_some())))
+    });
     each(Metric::StageWaking, &|samples, labels, model| times(samples, labels, &model.counters.waking));
     each(Metric::StageInFlight, &|samples, labels, model| samples.value(labels, model.load.in_hand as f64));
 }

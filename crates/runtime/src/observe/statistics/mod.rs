@@ -163,7 +163,7 @@ mod tests {
             waiting: 2,
             in_hand: 3,
             waiting_tokens: [5, 6],
-            asleep: true,
+            asleep: Some(Duration::from_secs(90)),
         });
         let request = Completed { rows: 4, total: Duration::from_millis(7), ..Completed::default() };
         model.record(|counters| counters.complete(&request, UnixMicros(5_000_000)));

@@ -10,6 +10,7 @@ mod health;
 mod infer;
 mod logging;
 mod metadata;
+mod organization;
 mod page;
 mod repository;
 mod shared_memory;
@@ -47,6 +48,7 @@ const RESOURCES: &[fn() -> Vec<Route>] = &[
     repository::routes,
     statistics::routes,
     usage::routes,
+    organization::routes,
     logging::routes,
     trace::routes,
     shared_memory::routes,
