@@ -52,7 +52,7 @@ pub use route::{Branch, Branches, PlanStep, Route, RoutePlan, Step, StepInput, S
 pub use sequence::{CorrelationId, Membership};
 pub use shape::{MAX_ELEMENTS, MAX_EMPTY_SIZE, Shape};
 pub use shares::{Owner, Shares};
-pub use space::{AskedSpaces, IF_SPACE, IF_SPACE_HEADER};
+pub use space::{AskedSpaces, Equivalence, IF_SPACE, IF_SPACE_HEADER, equivalent_to, is_space};
 pub use statistics::{BatchTimes, Completed, Counters, DropReason, Executed, FailureReason, Timed};
 pub use tensor::{BytesElements, Element, Tensor, TensorError, TensorSpec, UncheckedTensor, room_for};
 pub use time::UnixMicros;

@@ -27,6 +27,7 @@ mod complete;
 mod config;
 mod digest;
 mod ensemble;
+mod equivalent_spaces;
 mod error;
 mod fields;
 mod fingerprint;
@@ -62,6 +63,7 @@ pub use config::{
 };
 pub use digest::digest_of_file;
 pub use ensemble::{CompiledEnsemble, EnsembleError, compile_ensemble, plan_single};
+pub use equivalent_spaces::{EQUIVALENT_SPACES, EquivalentSpaces, Measured};
 pub use error::RepositoryError;
 pub use folder::{
     Accelerator, Choices, Derived, DerivedModel, Export, FolderChoices, FolderDescription, FolderError, LongTexts,
