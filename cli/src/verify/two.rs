@@ -80,16 +80,21 @@ impl Place {
 
     /// The folder on this machine beside which a record can be written.
     fn folder_to_record(&self, word: &str) -> anyhow::Result<PathBuf> {
-        let expected = "--record writes into the folder of the second model: name one on this machine";
         match self {
-            Place::Server { .. } => bail!("{word} is a model of a server. {expected}, which that server loads"),
-            Place::Folder { word, .. } if word.contains("://") => bail!("{word} lies elsewhere. {expected}"),
+            Place::Server { .. } => {
+                bail!(
+                    "{word} is a model of a server, expected for --record the folder on this machine which that server loads"
+                )
+            }
+            Place::Folder { word, .. } if word.contains("://") => {
+                bail!("{word} lies elsewhere, expected for --record a folder on this machine")
+            }
             Place::Folder { word, .. } => {
                 let path = Path::new(word);
                 let cached = snapshot(path).unwrap_or_else(|| path.to_owned());
                 ensure!(
                     hub_name(&cached).is_none(),
-                    "{word} is of the hub's cache, whose files are the hub's. {expected}, such as a copy of it"
+                    "{word} is of the hub's cache, expected for --record a folder of your own, such as a copy of it"
                 );
                 Ok(path.to_owned())
             }

@@ -1,9 +1,7 @@
-//! The condition of a request that its answer is of one of certain spaces: the header `If-Space`; and spaces that were measured to be alike.
-
-use serde::{Deserialize, Serialize};
+//! The condition of a request that its answer is of one of certain spaces: the header `If-Space`.
 
 use crate::ledger::short;
-use crate::{Cause, InferError, Ledger, Name, ParameterValue, Parameters, shown};
+use crate::{Cause, InferError, Ledger, Name, ParameterValue, Parameters, is_space, shown};
 
 /// The parameter with the condition, wherever the request is: spaces with commas between them, as in the header `If-Space`.
 pub const IF_SPACE: &str = "trireme_if_space";
@@ -11,32 +9,11 @@ pub const IF_SPACE: &str = "trireme_if_space";
 /// The header with the condition, also of gRPC calls.
 pub const IF_SPACE_HEADER: &str = "if-space";
 
-/// Most spaces of a condition, and most bytes of each.
+/// Most spaces of a condition.
 const MOST_SPACES: usize = 64;
-const LONGEST_SPACE: usize = 1024;
 
 /// How many of the spaces an error names.
 const NAMED: usize = 3;
-
-/// Two spaces whose answers were measured to be alike: an answer of `space` counts as one of `to`, too. Nothing follows for a third space.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Equivalence {
-    /// The space of the answers, as `trireme-space` tells it.
-    pub space: Name,
-    /// The other space, likewise.
-    pub to: Name,
-}
-
-/// The spaces that answers of this one count as, too.
-pub fn equivalent_to(known: &[Equivalence], space: &str) -> Vec<Name> {
-    known.iter().filter(|known| known.space == space).map(|known| known.to.clone()).collect()
-}
-
-/// Whether a text has the form of a space: parts of letters and digits with dots between them, 1024 bytes at most.
-pub fn is_space(text: &str) -> bool {
-    let is_part = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    text.len() <= LONGEST_SPACE && text.split('.').all(is_part)
-}
 
 /// The spaces of which the answer to a request has to have one.
 ///
@@ -155,7 +132,7 @@ impl std::str::FromStr for AskedSpaces {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Hop;
+    use crate::{Equivalence, Hop, equivalent_to};
 
     const TOKENIZER: &str = "3f2a90c1d2e4000000000000000000ff";
     const GRAPH: &str = "9b1c55e07a10000000000000000000ee";

@@ -7,11 +7,10 @@ use std::time::SystemTime;
 use trireme_inference::ErrorCode;
 
 use crate::digest::{self, Digest};
-use crate::equivalent_spaces::{EQUIVALENT_SPACES, EquivalentSpaces};
 use crate::fingerprint;
 use crate::folder::{
-    Choices, DerivedModel, FolderChoices, FolderDescription, FolderError, Placement, folder_name, hub_name,
-    is_model_folder, model_folders_in, place, read_files,
+    Choices, DerivedModel, EQUIVALENT_SPACES, EquivalentSpaces, FolderChoices, FolderDescription, FolderError,
+    Placement, folder_name, hub_name, is_model_folder, model_folders_in, place, read_files,
 };
 use crate::repository::{derived_content, version_number, write_fault};
 use crate::{RepositoryError, TemporaryFolder};

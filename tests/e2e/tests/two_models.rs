@@ -29,7 +29,7 @@ fn change(folder: &TempDir, name: &str, change: impl FnOnce(&mut Value)) {
 }
 
 /// The same weights with the ten bits of half precision, exported beside the graph.
-fn half_precision(folder: &TempDir) {
+fn rounded(folder: &TempDir) {
     let other = external("one");
     for name in ["model.onnx", "model.onnx_data"] {
         let mut bytes = fs::read(other.path().join("onnx").join(name)).expect("it is there");
@@ -39,6 +39,12 @@ fn half_precision(folder: &TempDir) {
         }
         fs::write(folder.path().join("onnx").join(name), bytes).expect("it can be written");
     }
+}
+
+/// The same model whose weights and operations are in FP16 (`tests/models/external.py`).
+fn half_precision(folder: &TempDir) {
+    let half = external("half");
+    fs::copy(half.path().join("onnx/model.onnx"), folder.path().join("onnx/model.onnx")).expect("it can be written");
 }
 
 /// Another export: nodes and tensors have other names.
@@ -59,9 +65,10 @@ fn renamed(folder: &TempDir) {
 /// What happens to a copy of the model folder.
 type Change = fn(&TempDir);
 
-const CASES: [(&str, Said, Change); 6] = [
+const CASES: [(&str, Said, Change); 7] = [
     ("the same weights with other names of nodes", Said::Same, renamed),
-    ("weights of half precision", Said::Alike, half_precision),
+    ("weights that were rounded to half precision", Said::Alike, rounded),
+    ("a graph of half precision", Said::Alike, half_precision),
     ("a prompt", Said::Other, |folder| {
         let prompts = json!({"prompts": {"query": "q: "}, "default_prompt_name": "query"});
         write(folder, "config_sentence_transformers.json", &prompts);

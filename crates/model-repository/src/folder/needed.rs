@@ -9,6 +9,7 @@ use trireme_model_files::onnx::Graph;
 use super::MARKS;
 use super::choices::Choices;
 use super::described::FolderFiles;
+use super::equivalent_spaces::EQUIVALENT_SPACES;
 use super::files::Reader;
 use super::graphs::{self, Choice};
 use super::heads;
@@ -17,7 +18,6 @@ use super::routes;
 use super::spans;
 use super::task::{self, Task};
 use super::tokenizer;
-use crate::equivalent_spaces::EQUIVALENT_SPACES;
 
 /// The directory of weights that a module or a static model has.
 const WEIGHTS: &str = "model.safetensors";

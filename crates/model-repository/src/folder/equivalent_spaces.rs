@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use trireme_inference::{Equivalence, Name, is_space};
 
-use crate::folder::FolderError;
+use super::FolderError;
 
 /// The file's name.
 pub const EQUIVALENT_SPACES: &str = "equivalent_spaces.json";
