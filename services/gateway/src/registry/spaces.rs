@@ -181,6 +181,32 @@ mod tests {
     }
 
     #[test]
+    fn what_was_measured_counts_for_answers_of_exactly_that_space() {
+        let mut known = spaces(&[("t", Some("ab")), ("m", Some("cd"))]);
+        let pair = |space: &str, to: &str| Equivalence { space: space.into(), to: to.into() };
+        let measured = vec![pair("ab.cd", "11.22"), pair("ab.ee", "33.44")];
+        let content = Content {
+            of: "f".to_owned(),
+            digest: "d".to_owned(),
+            space: Some("ab".into()),
+            equivalences: measured.clone(),
+            files_at: None,
+            yields_to: None,
+        };
+        known.tell(&key("t"), Some(&content));
+        known.join(&key("e"), &["ab.cd".to_owned(), "55.66".to_owned()].into());
+        let steps = [key("t"), key("m")];
+        let of = |model: &str| known.equivalences(&key(model), &steps);
+        assert_eq!(of("other"), measured);
+        let all = of("e");
+        assert_eq!(equivalent_to(&all, "ab.cd"), ["11.22", "55.66"]);
+        for (asked, counts) in [("11.22", true), ("55.66", true), ("33.44", false), ("ab.cd", true), ("22.11", false)] {
+            let asked: AskedSpaces = asked.parse().unwrap();
+            assert_eq!(known.check(&asked, "e", &steps, &all).is_ok(), counts, "{asked:?}");
+        }
+    }
+
+    #[test]
     fn only_one_known_space_that_was_asked_for_lets_a_request_pass() {
         for told in [("ab", "cd"), ("12", "34")] {
             assert_eq!(check(&[("t", Some(told.0)), ("m", Some(told.1)), ("m", Some(told.1))]), Ok(()));
