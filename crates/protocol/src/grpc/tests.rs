@@ -10,6 +10,8 @@ use trireme_inference::{
     RequestedOutput, Shape, SharedMemoryPart, Tensor, TensorSpec, request_timeout,
 };
 
+use crate::metadata::spaces;
+
 use super::wire::infer_parameter::ParameterChoice::{
     self, BoolParam, DoubleParam, Int64Param, StringParam, Uint64Param,
 };
