@@ -98,7 +98,7 @@ impl EquivalentSpaces {
 /// The error of a file that is no record.
 fn fault(folder: &Path, found: &str) -> FolderError {
     let fault = format!(
-        "{EQUIVALENT_SPACES}: {found}; expected what 'trireme verify OTHER THIS --record' writes: write it again by that, or remove the file"
+        "{EQUIVALENT_SPACES}: {found}; expected what 'trireme verify OTHER THIS --record' writes: remove the file, and write it again by that"
     );
     FolderError { path: folder.to_owned(), faults: vec![fault] }
 }
