@@ -1,10 +1,12 @@
-"""Clients of durable work for `make bench-bulk`: batches over files, live requests at a rate, and many durable requests at once."""
+"""Clients of durable work for `make bench-bulk`: batches and `trireme bulk` over files, live requests at a rate, and many durable requests at
+once."""
 
 import http.client
 import json
 import queue
 import selectors
 import socket
+import subprocess
 import threading
 import time
 
@@ -83,6 +85,24 @@ def run_batch(deployment, path, count):
         raise BenchError(f"{deployment.name}: a batch of {count} lines ended as {found['status']}: {found['request_counts']}")
     cpu_us = 1e6 * sum(after[stage] - cpu[stage] for stage in after) / count
     return {"texts_per_second": count / elapsed, "cpu_us": cpu_us}
+
+
+def embed_file(trireme, deployment, model, texts, count):
+    """Seconds of `trireme bulk` over a file of so many texts, from the command to its end."""
+    output = texts.with_name("vectors.jsonl")
+    for left in texts.parent.glob(f"{output.name}*"):
+        left.unlink()
+    argv = [trireme, "bulk", texts, output, "--model", model, "--server", f"http://{deployment.address}"]
+    begun = time.monotonic()
+    done = subprocess.run([str(word) for word in argv], capture_output=True, text=True)
+    elapsed = time.monotonic() - begun
+    if done.returncode:
+        raise BenchError(f"trireme bulk failed on {deployment.name}: {done.stderr.strip()[-500:]}")
+    with open(output, "rb") as file:
+        written = sum(1 for _ in file)
+    if written != count:
+        raise BenchError(f"trireme bulk wrote {written} lines for {count} texts")
+    return elapsed
 
 
 def lines_done(metrics_port):

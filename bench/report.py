@@ -7,6 +7,7 @@ missed only where not one turn reached it: what lies between is within the sprea
 import json
 import statistics
 
+import cached
 from lengths import IN_FLIGHT
 from plan import BUDGETS, LAYOUTS, OPENAI_TEXTS, POOL, POOL_BUDGETS, WORKERS, best_key, pool_key
 
@@ -124,6 +125,16 @@ class Report:
                 ("identity ensemble at 64, services / the same bare chain", self.ratio("identity services / 64", "bare chain / 64"), ">=", 0.7),
                 ("the same with a queue policy / without", self.ratio("identity policy services / 64", "identity services / 64"), ">=", 0.7),
             ]
+        for name in cached.DEPLOYMENTS:
+            if has(first := f"{name} / trireme bulk over a corpus, first"):
+                again = self.values(f"{name} / trireme bulk over a corpus, with 3 % changed", "seconds")
+                shares = [one / whole for one, whole in zip(again, self.values(first, "seconds"), strict=True)]
+                of = lambda key, other: self.ratio(f"{name} / {key}", f"{name} / {other}")
+                bars += [
+                    (f"texts/s at 64, {name}, all from the text cache / computed", of("all from the text cache", "all computed"), ">=", 10),
+                    (f"texts/s at 64, {name}, none from the text cache / without one", of("none from the text cache", "the same without a text cache"), ">=", 0.98),
+                    (f"seconds of trireme bulk, {name}, a corpus with 3 % changed / its first run", shares, "<=", 0.08),
+                ]
         if has("python / 64"):
             if has("python triton / 64"):
                 bars += [

@@ -153,10 +153,11 @@ class Deployment:
         self.processes = []
 
 
-def load(trireme, deployment, model, seconds, concurrency, texts=None, dimension=1, form="binary", headers=None):
-    """One measurement with `trireme bench`, including the CPU time of each process."""
+def load(trireme, deployment, model, seconds, concurrency, texts=None, dimension=1, form="binary", headers=None, warm_up=None):
+    """One measurement with `trireme bench`, including the CPU time of each process. The warm-up sends the same texts as the measurement."""
+    warm_up = min(1, seconds / 4) if warm_up is None else warm_up
     argv = [trireme, "bench", "--server", deployment.address, "--model", model, "--json", "--seconds", seconds]
-    argv += ["--concurrency", concurrency, "--warmup-seconds", min(1, seconds / 4), "--dimension", dimension, "--form", form]
+    argv += ["--concurrency", concurrency, "--warmup-seconds", warm_up, "--dimension", dimension, "--form", form]
     argv += ["--texts", texts] if texts else []
     argv += [word for name, value in (headers or {}).items() for word in ("--header", f"{name}: {value}")]
     before, threads, crossed = deployment.cpu(), deployment.processes[0].cpu_by_thread(), deployment.broker_bytes()
@@ -167,7 +168,7 @@ def load(trireme, deployment, model, seconds, concurrency, texts=None, dimension
     after, threads_after = deployment.cpu(), deployment.processes[0].cpu_by_thread()
     # CPU time and bytes include the warm-up's requests, so the number of requests is scaled by the whole
     # time under load.
-    requests = result["requests_per_second"] * (seconds + min(1, seconds / 4))
+    requests = result["requests_per_second"] * (seconds + warm_up)
     per_request = lambda seconds: 1e6 * seconds / max(requests, 1)
     result["broker_bytes"] = (deployment.broker_bytes() - crossed) / max(requests, 1)
     result["cpu_us"] = {stage: per_request(after[stage] - before[stage]) for stage in after}

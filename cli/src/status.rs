@@ -160,11 +160,12 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
         }
         // That of a step is a part of its ensemble's.
         if let Some(space) = model["space"].as_str().filter(|_| !steps.contains(text(&model["name"]))) {
+            let others: Vec<&str> = list(&model["equivalent_spaces"]).filter_map(Value::as_str).collect();
+            let equals = if others.is_empty() { String::new() } else { format!(", equals {}", others.join(", ")) };
+            let space = style::harmless(&format!("{space}{equals}"));
             let _ = match model["steps"].is_array() {
-                true => write!(out, "\n    space: {}", style::harmless(space)),
-                false => {
-                    write!(out, "\n  {}: space {}", paint(&key(model), Style::Plain, colours), style::harmless(space))
-                }
+                true => write!(out, "\n    space: {space}"),
+                false => write!(out, "\n  {}: space {space}", paint(&key(model), Style::Plain, colours)),
             };
         }
         let name = format!("'{}'", text(&model["name"]));

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes tests/models/external: the tiny encoder of the basic repository with its weights beside the graph, in the layouts that exporters
-write. Large models have no other form, because an ONNX file holds 2 GB at most.
+write. Large models have no other form, because an ONNX file holds 2 GB at most. And the same encoder in half precision, in one file.
 
 It needs what generate.py needs. Run it after a change here or there and commit the files:
 
@@ -28,6 +28,29 @@ LAYOUTS = {
 }
 
 
+def half():
+    """The encoder with weights and operations in FP16. As converters do by default, the graph takes and gives what the original does."""
+    model = onnx.load(ENCODER)
+    graph, single, small = model.graph, onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
+    for place, tensor in enumerate(graph.initializer):
+        if tensor.data_type == single:
+            numbers = onnx.numpy_helper.to_array(tensor).astype(np.float16)
+            graph.initializer[place].CopyFrom(onnx.numpy_helper.from_array(numbers, tensor.name))
+    for node in graph.node:
+        assert node.op_type != "Constant", "a constant may have another datatype"
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.i == single:
+                attribute.i = small
+    (output,) = graph.output
+    inner = f"{output.name}_half"
+    for node in graph.node:
+        node.output[:] = [inner if name == output.name else name for name in node.output]
+    graph.node.append(onnx.helper.make_node("Cast", [inner], [output.name], to=single))
+    del graph.value_info[:]
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
 def answer(path):
     ids = np.array([[2, 7, 9, 3]], np.int64)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -51,6 +74,11 @@ def main():
         if not any((path.parent / "weights").iterdir()):
             (path.parent / "weights").rmdir()
         assert np.array_equal(answer(path), answer(ENCODER))
+    path = MODELS / "external" / "half" / "model.onnx"
+    path.parent.mkdir()
+    onnx.save(half(), path)
+    difference = np.abs(answer(path) - answer(ENCODER)).max()
+    assert 0 < difference < 0.01, difference
     for path in sorted((MODELS / "external").rglob("*")):
         if path.is_file():
             print(f"{path.stat().st_size:8} {path.relative_to(MODELS)}")

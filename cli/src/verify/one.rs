@@ -67,6 +67,11 @@ pub struct VerifyArgs {
     #[arg(long, requires = "model")]
     pub(super) json: bool,
 
+    /// Writes the result of two models that are alike into the folder of the second one, as equivalent_spaces.json. A server that loads the folder
+    /// then gives its answers to clients that ask for the first one's space
+    #[arg(long, requires = "model")]
+    pub(super) record: bool,
+
     /// The prompt to put before each text, by its name
     #[arg(long, value_name = "NAME")]
     pub(super) prompt_name: Option<String>,

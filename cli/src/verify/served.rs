@@ -1,14 +1,16 @@
 //! The model that is verified, over HTTP as any client asks it.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use anyhow::{Context, ensure};
 use serde_json::{Map, Value, json};
+use trireme_inference::Name;
 use trireme_model_repository::Task;
 
 use super::answers::{Output, Outputs, TextResult, read};
 use super::reference::Case;
-use crate::client::{Client, ServerArgs};
+use crate::client::{Client, ServerArgs, Told};
 
 /// The context of an error: the model answers a text with an error, as a graph does that was traced for one length.
 #[derive(Clone, Copy, Debug)]
@@ -20,8 +22,6 @@ pub struct Model {
     path: String,
     /// Its configuration.
     pub config: Value,
-    /// The space of its answers, where the server tells it.
-    pub space: Option<String>,
     /// The inputs of texts and of second texts: name, dimensions, whether requests may do without.
     texts: Vec<TextInput>,
 }
@@ -62,8 +62,7 @@ impl Model {
             })
             .collect();
         ensure!(!texts.is_empty(), "model '{model}' takes no texts: verify the ensemble, not one of its steps");
-        let space = metadata["properties"]["space"].as_str().map(str::to_owned);
-        Ok(Model { client, path, config, space, texts })
+        Ok(Model { client, path, config, texts })
     }
 
     /// Whether to ask the model with pairs: it needs them, or its task does.
@@ -87,7 +86,7 @@ impl Model {
     ) -> anyhow::Result<Vec<Vec<TextResult>>> {
         let mut answers = vec![Vec::with_capacity(cases.len()); tasks.len()];
         for cases in cases.chunks(rows.max(1)) {
-            let outputs = self.infer(cases, parameters).context(NoAnswer)?;
+            let (outputs, _) = self.infer(cases, parameters, &[]).context(NoAnswer)?;
             for (task, answers) in tasks.iter().zip(&mut answers) {
                 answers.extend(read(*task, &outputs, cases.len())?);
             }
@@ -95,7 +94,38 @@ impl Model {
         Ok(answers)
     }
 
-    fn infer(&self, cases: &[Case], parameters: &Map<String, Value>) -> anyhow::Result<Outputs> {
+    /// The space of the model's answers of a task, as one for this case tells it; `None` where it tells none.
+    pub fn space(&self, task: Task, case: &Case, parameters: &Map<String, Value>) -> anyhow::Result<Option<String>> {
+        let own =
+            |name: &&str| self.config["output"].as_array().into_iter().flatten().any(|output| output["name"] == *name);
+        let outputs: Vec<&str> = task.outputs().iter().map(|(name, ..)| *name).filter(own).collect();
+        let (_, told) = self.infer(std::slice::from_ref(case), parameters, &outputs)?;
+        Ok(Some(told.space).filter(|space| !space.is_empty()))
+    }
+
+    /// The spaces of the model's steps, as the server's status tells them, each once.
+    pub fn steps(&self, model: &str) -> anyhow::Result<Vec<Name>> {
+        let status = self.client.get("/v2/trireme/status")?;
+        let of_model = |entry: &&Value| {
+            let rest = entry["name"].as_str().and_then(|name| name.strip_prefix(model));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+        };
+        let entries = status["models"].as_array().context("the server's status has no models")?.iter().filter(of_model);
+        let steps: BTreeSet<Name> = entries
+            .filter_map(|entry| entry["space"].as_str())
+            .flat_map(|space| space.split('.'))
+            .map(Name::from)
+            .collect();
+        Ok(steps.into_iter().collect())
+    }
+
+    /// The answer to some cases with these outputs, all where none is named.
+    fn infer(
+        &self,
+        cases: &[Case],
+        parameters: &Map<String, Value>,
+        outputs: &[&str],
+    ) -> anyhow::Result<(Outputs, Told)> {
         let tensor = |input: &TextInput, texts: Vec<&str>| {
             let shape: Vec<usize> = std::iter::once(texts.len()).chain(vec![1; input.dimensions - 1]).collect();
             json!({ "name": input.name, "datatype": "BYTES", "shape": shape, "data": texts })
@@ -109,7 +139,10 @@ impl Model {
         if !parameters.is_empty() {
             request["parameters"] = Value::Object(parameters.clone());
         }
-        let (mut answer, _) = self.client.post(&format!("{}/infer", self.path), &request)?;
+        if !outputs.is_empty() {
+            request["outputs"] = outputs.iter().map(|name| json!({ "name": name })).collect();
+        }
+        let (mut answer, told) = self.client.post(&format!("{}/infer", self.path), &request)?;
         let outputs = answer["outputs"].as_array_mut().context("the answer has no outputs")?;
         let output = |output: &mut Value| {
             let shape = output["shape"].as_array().into_iter().flatten().filter_map(Value::as_u64);
@@ -117,6 +150,6 @@ impl Model {
             let Value::Array(data) = output["data"].take() else { return None };
             Some((output["name"].as_str()?.to_owned(), Output { shape, data }))
         };
-        Ok(outputs.iter_mut().filter_map(output).collect())
+        Ok((outputs.iter_mut().filter_map(output).collect(), told))
     }
 }

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Map, Value, json};
-use trireme_model_repository::{Task, folder_name, is_model_folder};
+use trireme_inference::Equivalence;
+use trireme_model_repository::{EquivalentSpaces, Measured, Task, folder_name, hub_name, is_model_folder, snapshot};
 use trireme_runtime::{local_folder, name_and_model};
 
 use super::answers::{measure, task_of, tasks_of};
@@ -27,7 +28,11 @@ enum Place {
 
 /// Two models, and how they are compared.
 struct Two {
+    /// As the command line has them.
+    names: [String; 2],
     places: [Place; 2],
+    /// The folder of the second one, where the result is written beside it.
+    record: Option<PathBuf>,
     tasks: Vec<Task>,
     texts: Vec<String>,
     prompt_name: Option<String>,
@@ -40,7 +45,8 @@ struct Two {
 struct Answered {
     tasks: Vec<Task>,
     answers: Vec<Vec<Answer>>,
-    space: Option<String>,
+    /// Task by task, where the server tells it.
+    spaces: Vec<Option<String>>,
 }
 
 /// The outcome for people or programs, and whether the models are alike.
@@ -69,6 +75,29 @@ impl Place {
                 Ok(Place::Server { url: url.to_owned(), name: word.to_owned() })
             }
             _ => Ok(Place::Folder { word: target.to_owned(), name: name.map(str::to_owned) }),
+        }
+    }
+
+    /// The folder on this machine beside which a record can be written.
+    fn folder_to_record(&self, word: &str) -> anyhow::Result<PathBuf> {
+        match self {
+            Place::Server { .. } => {
+                bail!(
+                    "{word} is a model of a server, expected for --record the folder on this machine which that server loads"
+                )
+            }
+            Place::Folder { word, .. } if word.contains("://") => {
+                bail!("{word} lies elsewhere, expected for --record a folder on this machine")
+            }
+            Place::Folder { word, .. } => {
+                let path = Path::new(word);
+                let cached = snapshot(path).unwrap_or_else(|| path.to_owned());
+                ensure!(
+                    hub_name(&cached).is_none(),
+                    "{word} is of the hub's cache, expected for --record a folder of your own, such as a copy of it"
+                );
+                Ok(path.to_owned())
+            }
         }
     }
 
@@ -102,9 +131,12 @@ pub async fn verify_two(args: &VerifyArgs) -> anyhow::Result<Compared> {
     let server = args.server.as_deref();
     let second = args.model.as_deref().unwrap_or_default();
     let mut places = [Place::of(&args.target, server)?, Place::of(second, server)?];
+    let record = args.record.then(|| places[1].folder_to_record(second)).transpose()?;
     let own = Own::open(args, &mut places).await?;
     let two = Two {
+        names: [args.target.clone(), second.to_owned()],
         places,
+        record,
         tasks: args.choices.task.iter().map(|name| task_of(name)).collect::<anyhow::Result<_>>()?,
         texts: texts(args.texts.as_deref())?,
         prompt_name: args.prompt_name.clone(),
@@ -112,9 +144,9 @@ pub async fn verify_two(args: &VerifyArgs) -> anyhow::Result<Compared> {
         timeout_secs: args.timeout_secs,
         bar: args.min_cosine,
     };
-    let (names, json) = ([args.target.clone(), second.to_owned()], args.json);
+    let json = args.json;
     // The HTTP client blocks, and the server in this process has to go on.
-    let compared = tokio::task::spawn_blocking(move || two.compare(&names, json)).await;
+    let compared = tokio::task::spawn_blocking(move || two.compare(json)).await;
     if let Some(own) = own {
         own.drain().await;
     }
@@ -173,39 +205,81 @@ impl Own {
 // === impl Two ===
 
 impl Two {
-    fn compare(&self, names: &[String; 2], as_json: bool) -> anyhow::Result<Compared> {
+    fn compare(&self, as_json: bool) -> anyhow::Result<Compared> {
         let first = self.answers(&self.places[0], None)?;
         let second = self.answers(&self.places[1], Some(&first.tasks))?;
         let tasks = first.tasks.iter().zip(first.answers.iter().zip(&second.answers));
         let found: Vec<(Task, Likeness)> =
             tasks.map(|(task, (one, other))| (*task, Likeness::of(&self.texts, one, other))).collect();
         let passed = found.iter().all(|(_, likeness)| likeness.passes(self.bar));
-        let spaces = [first.space, second.space];
-        let is_one_space = spaces[0].is_some() && spaces[0] == spaces[1];
+        let is_one_space = first.spaces == second.spaces && first.spaces.iter().all(Option::is_some);
+        let recorded = match &self.record {
+            Some(folder) if passed && !is_one_space => Some(self.record(folder, &first, &second, &found)?),
+            _ => None,
+        };
+        let spaces = [&first, &second].map(|model| model.spaces.first().cloned().flatten());
         if as_json {
             let tasks: Map<String, Value> =
                 found.iter().map(|(task, likeness)| (task.name().to_owned(), likeness.to_json())).collect();
-            let record = json!({
-                "models": names, "spaces": spaces, "one_space": is_one_space, "alike": passed, "min_cosine": self.bar, "tasks": tasks,
+            let printed = json!({
+                "models": self.names, "spaces": spaces, "one_space": is_one_space, "alike": passed, "min_cosine": self.bar, "tasks": tasks,
+                "record": recorded,
             });
-            return Ok(Compared { text: format!("{record}\n"), passed });
+            return Ok(Compared { text: format!("{printed}\n"), passed });
         }
         let mut text = String::new();
         for (task, likeness) in &found {
             text.push_str(&likeness.table(measure(*task), self.bar));
         }
-        text.push_str(&self.sentence(names, &spaces, &found, passed));
+        text.push_str(&self.sentence(&spaces, &found, passed));
+        if self.record.is_some() {
+            let said = match &recorded {
+                Some(path) => format!(
+                    "{}: a server that loads the folder now counts its answers as of both spaces",
+                    path.display()
+                ),
+                None if passed => "nothing is recorded: their space is one".to_owned(),
+                None => "nothing is recorded".to_owned(),
+            };
+            text.push_str(&sentence(&harmless(&said), passed));
+        }
         Ok(Compared { text, passed })
     }
 
-    fn sentence(
+    /// Writes what was found into the folder of the second model. Returns the file.
+    fn record(
         &self,
-        names: &[String; 2],
-        spaces: &[Option<String>; 2],
+        folder: &Path,
+        first: &Answered,
+        second: &Answered,
         found: &[(Task, Likeness)],
-        passed: bool,
-    ) -> String {
-        let [one, other] = [&names[0], &names[1]].map(|name| harmless(name));
+    ) -> anyhow::Result<PathBuf> {
+        let mut record = EquivalentSpaces::read(folder)?.unwrap_or_default();
+        let (model, name) = self.model(&self.places[1])?;
+        let steps = model.steps(name)?;
+        for ((task, likeness), (to, space)) in found.iter().zip(first.spaces.iter().zip(&second.spaces)) {
+            let (Some(to), Some(space)) = (to, space) else {
+                bail!(
+                    "the space of one of the models is not known, and no record is written: check the logs of their servers"
+                );
+            };
+            if to == space {
+                continue;
+            }
+            let measured = Measured {
+                equivalence: Equivalence { space: space.as_str().into(), to: to.as_str().into() },
+                task: task.name().to_owned(),
+                model: self.names[0].clone(),
+                min_cosine: self.bar,
+                figures: likeness.to_json(),
+            };
+            record.add(&steps, measured);
+        }
+        record.write(folder).with_context(|| format!("cannot write the record into {}", folder.display()))
+    }
+
+    fn sentence(&self, spaces: &[Option<String>; 2], found: &[(Task, Likeness)], passed: bool) -> String {
+        let [one, other] = [&self.names[0], &self.names[1]].map(|name| harmless(name));
         let worst = found.iter().min_by(|a, b| rank(a.1.all.lowest).total_cmp(&rank(b.1.all.lowest)));
         let figures = worst.map(|(task, likeness)| {
             let text = self.texts.get(likeness.all.worst).map_or("", String::as_str);
@@ -234,10 +308,15 @@ impl Two {
         sentence(&format!("answers of '{one}' {whether} those of '{other}': {figures}; {spaces}"), passed)
     }
 
+    /// A model as its server has it, and its name there.
+    fn model<'a>(&self, place: &'a Place) -> anyhow::Result<(Model, &'a str)> {
+        let Place::Server { url, name } = place else { bail!("expected a model of a server, found a folder") };
+        Ok((Model::new(url, name, self.headers.clone(), self.timeout_secs)?, name))
+    }
+
     /// The answers of a model, for these tasks or its own.
     fn answers(&self, place: &Place, tasks: Option<&[Task]>) -> anyhow::Result<Answered> {
-        let Place::Server { url, name } = place else { bail!("expected a model of a server, found a folder") };
-        let model = Model::new(url, name, self.headers.clone(), self.timeout_secs)?;
+        let (model, name) = self.model(place)?;
         let own = tasks_of(&model.config)?;
         let tasks = match tasks {
             None if self.tasks.is_empty() => own,
@@ -279,7 +358,10 @@ impl Two {
         if let Some(error) = refusal.filter(|_| refused) {
             return Err(error.context(format!("model '{name}' answers none of the texts: check its log")));
         }
-        Ok(Answered { tasks, answers, space: model.space })
+        let case = |all: &[Answer]| all.iter().position(Option::is_some).map_or(&cases[0], |place| &cases[place]);
+        let spaces = tasks.iter().zip(&answers).map(|(task, all)| model.space(*task, case(all), &parameters));
+        let spaces = spaces.collect::<anyhow::Result<_>>()?;
+        Ok(Answered { tasks, answers, spaces })
     }
 }
 

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
-use trireme_inference::{ModelKey, UnixMicros};
+use trireme_inference::{Equivalence, ModelKey, UnixMicros};
 
 use crate::envelope::MAX_NAME;
 use crate::{Bucket, Bus, BusError, Change, Entry, TopicMessage, TopicValues, escape_token};
@@ -93,6 +93,9 @@ pub struct Content {
     /// The space of the version's answers: a digest of what decides each row, whatever the form of the files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub space: Option<Box<str>>,
+    /// The spaces that the whole answers of the version's model folder were measured to equal.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub equivalences: Vec<Equivalence>,
     /// When the newest of the files was changed, in seconds since 1970, as the worker's host has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files_at: Option<u64>,

@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use trireme_inference::Ledger;
-use trireme_operations::{Scores, TextModel};
+use trireme_operations::{Origin, Scores, TextModel};
 use trireme_protocol::json::Writer;
 use trireme_server::http::response;
 use trireme_server::http::schema;
@@ -114,11 +114,20 @@ pub fn faulty_body_schema() -> Schema {
     schema::object([("detail", schema::list(schema::object(fault)))])
 }
 
-/// A member `space` of the entry of a model, where workers tell it.
-pub fn space(out: &mut Writer, model: &TextModel) {
-    if let Some(space) = &model.origin.space {
+/// The members `space` and `equivalent_spaces` of the entry of a model, where workers tell them.
+pub fn spaces(out: &mut Writer, model: &TextModel) {
+    let Origin { space, equivalent, .. } = &model.origin;
+    if let Some(space) = space {
         out.name("space").string(space);
     }
+    if !equivalent.is_empty() {
+        out.name("equivalent_spaces").array(|out| equivalent.iter().for_each(|space| out.string(space.as_str())));
+    }
+}
+
+/// The schemas of these members.
+pub fn spaces_schema() -> [(&'static str, Schema); 2] {
+    [("space", schema::text()), ("equivalent_spaces", schema::list(schema::text()))]
 }
 
 /// A member `results` as Cohere and Jina have it: the best `top_n` documents, with their texts if `texts` are given.

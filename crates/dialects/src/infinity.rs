@@ -207,7 +207,7 @@ async fn models(call: DialectCall) -> Result<Response, Refusal> {
                     out.name("object").string("model");
                     out.name("owned_by").string("infinity");
                     out.name("created").integer(model.origin.files_at.unwrap_or_else(answer::now));
-                    answer::space(out, model);
+                    answer::spaces(out, model);
                     out.name("backend").string("trireme");
                     out.name("capabilities").array(|out| {
                         model.tasks.iter().filter_map(capability).for_each(|word| out.string(word));
@@ -314,6 +314,6 @@ fn models_answer() -> Schema {
         ("backend", schema::text()),
         ("capabilities", schema::list(schema::text())),
     ];
-    let model = schema::object_with(always, [("space", schema::text())]);
+    let model = schema::object_with(always, answer::spaces_schema());
     schema::object([("object", schema::text()), ("data", schema::list(model))])
 }

@@ -146,7 +146,7 @@ fn entry(out: &mut Writer, model: &TextModel) {
         // Mistral's clients read no list without these two.
         out.name("type").string("base");
         out.name("capabilities").object(|_| {});
-        answer::space(out, model);
+        answer::spaces(out, model);
     });
 }
 
@@ -210,7 +210,7 @@ pub(super) fn model_answer() -> Schema {
         ("type", schema::text()),
         ("capabilities", schema::plain()),
     ];
-    schema::object_with(always, [("space", schema::text())])
+    schema::object_with(always, answer::spaces_schema())
 }
 
 pub(super) fn models_answer() -> Schema {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{MAX_LISTED, Name};
+use crate::{Equivalence, MAX_LISTED, Name, equivalent_to};
 
 /// Characters of a step's space in that of an answer.
 const STEP_DIGITS: usize = 12;
@@ -56,6 +56,9 @@ pub struct Hop {
     /// The space of the step's answers, where its worker knows it: a digest of what decides each row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub space: Option<Name>,
+    /// The spaces that the space of the whole answer was measured to equal, in the first hop. A gateway alone knows them: they are never sent.
+    #[serde(skip)]
+    pub equivalent: Vec<Name>,
 }
 
 /// A tokenizer's counts for the texts of one request.
@@ -101,6 +104,19 @@ impl Ledger {
     /// The space of the whole answer; `None` where a step's is not known.
     pub fn space(&self) -> Option<String> {
         space_of(self.0.iter().map(|hop| hop.space.as_deref()))
+    }
+
+    /// The spaces that the answer's was measured to equal.
+    pub fn equivalent_spaces(&self) -> &[Name] {
+        self.0.first().map_or(&[], |hop| &hop.equivalent)
+    }
+
+    /// Takes in which spaces the answer's was measured to equal, of all that is known.
+    pub fn tell_equivalent(&mut self, known: &[Equivalence]) {
+        let equivalent = self.space().map(|space| equivalent_to(known, &space)).unwrap_or_default();
+        if let Some(hop) = self.0.first_mut() {
+            hop.equivalent = equivalent;
+        }
     }
 
     /// The steps and their spaces, for an answer that is given again: no worker ran for it, it took none of the times, and no tokens.

@@ -1,7 +1,7 @@
 //! The condition of a request that its answer is of one of certain spaces: the header `If-Space`.
 
 use crate::ledger::short;
-use crate::{Cause, InferError, Ledger, ParameterValue, Parameters, shown};
+use crate::{Cause, InferError, Ledger, Name, ParameterValue, Parameters, is_space, shown};
 
 /// The parameter with the condition, wherever the request is: spaces with commas between them, as in the header `If-Space`.
 pub const IF_SPACE: &str = "trireme_if_space";
@@ -9,9 +9,8 @@ pub const IF_SPACE: &str = "trireme_if_space";
 /// The header with the condition, also of gRPC calls.
 pub const IF_SPACE_HEADER: &str = "if-space";
 
-/// Most spaces of a condition, and most bytes of each.
+/// Most spaces of a condition.
 const MOST_SPACES: usize = 64;
-const LONGEST_SPACE: usize = 1024;
 
 /// How many of the spaces an error names.
 const NAMED: usize = 3;
@@ -24,8 +23,9 @@ const NAMED: usize = 3;
 /// use trireme_inference::AskedSpaces;
 ///
 /// let asked: AskedSpaces = "3f2a90c1d2e4.9b1c55e07a10, 000000000000".parse().unwrap();
-/// assert!(asked.admit(["3f2a90c1d2e4aaaa", "9b1c55e07a10bbbb"]));
-/// assert!(!asked.admit(["3f2a90c1d2e4aaaa"]));
+/// assert!(asked.admit(["3f2a90c1d2e4aaaa", "9b1c55e07a10bbbb"], &[]));
+/// assert!(!asked.admit(["3f2a90c1d2e4aaaa"], &[]));
+/// assert!(asked.admit(["3f2a90c1d2e4aaaa"], &["000000000000".into()]));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AskedSpaces(Vec<String>);
@@ -45,18 +45,13 @@ impl AskedSpaces {
         }
     }
 
-    /// Whether an answer of steps with these spaces fulfils the condition.
-    pub fn admit<'a>(&self, steps: impl IntoIterator<Item = &'a str> + Clone) -> bool {
-        self.0.iter().any(|asked| {
-            let (mut parts, mut steps) = (asked.split('.'), steps.clone().into_iter());
-            loop {
-                match (parts.next(), steps.next()) {
-                    (None, None) => return true,
-                    (Some(part), Some(step)) if step.starts_with(part) && part.starts_with(short(step)) => {}
-                    _ => return false,
-                }
-            }
-        })
+    /// Whether an answer of steps with these spaces fulfils the condition. Its space was measured to equal the `equivalent` ones.
+    pub fn admit<'a>(&self, steps: impl IntoIterator<Item = &'a str> + Clone, equivalent: &[Name]) -> bool {
+        let is_asked = |asked: &String| {
+            is_of(asked, steps.clone().into_iter())
+                || equivalent.iter().any(|space| is_of(asked, space.as_str().split('.')))
+        };
+        self.0.iter().any(is_asked)
     }
 
     /// Checks an answer of this model: the model may have changed after the request was admitted.
@@ -67,7 +62,7 @@ impl AskedSpaces {
         let steps: Option<Vec<&str>> = ledger.0.iter().map(|hop| hop.space.as_deref()).collect();
         let model = shown(model);
         match (steps, ledger.space()) {
-            (Some(steps), _) if self.admit(steps.iter().copied()) => Ok(()),
+            (Some(steps), _) if self.admit(steps.iter().copied(), ledger.equivalent_spaces()) => Ok(()),
             (_, Some(space)) => Err(self.refuse(&format!(
                 "model '{model}' has changed meanwhile and its answer has space '{}': {EMBED_AGAIN}",
                 shown(&space)
@@ -99,6 +94,18 @@ impl AskedSpaces {
     }
 }
 
+/// Whether a space that was asked for is that of these steps.
+fn is_of<'a>(asked: &str, mut steps: impl Iterator<Item = &'a str>) -> bool {
+    let mut parts = asked.split('.');
+    loop {
+        match (parts.next(), steps.next()) {
+            (None, None) => return true,
+            (Some(part), Some(step)) if step.starts_with(part) && part.starts_with(short(step)) => {}
+            _ => return false,
+        }
+    }
+}
+
 const EMBED_AGAIN: &str = "embed the stored texts again, or send no If-Space";
 
 const EXPECTED: &str = "expected spaces as 'trireme-space' tells them, with commas between them";
@@ -109,8 +116,6 @@ impl std::str::FromStr for AskedSpaces {
 
     fn from_str(text: &str) -> Result<AskedSpaces, InferError> {
         let spaces: Vec<String> = text.split(',').map(|space| space.trim().to_owned()).collect();
-        let is_part = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric());
-        let is_space = |space: &String| space.len() <= LONGEST_SPACE && space.split('.').all(is_part);
         if let Some(other) = spaces.iter().find(|space| !is_space(space)) {
             return Err(InferError::invalid_arg(format!("If-Space has '{}', {EXPECTED}", shown(other))));
         }
@@ -127,7 +132,7 @@ impl std::str::FromStr for AskedSpaces {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Hop;
+    use crate::{Equivalence, Hop, equivalent_to};
 
     const TOKENIZER: &str = "3f2a90c1d2e4000000000000000000ff";
     const GRAPH: &str = "9b1c55e07a10000000000000000000ee";
@@ -143,7 +148,7 @@ mod tests {
         assert_eq!(crate::space_of(steps.iter().map(|&step| Some(step))).as_deref(), Some(told));
         let whole = format!("{TOKENIZER}.{GRAPH}");
         for text in [told, &whole, &format!("0, {told}"), &format!(" {told} ,0"), "3f2a90c1d2e40000.9b1c55e07a10"] {
-            assert!(asked(text).admit(steps), "{text}");
+            assert!(asked(text).admit(steps, &[]), "{text}");
         }
         for text in [
             "3f2a90c1d2e4",
@@ -154,10 +159,29 @@ mod tests {
             &format!("{whole}0"),
             &told.to_uppercase(),
         ] {
-            assert!(!asked(text).admit(steps), "{text}");
+            assert!(!asked(text).admit(steps, &[]), "{text}");
         }
         // Workers of others may tell shorter ones.
-        assert!(asked("ab.c").admit(["ab", "c"]) && !asked("a.c").admit(["ab", "c"]));
+        assert!(asked("ab.c").admit(["ab", "c"], &[]) && !asked("a.c").admit(["ab", "c"], &[]));
+    }
+
+    #[test]
+    fn a_space_that_was_measured_to_be_equal_counts_and_none_behind_it() {
+        let pair = |space: &str, to: &str| Equivalence { space: space.into(), to: to.into() };
+        let known = [pair("b", "a.1"), pair("b", "c"), pair("c", "d")];
+        let equivalent = equivalent_to(&known, "b");
+        assert_eq!(equivalent, ["a.1", "c"]);
+        for (text, counts) in [("a.1", true), ("x, c", true), ("b", true), ("d", false), ("a", false), ("1", false)] {
+            assert_eq!(asked(text).admit(["b"], &equivalent), counts, "{text}");
+        }
+        assert!(equivalent_to(&known, "a.1").is_empty(), "not the other way round");
+        let mut ledger = Ledger(vec![Hop { space: Some("b".into()), ..Hop::default() }]);
+        assert!(asked("c").check_answer("m", &ledger).is_err());
+        ledger.tell_equivalent(&known);
+        assert_eq!(asked("c").check_answer("m", &ledger), Ok(()));
+        ledger.0[0].space = Some("other".into());
+        ledger.tell_equivalent(&known);
+        assert!(ledger.equivalent_spaces().is_empty(), "the model has changed");
     }
 
     #[test]

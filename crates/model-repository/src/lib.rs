@@ -64,9 +64,10 @@ pub use digest::digest_of_file;
 pub use ensemble::{CompiledEnsemble, EnsembleError, compile_ensemble, plan_single};
 pub use error::RepositoryError;
 pub use folder::{
-    Accelerator, Choices, Derived, DerivedModel, Export, FolderChoices, FolderDescription, FolderError, LongTexts,
-    NeededError, PaddingSide, Placement, Precision, Row, folder_fields, folder_name, hub_name, is_model_folder,
-    model_folders_in, needed_files, needed_to_export, place, snapshot,
+    Accelerator, Choices, Derived, DerivedModel, EQUIVALENT_SPACES, EquivalentSpaces, Export, FolderChoices,
+    FolderDescription, FolderError, LongTexts, Measured, NeededError, PaddingSide, Placement, Precision, Row,
+    folder_fields, folder_name, hub_name, is_model_folder, model_folders_in, needed_files, needed_to_export, place,
+    snapshot,
 };
 pub use follow::{Change, FollowedFolders};
 pub use nli::Nli;

@@ -9,8 +9,8 @@ use trireme_inference::ErrorCode;
 use crate::digest::{self, Digest};
 use crate::fingerprint;
 use crate::folder::{
-    Choices, DerivedModel, FolderChoices, FolderDescription, FolderError, Placement, folder_name, hub_name,
-    is_model_folder, model_folders_in, place, read_files,
+    Choices, DerivedModel, EQUIVALENT_SPACES, EquivalentSpaces, FolderChoices, FolderDescription, FolderError,
+    Placement, folder_name, hub_name, is_model_folder, model_folders_in, place, read_files,
 };
 use crate::repository::{derived_content, version_number, write_fault};
 use crate::{RepositoryError, TemporaryFolder};
@@ -39,6 +39,8 @@ pub struct ModelFolder {
     pub path: PathBuf,
     /// The folder's derived description.
     pub description: FolderDescription,
+    /// The spaces that its own was measured to equal, where a file says so.
+    pub equivalent_spaces: Option<EquivalentSpaces>,
     /// The flags about it.
     pub choices: Choices,
 }
@@ -217,13 +219,15 @@ impl ModelFolder {
         choices.served_names.extend(also);
         choices.served_names.retain(|also| *also != name);
         let description = FolderDescription::read(path, choices.clone())?;
-        Ok(ModelFolder { name, version, path: path.to_owned(), description, choices })
+        let equivalent_spaces = EquivalentSpaces::read(path)?;
+        Ok(ModelFolder { name, version, path: path.to_owned(), description, equivalent_spaces, choices })
     }
 
     /// The folder as it is now, as the version behind this one.
     pub(crate) fn next(&self) -> Result<ModelFolder, SourceError> {
         let description = FolderDescription::read(&self.path, self.choices.clone())?;
-        Ok(ModelFolder { description, version: self.version + 1, ..self.clone() })
+        let equivalent_spaces = EquivalentSpaces::read(&self.path)?;
+        Ok(ModelFolder { description, equivalent_spaces, version: self.version + 1, ..self.clone() })
     }
 
     fn key(&self) -> (&str, i64) {
@@ -266,12 +270,12 @@ impl ModelFolder {
 
     /// A number that changes when the folder's files change. It compares files by size and time of change, and is valid within one process.
     pub fn fingerprint(&self) -> u64 {
-        fingerprint::of(&self.path, |name| !name.starts_with('.'))
+        fingerprint::of(&self.path, is_of_model)
     }
 
     /// When the newest of the folder's files was changed.
     pub fn files_at(&self) -> Option<SystemTime> {
-        fingerprint::newest(&self.path, |name| !name.starts_with('.'))
+        fingerprint::newest(&self.path, is_of_model)
     }
 
     /// Writes its models into the repository `directory`, beside other versions of them.
@@ -301,6 +305,11 @@ impl ModelFolder {
         };
         parts.into_iter().map(line).collect()
     }
+}
+
+/// Whether a file at the top of a model folder may be one of the model's: not what a measurement says about it.
+fn is_of_model(name: &str) -> bool {
+    !name.starts_with('.') && name != EQUIVALENT_SPACES
 }
 
 /// The error of a name for the model folders `inner` of `path`.

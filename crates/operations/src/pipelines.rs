@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use trireme_inference::{InferError, InferRequest, InferResponse};
+use trireme_inference::{InferError, InferRequest, InferResponse, Name};
 use trireme_model_repository::ModelConfig;
 
 use crate::{Capabilities, OperationRequest, Task};
@@ -74,6 +74,8 @@ pub struct Pipeline {
 pub struct Origin {
     /// Their space, as `trireme-space` tells it.
     pub space: Option<String>,
+    /// The spaces that this one was measured to equal.
+    pub equivalent: Vec<Name>,
     /// When the newest of the model's files was changed, in seconds since 1970.
     pub files_at: Option<u64>,
 }

@@ -5,8 +5,15 @@ use trireme_inference::TensorSpec;
 
 use crate::json::Writer;
 
-/// The property of a model that says which space its answers are of.
-pub(crate) const SPACE: &str = "space";
+/// What a model has beside the fields of the protocol.
+pub type Properties = Vec<(&'static str, String)>;
+
+/// The properties that say which space a model's answers are of, and which other spaces it was measured to equal.
+pub fn spaces<S: AsRef<str>>(space: Option<&str>, equivalent: &[S]) -> Properties {
+    let list = equivalent.iter().map(AsRef::as_ref).collect::<Vec<&str>>().join(", ");
+    let equivalent = Some(list).filter(|list| !list.is_empty()).map(|list| ("equivalent_spaces", list));
+    space.map(|space| ("space", space.to_owned())).into_iter().chain(equivalent).collect()
+}
 
 /// The answer to `GET /v2`. `name` is `triton` for clients that expect it; `extensions` are the names of the protocol
 /// extensions that are implemented.
@@ -18,15 +25,15 @@ pub fn server_metadata(name: &str, version: &str, extensions: &[&str]) -> Bytes 
     })
 }
 
-/// The answer to `GET /v2/models/{m}`. `versions` are the ready ones; shapes include the batch dimension. A `space` that is known is one of the
-/// properties, as the Open Inference Protocol calls what a server adds.
+/// The answer to `GET /v2/models/{m}`. `versions` are the ready ones; shapes include the batch dimension. The Open Inference Protocol calls
+/// `properties` what a server adds.
 pub fn model_metadata(
     name: &str,
     versions: &[i64],
     platform: &str,
     inputs: &[TensorSpec],
     outputs: &[TensorSpec],
-    space: Option<&str>,
+    properties: &Properties,
 ) -> Bytes {
     body(|w| {
         w.name("name").string(name);
@@ -34,8 +41,8 @@ pub fn model_metadata(
         w.name("platform").string(platform);
         w.name("inputs").array(|w| inputs.iter().for_each(|spec| tensor(w, spec)));
         w.name("outputs").array(|w| outputs.iter().for_each(|spec| tensor(w, spec)));
-        if let Some(space) = space {
-            w.name("properties").object(|w| w.name(SPACE).string(space));
+        if !properties.is_empty() {
+            w.name("properties").object(|w| properties.iter().for_each(|(name, value)| w.name(name).string(value)));
         }
     })
 }
@@ -103,15 +110,18 @@ mod tests {
         let inputs = [spec("text", DataType::Bytes, &[-1, 1])];
         let outputs = [spec("embedding", DataType::Fp32, &[-1, 384])];
         assert_eq!(
-            model_metadata("minilm", &[1, 3], "ensemble", &inputs, &outputs, None),
+            model_metadata("minilm", &[1, 3], "ensemble", &inputs, &outputs, &Vec::new()),
             concat!(
                 r#"{"name":"minilm","versions":["1","3"],"platform":"ensemble","#,
                 r#""inputs":[{"name":"text","datatype":"BYTES","shape":[-1,1]}],"#,
                 r#""outputs":[{"name":"embedding","datatype":"FP32","shape":[-1,384]}]}"#
             )
         );
-        let known = model_metadata("m", &[1], "p", &[], &[], Some("ab.cd"));
-        assert!(known.ends_with(br#""outputs":[],"properties":{"space":"ab.cd"}}"#), "{known:?}");
+        let known = model_metadata("m", &[1], "p", &[], &[], &spaces(Some("ab.cd"), &["ef", "gh"]));
+        assert!(
+            known.ends_with(br#""outputs":[],"properties":{"space":"ab.cd","equivalent_spaces":"ef, gh"}}"#),
+            "{known:?}"
+        );
     }
 
     #[test]

@@ -21,12 +21,18 @@ pub const CACHED: &str = "trireme-cached-texts";
 /// Header that says which space an answer is of; left out where a step's is not known.
 pub const SPACE: &str = "trireme-space";
 
+/// Header that lists the spaces that the space of an answer was measured to equal; left out if there are none.
+pub const EQUIVALENT_SPACES: &str = "trireme-equivalent-spaces";
+
 /// Most hops in `Server-Timing`, and most characters of a model's name there: a worker tells them, and clients refuse long headers.
 const MOST_HOPS: usize = 64;
 const LONGEST_NAME: usize = 64;
 
 /// Longest space in a header, in bytes: that of an ensemble of 64 steps.
 const LONGEST_SPACE: usize = 1024;
+
+/// Most bytes of a list of spaces.
+const LONGEST_LIST: usize = 4096;
 
 /// The headers that an answer with this ledger has, by their names in lower case.
 pub fn answer_headers(ledger: &Ledger) -> impl Iterator<Item = (&'static str, String)> {
@@ -35,10 +41,16 @@ pub fn answer_headers(ledger: &Ledger) -> impl Iterator<Item = (&'static str, St
     let truncated = texts.filter(|texts| texts.truncated > 0).map(|texts| (TRUNCATED, texts.truncated.to_string()));
     let windows = texts.filter(|texts| texts.windows > 0).map(|texts| (WINDOWS, texts.windows.to_string()));
     let cached = Some(ledger.cached().texts).filter(|&texts| texts > 0).map(|texts| (CACHED, texts.to_string()));
-    let space = ledger.space().filter(|space| space.len() <= LONGEST_SPACE && space.bytes().all(is_of_space));
-    let space = space.map(|space| (SPACE, space));
+    let is_space = |space: &str| space.len() <= LONGEST_SPACE && space.bytes().all(is_of_space);
+    let space = ledger.space().filter(|space| is_space(space)).map(|space| (SPACE, space));
+    let equivalent: Vec<&str> = ledger.equivalent_spaces().iter().map(|space| space.as_str()).collect();
+    let equivalent = Some(equivalent.join(", ")).filter(|list| {
+        let is_told = space.is_some() && !list.is_empty() && list.len() <= LONGEST_LIST;
+        is_told && equivalent.iter().all(|space| is_space(space))
+    });
+    let equivalent = equivalent.map(|list| (EQUIVALENT_SPACES, list));
     let counts = tokens.into_iter().chain(truncated).chain(windows).chain(cached);
-    [("server-timing", server_timing(ledger))].into_iter().chain(counts).chain(space)
+    [("server-timing", server_timing(ledger))].into_iter().chain(counts).chain(space).chain(equivalent)
 }
 
 /// Whether a space may have this character: workers tell spaces, and not every worker is ours.
@@ -97,6 +109,16 @@ mod tests {
         let steps = [hop(Some("0123456789abcdef")), hop(Some("fedcba9876543210"))];
         let space = Some((SPACE, "0123456789ab.fedcba987654".to_owned()));
         assert_eq!(told(&steps), space);
+        let equal = |spaces: &[&str]| {
+            let mut steps = steps.clone();
+            steps[0].equivalent = spaces.iter().map(|&space| space.into()).collect();
+            answer_headers(&Ledger(steps.to_vec())).find(|(name, _)| *name == EQUIVALENT_SPACES)
+        };
+        assert_eq!(equal(&["ab.cd", "ef"]), Some((EQUIVALENT_SPACES, "ab.cd, ef".to_owned())));
+        let long = "a".repeat(1000);
+        for spaces in [&[][..], &["a\r\nX: b"], &[&long; 5]] {
+            assert_eq!(equal(spaces), None, "{spaces:?}");
+        }
         let repeated = Ledger(steps.to_vec()).without_times();
         assert_eq!(
             (told(&repeated.0), server_timing(&repeated)),

@@ -22,7 +22,14 @@ fn telling(worker: &str, space: Option<&str>, since: u64) -> WorkerEntry {
         "output": [{"name": "X", "data_type": "TYPE_FP32", "dims": [1]}],
     });
     let space = space.map(Into::into);
-    let content = Content { of: "m".to_owned(), digest: "d".to_owned(), space, files_at: None, yields_to: None };
+    let content = Content {
+        of: "m".to_owned(),
+        digest: "d".to_owned(),
+        space,
+        equivalences: Vec::new(),
+        files_at: None,
+        yields_to: None,
+    };
     WorkerEntry {
         worker: worker.to_owned(),
         config: config.to_string(),

@@ -11,7 +11,14 @@ use crate::control::{PATIENCE, Server, entry};
 /// A worker's entry, with a content.
 fn with_content(model: &str, config: &str) -> WorkerEntry {
     let (of, digest) = (model.to_owned(), "d".to_owned());
-    let content = Content { of, digest, space: Some("0123456789abcdef".into()), files_at: None, yields_to: None };
+    let content = Content {
+        of,
+        digest,
+        space: Some("0123456789abcdef".into()),
+        equivalences: Vec::new(),
+        files_at: None,
+        yields_to: None,
+    };
     WorkerEntry { content: Some(content), config: config.to_owned(), ..entry(model, ModelState::Ready, 1) }
 }
 

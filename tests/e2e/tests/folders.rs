@@ -160,6 +160,18 @@ fn queries_and_documents_go_their_own_ways_through_a_router(mode: Mode) {
     assert_close(&ask("routed", Some("query")), &query, 1e-6);
     assert_close(&ask("routed", Some("document")), &document, 1e-6);
     assert_close(&ask("routed", None), &document, 1e-6);
+    // Vectors of both ways can be compared, although their spaces are two.
+    let told = |parameters: Value| {
+        let input = json!({"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["the boat"]});
+        let answer = sandbox.infer("routed", &json!({"inputs": [input], "parameters": parameters}));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        ["trireme-space", "trireme-equivalent-spaces"].map(|name| answer.header(name).unwrap_or_default().to_owned())
+    };
+    let [of_queries, equals_of_queries] = told(json!({"prompt_name": "query"}));
+    let [of_documents, equals_of_documents] = told(json!({"prompt_name": "document"}));
+    assert_ne!(of_queries, of_documents);
+    assert_eq!((&equals_of_queries, &equals_of_documents), (&of_documents, &of_queries));
+    told(json!({"prompt_name": "query", "trireme_if_space": of_documents}));
     // A dialect says by itself that a text is a query.
     let body =
         json!({"model": "routed", "texts": ["the boat"], "input_type": "search_query", "embedding_types": ["float"]});

@@ -4,13 +4,19 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use trireme_e2e::{Mode, ModelFolder, Request, Response, Sandbox, Setup, in_one_mode, texts_repository, workspace};
+use trireme_e2e::{
+    Mode, ModelFolder, Request, Response, Sandbox, Setup, in_one_mode, product, texts_repository, workspace,
+};
 
 use crate::dialects::assert_alike;
 use crate::one_pass;
 use crate::statistics::scrape;
 
-in_one_mode!(answers_of_the_text_cache_are_those_of_computing, a_result_is_of_its_owner_its_parameters_and_its_content);
+in_one_mode!(
+    answers_of_the_text_cache_are_those_of_computing,
+    a_result_is_of_its_owner_its_parameters_and_its_content,
+    a_file_that_has_changed_a_little_is_embedded_from_the_cache,
+);
 
 const SIZE: &str = "10000000";
 
@@ -52,6 +58,12 @@ fn ask(sandbox: &Sandbox, path: &str, body: &Value) -> Response {
 /// How many texts of an answer were not computed.
 fn cached(answer: &Response) -> usize {
     answer.header(CACHED).map_or(0, |count| count.parse().expect("a number"))
+}
+
+/// The sum of a metric of the text cache.
+fn count(sandbox: &Sandbox, name: &str) -> f64 {
+    let (name, metrics) = (format!("trireme_text_cache_{name}"), scrape(&sandbox.gateway, "metrics listener").samples);
+    metrics.iter().filter(|(sample, _)| sample.starts_with(&name)).map(|(_, value)| value).sum()
 }
 
 /// The body without its id and the counts of cached tokens, which answers have that came from a cache, and no others.
@@ -101,14 +113,10 @@ fn answers_of_the_text_cache_are_those_of_computing(mode: Mode) {
     let text = ask(&caching, "/v1/embeddings", &json!({"model": "everything", "input": texts([1])})).json();
     assert_eq!(text["usage"]["prompt_tokens_details"]["cached_tokens"], text["usage"]["prompt_tokens"], "{text}");
 
-    let metrics = scrape(&caching.gateway, "metrics listener").samples;
-    let count = |name: &str| -> f64 {
-        metrics.iter().filter(|(sample, _)| sample.starts_with(name)).map(|(_, value)| value).sum()
-    };
-    let (hits, misses) = (count("trireme_text_cache_hits_total"), count("trireme_text_cache_misses_total"));
+    let (hits, misses) = (count(&caching, "hits_total"), count(&caching, "misses_total"));
     assert_eq!(hits + misses, (looked_up + 1) as f64);
     assert_eq!(misses, (OPERATIONS.len() * 80) as f64);
-    assert!((1.0..10_000_000.0).contains(&count("trireme_text_cache_bytes")));
+    assert!((1.0..10_000_000.0).contains(&count(&caching, "bytes")));
 
     // Errors are not kept, and a request with one computes nothing less.
     let long = json!({"model": "everything", "input": ["word ".repeat(100)], "truncate": false});
@@ -200,4 +208,30 @@ fn a_result_is_of_its_owner_its_parameters_and_its_content(mode: Mode) {
     let sandbox = start(&["--text-cache-shared"]);
     let embed = |key: &str| cached(&send(&sandbox, "/tei/embedding/embed", &all[0], key));
     assert_eq!([embed("alice"), embed("bob")], [0, 6]);
+}
+
+/// `trireme bulk` sends a file's texts to a server, and the server's cache has those that did not change.
+fn a_file_that_has_changed_a_little_is_embedded_from_the_cache(mode: Mode) {
+    const TEXTS: usize = 40;
+    let (models, folder) = (one_pass::models(), tempfile::tempdir().expect("a temporary folder"));
+    let sandbox = start(mode, models.path(), &["--text-cache", SIZE]);
+    let bulk = |name: &str, texts: &[String]| -> Vec<Value> {
+        let [input, output] = ["in", "out"].map(|kind| folder.path().join(format!("{name}.{kind}.jsonl")));
+        fs::write(&input, texts.join("\n") + "\n").expect("the input is written");
+        let mut command = product("trireme");
+        command.arg("bulk").args([&input, &output]).args(["--model", "everything", "--texts", "7"]);
+        let ran = command.args(["--server", &format!("http://{}", sandbox.address)]).output().expect("it runs");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        let written = fs::read_to_string(output).expect("an output");
+        written.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    };
+    let mut all = texts(0..TEXTS);
+    let before = bulk("first", &all);
+    // Each run asks for one text of its own, to learn the width of the vectors.
+    assert_eq!(count(&sandbox, "misses_total"), (TEXTS + 1) as f64);
+    all[17].push_str(" again");
+    let after = bulk("second", &all);
+    assert_eq!(count(&sandbox, "misses_total"), (TEXTS + 2) as f64, "only the changed text is computed");
+    let differ: Vec<usize> = (0..TEXTS).filter(|&row| before[row] != after[row]).collect();
+    assert_eq!(differ, [17]);
 }

@@ -5,9 +5,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use trireme_e2e::{golden, product};
+use trireme_e2e::{Mode, Process, Request, Response, Sandbox, Setup, golden, in_one_mode, product};
 
 use crate::folders::{external, tiny, write};
+
+in_one_mode!(a_recorded_equivalence_is_told_and_counts);
 
 /// What is said of a changed model: whether it has the plain one's space, and whether its vectors may be compared with the plain one's.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,7 +29,7 @@ fn change(folder: &TempDir, name: &str, change: impl FnOnce(&mut Value)) {
 }
 
 /// The same weights with the ten bits of half precision, exported beside the graph.
-fn half_precision(folder: &TempDir) {
+fn rounded(folder: &TempDir) {
     let other = external("one");
     for name in ["model.onnx", "model.onnx_data"] {
         let mut bytes = fs::read(other.path().join("onnx").join(name)).expect("it is there");
@@ -37,6 +39,12 @@ fn half_precision(folder: &TempDir) {
         }
         fs::write(folder.path().join("onnx").join(name), bytes).expect("it can be written");
     }
+}
+
+/// The same model whose weights and operations are in FP16 (`tests/models/external.py`).
+fn half_precision(folder: &TempDir) {
+    let half = external("half");
+    fs::copy(half.path().join("onnx/model.onnx"), folder.path().join("onnx/model.onnx")).expect("it can be written");
 }
 
 /// Another export: nodes and tensors have other names.
@@ -57,9 +65,10 @@ fn renamed(folder: &TempDir) {
 /// What happens to a copy of the model folder.
 type Change = fn(&TempDir);
 
-const CASES: [(&str, Said, Change); 6] = [
+const CASES: [(&str, Said, Change); 7] = [
     ("the same weights with other names of nodes", Said::Same, renamed),
-    ("weights of half precision", Said::Alike, half_precision),
+    ("weights that were rounded to half precision", Said::Alike, rounded),
+    ("a graph of half precision", Said::Alike, half_precision),
     ("a prompt", Said::Other, |folder| {
         let prompts = json!({"prompts": {"query": "q: "}, "default_prompt_name": "query"});
         write(folder, "config_sentence_transformers.json", &prompts);
@@ -136,4 +145,107 @@ fn people_read_a_table_and_what_to_do_and_bring_their_own_texts() {
     let wrong = wrong.arg("verify").arg(plain.path()).arg("http://127.0.0.1:1").output().expect("the command runs");
     let said = String::from_utf8_lossy(&wrong.stderr);
     assert!(wrong.status.code() == Some(2) && said.contains("expected URL/NAME"), "{said}");
+}
+
+/// The name of a record, and a space that nothing has.
+const RECORD: &str = "equivalent_spaces.json";
+const NOBODYS: &str = "000000000000.000000000000.000000000000";
+
+fn serve(mode: Mode, folder: &Path) -> Sandbox {
+    let model = format!("boats={}", folder.display());
+    let words = ["--model", &model];
+    let setup = Setup::new(mode).worker_arguments(&words);
+    if setup.is_services() { setup.gateway_arguments(&words).start() } else { setup.start() }
+}
+
+/// An answer of a space that is asked for.
+fn ask(sandbox: &Sandbox, space: &str) -> Response {
+    let body = json!({"model": "boats", "input": "a boat"}).to_string();
+    let request = Request::post("/v1/embeddings", body).header("Content-Type", "application/json");
+    sandbox.send(&request.header("If-Space", space))
+}
+
+/// Warnings about the record in the logs of all processes.
+fn warnings(sandbox: &Sandbox) -> Vec<String> {
+    let of =
+        |process: &Process| process.log().lines().filter(|line| line.contains(RECORD)).map(str::to_owned).collect();
+    sandbox.processes().flat_map::<Vec<String>, _>(of).collect()
+}
+
+fn a_recorded_equivalence_is_told_and_counts(mode: Mode) {
+    let (plain, half) = (tiny(), tiny());
+    half_precision(&half);
+    let (code, said) = verify(plain.path(), half.path(), &["--json", "--record", "--min-cosine", "1"]);
+    assert!(code == Some(1) && !half.path().join(RECORD).exists(), "nothing is recorded below the bar: {said}");
+    let told: Value = serde_json::from_str(&said).expect("JSON");
+    let [space, own] =
+        [&told["spaces"][0], &told["spaces"][1]].map(|space| space.as_str().expect("a space").to_owned());
+
+    let sandbox = serve(mode, half.path());
+    let answer = ask(&sandbox, &space);
+    assert_eq!((answer.status, answer.header("trireme-equivalent-spaces")), (412, None), "{}", answer.text());
+    let created = sandbox.get("/v1/models/boats").json()["created"].clone();
+    drop(sandbox);
+
+    let (code, said) = verify(plain.path(), half.path(), &["--record"]);
+    assert!(code == Some(0) && said.contains(RECORD), "{said}");
+    let record: Value = serde_json::from_slice(&fs::read(half.path().join(RECORD)).expect("a record")).expect("JSON");
+    let measured = &record["measured"][0];
+    assert_eq!((&measured["space"], &measured["to"], &measured["task"]), (&json!(own), &json!(space), &json!("embed")));
+    assert!(measured["figures"]["all"]["lowest"].as_f64().is_some_and(|lowest| lowest >= 0.9999), "{record}");
+
+    let sandbox = serve(mode, half.path());
+    for right in [&space, &own] {
+        let answer = ask(&sandbox, right);
+        assert_eq!((answer.status, answer.header("trireme-space")), (200, Some(own.as_str())), "{}", answer.text());
+        assert_eq!(answer.header("trireme-equivalent-spaces"), Some(space.as_str()));
+    }
+    assert_eq!(ask(&sandbox, NOBODYS).status, 412);
+    let listed = sandbox.get("/v1/models/boats").json();
+    assert_eq!((&listed["space"], &listed["equivalent_spaces"]), (&json!(own), &json!([space])));
+    assert_eq!(listed["created"], created, "the record is no file of the model");
+    let metadata = sandbox.get("/v2/models/boats").json();
+    assert_eq!(metadata["properties"], json!({"space": own, "equivalent_spaces": space}));
+    let status = sandbox.get("/v2/trireme/status").json();
+    let models = status["models"].as_array().expect("models");
+    let boats = models.iter().find(|model| model["name"] == "boats").expect("the model");
+    assert_eq!(boats["equivalent_spaces"], json!([space]));
+    assert_eq!(warnings(&sandbox), [""; 0]);
+    drop(sandbox);
+
+    // The record of another graph: the plain one's, and it claims what was never measured.
+    let mut planted = record.clone();
+    planted["measured"][0]["to"] = json!(NOBODYS);
+    write(&plain, RECORD, &planted);
+    let sandbox = serve(mode, plain.path());
+    let answer = ask(&sandbox, NOBODYS);
+    assert_eq!(answer.status, 412, "{}", answer.text());
+    assert_eq!(ask(&sandbox, &space).header("trireme-equivalent-spaces"), None);
+    let warned = warnings(&sandbox);
+    assert!(warned.len() == 1 && warned[0].contains("WARN") && warned[0].contains("measure again"), "{warned:?}");
+    drop(sandbox);
+
+    fs::write(plain.path().join(RECORD), "{").expect("a file");
+    let broken = product("trireme").arg("validate").arg(plain.path()).output().expect("the command runs");
+    let said = [broken.stdout, broken.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(!broken.status.success() && said.contains(RECORD) && said.contains("remove the file"), "{said}");
+}
+
+#[test]
+fn a_record_is_only_written_into_a_folder_on_this_machine() {
+    let (plain, cache) = (tiny(), tempfile::tempdir().expect("a temporary folder"));
+    let kept = cache.path().join("models--org--m/snapshots/1");
+    fs::create_dir_all(&kept).expect("folders");
+    fs::copy(plain.path().join("config.json"), kept.join("config.json")).expect("a file");
+    for (second, words) in [
+        ("http://127.0.0.1:1/m".to_owned(), "is a model of a server"),
+        ("hf://org/m".to_owned(), "lies elsewhere"),
+        (kept.display().to_string(), "the hub's cache"),
+    ] {
+        let mut command = product("trireme");
+        let refused = command.arg("verify").arg(plain.path()).args([&second, "--record"]).output().expect("it runs");
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(2) && said.contains(words), "{second}: {said}");
+    }
 }

@@ -102,6 +102,7 @@ fn any_ledger() -> impl Strategy<Value = Ledger> {
         texts,
         each_text,
         cached: Default::default(),
+        equivalent: Vec::new(),
         space: space.map(Name::from),
     });
     vec(hop, 0..3).prop_map(Ledger)

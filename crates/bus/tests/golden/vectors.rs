@@ -164,6 +164,7 @@ fn ensemble() -> WorkMessage {
         texts: Some(TextFacts { tokens: 2, truncated: 0, windows: 0 }),
         each_text: Vec::new(),
         cached: Default::default(),
+        equivalent: Vec::new(),
         space: Some("5d41402abc4b2a76b9719d911017c592".into()),
     };
     let parameters = [

@@ -115,7 +115,7 @@ fn entry(out: &mut Writer, model: &TextModel) {
         // The original's clients tokenize by themselves with the file there.
         out.name("tokenizer_url").null();
         out.name("default_endpoints").array(|_| {});
-        answer::space(out, model);
+        answer::spaces(out, model);
     });
 }
 
@@ -145,7 +145,7 @@ pub(super) fn model_answer() -> Schema {
         ("tokenizer_url", nullable(text())),
         ("default_endpoints", list(text())),
     ];
-    object_with(always, [("space", text())])
+    object_with(always, answer::spaces_schema())
 }
 
 pub(super) fn models_answer() -> Schema {

@@ -18,7 +18,7 @@ pub(super) async fn models(call: DialectCall) -> Result<Response, Refusal> {
                     out.name("id").string(&model.name);
                     out.name("object").string("model");
                     out.name("created").integer(model.origin.files_at.unwrap_or_else(answer::now));
-                    answer::space(out, model);
+                    answer::spaces(out, model);
                     out.name("owned_by").string("vllm");
                     out.name("root").string(&model.name);
                     out.name("parent").null();
@@ -61,7 +61,7 @@ pub(super) fn models_answer() -> Schema {
         ("parent", nullable(text())),
         ("max_model_len", nullable(integer())),
     ];
-    let model = object_with(always, [("space", text())]);
+    let model = object_with(always, answer::spaces_schema());
     object([("object", text()), ("data", list(model))])
 }
 

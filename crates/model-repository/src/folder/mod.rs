@@ -15,6 +15,7 @@ mod classifier;
 mod describe;
 mod described;
 mod description;
+mod equivalent_spaces;
 mod export;
 mod fields;
 mod files;
@@ -61,6 +62,7 @@ use crate::repository::{CONFIG_FILE, version_number};
 
 pub use self::choices::{Accelerator, Choices, FolderChoices, LongTexts, PaddingSide};
 pub use self::description::FolderDescription;
+pub use self::equivalent_spaces::{EQUIVALENT_SPACES, EquivalentSpaces, Measured};
 pub use self::export::Export;
 pub use self::fields::as_markdown as folder_fields;
 pub(crate) use self::needed::read_files;

@@ -9,6 +9,7 @@ use trireme_model_files::onnx::Graph;
 use super::MARKS;
 use super::choices::Choices;
 use super::described::FolderFiles;
+use super::equivalent_spaces::EQUIVALENT_SPACES;
 use super::files::Reader;
 use super::graphs::{self, Choice};
 use super::heads;
@@ -51,9 +52,12 @@ pub enum NeededError {
 /// Of the files `listed`, by their paths, those that serving the model by these choices needs and that are not in the folder `local` yet. The
 /// configurations in `local` name further files: download the result and call again, until the result is empty.
 pub fn needed_files(local: &Path, listed: &[&str], choices: &Choices) -> Result<Vec<String>, NeededError> {
-    let mut needed = match kind(listed)? {
+    let mut needed: Vec<String> = match kind(listed)? {
         Kind::Repository => listed.iter().filter(|name| !is_hidden(name)).map(|name| (*name).to_owned()).collect(),
-        Kind::Folder => of_folder(local, listed, choices)?,
+        Kind::Folder => {
+            let record = listed.iter().filter(|name| **name == EQUIVALENT_SPACES).map(|name| (*name).to_owned());
+            of_folder(local, listed, choices)?.into_iter().chain(record).collect()
+        }
     };
     needed.retain(|name| !local.join(name).is_file());
     needed.sort_unstable();

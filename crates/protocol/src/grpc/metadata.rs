@@ -6,7 +6,7 @@ use trireme_inference::{InferError, TensorSpec};
 
 use super::wire::model_metadata_response::TensorMetadata;
 use super::wire::{ModelConfig, ModelConfigResponse, ModelMetadataResponse, ServerMetadataResponse};
-use crate::metadata::SPACE;
+use crate::metadata::Properties;
 
 /// The answer to `ServerMetadata`. `extensions` are the names of the protocol extensions that are implemented.
 pub fn server_metadata(name: &str, version: &str, extensions: &[&str]) -> ServerMetadataResponse {
@@ -24,7 +24,7 @@ pub fn model_metadata(
     platform: &str,
     inputs: &[TensorSpec],
     outputs: &[TensorSpec],
-    space: Option<&str>,
+    properties: &Properties,
 ) -> ModelMetadataResponse {
     ModelMetadataResponse {
         name: name.to_owned(),
@@ -32,7 +32,7 @@ pub fn model_metadata(
         platform: platform.to_owned(),
         inputs: inputs.iter().map(tensor).collect(),
         outputs: outputs.iter().map(tensor).collect(),
-        properties: space.map(|space| (SPACE.to_owned(), space.to_owned())).into_iter().collect(),
+        properties: properties.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
     }
 }
 

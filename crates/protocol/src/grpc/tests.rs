@@ -10,6 +10,8 @@ use trireme_inference::{
     RequestedOutput, Shape, SharedMemoryPart, Tensor, TensorSpec, request_timeout,
 };
 
+use crate::metadata::spaces;
+
 use super::wire::infer_parameter::ParameterChoice::{
     self, BoolParam, DoubleParam, Int64Param, StringParam, Uint64Param,
 };
@@ -432,8 +434,10 @@ fn a_limit_of_an_owner_says_when_to_ask_again() {
 #[test]
 fn metadata_has_versions_as_text_and_full_shapes() {
     let spec = TensorSpec { name: "t".into(), datatype: DataType::Bytes, shape: Shape::from([-1, 1]), optional: false };
-    let message = model_metadata("m", &[1, 3], "ensemble", std::slice::from_ref(&spec), &[], Some("ab.cd"));
-    assert_eq!(message.properties, [("space".to_owned(), "ab.cd".to_owned())].into());
+    let message =
+        model_metadata("m", &[1, 3], "ensemble", std::slice::from_ref(&spec), &[], &spaces(Some("ab.cd"), &["ef"]));
+    let properties = [("space", "ab.cd"), ("equivalent_spaces", "ef")];
+    assert_eq!(message.properties, properties.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
     assert_eq!((message.name.as_str(), message.platform.as_str()), ("m", "ensemble"));
     assert_eq!(message.versions, ["1", "3"]);
     let input = &message.inputs[0];

@@ -64,6 +64,7 @@ impl HostedModel {
             texts: response.texts,
             each_text: response.each_text.clone(),
             cached: Default::default(),
+            equivalent: Vec::new(),
             space: self.standing.as_ref().and_then(|standing| standing.space.clone()),
         }
     }

@@ -91,9 +91,8 @@ impl GrpcInferenceService for InferenceService {
         let ModelMetadataRequest { name, version } = request.into_inner();
         let name = self.own_name(name);
         let found = parse_model_version(&version).and_then(|version| self.handlers.model_metadata(&name, version));
-        reply(found.map(|ModelMetadata { served, versions, space }| {
-            let (platform, space) = (served.platform(), space.as_deref());
-            grpc::model_metadata(&name, &versions, platform, &served.inputs, &served.outputs, space)
+        reply(found.map(|ModelMetadata { served, versions, properties }| {
+            grpc::model_metadata(&name, &versions, served.platform(), &served.inputs, &served.outputs, &properties)
         }))
     }
 

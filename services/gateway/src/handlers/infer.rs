@@ -118,7 +118,7 @@ impl Handlers {
         if let Ok(response) = &response {
             trireme_telemetry::set_attributes(&span, response.ledger.space().map(|space| (SPACE, space)));
         }
-        let response = response.and_then(|response| request.of_asked_space(response));
+        let response = response.and_then(|response| request.with_spaces(response));
         request.meter(&response);
         let response = response.map(|response| request.named(response));
         if let (true, Ok(response)) = (embeds, &response) {
@@ -299,13 +299,15 @@ impl Handlers {
         };
         let route = catalog.for_contents(route.at_levels(level));
         let answer = if served.config.decoupled { answer } else { AnswerForm::Whole };
+        let steps = match answer {
+            AnswerForm::Whole => route.in_ledger_order(),
+            // An answer in parts is of one message, which goes from step to step.
+            AnswerForm::InParts | AnswerForm::Part(_) => route.remaining().iter().collect(),
+        };
+        let steps = steps.into_iter().map(|step| &step.model);
+        let equivalences = catalog.spaces().equivalences(route.model(), steps.clone());
         if let Some(asked) = &spaces {
-            let steps = match answer {
-                AnswerForm::Whole => route.in_ledger_order(),
-                // An answer in parts is of one message, which goes from step to step.
-                AnswerForm::InParts | AnswerForm::Part(_) => route.remaining().iter().collect(),
-            };
-            let checked = catalog.spaces().check(asked, &request.model, steps.into_iter().map(|step| &step.model));
+            let checked = catalog.spaces().check(asked, &request.model, steps, &equivalences);
             checked.map_err(|error| with_id(error, &request.id))?;
         }
         let batch = (served.config.max_batch_size > 0).then(|| rows_of(&tensors));
@@ -404,6 +406,7 @@ impl Handlers {
             counted,
             trace,
             spaces,
+            equivalences,
         };
         if let Some(trace) = &running.trace {
             trace.admitted(&message);

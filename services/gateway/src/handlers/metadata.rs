@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use trireme_inference::InferError;
+use trireme_operations::Origin;
+use trireme_protocol::metadata::{Properties, spaces};
 
 use super::Handlers;
 use crate::registry::ServedModel;
@@ -32,7 +34,7 @@ pub struct ModelMetadata {
     /// The versions to list: the one asked for, or all that are ready.
     pub versions: Vec<i64>,
     /// The space of answers with all outputs, where workers tell it.
-    pub space: Option<String>,
+    pub properties: Properties,
 }
 
 impl Handlers {
@@ -55,6 +57,8 @@ impl Handlers {
             Some(_) => vec![found],
             None => catalog.ready_versions(model),
         };
-        Ok(ModelMetadata { served: served.clone(), versions, space: catalog.origin_told(found, served, &[]).space })
+        let Origin { space, equivalent, .. } = catalog.origin_told(found, served, &[]);
+        let properties = spaces(space.as_deref(), &equivalent);
+        Ok(ModelMetadata { served: served.clone(), versions, properties })
     }
 }

@@ -154,8 +154,9 @@ fn models(
         model.insert("reason".to_owned(), json!(Some(reason).filter(|reason| !reason.is_empty())));
         if let Ok((_, served)) = catalog.find(&key.name, Some(version)) {
             describe(served, &mut model);
-            let Origin { space, files_at } = catalog.origin_told(version, served, &[]);
+            let Origin { space, equivalent, files_at } = catalog.origin_told(version, served, &[]);
             model.insert("space".to_owned(), json!(space));
+            model.insert("equivalent_spaces".to_owned(), json!(equivalent));
             model.insert("files_changed_at".to_owned(), json!(files_at));
             if served.config.is_ensemble() {
                 model.insert("bottleneck".to_owned(), slowest(&served.plan.steps, load));

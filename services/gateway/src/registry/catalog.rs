@@ -198,6 +198,9 @@ impl Catalog {
                 }
             }
         }
+        for (model, sides) in catalog.sides() {
+            catalog.spaces.join(&model, &sides);
+        }
         catalog
     }
 

@@ -2,9 +2,10 @@
 //! offers the operation.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use trireme_inference::{InferError, ModelKey, ParameterValue, Parameters, RoutePlan, shown};
+use trireme_inference::{InferError, ModelKey, ParameterValue, Parameters, RoutePlan, equivalent_to, shown};
 use trireme_operations::{Capabilities, Origin, TOKENIZER, Task};
 
 use super::catalog::{Catalog, Model, ServedModel};
@@ -89,7 +90,23 @@ impl Catalog {
             return Origin::default();
         };
         let steps: Vec<&ModelKey> = route.in_ledger_order().into_iter().map(|step| &step.model).collect();
-        Origin { space: self.spaces().told(steps.iter().copied()), files_at: self.spaces().files_at(steps) }
+        let space = self.spaces().told(steps.iter().copied());
+        let known = self.spaces().equivalences(route.model(), steps.iter().copied());
+        let equivalent = space.as_ref().map(|space| equivalent_to(&known, space)).unwrap_or_default();
+        Origin { space, equivalent, files_at: self.spaces().files_at(steps) }
+    }
+
+    /// The spaces of the ways of each model whose requests go different ways: vectors of one model can be compared.
+    pub(super) fn sides(&self) -> Vec<(ModelKey, BTreeSet<String>)> {
+        let versions = self.models.values().flat_map(|model| &model.versions);
+        let routed = versions.filter_map(|(&version, served)| {
+            let routes = served.capabilities.as_ref().ok()?.routes.as_ref()?;
+            let ways = routes.by_prompt.values().filter_map(|route| Some(self.find(route, Some(version)).ok()?.1));
+            let ways = std::iter::once(served).chain(ways);
+            let sides = ways.filter_map(|way| self.origin_told(version, way, &[]).space).collect();
+            Some((ModelKey { name: served.plan.model.as_str().into(), version }, sides))
+        });
+        routed.collect()
     }
 
     /// The steps of a request with these parameters for a version of a model: those of the route that its prompt names, where the model

@@ -1,20 +1,29 @@
 //! The spaces of the versions that are served and the age of their files, as their workers tell them, and whether a request may have an answer
 //! of such a space (`If-Space`).
+//!
+//! A space equals another one where a worker tells that it was measured, or where both are sides of one model, such as that of queries and that
+//! of documents. Nothing follows for a third space.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use trireme_bus::Content;
-use trireme_inference::{AskedSpaces, InferError, ModelKey, Name, space_of};
+use trireme_inference::{AskedSpaces, Equivalence, InferError, ModelKey, Name, equivalent_to, space_of};
 
 /// The space of each served version's answers, as its workers announce it.
 #[derive(Debug, Default)]
-pub struct Spaces(BTreeMap<ModelKey, Told>);
+pub struct Spaces {
+    told: BTreeMap<ModelKey, Told>,
+    /// By model whose requests go different ways, the equivalences of these.
+    sides: BTreeMap<ModelKey, Vec<Equivalence>>,
+}
 
 /// The announcements of a version's workers.
 #[derive(Debug, Default)]
 struct Told {
     /// `None`: a worker does not know it.
     spaces: BTreeSet<Option<Name>>,
+    /// What was measured of answers with this step.
+    equivalences: BTreeSet<Equivalence>,
     /// When the newest file was changed, in seconds since 1970.
     files_at: Option<u64>,
 }
@@ -35,9 +44,35 @@ enum NoSpace {
 impl Spaces {
     /// Takes in what a worker that serves this version tells.
     pub fn tell(&mut self, model: &ModelKey, content: Option<&Content>) {
-        let told = self.0.entry(model.clone()).or_default();
+        let told = self.told.entry(model.clone()).or_default();
         told.spaces.insert(content.and_then(|content| content.space.as_deref()).map(Name::from));
+        told.equivalences.extend(content.into_iter().flat_map(|content| &content.equivalences).cloned());
         told.files_at = told.files_at.max(content.and_then(|content| content.files_at));
+    }
+
+    /// Takes in the spaces of the sides of a model, each of which equals the others.
+    pub fn join(&mut self, model: &ModelKey, sides: &BTreeSet<String>) {
+        let mut pairs = Vec::new();
+        for space in sides {
+            let others = sides.iter().filter(|other| *other != space);
+            pairs.extend(others.map(|to| Equivalence { space: space.as_str().into(), to: to.as_str().into() }));
+        }
+        if !pairs.is_empty() {
+            self.sides.insert(model.clone(), pairs);
+        }
+    }
+
+    /// What is known of answers of this model by these steps to equal others.
+    pub fn equivalences<'a>(
+        &self,
+        model: &ModelKey,
+        steps: impl IntoIterator<Item = &'a ModelKey>,
+    ) -> Vec<Equivalence> {
+        let measured = steps.into_iter().filter_map(|step| Some(&self.told.get(step)?.equivalences)).flatten();
+        let mut all: Vec<_> = measured.chain(self.sides.get(model).into_iter().flatten()).cloned().collect();
+        all.sort_unstable();
+        all.dedup();
+        all
     }
 
     /// The space of an answer of these steps, as `trireme-space` tells it; `None` where it is not known.
@@ -48,7 +83,7 @@ impl Spaces {
 
     /// When the newest file of these steps was changed, in seconds since 1970, where a worker tells it.
     pub fn files_at<'a>(&self, steps: impl IntoIterator<Item = &'a ModelKey>) -> Option<u64> {
-        steps.into_iter().filter_map(|step| self.0.get(step)?.files_at).max()
+        steps.into_iter().filter_map(|step| self.told.get(step)?.files_at).max()
     }
 
     /// The spaces of these steps.
@@ -57,7 +92,7 @@ impl Spaces {
     }
 
     fn of_step(&self, step: &ModelKey) -> Result<&Name, NoSpace> {
-        let told = &self.0.get(step).ok_or_else(|| NoSpace::NoWorker(step.clone()))?.spaces;
+        let told = &self.told.get(step).ok_or_else(|| NoSpace::NoWorker(step.clone()))?.spaces;
         let known: Vec<&Name> = told.iter().flatten().collect();
         match known.as_slice() {
             _ if known.len() < told.len() => Err(NoSpace::Untold(step.clone())),
@@ -66,7 +101,8 @@ impl Spaces {
         }
     }
 
-    /// Checks a request for this model, whose answer comes from these steps, before anything is computed.
+    /// Checks a request for this model, whose answer comes from these steps, before anything is computed. `known` are the equivalences of such
+    /// answers.
     ///
     /// # Errors
     /// The answer would have another space, or it cannot be known which.
@@ -75,14 +111,13 @@ impl Spaces {
         asked: &AskedSpaces,
         model: &str,
         steps: impl IntoIterator<Item = &'a ModelKey>,
+        known: &[Equivalence],
     ) -> Result<(), InferError> {
-        match self.of_steps(steps) {
-            Ok(spaces) if asked.admit(spaces.iter().map(|space| space.as_str())) => Ok(()),
-            Ok(spaces) => {
-                let told = space_of(spaces.iter().map(|space| Some(space.as_str()))).unwrap_or_default();
-                Err(asked.refuse_space(model, &told))
-            }
-            Err(unknown) => Err(unknown.refuse(asked, model)),
+        let spaces = self.of_steps(steps).map_err(|unknown| unknown.refuse(asked, model))?;
+        let told = space_of(spaces.iter().map(|space| Some(space.as_str()))).unwrap_or_default();
+        match asked.admit(spaces.iter().map(|space| space.as_str()), &equivalent_to(known, &told)) {
+            true => Ok(()),
+            false => Err(asked.refuse_space(model, &told)),
         }
     }
 }
@@ -132,7 +167,9 @@ mod tests {
         for (number, &(name, space)) in told.iter().enumerate() {
             let space = space.map(Into::into);
             let files_at = Some(number as u64);
-            let content = Content { of: name.to_owned(), digest: "d".to_owned(), space, files_at, yields_to: None };
+            let equivalences = Vec::new();
+            let content =
+                Content { of: name.to_owned(), digest: "d".to_owned(), space, equivalences, files_at, yields_to: None };
             spaces.tell(&key(name), Some(&content));
         }
         spaces
@@ -140,7 +177,33 @@ mod tests {
 
     fn check(told: &[(&str, Option<&str>)]) -> Result<(), InferError> {
         let asked: AskedSpaces = "ab.cd, 12.34".parse().unwrap();
-        spaces(told).check(&asked, "e", &[key("t"), key("m")])
+        spaces(told).check(&asked, "e", &[key("t"), key("m")], &[])
+    }
+
+    #[test]
+    fn what_was_measured_counts_for_answers_of_exactly_that_space() {
+        let mut known = spaces(&[("t", Some("ab")), ("m", Some("cd"))]);
+        let pair = |space: &str, to: &str| Equivalence { space: space.into(), to: to.into() };
+        let measured = vec![pair("ab.cd", "11.22"), pair("ab.ee", "33.44")];
+        let content = Content {
+            of: "f".to_owned(),
+            digest: "d".to_owned(),
+            space: Some("ab".into()),
+            equivalences: measured.clone(),
+            files_at: None,
+            yields_to: None,
+        };
+        known.tell(&key("t"), Some(&content));
+        known.join(&key("e"), &["ab.cd".to_owned(), "55.66".to_owned()].into());
+        let steps = [key("t"), key("m")];
+        let of = |model: &str| known.equivalences(&key(model), &steps);
+        assert_eq!(of("other"), measured);
+        let all = of("e");
+        assert_eq!(equivalent_to(&all, "ab.cd"), ["11.22", "55.66"]);
+        for (asked, counts) in [("11.22", true), ("55.66", true), ("33.44", false), ("ab.cd", true), ("22.11", false)] {
+            let asked: AskedSpaces = asked.parse().unwrap();
+            assert_eq!(known.check(&asked, "e", &steps, &all).is_ok(), counts, "{asked:?}");
+        }
     }
 
     #[test]

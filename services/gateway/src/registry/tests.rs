@@ -156,7 +156,14 @@ async fn a_choice_that_was_taken_for_lost_is_found_in_the_store() {
     let (bus, tasks) = (Arc::new(Refusing::default()) as Arc<dyn Bus>, TaskSet::new());
     let registry = follow(&bus, "g", &tasks).await;
     crate::contents::answer_all(bus.clone(), registry.clone(), &tasks).await.unwrap();
-    let content = Content { of: "f".to_owned(), digest: "x".to_owned(), space: None, files_at: None, yields_to: None };
+    let content = Content {
+        of: "f".to_owned(),
+        digest: "x".to_owned(),
+        space: None,
+        equivalences: Vec::new(),
+        files_at: None,
+        yields_to: None,
+    };
     let entry = WorkerEntry { content: Some(content), ..entry("w", "m") };
     let question = ContentQuestion { key: entry.key(), since: entry.since, switch: false };
     bus.announce(&entry).await.unwrap();

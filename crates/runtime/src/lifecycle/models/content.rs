@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use trireme_bus::{BusError, Connection, Content, ContentQuestion, Verdict};
 use trireme_engine::{Backend, IdleCalls, ModelSource};
-use trireme_model_repository::RepositoryModel;
+use trireme_model_repository::{EQUIVALENT_SPACES, RepositoryModel};
 
 use super::Models;
 use crate::hosted::HostedModel;
@@ -55,6 +55,20 @@ impl Models {
             let space = model.space(version);
             let unknown = |error: &std::io::Error| tracing::warn!(model = model.name, version, %error, "the space of its answers is not known");
             let space = space.inspect_err(unknown).ok().map(String::into_boxed_str);
+            let record = folder.as_ref().and_then(|folder| folder.equivalent_spaces.as_ref());
+            let equivalences = match (record, &space) {
+                (Some(record), Some(space)) => record.of_step(space).unwrap_or_else(|| {
+                    tracing::warn!(
+                        model = model.name,
+                        version,
+                        space = &**space,
+                        "ignored {EQUIVALENT_SPACES} of its folder: it was measured with another space of this step; measure again by \
+                         'trireme verify OTHER THIS --record', or remove the file"
+                    );
+                    Vec::new()
+                }),
+                _ => Vec::new(),
+            };
             // The files that people have changed; those of a repository that is derived from a folder are as old as the process.
             let files_at = folder.as_ref().map_or_else(|| model.files_at(version), |folder| folder.files_at());
             let files_at = files_at.and_then(|at| Some(at.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs()));
@@ -76,7 +90,7 @@ impl Models {
                     (model.name.clone(), model.digest(version, &surroundings)?)
                 }
             };
-            Ok(Content { of, digest, space, files_at, yields_to: None })
+            Ok(Content { of, digest, space, equivalences, files_at, yields_to: None })
         });
         let found: Result<_, std::io::Error> = read.await.unwrap_or_else(|error| Err(std::io::Error::other(error)));
         match found {
@@ -180,7 +194,11 @@ impl Models {
 
     /// The requests in this worker of all versions with the content of this one.
     fn in_hand_with(&self, model: &HostedModel) -> usize {
-        let content = |model: &HostedModel| model.standing.as_ref().map(|standing| standing.content.clone());
+        // Its steps have spaces of their own.
+        let content = |model: &HostedModel| {
+            let content = &model.standing.as_ref()?.content;
+            Some((content.of.clone(), content.digest.clone()))
+        };
         let (own, versions) = (content(model), self.versions.lock());
         let running = versions.values().filter_map(|version| version.running.as_ref());
         let models = running.map(|running| &running.instances.model);

@@ -143,7 +143,7 @@ impl Responses {
         }
         let next = next.and_then(|mut next| {
             if !next.empty {
-                next.response = self.request.of_asked_space(next.response)?;
+                next.response = self.request.with_spaces(next.response)?;
             }
             next.response = self.request.named(next.response);
             self.outputs.write(&mut next.response)?;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use trireme_inference::{
-    AskedSpaces, Cause, InferError, InferResponse, ModelKey, REQUEST_TIMEOUT, RequestedOutput, UnixMicros, shown,
+    AskedSpaces, Cause, Equivalence, InferError, InferResponse, ModelKey, REQUEST_TIMEOUT, RequestedOutput, UnixMicros,
+    shown,
 };
 use trireme_model_repository::OtherName;
 use trireme_protocol::status::http_status;
@@ -64,6 +65,8 @@ pub struct Running {
     pub trace: Option<Arc<OpenTrace>>,
     /// The spaces of which its answer has to have one.
     pub spaces: Option<AskedSpaces>,
+    /// What is known of its answer's space to equal others.
+    pub equivalences: Vec<Equivalence>,
 }
 
 /// Most bytes of an error's text.
@@ -105,8 +108,10 @@ impl Running {
         InferError { message: bounded(error.message), ..error }
     }
 
-    /// A response, if its space is one that the request asks for. Also one of the response cache: another request may have begun it.
-    pub fn of_asked_space(&self, response: InferResponse) -> Result<InferResponse, InferError> {
+    /// A response that tells which spaces its own equals, if it is of a space that the request asks for. Also one of the response cache: another
+    /// request may have begun it.
+    pub fn with_spaces(&self, mut response: InferResponse) -> Result<InferResponse, InferError> {
+        response.ledger.tell_equivalent(&self.equivalences);
         let Some(asked) = &self.spaces else { return Ok(response) };
         match asked.check_answer(&self.model.name, &response.ledger) {
             Ok(()) => Ok(response),

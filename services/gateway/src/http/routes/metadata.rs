@@ -31,9 +31,15 @@ async fn server(State(http): State<HttpState>) -> Response {
 }
 
 async fn model(State(http): State<HttpState>, path: ModelPath) -> Result<Response, HttpError> {
-    let ModelMetadata { served, versions, space } = http.handlers.model_metadata(&path.model, path.version)?;
-    let (platform, space) = (served.platform(), space.as_deref());
-    let body = metadata::model_metadata(&path.model, &versions, platform, &served.inputs, &served.outputs, space);
+    let ModelMetadata { served, versions, properties } = http.handlers.model_metadata(&path.model, path.version)?;
+    let body = metadata::model_metadata(
+        &path.model,
+        &versions,
+        served.platform(),
+        &served.inputs,
+        &served.outputs,
+        &properties,
+    );
     Ok(response::json(body))
 }
 
@@ -49,7 +55,7 @@ fn model_schema() -> Schema {
         ("inputs", list(tensor_schema())),
         ("outputs", list(tensor_schema())),
     ];
-    object_with(always, [("properties", object_with([], [("space", text())]))])
+    object_with(always, [("properties", object_with([], [("space", text()), ("equivalent_spaces", text())]))])
 }
 
 fn server_schema() -> Schema {

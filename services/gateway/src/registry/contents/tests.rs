@@ -9,8 +9,14 @@ fn entry(worker: &str, digest: &str, since: u64) -> WorkerEntry {
 }
 
 fn of(model: &str, worker: &str, digest: &str, since: u64) -> WorkerEntry {
-    let content =
-        Content { of: "f".to_owned(), digest: digest.to_owned(), space: None, files_at: None, yields_to: None };
+    let content = Content {
+        of: "f".to_owned(),
+        digest: digest.to_owned(),
+        space: None,
+        equivalences: Vec::new(),
+        files_at: None,
+        yields_to: None,
+    };
     WorkerEntry { content: Some(content), since: UnixMicros(since), ..tests::entry(worker, model) }
 }
 
