@@ -12,6 +12,7 @@ import folders
 import large
 import lengths
 import stages
+import windows
 from options import ROOT
 from raw import read_texts
 from servers import DIRECT, BenchError, Deployment, free_port, load
@@ -19,7 +20,7 @@ from servers import DIRECT, BenchError, Deployment, free_port, load
 MODEL = "sentence_embedding"
 # The services of the encoder, each a process. The model service pools by itself.
 STAGES = [(stage, [f"trireme-{stage}"]) for stage in ("tokenizer", "model", "postprocess")]
-PARTS = ["texts", "openvino", "lengths", "lone", "stages", "openai", "recipe", "int8", "large", "identity", "python", "simulated"]
+PARTS = ["texts", "openvino", "lengths", "lone", "stages", "openai", "recipe", "int8", "windows", "large", "identity", "python", "simulated"]
 # The turns of parts that have another number: texts and lone are near their bars, the others take long.
 TURNS = {"texts": 6, "lone": 6, "openvino": 3, "lengths": 3, "stages": 2, "large": 2}
 USUAL_TURNS = 4
@@ -130,7 +131,7 @@ class Bench:
         {
             "texts": self.start_texts, "openvino": self.start_openvino, "lengths": self.start_lengths, "lone": self.start_texts,
             "stages": self.start_stages, "openai": self.start_encoder, "recipe": self.start_recipe, "int8": self.start_int8,
-            "large": lambda: large.start(self), "identity": self.start_identity, "python": self.start_python, "simulated": lambda: None,
+            "windows": lambda: windows.start(self, STAGES), "large": lambda: large.start(self), "identity": self.start_identity, "python": self.start_python, "simulated": lambda: None,
         }[self.part]()
 
     def start_encoder(self):
@@ -256,7 +257,7 @@ class Bench:
         {
             "texts": self.texts, "openvino": self.openvino, "lengths": lambda: lengths.turn(self, MODEL), "lone": self.lone,
             "stages": lambda: stages.measure(self, MODEL), "openai": self.openai, "recipe": self.recipe, "int8": self.int8,
-            "large": lambda: large.measure(self), "identity": self.identity, "python": self.python,
+            "windows": lambda: windows.turn(self), "large": lambda: large.measure(self), "identity": self.identity, "python": self.python,
         }[self.part]()
 
     def ordered(self, sides):

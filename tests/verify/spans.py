@@ -77,11 +77,17 @@ def gliner(path):
         config = GLiNERConfig(
             model_name=base, encoder_config=encoder, hidden_size=8, max_width=4, max_len=WORDS, dropout=0.0, num_rnn_layers=1, name="gliner"
         )
-        model = GLiNER.from_config(config, backbone_from_pretrained=False).eval()
-        with torch.no_grad():
-            for name, weights in model.model.named_parameters():
-                if "prompt_rep" in name or "span_rep" in name or ("token_rep" in name and weights.dim() == 2):
-                    weights.mul_(4.0)
+        # Many models find nothing at all, or everything.
+        for seed in range(100):
+            torch.manual_seed(seed)
+            model = GLiNER.from_config(config, backbone_from_pretrained=False).eval()
+            with torch.no_grad():
+                for name, weights in model.model.named_parameters():
+                    if "prompt_rep" in name or "span_rep" in name or ("token_rep" in name and weights.dim() == 2):
+                        weights.mul_(4.0)
+            found = [len(model.predict_entities(text, ["person", "organization", "place", "date"])) for text in CORPUS[:8]]
+            if 0 < min(found) and max(found) < 40:
+                break
         model.save_pretrained(str(path))
         exported(path, "gliner")
     return Folder("token_classify")
