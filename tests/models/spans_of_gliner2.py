@@ -33,11 +33,12 @@ TEXTS = [
 ]
 ASKS = [(["person", "organization", "place", "date"], 0.5), (["ship", "東京"], 0.4), (["a b c", "person", "x-y"], 0.45)]
 HARMS = ["violence_and_weapons", "non_violent_crime", "hate_and_discrimination", "pii_exposure", "benign"]
-# Tasks as `Schema.from_dict` reads them; some go with labels of entities. The second ones are GLiGuard's.
+# Tasks as `Schema.from_dict` reads them; some go with labels of entities. The second ones are GLiGuard's. The members of objects are in alphabetical
+# order, in which the tests read them.
 CLASS_ASKS = [
     ([{"task": "sentiment", "labels": ["positive", "negative", "neutral"]}], None),
     ([{"task": "prompt_safety", "labels": ["safe", "unsafe"]}, {"task": "prompt_toxicity", "labels": HARMS, "multi_label": True, "cls_threshold": 0.52}], None),
-    ([{"task": "topic", "labels": {"ship": "about the sea", "東京": "about a town", "crew": "about people"}, "multi_label": True, "top_k": 2,
+    ([{"task": "topic", "labels": {"crew": "about people", "ship": "about the sea", "東京": "about a town"}, "multi_label": True, "top_k": 2,
        "cls_threshold": 0.4, "prompt": "what the text is about"},
       {"task": "tone", "labels": ["calm", "loud"], "class_act": "sigmoid", "examples": [["The sea is calm.", "calm"], ["A drum!", "loud"]]}], None),
     ([{"task": "sentiment", "labels": ["positive", "negative"]}, {"task": "language", "labels": ["en", "ja", "th"], "multi_label": True, "class_act": "softmax"}],

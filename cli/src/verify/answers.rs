@@ -156,9 +156,12 @@ pub fn read(task: Task, outputs: &Outputs, rows: usize) -> anyhow::Result<Vec<Te
         }
         Task::ZeroShot => {
             let row = |row: &[Value]| {
-                let text = row.first().and_then(Value::as_str).context("output 'classes' holds no texts, expected a JSON object for each row")?;
-                let said: Map<String, Value> =
-                    serde_json::from_str(text).context("output 'classes' holds other texts, expected a JSON object for each row")?;
+                let text = row
+                    .first()
+                    .and_then(Value::as_str)
+                    .context("output 'classes' holds no texts, expected a JSON object for each row")?;
+                let said: Map<String, Value> = serde_json::from_str(text)
+                    .context("output 'classes' holds other texts, expected a JSON object for each row")?;
                 let labels = said.values().flat_map(|labels| labels.as_array().into_iter().flatten());
                 Ok(TextResult::Scores(labels.filter_map(|label| label["score"].as_f64()).collect()))
             };

@@ -9,6 +9,12 @@ use trireme_server::budget::BytesPermit;
 
 use super::Handlers;
 
+/// The parameters that name labels.
+const READ: [&str; 3] = ["candidate_labels", "classifications", "labels"];
+
+/// The other parts of a schema of GLiNER2.
+const UNSERVED: [&str; 2] = ["structures", "relations"];
+
 /// How the logits of pairs become scores of a request's labels.
 #[derive(Clone, Debug)]
 pub struct LabelScores {
@@ -27,8 +33,7 @@ impl Handlers {
         request: &mut InferRequest,
         permit: &BytesPermit,
     ) -> Result<Option<LabelScores>, InferError> {
-        if !["candidate_labels", "classifications", "labels"].iter().any(|name| request.parameters.contains_key(*name))
-        {
+        if !READ.iter().chain(&UNSERVED).any(|name| request.parameters.contains_key(*name)) {
             return Ok(None);
         }
         // If there is no such model, the caller's next step answers with the error.
@@ -111,6 +116,12 @@ impl Handlers {
 
 /// Makes `candidate_labels` a task of `classifications`, and names the outputs that hold what the labels ask for, where the request names none.
 fn take_schema(request: &mut InferRequest, capabilities: &Capabilities) -> Result<(), InferError> {
+    if let Some(name) = UNSERVED.iter().find(|name| request.parameters.contains_key(**name)) {
+        return Err(InferError::unsupported(format!(
+            "parameter '{name}' asks for what is not served: leave it out for entities and classes, or serve the folder with a model.py that uses the \
+             library gliner2 (docs/python.md)"
+        )));
+    }
     let outputs = |task| capabilities.tasks.get(&task).into_iter().flatten().cloned();
     let mut wanted: Vec<String> = Vec::new();
     if request.parameters.contains_key("labels") {
