@@ -136,7 +136,8 @@ fn assert_close(found: &[Value], expected: &[Value], text: &str) {
 
 fn classes_of_gliner2_are_those_of_its_library(mode: Mode) {
     let (sandbox, _) = served(mode, "gliner2");
-    let cases = fs::read_to_string(workspace().join("tests/models/gliner2/classes.json")).expect("the expected classes");
+    let cases =
+        fs::read_to_string(workspace().join("tests/models/gliner2/classes.json")).expect("the expected classes");
     let cases: Vec<Value> = serde_json::from_str(&cases).expect("JSON");
     let text = |case: &'_ Value| case["text"].as_str().expect("a text").to_owned();
     for alike in cases.chunk_by(|one, other| one["classifications"] == other["classifications"]) {
@@ -181,15 +182,28 @@ fn labels_of_clients_are_a_task(sandbox: &Sandbox, case: &Value) {
     let parameters = json!({"candidate_labels": task["labels"].to_string(), "hypothesis_template": task["task"]});
     let answer = answered(sandbox, &request_of(&[text], &parameters));
     assert_eq!(answer["outputs"].as_array().map(Vec::len), Some(1), "{answer}");
-    assert_close(output(&answer, "scores")["data"].as_array().expect("numbers"), case["scores"].as_array().expect("numbers"), text);
+    assert_close(
+        output(&answer, "scores")["data"].as_array().expect("numbers"),
+        case["scores"].as_array().expect("numbers"),
+        text,
+    );
     let parameters = json!({"candidate_labels": task["labels"], "hypothesis_template": task["task"]});
     let answer = post(sandbox, "/tei/any", &json!({"inputs": text, "parameters": parameters}));
     assert_eq!(answer.status, 200, "{}", answer.text());
-    let mut expected: Vec<(f64, &Value)> = case["scores"].as_array().expect("numbers").iter().map(|score| score.as_f64().expect("a number"))
-        .zip(task["labels"].as_array().expect("labels")).collect();
+    let mut expected: Vec<(f64, &Value)> = case["scores"]
+        .as_array()
+        .expect("numbers")
+        .iter()
+        .map(|score| score.as_f64().expect("a number"))
+        .zip(task["labels"].as_array().expect("labels"))
+        .collect();
     expected.sort_by(|one, other| other.0.total_cmp(&one.0));
     for (one, (score, label)) in answer.json().as_array().expect("labels").iter().zip(&expected) {
-        assert!(one["label"] == **label && (number(one, "score") - score).abs() < 1e-5, "{} {expected:?}", answer.text());
+        assert!(
+            one["label"] == **label && (number(one, "score") - score).abs() < 1e-5,
+            "{} {expected:?}",
+            answer.text()
+        );
     }
     let parameters = json!({"candidate_labels": task["labels"], "multi_label": true});
     let several = post(sandbox, "/tei/any", &json!({"inputs": [text, text], "parameters": parameters}));
@@ -235,7 +249,11 @@ fn what_cannot_be_asked_for_is_refused(sandbox: &Sandbox) {
     refused(json!({}), &["parameter 'labels' is missing"]);
     let structures = request_of(&["a"], &json!({"classifications": task("t", &["a"]), "structures": "{}"}));
     let answer = post(sandbox, "/v2/models/any/infer", &structures);
-    assert!(answer.status >= 400 && answer.text().contains("'structures' asks for what is not served"), "{}", answer.text());
+    assert!(
+        answer.status >= 400 && answer.text().contains("'structures' asks for what is not served"),
+        "{}",
+        answer.text()
+    );
 }
 
 fn entities_of_any_labels_are_those_of_the_library(mode: Mode) {

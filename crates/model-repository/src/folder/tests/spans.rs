@@ -116,7 +116,10 @@ fn a_folder_of_gliner2_has_rows_with_a_schema_and_entities_by_label() {
     let config = |name: &str| models.iter().find(|model| model.name == name).map(|model| model.config.as_str());
     let ensemble = config("any").expect("an ensemble");
     let has = |text: &str, words: &[&str]| words.iter().all(|word| text.contains(word));
-    assert!(has(ensemble, &["token_classify, zero_shot", "zero_shot", "schema", "any_classes", "max_rows_per_message"]), "{ensemble}");
+    assert!(
+        has(ensemble, &["token_classify, zero_shot", "zero_shot", "schema", "any_classes", "max_rows_per_message"]),
+        "{ensemble}"
+    );
     let classes = config("any_classes").expect("a step of classes");
     assert!(has(classes, &["fold:max, classes", "class_logits", "windows", "scores"]), "{classes}");
     let spans = &description.spans.as_ref().expect("rows of spans").value;
