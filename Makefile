@@ -202,7 +202,7 @@ cluster-test: ## Three brokers with the shipped configuration: they form a clust
 	@python3 tests/cluster/cluster_test.py
 
 .PHONY: verify-test
-verify-test: setup-demo ## Model folders of every kind, made by sentence-transformers, transformers and model2vec: the server's answers against theirs (ONLY=dense,splade; TABLE=docs/supported-models.md writes the page of kinds; VERIFY_PYTHON=a Python that has them)
+verify-test: setup-demo ## Model folders of every kind, made by sentence-transformers, transformers, model2vec, gliner and gliner2: the server's answers against theirs (ONLY=dense,splade; TABLE=docs/supported-models.md writes the page of kinds; VERIFY_PYTHON=a Python that has them)
 	@if [[ -z "$(VERIFY_PYTHON)" ]]; then scripts/setup-verify.sh; fi
 	cargo build --workspace
 	"$(or $(VERIFY_PYTHON),$(TOOLS)/verify-python/bin/python)" tests/verify/verify_test.py $(if $(ONLY),--only $(ONLY)) $(if $(TABLE),--table $(TABLE))

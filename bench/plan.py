@@ -14,6 +14,7 @@ import large
 import lengths
 import owners
 import stages
+import windows
 from options import ROOT
 from raw import read_texts
 from servers import DIRECT, BenchError, Deployment, free_port, load
@@ -21,7 +22,7 @@ from servers import DIRECT, BenchError, Deployment, free_port, load
 MODEL = "sentence_embedding"
 # The services of the encoder, each a process. The model service pools by itself.
 STAGES = [(stage, [f"trireme-{stage}"]) for stage in ("tokenizer", "model", "postprocess")]
-PARTS = ["texts", "openvino", "lengths", "lone", "stages", "openai", "recipe", "int8", "large", "identity", "python", "owners", "cached", "simulated"]
+PARTS = ["texts", "openvino", "lengths", "lone", "stages", "openai", "recipe", "int8", "windows", "large", "identity", "python", "owners", "cached", "simulated"]
 # The turns of parts that have another number: texts, lone and owners are near their bars, the others take long.
 TURNS = {"texts": 6, "lone": 6, "owners": 6, "openvino": 3, "lengths": 3, "stages": 2, "large": 2, "cached": 3}
 USUAL_TURNS = 4
@@ -132,7 +133,7 @@ class Bench:
         {
             "texts": self.start_texts, "openvino": self.start_openvino, "lengths": self.start_lengths, "lone": self.start_texts,
             "stages": self.start_stages, "openai": self.start_encoder, "recipe": self.start_recipe, "int8": self.start_int8,
-            "large": lambda: large.start(self), "identity": self.start_identity, "python": self.start_python,
+            "windows": lambda: windows.start(self, STAGES), "large": lambda: large.start(self), "identity": self.start_identity, "python": self.start_python,
             "owners": lambda: owners.start(self, self.repository("plain"), MODEL, STAGES),
             "cached": lambda: cached.start(self, MODEL, STAGES), "simulated": lambda: None,
         }[self.part]()
@@ -260,7 +261,7 @@ class Bench:
         {
             "texts": self.texts, "openvino": self.openvino, "lengths": lambda: lengths.turn(self, MODEL), "lone": self.lone,
             "stages": lambda: stages.measure(self, MODEL), "openai": self.openai, "recipe": self.recipe, "int8": self.int8,
-            "large": lambda: large.measure(self), "identity": self.identity, "python": self.python,
+            "windows": lambda: windows.turn(self), "large": lambda: large.measure(self), "identity": self.identity, "python": self.python,
             "owners": lambda: owners.turn(self, MODEL), "cached": lambda: cached.turn(self, MODEL),
         }[self.part]()
 

@@ -9,6 +9,7 @@ import statistics
 
 import cached
 from lengths import IN_FLIGHT
+import windows
 from plan import BUDGETS, LAYOUTS, OPENAI_TEXTS, POOL, POOL_BUDGETS, WORKERS, best_key, pool_key
 
 LENGTH_BARS = {
@@ -97,6 +98,9 @@ class Report:
                 ("lowest cosine of the int8 variant to its original, other texts", self.values("int8 / fidelity", "lowest"), ">=", 0.99),
                 ("lowest cosine of the int8 variant, a text alone and among others", self.values("int8 / fidelity", "batched"), ">=", 0.9999),
             ]
+        for name in windows.DEPLOYMENTS:
+            if has(windows.row(name, windows.LONG)):
+                bars.append((f"texts/s of windows of long texts, {name} / the same rows sent plainly", windows.ratios(self, name), ">=", 0.95))
         for key in (key for key in self.results if key.startswith("large / ")):
             kind = key.removeprefix("large / ")
             ratio = lambda field: [one["ratios"][field] for one in self.results[key]]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes tests/models/gliner2: a small GLiNER2 model with random weights, and what its library finds in texts.
+"""Makes tests/models/gliner2: a small GLiNER2 model with random weights, what its library finds in texts, and how it classifies them.
 
     pip install 'gliner2[local]==2.1.0' onnx
     python tests/models/spans_of_gliner2.py
@@ -19,7 +19,7 @@ import spans
 import torch
 from gliner2.configuration import ExtractorConfig
 from gliner2.models.span import SpanExtractorModel
-from gliner2 import GLiNER2
+from gliner2 import GLiNER2, Schema
 from transformers import DebertaV2Config
 
 logging.disable(logging.WARNING)
@@ -32,13 +32,29 @@ TEXTS = [
     "ทดสอบ กรุงเทพ नमस्ते दिल्ली", "İstanbul ve Iğdır", "x.",
 ]
 ASKS = [(["person", "organization", "place", "date"], 0.5), (["ship", "東京"], 0.4), (["a b c", "person", "x-y"], 0.45)]
+HARMS = ["violence_and_weapons", "non_violent_crime", "hate_and_discrimination", "pii_exposure", "benign"]
+# Tasks as `Schema.from_dict` reads them; some go with labels of entities. The second ones are GLiGuard's. The members of objects are in alphabetical
+# order, in which the tests read them.
+CLASS_ASKS = [
+    ([{"task": "sentiment", "labels": ["positive", "negative", "neutral"]}], None),
+    ([{"task": "prompt_safety", "labels": ["safe", "unsafe"]}, {"task": "prompt_toxicity", "labels": HARMS, "multi_label": True, "cls_threshold": 0.52}], None),
+    ([{"task": "topic", "labels": {"crew": "about people", "ship": "about the sea", "東京": "about a town"}, "multi_label": True, "top_k": 2,
+       "cls_threshold": 0.4, "prompt": "what the text is about"},
+      {"task": "tone", "labels": ["calm", "loud"], "class_act": "sigmoid", "examples": [["The sea is calm.", "calm"], ["A drum!", "loud"]]}], None),
+    ([{"task": "sentiment", "labels": ["positive", "negative"]}, {"task": "language", "labels": ["en", "ja", "th"], "multi_label": True, "class_act": "softmax"}],
+     ["person", "place"]),
+]
 # The layer of which the exporter writes out the attention.
 COUNTING = "count_lstm_v2"
 
 
 def entities(model, text, labels, threshold):
-    """The entities of a text in the order of their characters. The full stop that the library puts behind a text is none of them, and in none of them."""
     found = model.extract_entities(text, labels, threshold=threshold, include_confidence=True, include_spans=True)["entities"]
+    return in_order(found, text, labels)
+
+
+def in_order(found, text, labels):
+    """The entities of a text in the order of their characters. The full stop that the library puts behind a text is none of them, and in none of them."""
     every = [
         dict(label=label, text=text[entity["start"]:entity["end"]], score=entity["confidence"], start=entity["start"], end=min(entity["end"], len(text)))
         for label in labels for entity in found.get(label, []) if entity["start"] < len(text)
@@ -56,6 +72,30 @@ def is_clear(model, text, labels, threshold):
     return all(abs(one - other) > 2e-5 for one, other in itertools.chain(pairs, beside))
 
 
+def classified(model, text, tasks, labels):
+    """The scores of all labels of a text, the labels that count, and its entities where there are labels of them."""
+    entities = {"entities": labels} if labels else {}
+    extract = lambda tasks: model.extract(text, Schema.from_dict({**entities, "classifications": tasks}), include_confidence=True, include_spans=True)
+    # The library gives all scores of a task where several labels may count, and any score does.
+    activation = lambda task: task.get("class_act") or ("sigmoid" if task.get("multi_label") else "softmax")
+    every = lambda task: {**{name: value for name, value in task.items() if name != "top_k"}, "multi_label": True, "cls_threshold": 0.0, "class_act": activation(task)}
+    all_of, found = extract([every(task) for task in tasks]), extract(tasks)
+    scores = [label["confidence"] for task in tasks for label in all_of[task["task"]]]
+    plain = lambda said: [plain(label) for label in said] if isinstance(said, list) else {"label": said["label"], "score": said["confidence"]}
+    case = dict(classifications=tasks, text=text, scores=scores, classes={task["task"]: plain(found[task["task"]]) for task in tasks})
+    return {**case, "labels": labels, "entities": in_order(found["entities"], text, labels)} if labels else case
+
+
+def is_clear_choice(case):
+    """Whether rounding decides neither which score of a task is the highest nor whether one reaches the threshold."""
+    scores = iter(case["scores"])
+    for task in case["classifications"]:
+        own = [next(scores) for _ in task["labels"]] + [task.get("cls_threshold", 0.5)]
+        if any(abs(one - other) < 2e-5 for one, other in itertools.combinations(own, 2)):
+            return False
+    return True
+
+
 def make(seed, base, encoder, work):
     """A model with random weights, and what it finds in the texts whose scores are clear."""
     torch.manual_seed(seed)
@@ -66,7 +106,9 @@ def make(seed, base, encoder, work):
     with torch.no_grad():
         # Random weights give scores that are all alike.
         for name, weights in made.named_parameters():
-            if ("span_rep" in name or "count_embed" in name) and weights.dim() == 2:
+            if "classifier" in name and weights.dim() == 2:
+                weights.mul_(3.0)
+            elif ("span_rep" in name or "count_embed" in name) and weights.dim() == 2:
                 weights.mul_(1.8)
             elif "attention" in name or "intermediate" in name or "output.dense" in name:
                 weights.mul_(10.0)
@@ -82,7 +124,8 @@ def make(seed, base, encoder, work):
             if is_clear(model, text, labels, threshold):
                 found = entities(model, text, labels, threshold)
                 cases.append(dict(labels=labels, threshold=threshold, flat_ner=True, multi_label=False, text=text, entities=found))
-    return cases
+    every = (classified(model, text, tasks, labels) for tasks, labels in CLASS_ASKS for text in TEXTS if not labels or is_clear(model, text, labels, 0.5))
+    return cases, [case for case in every if is_clear_choice(case)]
 
 
 def main():
@@ -98,9 +141,9 @@ def main():
         DebertaV2Config(**encoder).save_pretrained(base)
         # The first model that finds something in many texts.
         for seed in range(200):
-            cases = make(seed, base, encoder, work)
+            cases, classes = make(seed, base, encoder, work)
             found = sum(len(case["entities"]) for case in cases)
-            print(f"seed {seed}: {len(cases)} texts, {found} entities", flush=True)
+            print(f"seed {seed}: {len(cases)} texts, {found} entities, {len(classes)} classified", flush=True)
             if len(cases) >= 18 and 25 <= found <= 150 and cases[0]["entities"]:
                 break
         ask = dict(folder=str(work), task="gliner2", output=str(work))
@@ -111,7 +154,8 @@ def main():
         (FOLDER / "encoder_config").mkdir(parents=True)
         for name in ["model.onnx", "config.json", "encoder_config/config.json", "tokenizer.json", "tokenizer_config.json"]:
             shutil.copy(work / name, FOLDER / name)
-    (FOLDER / "expected.json").write_text(json.dumps(cases, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    for name, expected in (("expected.json", cases), ("classes.json", classes)):
+        (FOLDER / name).write_text(json.dumps(expected, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

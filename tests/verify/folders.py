@@ -865,3 +865,4 @@ import chats  # noqa: E402,F401
 import generators  # noqa: E402,F401
 import graphs  # noqa: E402,F401
 import settings_of_folders  # noqa: E402,F401
+import spans  # noqa: E402,F401

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "supported-models.md"
-LIBRARIES = ["sentence-transformers", "transformers", "model2vec", "tokenizers", "torch"]
+LIBRARIES = ["sentence-transformers", "transformers", "model2vec", "gliner", "gliner2", "tokenizers", "torch"]
 # A line of a report of `trireme verify`: the task, how texts were asked, and the lowest likeness.
 LINE = re.compile(r"^\s*(\w+)\s+(alone|batched)\s+([0-9.]+|NaN)\s", re.MULTILINE)
 INTRODUCTION = """# Supported models
@@ -37,7 +37,11 @@ def library(folder, known):
     modules = folder / "modules.json"
     if modules.exists():
         return "PyLate's form, sentence-transformers" if "pylate." in modules.read_text(encoding="utf-8-sig") else "sentence-transformers"
+    if (folder / "gliner_config.json").exists():
+        return "gliner"
     config = folder / "config.json"
+    if config.exists() and json.loads(config.read_text(encoding="utf-8-sig")).get("model_type") == "extractor":
+        return "gliner2"
     if config.exists() and json.loads(config.read_text(encoding="utf-8-sig")).get("model_type") == "model2vec":
         return "model2vec"
     return "sentence-transformers" if known.task == "rerank" else "transformers"

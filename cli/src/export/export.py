@@ -170,7 +170,8 @@ def by_gliner2(ask):
     token = model.processor.tokenizer.convert_tokens_to_ids
 
     class Graph(torch.nn.Module):
-        """The scores of spans of words for the entities of a schema, [rows, words, widths, labels]. All rows have the same schema."""
+        """The scores of spans of words for the entities of a schema, [rows, words, widths, labels], and those of the labels of its classes, [rows, labels]. All
+        rows have the same schema."""
 
         def __init__(self):
             super().__init__()
@@ -180,11 +181,12 @@ def by_gliner2(ask):
             """What spans of the first instance are compared with, from the vectors of labels."""
             rows, labels, width = fields.shape
             counting = self.model.count_embed
+            # A graph takes a 0 in the shape of a reshape, as for rows without labels, for the size that is there.
             if not hasattr(counting, "transformer"):
-                return counting(fields.reshape(rows * labels, width), 1)[0].reshape(rows, labels, width)
+                return counting(fields.reshape(-1, width), 1)[0].reshape(rows, -1, width)
             # Attention is among the labels of a row.
             first = counting.pos_embedding(torch.zeros(1, rows * labels, dtype=torch.int64))
-            state = counting.gru(first, fields.reshape(rows * labels, width))[0].reshape(rows, labels, width) + fields
+            state = counting.gru(first, fields.reshape(-1, width))[0].reshape(rows, -1, width) + fields
             mixing, mixed = counting.transformer, counting.transformer.in_projector(state)
             for layer in mixing.transformer.layers:
                 mixed = self.among_labels(layer, mixed)
@@ -215,9 +217,12 @@ def by_gliner2(ask):
             scores = torch.einsum("nwkd,nld->nwkl", spans, self.queries(hidden[:, labels]))
             is_word = torch.arange(words.shape[1]) < text_lengths
             counts = span_mask.view(rows, -1, self.model.max_width) & (is_word & finds).unsqueeze(-1)
-            return scores.masked_fill(~counts.unsqueeze(-1), -1e4)
+            classes = (input_ids[0] == token("[L]")).nonzero()[:, 0]
+            return scores.masked_fill(~counts.unsqueeze(-1), -1e4), self.model.classifier(hidden[:, classes]).squeeze(-1)
 
-    tokens = [token(word) for word in ("(", "[P]", "entities", "(", "[E]", "a", "[E]", "b", ")", ")", "[SEP_TEXT]", "a", "b", "c")]
+    entities = ["(", "[P]", "entities", "(", "[E]", "a", "[E]", "b", ")", ")"]
+    classes = ["(", "[P]", "c", "(", "[L]", "a", "[L]", "b", "[L]", "c", ")", ")"]
+    tokens = [token(word) for word in (*entities, "[SEP_STRUCT]", *classes, "[SEP_TEXT]", "a", "b", "c")]
     words, widths = 3, model.max_width
     first = torch.arange(words).repeat_interleave(widths)
     last = first + torch.arange(widths).repeat(words)
@@ -229,9 +234,10 @@ def by_gliner2(ask):
     row, length, spans = {0: "batch"}, {0: "batch", 1: "length"}, {0: "batch", 1: "spans"}
     axes = dict(input_ids=length, attention_mask=length, words_mask=length, text_lengths=row, span_idx=spans, span_mask=spans)
     names, path = list(axes), os.path.join(ask["output"], "model.onnx")
-    axes["logits"] = {0: "batch", 1: "words", 3: "labels"}
+    axes |= {"logits": {0: "batch", 1: "words", 3: "labels"}, "class_logits": {0: "batch", 1: "classes"}}
+    outputs = ["logits", "class_logits"]
     with torch.no_grad():
-        torch.onnx.export(Graph().eval(), example, path, input_names=names, output_names=["logits"], dynamic_axes=axes, dynamo=False, opset_version=17)
+        torch.onnx.export(Graph().eval(), example, path, input_names=names, output_names=outputs, dynamic_axes=axes, dynamo=False, opset_version=17)
     return f"gliner2 {version('gliner2')}"
 
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, bail, ensure};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use trireme_model_repository::Task;
 
 use crate::style::harmless;
@@ -52,8 +52,16 @@ pub struct Output {
 }
 
 /// The operations whose results can be compared.
-const COMPARED: [Task; 7] =
-    [Task::Embed, Task::Sparse, Task::MultiVector, Task::Rerank, Task::Classify, Task::TokenClassify, Task::Generate];
+const COMPARED: [Task; 8] = [
+    Task::Embed,
+    Task::Sparse,
+    Task::MultiVector,
+    Task::Rerank,
+    Task::Classify,
+    Task::ZeroShot,
+    Task::TokenClassify,
+    Task::Generate,
+];
 
 /// The task of this name, if answers of it can be compared.
 pub fn task_of(name: &str) -> anyhow::Result<Task> {
@@ -69,17 +77,20 @@ fn compared(name: &str) -> Option<Task> {
 pub fn measure(task: Task) -> &'static str {
     match task {
         Task::MultiVector => "cosine of a token",
-        Task::Rerank | Task::Classify => "1 - difference of scores",
+        Task::Rerank | Task::Classify | Task::ZeroShot => "1 - difference of scores",
         Task::TokenClassify => "share of equal entities, or 1 - difference of their scores,",
         Task::Generate => "1 where texts are equal",
-        Task::Embed | Task::Sparse | Task::ZeroShot | Task::Tokenize | Task::Decode => "cosine",
+        Task::Embed | Task::Sparse | Task::Tokenize | Task::Decode => "cosine",
     }
 }
 
 /// The operations of a model: those that its configuration names, or those that its outputs show.
 pub fn tasks_of(config: &Value) -> anyhow::Result<Vec<Task>> {
     if let Some(named) = config["parameters"]["task"]["string_value"].as_str() {
-        let tasks: Vec<Task> = named.split(',').filter_map(|name| compared(name.trim())).collect();
+        // A model of NLI is compared as a classifier.
+        let reads_labels = config["parameters"]["zero_shot"]["string_value"] == "schema";
+        let is_read = |task: &Task| *task != Task::ZeroShot || reads_labels;
+        let tasks: Vec<Task> = named.split(',').filter_map(|name| compared(name.trim())).filter(is_read).collect();
         ensure!(!tasks.is_empty(), "the model's task is '{named}', which cannot be verified");
         return Ok(tasks);
     }
@@ -143,7 +154,20 @@ pub fn read(task: Task, outputs: &Outputs, rows: usize) -> anyhow::Result<Vec<Te
             };
             get("generated_text")?.rows(rows)?.into_iter().map(text).collect()
         }
-        Task::ZeroShot | Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
+        Task::ZeroShot => {
+            let row = |row: &[Value]| {
+                let text = row
+                    .first()
+                    .and_then(Value::as_str)
+                    .context("output 'classes' holds no texts, expected a JSON object for each row")?;
+                let said: Map<String, Value> = serde_json::from_str(text)
+                    .context("output 'classes' holds other texts, expected a JSON object for each row")?;
+                let labels = said.values().flat_map(|labels| labels.as_array().into_iter().flatten());
+                Ok(TextResult::Scores(labels.filter_map(|label| label["score"].as_f64()).collect()))
+            };
+            get("classes")?.rows(rows)?.into_iter().map(row).collect()
+        }
+        Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
     }
 }
 
@@ -169,7 +193,8 @@ pub fn expected(task: Task, line: &Value) -> anyhow::Result<TextResult> {
         Task::Generate => {
             TextResult::Text(line["generated_text"].as_str().context("there is no text 'generated_text'")?.to_owned())
         }
-        Task::ZeroShot | Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
+        Task::ZeroShot => TextResult::Scores(numbers(list("class_scores")?)),
+        Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
     })
 }
 

@@ -165,6 +165,10 @@ async fn compare(comparing: Comparing, args: &VerifyArgs, url: String) -> anyhow
     tokio::task::spawn_blocking(blocking).await.context("comparing ended early")?
 }
 
+/// The tasks for a model whose rows hold the labels of requests, so that all labels come with their scores. Those of reference.py are the same.
+const CLASSIFICATIONS: &str = r#"[{"task": "a_sentiment", "labels": ["positive", "negative", "neutral"], "multi_label": true, "cls_threshold": 0, "class_act": "softmax"},
+    {"task": "topic", "labels": {"sea": "about ships", "town": "about streets"}, "multi_label": true, "cls_threshold": 0}]"#;
+
 /// The model, the reference, and the flags of the comparison.
 struct Comparing {
     model: String,
@@ -271,6 +275,9 @@ impl Comparing {
             parameters.insert("aggregation_strategy".to_owned(), json!(self.aggregation));
             // For a model that finds entities of any labels; others pass it over.
             parameters.insert("labels".to_owned(), json!("person, organization, place, date"));
+        }
+        if tasks.contains(&Task::ZeroShot) {
+            parameters.insert("classifications".to_owned(), json!(CLASSIFICATIONS));
         }
         parameters
     }

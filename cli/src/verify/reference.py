@@ -152,13 +152,36 @@ def spans(ask):
     return found
 
 
-def spans_of_gliner2(ask):
-    from gliner2 import GLiNER2
+# The tasks of classes that the server is asked for (one.rs): all labels come with their scores.
+CLASSIFICATIONS = [
+    {"task": "a_sentiment", "labels": ["positive", "negative", "neutral"], "multi_label": True, "cls_threshold": 0.0, "class_act": "softmax"},
+    {"task": "topic", "labels": {"sea": "about ships", "town": "about streets"}, "multi_label": True, "cls_threshold": 0.0},
+]
+
+
+def extracted_by_gliner2(ask):
+    """What the library finds in each text for the labels of all tasks that are asked for, which stand in one row."""
+    from gliner2 import GLiNER2, Schema
 
     model, labels = GLiNER2.from_pretrained(ask["folder"]).eval(), ["person", "organization", "place", "date"]
+    entities = {"entities": labels} if "token_classify" in ask["tasks"] else {}
+    classes = {"classifications": CLASSIFICATIONS} if "zero_shot" in ask["tasks"] else {}
+    schema = Schema.from_dict({**entities, **classes})
+    # The server cuts a text that is to have one row.
+    words = model.config.max_len or 512
+    return labels, [model.extract(text, schema, include_confidence=True, include_spans=True, max_len=words) for text in ask["texts"]]
+
+
+def zero_shot(ask):
+    _, extracted = extracted_by_gliner2(ask)
+    return [{"class_scores": [label["confidence"] for task in CLASSIFICATIONS for label in found[task["task"]]]} for found in extracted]
+
+
+def spans_of_gliner2(ask):
+    labels, extracted = extracted_by_gliner2(ask)
     found = []
-    for text in ask["texts"]:
-        by_label = model.extract_entities(text, labels, include_confidence=True, include_spans=True)["entities"]
+    for text, result in zip(ask["texts"], extracted):
+        by_label = result["entities"]
         # The library counts the full stop that it puts behind a text.
         every = [(label, e["confidence"], e["start"], min(e["end"], len(text))) for label in labels for e in by_label[label] if e["start"] < len(text)]
         every.sort(key=lambda entity: (entity[2], -entity[1]))

@@ -75,6 +75,6 @@ pub use other_names::OtherName;
 pub use repository::{BrokenModel, Replacement, Repository, RepositoryModel, Uploaded};
 pub use sequence_batching::{Fact, SequenceBatching, SequenceControl, SequenceState};
 pub use sources::{BrokenFolder, ModelFolder, ModelSources, SourceError, check_choices};
-pub use task::Task;
+pub use task::{CLASSES, Task};
 pub use temporary::{TemporaryFolder, remove_leftovers};
 pub use torch::{torch_file, torch_file_beside};

@@ -4,6 +4,9 @@ use std::fmt;
 
 use trireme_inference::{DataType, TensorSpec};
 
+/// The output of a model of labels in rows that has, for each text, the labels that count as a JSON object.
+pub const CLASSES: &str = "classes";
+
 /// An operation on texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Task {

@@ -24,6 +24,8 @@ pub struct Capabilities {
     pub served_names: Vec<String>,
     /// Its classes in the order of the scores; empty where they have no names.
     pub labels: Vec<String>,
+    /// Whether labels of requests stand in its rows, as those of GLiNER2 (`zero_shot`).
+    pub takes_schema: bool,
     /// The names of its prompts.
     pub prompts: BTreeSet<String>,
     /// The prompt that queries take.
@@ -82,7 +84,12 @@ impl Capabilities {
             });
         };
         let fault = |what: String| format!("model '{}': parameter {what}", config.name);
-        let mut capabilities = Capabilities { inputs: texts, ..Capabilities::default() };
+        let takes_schema = match text("zero_shot") {
+            None | Some("nli") => false,
+            Some("schema") => true,
+            Some(other) => return Err(fault(format!("'zero_shot' is '{other}', expected nli or schema"))),
+        };
+        let mut capabilities = Capabilities { inputs: texts, takes_schema, ..Capabilities::default() };
         for name in listed(Some(tasks)) {
             let task = Task::named(name).ok_or_else(|| {
                 let known = Task::ALL.map(Task::name).join(", ");
@@ -92,7 +99,11 @@ impl Capabilities {
                 let expected: Vec<_> = task.outputs().iter().map(|(name, ..)| format!("'{name}'")).collect();
                 fault(format!("'task' names '{task}', expected output {} for it", expected.join(" and ")))
             })?;
-            let needed = if matches!(task, Task::Rerank | Task::ZeroShot) { 2 } else { 1 };
+            let needed = match task {
+                Task::Rerank => 2,
+                Task::ZeroShot if !takes_schema => 2,
+                _ => 1,
+            };
             if task != Task::Generate && (others || capabilities.inputs.len() < needed) {
                 return Err(fault(format!(
                     "'task' names '{task}', expected {needed} TYPE_STRING input(s) of one text a row and no other input \
@@ -109,7 +120,7 @@ impl Capabilities {
             capabilities.labels =
                 read.map_err(|error| fault(format!("'labels' is no JSON array of class names: {error}")))?;
         }
-        if capabilities.tasks.contains_key(&Task::ZeroShot) && capabilities.nli().is_none() {
+        if capabilities.tasks.contains_key(&Task::ZeroShot) && capabilities.zero_shot().is_none() {
             let found = capabilities.labels.join(", ");
             return Err(fault(format!(
                 "'task' names 'zero_shot', expected a label that begins with 'entail', and another one, in parameter 'labels', found: {found}"
@@ -174,6 +185,8 @@ fn inferred(texts: &[TensorSpec], outputs: &[TensorSpec]) -> BTreeMap<Task, Vec<
 mod tests {
     use trireme_model_repository::Nli;
 
+    use crate::ZeroShot;
+
     use super::*;
 
     const TEXT: &str = "input { name: 'TEXT' data_type: TYPE_STRING dims: [ -1 ] }";
@@ -230,12 +243,18 @@ mod tests {
         let found =
             capabilities(&[TEXT, &output("scores", "TYPE_FP32", "-1, 2"), &parameter("task", "classify"), &labels]);
         assert_eq!(found.unwrap().labels, ["no", "yes"]);
+        let schema = [parameter("task", "zero_shot"), parameter("zero_shot", "schema")];
+        let found = capabilities(&[TEXT, &output("scores", "TYPE_FP32", "-1, -1"), &schema[0], &schema[1]]).unwrap();
+        assert_eq!(found.zero_shot(), Some(ZeroShot::Schema));
+        let other = [schema[0].clone(), parameter("zero_shot", "rows")];
+        let fault = capabilities(&[TEXT, &output("scores", "TYPE_FP32", "-1, -1"), &other[0], &other[1]]).unwrap_err();
+        assert!(fault.contains("'zero_shot' is 'rows', expected nli or schema"), "{fault}");
         let labels = parameter("labels", r#"["contradiction", "entailment"]"#);
         let scores = output("scores", "TYPE_FP32", "-1, 2");
         let found = capabilities(&[TEXT, PAIR, &scores, &parameter("task", "classify, zero_shot"), &labels]).unwrap();
-        assert_eq!(found.nli(), Some(Nli { entailment: 1, contradiction: 0 }));
+        assert_eq!(found.zero_shot(), Some(ZeroShot::Nli(Nli { entailment: 1, contradiction: 0 })));
         let found = capabilities(&[TEXT, PAIR, &scores, &parameter("task", "classify"), &labels]).unwrap();
-        assert_eq!(found.nli(), None);
+        assert_eq!(found.zero_shot(), None);
     }
 
     #[test]

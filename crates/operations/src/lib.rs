@@ -40,7 +40,7 @@ pub use rerank::Scores;
 pub use tokenize::{Token, TokenLists, ids};
 pub use tokens::{Entities, TokenScores};
 pub use trireme_inference::Window;
-pub use zero_shot::Candidates;
+pub use zero_shot::{Candidates, ZeroShot};
 
 /// Bytes of a number as digits for each of its own.
 const DIGITS: usize = 3;

@@ -1,15 +1,19 @@
-//! Texts to a score for each label of the request, by a model that judges whether one text follows from another (NLI).
+//! Texts to a score for each label of the request, by a model that judges whether one text follows from another (NLI), or by one whose rows hold the
+//! labels (GLiNER2).
 //!
-//! Each text is paired with a hypothesis for each label. The scores are made of the logits of these pairs, as transformers'
-//! `ZeroShotClassificationPipeline` makes them.
+//! For NLI each text is paired with a hypothesis for each label. The scores are made of the logits of these pairs, as transformers'
+//! `ZeroShotClassificationPipeline` makes them. A model of the other kind gets the labels as a task of its parameter `classifications`.
 
 use trireme_inference::{InferError, ParameterValue, Parameters, shown};
 use trireme_model_repository::Nli;
 
-use crate::{Capabilities, Classified, OperationRequest, Operations, Task, TextOptions};
+use crate::{Capabilities, Classified, Found, OperationRequest, Operations, Task, TextOptions};
 
 /// The hypothesis without a template of the request.
 const TEMPLATE: &str = "This example is {}.";
+
+/// The name of the task of labels without one of the request.
+const TASK: &str = "classification";
 
 /// The place of the label in a template.
 const BLANK: &str = "{}";
@@ -24,8 +28,17 @@ const LONGEST_TEMPLATE: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidates {
     labels: Vec<String>,
-    hypotheses: Vec<String>,
+    template: Option<String>,
     multi_label: bool,
+}
+
+/// How a model scores labels of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ZeroShot {
+    /// By pairs of a text and a hypothesis, whose classes of these places say whether the one follows from the other.
+    Nli(Nli),
+    /// By rows that hold the labels: parameter `classifications` of its tokenizer.
+    Schema,
 }
 
 // === impl Candidates ===
@@ -35,7 +48,7 @@ impl Candidates {
     /// the other labels.
     ///
     /// # Errors
-    /// There is no label, or there are more than a request may have pairs; the template is longer than 1 024 bytes, or has not exactly one `{}`.
+    /// There is no label, or there are more than a request may have pairs; the template is longer than 1 024 bytes.
     pub fn new(labels: Vec<String>, template: Option<&str>, multi_label: bool) -> Result<Candidates, InferError> {
         if labels.is_empty() {
             return Err(InferError::invalid_arg("'candidate_labels' is empty, expected at least one label"));
@@ -46,21 +59,44 @@ impl Candidates {
                 "'candidate_labels' has {found} labels, expected at most {MOST_PAIRS}: send fewer labels in a request"
             )));
         }
-        let template = template.unwrap_or(TEMPLATE);
-        if template.len() > LONGEST_TEMPLATE {
-            let found = template.len();
+        if let Some(found) = template.map(str::len).filter(|&length| length > LONGEST_TEMPLATE) {
             return Err(InferError::invalid_arg(format!(
                 "'hypothesis_template' has {found} bytes, expected at most {LONGEST_TEMPLATE}: it is repeated for each label"
             )));
         }
+        Ok(Candidates { labels, template: template.map(str::to_owned), multi_label })
+    }
+
+    /// A hypothesis for each label.
+    ///
+    /// # Errors
+    /// The template has not exactly one `{}`.
+    pub fn hypotheses(&self) -> Result<Vec<String>, InferError> {
+        let template = self.template.as_deref().unwrap_or(TEMPLATE);
         let Some((before, behind)) = template.split_once(BLANK).filter(|(_, behind)| !behind.contains(BLANK)) else {
             return Err(InferError::invalid_arg(format!(
                 "'hypothesis_template' is '{}', expected one {BLANK}, the place of the label, as in '{TEMPLATE}'",
                 shown(template)
             )));
         };
-        let hypotheses = labels.iter().map(|label| format!("{before}{label}{behind}")).collect();
-        Ok(Candidates { labels, hypotheses, multi_label })
+        Ok(self.labels.iter().map(|label| format!("{before}{label}{behind}")).collect())
+    }
+
+    /// The value of parameter `classifications` that asks for the labels: one task, whose name is the template. A single label has a probability of its
+    /// own, as with `multi_label`.
+    ///
+    /// # Errors
+    /// The template has a `{}`.
+    pub fn schema(&self) -> Result<String, InferError> {
+        let task = self.template.as_deref().unwrap_or(TASK);
+        if task.contains(BLANK) {
+            return Err(InferError::invalid_arg(format!(
+                "'hypothesis_template' is '{}', but this model makes no sentences of labels: write the name of the task, as in 'prompt_safety'",
+                shown(task)
+            )));
+        }
+        let multi_label = self.multi_label || self.labels.len() == 1;
+        Ok(serde_json::json!([{"task": task, "labels": self.labels, "multi_label": multi_label}]).to_string())
     }
 
     /// The labels in the parameters of a v2 request: `candidate_labels`, a JSON array or labels with commas between them,
@@ -99,7 +135,11 @@ impl Candidates {
     ///
     /// # Errors
     /// There are more pairs than a request may have.
-    pub fn pairs<T: Clone>(&self, texts: &[T]) -> Result<(Vec<T>, Vec<&str>), InferError> {
+    pub fn pairs<'h, T: Clone>(
+        &self,
+        texts: &[T],
+        hypotheses: &'h [String],
+    ) -> Result<(Vec<T>, Vec<&'h str>), InferError> {
         let (rows, labels) = (texts.len(), self.labels.len());
         if rows.saturating_mul(labels) > MOST_PAIRS {
             return Err(InferError::invalid_arg(format!(
@@ -108,7 +148,7 @@ impl Candidates {
             )));
         }
         let firsts = texts.iter().flat_map(|text| std::iter::repeat_n(text.clone(), labels)).collect();
-        let hypotheses = self.hypotheses.iter().map(String::as_str);
+        let hypotheses = hypotheses.iter().map(String::as_str);
         Ok((firsts, std::iter::repeat_n(hypotheses, rows).flatten().collect()))
     }
 
@@ -133,9 +173,10 @@ impl Candidates {
 // === impl Capabilities ===
 
 impl Capabilities {
-    /// The classes of which labels of requests get their scores; `None`: the model does not do `zero_shot`.
-    pub fn nli(&self) -> Option<Nli> {
-        self.tasks.get(&Task::ZeroShot).and_then(|_| Nli::of(&self.labels))
+    /// How labels of requests get their scores; `None`: the model does not do `zero_shot`.
+    pub fn zero_shot(&self) -> Option<ZeroShot> {
+        self.tasks.get(&Task::ZeroShot)?;
+        if self.takes_schema { Some(ZeroShot::Schema) } else { Nli::of(&self.labels).map(ZeroShot::Nli) }
     }
 }
 
@@ -151,9 +192,14 @@ impl Operations {
     ) -> Result<Classified, InferError> {
         let found = self.find_for(Task::ZeroShot, ask)?;
         let capabilities = &found.pipeline.capabilities;
-        let nli = capabilities.nli().ok_or_else(|| found.fault("has no label 'entailment'".to_owned()))?;
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        let (firsts, hypotheses) = candidates.pairs(&texts)?;
+        let nli = match capabilities.zero_shot() {
+            Some(ZeroShot::Nli(nli)) => nli,
+            Some(ZeroShot::Schema) => return self.score_by_schema(found, &texts, candidates, ask).await,
+            None => return Err(found.fault("has no label 'entailment'".to_owned())),
+        };
+        let hypotheses = candidates.hypotheses()?;
+        let (firsts, hypotheses) = candidates.pairs(&texts, &hypotheses)?;
         let options = TextOptions { raw_scores: Some(true), ..ask.options.clone() };
         let ask = OperationRequest { options, ..ask.clone() };
         let (tensors, ledger) = self.run_texts(&found, &firsts, Some(&hypotheses), &ask).await?;
@@ -165,6 +211,27 @@ impl Operations {
         }
         let scores = candidates.scores(nli, &logits, width);
         let rows = scores.chunks_exact(candidates.labels.len()).map(<[f32]>::to_vec).collect();
+        Ok(Classified { model: found.pipeline.name, labels: candidates.labels.clone(), rows, ledger })
+    }
+
+    /// The scores by a model whose rows hold the labels.
+    async fn score_by_schema(
+        &self,
+        found: Found,
+        texts: &[&str],
+        candidates: &Candidates,
+        ask: &OperationRequest,
+    ) -> Result<Classified, InferError> {
+        let mut ask = ask.clone();
+        ask.parameters.insert("classifications".to_owned(), candidates.schema()?.as_str().into());
+        let (tensors, ledger) = self.run_texts(&found, texts, None::<&[&str]>, &ask).await?;
+        let tensor = tensors.first().ok_or_else(|| found.fault("gave no scores".to_owned()))?;
+        let (scores, width) = found.numbers(tensor)?;
+        let expected = candidates.labels.len();
+        if width != expected {
+            return Err(found.fault(format!("gave {width} scores for {expected} labels")));
+        }
+        let rows = scores.chunks_exact(width).map(<[f32]>::to_vec).collect();
         Ok(Classified { model: found.pipeline.name, labels: candidates.labels.clone(), rows, ledger })
     }
 }
@@ -191,7 +258,8 @@ mod tests {
         assert!(of(" ").unwrap_err().message.contains("'candidate_labels' is empty"));
         assert!(of("[1]").unwrap_err().message.contains("expected a JSON array of labels"));
         let given = [("candidate_labels", "a".into()), ("hypothesis_template", "It is {} or {}.".into())];
-        let twice = Candidates::from_parameters(&parameters(&given)).unwrap_err().message;
+        let twice =
+            Candidates::from_parameters(&parameters(&given)).unwrap().unwrap().hypotheses().unwrap_err().message;
         assert!(twice.contains("'It is {} or {}.', expected one {}"), "{twice}");
         let new = |labels: usize, template: &str| Candidates::new(vec!["a".to_owned(); labels], Some(template), false);
         let many = new(MOST_PAIRS + 1, "{}").unwrap_err().message;
@@ -206,12 +274,24 @@ mod tests {
     #[test]
     fn each_text_meets_each_hypothesis_and_too_many_pairs_are_refused() {
         let two = Candidates::new(labels(&["calm", "storm"]), Some("Sea: {}!"), false).unwrap();
-        let (firsts, hypotheses) = two.pairs(&["x", "y"]).unwrap();
+        let own = two.hypotheses().unwrap();
+        let (firsts, hypotheses) = two.pairs(&["x", "y"], &own).unwrap();
         assert_eq!(firsts, ["x", "x", "y", "y"]);
         assert_eq!(hypotheses, ["Sea: calm!", "Sea: storm!", "Sea: calm!", "Sea: storm!"]);
-        let refused = two.pairs(&vec![""; 8193]).unwrap_err().message;
+        let refused = two.pairs(&vec![""; 8193], &own).unwrap_err().message;
         assert!(refused.contains("8193 texts with 2 labels are 16386 pairs, expected at most 16384"), "{refused}");
-        assert!(two.pairs(&vec![""; 8192]).is_ok());
+        assert!(two.pairs(&vec![""; 8192], &own).is_ok());
+    }
+
+    #[test]
+    fn labels_are_a_task_of_a_model_whose_rows_hold_them() {
+        let of = |names: &[&str], template, multi| Candidates::new(labels(names), template, multi).unwrap().schema();
+        let two = of(&["safe", "unsafe"], Some("prompt_safety"), false).unwrap();
+        assert_eq!(two, r#"[{"labels":["safe","unsafe"],"multi_label":false,"task":"prompt_safety"}]"#);
+        let one = of(&["safe"], None, false).unwrap();
+        assert_eq!(one, r#"[{"labels":["safe"],"multi_label":true,"task":"classification"}]"#);
+        let sentence = of(&["safe"], Some("It is {}."), false).unwrap_err().message;
+        assert!(sentence.contains("'It is {}.', but this model makes no sentences"), "{sentence}");
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl Outputs {
     /// Checks the declared outputs, with their full shapes, against the chain's result. Reports all faults together.
     pub(crate) fn of(specs: &[TensorSpec], result: &Signature, labels: Labels) -> Result<Outputs, Vec<String>> {
         let mut faults = Vec::new();
-        let has_parts = matches!(result.form, Form::Ranked | Form::Sparse);
+        let has_parts = matches!(result.form, Form::Ranked | Form::Sparse | Form::Classes);
         let results = specs.iter().filter(|spec| Content::of(&spec.name, result) != Content::TokenMask).count();
         if results == 0 || (results > 1 && !has_parts) {
             faults.push(format!("it declares {} outputs, expected one for the result: {result}", specs.len()));
@@ -51,11 +51,14 @@ impl Outputs {
         let mut outputs = Vec::new();
         for spec in specs {
             let content = Content::of(&spec.name, result);
-            if result.form == Form::Sparse && !matches!(&*spec.name, "sparse_indices" | "sparse_values") {
+            let parts = match result.form {
+                Form::Sparse => Some(("sparse", ["sparse_indices", "sparse_values"])),
+                Form::Classes => Some(("classes", ["scores", "classes"])),
+                _ => None,
+            };
+            if let Some((op, [one, other])) = parts.filter(|(_, names)| !names.contains(&spec.name.as_str())) {
                 let name = &spec.name;
-                faults.push(format!(
-                    "unexpected output '{name}' of op sparse, expected 'sparse_indices' and 'sparse_values'"
-                ));
+                faults.push(format!("unexpected output '{name}' of op {op}, expected '{one}' and '{other}'"));
             }
             if !content.datatypes().contains(&spec.datatype) {
                 let names = match content {
@@ -75,9 +78,10 @@ impl Outputs {
             if content == Content::Labels && labels.is_empty() {
                 faults.push(format!("output '{}' needs labels: give label_filename or parameter 'labels'", spec.name));
             }
-            // The mask is of tokens, not of their components.
+            // The mask is of tokens, not of their components, and the choice is of texts, not of their labels.
             let dims = match content {
                 Content::TokenMask => &result.dims[..2],
+                Content::Texts if result.form == Form::Classes => &result.dims[..1],
                 _ => &result.dims[..],
             };
             let trailing_axis = match spec.shape.split_last() {
@@ -127,11 +131,11 @@ impl Content {
         match (result.form, name) {
             (Form::Floats, "token_mask") if result.dims.len() == 3 => Content::TokenMask,
             (Form::Sparse, "sparse_indices") => Content::Ints,
-            (Form::Floats | Form::Sparse, _) | (Form::Ranked, "scores") => Content::Floats,
+            (Form::Floats | Form::Sparse, _) | (Form::Ranked | Form::Classes, "scores") => Content::Floats,
             (Form::Ints, _) | (Form::Ranked, "indices") => Content::Ints,
             (Form::Ranked, "labels") => Content::Labels,
             (Form::Ranked, _) => Content::Classification,
-            (Form::Texts, _) => Content::Texts,
+            (Form::Texts | Form::Classes, _) => Content::Texts,
         }
     }
 
@@ -148,7 +152,11 @@ impl Content {
 
 impl Output {
     fn tensor(&self, value: &Value<'_>, labels: &Labels) -> Result<Tensor, InferError> {
-        let mut shape: Vec<i64> = value.dims().iter().map(|&d| d as i64).collect();
+        let dims = match (self.content, value) {
+            (Content::Texts, Value::Classes { chosen, .. }) => chosen.shape(),
+            _ => value.dims(),
+        };
+        let mut shape: Vec<i64> = dims.iter().map(|&d| d as i64).collect();
         if self.trailing_axis {
             shape.push(1);
         }
@@ -157,6 +165,8 @@ impl Output {
             (Content::Floats, Value::Floats(array)) => self.floats(shape, array.iter().copied()),
             (Content::Floats, Value::Ranked { scores, .. }) => self.floats(shape, scores.iter().copied()),
             (Content::Floats, Value::Sparse { values, .. }) => self.floats(shape, values.iter().copied()),
+            (Content::Floats, Value::Classes { scores, .. }) => self.floats(shape, scores.iter().copied()),
+            (Content::Texts, Value::Classes { chosen, .. }) => self.texts(shape, chosen.iter()),
             (Content::Ints, Value::Sparse { indices, .. }) => self.ints(shape, indices.iter().copied()),
             (Content::Ints | Content::TokenMask, Value::Ints(array)) => self.ints(shape, array.iter().copied()),
             (Content::Ints, Value::Ranked { indices, .. }) => self.ints(shape, indices.iter().copied()),
@@ -296,6 +306,19 @@ mod tests {
         let specs = [indices(), spec("weights", DataType::Fp32, &[-1, -1])];
         let faults = Outputs::of(&specs, &result, Labels::default()).err().unwrap();
         assert_eq!(faults, ["unexpected output 'weights' of op sparse, expected 'sparse_indices' and 'sparse_values'"]);
+    }
+
+    #[test]
+    fn scores_of_labels_and_the_labels_that_count_come_apart() {
+        let value =
+            Value::Classes { scores: arr2(&[[0.25f32, 0.75]]).into_dyn(), chosen: arr1(&["{}".to_owned()]).into_dyn() };
+        let specs = [spec("scores", DataType::Fp32, &[-1, -1]), spec("classes", DataType::Bytes, &[-1])];
+        let tensors = tensors(&specs, &value, "");
+        assert_eq!((&**tensors[0].shape(), &*tensors[0].values::<f32>().unwrap()), (&[1, 2][..], &[0.25, 0.75][..]));
+        assert_eq!((&**tensors[1].shape(), texts(&tensors[1])), (&[1][..], vec!["{}"]));
+        let result = Signature::new(Form::Classes, [-1, -1]);
+        let faults = Outputs::of(&[spec("labels", DataType::Bytes, &[-1])], &result, Labels::default()).err().unwrap();
+        assert_eq!(faults, ["unexpected output 'labels' of op classes, expected 'scores' and 'classes'"]);
     }
 
     #[test]

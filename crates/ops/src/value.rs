@@ -43,6 +43,13 @@ pub enum Value<'a> {
         /// The components; 0 fills up.
         values: ArrayD<f32>,
     },
+    /// The labels that a request named, for each text.
+    Classes {
+        /// The scores of all labels, `[texts, labels]`.
+        scores: ArrayD<f32>,
+        /// The labels that count, as JSON, `[texts]`.
+        chosen: ArrayD<String>,
+    },
 }
 
 /// The kind of a [`Value`].
@@ -54,6 +61,7 @@ pub enum Form {
     Texts,
     Ranked,
     Sparse,
+    Classes,
 }
 
 /// The form and dimensions of a value as they are known when the model is loaded; -1 for any size.
@@ -119,6 +127,7 @@ impl<'a> Value<'a> {
             Value::Texts(_) => Form::Texts,
             Value::Ranked { .. } => Form::Ranked,
             Value::Sparse { .. } => Form::Sparse,
+            Value::Classes { .. } => Form::Classes,
         }
     }
 
@@ -140,6 +149,7 @@ impl<'a> Value<'a> {
             Value::Texts(array) => array.shape(),
             Value::Ranked { scores, .. } => scores.shape(),
             Value::Sparse { values, .. } => values.shape(),
+            Value::Classes { scores, .. } => scores.shape(),
         }
     }
 }
@@ -200,7 +210,7 @@ impl Form {
     /// Bytes of an element in memory, without the bytes of a text.
     pub(crate) fn element_size(self) -> usize {
         match self {
-            Form::Floats => size_of::<f32>(),
+            Form::Floats | Form::Classes => size_of::<f32>(),
             Form::Ints => size_of::<i64>(),
             Form::Texts => size_of::<String>(),
             Form::Ranked | Form::Sparse => size_of::<f32>() + size_of::<i64>(),
@@ -222,6 +232,7 @@ impl fmt::Display for Form {
             Form::Texts => "texts",
             Form::Ranked => "the ranked classes of top_k",
             Form::Sparse => "the components of sparse",
+            Form::Classes => "the labels of classes",
         })
     }
 }

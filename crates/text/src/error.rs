@@ -75,11 +75,11 @@ pub enum TextError {
     )]
     NoLabels,
     /// More labels than a request may have.
-    #[error("parameter 'labels' has more than {most} labels: send several requests")]
-    TooManyLabels { most: usize },
+    #[error("parameter '{parameter}' has more than {most} labels: send several requests")]
+    TooManyLabels { parameter: &'static str, most: usize },
     /// Labels that cannot stand before a text.
-    #[error("parameter 'labels': {reason}")]
-    Labels { reason: String },
+    #[error("parameter '{parameter}': {reason}")]
+    Labels { parameter: &'static str, reason: String },
     /// More scores of spans than a run may have.
     #[error(
         "{rows} rows of {words} words, each with {scores} scores for spans and labels, are more than the {most} scores of a request: send fewer texts or \

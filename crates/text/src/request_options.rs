@@ -53,6 +53,8 @@ pub struct RequestOptions<'a> {
     pub max_windows: Option<NonZeroUsize>,
     /// `labels`: what the entities are that a model of spans shall find, as [`SpanLabels`](crate::SpanLabels) reads them.
     pub labels: Option<&'a str>,
+    /// `classifications`: the tasks by which such a model shall judge texts, as [`Classifications`](crate::Classifications) reads them.
+    pub classifications: Option<&'a str>,
     /// `source_language`: the language of the texts.
     pub source_language: Option<&'a str>,
     /// `target_language`: the language to translate into.
@@ -131,6 +133,7 @@ impl<'a> RequestOptions<'a> {
             max_windows: count("max_windows")?,
             // Other models may take labels in a form of their own.
             labels: parameters.get("labels").and_then(ParameterValue::as_str),
+            classifications: parameters.get("classifications").and_then(ParameterValue::as_str),
             source_language: text("source_language")?,
             target_language: text("target_language")?,
             add_special_tokens: flag("add_special_tokens")?,

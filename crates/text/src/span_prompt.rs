@@ -4,6 +4,15 @@ use std::num::NonZeroUsize;
 
 use serde::Deserialize;
 
+/// The token by which the graph finds a schema.
+pub(crate) const SCHEMA_TOKEN: &str = "[P]";
+
+/// The token before each label of a class.
+pub(crate) const CLASS_TOKEN: &str = "[L]";
+
+/// The token between two schemas.
+pub(crate) const NEXT_SCHEMA: &str = "[SEP_STRUCT]";
+
 /// How the rows of a span model are made: the value of parameter `spans`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -28,7 +37,8 @@ pub enum SpanForm {
     /// `gliner`: labels and words alone.
     #[default]
     Gliner,
-    /// `gliner2`: the labels are the fields of a schema named `entities`. Words are in lower case, and a text ends with a full stop.
+    /// `gliner2`: the labels are the fields of a schema named `entities`, and each task of classes is a schema of its own behind it. Words are in
+    /// lower case, and a text ends with a full stop.
     Gliner2,
 }
 
@@ -42,27 +52,11 @@ impl SpanPrompt {
 // === impl SpanForm ===
 
 impl SpanForm {
-    /// The token by which the graph finds the schema, where rows have one.
-    pub(crate) const fn schema_token(self) -> Option<&'static str> {
-        match self {
-            SpanForm::Gliner => None,
-            SpanForm::Gliner2 => Some("[P]"),
-        }
-    }
-
-    /// What stands before the labels.
-    pub(crate) const fn before(self) -> &'static [&'static str] {
+    /// The tokens of its schemas, besides the one before each label of an entity; none where rows have no schema.
+    pub(crate) const fn schema_tokens(self) -> &'static [&'static str] {
         match self {
             SpanForm::Gliner => &[],
-            SpanForm::Gliner2 => &["(", "[P]", "entities", "("],
-        }
-    }
-
-    /// What stands behind the labels.
-    pub(crate) const fn behind(self) -> &'static [&'static str] {
-        match self {
-            SpanForm::Gliner => &[],
-            SpanForm::Gliner2 => &[")", ")"],
+            SpanForm::Gliner2 => &[SCHEMA_TOKEN, CLASS_TOKEN, NEXT_SCHEMA],
         }
     }
 }

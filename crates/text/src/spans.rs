@@ -2,7 +2,7 @@
 //! each label.
 //!
 //! A row is the special tokens of the tokenizer around `label token, label, label token, label, …, separator, word, word, …`; rows of GLiNER2 have
-//! a schema around the labels ([`SpanForm`]). Each label and each word is tokenized alone. A text of more words or tokens than a row may have becomes windows of whole words. Each window owns some of
+//! a schema around the labels, and one for each task of classes ([`SpanForm`]). Rows of classes alone have no words whose spans are scored. Each label and each word is tokenized alone. A text of more words or tokens than a row may have becomes windows of whole words. Each window owns some of
 //! its words; a span belongs to the window that owns its first word, and that window has all words of it.
 
 use std::borrow::Cow;
@@ -16,15 +16,19 @@ use crate::core::Core;
 use crate::encoded::{Encoded, Extras, SpanTensors, extend_padded};
 use crate::part::part;
 use crate::row::Row;
-use crate::span_prompt::{SpanForm, SpanPrompt};
+use crate::span_prompt::SpanForm;
 use crate::window::Window;
 use crate::{RequestOptions, Side, TextError, TextTokenizer};
 
+use self::before::Asked;
 use self::words::{Word, words};
 
+mod before;
+mod classifications;
 mod labels;
 mod words;
 
+pub use self::classifications::{Classification, Classifications};
 pub use self::labels::{MOST_LABELS, SpanLabels};
 
 /// Most scores of spans that a request may ask for: as many as a message may hold.
@@ -78,7 +82,9 @@ impl TextTokenizer {
         let Some(prompt) = &self.options.spans else { return Vec::new() };
         let Core::Json(_) = &self.encoder.core else { return vec!["'spans' needs a tokenizer.json".to_owned()] };
         let unknown = |token: &&str| self.encoder.core.token_to_id(token).is_none();
-        let tokens = [prompt.label_token.as_str(), &prompt.separator].into_iter().chain(prompt.form.schema_token());
+        let tokens = [prompt.label_token.as_str(), &prompt.separator]
+            .into_iter()
+            .chain(prompt.form.schema_tokens().iter().copied());
         tokens.filter(unknown).map(|token| format!("'spans': the vocabulary has no token '{token}'")).collect()
     }
 
@@ -94,17 +100,17 @@ impl TextTokenizer {
             return Err(TextError::NoOffsets { output: "words_mask", kind: "has no parameter 'spans'" });
         };
         if pairs.is_some() {
-            return Err(TextError::Labels {
-                reason: "labels go with single texts, and the request has pairs".to_owned(),
-            });
+            let reason = "labels go with single texts, and the request has pairs".to_owned();
+            return Err(TextError::Labels { parameter: labels::PARAMETER, reason });
         }
-        let labels = SpanLabels::parse(request.labels.ok_or(TextError::NoLabels)?)?;
+        let asked = Asked::of(request, prompt.form)?;
         let around = self.around(request)?;
-        let before = self.label_tokens(tokenizer, prompt, &labels)?;
+        let before = self.label_tokens(tokenizer, prompt, &asked)?;
         let special = self.encoder.special_tokens(&around, false);
         let longest = around.max_length.unwrap_or(usize::MAX);
         let taken = before.len() + special;
         let room = longest.checked_sub(taken).filter(|&room| room > 0).ok_or_else(|| TextError::Labels {
+            parameter: asked.longest(),
             reason: format!(
                 "{taken} tokens of labels leave no room for words in a row of {longest}: send fewer or shorter labels"
             ),
@@ -121,34 +127,14 @@ impl TextTokenizer {
             width: prompt.max_width.get(),
         };
         let windows = self.is_in_windows(request).then_some(request);
-        let (rows, rows_of_each) = self.rows_of(texts, |index, text, rows| {
+        let (mut rows, rows_of_each) = self.rows_of(texts, |index, text, rows| {
             rows.extend(self.span_rows((index, text), tokenizer, &before, &around, room, windows)?);
             Ok(())
         })?;
-        self.span_tensors(rows, labels.names().len(), room.width, &rows_of_each, extras)
-    }
-
-    /// The tokens before a text: each label behind its token, with what stands around labels, and the separator.
-    fn label_tokens(
-        &self,
-        tokenizer: &Tokenizer,
-        prompt: &SpanPrompt,
-        labels: &SpanLabels,
-    ) -> Result<Vec<u32>, TextError> {
-        let failed = |reason: String| TextError::Labels { reason };
-        let names = labels.names();
-        let each = names.iter().flat_map(|name| [prompt.label_token.as_str(), name]);
-        let (before, behind) = (prompt.form.before(), prompt.form.behind());
-        let all = before.iter().copied().chain(each).chain(behind.iter().copied());
-        let all: Vec<&str> = all.chain([prompt.separator.as_str()]).collect();
-        let found = tokenizer.encode(all, false).map_err(|error| failed(error.to_string()))?;
-        let id = self.encoder.core.token_to_id(&prompt.label_token);
-        let count = found.get_ids().iter().filter(|&&token| Some(token) == id).count();
-        if count != names.len() {
-            let token = &prompt.label_token;
-            return Err(failed(format!("a label holds '{token}', which stands before labels: leave it out")));
+        if asked.labels.is_none() {
+            rows.iter_mut().for_each(SpanRow::without_words);
         }
-        Ok(found.get_ids().to_vec())
+        self.span_tensors(rows, asked.entities(), room.width, &rows_of_each, extras)
     }
 
     /// The rows of a text: windows where the request that allows them is there, else one.
@@ -306,6 +292,14 @@ impl TextTokenizer {
 }
 
 // === impl SpanRow ===
+
+impl SpanRow {
+    /// No span of it is scored.
+    fn without_words(&mut self) {
+        self.words_mask.fill(0);
+        self.characters.clear();
+    }
+}
 
 impl AsRef<Row> for SpanRow {
     fn as_ref(&self) -> &Row {

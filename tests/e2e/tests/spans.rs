@@ -1,4 +1,4 @@
-//! Entities of the labels that a request names, by folders of GLiNER and GLiNER2. The expected ones are those of their libraries
+//! Entities and classes of the labels that a request names, by folders of GLiNER and GLiNER2. The expected ones are those of their libraries
 //! (`tests/models/spans.py`, `tests/models/spans_of_gliner2.py`).
 
 use std::fs;
@@ -6,20 +6,44 @@ use std::fs;
 use serde_json::{Value, json};
 use trireme_e2e::{Mode, Request, Response, Sandbox, Setup, in_one_mode, workspace};
 
-in_one_mode!(entities_of_any_labels_are_those_of_the_library, entities_of_gliner2_are_those_of_its_library);
+in_one_mode!(
+    entities_of_any_labels_are_those_of_the_library,
+    entities_of_gliner2_are_those_of_its_library,
+    classes_of_gliner2_are_those_of_its_library,
+);
 
 fn post(sandbox: &Sandbox, path: &str, body: &Value) -> Response {
     sandbox.send(&Request::post(path, body.to_string().into_bytes()))
 }
 
+fn request_of(texts: &[&str], parameters: &Value) -> Value {
+    let input = json!({"name": "TEXT", "datatype": "BYTES", "shape": [texts.len()], "data": texts});
+    json!({"parameters": parameters, "inputs": [input]})
+}
+
+/// An output of an answer over the v2 protocol.
+fn output<'a>(answer: &'a Value, name: &str) -> &'a Value {
+    let outputs = answer["outputs"].as_array().expect("a list");
+    outputs.iter().find(|output| output["name"] == name).unwrap_or_else(|| panic!("no output {name}: {answer}"))
+}
+
+/// The rows of JSON of an output.
+fn rows_of(answer: &Value, name: &str) -> Vec<Value> {
+    let rows = output(answer, name)["data"].as_array().expect("a list");
+    rows.iter().map(|row| serde_json::from_str(row.as_str().expect("a text")).expect("JSON")).collect()
+}
+
+fn answered(sandbox: &Sandbox, request: &Value) -> Value {
+    let answer = post(sandbox, "/v2/models/any/infer", request);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()
+}
+
 /// The entities of texts over the v2 protocol.
 fn infer(sandbox: &Sandbox, texts: &[&str], parameters: &Value) -> Vec<Vec<Value>> {
-    let input = json!({"name": "TEXT", "datatype": "BYTES", "shape": [texts.len()], "data": texts});
-    let answer = post(sandbox, "/v2/models/any/infer", &json!({"parameters": parameters, "inputs": [input]}));
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    let rows = answer.json()["outputs"][0]["data"].as_array().expect("a list").clone();
-    let row = |row: &Value| serde_json::from_str(row.as_str().expect("a text")).expect("a JSON array");
-    rows.iter().map(row).collect()
+    let answer = answered(sandbox, &request_of(texts, parameters));
+    assert_eq!(answer["outputs"].as_array().map(Vec::len), Some(1), "entities alone: {answer}");
+    rows_of(&answer, "entities").into_iter().map(|row| row.as_array().expect("a JSON array").clone()).collect()
 }
 
 fn number(entity: &Value, name: &str) -> f64 {
@@ -87,6 +111,151 @@ fn entities_of_gliner2_are_those_of_its_library(mode: Mode) {
     assert!(refused.text().contains("a label holds '[E]'"), "{}", refused.text());
 }
 
+/// Whether labels that count are those of the library, in the order of the tasks.
+fn assert_same_choice(found: &Value, expected: &Value, text: &str) {
+    let tasks = |value: &Value| value.as_object().expect("tasks").keys().cloned().collect::<Vec<_>>();
+    assert_eq!(tasks(found), tasks(expected), "{text:?}");
+    for (task, expected) in expected.as_object().expect("tasks") {
+        let labels = |said: &Value| said.as_array().cloned().unwrap_or_else(|| vec![said.clone()]);
+        assert_eq!(found[task].is_array(), expected.is_array(), "{text:?}: {found}");
+        let (one, other) = (labels(&found[task]), labels(expected));
+        assert_eq!(one.len(), other.len(), "{text:?}: {found} {expected}");
+        for (one, other) in one.iter().zip(&other) {
+            assert_eq!(one["label"], other["label"], "{text:?}: {found} {expected}");
+            assert!((number(one, "score") - number(other, "score")).abs() < 1e-5, "{text:?}: {one} {other}");
+        }
+    }
+}
+
+fn assert_close(found: &[Value], expected: &[Value], text: &str) {
+    assert_eq!(found.len(), expected.len(), "{text:?}");
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let differs = |(one, other): (&Value, &Value)| (number(one) - number(other)).abs() >= 1e-5;
+    assert!(!found.iter().zip(expected).any(differs), "{text:?}: {found:?} {expected:?}");
+}
+
+fn classes_of_gliner2_are_those_of_its_library(mode: Mode) {
+    let (sandbox, _) = served(mode, "gliner2");
+    let cases =
+        fs::read_to_string(workspace().join("tests/models/gliner2/classes.json")).expect("the expected classes");
+    let cases: Vec<Value> = serde_json::from_str(&cases).expect("JSON");
+    let text = |case: &'_ Value| case["text"].as_str().expect("a text").to_owned();
+    for alike in cases.chunk_by(|one, other| one["classifications"] == other["classifications"]) {
+        let texts: Vec<String> = alike.iter().map(text).collect();
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let mut parameters = json!({"classifications": alike[0]["classifications"].to_string()});
+        let finds = alike[0]["labels"].is_array();
+        if finds {
+            parameters["labels"] = alike[0]["labels"].to_string().into();
+        }
+        // What a request asks for by its labels is what it gets.
+        let together = answered(&sandbox, &request_of(&texts, &parameters));
+        assert_eq!(together["outputs"].as_array().map(Vec::len), Some(1 + usize::from(finds)), "{together}");
+        let mut with_scores = request_of(&texts, &parameters);
+        with_scores["outputs"] = json!([{"name": "scores"}, {"name": "classes"}]);
+        let scored = answered(&sandbox, &with_scores);
+        let scores = output(&scored, "scores")["data"].as_array().expect("numbers").clone();
+        let width = scores.len() / texts.len();
+        assert_eq!(output(&scored, "scores")["shape"], json!([texts.len(), width]));
+        for (at, case) in alike.iter().enumerate() {
+            let expected = case["scores"].as_array().expect("numbers");
+            assert_close(&scores[at * width..][..width], expected, texts[at]);
+            assert_same_choice(&rows_of(&together, "classes")[at], &case["classes"], texts[at]);
+            assert_same_choice(&rows_of(&scored, "classes")[at], &case["classes"], texts[at]);
+            if finds {
+                let found = rows_of(&together, "entities")[at].as_array().expect("a list").clone();
+                assert_alike(&found, &entities_of(case), 0, texts[at]);
+            }
+        }
+        let alone = answered(&sandbox, &request_of(&texts[..1], &parameters));
+        assert_same_choice(&rows_of(&alone, "classes")[0], &alike[0]["classes"], texts[0]);
+    }
+    assert!(cases.len() > 30, "there are cases");
+    labels_of_clients_are_a_task(&sandbox, &cases[0]);
+    a_text_of_several_windows_has_one_judgement(&sandbox);
+    what_cannot_be_asked_for_is_refused(&sandbox);
+}
+
+/// `candidate_labels`, over v2 and as huggingface_hub's `zero_shot_classification` sends them: the task's name stands in the place of the template.
+fn labels_of_clients_are_a_task(sandbox: &Sandbox, case: &Value) {
+    let (task, text) = (&case["classifications"][0], case["text"].as_str().expect("a text"));
+    let parameters = json!({"candidate_labels": task["labels"].to_string(), "hypothesis_template": task["task"]});
+    let answer = answered(sandbox, &request_of(&[text], &parameters));
+    assert_eq!(answer["outputs"].as_array().map(Vec::len), Some(1), "{answer}");
+    assert_close(
+        output(&answer, "scores")["data"].as_array().expect("numbers"),
+        case["scores"].as_array().expect("numbers"),
+        text,
+    );
+    let parameters = json!({"candidate_labels": task["labels"], "hypothesis_template": task["task"]});
+    let answer = post(sandbox, "/tei/any", &json!({"inputs": text, "parameters": parameters}));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let mut expected: Vec<(f64, &Value)> = case["scores"]
+        .as_array()
+        .expect("numbers")
+        .iter()
+        .map(|score| score.as_f64().expect("a number"))
+        .zip(task["labels"].as_array().expect("labels"))
+        .collect();
+    expected.sort_by(|one, other| other.0.total_cmp(&one.0));
+    for (one, (score, label)) in answer.json().as_array().expect("labels").iter().zip(&expected) {
+        assert!(
+            one["label"] == **label && (number(one, "score") - score).abs() < 1e-5,
+            "{} {expected:?}",
+            answer.text()
+        );
+    }
+    let parameters = json!({"candidate_labels": task["labels"], "multi_label": true});
+    let several = post(sandbox, "/tei/any", &json!({"inputs": [text, text], "parameters": parameters}));
+    let sum: f64 = several.json()[1].as_array().expect("labels").iter().map(|label| number(label, "score")).sum();
+    assert!((sum - 1.0).abs() > 1e-3, "each label has a probability of its own: {}", several.text());
+}
+
+/// The highest logit of a label among the windows is the text's, as in `classify_long` of the library.
+fn a_text_of_several_windows_has_one_judgement(sandbox: &Sandbox) {
+    let tasks = json!([{"task": "sea", "labels": ["calm", "storm", "no sea"], "multi_label": true}]).to_string();
+    let long = (0..400).map(|day| format!("On day {day} the crew is on the ship.")).collect::<Vec<_>>().join(" ");
+    let ask = |more: Value| {
+        let mut parameters = json!({"classifications": tasks, "raw_scores": true});
+        parameters.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        let mut request = request_of(&[&long, "The sea is calm."], &parameters);
+        request["outputs"] = json!([{"name": "scores"}]);
+        let answer = answered(sandbox, &request);
+        let numbers = output(&answer, "scores")["data"].as_array().expect("numbers").clone();
+        numbers.iter().map(|number| number.as_f64().expect("a number")).collect::<Vec<_>>()
+    };
+    let (highest, each) = (ask(json!({})), ask(json!({"fold": "keep"})));
+    assert!(highest.len() == 6 && each.len() > 9 && each.len() % 3 == 0, "{highest:?} {each:?}");
+    for label in 0..3 {
+        let of_text = each[..each.len() - 3].chunks(3).map(|window| window[label]).fold(f64::MIN, f64::max);
+        assert!((of_text - highest[label]).abs() < 1e-6, "{highest:?} {each:?}");
+    }
+    assert!((ask(json!({"windows": false}))[0] - each[0]).abs() < 1e-6, "a cut text is its first window");
+}
+
+fn what_cannot_be_asked_for_is_refused(sandbox: &Sandbox) {
+    let refused = |parameters: Value, words: &[&str]| {
+        let answer = post(sandbox, "/v2/models/any/infer", &request_of(&["a"], &parameters));
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        assert!(words.iter().all(|word| answer.text().contains(word)), "{words:?}: {}", answer.text());
+    };
+    let task = |name: &str, labels: &[&str]| json!([{"task": name, "labels": labels}]).to_string();
+    refused(json!({"classifications": "safe, unsafe"}), &["parameter 'classifications': is not a JSON array of tasks"]);
+    refused(json!({"classifications": task("t", &["a", "b [L] c"])}), &["'classifications': a label holds '[L]'"]);
+    refused(json!({"classifications": task("t [E]", &["a"])}), &["'classifications': a label holds '[E]'"]);
+    refused(json!({"classifications": task("t", &["a"]), "candidate_labels": "a"}), &["are both given, expected one"]);
+    refused(json!({"candidate_labels": "a", "hypothesis_template": "It is {}."}), &["write the name of the task"]);
+    refused(json!({"candidate_labels": "a, a"}), &["has label 'a', expected labels that are not empty, each once"]);
+    refused(json!({}), &["parameter 'labels' is missing"]);
+    let structures = request_of(&["a"], &json!({"classifications": task("t", &["a"]), "structures": "{}"}));
+    let answer = post(sandbox, "/v2/models/any/infer", &structures);
+    assert!(
+        answer.status >= 400 && answer.text().contains("'structures' asks for what is not served"),
+        "{}",
+        answer.text()
+    );
+}
+
 fn entities_of_any_labels_are_those_of_the_library(mode: Mode) {
     let (sandbox, cases) = served(mode, "spans");
     assert_as_library(&sandbox, &cases);
@@ -99,6 +268,11 @@ fn entities_of_any_labels_are_those_of_the_library(mode: Mode) {
     let high = json!({"labels": {"person": 1, "organization": 1, "place": 1, "date": 1}});
     let answer = post(&sandbox, "/tei/any", &json!({"inputs": cases[0]["text"], "parameters": high}));
     assert_eq!((answer.status, answer.json()), (200, json!([])), "no score is above the labels' own threshold");
+    let classes = post(&sandbox, "/tei/any", &json!({"inputs": "a", "parameters": {"candidate_labels": ["a", "b"]}}));
+    assert!(classes.status >= 400 && classes.text().contains("'zero_shot'"), "{}", classes.text());
+    let tasks = json!({"classifications": json!([{"task": "t", "labels": ["a", "b"]}]).to_string()});
+    let classes = post(&sandbox, "/v2/models/any/infer", &request_of(&["a"], &tasks));
+    assert!(classes.status >= 400 && classes.text().contains("finds entities alone"), "{}", classes.text());
     let missing = post(&sandbox, "/tei/any", &json!({"inputs": "a"}));
     assert_eq!(missing.status, 422, "{}", missing.text());
     assert!(missing.text().contains("parameter 'labels' is missing"), "{}", missing.text());

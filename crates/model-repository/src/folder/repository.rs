@@ -122,6 +122,9 @@ impl FolderDescription {
         if !self.served_names.is_empty() {
             text.parameter("served_names", &self.served_names.join(", "), "the hub's name, or that of a flag");
         }
+        if self.spans.is_some() && tasks.contains(&Task::ZeroShot.name()) {
+            text.parameter("zero_shot", "schema", "rows hold the labels of requests, and the graph scores them");
+        }
         if let Some(labels) = &self.labels {
             text.parameter("labels", &json!(labels.value).to_string(), &labels.origin);
         }
@@ -132,7 +135,9 @@ impl FolderDescription {
             "document_prompt",
             self.prompts.first(&["document", "passage", "corpus", "retrieval.passage"]).as_ref(),
         );
-        if outputs.iter().all(|output| output.dims.iter().skip(1).all(|&dim| dim > 0)) {
+        // The labels of a request are those of all its texts.
+        let is_even = |output: &Tensor| self.spans.is_some() || output.dims.iter().skip(1).all(|&dim| dim > 0);
+        if outputs.iter().all(is_even) {
             text.blank();
             text.line("# A request of more texts is cut into parts of this many, of like length, which run on all workers there are.", "");
             match self.depends_on_company() {

@@ -6,6 +6,7 @@ use trireme_inference::DataType;
 use super::description::{Executor, FolderDescription};
 use super::files::{Json, Reader};
 use super::graphs::{self, GraphFile};
+use super::heads::{Head, Source};
 use super::origin::Derived;
 use super::span_rows::SpanRows;
 use super::task::Task;
@@ -38,6 +39,9 @@ const INPUTS: [(&str, DataType, usize); 6] = [
     ("span_idx", DataType::Int64, 3),
     ("span_mask", DataType::Bool, 2),
 ];
+
+/// The further output of graphs of GLiNER2: the logits of labels of classes.
+const CLASS_LOGITS: &str = "class_logits";
 
 /// Fields that tell another architecture, each with its name.
 const OTHERS: [(&str, &str); 3] =
@@ -181,6 +185,14 @@ fn described(
         return None;
     };
     let output = Derived::from(output.clone(), file.place(&output));
+    let classes = class_head(&file).filter(|_| library == Library::Gliner2);
+    if classes.is_none() && library == Library::Gliner2 {
+        reader.warn(format_args!(
+            "{} has no output '{CLASS_LOGITS}', so that entities are found and texts are not classified: move it away, and make it again with trireme export {}",
+            file.file.value,
+            reader.root().display()
+        ));
+    }
     let executor = Executor::Onnx { file: Box::new(file), output };
     let (place, op) = match library {
         Library::Gliner => (format!("{FILE} is there"), "spans"),
@@ -190,6 +202,7 @@ fn described(
         special_tokens: tokenizer.adds_special.clone(),
         ops: vec![Derived::from(op.to_owned(), "entities of the labels that a request names")],
         spans: Some(spans),
+        heads: classes.into_iter().collect(),
         ..FolderDescription::plain(
             reader,
             Derived::from(Task::TokenClassify, place),
@@ -198,6 +211,17 @@ fn described(
             executor,
         )
     })
+}
+
+/// The scores of labels of classes, where the graph gives their logits.
+fn class_head(file: &GraphFile) -> Option<Head> {
+    let output = file.graph.output(CLASS_LOGITS).filter(|output| output.rank().is_none_or(|rank| rank == 2))?;
+    let ops = vec![
+        Derived::from("fold:max".to_owned(), "a label of a window is one of the text"),
+        Derived::from("classes".to_owned(), "scores of the labels that a request names"),
+    ];
+    let (source, origin) = (Source::Output(output.clone()), file.place(output));
+    Some(Head { task: Task::ZeroShot, source, origin, ops, width: -1 })
 }
 
 /// Whether a longer row fails in the model, or is cut by the library.

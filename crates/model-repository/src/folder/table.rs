@@ -65,6 +65,10 @@ impl FolderDescription {
                 rows.push(Row::new("", "further task", labels.clone().map(|_| Task::ZeroShot.name())));
             }
         }
+        let of_labels = self.heads.iter().filter(|head| head.task == Task::ZeroShot);
+        rows.extend(
+            of_labels.map(|head| Row::new("", "further task", Derived::from(head.task.name(), head.origin.as_str()))),
+        );
         rows.extend(self.problem.clone().map(|problem| Row::new("", "problem_type", problem)));
         if let Some(prompts) = &self.prompts.texts {
             let names: Vec<String> = prompts.value.keys().cloned().collect();

@@ -6,6 +6,7 @@ use super::description::{Executor, FolderDescription};
 use super::origin::Derived;
 use super::task::Task;
 use super::text::Tensor;
+use crate::CLASSES;
 
 pub(super) const LABEL_FILE: &str = "labels.txt";
 pub(super) const INT64: &str = "TYPE_INT64";
@@ -17,7 +18,7 @@ pub(super) fn scoring_mask() -> Tensor {
     Tensor::new("scoring_mask", INT64, &[-1, -1]).origin("the tokens whose vectors are compared")
 }
 
-fn windows() -> Tensor {
+pub(super) fn windows() -> Tensor {
     Tensor::new("windows", INT64, &[-1, 6]).origin("what of which text a row is of")
 }
 
@@ -81,8 +82,9 @@ pub(super) fn outputs(task: Task, width: &Derived<i64>) -> Vec<Tensor> {
             Tensor::new("token_embeddings", FP32, &[-1, -1, *width]).origin(origin),
             Tensor::new("token_mask", INT64, &[-1, -1]),
         ],
-        Task::Rerank | Task::Classify | Task::ZeroShot => {
-            vec![Tensor::new("scores", FP32, &[-1, *width]).origin(origin)]
+        Task::Rerank | Task::Classify => vec![Tensor::new("scores", FP32, &[-1, *width]).origin(origin)],
+        Task::ZeroShot => {
+            vec![Tensor::new("scores", FP32, &[-1, *width]).origin(origin), Tensor::new(CLASSES, STRING, &[-1])]
         }
         Task::TokenClassify => {
             let entities = Tensor::new("entities", STRING, &[-1]);

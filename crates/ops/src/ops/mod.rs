@@ -1,6 +1,7 @@
 //! The ops, one file each. A new op is a file and a line in [`OPS`].
 
 pub mod argmax;
+pub mod classes;
 pub mod decode;
 pub mod dense;
 pub mod distinct;
@@ -47,6 +48,7 @@ pub static OPS: &[OpEntry] = &[
     fold::ENTRY,
     entities::ENTRY,
     spans::ENTRY,
+    classes::ENTRY,
     redact::ENTRY,
     decode::ENTRY,
 ];
@@ -141,7 +143,9 @@ mod tests {
             texts: Some(&texts),
             ..Side::default()
         };
-        let parameters = [("labels".to_owned(), "a, b".into())].into();
+        let tasks = r#"[{"task": "t", "labels": ["a", "b", "c", "d"]}]"#;
+        let parameters = [("labels", "a, b"), ("classifications", tasks)];
+        let parameters = parameters.map(|(name, value)| (name.to_owned(), value.into())).into();
         let side = Side { word_offsets: Some(&offsets), parameters: Some(&parameters), ..side };
         let mut refused = Vec::new();
         for entry in OPS {
@@ -189,7 +193,9 @@ mod tests {
                 let special = Tensor::from_values("special_tokens_mask", [rows, 3], vec![0i64; 3 * rows as usize]);
                 let special = special.unwrap();
                 let texts = Tensor::from_bytes_elements("TEXT", [rows], &vec!["hello"; rows as usize]).unwrap();
-                let parameters = [("labels".to_owned(), "a, b".into())].into();
+                let tasks = r#"[{"task": "t", "labels": ["a", "b", "c", "d"]}]"#;
+                let parameters = [("labels", "a, b"), ("classifications", tasks)];
+                let parameters = parameters.map(|(name, value)| (name.to_owned(), value.into())).into();
                 let windows = (0..rows).flat_map(|row| [row, 0, 5, 0, 5, 3]).collect();
                 let windows = Tensor::from_values("windows", [rows, 6], windows).unwrap();
                 let side = Side {

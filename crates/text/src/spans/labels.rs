@@ -7,7 +7,10 @@ use crate::TextError;
 /// Most labels of a request: each is in every row, and has a score for each span.
 pub const MOST_LABELS: usize = 256;
 
-/// Most bytes of parameter `labels`.
+/// The parameter that holds them.
+pub(super) const PARAMETER: &str = "labels";
+
+/// Most bytes of the parameter.
 const LONGEST: usize = 64 << 10;
 
 /// The form of parameter `labels`, for messages.
@@ -40,9 +43,9 @@ impl SpanLabels {
     /// It has another form, no label, an empty one, more than [`MOST_LABELS`], or a threshold that is not from 0 to 1.
     pub fn parse(text: &str) -> Result<SpanLabels, TextError> {
         if text.len() > LONGEST {
-            return Err(TextError::LongText { parameter: "labels", bytes: text.len(), most: LONGEST });
+            return Err(TextError::LongText { parameter: PARAMETER, bytes: text.len(), most: LONGEST });
         }
-        let wrong = || TextError::Parameter { parameter: "labels", found: format!("'{text}'"), expected: EXPECTED };
+        let wrong = || TextError::Parameter { parameter: PARAMETER, found: format!("'{text}'"), expected: EXPECTED };
         let alone = |name: String| (name, None);
         let given: Vec<(String, Option<f32>)> = match text.trim_start().as_bytes().first() {
             Some(b'[') => {
@@ -63,7 +66,7 @@ impl SpanLabels {
                 continue;
             }
             if labels.names.len() == MOST_LABELS {
-                return Err(TextError::TooManyLabels { most: MOST_LABELS });
+                return Err(TextError::TooManyLabels { parameter: PARAMETER, most: MOST_LABELS });
             }
             labels.names.push(name);
             labels.thresholds.push(threshold);

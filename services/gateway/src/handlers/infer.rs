@@ -236,7 +236,7 @@ impl Handlers {
         }
         let mut prepared = span.in_scope(|| {
             self.repeat_query(&mut traced.request, context.permit())?;
-            let labels = self.pair_with_labels(&mut traced.request, context.permit())?;
+            let labels = self.take_labels(&mut traced.request, context.permit())?;
             let mut metered = self.meter(&traced.request, &context)?;
             let Traced { request, rows, callers, .. } = traced;
             let options = InferOptions { rows, answer, traceparent, callers, trace, labels, spaces };

@@ -1,12 +1,19 @@
-//! Zero-shot classification over the v2 protocol: texts and the labels of a request become pairs, whose logits become a score for each label.
+//! Labels of requests over the v2 protocol. For a model of NLI texts and labels become pairs, whose logits become a score for each label. A model
+//! whose rows hold the labels takes them as the parameter `classifications`, and answers what its request asks for.
 
 use bytes::Bytes;
-use trireme_inference::{DataType, InferError, InferRequest, ParameterValue, Tensor, UncheckedTensor};
-use trireme_model_repository::Nli;
-use trireme_operations::{Candidates, Task};
+use trireme_inference::{DataType, InferError, InferRequest, ParameterValue, RequestedOutput, Tensor, UncheckedTensor};
+use trireme_model_repository::{CLASSES, Nli};
+use trireme_operations::{Candidates, Capabilities, Task, ZeroShot};
 use trireme_server::budget::BytesPermit;
 
 use super::Handlers;
+
+/// The parameters that name labels.
+const READ: [&str; 3] = ["candidate_labels", "classifications", "labels"];
+
+/// The other parts of a schema of GLiNER2.
+const UNSERVED: [&str; 2] = ["structures", "relations"];
 
 /// How the logits of pairs become scores of a request's labels.
 #[derive(Clone, Debug)]
@@ -20,29 +27,47 @@ pub struct LabelScores {
 }
 
 impl Handlers {
-    /// Pairs each text with the hypothesis of each label, where the parameters have `candidate_labels` and the model does `zero_shot`. The
-    /// repeated bytes count as the request's own.
-    pub(super) fn pair_with_labels(
+    /// Reads the labels of a request, where its parameters have some and the model does `zero_shot`.
+    pub(super) fn take_labels(
         &self,
         request: &mut InferRequest,
         permit: &BytesPermit,
     ) -> Result<Option<LabelScores>, InferError> {
-        if !request.parameters.contains_key("candidate_labels") {
+        if !READ.iter().chain(&UNSERVED).any(|name| request.parameters.contains_key(*name)) {
             return Ok(None);
         }
         // If there is no such model, the caller's next step answers with the error.
         let Ok((_, served)) = self.find_model(&request.model, request.version) else { return Ok(None) };
         let Ok(capabilities) = &served.capabilities else { return Ok(None) };
-        let Some(nli) = capabilities.nli() else {
+        let names = |task| capabilities.tasks.contains_key(&task);
+        let has = |name: &str| request.parameters.contains_key(name);
+        match capabilities.zero_shot() {
+            Some(ZeroShot::Nli(nli)) => self.pair_with_labels(request, capabilities, nli, permit),
+            Some(ZeroShot::Schema) => take_schema(request, capabilities).map(|()| None),
             // A model of another kind may read a parameter of this name.
-            return match capabilities.tasks.contains_key(&Task::Classify) {
-                true => Err(InferError::unsupported(format!(
-                    "model '{}' does not do 'zero_shot', which parameter 'candidate_labels' asks for: it has no label 'entailment'",
+            None if names(Task::Classify) && has("candidate_labels") => Err(InferError::unsupported(format!(
+                "model '{}' does not do 'zero_shot', which parameter 'candidate_labels' asks for: it has no label 'entailment'",
+                request.model
+            ))),
+            None if names(Task::TokenClassify) && (has("candidate_labels") || has("classifications")) => {
+                Err(InferError::unsupported(format!(
+                    "model '{}' finds entities alone: leave 'classifications' and 'candidate_labels' out. A graph of GLiNER2 that classifies has an \
+                     output 'class_logits', which trireme export makes",
                     request.model
-                ))),
-                false => Ok(None),
-            };
-        };
+                )))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// Pairs each text with the hypothesis of each label, where the parameters have `candidate_labels`. The repeated bytes count as the request's own.
+    fn pair_with_labels(
+        &self,
+        request: &mut InferRequest,
+        capabilities: &Capabilities,
+        nli: Nli,
+        permit: &BytesPermit,
+    ) -> Result<Option<LabelScores>, InferError> {
         let Some(candidates) = Candidates::from_parameters(&request.parameters)? else { return Ok(None) };
         let [texts, hypotheses, ..] = capabilities.inputs.as_slice() else { return Ok(None) };
         if request.inputs.iter().any(|input| *hypotheses.name == input.name) {
@@ -64,7 +89,8 @@ impl Handlers {
         let given = given.clone();
         let tensor = given.clone().check()?;
         let rows: Vec<&[u8]> = tensor.bytes_elements()?.collect();
-        let (firsts, hypotheses_of) = candidates.pairs(&rows)?;
+        let of_labels = candidates.hypotheses()?;
+        let (firsts, hypotheses_of) = candidates.pairs(&rows, &of_labels)?;
         let size = |texts: &[&[u8]]| texts.iter().map(|text| text.len() as u64 + 4).sum::<u64>();
         let hypotheses_of: Vec<&[u8]> = hypotheses_of.iter().map(|text| text.as_bytes()).collect();
         permit.take(size(&firsts) + size(&hypotheses_of)).map_err(InferError::from)?;
@@ -86,6 +112,39 @@ impl Handlers {
         request.parameters.insert("raw_scores".to_owned(), ParameterValue::Bool(true));
         Ok(Some(LabelScores { candidates, nli, classes: capabilities.labels.len(), output }))
     }
+}
+
+/// Makes `candidate_labels` a task of `classifications`, and names the outputs that hold what the labels ask for, where the request names none.
+fn take_schema(request: &mut InferRequest, capabilities: &Capabilities) -> Result<(), InferError> {
+    if let Some(name) = UNSERVED.iter().find(|name| request.parameters.contains_key(**name)) {
+        return Err(InferError::unsupported(format!(
+            "parameter '{name}' asks for what is not served: leave it out for entities and classes, or serve the folder with a model.py that uses the \
+             library gliner2 (docs/python.md)"
+        )));
+    }
+    let outputs = |task| capabilities.tasks.get(&task).into_iter().flatten().cloned();
+    let mut wanted: Vec<String> = Vec::new();
+    if request.parameters.contains_key("labels") {
+        wanted.extend(outputs(Task::TokenClassify));
+    }
+    let candidates = Candidates::from_parameters(&request.parameters)?;
+    if request.parameters.contains_key("classifications") {
+        if candidates.is_some() {
+            return Err(InferError::invalid_arg(
+                "parameters 'candidate_labels' and 'classifications' are both given, expected one: 'candidate_labels' is a task of 'classifications'",
+            ));
+        }
+        wanted.push(CLASSES.to_owned());
+    }
+    if let Some(candidates) = candidates {
+        request.parameters.remove("candidate_labels");
+        request.parameters.insert("classifications".to_owned(), candidates.schema()?.as_str().into());
+        wanted.extend(outputs(Task::ZeroShot));
+    }
+    if request.outputs.is_empty() {
+        request.outputs = wanted.into_iter().map(|name| RequestedOutput { name, classification: 0 }).collect();
+    }
+    Ok(())
 }
 
 // === impl LabelScores ===
