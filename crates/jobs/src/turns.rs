@@ -22,8 +22,19 @@ pub(crate) struct Turns<T> {
 /// The calls of one owner to one destination.
 struct Line<T> {
     share: Share,
-    turns: VecDeque<Turn<T>>,
+    turns: VecDeque<Waiting<T>>,
 }
+
+/// A call in its line. A hundred thousand may wait, so it has nothing that its line has.
+struct Waiting<T> {
+    item: T,
+    bytes: u32,
+    pause: Pause,
+}
+
+/// The pause after the next refusal of a call, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+struct Pause(u32);
 
 /// A call and its destination.
 pub(crate) struct Turn<T> {
@@ -31,10 +42,9 @@ pub(crate) struct Turn<T> {
     pub destination: Name,
     /// Whose call it is.
     pub owner: Owner,
-    /// Its part of what its owner is served.
-    pub cost: f64,
-    /// The pause after its next refusal.
-    pause: Duration,
+    /// The bytes of its body, which are its part of what its owner is served. Those beyond `u32` are not counted.
+    pub bytes: u32,
+    pause: Pause,
 }
 
 /// Ends at a time; without one never.
@@ -42,6 +52,20 @@ pub(crate) async fn until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at.into()).await,
         None => std::future::pending().await,
+    }
+}
+
+// === impl Pause ===
+
+impl Pause {
+    const FIRST: Pause = Pause(FIRST_PAUSE.as_millis() as u32);
+
+    fn length(self) -> Duration {
+        Duration::from_millis(self.0.into())
+    }
+
+    fn next(self) -> Pause {
+        Pause(self.0.saturating_mul(2).min(LONGEST_PAUSE.as_millis() as u32))
     }
 }
 
@@ -54,26 +78,27 @@ impl<T> Turns<T> {
 
     /// Adds a call behind its owner's others to the same destination. It costs its bytes.
     pub fn push(&mut self, destination: Name, owner: Owner, bytes: u64, item: T) {
-        let cost = bytes.max(1) as f64;
-        self.wait(Turn { item, destination, owner, cost, pause: FIRST_PAUSE });
+        let bytes = u32::try_from(bytes.max(1)).unwrap_or(u32::MAX);
+        self.wait(Turn { item, destination, owner, bytes, pause: Pause::FIRST });
     }
 
     /// Adds a call that was refused: it waits for its pause first, which is longer each time.
     pub fn push_refused(&mut self, turn: Turn<T>, now: Instant) {
         self.next += 1;
-        let pause = turn.pause.mul_f64(0.5 + fastrand::f64());
-        let turn = Turn { pause: (turn.pause * 2).min(LONGEST_PAUSE), ..turn };
+        let pause = turn.pause.length().mul_f64(0.5 + fastrand::f64());
+        let turn = Turn { pause: turn.pause.next(), ..turn };
         self.refused.insert((now + pause, self.next), turn);
     }
 
     fn wait(&mut self, turn: Turn<T>) {
+        let Turn { item, destination, owner, bytes, pause } = turn;
         let paces = &self.paces;
-        let line = self
-            .lines
-            .entry((turn.destination.clone(), turn.owner.name.clone()))
-            .or_insert_with(|| Line { share: paces.share(&turn.destination, &turn.owner), turns: VecDeque::new() });
-        line.share.weighs(turn.owner.weight);
-        line.turns.push_back(turn);
+        let line = self.lines.entry((destination, owner.name.clone())).or_insert_with_key(|(destination, _)| Line {
+            share: paces.share(destination, &owner),
+            turns: VecDeque::new(),
+        });
+        line.share.weighs(owner.weight);
+        line.turns.push_back(Waiting { item, bytes, pause });
     }
 
     /// Takes the next call that may begin now. It is in flight until its slot is dropped.
@@ -88,9 +113,11 @@ impl<T> Turns<T> {
             }
             !line.turns.is_empty() || line.share.running() > 0
         });
-        self.lines.values_mut().filter(|line| !line.turns.is_empty()).find_map(|line| {
-            let slot = line.share.begin(line.turns.front()?.cost, now)?;
-            Some((line.turns.pop_front()?, slot))
+        self.lines.iter_mut().find_map(|((destination, _), line)| {
+            let slot = line.share.begin(line.turns.front()?.bytes.into(), now)?;
+            let Waiting { item, bytes, pause } = line.turns.pop_front()?;
+            let (destination, owner) = (destination.clone(), line.share.owner().clone());
+            Some((Turn { item, destination, owner, bytes, pause }, slot))
         })
     }
 
