@@ -2,7 +2,7 @@
 """Writes tests/models/nbits: an encoder whose weights ONNX Runtime's quantizer has packed into 4 bits, without accuracy_level. In `one` the
 weights lie in the graph's file, in `beside` in a file beside it.
 
-It needs what generate.py needs, and onnx-ir. Run it after a change here and commit the files:
+It needs onnx, onnxruntime and onnx-ir, with what they require. Run it after a change here and commit the files:
 
     .tools/python/bin/python tests/models/nbits.py
 """

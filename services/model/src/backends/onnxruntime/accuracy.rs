@@ -77,7 +77,14 @@ pub fn choose(
                 path,
                 other: "accuracy_level 4",
             };
-            let Found { rates, plain, other } = trial.run(&settings, &candidate)?;
+            let Found { rates, plain, other } = match trial.run(&settings, &candidate) {
+                Ok(found) => found,
+                // What ails the model itself is told of where it is loaded.
+                Err(error) => {
+                    tracing::info!(model, %error, "the accuracy level cannot be measured: the graph serves as it is");
+                    return as_it_is(settings);
+                }
+            };
             (rates, plain, other.map(|other| (candidate, other)))
         }
     };

@@ -110,3 +110,16 @@ fn a_level_that_is_unknown_is_refused() {
     let refused = load_error(folder("one"), &encoder(&(parameter("accuracy_level", "4") + ONE)));
     assert!(refused.contains("parameter 'accuracy_level' has to be auto or graph, found '4'"), "{refused}");
 }
+
+/// Its warm-up has a token that the graph does not know, so nothing can be measured.
+#[test]
+fn what_ails_a_model_is_said_where_it_is_loaded_and_not_by_the_measurement() {
+    let directory = folder("one");
+    let unknown = "model_warmup [{ name: 'unknown' batch_size: 1 count: 0
+        inputs: [{ key: 'input_ids' value: { data_type: TYPE_INT64 dims: [3] input_data_file: 'ids' } },
+                 { key: 'attention_mask' value: { data_type: TYPE_INT64 dims: [3] input_data_file: 'ids' } }] }]";
+    std::fs::create_dir(directory.path().join("warmup")).unwrap();
+    std::fs::write(directory.path().join("warmup/ids"), [9999i64; 3].map(i64::to_le_bytes).concat()).unwrap();
+    let error = load_error(&directory, &encoder(&format!("{unknown} {ONE}")));
+    assert!(error.contains("failed to run warmup sample 'unknown'"), "{error}");
+}
