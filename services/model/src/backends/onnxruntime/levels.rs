@@ -47,7 +47,8 @@ impl Levelled {
         let failed = |error: std::io::Error| format!("{}: {error}", path.display());
         let write = |to: &Path| edits.write(path, to).map_err(failed);
         let circumstances = format!("accuracy_level {LEVEL} {}", env!("CARGO_PKG_VERSION"));
-        let entry = model_cache.and_then(|directory| graph_cache::Entry::new(directory, model, path, &circumstances).ok());
+        let entry =
+            model_cache.and_then(|directory| graph_cache::Entry::new(directory, model, path, &circumstances).ok());
         let (copy, folder) = match entry {
             Some(entry) => (entry.get_or_make(write)?, None),
             None => {
