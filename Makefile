@@ -159,6 +159,7 @@ lint: ## Formatting, clippy, shell scripts, dependencies between crates and modu
 	@scripts/check-workflows.py
 	@scripts/check-errors.py
 	@scripts/check-sentences.py
+	@bench/readme.py --check
 	@scripts/make-book.py --prepare
 	@if command -v cargo-deny >/dev/null; then cargo deny check; fi
 	@if command -v check-jsonschema >/dev/null; then check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml; fi

@@ -13,6 +13,7 @@ import folders
 import large
 import lengths
 import owners
+import processes
 import stages
 import windows
 from options import ROOT
@@ -22,7 +23,7 @@ from servers import DIRECT, BenchError, Deployment, free_port, load
 MODEL = "sentence_embedding"
 # The services of the encoder, each a process. The model service pools by itself.
 STAGES = [(stage, [f"trireme-{stage}"]) for stage in ("tokenizer", "model", "postprocess")]
-PARTS = ["texts", "openvino", "lengths", "lone", "stages", "openai", "recipe", "int8", "windows", "large", "identity", "python", "owners", "cached", "simulated"]
+PARTS = ["texts", "openvino", "lengths", "lone", "stages", "processes", "openai", "recipe", "int8", "windows", "large", "identity", "python", "owners", "cached", "simulated"]
 # The turns of parts that have another number: texts, lone and owners are near their bars, the others take long.
 TURNS = {"texts": 6, "lone": 6, "owners": 6, "openvino": 3, "lengths": 3, "stages": 2, "large": 2, "cached": 3}
 USUAL_TURNS = 4
@@ -105,35 +106,37 @@ class Bench:
         self.deployments[name] = deployment
         deployment.wait_ready(model)
 
-    def services(self, name, repository, model, stages, extra=("--allow-metrics=false",), broker=""):
-        """Services on a broker of their own, with more flags of the gateway and more lines of the broker's `jetstream` block."""
+    def services(self, name, repository, model, stages, extra=("--allow-metrics=false",), broker="", environments={}):
+        """Services on a broker of their own, with more flags of the gateway and more lines of the broker's `jetstream` block. `environments` has
+        variables of processes, by their stages."""
         deployment = Deployment(name, self.logs)
-        url, store = self.start_nats(deployment, broker)
+        url, store = self.start_nats(deployment, broker, environments.get("nats-server"))
         on_bus = ["--nats-url", url, "--model-repository", repository]
         deployment.start("gateway", [
             self.binaries / "trireme-gateway", *on_bus, "--http-address", "127.0.0.1", "--http-port", deployment.port,
             "--allow-grpc=false", *extra,
-        ])
+        ], environments.get("gateway"))
         self.deployments[name] = deployment
         for stage, argv in stages:
-            deployment.start(stage, [self.binaries / argv[0], *argv[1:], *on_bus])
+            deployment.start(stage, [self.binaries / argv[0], *argv[1:], *on_bus], environments.get(stage))
         deployment.wait_ready(model)
         return on_bus
 
-    def start_nats(self, deployment, broker=""):
+    def start_nats(self, deployment, broker="", environment=None):
         port, deployment.monitor = free_port(), free_port()
         store = self.work / f"nats-{deployment.name}"
         config = self.work / f"nats-{deployment.name}.conf"
         config.write_text(NATS_CONFIG.format(port=port, monitor=deployment.monitor, store=store, more=broker))
-        deployment.start("nats-server", [self.options.nats_server, "--config", config])
+        deployment.start("nats-server", [self.options.nats_server, "--config", config], environment)
         return f"nats://127.0.0.1:{port}", store
 
     def start(self):
         """Starts what the part compares, and nothing else: idle processes would slow down the others."""
         {
             "texts": self.start_texts, "openvino": self.start_openvino, "lengths": self.start_lengths, "lone": self.start_texts,
-            "stages": self.start_stages, "openai": self.start_encoder, "recipe": self.start_recipe, "int8": self.start_int8,
-            "windows": lambda: windows.start(self, STAGES), "large": lambda: large.start(self), "identity": self.start_identity, "python": self.start_python,
+            "stages": self.start_stages, "processes": lambda: processes.start(self, self.repository("plain"), MODEL, STAGES),
+            "openai": self.start_encoder, "recipe": self.start_recipe, "int8": self.start_int8, "windows": lambda: windows.start(self, STAGES),
+            "large": lambda: large.start(self), "identity": self.start_identity, "python": self.start_python,
             "owners": lambda: owners.start(self, self.repository("plain"), MODEL, STAGES),
             "cached": lambda: cached.start(self, MODEL, STAGES), "simulated": lambda: None,
         }[self.part]()
@@ -260,9 +263,9 @@ class Bench:
     def sides(self):
         {
             "texts": self.texts, "openvino": self.openvino, "lengths": lambda: lengths.turn(self, MODEL), "lone": self.lone,
-            "stages": lambda: stages.measure(self, MODEL), "openai": self.openai, "recipe": self.recipe, "int8": self.int8,
-            "windows": lambda: windows.turn(self), "large": lambda: large.measure(self), "identity": self.identity, "python": self.python,
-            "owners": lambda: owners.turn(self, MODEL), "cached": lambda: cached.turn(self, MODEL),
+            "stages": lambda: stages.measure(self, MODEL), "processes": lambda: processes.measure(self, MODEL), "openai": self.openai,
+            "recipe": self.recipe, "int8": self.int8, "windows": lambda: windows.turn(self), "large": lambda: large.measure(self),
+            "identity": self.identity, "python": self.python, "owners": lambda: owners.turn(self, MODEL), "cached": lambda: cached.turn(self, MODEL),
         }[self.part]()
 
     def ordered(self, sides):

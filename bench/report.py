@@ -8,8 +8,9 @@ import json
 import statistics
 
 import cached
-from lengths import IN_FLIGHT
+import processes
 import windows
+from lengths import IN_FLIGHT
 from plan import BUDGETS, LAYOUTS, OPENAI_TEXTS, POOL, POOL_BUDGETS, WORKERS, best_key, pool_key
 
 LENGTH_BARS = {
@@ -45,6 +46,8 @@ class Report:
 
     def values(self, key, field, factor=1):
         return [factor * one[field] for one in self.results[key]]
+
+    show = staticmethod(show)
 
     def median(self, key, field):
         return statistics.median(self.values(key, field))
@@ -110,6 +113,10 @@ class Report:
                 (f"1.1 GB, {kind}: most memory later / raw", ratio("settled"), "<=", 1.2),
                 (f"1.1 GB, {kind}: MB that it writes", self.values(key, "copied", 1e-6), "<=", 10),
             ]
+        for in_flight, bar in ((16, 1.6), (64, 1.3)):
+            if has(key := f"all in one / {in_flight}"):
+                tails = [one["p99_ms"] / one["p50_ms"] for one in self.results[key]]
+                bars.append((f"p99 / p50 at {in_flight}, all in one", tails, "<=", bar))
         for name, bar in (("all in one", 0.15), ("services", 0.5)):
             if has(f"{name} / lone, less raw"):
                 bars.append((f"p50 at 1, {name} - raw, ms", self.values(f"{name} / lone, less raw", "p50_ms"), "<=", bar))
@@ -193,6 +200,7 @@ class Report:
                 show(self.values(key, "p99_ms"), 3), show(self.values(key, "client_cpu_us")) if "client_cpu_us" in rounds[0] else "",
             ]
             lines.append(f"| {key} | {' | '.join(cells)} |")
+        lines += processes.table(self)
         memory = [key for key in self.results if key.endswith("/ memory")]
         if memory:
             lines += ["", "| | RSS MiB under load |", "|---|---|"]

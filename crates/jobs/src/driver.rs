@@ -10,6 +10,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use trireme_bus::{Bucket, Bus, Change, Entry, queue_pause};
 
 use crate::call::Execute;
+use crate::id::Id;
 use crate::index::Index;
 use crate::jobs::{Client, Jobs, JobsState, Options};
 use crate::pace::Paces;
@@ -38,23 +39,28 @@ const OPEN_CALLS: usize = 4096;
 /// begins when it has got on, or after this time.
 const TRIAL: Duration = Duration::from_secs(30);
 
-/// The id of a job. Each structure that has it shares its bytes: a hundred thousand requests may wait.
-type Id = Arc<str>;
-
-/// A job with something left to do.
+/// A job with something left to do. Most jobs are requests that wait, so what others have lies in a box.
 enum Open {
     /// The next step of a job of this gateway begins at this time, in seconds since 1970.
-    Later(Step, u64),
+    Later(Box<Step>, u64),
     /// A request of this gateway that waits for its turn, or to be tried again.
     Waits,
-    /// This gateway runs it. A batch hears on `stop` that it was cancelled.
-    Runs { task: AbortHandle, step: Step, stop: Option<tokio::sync::watch::Sender<bool>> },
+    /// This gateway runs it.
+    Runs(Box<Running>),
     /// This gateway calls its webhook, after so many calls before.
     Calls { task: AbortHandle, attempts: u32 },
     /// Its run is over. It is run again at this time, in seconds since 1970, unless the watch shows its outcome before.
-    Ran(Step, u64),
+    Ran(Box<Step>, u64),
     /// Another gateway owns it.
-    Others(String),
+    Others(Arc<str>),
+}
+
+/// A job that this gateway runs.
+struct Running {
+    task: AbortHandle,
+    step: Step,
+    /// A batch hears on it that it was cancelled.
+    stop: Option<tokio::sync::watch::Sender<bool>>,
 }
 
 /// The end of a task.
@@ -74,6 +80,8 @@ enum Cared {
 struct Driver {
     jobs: Jobs,
     open: HashMap<Id, Open>,
+    /// The names of other gateways that own jobs, or did.
+    gateways: HashSet<Arc<str>>,
     /// The batches of this gateway that have not ended.
     batches: HashMap<Id, (BatchState, Counts)>,
     /// Jobs whose last gateway ended before they got on, and the one that is tried since this time.
@@ -147,6 +155,7 @@ async fn run(jobs: Jobs) {
         turns: Turns::new(&paces),
         jobs,
         open: HashMap::new(),
+        gateways: HashSet::new(),
         batches: HashMap::new(),
         suspects: HashSet::new(),
         trial: None,
@@ -196,7 +205,7 @@ async fn run(jobs: Jobs) {
                     Some(Change::Deleted { key, revision }) => {
                         driver.jobs.0.index.see(revision);
                         driver.jobs.0.index.remove(&key);
-                        driver.close(&key);
+                        driver.close(&Id::from(key.as_str()));
                     }
                     Some(Change::Complete) => {
                         driver.jobs.0.index.complete();
@@ -230,7 +239,7 @@ impl Driver {
         };
         // Ids have no characters that keys escape.
         let id = Id::from(entry.key.as_str());
-        self.jobs.0.index.put(&id, &record, entry.revision);
+        self.jobs.0.index.put(&entry.key, &record, entry.revision);
         if let Record::File(file) = &record {
             match file.expires.filter(|_| !file.lapses()) {
                 Some(at) => self.expiring.insert(id, at),
@@ -244,7 +253,8 @@ impl Driver {
         }
         if owner != self.jobs.0.own {
             self.close(&id);
-            self.open.insert(id, Open::Others(owner.to_owned()));
+            let owner = self.gateway(owner);
+            self.open.insert(id, Open::Others(owner));
             return;
         }
         if step == Step::Webhook {
@@ -253,7 +263,7 @@ impl Driver {
                 // It has ended, or a call has.
                 self.close(&id);
                 self.webhooks.insert((at, attempts, id.clone()));
-                self.open.insert(id, Open::Later(step, at));
+                self.open.insert(id, Open::Later(Box::new(step), at));
             }
             return;
         }
@@ -266,20 +276,31 @@ impl Driver {
             self.clear(&id);
         }
         match (self.open.get(&id), &record) {
-            (Some(Open::Runs { stop: Some(stop), .. }), Record::Batch(batch)) => {
+            (Some(Open::Runs(running)), Record::Batch(batch)) => {
+                let Some(stop) = &running.stop else { return };
                 stop.send_if_modified(|stop| {
                     let cancelled = batch.state == BatchState::Cancelling && !*stop;
                     *stop |= cancelled;
                     cancelled
                 });
             }
-            (Some(Open::Runs { .. } | Open::Waits | Open::Ran(..)), _) => {}
+            (Some(Open::Runs(_) | Open::Waits | Open::Ran(..)), _) => {}
             _ if at > self.jobs.now() => {
                 self.later.insert((at, id.clone()));
-                self.open.insert(id, Open::Later(step, at));
+                self.open.insert(id, Open::Later(Box::new(step), at));
             }
             _ => self.run(id, step),
         }
+    }
+
+    /// The name of another gateway, which all of its jobs share.
+    fn gateway(&mut self, name: &str) -> Arc<str> {
+        if let Some(known) = self.gateways.get(name) {
+            return known.clone();
+        }
+        let name: Arc<str> = name.into();
+        self.gateways.insert(name.clone());
+        name
     }
 
     /// Begins the jobs whose time has come.
@@ -294,7 +315,7 @@ impl Driver {
             if let Some(Open::Later(step, own) | Open::Ran(step, own)) = self.open.get(&id)
                 && *own == at
             {
-                let step = step.clone();
+                let step = (**step).clone();
                 self.run(id, step);
             }
         }
@@ -307,7 +328,7 @@ impl Driver {
             if self.trial.as_ref().is_some_and(is_other) {
                 let at = self.jobs.now() + AGAIN.as_secs();
                 self.later.insert((at, id.clone()));
-                self.open.insert(id, Open::Ran(step, at));
+                self.open.insert(id, Open::Ran(Box::new(step), at));
                 return;
             }
             self.trial = Some((id.clone(), Instant::now()));
@@ -335,13 +356,13 @@ impl Driver {
                 self.webhooks.insert((at, attempts, id));
                 return;
             }
-            if !matches!(self.open.get(&id), Some(Open::Later(Step::Webhook, own)) if *own == at) {
+            if !matches!(self.open.get(&id), Some(Open::Later(step, own)) if **step == Step::Webhook && *own == at) {
                 continue;
             }
             let (jobs, own) = (self.jobs.clone(), id.clone());
             let task = self.running.spawn(async move {
-                if let Err(error) = jobs.call_webhook(&own).await {
-                    tracing::warn!(job = &*own, %error, "a webhook could not be called, because of the store; trying again");
+                if let Err(error) = jobs.call_webhook(&own.to_string()).await {
+                    tracing::warn!(job = %own, %error, "a webhook could not be called, because of the store; trying again");
                 }
                 Ended { id: own, again: None }
             });
@@ -352,20 +373,19 @@ impl Driver {
     }
 
     /// Forgets a job that has ended or belongs to another gateway; stops running it.
-    fn close(&mut self, id: &str) {
+    fn close(&mut self, id: &Id) {
         self.expiring.remove(id);
         self.batches.remove(id);
         self.clear(id);
         match self.open.remove(id) {
-            Some(Open::Runs { task, .. }) => task.abort(),
-            Some(Open::Later(Step::Request(_) | Step::Batch, at) | Open::Ran(_, at)) => {
-                self.later.remove(&(at, id.into()));
-            }
+            Some(Open::Runs(running)) => running.task.abort(),
+            // A webhook is not among them.
+            Some(Open::Later(_, at) | Open::Ran(_, at)) => drop(self.later.remove(&(at, id.clone()))),
             // A call ends by itself: its record may be written and its result not counted yet.
-            Some(Open::Later(Step::Webhook, _) | Open::Calls { .. } | Open::Waits | Open::Others(_)) | None => {}
+            Some(Open::Calls { .. } | Open::Waits | Open::Others(_)) | None => {}
         }
         // An error says that nobody waits for it.
-        let _ = self.jobs.0.ended.send(id.to_owned());
+        let _ = self.jobs.0.ended.send(id.to_string());
     }
 
     /// Begins as many waiting requests as the pace of their destinations allows.
@@ -376,24 +396,24 @@ impl Driver {
                 continue;
             }
             let (destination, client) = (turn.destination.clone(), turn.owner.name.clone());
-            let step = Step::Request(Asked { destination, client, bytes: turn.cost as u64 });
+            let step = Step::Request(Asked { destination, client, bytes: turn.bytes.into() });
             let jobs = self.jobs.clone();
             let task = self.running.spawn(async move {
-                let refused = jobs.run_request(&turn.item, &slot).await.unwrap_or_else(|error| {
-                    tracing::warn!(request = &*turn.item, %error, "a durable request could not be run; trying again");
+                let refused = jobs.run_request(&turn.item.to_string(), &slot).await.unwrap_or_else(|error| {
+                    tracing::warn!(request = %turn.item, %error, "a durable request could not be run; trying again");
                     false
                 });
                 Ended { id: turn.item.clone(), again: refused.then_some(turn) }
             });
             self.requests.insert(task.id());
-            self.open.insert(id, Open::Runs { task, step, stop: None });
+            self.open.insert(id, Open::Runs(Box::new(Running { task, step, stop: None })));
         }
     }
 
     /// A job is suspect no more.
-    fn clear(&mut self, id: &str) {
+    fn clear(&mut self, id: &Id) {
         self.suspects.remove(id);
-        if self.trial.take_if(|(trial, _)| **trial == *id).is_some() {
+        if self.trial.take_if(|(trial, _)| trial == id).is_some() {
             // The next one begins at once.
             let waits = |id: &Id| match self.open.get(id) {
                 Some(Open::Ran(step, at)) => Some((id.clone(), step.clone(), *at)),
@@ -411,12 +431,12 @@ impl Driver {
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let (jobs, own) = (self.jobs.clone(), id.clone());
         let task = self.running.spawn(async move {
-            if let Err(error) = batch::run(&jobs, &own, stopped).await {
-                tracing::warn!(batch = &*own, %error, "a batch could not go on; trying again from its checkpoint");
+            if let Err(error) = batch::run(&jobs, &own.to_string(), stopped).await {
+                tracing::warn!(batch = %own, %error, "a batch could not go on; trying again from its checkpoint");
             }
             Ended { id: own, again: None }
         });
-        self.open.insert(id, Open::Runs { task, step: Step::Batch, stop: Some(stop) });
+        self.open.insert(id, Open::Runs(Box::new(Running { task, step: Step::Batch, stop: Some(stop) })));
     }
 
     /// Notes that a task is over. The outcome of its job is what the watch shows, not what the task says: the task may have read the record
@@ -435,18 +455,18 @@ impl Driver {
         };
         let at = self.jobs.now() + AGAIN.as_secs();
         match (self.open.get(&id), again) {
-            (Some(Open::Runs { task: own, .. }), Some(turn)) if own.id() == task => {
+            (Some(Open::Runs(running)), Some(turn)) if running.task.id() == task => {
                 self.turns.push_refused(turn, Instant::now());
                 self.open.insert(id, Open::Waits);
             }
-            (Some(Open::Runs { task: own, step, .. }), None) if own.id() == task => {
-                let step = step.clone();
+            (Some(Open::Runs(running)), None) if running.task.id() == task => {
+                let step = Box::new(running.step.clone());
                 self.later.insert((at, id.clone()));
                 self.open.insert(id, Open::Ran(step, at));
             }
             (Some(Open::Calls { task: own, attempts }), _) if own.id() == task => {
                 self.webhooks.insert((at, *attempts, id.clone()));
-                self.open.insert(id, Open::Later(Step::Webhook, at));
+                self.open.insert(id, Open::Later(Box::new(Step::Webhook), at));
             }
             _ => {}
         }
@@ -455,20 +475,20 @@ impl Driver {
     /// Ends the job of a task that has panicked. It would panic again.
     fn died(&mut self, task: tokio::task::Id, error: &tokio::task::JoinError) {
         let of_task = |open: &Open| match open {
-            Open::Runs { task: own, step, .. } if own.id() == task => Some(step.clone()),
+            Open::Runs(running) if running.task.id() == task => Some(running.step.clone()),
             Open::Calls { task: own, .. } if own.id() == task => Some(Step::Webhook),
             _ => None,
         };
         let found = self.open.iter().find_map(|(id, open)| Some((id.clone(), of_task(open)?)));
         let Some((id, step)) = found else { return tracing::error!(%error, "a job died") };
-        tracing::error!(job = &*id, %error, "a job died");
+        tracing::error!(job = %id, %error, "a job died");
         let (jobs, own) = (self.jobs.clone(), id.clone());
         let task = self.running.spawn(async move {
-            if let Err(error) = jobs.fail(&own).await {
-                tracing::warn!(job = &*own, %error, "a job that has died could not be ended yet");
+            if let Err(error) = jobs.fail(&own.to_string()).await {
+                tracing::warn!(job = %own, %error, "a job that has died could not be ended yet");
             }
             Ended { id: own, again: None }
         });
-        self.open.insert(id, Open::Runs { task, step, stop: None });
+        self.open.insert(id, Open::Runs(Box::new(Running { task, step, stop: None })));
     }
 }

@@ -25,6 +25,7 @@ mod columns;
 mod driver;
 mod error;
 mod files;
+mod id;
 mod index;
 mod jobs;
 mod lines;

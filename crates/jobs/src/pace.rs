@@ -169,6 +169,11 @@ impl Share {
         self.running.load(Ordering::Relaxed)
     }
 
+    /// Whose job it is.
+    pub fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
     /// The weight of the job's owner may have changed.
     pub fn weighs(&mut self, weight: u32) {
         self.owner.weight = weight.max(1);

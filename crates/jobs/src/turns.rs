@@ -22,7 +22,15 @@ pub(crate) struct Turns<T> {
 /// The calls of one owner to one destination.
 struct Line<T> {
     share: Share,
-    turns: VecDeque<Turn<T>>,
+    turns: VecDeque<Waiting<T>>,
+}
+
+/// A call in its line. A hundred thousand may wait, so it has nothing that its line has.
+struct Waiting<T> {
+    item: T,
+    bytes: u32,
+    /// How often it was refused.
+    refusals: u32,
 }
 
 /// A call and its destination.
@@ -31,8 +39,8 @@ pub(crate) struct Turn<T> {
     pub destination: Name,
     /// Whose call it is.
     pub owner: Owner,
-    /// Its part of what its owner is served.
-    pub cost: f64,
+    /// The bytes of its body, which are its part of what its owner is served. Those beyond `u32` are not counted.
+    pub bytes: u32,
     /// How often it was refused.
     refusals: u32,
 }
@@ -54,8 +62,8 @@ impl<T> Turns<T> {
 
     /// Adds a call behind its owner's others to the same destination. It costs its bytes.
     pub fn push(&mut self, destination: Name, owner: Owner, bytes: u64, item: T) {
-        let cost = bytes.max(1) as f64;
-        self.wait(Turn { item, destination, owner, cost, refusals: 0 });
+        let bytes = u32::try_from(bytes.max(1)).unwrap_or(u32::MAX);
+        self.wait(Turn { item, destination, owner, bytes, refusals: 0 });
     }
 
     /// Adds a call that was refused: it waits for its pause first, which is longer each time.
@@ -66,13 +74,14 @@ impl<T> Turns<T> {
     }
 
     fn wait(&mut self, turn: Turn<T>) {
+        let Turn { item, destination, owner, bytes, refusals } = turn;
         let paces = &self.paces;
-        let line = self
-            .lines
-            .entry((turn.destination.clone(), turn.owner.name.clone()))
-            .or_insert_with(|| Line { share: paces.share(&turn.destination, &turn.owner), turns: VecDeque::new() });
-        line.share.weighs(turn.owner.weight);
-        line.turns.push_back(turn);
+        let line = self.lines.entry((destination, owner.name.clone())).or_insert_with_key(|(destination, _)| Line {
+            share: paces.share(destination, &owner),
+            turns: VecDeque::new(),
+        });
+        line.share.weighs(owner.weight);
+        line.turns.push_back(Waiting { item, bytes, refusals });
     }
 
     /// Takes the next call that may begin now. It is in flight until its slot is dropped.
@@ -87,9 +96,11 @@ impl<T> Turns<T> {
             }
             !line.turns.is_empty() || line.share.running() > 0
         });
-        self.lines.values_mut().filter(|line| !line.turns.is_empty()).find_map(|line| {
-            let slot = line.share.begin(line.turns.front()?.cost, now)?;
-            Some((line.turns.pop_front()?, slot))
+        self.lines.iter_mut().find_map(|((destination, _), line)| {
+            let slot = line.share.begin(line.turns.front()?.bytes.into(), now)?;
+            let Waiting { item, bytes, refusals } = line.turns.pop_front()?;
+            let (destination, owner) = (destination.clone(), line.share.owner().clone());
+            Some((Turn { item, destination, owner, bytes, refusals }, slot))
         })
     }
 

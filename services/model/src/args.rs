@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::OnnxRuntimeOptions;
-use crate::backends::default_cost_model_cache;
+use crate::backends::{AccuracyLevel, default_cost_model_cache};
 use crate::batcher::packing::Packing;
 
 /// Flags of every process that runs ONNX models.
@@ -47,6 +47,10 @@ pub struct OnnxRuntimeArgs {
     /// The graph that serves text models with pad_inputs, where they have no parameter packing: texts of a run are padded, or packed
     #[arg(long, env = "TRIREME_PACKING", value_name = "WHEN", value_enum, default_value_t)]
     pub packing: Packing,
+
+    /// The precision of weights of 4 or 8 bits (MatMulNBits) on CPUs, where a graph has no accuracy_level and its model no such parameter
+    #[arg(long, env = "TRIREME_ACCURACY_LEVEL", value_name = "WHO", value_enum, default_value_t)]
+    pub accuracy_level: AccuracyLevel,
 }
 
 impl From<&OnnxRuntimeArgs> for OnnxRuntimeOptions {
@@ -61,6 +65,7 @@ impl From<&OnnxRuntimeArgs> for OnnxRuntimeOptions {
             inter_threads: args.onnxruntime_inter_threads,
             default_max_batch_size: args.onnxruntime_default_max_batch_size,
             packing: args.packing,
+            accuracy_level: args.accuracy_level,
         }
     }
 }

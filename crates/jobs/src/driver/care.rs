@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use futures_util::{StreamExt, stream};
 use tokio::task::{AbortHandle, JoinError};
 
-use super::{Cared, Driver, Id, Open};
+use super::{Cared, Driver, Open};
 use crate::files::AGAIN;
+use crate::id::Id;
 use crate::record::{BatchState, Counts, Step};
 use crate::statistics::Load;
 
@@ -72,10 +73,10 @@ impl Driver {
         let jobs = self.jobs.clone();
         self.sweeping = Some(self.caring.spawn(async move {
             let sweeping = over.into_iter().map(async |(id, until)| {
-                let next = match jobs.sweep(&id).await {
+                let next = match jobs.sweep(&id.to_string()).await {
                     Ok(next) => next,
                     Err(error) => {
-                        tracing::warn!(file = &*id, %error, "a file that has expired could not be deleted yet");
+                        tracing::warn!(file = %id, %error, "a file that has expired could not be deleted yet");
                         Some(jobs.now() + AGAIN.as_secs())
                     }
                 };
@@ -107,14 +108,15 @@ impl Driver {
             let jobs = &jobs;
             let taking = stream::iter(gone).for_each_concurrent(AT_A_TIME, |(id, owner)| async move {
                 // The change comes back on the watch.
-                let taken = jobs.change(&id, |record| {
-                    (record.open_for() == Some(&owner)).then(|| {
+                let key = id.to_string();
+                let taken = jobs.change(&key, |record| {
+                    (record.open_for() == Some(&*owner)).then(|| {
                         record.set_owner(&jobs.0.own);
                         jobs.lapse(record)
                     })
                 });
                 if let Err(error) = taken.await {
-                    tracing::warn!(job = &*id, %error, "a job could not be taken over yet");
+                    tracing::warn!(job = %id, %error, "a job could not be taken over yet");
                 }
             });
             taking.await;

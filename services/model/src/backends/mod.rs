@@ -21,8 +21,8 @@ use trireme_ops::Reductions;
 #[cfg(feature = "test-backends")]
 pub use identity::Identity;
 pub use onnxruntime::{
-    FoundLibrary, LibraryError, OnnxRuntime, OnnxRuntimeOptions, TRACED, default_cost_model_cache, find_library,
-    processor,
+    AccuracyLevel, FoundLibrary, LibraryError, OnnxRuntime, OnnxRuntimeOptions, TRACED, default_cost_model_cache,
+    find_library, processor,
 };
 #[cfg(feature = "test-backends")]
 pub use repeat::Repeat;

@@ -100,7 +100,8 @@ pub fn choose(
         Some(rates) => (Found { rates, plain: None, other: None }, "cache"),
         None => {
             doing("measuring which provider is the fastest");
-            let trial = Trial { source, config, declaration: &declaration, options, environment, path };
+            let other = AcceleratorKind::OpenVino.provider();
+            let trial = Trial { source, config, declaration: &declaration, options, environment, path, other };
             (trial.run(&settings, &candidate)?, "measured")
         }
     };
@@ -125,7 +126,7 @@ pub fn choose(
 }
 
 /// Whether the other provider serves.
-fn pays(rates: Rates) -> bool {
+pub fn pays(rates: Rates) -> bool {
     rates.other > 0.0 && rates.other >= PAYS * rates.plain
 }
 
@@ -144,7 +145,7 @@ fn rates(tokens: [u32; SIZES.len()], plain: &Timed, other: &Timed) -> Rates {
     Rates { plain: rate(plain), other: rate(other) }
 }
 
-/// A model that is tried with one provider after the other.
+/// A model that is tried with one provider, or form of its graph, after the other.
 pub struct Trial<'a> {
     pub source: &'a ModelSource<'a>,
     pub config: &'a ModelConfig,
@@ -153,6 +154,8 @@ pub struct Trial<'a> {
     pub environment: &'a Environment,
     /// The model's file.
     pub path: &'a Path,
+    /// What the candidate is, for messages.
+    pub other: &'static str,
 }
 
 /// The result of a trial, with the sessions that are still there.
@@ -206,7 +209,7 @@ impl Trial<'_> {
                 Ok(Found { rates, plain, other: Some(other) })
             }
             Err(error) => {
-                tracing::info!(model, "OpenVINO does not serve this model: {error}");
+                tracing::info!(model, "{} does not serve this model: {error}", self.other);
                 let rates = Rates { other: 0.0, ..rates(self.tokens(), &timed, &timed) };
                 Ok(Found { rates, plain, other: None })
             }
@@ -223,7 +226,7 @@ impl Trial<'_> {
         let mut its = self.open(&candidate.checked(), self.options)?;
         if let Some(check) = candidate.precision {
             let check = PrecisionCheck { refuse: true, ..check };
-            precision::check(self.config, check, expected, AcceleratorKind::OpenVino.provider(), &mut its.instance)?;
+            precision::check(self.config, check, expected, self.other, &mut its.instance)?;
         }
         let timed = self.timed(&mut its.instance, Some(plain));
         Ok((timed, its.into_measured()))

@@ -7,6 +7,7 @@
 //! batched by length, with costs measured here; those with one wide session are tried and measured while they serve ([`trial`]).
 
 mod accelerators;
+mod accuracy;
 mod auto;
 mod binding;
 mod caches;
@@ -18,6 +19,7 @@ mod graph_cache;
 mod graphs;
 mod instance;
 mod layouts;
+mod levels;
 mod library;
 mod measure;
 mod options;
@@ -67,6 +69,7 @@ use crate::cpus;
 
 pub use self::cost_cache::{default_directory as default_cost_model_cache, processor};
 pub use self::graphs::GraphSessions;
+pub use self::levels::AccuracyLevel;
 pub use self::library::{FoundLibrary, LibraryError, find as find_library};
 pub use self::options::OnnxRuntimeOptions;
 pub use self::proof::TRACED;
@@ -110,8 +113,11 @@ impl Backend for OnnxRuntime {
         say_what_is_not_served(&config.name, &path);
         let environment =
             library::environment(self.options.library.as_deref()).map_err(|error| refused(error.to_string()))?;
-        let chosen = auto::choose(source, &mut config, settings, &self.options, &environment, &path)?;
+        let level = accuracy::choose(source, &config, settings, &self.options, &environment, &path)?;
+        let chosen = auto::choose(source, &mut config, level.settings, &self.options, &environment, &path)?;
         let auto::Chosen { settings, measured } = chosen;
+        let is_plain = settings.accelerators == accelerators::Accelerators::default();
+        let measured = measured.or(level.measured.filter(|_| is_plain));
         let prepare = || Sessions::prepare(&source.config.name, &environment, &settings, &self.options, &path);
         let (mut sessions, measured) = match measured {
             Some(auto::Measured { sessions, session }) => (sessions, session),

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::levels::AccuracyLevel;
 use crate::batcher::packing::Packing;
 
 /// Options of the process for all its ONNX models.
@@ -24,6 +25,8 @@ pub struct OnnxRuntimeOptions {
     pub default_max_batch_size: u32,
     /// Whether packed graphs serve, of models that are batched by length and whose configuration does not say.
     pub packing: Packing,
+    /// Who decides the accuracy level of packed weights, of models whose graph and configuration do not say.
+    pub accuracy_level: AccuracyLevel,
 }
 
 impl Default for OnnxRuntimeOptions {
@@ -37,6 +40,7 @@ impl Default for OnnxRuntimeOptions {
             cost_model_cache: None,
             default_max_batch_size: 4,
             packing: Packing::Off,
+            accuracy_level: AccuracyLevel::Auto,
         }
     }
 }

@@ -15,6 +15,7 @@ use trireme_packing::Packed;
 use super::accelerators::InstanceDevice;
 use super::cost_cache::{Entry, Rates};
 use super::instance::OnnxInstance;
+use super::levels::Levelled;
 use super::options::OnnxRuntimeOptions;
 use super::schema::Schema;
 use super::sessions::Sessions;
@@ -163,10 +164,11 @@ impl Candidate<'_> {
     /// The sessions of the packed graph, and the share of the weights that it works on without padding.
     fn sessions(&self) -> Result<(Sessions, f64), String> {
         let failed = |error: std::io::Error| format!("{}: {error}", self.path.display());
-        let Packed { model, share } = trireme_packing::pack(std::fs::read(self.path).map_err(failed)?.into(), GROUPS)
-            .map_err(|unfit| unfit.to_string())?;
+        let levelled = self.settings.levelled.as_ref();
+        let plain = std::fs::read(levelled.map_or(self.path, Levelled::path)).map_err(failed)?;
+        let Packed { model, share } = trireme_packing::pack(plain.into(), GROUPS).map_err(|unfit| unfit.to_string())?;
         let write = |path: &Path| std::fs::write(path, &model).map_err(|error| format!("{}: {error}", path.display()));
-        let circumstances = format!("packed {GROUPS} {}", env!("CARGO_PKG_VERSION"));
+        let circumstances = format!("packed {GROUPS} {levelled:?} {}", env!("CARGO_PKG_VERSION"));
         let name = &self.config.name;
         let entry = self.options.model_cache.as_deref();
         let entry =
@@ -182,7 +184,8 @@ impl Candidate<'_> {
         };
         // A session may be made now, which reads the file: the graph need not be in memory twice.
         drop(model);
-        let mut sessions = Sessions::prepare(name, self.environment, self.settings, self.options, &path);
+        let settings = Settings { levelled: None, ..self.settings.clone() };
+        let mut sessions = Sessions::prepare(name, self.environment, &settings, self.options, &path);
         sessions.keep(folder);
         Ok((sessions, share))
     }

@@ -16,6 +16,7 @@ use trireme_model_repository::TemporaryFolder;
 use super::accelerators::{Accelerator, AcceleratorKind, InstanceDevice};
 use super::cost_cache::processor;
 use super::graph_cache::Entry;
+use super::levels::Levelled;
 use super::library::CPU;
 use super::options::OnnxRuntimeOptions;
 use super::providers;
@@ -158,7 +159,7 @@ impl Sessions {
         let mut write = |path: &Path| {
             let _room = self.room(threads)?;
             let builder = write_beside(self.builder(&self.settings, InstanceDevice::Cpu, threads)?, path);
-            wrote(self.open(builder.map_err(message)?, &self.path)?);
+            wrote(self.open(builder.map_err(message)?, self.graph())?);
             Ok(())
         };
         let (path, directory) = match entry {
@@ -218,13 +219,19 @@ impl Sessions {
             }
             None => {}
         }
-        let session = self.open(self.builder(&self.settings, place, threads)?, &self.path)?;
+        let session = self.open(self.builder(&self.settings, place, threads)?, self.graph())?;
         self.verify(session, self.settings.accelerators.at(place))
     }
 
+    /// The graph of which sessions are made, where none is optimised.
+    fn graph(&self) -> &Path {
+        self.settings.levelled.as_ref().map_or(&self.path, Levelled::path)
+    }
+
     fn of_optimised(&self, optimised: &Optimised, place: InstanceDevice, threads: usize) -> Result<Session, String> {
-        // The graph is optimised already.
-        let settings = Settings { graph_level: Some(Settings::NO_OPTIMISATION), ..self.settings.clone() };
+        // The graph is optimised already, and its weights lie beside it.
+        let level = Some(Settings::NO_OPTIMISATION);
+        let settings = Settings { graph_level: level, levelled: None, ..self.settings.clone() };
         let mut builder = self.builder(&settings, place, threads)?;
         if let Some(weights) = &optimised.weights {
             builder = weights.give(builder).map_err(message)?;
@@ -236,7 +243,7 @@ impl Sessions {
     pub fn make_plain(&self) -> Result<Session, String> {
         let (settings, threads) = (self.settings.plain(), crate::cpus::available());
         let _room = self.room(threads)?;
-        let session = self.open(self.builder(&settings, InstanceDevice::Cpu, threads)?, &self.path)?;
+        let session = self.open(self.builder(&settings, InstanceDevice::Cpu, threads)?, self.graph())?;
         self.verify(session, &[])
     }
 

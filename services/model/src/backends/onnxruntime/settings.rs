@@ -10,6 +10,7 @@ use trireme_inference::nearest;
 use trireme_model_repository::ModelConfig;
 
 use super::accelerators::{self, Accelerators, InstanceDevice};
+use super::levels::{AccuracyLevel, Levelled};
 use super::options::OnnxRuntimeOptions;
 use super::providers::RECORD_ASSIGNMENT;
 use crate::cpus;
@@ -29,6 +30,10 @@ pub struct Settings {
     pub accelerators: Accelerators,
     /// Whether the fastest of the installed providers is to be chosen.
     pub auto: bool,
+    /// Who decides how precisely packed weights are multiplied, where the graph leaves it open.
+    pub accuracy_level: AccuracyLevel,
+    /// The copy of the graph that serves in place of the model's file.
+    pub levelled: Option<Levelled>,
     /// The comparison with the plain model before the model serves.
     pub precision: Option<PrecisionCheck>,
     /// Threads of the wide session, if layouts are chosen by load.
@@ -72,8 +77,9 @@ pub struct PrecisionCheck {
 const MIN_COSINE: f64 = 0.9999;
 
 /// The parameters that this backend and the batcher read. Others are ignored, unless their names are almost known ones.
-const KNOWN: [&str; 29] = [
+const KNOWN: [&str; 30] = [
     "accelerator",
+    "accuracy_level",
     "arena_extend_strategy",
     "cost_model",
     "cudnn_conv_algo_search",
@@ -148,6 +154,11 @@ impl Settings {
             .collect();
         let plain = accelerators == Accelerators::default();
         let auto = parameters.choice("accelerator", ["none", "auto"])? == Some(1) && plain && on_cpu;
+        let accuracy_level = match parameters.choice("accuracy_level", ["auto", "graph"])? {
+            Some(0) => AccuracyLevel::Auto,
+            Some(_) => AccuracyLevel::Graph,
+            None => options.accuracy_level,
+        };
         let exact = plain && entries.keys().all(|key| key.starts_with("session."));
         let precision = match parameters.choice("precision_check", ["refuse", "warn", "off"])? {
             Some(2) => None,
@@ -171,6 +182,8 @@ impl Settings {
             places,
             accelerators,
             auto,
+            accuracy_level,
+            levelled: None,
             precision,
             wide_threads,
             wide_only,
@@ -217,6 +230,9 @@ impl Settings {
             builder = builder.with_config_entry(key, value)?;
         }
         for (key, value) in &self.entries {
+            builder = builder.with_config_entry(key, value)?;
+        }
+        if let Some((key, value)) = self.levelled.as_ref().and_then(Levelled::entry) {
             builder = builder.with_config_entry(key, value)?;
         }
         Ok(builder)

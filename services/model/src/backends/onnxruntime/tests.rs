@@ -1,6 +1,7 @@
 //! The backend on small models, with the real library. Without the library these tests fail.
 
 mod accelerated;
+mod accuracy;
 mod chosen;
 mod external;
 mod hostile;

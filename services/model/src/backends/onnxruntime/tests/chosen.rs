@@ -48,6 +48,7 @@ fn a_trial_opens_two_sessions_and_the_one_that_was_measured_is_there() {
             options: &options,
             environment: &environment,
             path: &path,
+            other: "no optimisation",
         };
         let (found, opened) = counted(|| trial.run(&plain, &other).unwrap());
         assert!(found.rates.plain > 0.0 && found.rates.other > 0.0, "{:?}", found.rates);
