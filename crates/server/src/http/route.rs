@@ -72,7 +72,7 @@ pub struct Route<S> {
 #[derive(Clone)]
 enum Answerer<S> {
     /// For requests of the port only.
-    Handler(MethodRouter<S>),
+    Handler(Box<MethodRouter<S>>),
     /// For durable work, too.
     Endpoint(Endpoint<S>),
 }
@@ -152,7 +152,10 @@ impl Resource {
             T::describe(&mut shapes);
             shapes
         };
-        Route { shapes: Arc::new(shapes), ..self.with(verb, path, summary, Answerer::Handler(verb.on(handler))) }
+        Route {
+            shapes: Arc::new(shapes),
+            ..self.with(verb, path, summary, Answerer::Handler(Box::new(verb.on(handler))))
+        }
     }
 
     /// A route with this method and endpoint. Its shapes are those that the route says.
@@ -267,7 +270,7 @@ impl<S: 'static> Route<S> {
         S: Clone + Send + Sync,
     {
         match &self.answerer {
-            Answerer::Handler(handler) => handler.clone(),
+            Answerer::Handler(handler) => MethodRouter::clone(handler),
             Answerer::Endpoint(run) => {
                 let (run, path) = (run.clone(), self.path.clone());
                 self.verb
