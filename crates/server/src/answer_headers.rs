@@ -116,7 +116,7 @@ mod tests {
         };
         assert_eq!(equal(&["ab.cd", "ef"]), Some((EQUIVALENT_SPACES, "ab.cd, ef".to_owned())));
         let long = "a".repeat(1000);
-        for spaces in [&[][..], &["a\r\nX: b"], &[&long; 5]] {
+        for spaces in [&[][..], &["a\r\nX: b"], &[long.as_str(); 5]] {
             assert_eq!(equal(spaces), None, "{spaces:?}");
         }
         let repeated = Ledger(steps.to_vec()).without_times();
