@@ -6,6 +6,7 @@ use axum::body::to_bytes;
 use axum::http::Method;
 use tokio::task::JoinSet;
 use trireme_server::budget::Budget;
+use trireme_server::http::endpoint::endpoint;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 
@@ -90,7 +91,7 @@ fn routes_that_contend_for_a_path_have_one_category() {
                 categories.collect::<Vec<_>>()
             );
         }
-        for Route { verb, path, traffic, .. } in routes::<(), _, _>(first, |_| async || ()) {
+        for Route { verb, path, traffic, .. } in routes::<()>(first, |_| endpoint(|(), _| async {})) {
             let is_work = verb == Verb::Post && !path.ends_with("/ping");
             assert_eq!(is_work, traffic == Traffic::Work, "{path}");
         }

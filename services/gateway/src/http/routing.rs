@@ -75,8 +75,8 @@ where
     R: Future<Output: IntoResponse> + Send + 'static,
 {
     endpoint(move |http, work: Work| async move {
-        let path = ModelPath::of(&work.path)?;
-        Ok::<_, Response>(run(http, path, work).await)
+        let path = ModelPath::parse(&work.path)?;
+        Ok::<_, PathError>(run(http, path, work).await)
     })
 }
 
@@ -91,28 +91,31 @@ pub struct ModelPath {
 
 /// Why a path names no model version.
 #[derive(Debug, PartialEq)]
-enum PathError {
+pub enum PathError {
     /// Not a path of a model.
     NoSuchPath,
     /// The version is too large for any model to have it.
     Version(String),
 }
 
-// === impl ModelPath ===
+// === impl PathError ===
 
-impl ModelPath {
-    /// The model and the version that a path names, or the answer to a request for a path that names none.
-    pub fn of(path: &str) -> Result<ModelPath, Response> {
-        ModelPath::parse(path).map_err(|error| match error {
+impl IntoResponse for PathError {
+    fn into_response(self) -> Response {
+        match self {
             PathError::NoSuchPath => not_found(),
             PathError::Version(version) => HttpError::plain(InferError::invalid_arg(format!(
                 "failed to get model version from specified version string '{version}' (details: stol), version should be \
                  an integral value > 0"
             )))
             .into_response(),
-        })
+        }
     }
+}
 
+// === impl ModelPath ===
+
+impl ModelPath {
     /// Reads `/v2/models/{model}[/versions/{version}]...`, taking the name as it stands: Triton decodes no `%20`. Paths that
     /// are not of this form are named by no model, which is no error of theirs.
     fn parse(path: &str) -> Result<ModelPath, PathError> {
@@ -134,10 +137,10 @@ impl ModelPath {
 impl Describe for ModelPath {}
 
 impl<S: Send + Sync> axum::extract::FromRequestParts<S> for ModelPath {
-    type Rejection = Response;
+    type Rejection = PathError;
 
-    async fn from_request_parts(parts: &mut axum::http::request::Parts, _: &S) -> Result<Self, Response> {
-        ModelPath::of(parts.uri.path())
+    async fn from_request_parts(parts: &mut axum::http::request::Parts, _: &S) -> Result<Self, PathError> {
+        ModelPath::parse(parts.uri.path())
     }
 }
 

@@ -98,7 +98,7 @@ struct Page {
 pub fn routes() -> Vec<Route> {
     let route =
         RESOURCE.get("/v1/organization/usage/embeddings", "What owners of keys have used, as OpenAI shows it", usage);
-    vec![route.gives(schema).refuses(Refused::denied, Refused::schema)]
+    vec![route.gives(schema).refuses(Refused::unanswered, Refused::schema)]
 }
 
 /// A key shows its owner's usage; that of an administrator everybody's.
