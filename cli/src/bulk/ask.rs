@@ -314,10 +314,10 @@ mod tests {
     #[test]
     fn a_server_cannot_make_a_run_wait_for_hours() {
         let seconds = Duration::from_secs;
-        assert_eq!(pause_of(.after(1), None), .after(1));
-        assert_eq!(pause_of(.after(1), Some(seconds(5))), seconds(5));
-        assert_eq!(pause_of(.after(1), Some(seconds(0))), .after(1));
-        assert_eq!(pause_of(.longest(), Some(seconds(86_400))), LONGEST_ASKED);
+        assert_eq!(pause_of(ASK_AGAIN.after(1), None), ASK_AGAIN.after(1));
+        assert_eq!(pause_of(ASK_AGAIN.after(1), Some(seconds(5))), seconds(5));
+        assert_eq!(pause_of(ASK_AGAIN.after(1), Some(seconds(0))), ASK_AGAIN.after(1));
+        assert_eq!(pause_of(ASK_AGAIN.longest(), Some(seconds(86_400))), LONGEST_ASKED);
     }
 
     #[test]
