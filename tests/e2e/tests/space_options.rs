@@ -209,7 +209,7 @@ fn options_of_folders_change_the_space_or_no_row(mode: Mode) {
 /// A step of the basic repository, what some parameters of it do to the space, and these parameters.
 type StepOption = (&'static str, Space, &'static [(&'static str, &'static str)]);
 
-const PARAMETERS: [StepOption; 42] = [
+const PARAMETERS: [StepOption; 43] = [
     ("tokenizer", Changes, &[("max_length", "8")]),
     ("tokenizer", Changes, &[("max_characters", "5")]),
     ("tokenizer", IsStrict, &[("truncation", "only_first")]),
@@ -239,6 +239,7 @@ const PARAMETERS: [StepOption; 42] = [
     ("encoder", Stays, &[("layouts", "wide")]),
     ("encoder", Stays, &[("share_weights", "1")]),
     ("encoder", Stays, &[("accelerator", "none")]),
+    ("encoder", IsStrict, &[("accuracy_level", "graph")]),
     ("encoder", IsStrict, &[("precision_check", "warn")]),
     ("encoder", IsStrict, &[("precision_min_cosine", "0.9")]),
     ("encoder", IsStrict, &[("cudnn_conv_algo_search", "1")]),

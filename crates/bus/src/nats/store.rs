@@ -218,6 +218,8 @@ impl Nats {
     ) -> Result<Result<T, E>, BusError> {
         let patience = match bucket {
             Bucket::Jobs | Bucket::Objects => LEADER,
+            // Whoever announces tries again by itself.
+            Bucket::Registry => Duration::ZERO,
             _ if self.makes_streams => Duration::ZERO,
             // A gateway makes it soon.
             _ => REQUEST_TIMEOUT,

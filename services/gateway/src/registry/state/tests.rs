@@ -254,7 +254,13 @@ fn queues_are_wanted_for_what_workers_serve_or_are_about_to_serve() {
     };
     let limited = r#","dynamic_batching":{"default_queue_policy":{"max_queue_size":3}}"#;
     let levels = r#","dynamic_batching":{"priority_levels":2,"default_priority_level":1}"#;
-    let many = r#","dynamic_batching":{"priority_levels":1025,"default_priority_level":1}"#;
+    // Each level with a policy has a queue of its own, and so have those between them together.
+    let policies: Vec<String> =
+        (100..700).map(|number| format!(r#""{}":{{"max_queue_size":1}}"#, 2 * number)).collect();
+    let policies = policies.join(",");
+    let many = &format!(
+        r#","dynamic_batching":{{"priority_levels":5000,"default_priority_level":1,"priority_queue_policy":{{{policies}}}}}"#
+    );
     let loading = || ModelState::Loading("waiting for its queue".to_owned());
     for entry in [
         of("w", "limited", loading(), limited),
