@@ -13,9 +13,8 @@ use tokio::sync::oneshot;
 use trireme_inference::{ErrorCode, InferError, Shape, Tensor};
 use trireme_model_repository::{ModelConfig, ModelInput};
 
-use crate::backend::{
-    ExecuteRequest, Instance, LoadError, LoadedModel, ModelInstance, Progress, StepwiseInstance, Ticket, panicked,
-};
+use crate::backend::{Instance, LoadError, LoadedModel};
+use crate::instance::{ExecuteRequest, ModelInstance, Progress, StepwiseInstance, Ticket, panicked};
 use crate::threads::spawn;
 
 /// The most elements of a made-up input. A model that needs a larger input gets no made-up canary request.

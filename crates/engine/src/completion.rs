@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use trireme_inference::{FailureReason, InferError};
 
-use crate::backend::{ExecuteRequest, ExecuteResponse};
 use crate::batching::Description;
 use crate::cancel::refused;
+use crate::instance::{ExecuteRequest, ExecuteResponse};
 
 /// The rest of a request while the engine has it: it decides when the request may run, and gets its result. The engine
 /// calls it on the thread that executes the request, within the tokio runtime of the model's tasks, and gives up each one

@@ -9,13 +9,14 @@ use std::time::Instant;
 
 use trireme_inference::{FailureReason, InferError, Lane, request_timeout};
 
-use crate::backend::{BackgroundInstance, ExecuteRequest, ExecuteResponse, Instance, ModelInstance, Stop, panicked};
+use crate::backend::{BackgroundInstance, Instance};
 use crate::background::{PATIENCE, Share, lower_priority, priorities_count};
 use crate::batching::Candidate;
 use crate::canary::Streak;
 use crate::cancel::expired;
 use crate::completion::Completion;
 use crate::guests::{Guest, Nested, Place, SHORT_RUN, reserve_thread};
+use crate::instance::{ExecuteRequest, ExecuteResponse, ModelInstance, Stop, panicked};
 use crate::model::{Model, Threads, Work, conclude};
 use crate::outage::is_out;
 use crate::queue::Seat;

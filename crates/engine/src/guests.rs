@@ -14,8 +14,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use trireme_inference::Tensor;
 
-use crate::backend::ModelInstance;
 use crate::canary::Streak;
+use crate::instance::ModelInstance;
 
 /// The longest expected run of a guest: about as long as a task may keep a thread of the runtime.
 pub const SHORT_RUN: Duration = Duration::from_micros(200);

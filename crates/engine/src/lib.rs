@@ -23,6 +23,7 @@ mod completion;
 mod dynamic_batching;
 mod execute;
 mod guests;
+mod instance;
 mod intake;
 mod load;
 mod model;
@@ -38,9 +39,8 @@ mod watchdog;
 
 pub use activity::doing;
 pub use backend::{
-    Backend, BackgroundInstance, CPU_INSTEAD, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, LoadError,
-    LoadedModel, ModelInstance, ModelSource, Outage, Progress, SequenceSupport, StepwiseInstance, Stop, Ticket,
-    in_background, one_line, one_response,
+    Backend, BackgroundInstance, CPU_INSTEAD, Instance, LoadError, LoadedModel, ModelSource, SequenceSupport,
+    in_background, one_line,
 };
 pub use batching::{Appetite, BatchPolicy, Candidate, Decision, Description, OneAtATime};
 pub use calls::{Answered, Caller, Calls, IdleCalls, Nested, NestedResponse, Origin};
@@ -49,6 +49,10 @@ pub use cancel::{CancelFlag, cancelled_by_client, expired, refused, unwanted};
 pub use completion::{Completion, SendParts};
 pub use dynamic_batching::{DynamicBatcher, policy};
 pub use guests::{Guests, SHORT_RUN};
+pub use instance::{
+    ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Outage, Progress, StepwiseInstance, Stop, Ticket,
+    one_response,
+};
 pub use intake::{Intake, Room, RunId, allowance, most_in_hand};
 pub use load::{LoadOptions, Loaded, backend_of, instead, load_version, load_watched, stage};
 pub use model::{Model, Threads, Work};

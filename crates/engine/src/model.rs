@@ -11,13 +11,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use trireme_inference::{ErrorCode, FailureReason, InferError, ModelKey};
 
-use crate::backend::{
-    BackgroundInstance, ExecuteRequest, ExecuteResponse, ExecuteTiming, Instance, ModelInstance, Outage,
-};
+use crate::backend::{BackgroundInstance, Instance};
 use crate::canary::{self, Canary, Streak};
 use crate::cancel::refused;
 use crate::completion::Completion;
 use crate::guests::Guests;
+use crate::instance::{ExecuteRequest, ExecuteResponse, ExecuteTiming, ModelInstance, Outage};
 use crate::outage::is_out;
 use crate::queue::WorkQueue;
 use crate::runs::executed;

@@ -6,7 +6,7 @@
 
 use tokio::sync::watch;
 
-use crate::backend::Outage;
+use crate::instance::Outage;
 
 /// Whether an instance cannot execute now.
 pub(crate) fn is_out(outage: Option<&watch::Receiver<Outage>>) -> bool {

@@ -3,8 +3,8 @@
 
 use trireme_inference::Executed;
 
-use crate::backend::ExecuteTiming;
 use crate::batching::Description;
+use crate::instance::ExecuteTiming;
 
 /// The runs, each with its timing and size.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -11,12 +11,12 @@ use std::time::Instant;
 use tokio::sync::watch;
 use trireme_inference::{InferError, UnixMicros};
 
-use crate::backend::{
-    ExecuteRequest, ExecuteResponse, ExecuteTiming, Outage, Progress, StepwiseInstance, Ticket, one_response, panicked,
-};
 use crate::canary::Streak;
 use crate::cancel::{CancelFlag, unwanted};
 use crate::completion::{Completion, SendParts};
+use crate::instance::{
+    ExecuteRequest, ExecuteResponse, ExecuteTiming, Outage, Progress, StepwiseInstance, Ticket, one_response, panicked,
+};
 use crate::model::{Model, Work, conclude};
 use crate::outage::is_out;
 use crate::watchdog::{Callers, ExecutionLimit};

@@ -8,7 +8,8 @@ use trireme_inference::{DataType, InferError, Shape, Tensor};
 use trireme_model_repository::{ModelConfig, ModelWarmup, WarmupData, WarmupInput};
 
 use crate::activity::doing;
-use crate::backend::{ExecuteRequest, LoadError, ModelInstance, Progress, StepwiseInstance};
+use crate::backend::LoadError;
+use crate::instance::{ExecuteRequest, ModelInstance, Progress, StepwiseInstance};
 
 /// The most bytes of one made-up input.
 const MAX_INPUT_BYTES: u64 = 1 << 30;

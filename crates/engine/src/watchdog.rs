@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use trireme_inference::UnixMicros;
 
-use crate::backend::Stop;
 use crate::cancel::{CancelFlag, unwanted};
+use crate::instance::Stop;
 
 /// The executions of one model that are under way. `H` can release a request.
 pub struct Executions<H> {

@@ -225,6 +225,7 @@ mod tests {
         assert_eq!(third, [key("gone")], "what could not be removed is tried again, what came back is left");
         assert_eq!(unneeded, BTreeSet::from([key("gone")]));
     }
+
     #[tokio::test(start_paused = true)]
     async fn queues_follow_the_registry_and_are_made_again_when_they_are_gone() {
         let (bus, tasks) = (InProcess::default(), TaskSet::new());
