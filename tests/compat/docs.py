@@ -83,7 +83,7 @@ packages grpcio and tritonclient, which are in the tests' own Python, `.tools/py
   `json`, `text`, or `parts`, a list of `json`, `text`, `hex`, `base64`, `bytes` (strings behind their lengths), arrays of
   numbers by datatype (`int32`, `fp32`, ...) and `repeat` (a part, so many times); `header_length` sets
   Inference-Header-Content-Length to the length of the first part; `compress`, `chunked`; `during` is a request to have
-  in flight meanwhile.
+  in flight meanwhile (`times` of them; with `again` they are sent again until it is answered).
 - A gRPC scenario has `grpc`, the call's name, with `message`, or for a stream `messages`, as protobuf's JSON;
   `raw_input_contents` is a list of parts as above. `metadata` is sent along.
 - `make record` fetches a real Triton (the wheel nvidia-pytriton), asks it and writes `tests/compat/recorded/<theme>.json`;

@@ -106,15 +106,23 @@ def body_of(request):
 
 
 def exchange(url, request):
-    """Sends the request of a scenario while the requests in `during` are in flight; returns the answer."""
+    """Sends the request of a scenario while the requests in `during` are in flight; returns the answer. With `again`, each of these is sent
+    again once it is answered, until the request has its answer."""
     during = request.get("during")
-    threads = []
+    threads, answered = [], threading.Event()
+
+    def keep_busy():
+        send(url, during)
+        while during.get("again") and not answered.is_set():
+            send(url, during)
+
     for _ in range(during.get("times", 1) if during else 0):
-        threads.append(threading.Thread(target=send, args=(url, during), daemon=True))
+        threads.append(threading.Thread(target=keep_busy, daemon=True))
         threads[-1].start()
     if threads:
         time.sleep(HEAD_START_S)
     answer = send(url, request)
+    answered.set()
     for thread in threads:
         thread.join(TIMEOUT_S)
     return answer

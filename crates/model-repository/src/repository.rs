@@ -299,6 +299,11 @@ impl RepositoryModel {
             return Err(RepositoryError::Invalid(fault));
         }
         let directories = version_directories(path)?;
+        // Before anything is read: what changes while it is read is a change at the next look.
+        let shared = fingerprint::of(path, |entry| version_number(entry).is_none());
+        let fingerprint = |version: &i64| hash(&(replaced, shared, fingerprint::of(&directories[version], |_| true)));
+        let mut fingerprints: BTreeMap<i64, u64> =
+            directories.keys().map(|version| (*version, fingerprint(version))).collect();
         let mut files = BTreeSet::new();
         for directory in directories.values() {
             files.extend(list(directory)?.into_iter().map(|entry| entry.name));
@@ -344,9 +349,7 @@ impl RepositoryModel {
         }
         let latest = &definitions[&highest];
         let labels = read_labels(&latest.config, if latest.is_own { &directories[&highest] } else { path })?;
-        let shared = fingerprint::of(path, |entry| version_number(entry).is_none());
-        let fingerprint = |version: &i64| hash(&(replaced, shared, fingerprint::of(&directories[version], |_| true)));
-        let fingerprints = versions.iter().map(|version| (*version, fingerprint(version))).collect();
+        fingerprints.retain(|version, _| versions.contains(version));
         let (name, path, config) = (name.to_owned(), path.to_owned(), latest.config.clone());
         let uploaded = replaced.map(|_| Uploaded { _folder: None });
         Ok(RepositoryModel { name, path, config, versions, labels, fingerprints, definitions, uploaded })
