@@ -225,7 +225,7 @@ pub(super) async fn embed(call: DialectCall, version: Version) -> Result<Respons
         out.array(|out| numbers.chunks_exact(vectors.width.max(1)).for_each(|row| form.write(out, row)));
     };
     let capacity = 1024 + numbers.len() * 13 + texts.iter().map(|text| text.len() + 8).sum::<usize>();
-    Ok(answer::told(&vectors.ledger, capacity, |out| {
+    Ok(answer::told_by(&vectors.ledger, capacity, |out| {
         out.object(|out| {
             out.name("id").string(answer::id());
             out.name("response_type").string(if types.is_some() { "embeddings_by_type" } else { "embeddings_floats" });
@@ -294,7 +294,7 @@ async fn rerank(call: DialectCall, version: Version) -> Result<Response, Refusal
     let ask = call.ask(body.model.as_deref(), options);
     let scores = call.operations.rerank(&body.query, &documents, &ask).await?;
     let returned = body.return_documents.then_some(&documents[..]);
-    Ok(answer::told(&scores.ledger, 512 + 64 * documents.len(), |out| {
+    Ok(answer::told_by(&scores.ledger, 512 + 64 * documents.len(), |out| {
         out.object(|out| {
             out.name("id").string(answer::id());
             answer::results(out, &scores, body.top_n, returned);

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::answer::EncodingFormat;
 use super::dialect::DialectCall;
 use super::fields::{self, Field, ours};
-use super::quantize::EmbeddingType;
+use super::quantize::{EmbeddingType, Vector};
 use super::refusal::Refusal;
 
 /// The fields.
@@ -139,6 +139,11 @@ impl Form {
     /// Whether these vectors can be had in it.
     pub fn check(&self, vectors: &Vectors) -> Result<(), Refusal> {
         self.elements.check(self.field, &vectors.numbers())
+    }
+
+    /// A vector in it.
+    pub fn vector<'a>(&self, numbers: &'a [f32]) -> Vector<'a> {
+        Vector { numbers, elements: self.elements, format: self.format }
     }
 
     /// Writes a vector.

@@ -118,7 +118,7 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let options = extras.options(body.dimensions.filter(|&d| d > 0))?;
     let vectors = call.operations.embed_windows(&texts, &call.ask(named(body.model.as_deref()), options)).await?;
     form.check(&vectors)?;
-    Ok(answer::told(&vectors.ledger, answer::capacity(form.format, vectors.numbers().len()), |out| {
+    Ok(answer::told_by(&vectors.ledger, answer::capacity(form.format, vectors.numbers().len()), |out| {
         out.object(|out| {
             out.name("object").string("list");
             openai::data(out, &vectors, form);
@@ -139,7 +139,7 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let ask = call.ask(named(body.model.as_deref()), options);
     let scores = call.operations.rerank(&body.query, &body.documents, &ask).await?;
     let most = body.top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
-    Ok(answer::told(&scores.ledger, 512 + 64 * body.documents.len(), |out| {
+    Ok(answer::told_by(&scores.ledger, 512 + 64 * body.documents.len(), |out| {
         out.object(|out| {
             out.name("object").string("rerank");
             out.name("results").array(|out| {
@@ -167,7 +167,7 @@ async fn classify(call: DialectCall) -> Result<Response, Refusal> {
     let options = TextOptions { raw_scores: Some(body.raw_scores), ..TextOptions::default() };
     let ask = call.ask(named(body.model.as_deref()), options);
     let classified = call.operations.classify(&body.input, None, &ask).await?;
-    Ok(answer::told(&classified.ledger, 512 + 64 * classified.labels.len() * body.input.len(), |out| {
+    Ok(answer::told_by(&classified.ledger, 512 + 64 * classified.labels.len() * body.input.len(), |out| {
         out.object(|out| {
             out.name("object").string("classify");
             out.name("data").array(|out| {

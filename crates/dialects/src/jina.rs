@@ -207,7 +207,7 @@ fn text_vectors(
 ) -> Result<Response, Refusal> {
     rows.iter().try_for_each(|row| form.check("embedding_type", row.as_ref()))?;
     let numbers: usize = rows.iter().map(|row| row.as_ref().len()).sum();
-    Ok(answer::told(ledger, 512 + numbers * 13, |out| {
+    Ok(answer::told_by(ledger, 512 + numbers * 13, |out| {
         out.object(|out| {
             out.name("model").string(model);
             out.name("object").string("list");
@@ -254,7 +254,7 @@ async fn token_vectors(call: DialectCall, asked: EmbedRequest) -> Result<Respons
         }
     };
     let numbers: usize = rows.iter().map(Vec::len).sum();
-    Ok(answer::told(&ledger, 512 + numbers * 13, |out| {
+    Ok(answer::told_by(&ledger, 512 + numbers * 13, |out| {
         out.object(|out| {
             out.name("model").string(&model);
             out.name("object").string("list");
@@ -289,7 +289,7 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let scores = call.operations.rerank(&query, &documents, &call.ask(Some(&body.model), options)).await?;
     let returned = body.return_documents.unwrap_or(true).then_some(&documents[..]);
     let tokens = answer::tokens(&scores.ledger);
-    Ok(answer::told(&scores.ledger, 512 + 64 * documents.len(), |out| {
+    Ok(answer::told_by(&scores.ledger, 512 + 64 * documents.len(), |out| {
         out.object(|out| {
             out.name("model").string(&body.model);
             out.name("object").string("list");

@@ -110,7 +110,7 @@ async fn classify_chats(call: DialectCall) -> Result<Response, Refusal> {
 /// For each text the scores of all classes, by their names.
 fn classes(found: &Classified, model: Option<&str>) -> Response {
     let capacity = 512 + 48 * found.labels.len() * found.rows.len();
-    answer::told(&found.ledger, capacity, |out| {
+    answer::told_by(&found.ledger, capacity, |out| {
         out.object(|out| {
             out.name("id").string(format!("cls-{}", answer::id()));
             out.name("model").string(model.unwrap_or(&found.model));

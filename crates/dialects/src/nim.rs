@@ -195,7 +195,7 @@ async fn rank(call: DialectCall, model_of_path: Option<String>) -> Result<Respon
     let options = TextOptions { raw_scores: Some(true), ..body.truncate.options() };
     let model = body.model.or(model_of_path);
     let scores = call.operations.rerank(&body.query.text, &passages, &call.ask(model.as_deref(), options)).await?;
-    Ok(answer::told(&scores.ledger, 512 + 48 * passages.len(), |out| {
+    Ok(answer::told_by(&scores.ledger, 512 + 48 * passages.len(), |out| {
         out.object(|out| {
             out.name("rankings").array(|out| {
                 for (index, logit) in scores.ranked(body.top_k) {

@@ -153,7 +153,7 @@ async fn embed(call: DialectCall) -> Result<Response, Refusal> {
     };
     let vectors = call.operations.embed(&texts, &call.ask(Some(name), options)).await?;
     let numbers = vectors.numbers();
-    Ok(answer::told(&vectors.ledger, 512 + numbers.len() * 13, |out| {
+    Ok(answer::told_by(&vectors.ledger, 512 + numbers.len() * 13, |out| {
         out.object(|out| {
             out.name("model").string(&body.model);
             out.name("embeddings").array(|out| {
@@ -177,7 +177,7 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let options = TextOptions { truncate: Some(true), max_tokens, ..TextOptions::default() };
     let vectors = call.operations.embed(&[body.prompt], &call.ask(Some(name), options)).await?;
     let numbers = vectors.numbers();
-    Ok(answer::told(&vectors.ledger, 512 + numbers.len() * 13, |out| {
+    Ok(answer::told_by(&vectors.ledger, 512 + numbers.len() * 13, |out| {
         out.object(|out| answer::floats(out.name("embedding"), &numbers));
     }))
 }

@@ -5,18 +5,17 @@
 
 use axum::response::Response;
 use bytes::Bytes;
-use serde::Deserialize;
-use trireme_operations::{Prompt, TextModel, Vectors, Window};
-use trireme_protocol::json::Writer;
+use serde::{Deserialize, Serialize};
+use trireme_operations::{Prompt, TextModel, Vectors};
 use trireme_server::http::schema;
 use utoipa::ToSchema;
-use utoipa::openapi::schema::Schema;
 
-use super::answer::{self, EncodingFormat};
+use super::answer::{self, EncodingFormat, Nested, NoMembers, Spaces, Usage};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::extras::{self, Extras, Form};
 use super::fields::{self, Field, idle, read};
 use super::input::{self, Input};
+use super::quantize::Vector;
 use super::refusal::{Kind, Refusal};
 use crate::dialect::EmptyText;
 
@@ -25,22 +24,22 @@ pub(super) static DIALECT: Dialect = Dialect {
     routes: &[
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
             .takes_both::<Embeddings, Extras>(&[EMBEDDINGS, extras::FIELDS])
-            .gives(embeddings_answer),
+            .gives(schema::answer::<EmbeddingList<'_>>),
         DialectRoute::post("/deployments/{model}/embeddings", "Embeds texts, as Azure's clients ask", |call| {
             Box::pin(embeddings(call))
         })
         .takes_both::<Embeddings, Extras>(&[EMBEDDINGS, extras::FIELDS])
-        .gives(embeddings_answer)
+        .gives(schema::answer::<EmbeddingList<'_>>)
         .behind_name(),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| Box::pin(models(call)))
-            .gives(models_answer),
-        DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(model(call))).gives(model_answer),
+            .gives(schema::answer::<ModelList<'_>>),
+        DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(model(call))).gives(schema::answer::<Model<'_>>),
         DialectRoute::get("/models", "The models, as Azure's clients ask", |call| Box::pin(models(call)))
-            .gives(models_answer)
+            .gives(schema::answer::<ModelList<'_>>)
             .never_bare(),
     ],
     refuse,
-    refusals,
+    refusals: schema::answer::<Error<'_>>,
     is_strict: false,
     cut: "send a shorter one",
     model_in_path: false,
@@ -80,41 +79,109 @@ pub(super) async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
         options.prompt = prompt;
     }
     let found = call.operations.embed_windows(&texts, &call.ask(model, options)).await?;
-    vectors(&found, body.model.as_deref(), form)
+    EmbeddingList::answer(&found, body.model.as_deref(), form)
 }
 
-/// The list of vectors in this form, for dialects that have OpenAI's.
-pub(super) fn vectors(vectors: &Vectors, model: Option<&str>, form: Form) -> Result<Response, Refusal> {
-    form.check(vectors)?;
-    Ok(answer::told(&vectors.ledger, answer::capacity(form.format, vectors.numbers().len()), |out| {
-        out.object(|out| {
-            out.name("object").string("list");
-            data(out, vectors, form);
-            out.name("model").string(model.unwrap_or(&vectors.model));
-            answer::usage(out, &vectors.ledger);
-            // Mistral's clients read no answer without.
-            out.name("id").string(format!("embd-{}", answer::id()));
-        });
-    }))
+/// The answer of `/v1/embeddings`, for dialects that have OpenAI's.
+#[derive(Serialize, ToSchema)]
+pub(super) struct EmbeddingList<'a> {
+    object: &'static str,
+    #[schema(inline)]
+    data: Vec<Embedding<'a>>,
+    model: &'a str,
+    #[schema(inline)]
+    usage: Usage,
+    // Mistral's clients read no answer without.
+    id: String,
 }
 
-/// The vectors. `index` is the number of the text; one of a window says which window of the text it is, and its characters.
-pub(super) fn data(out: &mut Writer, vectors: &Vectors, form: Form) {
-    out.name("data").array(|out| {
-        for (row, vector) in vectors.numbers().chunks_exact(vectors.width.max(1)).enumerate() {
+/// A vector. `index` is the number of the text; a vector of a window says which window of the text it is, and its characters.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Embedding<'a> {
+    object: &'static str,
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    window: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    start: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    end: Option<usize>,
+    #[schema(inline)]
+    embedding: Vector<'a>,
+}
+
+/// The models of a server, or one.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ModelList<'a> {
+    object: &'static str,
+    #[schema(inline)]
+    data: Vec<Model<'a>>,
+}
+
+/// A model.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Model<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    // Mistral's clients read no list without these two.
+    r#type: &'static str,
+    #[schema(inline)]
+    capabilities: NoMembers,
+    #[serde(flatten)]
+    #[schema(inline)]
+    spaces: Spaces<'a>,
+}
+
+// === impl EmbeddingList ===
+
+impl EmbeddingList<'_> {
+    /// The answer with these vectors in this form. `model` is the name by which the request called the model.
+    pub(super) fn answer(vectors: &Vectors, model: Option<&str>, form: Form) -> Result<Response, Refusal> {
+        form.check(vectors)?;
+        let (numbers, usage) = (vectors.numbers(), Usage::of(&vectors.ledger));
+        let model = model.unwrap_or(&vectors.model);
+        let data = Embedding::all(vectors, &numbers, form);
+        let list = EmbeddingList { object: "list", data, model, usage, id: format!("embd-{}", answer::id()) };
+        Ok(answer::told(&vectors.ledger, &list))
+    }
+}
+
+// === impl Embedding ===
+
+impl Embedding<'_> {
+    /// The vectors, whose numbers these are.
+    pub(super) fn all<'a>(vectors: &Vectors, numbers: &'a [f32], form: Form) -> Vec<Embedding<'a>> {
+        let embedding = |(row, numbers)| {
             let window = vectors.windows.as_ref().and_then(|windows| windows.get(row));
-            out.object(|out| {
-                out.name("object").string("embedding");
-                out.name("index").integer(window.map_or(row, |window| window.text));
-                if let Some(Window { number, start, end, .. }) = window {
-                    out.name("window").integer(*number);
-                    out.name("start").integer(*start);
-                    out.name("end").integer(*end);
-                }
-                form.write(out.name("embedding"), vector);
-            });
+            Embedding {
+                object: "embedding",
+                index: window.map_or(row, |window| window.text),
+                window: window.map(|window| window.number),
+                start: window.map(|window| window.start),
+                end: window.map(|window| window.end),
+                embedding: form.vector(numbers),
+            }
+        };
+        numbers.chunks_exact(vectors.width.max(1)).enumerate().map(embedding).collect()
+    }
+}
+
+// === impl Model ===
+
+impl Model<'_> {
+    fn of(model: &TextModel) -> Model<'_> {
+        Model {
+            id: &model.name,
+            object: "model",
+            created: model.origin.files_at.unwrap_or_default(),
+            owned_by: "trireme",
+            r#type: "base",
+            capabilities: NoMembers {},
+            spaces: Spaces::of(model),
         }
-    });
+    }
 }
 
 pub(super) async fn models(call: DialectCall) -> Result<Response, Refusal> {
@@ -122,99 +189,31 @@ pub(super) async fn models(call: DialectCall) -> Result<Response, Refusal> {
         Some(model) => vec![call.operations.text_model(Some(model))?],
         None => call.operations.text_models(),
     };
-    Ok(answer::json(answer::object(|out| {
-        out.name("object").string("list");
-        out.name("data").array(|out| all.iter().for_each(|model| entry(out, model)));
-    })))
+    Ok(answer::plain(&ModelList { object: "list", data: all.iter().map(Model::of).collect() }))
 }
 
 pub(super) async fn model(call: DialectCall) -> Result<Response, Refusal> {
     let found = call.operations.text_models().into_iter().find(|model| model.name == call.rest);
     let missing = || Refusal::new(Kind::NoModel, format!("model '{}' does not exist", call.rest));
-    let found = found.ok_or_else(missing)?;
-    let mut out = Writer::default();
-    entry(&mut out, &found);
-    Ok(answer::json(out.into_bytes()))
+    Ok(answer::plain(&Model::of(&found.ok_or_else(missing)?)))
 }
 
-fn entry(out: &mut Writer, model: &TextModel) {
-    out.object(|out| {
-        out.name("id").string(&model.name);
-        out.name("object").string("model");
-        out.name("created").integer(model.origin.files_at.unwrap_or_default());
-        out.name("owned_by").string("trireme");
-        // Mistral's clients read no list without these two.
-        out.name("type").string("base");
-        out.name("capabilities").object(|_| {});
-        answer::spaces(out, model);
-    });
-}
+/// OpenAI's errors.
+pub(super) type Error<'a> = Nested<'a, Option<&'static str>>;
 
 /// The table of errors. The SDK chooses its exception by the status.
 pub(super) fn refuse(refusal: &Refusal) -> (u16, Bytes) {
-    let (status, kind, code) = match refusal.kind {
-        Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::TooLong | Kind::Unsupported => {
-            (400, "invalid_request_error", None)
-        }
-        Kind::Key => (401, "invalid_request_error", Some("invalid_api_key")),
-        Kind::Forbidden => (403, "invalid_request_error", None),
-        Kind::NoModel => (404, "invalid_request_error", Some("model_not_found")),
-        Kind::NoRoute => (404, "invalid_request_error", Some("unknown_url")),
-        Kind::NoMethod => (405, "invalid_request_error", Some("method_not_supported")),
-        Kind::OtherSpace => (412, "invalid_request_error", Some("other_space")),
-        Kind::TooLarge => (413, "invalid_request_error", None),
-        Kind::Overloaded | Kind::OwnerLimit => (429, "rate_limit_error", Some("rate_limit_exceeded")),
-        Kind::Internal => (500, "server_error", None),
-        Kind::Unavailable => (503, "server_error", None),
+    let (kind, code) = match refusal.kind {
+        Kind::Key => ("invalid_request_error", Some("invalid_api_key")),
+        Kind::NoModel => ("invalid_request_error", Some("model_not_found")),
+        Kind::NoRoute => ("invalid_request_error", Some("unknown_url")),
+        Kind::NoMethod => ("invalid_request_error", Some("method_not_supported")),
+        Kind::OtherSpace => ("invalid_request_error", Some("other_space")),
+        Kind::Overloaded | Kind::OwnerLimit => ("rate_limit_error", Some("rate_limit_exceeded")),
+        Kind::Internal | Kind::Unavailable => ("server_error", None),
+        _ => ("invalid_request_error", None),
     };
-    (status, nested(refusal, kind, |out| optional(out, code)))
-}
-
-/// `{"error": {"message", "type", "param", "code"}}`, for dialects that have OpenAI's errors.
-pub(super) fn nested(refusal: &Refusal, kind: &str, code: impl FnOnce(&mut Writer)) -> Bytes {
-    answer::object(|out| error(out, refusal, kind, code))
-}
-
-/// The member of the body of a refusal.
-pub(super) fn error(out: &mut Writer, refusal: &Refusal, kind: &str, code: impl FnOnce(&mut Writer)) {
-    out.name("error").object(|out| {
-        out.name("message").string(&refusal.message);
-        out.name("type").string(kind);
-        optional(out.name("param"), refusal.field.as_deref());
-        code(out.name("code"));
-    });
-}
-
-/// A text, or null.
-pub(super) fn optional(out: &mut Writer, text: Option<&str>) {
-    match text {
-        Some(text) => out.string(text),
-        None => out.null(),
-    }
-}
-
-fn refusals() -> Schema {
-    answer::nested_schema()
-}
-
-fn embeddings_answer() -> Schema {
-    answer::embeddings_schema()
-}
-
-pub(super) fn model_answer() -> Schema {
-    let always = [
-        ("id", schema::text()),
-        ("object", schema::text()),
-        ("created", schema::integer()),
-        ("owned_by", schema::text()),
-        ("type", schema::text()),
-        ("capabilities", schema::plain()),
-    ];
-    schema::object_with(always, answer::spaces_schema())
-}
-
-pub(super) fn models_answer() -> Schema {
-    schema::object([("object", schema::text()), ("data", schema::list(model_answer()))])
+    (refusal.kind.status(), answer::body(&Error::of(refusal, kind, code)))
 }
 
 #[cfg(test)]

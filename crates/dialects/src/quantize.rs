@@ -3,14 +3,17 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 use trireme_protocol::json::Writer;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
+use utoipa::{PartialSchema, ToSchema};
 
-use super::answer;
+use super::answer::{self, EncodingFormat};
 use super::refusal::Refusal;
 
 /// A form of vectors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, utoipa::ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EmbeddingType {
     /// FP32 numbers.
@@ -26,6 +29,41 @@ pub enum EmbeddingType {
     /// The FP32 numbers, little-endian, in base64.
     Base64,
 }
+
+/// A vector in an answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Vector<'a> {
+    pub numbers: &'a [f32],
+    pub elements: EmbeddingType,
+    /// Whether the elements are JSON numbers, or their bytes are written in base64. [`EmbeddingType::Base64`] is in base64 either way.
+    pub format: EncodingFormat,
+}
+
+// === impl Vector ===
+
+impl Serialize for Vector<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let numbers = self.numbers;
+        if self.format == EncodingFormat::Base64 || self.elements == EmbeddingType::Base64 {
+            return serializer.serialize_str(&self.elements.in_base64(numbers));
+        }
+        match self.elements {
+            EmbeddingType::Float | EmbeddingType::Base64 => numbers.serialize(serializer),
+            EmbeddingType::Int8 => serializer.collect_seq(numbers.iter().map(|&n| byte(n))),
+            EmbeddingType::Uint8 => serializer.collect_seq(numbers.iter().map(|&n| byte(n) + 128)),
+            EmbeddingType::Ubinary => serializer.collect_seq(packed(numbers)),
+            EmbeddingType::Binary => serializer.collect_seq(packed(numbers).map(|byte| i16::from(byte) - 128)),
+        }
+    }
+}
+
+impl PartialSchema for Vector<'_> {
+    fn schema() -> RefOr<Schema> {
+        RefOr::T(answer::vector_schema())
+    }
+}
+
+impl ToSchema for Vector<'_> {}
 
 // === impl EmbeddingType ===
 
@@ -55,6 +93,18 @@ impl EmbeddingType {
                 format!("asks for '{}', which needs vectors of length 1, found a vector with {number}", self.name()),
             )),
         }
+    }
+
+    /// The bytes of a vector in base64; FP32 numbers little-endian, as tensors have them.
+    fn in_base64(self, numbers: &[f32]) -> String {
+        let bytes: Vec<u8> = match self {
+            EmbeddingType::Float | EmbeddingType::Base64 => return STANDARD.encode(bytemuck::cast_slice::<_, u8>(numbers)),
+            EmbeddingType::Int8 => numbers.iter().map(|&n| byte(n) as u8).collect(),
+            EmbeddingType::Uint8 => numbers.iter().map(|&n| (byte(n) + 128) as u8).collect(),
+            EmbeddingType::Ubinary => packed(numbers).collect(),
+            EmbeddingType::Binary => packed(numbers).map(|byte| byte.wrapping_sub(128)).collect(),
+        };
+        STANDARD.encode(bytes)
     }
 
     /// Writes a vector.

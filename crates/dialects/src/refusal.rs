@@ -64,6 +64,22 @@ pub struct Refusal {
 // === impl Kind ===
 
 impl Kind {
+    /// The status that most APIs have for it. A dialect's table says where its own differs.
+    pub fn status(self) -> u16 {
+        match self {
+            Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::TooLong | Kind::Unsupported => 400,
+            Kind::Key => 401,
+            Kind::Forbidden => 403,
+            Kind::NoModel | Kind::NoRoute => 404,
+            Kind::NoMethod => 405,
+            Kind::OtherSpace => 412,
+            Kind::TooLarge => 413,
+            Kind::Overloaded | Kind::OwnerLimit => 429,
+            Kind::Internal => 500,
+            Kind::Unavailable => 503,
+        }
+    }
+
     /// Every kind.
     #[cfg(test)]
     pub const ALL: [Kind; 17] = [

@@ -78,7 +78,7 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     // The SDK reads no result without its document.
     let returned = body.return_documents.unwrap_or(true).then_some(&documents[..]);
     let tokens = answer::tokens(&scores.ledger);
-    Ok(answer::told(&scores.ledger, 512 + 64 * documents.len(), |out| {
+    Ok(answer::told_by(&scores.ledger, 512 + 64 * documents.len(), |out| {
         out.object(|out| {
             out.name("id").string(answer::id());
             out.name("object").string("rerank");

@@ -280,7 +280,7 @@ async fn score(call: DialectCall) -> Result<Response, Refusal> {
     scores(&call, treatment.model.as_deref())?;
     let options = limited(treatment.options(&call)?, body.max_tokens_per_query, body.max_tokens_per_doc)?;
     let scores = call.operations.compare(&ones, &twos, &call.ask(treatment.model.as_deref(), options)).await?;
-    Ok(answer::told(&scores.ledger, 512 + 64 * scores.scores.len(), |out| {
+    Ok(answer::told_by(&scores.ledger, 512 + 64 * scores.scores.len(), |out| {
         out.object(|out| {
             head(out, treatment.id("score"), treatment.model.as_deref().unwrap_or(&scores.model));
             out.name("data").array(|out| {
@@ -311,7 +311,7 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let second: Vec<&str> = documents.iter().map(String::as_str).collect();
     let scores = call.operations.compare(&vec![query.as_str(); second.len()], &second, &ask).await?;
     let most = Some(body.top_n).filter(|&most| most > 0).map(|most| usize::try_from(most).unwrap_or(usize::MAX));
-    Ok(answer::told(&scores.ledger, 512 + 64 * documents.len(), |out| {
+    Ok(answer::told_by(&scores.ledger, 512 + 64 * documents.len(), |out| {
         out.object(|out| {
             out.name("id").string(treatment.id("rerank"));
             out.name("model").string(treatment.model.as_deref().unwrap_or(&scores.model));
@@ -335,7 +335,7 @@ async fn classify(call: DialectCall) -> Result<Response, Refusal> {
     let (texts, options) = treatment.rows(&call, body.input, body.messages)?;
     let ask = call.ask(treatment.model.as_deref(), options);
     let classified = call.operations.classify(&texts, None, &ask).await?;
-    Ok(answer::told(&classified.ledger, 512 + 64 * texts.len() * classified.labels.len(), |out| {
+    Ok(answer::told_by(&classified.ledger, 512 + 64 * texts.len() * classified.labels.len(), |out| {
         out.object(|out| {
             head(out, treatment.id("classify"), treatment.model.as_deref().unwrap_or(&classified.model));
             out.name("data").array(|out| {

@@ -71,7 +71,7 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let ask = call.ask(body.model.as_deref(), options);
     let scores = call.operations.rerank(&body.query, &body.documents, &ask).await?;
     let tokens = answer::tokens(&scores.ledger);
-    Ok(answer::told(&scores.ledger, 512 + 64 * body.documents.len(), |out| {
+    Ok(answer::told_by(&scores.ledger, 512 + 64 * body.documents.len(), |out| {
         out.object(|out| {
             out.name("object").string("list");
             out.name("id").string(answer::id());

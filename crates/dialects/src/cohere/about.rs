@@ -48,7 +48,7 @@ pub(super) async fn tokenize(call: DialectCall) -> Result<Response, Refusal> {
     let options = TextOptions { add_special_tokens: Some(false), ..TextOptions::default() };
     let lists = call.operations.tokenize(&[body.text], &call.ask(Some(&body.model), options)).await?;
     let tokens = lists.tokens(0);
-    Ok(answer::told(&lists.ledger, 128 + 16 * tokens.len(), |out| {
+    Ok(answer::told_by(&lists.ledger, 128 + 16 * tokens.len(), |out| {
         out.object(|out| {
             out.name("tokens").array(|out| tokens.iter().for_each(|token| out.integer(token.id)));
             out.name("token_strings").array(|out| tokens.iter().for_each(|token| out.string(&token.text)));
@@ -61,7 +61,7 @@ pub(super) async fn detokenize(call: DialectCall) -> Result<Response, Refusal> {
     let body: Detokenize = call.read()?;
     let options = TextOptions { skip_special_tokens: Some(false), ..TextOptions::default() };
     let (texts, ledger) = call.operations.decode(&[body.tokens], &call.ask(Some(&body.model), options)).await?;
-    Ok(answer::told(&ledger, 128, |out| {
+    Ok(answer::told_by(&ledger, 128, |out| {
         out.object(|out| {
             out.name("text").string(texts.first().map_or("", String::as_str));
             version(out);

@@ -17,7 +17,7 @@ pub fn timed(
     capacity: usize,
     fill: impl FnOnce(&mut Writer),
 ) -> Response {
-    let mut response = answer::told(ledger, capacity, fill);
+    let mut response = answer::told_by(ledger, capacity, fill);
     let hops = || ledger.0.iter();
     let compute = |hop: &trireme_inference::Hop| hop.compute_input_us + hop.compute_infer_us + hop.compute_output_us;
     let tokenization: u64 = hops().filter(|hop| hop.texts.is_some()).map(compute).sum();

@@ -104,7 +104,7 @@ impl Encoding {
             return self.bytes_answer(rows);
         }
         let numbers: usize = rows.rows.iter().map(|row| row.len()).sum();
-        answer::told(rows.ledger, 512 + numbers * 13, |out| {
+        answer::told_by(rows.ledger, 512 + numbers * 13, |out| {
             out.object(|out| {
                 head(out, rows.id, rows.model);
                 out.name("data").array(|out| {

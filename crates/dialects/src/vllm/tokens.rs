@@ -57,7 +57,7 @@ pub(super) async fn tokenize(call: DialectCall) -> Result<Response, Refusal> {
     };
     let lists = call.operations.tokenize(&texts, &call.ask(body.model.as_deref(), options)).await?;
     let tokens = lists.tokens(0);
-    Ok(answer::told(&lists.ledger, 128 + 16 * tokens.len(), |out| {
+    Ok(answer::told_by(&lists.ledger, 128 + 16 * tokens.len(), |out| {
         out.object(|out| {
             out.name("count").integer(tokens.len());
             match lists.max_length {
@@ -77,7 +77,7 @@ pub(super) async fn detokenize(call: DialectCall) -> Result<Response, Refusal> {
     let body: Detokenize = call.read()?;
     let options = TextOptions { skip_special_tokens: Some(false), ..TextOptions::default() };
     let (texts, ledger) = call.operations.decode(&[body.tokens], &call.ask(body.model.as_deref(), options)).await?;
-    Ok(answer::told(&ledger, 64, |out| {
+    Ok(answer::told_by(&ledger, 64, |out| {
         out.object(|out| out.name("prompt").string(texts.first().map_or("", String::as_str)));
     }))
 }
