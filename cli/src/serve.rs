@@ -194,7 +194,10 @@ async fn follow(followed: Option<(FollowedFolders, Duration)>, gateway: &Gateway
             let (model, version, path) = (folder.name, folder.version, folder.path.display());
             match fault {
                 None => {
-                    tracing::info!(model, version, folder = %path, "its folder has changed and becomes this version")
+                    tracing::info!(model, version, folder = %path, "its folder has changed and becomes this version");
+                    for warning in folder.description.warnings() {
+                        tracing::warn!(model, version, folder = %path, warning, "model folder");
+                    }
                 }
                 Some(fault) => {
                     tracing::warn!(model, version, folder = %path, %fault, "its folder has changed but cannot be served; this version stays");
@@ -230,7 +233,7 @@ impl Server {
         let options = WorkerOptions { cache, ..args.worker.options("trireme").await? };
         let exit_on_error = options.control.exit_on_error;
         // Before any model is loaded, because folders that are followed are copied first.
-        let sources = options.sources.as_deref().filter(|_| options.control.mode == ControlMode::Poll);
+        let sources = options.sources.clone().filter(|_| options.control.mode == ControlMode::Poll);
         let followed = sources.map(FollowedFolders::new).transpose()?.flatten();
         let followed = followed.map(|folders| (folders, options.control.poll));
         let models =

@@ -4,17 +4,12 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::response::Response;
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde::Serialize;
 use trireme_inference::Ledger;
-use trireme_operations::{Origin, Scores, TextModel};
-use trireme_protocol::json::Writer;
+use trireme_operations::{Classified, Origin, Scores, TextModel};
 use trireme_server::http::response;
-use trireme_server::http::schema;
 use utoipa::ToSchema;
-use utoipa::openapi::schema::Schema;
 
 use super::refusal::Refusal;
 
@@ -170,14 +165,31 @@ impl<'a> FaultyBody<'a> {
     }
 }
 
+// === impl Labelled ===
+
+impl<'a> Labelled<'a> {
+    /// The labels of a row of scores, the best first.
+    pub fn best_first(classified: &'a Classified, row: &'a [f32]) -> Vec<Labelled<'a>> {
+        let scored = classified.best_first(row).into_iter();
+        scored.map(|scored| Labelled { score: scored.score, label: scored.label }).collect()
+    }
+}
+
 // === impl Nested ===
 
 impl<'a, C: ToSchema> Nested<'a, C> {
     /// The error of a refusal.
     pub fn of(refusal: &'a Refusal, kind: &'a str, code: C) -> Nested<'a, C> {
-        Nested {
-            error: NestedError { message: &refusal.message, r#type: kind, param: refusal.field.as_deref(), code },
-        }
+        Nested { error: NestedError::of(refusal, kind, code) }
+    }
+}
+
+// === impl NestedError ===
+
+impl<'a, C: ToSchema> NestedError<'a, C> {
+    /// The error of a refusal.
+    pub fn of(refusal: &'a Refusal, kind: &'a str, code: C) -> NestedError<'a, C> {
+        NestedError { message: &refusal.message, r#type: kind, param: refusal.field.as_deref(), code }
     }
 }
 
@@ -191,172 +203,9 @@ impl<'a> Spaces<'a> {
     }
 }
 
-/// A JSON body with status 200.
-pub fn json(body: Bytes) -> Response {
-    response::json(body)
-}
-
-/// A JSON body that `fill` writes, with headers that say where the time went and what became of the texts.
-pub fn told_by(ledger: &Ledger, capacity: usize, fill: impl FnOnce(&mut Writer)) -> Response {
-    let mut out = Writer::with_capacity(capacity);
-    fill(&mut out);
-    let mut answer = json(out.into_bytes());
-    response::tell(ledger, answer.headers_mut());
-    answer
-}
-
-/// A JSON object.
-pub fn object(fill: impl FnOnce(&mut Writer)) -> Bytes {
-    let mut out = Writer::default();
-    out.object(fill);
-    out.into_bytes()
-}
-
-/// Numbers as a JSON array, each in the fewest digits that read back as the same FP32 number.
-pub fn floats(out: &mut Writer, numbers: &[f32]) {
-    out.array(|out| numbers.iter().for_each(|&number| out.float(number)));
-}
-
-/// The FP32 numbers, little-endian as tensors have them, in base64. Their bytes are encoded where the answer is written.
-pub fn base64(out: &mut Writer, numbers: &[f32]) {
-    let bytes: &[u8] = bytemuck::cast_slice(numbers);
-    out.unescaped(|out| {
-        let (start, length) = (out.len(), base64::encoded_len(bytes.len(), true).unwrap_or_default());
-        out.resize(start + length, 0);
-        let written = STANDARD.encode_slice(bytes, &mut out[start..]).unwrap_or_default();
-        out.truncate(start + written);
-    });
-}
-
-/// Bytes that vectors of so many numbers take in JSON, about.
-pub fn capacity(format: EncodingFormat, numbers: usize) -> usize {
-    512 + match format {
-        EncodingFormat::Float => numbers * 13,
-        EncodingFormat::Base64 => numbers * 6,
-    }
-}
-
 /// The tokens of a request's texts; 0 where no tokenizer counted them.
 pub fn tokens(ledger: &Ledger) -> u64 {
     ledger.texts().map_or(0, |texts| texts.tokens)
-}
-
-/// A member `usage` as OpenAI has it.
-pub fn usage(out: &mut Writer, ledger: &Ledger) {
-    let tokens = tokens(ledger);
-    out.name("usage").object(|out| {
-        out.name("prompt_tokens").integer(tokens);
-        out.name("total_tokens").integer(tokens);
-        cached_tokens(out, ledger);
-    });
-}
-
-/// The part of a request's tokens that is of texts which the text cache had, as OpenAI has it; nothing where there are none.
-pub fn cached_tokens(out: &mut Writer, ledger: &Ledger) {
-    let cached = ledger.cached().tokens;
-    if cached > 0 {
-        out.name("prompt_tokens_details").object(|out| out.name("cached_tokens").integer(cached));
-    }
-}
-
-/// The body of an error about a body, as FastAPI has it.
-pub fn faulty_body(field: Option<&str>, message: &str) -> Bytes {
-    object(|out| {
-        out.name("detail").array(|out| {
-            out.object(|out| {
-                out.name("type").string("value_error");
-                out.name("loc").array(|out| {
-                    out.string("body");
-                    field.iter().for_each(|field| out.string(field));
-                });
-                out.name("msg").string(message);
-            });
-        });
-    })
-}
-
-/// The schema of such an error.
-pub fn faulty_body_schema() -> Schema {
-    let fault = [("type", schema::text()), ("loc", schema::list(schema::text())), ("msg", schema::text())];
-    schema::object([("detail", schema::list(schema::object(fault)))])
-}
-
-/// The members `space` and `equivalent_spaces` of the entry of a model, where workers tell them.
-pub fn spaces(out: &mut Writer, model: &TextModel) {
-    let Origin { space, equivalent, .. } = &model.origin;
-    if let Some(space) = space {
-        out.name("space").string(space);
-    }
-    if !equivalent.is_empty() {
-        out.name("equivalent_spaces").array(|out| equivalent.iter().for_each(|space| out.string(space.as_str())));
-    }
-}
-
-/// The schemas of these members.
-pub fn spaces_schema() -> [(&'static str, Schema); 2] {
-    [("space", schema::text()), ("equivalent_spaces", schema::list(schema::text()))]
-}
-
-/// A member `results` as Cohere and Jina have it: the best `top_n` documents, with their texts if `texts` are given.
-pub fn results(out: &mut Writer, scores: &Scores, top_n: Option<u64>, texts: Option<&[String]>) {
-    let most = top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
-    out.name("results").array(|out| {
-        for (index, score) in scores.ranked(most) {
-            out.object(|out| {
-                out.name("index").integer(index);
-                out.name("relevance_score").float(score);
-                if let Some(texts) = texts {
-                    out.name("document").object(|out| out.name("text").string(&texts[index]));
-                }
-            });
-        }
-    });
-}
-
-/// The schema of these results.
-pub fn results_schema() -> Schema {
-    let document = ("document", schema::object([("text", schema::text())]));
-    let result = [("index", schema::integer()), ("relevance_score", schema::number())];
-    schema::list(schema::object_with(result, [document]))
-}
-
-/// The schema of a vector: numbers, or a text in base64.
-pub fn vector_schema() -> Schema {
-    schema::any_of([schema::list(schema::number()), schema::text()])
-}
-
-/// The schema of the usage that OpenAI has.
-pub fn usage_schema() -> Schema {
-    let tokens = [("prompt_tokens", schema::integer()), ("total_tokens", schema::integer())];
-    let details = schema::object([("cached_tokens", schema::integer())]);
-    schema::object_with(tokens, [("prompt_tokens_details", details)])
-}
-
-/// The schema of OpenAI's list of vectors.
-pub fn embeddings_schema() -> Schema {
-    let vector = [("object", schema::text()), ("index", schema::integer()), ("embedding", vector_schema())];
-    let window = ["window", "start", "end"].map(|name| (name, schema::integer()));
-    schema::object([
-        ("object", schema::text()),
-        ("data", schema::list(schema::object_with(vector, window))),
-        ("model", schema::text()),
-        ("usage", usage_schema()),
-        ("id", schema::text()),
-    ])
-}
-
-/// The schema of OpenAI's errors.
-pub fn nested_schema() -> Schema {
-    let code = schema::any_of([schema::text(), schema::integer()]);
-    schema::object([(
-        "error",
-        schema::object([
-            ("message", schema::text()),
-            ("type", schema::text()),
-            ("param", schema::nullable(schema::text())),
-            ("code", schema::nullable(code)),
-        ]),
-    )])
 }
 
 /// A random id in the form of a UUID.
@@ -382,19 +231,6 @@ pub fn now() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_are_short_and_exact() {
-        let mut out = Writer::default();
-        floats(&mut out, &[0.1, -1.0, 1e-7, 16_777_216.0]);
-        let text = out.into_bytes();
-        assert_eq!(str::from_utf8(&text).unwrap(), "[0.1,-1.0,1e-7,16777216.0]");
-        let read: Vec<f32> = serde_json::from_slice(&text).unwrap();
-        assert_eq!(read, [0.1, -1.0, 1e-7, 16_777_216.0]);
-        let mut out = Writer::default();
-        base64(&mut out, &[1.0, -2.0]);
-        assert_eq!(out.into_bytes(), "\"AACAPwAAAMA=\"");
-    }
 
     #[test]
     fn ids_are_uuids() {

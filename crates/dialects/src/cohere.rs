@@ -5,21 +5,22 @@
 
 mod about;
 
+use std::collections::HashSet;
+
 use axum::response::Response;
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 use trireme_inference::{Ledger, MOST_WINDOWS};
 use trireme_operations::{Prompt, Side, TextOptions};
-use trireme_protocol::json::Writer;
 use trireme_server::http::schema;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
-use super::answer;
+use super::answer::{self, EncodingFormat, Ranked};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::fields::{self, Field, Forms, idle, only, ours, read};
 use super::input::Document;
-use super::quantize::EmbeddingType;
+use super::quantize::{EmbeddingType, Vector};
 use super::refusal::{Kind, Refusal};
 
 pub(super) static DIALECT: Dialect = Dialect {
@@ -33,29 +34,30 @@ pub(super) static DIALECT: Dialect = Dialect {
             .gives(embed_answer),
         DialectRoute::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V2)))
             .takes::<Rerank>(&[RERANK])
-            .gives(rerank_answer),
+            .gives(schema::answer::<RerankAnswer<'_>>),
         DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call, Version::V1)))
             .takes::<Rerank>(&[RERANK])
-            .gives(rerank_answer),
+            .gives(schema::answer::<RerankAnswer<'_>>),
         DialectRoute::post("/v1/tokenize", "The tokens of a text", |call| Box::pin(about::tokenize(call)))
             .takes::<about::Tokenize>(&[about::TOKENIZE])
-            .gives(about::tokenize_answer),
+            .gives(schema::answer::<about::TokenizeAnswer<'_>>),
         DialectRoute::post("/v1/detokenize", "The text of tokens", |call| Box::pin(about::detokenize(call)))
             .takes::<about::Detokenize>(&[about::DETOKENIZE])
-            .gives(about::detokenize_answer),
+            .gives(schema::answer::<about::DetokenizeAnswer<'_>>),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
             Box::pin(about::models(call))
         })
         .asks::<about::ModelsQuery>()
-        .gives(about::models_answer)
+        .gives(schema::answer::<about::ModelList<'_>>)
         .behind_name(),
         DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(about::model(call)))
-            .gives(about::model_answer)
+            .gives(schema::answer::<about::Model<'_>>)
             .behind_name(),
-        DialectRoute::post("/v1/check-api-key", "Whether the key is valid", |call| Box::pin(about::check_key(call))),
+        DialectRoute::post("/v1/check-api-key", "Whether the key is valid", |call| Box::pin(about::check_key(call)))
+            .gives(schema::answer::<about::KeyCheck>),
     ],
     refuse,
-    refusals,
+    refusals: schema::answer::<Error<'_>>,
     is_strict: true,
     cut: "set 'truncate' to \"END\"",
     model_in_path: false,
@@ -161,6 +163,85 @@ struct Rerank {
     instruction: Option<String>,
 }
 
+/// The vectors of the texts of a request, and these texts.
+#[derive(Serialize, ToSchema)]
+pub(super) struct EmbedAnswer<'a> {
+    id: String,
+    response_type: &'static str,
+    #[schema(inline)]
+    embeddings: Embeddings<'a>,
+    texts: &'a [String],
+    #[schema(inline)]
+    meta: Meta,
+}
+
+/// The vectors alone, or by type where the request names types.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+enum Embeddings<'a> {
+    Floats(Vec<&'a [f32]>),
+    #[schema(value_type = Object)]
+    ByType(ByType<'a>),
+}
+
+/// The vectors in each of these types, under the name of the type.
+struct ByType<'a> {
+    types: Vec<EmbeddingType>,
+    rows: Vec<&'a [f32]>,
+}
+
+/// The best documents.
+#[derive(Serialize, ToSchema)]
+struct RerankAnswer<'a> {
+    id: String,
+    #[schema(inline)]
+    results: Vec<Ranked<'a>>,
+    #[schema(inline)]
+    meta: Meta,
+}
+
+/// The member `meta` of the answers of models.
+#[derive(Serialize, ToSchema)]
+struct Meta {
+    #[schema(inline)]
+    api_version: ApiVersion,
+    #[schema(inline)]
+    billed_units: BilledUnits,
+    #[schema(inline)]
+    tokens: Tokens,
+}
+
+/// The version of the API.
+#[derive(Serialize, ToSchema)]
+struct ApiVersion {
+    version: &'static str,
+}
+
+/// The units in which the original bills a request.
+#[derive(Default, Serialize, ToSchema)]
+struct BilledUnits {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    search_units: Option<u64>,
+    // vLLM's answers have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    image_tokens: Option<u64>,
+}
+
+/// The tokens of a request.
+#[derive(Serialize, ToSchema)]
+struct Tokens {
+    input_tokens: u64,
+}
+
+/// Cohere's errors.
+#[derive(Serialize, ToSchema)]
+struct Error<'a> {
+    id: String,
+    message: &'a str,
+}
+
 // === impl Contents ===
 
 impl Contents {
@@ -173,6 +254,28 @@ impl Contents {
             }
         };
         Ok(self.content.into_iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
+    }
+}
+
+// === impl ByType ===
+
+impl Serialize for ByType<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let vectors = |elements: EmbeddingType| {
+            let vector = |&numbers| Vector { numbers, elements, format: EncodingFormat::Float };
+            self.rows.iter().map(vector).collect::<Vec<_>>()
+        };
+        serializer.collect_map(self.types.iter().map(|&elements| (elements.name(), vectors(elements))))
+    }
+}
+
+// === impl Meta ===
+
+impl Meta {
+    fn of(version: Version, ledger: &Ledger, billed_units: BilledUnits) -> Meta {
+        let version = if version == Version::V1 { "1" } else { "2" };
+        let tokens = Tokens { input_tokens: answer::tokens(ledger) };
+        Meta { api_version: ApiVersion { version }, billed_units, tokens }
     }
 }
 
@@ -221,30 +324,24 @@ pub(super) async fn embed(call: DialectCall, version: Version) -> Result<Respons
     for form in types.iter().flatten() {
         form.check("embedding_types", &numbers)?;
     }
-    let rows = |out: &mut Writer, form: EmbeddingType| {
-        out.array(|out| numbers.chunks_exact(vectors.width.max(1)).for_each(|row| form.write(out, row)));
+    let rows = numbers.chunks_exact(vectors.width.max(1)).collect();
+    let (response_type, embeddings) = match types {
+        None => ("embeddings_floats", Embeddings::Floats(rows)),
+        Some(mut types) => {
+            // A request may name a type more than once.
+            let mut named = HashSet::new();
+            types.retain(|&elements| named.insert(elements));
+            ("embeddings_by_type", Embeddings::ByType(ByType { types, rows }))
+        }
     };
-    let capacity = 1024 + numbers.len() * 13 + texts.iter().map(|text| text.len() + 8).sum::<usize>();
-    Ok(answer::told_by(&vectors.ledger, capacity, |out| {
-        out.object(|out| {
-            out.name("id").string(answer::id());
-            out.name("response_type").string(if types.is_some() { "embeddings_by_type" } else { "embeddings_floats" });
-            match &types {
-                None => rows(out.name("embeddings"), EmbeddingType::Float),
-                Some(types) => out.name("embeddings").object(|out| {
-                    let mut written: Vec<EmbeddingType> = Vec::new();
-                    for &form in types {
-                        if !written.contains(&form) {
-                            rows(out.name(form.name()), form);
-                            written.push(form);
-                        }
-                    }
-                }),
-            }
-            out.name("texts").array(|out| texts.iter().for_each(|text| out.string(text)));
-            meta(out, version, &vectors.ledger, "input_tokens", answer::tokens(&vectors.ledger));
-        });
-    }))
+    let billed = BilledUnits {
+        input_tokens: Some(answer::tokens(&vectors.ledger)),
+        image_tokens: (version == Version::Vllm).then_some(0),
+        ..BilledUnits::default()
+    };
+    let meta = Meta::of(version, &vectors.ledger, billed);
+    let embedded = EmbedAnswer { id: answer::id(), response_type, embeddings, texts: &texts, meta };
+    Ok(answer::told(&vectors.ledger, &embedded))
 }
 
 /// The prompt that an `input_type` chooses: one of Cohere's words, or in vLLM's dialect the name of a prompt of the model.
@@ -294,79 +391,24 @@ async fn rerank(call: DialectCall, version: Version) -> Result<Response, Refusal
     let ask = call.ask(body.model.as_deref(), options);
     let scores = call.operations.rerank(&body.query, &documents, &ask).await?;
     let returned = body.return_documents.then_some(&documents[..]);
-    Ok(answer::told_by(&scores.ledger, 512 + 64 * documents.len(), |out| {
-        out.object(|out| {
-            out.name("id").string(answer::id());
-            answer::results(out, &scores, body.top_n, returned);
-            meta(out, version, &scores.ledger, "search_units", 1);
-        });
-    }))
-}
-
-/// The member `meta`, with the billed units.
-fn meta(out: &mut Writer, version: Version, ledger: &Ledger, unit: &str, billed: u64) {
-    out.name("meta").object(|out| {
-        out.name("api_version").object(|out| {
-            out.name("version").string(if version == Version::V1 { "1" } else { "2" });
-        });
-        out.name("billed_units").object(|out| {
-            out.name(unit).integer(billed);
-            if version == Version::Vllm {
-                out.name("image_tokens").integer(0);
-            }
-        });
-        out.name("tokens").object(|out| out.name("input_tokens").integer(answer::tokens(ledger)));
-    });
+    let billed = BilledUnits { search_units: Some(1), ..BilledUnits::default() };
+    let meta = Meta::of(version, &scores.ledger, billed);
+    let ranked = RerankAnswer { id: answer::id(), results: Ranked::of(&scores, body.top_n, returned), meta };
+    Ok(answer::told(&scores.ledger, &ranked))
 }
 
 /// The table of errors. The SDK chooses its exception by the status.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
     let status = match refusal.kind {
-        Kind::Malformed | Kind::Empty | Kind::Invalid | Kind::TooLong | Kind::Unsupported => 400,
-        Kind::Key => 401,
-        Kind::Forbidden => 403,
-        Kind::NoModel | Kind::NoRoute => 404,
-        Kind::NoMethod => 405,
-        Kind::OtherSpace => 412,
-        Kind::TooLarge => 413,
         Kind::Field => 422,
-        Kind::Overloaded | Kind::OwnerLimit => 429,
-        Kind::Internal => 500,
-        Kind::Unavailable => 503,
+        kind => kind.status(),
     };
-    let body = answer::object(|out| {
-        out.name("id").string(answer::id());
-        out.name("message").string(&refusal.message);
-    });
-    (status, body)
+    (status, answer::body(&Error { id: answer::id(), message: &refusal.message }))
 }
 
-fn refusals() -> Schema {
-    schema::object([("id", schema::text()), ("message", schema::text())])
-}
-
-fn meta_schema() -> Schema {
-    schema::object([
-        ("api_version", schema::object([("version", schema::text())])),
-        ("billed_units", schema::object([])),
-        ("tokens", schema::object([("input_tokens", schema::integer())])),
-    ])
-}
-
+/// The schema of the answer of `embed`.
 pub(super) fn embed_answer() -> Schema {
-    let rows = schema::list(schema::list(schema::number()));
-    schema::object([
-        ("id", schema::text()),
-        ("response_type", schema::text()),
-        // By type, where types were asked for.
-        ("embeddings", schema::any_of([rows, schema::object([])])),
-        ("texts", schema::list(schema::text())),
-        ("meta", meta_schema()),
-    ])
-}
-
-fn rerank_answer() -> Schema {
-    schema::object([("id", schema::text()), ("results", answer::results_schema()), ("meta", meta_schema())])
+    schema::answer::<EmbedAnswer<'_>>()
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 
 use serde::Deserialize;
 use trireme_operations::{Prompt, TextOptions, Vectors};
-use trireme_protocol::json::Writer;
 use utoipa::ToSchema;
 
 use super::answer::EncodingFormat;
@@ -144,14 +143,6 @@ impl Form {
     /// A vector in it.
     pub fn vector<'a>(&self, numbers: &'a [f32]) -> Vector<'a> {
         Vector { numbers, elements: self.elements, format: self.format }
-    }
-
-    /// Writes a vector.
-    pub fn write(&self, out: &mut Writer, numbers: &[f32]) {
-        match self.format {
-            EncodingFormat::Float => self.elements.write(out, numbers),
-            EncodingFormat::Base64 => self.elements.write_base64(out, numbers),
-        }
     }
 }
 

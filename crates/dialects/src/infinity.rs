@@ -4,20 +4,18 @@
 
 use axum::response::Response;
 use bytes::Bytes;
-use serde::Deserialize;
-use trireme_inference::Ledger;
-use trireme_operations::{Task, TextOptions};
-use trireme_protocol::json::Writer;
+use serde::{Deserialize, Serialize};
+use trireme_operations::{Task, TextModel, TextOptions};
 use trireme_server::http::schema;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
-use super::answer::{self, EncodingFormat};
+use super::answer::{self, EncodingFormat, FaultyBody, Labelled, NestedError, NoMembers, Spaces, Usage};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::extras::{self, Extras};
 use super::fields::{self, Field, idle, only, read};
 use super::input::Input;
-use super::openai::{self, error};
+use super::openai::Embedding;
 use super::refusal::{Kind, Refusal};
 
 pub(super) static DIALECT: Dialect = Dialect {
@@ -25,20 +23,20 @@ pub(super) static DIALECT: Dialect = Dialect {
     routes: &[
         DialectRoute::post("/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
             .takes_both::<Embeddings, Extras>(&[EMBEDDINGS, extras::FIELDS])
-            .gives(embeddings_answer),
+            .gives(schema::answer::<EmbeddingList<'_>>),
         DialectRoute::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes::<Rerank>(&[RERANK])
-            .gives(rerank_answer),
+            .gives(schema::answer::<Ranking<'_>>),
         DialectRoute::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
             .takes::<Classify>(&[CLASSIFY])
-            .gives(classify_answer),
+            .gives(schema::answer::<Classes<'_>>),
         DialectRoute::get("/models", "The models that do something with texts", |call| Box::pin(models(call)))
-            .gives(models_answer),
+            .gives(schema::answer::<ModelList<'_>>),
         DialectRoute::get("/health", "Whether all models are ready", |call| Box::pin(health(call)))
-            .gives(health_answer)
+            .gives(schema::answer::<Health>)
             .checks_health(),
         DialectRoute::get("/", "Whether all models are ready", |call| Box::pin(health(call)))
-            .gives(health_answer)
+            .gives(schema::answer::<Health>)
             .behind_name()
             .checks_health(),
     ],
@@ -104,9 +102,98 @@ struct Classify {
     raw_scores: bool,
 }
 
+/// Vectors of texts.
+#[derive(Serialize, ToSchema)]
+struct EmbeddingList<'a> {
+    object: &'static str,
+    #[schema(inline)]
+    data: Vec<Embedding<'a>>,
+    model: &'a str,
+    #[schema(inline)]
+    usage: Usage,
+    id: String,
+    created: u64,
+}
+
+/// Documents in the order of their scores.
+#[derive(Serialize, ToSchema)]
+struct Ranking<'a> {
+    object: &'static str,
+    #[schema(inline)]
+    results: Vec<Ranked<'a>>,
+    model: &'a str,
+    #[schema(inline)]
+    usage: Usage,
+    id: String,
+    created: u64,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Ranked<'a> {
+    relevance_score: f32,
+    index: usize,
+    document: Option<&'a str>,
+}
+
+/// For each text all labels, the best first.
+#[derive(Serialize, ToSchema)]
+struct Classes<'a> {
+    object: &'static str,
+    #[schema(inline)]
+    data: Vec<Vec<Labelled<'a>>>,
+    model: &'a str,
+    #[schema(inline)]
+    usage: Usage,
+    id: String,
+    created: u64,
+}
+
+/// The models that do something with texts.
+#[derive(Serialize, ToSchema)]
+struct ModelList<'a> {
+    object: &'static str,
+    #[schema(inline)]
+    data: Vec<Model<'a>>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Model<'a> {
+    id: &'a str,
+    #[schema(inline)]
+    stats: NoMembers,
+    object: &'static str,
+    owned_by: &'static str,
+    created: u64,
+    #[serde(flatten)]
+    #[schema(inline)]
+    spaces: Spaces<'a>,
+    backend: &'static str,
+    capabilities: Vec<&'static str>,
+}
+
+/// The time at which the server was ready, in seconds since 1970.
+#[derive(Serialize, ToSchema)]
+struct Health {
+    unix: u64,
+}
+
+/// An error that is not about a body: OpenAI's, with FastAPI's `detail` where FastAPI answers.
+#[derive(Serialize, ToSchema)]
+struct Error<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<&'static str>,
+    #[schema(inline)]
+    error: NestedError<'a, u16>,
+}
+
 /// The model's name, where it is one.
 fn named(model: Option<&str>) -> Option<&str> {
     model.filter(|name| *name != UNNAMED)
+}
+
+/// The id of an answer.
+fn id() -> String {
+    format!("infinity-{}", answer::id())
 }
 
 async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
@@ -118,13 +205,15 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let options = extras.options(body.dimensions.filter(|&d| d > 0))?;
     let vectors = call.operations.embed_windows(&texts, &call.ask(named(body.model.as_deref()), options)).await?;
     form.check(&vectors)?;
-    Ok(answer::told_by(&vectors.ledger, answer::capacity(form.format, vectors.numbers().len()), |out| {
-        out.object(|out| {
-            out.name("object").string("list");
-            openai::data(out, &vectors, form);
-            tail(out, named(body.model.as_deref()).unwrap_or(&vectors.model), &vectors.ledger);
-        });
-    }))
+    let list = EmbeddingList {
+        object: "list",
+        data: Embedding::all(&vectors, &vectors.numbers(), form),
+        model: named(body.model.as_deref()).unwrap_or(&vectors.model),
+        usage: Usage::of(&vectors.ledger),
+        id: id(),
+        created: answer::now(),
+    };
+    Ok(answer::told(&vectors.ledger, &list))
 }
 
 async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
@@ -139,24 +228,19 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let ask = call.ask(named(body.model.as_deref()), options);
     let scores = call.operations.rerank(&body.query, &body.documents, &ask).await?;
     let most = body.top_n.map(|most| usize::try_from(most).unwrap_or(usize::MAX));
-    Ok(answer::told_by(&scores.ledger, 512 + 64 * body.documents.len(), |out| {
-        out.object(|out| {
-            out.name("object").string("rerank");
-            out.name("results").array(|out| {
-                for (index, score) in scores.ranked(most) {
-                    out.object(|out| {
-                        out.name("relevance_score").float(score);
-                        out.name("index").integer(index);
-                        match body.return_documents {
-                            true => out.name("document").string(&body.documents[index]),
-                            false => out.name("document").null(),
-                        }
-                    });
-                }
-            });
-            tail(out, named(body.model.as_deref()).unwrap_or(&scores.model), &scores.ledger);
-        });
-    }))
+    let document = |index: usize| body.return_documents.then(|| &*body.documents[index]);
+    let ranked = scores.ranked(most).into_iter();
+    let ranking = Ranking {
+        object: "rerank",
+        results: ranked
+            .map(|(index, relevance_score)| Ranked { relevance_score, index, document: document(index) })
+            .collect(),
+        model: named(body.model.as_deref()).unwrap_or(&scores.model),
+        usage: Usage::of(&scores.ledger),
+        id: id(),
+        created: answer::now(),
+    };
+    Ok(answer::told(&scores.ledger, &ranking))
 }
 
 async fn classify(call: DialectCall) -> Result<Response, Refusal> {
@@ -167,64 +251,42 @@ async fn classify(call: DialectCall) -> Result<Response, Refusal> {
     let options = TextOptions { raw_scores: Some(body.raw_scores), ..TextOptions::default() };
     let ask = call.ask(named(body.model.as_deref()), options);
     let classified = call.operations.classify(&body.input, None, &ask).await?;
-    Ok(answer::told_by(&classified.ledger, 512 + 64 * classified.labels.len() * body.input.len(), |out| {
-        out.object(|out| {
-            out.name("object").string("classify");
-            out.name("data").array(|out| {
-                for row in &classified.rows {
-                    out.array(|out| {
-                        for scored in classified.best_first(row) {
-                            out.object(|out| {
-                                out.name("score").float(scored.score);
-                                out.name("label").string(scored.label);
-                            });
-                        }
-                    });
-                }
-            });
-            tail(out, named(body.model.as_deref()).unwrap_or(&classified.model), &classified.ledger);
-        });
-    }))
-}
-
-/// The members that all answers end with.
-fn tail(out: &mut Writer, model: &str, ledger: &Ledger) {
-    out.name("model").string(model);
-    answer::usage(out, ledger);
-    out.name("id").string(format!("infinity-{}", answer::id()));
-    out.name("created").integer(answer::now());
+    let classes = Classes {
+        object: "classify",
+        data: classified.rows.iter().map(|row| Labelled::best_first(&classified, row)).collect(),
+        model: named(body.model.as_deref()).unwrap_or(&classified.model),
+        usage: Usage::of(&classified.ledger),
+        id: id(),
+        created: answer::now(),
+    };
+    Ok(answer::told(&classified.ledger, &classes))
 }
 
 async fn models(call: DialectCall) -> Result<Response, Refusal> {
     let models = call.operations.text_models();
-    Ok(answer::json(answer::object(|out| {
-        out.name("object").string("list");
-        out.name("data").array(|out| {
-            for model in &models {
-                out.object(|out| {
-                    out.name("id").string(&model.name);
-                    out.name("stats").object(|_| {});
-                    out.name("object").string("model");
-                    out.name("owned_by").string("infinity");
-                    out.name("created").integer(model.origin.files_at.unwrap_or_else(answer::now));
-                    answer::spaces(out, model);
-                    out.name("backend").string("trireme");
-                    out.name("capabilities").array(|out| {
-                        model.tasks.iter().filter_map(capability).for_each(|word| out.string(word));
-                    });
-                });
-            }
-        });
-    })))
+    Ok(answer::plain(&ModelList { object: "list", data: models.iter().map(Model::of).collect() }))
 }
 
 async fn health(call: DialectCall) -> Result<Response, Refusal> {
     call.ready()?;
-    Ok(answer::json(answer::object(|out| out.name("unix").integer(answer::now()))))
+    Ok(answer::plain(&Health { unix: answer::now() }))
 }
 
-fn health_answer() -> Schema {
-    schema::object([("unix", schema::number())])
+// === impl Model ===
+
+impl Model<'_> {
+    fn of(model: &TextModel) -> Model<'_> {
+        Model {
+            id: &model.name,
+            stats: NoMembers {},
+            object: "model",
+            owned_by: "infinity",
+            created: model.origin.files_at.unwrap_or_else(answer::now),
+            spaces: Spaces::of(model),
+            backend: "trireme",
+            capabilities: model.tasks.iter().filter_map(capability).collect(),
+        }
+    }
 }
 
 /// The original's word for an operation.
@@ -245,75 +307,24 @@ fn capability(task: &Task) -> Option<&'static str> {
 
 /// The table of errors: faults of a body as FastAPI has them, others as OpenAI.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
-    let (status, kind) = match refusal.kind {
-        Kind::Malformed | Kind::Field | Kind::Empty => {
-            return (422, answer::faulty_body(refusal.field.as_deref(), &refusal.message));
-        }
-        Kind::Invalid | Kind::TooLong | Kind::Unsupported => (400, "BadRequestError"),
-        Kind::Key => (401, "AuthenticationError"),
-        Kind::Forbidden => (403, "PermissionDeniedError"),
+    let (status, kind, detail) = match refusal.kind {
+        Kind::Malformed | Kind::Field | Kind::Empty => return (422, answer::body(&FaultyBody::of(refusal))),
+        Kind::Invalid | Kind::TooLong | Kind::Unsupported => (400, "BadRequestError", None),
+        Kind::Key => (401, "AuthenticationError", Some("Unauthorized")),
+        Kind::Forbidden => (403, "PermissionDeniedError", None),
         // As the original.
-        Kind::NoModel => (400, "ModelNotFound"),
-        Kind::NoRoute => (404, "NotFound"),
-        Kind::NoMethod => (405, "MethodNotAllowed"),
-        Kind::OtherSpace => (412, "PreconditionFailedError"),
-        Kind::TooLarge => (413, "BadRequestError"),
-        Kind::Overloaded | Kind::OwnerLimit => (429, "RateLimitError"),
-        Kind::Internal => (500, "InternalServerError"),
-        Kind::Unavailable => (503, "ServiceUnavailableError"),
+        Kind::NoModel => (400, "ModelNotFound", None),
+        Kind::NoRoute => (404, "NotFound", Some("Not Found")),
+        Kind::NoMethod => (405, "MethodNotAllowed", Some("Method Not Allowed")),
+        Kind::OtherSpace => (412, "PreconditionFailedError", None),
+        Kind::TooLarge => (413, "BadRequestError", None),
+        Kind::Overloaded | Kind::OwnerLimit => (429, "RateLimitError", None),
+        Kind::Internal => (500, "InternalServerError", None),
+        Kind::Unavailable => (503, "ServiceUnavailableError", None),
     };
-    let body = answer::object(|out| {
-        // As FastAPI has it.
-        match refusal.kind {
-            Kind::Key => out.name("detail").string("Unauthorized"),
-            Kind::NoRoute => out.name("detail").string("Not Found"),
-            Kind::NoMethod => out.name("detail").string("Method Not Allowed"),
-            _ => {}
-        }
-        error(out, refusal, kind, |out| out.integer(status));
-    });
-    (status, body)
+    (status, answer::body(&Error { detail, error: NestedError::of(refusal, kind, status) }))
 }
 
 fn refusals() -> Schema {
-    schema::any_of([answer::faulty_body_schema(), answer::nested_schema()])
-}
-
-fn embeddings_answer() -> Schema {
-    answer::embeddings_schema()
-}
-
-fn rerank_answer() -> Schema {
-    let result = schema::object([
-        ("index", schema::integer()),
-        ("relevance_score", schema::number()),
-        ("document", schema::nullable(schema::text())),
-    ]);
-    schema::object([
-        ("object", schema::text()),
-        ("results", schema::list(result)),
-        ("model", schema::text()),
-        ("usage", answer::usage_schema()),
-    ])
-}
-
-fn classify_answer() -> Schema {
-    let scored = schema::object([("score", schema::number()), ("label", schema::text())]);
-    schema::object([
-        ("object", schema::text()),
-        ("data", schema::list(schema::list(scored))),
-        ("model", schema::text()),
-        ("usage", answer::usage_schema()),
-    ])
-}
-
-fn models_answer() -> Schema {
-    let always = [
-        ("id", schema::text()),
-        ("stats", schema::object([])),
-        ("backend", schema::text()),
-        ("capabilities", schema::list(schema::text())),
-    ];
-    let model = schema::object_with(always, answer::spaces_schema());
-    schema::object([("object", schema::text()), ("data", schema::list(model))])
+    schema::any_of([schema::answer::<FaultyBody<'_>>(), schema::answer::<Error<'_>>()])
 }

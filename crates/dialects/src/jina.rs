@@ -7,19 +7,19 @@ mod late_chunking;
 
 use axum::response::Response;
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use trireme_inference::Ledger;
 use trireme_operations::{Prompt, TextOptions, TokenVectors};
 use trireme_server::http::schema;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
-use super::answer;
+use super::answer::{self, EncodingFormat, Ranked, Usage};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::fields::{self, Field, idle, only, ours, read};
 use super::input::{self, Document, OneOrMany};
 use super::openai;
-use super::quantize::EmbeddingType;
+use super::quantize::{EmbeddingType, Vector};
 use super::refusal::{Kind, Refusal};
 use late_chunking::LateChunks;
 
@@ -28,21 +28,21 @@ pub(super) static DIALECT: Dialect = Dialect {
     routes: &[
         DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes::<Rerank>(&[RERANK])
-            .gives(rerank_answer),
+            .gives(schema::answer::<RerankAnswer<'_>>),
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
             .takes::<Embeddings>(&[EMBEDDINGS])
             .gives(embeddings_answer),
         DialectRoute::post("/v1/multi-vector", "Embeds each token of texts", |call| Box::pin(multi_vector(call)))
             .takes_both::<Embeddings, Side>(&[EMBEDDINGS, SIDE])
-            .gives(multi_vector_answer),
+            .gives(schema::answer::<EmbeddingList<'_, TokenEmbeddings<'_>>>),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
             Box::pin(openai::models(call))
         })
-        .gives(openai::models_answer)
+        .gives(schema::answer::<openai::ModelList<'_>>)
         .behind_name(),
     ],
     refuse,
-    refusals,
+    refusals: schema::answer::<Error<'_>>,
     is_strict: false,
     cut: "set 'truncate' to true",
     model_in_path: false,
@@ -135,6 +135,59 @@ struct EmbedRequest {
     options: TextOptions,
 }
 
+/// A list with a vector, or the vectors of its tokens, for each text.
+#[derive(Serialize, ToSchema)]
+struct EmbeddingList<'a, T: ToSchema> {
+    model: &'a str,
+    object: &'static str,
+    id: String,
+    #[schema(inline)]
+    usage: Usage,
+    #[schema(inline)]
+    data: Vec<T>,
+}
+
+/// The vector of the text with this index.
+#[derive(Serialize, ToSchema)]
+struct Embedding<'a> {
+    object: &'static str,
+    index: usize,
+    #[schema(inline)]
+    embedding: Vector<'a>,
+}
+
+/// The vectors of the tokens of the text with this index.
+#[derive(Serialize, ToSchema)]
+struct TokenEmbeddings<'a> {
+    object: &'static str,
+    index: usize,
+    embeddings: Vec<&'a [f32]>,
+}
+
+/// The best documents.
+#[derive(Serialize, ToSchema)]
+struct RerankAnswer<'a> {
+    model: &'a str,
+    object: &'static str,
+    id: String,
+    #[schema(inline)]
+    usage: RerankUsage,
+    #[schema(inline)]
+    results: Vec<Ranked<'a>>,
+}
+
+/// The tokens of a query and its documents.
+#[derive(Serialize, ToSchema)]
+struct RerankUsage {
+    total_tokens: u64,
+}
+
+/// Jina's errors.
+#[derive(Serialize, ToSchema)]
+struct Error<'a> {
+    detail: &'a str,
+}
+
 // === impl EmbedRequest ===
 
 impl EmbedRequest {
@@ -178,6 +231,16 @@ impl EmbedRequest {
     }
 }
 
+// === impl EmbeddingList ===
+
+impl<T: Serialize + ToSchema> EmbeddingList<'_, T> {
+    /// The answer with these vectors.
+    fn answer(model: &str, ledger: &Ledger, data: Vec<T>) -> Response {
+        let usage = Usage::of(ledger);
+        answer::told(ledger, &EmbeddingList { model, object: "list", id: answer::id(), usage, data })
+    }
+}
+
 async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let asked = EmbedRequest::read(&call.body)?;
     if asked.is_multi_vector == Some(true) {
@@ -206,24 +269,11 @@ fn text_vectors(
     rows: &[impl AsRef<[f32]>],
 ) -> Result<Response, Refusal> {
     rows.iter().try_for_each(|row| form.check("embedding_type", row.as_ref()))?;
-    let numbers: usize = rows.iter().map(|row| row.as_ref().len()).sum();
-    Ok(answer::told_by(ledger, 512 + numbers * 13, |out| {
-        out.object(|out| {
-            out.name("model").string(model);
-            out.name("object").string("list");
-            out.name("id").string(answer::id());
-            answer::usage(out, ledger);
-            out.name("data").array(|out| {
-                for (index, row) in rows.iter().enumerate() {
-                    out.object(|out| {
-                        out.name("object").string("embedding");
-                        out.name("index").integer(index);
-                        form.write(out.name("embedding"), row.as_ref());
-                    });
-                }
-            });
-        });
-    }))
+    let data = rows.iter().enumerate().map(|(index, row)| {
+        let embedding = Vector { numbers: row.as_ref(), elements: form, format: EncodingFormat::Float };
+        Embedding { object: "embedding", index, embedding }
+    });
+    Ok(EmbeddingList::answer(model, ledger, data.collect()))
 }
 
 async fn multi_vector(call: DialectCall) -> Result<Response, Refusal> {
@@ -253,26 +303,11 @@ async fn token_vectors(call: DialectCall, asked: EmbedRequest) -> Result<Respons
             LateChunks { width: width.max(1), rows, ledger }
         }
     };
-    let numbers: usize = rows.iter().map(Vec::len).sum();
-    Ok(answer::told_by(&ledger, 512 + numbers * 13, |out| {
-        out.object(|out| {
-            out.name("model").string(&model);
-            out.name("object").string("list");
-            out.name("id").string(answer::id());
-            answer::usage(out, &ledger);
-            out.name("data").array(|out| {
-                for (index, row) in rows.iter().enumerate() {
-                    out.object(|out| {
-                        out.name("object").string("embeddings");
-                        out.name("index").integer(index);
-                        out.name("embeddings").array(|out| {
-                            row.chunks_exact(width).for_each(|token| answer::floats(out, token));
-                        });
-                    });
-                }
-            });
-        });
-    }))
+    let data = rows.iter().enumerate().map(|(index, row)| {
+        let embeddings = row.chunks_exact(width).collect();
+        TokenEmbeddings { object: "embeddings", index, embeddings }
+    });
+    Ok(EmbeddingList::answer(&model, &ledger, data.collect()))
 }
 
 async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
@@ -288,60 +323,30 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let options = TextOptions { truncate: body.truncation, instruction: body.instruction, ..TextOptions::default() };
     let scores = call.operations.rerank(&query, &documents, &call.ask(Some(&body.model), options)).await?;
     let returned = body.return_documents.unwrap_or(true).then_some(&documents[..]);
-    let tokens = answer::tokens(&scores.ledger);
-    Ok(answer::told_by(&scores.ledger, 512 + 64 * documents.len(), |out| {
-        out.object(|out| {
-            out.name("model").string(&body.model);
-            out.name("object").string("list");
-            out.name("id").string(answer::id());
-            out.name("usage").object(|out| out.name("total_tokens").integer(tokens));
-            answer::results(out, &scores, body.top_n, returned);
-        });
-    }))
+    let ranked = RerankAnswer {
+        model: &body.model,
+        object: "list",
+        id: answer::id(),
+        usage: RerankUsage { total_tokens: answer::tokens(&scores.ledger) },
+        results: Ranked::of(&scores, body.top_n, returned),
+    };
+    Ok(answer::told(&scores.ledger, &ranked))
 }
 
 /// The table of errors.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
     let status = match refusal.kind {
-        Kind::Malformed | Kind::Empty | Kind::Invalid | Kind::TooLong | Kind::Unsupported => 400,
-        Kind::Key => 401,
-        Kind::Forbidden => 403,
-        Kind::NoModel | Kind::NoRoute => 404,
-        Kind::NoMethod => 405,
-        Kind::OtherSpace => 412,
-        Kind::TooLarge => 413,
         Kind::Field => 422,
-        Kind::Overloaded | Kind::OwnerLimit => 429,
-        Kind::Internal => 500,
-        Kind::Unavailable => 503,
+        kind => kind.status(),
     };
-    (status, answer::object(|out| out.name("detail").string(&refusal.message)))
+    (status, answer::body(&Error { detail: &refusal.message }))
 }
 
-fn refusals() -> Schema {
-    schema::object([("detail", schema::text())])
-}
-
+/// The schema of the answer of `/v1/embeddings`: with a vector for each text, or for each token.
 fn embeddings_answer() -> Schema {
-    answer::embeddings_schema()
-}
-
-fn multi_vector_answer() -> Schema {
-    let vectors = schema::list(schema::list(schema::number()));
-    let row = schema::object([("object", schema::text()), ("index", schema::integer()), ("embeddings", vectors)]);
-    schema::object([
-        ("model", schema::text()),
-        ("object", schema::text()),
-        ("usage", answer::usage_schema()),
-        ("data", schema::list(row)),
-    ])
-}
-
-fn rerank_answer() -> Schema {
-    schema::object([
-        ("model", schema::text()),
-        ("usage", schema::object([("total_tokens", schema::integer())])),
-        ("results", answer::results_schema()),
+    schema::any_of([
+        schema::answer::<EmbeddingList<'_, Embedding<'_>>>(),
+        schema::answer::<EmbeddingList<'_, TokenEmbeddings<'_>>>(),
     ])
 }
 

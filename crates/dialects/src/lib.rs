@@ -273,7 +273,7 @@ fn choose(contenders: &[Contender], body: Bytes) -> Chosen {
 fn refused(contender: Contender, also: &[Contender], refusal: &Refusal) -> Response {
     let (status, body) = error(contender, refusal);
     let body = with_members(body, also.iter().map(|&other| error(other, refusal).1));
-    let mut response = answer::json(body);
+    let mut response = response::json(body);
     *response.status_mut() = status.try_into().unwrap_or_default();
     let headers = response.headers_mut();
     match refusal.kind {
@@ -322,7 +322,7 @@ pub fn no_route(method: &Method, path: &str, status: StatusCode) -> Option<Respo
         None => return None,
     };
     let others = also.into_iter().map(|dialect| (dialect.refuse)(&refusal).1);
-    let mut response = answer::json(with_members((body.refuse)(&refusal).1, others));
+    let mut response = response::json(with_members((body.refuse)(&refusal).1, others));
     *response.status_mut() = status;
     Some(response)
 }

@@ -1,21 +1,21 @@
 //! Mistral: `/v1/classifications` and `/v1/chat/classifications`; `/v1/embeddings` and `/v1/models` are OpenAI's ([`openai`](super::openai)).
 //!
-//! A classifier of the original has several targets, each with a score for each of its classes. A model here has one, [`TARGET`].
+//! A classifier of the original has several targets, each with a score for each of its classes. A model here has one, `classification`.
 
 use axum::response::Response;
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 use trireme_operations::{Classified, TextOptions};
 use trireme_server::http::schema;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;
 
-use super::answer;
+use super::answer::{self, FaultyBody};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::extras::{self, Extras};
 use super::fields::{self, Field, idle, read};
 use super::input::{self, Input, Message, OneOrMany};
-use super::openai::{self, optional};
+use super::openai;
 use super::refusal::{Kind, Refusal};
 use super::vllm::{Conversations, conversations};
 
@@ -24,23 +24,23 @@ pub(super) static DIALECT: Dialect = Dialect {
     routes: &[
         DialectRoute::post("/v1/classifications", "Classifies texts", |call| Box::pin(classify(call)))
             .takes::<Classifications>(&[CLASSIFICATIONS])
-            .gives(classifications_answer),
+            .gives(schema::answer::<Classes<'_>>),
         DialectRoute::post("/v1/chat/classifications", "Classifies conversations", |call| {
             Box::pin(classify_chats(call))
         })
         .takes::<ChatClassifications>(&[CHAT_CLASSIFICATIONS])
-        .gives(classifications_answer),
+        .gives(schema::answer::<Classes<'_>>),
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(openai::embeddings(call)))
             .takes_both::<openai::Embeddings, Extras>(&[openai::EMBEDDINGS, extras::FIELDS])
-            .gives(answer::embeddings_schema)
+            .gives(schema::answer::<openai::EmbeddingList<'_>>)
             .behind_name(),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
             Box::pin(openai::models(call))
         })
-        .gives(openai::models_answer)
+        .gives(schema::answer::<openai::ModelList<'_>>)
         .behind_name(),
         DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(openai::model(call)))
-            .gives(openai::model_answer)
+            .gives(schema::answer::<openai::Model<'_>>)
             .behind_name(),
     ],
     refuse,
@@ -60,9 +60,6 @@ const CHAT_CLASSIFICATIONS: &[Field] = &[read("model", fields::TEXT), read("inpu
 
 const CHAT: &str = r#"{"messages": [{"role": "user", "content": "a"}]}"#;
 const CHATS: &str = r#"[{"messages": [{"role": "user", "content": "a"}]}]"#;
-
-/// The name under which an answer has the scores of the only target.
-const TARGET: &str = "classification";
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = MistralClassifications)]
@@ -87,6 +84,52 @@ struct Chat {
     messages: Vec<Message>,
 }
 
+/// The classes of texts.
+#[derive(Serialize, ToSchema)]
+struct Classes<'a> {
+    id: String,
+    model: &'a str,
+    #[schema(inline)]
+    results: Vec<ByTarget<'a>>,
+}
+
+/// A text's classes by target. A model here has one target.
+#[derive(Serialize, ToSchema)]
+struct ByTarget<'a> {
+    #[schema(inline)]
+    classification: Target<'a>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Target<'a> {
+    #[schema(value_type = Object)]
+    scores: Scores<'a>,
+}
+
+/// A score for each label, by its name.
+struct Scores<'a> {
+    labels: &'a [String],
+    scores: &'a [f32],
+}
+
+/// An error that is not about a body.
+#[derive(Serialize, ToSchema)]
+struct Error<'a> {
+    object: &'static str,
+    message: &'a str,
+    r#type: &'static str,
+    param: Option<&'a str>,
+    code: Option<&'static str>,
+}
+
+// === impl Scores ===
+
+impl Serialize for Scores<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.labels.iter().zip(self.scores))
+    }
+}
+
 async fn classify(call: DialectCall) -> Result<Response, Refusal> {
     let body: Classifications = call.read()?;
     let texts = body.input.texts("input", "send texts")?.0;
@@ -107,77 +150,34 @@ async fn classify_chats(call: DialectCall) -> Result<Response, Refusal> {
     Ok(classes(&found, body.model.as_deref()))
 }
 
-/// For each text the scores of all classes, by their names.
+/// For each text the scores of all classes.
 fn classes(found: &Classified, model: Option<&str>) -> Response {
-    let capacity = 512 + 48 * found.labels.len() * found.rows.len();
-    answer::told_by(&found.ledger, capacity, |out| {
-        out.object(|out| {
-            out.name("id").string(format!("cls-{}", answer::id()));
-            out.name("model").string(model.unwrap_or(&found.model));
-            out.name("results").array(|out| {
-                for row in &found.rows {
-                    out.object(|out| {
-                        out.name(TARGET).object(|out| {
-                            out.name("scores").object(|out| {
-                                for (label, &score) in found.labels.iter().zip(row) {
-                                    out.name(label).float(score);
-                                }
-                            });
-                        });
-                    });
-                }
-            });
-        });
-    })
+    let row = |scores| ByTarget { classification: Target { scores: Scores { labels: &found.labels, scores } } };
+    let classes = Classes {
+        id: format!("cls-{}", answer::id()),
+        model: model.unwrap_or(&found.model),
+        results: found.rows.iter().map(|scores| row(scores)).collect(),
+    };
+    answer::told(&found.ledger, &classes)
 }
 
 /// The table of errors: faults of a body as FastAPI has them, which the SDK has an exception for; others with Mistral's words.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
-    let (status, kind, code) = match refusal.kind {
-        Kind::Malformed | Kind::Field | Kind::Empty => {
-            return (422, answer::faulty_body(refusal.field.as_deref(), &refusal.message));
-        }
-        Kind::Invalid | Kind::TooLong | Kind::Unsupported => (400, "invalid_request_error", None),
-        Kind::Key => (401, "invalid_request_error", None),
-        Kind::Forbidden => (403, "invalid_request_error", None),
+    let (status, r#type, code) = match refusal.kind {
+        Kind::Malformed | Kind::Field | Kind::Empty => return (422, answer::body(&FaultyBody::of(refusal))),
         // As the original.
         Kind::NoModel => (400, "invalid_model", Some("1500")),
-        Kind::NoRoute => (404, "invalid_request_error", None),
-        Kind::NoMethod => (405, "invalid_request_error", None),
-        Kind::OtherSpace => (412, "invalid_request_error", None),
-        Kind::TooLarge => (413, "invalid_request_error", None),
         Kind::Overloaded | Kind::OwnerLimit => (429, "rate_limited", None),
         Kind::Internal => (500, "internal_server_error", None),
         Kind::Unavailable => (503, "service_unavailable", None),
+        kind => (kind.status(), "invalid_request_error", None),
     };
-    let body = answer::object(|out| {
-        out.name("object").string("error");
-        out.name("message").string(&refusal.message);
-        out.name("type").string(kind);
-        optional(out.name("param"), refusal.field.as_deref());
-        optional(out.name("code"), code);
-    });
-    (status, body)
+    let param = refusal.field.as_deref();
+    (status, answer::body(&Error { object: "error", message: &refusal.message, r#type, param, code }))
 }
 
 fn refusals() -> Schema {
-    let error = schema::object([
-        ("object", schema::text()),
-        ("message", schema::text()),
-        ("type", schema::text()),
-        ("param", schema::nullable(schema::text())),
-        ("code", schema::nullable(schema::text())),
-    ]);
-    schema::any_of([answer::faulty_body_schema(), error])
-}
-
-fn classifications_answer() -> Schema {
-    let target = schema::object([("scores", schema::object([]))]);
-    schema::object([
-        ("id", schema::text()),
-        ("model", schema::text()),
-        ("results", schema::list(schema::object([(TARGET, target)]))),
-    ])
+    schema::any_of([schema::answer::<FaultyBody<'_>>(), schema::answer::<Error<'_>>()])
 }
 
 #[cfg(test)]

@@ -6,13 +6,12 @@
 
 use axum::response::Response;
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use trireme_operations::{Prompt, Side, TextOptions};
 use trireme_server::http::schema;
 use utoipa::ToSchema;
-use utoipa::openapi::schema::Schema;
 
-use super::answer::{self, EncodingFormat};
+use super::answer::{self, EncodingFormat, NoMembers, Usage};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::extras::{self, Form};
 use super::fields::{self, Field, Forms, idle, ours, read};
@@ -26,34 +25,35 @@ pub(super) static DIALECT: Dialect = Dialect {
     routes: &[
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
             .takes::<Embeddings>(&[EMBEDDINGS])
-            .gives(answer::embeddings_schema),
+            .gives(schema::answer::<openai::EmbeddingList<'_>>),
         DialectRoute::post("/v1/ranking", "Ranks passages by a query", |call| Box::pin(ranking(call)))
             .takes::<Ranking>(&[RANKING])
-            .gives(ranking_answer),
+            .gives(schema::answer::<Rankings>),
         DialectRoute::post(
             "/v1/retrieval/{*rest}",
             "Ranks passages by a query, as NVIDIA's hosted models do",
             |call| Box::pin(hosted_ranking(call)),
         )
         .takes::<Ranking>(&[RANKING])
-        .gives(ranking_answer)
+        .gives(schema::answer::<Rankings>)
         .behind_name(),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
             Box::pin(openai::models(call))
         })
-        .gives(openai::models_answer),
+        .gives(schema::answer::<openai::ModelList<'_>>),
         DialectRoute::get("/v1/health/live", "Whether the server runs", |call| Box::pin(live(call)))
-            .gives(health_answer)
+            .gives(schema::answer::<Health>)
             .checks_health(),
         DialectRoute::get("/v1/health/ready", "Whether all models are ready", |call| Box::pin(ready(call)))
-            .gives(health_answer)
+            .gives(schema::answer::<Health>)
             .checks_health(),
         DialectRoute::get("/v1/metadata", "The version and the models", |call| Box::pin(metadata(call)))
-            .gives(metadata_answer),
-        DialectRoute::get("/v1/version", "The version", |call| Box::pin(version(call))).gives(version_answer),
+            .gives(schema::answer::<Metadata<'_>>),
+        DialectRoute::get("/v1/version", "The version", |call| Box::pin(version(call)))
+            .gives(schema::answer::<Version>),
     ],
     refuse,
-    refusals,
+    refusals: schema::answer::<Error<'_>>,
     is_strict: false,
     cut: "set 'truncate' to \"END\"",
     model_in_path: true,
@@ -134,6 +134,82 @@ struct Ranking {
     top_k: Option<usize>,
 }
 
+/// The passages, the best first.
+#[derive(Serialize, ToSchema)]
+struct Rankings {
+    #[schema(inline)]
+    rankings: Vec<Rank>,
+    #[schema(inline)]
+    usage: Usage,
+}
+
+/// A passage's place and score.
+#[derive(Serialize, ToSchema)]
+struct Rank {
+    index: usize,
+    logit: f32,
+}
+
+/// The health of the server.
+#[derive(Serialize, ToSchema)]
+struct Health {
+    object: &'static str,
+    message: &'static str,
+    status: &'static str,
+}
+
+/// The server and its models.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Metadata<'a> {
+    version: &'static str,
+    #[schema(inline)]
+    model_info: Vec<ModelInfo<'a>>,
+    asset_info: [&'static str; 0],
+    #[schema(inline)]
+    license_info: LicenseInfo,
+    #[serde(rename = "repository_override")]
+    repository_override: &'static str,
+    selected_model_profile_id: &'static str,
+}
+
+/// A model.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct ModelInfo<'a> {
+    short_name: &'a str,
+    model_url: &'a str,
+}
+
+/// The licence of the server.
+#[derive(Default, Serialize, ToSchema)]
+struct LicenseInfo {
+    name: &'static str,
+    path: &'static str,
+    sha: &'static str,
+    url: &'static str,
+    r#type: &'static str,
+    content: &'static str,
+    size: u64,
+}
+
+/// The version of the server.
+#[derive(Serialize, ToSchema)]
+struct Version {
+    release: &'static str,
+    api: &'static str,
+}
+
+/// NIM's errors.
+#[derive(Serialize, ToSchema)]
+struct Error<'a> {
+    object: &'static str,
+    message: &'a str,
+    #[schema(inline)]
+    detail: NoMembers,
+    r#type: &'static str,
+}
+
 // === impl Truncate ===
 
 impl Truncate {
@@ -167,7 +243,7 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let elements = body.embedding_type.unwrap_or(EmbeddingType::Float);
     let form = Form { field: "embedding_type", elements, format: body.encoding_format.unwrap_or_default() };
     let vectors = call.operations.embed(&texts, &call.ask(model, options)).await?;
-    openai::vectors(&vectors, body.model.as_deref(), form)
+    openai::EmbeddingList::answer(&vectors, body.model.as_deref(), form)
 }
 
 async fn ranking(call: DialectCall) -> Result<Response, Refusal> {
@@ -195,19 +271,9 @@ async fn rank(call: DialectCall, model_of_path: Option<String>) -> Result<Respon
     let options = TextOptions { raw_scores: Some(true), ..body.truncate.options() };
     let model = body.model.or(model_of_path);
     let scores = call.operations.rerank(&body.query.text, &passages, &call.ask(model.as_deref(), options)).await?;
-    Ok(answer::told_by(&scores.ledger, 512 + 48 * passages.len(), |out| {
-        out.object(|out| {
-            out.name("rankings").array(|out| {
-                for (index, logit) in scores.ranked(body.top_k) {
-                    out.object(|out| {
-                        out.name("index").integer(index);
-                        out.name("logit").float(logit);
-                    });
-                }
-            });
-            answer::usage(out, &scores.ledger);
-        });
-    }))
+    let ranked = scores.ranked(body.top_k).into_iter();
+    let rankings = ranked.map(|(index, logit)| Rank { index, logit }).collect();
+    Ok(answer::told(&scores.ledger, &Rankings { rankings, usage: Usage::of(&scores.ledger) }))
 }
 
 async fn live(_: DialectCall) -> Result<Response, Refusal> {
@@ -221,98 +287,37 @@ async fn ready(call: DialectCall) -> Result<Response, Refusal> {
 
 async fn metadata(call: DialectCall) -> Result<Response, Refusal> {
     let models = call.operations.text_models();
-    Ok(answer::json(answer::object(|out| {
-        out.name("version").string(env!("CARGO_PKG_VERSION"));
-        out.name("modelInfo").array(|out| {
-            for model in &models {
-                out.object(|out| {
-                    out.name("shortName").string(&model.name);
-                    out.name("modelUrl").string(&model.name);
-                });
-            }
-        });
-        out.name("assetInfo").array(|_| {});
-        out.name("licenseInfo").object(|out| {
-            out.name("name").string(env!("CARGO_PKG_LICENSE"));
-            ["path", "sha", "url", "type", "content"].iter().for_each(|name| out.name(name).string(""));
-            out.name("size").integer(0);
-        });
-        out.name("repository_override").string("");
-        out.name("selectedModelProfileId").string("");
-    })))
+    let infos = models.iter().map(|model| ModelInfo { short_name: &model.name, model_url: &model.name });
+    Ok(answer::plain(&Metadata {
+        version: env!("CARGO_PKG_VERSION"),
+        model_info: infos.collect(),
+        asset_info: [],
+        license_info: LicenseInfo { name: env!("CARGO_PKG_LICENSE"), ..LicenseInfo::default() },
+        repository_override: "",
+        selected_model_profile_id: "",
+    }))
 }
 
 async fn version(_: DialectCall) -> Result<Response, Refusal> {
-    Ok(answer::json(answer::object(|out| {
-        out.name("release").string(env!("CARGO_PKG_VERSION"));
-        out.name("api").string("1");
-    })))
+    Ok(answer::plain(&Version { release: env!("CARGO_PKG_VERSION"), api: "1" }))
 }
 
-fn health(status: &str, message: &str) -> Response {
-    answer::json(answer::object(|out| {
-        out.name("object").string("health.response");
-        out.name("message").string(message);
-        out.name("status").string(status);
-    }))
+fn health(status: &'static str, message: &'static str) -> Response {
+    answer::plain(&Health { object: "health.response", message, status })
 }
 
 /// The table of errors.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
-    let (status, kind) = match refusal.kind {
-        Kind::Empty | Kind::Invalid | Kind::TooLong | Kind::Malformed | Kind::Unsupported => {
-            (400, "invalid_request_error")
-        }
-        Kind::Key => (401, "authentication_error"),
-        Kind::Forbidden => (403, "permission_error"),
-        Kind::NoModel | Kind::NoRoute => (404, "not_found_error"),
-        Kind::NoMethod => (405, "invalid_request_error"),
-        Kind::OtherSpace => (412, "invalid_request_error"),
-        Kind::TooLarge => (413, "invalid_request_error"),
-        Kind::Field => (422, "invalid_request_error"),
-        Kind::Overloaded | Kind::OwnerLimit => (429, "rate_limit_error"),
-        Kind::Internal => (500, "internal_server_error"),
-        Kind::Unavailable => (503, "service_unavailable_error"),
+    let status = if refusal.kind == Kind::Field { 422 } else { refusal.kind.status() };
+    let kind = match refusal.kind {
+        Kind::Key => "authentication_error",
+        Kind::Forbidden => "permission_error",
+        Kind::NoModel | Kind::NoRoute => "not_found_error",
+        Kind::Overloaded | Kind::OwnerLimit => "rate_limit_error",
+        Kind::Internal => "internal_server_error",
+        Kind::Unavailable => "service_unavailable_error",
+        _ => "invalid_request_error",
     };
-    let body = answer::object(|out| {
-        out.name("object").string("error");
-        out.name("message").string(&refusal.message);
-        out.name("detail").object(|_| {});
-        out.name("type").string(kind);
-    });
-    (status, body)
-}
-
-fn refusals() -> Schema {
-    schema::object([
-        ("object", schema::text()),
-        ("message", schema::text()),
-        ("detail", schema::object([])),
-        ("type", schema::text()),
-    ])
-}
-
-fn ranking_answer() -> Schema {
-    let ranking = schema::object([("index", schema::integer()), ("logit", schema::number())]);
-    schema::object([("rankings", schema::list(ranking)), ("usage", answer::usage_schema())])
-}
-
-fn metadata_answer() -> Schema {
-    let model = schema::object([("shortName", schema::text()), ("modelUrl", schema::text())]);
-    schema::object([
-        ("version", schema::text()),
-        ("modelInfo", schema::list(model)),
-        ("assetInfo", schema::list(schema::text())),
-        ("licenseInfo", schema::object([("name", schema::text())])),
-        ("repository_override", schema::text()),
-        ("selectedModelProfileId", schema::text()),
-    ])
-}
-
-fn version_answer() -> Schema {
-    schema::object([("release", schema::text()), ("api", schema::text())])
-}
-
-fn health_answer() -> Schema {
-    schema::object([("object", schema::text()), ("message", schema::text()), ("status", schema::text())])
+    let error = Error { object: "error", message: &refusal.message, detail: NoMembers {}, r#type: kind };
+    (status, answer::body(&error))
 }

@@ -7,12 +7,10 @@ use std::time::Instant;
 
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use trireme_operations::{Task, TextModel, TextOptions};
-use trireme_protocol::json::Writer;
 use trireme_server::http::schema;
 use utoipa::ToSchema;
-use utoipa::openapi::schema::Schema;
 
 use super::answer;
 use super::dialect::{Dialect, DialectCall, DialectRoute};
@@ -27,32 +25,34 @@ pub(super) static DIALECT: Dialect = Dialect {
     routes: &[
         DialectRoute::post("/api/embed", "Embeds texts", |call| Box::pin(embed(call)))
             .takes::<Embed>(&[EMBED])
-            .gives(embed_answer),
+            .gives(schema::answer::<EmbedAnswer<'_>>),
         DialectRoute::post("/api/embeddings", "Embeds a text", |call| Box::pin(embeddings(call)))
             .takes::<Embeddings>(&[EMBEDDINGS])
-            .gives(embeddings_answer),
+            .gives(schema::answer::<EmbeddingAnswer<'_>>),
         DialectRoute::get("/api/tags", "The models that do something with texts", |call| Box::pin(tags(call)))
-            .gives(tags_answer),
-        DialectRoute::get("/api/ps", "The models that are loaded", |call| Box::pin(tags(call))).gives(tags_answer),
+            .gives(schema::answer::<ModelList<'_>>),
+        DialectRoute::get("/api/ps", "The models that are loaded", |call| Box::pin(tags(call)))
+            .gives(schema::answer::<ModelList<'_>>),
         DialectRoute::post("/api/show", "A model", |call| Box::pin(show(call)))
             .takes::<Show>(&[SHOW])
-            .gives(show_answer),
-        DialectRoute::get("/api/version", "The version", |call| Box::pin(version(call))).gives(version_answer),
+            .gives(schema::answer::<ShowAnswer>),
+        DialectRoute::get("/api/version", "The version", |call| Box::pin(version(call)))
+            .gives(schema::answer::<Version>),
         DialectRoute::get("/", "Whether the server runs", |call| Box::pin(runs(call))).behind_name().checks_health(),
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(openai::embeddings(call)))
             .takes_both::<openai::Embeddings, Extras>(&[openai::EMBEDDINGS, extras::FIELDS])
-            .gives(answer::embeddings_schema)
-            .refuses(openai::refuse, answer::nested_schema)
+            .gives(schema::answer::<openai::EmbeddingList<'_>>)
+            .refuses(openai::refuse, schema::answer::<openai::Error<'_>>)
             .behind_name(),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
             Box::pin(openai::models(call))
         })
-        .gives(openai::models_answer)
-        .refuses(openai::refuse, answer::nested_schema)
+        .gives(schema::answer::<openai::ModelList<'_>>)
+        .refuses(openai::refuse, schema::answer::<openai::Error<'_>>)
         .behind_name(),
     ],
     refuse,
-    refusals,
+    refusals: schema::answer::<Error>,
     is_strict: false,
     cut: "set 'truncate' to true",
     model_in_path: false,
@@ -121,6 +121,96 @@ struct Show {
     model: String,
 }
 
+/// The vectors of texts, with counts where there are texts: without them the model is only loaded.
+#[derive(Default, Serialize, ToSchema)]
+struct EmbedAnswer<'a> {
+    model: &'a str,
+    embeddings: Vec<&'a [f32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    total_duration: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_duration: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_eval_count: Option<u64>,
+}
+
+/// The vector of a text.
+#[derive(Serialize, ToSchema)]
+struct EmbeddingAnswer<'a> {
+    embedding: &'a [f32],
+}
+
+/// The models of a server.
+#[derive(Serialize, ToSchema)]
+struct ModelList<'a> {
+    #[schema(inline)]
+    models: Vec<Model<'a>>,
+}
+
+/// A model in the list.
+#[derive(Serialize, ToSchema)]
+struct Model<'a> {
+    name: &'a str,
+    model: &'a str,
+    modified_at: &'static str,
+    size: u64,
+    digest: &'static str,
+    #[schema(inline)]
+    details: Details,
+}
+
+/// The format of a model, the same for every model.
+#[derive(Serialize, ToSchema)]
+struct Details {
+    format: &'static str,
+    family: &'static str,
+    families: [&'static str; 0],
+    parameter_size: &'static str,
+    quantization_level: &'static str,
+}
+
+/// A model by itself.
+#[derive(Serialize, ToSchema)]
+struct ShowAnswer {
+    #[schema(inline)]
+    details: Details,
+    #[schema(inline)]
+    model_info: ModelInfo,
+    capabilities: Vec<&'static str>,
+    modified_at: &'static str,
+}
+
+/// The architecture of a model.
+#[derive(Serialize, ToSchema)]
+struct ModelInfo {
+    #[serde(rename = "general.architecture")]
+    architecture: &'static str,
+}
+
+/// The version of the server.
+#[derive(Serialize, ToSchema)]
+struct Version {
+    version: &'static str,
+}
+
+/// Ollama's errors.
+#[derive(Serialize, ToSchema)]
+struct Error {
+    error: String,
+}
+
+const DETAILS: Details =
+    Details { format: "onnx", family: "", families: [], parameter_size: "", quantization_level: "" };
+
+// === impl Model ===
+
+impl Model<'_> {
+    fn of(model: &TextModel) -> Model<'_> {
+        let name = &model.name;
+        Model { name, model: name, modified_at: EPOCH, size: 0, digest: "", details: DETAILS }
+    }
+}
+
 /// A model's name without the tag that clients add.
 fn untagged(name: &str) -> &str {
     name.strip_suffix(TAG).unwrap_or(name)
@@ -139,10 +229,7 @@ async fn embed(call: DialectCall) -> Result<Response, Refusal> {
     };
     if texts.is_empty() {
         call.operations.text_model(Some(name))?;
-        return Ok(answer::json(answer::object(|out| {
-            out.name("model").string(&body.model);
-            out.name("embeddings").array(|_| {});
-        })));
+        return Ok(answer::plain(&EmbedAnswer { model: &body.model, ..EmbedAnswer::default() }));
     }
     let options = TextOptions {
         truncate: Some(body.truncate.unwrap_or(true)),
@@ -153,17 +240,14 @@ async fn embed(call: DialectCall) -> Result<Response, Refusal> {
     };
     let vectors = call.operations.embed(&texts, &call.ask(Some(name), options)).await?;
     let numbers = vectors.numbers();
-    Ok(answer::told_by(&vectors.ledger, 512 + numbers.len() * 13, |out| {
-        out.object(|out| {
-            out.name("model").string(&body.model);
-            out.name("embeddings").array(|out| {
-                numbers.chunks_exact(vectors.width.max(1)).for_each(|row| answer::floats(out, row));
-            });
-            out.name("total_duration").integer(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX));
-            out.name("load_duration").integer(0);
-            out.name("prompt_eval_count").integer(answer::tokens(&vectors.ledger));
-        });
-    }))
+    let embedded = EmbedAnswer {
+        model: &body.model,
+        embeddings: numbers.chunks_exact(vectors.width.max(1)).collect(),
+        total_duration: Some(u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX)),
+        load_duration: Some(0),
+        prompt_eval_count: Some(answer::tokens(&vectors.ledger)),
+    };
+    Ok(answer::told(&vectors.ledger, &embedded))
 }
 
 async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
@@ -171,55 +255,28 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let name = untagged(&body.model);
     if body.prompt.is_empty() {
         call.operations.text_model(Some(name))?;
-        return Ok(answer::json(answer::object(|out| out.name("embedding").array(|_| {}))));
+        return Ok(answer::plain(&EmbeddingAnswer { embedding: &[] }));
     }
     let max_tokens = body.options.num_ctx.filter(|&tokens| tokens > 0);
     let options = TextOptions { truncate: Some(true), max_tokens, ..TextOptions::default() };
     let vectors = call.operations.embed(&[body.prompt], &call.ask(Some(name), options)).await?;
-    let numbers = vectors.numbers();
-    Ok(answer::told_by(&vectors.ledger, 512 + numbers.len() * 13, |out| {
-        out.object(|out| answer::floats(out.name("embedding"), &numbers));
-    }))
+    Ok(answer::told(&vectors.ledger, &EmbeddingAnswer { embedding: &vectors.numbers() }))
 }
 
 async fn tags(call: DialectCall) -> Result<Response, Refusal> {
     let models = call.operations.text_models();
-    Ok(answer::json(answer::object(|out| {
-        out.name("models").array(|out| {
-            for model in &models {
-                out.object(|out| {
-                    out.name("name").string(&model.name);
-                    out.name("model").string(&model.name);
-                    out.name("modified_at").string(EPOCH);
-                    out.name("size").integer(0);
-                    out.name("digest").string("");
-                    details(out);
-                });
-            }
-        });
-    })))
+    Ok(answer::plain(&ModelList { models: models.iter().map(Model::of).collect() }))
 }
 
 async fn show(call: DialectCall) -> Result<Response, Refusal> {
     let body: Show = call.read()?;
     let model = call.operations.text_model(Some(untagged(&body.model)))?;
-    Ok(answer::json(answer::object(|out| {
-        details(out);
-        out.name("model_info").object(|out| out.name("general.architecture").string("onnx"));
-        out.name("capabilities").array(|out| capabilities(&model).for_each(|word| out.string(word)));
-        out.name("modified_at").string(EPOCH);
-    })))
-}
-
-/// The member `details`, the same for every model.
-fn details(out: &mut Writer) {
-    out.name("details").object(|out| {
-        out.name("format").string("onnx");
-        out.name("family").string("");
-        out.name("families").array(|_| {});
-        out.name("parameter_size").string("");
-        out.name("quantization_level").string("");
-    });
+    Ok(answer::plain(&ShowAnswer {
+        details: DETAILS,
+        model_info: ModelInfo { architecture: "onnx" },
+        capabilities: capabilities(&model).collect(),
+        modified_at: EPOCH,
+    }))
 }
 
 /// The original's words for what a model does.
@@ -232,77 +289,19 @@ async fn runs(_: DialectCall) -> Result<Response, Refusal> {
 }
 
 async fn version(_: DialectCall) -> Result<Response, Refusal> {
-    Ok(answer::json(answer::object(|out| out.name("version").string(env!("CARGO_PKG_VERSION")))))
+    Ok(answer::plain(&Version { version: env!("CARGO_PKG_VERSION") }))
 }
 
 /// The table of errors.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
     let status = match refusal.kind {
-        Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::TooLong | Kind::Unsupported => 400,
-        Kind::Key => 401,
-        Kind::Forbidden => 403,
-        Kind::NoModel | Kind::NoRoute => 404,
-        Kind::NoMethod => 405,
-        Kind::OtherSpace => 412,
-        Kind::TooLarge => 413,
-        Kind::OwnerLimit => 429,
-        Kind::Internal => 500,
-        Kind::Overloaded | Kind::Unavailable => 503,
+        Kind::Overloaded => 503,
+        kind => kind.status(),
     };
     // Clients look for these words, and offer to fetch the model.
-    let message = match refusal.kind {
+    let error = match refusal.kind {
         Kind::NoModel => format!("model not found: {}", refusal.message),
         _ => refusal.message.clone(),
     };
-    (status, answer::object(|out| out.name("error").string(message)))
-}
-
-fn refusals() -> Schema {
-    schema::object([("error", schema::text())])
-}
-
-fn embed_answer() -> Schema {
-    schema::object_with(
-        [("model", schema::text()), ("embeddings", schema::list(schema::list(schema::number())))],
-        ["total_duration", "load_duration", "prompt_eval_count"].map(|name| (name, schema::integer())),
-    )
-}
-
-fn embeddings_answer() -> Schema {
-    schema::object([("embedding", schema::list(schema::number()))])
-}
-
-fn details_schema() -> Schema {
-    schema::object([
-        ("format", schema::text()),
-        ("family", schema::text()),
-        ("families", schema::list(schema::text())),
-        ("parameter_size", schema::text()),
-        ("quantization_level", schema::text()),
-    ])
-}
-
-fn tags_answer() -> Schema {
-    let model = schema::object([
-        ("name", schema::text()),
-        ("model", schema::text()),
-        ("modified_at", schema::text()),
-        ("size", schema::integer()),
-        ("digest", schema::text()),
-        ("details", details_schema()),
-    ]);
-    schema::object([("models", schema::list(model))])
-}
-
-fn show_answer() -> Schema {
-    schema::object([
-        ("details", details_schema()),
-        ("model_info", schema::object([])),
-        ("capabilities", schema::list(schema::text())),
-        ("modified_at", schema::text()),
-    ])
-}
-
-fn version_answer() -> Schema {
-    schema::object([("version", schema::text())])
+    (status, answer::body(&Error { error }))
 }

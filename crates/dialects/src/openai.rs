@@ -33,7 +33,8 @@ pub(super) static DIALECT: Dialect = Dialect {
         .behind_name(),
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| Box::pin(models(call)))
             .gives(schema::answer::<ModelList<'_>>),
-        DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(model(call))).gives(schema::answer::<Model<'_>>),
+        DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(model(call)))
+            .gives(schema::answer::<Model<'_>>),
         DialectRoute::get("/models", "The models, as Azure's clients ask", |call| Box::pin(models(call)))
             .gives(schema::answer::<ModelList<'_>>)
             .never_bare(),
@@ -103,9 +104,9 @@ pub(super) struct Embedding<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     window: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    start: Option<usize>,
+    start: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    end: Option<usize>,
+    end: Option<u64>,
     #[schema(inline)]
     embedding: Vector<'a>,
 }

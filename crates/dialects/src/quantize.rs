@@ -4,12 +4,12 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize, Serializer};
-use trireme_protocol::json::Writer;
+use trireme_server::http::schema;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 
-use super::answer::{self, EncodingFormat};
+use super::answer::EncodingFormat;
 use super::refusal::Refusal;
 
 /// A form of vectors.
@@ -59,7 +59,7 @@ impl Serialize for Vector<'_> {
 
 impl PartialSchema for Vector<'_> {
     fn schema() -> RefOr<Schema> {
-        RefOr::T(answer::vector_schema())
+        RefOr::T(schema::any_of([schema::list(schema::number()), schema::text()]))
     }
 }
 
@@ -98,39 +98,15 @@ impl EmbeddingType {
     /// The bytes of a vector in base64; FP32 numbers little-endian, as tensors have them.
     fn in_base64(self, numbers: &[f32]) -> String {
         let bytes: Vec<u8> = match self {
-            EmbeddingType::Float | EmbeddingType::Base64 => return STANDARD.encode(bytemuck::cast_slice::<_, u8>(numbers)),
+            EmbeddingType::Float | EmbeddingType::Base64 => {
+                return STANDARD.encode(bytemuck::cast_slice::<_, u8>(numbers));
+            }
             EmbeddingType::Int8 => numbers.iter().map(|&n| byte(n) as u8).collect(),
             EmbeddingType::Uint8 => numbers.iter().map(|&n| (byte(n) + 128) as u8).collect(),
             EmbeddingType::Ubinary => packed(numbers).collect(),
             EmbeddingType::Binary => packed(numbers).map(|byte| byte.wrapping_sub(128)).collect(),
         };
         STANDARD.encode(bytes)
-    }
-
-    /// Writes a vector.
-    pub fn write(self, out: &mut Writer, numbers: &[f32]) {
-        match self {
-            EmbeddingType::Float => answer::floats(out, numbers),
-            EmbeddingType::Base64 => answer::base64(out, numbers),
-            EmbeddingType::Int8 => out.array(|out| numbers.iter().for_each(|&n| out.integer(byte(n)))),
-            EmbeddingType::Uint8 => out.array(|out| numbers.iter().for_each(|&n| out.integer(byte(n) + 128))),
-            EmbeddingType::Ubinary => out.array(|out| packed(numbers).for_each(|byte| out.integer(byte))),
-            EmbeddingType::Binary => {
-                out.array(|out| packed(numbers).for_each(|byte| out.integer(i16::from(byte) - 128)));
-            }
-        }
-    }
-
-    /// Writes the bytes of a vector in base64.
-    pub fn write_base64(self, out: &mut Writer, numbers: &[f32]) {
-        let bytes: Vec<u8> = match self {
-            EmbeddingType::Float | EmbeddingType::Base64 => return answer::base64(out, numbers),
-            EmbeddingType::Int8 => numbers.iter().map(|&n| byte(n) as u8).collect(),
-            EmbeddingType::Uint8 => numbers.iter().map(|&n| (byte(n) + 128) as u8).collect(),
-            EmbeddingType::Ubinary => packed(numbers).collect(),
-            EmbeddingType::Binary => packed(numbers).map(|byte| byte.wrapping_sub(128)).collect(),
-        };
-        out.string(STANDARD.encode(bytes));
     }
 }
 
@@ -150,31 +126,35 @@ fn packed(numbers: &[f32]) -> impl Iterator<Item = u8> {
 mod tests {
     use super::*;
 
-    fn written(form: EmbeddingType, numbers: &[f32]) -> String {
-        let mut out = Writer::default();
-        form.write(&mut out, numbers);
-        String::from_utf8(out.into_bytes().to_vec()).unwrap()
+    fn written(elements: EmbeddingType, format: EncodingFormat, numbers: &[f32]) -> String {
+        serde_json::to_string(&Vector { numbers, elements, format }).unwrap()
     }
 
     #[test]
     fn forms_are_those_of_sentence_transformers() {
+        let written_as = |form, numbers: &[f32]| written(form, EncodingFormat::Float, numbers);
         let numbers = [1.0, -1.0, 0.5, 0.0, 0.1, -0.1, 0.2, 0.3, -0.5, 0.5];
-        assert_eq!(written(EmbeddingType::Int8, &numbers), "[127,-127,64,0,13,-13,25,38,-64,64]");
-        assert_eq!(written(EmbeddingType::Uint8, &numbers[..3]), "[255,1,192]");
+        assert_eq!(written_as(EmbeddingType::Int8, &numbers), "[127,-127,64,0,13,-13,25,38,-64,64]");
+        assert_eq!(written_as(EmbeddingType::Uint8, &numbers[..3]), "[255,1,192]");
         // 1 0 1 0 1 0 1 1, 0 1
-        assert_eq!(written(EmbeddingType::Ubinary, &numbers), "[171,64]");
-        assert_eq!(written(EmbeddingType::Binary, &numbers), "[43,-64]");
-        assert_eq!(written(EmbeddingType::Float, &numbers[2..3]), "[0.5]");
-        let in_base64 = |form: EmbeddingType| {
-            let mut out = Writer::default();
-            form.write_base64(&mut out, &numbers[..3]);
-            out.into_bytes()
-        };
+        assert_eq!(written_as(EmbeddingType::Ubinary, &numbers), "[171,64]");
+        assert_eq!(written_as(EmbeddingType::Binary, &numbers), "[43,-64]");
+        assert_eq!(written_as(EmbeddingType::Float, &numbers[2..3]), "[0.5]");
+        let in_base64 = |form| written(form, EncodingFormat::Base64, &numbers[..3]);
         // 127 -127 64 and 255 1 192 as bytes
-        assert_eq!(
-            (in_base64(EmbeddingType::Int8), in_base64(EmbeddingType::Uint8)),
-            ("\"f4FA\"".into(), "\"/wHA\"".into())
-        );
+        assert_eq!(in_base64(EmbeddingType::Int8), r#""f4FA""#);
+        assert_eq!(in_base64(EmbeddingType::Uint8), r#""/wHA""#);
+    }
+
+    #[test]
+    fn numbers_are_short_and_exact() {
+        let numbers = [0.1, -1.0, 1e-7, 16_777_216.0];
+        let text = written(EmbeddingType::Float, EncodingFormat::Float, &numbers);
+        assert_eq!(text, "[0.1,-1.0,1e-7,16777216.0]");
+        assert_eq!(serde_json::from_str::<Vec<f32>>(&text).unwrap(), numbers);
+        for format in [EncodingFormat::Float, EncodingFormat::Base64] {
+            assert_eq!(written(EmbeddingType::Base64, format, &[1.0, -2.0]), r#""AACAPwAAAMA=""#);
+        }
     }
 
     #[test]

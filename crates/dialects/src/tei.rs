@@ -5,7 +5,6 @@
 //! Bodies name no model: `/tei/MODEL/embed` does, and so may a field `model`; without either it is the only model that does
 //! it. As in the original, fields that are not known are passed over, and token ids are the model's.
 
-mod answers;
 mod classify;
 mod compatible;
 mod embed;
@@ -20,17 +19,17 @@ use std::time::Instant;
 
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 use trireme_operations::{Task, TextOptions};
-use trireme_protocol::json::{self, Writer};
+use trireme_protocol::json;
 use trireme_server::http::schema;
 use utoipa::ToSchema;
-use utoipa::openapi::schema::Schema;
 
 use super::answer;
 use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::extras::{self, Extras};
 use super::fields::{self, Field, ours, read};
+use super::openai::EmbeddingList;
 use super::refusal::{Kind, Refusal};
 use timing::timed;
 use treatment::{Treatment, ask};
@@ -40,51 +39,51 @@ pub(super) static DIALECT: Dialect = Dialect {
     routes: &[
         DialectRoute::post("/embed", "Embeds texts", |call| Box::pin(embed::embed(call)))
             .takes_both::<embed::Embed, Treatment>(&[embed::EMBED, treatment::FIELDS])
-            .gives(answers::vectors),
+            .gives(schema::answer::<embed::Vectors<'_>>),
         DialectRoute::post("/embed_all", "Embeds each token of texts", |call| Box::pin(embed::embed_all(call)))
             .takes_both::<embed::Inputs, Treatment>(&[embed::INPUTS, treatment::FIELDS])
-            .gives(answers::token_vectors),
+            .gives(schema::answer::<embed::TokenVectors<'_>>),
         DialectRoute::post("/embed_sparse", "Embeds texts in sparse vectors", |call| {
             Box::pin(embed::embed_sparse(call))
         })
         .takes_both::<embed::Inputs, Treatment>(&[embed::INPUTS, treatment::FIELDS])
-        .gives(answers::sparse_vectors),
+        .gives(schema::answer::<embed::SparseVectors>),
         DialectRoute::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes_both::<Rerank, Treatment>(&[RERANK, treatment::FIELDS])
-            .gives(answers::ranks),
+            .gives(schema::answer::<Vec<Rank<'_>>>),
         DialectRoute::post("/predict", "Classifies texts", |call| Box::pin(classify::predict(call)))
             .takes_both::<classify::Predict, Treatment>(&[classify::PREDICT, treatment::FIELDS])
-            .gives(answers::predictions),
+            .gives(schema::answer::<classify::Predictions<'_>>),
         DialectRoute::post("/similarity", "Compares a text with others", |call| Box::pin(similarity(call)))
             .takes::<Similarity>(&[SIMILARITY])
-            .gives(answers::numbers),
+            .gives(schema::answer::<Vec<f32>>),
         DialectRoute::post("/tokenize", "The tokens of texts", |call| Box::pin(tokens::tokenize(call)))
             .takes::<tokens::Tokenize>(&[tokens::TOKENIZE])
-            .gives(answers::token_lists),
+            .gives(schema::answer::<Vec<Vec<tokens::Token>>>),
         DialectRoute::post("/decode", "The texts of tokens", |call| Box::pin(tokens::decode(call)))
             .takes::<tokens::Decode>(&[tokens::DECODE])
-            .gives(answers::texts),
+            .gives(schema::answer::<Vec<String>>),
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(compatible::embeddings(call)))
             .takes_both::<compatible::Embeddings, Extras>(&[compatible::EMBEDDINGS, extras::FIELDS])
-            .gives(answer::embeddings_schema)
-            .refuses(compatible::refuse, compatible::refusals)
+            .gives(schema::answer::<EmbeddingList<'_>>)
+            .refuses(compatible::refuse, schema::answer::<compatible::Error<'_>>)
             .behind_name(),
         DialectRoute::post("/embeddings", "Embeds texts", |call| Box::pin(compatible::embeddings(call)))
             .takes_both::<compatible::Embeddings, Extras>(&[compatible::EMBEDDINGS, extras::FIELDS])
-            .gives(answer::embeddings_schema)
-            .refuses(compatible::refuse, compatible::refusals)
+            .gives(schema::answer::<EmbeddingList<'_>>)
+            .refuses(compatible::refuse, schema::answer::<compatible::Error<'_>>)
             .behind_name(),
         DialectRoute::post("/", "Does what the model does", |call| Box::pin(root(call)))
             .takes::<Root>(&[ROOT])
-            .gives(answers::anything)
+            .gives(schema::anything)
             .into_another(),
         DialectRoute::post("/invocations", "Does what the model does", |call| Box::pin(root(call)))
             .takes::<Root>(&[ROOT])
-            .gives(answers::anything)
+            .gives(schema::anything)
             .into_another()
             .behind_name(),
         DialectRoute::get("/info", "The model's name, kind, labels and limits", |call| Box::pin(info(call)))
-            .gives(answers::info),
+            .gives(schema::answer::<Info<'_>>),
         // Infinity's clients read a body, which those of others pass over.
         DialectRoute::get("/health", "Whether all models are ready, or the one", |call| Box::pin(health(call)))
             .behind_name()
@@ -97,7 +96,7 @@ pub(super) static DIALECT: Dialect = Dialect {
             .checks_health(),
     ],
     refuse,
-    refusals,
+    refusals: schema::answer::<Error<'_>>,
     is_strict: false,
     cut: "set 'truncate' to true",
     model_in_path: true,
@@ -156,6 +155,80 @@ struct Root {
     model: Option<String>,
 }
 
+/// A document's place and score.
+#[derive(Serialize, ToSchema)]
+struct Rank<'a> {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
+    score: f32,
+}
+
+/// A model's name, kind, labels and limits.
+#[derive(Serialize, ToSchema)]
+struct Info<'a> {
+    model_id: &'a str,
+    model_sha: Option<&'static str>,
+    model_dtype: &'static str,
+    served_model_name: &'a str,
+    #[schema(inline)]
+    model_type: ModelType<'a>,
+    max_concurrent_requests: u64,
+    max_input_length: u64,
+    max_batch_tokens: u64,
+    // As in the original, it is null for a model whose executions have no limit of rows.
+    max_batch_requests: Option<u64>,
+    max_client_batch_size: u64,
+    auto_truncate: bool,
+    tokenization_workers: u64,
+    version: &'static str,
+    sha: Option<&'static str>,
+    docker_label: Option<&'static str>,
+}
+
+/// The kind of a model.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum ModelType<'a> {
+    Classifier(#[schema(inline)] Labels<'a>),
+    Reranker(#[schema(inline)] Labels<'a>),
+    Embedding(#[schema(inline)] Pooling<'a>),
+}
+
+/// The classes of a model.
+#[derive(Serialize, ToSchema)]
+struct Labels<'a> {
+    #[serde(serialize_with = "by_id")]
+    #[schema(value_type = BTreeMap<String, String>)]
+    id2label: &'a [String],
+    #[serde(serialize_with = "by_label")]
+    #[schema(value_type = BTreeMap<String, u64>)]
+    label2id: &'a [String],
+}
+
+/// How the vectors of tokens become one.
+#[derive(Serialize, ToSchema)]
+struct Pooling<'a> {
+    pooling: &'a str,
+}
+
+/// TEI's errors.
+#[derive(Serialize, ToSchema)]
+struct Error<'a> {
+    error: &'a str,
+    error_type: &'static str,
+}
+
+/// Writes the names of classes by their ids.
+fn by_id<S: Serializer>(labels: &[String], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(labels.iter().enumerate())
+}
+
+/// Writes the ids of classes by their names, in the order of the ids.
+fn by_label<S: Serializer>(labels: &[String], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(labels.iter().enumerate().map(|(id, label)| (label, id)))
+}
+
 async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Rerank = call.read()?;
@@ -166,19 +239,10 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let options = TextOptions { raw_scores: body.raw_scores, ..treatment.options() };
     let ask = ask(&call, treatment.model.as_deref(), options);
     let scores = call.operations.rerank(&body.query, &body.texts, &ask).await?;
-    Ok(timed(&scores.ledger, started, &body.texts, 64 * body.texts.len(), |out| {
-        out.array(|out| {
-            for (index, score) in scores.ranked(body.top_n) {
-                out.object(|out| {
-                    out.name("index").integer(index);
-                    if body.return_text == Some(true) {
-                        out.name("text").string(&body.texts[index]);
-                    }
-                    out.name("score").float(score);
-                });
-            }
-        });
-    }))
+    let shown = |index: usize| (body.return_text == Some(true)).then(|| body.texts[index].as_str());
+    let ranked = scores.ranked(body.top_n).into_iter();
+    let ranks: Vec<Rank<'_>> = ranked.map(|(index, score)| Rank { index, text: shown(index), score }).collect();
+    Ok(timed(&scores.ledger, started, &body.texts, &ranks))
 }
 
 async fn similarity(call: DialectCall) -> Result<Response, Refusal> {
@@ -191,7 +255,7 @@ async fn similarity(call: DialectCall) -> Result<Response, Refusal> {
     let treatment = body.parameters.unwrap_or_default();
     let ask = ask(&call, treatment.model.as_deref().or(body.model.as_deref()), treatment.options());
     let (cosines, ledger) = call.operations.similarity(&source_sentence, &sentences, &ask).await?;
-    Ok(timed(&ledger, started, &sentences, 16 * cosines.len(), |out| answer::floats(out, &cosines)))
+    Ok(timed(&ledger, started, &sentences, &cosines))
 }
 
 /// `POST /`: what the model does; a body that only one route could have is for that one.
@@ -232,44 +296,30 @@ async fn root(call: DialectCall) -> Result<Response, Refusal> {
 
 async fn info(call: DialectCall) -> Result<Response, Refusal> {
     let model = call.operations.text_model(call.model.as_deref())?;
-    let labels = |out: &mut Writer| {
-        out.object(|out| {
-            out.name("id2label").object(|out| {
-                model.labels.iter().enumerate().for_each(|(id, label)| out.name(&id.to_string()).string(label));
-            });
-            out.name("label2id").object(|out| {
-                model.labels.iter().enumerate().for_each(|(id, label)| out.name(label).integer(id));
-            });
-        });
-    };
-    Ok(answer::json(answer::object(|out| {
-        out.name("model_id").string(&model.name);
-        out.name("model_sha").null();
-        out.name("model_dtype").string("float32");
-        out.name("served_model_name").string(&model.name);
-        out.name("model_type").object(|out| match model.tasks.first() {
-            Some(Task::Classify | Task::ZeroShot | Task::TokenClassify) => labels(out.name("classifier")),
-            Some(Task::Rerank) => labels(out.name("reranker")),
-            _ => out.name("embedding").object(|out| {
-                out.name("pooling").string(if model.pooling == "last" { "last_token" } else { &model.pooling })
-            }),
-        });
-        out.name("max_concurrent_requests").integer(MOST_TEXTS);
-        out.name("max_input_length").integer(model.max_length.unwrap_or(UNKNOWN_LENGTH));
-        let length = model.max_length.unwrap_or(UNKNOWN_LENGTH);
-        out.name("max_batch_tokens").integer(model.max_batch.unwrap_or(MOST_TEXTS) * length);
-        // As in the original, it is null for a model whose executions have no limit of rows.
-        match model.max_batch {
-            Some(rows) => out.name("max_batch_requests").integer(rows),
-            None => out.name("max_batch_requests").null(),
-        }
-        out.name("max_client_batch_size").integer(MOST_TEXTS);
-        out.name("auto_truncate").bool(true);
-        out.name("tokenization_workers").integer(1);
-        out.name("version").string(env!("CARGO_PKG_VERSION"));
-        out.name("sha").null();
-        out.name("docker_label").null();
-    })))
+    let length = model.max_length.unwrap_or(UNKNOWN_LENGTH);
+    let labels = Labels { id2label: &model.labels, label2id: &model.labels };
+    let pooling = if model.pooling == "last" { "last_token" } else { model.pooling.as_str() };
+    Ok(answer::plain(&Info {
+        model_id: &model.name,
+        model_sha: None,
+        model_dtype: "float32",
+        served_model_name: &model.name,
+        model_type: match model.tasks.first() {
+            Some(Task::Classify | Task::ZeroShot | Task::TokenClassify) => ModelType::Classifier(labels),
+            Some(Task::Rerank) => ModelType::Reranker(labels),
+            _ => ModelType::Embedding(Pooling { pooling }),
+        },
+        max_concurrent_requests: MOST_TEXTS,
+        max_input_length: length,
+        max_batch_tokens: model.max_batch.unwrap_or(MOST_TEXTS) * length,
+        max_batch_requests: model.max_batch,
+        max_client_batch_size: MOST_TEXTS,
+        auto_truncate: true,
+        tokenization_workers: 1,
+        version: env!("CARGO_PKG_VERSION"),
+        sha: None,
+        docker_label: None,
+    }))
 }
 
 /// Texts of a request that clients may send at once: any number is taken, and clients that batch by it read a number.
@@ -288,14 +338,6 @@ async fn health(call: DialectCall) -> Result<Response, Refusal> {
 
 /// The body of an error.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
-    let (status, kind) = errors::of(refusal);
-    let body = answer::object(|out| {
-        out.name("error").string(&refusal.message);
-        out.name("error_type").string(kind);
-    });
-    (status, body)
-}
-
-fn refusals() -> Schema {
-    schema::object([("error", schema::text()), ("error_type", schema::text())])
+    let (status, error_type) = errors::of(refusal);
+    (status, answer::body(&Error { error: &refusal.message, error_type }))
 }

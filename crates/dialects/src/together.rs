@@ -4,13 +4,12 @@
 //! the request does not say by what.
 
 use axum::response::Response;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use trireme_operations::TextOptions;
 use trireme_server::http::schema;
 use utoipa::ToSchema;
-use utoipa::openapi::schema::Schema;
 
-use super::answer;
+use super::answer::{self, Ranked};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::extras::{self, Extras};
 use super::fields::{self, Field, ours, read};
@@ -23,15 +22,15 @@ pub(super) static DIALECT: Dialect = Dialect {
     routes: &[
         DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes::<Rerank>(&[RERANK])
-            .gives(rerank_answer)
+            .gives(schema::answer::<Ranking<'_>>)
             .behind_name(),
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(openai::embeddings(call)))
             .takes_both::<openai::Embeddings, Extras>(&[openai::EMBEDDINGS, extras::FIELDS])
-            .gives(answer::embeddings_schema)
+            .gives(schema::answer::<openai::EmbeddingList<'_>>)
             .behind_name(),
     ],
     refuse: openai::refuse,
-    refusals: answer::nested_schema,
+    refusals: schema::answer::<openai::Error<'_>>,
     is_strict: false,
     cut: "send a shorter one",
     model_in_path: false,
@@ -60,6 +59,25 @@ struct Rerank {
     instruction: Option<String>,
 }
 
+/// Documents in the order of their scores.
+#[derive(Serialize, ToSchema)]
+struct Ranking<'a> {
+    id: String,
+    object: &'static str,
+    model: &'a str,
+    #[schema(inline)]
+    results: Vec<Ranked<'a>>,
+    #[schema(inline)]
+    usage: Tokens,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Tokens {
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    total_tokens: u64,
+}
+
 async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let body: Rerank = call.read()?;
     if body.documents.is_empty() {
@@ -78,28 +96,12 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     // The SDK reads no result without its document.
     let returned = body.return_documents.unwrap_or(true).then_some(&documents[..]);
     let tokens = answer::tokens(&scores.ledger);
-    Ok(answer::told_by(&scores.ledger, 512 + 64 * documents.len(), |out| {
-        out.object(|out| {
-            out.name("id").string(answer::id());
-            out.name("object").string("rerank");
-            out.name("model").string(body.model.as_deref().unwrap_or(&scores.model));
-            answer::results(out, &scores, body.top_n, returned);
-            out.name("usage").object(|out| {
-                out.name("prompt_tokens").integer(tokens);
-                out.name("completion_tokens").integer(0);
-                out.name("total_tokens").integer(tokens);
-            });
-        });
-    }))
-}
-
-fn rerank_answer() -> Schema {
-    let tokens = ["prompt_tokens", "completion_tokens", "total_tokens"].map(|name| (name, schema::integer()));
-    schema::object([
-        ("id", schema::text()),
-        ("object", schema::text()),
-        ("model", schema::text()),
-        ("results", answer::results_schema()),
-        ("usage", schema::object(tokens)),
-    ])
+    let ranking = Ranking {
+        id: answer::id(),
+        object: "rerank",
+        model: body.model.as_deref().unwrap_or(&scores.model),
+        results: Ranked::of(&scores, body.top_n, returned),
+        usage: Tokens { prompt_tokens: tokens, completion_tokens: 0, total_tokens: tokens },
+    };
+    Ok(answer::told(&scores.ledger, &ranking))
 }

@@ -15,19 +15,19 @@ mod vectors;
 
 use axum::response::Response;
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use trireme_operations::{Task, TextOptions};
 use trireme_server::http::schema;
 use utoipa::ToSchema;
-use utoipa::openapi::schema::Schema;
 
+use super::answer::{self, NestedError, Text};
 use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::fields::{self, Field, Forms, Members, idle, read};
 use super::input::{self, Document, Input, OneOrMany};
-use super::openai::error;
 use super::refusal::{Kind, Refusal};
-use super::{answer, cohere, openai};
-use answers::{head, usage};
+use super::{cohere, openai};
+use answers::{ClassifiedText, List, RankedDocument, Ranking, ScoredPair, Usage};
+use encoding::{Embedding, Pooling};
 use treatment::Treatment;
 pub(super) use treatment::{Conversations, conversations};
 use vectors::{PoolingTask, Vectors};
@@ -37,19 +37,19 @@ pub(super) static DIALECT: Dialect = Dialect {
     routes: &[
         DialectRoute::post("/score", "Scores pairs of texts", |call| Box::pin(score(call)))
             .takes_both::<Score, Treatment>(&[SCORE, PAIRS, treatment::FIELDS])
-            .gives(answers::score),
+            .gives(schema::answer::<List<'_, ScoredPair>>),
         DialectRoute::post("/v1/score", "Scores pairs of texts", |call| Box::pin(score(call)))
             .takes_both::<Score, Treatment>(&[SCORE, PAIRS, treatment::FIELDS])
-            .gives(answers::score),
+            .gives(schema::answer::<List<'_, ScoredPair>>),
         DialectRoute::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes_both::<Rerank, Treatment>(&[RERANK, PAIRS, treatment::FIELDS])
-            .gives(answers::rerank),
+            .gives(schema::answer::<Ranking<'_>>),
         DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes_both::<Rerank, Treatment>(&[RERANK, PAIRS, treatment::FIELDS])
-            .gives(answers::rerank),
+            .gives(schema::answer::<Ranking<'_>>),
         DialectRoute::post("/v2/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes_both::<Rerank, Treatment>(&[RERANK, PAIRS, treatment::FIELDS])
-            .gives(answers::rerank),
+            .gives(schema::answer::<Ranking<'_>>),
         DialectRoute::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
             .takes_both::<Classify, Treatment>(&[
                 treatment::INPUT,
@@ -57,7 +57,7 @@ pub(super) static DIALECT: Dialect = Dialect {
                 treatment::SCORES,
                 treatment::FIELDS,
             ])
-            .gives(answers::classify),
+            .gives(schema::answer::<List<'_, ClassifiedText<'_>>>),
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(vectors::embeddings(call)))
             .takes_both::<Vectors, Treatment>(&[
                 vectors::FIELDS,
@@ -67,7 +67,7 @@ pub(super) static DIALECT: Dialect = Dialect {
                 treatment::TALK,
                 treatment::FIELDS,
             ])
-            .gives(answers::embeddings)
+            .gives(schema::answer::<List<'_, Embedding<'_>>>)
             .or_bytes(),
         DialectRoute::post("/v2/embed", "Embeds texts, as Cohere's clients ask", |call| {
             Box::pin(cohere::embed(call, cohere::Version::Vllm))
@@ -87,14 +87,14 @@ pub(super) static DIALECT: Dialect = Dialect {
             treatment::SCORES,
             treatment::FIELDS,
         ])
-        .gives(answers::pooling)
+        .gives(schema::answer::<List<'_, Pooling<'_>>>)
         .or_bytes(),
         DialectRoute::post("/tokenize", "The tokens of a text", |call| Box::pin(tokens::tokenize(call)))
             .takes::<tokens::Tokenize>(&[tokens::TOKENIZE, treatment::TALK])
-            .gives(answers::tokenize),
+            .gives(schema::answer::<tokens::Tokenized<'_>>),
         DialectRoute::post("/detokenize", "The text of tokens", |call| Box::pin(tokens::detokenize(call)))
             .takes::<tokens::Detokenize>(&[tokens::DETOKENIZE])
-            .gives(answers::detokenize),
+            .gives(schema::answer::<tokens::Detokenized<'_>>),
         DialectRoute::post("/invocations", "Does what the body asks for, or what the model does", |call| {
             Box::pin(invocations(call))
         })
@@ -106,10 +106,10 @@ pub(super) static DIALECT: Dialect = Dialect {
         DialectRoute::get("/v1/models", "The models that do something with texts", |call| {
             Box::pin(about::models(call))
         })
-        .gives(about::models_answer)
+        .gives(schema::answer::<about::ModelList<'_>>)
         .behind_name(),
         DialectRoute::get("/v1/models/{*rest}", "A model", |call| Box::pin(openai::model(call)))
-            .gives(openai::model_answer)
+            .gives(schema::answer::<openai::Model<'_>>)
             .behind_name(),
         DialectRoute::get("/health", "Whether all models are ready", |call| Box::pin(about::health(call)))
             .behind_name()
@@ -121,14 +121,14 @@ pub(super) static DIALECT: Dialect = Dialect {
             .behind_name()
             .checks_health(),
         DialectRoute::get("/load", "How many requests wait for their answers", |call| Box::pin(about::load(call)))
-            .gives(about::load_answer)
+            .gives(schema::answer::<about::ServerLoad>)
             .behind_name(),
         DialectRoute::get("/version", "The version", |call| Box::pin(about::version(call)))
-            .gives(about::version_answer)
+            .gives(schema::answer::<about::Version>)
             .behind_name(),
     ],
     refuse,
-    refusals,
+    refusals: schema::answer::<Error<'_>>,
     is_strict: false,
     cut: "set 'truncate_prompt_tokens' to -1. Please reduce the length of the input prompt",
     model_in_path: false,
@@ -280,21 +280,9 @@ async fn score(call: DialectCall) -> Result<Response, Refusal> {
     scores(&call, treatment.model.as_deref())?;
     let options = limited(treatment.options(&call)?, body.max_tokens_per_query, body.max_tokens_per_doc)?;
     let scores = call.operations.compare(&ones, &twos, &call.ask(treatment.model.as_deref(), options)).await?;
-    Ok(answer::told_by(&scores.ledger, 512 + 64 * scores.scores.len(), |out| {
-        out.object(|out| {
-            head(out, treatment.id("score"), treatment.model.as_deref().unwrap_or(&scores.model));
-            out.name("data").array(|out| {
-                for (index, &score) in scores.scores.iter().enumerate() {
-                    out.object(|out| {
-                        out.name("index").integer(index);
-                        out.name("object").string("score");
-                        out.name("score").float(score);
-                    });
-                }
-            });
-            usage(out, &scores.ledger);
-        });
-    }))
+    let model = treatment.model.as_deref().unwrap_or(&scores.model);
+    let pairs = scores.scores.iter().enumerate().map(|(index, &score)| ScoredPair { index, object: "score", score });
+    Ok(answer::told(&scores.ledger, &List::of(treatment.id("score"), model, pairs, &scores.ledger)))
 }
 
 async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
@@ -311,22 +299,17 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let second: Vec<&str> = documents.iter().map(String::as_str).collect();
     let scores = call.operations.compare(&vec![query.as_str(); second.len()], &second, &ask).await?;
     let most = Some(body.top_n).filter(|&most| most > 0).map(|most| usize::try_from(most).unwrap_or(usize::MAX));
-    Ok(answer::told_by(&scores.ledger, 512 + 64 * documents.len(), |out| {
-        out.object(|out| {
-            out.name("id").string(treatment.id("rerank"));
-            out.name("model").string(treatment.model.as_deref().unwrap_or(&scores.model));
-            usage(out, &scores.ledger);
-            out.name("results").array(|out| {
-                for (index, score) in scores.ranked(most) {
-                    out.object(|out| {
-                        out.name("index").integer(index);
-                        out.name("document").object(|out| out.name("text").string(&documents[index]));
-                        out.name("relevance_score").float(score);
-                    });
-                }
-            });
-        });
-    }))
+    let results = scores.ranked(most).into_iter().map(|(index, relevance_score)| {
+        let document = Text { text: &documents[index] };
+        RankedDocument { index, document, relevance_score }
+    });
+    let ranking = Ranking {
+        id: treatment.id("rerank"),
+        model: treatment.model.as_deref().unwrap_or(&scores.model),
+        usage: Usage::of(&scores.ledger),
+        results: results.collect(),
+    };
+    Ok(answer::told(&scores.ledger, &ranking))
 }
 
 async fn classify(call: DialectCall) -> Result<Response, Refusal> {
@@ -335,40 +318,40 @@ async fn classify(call: DialectCall) -> Result<Response, Refusal> {
     let (texts, options) = treatment.rows(&call, body.input, body.messages)?;
     let ask = call.ask(treatment.model.as_deref(), options);
     let classified = call.operations.classify(&texts, None, &ask).await?;
-    Ok(answer::told_by(&classified.ledger, 512 + 64 * texts.len() * classified.labels.len(), |out| {
-        out.object(|out| {
-            head(out, treatment.id("classify"), treatment.model.as_deref().unwrap_or(&classified.model));
-            out.name("data").array(|out| {
-                for (index, row) in classified.rows.iter().enumerate() {
-                    out.object(|out| {
-                        out.name("index").integer(index);
-                        let best = classified.best_first(row);
-                        out.name("label").string(best.first().map_or("", |best| best.label));
-                        answer::floats(out.name("probs"), row);
-                        out.name("num_classes").integer(row.len());
-                    });
-                }
-            });
-            usage(out, &classified.ledger);
-        });
-    }))
+    let model = treatment.model.as_deref().unwrap_or(&classified.model);
+    let rows = classified.rows.iter().enumerate().map(|(index, probs)| {
+        let label = classified.best_first(probs).first().map_or("", |best| best.label);
+        ClassifiedText { index, label, probs, num_classes: probs.len() }
+    });
+    Ok(answer::told(&classified.ledger, &List::of(treatment.id("classify"), model, rows, &classified.ledger)))
+}
+
+/// An error. About a path or a method that is not there it has FastAPI's words, too.
+#[derive(Serialize, ToSchema)]
+struct Error<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<&'static str>,
+    #[schema(inline)]
+    error: NestedError<'a, u16>,
 }
 
 /// The table of errors.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
-    let (status, kind) = match refusal.kind {
-        Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::TooLong | Kind::Unsupported => {
-            (400, "BadRequestError")
-        }
-        Kind::Key => (401, "AuthenticationError"),
-        Kind::Forbidden => (403, "PermissionDeniedError"),
-        Kind::NoModel | Kind::NoRoute => (404, "NotFoundError"),
-        Kind::NoMethod => (405, "MethodNotAllowed"),
-        Kind::OtherSpace => (412, "PreconditionFailedError"),
-        Kind::TooLarge => (413, "BadRequestError"),
-        Kind::Overloaded | Kind::OwnerLimit => (429, "RateLimitError"),
-        Kind::Internal => (500, "InternalServerError"),
-        Kind::Unavailable => (503, "ServiceUnavailableError"),
+    let kind = match refusal.kind {
+        Kind::Key => "AuthenticationError",
+        Kind::Forbidden => "PermissionDeniedError",
+        Kind::NoModel | Kind::NoRoute => "NotFoundError",
+        Kind::NoMethod => "MethodNotAllowed",
+        Kind::OtherSpace => "PreconditionFailedError",
+        Kind::Overloaded | Kind::OwnerLimit => "RateLimitError",
+        Kind::Internal => "InternalServerError",
+        Kind::Unavailable => "ServiceUnavailableError",
+        _ => "BadRequestError",
+    };
+    let detail = match refusal.kind {
+        Kind::NoRoute => Some("Not Found"),
+        Kind::NoMethod => Some("Method Not Allowed"),
+        _ => None,
     };
     // The name by which the original's validation calls a word that it does not know.
     let message = match refusal.kind {
@@ -378,20 +361,9 @@ fn refuse(refusal: &Refusal) -> (u16, Bytes) {
         _ => refusal.message.clone(),
     };
     let of_model = (refusal.kind == Kind::NoModel).then(|| "model".to_owned());
-    let refusal = &Refusal { field: refusal.field.clone().or(of_model), ..refusal.clone() };
-    let body = answer::object(|out| {
-        match refusal.kind {
-            Kind::NoRoute => out.name("detail").string("Not Found"),
-            Kind::NoMethod => out.name("detail").string("Method Not Allowed"),
-            _ => {}
-        }
-        error(out, &Refusal { message, ..refusal.clone() }, kind, |out| out.integer(status));
-    });
-    (status, body)
-}
-
-fn refusals() -> Schema {
-    answer::nested_schema()
+    let refusal = Refusal { message, field: refusal.field.clone().or(of_model), ..refusal.clone() };
+    let status = refusal.kind.status();
+    (status, answer::body(&Error { detail, error: NestedError::of(&refusal, kind, status) }))
 }
 
 #[cfg(test)]

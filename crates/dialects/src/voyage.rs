@@ -4,32 +4,31 @@
 
 use axum::response::Response;
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use trireme_operations::TextOptions;
 use trireme_server::http::schema;
 use utoipa::ToSchema;
-use utoipa::openapi::schema::Schema;
 
 use super::answer;
 use super::dialect::{Dialect, DialectCall, DialectRoute};
 use super::extras::{self, Extras};
 use super::fields::{self, Field, ours, read};
 use super::openai;
-use super::refusal::{Kind, Refusal};
+use super::refusal::Refusal;
 
 pub(super) static DIALECT: Dialect = Dialect {
     name: "voyage",
     routes: &[
         DialectRoute::post("/v1/embeddings", "Embeds texts", |call| Box::pin(openai::embeddings(call)))
             .takes_both::<openai::Embeddings, Extras>(&[openai::EMBEDDINGS, extras::FIELDS])
-            .gives(answer::embeddings_schema)
+            .gives(schema::answer::<openai::EmbeddingList<'_>>)
             .behind_name(),
         DialectRoute::post("/v1/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes::<Rerank>(&[RERANK])
-            .gives(rerank_answer),
+            .gives(schema::answer::<Ranking<'_>>),
     ],
     refuse,
-    refusals,
+    refusals: schema::answer::<Detail<'_>>,
     is_strict: false,
     cut: "set 'truncation' to true",
     model_in_path: false,
@@ -59,6 +58,37 @@ struct Rerank {
     instruction: Option<String>,
 }
 
+/// Documents in the order of their scores.
+#[derive(Serialize, ToSchema)]
+struct Ranking<'a> {
+    object: &'static str,
+    id: String,
+    #[schema(inline)]
+    data: Vec<Ranked<'a>>,
+    model: &'a str,
+    #[schema(inline)]
+    usage: Tokens,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Ranked<'a> {
+    relevance_score: f32,
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document: Option<&'a str>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Tokens {
+    total_tokens: u64,
+}
+
+/// An error.
+#[derive(Serialize, ToSchema)]
+struct Detail<'a> {
+    detail: &'a str,
+}
+
 async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let body: Rerank = call.read()?;
     if body.documents.is_empty() {
@@ -70,55 +100,21 @@ async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
     let options = TextOptions { truncate: body.truncation, instruction: body.instruction, ..TextOptions::default() };
     let ask = call.ask(body.model.as_deref(), options);
     let scores = call.operations.rerank(&body.query, &body.documents, &ask).await?;
-    let tokens = answer::tokens(&scores.ledger);
-    Ok(answer::told_by(&scores.ledger, 512 + 64 * body.documents.len(), |out| {
-        out.object(|out| {
-            out.name("object").string("list");
-            out.name("id").string(answer::id());
-            out.name("data").array(|out| {
-                for (index, score) in scores.ranked(body.top_k) {
-                    out.object(|out| {
-                        out.name("relevance_score").float(score);
-                        out.name("index").integer(index);
-                        if body.return_documents {
-                            out.name("document").string(&body.documents[index]);
-                        }
-                    });
-                }
-            });
-            out.name("model").string(body.model.as_deref().unwrap_or(&scores.model));
-            out.name("usage").object(|out| out.name("total_tokens").integer(tokens));
-        });
-    }))
+    let document = |index: usize| body.return_documents.then(|| &*body.documents[index]);
+    let ranked = scores.ranked(body.top_k).into_iter();
+    let ranking = Ranking {
+        object: "list",
+        id: answer::id(),
+        data: ranked
+            .map(|(index, relevance_score)| Ranked { relevance_score, index, document: document(index) })
+            .collect(),
+        model: body.model.as_deref().unwrap_or(&scores.model),
+        usage: Tokens { total_tokens: answer::tokens(&scores.ledger) },
+    };
+    Ok(answer::told(&scores.ledger, &ranking))
 }
 
 /// The table of errors.
 fn refuse(refusal: &Refusal) -> (u16, Bytes) {
-    let status = match refusal.kind {
-        Kind::Malformed | Kind::Field | Kind::Empty | Kind::Invalid | Kind::TooLong | Kind::Unsupported => 400,
-        Kind::Key => 401,
-        Kind::Forbidden => 403,
-        Kind::NoModel | Kind::NoRoute => 404,
-        Kind::NoMethod => 405,
-        Kind::OtherSpace => 412,
-        Kind::TooLarge => 413,
-        Kind::Overloaded | Kind::OwnerLimit => 429,
-        Kind::Internal => 500,
-        Kind::Unavailable => 503,
-    };
-    (status, answer::object(|out| out.name("detail").string(&refusal.message)))
-}
-
-fn refusals() -> Schema {
-    schema::object([("detail", schema::text())])
-}
-
-fn rerank_answer() -> Schema {
-    let row = [("relevance_score", schema::number()), ("index", schema::integer())];
-    schema::object([
-        ("object", schema::text()),
-        ("data", schema::list(schema::object_with(row, [("document", schema::text())]))),
-        ("model", schema::text()),
-        ("usage", schema::object([("total_tokens", schema::integer())])),
-    ])
+    (refusal.kind.status(), answer::body(&Detail { detail: &refusal.message }))
 }

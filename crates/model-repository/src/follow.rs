@@ -7,6 +7,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::folder::Placement;
 use crate::{ModelFolder, ModelSources, RepositoryError, SourceError, fingerprint};
@@ -17,6 +18,7 @@ const STAGING: &str = ".next";
 /// The model folders of a command line, each of the highest version of its name.
 #[derive(Debug)]
 pub struct FollowedFolders {
+    sources: Arc<ModelSources>,
     repository: PathBuf,
     followed: Vec<Followed>,
 }
@@ -50,16 +52,16 @@ pub struct Change {
 impl FollowedFolders {
     /// Follows the folders of `sources`, and makes copies of their files in the derived repository; none may be loaded yet. `None` if
     /// there are no folders.
-    pub fn new(sources: &ModelSources) -> Result<Option<FollowedFolders>, SourceError> {
-        let Some(repository) = sources.derived() else { return Ok(None) };
+    pub fn new(sources: Arc<ModelSources>) -> Result<Option<FollowedFolders>, SourceError> {
+        let Some(repository) = sources.derived().map(Path::to_owned) else { return Ok(None) };
         let mut followed = Vec::new();
         for folder in &sources.folders {
             if sources.folders.iter().any(|other| other.name == folder.name && other.version > folder.version) {
                 continue;
             }
             let taken = state(&folder.path);
-            remove(repository, folder)?;
-            put(repository, folder)?;
+            remove(&repository, folder)?;
+            put(&repository, folder)?;
             let digest = digest(folder)?;
             followed.push(Followed {
                 folder: folder.clone(),
@@ -70,7 +72,7 @@ impl FollowedFolders {
                 old: Vec::new(),
             });
         }
-        Ok(Some(FollowedFolders { repository: repository.to_owned(), followed }))
+        Ok(Some(FollowedFolders { sources, repository, followed }))
     }
 
     /// Looks whether files have changed. `is_ready` tells whether a version of a model is ready.
@@ -78,7 +80,7 @@ impl FollowedFolders {
         let mut changes = Vec::new();
         for followed in &mut self.followed {
             followed.retire(&self.repository, &is_ready);
-            match followed.look(&self.repository) {
+            match followed.look(&self.sources, &self.repository) {
                 Ok(true) => changes.push(Change { folder: followed.folder.clone(), fault: None }),
                 Ok(false) => {}
                 Err(fault) => {
@@ -100,7 +102,7 @@ impl FollowedFolders {
 
 impl Followed {
     /// Takes the folder as its next version, if it has another content. Returns whether it has.
-    fn look(&mut self, repository: &Path) -> Result<bool, SourceError> {
+    fn look(&mut self, sources: &ModelSources, repository: &Path) -> Result<bool, SourceError> {
         let now = state(&self.folder.path);
         let is_stable = std::mem::replace(&mut self.seen, now) == now;
         if now == self.taken || !is_stable {
@@ -112,6 +114,8 @@ impl Followed {
         if digest == self.digest {
             return Ok(false);
         }
+        // A worker that finds the version in the repository asks for its folder.
+        sources.keep_later(next.clone());
         put(repository, &next)?;
         if state(&next.path) != now {
             // The files changed while they were copied: the copy is no version, and the next look begins anew.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use trireme_inference::ErrorCode;
@@ -22,6 +23,8 @@ pub struct ModelSources {
     pub repositories: Vec<PathBuf>,
     /// The model folders, in the order given.
     pub folders: Vec<ModelFolder>,
+    /// Folders whose files have changed, as their later versions.
+    later: Mutex<Vec<ModelFolder>>,
     /// Model folders that cannot be served, beside those that can: the derived repository has a broken model for each.
     pub broken: Vec<BrokenFolder>,
     /// The derived repository: links, which go when this is dropped.
@@ -191,7 +194,7 @@ impl ModelSources {
         }
         let derived = derive(&folders, &broken).map_err(|fault| vec![fault])?;
         repositories.extend(derived.as_ref().map(|derived| derived.path().to_owned()));
-        Ok(ModelSources { repositories, folders, broken, derived })
+        Ok(ModelSources { repositories, folders, later: Mutex::default(), broken, derived })
     }
 
     /// The repository that is derived from the folders, if there are folders.
@@ -199,9 +202,18 @@ impl ModelSources {
         self.derived.as_ref().map(TemporaryFolder::path)
     }
 
+    /// Keeps a folder whose files have changed, in place of its earlier versions that were kept so, except the last one: it may still be served.
+    pub(crate) fn keep_later(&self, folder: ModelFolder) {
+        let mut later = self.later.lock().unwrap_or_else(PoisonError::into_inner);
+        later.retain(|other| other.name != folder.name || other.version + 1 == folder.version);
+        later.push(folder);
+    }
+
     /// The model folder that a version of a model is made of.
-    pub fn folder_of(&self, model: &str, version: i64) -> Option<&ModelFolder> {
-        self.folders.iter().find(|folder| folder.version == version && folder.has(model))
+    pub fn folder_of(&self, model: &str, version: i64) -> Option<ModelFolder> {
+        let later = self.later.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut folders = self.folders.iter().chain(&*later);
+        folders.find(|folder| folder.version == version && folder.has(model)).cloned()
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use trireme_e2e::{Mode, Process, Request, Response, Sandbox, Setup, golden, in_one_mode, product};
+use trireme_e2e::{Mode, Process, Request, Response, Sandbox, Setup, golden, in_one_mode, product, wait_until};
 
 use crate::folders::{external, tiny, write};
 
@@ -158,11 +159,14 @@ fn serve(mode: Mode, folder: &Path) -> Sandbox {
     if setup.is_services() { setup.gateway_arguments(&words).start() } else { setup.start() }
 }
 
+fn request() -> Request {
+    let body = json!({"model": "boats", "input": "a boat"}).to_string();
+    Request::post("/v1/embeddings", body).header("Content-Type", "application/json")
+}
+
 /// An answer of a space that is asked for.
 fn ask(sandbox: &Sandbox, space: &str) -> Response {
-    let body = json!({"model": "boats", "input": "a boat"}).to_string();
-    let request = Request::post("/v1/embeddings", body).header("Content-Type", "application/json");
-    sandbox.send(&request.header("If-Space", space))
+    sandbox.send(&request().header("If-Space", space))
 }
 
 /// Warnings about the record in the logs of all processes.
@@ -230,6 +234,30 @@ fn a_recorded_equivalence_is_told_and_counts(mode: Mode) {
     let said = [broken.stdout, broken.stderr].concat();
     let said = String::from_utf8_lossy(&said);
     assert!(!broken.status.success() && said.contains(RECORD) && said.contains("remove the file"), "{said}");
+}
+
+/// The folder becomes its next version beside the record that it gets.
+#[test]
+fn a_record_counts_for_the_next_version_of_a_folder_that_is_followed() {
+    let (plain, half, followed) = (tiny(), tiny(), tiny());
+    half_precision(&half);
+    let (code, said) = verify(plain.path(), half.path(), &["--record"]);
+    assert_eq!(code, Some(0), "{said}");
+    let model = format!("boats={}", followed.path().display());
+    let words = ["--model", &model, "--model-control-mode", "poll", "--repository-poll-secs", "1"];
+    let sandbox = Setup::new(Mode::AllInOne).worker_arguments(&words).start();
+    let space = sandbox.send(&request()).header("trireme-space").expect("a space").to_owned();
+    for name in [RECORD, "onnx/model.onnx"] {
+        fs::copy(half.path().join(name), followed.path().join(name)).expect("it can be written");
+    }
+    wait_until("the next version answers", Duration::from_secs(60), || {
+        let answer = sandbox.send(&request());
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        (answer.header("trireme-space") != Some(space.as_str())).then_some(())
+    });
+    let answer = ask(&sandbox, &space);
+    assert_eq!((answer.status, answer.header("trireme-equivalent-spaces")), (200, Some(space.as_str())));
+    assert_eq!(warnings(&sandbox), [""; 0]);
 }
 
 #[test]

@@ -4,16 +4,16 @@ use std::time::Instant;
 
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use trireme_operations::{ScoredLabel, TextOptions};
-use trireme_protocol::json::Writer;
+use trireme_operations::{Classified, TextOptions};
 use utoipa::ToSchema;
 
+use super::super::answer::Labelled;
 use super::super::dialect::DialectCall;
 use super::super::fields::{self, Field, Members, Others, ours, read};
 use super::super::input::Input;
 use super::super::refusal::Refusal;
 use super::inputs::{Pair, PredictInput};
-use super::timing::timed;
+use super::timing::{timed, timed_json};
 use super::treatment::{self, Treatment, ask};
 
 pub(super) const PREDICT: &[Field] = &[
@@ -90,6 +90,31 @@ enum Labels {
     Thresholds(std::collections::BTreeMap<String, Option<f64>>),
 }
 
+/// The labels of each text, or of the only one; the best first.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum Predictions<'a> {
+    One(#[schema(inline)] Vec<Labelled<'a>>),
+    Many(#[schema(inline)] Vec<Vec<Labelled<'a>>>),
+}
+
+// === impl Predictions ===
+
+impl<'a> Predictions<'a> {
+    /// The best `most` labels of each text; without a list around them if `flat` and there is one text.
+    pub(super) fn of(classified: &'a Classified, most: usize, flat: bool) -> Predictions<'a> {
+        let best = |row: &'a Vec<f32>| {
+            let mut best = Labelled::best_first(classified, row);
+            best.truncate(most);
+            best
+        };
+        match classified.rows.as_slice() {
+            [row] if flat => Predictions::One(best(row)),
+            rows => Predictions::Many(rows.iter().map(best).collect()),
+        }
+    }
+}
+
 pub(super) async fn predict(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Predict = call.read()?;
@@ -123,22 +148,7 @@ pub(super) async fn predict(call: DialectCall) -> Result<Response, Refusal> {
     let ask = ask(&call, treatment.model.as_deref(), options);
     let classified = call.operations.classify(&texts, pairs.as_deref(), &ask).await?;
     let most = parameters.top_k.unwrap_or(usize::MAX);
-    Ok(timed(&classified.ledger, started, &texts, 64 * classified.labels.len() * texts.len(), |out| {
-        let write = |out: &mut Writer, row: &Vec<f32>| {
-            out.array(|out| classified.best_first(row).iter().take(most).for_each(|scored| label(out, scored)));
-        };
-        match classified.rows.as_slice() {
-            [row] if flat => write(out, row),
-            rows => out.array(|out| rows.iter().for_each(|row| write(out, row))),
-        }
-    }))
-}
-
-pub(super) fn label(out: &mut Writer, scored: &ScoredLabel<'_>) {
-    out.object(|out| {
-        out.name("score").float(scored.score);
-        out.name("label").string(scored.label);
-    });
+    Ok(timed(&classified.ledger, started, &texts, &Predictions::of(&classified, most, flat)))
 }
 
 pub(super) async fn token_classify(mut call: DialectCall) -> Result<Response, Refusal> {
@@ -173,9 +183,9 @@ pub(super) async fn token_classify(mut call: DialectCall) -> Result<Response, Re
     };
     let ask = ask(&call, treatment.model.as_deref(), options);
     let entities = call.operations.token_classify(&texts, &ask).await?;
-    let size = entities.rows.iter().map(|row| row.len() + 1).sum();
-    Ok(timed(&entities.ledger, started, &texts, size, |out| match entities.rows.as_slice() {
-        [row] if one => out.raw(row),
-        rows => out.array(|out| rows.iter().for_each(|row| out.raw(row))),
-    }))
+    let json = match entities.rows.as_slice() {
+        [row] if one => row.clone(),
+        rows => format!("[{}]", rows.join(",")),
+    };
+    Ok(timed_json(&entities.ledger, started, &texts, json))
 }

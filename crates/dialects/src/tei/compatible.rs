@@ -2,18 +2,16 @@
 
 use axum::response::Response;
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use trireme_operations::TextOptions;
-use trireme_server::http::schema::{integer, object, text};
 use utoipa::ToSchema;
-use utoipa::openapi::schema::Schema;
 
 use super::super::answer::{self, EncodingFormat};
 use super::super::dialect::DialectCall;
 use super::super::extras::Extras;
 use super::super::fields::{self, Field, idle, read};
 use super::super::input::{Input, none_empty};
-use super::super::openai;
+use super::super::openai::EmbeddingList;
 use super::super::refusal::Refusal;
 use super::errors;
 use super::treatment::ask;
@@ -35,6 +33,16 @@ pub(super) struct Embeddings {
     dimensions: Option<u64>,
 }
 
+/// The errors of these routes.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Error<'a> {
+    message: &'a str,
+    code: u16,
+    r#type: &'static str,
+    // Its document calls it so.
+    error_type: &'static str,
+}
+
 pub(super) async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let body: Embeddings = call.read()?;
     let extras: Extras = call.read()?;
@@ -44,22 +52,11 @@ pub(super) async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let options = extras.options(body.dimensions)?;
     let options = TextOptions { normalize: options.normalize.or(Some(true)), token_ids, ..options };
     let vectors = call.operations.embed_windows(&texts, &ask(&call, body.model.as_deref(), options)).await?;
-    openai::vectors(&vectors, body.model.as_deref(), form)
+    EmbeddingList::answer(&vectors, body.model.as_deref(), form)
 }
 
 /// The table of errors.
 pub(super) fn refuse(refusal: &Refusal) -> (u16, Bytes) {
-    let (status, kind) = errors::of(refusal);
-    let body = answer::object(|out| {
-        out.name("message").string(&refusal.message);
-        out.name("code").integer(status);
-        out.name("type").string(kind);
-        // Its document calls it so.
-        out.name("error_type").string(kind);
-    });
-    (status, body)
-}
-
-pub(super) fn refusals() -> Schema {
-    object([("message", text()), ("code", integer()), ("type", text()), ("error_type", text())])
+    let (code, kind) = errors::of(refusal);
+    (code, answer::body(&Error { message: &refusal.message, code, r#type: kind, error_type: kind }))
 }

@@ -3,11 +3,10 @@
 use std::time::Instant;
 
 use axum::response::Response;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use trireme_operations::{OperationRequest, TextOptions};
 use utoipa::ToSchema;
 
-use super::super::answer;
 use super::super::dialect::DialectCall;
 use super::super::fields::{self, Field, read};
 use super::super::input::{Input, none_empty};
@@ -34,6 +33,22 @@ pub(super) struct Embed {
     dimensions: Option<u64>,
 }
 
+/// The answer of `/embed`: a vector for each text.
+pub(super) type Vectors<'a> = Vec<&'a [f32]>;
+
+/// The answer of `/embed_all`: a vector for each token of each text.
+pub(super) type TokenVectors<'a> = Vec<Vec<&'a [f32]>>;
+
+/// The answer of `/embed_sparse`: the entries of a vector for each text.
+pub(super) type SparseVectors = Vec<Vec<SparseEntry>>;
+
+/// A number of a vector, and its place.
+#[derive(Serialize, ToSchema)]
+pub(super) struct SparseEntry {
+    index: u64,
+    value: f32,
+}
+
 pub(super) async fn embed(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let body: Embed = call.read()?;
@@ -48,9 +63,8 @@ pub(super) async fn embed(call: DialectCall) -> Result<Response, Refusal> {
     };
     let vectors = call.operations.embed(&texts, &ask(&call, treatment.model.as_deref(), options)).await?;
     let numbers = vectors.numbers();
-    Ok(timed(&vectors.ledger, started, &texts, 64 + numbers.len() * 13, |out| {
-        out.array(|out| numbers.chunks_exact(vectors.width.max(1)).for_each(|row| answer::floats(out, row)));
-    }))
+    let rows: Vectors<'_> = numbers.chunks_exact(vectors.width.max(1)).collect();
+    Ok(timed(&vectors.ledger, started, &texts, &rows))
 }
 
 /// The texts of a body that has only inputs and their treatment, and the request for their vectors.
@@ -67,35 +81,16 @@ pub(super) async fn embed_all(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let (texts, ask) = plain(&call)?;
     let vectors = call.operations.multi_vector(&texts, &ask).await?;
-    let numbers: usize = vectors.rows.iter().map(Vec::len).sum();
-    Ok(timed(&vectors.ledger, started, &texts, 64 + numbers * 13, |out| {
-        out.array(|out| {
-            for row in &vectors.rows {
-                out.array(|out| {
-                    row.chunks_exact(vectors.width.max(1)).for_each(|token| answer::floats(out, token));
-                });
-            }
-        });
-    }))
+    let width = vectors.width.max(1);
+    let rows: TokenVectors<'_> = vectors.rows.iter().map(|row| row.chunks_exact(width).collect()).collect();
+    Ok(timed(&vectors.ledger, started, &texts, &rows))
 }
 
 pub(super) async fn embed_sparse(call: DialectCall) -> Result<Response, Refusal> {
     let started = Instant::now();
     let (texts, ask) = plain(&call)?;
     let vectors = call.operations.sparse(&texts, &ask).await?;
-    let entries: usize = vectors.rows.iter().map(Vec::len).sum();
-    Ok(timed(&vectors.ledger, started, &texts, 64 + entries * 32, |out| {
-        out.array(|out| {
-            for row in &vectors.rows {
-                out.array(|out| {
-                    for &(index, value) in row {
-                        out.object(|out| {
-                            out.name("index").integer(index);
-                            out.name("value").float(value);
-                        });
-                    }
-                });
-            }
-        });
-    }))
+    let entry = |&(index, value): &(u64, f32)| SparseEntry { index, value };
+    let rows: SparseVectors = vectors.rows.iter().map(|row| row.iter().map(entry).collect()).collect();
+    Ok(timed(&vectors.ledger, started, &texts, &rows))
 }

@@ -4,20 +4,25 @@ use std::time::Instant;
 
 use axum::http::HeaderValue;
 use axum::response::Response;
+use serde::Serialize;
 use trireme_inference::Ledger;
-use trireme_protocol::json::Writer;
+use trireme_server::http::response;
 
 use super::super::answer;
 
 /// An answer with headers that say how long each part took.
-pub fn timed(
-    ledger: &Ledger,
-    started: Instant,
-    texts: &[String],
-    capacity: usize,
-    fill: impl FnOnce(&mut Writer),
-) -> Response {
-    let mut response = answer::told_by(ledger, capacity, fill);
+pub fn timed(ledger: &Ledger, started: Instant, texts: &[String], answer: &impl Serialize) -> Response {
+    with_times(answer::told(ledger, answer), ledger, started, texts)
+}
+
+/// The same of an answer that is JSON already.
+pub fn timed_json(ledger: &Ledger, started: Instant, texts: &[String], json: String) -> Response {
+    let mut response = response::json(json.into());
+    response::tell(ledger, response.headers_mut());
+    with_times(response, ledger, started, texts)
+}
+
+fn with_times(mut response: Response, ledger: &Ledger, started: Instant, texts: &[String]) -> Response {
     let hops = || ledger.0.iter();
     let compute = |hop: &trireme_inference::Hop| hop.compute_input_us + hop.compute_infer_us + hop.compute_output_us;
     let tokenization: u64 = hops().filter(|hop| hop.texts.is_some()).map(compute).sum();

@@ -11,7 +11,7 @@ use super::super::dialect::DialectCall;
 use super::super::fields::{self, Field, ours, read};
 use super::super::input::{self, Input, OneOrMany};
 use super::super::refusal::Refusal;
-use super::timing::timed;
+use super::timing::{timed, timed_json};
 use super::treatment::ask;
 
 pub(super) const TOKENIZE: &[Field] = &[
@@ -44,6 +44,19 @@ pub(super) struct Decode {
     model: Option<String>,
 }
 
+/// A token of a text.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "for the document: answers have the lists of tokenizers as they are")]
+pub(super) struct Token {
+    id: u32,
+    text: String,
+    special: bool,
+    #[schema(required = true)]
+    start: Option<u64>,
+    #[schema(required = true)]
+    stop: Option<u64>,
+}
+
 fn yes() -> bool {
     true
 }
@@ -61,10 +74,7 @@ pub(super) async fn tokenize(call: DialectCall) -> Result<Response, Refusal> {
         ..TextOptions::default()
     };
     let lists = call.operations.tokenize(&texts, &ask(&call, body.model.as_deref(), options)).await?;
-    let size = lists.rows.iter().map(|row| row.len() + 1).sum();
-    Ok(timed(&lists.ledger, started, &texts, size, |out| {
-        out.array(|out| lists.rows.iter().for_each(|row| out.raw(row)));
-    }))
+    Ok(timed_json(&lists.ledger, started, &texts, format!("[{}]", lists.rows.join(","))))
 }
 
 pub(super) async fn decode(call: DialectCall) -> Result<Response, Refusal> {
@@ -73,8 +83,5 @@ pub(super) async fn decode(call: DialectCall) -> Result<Response, Refusal> {
     let rows = body.ids.ids("ids")?;
     let options = TextOptions { skip_special_tokens: Some(body.skip_special_tokens), ..TextOptions::default() };
     let (texts, ledger) = call.operations.decode(&rows, &ask(&call, body.model.as_deref(), options)).await?;
-    let size = texts.iter().map(|text| text.len() + 8).sum();
-    Ok(timed(&ledger, started, &texts, size, |out| {
-        out.array(|out| texts.iter().for_each(|text| out.string(text)));
-    }))
+    Ok(timed(&ledger, started, &texts, &texts))
 }

@@ -5,13 +5,12 @@ use std::time::Instant;
 use axum::response::Response;
 use serde::Deserialize;
 use trireme_operations::Candidates;
-use trireme_protocol::json::Writer;
 
 use super::super::dialect::DialectCall;
 use super::super::fields::{self, Field, Members, Others, read};
 use super::super::input::Input;
 use super::super::refusal::Refusal;
-use super::classify::label;
+use super::classify::Predictions;
 use super::timing::timed;
 use super::treatment::{self, Treatment, ask};
 
@@ -51,14 +50,5 @@ pub(super) async fn zero_shot(mut call: DialectCall) -> Result<Response, Refusal
     let candidates = Candidates::new(candidate_labels, hypothesis_template.as_deref(), multi_label.unwrap_or(false))?;
     let ask = ask(&call, treatment.model.as_deref(), treatment.options());
     let scored = call.operations.zero_shot(&texts, &candidates, &ask).await?;
-    let size = texts.len() * scored.labels.iter().map(|label| label.len() + 40).sum::<usize>();
-    Ok(timed(&scored.ledger, started, &texts, size, |out| {
-        let write = |out: &mut Writer, row: &Vec<f32>| {
-            out.array(|out| scored.best_first(row).iter().for_each(|scored| label(out, scored)));
-        };
-        match scored.rows.as_slice() {
-            [row] if one => write(out, row),
-            rows => out.array(|out| rows.iter().for_each(|row| write(out, row))),
-        }
-    }))
+    Ok(timed(&scored.ledger, started, &texts, &Predictions::of(&scored, usize::MAX, one)))
 }

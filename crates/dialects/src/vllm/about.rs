@@ -1,36 +1,72 @@
 //! vLLM's routes about the server and its models.
 
 use axum::response::{IntoResponse, Response};
-use trireme_server::http::schema::{integer, list, nullable, object, object_with, text};
-use utoipa::openapi::schema::Schema;
+use serde::Serialize;
+use trireme_operations::TextModel;
+use utoipa::ToSchema;
 
-use super::super::answer;
+use super::super::answer::{self, NoMembers, Spaces};
 use super::super::dialect::DialectCall;
 use super::super::refusal::Refusal;
 
+/// The models of a server.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ModelList<'a> {
+    object: &'static str,
+    #[schema(inline)]
+    data: Vec<Model<'a>>,
+}
+
+/// A model.
+#[derive(Serialize, ToSchema)]
+struct Model<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    #[serde(flatten)]
+    #[schema(inline)]
+    spaces: Spaces<'a>,
+    owned_by: &'static str,
+    root: &'a str,
+    parent: Option<&'static str>,
+    max_model_len: Option<u64>,
+    #[schema(inline)]
+    permission: [NoMembers; 0],
+}
+
+/// How many requests wait for their answers.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ServerLoad {
+    server_load: u64,
+}
+
+/// The version of the server.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Version {
+    version: &'static str,
+}
+
+// === impl Model ===
+
+impl Model<'_> {
+    fn of(model: &TextModel) -> Model<'_> {
+        Model {
+            id: &model.name,
+            object: "model",
+            created: model.origin.files_at.unwrap_or_else(answer::now),
+            spaces: Spaces::of(model),
+            owned_by: "vllm",
+            root: &model.name,
+            parent: None,
+            max_model_len: model.max_length,
+            permission: [],
+        }
+    }
+}
+
 pub(super) async fn models(call: DialectCall) -> Result<Response, Refusal> {
     let models = call.operations.text_models();
-    Ok(answer::json(answer::object(|out| {
-        out.name("object").string("list");
-        out.name("data").array(|out| {
-            for model in &models {
-                out.object(|out| {
-                    out.name("id").string(&model.name);
-                    out.name("object").string("model");
-                    out.name("created").integer(model.origin.files_at.unwrap_or_else(answer::now));
-                    answer::spaces(out, model);
-                    out.name("owned_by").string("vllm");
-                    out.name("root").string(&model.name);
-                    out.name("parent").null();
-                    match model.max_length {
-                        Some(length) => out.name("max_model_len").integer(length),
-                        None => out.name("max_model_len").null(),
-                    }
-                    out.name("permission").array(|_| {});
-                });
-            }
-        });
-    })))
+    Ok(answer::plain(&ModelList { object: "list", data: models.iter().map(Model::of).collect() }))
 }
 
 pub(super) async fn health(call: DialectCall) -> Result<Response, Refusal> {
@@ -38,33 +74,10 @@ pub(super) async fn health(call: DialectCall) -> Result<Response, Refusal> {
     Ok(().into_response())
 }
 
-/// How many requests wait for their answers.
 pub(super) async fn load(call: DialectCall) -> Result<Response, Refusal> {
-    Ok(answer::json(answer::object(|out| out.name("server_load").integer(call.operations.in_flight()))))
-}
-
-pub(super) fn load_answer() -> Schema {
-    object([("server_load", integer())])
+    Ok(answer::plain(&ServerLoad { server_load: call.operations.in_flight() }))
 }
 
 pub(super) async fn version(_: DialectCall) -> Result<Response, Refusal> {
-    Ok(answer::json(answer::object(|out| out.name("version").string(env!("CARGO_PKG_VERSION")))))
-}
-
-pub(super) fn models_answer() -> Schema {
-    let always = [
-        ("id", text()),
-        ("object", text()),
-        ("created", integer()),
-        ("owned_by", text()),
-        ("root", text()),
-        ("parent", nullable(text())),
-        ("max_model_len", nullable(integer())),
-    ];
-    let model = object_with(always, answer::spaces_schema());
-    object([("object", text()), ("data", list(model))])
-}
-
-pub(super) fn version_answer() -> Schema {
-    object([("version", text())])
+    Ok(answer::plain(&Version { version: env!("CARGO_PKG_VERSION") }))
 }

@@ -1,75 +1,88 @@
 //! The shapes of answers.
 
+use serde::Serialize;
 use trireme_inference::Ledger;
-use trireme_protocol::json::Writer;
-use trireme_server::http::schema::{any_of, integer, list, nullable, number, object, text};
-use utoipa::openapi::schema::Schema;
+use utoipa::ToSchema;
 
-use super::super::answer;
+use super::super::answer::{self, CachedTokens, Text};
 
-/// The members that most answers have, and their rows.
-fn listed(row: Schema) -> Schema {
-    object([
-        ("id", text()),
-        ("object", text()),
-        ("created", integer()),
-        ("model", text()),
-        ("data", list(row)),
-        ("usage", answer::usage_schema()),
-    ])
+/// The rows of an answer, between the members that most answers have.
+#[derive(Serialize, ToSchema)]
+pub struct List<'a, R> {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    #[schema(inline)]
+    data: Vec<R>,
+    #[schema(inline)]
+    usage: Usage,
 }
 
-pub(super) fn score() -> Schema {
-    listed(object([("index", integer()), ("object", text()), ("score", number())]))
+/// The tokens of a request.
+#[derive(Serialize, ToSchema)]
+pub struct Usage {
+    prompt_tokens: u64,
+    total_tokens: u64,
+    completion_tokens: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(inline)]
+    prompt_tokens_details: Option<CachedTokens>,
 }
 
-pub(super) fn embeddings() -> Schema {
-    listed(object([("index", integer()), ("object", text()), ("embedding", answer::vector_schema())]))
+/// A pair of texts with its score.
+#[derive(Serialize, ToSchema)]
+pub struct ScoredPair {
+    pub index: usize,
+    pub object: &'static str,
+    pub score: f32,
 }
 
-pub(super) fn rerank() -> Schema {
-    let document = object([("text", text())]);
-    let result = object([("index", integer()), ("document", document), ("relevance_score", number())]);
-    object([("id", text()), ("model", text()), ("usage", answer::usage_schema()), ("results", list(result))])
+/// The documents of a request, the best first.
+#[derive(Serialize, ToSchema)]
+pub struct Ranking<'a> {
+    pub id: String,
+    pub model: &'a str,
+    #[schema(inline)]
+    pub usage: Usage,
+    #[schema(inline)]
+    pub results: Vec<RankedDocument<'a>>,
 }
 
-pub(super) fn classify() -> Schema {
-    listed(object([("index", integer()), ("label", text()), ("probs", list(number())), ("num_classes", integer())]))
+/// A document's place and score.
+#[derive(Serialize, ToSchema)]
+pub struct RankedDocument<'a> {
+    pub index: usize,
+    #[schema(inline)]
+    pub document: Text<'a>,
+    pub relevance_score: f32,
 }
 
-pub(super) fn pooling() -> Schema {
-    let data = any_of([answer::vector_schema(), list(list(number()))]);
-    listed(object([("index", integer()), ("object", text()), ("data", data)]))
+/// A text's best class, and the scores of all classes.
+#[derive(Serialize, ToSchema)]
+pub struct ClassifiedText<'a> {
+    pub index: usize,
+    pub label: &'a str,
+    pub probs: &'a [f32],
+    pub num_classes: usize,
 }
 
-pub(super) fn tokenize() -> Schema {
-    object([
-        ("count", integer()),
-        ("max_model_len", nullable(integer())),
-        ("tokens", list(integer())),
-        ("token_strs", nullable(list(text()))),
-    ])
+// === impl List ===
+
+impl<'a, R> List<'a, R> {
+    /// The answer with these rows.
+    pub fn of(id: String, model: &'a str, rows: impl Iterator<Item = R>, ledger: &Ledger) -> List<'a, R> {
+        let (created, usage) = (answer::now(), Usage::of(ledger));
+        List { id, object: "list", created, model, data: rows.collect(), usage }
+    }
 }
 
-pub(super) fn detokenize() -> Schema {
-    object([("prompt", text())])
-}
+// === impl Usage ===
 
-/// The members that most answers begin with.
-pub fn head(out: &mut Writer, id: String, model: &str) {
-    out.name("id").string(id);
-    out.name("object").string("list");
-    out.name("created").integer(answer::now());
-    out.name("model").string(model);
-}
-
-/// The tokens of a request, as answers tell them.
-pub fn usage(out: &mut Writer, ledger: &Ledger) {
-    let tokens = answer::tokens(ledger);
-    out.name("usage").object(|out| {
-        out.name("prompt_tokens").integer(tokens);
-        out.name("total_tokens").integer(tokens);
-        out.name("completion_tokens").integer(0);
-        answer::cached_tokens(out, ledger);
-    });
+impl Usage {
+    /// The tokens of a request.
+    pub fn of(ledger: &Ledger) -> Usage {
+        let (tokens, cached) = (answer::tokens(ledger), CachedTokens::of(ledger));
+        Usage { prompt_tokens: tokens, total_tokens: tokens, completion_tokens: 0, prompt_tokens_details: cached }
+    }
 }

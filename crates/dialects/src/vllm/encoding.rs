@@ -2,18 +2,17 @@
 
 use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use trireme_inference::Ledger;
-use trireme_protocol::json::Writer;
 use trireme_server::http::response;
 use utoipa::ToSchema;
 
 use super::super::answer;
 use super::super::fields::{self, Field, read};
-use super::answers::{head, usage};
+use super::answers::List;
 use super::late_chunking::Ranges;
 
 /// The fields.
@@ -73,12 +72,8 @@ pub enum Endianness {
 
 /// The vectors of an answer.
 pub struct Rows<'a> {
-    /// The beginning of the answer's id.
     pub id: String,
-    /// The word for a row.
-    pub object: &'static str,
-    /// The member that holds a row's vector.
-    pub member: &'static str,
+    pub route: Route,
     pub model: &'a str,
     /// By row, the numbers.
     pub rows: Vec<&'a [f32]>,
@@ -87,6 +82,54 @@ pub struct Rows<'a> {
     /// By row, which parts of the text its vectors stand for, where they are chunks of it.
     pub chunks: Option<&'a [Ranges]>,
     pub ledger: &'a Ledger,
+}
+
+/// A route with vectors. Its answers have rows of its own.
+#[derive(Clone, Copy)]
+pub enum Route {
+    Embeddings,
+    Pooling,
+}
+
+/// A row of `/v1/embeddings`.
+#[derive(Serialize, ToSchema)]
+pub struct Embedding<'a> {
+    index: usize,
+    object: &'static str,
+    #[schema(inline)]
+    embedding: Encoded<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(inline)]
+    late_chunking: Option<&'a Ranges>,
+}
+
+/// A row of `/pooling`.
+#[derive(Serialize, ToSchema)]
+pub struct Pooling<'a> {
+    index: usize,
+    object: &'static str,
+    #[schema(inline)]
+    data: Encoded<'a>,
+}
+
+/// The numbers of a row: a vector, the vectors that the row consists of, or their bytes in base64.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+enum Encoded<'a> {
+    Vector(&'a [f32]),
+    Vectors(Vec<&'a [f32]>),
+    Base64(String),
+}
+
+/// Where a row's vectors are in an answer of bytes, for the header `metadata`.
+#[derive(Serialize)]
+struct Place {
+    index: usize,
+    embed_dtype: &'static str,
+    endianness: &'static str,
+    start: usize,
+    end: usize,
+    shape: Vec<usize>,
 }
 
 // === impl Encoding ===
@@ -103,72 +146,48 @@ impl Encoding {
         if matches!(self.format, Format::Bytes | Format::BytesOnly) {
             return self.bytes_answer(rows);
         }
-        let numbers: usize = rows.rows.iter().map(|row| row.len()).sum();
-        answer::told_by(rows.ledger, 512 + numbers * 13, |out| {
-            out.object(|out| {
-                head(out, rows.id, rows.model);
-                out.name("data").array(|out| {
-                    for (index, row) in rows.rows.iter().enumerate() {
-                        out.object(|out| {
-                            out.name("index").integer(index);
-                            out.name("object").string(rows.object);
-                            self.write(out.name(rows.member), row, rows.width);
-                            if let Some(ranges) = rows.chunks.and_then(|chunks| chunks.get(index)) {
-                                ranges.write(out);
-                            }
-                        });
-                    }
+        let Rows { id, route, model, rows, width, chunks, ledger } = rows;
+        let rows = rows.into_iter().map(|row| self.encoded(row, width)).enumerate();
+        match route {
+            Route::Embeddings => {
+                let rows = rows.map(|(index, embedding)| {
+                    let late_chunking = chunks.and_then(|chunks| chunks.get(index));
+                    Embedding { index, object: "embedding", embedding, late_chunking }
                 });
-                usage(out, rows.ledger);
-            });
-        })
+                answer::told(ledger, &List::of(id, model, rows, ledger))
+            }
+            Route::Pooling => {
+                let rows = rows.map(|(index, data)| Pooling { index, object: "pooling", data });
+                answer::told(ledger, &List::of(id, model, rows, ledger))
+            }
+        }
     }
 
-    fn write(&self, out: &mut Writer, row: &[f32], width: Option<usize>) {
-        let is_plain = self.dtype == Dtype::Float32 && self.endianness != Endianness::Big;
+    /// The numbers of a row for an answer in JSON.
+    fn encoded<'a>(&self, row: &'a [f32], width: Option<usize>) -> Encoded<'a> {
         match (self.format, width) {
-            (Format::Float, Some(width)) => {
-                out.array(|out| row.chunks_exact(width.max(1)).for_each(|token| answer::floats(out, token)));
-            }
-            (Format::Float, None) => answer::floats(out, row),
-            _ if is_plain => answer::base64(out, row),
-            _ => out.string(STANDARD.encode(self.bytes(row))),
+            (Format::Float, Some(width)) => Encoded::Vectors(row.chunks_exact(width.max(1)).collect()),
+            (Format::Float, None) => Encoded::Vector(row),
+            _ => Encoded::Base64(STANDARD.encode(self.bytes(row))),
         }
     }
 
     fn bytes_answer(&self, rows: Rows<'_>) -> Response {
+        let Rows { id, model, rows, width, ledger, .. } = rows;
         let mut body = Vec::new();
-        let mut metadata = Writer::default();
-        metadata.object(|out| {
-            head(out, rows.id, rows.model);
-            out.name("data").array(|out| {
-                for (index, row) in rows.rows.iter().enumerate() {
-                    let start = body.len();
-                    body.extend(self.bytes(row));
-                    out.object(|out| {
-                        out.name("index").integer(index);
-                        out.name("embed_dtype").string(self.dtype.name());
-                        out.name("endianness").string(self.endianness.name());
-                        out.name("start").integer(start);
-                        out.name("end").integer(body.len());
-                        out.name("shape").array(|out| match rows.width {
-                            Some(width) => {
-                                out.integer(row.len() / width.max(1));
-                                out.integer(width);
-                            }
-                            None => out.integer(row.len()),
-                        });
-                    });
-                }
-            });
-            usage(out, rows.ledger);
-        });
-        let mut found = answer::json(body.into());
+        let place = |(index, row): (usize, &[f32])| {
+            let start = body.len();
+            body.extend(self.bytes(row));
+            let shape = width.map_or_else(|| vec![row.len()], |width| vec![row.len() / width.max(1), width]);
+            let (embed_dtype, endianness) = (self.dtype.name(), self.endianness.name());
+            Place { index, embed_dtype, endianness, start, end: body.len(), shape }
+        };
+        let metadata = List::of(id, model, rows.into_iter().enumerate().map(place), ledger);
+        let mut found = ([(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))], body).into_response();
         let headers = found.headers_mut();
-        response::tell(rows.ledger, headers);
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+        response::tell(ledger, headers);
         if self.format == Format::Bytes
-            && let Ok(metadata) = HeaderValue::from_bytes(&metadata.into_bytes())
+            && let Ok(metadata) = HeaderValue::from_bytes(&answer::body(&metadata))
         {
             headers.insert("metadata", metadata);
         }
@@ -179,17 +198,16 @@ impl Encoding {
     fn bytes(&self, numbers: &[f32]) -> Vec<u8> {
         let is_big = self.endianness == Endianness::Big;
         let of_16 = |bits: u16| if is_big { bits.to_be_bytes() } else { bits.to_le_bytes() };
-        let numbers = numbers.iter().copied();
+        let each = numbers.iter().copied();
         match self.dtype {
-            Dtype::Float32 => {
-                numbers.flat_map(|number| if is_big { number.to_be_bytes() } else { number.to_le_bytes() }).collect()
-            }
-            Dtype::Float16 => numbers.flat_map(|number| of_16(half::f16::from_f32(number).to_bits())).collect(),
-            Dtype::Bfloat16 => numbers.flat_map(|number| of_16(half::bf16::from_f32(number).to_bits())).collect(),
+            Dtype::Float32 if is_big => each.flat_map(f32::to_be_bytes).collect(),
+            Dtype::Float32 => bytemuck::cast_slice::<_, u8>(numbers).to_vec(),
+            Dtype::Float16 => each.flat_map(|number| of_16(half::f16::from_f32(number).to_bits())).collect(),
+            Dtype::Bfloat16 => each.flat_map(|number| of_16(half::bf16::from_f32(number).to_bits())).collect(),
             Dtype::E4m3 | Dtype::E5m2 => {
                 let is_e4m3 = self.dtype == Dtype::E4m3;
                 let codes = if is_e4m3 { of_eight_bits(3, 7, 0x7e) } else { of_eight_bits(2, 15, 0x7b) };
-                numbers.map(|number| nearest(&codes, number)).collect()
+                each.map(|number| nearest(&codes, number)).collect()
             }
         }
     }
@@ -240,6 +258,18 @@ impl Endianness {
             Endianness::Native => "native",
             Endianness::Little => "little",
             Endianness::Big => "big",
+        }
+    }
+}
+
+// === impl Route ===
+
+impl Route {
+    /// The word that the ids of its answers begin with.
+    pub fn word(self) -> &'static str {
+        match self {
+            Route::Embeddings => "embd",
+            Route::Pooling => "pooling",
         }
     }
 }

@@ -1,10 +1,9 @@
 //! Late chunking: a model with a vector for each token reads each text whole, and the vectors are cut into chunks of so many tokens. The vector
 //! of a chunk is the mean of those of its tokens; the answer says which tokens and characters it stands for.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use trireme_inference::Ledger;
 use trireme_operations::{OperationRequest, TextOptions, Token};
-use trireme_protocol::json::Writer;
 use utoipa::ToSchema;
 
 use super::super::dialect::DialectCall;
@@ -32,12 +31,22 @@ pub(super) struct Chunked {
     pub ledger: Ledger,
 }
 
-/// The tokens and characters of a text's chunks.
+/// The tokens and characters of a text's chunks, as an answer's row has them.
+#[derive(Serialize, ToSchema)]
 pub(super) struct Ranges {
+    strategy: &'static str,
     chunk_size: usize,
-    tokens: usize,
-    /// By chunk, the characters of the text; `None` for a chunk of special tokens alone.
-    characters: Vec<Option<(u64, u64)>>,
+    input_tokens: usize,
+    #[schema(inline)]
+    chunks: Vec<Chunk>,
+}
+
+/// The tokens and characters of a chunk.
+#[derive(Serialize, ToSchema)]
+struct Chunk {
+    token_range: [usize; 2],
+    // Null for a chunk of special tokens alone.
+    char_range: Option<[u64; 2]>,
 }
 
 // === impl LateChunking ===
@@ -67,8 +76,7 @@ impl LateChunking {
         let (mut rows, mut ranges) = (Vec::new(), Vec::new());
         for (row, tokens) in vectors.rows.iter().zip(&tokens) {
             rows.push(row.chunks(size.saturating_mul(width)).flat_map(|chunk| mean(chunk, width, normalize)).collect());
-            let characters = tokens.chunks(size).map(characters).collect();
-            ranges.push(Ranges { chunk_size: size, tokens: tokens.len(), characters });
+            ranges.push(Ranges::of(tokens, size));
         }
         Ok(Chunked { model: vectors.model, width, rows, ranges, ledger: vectors.ledger })
     }
@@ -83,32 +91,15 @@ fn characters(tokens: &[Token]) -> Option<(u64, u64)> {
 // === impl Ranges ===
 
 impl Ranges {
-    /// The member of an answer's row.
-    pub fn write(&self, out: &mut Writer) {
-        out.name("late_chunking").object(|out| {
-            out.name("strategy").string("fixed_tokens");
-            out.name("chunk_size").integer(self.chunk_size);
-            out.name("input_tokens").integer(self.tokens);
-            out.name("chunks").array(|out| {
-                for (chunk, characters) in self.characters.iter().enumerate() {
-                    let start = chunk * self.chunk_size;
-                    let range = |out: &mut Writer, from: u64, to: u64| {
-                        out.array(|out| {
-                            out.integer(from);
-                            out.integer(to);
-                        });
-                    };
-                    out.object(|out| {
-                        let end = (start + self.chunk_size).min(self.tokens);
-                        range(out.name("token_range"), start as u64, end as u64);
-                        match *characters {
-                            Some((from, to)) => range(out.name("char_range"), from, to),
-                            None => out.name("char_range").null(),
-                        }
-                    });
-                }
-            });
-        });
+    /// Those of chunks of so many tokens, for a text with these tokens.
+    fn of(tokens: &[Token], chunk_size: usize) -> Ranges {
+        let chunk = |(chunk, tokens): (usize, &[Token])| {
+            let start = chunk * chunk_size;
+            let char_range = characters(tokens).map(|(from, to)| [from, to]);
+            Chunk { token_range: [start, start + tokens.len()], char_range }
+        };
+        let chunks = tokens.chunks(chunk_size).enumerate().map(chunk).collect();
+        Ranges { strategy: "fixed_tokens", chunk_size, input_tokens: tokens.len(), chunks }
     }
 }
 

@@ -1,7 +1,7 @@
 //! `/tokenize` of a prompt or a conversation, and `/detokenize`.
 
 use axum::response::Response;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use trireme_operations::TextOptions;
 use utoipa::ToSchema;
 
@@ -40,6 +40,21 @@ pub(super) struct Detokenize {
     tokens: Vec<u32>,
 }
 
+/// The tokens of a text.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Tokenized<'a> {
+    count: usize,
+    max_model_len: Option<u64>,
+    tokens: Vec<u32>,
+    token_strs: Option<Vec<&'a str>>,
+}
+
+/// The text of tokens.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Detokenized<'a> {
+    prompt: &'a str,
+}
+
 pub(super) async fn tokenize(call: DialectCall) -> Result<Response, Refusal> {
     let body: Tokenize = call.read()?;
     let add_special_tokens = body.add_special_tokens;
@@ -57,27 +72,19 @@ pub(super) async fn tokenize(call: DialectCall) -> Result<Response, Refusal> {
     };
     let lists = call.operations.tokenize(&texts, &call.ask(body.model.as_deref(), options)).await?;
     let tokens = lists.tokens(0);
-    Ok(answer::told_by(&lists.ledger, 128 + 16 * tokens.len(), |out| {
-        out.object(|out| {
-            out.name("count").integer(tokens.len());
-            match lists.max_length {
-                Some(length) => out.name("max_model_len").integer(length),
-                None => out.name("max_model_len").null(),
-            }
-            out.name("tokens").array(|out| tokens.iter().for_each(|token| out.integer(token.id)));
-            match body.return_token_strs {
-                true => out.name("token_strs").array(|out| tokens.iter().for_each(|token| out.string(&token.text))),
-                false => out.name("token_strs").null(),
-            }
-        });
-    }))
+    let strs = || tokens.iter().map(|token| token.text.as_str()).collect();
+    let tokenized = Tokenized {
+        count: tokens.len(),
+        max_model_len: lists.max_length,
+        tokens: tokens.iter().map(|token| token.id).collect(),
+        token_strs: body.return_token_strs.then(strs),
+    };
+    Ok(answer::told(&lists.ledger, &tokenized))
 }
 
 pub(super) async fn detokenize(call: DialectCall) -> Result<Response, Refusal> {
     let body: Detokenize = call.read()?;
     let options = TextOptions { skip_special_tokens: Some(false), ..TextOptions::default() };
     let (texts, ledger) = call.operations.decode(&[body.tokens], &call.ask(body.model.as_deref(), options)).await?;
-    Ok(answer::told_by(&ledger, 64, |out| {
-        out.object(|out| out.name("prompt").string(texts.first().map_or("", String::as_str)));
-    }))
+    Ok(answer::told(&ledger, &Detokenized { prompt: texts.first().map_or("", String::as_str) }))
 }

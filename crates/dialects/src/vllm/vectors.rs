@@ -10,7 +10,7 @@ use super::super::dialect::DialectCall;
 use super::super::fields::{self, Field, only, read};
 use super::super::input::Input;
 use super::super::refusal::{Kind, Refusal};
-use super::encoding::{Dtype, Encoding, Endianness, Format, Rows};
+use super::encoding::{Dtype, Encoding, Endianness, Format, Route, Rows};
 use super::late_chunking::LateChunking;
 use super::treatment::{Conversations, Treatment};
 
@@ -51,26 +51,19 @@ pub(super) struct PoolingTask {
     task: Option<String>,
 }
 
-/// Members of an answer, by its route.
-struct Names {
-    id: &'static str,
-    object: &'static str,
-    member: &'static str,
-}
-
 pub(super) async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     // As in the original, a model with a vector for each token gives these.
-    answer(call, None, Task::Embed, Names { id: "embd", object: "embedding", member: "embedding" }).await
+    answer(call, None, Task::Embed, Route::Embeddings).await
 }
 
 pub(super) async fn pooling(call: DialectCall) -> Result<Response, Refusal> {
     let PoolingTask { task } = call.read()?;
-    answer(call, task, Task::MultiVector, Names { id: "pooling", object: "pooling", member: "data" }).await
+    answer(call, task, Task::MultiVector, Route::Pooling).await
 }
 
 /// The answer with the result of `task`, in the original's words; without it that of `first`, where the model does that, else that of the
 /// model's first task.
-async fn answer(call: DialectCall, task: Option<String>, first: Task, names: Names) -> Result<Response, Refusal> {
+async fn answer(call: DialectCall, task: Option<String>, first: Task, route: Route) -> Result<Response, Refusal> {
     let body: Vectors = call.read()?;
     let treatment: Treatment = call.read()?;
     let (texts, options) = treatment.rows(&call, body.input, body.messages)?;
@@ -81,9 +74,8 @@ async fn answer(call: DialectCall, task: Option<String>, first: Task, names: Nam
     if let Some(late) = body.late_chunking_params {
         let chunked = late.of(&call, &texts, &ask, normalize.unwrap_or(true)).await?;
         return Ok(encoding.answer(Rows {
-            id: treatment.id(names.id),
-            object: names.object,
-            member: names.member,
+            id: treatment.id(route.word()),
+            route,
             model: treatment.model.as_deref().unwrap_or(&chunked.model),
             rows: chunked.rows.iter().map(Vec::as_slice).collect(),
             width: Some(chunked.width),
@@ -101,9 +93,8 @@ async fn answer(call: DialectCall, task: Option<String>, first: Task, names: Nam
         Numbers::Rows(all) => rows = all.iter().map(Vec::as_slice).collect(),
     }
     Ok(encoding.answer(Rows {
-        id: treatment.id(names.id),
-        object: names.object,
-        member: names.member,
+        id: treatment.id(route.word()),
+        route,
         model: treatment.model.as_deref().unwrap_or(&pooled.model),
         rows,
         width: pooled.width,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use trireme_bus::{Heartbeat, ModelState, WorkerEntry, escape_token};
 use trireme_inference::ModelKey;
@@ -13,17 +13,18 @@ use super::catalog::{Catalog, Served, Sources, Unready};
 use super::contents::Choices;
 use super::processes::Processes;
 
+mod live;
 mod queues;
 mod serving;
 
+use live::{Config, Deletion, Standing};
+
+pub use live::Live;
 pub use queues::WantedQueue;
 
 /// Most model versions, and most entries of workers, that are remembered: more than any deployment has, so that forged
 /// entries cannot use up the memory.
 const MAX_KNOWN: usize = 10_000;
-
-/// How long after a failed try the deletion of a lost worker's entry is tried again.
-const LAPSE_AGAIN: Duration = Duration::from_secs(2);
 
 /// The state from which the catalog is built.
 pub struct State {
@@ -51,59 +52,8 @@ pub struct State {
     pub faulty: BTreeMap<ModelKey, String>,
 }
 
-/// A worker's entry.
-pub struct Live {
-    /// The entry without `config`, which is in the field below.
-    entry: WorkerEntry,
-    config: Arc<Config>,
-    /// The revision in the store, as far as known.
-    revision: Option<u64>,
-    /// When the bus last brought it, and during which reading of the store.
-    brought: Instant,
-    pass: u64,
-    /// Whether the entry came from a worker's answer and the bus has not brought it yet: until then, entries from the
-    /// bus are older.
-    ahead: bool,
-    /// Whether the store has lost it.
-    is_lost: bool,
-    /// Whether the worker does not have this entry any more: an earlier worker of the same name wrote it.
-    is_stale: bool,
-    /// Whether it is being deleted, and when that was last tried.
-    is_being_deleted: bool,
-    tried: Option<Instant>,
-}
-
 /// Most models of a worker that a log line names.
 const MOST_NAMED: usize = 5;
-
-/// An entry's `config`. Workers with the same one share it.
-struct Config {
-    text: String,
-    model: Arc<ModelConfig>,
-}
-
-// === impl Live ===
-
-impl Live {
-    /// Whether it was found before that its worker is silent.
-    fn is_known_to_lapse(&self) -> bool {
-        self.is_being_deleted || self.tried.is_some()
-    }
-
-    /// The entry as the worker wrote it.
-    pub fn whole(&self) -> WorkerEntry {
-        WorkerEntry { config: self.config.text.clone(), ..self.entry.clone() }
-    }
-
-    pub fn entry(&self) -> &WorkerEntry {
-        &self.entry
-    }
-
-    /// Whether the store has the entry in this form.
-    fn is_stored(&self) -> bool {
-        !self.ahead && !self.is_lost
-    }
-}
 
 // === impl State ===
 
@@ -160,7 +110,8 @@ impl State {
         let (pass, all_lost) = (self.pass, !self.is_read_anew);
         if self.is_complete {
             // If no entry that was known before came again, it is unknown which ones came now.
-            self.entries.values_mut().for_each(|live| live.is_lost |= all_lost || live.pass != pass);
+            let after = |live: &mut Live| live.standing = live.standing.after_reading(!all_lost && live.pass == pass);
+            self.entries.values_mut().for_each(after);
             self.choices.lose(|read_in| all_lost || read_in != pass);
         }
         (self.is_complete, self.is_read_anew) = (true, false);
@@ -174,14 +125,13 @@ impl State {
         let known = self.entries.get_mut(&key);
         if let Some(known) = known
             && known.entry.since > entry.since
-            && (ahead || known.ahead)
+            && (ahead || known.standing == Standing::Ahead)
         {
             known.revision = revision.or(known.revision);
             return false;
         }
         let known = self.entries.get(&key);
-        // An entry that the bus has already brought is not ahead of the bus.
-        let ahead = ahead && known.is_none_or(|known| known.ahead || known.entry.since < entry.since);
+        let standing = Standing::of(!ahead, known, entry.since);
         let config = match self.config_of(&key, &entry) {
             Ok(config) => config,
             Err(error) => {
@@ -196,18 +146,8 @@ impl State {
         let revision = revision.or(known.and_then(|known| known.revision));
         self.owners.entry(entry.worker.clone()).or_default().insert(key.clone());
         let pass = self.pass;
-        let live = Live {
-            entry,
-            config,
-            revision,
-            brought: now,
-            pass,
-            ahead,
-            is_lost: false,
-            is_stale: false,
-            is_being_deleted: false,
-            tried: None,
-        };
+        let deletion = Deletion::NotBegun;
+        let live = Live { entry, config, revision, brought: now, pass, standing, deletion };
         self.entries.insert(key, live);
         is_news
     }
@@ -251,7 +191,7 @@ impl State {
     /// The entry was withdrawn. Returns whether that changed anything.
     pub fn delete(&mut self, key: &str) -> bool {
         match self.entries.get(key) {
-            Some(live) if live.ahead => false,
+            Some(live) if live.standing == Standing::Ahead => false,
             _ => self.remove(key),
         }
     }
@@ -282,7 +222,7 @@ impl State {
                 let keys = self.owners.get(&name).into_iter().flatten();
                 for key in keys {
                     if let Some(live) = self.entries.get_mut(key) {
-                        live.is_stale = !since(live) && !live.ahead;
+                        live.standing = live.standing.after_writing(since(live));
                     }
                 }
                 return false;
@@ -309,7 +249,8 @@ impl State {
         for (worker, keys) in &self.owners {
             let is_silent = self.processes.is_silent(worker, now);
             let entries = || keys.iter().filter_map(|key| self.entries.get(key));
-            if is_silent && lapsing.len() < most && !entries().any(Live::is_known_to_lapse) {
+            let is_news = entries().all(|live| live.deletion == Deletion::NotBegun);
+            if is_silent && lapsing.len() < most && is_news {
                 let models = entries().map(|live| live.entry.model.to_string()).collect::<Vec<_>>();
                 let (count, models) = (models.len(), models[..models.len().min(MOST_NAMED)].join(", "));
                 tracing::warn!(worker, count, models, "a worker is not heard any more: its entries are deleted");
@@ -319,9 +260,8 @@ impl State {
                     return lapsing;
                 }
                 let Some(live) = self.entries.get_mut(key) else { continue };
-                let is_due = live.tried.is_none_or(|tried| now.saturating_duration_since(tried) >= LAPSE_AGAIN);
-                if (is_silent || live.is_stale) && is_due && !live.is_being_deleted {
-                    live.is_being_deleted = true;
+                if (is_silent || live.standing == Standing::Stale) && live.deletion.is_due(now) {
+                    live.deletion = Deletion::UnderWay;
                     lapsing.push((key.clone(), live.revision));
                 }
             }
@@ -343,7 +283,7 @@ impl State {
     /// The entry under a key could not be deleted: it stays, and the deletion is tried again.
     pub fn stays(&mut self, key: &str, now: Instant) {
         if let Some(live) = self.entries.get_mut(key) {
-            (live.is_being_deleted, live.tried) = (false, Some(now));
+            live.deletion = Deletion::Failed(now);
         }
     }
 
