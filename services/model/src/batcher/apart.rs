@@ -25,16 +25,51 @@ pub fn rows(padding: &Padding, inputs: &[Tensor]) -> Result<Option<Vec<Vec<Tenso
     Ok(Some(rows))
 }
 
-/// The most tokens of a run of one request, padding included. More bring no more tokens a second, and need memory for all of them at once.
-const MOST_TOKENS: u32 = 8192;
+/// The most tokens of a run of one request, padding included, where no measurement gives fewer or more. A run needs memory for all of them at once.
+pub const MOST_TOKENS: u32 = 8192;
 
-/// The rows of a request in parts of at most 8192 tokens each, or of one row. `None` where the request is no longer than that, or its rows are not
+/// A request in several runs.
+pub struct Runs {
+    /// Its rows without their padding.
+    pub rows: Vec<Vec<Tensor>>,
+    /// For each run the numbers of its rows, which are of similar length.
+    pub runs: Vec<Vec<usize>>,
+}
+
+/// The rows of a request of more than `most` tokens, padding included, in runs of at most so many tokens each, or of one row. `None` where the request is
+/// no longer than that, and where the mask does not show what is padding.
+pub fn runs(padding: &Padding, inputs: &[Tensor], most: u32) -> Result<Option<Runs>, InferError> {
+    let count = inputs.first().and_then(|input| input.shape().first().copied()).unwrap_or(0);
+    if padding.length(inputs).is_none_or(|length| count.saturating_mul(i64::from(length)) <= i64::from(most)) {
+        return Ok(None);
+    }
+    let Some(rows) = rows(padding, inputs)? else { return Ok(None) };
+    let lengths: Vec<u32> = rows.iter().map(|row| padding.length(row).unwrap_or(1)).collect();
+    Ok(Some(Runs { rows, runs: by_length(&lengths, most) }))
+}
+
+/// The numbers of rows of these lengths in runs of at most `most` tokens, the longest rows first.
+fn by_length(lengths: &[u32], most: u32) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..lengths.len()).collect();
+    order.sort_by_key(|&at| std::cmp::Reverse(lengths[at]));
+    let mut runs: Vec<Vec<usize>> = Vec::new();
+    for at in order {
+        let has_room = |run: &Vec<usize>| (run.len() as u32 + 1).saturating_mul(lengths[run[0]]) <= most;
+        match runs.last_mut().filter(|run| has_room(run)) {
+            Some(run) => run.push(at),
+            None => runs.push(vec![at]),
+        }
+    }
+    runs
+}
+
+/// The rows of a request in parts of at most `most` tokens each, or of one row. `None` where the request is no longer than that, or its rows are not
 /// padded alike.
-pub fn parts(padding: &Padding, inputs: &[Tensor]) -> Result<Option<Vec<Vec<Tensor>>>, InferError> {
+pub fn parts(padding: &Padding, inputs: &[Tensor], most: u32) -> Result<Option<Vec<Vec<Tensor>>>, InferError> {
     let rows = inputs.first().and_then(|input| input.shape().first().copied());
     let rows = rows.and_then(|rows| u32::try_from(rows).ok());
     let Some((rows, length)) = rows.zip(padding.length(inputs)) else { return Ok(None) };
-    let counts = counts(rows, length);
+    let counts = counts(rows, length, most);
     if counts.len() < 2 {
         return Ok(None);
     }
@@ -48,8 +83,8 @@ pub fn parts(padding: &Padding, inputs: &[Tensor]) -> Result<Option<Vec<Vec<Tens
 }
 
 /// How many rows of this length each run of a request takes: about the same number, so that none is small.
-fn counts(rows: u32, length: u32) -> Vec<u32> {
-    let most = (MOST_TOKENS / length.max(1)).max(1);
+fn counts(rows: u32, length: u32, most: u32) -> Vec<u32> {
+    let most = (most / length.max(1)).max(1);
     let runs = rows.div_ceil(most).max(1);
     (0..runs).map(|run| rows / runs + u32::from(run < rows % runs)).collect()
 }
@@ -140,22 +175,40 @@ mod tests {
 
     #[test]
     fn many_tokens_are_several_runs() {
-        assert_eq!(counts(128, 512), [16; 8]);
-        assert_eq!(counts(17, 512), [9, 8]);
-        assert_eq!(counts(16, 512), [16]);
-        assert_eq!(counts(3, 9000), [1, 1, 1]);
-        assert_eq!((counts(0, 0), counts(1, 9000)), (vec![0], vec![1]));
+        let counted = |rows, length| counts(rows, length, MOST_TOKENS);
+        assert_eq!(counted(128, 512), [16; 8]);
+        assert_eq!(counted(17, 512), [9, 8]);
+        assert_eq!(counted(16, 512), [16]);
+        assert_eq!(counted(3, 9000), [1, 1, 1]);
+        assert_eq!((counted(0, 0), counted(1, 9000)), (vec![0], vec![1]));
         let request = |rows: i64| {
             let values: Vec<i64> = (0..rows * 4096).collect();
             [ints("ids", [rows, 4096], &values), ints(MASK, [rows, 4096], &vec![1; values.len()])]
         };
         let request = request(5);
-        let parts = parts(&padding(false), &request).unwrap().unwrap();
+        let in_parts = |request: &[Tensor]| parts(&padding(false), request, MOST_TOKENS).unwrap();
+        let parts = in_parts(&request).unwrap();
         let rows: Vec<i64> = parts.iter().map(|part| part[0].shape()[0]).collect();
         assert_eq!((parts.len(), rows.as_slice()), (3, &[2, 2, 1][..]));
         let all: Vec<&[Tensor]> = parts.iter().map(Vec::as_slice).collect();
         assert_eq!(merge::join(&all, &[], None).unwrap().into_owned(), request, "no row is lost or moved");
-        assert_eq!(super::parts(&padding(false), &parts[0]).unwrap(), None);
+        assert_eq!(in_parts(&parts[0]), None);
+    }
+
+    #[test]
+    fn runs_have_rows_of_similar_length_and_few_tokens() {
+        assert_eq!(by_length(&[3, 9, 4, 8, 9], 18), [vec![1, 4], vec![3, 2], vec![0]]);
+        assert_eq!(by_length(&[30, 2, 1], 8), [vec![0], vec![1, 2]], "a row that is too long runs all the same");
+        for left in [false, true] {
+            let mask: [i64; 6] = if left { [0, 0, 1, 1, 1, 1] } else { [1, 0, 0, 1, 1, 1] };
+            let ids = if left { [0, 0, 7, 8, 9, 10] } else { [7, 0, 0, 8, 9, 10] };
+            let request = [ints("ids", [2, 3], &ids), ints(MASK, [2, 3], &mask)];
+            assert!(runs(&padding(left), &request, 6).unwrap().is_none(), "it is short enough");
+            let Runs { rows, runs } = runs(&padding(left), &request, 5).unwrap().unwrap();
+            assert_eq!(runs, [vec![1], vec![0]]);
+            let outputs: Vec<_> = rows.into_iter().map(|row| vec![row[0].clone()]).collect();
+            assert_eq!(join(&padding(left), &outputs).unwrap(), [ints("ids", [2, 3], &ids)]);
+        }
     }
 
     #[test]

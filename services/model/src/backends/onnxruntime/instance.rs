@@ -18,8 +18,9 @@ use super::run::{Outcome, Runner, in_model, unwanted};
 use super::schema::Schema;
 use super::shared::InstanceSession;
 use super::tasks::{self, Tasks};
+use crate::batcher::apart::{self, Runs};
 use crate::batcher::merge::{self, Cut};
-use crate::batcher::{Padded, Padding, Steps, apart};
+use crate::batcher::{Padded, Padding, Steps};
 
 /// An instance of an ONNX model.
 pub struct OnnxInstance {
@@ -44,6 +45,8 @@ pub struct OnnxInstance {
     tasks: Option<Tasks>,
     /// The groups of the graph, if it is packed.
     groups: Option<usize>,
+    /// The most tokens of a run of one request.
+    most_tokens: u32,
 }
 
 /// The meaning of the first dimension.
@@ -105,6 +108,7 @@ impl OnnxInstance {
             rows_apart: false,
             shares: None,
             groups: None,
+            most_tokens: apart::MOST_TOKENS,
             tasks: caches::undeclared(config, &schema.inputs)
                 .iter()
                 .any(|input| input.name == tasks::INPUT)
@@ -123,6 +127,11 @@ impl OnnxInstance {
         if let Some(padding) = &mut self.padding {
             padding.steps = steps;
         }
+    }
+
+    /// From now on a request of more tokens has several runs of at most so many.
+    pub fn run_at_most(&mut self, tokens: u32) {
+        self.most_tokens = tokens;
     }
 
     /// From now on requests of different lengths do not share a batch, nor do a request's rows.
@@ -193,10 +202,7 @@ impl OnnxInstance {
         for inputs in rows {
             let row = ExecuteRequest { inputs, ..request.clone() };
             let mut ran = self.execute_together(std::slice::from_ref(&row))?.remove(0);
-            timing.compute_input += ran.timing.compute_input;
-            timing.compute_infer += ran.timing.compute_infer;
-            timing.compute_output += ran.timing.compute_output;
-            timing.batch_size = timing.batch_size.saturating_add(ran.timing.batch_size);
+            add(&mut timing, ran.timing);
             outputs.push(std::mem::take(&mut ran.outputs));
         }
         let outputs = match &self.apart {
@@ -207,6 +213,25 @@ impl OnnxInstance {
                 joined.into_owned()
             }
         };
+        Ok(ExecuteResponse { outputs, timing, ..ExecuteResponse::default() })
+    }
+
+    /// Runs rows of similar length together.
+    fn execute_runs(&mut self, request: &ExecuteRequest, runs: Runs) -> Result<ExecuteResponse, InferError> {
+        let Runs { mut rows, runs } = runs;
+        let (mut outputs, mut timing) = (vec![Vec::new(); rows.len()], ExecuteTiming::default());
+        for run in runs {
+            let row = |&at: &usize| ExecuteRequest { inputs: std::mem::take(&mut rows[at]), ..request.clone() };
+            let together: Vec<_> = run.iter().map(row).collect();
+            let ran = self.execute_together(&together)?;
+            ran.first().into_iter().for_each(|one| add(&mut timing, one.timing));
+            run.into_iter().zip(ran).for_each(|(at, one)| outputs[at] = one.outputs);
+        }
+        let padding = self
+            .padding
+            .as_ref()
+            .ok_or_else(|| InferError::internal("a request of several runs without padded inputs"))?;
+        let outputs = apart::join(padding, &outputs).map_err(|error| in_model(&self.model, error))?;
         Ok(ExecuteResponse { outputs, timing, ..ExecuteResponse::default() })
     }
 
@@ -335,12 +360,19 @@ impl ModelInstance for OnnxInstance {
         }
         self.heed();
         if let [request] = requests {
+            // Windows of a long text are many rows.
+            let padding = self.padding.as_ref().filter(|_| self.batch == Batching::Declared);
+            let runs = padding.map(|padding| apart::runs(padding, &request.inputs, self.most_tokens)).transpose();
+            match runs {
+                Ok(Some(Some(runs))) => return vec![self.execute_runs(request, runs)],
+                Ok(_) => {}
+                Err(error) => return vec![Err(in_model(&self.model, error))],
+            }
             let rows = match &self.apart {
                 Some(padding) => apart::rows(padding, &request.inputs),
                 None if self.rows_apart => apart::whole(&request.inputs),
-                // Windows of a long text are many rows.
-                None => match self.padding.as_ref().filter(|_| self.batch == Batching::Declared) {
-                    Some(padding) => apart::parts(padding, &request.inputs),
+                None => match padding {
+                    Some(padding) => apart::parts(padding, &request.inputs, self.most_tokens),
                     None => Ok(None),
                 },
             };
@@ -372,6 +404,14 @@ impl ModelInstance for OnnxInstance {
     fn stop(&self) -> Option<Arc<dyn Stop>> {
         Some(self.runner.stopper())
     }
+}
+
+/// Adds the times of a run of the same request.
+fn add(timing: &mut ExecuteTiming, run: ExecuteTiming) {
+    timing.compute_input += run.compute_input;
+    timing.compute_infer += run.compute_infer;
+    timing.compute_output += run.compute_output;
+    timing.batch_size = timing.batch_size.saturating_add(run.batch_size);
 }
 
 /// The shape of a scalar, if the model's tensor is one. The configuration declares it as one element, because a shape

@@ -276,6 +276,7 @@ impl Backend for OnnxRuntime {
             loaded.iter_mut().for_each(OnnxInstance::keep_requests_apart);
             declaration = None;
         }
+        let mut budget = packs;
         let policy: Box<dyn BatchPolicy> = match (&declaration, tried, packs) {
             (_, Some(tried), _) => Box::new(tried),
             (Some(declaration), None, Some(budget)) => Box::new(PackedBatcher::new(&config, declaration, budget)),
@@ -289,6 +290,7 @@ impl Backend for OnnxRuntime {
                 let is_accelerated = |place| !settings.accelerators.at(place).is_empty();
                 let places = costs::Places { all: &settings.places, is_accelerated: &is_accelerated };
                 let fit = costs::find(&config, declaration, places, kept, &mut loaded, &|| true);
+                budget = fit.map(|fit| declaration.token_budget.unwrap_or(fit.token_budget));
                 if let Some(fit) = fit.filter(|_| !declaration.has_multiple) {
                     loaded.iter_mut().for_each(|instance| instance.pad_to(fit.steps));
                 }
@@ -296,6 +298,9 @@ impl Backend for OnnxRuntime {
             }
             (None, None, _) => batcher::policy(&config),
         };
+        if let Some(budget) = budget {
+            loaded.iter_mut().for_each(|instance| instance.run_at_most(budget));
+        }
         if let Some(threads) = settings.wide_threads {
             // Added last, because the measured costs are those of runs beside others.
             doing("making the session for lone requests");
@@ -310,7 +315,17 @@ impl Backend for OnnxRuntime {
         let canary = warmup::first(&config, source.model_path)?;
         let config = Arc::new(config);
         let background = match settings.has_background() {
-            true => background(sessions, &settings, config.clone(), schema, (padding, until, packs.is_some())),
+            true => background(sessions, &settings, config.clone(), schema, padding, move |instance| {
+                if packs.is_some() {
+                    instance.pack(GROUPS);
+                }
+                if let Some(budget) = budget {
+                    instance.run_at_most(budget);
+                }
+                if let Some(shares) = &until {
+                    instance.keep_requests_apart_until(shares.clone());
+                }
+            }),
             false => Vec::new(),
         };
         Ok(LoadedModel { config, instances, background, guests: Vec::new(), policy, canary })
@@ -324,29 +339,25 @@ fn may_be_pinned(config: &ModelConfig) -> bool {
     config.optimization.pinned_memory && datatypes.all(|datatype| datatype != DataType::Bytes)
 }
 
-/// As many instances for bulk requests as there are others, with as many threads.
+/// As many instances for bulk requests as there are others, with as many threads, each of which `prepare` gets first.
 fn background(
     sessions: Sessions,
     settings: &Settings,
     config: Arc<ModelConfig>,
     schema: Schema,
-    (padding, until, packs): (Option<Padding>, Option<Arc<OnceLock<bool>>>, bool),
+    padding: Option<Padding>,
+    prepare: impl Fn(&mut OnnxInstance) + Send + Sync + 'static,
 ) -> Vec<BackgroundInstance> {
-    let (sessions, schema) = (Arc::new(sessions), Arc::new(schema));
+    let (sessions, schema, prepare) = (Arc::new(sessions), Arc::new(schema), Arc::new(prepare));
     let one = |_| {
         let (sessions, config, schema, padding) = (sessions.clone(), config.clone(), schema.clone(), padding.clone());
-        let until = until.clone();
+        let prepare = prepare.clone();
         let (threads, shrinkage) = (settings.intra_threads, settings.arena_shrinkage.clone());
         in_background(move || {
             let session = sessions.make(InstanceDevice::Cpu, threads);
             let session = session.map_err(|reason| LoadError::Backend { model: config.name.clone(), reason })?;
             let mut instance = OnnxInstance::new(&config, &schema, InstanceSession::Own(session), padding, shrinkage);
-            if packs {
-                instance.pack(GROUPS);
-            }
-            if let Some(shares) = until {
-                instance.keep_requests_apart_until(shares);
-            }
+            prepare(&mut instance);
             Ok(instance)
         })
     };
