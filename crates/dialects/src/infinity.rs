@@ -205,9 +205,10 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let options = extras.options(body.dimensions.filter(|&d| d > 0))?;
     let vectors = call.operations.embed_windows(&texts, &call.ask(named(body.model.as_deref()), options)).await?;
     form.check(&vectors)?;
+    let numbers = vectors.numbers();
     let list = EmbeddingList {
         object: "list",
-        data: Embedding::all(&vectors, &vectors.numbers(), form),
+        data: Embedding::all(&vectors, &numbers, form),
         model: named(body.model.as_deref()).unwrap_or(&vectors.model),
         usage: Usage::of(&vectors.ledger),
         id: id(),

@@ -119,6 +119,9 @@ impl Reconciler {
                 sought.lost.notify_one();
             }
         }
+        if lost > 0 {
+            tracing::info!(requests = lost, "requests that are in none of their queues are published again");
+        }
     }
 }
 

@@ -110,6 +110,14 @@ pub struct ShownWebhook<'a> {
 pub struct ShownFile<'a> {
     id: &'a str,
     object: &'static str,
+    #[serde(flatten)]
+    #[schema(inline)]
+    stored: Stored<'a>,
+}
+
+/// The members that a file and an upload share.
+#[derive(Serialize, ToSchema)]
+struct Stored<'a> {
     bytes: u64,
     created_at: u64,
     expires_at: Option<u64>,
@@ -131,12 +139,9 @@ pub struct DeletedFile<'a> {
 pub struct ShownUpload<'a> {
     id: &'a str,
     object: &'static str,
-    bytes: u64,
-    created_at: u64,
-    expires_at: Option<u64>,
-    filename: &'a str,
-    purpose: &'static str,
-    status: &'static str,
+    #[serde(flatten)]
+    #[schema(inline)]
+    stored: Stored<'a>,
     /// The file of an upload that is complete.
     #[schema(inline)]
     file: Option<ShownFile<'a>>,
@@ -244,16 +249,16 @@ impl ShownWebhook<'_> {
 impl<'a> ShownFile<'a> {
     /// The file with this id.
     pub fn of(id: &'a str, file: &'a File) -> ShownFile<'a> {
-        ShownFile {
-            id,
-            object: "file",
-            bytes: file.bytes,
-            created_at: file.created,
-            expires_at: file.expires,
-            filename: &file.name,
-            purpose: file.purpose_name(),
-            status: "processed",
-        }
+        ShownFile { id, object: "file", stored: Stored::of(file, file.purpose_name(), "processed") }
+    }
+}
+
+// === impl Stored ===
+
+impl<'a> Stored<'a> {
+    fn of(file: &'a File, purpose: &'static str, status: &'static str) -> Stored<'a> {
+        let File { bytes, created, expires, ref name, .. } = *file;
+        Stored { bytes, created_at: created, expires_at: expires, filename: name, purpose, status }
     }
 }
 
@@ -271,17 +276,7 @@ impl DeletedFile<'_> {
 impl<'a> ShownUpload<'a> {
     /// The upload with this id, in this state; `file` is what it has become.
     pub fn of(id: &'a str, upload: &'a File, status: &'static str, file: Option<ShownFile<'a>>) -> ShownUpload<'a> {
-        ShownUpload {
-            id,
-            object: "upload",
-            bytes: upload.bytes,
-            created_at: upload.created,
-            expires_at: upload.expires,
-            filename: &upload.name,
-            purpose: "batch",
-            status,
-            file,
-        }
+        ShownUpload { id, object: "upload", stored: Stored::of(upload, "batch", status), file }
     }
 }
 
