@@ -33,7 +33,7 @@ PLACES = [
         r"\b(?:Refusal::\w+|invalid|refused|bad|unsupported|not_found|unavailable|internal|Err)\(\s*" + FORMAT,
     )
 ]
-# A text says what was expected, or names the flag or the deed that helps.
+# A text names the expected value, or the flag or the deed that helps.
 SAYS = re.compile(
     r"\bexpect(?:s|ed|ing)?\b|should be|must |\bonly\b|--[a-z]|[:;] (?:the operator |let the server |or )?(?:accept|cancel|check|correct|declare|export|fetch|"
     r"give|install|leave|let|make|merge|move|name|raise|remove|run|say|send|set|start|use|wait)\b"

@@ -10,7 +10,7 @@ bases=$(sed -n 's/^ARG \([A-Z_]*_IMAGE\)=\(.*\)$/\1 \2/p' "$DOCKERFILE")
 [[ -n $bases ]] || fail "$DOCKERFILE names no base image (ARG NAME_IMAGE=IMAGE:TAG)"
 while read -r name image; do
     told=$(docker buildx imagetools inspect "$image") || fail "the registry does not tell the digest of '$image' ($name)"
-    # That of the index, where the tag stands for several machines.
+    # The digest of the index, where the tag has images for several platforms.
     digest=$(awk '$1 == "Digest:" { print $2; exit }' <<<"$told")
     [[ $digest == sha256:* ]] || fail "the digest of '$image' ($name): found '$digest', expected 'sha256:…'"
     echo "$name=$image@$digest"

@@ -50,7 +50,7 @@ class Program:
         self.name = f"{package} {self.target}" if self.is_integration else f"{package} ({target['kind'][0]} {self.target})"
         self.log = LOGS / (re.sub(r"\W+", "-", self.name).strip("-") + ".log")
         self.alone, self.all = self.is_integration and self.target == "alone", False
-        # What trireme_testkit::note writes goes beside the log.
+        # trireme_testkit::note writes to this file beside the log.
         self.notes = self.log.with_suffix(".notes")
         self.environment = {"CARGO_MANIFEST_DIR": str(folder), "CARGO_PKG_NAME": package, "TRIREME_TEST_NOTES": str(self.notes)}
         self.output, self.took, self.cpu, self.status = "", 0.0, 0.0, 0
@@ -139,7 +139,7 @@ class Examples(Program):
         return (sum(int(crate[0]) for crate in found), sum(int(crate[1]) for crate in found)) if found else None
 
     def slowest(self, threads: int) -> list[tuple[float, str]]:
-        # Those of each crate are a program of their own, one after the other.
+        # The examples of each crate are a program of their own, one after the other.
         return []
 
     def failed(self) -> list[str]:

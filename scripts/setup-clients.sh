@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the three Python environments with the clients of other servers that `make clients-test` runs: .cache/clients-python of
 # tests/clients/dialects/requirements.txt, .cache/integrations-python of integrations.txt, which needs older versions of the same
-# packages, and .cache/others-python of others.txt, which has LiteLLM and what is built on it.
+# packages, and .cache/others-python of others.txt, which has LiteLLM, libraries built on it, and further clients.
 #
 # With --lock: writes the files again, from the versions that requirements.in, integrations.in and others.in name.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

@@ -65,13 +65,13 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Adds the string literals, but not those of comments (which tokens have as attributes) and of what is compiled for tests only.
+/// Adds the string literals, but neither those of doc comments, which are attributes here, nor those of code for tests only.
 fn literals(tokens: TokenStream, found: &mut Vec<String>) {
     let (mut tokens, mut is_for_tests) = (tokens.into_iter().peekable(), false);
     while let Some(token) = tokens.next() {
         match token {
             TokenTree::Punct(mark) if mark.as_char() == '#' => {
-                // That of a whole file has a mark between.
+                // An attribute of a whole file is `#![…]`.
                 let _ = tokens.next_if(|next| matches!(next, TokenTree::Punct(mark) if mark.as_char() == '!'));
                 let Some(TokenTree::Group(attribute)) = tokens.next_if(|next| matches!(next, TokenTree::Group(_)))
                 else {

@@ -54,7 +54,7 @@ pub struct Answer {
     pub body: Value,
 }
 
-/// What the headers of an answer tell about it; empty where they do not.
+/// Headers of an answer; empty where the answer lacks them.
 #[derive(Default)]
 pub struct Told {
     /// `Server-Timing`
@@ -135,7 +135,7 @@ impl Client {
         Ok(Client { agent: config.into(), server: args.url(), headers: args.headers()? })
     }
 
-    /// The error of a request without an answer: what was asked, and what to write.
+    /// The error of a request without an answer: it names the server and the remedy.
     fn unanswered(&self, error: ureq::Error) -> anyhow::Error {
         let server = &self.server;
         let cure = match &error {

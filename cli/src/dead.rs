@@ -178,7 +178,7 @@ async fn replay(args: &ReplayArgs) -> anyhow::Result<String> {
     let stored = find(bus.as_ref(), args.number).await?;
     let timeout = Duration::from_millis(args.timeout_ms);
     let now = UnixMicros::now();
-    // A request with a name of its own: under its old name the broker might take it for a repetition. It is for the content that is
+    // The request gets a new name: under its old one the broker might take it for a repetition. It is for the content that is
     // served now: people send a message again after they have mended the model.
     let message = WorkMessage {
         request_id: format!("{gateway}-{}", args.number).into(),

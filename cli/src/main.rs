@@ -135,7 +135,7 @@ fn main() -> ExitCode {
 mod tests {
     use super::*;
 
-    /// clap finds flags of one name, of a command and of what it shares with others, only when that command is built.
+    /// clap finds two flags of one name, such as a command's own and a shared one, only when it builds that command.
     #[test]
     fn flags_of_each_command_have_names_of_their_own() {
         Cli::command().debug_assert();

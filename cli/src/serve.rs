@@ -156,8 +156,8 @@ pub fn own_server(models: &[&str], onnxruntime: &OnnxRuntimeArgs) -> anyhow::Res
 }
 
 /// The flags of a server that a command starts for itself. Variables of the environment that name models, ports, keys and limits have no
-/// effect, because they are those of the server that others ask. With its `TRIREME_ADMIN_ADDRESS` this one would answer probes in its place.
-/// Those that tell what the machine has stay.
+/// effect, because they are meant for the server that clients ask. With its `TRIREME_ADMIN_ADDRESS` this one would answer probes in its place.
+/// Variables about the machine stay in effect.
 pub fn own_args<'a>(
     flags: impl IntoIterator<Item = &'a str>,
     onnxruntime: &OnnxRuntimeArgs,

@@ -158,7 +158,7 @@ fn render(now: &Value, before: Option<&Value>, colours: bool) -> String {
                 let _ = write!(out, "\n    bottleneck: {}", paint(reason, Style::Bad, colours));
             }
         }
-        // That of a step is a part of its ensemble's.
+        // The space of a step is a part of its ensemble's space.
         if let Some(space) = model["space"].as_str().filter(|_| !steps.contains(text(&model["name"]))) {
             let others: Vec<&str> = list(&model["equivalent_spaces"]).filter_map(Value::as_str).collect();
             let equals = if others.is_empty() { String::new() } else { format!(", equals {}", others.join(", ")) };

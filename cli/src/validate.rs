@@ -168,7 +168,7 @@ fn report(args: &ValidateArgs, repository: &Repository, faults: &[Fault]) -> Str
     out
 }
 
-/// The faults for a person: one that several models have for the same reason, such as a missing library, is told once and names them.
+/// The faults for a person. A fault of several models with the same reason, such as a missing library, is one text that names them.
 fn told(faults: &[Fault]) -> Vec<String> {
     let mut told: Vec<(Vec<&str>, &str)> = Vec::new();
     for fault in faults {

@@ -36,7 +36,7 @@ def docker(*words, **options):
     return done.stdout.strip()
 
 
-# Of each target: the argument that names its base, and what stands in for that.
+# Of each target: the argument that names its base image, and the name of the stand-in.
 BASES = {"trireme": ("RUNTIME_IMAGE", "RUNTIME_IMAGE"), "export": ("MODELS_PYTHON_IMAGE", "PYTHON_IMAGE")}
 
 # A folder as transformers saves it: a tokenizer of words, an encoder with random weights, and a mean pooling.

@@ -39,7 +39,7 @@ def embedder(path, template, longest, **options):
 
 @folder
 def chat_messages(path):
-    # An older way to make a folder writes no modality_config; what a template is for is written by the library that applies it.
+    # Older folders have no modality_config; the library that applies a template writes what the template is for.
     embedder(path, CHATML, 256, prompts={"query": "Represent the question:"})
     message(path, add_generation_prompt=True)
     return Folder("embed", PLAIN, ops="pool:last, normalize", prompt_names=[None, "query"])

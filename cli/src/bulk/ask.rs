@@ -64,7 +64,7 @@ pub struct Vectors {
 
 /// Embeds texts.
 pub trait Embed: Sync {
-    /// The vectors of each text, of one of these spaces: the value of the header `If-Space`.
+    /// The vectors of each text. `if_space`, the value of the header `If-Space`, lists the spaces that they may have.
     fn ask(&self, texts: &[String], if_space: Option<&str>) -> Result<Vectors, Refused>;
 
     /// Most tokens of a text, where that is known: longer ones are cut.

@@ -39,7 +39,7 @@ impl ErrorFile {
         self.place.exists()
     }
 
-    /// Appends a row. Rows are numbered from 1; a row without an id has none in the file.
+    /// Appends a row. Rows are numbered from 1; the line of a row without an id has no `id`.
     pub fn write(&mut self, row: u64, id: Option<&Id>, why: &str) -> anyhow::Result<()> {
         if self.sink.is_none() {
             self.sink = Some(self.place.create(&self.folder)?);

@@ -145,7 +145,7 @@ fn distance(one: &Value, other: &Value) -> Option<f64> {
 // === impl Left ===
 
 impl Left {
-    /// What an earlier run has left of `output`. Errors where there is something that no job knows.
+    /// The files of an earlier run for `output`. Errors where a file is in their place that no job knows.
     pub fn find(output: &Place) -> anyhow::Result<Option<Left>> {
         let file = place(output)?;
         if !file.exists()? {

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 
 use super::place::Place;
 
-/// The file that is locked, in the folder of the parts. It is no file beside the output, where another program may have one of that name.
+/// The file that is locked. It is in the folder of the parts, because beside the output another program may have a file of this name.
 pub const LOCK: &str = "bulk.lock";
 
 /// How often the folder is made anew that another run removes.

@@ -188,9 +188,9 @@ struct Run<'a> {
 
 /// The model that embeds.
 enum Model<'a> {
-    /// A server's, by its name there.
+    /// The model of a server, by its name there.
     Named(&'a str),
-    /// That of a model folder or of a model repository.
+    /// The model of a model folder or of a model repository.
     Local { folder: PathBuf, name: Option<String> },
 }
 
@@ -204,7 +204,7 @@ impl Model<'_> {
         }
     }
 
-    /// What the flags say about a model folder, and a digest of the files.
+    /// The choices of the flags for a model folder, and a digest of the files.
     fn choices_and_content(&self, args: &FolderArgs) -> anyhow::Result<(Value, Option<String>)> {
         let Model::Local { folder, name } = self else { return Ok((Value::Null, None)) };
         let cannot = || format!("cannot read {}", folder.display());

@@ -31,8 +31,8 @@ pub struct Parts {
     names: Vec<String>,
 }
 
-/// A line of the output, whose vector is of this space. It ends with the vector or with the reason why there is none. That of a window begins with
-/// the row of its text in the input.
+/// A line of the output; `space` is the space of its vector. It ends with the vector, or with the reason why the row has no vector. The line of
+/// a window begins with the row of its text in the input.
 pub fn line(id: &Id, row: &OutputRow<'_>, is_chunked: bool, space: Option<&str>) -> String {
     let space = space.map(|space| format!("\"space\":{},", Value::from(space))).unwrap_or_default();
     let WindowRow { row: number, window, .. } = row.of;

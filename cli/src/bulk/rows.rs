@@ -10,7 +10,7 @@ use trireme_columns::{Batch, WindowRow};
 /// The text of a row, or the reason why the row has no text.
 pub type Text = Result<String, String>;
 
-/// The vectors of a row in the order of its text: one, or with `--chunk` one for each window; or the reason why the row has none.
+/// The vectors of a row, or the reason why it has no vector. With `--chunk` there is one for each window, in the order of the text.
 pub type Outcome = Result<Vec<Embedding>, String>;
 
 /// A vector, and the characters of the text that it stands for; `None` for the whole text.
@@ -20,7 +20,7 @@ pub struct Embedding {
     pub vector: Vec<f32>,
 }
 
-/// A row of the output: its place among the rows of a window, its window where the rows are those of windows, and what it has.
+/// A row of the output: its place, with `--chunk` its window, and the vector or the reason why it has no vector.
 pub struct OutputRow<'a> {
     pub of: WindowRow,
     pub outcome: Result<&'a [f32], &'a str>,

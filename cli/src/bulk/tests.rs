@@ -1,4 +1,4 @@
-//! Runs with a model of the tests: what is continued, what is tried again, and that nothing else is touched.
+//! Runs with a model of the tests: they continue an output, try failed rows again, and touch no other file.
 
 mod chunked;
 
@@ -161,7 +161,7 @@ fn assert_whole(path: &Path) {
     assert!(vectors(path) == expected, "{}", path.display());
 }
 
-/// What lies in the place of an output, or beside it, and a part of what is said then.
+/// The name of a case, a part of its error, and a function that puts files in the place of an output, or beside it.
 type Case = (&'static str, &'static str, fn(&Folder, &str));
 
 /// Everything that is no output of this very job.

@@ -90,7 +90,7 @@ impl Maker<'_> {
         }
         let (plan, choices) = match plan(&folder, &choices) {
             Ok(planned) => planned,
-            // Nobody wants the file to be made: what serves the folder says what it lacks.
+            // Without --export this is no error: reading the folder says what it lacks.
             Err(_) if self.flags.export.is_none() => return Ok(None),
             Err(error) => return Err(error),
         };

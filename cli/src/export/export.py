@@ -253,7 +253,7 @@ def export(ask):
         raise Refused(f"{ask['folder']} holds {there}: expected {WEIGHTS[0]} or {WEIGHTS[2]} of the model, beside its config.json")
     can_torch = has("torch") and has("transformers")
     fault = None
-    # optimum-onnx exports such a model in two parts, and does not know every one of them.
+    # optimum-onnx exports a model with a decoder in two parts, and does not know every such model.
     if has("optimum.exporters.onnx") and not (can_torch and encoder_class(ask)):
         try:
             return by_optimum(ask)

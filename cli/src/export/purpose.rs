@@ -1,5 +1,5 @@
-//! What a masked language model without modules.json is for, which its architecture leaves open: a SPLADE needs the head that an embedder does
-//! without.
+//! The task of a masked language model without modules.json. Its architecture leaves the task open: a SPLADE needs the head, an embedder does
+//! without it.
 
 use std::fs;
 use std::path::Path;

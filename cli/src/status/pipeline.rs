@@ -13,8 +13,7 @@ struct Node {
 }
 
 /// The lines that draw the steps in the status document's `steps`, the first one to be put behind the ensemble's name: `a → b → c` where
-/// each step needs the one before it. Otherwise each step is a line below the step from which the way to it is longest, and names
-/// its other sources.
+/// each step needs the step before it. Otherwise each step is a line below its deepest source, and names its other sources.
 pub fn draw(steps: &[Value]) -> Vec<String> {
     let nodes = nodes(steps);
     let is_chain = nodes.iter().enumerate().all(|(index, node)| node.depth == index);
@@ -45,7 +44,7 @@ fn nodes(steps: &[Value]) -> Vec<Node> {
     nodes
 }
 
-/// Adds the lines of the steps below `parent`, `None` being the request; `indent` is what stands before each of them.
+/// Adds the lines of the steps below `parent`, `None` being the request; `indent` begins each line.
 fn below(nodes: &[Node], parent: Option<usize>, indent: &str, lines: &mut Vec<String>) {
     let of = |node: &Node| node.sources.iter().copied().min_by_key(|&source| std::cmp::Reverse(nodes[source].depth));
     let children: Vec<usize> = (0..nodes.len()).filter(|&index| of(&nodes[index]) == parent).collect();

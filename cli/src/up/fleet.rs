@@ -18,7 +18,7 @@ use super::tied;
 /// The pauses before a process is started again after so many ends in a row.
 const START_AGAIN: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
 
-/// A process that has run for so long ends for another reason than the one before it.
+/// The end of a process that has run for so long counts as the first one in a row.
 const STEADY: Duration = Duration::from_secs(60);
 
 /// Pause between two looks at processes that are to end.

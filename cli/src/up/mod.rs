@@ -224,7 +224,7 @@ impl Plan {
             arguments.extend(given);
             arguments.push(format!("--admin-address={admin}").into());
             if !is_chosen {
-                // What the processes say at `info` is for those who run them one by one.
+                // Log lines at `info` are for people who run the processes one by one.
                 arguments.push("--log-level=warn".into());
             }
             Ok(Part { name, rank, program: program.clone(), arguments, admin: Some(admin) })

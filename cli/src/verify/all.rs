@@ -45,8 +45,8 @@ pub async fn verify_all(args: &VerifyArgs) -> anyhow::Result<(String, ExitCode)>
     Ok(summary(&outcomes))
 }
 
-/// The model folders under `root` in order. What lies within a model folder, as its modules do, is none; of a model in Hugging Face's cache it
-/// is the folder of its branch `main`.
+/// The model folders under `root` in order. A folder within a model folder, such as a module's, is no model folder. The model folder of a model
+/// in Hugging Face's cache is that of its branch `main`.
 fn folders_in(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     search(root, 0, &mut found);

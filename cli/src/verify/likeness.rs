@@ -27,7 +27,7 @@ pub struct Figures {
 
 /// The comparison of two models.
 pub struct Likeness {
-    /// By kinds, those that there are.
+    /// By kind, for the kinds of these texts.
     pub kinds: Vec<(Kind, Figures)>,
     pub all: Figures,
     /// How many texts count as the first ones.

@@ -165,7 +165,7 @@ async fn compare(comparing: Comparing, args: &VerifyArgs, url: String) -> anyhow
     tokio::task::spawn_blocking(blocking).await.context("comparing ended early")?
 }
 
-/// The tasks for a model whose rows hold the labels of requests, so that all labels come with their scores. Those of reference.py are the same.
+/// The tasks for a model whose rows hold the labels of requests, so that all labels come with their scores. reference.py has the same tasks.
 const CLASSIFICATIONS: &str = r#"[{"task": "a_sentiment", "labels": ["positive", "negative", "neutral"], "multi_label": true, "cls_threshold": 0, "class_act": "softmax"},
     {"task": "topic", "labels": {"sea": "about ships", "town": "about streets"}, "multi_label": true, "cls_threshold": 0}]"#;
 

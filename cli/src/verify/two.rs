@@ -246,7 +246,7 @@ impl Two {
         Ok(Compared { text, passed })
     }
 
-    /// Writes what was found into the folder of the second model. Returns the file.
+    /// Writes the figures into the folder of the second model. Returns the file.
     fn record(
         &self,
         folder: &Path,

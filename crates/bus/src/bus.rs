@@ -130,7 +130,7 @@ pub trait Bus: Send + Sync + 'static {
     /// The ids of the requests of `gateway` that are in the queue of `model`, waiting or delivered, and not settled.
     async fn unsettled(&self, model: &ModelKey, levels: &[u32], gateway: &str) -> Result<HashSet<String>, BusError>;
 
-    /// The model versions that have a queue, whether or not a worker serves them, each with the levels that there are.
+    /// The model versions that have a queue, whether or not a worker serves them, each with the levels of its queue.
     async fn queues(&self) -> Result<BTreeMap<ModelKey, BTreeSet<u32>>, BusError>;
 
     /// Removes the queue of `model` if it is empty. Returns whether it did.
@@ -272,7 +272,7 @@ pub trait Consumer: Send {
     /// ```
     async fn overdue(&mut self) -> Result<Vec<Delivery>, BusError>;
 
-    /// Asks for no more work. Deliveries that it had asked for may still be on their way: each call returns those that
+    /// Asks for no more work. Deliveries that it had asked for may still be on their way: each call returns the ones that
     /// came, and `None` when no more will come, after a few seconds at most. Call it until then. Cancel safe.
     async fn stop(&mut self) -> Option<Vec<Delivery>>;
 }

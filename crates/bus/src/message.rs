@@ -39,7 +39,7 @@ pub struct WorkMessage {
     pub callers: Callers,
     /// The job that the request belongs to, and its line in a batch; `None` for a client's own request. For people only.
     pub job: Option<Name>,
-    /// Whose request it is. Owners share what a lane is served.
+    /// The owner of the request. Owners share the service of a lane.
     pub owner: Owner,
 }
 

@@ -71,7 +71,7 @@ pub struct WorkerEntry {
     pub state: ModelState,
     /// The model's configuration after auto-completion, as protobuf JSON.
     pub config: String,
-    /// Requests that it accepts at a time; with a queue policy, those that the limits of the policy allow for.
+    /// Requests that it accepts at a time; with a queue policy, as many as the limits of the policy allow for.
     pub capacity: usize,
     /// Whether it takes requests of the bulk lane.
     #[serde(default)]
@@ -83,7 +83,7 @@ pub struct WorkerEntry {
     pub since: UnixMicros,
 }
 
-/// The content of a model version at a worker: what its answers come from.
+/// The content of a model version at a worker, from which its answers come.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content {
     /// The unit that changes as a whole: the model's own name, or the name of its model folder.

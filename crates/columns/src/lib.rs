@@ -49,7 +49,7 @@ pub use without::{Batch, Batches, Layout, Table, Writer};
 #[cfg(feature = "formats")]
 pub use writer::Writer;
 
-/// The vector of a row, or the reason why the row has none.
+/// The vector of a row, or the reason why the row has no vector.
 pub type Outcome = Result<Vec<f32>, String>;
 
 /// The columns of an output with a row for each window of a text, whole numbers (INT64): the number of the text's row in the input from 1, the

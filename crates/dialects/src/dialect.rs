@@ -199,7 +199,7 @@ impl DialectRoute {
         DialectRoute { is_another: true, ..self }
     }
 
-    /// What becomes of fields that are in none of its tables. `is_alone`: no other dialect contends for the path.
+    /// How the route treats fields that are in none of its tables. `is_alone`: no other dialect contends for the path.
     pub fn others(&self, dialect: &Dialect, is_alone: bool) -> Others {
         match dialect.is_strict && is_alone {
             _ if self.is_another => Others::PassedOver,
@@ -257,7 +257,7 @@ impl DialectCall {
         }
     }
 
-    /// The request as operations take it. `model` is what the body names; a path that names one has the last word.
+    /// The request as operations take it. `model` is the model that the body names; a model that the path names comes before it.
     pub fn ask(&self, model: Option<&str>, options: TextOptions) -> OperationRequest {
         OperationRequest {
             model: self.model.as_deref().or(model).map(str::to_owned),

@@ -146,8 +146,8 @@ impl Form {
     }
 }
 
-/// The model of this name, and what the end of the name says of its texts: as NIM's clients name them, `NAME-query` and `NAME-passage` are the
-/// model `NAME`, unless models are called so.
+/// The model of this name, and the prompt that the end of the name stands for: as NIM's clients name them, `NAME-query` and `NAME-passage` are
+/// the model `NAME`, unless models are called so.
 pub fn named<'n>(call: &DialectCall, name: &'n str) -> (&'n str, Option<Prompt>) {
     let ends = [("-query", Prompt::Query), ("-passage", Prompt::Document)];
     let exists = |name: &str| call.operations.text_model(Some(name)).is_ok();

@@ -178,8 +178,8 @@ impl<'a> Members<'a> {
         found.map(|(name, _)| name.as_ref())
     }
 
-    /// Refuses what the tables refuse, and of `others` those that are to be. Gives the body as it shall be read, if that is not the one that
-    /// came: without nulls, with flags and numbers where texts stood for them, and with the fields' own names.
+    /// Refuses the fields that the tables refuse; `others` says which other fields are refused. Gives the body as it shall be read, if it differs
+    /// from the one that came: without nulls, with flags and numbers where texts stood for them, and with the fields' own names.
     pub fn check(&self, tables: &[&'static [Field]], others: Others) -> Result<Option<Vec<u8>>, Refusal> {
         let mut fates = Vec::with_capacity(self.0.len());
         for (name, value) in &self.0 {

@@ -2,8 +2,8 @@
 //! `trireme_operations`. No dialect knows a model, no model a dialect. A new one is a file and a line in [`DIALECTS`].
 //!
 //! Each route is there twice: as the dialect's own clients ask for it, and behind the dialect's name (`/tei/embed`), where no
-//! other dialect contends for it. Where several contend for a path, the fields of the body say whose it is: it is that of the dialect whose
-//! table ([`fields`]) knows most of them, the first in [`DIALECTS`] of these. A field that only other servers have is read by its name here,
+//! other dialect contends for it. Where several contend for a path, the fields of the body decide: the dialect answers whose table ([`fields`])
+//! knows most of them, and of several such dialects the first in [`DIALECTS`]. A field that only other servers have is read by its name here,
 //! or refused ([`words`]).
 //!
 //! Not here: listeners and keys, v2 (the gateway), which models there are.
@@ -57,7 +57,7 @@ use refusal::UNCUT;
 pub use dialect::{DialectCall, EmptyText, TokenInput};
 pub use refusal::{Kind, Refusal};
 
-/// Every dialect. Where a body does not say whose it is, the first one that has the path answers.
+/// Every dialect. Where the body does not decide between them, the first dialect that has the path answers.
 const DIALECTS: [&Dialect; 11] = [
     &openai::DIALECT,
     &jina::DIALECT,

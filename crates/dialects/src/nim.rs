@@ -250,7 +250,7 @@ async fn ranking(call: DialectCall) -> Result<Response, Refusal> {
     rank(call, None).await
 }
 
-/// At `/v1/retrieval/MODEL/reranking`. What the body calls the model comes first: in paths an underscore stands for a dot.
+/// At `/v1/retrieval/MODEL/reranking`. The body's name of the model comes before the path's, where an underscore stands for a dot.
 async fn hosted_ranking(call: DialectCall) -> Result<Response, Refusal> {
     let Some(model) = call.rest.strip_suffix("/reranking").map(str::to_owned) else {
         let path = format!("there is no route '/v1/retrieval/{}', expected '/v1/retrieval/MODEL/reranking'", call.rest);

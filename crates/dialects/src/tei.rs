@@ -1,9 +1,9 @@
 //! Text Embeddings Inference: `/embed`, `/embed_all`, `/embed_sparse`, `/rerank`, `/predict`, `/similarity`, `/tokenize`,
 //! `/decode`, `/info`, `/health`, `/v1/embeddings`,
-//! and `POST /`, which is the route of what the model does.
+//! and `POST /`, which is the route of the model's own task.
 //!
-//! Bodies name no model: `/tei/MODEL/embed` does, and so may a field `model`; without either it is the only model that does
-//! it. As in the original, fields that are not known are passed over, and token ids are the model's.
+//! Bodies name no model: `/tei/MODEL/embed` does, and so may a field `model`; without either it is the only model for the
+//! task. As in the original, fields that are not known are passed over, and token ids are the model's.
 
 mod classify;
 mod compatible;
@@ -258,7 +258,7 @@ async fn similarity(call: DialectCall) -> Result<Response, Refusal> {
     Ok(timed(&ledger, started, &sentences, &cosines))
 }
 
-/// `POST /`: what the model does; a body that only one route could have is for that one.
+/// `POST /`: a body that only one route takes goes to that route, others to the route of the model's first task.
 async fn root(call: DialectCall) -> Result<Response, Refusal> {
     let (is_ranking, is_comparison, brings_labels, named) = {
         let parsed = json::parse(&call.body).map_err(|error| Refusal::new(Kind::Malformed, error.to_string()))?;

@@ -344,7 +344,7 @@ fn no_field_on_which_answers_depend_is_passed_over() {
                     assert!(refusal.message.starts_with(&format!("'{}", word.name)), "{path}: {}", refusal.message);
                 }
                 Some(Ok(_)) => {}
-                // vLLM's routes cut nothing unless they are told.
+                // vLLM's routes cut a text only if the request asks for it.
                 None if meaning == Meaning::Cut && contenders.iter().any(|(dialect, _)| dialect.name == "vllm") => {}
                 None => panic!("{path} passes over {} {}", word.name, word.example),
             }

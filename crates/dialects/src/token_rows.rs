@@ -16,8 +16,8 @@ pub struct TokenRows {
 // === impl TokenRows ===
 
 impl TokenRows {
-    /// Those of these texts; `field` is the one that asks for them. A text that is longer than a row is refused, and so is a model that leaves
-    /// tokens without vectors.
+    /// The vectors and tokens of `texts`; `field` is the request's field that asks for them. A text that is longer than a row is refused, and so
+    /// is a model that leaves tokens without vectors.
     pub async fn of(
         call: &DialectCall,
         texts: &[String],

@@ -1,9 +1,9 @@
 //! vLLM's routes for pooling models: `/v1/embeddings`, `/v2/embed`, `/score` (and `/v1/score`), `/rerank` (and `/v1/rerank`,
 //! `/v2/rerank`), `/classify`, `/pooling`, `/tokenize`, `/detokenize`, `/invocations`; `/v1/models`, `/health`, `/ping`, `/load`, `/version`.
 //!
-//! A model that is not named is the only one that does it. As in the original, fields that are not known are passed over. Pairs are scored by
-//! what the model does: a reranker scores them, the vectors of a model that embeds have cosines, those of tokens the sum of the
-//! largest products (MaxSim).
+//! A request that names no model goes to the only model for its task. As in the original, fields that are not known are passed over. The
+//! model's task decides how pairs are scored: by a reranker, by the cosines of the vectors of texts, or by the sum of the largest products of
+//! the vectors of tokens (MaxSim).
 
 mod about;
 mod answers;
@@ -209,7 +209,7 @@ struct Invocation {
 
 const INVOCATION: &[Field] = &[read("model", fields::TEXT)];
 
-/// As SageMaker asks: a body that only one route could have is for that one, others are for what the model does.
+/// As SageMaker asks: a body that only one route takes goes to that route, others to the route of the model's first task.
 async fn invocations(call: DialectCall) -> Result<Response, Refusal> {
     let Invocation { model } = call.read()?;
     let has = |tables: &[&[Field]]| Members::of(&call.body).known(tables).0 > 0;

@@ -38,7 +38,7 @@ pub enum Sense {
 /// Meanings that fields of several names have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meaning {
-    /// One that no other field has.
+    /// A meaning that no other field has.
     Own,
     /// The model.
     Model,

@@ -14,7 +14,7 @@ thread_local! {
 #[derive(Clone)]
 pub struct Activity(Arc<Mutex<String>>);
 
-/// Says what the load on this thread does from now on, for people who wait: in the log of a load that takes long, and in the
+/// Names the present step of the load on this thread, for people who wait: in the log of a load that takes long, and in the
 /// repository index. On other threads it does nothing.
 pub fn doing(what: impl Into<String>) {
     CURRENT.with_borrow(|current| {

@@ -86,8 +86,8 @@ pub trait Backend: Send + Sync {
         SequenceSupport::None
     }
 
-    /// What the model's answers come from besides its files and configuration, such as the packages of an interpreter: the same text on
-    /// hosts that answer alike. May block. The error says why that is not known.
+    /// Names the programs that the model's answers depend on, besides its files and configuration, such as the packages of an interpreter: the
+    /// same text on hosts that answer alike. May block. The error says why they are not known.
     fn surroundings(&self, _source: &ModelSource<'_>) -> Result<String, String> {
         Ok(String::new())
     }
@@ -97,7 +97,7 @@ pub trait Backend: Send + Sync {
     fn load(&self, source: &ModelSource<'_>) -> Result<LoadedModel, LoadError>;
 }
 
-/// What to write where a model asks for GPUs that are not there: the end of an error.
+/// The remedy for a model that asks for missing GPUs: the end of an error.
 pub const CPU_INSTEAD: &str =
     "instance_group [ { kind: KIND_CPU } ], or serve such groups on the CPU with --gpu-groups-on-cpu";
 

@@ -31,7 +31,7 @@ pub struct Origin {
     pub lane: Lane,
     /// W3C trace context of its span.
     pub traceparent: Option<TraceParent>,
-    /// Whose request it is.
+    /// The owner of the request.
     pub owner: Owner,
 }
 

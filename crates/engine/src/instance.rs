@@ -1,6 +1,6 @@
-//! What executes requests: a [`ModelInstance`] in batches, or a [`StepwiseInstance`] that takes requests while others are in work.
+//! The instances that execute requests: a [`ModelInstance`] in batches, or a [`StepwiseInstance`] that takes requests while others are in work.
 //!
-//! Not here: who makes instances (`backend`), and the threads that they run on (`execute`, `stepwise`).
+//! Not here: how instances are made (`backend`), and the threads that they run on (`execute`, `stepwise`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,7 +93,7 @@ pub struct ExecuteRequest {
     pub in_parts: bool,
     /// The way for the model's code to send requests to other models.
     pub calls: Calls,
-    /// Whose request it is.
+    /// The owner of the request.
     pub owner: Owner,
 }
 

@@ -1,7 +1,7 @@
 //! Outages: times in which an instance cannot execute, for example because its process is being started again. The instance
 //! takes no work during an outage.
 //!
-//! Not here: how an instance recovers, which is its backend's business, and what a worker does about a model all of whose
+//! Not here: how an instance recovers, which is its backend's business, and how a worker treats a model all of whose
 //! instances are out.
 
 use tokio::sync::watch;

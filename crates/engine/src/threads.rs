@@ -263,7 +263,7 @@ mod tests {
         drop(other);
         let given = waiting.join().unwrap().unwrap();
         assert_eq!(*PROMISES.threads.lock(), 4);
-        // One that holds its promise for long has its threads, and nobody waits for it.
+        // The threads of an old promise have started, so nobody waits for its end.
         drop(PROMISES.give(2, Duration::from_millis(1), room_for(2 + SPARE)).unwrap());
         assert!(PROMISES.give(9, Duration::from_millis(1), room_for(2 + SPARE)).is_err());
         drop(given);

@@ -197,7 +197,7 @@ impl Hop {
         !self.worker.is_empty()
     }
 
-    /// The facts about each text of a tokenizer's step, where the request has so many; `None` where they are not told.
+    /// The facts about each text of a tokenizer's step, where the request has so many; `None` where the step gives none.
     pub fn facts_of_each(&self, texts: usize) -> Option<Cow<'_, [TextFacts]>> {
         match (self.texts, texts) {
             (Some(facts), 1) => Some(Cow::Owned(vec![facts])),

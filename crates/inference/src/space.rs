@@ -94,7 +94,7 @@ impl AskedSpaces {
     }
 }
 
-/// Whether a space that was asked for is that of these steps.
+/// Whether `asked`, a space of `If-Space`, is the space of these steps.
 fn is_of<'a>(asked: &str, mut steps: impl Iterator<Item = &'a str>) -> bool {
     let mut parts = asked.split('.');
     loop {

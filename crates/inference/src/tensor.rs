@@ -84,7 +84,7 @@ pub enum TensorError {
 }
 
 /// The number of elements of a tensor that is to be made for a request. Has to be asked before memory is allocated for it: a shape of few
-/// bytes may claim many rows. An element takes `size` bytes; `given` are the bytes of what the tensor is made of. An error if it takes more
+/// bytes may claim many rows. An element takes `size` bytes; `given` are the bytes of the tensor's sources. An error if it takes more
 /// than [`MAX_MESSAGE_BYTES`], and more than twice `given`.
 pub fn room_for(name: &str, shape: impl Into<Shape>, size: usize, given: usize) -> Result<usize, TensorError> {
     let shape = shape.into();

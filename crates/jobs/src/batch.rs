@@ -109,7 +109,7 @@ pub async fn run(jobs: &Jobs, id: &str, stop: watch::Receiver<bool>) -> Result<(
 
 async fn attempt(jobs: &Jobs, id: &str, mut stop: watch::Receiver<bool>) -> Result<(), JobError> {
     let Some(mut run) = Run::open(jobs, id).await? else { return Ok(()) };
-    // Before anything is read: the work itself may be what has to be cancelled.
+    // Before the input is read: reading it may be the work that has to be cancelled.
     if run.batch.state == BatchState::Cancelling {
         return run.finish(BatchState::Cancelled).await;
     }

@@ -105,7 +105,7 @@ pub trait Execute: Send + Sync + 'static {
 // === impl JobAnswer ===
 
 impl JobAnswer {
-    /// An answer that says what went wrong, as JSON.
+    /// An answer with an error, as JSON.
     pub fn error(status: u16, why: &str) -> JobAnswer {
         let json = ("content-type".to_owned(), Bytes::from_static(b"application/json"));
         let body = serde_json::json!({ "error": why }).to_string();

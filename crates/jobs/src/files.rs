@@ -287,7 +287,7 @@ impl Jobs {
         Ok(())
     }
 
-    /// The time to live of a file's record: what a batch has written lapses by itself.
+    /// The time to live of a file's record: only the output of a batch lapses by itself.
     fn lapse_of(&self, file: &File) -> Option<Duration> {
         let lapses = file.purpose == Purpose::BatchOutput;
         file.expires.filter(|_| lapses).map(|at| Duration::from_secs(at.saturating_sub(self.now()).max(1)))
@@ -385,7 +385,7 @@ impl Arrival<'_> {
         }
         let expires = lapse.map(|lapse| jobs.now().saturating_add(lapse.as_secs()));
         let file = File { digest, ..arrival.record(name, Purpose::Batch, expires) };
-        // From here on its bytes may be those of the file: whoever deletes its own record looks there first.
+        // From here on its bytes may be the file's: before the arrival's record is deleted, the file is looked for.
         let left = Some(jobs.now() + jobs.0.options.upload_patience.as_secs());
         let arrived = File { file: Some(id.clone()), ..arrival.record("", Purpose::Arriving, left) };
         arrival.note(arrived).await?;
@@ -445,7 +445,7 @@ impl Arrival<'_> {
         }
     }
 
-    /// Gives the file up for a reason that counts more than an error here: the driver deletes what is left.
+    /// Gives the file up. An error here is only logged: the driver deletes the parts that are left.
     async fn give_up(self) {
         let id = self.id.clone();
         if let Err(error) = self.abandon().await {

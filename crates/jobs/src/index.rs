@@ -1,4 +1,4 @@
-//! A gateway's index of files and batches: when each was made, and its owner. So it finds a page of a list, and what an owner has, without
+//! A gateway's index of files and batches: when each was made, and its owner. So it finds a page of a list, and the usage of an owner, without
 //! reading them. Waiting requests are in it where they have a quota.
 //!
 //! Invariants: work that is accepted at the same time is counted from the moment at which it was found to have room ([`Promised`]); a record
@@ -90,7 +90,7 @@ struct Places {
     last: u64,
 }
 
-/// Room of an owner for a record, until this is dropped. The record counts as what it shows or what was promised, whichever is more.
+/// Room of an owner for a record, until this is dropped. The record counts by its own usage or by the promised one, whichever is more.
 pub(crate) struct Promised {
     index: Arc<Index>,
     id: String,
@@ -301,7 +301,7 @@ impl Places {
         }
     }
 
-    /// The owner of a record, and what the record counts as.
+    /// The owner of a record, and the record's counted usage.
     fn counted(&self, id: &str) -> Option<(String, Usage)> {
         match (self.by_id.get(id), self.promises.get(id)) {
             (Some((known, _)), Some(promise)) => Some((known.client.clone(), known.uses.max(&promise.uses))),
@@ -311,7 +311,7 @@ impl Places {
         }
     }
 
-    /// An error if the owner has no room for what the record `id` would count more.
+    /// An error if the owner has no room for the growth of the record `id` to `uses`.
     fn check(&self, id: &str, owner: &str, uses: &Usage, quotas: &Quotas) -> Result<(), JobError> {
         let mut more = *uses;
         if let Some((_, counted)) = self.counted(id) {

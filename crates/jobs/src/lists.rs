@@ -42,7 +42,7 @@ impl Jobs {
         self.list(Kind::Batch, page, |record| record.into_batch()).await
     }
 
-    /// Room for the record `id`; an error if the client has none. Nothing is promised where it has no bounds, as administrators.
+    /// Room for the record `id`; an error if the client's quotas leave none. `None` without bounds, as for administrators.
     pub(crate) async fn promise(&self, id: &str, uses: Usage) -> Result<Option<Promised>, JobError> {
         let quotas = &self.0.options.quotas;
         if self.1 == Client::Everybody || !quotas.bound(&uses) {

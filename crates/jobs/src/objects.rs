@@ -28,7 +28,7 @@ pub struct Writer<'a> {
     object: Object,
     rest: BytesMut,
     lapse: Option<Duration>,
-    /// Whose object it is, if other gateways may write it, too.
+    /// The lease of its job, if other gateways may write the object, too.
     lease: Option<Lease<'a>>,
 }
 

@@ -61,7 +61,7 @@ struct Destination {
     running: usize,
     /// Shares that have a call to begin and found no room, in the order in which they asked.
     waiting: Vec<(u64, Owner)>,
-    /// Whose turn it is.
+    /// The turns of the owners.
     order: Shares,
     halved: Option<Instant>,
     /// The time before which no call begins, and the pause that ends then.
@@ -169,7 +169,7 @@ impl Share {
         self.running.load(Ordering::Relaxed)
     }
 
-    /// Whose job it is.
+    /// The owner of the job.
     pub fn owner(&self) -> &Owner {
         &self.owner
     }

@@ -60,7 +60,7 @@ impl Quotas {
         Ok(())
     }
 
-    /// The limits of what is asked for, what is used and asked for of each, and its words: what it is, its flag, what helps.
+    /// By quantity: its limit, if more of it is asked for; the used and the asked amount; its name, its flag and the remedy.
     fn limits(&self, used: &Usage, more: &Usage) -> [(Option<u64>, u64, u64, [&'static str; 3]); 4] {
         let files = ["files", "--jobs-owner-files", "delete files"];
         let bytes = ["bytes of files", BYTES, "delete files, or send fewer bytes"];
@@ -82,7 +82,7 @@ impl Usage {
     /// The part of a file, an upload or a part of one. The bytes of an upload are those of its parts.
     pub fn of(file: &File) -> Usage {
         let (files, bytes) = match file.purpose {
-            // Those of the file that it becomes.
+            // The file that it becomes is counted.
             Purpose::Arriving if file.file.is_some() => (0, 0),
             Purpose::Batch | Purpose::BatchOutput | Purpose::Arriving => (1, file.bytes),
             Purpose::Upload => (1, 0),

@@ -1,5 +1,5 @@
 //! The bytes of batches in memory: lines that wait or run, and answers that are not written yet. All batches together have room for so many
-//! bytes, shared evenly; a batch that has none in memory may always take one line.
+//! bytes, shared evenly; a batch without bytes in memory may always take one line.
 //!
 //! Pure but for the count at [`Execute`](crate::Execute), which has the bytes of live requests too.
 

@@ -37,7 +37,7 @@ struct Waiting<T> {
 pub(crate) struct Turn<T> {
     pub item: T,
     pub destination: Name,
-    /// Whose call it is.
+    /// The owner of the call.
     pub owner: Owner,
     /// The bytes of its body, which are its part of what its owner is served. Those beyond `u32` are not counted.
     pub bytes: u32,

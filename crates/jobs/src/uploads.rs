@@ -219,7 +219,7 @@ impl Jobs {
         Ok(upload)
     }
 
-    /// Deletes the parts of an upload that is no more. Those that cannot be deleted now are deleted when their time is over.
+    /// Deletes the parts of an upload that has ended. A part that cannot be deleted now is deleted when its time is over.
     async fn drop_parts(&self, upload: &str) {
         for part in self.0.index.parts(upload) {
             self.drop_part(&part).await;

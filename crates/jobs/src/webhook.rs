@@ -115,7 +115,7 @@ impl Jobs {
         Ok(())
     }
 
-    /// How long a record is still kept: what is left of the time to live after its end; for ever while it has not ended.
+    /// How long a record is still kept: the rest of its time to live, which begins at its end; for ever while it has not ended.
     pub(crate) fn lapse(&self, record: &Record) -> Option<Duration> {
         let until = record.ended()? + self.0.options.time_to_live.as_secs();
         Some(Duration::from_secs(until.saturating_sub(self.now()).max(1)))

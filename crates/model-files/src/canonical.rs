@@ -1,4 +1,4 @@
-//! A digest of what an ONNX file computes, whatever its exporter called the parts.
+//! A digest of the computation of an ONNX file, whatever its exporter called the parts.
 //!
 //! The digest of a value is made of the node that makes it: its op, the version of the op's set, its attributes, and the digests of its
 //! inputs. A weight's digest is of its datatype, shape and elements. So the digest of an output depends on all that the output is
@@ -58,7 +58,7 @@ struct Attribute {
     graphs: Vec<Form>,
 }
 
-/// The SHA-256 of what the file at `path` computes for these of its outputs, in this order; for all where none is named. It is made of the file
+/// The SHA-256 of the computation of these outputs of the file at `path`, in this order; of all where none is named. It is made of the file
 /// and the files of weights beside it. The error says what cannot be read: a weight without its elements, a value that no node makes before it is
 /// used, or a path of weights outside the file's directory.
 pub fn digest(path: &Path, outputs: &[&str]) -> io::Result<Hash> {
@@ -124,7 +124,7 @@ impl Form {
         let mut values = HashMap::new();
         for (place, name) in self.inputs.iter().enumerate() {
             let mut input = Parts::new("input");
-            // Those of an inner graph are known by their places.
+            // The inputs of an inner graph are known by their places.
             if depth == 0 {
                 input.add(name.as_bytes());
             } else {

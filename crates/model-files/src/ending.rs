@@ -1,4 +1,4 @@
-//! What the last nodes of a graph show about an output: whether scores are probabilities already, whether vectors have the length 1,
+//! Facts about an output that the last nodes of a graph show: whether scores are probabilities already, whether vectors have the length 1,
 //! whether a projection stands behind the last normalisation of the layers.
 //!
 //! The reader walks from the output towards the inputs, as long as each node computes its result from one tensor that is not constant.
@@ -44,7 +44,7 @@ pub(crate) struct Node {
 /// The nodes of a graph by the tensors that they make.
 pub(crate) struct Nodes<'a> {
     makers: HashMap<&'a str, &'a Node>,
-    /// Weights, and what is computed of weights alone.
+    /// Weights, and tensors that are computed from weights alone.
     constants: HashSet<&'a str>,
     /// The shapes of weights.
     shapes: HashMap<&'a str, &'a [i64]>,
@@ -111,7 +111,7 @@ const LAYER_NORMS: [&str; 7] = [
 // === impl Nodes ===
 
 impl<'a> Nodes<'a> {
-    /// The nodes, in the order of the file, in which each stands behind those that it needs.
+    /// The nodes in the order of the file: each stands behind the nodes whose outputs it reads.
     pub(crate) fn new(nodes: &'a [Node], weights: impl IntoIterator<Item = (&'a str, &'a [i64])>) -> Nodes<'a> {
         let mut shapes: HashMap<&str, &[i64]> = weights.into_iter().collect();
         let mut constants: HashSet<&str> = shapes.keys().copied().collect();
@@ -226,7 +226,7 @@ impl<'a> Nodes<'a> {
         inputs.filter(|input| !input.is_empty() && !self.constants.contains(input)).collect()
     }
 
-    /// What the product or quotient of two computed tensors is, and the tensor that it is made of.
+    /// The op of a product or quotient of two computed tensors, if any, and the tensor to go on with.
     fn pair(&self, left: &'a str, right: &'a str) -> Option<(Option<EndOp>, &'a str)> {
         if self.is_length_of(right, left) {
             return Some((Some(EndOp::Normalize), left));

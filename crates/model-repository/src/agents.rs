@@ -12,7 +12,7 @@ use crate::validate::lies_beneath;
 /// The agent that compares files with their digests.
 const CHECKSUM: &str = "checksum";
 
-/// What begins the name of its parameters; the path of a file within the model's folder follows.
+/// The beginning of its parameters' names; the path of a file within the model's folder follows.
 const MD5: &str = "MD5:";
 
 /// Bytes that are read at a time.

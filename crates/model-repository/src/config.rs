@@ -261,7 +261,7 @@ impl ModelConfig {
         inputs.chain(outputs).next().map(String::as_str)
     }
 
-    /// What the model's op `fold` makes of the rows of a text's windows, where a request does not say it: `mean`, `first`, `max` or `keep`.
+    /// How the model's op `fold` joins the rows of a text's windows, where a request does not say it: `mean`, `first`, `max` or `keep`.
     /// `None` where it has no such op.
     pub fn fold(&self) -> Option<&str> {
         let ops = self.parameters.get("ops").filter(|_| self.backend == "postprocess")?;

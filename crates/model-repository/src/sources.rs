@@ -16,7 +16,7 @@ use crate::folder::{
 use crate::repository::{derived_content, version_number, write_fault};
 use crate::{RepositoryError, TemporaryFolder};
 
-/// Model repositories, those that were derived among them.
+/// Model repositories, with the ones derived from model folders.
 #[derive(Debug)]
 pub struct ModelSources {
     /// The repositories, as [`crate::Repository::open`] takes them.
@@ -257,7 +257,7 @@ impl ModelFolder {
             && self.models().iter().any(|derived| derived.name == model)
     }
 
-    /// A digest of what its answers come from: the files that it is served from, and its description, in which the choices of the command
+    /// A digest of the sources of its answers: the files that it is served from, and its description, in which the choices of the command
     /// line are. It is the same on every host that has the same files and choices. Reads the files, as long as they are not known; the error
     /// names the path.
     pub fn digest(&self) -> io::Result<String> {
@@ -319,7 +319,7 @@ impl ModelFolder {
     }
 }
 
-/// Whether a file at the top of a model folder may be one of the model's: not what a measurement says about it.
+/// Whether a file at the top of a model folder may be one of the model's: the record of a measurement is not.
 fn is_of_model(name: &str) -> bool {
     !name.starts_with('.') && name != EQUIVALENT_SPACES
 }

@@ -79,7 +79,7 @@ impl FolderCache {
     }
 }
 
-/// A name for what the files are now.
+/// A name for the present state of the files.
 pub(crate) fn state(files: &[RemoteFile]) -> String {
     let mut lines: Vec<String> =
         files.iter().map(|file| format!("{}\0{:?}\0{:?}\n", file.name, file.size, file.etag)).collect();

@@ -21,7 +21,7 @@ pub(crate) struct Hub {
     http: Http,
     endpoint: String,
     repository: String,
-    /// The commit, or what the word says before the hub has named it.
+    /// The commit; until the hub names it, the revision that was asked for.
     revision: String,
 }
 
@@ -96,7 +96,7 @@ impl Hub {
         Ok((self.revision.clone(), files))
     }
 
-    /// Fills in what the list does not say of a file: mirrors of the hub leave out sizes and digests.
+    /// Fills in a file's size and digest where the list lacks them, as the lists of the hub's mirrors do.
     pub(crate) async fn complete(&self, file: &RemoteFile) -> Result<RemoteFile, FetchError> {
         let mut file = file.clone();
         if file.etag.as_deref().is_some_and(is_blob_name) && file.size.is_some() {

@@ -148,7 +148,7 @@ impl Found {
         Ok(Vectors { model: self.pipeline.name, width, tensor, windows, ledger })
     }
 
-    /// Whether vectors of this width are those that a request asks for.
+    /// An error if the request asks for vectors of another width.
     fn check_width(&self, width: usize, ask: &OperationRequest) -> Result<(), InferError> {
         match ask.options.dimensions {
             Some(dimensions) if dimensions != width as u64 => Err(InferError::invalid_arg(format!(

@@ -78,7 +78,7 @@ pub struct TextModel {
     pub max_batch: Option<u64>,
     /// How the vectors of tokens become one.
     pub pooling: String,
-    /// What workers tell about its vectors, or else about the answers of its first operation.
+    /// The origin of its vectors, or else of the answers of its first operation.
     pub origin: Origin,
 }
 
@@ -154,7 +154,7 @@ impl Operations {
         Ok(TextModel::of(name, &found, self.origin(&found)))
     }
 
-    /// What workers tell about the vectors of a model, or else about the answers of its first operation.
+    /// The origin of a model's vectors, or else of the answers of its first operation.
     fn origin(&self, model: &Pipeline) -> Origin {
         let tasks = &model.capabilities.tasks;
         let outputs = tasks.get(&Task::Embed).or_else(|| tasks.values().next());
@@ -216,7 +216,7 @@ impl Operations {
             inputs.push(found.input(specs.get(1).map(|spec| (&spec.name, &spec.shape)), pairs)?);
         }
         let outputs = found.outputs();
-        // What the request says itself has the last word, before its headers.
+        // The request's own parameters replace those of its headers.
         let parameters = ask.parameters.clone().into_iter().chain(parameters).collect();
         let request = InferRequest {
             id: ask.request_id.clone(),
@@ -228,7 +228,7 @@ impl Operations {
         };
         let answered = self.0.infer(request, ask, found.task).await;
         let InferResponse { outputs: mut tensors, ledger, .. } = answered?;
-        // What follows reads and writes them, as digits in most answers.
+        // The code below reads and writes the tensors, as digits in most answers.
         work::much(DIGITS * tensors.iter().map(|tensor| tensor.data().len()).sum::<usize>()).await;
         let windows =
             tensors.iter().position(|tensor| tensor.name() == WINDOWS && !outputs.iter().any(|own| own == WINDOWS));

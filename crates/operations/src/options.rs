@@ -27,7 +27,7 @@ pub struct TextOptions {
     pub windows: Option<bool>,
     /// Most tokens that two neighbouring rows of one text share.
     pub overlap: Option<u64>,
-    /// Most rows that a text has, where the model makes one of those of a text; what follows is cut. It asks for several rows of such a model.
+    /// Most rows of a text, for a model that joins a text's rows into one; the rest of the text is cut. It asks such a model for several rows.
     pub max_windows: Option<u64>,
     /// How the rows of a text become one: mean, first or max; or that they are kept: keep.
     pub fold: Option<String>,

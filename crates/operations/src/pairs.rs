@@ -1,4 +1,4 @@
-//! How well the two texts of pairs go together, by what a model does: a reranker reads both, the vectors of others are compared.
+//! How well the two texts of pairs go together: a reranker reads both; for other models, the vectors of the texts are compared.
 
 use std::collections::HashMap;
 
@@ -117,7 +117,7 @@ fn cosine(one: &[f32], two: &[f32]) -> f32 {
     if lengths == 0.0 { 0.0 } else { (dot(one, two) / lengths) as f32 }
 }
 
-/// That of each pair, with a pause between two, in which the request may be cancelled.
+/// The [`max_similarity`] of each pair, with pauses in which the request may be cancelled.
 async fn each_max_similarity(pairs: &[(&[f32], &[f32])], width: usize) -> Vec<f32> {
     let mut scores = Vec::with_capacity(pairs.len());
     for (query, document) in pairs {

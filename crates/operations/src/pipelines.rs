@@ -41,7 +41,7 @@ pub trait Pipelines: Send + Sync + 'static {
     /// As for [`Pipelines::offering`].
     fn tokenizing(&self, task: Task, name: Option<&str>) -> Result<Pipeline, InferError>;
 
-    /// What workers tell about answers of this model with these outputs.
+    /// The origin of this model's answers with these outputs.
     fn origin(&self, model: &Pipeline, outputs: &[String]) -> Origin;
 
     /// The classes of an output, from the file that the configuration names (`label_filename`); empty without one.
@@ -69,7 +69,7 @@ pub struct Pipeline {
     pub steps: Vec<Arc<ModelConfig>>,
 }
 
-/// What workers tell about the answers of a model.
+/// The origin of a model's answers, as workers announce it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// Their space, as `trireme-space` tells it.

@@ -25,7 +25,7 @@ const ALL: [(&str, GraphEnd); 5] = [
 // === impl GraphEnd ===
 
 impl GraphEnd {
-    /// The op of this name; the error is what is expected.
+    /// The op of this name; the error lists the expected names.
     pub(crate) fn named(name: &str) -> Result<GraphEnd, String> {
         if let Some((_, end)) = ALL.iter().find(|(known, _)| *known == name) {
             return Ok(*end);

@@ -55,8 +55,8 @@ pub struct Side<'a> {
     pub special_tokens_mask: Option<&'a Tensor>,
     /// The characters where words begin and end `[rows, words, 2]`; 0 and 0 where there is no word.
     pub word_offsets: Option<&'a Tensor>,
-    /// By row, the part of a text that it holds, `[rows, 6]`: the text's number, the characters of the row and those that it owns, and the row's
-    /// tokens.
+    /// By row, its part of a text, `[rows, 6]`: the text's number, the row's characters, the characters that the row owns, and how many tokens
+    /// it has.
     pub windows: Option<&'a Tensor>,
     /// The texts, one for each row, or as many as `windows` tells apart.
     pub texts: Option<&'a Tensor>,

@@ -33,7 +33,7 @@ pub struct RequestOptions {
     pub token_scores: bool,
 }
 
-/// What becomes of the rows of a text's windows.
+/// How the op `fold` joins the rows of a text's windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fold {
     /// The mean, in which each window counts by its tokens.

@@ -1,9 +1,9 @@
-//! Encoders that run without padding: rewrites an ONNX graph of rows `[batch, length]` so that all that works on each token alone works on the
+//! Encoders that run without padding: rewrites an ONNX graph of rows `[batch, length]` so that nodes that work on each token alone work on the
 //! tokens of several groups of rows together.
 //!
-//! The packed graph stands for the plain one run on several groups of rows side by side. Each group is padded to its own longest row. What mixes tokens
-//! (attention above all, with its masks and positions) is there once for each group and sees the group's rows; what works on each
-//! token alone, as the multiplications by weights do, is there once and sees the tokens of all groups, without padding. So rows of
+//! The packed graph stands for the plain one run on several groups of rows side by side. Each group is padded to its own longest row. Nodes that mix
+//! tokens (attention above all, with its masks and positions) are there once for each group and see the group's rows. Nodes that work on each
+//! token alone, as the multiplications by weights do, are there once and see the tokens of all groups, without padding. So rows of
 //! different lengths run together and none pays for another's length, except within its group.
 //!
 //! ```text

@@ -43,7 +43,7 @@ pub struct ModelProto {
     pub configuration: Vec<Bytes>,
 }
 
-/// Nodes in an order in which each can run, and what they begin with and end in.
+/// Nodes in an order in which each can run, with the graph's inputs, weights and outputs.
 #[derive(Clone, PartialEq, Message)]
 pub struct GraphProto {
     #[prost(message, repeated, tag = "1")]

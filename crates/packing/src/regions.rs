@@ -18,7 +18,7 @@ use crate::unfit::Unfit;
 /// At least this share of the weights has to work on tokens alone.
 const LEAST_SHARE: f64 = 0.5;
 
-/// Operators that take elements as they are. What they take of a shape is constant if it is the same for two sizes.
+/// Operators that take elements as they are. Elements of a shape are constant if they are the same for two sizes.
 const TAKING: &[&str] = &["Shape", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Identity", "Reshape"];
 
 /// How often a node is executed in a run.

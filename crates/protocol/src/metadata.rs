@@ -5,7 +5,7 @@ use trireme_inference::TensorSpec;
 
 use crate::json::Writer;
 
-/// What a model has beside the fields of the protocol.
+/// A model's properties beside the protocol's fields, by name.
 pub type Properties = Vec<(&'static str, String)>;
 
 /// The properties that say which space a model's answers are of, and which other spaces it was measured to equal.
@@ -25,8 +25,8 @@ pub fn server_metadata(name: &str, version: &str, extensions: &[&str]) -> Bytes 
     })
 }
 
-/// The answer to `GET /v2/models/{m}`. `versions` are the ready ones; shapes include the batch dimension. The Open Inference Protocol calls
-/// `properties` what a server adds.
+/// The answer to `GET /v2/models/{m}`. `versions` are the ready ones; shapes include the batch dimension. `properties` is the
+/// Open Inference Protocol's field for additions of a server.
 pub fn model_metadata(
     name: &str,
     versions: &[i64],

@@ -16,7 +16,7 @@ const OWN_MAPPING: i32 = 1 << 20;
 const KEPT: i32 = 2 << 20;
 
 /// Has large allocations returned to the system, for good. By itself glibc raises its threshold to the size of the largest allocation that
-/// was freed, up to 32 MiB; from then on such allocations lie among small ones in its heaps, which keep what they once had.
+/// was freed, up to 32 MiB; from then on such allocations lie among small ones in its heaps, which keep the memory that they once had.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[allow(unsafe_code, reason = "the C library's settings have no safe function")]
 pub fn return_large_allocations() {

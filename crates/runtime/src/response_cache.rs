@@ -1,10 +1,10 @@
 //! The response cache: answers of models whose configuration has `response_cache`, for requests that were answered before. A gateway's text
-//! cache is one of these too, whose answers are those of single texts.
+//! cache is such a cache, too, with answers for single texts.
 //!
 //! As in Triton a model version's inputs decide; unlike there the outputs asked for and the request's parameters do too,
-//! because an answer depends on them. The keys of requests are whole, not hashes: no request ever gets another one's answer. Those of texts are
-//! digests of 256 bits. A gateway looks
-//! up the requests of clients, a worker those that reach a model as a step of an ensemble; each has a cache of its own.
+//! because an answer depends on them. The keys of requests are whole, not hashes: no request ever gets another one's answer. The keys of
+//! texts are digests of 256 bits. A gateway looks up the requests of clients, and a worker the requests that reach a model as a step of an
+//! ensemble; each has a cache of its own.
 //!
 //! The cache keeps answers, never errors, up to a number of bytes; the entry that is used least goes first. A cache lives as long
 //! as its process.
@@ -25,7 +25,7 @@ use trireme_inference::{
 /// Bytes that an entry is assumed to occupy beside its tensors and key.
 const ENTRY_OVERHEAD: u64 = 512;
 
-/// Answers of this size are what the cache's tables are made for at first; they grow as they have to.
+/// The cache's tables have room at first for answers of this size; they grow as they have to.
 const USUAL_ANSWER: u64 = 4096;
 
 /// Flags about the response cache.
@@ -132,7 +132,7 @@ impl Key {
         Key(key.into())
     }
 
-    /// A key that is the digest of all that decides an answer. The digest has to be one of which no two texts with the same value are known.
+    /// A key that is the digest of all that decides an answer. The digest has to be of a kind without known collisions.
     pub fn of_digest(digest: &[u8]) -> Key {
         Key(digest.into())
     }

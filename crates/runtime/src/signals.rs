@@ -1,4 +1,4 @@
-//! What signals do to a process: SIGTERM, SIGINT and SIGQUIT stop it, SIGHUP has it read again what can be read again, SIGUSR1 and SIGUSR2
+//! The effects of signals: SIGTERM, SIGINT and SIGQUIT stop a process, SIGHUP has it read files of keys and settings again, SIGUSR1 and SIGUSR2
 //! do nothing.
 
 use std::io::IsTerminal;

@@ -76,7 +76,7 @@ impl Process {
         Process { host, memory }
     }
 
-    /// Sends a command and writes what is wanted, as a gateway does for a client.
+    /// Sends a command and writes the wanted configuration, as a gateway does for a client.
     async fn order(&self, bus: &InProcess, model: &str, wanted: Option<Override>, expected: &BTreeSet<String>) {
         let answers =
             model_control::command(bus, &self.memory, model, wanted.as_ref(), expected).await.expect("answers");

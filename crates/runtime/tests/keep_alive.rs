@@ -170,7 +170,7 @@ impl Stage {
         tokio::time::timeout(PATIENCE, replies.next()).await.expect("an answer")
     }
 
-    /// What the model says.
+    /// The text of the model's answer.
     async fn said(&self, id: &str) -> String {
         let output = self.ask(id).await.outcome.expect("an answer");
         let said = output.tensors[0].bytes_elements().expect("text").next().expect("one element").to_owned();

@@ -1,4 +1,4 @@
-//! What is known of a request on its way, from the first layer on.
+//! The facts about a request on its way, from the first layer on.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,8 +32,8 @@ pub enum Port {
     Grpc,
 }
 
-/// What is known of a request on its way. The first layer of a port makes it and puts it in the request's extensions, and each layer adds its
-/// part. Requests that come by no port have a constructor of their own.
+/// The facts about a request on its way. The first layer of a port makes the context and puts it in the request's extensions, and each layer
+/// adds its part. Requests that come by no port have a constructor of their own.
 ///
 /// The bytes, the owner and the lane of a request are known once it is taken in. Its handler runs only then; to ask before is a panic.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub struct RequestContext {
     route: OnceLock<Arc<str>>,
     /// Also that of the call whose message the request is.
     model: Arc<OnceLock<String>>,
-    /// Whose the request is, and its bytes of the budget, once it is taken in.
+    /// The request's sender, and its bytes of the budget, once it is taken in.
     taken_in: OnceLock<(Whose, BytesPermit)>,
     /// How long the request waits for room in a full queue.
     patience: OnceLock<Duration>,
@@ -68,7 +68,7 @@ pub struct RequestContext {
     kept: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
-/// Whose a request is.
+/// The sender of a request.
 #[derive(Clone, Debug)]
 enum Whose {
     /// A client's.
@@ -237,7 +237,7 @@ impl RequestContext {
         &self.taken_in().1
     }
 
-    /// Whose it is; `None` for one about the server, of a model, or of this process itself.
+    /// Its client's account; `None` for a request about the server, of a model, or of this process itself.
     pub fn account(&self) -> Option<&Account> {
         match &self.taken_in().0 {
             Whose::Client(account) => Some(account),
@@ -284,7 +284,7 @@ impl RequestContext {
         self.deadline.get().copied()
     }
 
-    /// Whether a refusal is owed to what the client has set, its time or its size, so that another try would end in the same way.
+    /// Whether a refusal is due to the client's deadline or the request's size, so that another try would end in the same way.
     pub fn is_final(&self) -> bool {
         self.deadline().is_some_and(|deadline| deadline <= Instant::now()) || self.permit().is_too_large()
     }

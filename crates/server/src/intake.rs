@@ -27,11 +27,11 @@ pub struct Intake<T> {
     pub budget: Budget,
     /// Knows the lane and the owner of a request.
     pub access: Arc<Access>,
-    /// What the port does in its own way.
+    /// The steps that are the protocol's own.
     pub transport: T,
 }
 
-/// What HTTP and gRPC do in ways of their own.
+/// The steps of the intake in which HTTP and gRPC differ.
 pub trait Transport: Send + Sync + 'static {
     /// The kind of port.
     const PORT: Port;
@@ -39,10 +39,10 @@ pub trait Transport: Send + Sync + 'static {
     /// The request with a body that its handler may read: the body's pauses and its size are limited, and its bytes are counted in `permit`.
     fn guard(&self, request: Request, traffic: Traffic, permit: &BytesPermit) -> Request;
 
-    /// Adds what the context knows to the head of an answer.
+    /// Adds the facts of the context to the head of an answer.
     fn tell(&self, context: &RequestContext, answer: &mut Response);
 
-    /// Notes in the span of what ran for a request of this path how the request was answered.
+    /// Notes the answer to a request of this path in a span of the request's work.
     fn describe(&self, span: &tracing::Span, path: &str, answer: &Response);
 }
 
@@ -90,7 +90,7 @@ impl<T: Transport> Intake<T> {
     }
 }
 
-/// A body of which the context learns what has come.
+/// The body; the context counts the bytes that have come.
 fn received(body: Body, context: Arc<RequestContext>) -> Body {
     if body.is_end_stream() {
         return body;

@@ -1,4 +1,4 @@
-//! Notes of the tests' helpers, from which `scripts/run-tests.py` tells what a slow test waits for.
+//! Notes of the tests' helpers: `scripts/run-tests.py` reads in them why a slow test waits.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;

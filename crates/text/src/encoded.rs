@@ -1,4 +1,4 @@
-//! What a tokenizer makes of texts: rows of tokens, and what is known of them.
+//! The output of a tokenizer: rows of tokens, and facts about them.
 
 use trireme_inference::TextFacts;
 
@@ -12,7 +12,7 @@ pub struct Encoded {
     pub rows: usize,
     /// Tokens in each row, padding included.
     pub length: usize,
-    /// Tokens of all rows, special tokens included, padding and the tokens that fill queries up not.
+    /// Tokens of all rows, with special tokens, without padding and without the tokens that fill queries up.
     pub tokens: u64,
     /// Rows that were too long and lost tokens.
     pub truncated: u64,
@@ -26,7 +26,7 @@ pub struct Encoded {
     pub attention_mask: Vec<i64>,
     /// Which text of a pair a token belongs to, as set by the tokenizer's post-processor.
     pub token_type_ids: Vec<i64>,
-    /// The position of each token in its row, from 0; 0 for padding. Empty unless asked for, as are those below.
+    /// The position of each token in its row, from `first_position`; one less, or 0, for padding. Empty unless asked for, as are those below.
     pub position_ids: Vec<i64>,
     /// The first character of its text that a token stands for, and the one after the last, `[rows, length, 2]`: counted
     /// without the prefix, 0 and 0 for special tokens and padding.
@@ -39,8 +39,8 @@ pub struct Encoded {
     /// 1 for tokens whose vectors are compared with those of other texts: the attention mask, with 1 for the tokens that fill a query
     /// up, and 0 for those of the skip list.
     pub scoring_mask: Vec<i64>,
-    /// By row, what of which text it is of, `[rows, 6]`: the number of its text, its first character and the one after its last, the first
-    /// one that it owns and the one after the last, and how many tokens it has. Empty unless asked for.
+    /// By row, its part of a text, `[rows, 6]`: the number of the text; the row's characters, and the characters that it owns, each as the first
+    /// and the one after the last; and how many tokens it has. Empty unless asked for.
     pub windows: Vec<i64>,
     /// The words and spans of rows; empty unless asked for.
     pub spans: SpanTensors,

@@ -1,9 +1,9 @@
-//! How much longer a normalizer may make texts. One that multiplies them would fill the memory with one text.
+//! How much longer a normalizer may make texts. Without a limit, a single text could fill the memory.
 
 use serde_json::Value;
 use tokenizers::NormalizerWrapper;
 
-/// So many times as long as the text is what it may become.
+/// A text may become so many times as long.
 const MOST: f64 = 256.0;
 
 /// An error if a normalizer may make texts much longer.

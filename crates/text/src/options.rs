@@ -67,7 +67,7 @@ pub struct TokenizeOptions {
     pub skiplist_words: Vec<String>,
     /// `skiplist_tasks`: the sides that `skiplist_words` is for, of `query` and `document`; a JSON array.
     pub skiplist_tasks: Vec<String>,
-    /// `first_position`: the position of a row's first token in `position_ids`; padding has the one before it, if there is one.
+    /// `first_position`: the position of a row's first token in `position_ids`; padding has the position before that, or 0.
     pub first_position: u32,
     /// `token_types`: whether texts of a pair have token types of their own. `false`: all are 0.
     pub token_types: bool,

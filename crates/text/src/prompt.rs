@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::{RequestOptions, TextError, TokenizeOptions};
 
-/// The forms of prompts that hold an instruction: what is before and behind it.
+/// The forms of prompts that hold an instruction: the texts before it and behind it.
 const FORMS: [(&str, &str); 4] =
     [("Instruct: ", "\nQuery:"), ("task: ", " | query:"), ("<instruct>", "\n<query>"), ("Instruction: ", "\nQuery:")];
 

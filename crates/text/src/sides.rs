@@ -3,7 +3,7 @@
 //!
 //! The rules are those of sentence-transformers' `Transformer` (`query_length`, `document_length`, `query_expansion`) and
 //! `MultiVectorMask` (`skiplist_words`, `skiplist_tasks`). A text is a query where the request names the prompt `query`, and a
-//! document where it names `document`, `passage` or `corpus`. Without one of these prompts it keeps the tokenizer's own length, is not
+//! document where it names `document`, `passage` or `corpus`. Any other text keeps the tokenizer's own length, is not
 //! filled up, and counts as a document for the tokens that are left out.
 
 use std::collections::BTreeSet;

@@ -17,7 +17,7 @@ pub(crate) const NEXT_SCHEMA: &str = "[SEP_STRUCT]";
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpanPrompt {
-    /// Whose rows they are.
+    /// The library whose models read the rows.
     #[serde(default)]
     pub form: SpanForm,
     /// The token before each label.

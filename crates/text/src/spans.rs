@@ -37,7 +37,7 @@ const MOST_SCORES: usize = trireme_inference::MAX_MESSAGE_BYTES / size_of::<f32>
 /// A word of more bytes is cut before it is tokenized: the model looks at its first token.
 const LONGEST_WORD: usize = 4 << 10;
 
-/// What stands for the words of a text that has none: a row without words is none that graphs take.
+/// The only word of a text without words: graphs take no row without words.
 const NO_WORD: &str = ".";
 
 /// The words of a text and their tokens.

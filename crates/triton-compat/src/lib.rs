@@ -1,4 +1,4 @@
-//! What Triton has beside inference, and the gateway has for its clients' sake: trace files, regions of shared memory, and flags of its launch
+//! Triton's features beside inference that the gateway has for Triton's clients: trace files, regions of shared memory, and flags of its launch
 //! scripts. Each part is alone; none of them knows the gateway.
 //!
 //! Not here: the protocol's messages (`protocol`), which requests are traced and where their tensors lie (the gateway's `handlers`), sequences,

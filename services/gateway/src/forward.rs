@@ -45,7 +45,7 @@ const TIMEOUT: HeaderName = HeaderName::from_static("trireme-timeout-ms");
 /// Adds the headers about the request itself: the client's limit, and the spaces of which the answer has to have one.
 ///
 /// # Errors
-/// Those of [`timeout`].
+/// The errors of [`timeout`].
 pub fn own(headers: &HeaderMap, parameters: &mut Parameters) -> Result<(), InferError> {
     if_space(headers, parameters);
     timeout(headers, parameters)

@@ -1,8 +1,8 @@
-//! Limits of owners over all gateways: each gateway tells the others what it has admitted, and counts what they tell.
+//! Limits of owners over all gateways: each gateway tells the others its admitted amounts, and counts theirs.
 //!
 //! A message goes at most every [`TELL_EVERY`], and only after an owner with a limit per minute was admitted. So no request waits for the
-//! bus, and a limit is exceeded at most by what the other gateways admit until they hear that it is reached. What nobody tells any more
-//! lapses within a minute. While the bus cannot be reached each gateway counts alone, and tells the others afterwards.
+//! bus, and a limit is exceeded at most by the amounts that the other gateways admit until they hear that it is reached. The amounts of a
+//! gateway that has ended lapse within a minute. While the bus cannot be reached each gateway counts alone, and tells the others afterwards.
 //!
 //! Not here: the counts (`trireme_server::owners`). Requests in flight are counted at each gateway.
 
@@ -22,7 +22,7 @@ const ADMITTED: &str = "admitted";
 /// Least time between two messages of a gateway.
 const TELL_EVERY: Duration = Duration::from_millis(250);
 
-/// What a gateway tells the others.
+/// A message of a gateway to the others.
 #[derive(Serialize, Deserialize)]
 struct Told {
     /// The gateway's process, by a name that no other one has or had.
@@ -43,7 +43,7 @@ struct Sharing {
     tells_all: bool,
 }
 
-/// Tells other gateways what this one admits of `owners`, and counts what they tell, for as long as `tasks` runs. `own` is the name of this
+/// Tells other gateways the admitted amounts of `owners`, and counts theirs, for as long as `tasks` runs. `own` is the name of this
 /// process. Nothing is done where the process is alone on its bus.
 pub async fn share(bus: Arc<dyn Bus>, own: &str, owners: &Owners, tasks: &TaskSet) -> Result<(), BusError> {
     if !bus.is_shared() {
@@ -83,7 +83,7 @@ pub async fn share(bus: Arc<dyn Bus>, own: &str, owners: &Owners, tasks: &TaskSe
 // === impl Sharing ===
 
 impl Sharing {
-    /// Tells the others what has changed. Returns whether there is more to tell.
+    /// Tells the others the changed amounts. Returns whether there is more to tell.
     async fn tell(&mut self) -> bool {
         let (owners, again) = self.owners.tell(self.tells_all);
         if owners.is_empty() && !self.asks {

@@ -1,7 +1,7 @@
 //! Makes the queues that workers need, and removes those that none needs.
 //!
 //! The registry says which queues there have to be: one for each model version that a worker serves or is about to serve. A gateway compares
-//! that with what it has made and with what the broker has, whenever the registry or the connection changes, and every few seconds. So a
+//! them with the queues that it has made and with those of the broker, whenever the registry or the connection changes, and every few seconds. So a
 //! queue that was removed by hand, or lost with its broker, is made again without a request for it. For queues with a limit on waiting
 //! messages the limit adds the messages that workers hold.
 //!
@@ -21,11 +21,11 @@ use trireme_runtime::TaskSet;
 
 use crate::registry::{Registry, WantedQueue};
 
-/// Average time between two looks at the queues that there are.
+/// Average time between two looks at the broker's queues.
 const LOOK_PERIOD: Duration = Duration::from_secs(2);
 const LOOK_JITTER: f64 = 0.2;
 
-/// After so many looks, unneeded queues are removed, and some of the others are made once more, which changes what was changed by hand.
+/// After so many looks, unneeded queues are removed, and some of the others are made once more, which undoes changes by hand.
 const LOOKS_A_ROUND: u32 = 30;
 
 /// Of 256 queues, how many are made once more in a round.
@@ -62,7 +62,7 @@ struct Queues {
     registry: Registry,
     /// The queues as this gateway has made them.
     made: BTreeMap<ModelKey, WantedQueue>,
-    /// Those that it is making.
+    /// The queues that it is making.
     in_making: BTreeSet<ModelKey>,
     making: FuturesUnordered<BoxFuture<'static, Made>>,
     /// When a queue is to be made that is not as it should be.

@@ -170,8 +170,8 @@ impl<'a> TextRows<'a> {
         self.tensors.iter().zip(&self.starts).map(|(tensor, starts)| gather(tensor, starts, rows)).collect()
     }
 
-    /// Tensors of one row, which share its bytes. What fills an output up to the longest row of the request is left out; `None` where an
-    /// output has that and no other one tells how much it is.
+    /// Tensors of one row, which share its bytes. The filler of an output up to the longest row of the request is left out; `None` where
+    /// no other output tells how much of it is filler.
     pub fn single(&self, row: usize) -> Result<Option<Vec<Tensor>>, InferError> {
         let cut = |(tensor, starts)| cut(tensor, starts, (row, row + 1));
         let own: Vec<Tensor> = self.tensors.iter().zip(&self.starts).map(cut).collect::<Result<_, _>>()?;

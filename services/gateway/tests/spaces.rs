@@ -75,7 +75,7 @@ fn message() -> ModelInferRequest {
     }
 }
 
-/// Sends a request whose answer has to be of one of these spaces.
+/// Sends a request that names these spaces in `if-space`.
 async fn infer(server: &mut Server, if_space: Option<&'static str>) -> Result<(), tonic::Status> {
     let mut request = tonic::Request::new(message());
     if let Some(spaces) = if_space {
@@ -106,7 +106,7 @@ async fn a_request_for_another_space_is_never_computed() {
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert_eq!(begun.load(Ordering::SeqCst), 4, "requests that were refused were computed");
 
-    // A second worker tells another space of what it calls the same content.
+    // A second worker announces the same content with another space.
     let bus: &dyn Bus = server.bus.as_ref();
     bus.announce(&telling("w2", Some("fedcba9876543210"), 2)).await.expect("in process nothing refuses");
     let refused = async {

@@ -1,4 +1,4 @@
-//! The text cache while contents change: what it has is never joined with results of later contents, nor are those kept under the keys of earlier ones.
+//! The text cache while contents change: kept results are never joined with results of later contents, nor are these kept under earlier keys.
 
 use std::time::Duration;
 

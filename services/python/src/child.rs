@@ -201,7 +201,7 @@ impl Recipe {
                     tracing::error!(model = self.model, instance, "loading failed: {}", traceback.trim_end());
                     return Err(Some(message));
                 }
-                // It may load what it needs; it has no request on whose behalf it could ask a model.
+                // A program may load models before it is ready itself. It has no request on whose behalf it could run one.
                 Some(FromChild::Infer(header)) if header.action != Action::Infer => {
                     nested.send(*header, &frame, std::iter::once(&calls)).map_err(failed)?;
                 }

@@ -40,7 +40,7 @@ impl Backend for ProcessBackend {
         true
     }
 
-    /// The bytes of a program that lies elsewhere than in the model's folder. One that is looked for in PATH is not looked at.
+    /// The digest of a program with an absolute path. A program that is found by PATH does not count.
     fn surroundings(&self, source: &ModelSource<'_>) -> Result<String, String> {
         let (program, _) = command(source.config.parameters.get(COMMAND), source.model_path)?;
         match program.is_absolute() {

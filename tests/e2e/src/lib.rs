@@ -55,8 +55,8 @@ macro_rules! in_every_mode {
     };
 }
 
-/// As [`in_every_mode!`], but `make test` leaves `services::NAME` to `make test-all`. For themes in which the message's way makes no
-/// difference to what is tested.
+/// As [`in_every_mode!`], but `make test` leaves `services::NAME` to `make test-all`. For themes whose results do not depend on the
+/// message's way.
 #[macro_export]
 macro_rules! in_one_mode {
     ($($name:ident),+ $(,)?) => {

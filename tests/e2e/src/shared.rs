@@ -26,7 +26,7 @@ struct Kept {
 
 impl Setup {
     /// The running system of this setup, which is started for the first test that asks for it and ends with the test program. For tests
-    /// that neither configure nor break it, nor count what it has done.
+    /// that neither configure nor break it, nor count its work.
     ///
     /// # Panics
     /// When it does not become ready; the next test then tries again.

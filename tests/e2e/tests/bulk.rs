@@ -182,7 +182,7 @@ fn a_job_of_a_model_folder_is_continued_with_the_same_files_and_choices_alone() 
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (input, output, model) =
         (folder.path().join("in.jsonl"), folder.path().join("out.parquet"), folder.path().join("model"));
-    // The second line has no text, so that there is something to try again.
+    // The second line has no text, so that one line is left to try again.
     fs::write(&input, "a text\n\n").expect("the input is written");
     fs::create_dir(&model).expect("a folder");
     for file in ["tiny_encoder/1/model.onnx", "tiny_tokenizer/1/tokenizer.json"] {

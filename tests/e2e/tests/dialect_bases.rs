@@ -1,5 +1,5 @@
 //! One base URL per server: behind a dialect's name is everything that the other server's clients ask for, errors are in its shape, and each
-//! field of its bodies becomes what the tables say.
+//! field of its bodies is treated as the tables say.
 
 use serde_json::{Map, Value, json};
 use trireme_e2e::{
@@ -634,7 +634,7 @@ fn the_only_model_of_tei_s_clients_has_any_name() {
     assert_close(&numbers(&answer(&sandbox, "/tei/v1/embeddings", body.clone())["data"][0]["embedding"]), &plain, 1e-5);
     let named = json!({"model": "text-embeddings-inference", "inputs": "the oar"});
     assert_close(&numbers(&answer(&sandbox, "/embed", named)[0]), &plain, 1e-5);
-    // OpenAI's clients mean what they say, and so does a path.
+    // On OpenAI's routes and in a path, the name of a model is taken as it is.
     assert_eq!(ask(&sandbox, "/openai/v1/embeddings", &body).status, 404);
     assert_eq!(ask(&sandbox, "/tei/nobody/embed", &json!({"inputs": "the oar"})).status, 404);
     // A task that the model does not do.

@@ -82,7 +82,7 @@ fn flag_tables_are_what_the_binaries_say() {
     assert!(renewed == page, "{PAGE} is out of date, {HOW_TO_RENEW}; it first differs here: {differs:#?}");
 }
 
-/// The broker that is deployed is the one with which all tests run.
+/// The deployed broker has the version with which all tests run.
 #[test]
 fn the_shipped_broker_is_the_tested_one() {
     let read = |path: &str| fs::read_to_string(workspace().join(path)).expect("the file is there");

@@ -114,7 +114,7 @@ fn vectors(sandbox: &Sandbox) {
                 (windows.len(), 0)
             );
         }
-        // Beside others, whose vectors are those that they have alone; without words for it the mean.
+        // Beside other texts each has the vector that it has alone; the request names no fold, so it is the mean.
         let answer = embed(&[SHORT, LONG, "", LONG, QUERY], &asked);
         let together = answer.numbers("sentence_embedding");
         let each = [SHORT, LONG, "", LONG, QUERY].map(|text| vector(text, &asked));

@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// The model of the demo with weights, of 22 MB.
 const MODEL: &str = "minilm";
 
-/// What of its memory has to come back.
+/// The bytes of memory that have to come back.
 const GIVEN_BACK: u64 = 15 << 20;
 
 fn text(number: usize) -> Value {

@@ -17,7 +17,7 @@ const RATE: usize = 30;
 /// Time between two requests of a client to a gateway.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What a gateway may admit until it hears that the limit is reached: it hears that within 250 ms and a message's way.
+/// Requests that a gateway may admit until it learns of the reached limit, within 250 ms and a message's way.
 const UNHEARD: usize = 3;
 
 const OWNERS: [&str; 3] = ["lone", "even", "burst"];
@@ -124,7 +124,7 @@ fn a_limit_per_minute_holds_over_three_gateways() {
     let even = here + second_here + there;
     assert!((RATE..=RATE + 3 * UNHEARD).contains(&even), "{even} of {} requests", 3 * (RATE - 5));
 
-    // What a gateway has admitted counts on when it is killed. One that begins is told of what those have admitted that run.
+    // Requests that a killed gateway has admitted go on counting. A new gateway learns what the running gateways have admitted.
     third.0.kill();
     assert!(!admits(all[0], "even") && !admits(all[1], "even"));
     let (_fourth, fourth) = start("fourth");

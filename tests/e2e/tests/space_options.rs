@@ -179,7 +179,7 @@ const FOLDER_OPTIONS: [FolderOption; 30] = [
     }),
 ];
 
-/// Flags for one of these folders.
+/// Flags, each for a single folder.
 const FLAGS: [[&str; 2]; 5] = [
     ["--served-name", "served_name:boats"],
     ["--pooling", "flag_mean:mean"],
@@ -255,7 +255,7 @@ const PARAMETERS: [StepOption; 43] = [
     ("pool", Stays, &[("beside_model", "false")]),
 ];
 
-/// Documented parameters that need another model. All of them count, because they are not among those that do not.
+/// Documented parameters that need another model. All of them count, because none is in the list of parameters that do not.
 const OF_OTHER_MODELS: [&str; 7] = [
     "long_texts",
     "spans",

@@ -148,7 +148,7 @@ fn classes_of_gliner2_are_those_of_its_library(mode: Mode) {
         if finds {
             parameters["labels"] = alike[0]["labels"].to_string().into();
         }
-        // What a request asks for by its labels is what it gets.
+        // A request gets the outputs that its labels ask for.
         let together = answered(&sandbox, &request_of(&texts, &parameters));
         assert_eq!(together["outputs"].as_array().map(Vec::len), Some(1 + usize::from(finds)), "{together}");
         let mut with_scores = request_of(&texts, &parameters);
@@ -277,7 +277,7 @@ fn entities_of_any_labels_are_those_of_the_library(mode: Mode) {
     assert_eq!(missing.status, 422, "{}", missing.text());
     assert!(missing.text().contains("parameter 'labels' is missing"), "{}", missing.text());
 
-    // A text of several windows: each word is in one of them, and no entity is found twice.
+    // A text of several windows: each word belongs to one window, and no entity is found twice.
     let long = ["The crew is on the ship, and the sea is calm."; 30].join(" ");
     let rows = infer(&sandbox, &[&long], &json!({"labels": "person, place", "threshold": 0.3}));
     let ends: Vec<(f64, f64)> = rows[0].iter().map(|entity| (number(entity, "start"), number(entity, "end"))).collect();

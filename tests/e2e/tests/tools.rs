@@ -405,7 +405,7 @@ fn a_server_that_runs_is_verified_by_its_address() {
 
 // === Wrong commands ===
 
-/// Each ends soon, with an exit code that is not zero and a last line that says what was found and what to write.
+/// Each command ends soon, with an exit code that is not zero and a last line with the fault and its remedy.
 #[test]
 fn a_wrong_command_says_what_to_write() {
     let folder = tempfile::tempdir().expect("a temporary folder");

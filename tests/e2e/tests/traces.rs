@@ -225,7 +225,7 @@ fn every_request_is_one_complete_trace(mode: Mode) {
     }
 }
 
-/// Two calls of Triton's own client over gRPC, one of which is refused.
+/// Two calls of Triton's own client over gRPC, of which the second is refused.
 const CALLS: &str = r#"
 import sys
 import numpy

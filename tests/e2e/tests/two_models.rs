@@ -1,4 +1,4 @@
-//! `trireme verify A B`: what happened to a model in the field, and what its space and the comparison say to it.
+//! `trireme verify A B`: changes of models in the field, and the findings of the space and of the comparison.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::folders::{external, tiny, write};
 
 in_one_mode!(a_recorded_equivalence_is_told_and_counts);
 
-/// What is said of a changed model: whether it has the plain one's space, and whether its vectors may be compared with the plain one's.
+/// The verdict on a changed model: whether it has the plain model's space, and whether its vectors may be compared with the plain model's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Said {
     /// Nothing that decides a row has changed.
@@ -63,7 +63,7 @@ fn renamed(folder: &TempDir) {
     fs::write(path, graph).expect("it can be written");
 }
 
-/// What happens to a copy of the model folder.
+/// A change of a copy of the model folder.
 type Change = fn(&TempDir);
 
 const CASES: [(&str, Said, Change); 7] = [
@@ -217,7 +217,7 @@ fn a_recorded_equivalence_is_told_and_counts(mode: Mode) {
     assert_eq!(warnings(&sandbox), [""; 0]);
     drop(sandbox);
 
-    // The record of another graph: the plain one's, and it claims what was never measured.
+    // The record of one graph in the folder of another, with an equivalence that was never measured.
     let mut planted = record.clone();
     planted["measured"][0]["to"] = json!(NOBODYS);
     write(&plain, RECORD, &planted);

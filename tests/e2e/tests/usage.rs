@@ -145,7 +145,7 @@ fn what_owners_use_is_counted_limited_and_kept(mode: Mode) {
     let mut sandbox = start(mode, &data).start_on(nats);
     assert_eq!(used(&sandbox, "root", "alice")["tokens"], json!(of_alice), "after kill -9");
 
-    // A gateway that is stopped in order writes what it has.
+    // A gateway that is stopped in order writes its counts.
     of_alice += tokens(&sandbox.send(&embed("before the end", "alice")));
     sandbox.gateway.terminate();
     assert_eq!(sandbox.gateway.wait_exit(LIMIT).code(), Some(0), "{}", sandbox.gateway.log_tail());

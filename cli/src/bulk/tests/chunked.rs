@@ -9,10 +9,10 @@ fn model() -> Lengths {
     Lengths { windows: Some(WINDOW), ..Lengths::new() }
 }
 
-/// What a row of the output says: the row of the input, the number of the window, its first character, the one after the last, and the vector.
+/// The fields of a row of the output: the row of the input, the number of the window, its first character, the one after the last, and the vector.
 type Told = [Value; 5];
 
-/// The rows that the texts have, without those of this number, which has none.
+/// The rows of all texts. The text with the number `without` has one row without a window.
 fn expected(without: Option<usize>) -> Vec<Told> {
     let windows = |row: usize| {
         let text = format!("text {row}");

@@ -128,7 +128,7 @@ impl File {
             Ok(disk) => {
                 Room::of(disk.f_bavail.saturating_mul(disk.f_frsize), disk.f_blocks.saturating_mul(disk.f_frsize))
             }
-            // The write itself will say what is wrong.
+            // The write that follows reports the fault.
             Err(_) => Room { for_new: u64::MAX, for_records: u64::MAX },
         }
     }

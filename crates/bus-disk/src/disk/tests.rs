@@ -58,7 +58,7 @@ async fn writes_that_wait_share_a_transaction_and_keep_their_own_results() {
     let disk = Disk::open(directory.path()).unwrap();
     let puts = (0..300).map(|number| {
         let disk = disk.clone();
-        // Every third one is for the same new key.
+        // Every third write has the same new key.
         let key = if number % 3 == 0 { "same".to_owned() } else { format!("{number}") };
         async move { disk.put(Bucket::Jobs, &key, TEXT, Some(0), None).await }
     });

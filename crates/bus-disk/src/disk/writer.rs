@@ -97,8 +97,8 @@ fn note(fault: &watch::Sender<Option<BusFault>>, error: Option<&BusError>) {
     });
 }
 
-/// Writes all that the disk has room for. Where it is full although it seemed to have room, what may use the reserve is written without new
-/// objects, and at last deletions alone: the others find the store full.
+/// Writes all that the disk has room for. If the disk turns out to be full, a second transaction leaves new objects out, and a third one has
+/// deletions alone. The store is full for the writes that are left out.
 fn write_what_fits(file: &File, writes: &[Write]) -> Result<Vec<Result<Option<u64>, BusError>>, BusError> {
     let rounds: [fn(&Write) -> bool; 3] =
         [|_| true, |write| write.bucket != Bucket::Objects || write.value.is_none(), |write| write.value.is_none()];
@@ -111,8 +111,8 @@ fn write_what_fits(file: &File, writes: &[Write]) -> Result<Vec<Result<Option<u6
     Ok(writes.iter().map(|write| Err(write.refused())).collect())
 }
 
-/// Writes in one transaction those that are tried; the store is full for the others. Each write has a result of its own; an error is one of
-/// all of them.
+/// Does in one transaction the writes that `is_tried` selects; the store is full for the others. Each write has a result of its own; an error
+/// concerns all writes.
 fn transact(
     file: &File,
     writes: &[Write],

@@ -4,7 +4,7 @@
 //! queue counts messages until they are settled, and a second message with the same name is not delivered beside the
 //! first.
 //!
-//! Its stores end with the process, except those that [`InProcess::keeping`] is given others for ([`KeptStores`]).
+//! Its stores end with the process, except the ones that [`InProcess::keeping`] replaces ([`KeptStores`]).
 
 mod kept;
 mod queue;

@@ -95,7 +95,7 @@ impl fmt::Display for InUrl {
 }
 
 /// Never fails, because the parser of flags prints the values that it refuses. [`Nats::connect`](super::Nats::connect)
-/// refuses what is no URL.
+/// refuses a text that is no URL.
 impl FromStr for NatsUrl {
     type Err = Infallible;
 

@@ -125,7 +125,7 @@ pub struct Deployment {
     pub store_bytes: BTreeMap<&'static str, u64>,
 }
 
-/// Whether something takes connections at the only one of these addresses.
+/// Whether a program takes connections at this address; `false` for several addresses.
 async fn is_taken(servers: &[ServerAddr]) -> bool {
     let [server] = servers else { return false };
     let connecting = TcpStream::connect((server.host(), server.port()));

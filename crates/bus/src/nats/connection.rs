@@ -31,8 +31,8 @@ pub struct BulkLane {
     pub(super) refused: Option<String>,
 }
 
-/// A value that changes. A follower sees the changes from then on, and none from before: those are in no receiver that is handed
-/// out, as they would be in a clone.
+/// A value that changes. `follow` gives a receiver that sees later changes alone; a plain clone of the receiver would also see an earlier
+/// change.
 #[derive(Clone)]
 pub struct Changing<T>(watch::Receiver<T>);
 

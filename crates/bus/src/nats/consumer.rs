@@ -309,7 +309,7 @@ impl Level {
     }
 
     /// How many messages to take because they have waited longer than `timeout`. Messages that were taken back leave gaps in
-    /// the numbers of the others, so some of those that come may be younger.
+    /// the numbers of the others, so some of the messages that come may be younger.
     ///
     /// The oldest messages come first. So after a look at the oldest one it is known until when no other one is overdue, and the
     /// broker is not asked before.
@@ -404,7 +404,7 @@ impl Level {
         self.paused_until = self.paused_until.filter(|until| *until > now);
     }
 
-    /// The work message in a message from the broker; `None` if it is a status. The error is that there is no queue. Does not wait, so
+    /// The work message in a message from the broker; `None` if it is a status. The error says that the queue is gone. Does not wait, so
     /// that no message is lost between receiving and returning it.
     fn receive(&mut self, message: Message) -> Result<Option<jetstream::Message>, BusError> {
         if let Some(status) = message.status {

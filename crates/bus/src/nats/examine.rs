@@ -13,7 +13,7 @@ use super::errors::failure;
 use super::streams::Needed;
 use crate::{Bucket, Bus, BusError, QueueOptions};
 
-/// An account, and what a deployment needs there.
+/// An account, and the needs of a deployment there.
 #[derive(Clone, Debug, Serialize)]
 pub struct Examination {
     /// The version of the server.
@@ -45,14 +45,14 @@ pub struct NeededStream {
     pub exists: bool,
 }
 
-/// A limit of an account, and what counts against it.
+/// A limit of an account, and the amounts that count against it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Counted {
     /// The thing counted: `streams`, `consumers`, `memory` or `storage`.
     pub what: &'static str,
     /// How much there is already.
     pub used: u64,
-    /// How much more the deployment needs. Bytes are those that are set aside.
+    /// How much more the deployment needs; of bytes, how many are set aside.
     pub more: u64,
     /// The account's limit.
     pub limit: Option<u64>,
@@ -61,7 +61,7 @@ pub struct Counted {
 // === impl Nats ===
 
 impl Nats {
-    /// Connects, and compares what a deployment with these queues needs with what the account allows. A queue's options name its
+    /// Connects, and compares the needs of a deployment with these queues with the limits of the account. A queue's options name its
     /// levels; the rest comes from the deployment's settings, if it has any, otherwise from `wanted`.
     pub async fn examine(
         options: &NatsOptions,

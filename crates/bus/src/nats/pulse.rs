@@ -35,7 +35,7 @@ const STREAM_BYTES: i64 = 64 << 10;
 /// A page of a file system: a smaller write can succeed on a full disk.
 const WRITTEN: Bytes = Bytes::from_static(&[0; 4096]);
 
-/// Time between two pulses, and the most that a gateway adds, so that one of them is first.
+/// Time between two pulses, and the longest random delay that a gateway adds, so that one gateway is first.
 const PERIOD: Duration = Duration::from_secs(1);
 const JITTER: Duration = Duration::from_millis(250);
 

@@ -1,7 +1,7 @@
 //! Reads of the last message of a subject, from any copy of a stream (JetStream's direct get).
 //!
-//! The brokers of a cluster share these reads. One that is halted keeps its part of them until the others notice it, which takes minutes, and
-//! answers none. So a read without an answer is sent again beside the first one: each goes to a broker at random, and the first answer counts.
+//! The brokers of a cluster share these reads. A halted broker answers none, but goes on getting its part of them until the others notice it,
+//! which takes minutes. So a read without an answer is sent again beside the first one: each goes to a broker at random, and the first answer counts.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What to write in place of a command that does not reach a broker, by the words of the libraries for the fault.
+//! The remedies for a command that does not reach a broker, by the libraries' words for the fault.
 
 /// The fault of a server that does not greet.
 const SILENT: &str = "expected INFO, got nothing";
@@ -28,7 +28,7 @@ const REMEDIES: [(&str, &str); 9] = [
     ),
 ];
 
-/// A fault with what may mend it. `is_first` says whether the connection is encrypted before the broker greets.
+/// The fault with its remedy, if one is known. `is_first` says whether the connection is encrypted before the broker greets.
 pub fn with_remedy(fault: String, is_first: bool) -> String {
     let is_tried = |words: &str| is_first && words == SILENT;
     match REMEDIES.iter().find(|(words, _)| fault.contains(words) && !is_tried(words)) {

@@ -140,7 +140,7 @@ impl Nats {
         Ok(was_there)
     }
 
-    /// Removes the value of this revision and those before it. Returns whether there was one.
+    /// Removes the key's values up to this revision. Returns whether it had any.
     async fn remove(&self, bucket: Bucket, key: &str, revision: u64) -> Result<bool, BusError> {
         let stream = self.stream(bucket).await?;
         let purge = stream.purge().filter(buckets::subject(&self.names, bucket, key)).sequence(revision + 1);
@@ -208,8 +208,8 @@ impl Nats {
         }
     }
 
-    /// Makes an attempt, and makes it again after a store was made, where its error says that there is none. A stream without a leader looks the
-    /// same. Clients wait for what keeps durable work, as they wait for a queue: a cluster elects another leader within seconds.
+    /// Makes an attempt, and repeats it after the store was made, if the error says that the store is missing. A stream without a leader looks
+    /// the same. Clients wait for the stores of durable work, as they wait for a queue: a cluster elects another leader within seconds.
     async fn with_leader<T, E, F: Future<Output = Result<T, E>>>(
         &self,
         bucket: Bucket,

@@ -389,7 +389,7 @@ impl Nats {
     /// Whether a broker leads the stream with these subjects. `None`: there was no answer, which says nothing: the brokers may be
     /// slow.
     ///
-    /// A stream's leader takes the messages of its subjects. Where there is none, a broker says at once that nobody takes them. A
+    /// A stream's leader takes the messages of its subjects. Without a leader, a broker says at once that nobody takes them. A
     /// leader refuses this message, which is for another stream.
     pub(super) async fn who_leads(&self, subjects: &str) -> Option<Lead> {
         let mut headers = HeaderMap::new();

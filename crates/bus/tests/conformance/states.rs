@@ -164,7 +164,7 @@ impl Case {
         self.delivery.take().expect("the worker has it").acker
     }
 
-    /// Makes the event happen. Returns who has settled the message, and the delivery if its worker still has it.
+    /// Makes the event happen. Returns the process that has settled the message, and the delivery if its worker still has it.
     async fn happen(mut self) -> (Who, Option<Delivery>) {
         let who = match self.row.event {
             Event::Taken => {

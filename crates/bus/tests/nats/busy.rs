@@ -1,4 +1,4 @@
-//! Busy processes: what they ask the broker, and what they think of it.
+//! Busy processes: they do not take a slow broker for dead, and ask it seldom.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

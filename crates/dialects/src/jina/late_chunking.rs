@@ -2,8 +2,8 @@
 //! vectors of its own tokens, which know of the others.
 //!
 //! Source: "Jina AI API will concatenate all sentences in the input field and feed them as a single string to the model", and the answer is
-//! "a list of embeddings that matches the size of the input list" (docs of jina-embeddings-v3). Jina cuts what is longer than its model's
-//! longest row; here it is refused, because the last texts would have no vectors.
+//! "a list of embeddings that matches the size of the input list" (docs of jina-embeddings-v3). Jina cuts a string that is longer than its
+//! model's longest row; here it is refused, because the last texts would have no vectors.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use super::super::token_rows::{TokenRows, mean};
 
 pub(super) const FIELD: &str = "late_chunking";
 
-/// What joins two texts.
+/// The text between two joined texts.
 const BLANK: &str = " ";
 
 /// The vectors of the tokens of each text, which were read as one.
@@ -31,7 +31,7 @@ pub(super) struct LateChunks {
 // === impl LateChunks ===
 
 impl LateChunks {
-    /// Those of these texts.
+    /// The late chunks of `texts`.
     pub async fn of(call: &DialectCall, texts: &[String], ask: &OperationRequest) -> Result<LateChunks, Refusal> {
         let model = call.operations.text_model(ask.model.as_deref())?;
         if !model.tasks.contains(&Task::MultiVector) {
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(parts(&texts(&["the oar", "東京", "ships"]), &all), [0..3, 3..5, 5..7]);
         let alone = parts(&texts(&["the oar 東京 ships"]), &all);
         assert_eq!((alone.len(), &alone[0]), (1, &(0..7)), "one text has all of them");
-        // A text without tokens has none.
+        // A text without tokens has an empty range.
         let few = tokens(&[None, Some((0, 1)), Some((4, 5)), None]);
         assert_eq!(parts(&texts(&["a", "\u{200b}", "b"]), &few), [0..2, 2..2, 2..4]);
     }

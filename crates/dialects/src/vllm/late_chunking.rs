@@ -91,7 +91,7 @@ fn characters(tokens: &[Token]) -> Option<(u64, u64)> {
 // === impl Ranges ===
 
 impl Ranges {
-    /// Those of chunks of so many tokens, for a text with these tokens.
+    /// The ranges of a text with these tokens, in chunks of `chunk_size` tokens.
     fn of(tokens: &[Token], chunk_size: usize) -> Ranges {
         let chunk = |(chunk, tokens): (usize, &[Token])| {
             let start = chunk * chunk_size;

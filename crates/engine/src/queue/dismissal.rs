@@ -88,7 +88,7 @@ impl<T> WorkQueue<T> {
         state.idle_since = Instant::now();
     }
 
-    /// Instances could not be started after [`WorkQueue::recall`]: those that were end again, and their requests wait.
+    /// Instances could not be started after [`WorkQueue::recall`]: the started ones end again, and their requests wait.
     pub fn dismiss(&self) {
         self.state.lock().dismissed = Some(Instant::now());
         self.wake_all();

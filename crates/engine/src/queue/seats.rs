@@ -1,8 +1,9 @@
-//! Whose requests wait in a lane, and which of them the batch policy sees.
+//! The owners of the requests that wait in a lane, and which requests the batch policy sees.
 //!
-//! While all waiting requests are of one owner, the policy sees all of them, and nothing is counted. While several owners wait, it sees those
-//! whose turn it is ([`Shares`]): enough for two of its largest batches, so that it can still put requests together that fit. It may run any of
-//! these, and begins with the first. Costs are counted for what runs, so an owner whose requests are passed over comes first in the next batches.
+//! While all waiting requests are of one owner, the policy sees all of them, and nothing is counted. While several owners wait, it sees the
+//! requests whose turn it is ([`Shares`]): enough for two of its largest batches, so that it can still put requests together that fit. It may
+//! run any of these, and begins with the first. Costs are counted for the requests that run, so an owner whose requests are passed over comes
+//! first in the next batches.
 //!
 //! A policy may prefer requests of an owner that is ahead of the others. It sees no more of them when that owner is two batches ahead.
 //!
@@ -26,7 +27,7 @@ const BATCHES: u32 = 2;
 /// The owner and the deadline of a waiting request.
 #[derive(Clone, Debug)]
 pub struct Seat {
-    /// Whose request it is.
+    /// The owner of the request.
     pub owner: Owner,
     /// When it has to be answered.
     pub deadline: UnixMicros,
@@ -38,7 +39,7 @@ pub(super) struct Seats {
     seats: Vec<Seat>,
     /// Whether they are of several owners.
     mixed: bool,
-    /// Whose request came last.
+    /// The owner of the last request.
     last: Option<Name>,
     shares: Shares,
     /// Until when costs are counted.
@@ -57,7 +58,7 @@ impl Default for Seat {
 
 impl Seats {
     /// Adds a request behind all others. If several owners have requests now, returns until when that counts: their requests wait together,
-    /// or this one waits for a run (`busy`) and the one before it was another owner's. A worker that holds only the next request would never
+    /// or this one waits for a run (`busy`) and the previous one was another owner's. A worker that holds only the next request would never
     /// see two owners wait.
     pub fn push(&mut self, seat: Seat, busy: bool, now: Instant) -> Option<Instant> {
         self.mixed = self.mixed || self.seats.first().is_some_and(|first| first.owner.name != seat.owner.name);

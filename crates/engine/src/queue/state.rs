@@ -88,7 +88,7 @@ pub(super) struct Waiting<T> {
     /// The policy's view of `items`, in the same order.
     pub candidates: Vec<Candidate>,
     pub items: VecDeque<T>,
-    /// Whose they are, in the same order.
+    /// The seats of `items`, in the same order.
     pub seats: Seats,
 }
 
@@ -99,7 +99,7 @@ impl<T> State<T> {
         self.lanes.iter().map(|waiting| waiting.items.len()).sum::<usize>() + self.alone.len()
     }
 
-    /// Tokens of the waiting requests of each lane. Those that run alone count as live ones.
+    /// Tokens of the waiting requests of each lane. Requests that run alone count as live ones.
     pub fn waiting_tokens(&self) -> [u64; 2] {
         let mut tokens = [0, 1].map(|lane: usize| {
             self.lanes[lane].candidates.iter().map(|candidate| candidate.description.tokens()).sum::<u64>()

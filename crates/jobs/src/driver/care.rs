@@ -1,5 +1,5 @@
-//! What a gateway does for the store now and then, beside its own jobs: files that have expired, jobs of gateways that are gone, the reserve,
-//! numbers for metrics. Whatever waits for the store is a task beside the driver's loop.
+//! A gateway's work for the store beside its own jobs: it deletes expired files, takes over the jobs of gateways that are gone, keeps the
+//! reserve, and counts for metrics. Work that waits for the store is a task beside the driver's loop.
 
 use std::time::{Duration, Instant};
 

@@ -65,7 +65,7 @@ fn room_is_promised_once_and_a_record_takes_it_over() {
     index.promise("3", "b", bytes(100), &quotas).expect("another owner has room of its own");
     assert!(one.grow(bytes(61), &quotas).is_err());
     one.grow(bytes(60), &quotas).unwrap();
-    // The record is older than what was promised last.
+    // The record is older than the last promise.
     index.put("1", &file(40, None, Purpose::Arriving), 1);
     assert_eq!(used(&index), Usage { files: 2, bytes: 100, ..Usage::default() });
     drop(two);
@@ -131,7 +131,7 @@ fn records_leave_the_index_when_they_lapse() {
     assert!(index.places().by_lapse.is_empty() && index.places().by_time.len() == 1);
 }
 
-/// What was deleted while the watch was broken has left no mark.
+/// Records that were deleted while the watch was broken have left no mark.
 #[test]
 fn records_that_a_watch_does_not_show_again_are_gone() {
     let index = index(&InProcess::default());

@@ -30,7 +30,7 @@ fn is_zero(count: &u32) -> bool {
 // === impl Attempts ===
 
 impl Attempts {
-    /// Those of a request that this process accepts and begins, so that this takes no further write.
+    /// The attempts of a request that this process accepts and begins, so that the beginning takes no further write.
     pub fn accepted(process: &str) -> Attempts {
         Attempts { begun: 1, by: process.to_owned(), ..Attempts::default() }
     }
@@ -58,8 +58,8 @@ impl Attempts {
         (self.begun, self.lost) = (0, 0);
     }
 
-    /// Whether the last process that has begun the job ended before the job got on, and it is begun once more. One that is set aside next
-    /// needs no care.
+    /// Whether the last process that has begun the job ended before the job got on, and the job is begun once more. A job that is set aside
+    /// next needs no care.
     pub fn is_suspect(&self, process: &str) -> bool {
         (1..ATTEMPTS).contains(&self.begun) && self.by != process
     }

@@ -113,7 +113,7 @@ pub struct Counts {
 pub struct Usage {
     /// Tokens of requests.
     pub input: u64,
-    /// The part of those that is of texts which the text cache had.
+    /// The part of `input` for texts that the text cache had.
     #[serde(default)]
     pub cached: u64,
     /// Tokens of answers.

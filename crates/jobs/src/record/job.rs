@@ -26,7 +26,7 @@ pub(crate) enum Record {
 pub(crate) struct Asked {
     /// The queue that its call goes to.
     pub destination: Name,
-    /// Whose it is.
+    /// The name of its owner.
     pub client: Name,
     /// The bytes of its body.
     pub bytes: u64,

@@ -176,7 +176,7 @@ async fn a_file_in_use_is_held() {
     let file = arrival.finish("a.jsonl", Some(Duration::from_secs(100))).await.unwrap().0;
     let batch = gateway.batch(file.clone()).await;
     bus.advance(Duration::from_secs(101));
-    // One that is not in use is swept.
+    // A file that is not in use is swept.
     let mut other = gateway.jobs.arrival();
     other.write(b"x").await.unwrap();
     let other = other.finish("a.jsonl", Some(Duration::ZERO)).await.unwrap().0;

@@ -394,7 +394,7 @@ fn chain(ensemble: bool, giver: bool, taker: bool) -> [ModelConfig; 3] {
 
 #[test]
 fn a_tensor_changes_its_shape_only_between_a_side_that_batches_and_one_that_does_not() {
-    // What the giving side gives, and what comes to the other side: as in Triton, by whether the two batch.
+    // Whether the giver and the taker batch, and the shapes that the giver gives and the taker gets, as in Triton.
     let table: [(bool, bool, &[i64], &[i64]); 14] = [
         (false, false, &[2, 3], &[2, 3]),
         (false, false, &[1, 3], &[1, 3]),

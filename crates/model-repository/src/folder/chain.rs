@@ -13,7 +13,7 @@ use super::origin::Derived;
 use super::task::{Task, architecture};
 use super::widths::{agree, hidden_size, known, width_of};
 
-/// The name of the contradiction between the modules of a folder and what the graph shows of them.
+/// The name of the contradiction between the modules of a folder and the layers in its graph.
 const IN_GRAPH: &str = "modules-in-graph";
 
 /// The output of a model, and the ops after it.

@@ -199,8 +199,8 @@ pub(crate) fn describe(reader: &Reader<'_>) -> Option<FolderDescription> {
     })
 }
 
-/// Whether a reranker is a classifier of single texts as well: nothing says which of both it was trained for, and the libraries of both
-/// make the same score, unless one of them applies a chat template.
+/// Whether a reranker is a classifier of single texts as well: nothing says for which task it was trained, and the libraries of both tasks
+/// make the same score, unless a chat template is applied.
 fn takes_texts(purpose: &Purpose, tokenizer: &Tokenizer) -> bool {
     purpose.task.value == Task::Rerank && purpose.task.is_guess() && tokenizer.messages.is_none()
 }

@@ -24,7 +24,7 @@ const MOST: usize = 16;
 pub struct EquivalentSpaces {
     /// The spaces of the steps of the model that was measured, each once.
     pub steps: Vec<Name>,
-    /// What was measured.
+    /// The comparisons.
     pub measured: Vec<Measured>,
 }
 
@@ -40,7 +40,7 @@ pub struct Measured {
     pub model: String,
     /// The likeness that was asked for.
     pub min_cosine: f64,
-    /// What was found, as `trireme verify --json` prints it for the task.
+    /// The results, as `trireme verify --json` prints them for the task.
     pub figures: serde_json::Value,
 }
 
@@ -69,8 +69,8 @@ impl EquivalentSpaces {
         }
     }
 
-    /// Adds a comparison to the record of a model with these steps. Those of a model with others are no longer true; one of the same spaces
-    /// and task is replaced. The oldest goes where there is no room.
+    /// Adds a comparison to the record of a model with these steps. Comparisons of a model with other steps are dropped, and one of
+    /// the same spaces and task is replaced. The oldest goes where there is no room.
     pub fn add(&mut self, steps: &[Name], measured: Measured) {
         if self.steps != steps {
             *self = EquivalentSpaces { steps: steps.to_vec(), measured: Vec::new() };
@@ -88,7 +88,7 @@ impl EquivalentSpaces {
         Ok(path)
     }
 
-    /// What a step of this space tells of the record; `None` where the model that was measured had no such step.
+    /// The record's equivalences, for a step of this space; `None` where the measured model had no such step.
     pub fn of_step(&self, space: &str) -> Option<Vec<Equivalence>> {
         let is_of_it = self.steps.iter().any(|step| space.starts_with(step.as_str()));
         is_of_it.then(|| self.measured.iter().map(|measured| measured.equivalence.clone()).collect())

@@ -1,7 +1,7 @@
 //! Tells a person which values of a description are guesses.
 //!
 //! A value has its origin in a field of a file, in the nodes of the graph, in a flag or in the default of the library that trained the
-//! model. A value without one of these is a guess, and may make answers that nobody trained: each start warns of it.
+//! model. Any other value is a guess, and may differ from the one of the training: each start warns of it.
 
 use super::description::FolderDescription;
 use super::table::Row;

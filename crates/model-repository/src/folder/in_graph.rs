@@ -9,11 +9,11 @@ use super::modules::{Module, ModuleKind};
 /// The field of OPT's config.json that says how wide the layer behind its last one is.
 pub(super) const OWN_PROJECTION: &str = "word_embed_proj_dim";
 
-/// The layers of a folder that a graph runs, the first ones of them.
+/// How many of a folder's layers a graph runs, from the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shown {
     First(usize),
-    /// Neither nodes nor widths tell it.
+    /// Neither nodes nor widths show it.
     Open,
     /// The graph has as many linear layers as this behind those of the model, and the folder lists others.
     Other(usize),
@@ -83,7 +83,7 @@ pub(super) fn shown(
     match (by_nodes.as_slice(), by_width.as_slice()) {
         ([], _) => Shown::Other(seen.iter().filter(|op| **op == EndOp::Projection).count()),
         (_, [only]) | ([only], _) => Shown::First(*only),
-        // The width is none of those that were possible, which is told by whoever compares widths.
+        // No possible number of layers gives this width; the comparison of widths reports that.
         ([.., last], []) if width.is_some() && before.is_some() => Shown::First(*last),
         _ => Shown::Open,
     }

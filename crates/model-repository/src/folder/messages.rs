@@ -128,7 +128,7 @@ fn format(
     Derived::from(format, format!("{place}, whose contents look like {form}"))
 }
 
-/// `processing_kwargs.chat_template`, without what the template does not get.
+/// `processing_kwargs.chat_template`, without the keys that the template does not get.
 fn variables(own: &Json) -> Option<Derived<Map<String, Value>>> {
     let all = own.get("processing_kwargs")?.get("chat_template")?.as_object()?;
     let given = all.iter().filter(|(name, value)| !NO_VARIABLES.contains(&name.as_str()) && !value.is_null());

@@ -258,7 +258,7 @@ pub(crate) fn check_places(reader: &Reader<'_>, modules: &[Module]) {
     }
 }
 
-/// A module that reads or writes something else than what the module before it made is in no chain.
+/// Refuses a module that reads or writes a tensor of another name than those of a chain of modules.
 fn check_names(reader: &Reader<'_>, kind: &str, json: &Json) {
     const KNOWN: [(&str, [&str; 2]); 2] = [
         ("module_input_name", ["sentence_embedding", "token_embeddings"]),

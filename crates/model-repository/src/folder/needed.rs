@@ -49,8 +49,8 @@ pub enum NeededError {
     NoModel(String),
 }
 
-/// Of the files `listed`, by their paths, those that serving the model by these choices needs and that are not in the folder `local` yet. The
-/// configurations in `local` name further files: download the result and call again, until the result is empty.
+/// The paths of `listed` that are needed to serve the model by these choices, and are not in the folder `local` yet. The configurations in
+/// `local` name further files: download the result and call again, until the result is empty.
 pub fn needed_files(local: &Path, listed: &[&str], choices: &Choices) -> Result<Vec<String>, NeededError> {
     let mut needed: Vec<String> = match kind(listed)? {
         Kind::Repository => listed.iter().filter(|name| !is_hidden(name)).map(|name| (*name).to_owned()).collect(),
@@ -65,8 +65,8 @@ pub fn needed_files(local: &Path, listed: &[&str], choices: &Choices) -> Result<
     Ok(needed)
 }
 
-/// As [`needed_files`]; of a model folder without an ONNX file, those that are needed to make one: its weights in one format, its small
-/// files, and its model card, which may tell what the model is for.
+/// As [`needed_files`]; of a model folder without an ONNX file, the files that are needed to make one: its weights in one format, its small
+/// files, and its model card, which may name the model's task.
 pub fn needed_to_export(local: &Path, listed: &[&str], choices: &Choices) -> Result<Vec<String>, NeededError> {
     let error = match needed_files(local, listed, choices) {
         Err(error @ NeededError::NoGraph { .. }) => error,
@@ -96,7 +96,7 @@ pub fn needed_to_export(local: &Path, listed: &[&str], choices: &Choices) -> Res
     Ok(needed)
 }
 
-/// Of the files `listed` of a model folder, those that serving it by these choices reads.
+/// The paths of `listed`, the files of a model folder, that are read to serve it by these choices.
 pub(crate) fn read_files(root: &Path, listed: &[&str], choices: &Choices) -> Result<Vec<String>, NeededError> {
     let mut files = of_folder(root, listed, choices)?;
     files.sort();

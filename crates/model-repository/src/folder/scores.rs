@@ -149,8 +149,8 @@ fn ending(file: &GraphFile, output: &GraphTensor) -> Option<(&'static str, Optio
     }
 }
 
-/// The activation that is left to do on an output, and what the graph has done already. Where that is another one than the folder says, a
-/// person is told.
+/// The activation that is left to apply to an output, and the op that the graph has applied already. A warning says if the folder names
+/// another one.
 fn activated(
     reader: &Reader<'_>,
     file: &GraphFile,

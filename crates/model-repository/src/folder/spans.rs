@@ -329,7 +329,7 @@ impl Library {
         }
     }
 
-    /// What pip installs.
+    /// The package that pip installs.
     const fn package(self) -> &'static str {
         match self {
             Library::Gliner => "gliner",

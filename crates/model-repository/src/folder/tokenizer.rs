@@ -214,7 +214,7 @@ struct Vocabulary {
     /// Special tokens.
     ids: BTreeMap<String, i64>,
     highest: Option<i64>,
-    /// The highest of those that are not added.
+    /// The highest id of a token that is not an added one.
     learned: Option<i64>,
     /// The median length of all tokens, in characters.
     median: Option<u64>,

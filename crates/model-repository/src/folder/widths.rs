@@ -20,7 +20,7 @@ pub(super) fn agree(
     Some(first)
 }
 
-/// The width of what a model gives for each token.
+/// The width of a model's vectors of tokens.
 pub(super) fn hidden_size(reader: &Reader<'_>, config: &Json) -> Option<Derived<i64>> {
     let keys = [OWN_PROJECTION, "hidden_size", "d_model", "dim", "n_embd"];
     let key = keys.iter().find(|key| config.get(key).is_some())?;
@@ -32,7 +32,7 @@ pub(super) fn width_of(file: &GraphFile, tensor: &GraphTensor) -> Option<Derived
     tensor.width().map(|width| Derived::from(width, file.place(tensor)))
 }
 
-/// A tensor with this rank and width in place of those that its file leaves open.
+/// The tensor, with this rank and width where its file leaves them open.
 pub(super) fn known(tensor: &GraphTensor, rank: usize, width: Option<&Derived<i64>>) -> GraphTensor {
     let mut dims = tensor.dims.clone().unwrap_or_else(|| vec![-1; rank]);
     if let (Some(last), Some(width)) = (dims.last_mut(), width) {

@@ -1,8 +1,9 @@
 //! The space of a model's answers: a digest of what decides each row. Vectors of one space can be compared with one another, those of two spaces
 //! perhaps not.
 //!
-//! A space is made of meanings, where a content ([`RepositoryModel::digest`]) is made of bytes: a graph counts by its operations and weights, whatever
-//! their names; JSON counts by its values, whatever its form. What changes no row does not count: instances, batches, providers, names of models.
+//! A space is made of meanings, where a content ([`RepositoryModel::digest`]) is made of bytes: a graph counts by its operations and weights,
+//! whatever their names; JSON counts by its values, whatever its form. Settings that change no row do not count: instances, batches,
+//! providers, names of models.
 
 mod json;
 
@@ -75,7 +76,7 @@ impl RepositoryModel {
             digest.add(format!("reshape {place} {:?}", &reshape[..]).as_bytes());
         }
         if config.backend == "tokenizer" {
-            // Their names say what they hold; another one may be the mask of the pooling.
+            // An output's name says its contents: another name may make it the mask of the pooling.
             let names: BTreeSet<&str> = config.outputs.iter().map(|output| output.name.as_str()).collect();
             names.into_iter().for_each(|name| digest.add(name.as_bytes()));
         }

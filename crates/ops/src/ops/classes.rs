@@ -37,7 +37,7 @@ struct Chosen<'a> {
     score: f32,
 }
 
-/// What a task says of a text.
+/// The labels of a text, by one task.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 enum Said<'a> {
@@ -45,7 +45,7 @@ enum Said<'a> {
     Several(Vec<Chosen<'a>>),
 }
 
-/// What all tasks say of a text, in their order.
+/// The labels of a text by all tasks, in their order.
 struct Judgement<'a>(Vec<(&'a str, Said<'a>)>);
 
 /// Builds the op.

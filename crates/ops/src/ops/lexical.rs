@@ -90,7 +90,7 @@ pub(super) fn check_tokens(resources: &Resources<'_>) -> Result<(), String> {
     Err(format!("needs {missing} of TYPE_INT64 or TYPE_INT32"))
 }
 
-/// What becomes of a weight for each token: weights by token id.
+/// The signature of weights by token id, from a weight for each token.
 pub(super) fn sparse_signature(input: &Signature) -> Result<Signature, String> {
     let dims = &input.expect(Form::Floats, 3..=3)?.dims;
     match dims[2] {

@@ -25,7 +25,7 @@ pub const ENTRY: OpEntry = OpEntry {
 
 struct Redact;
 
-/// What is read of an entity. Characters count.
+/// The fields that are read of an entity. Places count characters.
 #[derive(Deserialize)]
 struct Entity {
     #[serde(alias = "entity")]

@@ -229,7 +229,7 @@ impl Options {
     fn best_of_rivals(&self, mut spans: Vec<Span>) -> Vec<Span> {
         spans.sort_by(|one, other| compare_scores(other.score, one.score));
         let widest = spans.iter().map(|span| span.last - span.first).max().unwrap_or(0);
-        // By the first word, the last words of those that stay.
+        // By the first word, the last words of the spans that stay.
         let mut taken = BTreeMap::<usize, Vec<usize>>::new();
         spans.retain(|span| {
             // Others begin before its end, and no further before it than the widest is long.

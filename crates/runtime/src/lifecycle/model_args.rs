@@ -29,7 +29,7 @@ pub struct ModelArgs {
     #[arg(long, alias = "model-store", env = "TRIREME_MODEL_REPOSITORY", value_name = "DIR", value_delimiter = ',')]
     pub model_repository: Vec<PathBuf>,
 
-    // What a person says about model folders. (A comment of documentation would be a flag's help.)
+    // The flags about model folders. (A doc comment here would be a flag's help.)
     #[command(flatten)]
     #[allow(missing_docs, reason = "see above")]
     pub folders: FolderArgs,

@@ -263,7 +263,7 @@ async fn poll(models: Arc<Models>) {
             }
         }
     }
-    // What has begun is ended.
+    // Changes that have begun run to their end.
     while changing.next().await.is_some() {}
 }
 

@@ -1,5 +1,5 @@
-//! Turns: what is done with one model is done one after the other, in the order in which it was asked for, and beside what is done with
-//! other models.
+//! Turns: the changes of one model are made one after the other, in the order in which they were asked for, and beside the changes of other
+//! models.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
-/// The models with which something is done.
+/// The models with changes that are made or wait.
 #[derive(Debug, Default)]
 pub(crate) struct Turns(Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>);
 
@@ -20,7 +20,7 @@ pub(crate) struct Turn {
 // === impl Turns ===
 
 impl Turns {
-    /// Waits until those that asked for the model before have had their turns.
+    /// Waits until earlier changes of the model have had their turns.
     pub async fn of(&self, model: &str) -> Turn {
         let turns = {
             let mut models = self.0.lock();

@@ -1,5 +1,5 @@
 //! Secrets as flags and variables give them: as they are, or as `file:PATH`, one in each line of the file. A file is read at the start, and again
-//! when the process is told to.
+//! when it changes and on SIGHUP.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -29,7 +29,7 @@ pub enum Given<K> {
 #[derive(Clone)]
 pub(super) struct GivenParser<K>(PhantomData<fn() -> K>);
 
-/// All that `given` has, files read now. Errors name `flag`, the file and the line, and never what is in it.
+/// All values of `given`; files are read now. Errors name `flag`, the file and the line, and never the line's text.
 pub fn read_all<K: FromStr<Err = String> + Clone>(flag: &str, given: &[Given<K>]) -> anyhow::Result<Vec<K>> {
     let mut all = Vec::new();
     for given in given {

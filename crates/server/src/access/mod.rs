@@ -29,7 +29,7 @@ pub use keys::{KeyDigest, OwnedKey, Secret};
 pub use restriction::{Category, Restriction};
 pub use sender::{Foreign, Sender};
 
-/// What the rules know requests by: those of a route of HTTP, or of a method of gRPC.
+/// The properties of a route of HTTP or a method of gRPC that decide which requests are admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// The category; `None`: only the key counts.
@@ -45,11 +45,11 @@ pub enum Changes {
     Never,
     /// Each does.
     Always,
-    /// Those whose message says so. Who reads the message asks [`Access::check_control`].
+    /// Some do, as their messages say. The code that reads the message asks [`Access::check_control`].
     ByMessage,
 }
 
-/// What a port adds to the rules of the server.
+/// The rules that a port adds to the server's.
 #[derive(Clone, Copy, Debug)]
 pub struct PortRules<'a> {
     /// Knows the headers that requests of a category have to carry.
@@ -92,7 +92,7 @@ pub struct Access {
 #[derive(Debug, Default)]
 struct Secrets {
     keys: Vec<Known>,
-    /// Whether there is a file of keys: then clients need a key, also when the file has none.
+    /// Whether there is a file of keys: then clients need a key, even if the file has no keys.
     has_file: bool,
     restrictions: Vec<Restriction>,
     limits: Limits,
@@ -236,8 +236,8 @@ impl Access {
     }
 
     /// Whether a request of this sender is admitted: by its key, or, where no key is asked for, unless a page of another site may have sent
-    /// it; by the header of its category; and, if it changes the server, by what it proves. Health checks need no key, because
-    /// orchestrators send none. Returns what the request proves, where its message says whether it changes the server.
+    /// it; by the header of its category; and, if it changes the server, by its credentials. Health checks need no key, because
+    /// orchestrators send none. Returns the credentials of a request that may change the server.
     pub fn admit(&self, rule: Rule, sender: &Sender<'_>, port: PortRules<'_>) -> Result<Option<Credentials>, Denied> {
         let header = |name: &str| sender.header(name);
         match rule.category {

@@ -88,7 +88,7 @@ impl<'r> Sender<'r> {
         self.headers.keys().any(|name| [FORWARDED, VIA].contains(name) || is_of_proxy(name.as_str()))
     }
 
-    /// What the browser says about the page. Browsers say it only where they know whom they ask: over TLS, and of localhost.
+    /// The browser's word about the page. Browsers send it only to servers that they can identify: over TLS, and to localhost.
     fn site(&self) -> Option<&'r [u8]> {
         self.header("sec-fetch-site")
     }

@@ -175,7 +175,7 @@ fn may(args: &AccessArgs, is_local: bool, category: Category, key: &'static str)
     })
 }
 
-/// What a port with restrictions of its own, which no page asks, says to a request with this header.
+/// Whether a request with this header is proven at a port with `restrictions` of its own, which no page asks.
 fn ask(
     access: &Access,
     restrictions: &Access,

@@ -89,7 +89,7 @@ async fn read(
     permit: &BytesPermit,
     mut sink: impl FnMut(&[u8]) -> Result<(), InflateError>,
 ) -> Result<usize, InflateError> {
-    // What is coded in so many bytes has as many, or takes as long.
+    // A body has at least as many bytes as its coded form, or takes as long to inflate.
     let least = coded.len();
     let (mut stream, mut step, mut size) = (Stream::new(coded), vec![0; STEP], 0);
     let mut read_to = |most: usize| {

@@ -2,7 +2,7 @@
 //! compared. It is done beside the runtime's threads, in slots: as many as there are processors for bodies of up to [`LARGE`] bytes, and
 //! half as many for larger ones, so that small bodies never wait for large ones.
 //!
-//! Invariant: a request waits for its slot before it takes a thread, and has none while it waits for anything else. So these slots are all
+//! Invariant: a request waits for its slot before it takes a thread, and has no slot while it waits for anything else. So these slots are all
 //! the threads that bodies take, however many bodies there are, and no client decides how long a slot is taken.
 
 use std::future::poll_fn;

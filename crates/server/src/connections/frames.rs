@@ -192,7 +192,7 @@ mod tests {
         (client, FrameLimit::new(server, Peer(IpAddr::V4(Ipv4Addr::LOCALHOST))))
     }
 
-    /// What a client sends, its preface included, in pieces of so many bytes, until it is refused: how much arrives, and whether all of it.
+    /// Sends a preface and `frames` in pieces of so many bytes until they are refused. Returns how many bytes arrive, and whether all do.
     async fn arrives(frames: &[u8], piece: usize) -> (usize, bool) {
         let (mut client, mut server) = connection();
         let (sent, mut arrived) = ([&[0; PREFACE][..], frames].concat(), 0);

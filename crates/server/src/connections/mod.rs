@@ -234,7 +234,7 @@ impl Connections {
         }
     }
 
-    /// What the beginning of a connection gives; `None` where it takes too long, or the connection has to close before.
+    /// The result of a connection's beginning; `None` if it takes too long, or the connection has to close before.
     async fn beginning<T>(&self, place: &Place, begun: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             begun = tokio::time::timeout(place.timeout(self.idle_timeout), begun) => {
@@ -376,7 +376,7 @@ async fn begins_http2(stream: &TcpStream) -> bool {
             Ok(count) if count > 0 && first[..count] == PREFACE[..count] => {}
             _ => return false,
         }
-        // Nothing tells when there is more than what is there already.
+        // No event says when more bytes are there than these.
         looks += 1;
         tokio::time::sleep(LOOKS.after(looks)).await;
     }

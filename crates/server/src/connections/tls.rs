@@ -72,7 +72,7 @@ fn is_version_1(error: &Error) -> bool {
 // === impl Tls ===
 
 impl Tls {
-    /// Reads the files, for a server of these application protocols, the one that it likes best first. Errors name the flag and the file.
+    /// Reads the files, for a server of these application protocols (ALPN), the preferred one first. Errors name the flag and the file.
     pub fn new(files: TlsFiles, protocols: &'static [&'static [u8]]) -> anyhow::Result<Tls> {
         let (config, expires) = files.read(protocols)?;
         let current = Mutex::new(Current { config, expires });

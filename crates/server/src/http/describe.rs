@@ -1,5 +1,5 @@
-//! The parameters of a handler describe its route: an extractor says what it reads of a request, so `/openapi.json` cannot miss it. A
-//! handler whose parameters say nothing of themselves does not compile as one of a route:
+//! The parameters of a handler describe its route: an extractor names the parts of a request that it reads, so `/openapi.json` cannot miss
+//! them. A handler with a parameter that does not describe itself does not compile as a route's:
 //!
 //! ```compile_fail
 //! use axum::extract::RawQuery;
@@ -21,7 +21,7 @@ use super::shapes::Shapes;
 
 /// A parameter of a handler, or all of them, which may say something about its route.
 pub trait Describe {
-    /// Adds what it reads of a request to the shapes of its route. Nothing, unless it says otherwise: the path is described by the route.
+    /// Adds the parts of a request that it reads to the shapes of its route. By default it adds nothing: the route describes the path.
     fn describe(_shapes: &mut Shapes) {}
 }
 

@@ -1,4 +1,4 @@
-//! Endpoints: what a route does with a request for a model. The router gives an endpoint the requests of its port, and durable work gives
+//! Endpoints: they answer a route's requests for a model. The router gives an endpoint the requests of its port, and durable work gives
 //! it its calls; neither is known to the endpoint.
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct Work {
     pub route: Arc<str>,
     /// The path that it asks for.
     pub path: String,
-    /// The query of its URL, behind `?`; durable work has none.
+    /// The query of its URL, behind `?`; durable work has no query.
     pub query: Option<String>,
     /// The headers of its body, and those that become parameters of models.
     pub headers: HeaderMap,

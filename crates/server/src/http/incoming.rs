@@ -18,17 +18,17 @@ use crate::budget::{self, BytesPermit};
 use crate::intake::{Intake, Transport};
 use crate::{Port, RequestContext, Traffic};
 
-/// What HTTP does in its own way.
+/// The steps of the intake that are HTTP's own.
 pub struct HttpTransport {
     /// Longest silence of a client that has a request to send.
     pub idle_timeout: Duration,
     /// Whether the port speaks TLS.
     pub is_tls: bool,
-    /// The tasks that read on what a handler refuses.
+    /// The tasks that read bodies to their end, if a handler does not.
     pub tasks: TaskSet,
 }
 
-/// The intake with the route that it is before.
+/// The intake in front of a route.
 #[derive(Clone)]
 struct Gate {
     intake: Arc<Intake<HttpTransport>>,

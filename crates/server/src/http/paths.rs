@@ -1,6 +1,6 @@
-//! The paths that clients ask for become those of routes, before the router looks at them. `--root-path` is the path under which a proxy
-//! offers this server: requests are taken with it and without it, as proxies pass them on, and places that answers name are under it. What
-//! else stands for a path of a route, the service knows.
+//! The paths that clients ask for become the paths of routes, before the router looks at them. `--root-path` is the path under which a proxy
+//! offers this server: requests are taken with it and without it, as proxies pass them on, and `Location` headers of answers have it. The
+//! service knows the other paths for routes.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub type KnownPath = dyn Fn(&str) -> Option<String> + Send + Sync;
 pub struct Paths {
     /// The path of a proxy, empty for the server's own root.
     pub root: String,
-    /// What else stands for a path of a route.
+    /// The other paths for routes.
     pub known: Arc<KnownPath>,
 }
 

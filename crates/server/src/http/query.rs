@@ -1,5 +1,5 @@
-//! Parameters as types read them: those of a query, and the fields of a form. Types that derive `IntoParams` or `ToSchema`, too, describe
-//! what they read.
+//! The parameters of a query and the fields of a form, as types read them. Types that derive `IntoParams` or `ToSchema`, too, describe
+//! them.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, btree_map};
@@ -141,7 +141,7 @@ impl<'de> MapAccess<'de> for Parameters<'_> {
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
         let (name, value) = self.value.unwrap_or_default();
         seed.deserialize(Value(value)).map_err(|error| {
-            // The types say what they expect, and some of them what they found.
+            // A type's error ends with its expectation; some begin with the value found.
             let words = error.to_string().replace('`', "'");
             let expected = words.rfind("expected ").map_or(&*words, |at| &words[at..]);
             Error::custom(format_args!("'{name}' is '{}', {expected}", shown(value)))

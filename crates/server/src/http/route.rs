@@ -32,7 +32,7 @@ pub enum Verb {
     Delete,
 }
 
-/// Routes that belong together: what they have in common, unless one of them says otherwise.
+/// The common properties of routes that belong together; a single route may say otherwise.
 #[derive(Clone, Copy, Debug)]
 pub struct Resource {
     /// Their group in the document, such as a dialect.

@@ -1,4 +1,4 @@
-//! The shapes of a route in the document: what it reads of a request, and what it answers.
+//! The shapes of a route in the OpenAPI document: those of its requests and of its answers.
 
 use axum::http::StatusCode;
 use utoipa::openapi::path::Parameter;
@@ -31,7 +31,7 @@ pub struct Shapes {
 pub struct OtherAnswer {
     /// The status.
     pub status: StatusCode,
-    /// What it says.
+    /// Its description.
     pub description: &'static str,
     /// The shape of its body; `None`: it is empty, or no JSON.
     pub schema: Option<Schema>,

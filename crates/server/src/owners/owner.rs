@@ -15,7 +15,7 @@ use super::rate::{Amount, Rate, Tally};
 /// The `Retry-After` of a client whose owner has too many requests in flight.
 const IN_FLIGHT_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often a change is told to other gateways: a message may be lost.
+/// How many times a change is sent to other gateways: a message may be lost.
 const TIMES_TOLD: u8 = 2;
 
 /// An owner.
@@ -24,7 +24,7 @@ pub struct Owner {
     name: Arc<str>,
     since: Instant,
     counts: Mutex<Counts>,
-    /// Notified when other gateways have to be told of the counts of any owner.
+    /// Notified when the counts of any owner have to be sent to other gateways.
     changed: Arc<Notify>,
 }
 
@@ -33,7 +33,7 @@ struct Counts {
     requests: Rate,
     tokens: Rate,
     in_flight: u64,
-    /// How often other gateways have to be told of them.
+    /// How many more times they have to be sent to other gateways.
     untold: u8,
 }
 
@@ -93,7 +93,7 @@ pub struct RateState {
 // === impl Owners ===
 
 impl Owners {
-    /// The account of a request by the key of this owner; `None` is an administrator, who has no limits.
+    /// The account of a request by the key of this owner; `None` is an administrator, without limits.
     pub(crate) fn account(&self, owner: Option<&Arc<str>>, limits: &Limits, lane: Lane) -> Account {
         match owner {
             Some(name) => Account { owner: self.named(name), limits: limits.of(name), lane },
@@ -106,7 +106,7 @@ impl Owners {
         Account { owner: self.named(owner), limits: OwnerLimits { weight, ..OwnerLimits::default() }, lane }
     }
 
-    /// Waits until other gateways have to be told of an owner's counts.
+    /// Waits until an owner's counts have to be sent to other gateways.
     pub async fn changed(&self) {
         self.0.changed.notified().await;
     }
@@ -136,7 +136,7 @@ impl Owner {
         &self.name
     }
 
-    /// What other gateways have to know of it; with `all`, also what they were told before. The flag says whether to tell it again.
+    /// The counts that other gateways have to learn; with `all`, also those that were sent before. The flag says whether to send them again.
     pub(super) fn tell(&self, all: bool) -> Option<(Tally, bool)> {
         let (now, mut counts) = (self.since.elapsed(), self.counts.lock());
         let (requests, tokens) = (counts.requests.told(now), counts.tokens.told(now));
@@ -145,7 +145,7 @@ impl Owner {
         is_wanted.then(|| (Tally { owner: self.name.to_string(), requests, tokens }, counts.untold > 0))
     }
 
-    /// Takes in what another gateway has admitted; `before` are the totals of requests and tokens that it has told last.
+    /// Takes in another gateway's counts; `before` are the totals of requests and tokens that it sent last.
     pub(super) fn hear(&self, before: Option<(u64, u64)>, requests: Amount, tokens: Amount) {
         let (now, mut counts) = (self.since.elapsed(), self.counts.lock());
         counts.requests.hear(now, before.map(|before| before.0), requests);
@@ -223,8 +223,8 @@ impl Account {
 // === impl Admitted ===
 
 impl Admitted {
-    /// The request has been answered and has had so many tokens, which count in place of those that were reserved. Without this the
-    /// reserved ones go on counting: its client has left, and nobody knows how much was done.
+    /// The request has been answered and has had so many tokens, which count in place of the reserved ones. Without this the
+    /// reserved ones go on counting: its client has left, and the tokens that it has had are not known.
     pub fn end(mut self, tokens: u64) {
         let Some((reserved, second)) = self.reserved.take() else { return };
         let (now, mut counts) = (self.owner.since.elapsed(), self.owner.counts.lock());

@@ -1,4 +1,4 @@
-//! An amount of an owner within a minute: what this gateway has admitted, and what the others have told.
+//! An amount of an owner within a minute: this gateway's, and the amounts that the others have sent.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::window::Window;
 
-/// An amount that a gateway has admitted, as it tells the others.
+/// An amount that a gateway has admitted, as it sends it to the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amount {
-    /// All that it has admitted since it began, without what it has taken back.
+    /// The amount since the gateway began, without the parts that it has taken back.
     pub total: u64,
     /// The part of the last minute.
     pub recent: u64,
@@ -22,7 +22,7 @@ pub struct Tally {
     pub owner: String,
     /// Its requests.
     pub requests: Amount,
-    /// Their tokens, those that are reserved for requests that run among them.
+    /// Their tokens, with the ones that are reserved for running requests.
     pub tokens: Amount,
 }
 
@@ -30,9 +30,9 @@ pub struct Tally {
 #[derive(Debug, Default)]
 pub(super) struct Rate {
     own: Window,
-    /// The other gateways' amounts, each in the second in which it was told.
+    /// The other gateways' amounts, each in the second in which it arrived.
     others: Window,
-    /// What this gateway tells as [`Amount::total`]. It wraps around.
+    /// This gateway's [`Amount::total`]. It wraps around.
     total: u64,
 }
 
@@ -60,13 +60,13 @@ impl Rate {
         self.total = self.total.wrapping_sub(self.own.take_back(second, amount));
     }
 
-    /// What the other gateways have to know.
+    /// This gateway's amount, for the others.
     pub fn told(&mut self, now: Duration) -> Amount {
         Amount { total: self.total, recent: self.own.sum(now) }
     }
 
-    /// Takes in what another gateway tells; `before` is the total that it has told last. Amounts that nobody has heard of for a minute
-    /// count no more.
+    /// Takes in another gateway's amount; `before` is the total that it sent last. Of the difference, amounts older than a minute do not
+    /// count.
     pub fn hear(&mut self, now: Duration, before: Option<u64>, told: Amount) {
         let more = before.map(|before| told.total.wrapping_sub(before).cast_signed());
         match more {
@@ -114,7 +114,7 @@ mod tests {
         here.add(at(2), 5);
         here.hear(at(2), Some(100), there.told(at(2)));
         assert_eq!((here.sum(at(2)), there.sum(at(2))), (35, 30));
-        // What is forgotten here cannot be taken back there.
+        // Only the 30 that the second still holds are taken back.
         there.take_back(second, 100);
         here.hear(at(3), Some(30), there.told(at(3)));
         assert_eq!((here.sum(at(3)), there.told(at(3)).total), (5, 0));

@@ -1,7 +1,7 @@
-//! What gateways tell each other about owners with limits, so that a limit per minute holds at all of them together.
+//! The counts of owners with limits that gateways send each other, so that a limit per minute holds at all gateways together.
 //!
-//! A gateway tells how much it has admitted since it began, so a message that is lost is made good by the next one. Each change is told
-//! twice for that. The other gateways count the difference to what they have heard before, in their own time.
+//! A gateway sends the total that it has admitted since it began, so the next message makes up for a lost one. For that, each change is sent
+//! twice. The other gateways count the difference to the total before, in their own time.
 //!
 //! Not here: the messages' way, and when they are sent (the gateway).
 
@@ -12,13 +12,13 @@ use super::name::LONGEST_NAME;
 use super::owner::Owners;
 use super::rate::Tally;
 
-/// After this time what a gateway has told of an owner is forgotten: all of it has lapsed.
+/// After this time a gateway's counts of an owner are forgotten: all of them have lapsed.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(120);
 
 /// Most owners of all other gateways together: more than any deployment has, so that made-up messages do not use up the memory.
 const MOST_HEARD: usize = 100_000;
 
-/// What other gateways have told.
+/// The counts that other gateways have sent.
 #[derive(Debug, Default)]
 pub struct Others {
     /// By gateway and owner.
@@ -38,7 +38,7 @@ struct Heard {
 
 impl Owners {
     /// How much this gateway has admitted: of the owners for whom that has changed, or of all with something within the last minute. The
-    /// flag says whether some of it has to be told again.
+    /// flag says whether some of it has to be sent again.
     pub fn tell(&self, all: bool) -> (Vec<Tally>, bool) {
         let (mut tallies, mut again) = (Vec::new(), false);
         for owner in self.all() {
@@ -54,7 +54,7 @@ impl Owners {
 // === impl Others ===
 
 impl Others {
-    /// Takes in what a gateway tells about owners.
+    /// Takes in a gateway's counts of owners.
     pub fn hear(&mut self, owners: &Owners, gateway: &str, tallies: Vec<Tally>, now: Instant) {
         self.sweep(now);
         for Tally { owner, requests, tokens } in tallies {

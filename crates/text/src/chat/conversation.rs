@@ -27,7 +27,7 @@ struct Message {
     role: String,
     #[serde(default)]
     content: Content,
-    /// What else templates may read, as `name`.
+    /// Further fields for templates, such as `name`.
     #[serde(flatten)]
     more: BTreeMap<String, serde_json::Value>,
 }

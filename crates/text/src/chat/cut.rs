@@ -9,7 +9,7 @@ use crate::Side;
 /// which is cut off on the right side and written back.
 ///
 /// The right side is that of sentence-transformers: the last text is cut, and the frame's end stays. Where a pair's first text alone is
-/// too long, the library cuts what is between the two as well, and its scores are those of such rows, so that they are made here, too.
+/// too long, the library cuts the frame between the two as well. Its scores are those of such rows, so this code makes the same rows.
 /// On the left side texts are cut and nothing else.
 pub(crate) fn kept(
     places: &[(usize, usize)],

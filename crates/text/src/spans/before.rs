@@ -1,4 +1,4 @@
-//! What stands before a text in a row: the labels of the request, with the schemas around them.
+//! The part of a row before its text: the labels of the request, with the schemas around them.
 
 use tokenizers::Tokenizer;
 
@@ -15,7 +15,7 @@ pub(super) struct Asked {
     classifications: Option<Classifications>,
 }
 
-/// The words before a text. Those of the request are known by its parameter.
+/// The words before a text, each with the request's parameter that it comes from, if any.
 #[derive(Default)]
 struct Words(Vec<(String, Option<&'static str>)>);
 

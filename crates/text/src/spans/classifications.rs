@@ -51,7 +51,7 @@ pub struct Classification {
     top_k: Option<usize>,
     #[serde(default)]
     class_act: Option<Activation>,
-    /// What the task is, in words.
+    /// A description of the task, in words.
     #[serde(default)]
     prompt: Option<String>,
     /// Texts with their labels.
@@ -59,7 +59,7 @@ pub struct Classification {
     examples: Vec<(String, String)>,
 }
 
-/// What makes scores of the logits of a task's labels.
+/// The function that makes scores of the logits of a task's labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Activation {
@@ -162,7 +162,7 @@ impl Classification {
         }
     }
 
-    /// What stands before its labels in a row: its name, with prompt, descriptions and examples.
+    /// The text before its labels in a row: its name, with prompt, descriptions and examples.
     pub(super) fn heading(&self) -> String {
         let mut heading = self.task.clone();
         if let Some(prompt) = self.prompt.as_ref().filter(|prompt| !prompt.is_empty()) {

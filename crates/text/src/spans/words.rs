@@ -23,7 +23,7 @@ static WORD_OF_GLINER2: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(&pattern).expect("a constant pattern")
 });
 
-/// What ends a sentence for GLiNER2; a text without it gets a full stop.
+/// The ends of sentences for GLiNER2; a text without such an end gets a full stop.
 const ENDS: [char; 3] = ['.', '!', '?'];
 
 /// A word of a text.
@@ -31,7 +31,7 @@ const ENDS: [char; 3] = ['.', '!', '?'];
 pub(super) struct Word<'t> {
     /// As it is tokenized.
     pub(super) text: Cow<'t, str>,
-    /// Its characters in the text. A full stop that was added has none, and stands at the end.
+    /// Its characters in the text. An added full stop has an empty range at the end.
     pub(super) characters: Range<usize>,
 }
 

@@ -26,7 +26,7 @@ const EXTRAS: Extras = Extras {
     decoded: false,
 };
 
-/// A window of an answer: what it is of, and its tokens of the text as ids with their characters.
+/// A window of an answer: its part of the text, and the tokens of that part as ids with their characters.
 #[derive(Debug)]
 struct Found {
     window: Vec<usize>,
@@ -106,7 +106,7 @@ proptest! {
         }
     }
 
-    /// A cut lies before a sentence, or before a word, where one of them is near.
+    /// A cut lies before a sentence, or before a word, where such a border is near.
     #[test]
     fn cuts_lie_at_the_best_borders(words in prop::collection::vec("[a-z]{1,4}", 30..90), room in 8usize..24) {
         let text = words.join(" ");

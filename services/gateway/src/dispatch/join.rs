@@ -80,8 +80,8 @@ pub fn split(outbox: &Outbox, message: WorkMessage, parts: rows::SplitRows) -> E
     divided(outbox, message, first, move |message| Some(SplitRequest::new(message, parts.clone())))
 }
 
-/// The exchange of a request that travels as several messages. Where a worker declines one of them, because it serves another content than
-/// the request was admitted for, all are sent anew for the contents that are served by then: no answer is joined from two contents.
+/// The exchange of a request that travels as several messages. Where a worker declines a message, because it serves another content than
+/// the request was admitted for, all messages are sent anew for the contents that are served by then: no answer is joined from two contents.
 fn divided<P: Pieces>(
     outbox: &Outbox,
     mut message: WorkMessage,

@@ -53,10 +53,10 @@ pub fn restrict(restrictions: &[Given<ProtocolRestriction>]) -> anyhow::Result<A
     Ok(Access::restricting(restrictions.into_iter().map(|restriction| restriction.rule).collect()))
 }
 
-/// What the rules know of a call of a method that there is not.
+/// The rule for a call of a method that does not exist.
 const UNKNOWN: Rule = Rule { category: None, changes: Changes::Never };
 
-/// What an admitted call proves whose message says whether it changes the server. A call that did not pass [`admit`] has proven nothing.
+/// The credentials of an admitted call whose message says whether it changes the server. A call that did not pass [`admit`] has proven nothing.
 pub(super) fn credentials<T>(call: &tonic::Request<T>) -> Credentials {
     call.extensions().get().copied().unwrap_or(Credentials { is_local: false, is_proven: false })
 }

@@ -18,7 +18,7 @@ const HEALTH: usize = 16 << 10;
 /// The header that names the coding of a call's messages.
 const ENCODING: &str = "grpc-encoding";
 
-/// What gRPC does in its own way.
+/// The transport of gRPC calls, with the limits of their messages.
 pub struct GrpcTransport {
     /// Most bytes of a message.
     pub largest: usize,

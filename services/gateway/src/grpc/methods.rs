@@ -128,7 +128,7 @@ impl Method {
         Method { changes, ..self }
     }
 
-    /// What the rules know its calls by.
+    /// The rule for its calls.
     pub fn rule(&self) -> Rule {
         Rule { category: self.category, changes: self.changes }
     }

@@ -1,6 +1,6 @@
 //! `tei.v1`, the gRPC interface of Text Embeddings Inference: its messages to the operations that HTTP shares.
 //!
-//! Messages name no model. The call's metadata `model` may; without it the call is for the only model that does the operation. Requests of a
+//! Messages name no model, but the call's metadata `model` may. Without it the call goes to the only model that does the operation. Requests of a
 //! stream run side by side and are answered in their order; the first error ends the stream.
 
 use std::time::Instant;

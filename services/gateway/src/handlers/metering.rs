@@ -9,7 +9,7 @@ use trireme_server::owners::{Account, Admitted, LimitReached};
 use super::Handlers;
 use crate::usage::{Counts, Usage, Used};
 
-/// A request of an owner. One that is dropped before it has ended counts as an error: its client has left.
+/// A request of an owner. A request that is dropped before it has ended counts as an error: its client has left.
 #[derive(Default)]
 pub struct Metered(Option<Open>);
 

@@ -165,7 +165,7 @@ fn models(
         let hosts = entries.iter().filter(|(entry, _)| entry.model == key && entry.state == ModelState::Ready);
         let sleep: Vec<_> = hosts.map(|(entry, _)| asleep(totals, entry)).collect();
         model.insert("workers".to_owned(), json!(sleep.len()));
-        // Where one of them is awake, no request waits for a load.
+        // Where a worker is awake, no request waits for a load.
         let shortest = sleep.into_iter().collect::<Option<Vec<_>>>().and_then(|sleep| sleep.into_iter().min());
         model.insert("asleep_seconds".to_owned(), json!(shortest.map(seconds)));
         model.insert("queue".to_owned(), json!(queues.get(&key).map(queue)));

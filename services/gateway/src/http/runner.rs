@@ -22,7 +22,7 @@ const MODELS: &str = "/v2/models/";
 
 /// Runs calls by the endpoints of this gateway.
 pub struct Runner {
-    /// What endpoints share, among it the table of routes.
+    /// The state that endpoints share, with the table of routes.
     pub http: HttpState,
     /// The bytes of running batches.
     pub batches: BytesPermit,

@@ -230,8 +230,8 @@ impl Catalog {
         route.for_contents(|model| self.contents.get(model).cloned())
     }
 
-    /// What the answer to a request with this route comes from, so that equal texts mean equal answers: the contents of its models, how its
-    /// steps are linked, and the names of classes. `None` where the content of a model is not known.
+    /// The sources of the answer to a request with this route, as a text; equal texts mean equal answers. They are the contents of its
+    /// models, the links of its steps, and the names of classes. `None` where the content of a model is not known.
     pub fn origin(&self, served: &ServedModel, route: &Route, outputs: &[RequestedOutput]) -> Option<String> {
         let mut origin = served.linked().to_owned();
         for output in outputs.iter().filter(|output| output.classification > 0) {
@@ -476,7 +476,7 @@ impl ServedModel {
         Arc::new(ServedModel { inputs, outputs, config: config.clone(), plan, capabilities, linked })
     }
 
-    /// What links the steps of an ensemble; nothing for other models, whose plans and configurations are in their contents.
+    /// A digest of the links of an ensemble's steps. Empty for other models: their contents have their plans and configurations.
     fn linked(&self) -> &str {
         self.linked.get_or_init(|| match self.plan.ensemble {
             true => {

@@ -80,7 +80,7 @@ impl Catalog {
         Err(InferError::unsupported(format!("model '{name}' does not do '{task}': {expected}")))
     }
 
-    /// What workers tell about answers of this version with these outputs, all if none is named.
+    /// The origin of answers of this version with these outputs, all if none is named, as workers tell it.
     pub fn origin_told(&self, version: i64, served: &ServedModel, outputs: &[String]) -> Origin {
         let inputs: Vec<&str> = served.inputs.iter().map(|input| input.name.as_str()).collect();
         let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();

@@ -22,7 +22,7 @@ pub struct Spaces {
 struct Told {
     /// `None`: a worker does not know it.
     spaces: BTreeSet<Option<Name>>,
-    /// What was measured of answers with this step.
+    /// The measured equivalences of answers with this step.
     equivalences: BTreeSet<Equivalence>,
     /// When the newest file was changed, in seconds since 1970.
     files_at: Option<u64>,
@@ -42,7 +42,7 @@ enum NoSpace {
 // === impl Spaces ===
 
 impl Spaces {
-    /// Takes in what a worker that serves this version tells.
+    /// Takes in the announcement of a worker that serves this version.
     pub fn tell(&mut self, model: &ModelKey, content: Option<&Content>) {
         let told = self.told.entry(model.clone()).or_default();
         told.spaces.insert(content.and_then(|content| content.space.as_deref()).map(Name::from));
@@ -62,7 +62,7 @@ impl Spaces {
         }
     }
 
-    /// What is known of answers of this model by these steps to equal others.
+    /// The known equivalences of answers of this model by these steps.
     pub fn equivalences<'a>(
         &self,
         model: &ModelKey,

@@ -293,7 +293,7 @@ impl State {
         kept.is_some_and(|versions| versions.contains_key(&model.version)) && self.is_wanted(&model.name)
     }
 
-    /// Counts a model as served with these configurations, as another gateway, or this one before it was restarted, has seen it served.
+    /// Counts a model as served with these configurations: another gateway, or this one before its restart, has seen it served.
     pub fn restore(&mut self, name: &str, versions: BTreeMap<i64, Arc<ModelConfig>>) {
         let has_room = versions.keys().all(|&version| self.has_room_for(&ModelKey { name: name.into(), version }));
         if let Some(kept) = self.kept.as_mut().filter(|_| has_room) {

@@ -16,7 +16,7 @@ pub struct Lookup {
     misses: Vec<usize>,
     /// Their keys.
     keys: Vec<Key>,
-    /// Their results, once they are computed and told apart.
+    /// Their results, once the answer with them was split by row.
     computed: Vec<TextResult>,
 }
 
@@ -25,7 +25,7 @@ pub struct Lookup {
 pub(super) struct TextResult {
     /// Its outputs, of one row each.
     outputs: Vec<Tensor>,
-    /// What tokenizers counted; `None` where no step was one.
+    /// The counts of tokenizers; `None` where no step was a tokenizer.
     facts: Option<TextFacts>,
     /// The steps that it came from, without times.
     steps: Arc<Ledger>,
@@ -96,7 +96,7 @@ impl Lookup {
         }
     }
 
-    /// The results of the rows that were computed, with their keys: none where the answer does not tell them apart.
+    /// The results of the rows that were computed, with their keys: none where the answer cannot be split by row.
     pub(super) fn computed(
         &mut self,
         answer: &InferResponse,

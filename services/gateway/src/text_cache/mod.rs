@@ -7,7 +7,7 @@
 //! - A result is kept only from an answer of the contents that are in its key, and only where the facts about the text are known: an answer
 //!   counts all texts, whichever way they came.
 //!
-//! Not here: which requests are looked up, and how the others run (`handlers::infer::texts`); how bytes are weighed and what goes first
+//! Not here: which requests are looked up, and how the others run (`handlers::infer::texts`); how bytes are weighed and which results go first
 //! (`trireme_runtime::response_cache`).
 
 mod lookup;
@@ -49,7 +49,7 @@ pub struct TextCache {
     models: Mutex<BTreeMap<ModelKey, OfModel>>,
 }
 
-/// What is known of a model beside its results.
+/// The counts and the steps of a model.
 #[derive(Default)]
 struct OfModel {
     lookups: Lookups,
@@ -60,13 +60,13 @@ struct OfModel {
 /// How many texts of a model were looked up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lookups {
-    /// Those that were there, or were in their request more than once.
+    /// Texts that the cache had, or that were in their request before.
     pub hits: u64,
-    /// Those that had to be computed.
+    /// Texts that had to be computed.
     pub misses: u64,
 }
 
-/// What all texts of a request have in common.
+/// The terms that all texts of a request share.
 pub struct Terms {
     model: ModelKey,
     common: Context,
@@ -95,7 +95,7 @@ impl TextCache {
         TextCache { results: ResponseCache::new(CacheConfig { size }, false), shared, models: Mutex::default() }
     }
 
-    /// What the texts of a request have in common. `origin` says what results come from; `changes`, how often contents have changed so far.
+    /// The terms of a request's texts. `origin` names the sources of results; `changes` is how often contents have changed so far.
     pub fn terms(
         &self,
         model: &ModelKey,

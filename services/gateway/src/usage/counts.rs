@@ -152,7 +152,7 @@ impl Hours {
         changed.map(|(&hour, one)| (hour, one.table.clone())).collect()
     }
 
-    /// The counts of an hour are in the store. Those of an hour that is over are then forgotten.
+    /// Notes that the store has `table` for this hour. The counts of an hour that is over are then forgotten.
     pub fn written(&mut self, hour: Hour, table: &Table, now: Hour) {
         let Some(one) = self.0.get_mut(&hour) else { return };
         one.has_changed = one.table != *table;

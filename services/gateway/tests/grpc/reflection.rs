@@ -1,4 +1,4 @@
-//! What clients without the interface's files learn: the services and messages, by reflection, and the names in the answer to a service that
+//! Clients without the interface's files learn the services and messages by reflection, and names from the answer to a call of a service that
 //! does not exist.
 
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;

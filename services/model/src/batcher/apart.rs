@@ -9,7 +9,7 @@ use super::padding::{PaddedInput, Padding};
 /// The mask that says which tokens of a row are padding.
 const MASK: &str = "attention_mask";
 
-/// The rows of a request without their padding. `None` for a lone row, and where the mask does not show what is padding: then the request
+/// The rows of a request without their padding. `None` for a lone row, and where the mask does not show the padding: then the request
 /// runs as it is.
 pub fn rows(padding: &Padding, inputs: &[Tensor]) -> Result<Option<Vec<Vec<Tensor>>>, InferError> {
     let Some((lengths, longest)) = lengths(padding, inputs).zip(padding.length(inputs)) else { return Ok(None) };
@@ -37,7 +37,7 @@ pub struct Runs {
 }
 
 /// The rows of a request of more than `most` tokens, padding included, in runs of at most so many tokens each, or of one row. `None` where the request is
-/// no longer than that, and where the mask does not show what is padding.
+/// no longer than that, and where the mask does not show the padding.
 pub fn runs(padding: &Padding, inputs: &[Tensor], most: u32) -> Result<Option<Runs>, InferError> {
     let count = inputs.first().and_then(|input| input.shape().first().copied()).unwrap_or(0);
     if padding.length(inputs).is_none_or(|length| count.saturating_mul(i64::from(length)) <= i64::from(most)) {

@@ -1,8 +1,8 @@
 //! Batching: which requests run together, and how their tensors are joined and split ([`merge`]).
 //!
 //! There are four policies. [`LengthBatcher`] is for models that declare their inputs as paddable ([`Declaration`]):
-//! it puts texts of similar length together. [`PackedBatcher`] is for those of them whose graph takes texts of any lengths: in the order
-//! of arrival. [`DynamicBatcher`](trireme_engine::DynamicBatcher) is Triton's dynamic batcher, for requests of equal
+//! it puts texts of similar length together. [`PackedBatcher`] is for such models whose graph takes texts of any lengths: it runs them in
+//! the order of arrival. [`DynamicBatcher`](trireme_engine::DynamicBatcher) is Triton's dynamic batcher, for requests of equal
 //! shapes. Models without either run each request alone. All are pure; the engine has the queue
 //! and the threads.
 

@@ -69,7 +69,7 @@ pub struct Row {
     pub acknowledges: Who,
     pub in_process: Finds,
     pub over_nats: Finds,
-    /// What follows, and the place in the code.
+    /// The consequence, and its place in the code.
     pub then: &'static str,
 }
 

@@ -29,7 +29,7 @@ fn take(queue: &Arc<WorkQueue<Asked>>) -> Vec<Asked> {
     }
 }
 
-/// Serves so many tokens while each owner keeps as many requests waiting as it is told to. Returns the tokens of each.
+/// Serves `most` tokens while each owner keeps its number of requests waiting. Returns the tokens of each owner.
 fn served(
     policy: Box<dyn BatchPolicy>,
     owners: &[(Owner, usize)],
@@ -149,7 +149,7 @@ fn a_queue_takes_more_from_the_shared_one_while_several_owners_wait() {
     seats.remove(&[0, 1]);
     assert!(!seats.mixed);
 
-    // A worker that holds one request beside the one that it executes.
+    // A worker that holds one request while it executes another.
     let mut seats = Seats::default();
     for (name, busy) in [("one", false), ("one", true), ("two", false)] {
         assert_eq!(seats.push(seat(name), busy, Instant::now()), None, "{name}");

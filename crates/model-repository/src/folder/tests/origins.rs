@@ -146,7 +146,7 @@ fn three_results_of_one_graph_are_one_model() {
     let told = dense.table().into_iter().find(|row| row.what == "not served").unwrap();
     assert!(told.origin.contains("without an input attention_mask"), "{told:?}");
     assert_eq!(configs(&folder)[0].parameters["max_rows_per_message"], "1");
-    // A flag names one of them alone.
+    // A flag names a single output.
     write(folder.path(), "onnx/model.onnx", &onnx(&IDS, &outputs));
     let mut choices = FolderChoices::default();
     choices.add("output", &["dense_vecs".to_owned()]).unwrap();

@@ -19,7 +19,7 @@ fn read(folder: &TempDir) -> Result<FolderDescription, String> {
     FolderDescription::read(folder.path(), Precision::Exact).map_err(|error| error.to_string())
 }
 
-/// What the chain makes of the graph's output: its name and the ops.
+/// The name of the graph's output, and the chain's ops on it.
 fn chain(folder: &TempDir) -> (String, String) {
     let models = configs(folder);
     let model = models.iter().find(|model| model.name == "m_model").unwrap();

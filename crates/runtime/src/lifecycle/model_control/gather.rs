@@ -23,8 +23,8 @@ const SILENCE: Duration = Duration::from_secs(6);
 pub type Outcomes = BTreeMap<String, Outcome>;
 
 /// Tells all participants to load the model as `wanted`, or to unload it. Waits for the participants in `expected`, and
-/// for others that answer. A participant that falls silent has failed if it had begun; otherwise it is left out. One that works is waited
-/// for: its loads have a limit.
+/// for others that answer. A participant that falls silent has failed if it had begun; otherwise it is left out. A working one is waited for:
+/// its loads have a limit.
 pub fn command<'a>(
     bus: &'a dyn Bus,
     memory: &'a Memory,

@@ -2,8 +2,8 @@
 //! turn.
 //!
 //! A version asks when it is loaded, and takes no work before a gateway has answered. A version whose content is refused gives
-//! back what it has not begun, finishes the rest, and says in its registry entry that it has yielded. It asks again until its
-//! content is served.
+//! back the requests that it has not begun, finishes the others, and says in its registry entry that it has yielded. It asks again until
+//! its content is served.
 //!
 //! Where no gateway listens to such questions, because all of them are gone, the version takes work and
 //! goes on asking. Not here: which content is served (the gateway's `registry::contents`).
@@ -20,7 +20,7 @@ use super::Models;
 use crate::hosted::HostedModel;
 use crate::hosted::standing::Refusal;
 
-/// How often a version asks whose content is not served, or that has no answer.
+/// Pause before a version asks again that has no answer, or whose content is not served.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The same while only the requests of other workers are waited for.
@@ -181,8 +181,8 @@ impl Models {
         }
     }
 
-    /// Stops to pull for a version. Returns when this worker has no requests any more of what the version is a step of: until then
-    /// its steps hand requests over to one another, so that these have all of their steps with one content.
+    /// Stops to pull for a version. Returns when this worker has no more requests for the models with its content: until then
+    /// these models hand requests over to one another, so that a request has all of its steps with one content.
     async fn park(&self, model: &Arc<HostedModel>) {
         self.stop_pull(model).await;
         while self.in_hand_with(model) > 0 && !self.shared.tasks.stopping().is_cancelled() {

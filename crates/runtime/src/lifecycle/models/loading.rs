@@ -27,7 +27,7 @@ fn no_more_work() -> BusError {
 
 impl Models {
     /// Serves the model as it is in the repository now. A version that failed to load is tried again with `retry`, or
-    /// when its files have changed. Waits for what is done with the model already, and for a place among the loads.
+    /// when its files have changed. Waits for the model's turn, and for a place among the loads.
     pub async fn apply(self: &Arc<Self>, model: &RepositoryModel, retry: bool) -> Result<Applied, BusError> {
         let _turn = self.turns.of(&model.name).await;
         let backend = match backend_of(model, &self.backends) {

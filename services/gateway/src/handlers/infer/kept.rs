@@ -21,8 +21,8 @@ pub struct KeptWindows {
 // === impl KeptWindows ===
 
 impl KeptWindows {
-    /// That of a request of so many rows with these parameters; `None` where each text has one row. The rows of a request for the step
-    /// that folds alone are windows already.
+    /// The kept windows of a request with `rows` texts and these parameters; `None` where each text has one row. A request for the
+    /// folding step alone has windows as rows already.
     pub fn of(catalog: &Catalog, route: &Route, parameters: &Parameters, rows: i64) -> Option<KeptWindows> {
         let asked = parameters.get("fold").and_then(ParameterValue::as_str);
         let windows = |step: &Step| {

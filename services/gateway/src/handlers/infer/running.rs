@@ -37,7 +37,7 @@ pub struct Running {
     pub counted_rows: u64,
     /// The rows of those that the pipeline computes.
     pub computed_rows: u64,
-    /// What its texts have in common, where the text cache looks them up.
+    /// The terms of its texts, where the text cache looks them up.
     pub texts: Option<Terms>,
     /// Where its answer keeps the rows of all windows of its texts.
     pub kept: Option<KeptWindows>,
@@ -65,7 +65,7 @@ pub struct Running {
     pub trace: Option<Arc<OpenTrace>>,
     /// The spaces of which its answer has to have one.
     pub spaces: Option<AskedSpaces>,
-    /// What is known of its answer's space to equal others.
+    /// The known equivalences of its answer's space.
     pub equivalences: Vec<Equivalence>,
 }
 

@@ -29,7 +29,7 @@ pub struct TextsAsked<'a> {
 }
 
 impl Handlers {
-    /// What the texts of a request have in common, where they are looked up. Code of a model's author may answer differently each time, so such a
+    /// The terms of a request's texts; `None` where they are not looked up. Code of a model's author may answer differently each time, so such a
     /// model needs `response_cache`. A tokenizer alone takes no longer than a look-up. Where a content is not known, nothing is kept.
     pub(super) fn terms_of_texts(&self, asked: &TextsAsked<'_>) -> Option<Terms> {
         let TextsAsked { catalog, served, model, route, outputs, parameters, owner, by_user_code } = *asked;

@@ -71,7 +71,7 @@ pub struct FileFields {
 #[schema(as = PartFields)]
 pub struct NoFields {}
 
-/// What a file is for.
+/// The purpose of a file.
 #[derive(Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Purpose {

@@ -105,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// What a page comes after, its limit, and whether the earliest come first.
+    /// The id before a page, its limit, and whether the earliest entries come first.
     fn page(query: &str) -> Result<(Option<String>, usize, bool), String> {
         let asked: PageQuery<Limit<20, 100>> = query::read(query).map_err(|fault| fault.0)?;
         let page = asked.page(None);

@@ -274,7 +274,7 @@ impl DeletedFile<'_> {
 // === impl ShownUpload ===
 
 impl<'a> ShownUpload<'a> {
-    /// The upload with this id, in this state; `file` is what it has become.
+    /// The upload with this id, in this state; `file` is the file made from it.
     pub fn of(id: &'a str, upload: &'a File, status: &'static str, file: Option<ShownFile<'a>>) -> ShownUpload<'a> {
         ShownUpload { id, object: "upload", stored: Stored::of(upload, "batch", status), file }
     }

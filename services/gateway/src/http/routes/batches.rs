@@ -64,7 +64,7 @@ struct CreateBatch {
     columns: Option<BTreeMap<String, String>>,
 }
 
-/// What they have in common.
+/// The defaults of these routes.
 const RESOURCE: Resource = Resource { group: "jobs", category: Some(Category::Inference), traffic: Traffic::Server };
 
 /// The routes.

@@ -11,7 +11,7 @@ use trireme_server::http::schema::anything;
 use crate::http::routing::ModelPath;
 use crate::http::state::{HttpState, Route};
 
-/// What they have in common.
+/// The defaults of this route.
 const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::ModelConfig), traffic: Traffic::Server };
 
 /// The routes.

@@ -36,7 +36,7 @@ const KEPT: [&str; 7] = [
 
 const APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
-/// What they have in common.
+/// The defaults of these routes.
 const RESOURCE: Resource = Resource { group: "jobs", category: Some(Category::Inference), traffic: Traffic::Server };
 
 /// The routes.
@@ -69,7 +69,7 @@ pub fn offered(route: Route) -> Route {
         Preference::describe(shapes);
         IdempotencyKey::describe(shapes);
         options::describe(shapes);
-        // These headers are the same in all dialects, and so is what is wrong with them.
+        // These headers are the same in all dialects, and so are the errors about them.
         if !shapes.errors.is_empty() {
             shapes.errors.push(response::error_schema());
         }
@@ -182,7 +182,7 @@ fn refused(error: &JobError) -> Response {
     response::error(status(error), &error.to_string())
 }
 
-/// The shapes of refusals: those of these routes, and that of a gateway that keeps no jobs.
+/// The shapes of refusals: of these routes, and of a gateway that keeps no jobs.
 fn refusals() -> Vec<Schema> {
     vec![response::error_schema(), Refused::schema()]
 }

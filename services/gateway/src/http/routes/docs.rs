@@ -19,7 +19,7 @@ const PAGE: &str = include_str!("../../../console/docs.html");
 const STYLE: &str = include_str!("../../../console/docs.css");
 const SCRIPT: &str = include_str!("../../../console/docs.js");
 
-/// What they have in common.
+/// The defaults of the document's route.
 const RESOURCE: Resource = Resource { group: "pages", category: None, traffic: Traffic::Server };
 
 /// The route of the document.
@@ -27,7 +27,7 @@ pub fn routes() -> Vec<Route> {
     vec![RESOURCE.get("/openapi.json", "This document", openapi).gives(plain)]
 }
 
-/// What they have in common.
+/// The defaults of the page's routes.
 const PAGES: Resource = Resource { group: "pages", category: None, traffic: Traffic::Server };
 
 /// The routes of the page.

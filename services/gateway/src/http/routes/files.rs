@@ -69,7 +69,7 @@ struct Complete {
     md5: Option<String>,
 }
 
-/// What they have in common.
+/// The defaults of these routes.
 const RESOURCE: Resource = Resource { group: "jobs", category: Some(Category::Inference), traffic: Traffic::Server };
 
 /// The routes.

@@ -28,7 +28,7 @@ use crate::handlers::{Responses, Traced};
 use crate::http::routing::{ModelPath, of_model};
 use crate::http::state::{HttpState, Route};
 
-/// What they have in common.
+/// The defaults of these routes.
 const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Inference), traffic: Traffic::Work };
 
 /// The routes.

@@ -16,7 +16,7 @@ use trireme_server::http::route::Resource;
 use crate::http::routing::ModelPath;
 use crate::http::state::{HttpState, Route};
 
-/// What they have in common.
+/// The defaults of these routes.
 const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Health), traffic: Traffic::Watch };
 
 /// The routes.

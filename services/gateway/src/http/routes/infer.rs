@@ -24,7 +24,7 @@ use crate::http::state::{HttpState, Route};
 /// Largest body with tensors behind its JSON, where there is room for it.
 const MAX_BINARY_BODY: usize = i32::MAX as usize;
 
-/// What they have in common.
+/// The defaults of these routes.
 const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Inference), traffic: Traffic::Work };
 
 /// The routes.

@@ -11,7 +11,7 @@ use trireme_server::http::schema::plain;
 
 use crate::http::state::{HttpState, Route};
 
-/// What they have in common.
+/// The defaults of these routes.
 const RESOURCE: Resource = Resource { group: "control", category: Some(Category::Logging), traffic: Traffic::Server };
 
 /// The routes.

@@ -14,7 +14,7 @@ use crate::handlers::ModelMetadata;
 use crate::http::routing::ModelPath;
 use crate::http::state::{HttpState, Route};
 
-/// What they have in common.
+/// The defaults of these routes.
 const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Metadata), traffic: Traffic::Server };
 
 /// The routes.

@@ -1,4 +1,4 @@
-//! The routes of this server: one file per resource, which has a line in [`RESOURCES`]. What a route says is in `trireme_server::http::route`.
+//! The routes of this server: one file per resource, which has a line in [`RESOURCES`]. The type of a route is in `trireme_server::http::route`.
 
 mod batches;
 mod config;

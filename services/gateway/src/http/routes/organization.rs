@@ -29,7 +29,7 @@ use crate::http::jobs::refused::Refused;
 use crate::http::state::{HttpState, Route};
 use crate::usage::{Counts, Hour, Key, Line, Piece, Query, Span};
 
-/// What they have in common.
+/// The defaults of this route.
 const RESOURCE: Resource =
     Resource { group: "control", category: Some(Category::Statistics), traffic: Traffic::Server };
 
@@ -39,7 +39,7 @@ const HOUR: u64 = 3600;
 /// Hours of a day.
 const DAY: u64 = 24;
 
-/// What usage is grouped by.
+/// The fields that usage is grouped by.
 const GROUPS: [&str; 4] = ["project_id", "api_key_id", "user_id", "model"];
 
 /// The query, as OpenAI's clients send it. A list comes as `models[]=a&models[]=b`, or separated by commas.
@@ -188,7 +188,7 @@ impl Asked {
         json!({"object": "page", "data": buckets, "has_more": next.is_some(), "next_page": next})
     }
 
-    /// The sums of lines by what they are grouped by.
+    /// The sums of lines, one for each group.
     fn results<'a>(&self, lines: impl Iterator<Item = &'a Line>) -> Vec<Value> {
         let by = |name: &str| self.group_by.0.iter().any(|group| group == name);
         let of_owner = by("project_id") || by("api_key_id");
@@ -219,7 +219,7 @@ impl Asked {
 // === impl Names ===
 
 impl Names {
-    /// Whether this is one of them, or there are none.
+    /// Whether the list has this name, or is empty.
     fn holds(&self, name: &Name) -> bool {
         self.0.is_empty() || self.0.iter().any(|known| known == name.as_str())
     }

@@ -19,7 +19,7 @@ use crate::http::state::{HttpState, Route};
 /// Summary of the routes with a repository in their path.
 const NAMED: &str = "Always refused: repositories have no names";
 
-/// What they have in common.
+/// The defaults of these routes.
 const RESOURCE: Resource =
     Resource { group: "control", category: Some(Category::ModelRepository), traffic: Traffic::Server };
 

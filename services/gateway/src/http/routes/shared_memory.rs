@@ -15,7 +15,7 @@ use utoipa::openapi::schema::Schema;
 
 use crate::http::state::{HttpState, Route};
 
-/// What they have in common.
+/// The defaults of these routes.
 const RESOURCE: Resource =
     Resource { group: "control", category: Some(Category::SharedMemory), traffic: Traffic::Server };
 

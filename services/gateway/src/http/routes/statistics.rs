@@ -13,7 +13,7 @@ use utoipa::openapi::schema::Schema;
 use crate::http::routing::ModelPath;
 use crate::http::state::{HttpState, Route};
 
-/// What they have in common.
+/// The defaults of these routes.
 const RESOURCE: Resource = Resource { group: "v2", category: Some(Category::Statistics), traffic: Traffic::Server };
 
 /// The routes.

@@ -13,7 +13,7 @@ use utoipa::openapi::schema::Schema;
 
 use crate::http::state::{HttpState, Route};
 
-/// What they have in common.
+/// The defaults of this route.
 const RESOURCE: Resource = Resource { group: "control", category: Some(Category::Metadata), traffic: Traffic::Server };
 
 /// The routes.

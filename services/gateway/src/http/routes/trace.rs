@@ -12,7 +12,7 @@ use trireme_server::http::schema::plain;
 use crate::http::routing::ModelPath;
 use crate::http::state::{HttpState, Route};
 
-/// What they have in common.
+/// The defaults of these routes.
 const RESOURCE: Resource = Resource { group: "control", category: Some(Category::Trace), traffic: Traffic::Server };
 
 /// The routes.

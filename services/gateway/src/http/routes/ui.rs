@@ -15,7 +15,7 @@ const STYLE: &str = include_str!("../../../console/console.css");
 const SCRIPT: &str = include_str!("../../../console/console.js");
 const CLIENT: &str = include_str!("../../../console/client.js");
 
-/// What they have in common.
+/// The defaults of these routes.
 const RESOURCE: Resource = Resource { group: "pages", category: None, traffic: Traffic::Server };
 
 /// The routes.

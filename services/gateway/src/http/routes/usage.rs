@@ -16,7 +16,7 @@ use utoipa::openapi::schema::Schema;
 use crate::http::state::{HttpState, Route};
 use crate::usage::{Asked, Hour, Line, Query, WRITE_EVERY, time_text};
 
-/// What they have in common.
+/// The defaults of this route.
 const RESOURCE: Resource =
     Resource { group: "control", category: Some(Category::Statistics), traffic: Traffic::Server };
 

@@ -1,4 +1,4 @@
-//! A worker's entry, and what the store and the worker have of it.
+//! A worker's entry, and whether the store and the worker have it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ pub struct Live {
     pub deletion: Deletion,
 }
 
-/// What the store and the worker of an entry have of it.
+/// Whether the store and the worker have an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// A worker's answer brought it, and the bus has not yet: until then, entries from the bus are older.

@@ -39,7 +39,7 @@ pub fn choose(
         return as_it_is(settings);
     }
     let Some(declaration) = Declaration::parse(config)? else { return as_it_is(settings) };
-    // A graph that cannot be read is told of where its session is made.
+    // A graph that cannot be read is an error where its session is made.
     let Some(edits) = Edits::find(path, LEVEL).ok().filter(|edits| edits.nodes > 0) else { return as_it_is(settings) };
     let kept = options.cost_model_cache.as_deref().map(|directory| {
         let circumstances = format!("accuracy level {LEVEL} {settings:?} {declaration:?} {}", ort::info());
@@ -79,7 +79,7 @@ pub fn choose(
             };
             let Found { rates, plain, other } = match trial.run(&settings, &candidate) {
                 Ok(found) => found,
-                // What ails the model itself is told of where it is loaded.
+                // A fault of the model itself is an error of its load.
                 Err(error) => {
                     tracing::info!(model, %error, "the accuracy level cannot be measured: the graph serves as it is");
                     return as_it_is(settings);

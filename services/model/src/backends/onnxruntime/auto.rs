@@ -154,7 +154,7 @@ pub struct Trial<'a> {
     pub environment: &'a Environment,
     /// The model's file.
     pub path: &'a Path,
-    /// What the candidate is, for messages.
+    /// The name of the candidate, for messages.
     pub other: &'static str,
 }
 

@@ -115,8 +115,8 @@ fn is_disturbed(fit: &Fit) -> bool {
     fit.error > DISTURBED
 }
 
-/// Measures a few times at most, until `agreeing` undisturbed measurements have one budget. The result is the one of them that is least off,
-/// and true. Without agreement it is the undisturbed one with the middle budget, and false. An error of a later measurement ends that.
+/// Measures a few times at most, until `agreeing` undisturbed measurements have one budget. The result is the one with the least error,
+/// and true. Without agreement it is the undisturbed one with the middle budget, and false. An error of a later measurement ends the measuring.
 fn agreed<E>(agreeing: usize, mut measure: impl FnMut() -> Result<Fit, E>) -> Result<(Fit, bool), E> {
     let mut found = vec![measure()?];
     let least_off = |fits: &[Fit]| fits.iter().copied().min_by(|a, b| a.error.total_cmp(&b.error));

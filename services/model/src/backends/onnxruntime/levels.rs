@@ -20,7 +20,7 @@ pub const LEVEL: u8 = 4;
 /// ONNX Runtime's setting of the folder with a graph's weights, where that is not the graph's own.
 const WEIGHTS_FOLDER: &str = "session.model_external_initializers_file_folder_path";
 
-/// Who decides the level of nodes that have none.
+/// The choice of the level for nodes without a level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum AccuracyLevel {
     /// Level 4, where it is precise enough and faster.
@@ -73,7 +73,7 @@ impl Levelled {
     }
 }
 
-/// What depends on the level is kept under it, and not under the place of the copy.
+/// Caches have this text in their keys: it names the level, and not the place of the copy.
 impl Debug for Levelled {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "accuracy_level {LEVEL}")

@@ -118,7 +118,7 @@ impl FoundLibrary {
         self.version.strip_prefix("1.")?.split('.').next()?.parse().ok()
     }
 
-    /// What to do about a version that is older than recommended.
+    /// The advice for a version that is older than recommended.
     pub fn advice(&self) -> Option<String> {
         self.minor().filter(|minor| *minor < RECOMMENDED_MINOR).map(|_| {
             format!(

@@ -25,7 +25,7 @@ pub struct OnnxRuntimeOptions {
     pub default_max_batch_size: u32,
     /// Whether packed graphs serve, of models that are batched by length and whose configuration does not say.
     pub packing: Packing,
-    /// Who decides the accuracy level of packed weights, of models whose graph and configuration do not say.
+    /// The choice of the accuracy level of packed weights, for models whose graph and configuration do not say.
     pub accuracy_level: AccuracyLevel,
 }
 

@@ -152,7 +152,7 @@ impl Proof<'_> {
     /// Whether the result of a row depends on the row beside it.
     fn company(&self, instance: &mut OnnxInstance, length: u32) -> Result<Company, LoadError> {
         let row = self.request(length)?;
-        // The simplest row, so that a neighbor with more tokens changes also what is a maximum of both.
+        // A row of one repeated token, so that a neighbor with more tokens also changes a maximum over both rows.
         let plain: Vec<_> = row.inputs.iter().map(|input| with_tokens(input, |ids| ids.fill(ids[0]))).collect();
         let beside = |instance: &mut OnnxInstance, neighbor: &[Tensor]| -> Result<Vec<Tensor>, InferError> {
             let inputs = merge::join(&[&plain, neighbor], &[], None)?.into_owned();

@@ -30,7 +30,7 @@ pub struct Settings {
     pub accelerators: Accelerators,
     /// Whether the fastest of the installed providers is to be chosen.
     pub auto: bool,
-    /// Who decides how precisely packed weights are multiplied, where the graph leaves it open.
+    /// The choice of how precisely packed weights are multiplied, where the graph leaves it open.
     pub accuracy_level: AccuracyLevel,
     /// The copy of the graph that serves in place of the model's file.
     pub levelled: Option<Levelled>,

@@ -19,7 +19,7 @@ const MAX_DEPTH: usize = 16;
 /// Names of ops, domains and attributes that are compared are shorter than this.
 const MAX_NAME: u64 = 64;
 
-/// What is to be changed in a file.
+/// The changes to a file.
 #[derive(Debug, Default)]
 pub struct Edits {
     /// In ascending order of their places, and apart.
@@ -55,7 +55,7 @@ struct Places {
     at: u64,
 }
 
-/// What a node's fields say of it.
+/// The fields of a node that count here.
 #[derive(Default)]
 struct Node {
     op: String,
@@ -82,7 +82,7 @@ impl Kind {
 // === impl Edits ===
 
 impl Edits {
-    /// What to change so that the nodes of the graph at `path` have this level.
+    /// The changes that give this level to the nodes of the graph at `path`.
     pub fn find(path: &Path, level: u8) -> io::Result<Edits> {
         let file = File::open(path)?;
         let end = file.metadata()?.len();
@@ -152,7 +152,7 @@ impl Edits {
         Ok(grows + if kind == Kind::Node { self.set(&node, end, level) } else { 0 })
     }
 
-    /// Gives a node that ends at `end` the level, if it is one that has none. Returns by how much it grows.
+    /// Gives the level to the node that ends at `end`, if it is of `OP` and lacks one. Returns by how much the node grows.
     fn set(&mut self, node: &Node, end: u64, level: u8) -> i64 {
         let unset = node.level.is_none_or(|(.., level)| level == 0);
         if (node.op.as_str(), node.domain.as_str()) != OP || !unset {

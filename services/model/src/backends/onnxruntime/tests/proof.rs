@@ -3,7 +3,7 @@
 use super::padding::{made, node, plus};
 use super::*;
 
-/// AttributeProto: its name, its numbers (field 8), and that there are several (field 20).
+/// AttributeProto: its name, its numbers (field 8), and its type `INTS` (field 20).
 fn numbers(name: &str, values: &[u8]) -> Vec<u8> {
     let values: Vec<u8> = values.iter().flat_map(|value| vec![8 << 3, *value]).collect();
     [field(1, name.as_bytes()), values, vec![0xa0, 0x01, 7]].concat()
@@ -67,7 +67,7 @@ fn rows_that_depend_on_one_another_run_alone() {
         let found = output(&results[0]).values::<f32>().unwrap().to_vec();
         assert_eq!(found, [4.0, 5.0, 6.0, 100.0, 110.0, 120.0], "length {length}");
     }
-    // Those that do not depend on one another share a run.
+    // Rows that do not depend on one another share a run.
     let graph = made(&[node("Identity", &["x"], "y", &[])]);
     let mut model = load(&graph, &rows(3, &[])).unwrap();
     let results = execute(&mut model, &[&request(&[[1, 2, 3], [40, 50, 60]])], "y");
