@@ -204,17 +204,11 @@ struct RerankAnswer<'a> {
 #[derive(Serialize, ToSchema)]
 struct Meta {
     #[schema(inline)]
-    api_version: ApiVersion,
+    api_version: about::ApiVersion,
     #[schema(inline)]
     billed_units: BilledUnits,
     #[schema(inline)]
     tokens: Tokens,
-}
-
-/// The version of the API.
-#[derive(Serialize, ToSchema)]
-struct ApiVersion {
-    version: &'static str,
 }
 
 /// The units in which the original bills a request.
@@ -275,7 +269,7 @@ impl Meta {
     fn of(version: Version, ledger: &Ledger, billed_units: BilledUnits) -> Meta {
         let version = if version == Version::V1 { "1" } else { "2" };
         let tokens = Tokens { input_tokens: answer::tokens(ledger) };
-        Meta { api_version: ApiVersion { version }, billed_units, tokens }
+        Meta { api_version: about::ApiVersion { version }, billed_units, tokens }
     }
 }
 

@@ -9,7 +9,6 @@ use super::super::answer::{self, Spaces};
 use super::super::dialect::DialectCall;
 use super::super::fields::{self, Field, read};
 use super::super::refusal::{Kind, Refusal};
-use super::ApiVersion;
 
 pub(super) const TOKENIZE: &[Field] = &[read("text", fields::TEXT), read("model", fields::TEXT)];
 pub(super) const DETOKENIZE: &[Field] = &[read("tokens", &["[1]"]), read("model", fields::TEXT)];
@@ -35,6 +34,12 @@ pub(super) struct Detokenize {
 pub(super) struct ModelsQuery {
     /// Only models that do this, in the original's words: `embed`, `rerank` or `classify`.
     endpoint: Option<String>,
+}
+
+/// The version of the API.
+#[derive(Serialize, ToSchema)]
+pub struct ApiVersion {
+    pub version: &'static str,
 }
 
 /// The tokens of a text.
