@@ -38,7 +38,7 @@ pub(super) struct ModelsQuery {
 
 /// The version of the API.
 #[derive(Serialize, ToSchema)]
-pub struct ApiVersion {
+pub(super) struct ApiVersion {
     pub version: &'static str,
 }
 
