@@ -24,8 +24,8 @@ MODEL = "sentence_embedding"
 # The services of the encoder, each a process. The model service pools by itself.
 STAGES = [(stage, [f"trireme-{stage}"]) for stage in ("tokenizer", "model", "postprocess")]
 PARTS = ["texts", "openvino", "lengths", "lone", "stages", "processes", "openai", "recipe", "int8", "windows", "large", "identity", "python", "owners", "cached", "simulated"]
-# The turns of parts that have another number: texts, lone and owners are near their bars, the others take long.
-TURNS = {"texts": 6, "lone": 6, "owners": 6, "openvino": 3, "lengths": 3, "stages": 2, "large": 2, "cached": 3}
+# The turns of parts that have another number: texts and lone are near their bars, the others take long.
+TURNS = {"texts": 6, "lone": 6, "openvino": 3, "lengths": 2, "stages": 2, "large": 2, "cached": 2, "processes": 2, "windows": 2}
 USUAL_TURNS = 4
 CONCURRENCY = [1, 16, 64]
 POOL = 64  # texts that raw runs may sort: as many as the most clients have in flight
@@ -201,8 +201,9 @@ class Bench:
         """The chain in Python, beside that of `identity`, whose step costs nothing."""
         models = ROOT / "bench/repositories/python"
         self.all_in_one("identity", ["--model-repository", ROOT / "bench/repositories/identity"], "identity_chain")
-        self.all_in_one("python", ["--model-repository", models], "python_chain")
-        self.services("python services", models, "python_chain", [("python", ["trireme-python", "--allow-python"])])
+        python = ["--python", sys.executable]
+        self.all_in_one("python", ["--model-repository", models, *python], "python_chain")
+        self.services("python services", models, "python_chain", [("python", ["trireme-python", "--allow-python", *python])])
         if (TRITON / "tritonserver").exists():
             self.triton("python triton", models, "python_chain")
 

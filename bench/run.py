@@ -3,9 +3,10 @@
 
 All compared measurements are made in this one run, on the same texts and CPUs. Each part starts what it compares, which takes turns, and
 stops it before the next part. The results are written after each part. Nothing else should run on the machine meanwhile. The default takes
-about a quarter of an hour.
+about 22 minutes; `--go-on` adds parts that a run did not reach.
 """
 
+import json
 import subprocess
 import tempfile
 import time
@@ -38,14 +39,15 @@ def parse():
     parser.add_argument("--openvino", default=find_openvino(), help="the plugin, or a Python whose ONNX Runtime has it built in; empty leaves it out")
     parser.add_argument("--openvino-precision", default="", help="f32, f16, bf16: asked of OpenVINO, raw and served")
     parser.add_argument("--only", choices=PARTS, help="one part alone: its table is printed, nothing is written")
+    parser.add_argument("--go-on", action="store_true", help="measure the parts that bench.json in --results lacks, of a run of this day with the same facts")
     return options.parse_with_sets(parser)
 
 
 def main():
     chosen = parse()
     texts = read_texts(chosen.texts)
-    results, took, failed = {}, {}, {}
-    for part in [chosen.only] if chosen.only else PARTS:
+    results, took, failed = *(before(chosen, texts) if chosen.go_on else ({}, {})), {}
+    for part in [chosen.only] if chosen.only else [part for part in PARTS if part not in took]:
         print(f"==> {part}: {chosen.seconds:g} s each measurement", flush=True)
         begun = time.monotonic()
         try:
@@ -65,6 +67,17 @@ def main():
         print(f"==> written to {chosen.results}: bench.md, bench.json, bench.svg")
     if failed:
         raise BenchError("; ".join(f"{part}: {error}" for part, error in failed.items()))
+
+
+def before(chosen, texts):
+    """The rows of an earlier run and the seconds of its parts, without those that failed."""
+    written = json.loads((chosen.results / "bench.json").read_text())
+    facts, wanted = written["facts"], options.facts(chosen, texts)
+    other = [name for name, value in wanted.items() if facts.get(name) != value]
+    if other:
+        raise BenchError(f"--go-on: bench.json is of another run: {', '.join(f'{name} is {facts.get(name)}, here {wanted[name]}' for name in other)}")
+    took = dict(part.rsplit(" ", 1) for part in facts["took"].split(": ", 1)[1].split(", "))
+    return written["turns"], {part: float(seconds) for part, seconds in took.items() if f"failed, {part}" not in facts}
 
 
 def measure(part, chosen):
