@@ -1,6 +1,7 @@
 //! Which of two entries for the same key counts.
 
 use std::path::Path;
+use std::time::Duration;
 
 use trireme_inference::{Lane, ModelKey, UnixMicros};
 
