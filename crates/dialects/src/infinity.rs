@@ -5,6 +5,7 @@
 use axum::response::Response;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use trireme_inference::Ledger;
 use trireme_operations::{Task, TextModel, TextOptions};
 use trireme_server::http::schema;
 use utoipa::ToSchema;
@@ -23,13 +24,13 @@ pub(super) static DIALECT: Dialect = Dialect {
     routes: &[
         DialectRoute::post("/embeddings", "Embeds texts", |call| Box::pin(embeddings(call)))
             .takes_both::<Embeddings, Extras>(&[EMBEDDINGS, extras::FIELDS])
-            .gives(schema::answer::<EmbeddingList<'_>>),
+            .gives(schema::answer::<List<'_, Embedding<'_>>>),
         DialectRoute::post("/rerank", "Ranks documents by a query", |call| Box::pin(rerank(call)))
             .takes::<Rerank>(&[RERANK])
             .gives(schema::answer::<Ranking<'_>>),
         DialectRoute::post("/classify", "Classifies texts", |call| Box::pin(classify(call)))
             .takes::<Classify>(&[CLASSIFY])
-            .gives(schema::answer::<Classes<'_>>),
+            .gives(schema::answer::<List<'_, Vec<Labelled<'_>>>>),
         DialectRoute::get("/models", "The models that do something with texts", |call| Box::pin(models(call)))
             .gives(schema::answer::<ModelList<'_>>),
         DialectRoute::get("/health", "Whether all models are ready", |call| Box::pin(health(call)))
@@ -102,12 +103,12 @@ struct Classify {
     raw_scores: bool,
 }
 
-/// Vectors of texts.
+/// A row for each text: a vector, or all labels, the best first.
 #[derive(Serialize, ToSchema)]
-struct EmbeddingList<'a> {
+struct List<'a, R> {
     object: &'static str,
     #[schema(inline)]
-    data: Vec<Embedding<'a>>,
+    data: Vec<R>,
     model: &'a str,
     #[schema(inline)]
     usage: Usage,
@@ -133,19 +134,6 @@ struct Ranked<'a> {
     relevance_score: f32,
     index: usize,
     document: Option<&'a str>,
-}
-
-/// For each text all labels, the best first.
-#[derive(Serialize, ToSchema)]
-struct Classes<'a> {
-    object: &'static str,
-    #[schema(inline)]
-    data: Vec<Vec<Labelled<'a>>>,
-    model: &'a str,
-    #[schema(inline)]
-    usage: Usage,
-    id: String,
-    created: u64,
 }
 
 /// The models that do something with texts.
@@ -186,6 +174,16 @@ struct Error<'a> {
     error: NestedError<'a, u16>,
 }
 
+// === impl List ===
+
+impl<R: Serialize> List<'_, R> {
+    /// The answer with these rows.
+    fn answer(object: &'static str, data: Vec<R>, model: &str, ledger: &Ledger) -> Response {
+        let usage = Usage::of(ledger);
+        answer::told(ledger, &List { object, data, model, usage, id: id(), created: answer::now() })
+    }
+}
+
 /// The model's name, where it is one.
 fn named(model: Option<&str>) -> Option<&str> {
     model.filter(|name| *name != UNNAMED)
@@ -206,15 +204,9 @@ async fn embeddings(call: DialectCall) -> Result<Response, Refusal> {
     let vectors = call.operations.embed_windows(&texts, &call.ask(named(body.model.as_deref()), options)).await?;
     form.check(&vectors)?;
     let numbers = vectors.numbers();
-    let list = EmbeddingList {
-        object: "list",
-        data: Embedding::all(&vectors, &numbers, form),
-        model: named(body.model.as_deref()).unwrap_or(&vectors.model),
-        usage: Usage::of(&vectors.ledger),
-        id: id(),
-        created: answer::now(),
-    };
-    Ok(answer::told(&vectors.ledger, &list))
+    let data = Embedding::all(&vectors, &numbers, form);
+    let model = named(body.model.as_deref()).unwrap_or(&vectors.model);
+    Ok(List::answer("list", data, model, &vectors.ledger))
 }
 
 async fn rerank(call: DialectCall) -> Result<Response, Refusal> {
@@ -252,15 +244,9 @@ async fn classify(call: DialectCall) -> Result<Response, Refusal> {
     let options = TextOptions { raw_scores: Some(body.raw_scores), ..TextOptions::default() };
     let ask = call.ask(named(body.model.as_deref()), options);
     let classified = call.operations.classify(&body.input, None, &ask).await?;
-    let classes = Classes {
-        object: "classify",
-        data: classified.rows.iter().map(|row| Labelled::best_first(&classified, row)).collect(),
-        model: named(body.model.as_deref()).unwrap_or(&classified.model),
-        usage: Usage::of(&classified.ledger),
-        id: id(),
-        created: answer::now(),
-    };
-    Ok(answer::told(&classified.ledger, &classes))
+    let data = classified.rows.iter().map(|row| Labelled::best_first(&classified, row)).collect();
+    let model = named(body.model.as_deref()).unwrap_or(&classified.model);
+    Ok(List::answer("classify", data, model, &classified.ledger))
 }
 
 async fn models(call: DialectCall) -> Result<Response, Refusal> {

@@ -39,13 +39,20 @@ pub struct Runs {
 /// The rows of a request of more than `most` tokens, padding included, in runs of at most so many tokens each, or of one row. `None` where the request is
 /// no longer than that, and where the mask does not show the padding.
 pub fn runs(padding: &Padding, inputs: &[Tensor], most: u32) -> Result<Option<Runs>, InferError> {
-    let count = inputs.first().and_then(|input| input.shape().first().copied()).unwrap_or(0);
-    if padding.length(inputs).is_none_or(|length| count.saturating_mul(i64::from(length)) <= i64::from(most)) {
+    let Some((count, length)) = count(inputs).zip(padding.length(inputs)) else { return Ok(None) };
+    if count.saturating_mul(length) <= most {
         return Ok(None);
     }
     let Some(rows) = rows(padding, inputs)? else { return Ok(None) };
     let lengths: Vec<u32> = rows.iter().map(|row| padding.length(row).unwrap_or(1)).collect();
     Ok(Some(Runs { rows, runs: by_length(&lengths, most) }))
+}
+
+/// The rows of a request all of whose inputs have as many. A request alone may have an input that is not divided by rows, and runs as it is then.
+fn count(inputs: &[Tensor]) -> Option<u32> {
+    let count = inputs.first()?.shape().first().copied()?;
+    let is_alike = inputs.iter().all(|input| input.shape().first() == Some(&count));
+    u32::try_from(count).ok().filter(|_| is_alike)
 }
 
 /// The numbers of rows of these lengths in runs of at most `most` tokens, the longest rows first.
@@ -66,9 +73,7 @@ fn by_length(lengths: &[u32], most: u32) -> Vec<Vec<usize>> {
 /// The rows of a request in parts of at most `most` tokens each, or of one row. `None` where the request is no longer than that, or its rows are not
 /// padded alike.
 pub fn parts(padding: &Padding, inputs: &[Tensor], most: u32) -> Result<Option<Vec<Vec<Tensor>>>, InferError> {
-    let rows = inputs.first().and_then(|input| input.shape().first().copied());
-    let rows = rows.and_then(|rows| u32::try_from(rows).ok());
-    let Some((rows, length)) = rows.zip(padding.length(inputs)) else { return Ok(None) };
+    let Some((rows, length)) = count(inputs).zip(padding.length(inputs)) else { return Ok(None) };
     let counts = counts(rows, length, most);
     if counts.len() < 2 {
         return Ok(None);
@@ -91,9 +96,8 @@ fn counts(rows: u32, length: u32, most: u32) -> Vec<u32> {
 
 /// The rows of a request as they are, all of one length. `None` for a lone row.
 pub fn whole(inputs: &[Tensor]) -> Result<Option<Vec<Vec<Tensor>>>, InferError> {
-    let count = inputs.first().and_then(|input| input.shape().first().copied()).unwrap_or(0);
-    let is_alike = inputs.iter().all(|input| input.shape().first() == Some(&count));
-    let Some(count) = usize::try_from(count).ok().filter(|&count| count > 1 && is_alike) else { return Ok(None) };
+    let Some(count) = count(inputs).filter(|&count| count > 1) else { return Ok(None) };
+    let count = count as usize;
     let mut rows = vec![Vec::with_capacity(inputs.len()); count];
     for input in inputs {
         for (row, part) in rows.iter_mut().zip(merge::split(input.clone(), &vec![1; count], None)?) {
@@ -193,6 +197,16 @@ mod tests {
         let all: Vec<&[Tensor]> = parts.iter().map(Vec::as_slice).collect();
         assert_eq!(merge::join(&all, &[], None).unwrap().into_owned(), request, "no row is lost or moved");
         assert_eq!(in_parts(&parts[0]), None);
+    }
+
+    #[test]
+    fn a_request_with_an_input_that_has_no_rows_runs_as_it_is() {
+        let row = |name| ints(name, [2, 3], &[1, 1, 1, 1, 1, 0]);
+        let task = Tensor::from_values("task", [1], vec![7i64]).unwrap();
+        let request = [row("ids"), row(MASK), task];
+        assert!(runs(&padding(false), &request, 3).unwrap().is_none());
+        assert_eq!(parts(&padding(false), &request, 3).unwrap(), None);
+        assert!(runs(&padding(false), &request[..2], 3).unwrap().is_some());
     }
 
     #[test]
