@@ -126,7 +126,7 @@ fn request(model: &Value, takes_labels: bool) -> Option<(String, Value)> {
             }
             Some((format!("/tei/{escaped}"), body))
         }
-        Some(Task::Generate | Task::Tokenize | Task::Decode) | None => {
+        Some(Task::Extract | Task::Generate | Task::Tokenize | Task::Decode) | None => {
             let inputs = model["inputs"].as_array()?.iter().filter(|input| input["optional"] != true);
             let inputs: Vec<Value> = inputs.map(|input| sample(input, text)).collect();
             match model["decoupled"] == true {

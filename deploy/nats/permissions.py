@@ -32,7 +32,7 @@ INBOX = "_INBOX.{}.>"
 # The level of the bulk lane of every queue.
 BULK_LEVEL = 10000
 # Ops with which a chain of backend `postprocess` has to begin for the model service to host it.
-REDUCTIONS = ["pool", "logit_score", "argmax", "top_k", "slice", "splade", "sparse", "spans"]
+REDUCTIONS = ["pool", "logit_score", "argmax", "top_k", "slice", "splade", "sparse", "spans", "records"]
 
 # Streams on the broker's disk: settings, models loaded by request, dead letters, durable work and its bytes, what owners have
 # used, and the stream that shows whether the disk takes writes.

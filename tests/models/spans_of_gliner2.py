@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes tests/models/gliner2: a small GLiNER2 model with random weights, what its library finds in texts, and how it classifies them.
+"""Makes tests/models/gliner2: a small GLiNER2 model with random weights, what its library finds in texts, how it classifies them, and which records it makes of them.
 
     pip install 'gliner2[local]==2.1.0' onnx
     python tests/models/spans_of_gliner2.py
@@ -43,6 +43,17 @@ CLASS_ASKS = [
       {"task": "tone", "labels": ["calm", "loud"], "class_act": "sigmoid", "examples": [["The sea is calm.", "calm"], ["A drum!", "loud"]]}], None),
     ([{"task": "sentiment", "labels": ["positive", "negative"]}, {"task": "language", "labels": ["en", "ja", "th"], "multi_label": True, "class_act": "softmax"}],
      ["person", "place"]),
+]
+# Structures and relations, in alphabetical order; some go with labels of entities and tasks.
+SIZES = {"name": "size", "dtype": "str", "choices": ["small", "large", "Crew of 9"]}
+RECORD_ASKS = [
+    dict(structures={"ship": {"fields": [{"name": "name", "dtype": "str"}, {"name": "crew", "description": "who is on it"}, SIZES]}}, threshold=0.5),
+    dict(relations=["lives_in", "東京"], threshold=0.45),
+    dict(relations={"born_in": "where a life began", "sails": {"threshold": 0.4}}, threshold=0.5),
+    dict(structures={"a": {"fields": [{"name": "tone", "choices": ["calm", "loud", "calm"], "threshold": 0.4}, {"name": "who", "threshold": 0.3},
+                                      {"name": "size", "choices": ["large"]}]},
+                     "z": {"fields": [{"name": "place", "dtype": "str", "threshold": 0.45}]}},
+         relations=["lives_in"], labels=["person", "place"], classifications=CLASS_ASKS[0][0], threshold=0.5),
 ]
 # The layer of which the exporter writes out the attention.
 COUNTING = "count_lstm_v2"
@@ -96,6 +107,61 @@ def is_clear_choice(case):
     return True
 
 
+def extracted(model, text, ask, threshold, **options):
+    schema = {name: ask[name] for name in ("structures", "relations", "classifications") if name in ask}
+    if "labels" in ask:
+        schema["entities"] = ask["labels"]
+    return model.extract(text, Schema.from_dict(schema), threshold=threshold, include_confidence=True, include_spans=True, **options)
+
+
+def recorded(model, text, ask, threshold):
+    """The records of a text in the form of the answer of a server. The full stop that the library puts behind a text is no value."""
+    found = extracted(model, text, ask, threshold)
+
+    def value(given):
+        if isinstance(given, list):
+            return [one for one in map(value, given) if one]
+        if not given or given.get("start") == len(text):
+            return None
+        if "start" not in given:
+            return dict(label=given["text"], score=given["confidence"])
+        end = min(given["end"], len(text))
+        return dict(word=text[given["start"]:end], score=given["confidence"], start=given["start"], end=end)
+
+    def instances(given, counts):
+        every = ({name: value(one) for name, one in instance.items()} for instance in given or [])
+        return [instance for instance in every if counts(instance.values())]
+
+    answer = {}
+    if "structures" in ask:
+        answer["structures"] = {name: instances(found[name], any) for name in ask["structures"]}
+    if "relations" in ask:
+        # The library tells a relation with a description under both.
+        told = {key.split(": ")[0]: of for key, of in found["relation_extraction"].items() if of}
+        answer["relations"] = {name: instances(told.get(name), all) for name in ask["relations"]}
+    case = {**ask, "text": text, "records": answer}
+    if "labels" in ask:
+        case["entities"] = in_order(found["entities"], text, ask["labels"])
+    if "classifications" in ask:
+        plain = {task["task"]: found[task["task"]] for task in ask["classifications"]}
+        case["classes"] = {task: dict(label=said["label"], score=said["confidence"]) for task, said in plain.items()}
+    return case
+
+
+def is_clear_record(model, text, ask):
+    """Whether rounding decides neither what counts nor what stays: other thresholds give the same, and all scores of a field differ."""
+    told = lambda by: json.dumps({**recorded(model, text, ask, ask["threshold"] + by), "threshold": 0})
+    every = extracted(model, text, ask, ask["threshold"] - 0.01, overlap_policy="allow")
+
+    def fields(of):
+        if isinstance(of, list) and of and "confidence" in of[0]:
+            yield sorted(one["confidence"] for one in of)
+        for part in of.values() if isinstance(of, dict) else of if isinstance(of, list) else []:
+            yield from fields(part)
+
+    return told(-2e-5) == told(2e-5) and all(other - one > 2e-5 for scores in fields(every) for one, other in itertools.pairwise(scores))
+
+
 def make(seed, base, encoder, work):
     """A model with random weights, and what it finds in the texts whose scores are clear."""
     torch.manual_seed(seed)
@@ -113,7 +179,7 @@ def make(seed, base, encoder, work):
             elif "attention" in name or "intermediate" in name or "output.dense" in name:
                 weights.mul_(10.0)
         # Of few texts the model finds nothing at all.
-        made.count_pred[-1].bias[1] += 0.5
+        made.count_pred[-1].bias[1:4] += 0.5
     # The folder that it was made in is gone later, and nothing reads it.
     made.config.model_name = "gliner2"
     made.eval().save_pretrained(str(work))
@@ -125,7 +191,8 @@ def make(seed, base, encoder, work):
                 found = entities(model, text, labels, threshold)
                 cases.append(dict(labels=labels, threshold=threshold, flat_ner=True, multi_label=False, text=text, entities=found))
     every = (classified(model, text, tasks, labels) for tasks, labels in CLASS_ASKS for text in TEXTS if not labels or is_clear(model, text, labels, 0.5))
-    return cases, [case for case in every if is_clear_choice(case)]
+    records = [recorded(model, text, ask, ask["threshold"]) for ask in RECORD_ASKS for text in TEXTS if is_clear_record(model, text, ask)]
+    return cases, [case for case in every if is_clear_choice(case)], records
 
 
 def main():
@@ -141,10 +208,11 @@ def main():
         DebertaV2Config(**encoder).save_pretrained(base)
         # The first model that finds something in many texts.
         for seed in range(200):
-            cases, classes = make(seed, base, encoder, work)
+            cases, classes, records = make(seed, base, encoder, work)
             found = sum(len(case["entities"]) for case in cases)
-            print(f"seed {seed}: {len(cases)} texts, {found} entities, {len(classes)} classified", flush=True)
-            if len(cases) >= 18 and 25 <= found <= 150 and cases[0]["entities"]:
+            counts = [len(of) for case in records for kinds in case["records"].values() for of in kinds.values()]
+            print(f"seed {seed}: {len(cases)} texts, {found} entities, {len(classes)} classified, {len(records)} with {sum(counts)} records", flush=True)
+            if len(cases) >= 18 and 25 <= found <= 150 and cases[0]["entities"] and len(records) >= 18 and sum(counts) >= 30 and {0, 1, 2, 3} <= set(counts):
                 break
         ask = dict(folder=str(work), task="gliner2", output=str(work))
         made = subprocess.run([sys.executable, EXPORT], input=json.dumps(ask), capture_output=True, text=True, check=True)
@@ -154,7 +222,7 @@ def main():
         (FOLDER / "encoder_config").mkdir(parents=True)
         for name in ["model.onnx", "config.json", "encoder_config/config.json", "tokenizer.json", "tokenizer_config.json"]:
             shutil.copy(work / name, FOLDER / name)
-    for name, expected in (("expected.json", cases), ("classes.json", classes)):
+    for name, expected in (("expected.json", cases), ("classes.json", classes), ("records.json", records)):
         (FOLDER / name).write_text(json.dumps(expected, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 

@@ -169,60 +169,97 @@ def by_gliner2(ask):
     model.encoder.config._attn_implementation = "eager"
     token = model.processor.tokenizer.convert_tokens_to_ids
 
+    class Steps(torch.nn.Module):
+        """The library's own loop of a GRU as torch's, which becomes one node of the graph: the number of steps stays open."""
+
+        def __init__(self, loop):
+            super().__init__()
+            width = loop.weight_hh_l0.shape[1]
+            self.gru = torch.nn.GRU(width, width)
+            self.gru.load_state_dict(loop.state_dict())
+
+        def forward(self, steps, first):
+            return self.gru(steps, first.unsqueeze(0))[0]
+
+    counting = model.count_embed
+    counting.gru = Steps(counting.gru)
+
     class Graph(torch.nn.Module):
-        """The scores of spans of words for the entities of a schema, [rows, words, widths, labels], and those of the labels of its classes, [rows, labels]. All
-        rows have the same schema."""
+        """The scores of spans of words for the entities of a schema, [rows, words, widths, labels], those of the labels of its classes, [rows, labels], and
+        those of spans for the fields of each record of its structures and relations, [rows, records, words, widths, fields]. All rows have the same schema."""
 
         def __init__(self):
             super().__init__()
             self.model = model
 
-        def queries(self, fields):
-            """What spans of the first instance are compared with, from the vectors of labels."""
-            rows, labels, width = fields.shape
-            counting = self.model.count_embed
-            # A graph takes a 0 in the shape of a reshape, as for rows without labels, for the size that is there.
+        def queries(self, fields, schemas, records):
+            """What spans are compared with, [records, rows, fields, width], from the vectors of the fields of schemas with these numbers."""
+            rows, count, width = fields.shape
+            flat = fields.reshape(-1, width)
             if not hasattr(counting, "transformer"):
-                return counting(fields.reshape(-1, width), 1)[0].reshape(rows, -1, width)
-            # Attention is among the labels of a row.
-            first = counting.pos_embedding(torch.zeros(1, rows * labels, dtype=torch.int64))
-            state = counting.gru(first, fields.reshape(-1, width))[0].reshape(rows, -1, width) + fields
+                return counting(flat, records).reshape(-1, rows, count, width)
+            steps = counting.pos_embedding(torch.arange(records)).unsqueeze(1).expand(-1, rows * count, -1)
+            state = (counting.gru(steps, flat) + flat).reshape(-1, count, width)
             mixing, mixed = counting.transformer, counting.transformer.in_projector(state)
+            # Attention is among the fields of a schema.
+            apart = (schemas.unsqueeze(0) != schemas.unsqueeze(1)).float() * -1e9
             for layer in mixing.transformer.layers:
-                mixed = self.among_labels(layer, mixed)
-            return mixing.out_projector(torch.cat([mixed, state], dim=-1))
+                mixed = self.among_fields(layer, mixed, apart)
+            return mixing.out_projector(torch.cat([mixed, state], dim=-1)).reshape(-1, rows, count, width)
 
-        def among_labels(self, layer, vectors):
-            """A TransformerEncoderLayer as single ops: a trace of torch's own keeps the number of labels of the example."""
-            rows, labels, width = vectors.shape
+        def among_fields(self, layer, vectors, apart):
+            """A TransformerEncoderLayer as single ops: a trace of torch's own keeps the number of fields of the example."""
+            rows, count, width = vectors.shape
             attention = layer.self_attn
-            by_head = lambda part: part.reshape(rows, labels, attention.num_heads, attention.head_dim).transpose(1, 2)
+            by_head = lambda part: part.reshape(rows, count, attention.num_heads, attention.head_dim).transpose(1, 2)
             query, key, value = map(by_head, torch.nn.functional.linear(vectors, attention.in_proj_weight, attention.in_proj_bias).chunk(3, -1))
-            weights = (query @ key.transpose(2, 3) * attention.head_dim**-0.5).softmax(-1)
-            vectors = layer.norm1(vectors + attention.out_proj((weights @ value).transpose(1, 2).reshape(rows, labels, width)))
+            weights = (query @ key.transpose(2, 3) * attention.head_dim**-0.5 + apart).softmax(-1)
+            vectors = layer.norm1(vectors + attention.out_proj((weights @ value).transpose(1, 2).reshape(rows, count, width)))
             return layer.norm2(vectors + layer.linear2(layer.activation(layer.linear1(vectors))))
+
+        def places(self, ids, *words):
+            """Where these tokens are in a row, and one place more: graphs compute with nothing as little as possible."""
+            found = sum((ids == token(word)).long() for word in words)
+            return torch.cat([found.nonzero()[:, 0], torch.zeros(1, dtype=torch.int64)])
 
         def forward(self, input_ids, attention_mask, words_mask, text_lengths, span_idx, span_mask):
             hidden = self.model.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
             rows, length, width = hidden.shape
-            labels = (input_ids[0] == token("[E]")).nonzero()[:, 0]
-            schema = (input_ids[0] == token("[P]")).nonzero()[:1, 0]
-            finds = self.model.count_pred(hidden[:, schema]).argmax(-1) > 0
+            # By token, how many schemas begin up to it; and by schema, how many records it has. The one before the first has none.
+            is_schema = input_ids[0] == token("[P]")
+            schema_of = is_schema.long().cumsum(0)
+            counts = self.model.count_pred(hidden[:, is_schema.nonzero()[:, 0]]).argmax(-1)
+            counts = torch.cat([torch.zeros(rows, 1, dtype=torch.int64), counts], 1)
+            labels, fields = self.places(input_ids[0], "[E]"), self.places(input_ids[0], "[C]", "[R]")
             # The place of each word's first token. Place 0 of the scattered ones is that of all other tokens.
-            places = torch.zeros(rows, words_mask.max() + 1, dtype=torch.int64)
-            places = places.scatter(1, words_mask, torch.arange(length).expand(rows, -1))[:, 1:]
-            words = hidden.gather(1, places.unsqueeze(-1).expand(-1, -1, width))
+            first = torch.zeros(rows, words_mask.max() + 1, dtype=torch.int64)
+            first = first.scatter(1, words_mask, torch.arange(length).expand(rows, -1))[:, 1:]
+            words = hidden.gather(1, first.unsqueeze(-1).expand(-1, -1, width))
             # A span that ends behind the words has no vector.
             spans = self.model.span_rep(words, span_idx * span_mask.unsqueeze(-1))
-            scores = torch.einsum("nwkd,nld->nwkl", spans, self.queries(hidden[:, labels]))
             is_word = torch.arange(words.shape[1]) < text_lengths
-            counts = span_mask.view(rows, -1, self.model.max_width) & (is_word & finds).unsqueeze(-1)
-            classes = (input_ids[0] == token("[L]")).nonzero()[:, 0]
-            return scores.masked_fill(~counts.unsqueeze(-1), -1e4), self.model.classifier(hidden[:, classes]).squeeze(-1)
+            is_span = (span_mask.view(rows, -1, self.model.max_width) & is_word.unsqueeze(-1)).unsqueeze(-1)
 
-    entities = ["(", "[P]", "entities", "(", "[E]", "a", "[E]", "b", ")", ")"]
-    classes = ["(", "[P]", "c", "(", "[L]", "a", "[L]", "b", "[L]", "c", ")", ")"]
-    tokens = [token(word) for word in (*entities, "[SEP_STRUCT]", *classes, "[SEP_TEXT]", "a", "b", "c")]
+            # Entities are those of the first record, where there is one.
+            queries = self.queries(hidden[:, labels], schema_of[labels], torch.tensor(1))[0]
+            scores = torch.einsum("nwkd,nld->nwkl", spans, queries)
+            finds = (counts[:, schema_of[labels]] > 0)[:, None, None]
+            scores = scores.masked_fill(~(is_span & finds), -1e4)[..., :-1]
+
+            of_field = counts[:, schema_of[fields]]
+            most = of_field.max().clamp(min=1)
+            queries = self.queries(hidden[:, fields], schema_of[fields], most)
+            records = torch.einsum("nwkd,cnfd->ncwkf", spans, queries)
+            is_record = torch.arange(most).reshape(1, -1, 1) < of_field.unsqueeze(1)
+            records = records.masked_fill(~(is_span.unsqueeze(1) & is_record[:, :, None, None]), -1e4)[..., :-1]
+
+            classes = (input_ids[0] == token("[L]")).nonzero()[:, 0]
+            return scores, self.model.classifier(hidden[:, classes]).squeeze(-1), records
+
+    schema = lambda name, mark, *labels: ["(", "[P]", name, "(", *(word for label in labels for word in (mark, label)), ")", ")", "[SEP_STRUCT]"]
+    entities, classes = schema("entities", "[E]", "a", "b"), schema("c", "[L]", "a", "b", "c")[:-1]
+    structure, relation = schema("s", "[C]", "a", "b"), schema("r", "[R]", "head", "tail")
+    tokens = [token(word) for word in (*structure, *entities, *relation, *classes, "[SEP_TEXT]", "a", "b", "c")]
     words, widths = 3, model.max_width
     first = torch.arange(words).repeat_interleave(widths)
     last = first + torch.arange(widths).repeat(words)
@@ -235,7 +272,8 @@ def by_gliner2(ask):
     axes = dict(input_ids=length, attention_mask=length, words_mask=length, text_lengths=row, span_idx=spans, span_mask=spans)
     names, path = list(axes), os.path.join(ask["output"], "model.onnx")
     axes |= {"logits": {0: "batch", 1: "words", 3: "labels"}, "class_logits": {0: "batch", 1: "classes"}}
-    outputs = ["logits", "class_logits"]
+    axes |= {"record_logits": {0: "batch", 1: "records", 2: "words", 4: "fields"}}
+    outputs = ["logits", "class_logits", "record_logits"]
     with torch.no_grad():
         torch.onnx.export(Graph().eval(), example, path, input_names=names, output_names=outputs, dynamic_axes=axes, dynamo=False, opset_version=17)
     return f"gliner2 {version('gliner2')}"

@@ -80,7 +80,7 @@ pub fn measure(task: Task) -> &'static str {
         Task::Rerank | Task::Classify | Task::ZeroShot => "1 - difference of scores",
         Task::TokenClassify => "share of equal entities, or 1 - difference of their scores,",
         Task::Generate => "1 where texts are equal",
-        Task::Embed | Task::Sparse | Task::Tokenize | Task::Decode => "cosine",
+        Task::Embed | Task::Sparse | Task::Extract | Task::Tokenize | Task::Decode => "cosine",
     }
 }
 
@@ -167,7 +167,7 @@ pub fn read(task: Task, outputs: &Outputs, rows: usize) -> anyhow::Result<Vec<Te
             };
             get("classes")?.rows(rows)?.into_iter().map(row).collect()
         }
-        Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
+        Task::Extract | Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
     }
 }
 
@@ -194,7 +194,7 @@ pub fn expected(task: Task, line: &Value) -> anyhow::Result<TextResult> {
             TextResult::Text(line["generated_text"].as_str().context("there is no text 'generated_text'")?.to_owned())
         }
         Task::ZeroShot => TextResult::Scores(numbers(list("class_scores")?)),
-        Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
+        Task::Extract | Task::Tokenize | Task::Decode => bail!("texts of task '{task}' cannot be compared"),
     })
 }
 

@@ -286,6 +286,7 @@ fn capability(task: &Task) -> Option<&'static str> {
         | Task::MultiVector
         | Task::ZeroShot
         | Task::TokenClassify
+        | Task::Extract
         | Task::Generate
         | Task::Tokenize
         | Task::Decode => None,

@@ -288,7 +288,7 @@ async fn root(call: DialectCall) -> Result<Response, Refusal> {
         Some(Task::MultiVector) => call.run_as(&DIALECT, "/embed_all").await,
         Some(Task::Rerank) => call.run_as(&DIALECT, "/rerank").await,
         Some(Task::ZeroShot) => zero_shot::zero_shot(call).await,
-        Some(Task::Embed | Task::Generate | Task::Tokenize | Task::Decode) | None => {
+        Some(Task::Embed | Task::Extract | Task::Generate | Task::Tokenize | Task::Decode) | None => {
             call.run_as(&DIALECT, "/embed").await
         }
     }

@@ -24,6 +24,8 @@ pub enum Task {
     ZeroShot,
     /// A text to its named entities.
     TokenClassify,
+    /// A text to the structures and relations that its request names.
+    Extract,
     /// A text to another text, made token by token.
     Generate,
     /// A text to its tokens.
@@ -36,7 +38,7 @@ pub enum Task {
 
 impl Task {
     /// Every operation.
-    pub const ALL: [Task; 10] = [
+    pub const ALL: [Task; 11] = [
         Task::Embed,
         Task::Sparse,
         Task::MultiVector,
@@ -44,6 +46,7 @@ impl Task {
         Task::Classify,
         Task::ZeroShot,
         Task::TokenClassify,
+        Task::Extract,
         Task::Generate,
         Task::Tokenize,
         Task::Decode,
@@ -59,6 +62,7 @@ impl Task {
             Task::Classify => "classify",
             Task::ZeroShot => "zero_shot",
             Task::TokenClassify => "token_classify",
+            Task::Extract => "extract",
             Task::Generate => "generate",
             Task::Tokenize => "tokenize",
             Task::Decode => "decode",
@@ -83,6 +87,7 @@ impl Task {
             Task::MultiVector => &[("token_embeddings", DataType::Fp32, 3), ("token_mask", DataType::Int64, 2)],
             Task::Rerank | Task::Classify | Task::ZeroShot => &[("scores", DataType::Fp32, 2)],
             Task::TokenClassify => &[("entities", DataType::Bytes, 0)],
+            Task::Extract => &[("records", DataType::Bytes, 0)],
             Task::Generate => &[],
             Task::Tokenize => &[("tokens", DataType::Bytes, 0)],
             Task::Decode => &[("decoded_text", DataType::Bytes, 0)],

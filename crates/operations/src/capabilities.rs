@@ -176,7 +176,7 @@ fn inferred(texts: &[TensorSpec], outputs: &[TensorSpec]) -> BTreeMap<Task, Vec<
         Task::Sparse | Task::MultiVector | Task::TokenClassify | Task::Tokenize | Task::Decode => {
             required == 1 && by_name(*task)
         }
-        Task::ZeroShot | Task::Generate => false,
+        Task::ZeroShot | Task::Extract | Task::Generate => false,
     };
     Task::ALL.into_iter().filter(plain).filter_map(|task| Some((task, task.find(outputs)?))).collect()
 }

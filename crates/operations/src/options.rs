@@ -65,7 +65,7 @@ type Reader = (&'static str, &'static str, fn(&ParameterValue) -> bool);
 
 /// The request parameters that have to be read. Others are the gateway's own business, too (`normalize`, `dimensions`), or true of
 /// scores that no step changes (`raw_scores`).
-const READERS: [Reader; 17] = [
+const READERS: [Reader; 19] = [
     ("prompt_name", "tokenizer", |_| true),
     ("instruction", "tokenizer", |_| true),
     ("truncate", "tokenizer", |value| *value == ParameterValue::Bool(false)),
@@ -77,6 +77,8 @@ const READERS: [Reader; 17] = [
     ("overlap", "tokenizer", |_| true),
     ("labels", "tokenizer", |_| true),
     ("classifications", "tokenizer", |_| true),
+    ("structures", "tokenizer", |_| true),
+    ("relations", "tokenizer", |_| true),
     ("add_special_tokens", "tokenizer", |value| *value == ParameterValue::Bool(false)),
     ("token_ids", "tokenizer", |_| true),
     ("messages", "tokenizer", |_| true),

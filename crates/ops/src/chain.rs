@@ -203,7 +203,7 @@ mod tests {
             message("pool:mean, normalise"),
             "op 2 is 'normalise', expected one of pool:mean|cls|max|last|weighted_mean|mean_sqrt_len[+…], \
              logit_score:TRUE[-FALSE], normalize, dense:FOLDER, layer_norm:FOLDER, mask, softmax, sigmoid, tanh, argmax, top_k:K, slice:D, \
-             splade[:relu|log1p_relu], sparse[:K], lexical[:ID+ID…], distinct[:K], fold:mean|first|max|keep[+normalize], entities:none|simple|first|average|max, spans, classes, redact, \
+             splade[:relu|log1p_relu], sparse[:K], lexical[:ID+ID…], distinct[:K], fold:mean|first|max|keep[+normalize], entities:none|simple|first|average|max, spans, classes, records, redact, \
              decode[:with_special_tokens]"
         );
         assert!(message("").starts_with("op 1 is empty, expected one of pool"));

@@ -61,5 +61,5 @@ pub use limits::MAX_PADDED_TOKENS;
 pub use options::{LongTexts, MessageFormat, Padding, Side, TokenizeOptions, Truncation, WindowsOf};
 pub use request_options::RequestOptions;
 pub use span_prompt::{SpanForm, SpanPrompt};
-pub use spans::{Classification, Classifications, MOST_LABELS, SpanLabels};
+pub use spans::{Classification, Classifications, Field, MOST_LABELS, ROLES, Records, Relation, SpanLabels, Structure};
 pub use tokenizer::{TextTokenizer, texts_of};

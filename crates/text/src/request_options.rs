@@ -55,6 +55,10 @@ pub struct RequestOptions<'a> {
     pub labels: Option<&'a str>,
     /// `classifications`: the tasks by which such a model shall judge texts, as [`Classifications`](crate::Classifications) reads them.
     pub classifications: Option<&'a str>,
+    /// `structures`: the structures that such a model shall find, as [`Records`](crate::Records) reads them.
+    pub structures: Option<&'a str>,
+    /// `relations`: likewise the relations.
+    pub relations: Option<&'a str>,
     /// `source_language`: the language of the texts.
     pub source_language: Option<&'a str>,
     /// `target_language`: the language to translate into.
@@ -119,6 +123,8 @@ impl<'a> RequestOptions<'a> {
             let number = value.as_u64().and_then(|number| usize::try_from(number).ok());
             number.ok_or_else(|| wrong("overlap", value, "a whole number of tokens from 0"))
         });
+        // Other models may take labels in a form of their own.
+        let of_any_form = |name: &str| parameters.get(name).and_then(ParameterValue::as_str);
         Ok(RequestOptions {
             prefix: text("prefix")?,
             prompt_name: text("prompt_name")?,
@@ -131,9 +137,10 @@ impl<'a> RequestOptions<'a> {
             windows: flag("windows")?,
             overlap: overlap.transpose()?,
             max_windows: count("max_windows")?,
-            // Other models may take labels in a form of their own.
-            labels: parameters.get("labels").and_then(ParameterValue::as_str),
-            classifications: parameters.get("classifications").and_then(ParameterValue::as_str),
+            labels: of_any_form("labels"),
+            classifications: of_any_form("classifications"),
+            structures: of_any_form("structures"),
+            relations: of_any_form("relations"),
             source_language: text("source_language")?,
             target_language: text("target_language")?,
             add_special_tokens: flag("add_special_tokens")?,

@@ -10,6 +10,12 @@ pub(crate) const SCHEMA_TOKEN: &str = "[P]";
 /// The token before each label of a class.
 pub(crate) const CLASS_TOKEN: &str = "[L]";
 
+/// The token before each field of a structure.
+pub(crate) const FIELD_TOKEN: &str = "[C]";
+
+/// The token before each of the two fields of a relation.
+pub(crate) const ROLE_TOKEN: &str = "[R]";
+
 /// The token between two schemas.
 pub(crate) const NEXT_SCHEMA: &str = "[SEP_STRUCT]";
 
@@ -37,8 +43,8 @@ pub enum SpanForm {
     /// `gliner`: labels and words alone.
     #[default]
     Gliner,
-    /// `gliner2`: the labels are the fields of a schema named `entities`, and each task of classes is a schema of its own behind it. Words are in
-    /// lower case, and a text ends with a full stop.
+    /// `gliner2`: the labels are the fields of a schema named `entities`. Each structure is a schema of its own before it, and each relation and each
+    /// task of classes one behind it. Words are in lower case, and a text ends with a full stop.
     Gliner2,
 }
 
@@ -56,7 +62,7 @@ impl SpanForm {
     pub(crate) const fn schema_tokens(self) -> &'static [&'static str] {
         match self {
             SpanForm::Gliner => &[],
-            SpanForm::Gliner2 => &[SCHEMA_TOKEN, CLASS_TOKEN, NEXT_SCHEMA],
+            SpanForm::Gliner2 => &[SCHEMA_TOKEN, FIELD_TOKEN, ROLE_TOKEN, CLASS_TOKEN, NEXT_SCHEMA],
         }
     }
 }

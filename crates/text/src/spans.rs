@@ -2,7 +2,7 @@
 //! each label.
 //!
 //! A row is the special tokens of the tokenizer around `label token, label, label token, label, …, separator, word, word, …`; rows of GLiNER2 have
-//! a schema around the labels, and one for each task of classes ([`SpanForm`]). Rows of classes alone have no words whose spans are scored. Each label and each word is tokenized alone. A text of more words or tokens than a row may have becomes windows of whole words. Each window owns some of
+//! a schema around the labels, and one for each structure, relation and task of classes ([`SpanForm`]). The choices of fields are words before those of the text. Rows of classes alone have no words whose spans are scored. Each label and each word is tokenized alone. A text of more words or tokens than a row may have becomes windows of whole words. Each window owns some of
 //! its words; a span belongs to the window that owns its first word, and that window has all words of it.
 
 use std::borrow::Cow;
@@ -20,16 +20,18 @@ use crate::span_prompt::SpanForm;
 use crate::window::Window;
 use crate::{RequestOptions, Side, TextError, TextTokenizer};
 
-use self::before::Asked;
+use self::before::{Asked, Before};
 use self::words::{Word, words};
 
 mod before;
 mod classifications;
 mod labels;
+mod records;
 mod words;
 
 pub use self::classifications::{Classification, Classifications};
 pub use self::labels::{MOST_LABELS, SpanLabels};
+pub use self::records::{Field, ROLES, Records, Relation, Structure};
 
 /// Most scores of spans that a request may ask for: as many as a message may hold.
 const MOST_SCORES: usize = trireme_inference::MAX_MESSAGE_BYTES / size_of::<f32>();
@@ -56,7 +58,7 @@ struct Slice {
     owns_from: usize,
 }
 
-/// A row, and its words' first tokens and characters.
+/// A row, and the first tokens and the characters of its words. Words of choices have no characters.
 struct SpanRow {
     row: Row,
     words_mask: Vec<i64>,
@@ -105,15 +107,14 @@ impl TextTokenizer {
         }
         let asked = Asked::of(request, prompt.form)?;
         let around = self.around(request)?;
-        let before = self.label_tokens(tokenizer, prompt, &asked)?;
+        let before = self.before(tokenizer, prompt, &asked)?;
         let special = self.encoder.special_tokens(&around, false);
         let longest = around.max_length.unwrap_or(usize::MAX);
         let taken = before.len() + special;
-        let room = longest.checked_sub(taken).filter(|&room| room > 0).ok_or_else(|| TextError::Labels {
-            parameter: asked.longest(),
-            reason: format!(
+        let room = longest.checked_sub(taken).filter(|&room| room > 0).ok_or_else(|| {
+            asked.fault(format!(
                 "{taken} tokens of labels leave no room for words in a row of {longest}: send fewer or shorter labels"
-            ),
+            ))
         })?;
         let most_shared = room / 2;
         if let Some(overlap) = request.overlap.filter(|&overlap| overlap > most_shared) {
@@ -131,10 +132,11 @@ impl TextTokenizer {
             rows.extend(self.span_rows((index, text), tokenizer, &before, &around, room, windows)?);
             Ok(())
         })?;
-        if asked.labels.is_none() {
+        let scores = asked.scores();
+        if scores == 0 {
             rows.iter_mut().for_each(SpanRow::without_words);
         }
-        self.span_tensors(rows, asked.entities(), room.width, &rows_of_each, extras)
+        self.span_tensors(rows, scores, room.width, &rows_of_each, extras)
     }
 
     /// The rows of a text: windows where the request that allows them is there, else one.
@@ -142,7 +144,7 @@ impl TextTokenizer {
         &self,
         (index, text): (usize, &str),
         tokenizer: &Tokenizer,
-        before: &[u32],
+        before: &Before,
         around: &Around<'_>,
         room: Room,
         windows: Option<&RequestOptions<'_>>,
@@ -178,8 +180,9 @@ impl TextTokenizer {
         for (at, slice) in slices.iter().enumerate() {
             let next = slices.get(at + 1).map_or(characters, |next| begin(next.owns_from));
             let mut row = self.span_row(before, &found, slice, room.tokens, around).map_err(failed)?;
+            let own = &found.words[slice.words.clone()];
             let held =
-                row.characters.first().map_or(0, |first| first.start)..row.characters.last().map_or(0, |last| last.end);
+                own.first().map_or(0, |first| first.characters.start)..own.last().map_or(0, |last| last.characters.end);
             row.row.window = Window { text: index, characters: held, core: begin(slice.owns_from)..next };
             row.row.truncated = at == 0 && is_cut;
             rows.push(row);
@@ -217,16 +220,16 @@ impl TextTokenizer {
     /// The row of a window.
     fn span_row(
         &self,
-        before: &[u32],
+        before: &Before,
         text: &Text<'_>,
         slice: &Slice,
         room: usize,
         around: &Around<'_>,
     ) -> Result<SpanRow, tokenizers::Error> {
-        let mut ids = before.to_vec();
+        let mut ids = before.labels.clone();
         let mut first = vec![0; ids.len()];
-        for (number, word) in (1..).zip(&text.tokens[slice.words.clone()]) {
-            let word = &word[..word.len().min(room)];
+        let own = text.tokens[slice.words.clone()].iter().map(|word| &word[..word.len().min(room)]);
+        for (number, word) in (1..).zip(before.choices.iter().map(Vec::as_slice).chain(own)) {
             first.extend((0..word.len()).map(|at| if at == 0 { number } else { 0 }));
             ids.extend_from_slice(word);
         }
@@ -248,7 +251,9 @@ impl TextTokenizer {
         };
         Ok(SpanRow {
             words_mask,
-            characters: text.words[slice.words.clone()].iter().map(|word| word.characters.clone()).collect(),
+            characters: std::iter::repeat_n(0..0, before.choices.len())
+                .chain(text.words[slice.words.clone()].iter().map(|word| word.characters.clone()))
+                .collect(),
             row: Row {
                 ids: row.get_ids().to_vec(),
                 type_ids: row.get_type_ids().to_vec(),
@@ -263,13 +268,13 @@ impl TextTokenizer {
     fn span_tensors(
         &self,
         rows: Vec<SpanRow>,
-        labels: usize,
+        scores: usize,
         widths: usize,
         rows_of_each: &[usize],
         extras: Extras,
     ) -> Result<Encoded, TextError> {
         let words = rows.iter().map(|row| row.characters.len()).max().unwrap_or(0);
-        let scores = widths.saturating_mul(labels);
+        let scores = widths.saturating_mul(scores);
         if rows.len().saturating_mul(words).saturating_mul(scores) > MOST_SCORES {
             return Err(TextError::TooManySpans { rows: rows.len(), words, scores, most: MOST_SCORES });
         }

@@ -1,4 +1,4 @@
-//! Entities and classes of the labels that a request names, by folders of GLiNER and GLiNER2. The expected ones are those of their libraries
+//! Entities, classes and records that a request names, by folders of GLiNER and GLiNER2. The expected ones are those of their libraries
 //! (`tests/models/spans.py`, `tests/models/spans_of_gliner2.py`).
 
 use std::fs;
@@ -10,6 +10,7 @@ in_one_mode!(
     entities_of_any_labels_are_those_of_the_library,
     entities_of_gliner2_are_those_of_its_library,
     classes_of_gliner2_are_those_of_its_library,
+    records_of_gliner2_are_those_of_its_library,
 );
 
 fn post(sandbox: &Sandbox, path: &str, body: &Value) -> Response {
@@ -247,13 +248,95 @@ fn what_cannot_be_asked_for_is_refused(sandbox: &Sandbox) {
     refused(json!({"candidate_labels": "a", "hypothesis_template": "It is {}."}), &["write the name of the task"]);
     refused(json!({"candidate_labels": "a, a"}), &["has label 'a', expected labels that are not empty, each once"]);
     refused(json!({}), &["parameter 'labels' is missing"]);
-    let structures = request_of(&["a"], &json!({"classifications": task("t", &["a"]), "structures": "{}"}));
-    let answer = post(sandbox, "/v2/models/any/infer", &structures);
-    assert!(
-        answer.status >= 400 && answer.text().contains("'structures' asks for what is not served"),
-        "{}",
-        answer.text()
-    );
+}
+
+/// Whether records are those of the library: everything but scores is equal, and these are close.
+fn assert_same_records(found: &Value, expected: &Value, text: &str) {
+    match (found, expected) {
+        (Value::Object(one), Value::Object(other)) => {
+            assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>(), "{text:?}: {found} {expected}");
+            one.iter().for_each(|(name, value)| assert_same_records(value, &other[name], text));
+        }
+        (Value::Array(one), Value::Array(other)) => {
+            assert_eq!(one.len(), other.len(), "{text:?}: {found} {expected}");
+            one.iter().zip(other).for_each(|(one, other)| assert_same_records(one, other, text));
+        }
+        (Value::Number(one), Value::Number(other)) => {
+            let number = |value: &serde_json::Number| value.as_f64().expect("a number");
+            assert!((number(one) - number(other)).abs() < 1e-5, "{text:?}: {found} {expected}");
+        }
+        _ => assert_eq!(found, expected, "{text:?}"),
+    }
+}
+
+fn records_of_gliner2_are_those_of_its_library(mode: Mode) {
+    const ASKED: [&str; 4] = ["structures", "relations", "labels", "classifications"];
+    let (sandbox, _) = served(mode, "gliner2");
+    let cases =
+        fs::read_to_string(workspace().join("tests/models/gliner2/records.json")).expect("the expected records");
+    let cases: Vec<Value> = serde_json::from_str(&cases).expect("JSON");
+    let is_alike = |one: &Value, other: &Value| ASKED.iter().all(|name| one[name] == other[name]);
+    let mut of_two = 0;
+    for alike in cases.chunk_by(is_alike) {
+        let texts: Vec<&str> = alike.iter().map(|case| case["text"].as_str().expect("a text")).collect();
+        let mut parameters = json!({"threshold": alike[0]["threshold"]});
+        for name in ASKED.iter().filter(|name| !alike[0][**name].is_null()) {
+            parameters[name] = alike[0][name].to_string().into();
+        }
+        let together = answered(&sandbox, &request_of(&texts, &parameters));
+        let alone = answered(&sandbox, &request_of(&texts[..1], &parameters));
+        assert_same_records(&rows_of(&alone, "records")[0], &alike[0]["records"], texts[0]);
+        let (rows, asks_more) = (rows_of(&together, "records"), alike[0]["labels"].is_array());
+        assert_eq!(together["outputs"].as_array().map(Vec::len), Some(if asks_more { 3 } else { 1 }), "{together}");
+        for (at, case) in alike.iter().enumerate() {
+            assert_same_records(&rows[at], &case["records"], texts[at]);
+            of_two += usize::from(case["records"].to_string().matches("\"start\"").count() > 1);
+            if asks_more {
+                let found = rows_of(&together, "entities")[at].as_array().expect("a list").clone();
+                assert_alike(&found, &entities_of(case), 0, texts[at]);
+                assert_same_choice(&rows_of(&together, "classes")[at], &case["classes"], texts[at]);
+            }
+        }
+    }
+    assert!(cases.len() > 15 && of_two > 10, "texts have records: {of_two} of {}", cases.len());
+    records_of_a_long_text_are_those_of_its_windows(&sandbox);
+    records_that_cannot_be_asked_for_are_refused(&sandbox);
+}
+
+/// Each record is there once, with its characters in the whole text.
+fn records_of_a_long_text_are_those_of_its_windows(sandbox: &Sandbox) {
+    let long = (0..400).map(|day| format!("On day {day} the crew is on the ship.")).collect::<Vec<_>>().join(" ");
+    let parameters = json!({"structures": r#"{"s": {"fields": [{"name": "a"}, {"name": "b"}]}}"#, "threshold": 0.3});
+    let answer = answered(sandbox, &request_of(&[&long, "The crew is on the ship."], &parameters));
+    let rows = rows_of(&answer, "records");
+    let records = rows[0]["structures"]["s"].as_array().expect("a list");
+    let ends: Vec<u64> = records
+        .iter()
+        .flat_map(|record| record.as_object().expect("fields").values())
+        .flat_map(|values| values.as_array().expect("a list"))
+        .inspect(|value| {
+            let at = |place: &str| value[place].as_u64().expect("a number") as usize;
+            assert_eq!(value["word"], &long[at("start")..at("end")]);
+        })
+        .map(|value| value["end"].as_u64().expect("a number"))
+        .collect();
+    assert!(records.len() > 1 && ends.iter().any(|&end| end > 10_000), "{} records, {:?}", records.len(), ends.iter().max());
+    assert!(rows[1]["structures"]["s"].is_array());
+}
+
+fn records_that_cannot_be_asked_for_are_refused(sandbox: &Sandbox) {
+    let refused = |parameters: Value, words: &[&str]| {
+        let answer = post(sandbox, "/v2/models/any/infer", &request_of(&["a"], &parameters));
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        assert!(words.iter().all(|word| answer.text().contains(word)), "{words:?}: {}", answer.text());
+    };
+    let of = |field: Value| json!({"structures": json!({"s": {"fields": [field]}}).to_string()});
+    refused(json!({"structures": "s"}), &["parameter 'structures': is not a JSON object of structures"]);
+    refused(json!({"relations": "works_for"}), &["parameter 'relations': is not a JSON array of relations"]);
+    refused(of(json!({"name": "a [R] b"})), &["'structures': a label holds '[R]'"]);
+    refused(of(json!({"name": "a", "choices": ["[P]"]})), &["'structures': a label holds '[P]'"]);
+    refused(of(json!({"name": "a", "dtype": "int"})), &["unknown variant `int`"]);
+    refused(json!({"relations": r#"{"r [C]": null}"#}), &["'relations': a label holds '[C]'"]);
 }
 
 fn entities_of_any_labels_are_those_of_the_library(mode: Mode) {
@@ -271,8 +354,10 @@ fn entities_of_any_labels_are_those_of_the_library(mode: Mode) {
     let classes = post(&sandbox, "/tei/any", &json!({"inputs": "a", "parameters": {"candidate_labels": ["a", "b"]}}));
     assert!(classes.status >= 400 && classes.text().contains("'zero_shot'"), "{}", classes.text());
     let tasks = json!({"classifications": json!([{"task": "t", "labels": ["a", "b"]}]).to_string()});
-    let classes = post(&sandbox, "/v2/models/any/infer", &request_of(&["a"], &tasks));
-    assert!(classes.status >= 400 && classes.text().contains("finds entities alone"), "{}", classes.text());
+    for other in [tasks, json!({"structures": "{}"}), json!({"relations": "[]"})] {
+        let refused = post(&sandbox, "/v2/models/any/infer", &request_of(&["a"], &other));
+        assert!(refused.status >= 400 && refused.text().contains("finds entities alone"), "{}", refused.text());
+    }
     let missing = post(&sandbox, "/tei/any", &json!({"inputs": "a"}));
     assert_eq!(missing.status, 422, "{}", missing.text());
     assert!(missing.text().contains("parameter 'labels' is missing"), "{}", missing.text());

@@ -156,6 +156,9 @@ impl Choices {
                 Some(Task::ZeroShot) => {
                     return expected("classify: a model with a label 'entailment' does zero_shot beside it");
                 }
+                Some(Task::Extract) => {
+                    return expected("token_classify: a folder of GLiNER2 does extract beside it");
+                }
                 Some(task) => self.task = Some(task),
                 None => return expected(&format!("one of {}", Task::ALL.map(Task::name).join(", "))),
             },

@@ -40,8 +40,9 @@ const INPUTS: [(&str, DataType, usize); 6] = [
     ("span_mask", DataType::Bool, 2),
 ];
 
-/// The further output of graphs of GLiNER2: the logits of labels of classes.
-const CLASS_LOGITS: &str = "class_logits";
+/// The further outputs of graphs of GLiNER2, each with its rank: the logits of labels of classes, and those of spans for the fields of records.
+const CLASS_LOGITS: (&str, usize) = ("class_logits", 2);
+const RECORD_LOGITS: (&str, usize) = ("record_logits", 5);
 
 /// Fields that tell another architecture, each with its name.
 const OTHERS: [(&str, &str); 3] =
@@ -185,14 +186,10 @@ fn described(
         return None;
     };
     let output = Derived::from(output.clone(), file.place(&output));
-    let classes = class_head(&file).filter(|_| library == Library::Gliner2);
-    if classes.is_none() && library == Library::Gliner2 {
-        reader.warn(format_args!(
-            "{} has no output '{CLASS_LOGITS}', so that entities are found and texts are not classified: move it away, and make it again with trireme export {}",
-            file.file.value,
-            reader.root().display()
-        ));
-    }
+    let heads = match library {
+        Library::Gliner => Vec::new(),
+        Library::Gliner2 => heads(reader, &file),
+    };
     let executor = Executor::Onnx { file: Box::new(file), output };
     let (place, op) = match library {
         Library::Gliner => (format!("{FILE} is there"), "spans"),
@@ -202,7 +199,7 @@ fn described(
         special_tokens: tokenizer.adds_special.clone(),
         ops: vec![Derived::from(op.to_owned(), "entities of the labels that a request names")],
         spans: Some(spans),
-        heads: classes.into_iter().collect(),
+        heads,
         ..FolderDescription::plain(
             reader,
             Derived::from(Task::TokenClassify, place),
@@ -213,15 +210,39 @@ fn described(
     })
 }
 
-/// The scores of labels of classes, where the graph gives their logits.
-fn class_head(file: &GraphFile) -> Option<Head> {
-    let output = file.graph.output(CLASS_LOGITS).filter(|output| output.rank().is_none_or(|rank| rank == 2))?;
-    let ops = vec![
-        Derived::from("fold:max".to_owned(), "a label of a window is one of the text"),
-        Derived::from("classes".to_owned(), "scores of the labels that a request names"),
+/// What the graph gives besides entities.
+fn heads(reader: &Reader<'_>, file: &GraphFile) -> Vec<Head> {
+    let classes = || {
+        vec![
+            Derived::from("fold:max".to_owned(), "a label of a window is one of the text"),
+            Derived::from("classes".to_owned(), "scores of the labels that a request names"),
+        ]
+    };
+    let records = || vec![Derived::from("records".to_owned(), "structures and relations that a request names")];
+    let found = [
+        (head(file, CLASS_LOGITS, Task::ZeroShot, classes), CLASS_LOGITS.0, "texts are not classified"),
+        (head(file, RECORD_LOGITS, Task::Extract, records), RECORD_LOGITS.0, "structures and relations are not found"),
     ];
+    for (_, output, what) in found.iter().filter(|(head, ..)| head.is_none()) {
+        reader.warn(format_args!(
+            "{} has no output '{output}', so that {what}: move it away, and make it again with trireme export {}",
+            file.file.value,
+            reader.root().display()
+        ));
+    }
+    found.into_iter().filter_map(|(head, ..)| head).collect()
+}
+
+/// A further result, where the graph has the output for it.
+fn head(
+    file: &GraphFile,
+    (name, rank): (&str, usize),
+    task: Task,
+    ops: impl Fn() -> Vec<Derived<String>>,
+) -> Option<Head> {
+    let output = file.graph.output(name).filter(|output| output.rank().is_none_or(|found| found == rank))?;
     let (source, origin) = (Source::Output(output.clone()), file.place(output));
-    Some(Head { task: Task::ZeroShot, source, origin, ops, width: -1 })
+    Some(Head { task, source, origin, ops: ops(), width: -1 })
 }
 
 /// Whether a longer row fails in the model, or is cut by the library.

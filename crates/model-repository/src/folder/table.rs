@@ -65,7 +65,7 @@ impl FolderDescription {
                 rows.push(Row::new("", "further task", labels.clone().map(|_| Task::ZeroShot.name())));
             }
         }
-        let of_labels = self.heads.iter().filter(|head| head.task == Task::ZeroShot);
+        let of_labels = self.heads.iter().filter(|head| matches!(head.task, Task::ZeroShot | Task::Extract));
         rows.extend(
             of_labels.map(|head| Row::new("", "further task", Derived::from(head.task.name(), head.origin.as_str()))),
         );

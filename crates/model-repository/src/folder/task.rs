@@ -41,7 +41,7 @@ impl Task {
             Task::Embed | Task::MultiVector => "feature-extraction",
             Task::Sparse => "fill-mask",
             Task::Rerank | Task::Classify | Task::ZeroShot => "text-classification",
-            Task::TokenClassify => "token-classification",
+            Task::TokenClassify | Task::Extract => "token-classification",
             Task::Generate => "text2text-generation-with-past",
             Task::Tokenize | Task::Decode => "feature-extraction",
         }

@@ -55,9 +55,7 @@ pub(super) fn side(description: &FolderDescription) -> Vec<Tensor> {
         side.push(windows());
     }
     if description.spans.is_some() {
-        side.push(Tensor::new("word_offsets", INT64, &[-1, -1, 2]).origin("the characters of words"));
-        side.push(windows());
-        side.push(Tensor::new(TEXT, STRING, &[-1]));
+        side.extend(of_words());
         return side;
     }
     if description.task.value == Task::TokenClassify {
@@ -68,6 +66,12 @@ pub(super) fn side(description: &FolderDescription) -> Vec<Tensor> {
         side.push(Tensor::new(TEXT, STRING, &[-1]));
     }
     side
+}
+
+/// What tells the words of texts.
+pub(super) fn of_words() -> [Tensor; 3] {
+    let offsets = Tensor::new("word_offsets", INT64, &[-1, -1, 2]).origin("the characters of words");
+    [offsets, windows(), Tensor::new(TEXT, STRING, &[-1])]
 }
 
 /// The outputs of a task, for results of this width.
@@ -90,6 +94,7 @@ pub(super) fn outputs(task: Task, width: &Derived<i64>) -> Vec<Tensor> {
             let entities = Tensor::new("entities", STRING, &[-1]);
             vec![Tensor { label_file: Some(LABEL_FILE), ..entities }]
         }
+        Task::Extract => vec![Tensor::new("records", STRING, &[-1])],
         Task::Generate => vec![Tensor::new("generated_text", STRING, &[-1])],
         // A folder's model takes token ids; its tokenizer is a model of its own.
         Task::Tokenize | Task::Decode => Vec::new(),

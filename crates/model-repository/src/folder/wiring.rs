@@ -8,7 +8,7 @@ use super::heads::{Head, Source};
 use super::inputs;
 use super::origin::Derived;
 use super::task::Task;
-use super::tensors::{FP32, INT64, STRING, TEXT, outputs, scoring_mask, side, tokens, windows};
+use super::tensors::{FP32, INT64, STRING, TEXT, of_words, outputs, scoring_mask, side, tokens, windows};
 use super::text::Tensor;
 
 const TEXT_PAIR: &str = "TEXT_PAIR";
@@ -133,6 +133,7 @@ impl Branch {
         let (suffix, side) = match head.task {
             Task::Sparse => ("sparse", vec![attention(), tokens(description, "input_ids")]),
             Task::ZeroShot => ("classes", vec![windows()]),
+            Task::Extract => ("records", of_words().into()),
             _ if description.late.scores_apart() => ("multi_vector", vec![scoring_mask()]),
             _ => ("multi_vector", vec![attention()]),
         };

@@ -14,6 +14,7 @@ pub mod mask;
 pub mod normalize;
 mod op;
 pub mod pool;
+pub mod records;
 pub mod redact;
 pub mod sigmoid;
 pub mod slice;
@@ -24,6 +25,7 @@ pub mod splade;
 pub mod tanh;
 pub mod top_k;
 mod windows;
+mod words;
 
 pub use op::{BuildOp, Op, OpEntry, Resources};
 
@@ -49,6 +51,7 @@ pub static OPS: &[OpEntry] = &[
     entities::ENTRY,
     spans::ENTRY,
     classes::ENTRY,
+    records::ENTRY,
     redact::ENTRY,
     decode::ENTRY,
 ];
@@ -66,6 +69,9 @@ mod tests {
     use crate::weights::tests::write;
     use crate::{Form, Labels, Signature, Value};
 
+    /// A structure of one field.
+    const STRUCTURES: &str = r#"{"s": {"fields": [{"name": "f"}]}}"#;
+
     /// A use of each op, with an input that it takes.
     fn sample(name: &str) -> (Option<&'static str>, Signature) {
         match name {
@@ -80,6 +86,7 @@ mod tests {
             "lexical" | "distinct" => (None, Signature::new(Form::Floats, [2, 3, 1])),
             "fold" => (Some("mean"), Signature::new(Form::Floats, [2, 4])),
             "redact" => (None, Signature::new(Form::Texts, [2])),
+            "records" => (None, Signature::new(Form::Floats, [2, 2, 3, 2, 1])),
             "spans" => (Some("0.5"), Signature::new(Form::Floats, [2, 3, 2, 2])),
             "entities" => (Some("simple"), Signature::new(Form::Floats, [2, 3, 2])),
             _ => (None, Signature::new(Form::Floats, [2, 4])),
@@ -144,7 +151,7 @@ mod tests {
             ..Side::default()
         };
         let tasks = r#"[{"task": "t", "labels": ["a", "b", "c", "d"]}]"#;
-        let parameters = [("labels", "a, b"), ("classifications", tasks)];
+        let parameters = [("labels", "a, b"), ("classifications", tasks), ("structures", STRUCTURES)];
         let parameters = parameters.map(|(name, value)| (name.to_owned(), value.into())).into();
         let side = Side { word_offsets: Some(&offsets), parameters: Some(&parameters), ..side };
         let mut refused = Vec::new();
@@ -194,7 +201,7 @@ mod tests {
                 let special = special.unwrap();
                 let texts = Tensor::from_bytes_elements("TEXT", [rows], &vec!["hello"; rows as usize]).unwrap();
                 let tasks = r#"[{"task": "t", "labels": ["a", "b", "c", "d"]}]"#;
-                let parameters = [("labels", "a, b"), ("classifications", tasks)];
+                let parameters = [("labels", "a, b"), ("classifications", tasks), ("structures", STRUCTURES)];
                 let parameters = parameters.map(|(name, value)| (name.to_owned(), value.into())).into();
                 let windows = (0..rows).flat_map(|row| [row, 0, 5, 0, 5, 3]).collect();
                 let windows = Tensor::from_values("windows", [rows, 6], windows).unwrap();

@@ -12,14 +12,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use ndarray::{Array1, ArrayView3, Axis, Ix4};
+use ndarray::{Array1, ArrayView4, Ix4};
 use serde::Serialize;
 use trireme_inference::{InferError, ParameterValue, Parameters};
-use trireme_text::{SpanLabels, texts_of};
+use trireme_text::SpanLabels;
 
 use super::op::{Op, OpEntry, Resources, compare_scores};
-use super::windows::{Owned, owned_of};
-use crate::inputs::{Side, integers};
+use super::words::{self, THRESHOLD, WordedText};
+use crate::inputs::Side;
 use crate::{Form, Signature, Value};
 
 /// The op in the table.
@@ -27,14 +27,11 @@ pub const ENTRY: OpEntry = OpEntry {
     name: "spans",
     usage: "spans",
     doc: "entities of the labels of a request, as JSON: [rows, words, widths, labels] to [rows]; last in a chain. `spans:by_label`: entities of different labels may overlap",
-    inputs: &["word_offsets", "windows", "TEXT"],
+    inputs: words::INPUTS,
     embeds: false,
     reduces: true,
     build,
 };
-
-/// The threshold that the library has by default.
-const THRESHOLD: f32 = 0.5;
 
 /// The argument with which spans of different labels do not exclude each other.
 const BY_LABEL: &str = "by_label";
@@ -63,16 +60,6 @@ struct Span {
     score: f32,
 }
 
-/// A row of a text.
-struct Row<'a> {
-    /// For each first word, each width and each label.
-    logits: ArrayView3<'a, f32>,
-    /// The characters of its words, in the order of the text.
-    words: Vec<(usize, usize)>,
-    /// The part of the text whose entities it has.
-    owned: &'a Owned,
-}
-
 /// An entity in the answer.
 #[derive(Serialize)]
 struct Entity<'a> {
@@ -90,13 +77,8 @@ fn build(argument: Option<&str>, resources: &Resources<'_>) -> Result<Box<dyn Op
         number(argument)
             .ok_or_else(|| format!("argument is '{argument}', expected a threshold from 0 to 1, or {BY_LABEL}"))
     });
-    let inputs = resources.inputs;
-    let needed = [("'word_offsets'", &inputs.word_offsets), ("the texts (TYPE_STRING)", &inputs.texts)];
-    let missing: Vec<&str> = needed.iter().filter(|(_, found)| found.is_none()).map(|(name, _)| *name).collect();
-    match missing.is_empty() {
-        true => Ok(Box::new(Spans { threshold: threshold.transpose()?.unwrap_or(THRESHOLD), by_label })),
-        false => Err(format!("needs inputs that the model does not declare: {}", missing.join(", "))),
-    }
+    words::check(resources.inputs)?;
+    Ok(Box::new(Spans { threshold: threshold.transpose()?.unwrap_or(THRESHOLD), by_label }))
 }
 
 // === impl Spans ===
@@ -118,47 +100,32 @@ impl Op for Spans {
                 "spans has {labels} labels of the request, got {classes} classes"
             )));
         }
-        let offsets = integers(side.word_offsets, "word_offsets", &[rows, words, 2])?;
-        let missing = || InferError::invalid_arg("the input of texts is missing");
-        let texts = texts_of(side.texts.ok_or_else(missing)?)?;
-        let windows = owned_of(side.windows, rows, texts.len())?;
-        let answer = |(text, windows): (&&str, &Vec<Owned>)| {
-            let rows = windows.iter().map(|window| {
-                let of = 2 * window.row * words..2 * (window.row + 1) * words;
-                Row { logits: logits.index_axis(Axis(0), window.row), words: characters(&offsets[of]), owned: window }
-            });
-            entities(text, &rows.collect::<Vec<_>>(), &options)
-        };
-        let answers: Vec<String> = texts.iter().zip(&windows).map(answer).collect::<Result<_, _>>()?;
+        let before = words::records(side.parameters)?.words_of_choices().len();
+        let texts = words::texts(side, (rows, words), before)?;
+        let answer = |text: &WordedText<'_>| entities(text, logits.view(), before, &options);
+        let answers: Vec<String> = texts.iter().map(answer).collect::<Result<_, _>>()?;
         Ok(Value::Texts(Array1::from(answers).into_dyn()))
     }
 }
 
-/// The characters of the words of a row: the pairs before the first one that ends at 0, or whose characters do not follow those before.
-fn characters(offsets: &[i64]) -> Vec<(usize, usize)> {
-    let mut before = 0;
-    let pair = |pair: &[i64]| {
-        let (start, end) = (usize::try_from(pair[0]).ok()?, usize::try_from(pair[1]).ok()?);
-        let follows = start >= before && start <= end && end > 0;
-        before = end;
-        follows.then_some((start, end))
-    };
-    offsets.chunks_exact(2).map_while(pair).collect()
-}
-
-/// The entities of a text that has these rows.
-fn entities(text: &str, rows: &[Row<'_>], options: &Options) -> Result<String, InferError> {
+/// The entities of a text, from the logits of spans by row, first word, width and label. So many words of a row come before those of the text.
+fn entities(
+    text: &WordedText<'_>,
+    logits: ArrayView4<'_, f32>,
+    before: usize,
+    options: &Options,
+) -> Result<String, InferError> {
     // Windows share words: a word is known by its characters.
-    let words: BTreeMap<usize, usize> = rows.iter().flat_map(|row| row.words.iter().copied()).collect();
+    let words: BTreeMap<usize, usize> = text.rows.iter().flat_map(|row| row.words.iter().copied()).collect();
     let words: Vec<(usize, usize)> = words.into_iter().collect();
     let places: HashMap<usize, usize> = words.iter().enumerate().map(|(place, word)| (word.0, place)).collect();
     let mut found = Vec::new();
-    for Row { logits, words: own, owned } in rows {
-        for (first, (start, _)) in own.iter().enumerate().filter(|(_, word)| owned.characters.contains(&word.0)) {
+    for row in &text.rows {
+        for (first, (start, _)) in row.words.iter().enumerate().filter(|(_, word)| row.owned.contains(&word.0)) {
             let place = places[start];
-            for (width, (last, _)) in own[first..].iter().enumerate().take(logits.dim().1) {
+            for (width, (last, _)) in row.words[first..].iter().enumerate().take(logits.dim().2) {
                 for (label, &threshold) in options.thresholds.iter().enumerate() {
-                    let score = 1.0 / (1.0 + (-logits[[first, width, label]]).exp());
+                    let score = words::sigmoid(logits[[row.row, before + first, width, label]]);
                     if score > threshold {
                         found.push(Span { first: place, last: places[last], label, score });
                     }
@@ -167,11 +134,9 @@ fn entities(text: &str, rows: &[Row<'_>], options: &Options) -> Result<String, I
         }
     }
     let names = options.labels.names();
-    let bytes: Vec<usize> = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
     let entity = |span: Span| {
         let (start, end) = (words[span.first].0, words[span.last].1);
-        let at = |character: usize| bytes.get(character).copied().unwrap_or(text.len());
-        Entity { entity_group: &names[span.label], score: span.score, word: &text[at(start)..at(end)], start, end }
+        Entity { entity_group: &names[span.label], score: span.score, word: text.part(start, end), start, end }
     };
     // A full stop that was put behind the text has no characters. Its span takes part in the choice, and is no entity.
     let entities = options.best(found).into_iter().map(entity).filter(|entity| entity.start < entity.end);
@@ -192,21 +157,11 @@ impl Options {
             Some(ParameterValue::Bool(flag)) => Ok(*flag),
             Some(other) => Err(wrong(name, other, "true or false")),
         };
-        let threshold = match find("threshold") {
-            None => usual.threshold,
-            Some(value) => {
-                let number = match *value {
-                    ParameterValue::Double(number) => Some(number as f32),
-                    _ => value.as_u64().map(|number| number as f32),
-                };
-                let number = number.filter(|number| (0.0..=1.0).contains(number));
-                number.ok_or_else(|| wrong("threshold", value, "a number from 0 to 1"))?
-            }
-        };
+        let threshold = words::threshold(parameters, usual.threshold)?;
         if let Some(ParameterValue::Bool(true)) = find("token_scores") {
             return Err(InferError::unsupported("this model scores spans of words, not tokens: ask for entities"));
         }
-        let labels = find("labels").and_then(ParameterValue::as_str);
+        let labels = words::text_parameter(parameters, "labels");
         let labels = SpanLabels::parse(labels.ok_or(trireme_text::TextError::NoLabels)?)?;
         let thresholds = (0..labels.names().len()).map(|label| labels.threshold(label).unwrap_or(threshold)).collect();
         let (flat, multi_label) = (flag("flat_ner", true)?, flag("multi_label", false)?);

@@ -1,9 +1,7 @@
 //! The tasks of classes that a request itself names, in the form of GLiNER2's schemas.
 
-use std::fmt;
-
+use indexmap::IndexMap;
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::MOST_LABELS;
 use crate::TextError;
@@ -71,11 +69,19 @@ enum Activation {
     Softmax,
 }
 
-/// Labels with their descriptions: a list of labels, or an object of labels with descriptions, whose order counts.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// Labels with their descriptions.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(from = "LabelsJson")]
 struct ClassLabels {
     names: Vec<String>,
     descriptions: Vec<Option<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a list of labels, or an object of labels with their descriptions")]
+enum LabelsJson {
+    Named(Vec<String>),
+    Described(IndexMap<String, Option<String>>),
 }
 
 fn usual_threshold() -> f32 {
@@ -201,37 +207,15 @@ impl Classification {
 
 // === impl ClassLabels ===
 
-impl<'de> Deserialize<'de> for ClassLabels {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ClassLabels, D::Error> {
-        deserializer.deserialize_any(LabelsVisitor)
-    }
-}
-
-struct LabelsVisitor;
-
-impl<'de> Visitor<'de> for LabelsVisitor {
-    type Value = ClassLabels;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of labels, or an object of labels with their descriptions")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<ClassLabels, A::Error> {
-        let mut labels = ClassLabels::default();
-        while let Some(name) = list.next_element()? {
-            labels.names.push(name);
-            labels.descriptions.push(None);
+impl From<LabelsJson> for ClassLabels {
+    fn from(json: LabelsJson) -> ClassLabels {
+        match json {
+            LabelsJson::Named(names) => ClassLabels { descriptions: vec![None; names.len()], names },
+            LabelsJson::Described(described) => {
+                let (names, descriptions) = described.into_iter().unzip();
+                ClassLabels { names, descriptions }
+            }
         }
-        Ok(labels)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<ClassLabels, A::Error> {
-        let mut labels = ClassLabels::default();
-        while let Some((name, description)) = object.next_entry()? {
-            labels.names.push(name);
-            labels.descriptions.push(description);
-        }
-        Ok(labels)
     }
 }
 

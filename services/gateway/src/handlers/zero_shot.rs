@@ -1,5 +1,5 @@
 //! Labels of requests over the v2 protocol. For a model of NLI texts and labels become pairs, whose logits become a score for each label. A model
-//! whose rows hold the labels takes them as the parameter `classifications`, and answers what its request asks for.
+//! whose rows hold the labels takes them as the parameters `classifications`, `structures` and `relations`, and answers what its request asks for.
 
 use bytes::Bytes;
 use trireme_inference::{DataType, InferError, InferRequest, ParameterValue, RequestedOutput, Tensor, UncheckedTensor};
@@ -10,10 +10,10 @@ use trireme_server::budget::BytesPermit;
 use super::Handlers;
 
 /// The parameters that name labels.
-const READ: [&str; 3] = ["candidate_labels", "classifications", "labels"];
+const READ: [&str; 5] = ["candidate_labels", "classifications", "labels", "structures", "relations"];
 
-/// The other parts of a schema of GLiNER2.
-const UNSERVED: [&str; 2] = ["structures", "relations"];
+/// Those of them that ask for records.
+const OF_RECORDS: [&str; 2] = ["structures", "relations"];
 
 /// How the logits of pairs become scores of a request's labels.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ impl Handlers {
         request: &mut InferRequest,
         permit: &BytesPermit,
     ) -> Result<Option<LabelScores>, InferError> {
-        if !READ.iter().chain(&UNSERVED).any(|name| request.parameters.contains_key(*name)) {
+        if !READ.iter().any(|name| request.parameters.contains_key(*name)) {
             return Ok(None);
         }
         // If there is no such model, the caller's next step answers with the error.
@@ -49,10 +49,10 @@ impl Handlers {
                 "model '{}' does not do 'zero_shot', which parameter 'candidate_labels' asks for: it has no label 'entailment'",
                 request.model
             ))),
-            None if names(Task::TokenClassify) && (has("candidate_labels") || has("classifications")) => {
+            None if names(Task::TokenClassify) && READ.iter().any(|&name| name != "labels" && has(name)) => {
                 Err(InferError::unsupported(format!(
-                    "model '{}' finds entities alone: leave 'classifications' and 'candidate_labels' out. A graph of GLiNER2 that classifies has an \
-                     output 'class_logits', which trireme export makes",
+                    "model '{}' finds entities alone: leave all but 'labels' out. A graph of GLiNER2 that classifies has an output 'class_logits', \
+                     which trireme export makes",
                     request.model
                 )))
             }
@@ -116,16 +116,21 @@ impl Handlers {
 
 /// Makes `candidate_labels` a task of `classifications`, and names the outputs that hold what the labels ask for, where the request names none.
 fn take_schema(request: &mut InferRequest, capabilities: &Capabilities) -> Result<(), InferError> {
-    if let Some(name) = UNSERVED.iter().find(|name| request.parameters.contains_key(**name)) {
+    let records = OF_RECORDS.iter().find(|name| request.parameters.contains_key(**name));
+    if let Some(name) = records.filter(|_| !capabilities.tasks.contains_key(&Task::Extract)) {
         return Err(InferError::unsupported(format!(
-            "parameter '{name}' asks for what is not served: leave it out for entities and classes, or serve the folder with a model.py that uses the \
-             library gliner2 (docs/python.md)"
+            "parameter '{name}' asks for records, and the graph of model '{}' has no output 'record_logits': make it again with trireme export, or leave \
+             the parameter out",
+            request.model
         )));
     }
     let outputs = |task| capabilities.tasks.get(&task).into_iter().flatten().cloned();
     let mut wanted: Vec<String> = Vec::new();
     if request.parameters.contains_key("labels") {
         wanted.extend(outputs(Task::TokenClassify));
+    }
+    if records.is_some() {
+        wanted.extend(outputs(Task::Extract));
     }
     let candidates = Candidates::from_parameters(&request.parameters)?;
     if request.parameters.contains_key("classifications") {

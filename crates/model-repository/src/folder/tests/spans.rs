@@ -110,18 +110,20 @@ fn a_folder_of_gliner2_has_rows_with_a_schema_and_entities_by_label() {
     let folder = copied("gliner2", &FILES_2, &[]);
     let description =
         FolderDescription::read(folder.path(), Precision::Exact).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(description.tasks(), [Task::TokenClassify, Task::ZeroShot]);
+    assert_eq!(description.tasks(), [Task::TokenClassify, Task::ZeroShot, Task::Extract]);
     assert_eq!(description.ops[0].value, "spans:by_label");
     let models = description.models("any", 1);
     let config = |name: &str| models.iter().find(|model| model.name == name).map(|model| model.config.as_str());
     let ensemble = config("any").expect("an ensemble");
     let has = |text: &str, words: &[&str]| words.iter().all(|word| text.contains(word));
     assert!(
-        has(ensemble, &["token_classify, zero_shot", "zero_shot", "schema", "any_classes", "max_rows_per_message"]),
+        has(ensemble, &["token_classify, zero_shot, extract", "zero_shot", "schema", "any_classes", "any_records", "max_rows_per_message"]),
         "{ensemble}"
     );
     let classes = config("any_classes").expect("a step of classes");
     assert!(has(classes, &["fold:max, classes", "class_logits", "windows", "scores"]), "{classes}");
+    let records = config("any_records").expect("a step of records");
+    assert!(has(records, &["record_logits", "word_offsets", "windows", "TEXT"]), "{records}");
     let spans = &description.spans.as_ref().expect("rows of spans").value;
     assert_eq!((spans.form, spans.max_words, spans.max_width), ("gliner2", 512, 4));
     assert_eq!(description.special_tokens.as_ref().map(|flag| flag.value), Some(false));

@@ -38,13 +38,6 @@ fn by_label_only_spans_of_one_label_exclude_each_other() {
     assert_eq!(best(&nested, &given), [(2, 3, 0), (2, 3, 1), (3, 3, 1), (5, 6, 0), (5, 5, 1)]);
 }
 
-#[test]
-fn a_word_without_characters_ends_a_span_and_begins_none() {
-    // The full stop that GLiNER2 puts behind a text.
-    assert_eq!(characters(&[0, 3, 4, 7, 7, 7, 0, 0]), [(0, 3), (4, 7), (7, 7)]);
-    assert_eq!(characters(&[0, 0, 0, 0]), []);
-}
-
 /// The answer for two windows of `né 京都 x`, which share the second word; by window, the spans with a logit of 2.
 fn answer(parameters: &[(&str, ParameterValue)], high: &[[usize; 4]]) -> Result<String, String> {
     let mut logits = Array4::from_elem((2, 2, 2, 2), -1.0f32);
@@ -96,12 +89,4 @@ fn wrong_parameters_are_named() {
         "parameter 'flat_ner' is 'no', expected true or false"
     );
     assert!(refused(&[labels, ("token_scores", ParameterValue::Bool(true))]).contains("scores spans of words"));
-}
-
-#[test]
-fn words_that_are_not_in_the_order_of_the_text_are_left_out() {
-    assert_eq!(characters(&[0, 2, 3, 5, 0, 0]), [(0, 2), (3, 5)]);
-    assert_eq!(characters(&[5, 6, 1, 2]), [(5, 6)]);
-    assert_eq!(characters(&[0, 4, 3, 5]), [(0, 4)]);
-    assert_eq!(characters(&[-1, 4, 3, 5]), []);
 }
